@@ -1,0 +1,1 @@
+"""migbatchd: the one service on the controller host."""

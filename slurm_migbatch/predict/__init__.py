@@ -1,0 +1,1 @@
+"""From a workload to predicted figures on each slice."""

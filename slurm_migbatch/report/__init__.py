@@ -1,0 +1,1 @@
+"""Columns, filters and renderers of the reporting commands."""

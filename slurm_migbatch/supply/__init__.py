@@ -1,0 +1,1 @@
+"""The planner of offered slots and the advertiser that tells Slurm."""
