@@ -1,0 +1,13 @@
+#!/bin/bash
+# Batch inference that says what it needs; migbatch picks the slice.
+# The answer is printed at submission: the slice, and why.
+#SBATCH --job-name=bert-batch
+#SBATCH --gres=mig:auto
+#SBATCH --comment="migbatch: model=bert-large batch=32 slo=200ms"
+#SBATCH --time=00:10:00
+#SBATCH --output=%x-%j.out
+
+echo "batch script: $CUDA_VISIBLE_DEVICES ($MIGBATCH_PROFILE)"
+# Put your program here; it sees one GPU, its own slice:
+#   srun python infer.py --batch-size 32
+srun bash -c 'echo "task $SLURM_PROCID: $CUDA_VISIBLE_DEVICES"; sleep "${WORK_SECONDS:-5}"'
