@@ -1,0 +1,181 @@
+"""What the rest of migbatch sees of a GPU driver: GPUs, the instances on them, and errors with a meaning.
+
+`mig/nvml.py` implements the protocols with NVML. Return codes of the driver never leave it bare: each failure is a
+DriverError, or the subclass that says what the caller can do about it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.layout import Layout, Slot
+from slurm_migbatch.mig.placement import Placement
+from slurm_migbatch.mig.profile import Profile
+
+
+class DriverError(RuntimeError):
+    """The driver refused or failed. `code` is its return code (0 where it gave none), `what` says what happened."""
+
+    def __init__(self, code: int, what: str) -> None:
+        super().__init__(what)
+        self.code = code
+        self.what = what
+
+
+class Busy(DriverError):
+    """Something still uses the instance or the GPU; worth trying again."""
+
+
+class NoRoom(DriverError):
+    """The placement is taken or a limit of the GPU is reached."""
+
+
+class AlreadyThere(NoRoom):
+    """The very slot exists already; `instance` is what holds it."""
+
+    def __init__(self, code: int, what: str, instance: Instance) -> None:
+        super().__init__(code, what)
+        self.instance = instance
+
+
+class NoPermission(DriverError):
+    """The driver wants root (or the mig/config capability)."""
+
+
+class NotFound(DriverError):
+    """The instance or GPU does not exist, or no longer."""
+
+
+class NotMig(DriverError):
+    """MIG is off, or the GPU cannot do it, or this is a guest that may not."""
+
+
+class GpuLost(DriverError):
+    """The GPU fell off the bus or needs a reset; it is unsafe to use."""
+
+
+class DriverMissing(DriverError):
+    """The driver's library or kernel module is not there, or too old."""
+
+
+class Refused(DriverError):
+    """The request makes no sense to this driver: an unknown profile or placement."""
+
+
+class Activation(enum.Enum):
+    """What became of a change of the MIG mode."""
+
+    DONE = "done"
+    IN_USE = "in use"  # something holds the GPU; the change is pending
+    RESET_REQUIRED = "reset required"  # the change is pending until the GPU is reset (Ampere)
+    REFUSED = "refused"  # the driver could not apply it for another reason
+
+
+class Instance(NamedTuple):
+    """A GPU instance that exists, with its compute instance.
+
+    `gi_id` and `ci_id` are opaque and reused by the driver. `ci_id` and `mig_uuid` are None where the GPU instance has
+    no compute instance: it then takes space but no program can use it.
+    """
+
+    gi_id: int
+    profile: Profile
+    placement: Placement
+    ci_id: int | None
+    mig_uuid: str | None
+
+    @property
+    def slot(self) -> Slot:
+        """The profile and placement it takes."""
+        return Slot(self.profile, self.placement)
+
+    @property
+    def complete(self) -> bool:
+        """Whether it has a compute instance."""
+        return self.ci_id is not None
+
+    def __str__(self) -> str:
+        return f"{self.profile}@{self.placement} (instance {self.gi_id})"
+
+
+class Holder(NamedTuple):
+    """A process on an instance. `name` is its command as /proc shows it, empty where it cannot be seen."""
+
+    pid: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.pid} ({self.name})" if self.name else str(self.pid)
+
+
+class Gpu(Protocol):
+    """One GPU. Every call may raise DriverError."""
+
+    @property
+    def index(self) -> int:
+        """NVML's index; changes with the set of visible GPUs."""
+
+    @property
+    def minor(self) -> int:
+        """The number in /dev/nvidia<minor> and in the capability tree; not the index."""
+
+    @property
+    def uuid(self) -> str:
+        """`GPU-...`, stable."""
+
+    @property
+    def name(self) -> str:
+        """The model's name as NVML gives it."""
+
+    def geometry(self) -> Geometry:
+        """Profiles and placements of this GPU; raises NotMig where it has none. MIG may be off."""
+
+    def facts(self) -> Mapping[str, str | int | float]:
+        """What else is known of the GPU; see `mig/nvml.py`. Keys whose value the driver does not tell are missing."""
+
+    def mig_mode(self) -> tuple[bool, bool]:
+        """Whether MIG is on now, and whether it will be after the next reset; (False, False) on GPUs without it."""
+
+    def set_mig_mode(self, on: bool) -> Activation:
+        """Switch MIG. Raises NotMig, NoPermission or Busy; a change that waits for something is in the result."""
+
+    def instances(self) -> tuple[Instance, ...]:
+        """All instances of all profiles, ordered by placement; empty where MIG is off."""
+
+    def layout(self) -> Layout:
+        """The slots that the instances take."""
+
+    def create(self, slot: Slot) -> Instance:
+        """Make a GPU instance there with its full compute instance.
+
+        Where the compute instance cannot be made, the GPU instance is taken back. Raises NoRoom where the place is
+        taken, AlreadyThere (a NoRoom) where exactly this slot exists.
+        """
+
+    def complete(self, instance: Instance) -> Instance:
+        """Give a GPU instance that lacks one its full compute instance; one that has it comes back as it is."""
+
+    def destroy(self, instance: Instance) -> None:
+        """Destroy the compute instance, then the GPU instance. What is already gone is fine. Raises Busy.
+
+        After Busy the compute instance may be gone already; trying again, or `complete`, is right.
+        """
+
+    def processes(self, instance: Instance) -> tuple[int, ...]:
+        """Ids of the processes that use the instance, sorted."""
+
+    def holders(self, instance: Instance) -> tuple[Holder, ...]:
+        """The same with the processes' names, for messages."""
+
+
+class Driver(Protocol):
+    """The GPUs of one machine."""
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """All physical GPUs in NVML's order, those without MIG too."""
+
+    def close(self) -> None:
+        """Let go of the driver; harmless twice."""

@@ -1,0 +1,127 @@
+"""What Slurm granted a job, as the submit filter leaves it at the end of the job's comment.
+
+The marker `[mig:2g.20gb:1,1g.10gb:2#7fq3k]` says: on each node one 2g.20gb and two 1g.10gb; `7fq3k` names the decision
+record and may be missing. Profiles are in GRES spelling. Root's hooks read this from a text that users influence, so
+only one form is accepted and everything else is refused: at most 8 parts, each profile once, counts 1 to 64, ASCII, at
+the very end, after a space or at the beginning, and only one marker in the whole comment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from slurm_migbatch.mig._frozen import Frozen
+from slurm_migbatch.mig.profile import SUFFIXES, Profile
+
+MARKER_OPEN = "[mig:"
+MAX_PARTS = 8
+MAX_COUNT = 64
+
+_OPEN = MARKER_OPEN.encode()
+_PART = rb"[1-9][0-9]?g\.(?:0|[1-9][0-9]{0,3})gb(?:\.me\.all|\.me|\.gfx|-me)?:[1-9][0-9]?"
+_MARKER = re.compile(rb"(?:\A|(?<= ))\[mig:(" + _PART + rb"(?:," + _PART + rb"){0,7})(?:#([0-9a-z]{1,16}))?\]\Z")
+_DECISION = re.compile(r"[0-9a-z]{0,16}", re.ASCII)
+
+
+class GrantError(ValueError):
+    """A marker that the submit filter did not write, or values that no marker can hold."""
+
+
+class Grant(Frozen):
+    """How many slices of which profile a job has on each of its nodes, and the decision that led to it."""
+
+    __slots__ = ("decision", "parts")
+
+    parts: tuple[tuple[Profile, int], ...]
+    decision: str
+
+    def __init__(self, parts: Iterable[tuple[Profile, int]], decision: str = "") -> None:
+        """Raises GrantError where the marker could not be read back."""
+        listed = tuple([(Profile(*profile), count) for profile, count in parts])
+        if not 1 <= len(listed) <= MAX_PARTS:
+            raise GrantError(f"a grant has 1 to {MAX_PARTS} different profiles, not {len(listed)}")
+        for profile, count in listed:
+            if not (1 <= profile.compute <= 99 and 0 <= profile.memory_gb <= 9999 and profile.suffix in SUFFIXES):
+                raise GrantError(f"{profile} is no profile")
+            if type(count) is not int or not 1 <= count <= MAX_COUNT:
+                raise GrantError(f"{profile}: the count must be 1 to {MAX_COUNT}, not {count!r}")
+        if len({profile for profile, _ in listed}) != len(listed):
+            raise GrantError("a grant names each profile once")
+        if not _DECISION.fullmatch(decision):
+            raise GrantError("a decision is named by at most 16 of 0-9 and a-z")
+        self._init(parts=listed, decision=decision)
+
+    @property
+    def marker(self) -> str:
+        """`[mig:2g.20gb:1,1g.10gb:2#7fq3k]`."""
+        listed = ",".join(f"{profile.gres_type}:{count}" for profile, count in self.parts)
+        return f"{MARKER_OPEN}{listed}{'#' if self.decision else ''}{self.decision}]"
+
+    @property
+    def gres(self) -> str:
+        """The request as Slurm takes it, `mig:2g.20gb:1,mig:1g.10gb:2`."""
+        return ",".join(f"mig:{profile.gres_type}:{count}" for profile, count in self.parts)
+
+    @property
+    def profiles(self) -> tuple[Profile, ...]:
+        """One profile for each slice, in the order of the parts."""
+        return tuple([profile for profile, count in self.parts for _ in range(count)])
+
+    @property
+    def total(self) -> int:
+        """Slices on each node."""
+        return sum(count for _, count in self.parts)
+
+    def attach(self, comment: str) -> str:
+        """The comment with this grant's marker at its end; raises GrantError where it already holds one."""
+        if MARKER_OPEN in comment:
+            raise GrantError(f"a comment must not hold {MARKER_OPEN!r}: the submit filter writes that itself")
+        return f"{comment} {self.marker}" if comment else self.marker
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Grant):
+            return NotImplemented
+        return self.parts == other.parts and self.decision == other.decision
+
+    def __hash__(self) -> int:
+        return hash((self.parts, self.decision))
+
+    def __reduce__(self) -> tuple[type[Grant], tuple[tuple[tuple[Profile, int], ...], str]]:
+        return (Grant, (self.parts, self.decision))
+
+    def __repr__(self) -> str:
+        return f"Grant({self.marker!r})"
+
+
+def parse_comment(comment: bytes | str) -> Grant | None:
+    """The grant at the end of a job's comment; None where the comment holds no marker at all.
+
+    Bytes need not be UTF-8. Raises GrantError, and nothing else, where there is something that looks like a marker but
+    is not exactly one well-formed marker at the end.
+    """
+    raw = comment if isinstance(comment, bytes) else comment.encode("utf-8", "surrogatepass")
+    found = raw.count(_OPEN)
+    if not found:
+        return None
+    match = _MARKER.match(raw, raw.find(_OPEN))
+    if found > 1 or match is None:
+        raise GrantError("the job's comment holds a MIG marker that the submit filter did not write")
+    parts = []
+    for part in match[1].decode("ascii").split(","):
+        name, _, count = part.rpartition(":")
+        parts.append((Profile.parse(name), int(count)))
+    return Grant(parts, (match[2] or b"").decode("ascii"))
+
+
+def strip(comment: str) -> str:
+    """The comment as the user wrote it: without the marker and the space before it.
+
+    A comment without a well-formed marker at its end comes back as it is.
+    """
+    try:
+        if parse_comment(comment) is None:
+            return comment
+    except GrantError:
+        return comment
+    return comment[: comment.rfind(MARKER_OPEN)].removesuffix(" ")

@@ -1,0 +1,174 @@
+"""Slots and layouts: which profiles lie where on one GPU.
+
+A layout is a finite set of slots that do not overlap. Whether a GPU allows it is asked of its `Geometry`; every limit
+there is an upper bound, so each part of a legal layout is legal too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from slurm_migbatch.mig._frozen import Frozen
+from slurm_migbatch.mig.placement import Placement
+from slurm_migbatch.mig.profile import Profile
+
+if TYPE_CHECKING:
+    from slurm_migbatch.mig.geometry import Geometry
+
+
+class LayoutError(ValueError):
+    """Slots that cannot be together, or not on this GPU; the message says which and why."""
+
+
+class Slot(NamedTuple):
+    """A profile at a placement; written `2g.20gb@4:2`."""
+
+    profile: Profile
+    placement: Placement
+
+    @classmethod
+    def of(cls, profile: str, start: int, size: int) -> Slot:
+        """Build one from plain values, as the wire form `["2g.20gb", 4, 2]` holds them; raises LayoutError."""
+        if not (isinstance(start, int) and isinstance(size, int) and 0 <= start < 1000 and 1 <= size < 1000):
+            raise LayoutError(f"{start!r}:{size!r} is no placement: start must be 0 or more and size 1 or more")
+        return cls(Profile.parse(profile), Placement(start, size))
+
+    def __str__(self) -> str:
+        return f"{self.profile}@{self.placement}"
+
+
+class Layout(Frozen):
+    """A set of slots on one GPU, no two of which overlap.
+
+    Equal sets are equal layouts, whatever the order they were given in. `slots` is sorted. Operations return new
+    layouts and raise LayoutError where the result would overlap.
+    """
+
+    __slots__ = ("_hash", "mask", "slots")
+    _hash: int
+
+    slots: tuple[Slot, ...]
+    mask: int  # occupied memory slices as bits, slice 0 the lowest
+
+    def __init__(self, slots: Iterable[Slot] = ()) -> None:
+        ordered = tuple(sorted(set(slots)))
+        mask = 0
+        for slot in ordered:
+            bits = slot.placement.mask
+            if mask & bits:
+                other = next(s for s in ordered if s is not slot and s.placement.overlaps(slot.placement))
+                raise LayoutError(f"{slot} and {other} overlap")
+            mask |= bits
+        self._init(slots=ordered, mask=mask, _hash=hash(ordered))
+
+    def add(self, slot: Slot) -> Layout:
+        """With one more slot; adding one that is already there changes nothing."""
+        return self if slot in self.slots else Layout((*self.slots, slot))
+
+    def remove(self, slot: Slot) -> Layout:
+        """Without this slot; raises LayoutError where it is not there."""
+        if slot not in self.slots:
+            raise LayoutError(f"{slot} is not in the layout {self}")
+        return Layout(s for s in self.slots if s != slot)
+
+    def union(self, other: Layout) -> Layout:
+        """All slots of both."""
+        return Layout((*self.slots, *other.slots))
+
+    def minus(self, other: Layout) -> Layout:
+        """The slots that `other` does not hold."""
+        gone = set(other.slots)
+        return Layout(s for s in self.slots if s not in gone)
+
+    def intersection(self, other: Layout) -> Layout:
+        """The slots that both hold."""
+        kept = set(other.slots)
+        return Layout(s for s in self.slots if s in kept)
+
+    def contains(self, slot: Slot) -> bool:
+        """Whether this very slot is part of it."""
+        return slot in self.slots
+
+    def is_subset_of(self, other: Layout) -> bool:
+        """Whether `other` holds all of its slots."""
+        return set(self.slots) <= set(other.slots)
+
+    def free_of(self, placement: Placement) -> bool:
+        """Whether no slot touches the placement."""
+        return not self.mask & placement.mask
+
+    def counts(self) -> Counter[Profile]:
+        """How many slots each profile has."""
+        return Counter(slot.profile for slot in self.slots)
+
+    @property
+    def profiles(self) -> tuple[Profile, ...]:
+        """The profile of every slot, sorted, with repetitions."""
+        return tuple([slot.profile for slot in self.slots])
+
+    def to_list(self) -> list[list[str | int]]:
+        """The wire form, `[["2g.20gb", 0, 2], ...]`."""
+        return [[s.profile.name, s.placement.start, s.placement.size] for s in self.slots]
+
+    @classmethod
+    def from_list(cls, rows: object) -> Layout:
+        """Read the wire form; raises LayoutError on anything else."""
+        if not isinstance(rows, list | tuple):
+            raise LayoutError(f"a layout is a list of [profile, start, size], not a {type(rows).__name__}")
+        slots: list[Slot] = []
+        for row in rows:
+            if not (isinstance(row, list | tuple) and len(row) == 3 and isinstance(row[0], str)):
+                raise LayoutError(f"a slot is [profile, start, size], not {ascii(row)[:60]}")
+            try:
+                slots.append(Slot.of(row[0], row[1], row[2]))
+            except ValueError as error:
+                raise LayoutError(str(error)) from None
+        return cls(slots)
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self.slots)
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def __contains__(self, slot: object) -> bool:
+        return slot in self.slots
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Layout):
+            return NotImplemented
+        return self is other or (self._hash == other._hash and self.slots == other.slots)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[type[Layout], tuple[tuple[Slot, ...]]]:
+        return (Layout, (self.slots,))
+
+    def __repr__(self) -> str:
+        return f"Layout({str(self)!r})"
+
+    def __str__(self) -> str:
+        return " ".join(str(s) for s in sorted(self.slots, key=lambda s: s.placement)) or "(empty)"
+
+
+EMPTY = Layout()
+
+
+def layouts(geometry: Geometry) -> Iterator[Layout]:
+    """Every legal layout of the GPU, the empty one first, each once.
+
+    Slots are added in order of their start, so no layout is built twice; parts of legal layouts are legal, so none is
+    missed. An A100 has a few thousand.
+    """
+    slots = sorted(geometry.slots, key=lambda s: (s.placement, s.profile))
+
+    def extend(layout: Layout, index: int) -> Iterator[Layout]:
+        yield layout
+        for i in range(index, len(slots)):
+            if geometry.fits(layout, slots[i]):
+                yield from extend(layout.add(slots[i]), i + 1)
+
+    return extend(EMPTY, 0)

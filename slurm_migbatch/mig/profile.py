@@ -1,0 +1,77 @@
+"""A MIG profile: how many compute slices, how many GB, and what the suffix adds.
+
+Names follow the MIG user guide: `3g.40gb` is three compute slices and nominally 40 GB. Suffixes: `+me` has at least one
+media engine, `+me.all` has all of them, `-me` has none, `+gfx` also offers the graphics interfaces. GRES types in Slurm
+cannot hold a `+`, so there it is written as a dot: `1g.10gb.me`, `1g.24gb.me.all`, `1g.24gb.gfx`; `-me` stays.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+SUFFIXES = ("", "+me", "+me.all", "-me", "+gfx")
+
+_NAME = re.compile(
+    r"(?:mig )?([1-9][0-9]?)g\.(0|[1-9][0-9]{0,3})gb(\+me\.all|\+me|\+gfx|-me|\.me\.all|\.me|\.gfx)?",
+)
+_SHORT = re.compile(r"[0-9]{1,4}g(?:b)?")
+_COMPUTE_PART = re.compile(r"[0-9]{1,2}c\.(.{1,32})")
+
+
+class ProfileError(ValueError):
+    """A text that names no profile; the message says how one is written."""
+
+
+class Profile(NamedTuple):
+    """One profile name as a value, ordered by compute slices, then memory, then suffix.
+
+    `compute` is in compute slices, `memory_gb` the nominal GB of the name (0 on integrated GPUs), `suffix` one of
+    `SUFFIXES`. Whether a GPU has the profile is the business of its `Geometry`.
+    """
+
+    compute: int
+    memory_gb: int
+    suffix: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Profile:
+        """Read the NVML spelling (`1g.10gb+me`), nvidia-smi's (`MIG 1g.10gb+me`) or the GRES one (`1g.10gb.me`).
+
+        Raises ProfileError with a sentence that says what to write instead.
+        """
+        match = _NAME.fullmatch(text.strip().lower())
+        if match is None:
+            raise ProfileError(_advice(text))
+        suffix = match[3] or ""
+        if suffix.startswith("."):
+            suffix = "+" + suffix[1:]
+        return cls(int(match[1]), int(match[2]), suffix)
+
+    @property
+    def name(self) -> str:
+        """The NVML spelling, `1g.10gb+me`."""
+        return f"{self.compute}g.{self.memory_gb}gb{self.suffix}"
+
+    @property
+    def gres_type(self) -> str:
+        """The spelling for a GRES type, `1g.10gb.me`."""
+        return self.name.replace("+", ".")
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _advice(text: str) -> str:
+    shown = text.strip()
+    shown = ascii(shown if len(shown) <= 40 else shown[:40] + "...")
+    low = text.strip().lower()
+    if _SHORT.fullmatch(low):
+        return (
+            f"{shown} names only part of a profile: write compute slices and memory, for example 1g.10gb or 3g.40gb "
+            "(a bare number with a g is read by Slurm as a count)"
+        )
+    part = _COMPUTE_PART.fullmatch(low)
+    if part is not None and _NAME.fullmatch(part[1]):
+        return f"{shown} names a part of a GPU instance; ask for the whole instance: {part[1]}"
+    return f"{shown} is no MIG profile: write <compute slices>g.<memory>gb, for example 1g.10gb, 3g.40gb or 1g.10gb+me"
