@@ -1,0 +1,145 @@
+"""What every command shares: error texts and exit codes, lazy loading, the configuration option, key-value output."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from slurm_migbatch.config import Config
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+HELP = {"help_option_names": ["-h", "--help"]}
+
+
+class Failure(click.ClickException):
+    """Something went wrong that the caller can act on; the text is one sentence that says how. Exit code 1."""
+
+
+def run(command: click.Command, prog: str, args: Sequence[str] | None = None) -> int:
+    """Run `command` and turn every expected failure into one line on stderr.
+
+    Returns:
+        The exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+    """
+    try:
+        code = command.main(list(args) if args is not None else None, prog_name=prog, standalone_mode=False)
+        sys.stdout.flush()
+    except click.UsageError as error:
+        hint = f" (try '{error.ctx.command_path} -h')" if error.ctx is not None else ""
+        _say(prog, f"{error.format_message().rstrip('.')}{hint}")
+        return EXIT_USAGE
+    except click.ClickException as error:
+        _say(prog, error.format_message())
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # the reader went away, as `| head` does; what Python still holds must go nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except Exception as error:
+        if not is_expected(error) or "MIGBATCH_DEBUG" in os.environ:
+            raise
+        _say(prog, describe(error))
+        return EXIT_FAILED
+    return code if isinstance(code, int) and not isinstance(code, bool) else 0
+
+
+def is_expected(error: BaseException) -> bool:
+    """Whether an error speaks to the user (ours, or the system's about a file or a peer) and not about a bug."""
+    return isinstance(error, OSError) or type(error).__module__.partition(".")[0] == "slurm_migbatch"
+
+
+def describe(error: BaseException) -> str:
+    """An expected error as a sentence."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or type(error).__name__
+
+
+def _say(prog: str, text: str) -> None:
+    click.echo(f"{prog}: error: {text}", err=True)
+
+
+class LazyGroup(click.Group):
+    """A group whose subcommands are imported when they run: start-up stays quick, and nodes need no database.
+
+    Args:
+        lazy: name -> (module:attribute, one line of help, the extra that brings what it imports).
+    """
+
+    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str, str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.lazy = lazy
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Every subcommand, loaded or not."""
+        return sorted({*super().list_commands(ctx), *self.lazy})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the subcommand.
+
+        Raises:
+            Failure: a package it needs is not installed here.
+        """
+        if cmd_name not in self.lazy:
+            return super().get_command(ctx, cmd_name)
+        where, _, extra = self.lazy[cmd_name]
+        module, _, attribute = where.partition(":")
+        try:
+            command = getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("slurm_migbatch"):
+                raise
+            raise Failure(
+                f"'{ctx.command_path} {cmd_name}' needs the Python package {error.name}, which is not installed here; "
+                f"pip install 'slurm-migbatch[{extra}]'"
+            ) from None
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list in the help text, without importing anything."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self.lazy[name][1]) for name in self.list_commands(ctx) if name in self.lazy])
+
+
+def config_option(command: F) -> F:
+    """The option -c/--config; the function gets a `Config`."""
+
+    def read(ctx: click.Context, param: click.Parameter, value: str | None) -> Config:
+        from slurm_migbatch.config import DEFAULT_PATH, Config, load
+
+        if value is None:
+            value = os.environ.get("MIGBATCH_CONFIG", DEFAULT_PATH)
+            if not os.path.exists(value) and value == DEFAULT_PATH:  # noqa: PTH110 keeps pathlib out of start-up
+                return Config()
+        return load(value)
+
+    option = click.option(
+        "-c",
+        "--config",
+        metavar="FILE",
+        callback=read,
+        help="Configuration of the controller [env MIGBATCH_CONFIG; default /etc/migbatch/migbatch.toml].",
+    )
+    return option(command)
+
+
+def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
+    """`key: value` lines as seff prints them; an empty key continues the value above."""
+    rows = list(pairs)
+    width = max((len(key) for key, _ in rows), default=0) + 1
+    for key, value in rows:
+        click.echo(f"{key + ':' if key else '':<{width}} {value}".rstrip())

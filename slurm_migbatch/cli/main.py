@@ -1,0 +1,46 @@
+"""The command `migbatch`: a group that imports a subcommand only when it is called."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from slurm_migbatch.cli.common import HELP, LazyGroup, run
+
+_HERE = "slurm_migbatch.cli"
+COMMANDS = {
+    "bench": (f"{_HERE}.bench:bench", "Measure what the filter and the hooks cost on this machine.", "controller"),
+    "config": (f"{_HERE}.config:config", "Check the configuration and render what Slurm needs.", "controller"),
+    "doctor": (f"{_HERE}.doctor:doctor", "Check this installation and say what to do.", "controller"),
+    "explain": (f"{_HERE}.explain:explain", "Show what a request would become, without submitting.", "controller"),
+    "node": (f"{_HERE}.node:node", "Everything that runs on a compute node: agent, init, reconcile, status.", "node"),
+    "nodes": (f"{_HERE}.nodes:nodes", "Show nodes, GPUs, layouts and slices.", "controller"),
+    "show": (f"{_HERE}.show:show", "Show one job: asked, bucket, got, predicted, measured, why.", "controller"),
+    "testbed": (f"{_HERE}.testbed:testbed", "Start and stop a private Slurm cluster with simulated GPUs.", "dev"),
+    "why": (f"{_HERE}.why:why", "Say why a job waits and what it would take.", "controller"),
+}
+
+
+def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from importlib.metadata import version
+
+        click.echo(f"migbatch {version('slurm-migbatch')}")
+        ctx.exit()
+
+
+@click.group(cls=LazyGroup, lazy=COMMANDS, context_settings=HELP)
+@click.option(
+    "-V", "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version."
+)
+def cli() -> None:
+    """Dynamic NVIDIA MIG for Slurm: each job gets the slice it needs.
+
+    The record of past jobs is read with `migacct`.
+    """
+
+
+def main() -> None:
+    """Entry point."""
+    sys.exit(run(cli, "migbatch"))

@@ -1,0 +1,29 @@
+"""The controller's configuration: one commented TOML file, checked before anything acts on it."""
+
+from slurm_migbatch.config.reader import DEFAULT_PATH, ConfigError, Problem, load, loads
+from slurm_migbatch.config.schema import (
+    ClusterConfig,
+    Config,
+    DaemonConfig,
+    NodeApiConfig,
+    StoreConfig,
+    SubmitConfig,
+    SupplyConfig,
+)
+from slurm_migbatch.config.writer import render
+
+__all__ = [
+    "DEFAULT_PATH",
+    "ClusterConfig",
+    "Config",
+    "ConfigError",
+    "DaemonConfig",
+    "NodeApiConfig",
+    "Problem",
+    "StoreConfig",
+    "SubmitConfig",
+    "SupplyConfig",
+    "load",
+    "loads",
+    "render",
+]

@@ -1,0 +1,189 @@
+"""Reads migbatch.toml into `Config`, or says on which line what is wrong and what to write instead."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import sys
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from slurm_migbatch.config.schema import Config
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
+
+DEFAULT_PATH = "/etc/migbatch/migbatch.toml"
+
+_HEADER = re.compile(r"\s*\[([^\[\]]+)\]\s*(#.*)?$")
+_KEY = re.compile(r"""\s*((?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*'))*)\s*=""")
+_PART = re.compile(r"""[A-Za-z0-9_-]+|"[^"]*"|'[^']*'""")
+_TYPES = {
+    "str": "a text in quotes",
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "tuple[str, ...]": 'a list of texts, ["a", "b"]',
+}
+_WORD = re.compile(r"[A-Za-z0-9_.+/-]{1,128}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One thing wrong with the file. `line` counts from 1; 0 means the file as a whole."""
+
+    line: int
+    text: str
+
+
+class ConfigError(ValueError):
+    """The file cannot be used; `problems` lists everything found, str() is one `path:line: text` each."""
+
+    def __init__(self, path: str, problems: typing.Sequence[Problem]) -> None:
+        self.path = path
+        self.problems = tuple(sorted(problems, key=lambda p: p.line))
+        where = [f"{path}:{p.line}" if p.line else path for p in self.problems]
+        super().__init__("\n".join(f"{w}: {p.text}" for w, p in zip(where, self.problems, strict=True)))
+
+
+def load(path: str | Path = DEFAULT_PATH) -> Config:
+    """Read and check the file at `path`.
+
+    Raises:
+        ConfigError: it cannot be read, is not TOML, or holds a key or value that means nothing.
+    """
+    try:
+        text = Path(path).read_bytes().decode()
+    except OSError as error:
+        advice = "write one with 'migbatch config render migbatch'"
+        raise ConfigError(str(path), [Problem(0, f"cannot be read ({error.strerror}); {advice}")]) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(str(path), [Problem(0, f"is not UTF-8 text (byte {error.start})")]) from None
+    return loads(text, str(path))
+
+
+def loads(text: str, path: str = "migbatch.toml") -> Config:
+    """Check `text`; `path` names it in messages.
+
+    Raises:
+        ConfigError: see `load`.
+    """
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        where = re.search(r"\(at line (\d+), column \d+\)", str(error))
+        line = int(where[1]) if where else len(text.splitlines())
+        what = str(error).split(" (at ")[0]
+        raise ConfigError(path, [Problem(line, f"is not TOML here: {what[:1].lower()}{what[1:]}")]) from None
+    lines = dict(_locate(text))
+    problems: list[Problem] = []
+    parts: dict[str, Any] = {"path": path}
+    sections = {f.name: f for f in dataclasses.fields(Config) if f.name != "path"}
+    for name, value in data.items():
+        line = lines.get((name,), 0)
+        if name not in sections:
+            problems.append(Problem(line, _unknown("section" if isinstance(value, dict) else "key", name, sections)))
+        elif not isinstance(value, dict):
+            problems.append(Problem(line, f"{name} must be a section, [{name}]"))
+        elif name == "models":
+            parts[name] = _models(value, lines, problems)
+        else:
+            parts[name] = _section(name, type(getattr(Config(), name)), value, lines, problems)
+    if problems:
+        raise ConfigError(path, problems)
+    return Config(**parts)
+
+
+def _section(
+    name: str, cls: type, values: Mapping[str, Any], lines: Mapping[tuple[str, ...], int], problems: list[Problem]
+) -> Any:
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    found: dict[str, Any] = {}
+    for word, value in values.items():
+        line = lines.get((name, word), lines.get((name,), 0))
+        if word not in fields:
+            problems.append(Problem(line, _unknown("key", word, fields) + f" in [{name}]"))
+            continue
+        kind = str(fields[word].type)
+        ok, value = _convert(kind, value)
+        if not ok:
+            problems.append(Problem(line, f"{name}.{word} must be {_TYPES[kind]}"))
+            continue
+        wrong = fields[word].metadata["check"](value) if fields[word].metadata["check"] else None
+        if wrong:
+            problems.append(Problem(line, f"{name}.{word} {wrong}, not {value!r}"))
+        elif isinstance(value, str) and not value.isprintable():
+            problems.append(Problem(line, f"{name}.{word} holds an unprintable character"))
+        else:
+            found[word] = value
+    return cls(**found)
+
+
+def _models(
+    values: Mapping[str, Any], lines: Mapping[tuple[str, ...], int], problems: list[Problem]
+) -> dict[str, dict[str, float | int | str]]:
+    found: dict[str, dict[str, float | int | str]] = {}
+    for model, facts in values.items():
+        line = lines.get(("models", model), lines.get(("models",), 0))
+        if not isinstance(facts, dict):
+            problems.append(Problem(line, f"models.{model} must be a section, [models.{model}], that holds facts"))
+        elif not _WORD.fullmatch(model):
+            problems.append(Problem(line, f"{model!r} cannot be a model name (letters, digits, _ . + / -)"))
+        else:
+            for fact, value in facts.items():
+                if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+                    problems.append(
+                        Problem(
+                            lines.get(("models", model, fact), line), f"models.{model}.{fact} must be a number or text"
+                        )
+                    )
+            found[model] = dict(facts)
+    return found
+
+
+def _convert(kind: str, value: Any) -> tuple[bool, Any]:
+    if kind == "bool":
+        return isinstance(value, bool), value
+    if isinstance(value, bool):
+        return False, value
+    if kind == "float":
+        return isinstance(value, (int, float)), value
+    if kind == "tuple[str, ...]":
+        return isinstance(value, list) and all(isinstance(v, str) for v in value), tuple(value) if isinstance(
+            value, list
+        ) else value
+    return isinstance(value, {"str": str, "int": int}[kind]), value
+
+
+def _unknown(what: str, word: str, known: typing.Iterable[str]) -> str:
+    known = list(known)
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"unknown {what} {word!r}" + (f", did you mean {near[0]!r}?" if near else f" (known: {', '.join(known)})")
+
+
+def _locate(text: str) -> Iterator[tuple[tuple[str, ...], int]]:
+    """The line of every section header and key. tomllib does not tell; the text is known to be valid TOML."""
+    section: tuple[str, ...] = ()
+    quote = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if quote:
+            if line.count(quote) % 2:
+                quote = ""
+            continue
+        if header := _HEADER.match(line):
+            section = _split(header[1])
+            yield section, number
+        elif key := _KEY.match(line):
+            yield section + _split(key[1]), number
+        for mark in ('"""', "'''"):
+            if line.count(mark) % 2:
+                quote = mark
+
+
+def _split(dotted: str) -> tuple[str, ...]:
+    return tuple(part.strip("\"'") for part in _PART.findall(dotted))

@@ -1,0 +1,189 @@
+"""What may stand in migbatch.toml: sections, keys, defaults, meaning and bounds, in one place.
+
+The reader checks files against these dataclasses and the writer prints the commented default file from them,
+so that documentation, defaults and validation cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurm_migbatch.mig.profile import Profile, ProfileError
+
+#: A check returns what is wrong with a value as the end of a sentence ("must be ..."), or None.
+Check = Callable[[Any], str | None]
+
+
+def key(default: Any, doc: str, check: Check | None = None) -> Any:
+    """A configuration key: its default, what it means (shown in the default file) and its bounds."""
+    return field(default=default, metadata={"doc": doc, "check": check})
+
+
+def between(low: float, high: float) -> Check:
+    """Numbers from low to high, both included."""
+
+    def check(value: float) -> str | None:
+        return None if low <= value <= high else f"must be between {low:g} and {high:g}"
+
+    return check
+
+
+def one_of(*choices: str) -> Check:
+    """One of a few words."""
+
+    def check(value: str) -> str | None:
+        return None if value in choices else f"must be one of {', '.join(repr(c) for c in choices)}"
+
+    return check
+
+
+def absolute(value: str) -> str | None:
+    """An absolute path; services have no working directory to speak of."""
+    return None if value.startswith("/") else "must be an absolute path"
+
+
+def absolute_or_empty(value: str) -> str | None:
+    """An absolute path, or empty for 'not set'."""
+    return None if not value else absolute(value)
+
+
+def database_url(value: str) -> str | None:
+    """An SQLAlchemy URL of one of the databases that the store knows."""
+    if re.match(r"(sqlite|mysql|mariadb|postgresql)(\+[a-z0-9_]+)?://", value):
+        return None
+    return "must be a database URL such as 'sqlite:////var/lib/migbatch/migbatch.db' or 'mysql+pymysql://user@host/db'"
+
+
+def name(value: str) -> str | None:
+    """A word that may stand in Slurm's configuration."""
+    return None if re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", value) else "must be a plain name (letters, digits, _ . -)"
+
+
+def names(values: tuple[str, ...]) -> str | None:
+    """Several such words."""
+    bad = [v for v in values if name(v)]
+    return f"must hold plain names, which {bad[0]!r} is not" if bad else None
+
+
+def profile_or_empty(value: str) -> str | None:
+    """A MIG profile, or empty."""
+    return None if not value else profiles((value,))
+
+
+def profiles(values: tuple[str, ...]) -> str | None:
+    """MIG profiles as nvidia-smi spells them."""
+    for value in values:
+        try:
+            Profile.parse(value)
+        except ProfileError as error:
+            return f"must hold MIG profiles such as '1g.10gb' ({error})"
+    return None
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """Which part of the Slurm cluster migbatch looks after, and how to talk to Slurm."""
+
+    slurm_bin: str = key("", "Directory of scontrol, squeue, scancel ...; empty: found on PATH.", absolute_or_empty)
+    slurm_conf: str = key("", "slurm.conf for those commands (SLURM_CONF); empty: Slurm's own rule.", absolute_or_empty)
+    slurm_user: str = key("slurm", "SlurmUser: besides root, the only user whose nodes' messages are believed.", name)
+    partitions: tuple[str, ...] = key(
+        (), "Partitions whose --gpus and --gres=gpu requests become MIG slices; empty: every one with MIG nodes.", names
+    )
+    nodes: str = key("", "MIG nodes, as in slurm.conf (gpu[01-16]); empty: every node whose Gres has mig types.")
+    catalog_node: str = key(
+        "migcatalog", "The DOWN node that lists every profile, so that jobs pend where nothing is offered yet.", name
+    )
+    poll_s: float = key(1.0, "Seconds between two looks at the queue and the nodes.", between(0.05, 60))
+    timeout_s: float = key(20.0, "Seconds after which a Slurm command counts as failed.", between(1, 300))
+
+
+@dataclass(frozen=True)
+class SubmitConfig:
+    """The submit filter behind job_submit.lua."""
+
+    socket: str = key("/run/migbatch/submit.sock", "Unix socket that job_submit.lua asks.", absolute)
+    deadline_ms: int = key(
+        100, "Milliseconds after which slurmctld stops waiting and uses the compiled table.", between(5, 2000)
+    )
+    table: str = key(
+        "/var/lib/migbatch/table.lua",
+        "Compiled answers for when the service is down; rewritten when facts change.",
+        absolute,
+    )
+    default_profile: str = key(
+        "", "Profile for auto requests of which nothing is known; empty: the smallest that exists.", profile_or_empty
+    )
+    allow_extra: bool = key(False, "Read hints from --extra too (Slurm 23.11 and later; see SchedulerParameters).")
+
+
+@dataclass(frozen=True)
+class SupplyConfig:
+    """What the free space of the GPUs is offered as."""
+
+    enabled: bool = key(True, "Offer free space by `scontrol update Gres=`; false: slurm.conf's counts stand.")
+    interval_s: float = key(1.0, "Seconds between two plans when nothing happens.", between(0.05, 300))
+    preference: tuple[str, ...] = key(
+        (), "What idle space is offered as, in this order, when nobody waits; empty: largest slices first.", profiles
+    )
+    ack_timeout_s: float = key(
+        5.0, "Seconds to wait for a node to confirm a plan before its new slots stay unoffered.", between(0.1, 120)
+    )
+    node_silence_s: float = key(
+        90.0, "Seconds without a word from a node after which no new slots are offered on it.", between(1, 3600)
+    )
+
+
+@dataclass(frozen=True)
+class StoreConfig:
+    """The record of decisions, runs and slices."""
+
+    url: str = key(
+        "sqlite:////var/lib/migbatch/migbatch.db",
+        "Database; SQLite on a local disk, or MariaDB/PostgreSQL where the controller is highly available.",
+        database_url,
+    )
+
+
+@dataclass(frozen=True)
+class NodeApiConfig:
+    """The HTTP service to which nodes send events and from which they pull plans."""
+
+    listen: str = key("0.0.0.0", "Address to listen on.")  # noqa: S104 nodes are other hosts
+    port: int = key(6829, "Port; nodes name it in node.conf (Controller=http://host:port).", between(0, 65535))
+    auth: str = key("munge", "How both sides prove who they are: 'munge' or 'token'.", one_of("munge", "token"))
+    munge_socket: str = key("", "munged's socket; empty: munge's default.", absolute_or_empty)
+    token_file: str = key(
+        "/etc/migbatch/token", "Shared secret for auth = 'token'; owned by root, mode 0600.", absolute
+    )
+    max_body_kb: int = key(4096, "Largest request body that is read, in KiB.", between(16, 65536))
+
+
+@dataclass(frozen=True)
+class DaemonConfig:
+    """The service itself."""
+
+    run_dir: str = key("/run/migbatch", "Lock file and socket directory; made if missing.", absolute)
+    log_level: str = key("info", "What is logged to stderr.", one_of("debug", "info", "warning", "error"))
+    queue: int = key(
+        20000, "Records that may wait for the database before nodes are asked to retry.", between(100, 10**7)
+    )
+    audit: bool = key(True, "Cancel jobs that hold more slices than Slurm allocated to them.")
+
+
+@dataclass(frozen=True)
+class Config:
+    """The whole file. `models` holds facts about the site's own models: name -> {fact: value}."""
+
+    cluster: ClusterConfig = ClusterConfig()
+    submit: SubmitConfig = SubmitConfig()
+    supply: SupplyConfig = SupplyConfig()
+    store: StoreConfig = StoreConfig()
+    node_api: NodeApiConfig = NodeApiConfig()
+    daemon: DaemonConfig = DaemonConfig()
+    models: Mapping[str, Mapping[str, float | int | str]] = field(default_factory=dict)
+    #: the file this came from, "" for defaults
+    path: str = ""

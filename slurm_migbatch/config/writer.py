@@ -1,0 +1,67 @@
+"""Writes migbatch.toml: every key with its meaning; defaults as comments, chosen values in the open."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from slurm_migbatch.config.schema import Config
+
+_HEAD = """\
+# migbatch: dynamic NVIDIA MIG for Slurm. Configuration of the controller (migbatchd and the migbatch commands).
+# Check with `migbatch config check`; a running service takes changes over on SIGHUP (systemctl reload migbatchd).
+"""
+_MODELS = """\
+# Facts about the site's own models, by the name that users write in model=...
+#[models.my-model]
+#params = 340e6
+"""
+
+
+def render(values: Mapping[str, Mapping[str, Any]] | None = None) -> str:
+    """The commented file, with `values` (section -> key -> value) set; round-trips through `loads`.
+
+    Raises:
+        KeyError: a section or key that does not exist.
+    """
+    values = values or {}
+    sections = [f.name for f in dataclasses.fields(Config) if f.name not in ("models", "path")]
+    if unknown := set(values) - set(sections) - {"models"}:
+        raise KeyError(f"no section {unknown.pop()!r} in migbatch.toml")
+    blocks = [_HEAD]
+    for section in sections:
+        blocks.append("\n".join(_section(section, values.get(section, {}))) + "\n")
+    models = values.get("models", {})
+    blocks.append(_MODELS)
+    for model, facts in models.items():
+        rows = "".join(f"{fact} = {_value(value)}\n" for fact, value in facts.items())
+        blocks.append(f"[models.{json.dumps(model)}]\n{rows}")
+    return "\n".join(blocks)
+
+
+def _section(name: str, values: Mapping[str, Any]) -> Iterator[str]:
+    default = getattr(Config(), name)
+    fields = {f.name: f for f in dataclasses.fields(default)}
+    if unknown := set(values) - set(fields):
+        raise KeyError(f"no key {unknown.pop()!r} in [{name}] of migbatch.toml")
+    yield f"# {' '.join((default.__doc__ or '').split())}"
+    yield f"[{name}]"
+    for word, field in fields.items():
+        yield from textwrap.wrap(field.metadata["doc"], 116, initial_indent="# ", subsequent_indent="# ")
+        if word in values:
+            yield f"{word} = {_value(values[word])}"
+        else:
+            yield f"#{word} = {_value(getattr(default, word))}"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_value(v) for v in value) + "]"
+    return json.dumps(str(value), ensure_ascii=False)

@@ -1,0 +1,123 @@
+"""migbatch.toml: what is accepted, and what is said on which line about the rest."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.config import Config, ConfigError, load, loads, render
+
+
+def problems(text):
+    with pytest.raises(ConfigError) as caught:
+        loads(text, "m.toml")
+    return str(caught.value).splitlines()
+
+
+def test_empty_file_is_the_defaults():
+    assert loads("", "") == Config()
+
+
+def test_default_text_holds_every_default_and_parses_back():
+    text = render()
+    uncommented = "\n".join(line[1:] if line.startswith("#") and " = " in line else line for line in text.splitlines())
+    assert loads(text, "") == Config()
+    assert "interval_s = 1.0" in uncommented
+
+
+def test_values_are_set_and_survive_a_round_trip():
+    values = {
+        "cluster": {"partitions": ["gpu", "long"], "slurm_bin": "/opt/slurm/bin"},
+        "node_api": {"port": 7000, "auth": "token"},
+        "supply": {"enabled": False, "preference": ["3g.40gb", "1g.10gb+me"]},
+        "models": {"org/net-1": {"params": 3.4e8}},
+    }
+    config = loads(render(values))
+    assert config.cluster.partitions == ("gpu", "long")
+    assert config.node_api.port == 7000
+    assert config.supply.enabled is False
+    assert config.supply.preference == ("3g.40gb", "1g.10gb+me")
+    assert config.models == {"org/net-1": {"params": 3.4e8}}
+
+
+def test_rendering_an_unknown_key_is_refused():
+    with pytest.raises(KeyError, match="prot"):
+        render({"node_api": {"prot": 1}})
+
+
+def test_unknown_key_names_its_line_and_the_likely_key():
+    assert problems("[cluster]\n\n# text\npartition = ['gpu']\n") == [
+        "m.toml:4: unknown key 'partition', did you mean 'partitions'? in [cluster]"
+    ]
+
+
+def test_unknown_section_names_its_line():
+    assert problems("[submit]\n[sumbit]\n") == ["m.toml:2: unknown section 'sumbit', did you mean 'submit'?"]
+
+
+def test_all_problems_are_told_at_once_in_file_order():
+    said = problems(
+        '[supply]\ninterval_s = "fast"\nenabled = 1\n[node_api]\nport = 70000\nauth = "kerberos"\n'
+        '[submit]\nsocket = "relative.sock"\ndefault_profile = "1g"\n'
+    )
+    assert [line.split(": ")[0] for line in said] == [f"m.toml:{n}" for n in (2, 3, 5, 6, 8, 9)]
+    assert "supply.interval_s must be a number" in said[0]
+    assert "supply.enabled must be true or false" in said[1]
+    assert "between 0 and 65535, not 70000" in said[2]
+    assert "one of 'munge', 'token', not 'kerberos'" in said[3]
+    assert "absolute path" in said[4]
+    assert "1g.10gb" in said[5]
+
+
+def test_syntax_error_names_its_line():
+    (said,) = problems("[cluster]\npoll_s = 1\npoll_s == 2\n")
+    assert said.startswith("m.toml:3: is not TOML here: ")
+
+
+def test_key_outside_a_section():
+    (said,) = problems("poll_s = 1\n")
+    assert said.startswith("m.toml:1: unknown key 'poll_s'")
+
+
+def test_section_written_as_a_value():
+    assert problems("cluster = 3\n") == ["m.toml:1: cluster must be a section, [cluster]"]
+
+
+def test_lines_are_right_behind_multi_line_values():
+    text = '[cluster]\npartitions = [\n  "a",\n  "b",\n]\nnodes = """\nslurm_bin = 3"""\nslurm_bin = 3\n'
+    said = problems(text)
+    assert any(line.startswith("m.toml:8: cluster.slurm_bin") for line in said)
+
+
+def test_dotted_and_quoted_keys_have_lines():
+    said = problems('supply.interval_s = -1\n[models."org/x"]\nparams = [1]\n')
+    assert said[0].startswith("m.toml:1: supply.interval_s must be between")
+    assert said[1] == "m.toml:3: models.org/x.params must be a number or text"
+
+
+def test_models_must_be_tables_with_sane_names():
+    assert problems("[models]\nbert = 3\n")[0].startswith("m.toml:2: models.bert must be a section")
+    assert "cannot be a model name" in problems('[models."a b"]\nparams = 1\n')[0]
+
+
+def test_booleans_are_not_numbers():
+    assert problems("[node_api]\nport = true\n") == ["m.toml:2: node_api.port must be a whole number"]
+
+
+def test_missing_file_says_how_to_make_one(tmp_path):
+    with pytest.raises(ConfigError, match="config render migbatch"):
+        load(tmp_path / "none.toml")
+
+
+def test_binary_file_is_refused(tmp_path):
+    path = tmp_path / "m.toml"
+    path.write_bytes(b"[cluster]\nnodes = '\xff'\n")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load(path)
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_a_config_or_a_config_error(text):
+    try:
+        loads(text)
+    except ConfigError as error:
+        assert error.problems
