@@ -16,6 +16,7 @@ Each rule is an upper bound: what is legal stays legal when a slot is taken away
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from slurm_migbatch.mig._frozen import Frozen
@@ -271,13 +272,13 @@ class Geometry(Frozen):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Geometry:
-        """Read `to_dict`'s form; raises GeometryError."""
+        """Read `to_dict`'s form; raises GeometryError. Equal geometries are one object, which makes planning faster."""
         if not isinstance(data, Mapping) or data.get("version") != WIRE_VERSION:
             raise GeometryError("a geometry of an unknown version: node and controller must run the same release")
         name, rows = data.get("name"), data.get("profiles")
         if not isinstance(name, str) or not isinstance(rows, list):
             raise GeometryError("a geometry needs a name and a list of profiles")
-        return cls(name, [ProfileInfo.from_dict(row) for row in rows])
+        return _one_of_equals(cls(name, [ProfileInfo.from_dict(row) for row in rows]))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Geometry):
@@ -294,6 +295,11 @@ class Geometry(Frozen):
 
     def __repr__(self) -> str:
         return f"Geometry({self.name!r}, {len(self.profiles)} profiles)"
+
+
+@lru_cache(maxsize=256)
+def _one_of_equals(geometry: Geometry) -> Geometry:
+    return geometry
 
 
 def _largest_first(info: ProfileInfo) -> tuple[int, int, bool, Profile]:

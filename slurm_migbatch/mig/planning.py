@@ -1,0 +1,232 @@
+"""Where to put slices on one GPU: pure and exact.
+
+A GPU has at most 8 (or 12) memory slices, so everything here is an exhaustive search over the bit masks of occupied
+memory slices. What can still be added to a GPU depends only on that mask and on how many slots each profile has, so
+answers are remembered under that pair; asking again costs microseconds.
+
+**Useful free space.** Of two ways to use a GPU the better is the one whose `prospects` compare greater: the largest
+footprint (memory slices, then compute slices) that can still be placed, then the largest after the best placement of
+that one, and so on until nothing fits. Ties go to the one that leaves more single slots to choose from, then to the
+higher start. Equal prospects cover equally much, so slices left stranded never differ within a tie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import TypeAlias
+
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
+from slurm_migbatch.mig.profile import Profile
+
+Footprint: TypeAlias = tuple[int, int]  # memory slices, compute slices
+Counts: TypeAlias = tuple[int, ...]  # slots of each profile, in the board's order
+
+
+class _Board:
+    """A geometry in the form the searches need, with what they have found so far.
+
+    The memory it can take is bounded by the number of legal (mask, counts) pairs, a few thousand.
+    """
+
+    def __init__(self, geometry: Geometry) -> None:
+        self.geometry = geometry
+        self.profiles = [info.profile for info in geometry.profiles]
+        self.index = {profile: i for i, profile in enumerate(self.profiles)}
+        self.footprints: list[Footprint] = [(info.memory_slices, info.compute_slices) for info in geometry.profiles]
+        self.places = [[(slot.placement.mask, slot) for slot in sorted(info.slots)] for info in geometry.profiles]
+        self._allowed: dict[Counts, bool] = {}
+        self._prospects: dict[tuple[int, Counts], tuple[Footprint, ...]] = {}
+        self._arrangements: dict[Counts, frozenset[int]] = {}
+        self._capacity: dict[tuple[int, Counts, int], int] = {}
+
+    def counts(self, layout: Layout) -> Counts:
+        """How many slots of each profile the layout has; raises UnknownProfile."""
+        counts = [0] * len(self.profiles)
+        for slot in layout.slots:
+            self.geometry.info(slot.profile)
+            counts[self.index[slot.profile]] += 1
+        return tuple(counts)
+
+    def more(self, counts: Counts, i: int) -> Counts | None:
+        """One more of profile i; None where the GPU's count limits forbid it."""
+        grown = (*counts[:i], counts[i] + 1, *counts[i + 1 :])
+        allowed = self._allowed.get(grown)
+        if allowed is None:
+            listed = [profile for profile, count in zip(self.profiles, grown, strict=True) for _ in range(count)]
+            allowed = self._allowed[grown] = self.geometry.admits(listed)
+        return grown if allowed else None
+
+    def prospects(self, mask: int, counts: Counts) -> tuple[Footprint, ...]:
+        """The lexicographically greatest descending sequence of footprints that can still be added."""
+        key = (mask, counts)
+        known = self._prospects.get(key)
+        if known is not None:
+            return known
+        best: tuple[Footprint, ...] = ()
+        for i, footprint in enumerate(self.footprints):
+            if best and footprint < best[0]:
+                break
+            grown = self.more(counts, i)
+            if grown is None:
+                continue
+            for bits, _ in self.places[i]:
+                if not mask & bits:
+                    best = max(best, (footprint, *self.prospects(mask | bits, grown)))
+        self._prospects[key] = best
+        return best
+
+    def freedom(self, mask: int, counts: Counts) -> int:
+        """How many single slots could be added next."""
+        return sum(
+            not mask & bits
+            for i in range(len(self.profiles))
+            if self.more(counts, i) is not None
+            for bits, _ in self.places[i]
+        )
+
+    def capacity(self, mask: int, counts: Counts, i: int) -> int:
+        """The most slots of profile i alone that can still be added."""
+        key = (mask, counts, i)
+        known = self._capacity.get(key)
+        if known is None:
+            known = 0
+            grown = self.more(counts, i)
+            if grown is not None:
+                for bits, _ in self.places[i]:
+                    if not mask & bits:
+                        known = max(known, 1 + self.capacity(mask | bits, grown, i))
+            self._capacity[key] = known
+        return known
+
+    def arrangements(self, counts: Counts) -> frozenset[int]:
+        """The masks of every way to lay out this many slots of each profile."""
+        known = self._arrangements.get(counts)
+        if known is None:
+            masks = {0}
+            for i, count in enumerate(counts):
+                for _ in range(count):
+                    masks = {mask | bits for mask in masks for bits, _ in self.places[i] if not mask & bits}
+            known = self._arrangements[counts] = frozenset(masks)
+        return known
+
+
+@lru_cache(maxsize=256)
+def _board(geometry: Geometry) -> _Board:
+    return _Board(geometry)
+
+
+def choose(geometry: Geometry, used: Layout, profile: Profile) -> Slot | None:
+    """The placement for one more `profile` that keeps the largest useful free space; None where none is left.
+
+    Raises UnknownProfile where the GPU has no such profile.
+    """
+    geometry.info(profile)
+    board = _board(geometry)
+    i = board.index[profile]
+    counts = board.more(board.counts(used), i)
+    if counts is None:
+        return None
+    free = [(used.mask | bits, slot) for bits, slot in board.places[i] if not used.mask & bits]
+    return max(
+        free,
+        key=lambda at: (board.prospects(at[0], counts), board.freedom(at[0], counts), at[1].placement),
+        default=(0, None),
+    )[1]
+
+
+def plan_free(geometry: Geometry, used: Layout, wishes: Sequence[Profile], keep: Layout = EMPTY) -> Layout:
+    """The free slots to offer beside `used`, so that the wishes are met in order as far as they fit.
+
+    A wish is met exactly if some placement of it and of all wishes met before it exists; one that cannot be met is
+    passed over and the next is tried. (That a large wish is not passed over for ever is for the caller to see to.)
+    Among the arrangements that meet them, the one with the largest useful free space is taken, then the one that shares
+    the most slots with `keep`, the slots offered so far. Profiles that this GPU does not have are wishes that do not
+    fit.
+
+    The result holds the new slots only; together with `used` it is legal.
+    """
+    return _plan_free(geometry, used, _relevant(geometry, used, wishes), keep)
+
+
+def fill(geometry: Geometry, taken: Layout, preference: Sequence[Profile], keep: Layout = EMPTY) -> Layout:
+    """What to offer in the space that `taken` leaves: as many as fit of the first preference, then of the next.
+
+    The result holds the new slots only. Space in which no preference fits stays unoffered.
+    """
+    wishes = [p for p in preference if p in geometry for _ in range(geometry.info(p).max_instances)]
+    return plan_free(geometry, taken, wishes, keep)
+
+
+def capacity(geometry: Geometry, used: Layout, profile: Profile) -> int:
+    """The most slots of `profile` that can be added to `used`; raises UnknownProfile."""
+    geometry.info(profile)
+    board = _board(geometry)
+    return board.capacity(used.mask, board.counts(used), board.index[profile])
+
+
+def fragmentation(geometry: Geometry, used: Layout) -> float:
+    """How much of what could be added is lost through where the used slots lie, from 0 (nothing) to 1 (everything).
+
+    1 - sum(m[p] * n[p]) / sum(m[p] * best[p]) over all profiles p, where m[p] is the memory slices of p, n[p] the most
+    slots of p that can be added, and best[p] the same for the best rearrangement of the same used slots. It is 0 for
+    every GPU whose used slots could not lie better, an empty and a full one included. Raises UnknownProfile.
+    """
+    board = _board(geometry)
+    counts = board.counts(used)
+    masks = board.arrangements(counts)
+    actual = possible = 0
+    for i, (memory, _) in enumerate(board.footprints):
+        here = board.capacity(used.mask, counts, i)
+        actual += memory * here
+        possible += memory * max((board.capacity(mask, counts, i) for mask in masks), default=here)
+    return 1 - actual / possible if possible else 0.0
+
+
+def _relevant(geometry: Geometry, used: Layout, wishes: Iterable[Profile]) -> tuple[Profile, ...]:
+    """The wishes without those that no arrangement can meet: unknown profiles and more than `max_instances`."""
+
+    def sift() -> Iterator[Profile]:
+        left = {info.profile: info.max_instances for info in geometry.profiles}
+        for slot in used.slots:
+            left[slot.profile] = left.get(slot.profile, 0) - 1
+        for profile in wishes:
+            room = left.get(profile, 0)
+            if room > 0:
+                left[profile] = room - 1
+                yield profile
+
+    return tuple(sift())
+
+
+@lru_cache(maxsize=1 << 15)
+def _plan_free(geometry: Geometry, used: Layout, wishes: tuple[Profile, ...], keep: Layout) -> Layout:
+    board = _board(geometry)
+    counts = board.counts(used)
+    kept = set(keep.slots)
+    # All arrangements of the wishes met so far have the same counts, so what else fits depends on the mask alone: one
+    # arrangement for each mask is enough, the one that keeps the most.
+    frontier: dict[int, tuple[int, tuple[Slot, ...]]] = {used.mask: (0, ())}
+    hopeless: set[Profile] = set()  # limits only tighten, so what failed once fails for good
+    for profile in wishes:
+        if profile in hopeless:
+            continue
+        i = board.index[profile]
+        grown = board.more(counts, i)
+        following: dict[int, tuple[int, tuple[Slot, ...]]] = {}
+        if grown is not None:
+            for mask, (score, slots) in frontier.items():
+                for bits, slot in board.places[i]:
+                    if mask & bits:
+                        continue
+                    better = score + (slot in kept)
+                    known = following.get(mask | bits)
+                    if known is None or better > known[0]:
+                        following[mask | bits] = (better, (*slots, slot))
+        if grown is None or not following:
+            hopeless.add(profile)
+            continue
+        counts, frontier = grown, following
+    mask = max(frontier, key=lambda m: (board.prospects(m, counts), frontier[m][0], board.freedom(m, counts), m))
+    return Layout(frontier[mask][1])
