@@ -1,0 +1,84 @@
+"""What the templates of Slurm's configuration files are filled with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+def mig_gres(counts: Mapping[str, int]) -> str:
+    """Slurm's spelling of typed counts: {"1g.10gb": 7} -> "mig:1g.10gb:7"."""
+    return ",".join(f"mig:{kind}:{count}" for kind, count in counts.items())
+
+
+@dataclass(frozen=True)
+class Node:
+    """One line of slurm.conf: a node or a host list of equal ones.
+
+    Attributes:
+        names: node name or host list expression.
+        counts: GRES types (profiles in GRES spelling, and the filler "none") and how many of each.
+        settings: further words of the line, e.g. "CPUs=64 RealMemory=500000".
+    """
+
+    names: str
+    counts: Mapping[str, int]
+    settings: str = ""
+
+    @property
+    def gres(self) -> str:
+        """Value of Gres=."""
+        return mig_gres(self.counts)
+
+    @property
+    def total(self) -> int:
+        """The constant sum over all types."""
+        return sum(self.counts.values())
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One partition line; the catalog node is added to `nodes`."""
+
+    name: str
+    nodes: str
+    settings: str = ""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A cluster as the templates see it.
+
+    Attributes:
+        version: Slurm release, e.g. (22, 5).
+        nodes: the MIG nodes.
+        catalog: the node that is always down and lists every profile.
+        prolog, epilog, task_prolog: hook paths, empty for none.
+        job_submit, cli_filter: whether the Lua scripts lie beside slurm.conf.
+        hook_timeout: PrologEpilogTimeout in seconds; must exceed the hooks' own deadline.
+        accounting: whether slurmdbd records the mig TRES.
+        cgroup_plugin: CgroupPlugin of cgroup.conf.
+    """
+
+    version: tuple[int, int]
+    nodes: Sequence[Node]
+    catalog: Node
+    partitions: Sequence[Partition]
+    prolog: str = ""
+    epilog: str = ""
+    task_prolog: str = ""
+    job_submit: bool = False
+    cli_filter: bool = False
+    hook_timeout: int = 60
+    accounting: bool = False
+    cgroup_plugin: str = "disabled"
+
+    @property
+    def types(self) -> list[str]:
+        """Every GRES type of the site, in the catalog's order."""
+        return list(self.catalog.counts)
+
+    @property
+    def all_nodes(self) -> list[Node]:
+        """The MIG nodes and the catalog."""
+        return [*self.nodes, self.catalog]

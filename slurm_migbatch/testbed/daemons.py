@@ -1,0 +1,136 @@
+"""Long-running processes of a test bed, by name: started inside the cage, recorded, stopped, restarted."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from .cage import Cage
+from .errors import TestbedError
+from .proc import ProcessId
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """How a process was started, and which one it is."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    pid: int
+    start: int
+
+    @property
+    def id(self) -> ProcessId:
+        """Pid and start time."""
+        return ProcessId(self.pid, self.start)
+
+
+class Daemons:
+    """The processes recorded in one folder; any process that opens the folder sees and steers the same ones."""
+
+    def __init__(self, records: Path, logs: Path, cage: Cage) -> None:
+        self.records = records
+        self.logs = logs
+        self.cage = cage
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, argv: Sequence[str], env: Mapping[str, str]) -> Daemon:
+        """Start `argv` (as root, with nothing but `env`) under `name`; output goes to `log(name)`."""
+        running = self.get(name)
+        if running is not None and running.id.alive:
+            raise TestbedError(f"process {name!r} already runs with pid {running.pid}; stop or restart it")
+        self._reap(name)
+        with self.log(name).open("ab") as out:
+            child = subprocess.Popen(
+                self.cage.enter(argv),
+                env=dict(env),
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        self._children[name] = child
+        try:
+            identity = ProcessId.of(child.pid)
+        except TestbedError:
+            raise TestbedError(f"{name} ended at once: {self.tail(name)}") from None
+        daemon = Daemon(name, tuple(argv), dict(env), identity.pid, identity.start)
+        path = self._record(name)
+        fresh = path.with_suffix(".new")
+        fresh.write_text(json.dumps(asdict(daemon)))
+        fresh.replace(path)
+        return daemon
+
+    def get(self, name: str) -> Daemon | None:
+        """The process recorded as `name`, running or not."""
+        with suppress(FileNotFoundError):
+            data = json.loads(self._record(name).read_text())
+            return Daemon(data["name"], tuple(data["argv"]), data["env"], data["pid"], data["start"])
+        return None
+
+    def all(self) -> list[Daemon]:
+        """Every recorded process."""
+        found = (self.get(path.stem) for path in sorted(self.records.glob("*.json")))
+        return [daemon for daemon in found if daemon is not None]
+
+    def stop(self, name: str, grace: float = 20.0) -> None:
+        """SIGTERM, then SIGKILL after `grace` seconds; the record stays, so that `restart` knows how."""
+        self._known(name).id.end(grace)
+        self._reap(name)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL, as a crash would."""
+        daemon = self._known(name)
+        daemon.id.signal(signal.SIGKILL)
+        daemon.id.wait(10.0)
+        self._reap(name)
+
+    def restart(self, name: str, grace: float = 20.0) -> Daemon:
+        """Stop if running, and start again with the same command line and environment."""
+        daemon = self._known(name)
+        self.stop(name, grace)
+        return self.start(name, daemon.argv, daemon.env)
+
+    def check(self) -> None:
+        """TestbedError with the end of the log for the first recorded process that is not running."""
+        for daemon in self.all():
+            if not daemon.id.alive:
+                raise TestbedError(f"{daemon.name} has ended: {self.tail(daemon.name)}")
+
+    def log(self, name: str) -> Path:
+        """Where the output of `name` goes."""
+        return self.logs / f"{name}.out"
+
+    def tail(self, name: str, lines: int = 15) -> str:
+        """The last lines that `name` wrote."""
+        with suppress(FileNotFoundError):
+            return "\n".join(self.log(name).read_text(errors="replace").splitlines()[-lines:])
+        return "(no output)"
+
+    def reap(self) -> None:
+        """Collect children of this process that have ended (after the cage was destroyed)."""
+        for name in list(self._children):
+            self._reap(name)
+
+    def _reap(self, name: str) -> None:
+        child = self._children.get(name)
+        if child is not None:
+            child.wait(10.0)
+            del self._children[name]
+
+    def _known(self, name: str) -> Daemon:
+        daemon = self.get(name)
+        if daemon is None:
+            names = ", ".join(known.name for known in self.all())
+            raise TestbedError(f"no process {name!r} in this test bed; there are: {names}")
+        return daemon
+
+    def _record(self, name: str) -> Path:
+        return self.records / f"{name}.json"

@@ -1,0 +1,81 @@
+"""Accounting of a test bed: MariaDB on a socket of its own, slurmdbd, one account with all test users."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slurm_migbatch import site
+
+from .errors import TestbedError
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
+
+ACCOUNT = "migbatch"
+
+
+def start(cluster: Cluster) -> None:
+    """Start MariaDB and slurmdbd and wait until both answer (before slurmctld is started)."""
+    folder = cluster.directory / "db"
+    folder.mkdir(exist_ok=True)
+    data, sock = folder / "data", folder / "mysql.sock"
+    done = subprocess.run(
+        [
+            "mariadb-install-db",
+            "--no-defaults",
+            f"--datadir={data}",
+            "--user=root",
+            "--auth-root-authentication-method=normal",
+            "--skip-test-db",
+        ],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode != 0:
+        raise TestbedError(f"mariadb-install-db: {(done.stderr or done.stdout).strip()[-500:]}")
+    cluster.spawn(
+        "mariadbd",
+        [
+            "/usr/sbin/mariadbd",
+            "--no-defaults",
+            f"--datadir={data}",
+            f"--socket={sock}",
+            "--skip-networking",
+            "--user=root",
+            f"--pid-file={folder}/mariadbd.pid",
+            "--innodb-flush-log-at-trx-commit=0",
+            "--innodb-buffer-pool-size=64M",
+            "--innodb-lock-wait-timeout=900",
+        ],
+    )
+    cluster.wait("mariadbd", lambda: _answers(sock))
+    conf = cluster.directory / "etc/slurmdbd.conf"
+    conf.write_text(
+        site.render(
+            "slurmdbd.conf.j2",
+            dbd={
+                "host": socket.gethostname(),
+                "port": cluster.ports["slurmdbd"],
+                "munge_socket": cluster.munge_socket,
+                "log": cluster.directory / "log/slurmdbd.log",
+                "pid_file": cluster.directory / "run/slurmdbd.pid",
+            },
+        )
+    )
+    conf.chmod(0o600)
+    cluster.spawn("slurmdbd", [cluster.root.locate("slurmdbd"), "-D"], {"MYSQL_UNIX_PORT": str(sock)}, in_root=True)
+    cluster.wait("slurmdbd", lambda: cluster.run(["sacctmgr", "-n", "list", "cluster"], check=False).returncode == 0)
+    cluster.run(["sacctmgr", "-i", "add", "cluster", "migbatch"])
+    cluster.run(["sacctmgr", "-i", "add", "account", ACCOUNT, "Cluster=migbatch"])
+    names = ",".join(user.name for user in cluster.users)
+    if names:
+        cluster.run(["sacctmgr", "-i", "add", "user", names, f"Account={ACCOUNT}"])
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0

@@ -1,0 +1,116 @@
+"""Processes by identity: a pid together with its start time, so that a recycled pid is never hit."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import TestbedError
+
+
+def start_time(pid: int) -> int | None:
+    """Clock ticks after boot at which `pid` started (/proc/PID/stat, field 22); None for a dead one or a zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The second field, the command in parentheses, may itself hold spaces and parentheses.
+    fields = text[text.rindex(")") + 2 :].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """One process of this boot: a pid means it only as long as the start time agrees."""
+
+    pid: int
+    start: int
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessId:
+        """Identity of the live process `pid`."""
+        start = start_time(pid)
+        if start is None:
+            raise TestbedError(f"process {pid} has ended")
+        return cls(pid, start)
+
+    @classmethod
+    def mine(cls) -> ProcessId:
+        """Identity of the calling process."""
+        return cls.of(os.getpid())
+
+    @property
+    def alive(self) -> bool:
+        """Whether this very process still runs (a zombie does not)."""
+        return start_time(self.pid) == self.start
+
+    def signal(self, number: int) -> bool:
+        """Send a signal to this very process; False where it has ended.
+
+        The pidfd is opened before the start time is compared, so the pid cannot be recycled in between.
+        """
+        try:
+            fd = os.pidfd_open(self.pid)
+        except (ProcessLookupError, OSError):
+            return False
+        try:
+            if not self.alive:
+                return False
+            signal.pidfd_send_signal(fd, number)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+    def wait(self, timeout: float) -> bool:
+        """Wait at most `timeout` seconds for the end of this process and reap it if it is a child; True if it ended."""
+        try:
+            fd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return True
+        try:
+            if start_time(self.pid) == self.start:
+                poll = select.poll()
+                poll.register(fd, select.POLLIN)
+                poll.poll(timeout * 1000)
+        finally:
+            os.close(fd)
+        return not self.alive
+
+    def end(self, grace: float) -> None:
+        """Terminate, and kill after `grace` seconds."""
+        if self.signal(signal.SIGTERM) and not self.wait(grace):
+            self.signal(signal.SIGKILL)
+            self.wait(5.0)
+
+
+def pids() -> Iterator[int]:
+    """Every process of the machine."""
+    for name in os.listdir("/proc"):  # noqa: PTH208 - names, not paths, are wanted
+        if name.isdigit():
+            yield int(name)
+
+
+def parent(pid: int) -> int | None:
+    """Parent of `pid`, None where it has ended."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        text = Path(f"/proc/{pid}/stat").read_text()
+        return int(text[text.rindex(")") + 2 :].split()[1])
+    return None
+
+
+def wait_until(ready: object, timeout: float, what: str, every: float = 0.02) -> None:
+    """Call `ready()` until it is true; TestbedError naming `what` after `timeout` seconds."""
+    assert callable(ready)
+    deadline = time.monotonic() + timeout
+    while not ready():
+        if time.monotonic() > deadline:
+            raise TestbedError(f"{what}: not within {timeout:g} s")
+        time.sleep(every)

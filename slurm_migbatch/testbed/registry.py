@@ -1,0 +1,158 @@
+"""Records of the test beds of this machine, so that whoever comes next can clear away what a killed one left.
+
+A record is written before anything is made and removed after everything is gone. A test bed with an owner (a pytest
+run, a `testbed up` in progress) is stale when that process has ended; one without an owner stays until `down`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from . import cage, users
+from .errors import TestbedError
+from .proc import ProcessId
+
+REGISTRY = Path("/run/migbatch-testbed")
+MARKER = ".migbatch-testbed"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one test bed holds of the machine."""
+
+    name: str
+    directory: str
+    owner: tuple[int, int] | None
+    cage: str
+    users: tuple[str, ...]
+
+    @property
+    def stale(self) -> bool:
+        """Its owner has ended without taking it down."""
+        return self.owner is not None and not ProcessId(*self.owner).alive
+
+    @property
+    def path(self) -> Path:
+        """File of this record."""
+        return REGISTRY / f"{self.name}.json"
+
+    def save(self) -> None:
+        """Write the record so that a reader sees all of it or nothing."""
+        fresh = self.path.with_suffix(".new")
+        fresh.write_text(json.dumps(asdict(self)))
+        fresh.replace(self.path)
+
+    def disown(self) -> Record:
+        """The same test bed, now kept until `down`."""
+        return replace(self, owner=None)
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """Hold the registry; it is removed at the end where it holds nothing."""
+    while True:
+        REGISTRY.mkdir(mode=0o755, exist_ok=True)
+        with suppress(FileNotFoundError):
+            handle = os.open(REGISTRY / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError):
+                if (REGISTRY / "lock").stat().st_ino == os.fstat(handle).st_ino:
+                    break
+            os.close(handle)  # the file was removed while we waited for it: start over with the new one
+    try:
+        yield
+    finally:
+        if not records():
+            with suppress(OSError):
+                (REGISTRY / "lock").unlink()
+                REGISTRY.rmdir()
+        os.close(handle)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold SIGINT and SIGTERM back, so that a second Ctrl-C does not stop the clearing away."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def records() -> list[Record]:
+    """All test beds of the machine, by name."""
+    found = []
+    for path in sorted(REGISTRY.glob("*.json")):
+        try:
+            data = json.loads(path.read_text())
+        except FileNotFoundError:
+            continue
+        owner = tuple(data["owner"]) if data["owner"] else None
+        found.append(Record(data["name"], data["directory"], owner, data["cage"], tuple(data["users"])))
+    return found
+
+
+def find(directory: Path) -> Record | None:
+    """The test bed that lives in `directory`."""
+    return next((record for record in records() if record.directory == str(directory)), None)
+
+
+def destroy(record: Record) -> None:
+    """Take everything away that a test bed holds; call with the registry locked. Repeating it is harmless."""
+    directory = Path(record.directory)
+    cage.reopen(directory, record.cage).destroy()
+    _unmount_below(directory)
+    if (directory / MARKER).exists():
+        shutil.rmtree(directory)
+    elif directory.is_dir() and not any(directory.iterdir()):
+        directory.rmdir()
+    held = {name for other in records() if other.name != record.name for name in other.users}
+    users.remove(name for name in record.users if name not in held)
+    record.path.unlink(missing_ok=True)
+
+
+def _unmount_below(directory: Path) -> None:
+    """Unmount whatever a test mounted below `directory`, so that removing the tree does not reach into it."""
+    mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    for where in reversed([m for m in mounts if m.startswith(f"{directory}/")]):
+        subprocess.run(["umount", where], check=True, capture_output=True)
+
+
+def sweep() -> list[Record]:
+    """Destroy the stale test beds; call with the registry locked."""
+    gone = [record for record in records() if record.stale]
+    for record in gone:
+        destroy(record)
+    return gone
+
+
+def usable_base() -> Path:
+    """A directory on local disk where ordinary users may walk through, programs may run and devices may be opened."""
+    for base in (Path("/run"), Path("/var/tmp"), Path("/tmp")):  # noqa: S108 - a root-owned directory is made below
+        flags = os.statvfs(base).f_flag
+        if not flags & (os.ST_NOEXEC | os.ST_NODEV | os.ST_RDONLY):
+            return base
+    raise TestbedError("/run, /var/tmp and /tmp are all mounted noexec or nodev; give a directory with --dir")
+
+
+def check_directory(directory: Path) -> None:
+    """Refuse a directory in which a cluster could not work or whose contents are not ours."""
+    if directory.exists() and any(directory.iterdir()) and not (directory / MARKER).exists():
+        raise TestbedError(f"{directory} is not empty and was not made by a test bed; choose another directory")
+    if len(str(directory)) > 60:
+        raise TestbedError(f"{directory} is too long for unix sockets below it; choose a shorter path")
+    above = next(path for path in [directory, *directory.parents] if path.exists())
+    for path in [above, *above.parents]:
+        if not path.stat().st_mode & 0o001:
+            raise TestbedError(f"ordinary users cannot walk through {path}; choose another directory with --dir")
+    if os.statvfs(above).f_flag & (os.ST_NOEXEC | os.ST_NODEV):
+        raise TestbedError(f"{above} is mounted noexec or nodev; choose another directory with --dir")

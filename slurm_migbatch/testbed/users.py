@@ -1,0 +1,72 @@
+"""Ordinary users to submit as, shared by all test beds of the machine."""
+
+from __future__ import annotations
+
+import pwd
+import subprocess
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .errors import TestbedError
+
+# Written in the comment field of the passwd entry: the proof, also after a crash, that the account is ours to remove.
+GECOS = "migbatch test bed"
+NAMES = ("mbalice", "mbbob", "mbcarol", "mbdave", "mberin", "mbfrank")
+
+
+@dataclass(frozen=True)
+class User:
+    """A test user."""
+
+    name: str
+    uid: int
+    gid: int
+
+
+def lookup(name: str) -> User | None:
+    """The account `name`, None where there is none."""
+    try:
+        entry = pwd.getpwnam(name)
+    except KeyError:
+        return None
+    return User(entry.pw_name, entry.pw_uid, entry.pw_gid)
+
+
+def ensure(count: int) -> tuple[User, ...]:
+    """The first `count` test users, made where they are missing."""
+    if count > len(NAMES):
+        raise TestbedError(f"at most {len(NAMES)} test users are supported, not {count}")
+    users = []
+    for name in NAMES[:count]:
+        user = lookup(name)
+        if user is None:
+            _run(["useradd", "-M", "-U", "-d", "/nonexistent", "-s", "/bin/sh", "-c", GECOS, name])
+            user = lookup(name)
+            if user is None:
+                raise TestbedError(f"useradd made no account {name!r} that getpwnam finds; check /etc/nsswitch.conf")
+        users.append(user)
+    return tuple(users)
+
+
+def remove(names: Iterable[str]) -> None:
+    """Remove those of `names` that test beds made; accounts of anyone else stay."""
+    for name in names:
+        for attempt in range(50):
+            try:
+                if pwd.getpwnam(name).pw_gecos != GECOS:
+                    break
+            except KeyError:
+                break
+            done = subprocess.run(["userdel", name], check=False, capture_output=True, text=True)
+            if done.returncode == 0:
+                break
+            if done.returncode != 8 or attempt == 49:  # 8: a process of the user is still being buried
+                raise TestbedError(f"userdel {name}: {done.stderr.strip()}")
+            time.sleep(0.1)
+
+
+def _run(argv: list[str]) -> None:
+    done = subprocess.run(argv, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise TestbedError(f"{' '.join(argv)}: {done.stderr.strip()}")
