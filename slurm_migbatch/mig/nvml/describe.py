@@ -1,0 +1,116 @@
+"""What a GPU is: its MIG profiles and placements, and the figures that a prior for its speed can start from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import pynvml
+
+from slurm_migbatch.mig.driver import DriverMissing, NoPermission, NotFound, NotMig, Refused
+from slurm_migbatch.mig.geometry import Geometry, ProfileInfo
+from slurm_migbatch.mig.naming import computed_profile, reported_profile
+from slurm_migbatch.mig.nvml import query
+from slurm_migbatch.mig.profile import Profile
+
+_LAST_ENUM = 64  # the walk over profile enums ends at INVALID_ARGUMENT; this only bounds it
+_SILENT = (NotMig, DriverMissing, NoPermission, Refused, NotFound)  # ways in which a driver does not tell a figure
+
+_ARCHITECTURES = {
+    pynvml.NVML_DEVICE_ARCH_VOLTA: "volta",
+    pynvml.NVML_DEVICE_ARCH_TURING: "turing",
+    pynvml.NVML_DEVICE_ARCH_AMPERE: "ampere",
+    pynvml.NVML_DEVICE_ARCH_ADA: "ada",
+    pynvml.NVML_DEVICE_ARCH_HOPPER: "hopper",
+    10: "blackwell",  # the names of newer ones are missing in older releases of nvidia-ml-py
+    13: "rubin",
+}
+
+
+class Ask(Protocol):
+    """Calls NVML with the handle of one GPU before `args`; `what` names the call in the DriverError it may raise."""
+
+    def __call__(self, what: str, call: Callable[..., Any], /, *args: object) -> Any: ...
+
+
+def read_geometry(gpu: str, model: str, ask: Ask, mig_on: bool) -> tuple[Geometry, tuple[query.KnownProfile, ...]]:
+    """The geometry of a GPU, and every profile id with the profile it belongs to.
+
+    `gpu` names the one card in messages, `model` is its model. Raises NotMig for GPUs without MIG and for vGPU guests.
+    With MIG off drivers do not name profiles, so the names are computed. Two ids of one name (none is known) are one
+    profile in the geometry.
+    """
+    if _is_vgpu(ask):
+        raise NotMig(pynvml.NVML_ERROR_NOT_SUPPORTED, f"{gpu} is a vGPU guest, which cannot be partitioned")
+    total = int(ask("its memory", pynvml.nvmlDeviceGetMemoryInfo).total)
+    infos: dict[Profile, ProfileInfo] = {}
+    known: list[query.KnownProfile] = []
+    for enum in range(_LAST_ENUM):
+        try:
+            raw = ask("a profile", query.gpu_profile_info, enum, mig_on)
+        except NotMig:
+            continue
+        except Refused:
+            break
+        profile = reported_profile(query.text(getattr(raw, "name", b"")))
+        if profile is None:
+            profile = computed_profile(enum, int(raw.sliceCount), int(raw.memorySizeMB), total)
+        known.append(query.KnownProfile(int(raw.id), profile, int(raw.instanceCount)))
+        places = sorted(ask(f"the placements of {profile}", query.placements, int(raw.id)))
+        if profile in infos or not places:
+            continue
+        infos[profile] = ProfileInfo(
+            profile=profile,
+            profile_id=int(raw.id),
+            compute_slices=int(raw.sliceCount),
+            memory_slices=max(place.size for place in places),
+            memory_mib=int(raw.memorySizeMB),
+            sm_count=int(raw.multiprocessorCount),
+            copy_engines=int(raw.copyEngineCount),
+            decoders=int(raw.decoderCount),
+            encoders=int(raw.encoderCount),
+            jpegs=int(raw.jpegCount),
+            ofas=int(raw.ofaCount),
+            max_instances=int(raw.instanceCount),
+            placements=tuple(places),
+        )
+    if not infos:
+        raise NotMig(pynvml.NVML_ERROR_NOT_SUPPORTED, f"{gpu} has no MIG profiles")
+    return Geometry(model, infos.values()), tuple(known)
+
+
+def read_facts(ask: Ask) -> dict[str, str | int | float]:
+    """Figures of the whole GPU; what the driver does not tell is missing.
+
+    architecture (`ampere` ...); compute_capability (`8.0`); clock_mhz and memory_clock_mhz, the highest of SM and
+    memory; memory_bus_bits; memory_mib; pci_bus_id; driver_version; virtualization (`vgpu`, only in such a guest).
+    """
+    facts: dict[str, str | int | float] = {}
+
+    def add(key: str, convert: Callable[[Any], str | int | None], call: Callable[..., Any], *args: object) -> None:
+        try:
+            value = convert(ask(key, call, *args))
+        except _SILENT:
+            return
+        if value is not None:
+            facts[key] = value
+
+    add("architecture", _ARCHITECTURES.get, pynvml.nvmlDeviceGetArchitecture)
+    add("compute_capability", lambda pair: f"{pair[0]}.{pair[1]}", pynvml.nvmlDeviceGetCudaComputeCapability)
+    add("clock_mhz", int, pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_SM)
+    add("memory_clock_mhz", int, pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_MEM)
+    add("memory_bus_bits", int, pynvml.nvmlDeviceGetMemoryBusWidth)
+    add("memory_mib", lambda memory: int(memory.total) >> 20, pynvml.nvmlDeviceGetMemoryInfo)
+    add("pci_bus_id", lambda pci: query.text(pci.busId), pynvml.nvmlDeviceGetPciInfo)
+    add("driver_version", str, lambda _: pynvml.nvmlSystemGetDriverVersion())
+    if _is_vgpu(ask):
+        facts["virtualization"] = "vgpu"
+    return facts
+
+
+def _is_vgpu(ask: Ask) -> bool:
+    try:
+        mode = ask("its virtualization mode", pynvml.nvmlDeviceGetVirtualizationMode)
+    except _SILENT:
+        return False
+    return bool(mode == pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU)

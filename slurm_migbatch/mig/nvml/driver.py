@@ -1,0 +1,51 @@
+"""All GPUs of this machine through NVML."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import pynvml
+
+from slurm_migbatch.mig.driver import DriverError
+from slurm_migbatch.mig.nvml.errors import translated
+from slurm_migbatch.mig.nvml.gpu import NvmlGpu
+from slurm_migbatch.mig.nvml.library import LIBRARY
+
+
+class NvmlDriver:
+    """All GPUs of this machine through NVML.
+
+    `library` is a file to load as the NVML library instead of the system's; root's hooks have no environment that could
+    say so. A process can use one library at a time. Raises DriverMissing where there is no driver.
+    """
+
+    def __init__(self, library: str | None = None) -> None:
+        LIBRARY.open(library or None)
+        self._open = True
+        try:
+            count = pynvml.nvmlDeviceGetCount()
+            self._gpus = tuple(NvmlGpu(index) for index in range(count))
+        except pynvml.NVMLError as error:
+            self.close()
+            raise translated(error, "the GPUs cannot be listed") from None
+        except DriverError:
+            self.close()
+            raise
+
+    def gpus(self) -> tuple[NvmlGpu, ...]:
+        """All physical GPUs in NVML's order."""
+        return self._gpus
+
+    def close(self) -> None:
+        """Let go of the library; harmless twice."""
+        if self._open:
+            self._open = False
+            LIBRARY.close()
+
+    def __enter__(self) -> NvmlDriver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,44 @@
+"""NVML's return codes as errors with a meaning."""
+
+from __future__ import annotations
+
+import pynvml
+
+from slurm_migbatch.mig.driver import (
+    Busy,
+    DriverError,
+    DriverMissing,
+    GpuLost,
+    NoPermission,
+    NoRoom,
+    NotFound,
+    NotMig,
+    Refused,
+)
+
+_ERRORS: dict[int, tuple[type[DriverError], str]] = {
+    pynvml.NVML_ERROR_UNINITIALIZED: (DriverMissing, "the NVIDIA library is not open"),
+    pynvml.NVML_ERROR_INVALID_ARGUMENT: (Refused, "the driver does not know what was asked for"),
+    pynvml.NVML_ERROR_NOT_SUPPORTED: (NotMig, "not supported: MIG is off or this GPU does not have it"),
+    pynvml.NVML_ERROR_NO_PERMISSION: (NoPermission, "permission denied: this needs root"),
+    pynvml.NVML_ERROR_NOT_FOUND: (NotFound, "it does not exist (any more)"),
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (DriverMissing, "the NVIDIA kernel module is not loaded"),
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (DriverMissing, "libnvidia-ml.so.1 was not found: install the NVIDIA driver"),
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: (DriverMissing, "the NVIDIA driver is too old for this"),
+    pynvml.NVML_ERROR_GPU_IS_LOST: (GpuLost, "the GPU fell off the bus; it needs a reset or a reboot"),
+    pynvml.NVML_ERROR_RESET_REQUIRED: (GpuLost, "the GPU needs a reset (nvidia-smi --gpu-reset)"),
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
+        DriverMissing,
+        "the NVIDIA library and kernel module are of different versions: reload the module or reboot",
+    ),
+    pynvml.NVML_ERROR_IN_USE: (Busy, "still in use"),
+    pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: (NoRoom, "no room for it"),
+    pynvml.NVML_ERROR_NOT_READY: (Busy, "the driver is not ready yet"),
+}
+
+
+def translated(error: pynvml.NVMLError, what: str) -> DriverError:
+    """The error to raise for a failure of NVML while doing `what`."""
+    code = int(error.value)
+    kind, words = _ERRORS.get(code, (DriverError, f"the driver failed with {error}"))
+    return kind(code, f"{what}: {words} (NVML code {code})")

@@ -1,0 +1,337 @@
+"""One GPU through NVML."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from slurm_migbatch.mig.driver import (
+    Activation,
+    AlreadyThere,
+    Busy,
+    DriverError,
+    DriverMissing,
+    Holder,
+    Instance,
+    NoPermission,
+    NoRoom,
+    NotFound,
+    NotMig,
+    Refused,
+)
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.layout import Layout, Slot
+from slurm_migbatch.mig.nvml import query
+from slurm_migbatch.mig.nvml.describe import read_facts, read_geometry
+from slurm_migbatch.mig.nvml.errors import translated
+from slurm_migbatch.mig.placement import Placement
+
+_CI_ENUMS = range(16)
+
+
+class NvmlGpu:
+    """One physical GPU. Handles are kept between calls and looked up again after an error."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._handle: Any = None
+        self._geometry: dict[bool, tuple[Geometry, tuple[query.KnownProfile, ...]]] = {}
+        self._ci_profiles: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self._uuid = ""
+        self._uuid = str(self._ask("its UUID", pynvml.nvmlDeviceGetUUID))
+        self._name = str(self._ask("its name", pynvml.nvmlDeviceGetName))
+        self._minor: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<GPU {self._index} {self._name} {self._uuid}>"
+
+    @property
+    def index(self) -> int:
+        """NVML's index."""
+        return self._index
+
+    @property
+    def minor(self) -> int:
+        """The number in /dev/nvidia<minor>; a change of the MIG mode may change it."""
+        if self._minor is None:
+            self._minor = int(self._ask("its device minor", pynvml.nvmlDeviceGetMinorNumber))
+        return self._minor
+
+    @property
+    def uuid(self) -> str:
+        """`GPU-...`."""
+        return self._uuid
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self._name
+
+    # -- facts -------------------------------------------------------------------------------------------------
+
+    def geometry(self) -> Geometry:
+        """Profiles and placements; raises NotMig. With MIG off the names are computed, see `mig/naming.py`."""
+        return self._known()[0]
+
+    def facts(self) -> dict[str, str | int | float]:
+        """What else is known of the GPU, see `read_facts`."""
+        facts = read_facts(self._ask)
+        facts["name"] = self._name
+        with suppress(NotMig):
+            facts["sm_count"] = self.geometry().full.sm_count
+        return facts
+
+    # -- the MIG mode ------------------------------------------------------------------------------------------
+
+    def mig_mode(self) -> tuple[bool, bool]:
+        """On now, and on after the next reset."""
+        try:
+            current, pending = self._ask("the MIG mode", pynvml.nvmlDeviceGetMigMode)
+        except NotMig:
+            return (False, False)
+        return (bool(current), bool(pending))
+
+    def set_mig_mode(self, on: bool) -> Activation:
+        """Switch MIG on or off; raises NotMig, NoPermission, Busy."""
+        what = f"switching MIG {'on' if on else 'off'}"
+        try:
+            status = self._ask(what, pynvml.nvmlDeviceSetMigMode, int(on))
+        finally:
+            self._forget()
+            self._minor = None
+        return {
+            pynvml.NVML_SUCCESS: Activation.DONE,
+            pynvml.NVML_ERROR_IN_USE: Activation.IN_USE,
+            pynvml.NVML_ERROR_RESET_REQUIRED: Activation.RESET_REQUIRED,
+        }.get(int(status), Activation.REFUSED)
+
+    # -- instances ---------------------------------------------------------------------------------------------
+
+    def instances(self) -> tuple[Instance, ...]:
+        """All instances of all profiles, ordered by placement."""
+        if not self.mig_mode()[0]:
+            return ()
+        found = [self._describe(gi, info) for gi, info in self._gpu_instances()]
+        return tuple(sorted(found, key=lambda instance: instance.placement))
+
+    def layout(self) -> Layout:
+        """The slots that the instances take."""
+        return Layout(instance.slot for instance in self.instances())
+
+    def create(self, slot: Slot) -> Instance:
+        """Make the GPU instance and its full compute instance; raises NoRoom, AlreadyThere, NotMig, NoPermission."""
+        what = f"creating {slot}"
+        profile_id = self._profile_id(slot)
+        place = pynvml.c_nvmlGpuInstancePlacement_t(slot.placement.start, slot.placement.size)
+        try:
+            gi = self._ask(what, pynvml.nvmlDeviceCreateGpuInstanceWithPlacement, profile_id, ctypes.byref(place))
+        except NoRoom as error:
+            raise self._why_no_room(slot, error) from None
+        try:
+            return self._describe(gi, self._info(gi), create=True)
+        except DriverError as error:
+            self._take_back(gi, slot, error)
+            raise
+
+    def complete(self, instance: Instance) -> Instance:
+        """Give the GPU instance its full compute instance; raises NotFound where it is gone."""
+        gi, info = self._find(instance)
+        return self._describe(gi, info, create=True)
+
+    def destroy(self, instance: Instance) -> None:
+        """Destroy its compute instances, then itself; what is gone already is fine. Raises Busy."""
+        try:
+            gi, info = self._find(instance)
+        except NotFound:
+            return
+        try:
+            for ci in list(self._compute_instances(gi, int(info.profileId))):
+                self._tolerate_gone(
+                    f"destroying the compute instance of {instance}", pynvml.nvmlComputeInstanceDestroy, ci
+                )
+            self._tolerate_gone(f"destroying {instance}", pynvml.nvmlGpuInstanceDestroy, gi)
+        except Busy as error:
+            users = ", ".join(str(holder) for holder in self._holders_or_none(instance))
+            by = f"by {users}" if users else "though no process shows (DCGM or a dying process may hold it)"
+            raise Busy(error.code, f"{self!r}: {instance} is still in use {by}") from None
+
+    def processes(self, instance: Instance) -> tuple[int, ...]:
+        """Ids of the processes on the instance, sorted; none where it is gone."""
+        pids: set[int] = set()
+        for call in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
+            try:
+                listed = self._ask(f"listing the processes on {instance}", call)
+            except (NotMig, DriverMissing):
+                continue
+            pids.update(int(p.pid) for p in listed if getattr(p, "gpuInstanceId", None) == instance.gi_id)
+        return tuple(sorted(pids))
+
+    def holders(self, instance: Instance) -> tuple[Holder, ...]:
+        """The processes on the instance with their names."""
+        return tuple(Holder(pid, _command(pid)) for pid in self.processes(instance))
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def _ask(self, what: str, call: Callable[..., Any], *args: object) -> Any:
+        """Call NVML with this GPU's handle first; `what` says in a message what failed."""
+        if self._handle is None:
+            self._handle = self._call("looking it up", self._look_up)
+        return self._call(what, call, self._handle, *args)
+
+    def _call(self, what: str, call: Callable[..., Any], *args: object) -> Any:
+        """Call NVML; failures become DriverErrors that name the GPU, and its handle is looked up again after them."""
+        try:
+            return call(*args)
+        except pynvml.NVMLError as error:
+            self._handle = None
+            raise translated(error, f"GPU {self._index} ({self._uuid or 'unknown'}): {what}") from None
+
+    def _look_up(self) -> Any:
+        """This GPU's handle, wherever its index is by now."""
+        handle = pynvml.nvmlDeviceGetHandleByIndex(self._index)
+        if not self._uuid or pynvml.nvmlDeviceGetUUID(handle) == self._uuid:
+            return handle
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            if pynvml.nvmlDeviceGetUUID(handle) == self._uuid:
+                self._index = index
+                return handle
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+
+    def _forget(self) -> None:
+        self._handle = None
+        self._geometry.clear()
+        self._ci_profiles.clear()
+
+    def _known(self) -> tuple[Geometry, tuple[query.KnownProfile, ...]]:
+        on = self.mig_mode()[0]
+        if on not in self._geometry:
+            self._geometry[on] = read_geometry(repr(self), self._name, self._ask, on)
+        return self._geometry[on]
+
+    def _profile_id(self, slot: Slot) -> int:
+        geometry = self.geometry()
+        try:
+            info = geometry.info(slot.profile)
+        except KeyError as error:
+            raise Refused(0, f"{self!r}: {error}") from None
+        if slot.placement not in info.placements:
+            raise Refused(0, f"{self!r}: {geometry.why_not(Layout(), slot)}")
+        return info.profile_id
+
+    def _gpu_instances(self) -> Iterator[tuple[Any, Any]]:
+        """Handle and info of every GPU instance; one that goes away meanwhile is left out."""
+        for known in self._known()[1]:
+            for gi in self._ask(f"listing {known.profile} instances", query.gpu_instances, known):
+                try:
+                    yield gi, self._info(gi)
+                except (NotFound, Refused):
+                    continue
+
+    def _info(self, gi: Any) -> Any:
+        return self._call("an instance's description", pynvml.nvmlGpuInstanceGetInfo, gi)
+
+    def _find(self, instance: Instance) -> tuple[Any, Any]:
+        """Handle and info of this very instance; NotFound where its id now belongs to another one."""
+        what = f"finding {instance}"
+        gi = self._ask(what, pynvml.nvmlDeviceGetGpuInstanceById, instance.gi_id)
+        info = self._info(gi)
+        if self._slot(info) != instance.slot:
+            raise NotFound(
+                pynvml.NVML_ERROR_NOT_FOUND, f"{self!r}: {instance} is gone; its id is now {self._slot(info)}"
+            )
+        return gi, info
+
+    def _slot(self, info: Any) -> Slot:
+        profile_id = int(info.profileId)
+        profile = next((known.profile for known in self._known()[1] if known.profile_id == profile_id), None)
+        if profile is None:
+            raise Refused(0, f"{self!r} holds an instance of profile id {profile_id}, which it does not list")
+        return Slot(profile, Placement(int(info.placement.start), int(info.placement.size)))
+
+    def _describe(self, gi: Any, info: Any, create: bool = False) -> Instance:
+        """The instance as a value; with `create` its full compute instance is made where it has none."""
+        slot = self._slot(info)
+        full, _ = self._compute_profiles(gi, int(info.profileId))
+        ci = next(iter(self._list_compute(gi, full)), None)
+        if ci is None and create:
+            what = f"creating the compute instance of {slot}"
+            ci = self._call(what, pynvml.nvmlGpuInstanceCreateComputeInstance, gi, full[0])
+        if ci is None:
+            return Instance(int(info.id), slot.profile, slot.placement, None, None)
+        about = self._call(f"the compute instance of {slot}", pynvml.nvmlComputeInstanceGetInfo_v2, ci)
+        uuid = str(self._call(f"the UUID of {slot}", pynvml.nvmlDeviceGetUUID, about.device))
+        return Instance(int(info.id), slot.profile, slot.placement, int(about.id), uuid)
+
+    def _compute_profiles(self, gi: Any, profile_id: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Ids of the compute profiles that take the whole GPU instance, and of all of them.
+
+        The whole one has the most slices and, of several (a double-memory 1g has two with one slice), the most SMs.
+        """
+        known = self._ci_profiles.get(profile_id)
+        if known is None:
+            sizes: dict[int, tuple[int, int]] = {}
+            for enum in _CI_ENUMS:
+                try:
+                    raw = self._call("a compute profile", query.compute_profile_info, gi, enum)
+                except NotMig:
+                    continue
+                except Refused:
+                    break
+                sizes.setdefault(int(raw.id), (int(raw.sliceCount), int(raw.multiprocessorCount)))
+            if not sizes:
+                raise NotMig(0, f"{self!r}: the driver lists no compute profile for profile id {profile_id}")
+            largest = max(sizes.values())
+            full = tuple(ci_id for ci_id, size in sizes.items() if size == largest)
+            known = self._ci_profiles[profile_id] = (full, tuple(sizes))
+        return known
+
+    def _compute_instances(self, gi: Any, profile_id: int) -> Iterator[Any]:
+        """Handles of all compute instances, partial ones that an administrator made by hand too."""
+        return self._list_compute(gi, self._compute_profiles(gi, profile_id)[1])
+
+    def _list_compute(self, gi: Any, ci_profile_ids: tuple[int, ...]) -> Iterator[Any]:
+        for ci_profile_id in ci_profile_ids:
+            yield from self._call("listing compute instances", query.compute_instances, gi, ci_profile_id)
+
+    def _tolerate_gone(self, what: str, call: Callable[[Any], Any], handle: Any) -> None:
+        with suppress(NotFound):
+            self._call(what, call, handle)
+
+    def _take_back(self, gi: Any, slot: Slot, cause: DriverError) -> None:
+        """Destroy a GPU instance whose compute instance could not be made."""
+        try:
+            self._tolerate_gone(f"taking {slot} back", pynvml.nvmlGpuInstanceDestroy, gi)
+        except DriverError as error:
+            raise DriverError(
+                error.code,
+                f"{cause.what}. Its GPU instance could not be taken back and stays without one: {error.what}",
+            ) from None
+
+    def _why_no_room(self, slot: Slot, error: NoRoom) -> NoRoom:
+        there = self.instances()
+        same = next((instance for instance in there if instance.slot == slot), None)
+        if same is not None:
+            return AlreadyThere(error.code, f"{self!r}: {same} exists already", same)
+        taken = Layout(instance.slot for instance in there)
+        reason = self.geometry().why_not(taken, slot) or f"the driver has no room for it beside {taken}"
+        return NoRoom(error.code, f"{self!r}: {slot} cannot be created: {reason}")
+
+    def _holders_or_none(self, instance: Instance) -> tuple[Holder, ...]:
+        try:
+            return self.holders(instance)
+        except DriverError:
+            return ()
+
+
+def _command(pid: int) -> str:
+    """The command name of a process, empty where /proc does not show it."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text("utf-8", "replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,57 @@
+"""Which library file pynvml talks to."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pynvml
+
+from slurm_migbatch.mig.driver import DriverMissing
+from slurm_migbatch.mig.nvml.errors import translated
+
+
+class OpenLibrary:
+    """The one library that a process can use at a time, and by how many drivers it is used."""
+
+    def __init__(self) -> None:
+        self.path: str | None = None
+        self.users = 0
+
+    def open(self, path: str | None) -> None:
+        """Load `path` (None: the system's) and start NVML; raises DriverMissing."""
+        if self.users and path != self.path:
+            wanted, open_now = path or "the system's library", self.path or "the system's library"
+            raise DriverMissing(0, f"{wanted} cannot be opened: this process still uses {open_now}")
+        if not self.users:
+            self._load(path)
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            raise translated(error, "NVML cannot be started") from None
+        self.path = path
+        self.users += 1
+
+    def close(self) -> None:
+        """Undo one `open`."""
+        self.users -= 1
+        try:
+            pynvml.nvmlShutdown()
+        except pynvml.NVMLError as error:
+            raise translated(error, "NVML cannot be closed") from None
+
+    def _load(self, path: str | None) -> None:
+        if path == self.path and pynvml.nvmlLib is not None:
+            return
+        # pynvml loads "libnvidia-ml.so.1" by name, which hooks with an empty environment could not direct elsewhere,
+        # and keeps the first library and its functions for ever. Both are set here for the file that was asked for.
+        library = None
+        if path is not None:
+            try:
+                library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+            except OSError as error:
+                raise DriverMissing(0, f"{path} cannot be loaded as the NVIDIA library: {error}") from None
+        pynvml.nvmlLib = library
+        pynvml._nvmlGetFunctionPointer_cache.clear()
+
+
+LIBRARY = OpenLibrary()

@@ -1,0 +1,72 @@
+"""NVML's C-style queries as functions that return Python values; failures stay pynvml.NVMLError."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple
+
+import pynvml
+
+from slurm_migbatch.mig.placement import Placement
+from slurm_migbatch.mig.profile import Profile
+
+_MAX_INSTANCES = 64
+
+
+class KnownProfile(NamedTuple):
+    """A profile under each id the driver has for it."""
+
+    profile_id: int
+    profile: Profile
+    limit: int
+
+
+def gpu_profile_info(handle: Any, enum: int, mig_on: bool) -> Any:
+    """The named description where the driver has it (MIG on, R470 or later), else the plain one."""
+    if mig_on:
+        try:
+            return pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, enum, version=2)
+        except pynvml.NVMLError as error:
+            if error.value not in (
+                pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+                pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+                pynvml.NVML_ERROR_NOT_SUPPORTED,
+            ):
+                raise
+    return pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, enum, version=1)
+
+
+def placements(handle: Any, profile_id: int) -> list[Placement]:
+    """Every placement of the profile, free or not."""
+    count = ctypes.c_uint(0)
+    pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, None, ctypes.byref(count))
+    array = (pynvml.c_nvmlGpuInstancePlacement_t * max(count.value, 1))()
+    pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, array, ctypes.byref(count))
+    return [Placement(int(p.start), int(p.size)) for p in array[: count.value]]
+
+
+def gpu_instances(handle: Any, known: KnownProfile) -> list[Any]:
+    """Handles of the GPU instances of one profile."""
+    count = ctypes.c_uint(0)
+    array = (pynvml.c_nvmlGpuInstance_t * max(known.limit, _MAX_INSTANCES))()
+    pynvml.nvmlDeviceGetGpuInstances(handle, known.profile_id, array, ctypes.byref(count))
+    return list(array[: count.value])
+
+
+def compute_instances(gi: Any, ci_profile_id: int) -> list[Any]:
+    """Handles of the compute instances of one compute profile in a GPU instance."""
+    count = ctypes.c_uint(0)
+    array = (pynvml.c_nvmlComputeInstance_t * _MAX_INSTANCES)()
+    pynvml.nvmlGpuInstanceGetComputeInstances(gi, ci_profile_id, array, ctypes.byref(count))
+    return list(array[: count.value])
+
+
+def compute_profile_info(gi: Any, enum: int) -> Any:
+    """The plain description of a compute profile in a GPU instance."""
+    shared = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+    return pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(gi, enum, shared, version=1)
+
+
+def text(value: bytes | str) -> str:
+    """A C string as text, whatever its bytes."""
+    return value if isinstance(value, str) else value.decode("utf-8", "replace")
