@@ -28,9 +28,10 @@ _ARCHITECTURES = {
 
 
 class Ask(Protocol):
-    """Calls NVML with the handle of one GPU before `args`; `what` names the call in the DriverError it may raise."""
+    """How a GPU calls NVML."""
 
-    def __call__(self, what: str, call: Callable[..., Any], /, *args: object) -> Any: ...
+    def __call__(self, what: str, call: Callable[..., Any], /, *args: object) -> Any:
+        """Call with the GPU's handle before `args`; `what` names the call in the DriverError it may raise."""
 
 
 def read_geometry(gpu: str, model: str, ask: Ask, mig_on: bool) -> tuple[Geometry, tuple[query.KnownProfile, ...]]:

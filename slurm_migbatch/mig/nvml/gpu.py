@@ -18,7 +18,6 @@ from slurm_migbatch.mig.driver import (
     DriverMissing,
     Holder,
     Instance,
-    NoPermission,
     NoRoom,
     NotFound,
     NotMig,
