@@ -1,0 +1,110 @@
+"""Slurm's host lists: `n[1-4,07],m3` to names and back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import product
+
+#: A list that names more hosts than this is refused: it is a mistake or an attack, not a cluster.
+MAX_HOSTS = 65536
+
+_SEGMENT = re.compile(r"[^\[\],\s]+|\[[^\[\]]*\]")
+_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?$")
+_TAIL = re.compile(r"(.*?)(\d{1,18})$", re.DOTALL)
+
+
+class NodeListError(ValueError):
+    """A text that is no host list; the message says where it goes wrong."""
+
+
+def expand(text: str) -> tuple[str, ...]:
+    """The names in `text`, in its order, each once. Empty text has none.
+
+    Raises:
+        NodeListError: a bracket or range is malformed, or there are more than MAX_HOSTS names.
+    """
+    names: dict[str, None] = {}
+    for item in _items(text):
+        choices: list[list[str]] = []
+        size, end = 1, 0
+        for segment in _SEGMENT.finditer(item):
+            if segment.start() != end:
+                break
+            end = segment.end()
+            choices.append(_ranges(segment[0][1:-1], item) if segment[0][0] == "[" else [segment[0]])
+            size *= len(choices[-1])
+            if size + len(names) > MAX_HOSTS:
+                raise NodeListError(f"{item!r} names more than {MAX_HOSTS} hosts")
+        if end != len(item) or not item:
+            raise NodeListError(f"{item!r} is not a host list; write names such as 'n1,n[3-5]'")
+        names.update(dict.fromkeys(map("".join, product(*choices))))
+    return tuple(names)
+
+
+def _items(text: str) -> Iterator[str]:
+    """The comma-separated parts of `text`; commas inside brackets do not part."""
+    text = text.strip()
+    depth = start = 0
+    for position, char in enumerate(text):
+        if char in "[]":
+            depth += 1 if char == "[" else -1
+            if depth not in (0, 1):
+                raise NodeListError(f"{text!r} has a bracket too many at {position}")
+        elif char == "," and not depth:
+            yield text[start:position].strip()
+            start = position + 1
+    if depth:
+        raise NodeListError(f"{text!r} lacks a closing bracket")
+    if text:
+        yield text[start:].strip()
+
+
+def _ranges(body: str, item: str) -> list[str]:
+    """`1-3,07` -> 1 2 3 07. A range keeps the zero padding of its first number."""
+    numbers: list[str] = []
+    for part in body.split(","):
+        match = _RANGE.match(part.strip())
+        low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not match or low > high:
+            raise NodeListError(f"{part!r} in {item!r} is not a number or a rising range")
+        if len(numbers) + high - low >= MAX_HOSTS:
+            raise NodeListError(f"{item!r} names more than {MAX_HOSTS} hosts")
+        numbers.extend(str(n).zfill(len(match[1])) for n in range(low, high + 1))
+    return numbers
+
+
+def fold(names: Iterable[str]) -> str:
+    """The shortest usual way to write `names`: sorted, each once, consecutive numbers as ranges."""
+    plain: set[str] = set()
+    numbered: dict[tuple[str, int], set[int]] = {}
+    unpadded: list[tuple[str, str]] = []
+    for name in set(names):
+        match = _TAIL.match(name)
+        if not match:
+            plain.add(name)
+        elif match[2].startswith("0") and len(match[2]) > 1:
+            numbered.setdefault((match[1], len(match[2])), set()).add(int(match[2]))
+        else:
+            unpadded.append((match[1], match[2]))
+    for prefix, digits in unpadded:
+        width = len(digits) if (prefix, len(digits)) in numbered else 0
+        numbered.setdefault((prefix, width), set()).add(int(digits))
+    parts = [(name, name) for name in plain]
+    for (prefix, width), values in numbered.items():
+        pairs = [(f"{low:0{width}d}", f"{high:0{width}d}") for low, high in _runs(values)]
+        runs = [low if low == high else f"{low}-{high}" for low, high in pairs]
+        only = len(runs) == 1 and "-" not in runs[0]
+        parts.append((prefix, f"{prefix}{runs[0]}" if only else f"{prefix}[{','.join(runs)}]"))
+    return ",".join(text for _, text in sorted(parts))
+
+
+def _runs(values: set[int]) -> Iterator[tuple[int, int]]:
+    ordered = sorted(values)
+    low = high = ordered[0]
+    for value in ordered[1:]:
+        if value != high + 1:
+            yield low, high
+            low = value
+        high = value
+    yield low, high

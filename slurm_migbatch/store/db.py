@@ -1,0 +1,178 @@
+"""Opening the store, and everything that the rest of migbatch does with it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from slurm_migbatch.store import queries
+from slurm_migbatch.store.engines import READ_OPTION, make_engine
+from slurm_migbatch.store.errors import OlderDatabaseError, StoreError
+from slurm_migbatch.store.history import HISTORY
+from slurm_migbatch.store.migrations import migrate, pending
+from slurm_migbatch.store.queries import LeaseRow, RunFilter, RunRow
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+_ATTEMPTS = 4
+
+
+def open_store(url: str, *, readonly: bool = False) -> Store:
+    """Open the database at `url`, an SQLAlchemy URL, and bring it up to date.
+
+    Args:
+        url: sqlite:////absolute/file, mariadb://... or postgresql://...
+        readonly: do not write, not even migrations; works while migbatchd is down.
+
+    Raises:
+        StoreError: it cannot be used; the message says what to do. NetworkFilesystemError, NewerDatabaseError and
+            OlderDatabaseError are kinds of it.
+    """
+    engine = make_engine(url, readonly=readonly)
+    try:
+        if readonly:
+            with engine.connect() as connection, connection.begin():
+                waiting = pending(connection, HISTORY)
+            if waiting:
+                raise OlderDatabaseError(
+                    f"the database lacks {waiting[0]!r}, which this version of migbatch needs: start migbatchd, "
+                    "it brings the database up to date"
+                )
+        else:
+            for name in migrate(engine, HISTORY):
+                log.info("database brought up to %s", name)
+    except SQLAlchemyError as error:
+        engine.dispose()
+        raise StoreError(f"cannot use the database {engine.url}: {_cause(error)}") from error
+    except StoreError:
+        engine.dispose()
+        raise
+    return Store(engine, readonly=readonly)
+
+
+def _cause(error: SQLAlchemyError) -> str:
+    return str(error.orig) if isinstance(error, DBAPIError) else str(error)
+
+
+class Store:
+    """The record of decisions, runs, leases and GPUs. Safe to use from several threads; close it at the end."""
+
+    def __init__(self, engine: Engine, *, readonly: bool) -> None:
+        self.engine = engine
+        self.readonly = readonly
+        self._reading = engine.execution_options(**{READ_OPTION: True})
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the connections back. On SQLite this also folds the write-ahead log into the file."""
+        self.engine.dispose()
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A connection in one consistent, read-only view of the data."""
+        with self._reading.connect() as connection, connection.begin():
+            yield connection
+
+    def _write(self, work: Callable[[Session], _T]) -> _T:
+        """Do `work` in one transaction, again from its start where another writer was quicker.
+
+        Raises:
+            StoreError: the store is read-only.
+            sqlalchemy.exc.DBAPIError: the database failed; nothing of `work` was kept.
+        """
+        if self.readonly:
+            raise StoreError("the store was opened for reading only")
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                with Session(self.engine) as session, session.begin():
+                    return work(session)
+            except (IntegrityError, OperationalError):
+                # two migbatchd on one server, a deadlock or a lost connection; a second look decides
+                if attempt == _ATTEMPTS:
+                    raise
+                time.sleep(0.05 * attempt)
+        raise AssertionError("unreachable")
+
+    def ingest(self, node: str, journal: str, boot_id: str, events: Sequence[Mapping[str, Any]]) -> int:
+        """Keep a node's events and draw their consequences, each once, however often and in whatever order they come.
+
+        Args:
+            node: Slurm's name of the node.
+            journal: random id of the node's journal; events are numbered within it from 1.
+            boot_id: the node's present boot.
+            events: JSON objects with "seq", "ts", "kind" and more; unknown ones are kept as they are.
+
+        Returns:
+            The highest number up to which nothing is missing: what the node may forget.
+        """
+        from slurm_migbatch.store.ingest import ingest
+
+        return self._write(lambda session: ingest(session, node, journal, boot_id, events, time.time()))
+
+    def record_decision(self, decision: Mapping[str, Any]) -> None:
+        """Keep what the submit filter decided, and tell the runs that carry the decision's id."""
+        from slurm_migbatch.store.decisions import record_decision
+
+        self._write(lambda session: record_decision(session, decision, time.time()))
+
+    def upsert_jobs(
+        self, rows: Sequence[Mapping[str, Any]], *, live: Collection[int] | None = None, now: float | None = None
+    ) -> None:
+        """Take in what Slurm says of jobs.
+
+        Args:
+            rows: fields as in slurm.client.JobRow, by name; `exit_code` (number or "1:0") where known.
+            live: ids of all jobs that Slurm has; those of ours that are missing have left it. None: not asked.
+            now: moment of the look, unix seconds.
+        """
+        from slurm_migbatch.store.slurmjobs import upsert_jobs
+
+        self._write(lambda session: upsert_jobs(session, rows, live, time.time() if now is None else now))
+
+    def record_supply(self, node: str, ts: float, version: int, counts: Mapping[str, int], why: str) -> None:
+        """Keep what Slurm was told about a node's slices."""
+        from slurm_migbatch.store.decisions import record_supply
+
+        self._write(lambda session: record_supply(session, node, ts, version, counts, why))
+
+    def record_measured(self, job: int, restart: int, figures: Mapping[str, float]) -> bool:
+        """Keep measured figures (latency_ms, throughput_per_s, memory_mib) of a run; False if there is no such run."""
+        from slurm_migbatch.store.decisions import record_measured
+
+        return self._write(lambda session: record_measured(session, job, restart, figures))
+
+    def inventory(self) -> dict[str, list[dict[str, Any]]]:
+        """The GPUs of every node as last described, by node, in the order of their index."""
+        with self.reading() as connection:
+            return queries.inventory(connection)
+
+    def leases(self, active: bool = True) -> list[LeaseRow]:
+        """The slices held now, or with active=False all that ever were."""
+        with self.reading() as connection:
+            return queries.leases(connection, active=active)
+
+    def runs(self, wanted: RunFilter | None = None) -> list[RunRow]:
+        """Runs with their slices, by job id."""
+        with self.reading() as connection:
+            return queries.runs(connection, wanted or RunFilter())
+
+    def decision(self, id: str) -> dict[str, Any] | None:
+        """One decision in full, or None."""
+        with self.reading() as connection:
+            return queries.decision(connection, id)

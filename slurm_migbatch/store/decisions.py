@@ -1,0 +1,80 @@
+"""Records that the controller itself makes: decisions, supply changes, measured figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from slurm_migbatch.store import clean
+from slurm_migbatch.store.models import Decision, Run, SupplyChange
+
+_FIGURES = ("latency_ms", "throughput_per_s", "memory_mib")
+
+
+def record_decision(session: Session, decision: Mapping[str, Any], now: float) -> None:
+    """Keep a decision (again, where it was known) and tell the runs that carry its id."""
+    id = clean.text(decision.get("id"), 16)
+    if id is None:
+        raise ValueError("a decision needs an id")
+    row = session.get(Decision, id)
+    if row is None:
+        row = Decision(id=id)
+        session.add(row)
+    row.ts = clean.moment(decision.get("ts")) or now
+    row.uid = clean.whole(decision.get("uid"))
+    row.user = clean.text(decision.get("user"), 128)
+    row.partition = clean.text(decision.get("partition"), 128)
+    row.asked = clean.text(decision.get("asked"), 1024)
+    row.hints = clean.document(decision.get("hints"))
+    row.bucket = clean.text(decision.get("bucket"), 256)
+    row.candidates = clean.document(decision.get("candidates") or [])
+    row.chosen = clean.text(decision.get("chosen"), 512)
+    row.message = clean.text(decision.get("message"), 8192)
+    row.source = clean.text(decision.get("source"), 16)
+    session.flush()
+    for run in session.scalars(select(Run).where(Run.decision == id)):
+        copy_decision(row, run)
+
+
+def copy_decision(decision: Decision, run: Run) -> None:
+    """Write into a run what reports show of its decision."""
+    run.asked, run.bucket, run.source = decision.asked or run.asked, decision.bucket, decision.source
+    for candidate in decision.candidates if isinstance(decision.candidates, list) else ():
+        if isinstance(candidate, dict) and decision.chosen and candidate.get("profile") in _profiles(decision.chosen):
+            for figure in _FIGURES:
+                setattr(run, f"predicted_{figure}", clean.real(candidate.get(figure)))
+            return
+
+
+def _profiles(chosen: str) -> set[str]:
+    """Profile names in "mig:2g.20gb:1,1g.10gb.me:2", in either spelling."""
+    names = {part.removeprefix("mig:").split(":")[0].strip() for part in chosen.split(",")}
+    return names | {name.replace(".me", "+me").replace(".gfx", "+gfx") for name in names}
+
+
+def record_supply(session: Session, node: str, ts: float, version: int, counts: Mapping[str, int], why: str) -> None:
+    """Keep what Slurm was told about a node."""
+    session.add(
+        SupplyChange(
+            node=clean.text(node, 255) or "?", ts=ts, version=version, counts=clean.document(dict(counts)),
+            why=clean.text(why, 8192),
+        )
+    )  # fmt: skip
+
+
+def record_measured(session: Session, job: int, restart: int, figures: Mapping[str, float]) -> bool:
+    """Keep measured figures of a run; unknown names are an error, None leaves a figure as it is."""
+    if unknown := set(figures) - set(_FIGURES):
+        raise ValueError(f"no such figure: {sorted(unknown)[0]!r}; known are {', '.join(_FIGURES)}")
+    run = session.scalars(
+        select(Run).where(Run.job_id == job, Run.restart == restart).order_by(Run.reuse.desc()).limit(1)
+    ).first()
+    if run is None:
+        return False
+    for name, value in figures.items():
+        if (number := clean.real(value)) is not None:
+            setattr(run, f"measured_{name}", number)
+    return True

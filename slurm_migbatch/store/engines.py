@@ -1,0 +1,184 @@
+"""Connections to the three databases, each with the settings that the store relies on."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+
+from slurm_migbatch.store.errors import NetworkFilesystemError, StoreError
+from slurm_migbatch.store.filesystem import filesystem_type, is_network
+
+#: seconds that a connection waits for another one's write to end
+BUSY_TIMEOUT_S = 30.0
+#: execution option of connections that only read; SQLite then needs no write lock
+READ_OPTION = "migbatch_read"
+
+_DRIVERS = {"mysql": "mysql+pymysql", "mariadb": "mariadb+pymysql", "postgresql": "postgresql+psycopg"}
+_EXTRAS = {"mysql": "mysql", "mariadb": "mysql", "postgresql": "postgres"}
+
+
+def make_engine(text: str, *, readonly: bool) -> Engine:
+    """An engine for `text`, an SQLAlchemy URL. For SQLite the file is made, or for reading must exist.
+
+    Raises:
+        StoreError: the URL means nothing, its driver is not installed, or the file cannot be used.
+    """
+    try:
+        url = make_url(text)
+    except ArgumentError:
+        raise StoreError(
+            f"{text!r} is not a database URL; write for instance sqlite:////var/lib/migbatch/migbatch.db"
+        ) from None
+    if url.get_backend_name() == "sqlite":
+        return _sqlite(url, readonly)
+    return _server(url)
+
+
+def _server(url: URL) -> Engine:
+    url = url.set(drivername=_DRIVERS.get(url.drivername, url.drivername))
+    backend = url.get_backend_name()
+    try:
+        return create_engine(url, isolation_level="READ COMMITTED", pool_pre_ping=True, pool_recycle=3600)
+    except NoSuchModuleError:
+        raise StoreError(f"no such kind of database: {url.drivername!r}; use sqlite, mariadb or postgresql") from None
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get(backend)
+        advice = f"pip install 'slurm-migbatch[{extra}]'" if extra else f"install {error.name}"
+        raise StoreError(f"{backend} needs the Python package {error.name}: {advice}") from None
+
+
+def _sqlite(url: URL, readonly: bool) -> Engine:
+    if not url.database or url.database == ":memory:" or not Path(url.database).is_absolute():
+        raise StoreError(f"{url} names no absolute file; write four slashes: sqlite:////var/lib/migbatch/migbatch.db")
+    path = Path(url.database)
+    kind = filesystem_type(path)
+    if is_network(kind):
+        raise NetworkFilesystemError(
+            f"{path} lies on a {kind} filesystem, which several hosts can share; SQLite loses data there. Put it on a "
+            "local disk of the controller ([store] url in migbatch.toml), or use MariaDB or PostgreSQL"
+        )
+    mode = _readable_mode(path) if readonly else _create(path)
+
+    def connect() -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            f"file:{quote(str(path))}?{mode}",
+            uri=True,
+            timeout=BUSY_TIMEOUT_S,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        connection.execute("PRAGMA foreign_keys=ON")
+        if not readonly:
+            # an acknowledged event is gone from its node: the commit must be on the disk
+            connection.execute("PRAGMA synchronous=FULL")
+        return connection
+
+    engine = create_engine("sqlite://", creator=connect, poolclass=_pool())
+    event.listen(engine, "begin", _begin_reading if readonly else _begin)
+    if not readonly:
+        _use_wal(connect, path)
+    return engine
+
+
+def _pool() -> Any:
+    from sqlalchemy.pool import QueuePool
+
+    return QueuePool
+
+
+def _begin(connection: Connection) -> None:
+    """Writers take the write lock at once, so that none fails half-way for having read before it wrote."""
+    reading = connection.get_execution_options().get(READ_OPTION)
+    connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+
+
+def _begin_reading(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN")
+
+
+def _create(path: Path) -> str:
+    """Make the file, 0640 in a directory 0750: whoever may read all runs is the administrator's choice of group."""
+    try:
+        if not path.parent.exists():
+            path.parent.mkdir(mode=0o750, parents=True)
+            path.parent.chmod(0o750)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+        os.fchmod(descriptor, 0o640)
+        os.close(descriptor)
+    except FileExistsError:
+        if not path.is_file():
+            raise StoreError(f"{path} is not a file; [store] url must name one") from None
+    except OSError as error:
+        raise StoreError(f"cannot make the database {path}: {error.strerror}") from None
+    return "mode=rw"
+
+
+def _use_wal(connect: Any, path: Path) -> None:
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            connection = connect()
+        except sqlite3.Error as error:
+            raise StoreError(f"cannot open {path}: {error}") from None
+        try:
+            mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+            break
+        except sqlite3.OperationalError as error:
+            # SQLite does not wait by itself where two connections want to change the journal mode
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise StoreError(f"cannot open {path}: {error}") from None
+            time.sleep(0.02)
+        except sqlite3.DatabaseError as error:
+            raise StoreError(f"{path} is not a usable database: {error}") from None
+        finally:
+            connection.close()
+    if mode != "wal":
+        raise StoreError(f"{path}: SQLite cannot keep a write-ahead log there ({mode}); use a local disk")
+
+
+def _readable_mode(path: Path) -> str:
+    """The URI parameters with which this user can read `path` now.
+
+    A reader who may not write the directory cannot make the -shm file that WAL needs. It exists while migbatchd runs;
+    where it is stopped, and has folded its log into the file, the file is complete and nobody writes it.
+    """
+    try:
+        path.stat()
+    except FileNotFoundError:
+        raise StoreError(
+            f"there is no database at {path}; migbatchd makes it at its first start, --db or MIGBATCH_DB names another"
+        ) from None
+    except OSError as error:
+        raise StoreError(f"cannot read the database {path}: {error.strerror}") from None
+    problem: sqlite3.Error | None = None
+    for mode in ("mode=ro", "mode=ro&immutable=1"):
+        if "immutable" in mode and _log_size(path):
+            break
+        try:
+            connection = sqlite3.connect(f"file:{quote(str(path))}?{mode}", uri=True, timeout=BUSY_TIMEOUT_S)
+        except sqlite3.Error as error:
+            problem = error
+            continue
+        try:
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            return mode
+        except sqlite3.Error as error:
+            problem = error
+        finally:
+            connection.close()
+    advice = "" if os.access(path, os.R_OK) else "; ask the administrator for the group that may read it"
+    raise StoreError(f"cannot read the database {path}: {problem}{advice}")
+
+
+def _log_size(path: Path) -> int:
+    try:
+        return path.with_name(path.name + "-wal").stat().st_size
+    except OSError:
+        return 0

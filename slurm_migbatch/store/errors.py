@@ -1,0 +1,19 @@
+"""What can be wrong with the store, in sentences for whoever must act."""
+
+from __future__ import annotations
+
+
+class StoreError(RuntimeError):
+    """The database cannot be used; the message says why and what to do."""
+
+
+class NetworkFilesystemError(StoreError):
+    """An SQLite file on a filesystem that several hosts share."""
+
+
+class NewerDatabaseError(StoreError):
+    """The database was made by a later version of this package."""
+
+
+class OlderDatabaseError(StoreError):
+    """The database waits for a migration, which a reader must not do."""

@@ -1,0 +1,130 @@
+"""How the tables came to be what they are: one step after the other, each frozen once it was released.
+
+A step may run again after it was cut short (MariaDB cannot take DDL back), so every step leaves alone what exists.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+from slurm_migbatch.store.migrations import Migration
+
+_BIG = BigInteger().with_variant(Integer(), "sqlite")
+
+
+def _first_tables(connection: Connection) -> None:
+    meta = MetaData()
+
+    def table(name: str, *items: Column[object] | Index | UniqueConstraint) -> None:
+        Table(name, meta, *items, mysql_engine="InnoDB", mysql_charset="utf8mb4", mysql_collate="utf8mb4_bin")
+
+    def text(name: str, length: int, *, null: bool = True, key: bool = False) -> Column[object]:
+        return Column(name, String(length), nullable=null and not key, primary_key=key)
+
+    def whole(name: str, *, null: bool = True) -> Column[object]:
+        return Column(name, Integer, nullable=null)
+
+    def big(name: str, *, null: bool = True) -> Column[object]:
+        return Column(name, BigInteger, nullable=null)
+
+    def real(name: str, *, null: bool = True) -> Column[object]:
+        return Column(name, Double, nullable=null)
+
+    def yes(name: str, *, null: bool = False) -> Column[object]:
+        return Column(name, Boolean, nullable=null)
+
+    def json(name: str) -> Column[object]:
+        return Column(name, JSON, nullable=False)
+
+    def serial() -> Column[object]:
+        return Column("id", _BIG, primary_key=True)
+
+    table(
+        "runs",
+        serial(), big("job_id", null=False), whole("restart", null=False), whole("reuse", null=False), yes("latest"),
+        big("array_job"), text("array_task", 256), big("het_job"), whole("het_offset"),
+        big("uid"), text("user", 128), text("account", 128), text("partition", 128), text("name", 256),
+        Column("nodes", Text),
+        text("state", 24, null=False), text("state_from", 8, null=False), text("reason", 512),
+        whole("exit_code"), whole("signal"), real("submitted"), real("started"), real("ended"), big("time_limit_s"),
+        real("began", null=False), whole("span_class", null=False),
+        text("asked", 1024), text("bucket", 256), text("decision", 16), text("source", 16),
+        text("profile", 512), whole("slice_count", null=False), yes("warm", null=True), real("setup_ms"),
+        real("predicted_latency_ms"), real("predicted_throughput_per_s"), real("predicted_memory_mib"),
+        real("measured_latency_ms"), real("measured_throughput_per_s"), real("measured_memory_mib"),
+        UniqueConstraint("job_id", "reuse", "restart", name="uq_runs_identity"),
+        Index("ix_runs_array_job", "array_job"),
+        Index("ix_runs_het_job", "het_job"),
+        Index("ix_runs_window", "span_class", "ended"),
+        Index("ix_runs_decision", "decision"),
+    )  # fmt: skip
+    table(
+        "leases",
+        serial(), Column("run_id", _BIG, ForeignKey("runs.id"), nullable=False),
+        big("job_id", null=False), whole("restart", null=False),
+        text("node", 255, null=False), text("journal", 64, null=False), whole("position", null=False),
+        text("gpu", 128, null=False), whole("gpu_index"), text("profile", 32, null=False),
+        whole("slot_start", null=False), whole("slot_size", null=False), whole("gi"), whole("ci"),
+        text("mig_uuid", 128), real("since"), real("until"), text("outcome", 16),
+        Index("ix_leases_run", "run_id"),
+        Index("ix_leases_open", "until", "node"),
+    )  # fmt: skip
+    table(
+        "decisions",
+        text("id", 16, key=True), real("ts", null=False), big("uid"), text("user", 128), text("partition", 128),
+        text("asked", 1024), json("hints"), text("bucket", 256), json("candidates"), text("chosen", 512),
+        Column("message", Text), text("source", 16),
+        Index("ix_decisions_ts", "ts"),
+    )  # fmt: skip
+    table(
+        "nodes",
+        text("node", 255, key=True), text("journal", 64), text("boot_id", 64), real("booted"), real("seen", null=False),
+    )  # fmt: skip
+    table(
+        "journals",
+        text("node", 255, key=True), text("journal", 64, key=True), big("contiguous", null=False), real("superseded"),
+    )  # fmt: skip
+    table(
+        "node_events",
+        serial(), text("node", 255, null=False), text("journal", 64, null=False), big("seq", null=False),
+        real("ts", null=False), text("kind", 64, null=False), json("payload"), real("received", null=False),
+        UniqueConstraint("node", "journal", "seq", name="uq_node_events_identity"),
+        Index("ix_node_events_kind", "kind", "ts"),
+    )  # fmt: skip
+    table(
+        "gpus",
+        text("node", 255, key=True), text("uuid", 128, key=True), whole("minor"), whole("gpu_index"),
+        text("name", 128), yes("mig"), json("geometry"), json("facts"), yes("present"), real("seen", null=False),
+    )  # fmt: skip
+    table(
+        "supply_changes",
+        serial(), text("node", 255, null=False), real("ts", null=False), big("version", null=False), json("counts"),
+        Column("why", Text),
+        Index("ix_supply_changes_node", "node", "ts"),
+    )  # fmt: skip
+    table(
+        "jobs",
+        Column("job_id", _BIG, primary_key=True, autoincrement=False), yes("live"), text("state", 24, null=False),
+        real("seen", null=False), json("facts"),
+        Index("ix_jobs_live", "live"),
+    )  # fmt: skip
+    meta.create_all(connection, checkfirst=True)
+
+
+#: In order; a released one is never changed, removed or moved.
+HISTORY: tuple[Migration, ...] = (Migration("0001 first tables", _first_tables),)

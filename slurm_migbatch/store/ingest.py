@@ -1,0 +1,257 @@
+"""Node events: kept once each, drawn on in their order.
+
+Events of one journal are numbered without gaps, and a node sends again whatever was not acknowledged. So an event that
+comes too early only waits for those before it. A gap that the node itself leaves a second time will never be filled
+(the node was told that those events are safe, and the database has been set back since); it is then stepped over.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import func, insert, select
+from sqlalchemy.orm import Session
+
+from slurm_migbatch.store import clean
+from slurm_migbatch.store.lifecycle import SliceFacts, link, lose_leases, run_of, start_run, stop_run
+from slurm_migbatch.store.models import Gpu, Journal, Lease, Node, NodeEvent
+
+log = logging.getLogger(__name__)
+
+#: more slices than one node can have GPUs times slots; longer lists are cut
+_MAX_SLICES = 256
+_CHUNK = 500
+
+
+def ingest(
+    session: Session, node: str, journal_id: str, boot_id: str, events: Sequence[Mapping[str, Any]], now: float
+) -> int:
+    """See `Store.ingest`."""
+    name, id = clean.text(node, 255), clean.text(journal_id, 64)
+    if not name or not id:
+        raise ValueError("events need the names of their node and journal")
+    machine = session.get(Node, name, with_for_update=True)
+    if machine is None:
+        machine = Node(node=name, seen=now)
+        session.add(machine)
+        session.flush()
+    machine.seen = now
+    journal = session.get(Journal, (name, id))
+    fresh = _fresh(events, now)
+    if journal is None:
+        journal = Journal(node=name, journal=id, contiguous=0)
+        session.add(journal)
+        _supersede(session, machine, min((row["ts"] for row in fresh.values()), default=now))
+        machine.journal = id
+        session.flush()
+    known = _known(session, name, id, list(fresh))
+    new = {seq: row for seq, row in fresh.items() if seq not in known}
+    if new:
+        session.execute(
+            insert(NodeEvent), [{"node": name, "journal": id, "received": now, **row} for row in new.values()]
+        )
+    late = sorted(seq for seq in new if seq <= journal.contiguous)
+    _apply(session, machine, journal, late)
+    before = journal.contiguous
+    reached = _reach(session, journal)
+    if reached == before and fresh and not new and min(fresh) > before + 1:
+        log.warning("%s: events %d-%d of journal %s are lost", name, before + 1, min(fresh) - 1, id)
+        journal.contiguous = min(fresh) - 1
+        reached = _reach(session, journal)
+    _apply(session, machine, journal, _stored_between(session, journal, journal.contiguous, reached))
+    journal.contiguous = reached
+    return reached
+
+
+def _fresh(events: Sequence[Mapping[str, Any]], now: float) -> dict[int, dict[str, Any]]:
+    """The rows to keep, by number. What has no number cannot be told apart from its repetition and is not kept."""
+    rows: dict[int, dict[str, Any]] = {}
+    for event in events:
+        seq = clean.whole(event.get("seq"), 1) if isinstance(event, Mapping) else None
+        if seq is None:
+            log.warning("an event without a usable number was not kept: %.200r", event)
+            continue
+        rows.setdefault(
+            seq,
+            {
+                "seq": seq,
+                "ts": clean.moment(event.get("ts")) or now,
+                "kind": clean.text(event.get("kind"), 64) or "?",
+                "payload": clean.document({key: value for key, value in event.items() if key not in ("seq", "kind")}),
+            },
+        )
+    return rows
+
+
+def _known(session: Session, node: str, journal: str, seqs: list[int]) -> set[int]:
+    known: set[int] = set()
+    mine = select(NodeEvent.seq).where(NodeEvent.node == node, NodeEvent.journal == journal)
+    for start in range(0, len(seqs), _CHUNK):
+        known.update(session.scalars(mine.where(NodeEvent.seq.in_(seqs[start : start + _CHUNK]))))
+    return known
+
+
+def _reach(session: Session, journal: Journal) -> int:
+    """The highest number up to which all events from `journal.contiguous` on are stored."""
+    mine = (NodeEvent.node == journal.node, NodeEvent.journal == journal.journal)
+    above = select(NodeEvent.seq).where(*mine, NodeEvent.seq > journal.contiguous).order_by(NodeEvent.seq)
+    count, highest = session.execute(
+        select(func.count(), func.max(NodeEvent.seq)).where(*mine, NodeEvent.seq > journal.contiguous)
+    ).one()
+    if not count or highest == journal.contiguous + count:
+        return highest or journal.contiguous
+    reached = journal.contiguous
+    for seq in session.scalars(above):
+        if seq != reached + 1:
+            break
+        reached = seq
+    return reached
+
+
+def _stored_between(session: Session, journal: Journal, low: int, high: int) -> list[int]:
+    if high <= low:
+        return []
+    return list(
+        session.scalars(
+            select(NodeEvent.seq)
+            .where(NodeEvent.node == journal.node, NodeEvent.journal == journal.journal)
+            .where(NodeEvent.seq > low, NodeEvent.seq <= high)
+            .order_by(NodeEvent.seq)
+        )
+    )
+
+
+def _supersede(session: Session, machine: Node, moment: float) -> None:
+    """A journal that was not known takes the place of the others: what they held nobody will ever release."""
+    for other in session.scalars(select(Journal).where(Journal.node == machine.node, Journal.superseded.is_(None))):
+        if other.journal == machine.journal:
+            other.superseded = moment
+            log.warning("%s has lost its journal %s; the slices it held count as lost", machine.node, other.journal)
+            lose_leases(
+                session,
+                session.scalars(
+                    select(Lease).where(
+                        Lease.node == machine.node, Lease.journal == other.journal, Lease.until.is_(None)
+                    )
+                ).all(),
+                moment,
+                ends_runs=False,
+            )
+
+
+def _apply(session: Session, machine: Node, journal: Journal, seqs: Sequence[int]) -> None:
+    for start in range(0, len(seqs), _CHUNK):
+        rows = session.execute(
+            select(NodeEvent.seq, NodeEvent.ts, NodeEvent.kind, NodeEvent.payload)
+            .where(NodeEvent.node == machine.node, NodeEvent.journal == journal.journal)
+            .where(NodeEvent.seq.in_(seqs[start : start + _CHUNK]))
+            .order_by(NodeEvent.seq)
+        ).all()
+        for seq, ts, kind, payload in rows:
+            effect = _EFFECTS.get(kind)
+            if effect is None or not isinstance(payload, dict):
+                continue
+            try:
+                with session.begin_nested():
+                    effect(session, machine, journal, ts, payload)
+                    session.flush()
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                log.warning("%s: event %d (%s) cannot be used: %s", machine.node, seq, kind, error)
+
+
+def _boot(session: Session, machine: Node, journal: Journal, ts: float, event: dict[str, Any]) -> None:
+    boot = clean.text(event.get("boot_id"), 64)
+    if boot is None or boot == machine.boot_id or journal.superseded is not None:
+        return
+    if machine.boot_id is not None or machine.booted is None:
+        held = session.scalars(select(Lease).where(Lease.node == machine.node, Lease.until.is_(None))).all()
+        lose_leases(session, held, ts, ends_runs=True)
+    machine.boot_id, machine.booted = boot, ts
+
+
+def _inventory(session: Session, machine: Node, journal: Journal, ts: float, event: dict[str, Any]) -> None:
+    known = {gpu.uuid: gpu for gpu in session.scalars(select(Gpu).where(Gpu.node == machine.node))}
+    if any(gpu.seen > ts for gpu in known.values()):
+        return
+    for gpu in known.values():
+        gpu.present = False
+    own = ("uuid", "minor", "index", "name", "mig", "geometry")
+    for facts in event["gpus"]:
+        uuid = clean.text(facts.get("uuid"), 128)
+        if uuid is None:
+            continue
+        if uuid not in known:
+            known[uuid] = Gpu(node=machine.node, uuid=uuid)
+            session.add(known[uuid])
+        gpu = known[uuid]
+        gpu.minor, gpu.gpu_index = clean.small(facts.get("minor")), clean.small(facts.get("index"))
+        gpu.name, gpu.mig = clean.text(facts.get("name"), 128), facts.get("mig") is True
+        gpu.geometry = facts.get("geometry")
+        gpu.facts = {key: value for key, value in facts.items() if key not in own}
+        gpu.present, gpu.seen = True, ts
+    session.flush()
+    for lease in session.scalars(
+        select(Lease).where(Lease.node == machine.node, Lease.until.is_(None), Lease.gpu_index.is_(None))
+    ):
+        lease.gpu_index = known[lease.gpu].gpu_index if lease.gpu in known else None
+
+
+def _start(session: Session, machine: Node, journal: Journal, ts: float, event: dict[str, Any]) -> None:
+    job, restart = _identity(event)
+    run = run_of(session, job, restart, ts, starts=True)
+    run.uid = clean.whole(event.get("uid")) if run.uid is None else run.uid
+    for field, length in (("user", 128), ("account", 128), ("partition", 128)):
+        if getattr(run, field) is None:
+            setattr(run, field, clean.text(event.get(field), length))
+    warm = clean.truth(event.get("warm"))
+    run.warm = warm if run.warm is None else bool(run.warm and warm)
+    setup = clean.real(event.get("elapsed_ms"))
+    run.setup_ms = setup if run.setup_ms is None else max(run.setup_ms, setup or 0.0)
+    link(session, run, clean.text(event.get("decision"), 16))
+    lost_at = journal.superseded
+    if machine.booted is not None and ts < machine.booted:
+        lost_at = machine.booted
+    start_run(session, run, machine.node, journal.journal, ts, _slices(event), lost_at)
+
+
+def _stop(session: Session, machine: Node, journal: Journal, ts: float, event: dict[str, Any]) -> None:
+    job, restart = _identity(event)
+    run = run_of(session, job, restart, ts, starts=False)
+    code = clean.whole(event.get("exit_code"), 0, 255)
+    stop_run(session, run, machine.node, journal.journal, ts, _slices(event), code)
+
+
+def _misfit(session: Session, machine: Node, journal: Journal, ts: float, event: dict[str, Any]) -> None:
+    job, restart = _identity(event)
+    run = run_of(session, job, restart, ts, starts=True)
+    run.reason = clean.text(f"misfit on {machine.node}: {event.get('reason') or event.get('grant') or '?'}", 512)
+    if run.ended is None:
+        run.state, run.ended = "REQUEUED", ts
+
+
+def _identity(event: dict[str, Any]) -> tuple[int, int]:
+    job, restart = clean.whole(event.get("job"), 1), clean.small(event.get("restart") or 0)
+    if job is None or restart is None:
+        raise ValueError(f"it names no job ({event.get('job')!r}, restart {event.get('restart')!r})")
+    return job, restart
+
+
+def _slices(event: dict[str, Any]) -> list[SliceFacts]:
+    found = {}
+    slices = event.get("slices")
+    for facts in slices[:_MAX_SLICES] if isinstance(slices, list) else ():
+        if not isinstance(facts, dict):
+            continue
+        gpu, profile = clean.text(facts.get("gpu"), 128), clean.text(facts.get("profile"), 32)
+        start, size = clean.small(facts.get("start")), clean.small(facts.get("size"))
+        if gpu and profile and start is not None and size:
+            found[gpu, start] = SliceFacts(
+                gpu, profile, start, size, clean.small(facts.get("gi")), clean.small(facts.get("ci")),
+                clean.text(facts.get("mig_uuid"), 128),
+            )  # fmt: skip
+    return list(found.values())
+
+
+_EFFECTS = {"boot": _boot, "inventory": _inventory, "start": _start, "stop": _stop, "misfit": _misfit}

@@ -1,0 +1,258 @@
+"""How runs and leases change: starting, stopping, being lost. Used by node events and by Slurm's word alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from slurm_migbatch.store.models import Decision, Gpu, Lease, Run
+
+#: Slurm's states after which a run does not go on
+FINAL_STATES = frozenset(
+    {
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "LAUNCH_FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "RECONFIG_FAIL",
+        "REQUEUED",
+        "REVOKED",
+        "TIMEOUT",
+        "UNKNOWN",
+    }
+)
+#: Slurm has this much patience with a job at its time limit before it is killed, seconds
+_LIMIT_SLACK_S = 1.0
+
+
+@dataclass(frozen=True)
+class SliceFacts:
+    """One slice as an event names it."""
+
+    gpu: str
+    profile: str
+    start: int
+    size: int
+    gi: int | None
+    ci: int | None
+    mig_uuid: str | None
+
+
+def run_of(session: Session, job: int, restart: int, moment: float, *, starts: bool) -> Run:
+    """The run (job, restart), made where it is not known yet.
+
+    Slurm may begin its job ids anew (lost state, wrapped counter). A run that had started and ended before `moment`
+    cannot start once more under the same restart count: with `starts` that is a new job of the same number.
+    """
+    newest = session.scalars(
+        select(Run).where(Run.job_id == job).order_by(Run.reuse.desc(), Run.restart.desc()).limit(1)
+    ).first()
+    found = session.scalars(
+        select(Run).where(Run.job_id == job, Run.restart == restart).order_by(Run.reuse.desc()).limit(1)
+    ).first()
+    if found is not None and not (starts and _is_over(found, moment)):
+        return found
+    reuse = 0 if newest is None else newest.reuse + (1 if found is not None and found.reuse == newest.reuse else 0)
+    run = Run(job_id=job, restart=restart, reuse=reuse, latest=True, state="PENDING", state_from="node", slice_count=0)
+    if newest is not None:
+        run.latest = (newest.reuse, newest.restart) < (reuse, restart)
+        if run.latest:
+            session.execute(update(Run).where(Run.job_id == job).values(latest=False))
+            if newest.reuse == reuse:
+                for name in ("uid", "user", "account", "partition", "name", "array_job", "array_task", "het_job"):
+                    setattr(run, name, getattr(newest, name))
+                _requeued(newest, moment)
+    session.add(run)
+    session.flush()
+    return run
+
+
+def _is_over(run: Run, moment: float) -> bool:
+    return run.started is not None and run.ended is not None and run.state != "UNKNOWN" and moment > run.ended
+
+
+def _requeued(run: Run, moment: float) -> None:
+    """An earlier run of a job that runs again: however its script ended, Slurm took the job back."""
+    if run.state_from != "slurm" or run.state not in FINAL_STATES:
+        run.state, run.state_from = "REQUEUED", "node"
+        run.ended = moment if run.ended is None else run.ended
+
+
+def start_run(
+    session: Session,
+    run: Run,
+    node: str,
+    journal: str,
+    moment: float,
+    slices: Sequence[SliceFacts],
+    lost_at: float | None = None,
+) -> None:
+    """`run` has got `slices` on `node`. With `lost_at` they are known to have been lost since."""
+    run.started = moment if run.started is None else run.started
+    if run.state_from == "poll":
+        # it was thought gone, but here it is
+        run.ended, run.state_from = None, "node"
+    if run.ended is None and run.state not in FINAL_STATES:
+        run.state = "RUNNING"
+    names = dict.fromkeys((run.nodes or "").split(",")) if run.nodes else {}
+    if node not in names:
+        run.nodes = ",".join(sorted([*names, node]))
+    kept = _open_slices(session, run, node, journal, moment, slices, lost_at)
+    for lease in session.scalars(select(Lease).where(Lease.node == node, Lease.until.is_(None))).all():
+        if lease.id in kept:
+            continue
+        if lease.run_id == run.id:
+            _close(lease, moment, "moved")
+        elif any(_overlaps(lease, facts) for facts in slices) and lost_at is None:
+            # the node gives no slot away twice: the end of the earlier lease never reached us
+            _close(lease, moment, "lost")
+            finish_if_free(session, lease.run_id, moment, None)
+    summarise(session, run)
+
+
+def _open_slices(
+    session: Session,
+    run: Run,
+    node: str,
+    journal: str,
+    moment: float,
+    slices: Sequence[SliceFacts],
+    lost_at: float | None,
+) -> set[int]:
+    known = {
+        (lease.gpu, lease.slot_start): lease
+        for lease in session.scalars(
+            select(Lease).where(Lease.run_id == run.id, Lease.node == node, Lease.outcome.is_distinct_from("moved"))
+        )
+    }
+    indexes = dict(session.execute(select(Gpu.uuid, Gpu.gpu_index).where(Gpu.node == node)).tuples().all())
+    kept = set()
+    for position, facts in enumerate(slices):
+        lease = known.get((facts.gpu, facts.start))
+        if lease is None:
+            lease = Lease(run_id=run.id, job_id=run.job_id, restart=run.restart, node=node, until=lost_at)
+            lease.outcome = None if lost_at is None else "lost"
+            session.add(lease)
+        elif lease.outcome == "lost" and lost_at is None:
+            # it was lost with the node's journal; a repaired node found it again
+            lease.until = lease.outcome = None
+        lease.journal, lease.position, lease.gpu, lease.gpu_index = journal, position, facts.gpu, indexes.get(facts.gpu)
+        lease.profile, lease.slot_start, lease.slot_size = facts.profile, facts.start, facts.size
+        lease.gi, lease.ci, lease.mig_uuid = facts.gi, facts.ci, facts.mig_uuid
+        lease.since = moment if lease.since is None else lease.since
+        session.flush()
+        kept.add(lease.id)
+    return kept
+
+
+def _overlaps(lease: Lease, facts: SliceFacts) -> bool:
+    return (
+        lease.gpu == facts.gpu
+        and lease.slot_start < facts.start + facts.size
+        and facts.start < lease.slot_start + lease.slot_size
+    )
+
+
+def stop_run(
+    session: Session,
+    run: Run,
+    node: str,
+    journal: str,
+    moment: float,
+    slices: Sequence[SliceFacts],
+    exit_code: int | None,
+) -> None:
+    """`run` has given back what it had on `node`; over once no node holds anything for it."""
+    leases = session.scalars(select(Lease).where(Lease.run_id == run.id, Lease.node == node)).all()
+    for lease in leases:
+        if lease.until is None or lease.outcome == "lost":
+            _close(lease, moment, "released")
+    if not leases:
+        # its start was lost with a journal: the end alone still tells what it held
+        _open_slices(session, run, node, journal, moment, slices, moment)
+        for lease in session.scalars(select(Lease).where(Lease.run_id == run.id, Lease.node == node)):
+            lease.since, lease.outcome = run.started, "released"
+        run.nodes = run.nodes or node
+    summarise(session, run)
+    finish_if_free(session, run.id, moment, exit_code, told=True)
+
+
+def lose_leases(session: Session, leases: Iterable[Lease], moment: float, *, ends_runs: bool) -> None:
+    """These leases are gone without a word from the node. With `ends_runs` (a reboot) so are their runs."""
+    runs = set()
+    for lease in leases:
+        _close(lease, moment, "lost")
+        runs.add(lease.run_id)
+    if ends_runs:
+        for id in sorted(runs):
+            finish_if_free(session, id, moment, None, state="NODE_FAIL")
+
+
+def finish_if_free(
+    session: Session, run_id: int, moment: float, exit_code: int | None, *, told: bool = False, state: str | None = None
+) -> None:
+    """End a run where no node holds a slice for it any more.
+
+    Args:
+        exit_code: of its script, 128 + n after signal n; None where nobody knows.
+        told: the node itself reports the end, which corrects an end that was only concluded.
+        state: what to call the end; from exit code and time limit where not given.
+    """
+    session.flush()
+    run = session.get_one(Run, run_id)
+    if exit_code is not None:
+        run.exit_code, run.signal = (0, exit_code - 128) if 128 < exit_code < 193 else (exit_code, 0)
+    open_ones = select(Lease.id).where(Lease.run_id == run_id, Lease.until.is_(None)).limit(1)
+    if session.scalar(open_ones) is not None:
+        return
+    concluded = run.state == "UNKNOWN" or run.state_from == "poll" or (run.state == "NODE_FAIL" and told)
+    if run.state in FINAL_STATES and (run.state_from == "slurm" or not concluded):
+        run.ended = moment if run.ended is None else run.ended
+        return
+    run.ended = moment
+    run.state, run.state_from = state or _end_state(run, moment), "node"
+
+
+def _end_state(run: Run, moment: float) -> str:
+    """The likeliest of Slurm's end states; Slurm tells an Epilog neither of a cancellation nor of a time limit."""
+    if run.time_limit_s and run.started is not None and moment - run.started >= run.time_limit_s - _LIMIT_SLACK_S:
+        return "TIMEOUT"
+    if run.exit_code is None:
+        return "UNKNOWN"
+    if run.signal:
+        return "CANCELLED" if run.signal in (2, 9, 15) else "FAILED"
+    return "FAILED" if run.exit_code else "COMPLETED"
+
+
+def _close(lease: Lease, moment: float, outcome: str) -> None:
+    lease.until = moment if lease.since is None else max(moment, lease.since)
+    lease.outcome = outcome
+
+
+def summarise(session: Session, run: Run) -> None:
+    """Bring `profile` and `slice_count` of a run in line with its leases."""
+    session.flush()
+    got = Counter(
+        session.scalars(select(Lease.profile).where(Lease.run_id == run.id, Lease.outcome.is_distinct_from("moved")))
+    )
+    run.slice_count = sum(got.values())
+    run.profile = ",".join(name if n == 1 else f"{name}:{n}" for name, n in sorted(got.items()))[:512] or None
+
+
+def link(session: Session, run: Run, decision_id: str | None) -> None:
+    """Join a run with the decision whose id it carries; the decision may come later."""
+    if decision_id and run.decision is None:
+        run.decision = decision_id
+        if (decision := session.get(Decision, decision_id)) is not None:
+            from slurm_migbatch.store.decisions import copy_decision
+
+            copy_decision(decision, run)

@@ -1,0 +1,101 @@
+"""Small migrations: ordered, named, recorded in the database, each in one transaction with its record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from sqlalchemy import Column, Connection, Double, Engine, MetaData, String, Table, func, inspect, select, text
+
+from slurm_migbatch.store.errors import NewerDatabaseError, StoreError
+
+_META = MetaData()
+RECORD = Table(
+    "schema_migrations",
+    _META,
+    Column("name", String(128), primary_key=True),
+    Column("applied", Double, nullable=False),
+    mysql_engine="InnoDB",
+    mysql_charset="utf8mb4",
+    mysql_collate="utf8mb4_bin",
+)
+
+#: one number that all starters of all versions agree on (advisory lock of PostgreSQL)
+_LOCK_KEY = 0x6D69676261746368
+_LOCK_NAME = "migbatch-migrations"
+_LOCK_WAIT_S = 120
+
+
+@dataclass(frozen=True)
+class Migration:
+    """One step: what it is called for ever, and what it does. It must bear being run again after a cut."""
+
+    name: str
+    apply: Callable[[Connection], None]
+
+
+def pending(connection: Connection, steps: Sequence[Migration]) -> list[str]:
+    """Names of the steps that this database still lacks, in order. Reads only.
+
+    Raises:
+        NewerDatabaseError: the database has steps that this code does not know.
+    """
+    done = set(connection.scalars(select(RECORD.c.name))) if inspect(connection).has_table(RECORD.name) else set()
+    known = [step.name for step in steps]
+    if unknown := sorted(done - set(known)):
+        raise NewerDatabaseError(
+            f"the database was made by a newer migbatch (it has {unknown[-1]!r}, which this version does not know): "
+            "upgrade slurm-migbatch on this host"
+        )
+    return [name for name in known if name not in done]
+
+
+def migrate(engine: Engine, steps: Sequence[Migration]) -> list[str]:
+    """Bring the database up to date; returns the names of the steps that were done here.
+
+    Several programs may start at once: each step is done by one of them, and the others wait.
+
+    Raises:
+        NewerDatabaseError: see `pending`.
+        StoreError: another program has held the lock for too long.
+    """
+    done: list[str] = []
+    with engine.connect() as connection, _alone(connection):
+        with connection.begin():
+            _lock_transaction(connection)
+            RECORD.create(connection, checkfirst=True)
+        while True:
+            with connection.begin():
+                _lock_transaction(connection)
+                waiting = pending(connection, steps)
+                if not waiting:
+                    return done
+                step = next(step for step in steps if step.name == waiting[0])
+                step.apply(connection)
+                connection.execute(RECORD.insert().values(name=step.name, applied=time.time()))
+                done.append(step.name)
+
+
+@contextmanager
+def _alone(connection: Connection) -> Iterator[None]:
+    """MariaDB: hold a named lock of the server, since its DDL ends transactions and row locks with them."""
+    if connection.dialect.name not in ("mysql", "mariadb"):
+        yield
+        return
+    with connection.begin():
+        got = connection.scalar(select(func.get_lock(_LOCK_NAME, _LOCK_WAIT_S)))
+    if got != 1:
+        raise StoreError(f"another migbatch has been changing the tables for over {_LOCK_WAIT_S} s; try again later")
+    try:
+        yield
+    finally:
+        with connection.begin():
+            connection.scalar(select(func.release_lock(_LOCK_NAME)))
+
+
+def _lock_transaction(connection: Connection) -> None:
+    """PostgreSQL: one migrating transaction at a time. SQLite's are exclusive from their BEGIN IMMEDIATE on."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})

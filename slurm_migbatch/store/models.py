@@ -1,0 +1,246 @@
+"""The tables, as SQLAlchemy classes that mean the same on SQLite, MariaDB and PostgreSQL.
+
+Moments are unix seconds (double precision). The tables themselves are made by `store.history`, never from here;
+a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, Double, ForeignKey, Index, Integer, String, Text, UniqueConstraint, event
+from sqlalchemy.orm import DeclarativeBase, Mapped, Mapper, mapped_column
+
+#: A span class c >= 1 holds the runs that last (submission to end) less than 4**c seconds and at least 4**(c-1).
+OPEN, LAST_SPAN_CLASS = 0, 16
+
+BigId = BigInteger().with_variant(Integer(), "sqlite")
+
+#: MariaDB compares texts by bytes, as the other two do.
+TABLE_OPTIONS = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4", "mysql_collate": "utf8mb4_bin"}
+
+
+def span_class(began: float, ended: float | None) -> int:
+    """The class of a run by its length; OPEN while it has no end. See `queries.overlapping`."""
+    if ended is None:
+        return OPEN
+    length = max(ended - began, 0.0)
+    return min(1 + max(0, math.floor(math.log(length, 4))) if length >= 1 else 1, LAST_SPAN_CLASS)
+
+
+class Base(DeclarativeBase):
+    """The tables of migbatch."""
+
+    type_annotation_map = {float: Double(), int: BigInteger()}
+    __table_args__: Any = TABLE_OPTIONS
+
+
+class Run(Base):
+    """One run of one job: (job id, restart count), and `reuse` where Slurm began its job ids anew."""
+
+    __tablename__ = "runs"
+    __table_args__ = (
+        UniqueConstraint("job_id", "reuse", "restart", name="uq_runs_identity"),
+        Index("ix_runs_array_job", "array_job"),
+        Index("ix_runs_het_job", "het_job"),
+        Index("ix_runs_window", "span_class", "ended"),
+        Index("ix_runs_decision", "decision"),
+        TABLE_OPTIONS,
+    )
+
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    job_id: Mapped[int]
+    restart: Mapped[int] = mapped_column(Integer)
+    reuse: Mapped[int] = mapped_column(Integer, default=0)
+    #: the newest run of its job id: what is shown where duplicates are not asked for
+    latest: Mapped[bool] = mapped_column(default=True)
+    array_job: Mapped[int | None]
+    array_task: Mapped[str | None] = mapped_column(String(256))
+    het_job: Mapped[int | None]
+    het_offset: Mapped[int | None] = mapped_column(Integer)
+    uid: Mapped[int | None]
+    user: Mapped[str | None] = mapped_column(String(128))
+    account: Mapped[str | None] = mapped_column(String(128))
+    partition: Mapped[str | None] = mapped_column(String(128))
+    name: Mapped[str | None] = mapped_column(String(256))
+    nodes: Mapped[str | None] = mapped_column(Text)
+
+    state: Mapped[str] = mapped_column(String(24), default="PENDING")
+    #: who said so: "node" (events), "poll" (it left Slurm's list) or "slurm" (its own word, which wins)
+    state_from: Mapped[str] = mapped_column(String(8), default="node")
+    reason: Mapped[str | None] = mapped_column(String(512))
+    exit_code: Mapped[int | None] = mapped_column(Integer)
+    signal: Mapped[int | None] = mapped_column(Integer)
+    submitted: Mapped[float | None]
+    started: Mapped[float | None]
+    ended: Mapped[float | None]
+    time_limit_s: Mapped[int | None]
+    #: first known moment and length class, kept by `settle`; what time windows are searched by
+    began: Mapped[float]
+    span_class: Mapped[int] = mapped_column(Integer)
+
+    asked: Mapped[str | None] = mapped_column(String(1024))
+    bucket: Mapped[str | None] = mapped_column(String(256))
+    decision: Mapped[str | None] = mapped_column(String(16))
+    source: Mapped[str | None] = mapped_column(String(16))
+    #: what it got, as "2g.20gb" or "1g.10gb:2,3g.40gb"
+    profile: Mapped[str | None] = mapped_column(String(512))
+    slice_count: Mapped[int] = mapped_column(Integer, default=0)
+    warm: Mapped[bool | None]
+    setup_ms: Mapped[float | None]
+
+    predicted_latency_ms: Mapped[float | None]
+    predicted_throughput_per_s: Mapped[float | None]
+    predicted_memory_mib: Mapped[float | None]
+    measured_latency_ms: Mapped[float | None]
+    measured_throughput_per_s: Mapped[float | None]
+    measured_memory_mib: Mapped[float | None]
+
+    def settle(self) -> None:
+        """Bring `began` and `span_class` in line with the other moments."""
+        known = [moment for moment in (self.submitted, self.started, self.ended) if moment is not None]
+        self.began = min(known) if known else 0.0
+        self.span_class = span_class(self.began, self.ended)
+
+
+@event.listens_for(Run, "before_insert")
+@event.listens_for(Run, "before_update")
+def _settle(_mapper: Mapper[Run], _connection: object, run: Run) -> None:
+    run.settle()
+
+
+class Lease(Base):
+    """One slice held by one run, from `since` to `until`. `outcome`: released, moved (replaced at a restart), lost."""
+
+    __tablename__ = "leases"
+    __table_args__ = (Index("ix_leases_run", "run_id"), Index("ix_leases_open", "until", "node"), TABLE_OPTIONS)
+
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
+    job_id: Mapped[int]
+    restart: Mapped[int] = mapped_column(Integer)
+    node: Mapped[str] = mapped_column(String(255))
+    journal: Mapped[str] = mapped_column(String(64))
+    position: Mapped[int] = mapped_column(Integer)
+    gpu: Mapped[str] = mapped_column(String(128))
+    gpu_index: Mapped[int | None] = mapped_column(Integer)
+    profile: Mapped[str] = mapped_column(String(32))
+    slot_start: Mapped[int] = mapped_column(Integer)
+    slot_size: Mapped[int] = mapped_column(Integer)
+    gi: Mapped[int | None] = mapped_column(Integer)
+    ci: Mapped[int | None] = mapped_column(Integer)
+    mig_uuid: Mapped[str | None] = mapped_column(String(128))
+    since: Mapped[float | None]
+    until: Mapped[float | None]
+    outcome: Mapped[str | None] = mapped_column(String(16))
+
+
+class Decision(Base):
+    """What the submit filter made of one request, and why."""
+
+    __tablename__ = "decisions"
+    __table_args__ = (Index("ix_decisions_ts", "ts"), TABLE_OPTIONS)
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    ts: Mapped[float]
+    uid: Mapped[int | None]
+    user: Mapped[str | None] = mapped_column(String(128))
+    partition: Mapped[str | None] = mapped_column(String(128))
+    asked: Mapped[str | None] = mapped_column(String(1024))
+    hints: Mapped[Any] = mapped_column(JSON)
+    bucket: Mapped[str | None] = mapped_column(String(256))
+    candidates: Mapped[Any] = mapped_column(JSON)
+    chosen: Mapped[str | None] = mapped_column(String(512))
+    message: Mapped[str | None] = mapped_column(Text)
+    source: Mapped[str | None] = mapped_column(String(16))
+
+
+class Node(Base):
+    """The state of one node's reports: its present journal and boot."""
+
+    __tablename__ = "nodes"
+
+    node: Mapped[str] = mapped_column(String(255), primary_key=True)
+    journal: Mapped[str | None] = mapped_column(String(64))
+    boot_id: Mapped[str | None] = mapped_column(String(64))
+    booted: Mapped[float | None]
+    seen: Mapped[float]
+
+
+class Journal(Base):
+    """How far one journal of one node has been read without a gap."""
+
+    __tablename__ = "journals"
+
+    node: Mapped[str] = mapped_column(String(255), primary_key=True)
+    journal: Mapped[str] = mapped_column(String(64), primary_key=True)
+    contiguous: Mapped[int] = mapped_column(default=0)
+    #: when another journal took its place; its leases ended then
+    superseded: Mapped[float | None]
+
+
+class NodeEvent(Base):
+    """One event as the node sent it."""
+
+    __tablename__ = "node_events"
+    __table_args__ = (
+        UniqueConstraint("node", "journal", "seq", name="uq_node_events_identity"),
+        Index("ix_node_events_kind", "kind", "ts"),
+        TABLE_OPTIONS,
+    )
+
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    node: Mapped[str] = mapped_column(String(255))
+    journal: Mapped[str] = mapped_column(String(64))
+    seq: Mapped[int]
+    ts: Mapped[float]
+    kind: Mapped[str] = mapped_column(String(64))
+    payload: Mapped[Any] = mapped_column(JSON)
+    received: Mapped[float]
+
+
+class Gpu(Base):
+    """One GPU as its node last described it."""
+
+    __tablename__ = "gpus"
+
+    node: Mapped[str] = mapped_column(String(255), primary_key=True)
+    uuid: Mapped[str] = mapped_column(String(128), primary_key=True)
+    minor: Mapped[int | None] = mapped_column(Integer)
+    gpu_index: Mapped[int | None] = mapped_column(Integer)
+    name: Mapped[str | None] = mapped_column(String(128))
+    mig: Mapped[bool] = mapped_column(default=False)
+    geometry: Mapped[Any] = mapped_column(JSON)
+    facts: Mapped[Any] = mapped_column(JSON)
+    #: in the node's latest inventory
+    present: Mapped[bool] = mapped_column(default=True)
+    seen: Mapped[float]
+
+
+class SupplyChange(Base):
+    """What Slurm was told about a node's slices, when and why."""
+
+    __tablename__ = "supply_changes"
+    __table_args__ = (Index("ix_supply_changes_node", "node", "ts"), TABLE_OPTIONS)
+
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    node: Mapped[str] = mapped_column(String(255))
+    ts: Mapped[float]
+    version: Mapped[int]
+    counts: Mapped[Any] = mapped_column(JSON)
+    why: Mapped[str | None] = mapped_column(Text)
+
+
+class Job(Base):
+    """The last that Slurm said about a job id."""
+
+    __tablename__ = "jobs"
+    __table_args__ = (Index("ix_jobs_live", "live"), TABLE_OPTIONS)
+
+    job_id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=False)
+    live: Mapped[bool]
+    state: Mapped[str] = mapped_column(String(24))
+    seen: Mapped[float]
+    #: the whole row, for what has no column of its own
+    facts: Mapped[Any] = mapped_column(JSON)

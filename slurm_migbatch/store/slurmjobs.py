@@ -1,0 +1,111 @@
+"""What Slurm says of jobs, as migbatchd's poll sees it. Slurm's word on a run's end stands above the node's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from slurm_migbatch.store import clean
+from slurm_migbatch.store.lifecycle import FINAL_STATES, finish_if_free, link, run_of
+from slurm_migbatch.store.models import Job, Lease, Run
+
+_CHUNK = 500
+#: the decision's id in the marker that ends a granted job's comment (mig.grant writes it)
+_DECISION = re.compile(r"\[mig:[^\[\]#]{1,512}#([0-9a-z]{1,16})\]\s*\Z")
+_EXIT = re.compile(r"(\d{1,3}):(\d{1,3})\Z")
+
+
+def upsert_jobs(session: Session, rows: Sequence[Mapping[str, Any]], live: Collection[int] | None, now: float) -> None:
+    """See `Store.upsert_jobs`."""
+    known = _known(session, [row.get("job_id") for row in rows])
+    for row in rows:
+        job_id = clean.whole(row.get("job_id"), 1)
+        if job_id is None:
+            continue
+        facts = clean.document(dict(row))
+        job = known.get(job_id)
+        if job is not None and job.live and job.facts == facts:
+            continue
+        if job is None:
+            job = known[job_id] = Job(job_id=job_id)
+            session.add(job)
+        state = _state(row)
+        job.live, job.state, job.seen, job.facts = state not in FINAL_STATES, state, now, facts
+        _take_in(session, job_id, state, row, now)
+    if live is not None:
+        _left(session, live, now)
+
+
+def _known(session: Session, ids: Iterable[Any]) -> dict[int, Job]:
+    wanted = [id for id in ids if isinstance(id, int)]
+    found: dict[int, Job] = {}
+    for start in range(0, len(wanted), _CHUNK):
+        for job in session.scalars(select(Job).where(Job.job_id.in_(wanted[start : start + _CHUNK]))):
+            found[job.job_id] = job
+    return found
+
+
+def _state(row: Mapping[str, Any]) -> str:
+    """Slurm's base state without a remark such as "CANCELLED by 1000"."""
+    return (clean.text(row.get("state"), 64) or "PENDING").split()[0].rstrip("+").upper()[:24]
+
+
+def _take_in(session: Session, job_id: int, state: str, row: Mapping[str, Any], now: float) -> None:
+    restart = clean.small(row.get("restarts") or 0) or 0
+    submitted = clean.moment(row.get("submit"))
+    # a job that is submitted after the end of its namesake is another one
+    run = run_of(session, job_id, restart, submitted or now, starts=submitted is not None)
+    run.submitted = submitted or run.submitted
+    for field, length in (("user", 128), ("account", 128), ("partition", 128), ("name", 256), ("array_task", 256)):
+        setattr(run, field, clean.text(row.get(field), length) or getattr(run, field))
+    for field in ("uid", "array_job", "het_job", "time_limit_s"):
+        value = clean.whole(row.get(field))
+        setattr(run, field, getattr(run, field) if value is None else value)
+    if run.het_job is not None and run.het_offset is None:
+        # Slurm numbers the components of a heterogeneous job in a row
+        run.het_offset = clean.small(run.job_id - run.het_job)
+    if nodes := row.get("nodes"):
+        run.nodes = ",".join(nodes) if not isinstance(nodes, str) else nodes
+    run.asked = run.asked or clean.text(row.get("gres"), 1024)
+    marker = _DECISION.search(clean.text(row.get("comment"), 65536) or "")
+    link(session, run, marker[1] if marker else None)
+    reason = clean.text(row.get("reason"), 512)
+    if reason and reason != "None" and state == "PENDING":
+        run.reason = reason
+    if state != "PENDING":
+        run.started = clean.moment(row.get("start")) or run.started
+    if state in FINAL_STATES:
+        _finish(run, state, row, now)
+    elif run.state_from == "poll" or run.state not in FINAL_STATES:
+        run.ended = None
+        run.state, run.state_from = ("RUNNING" if state == "COMPLETING" else state), "slurm"
+
+
+def _finish(run: Run, state: str, row: Mapping[str, Any], now: float) -> None:
+    run.state, run.state_from = state, "slurm"
+    run.ended = clean.moment(row.get("end")) or run.ended or now
+    code = row.get("exit_code")
+    if isinstance(code, str) and (match := _EXIT.match(code)):
+        run.exit_code, run.signal = int(match[1]), int(match[2])
+    elif (number := clean.whole(code, 0, 255)) is not None:
+        run.exit_code, run.signal = number, 0
+
+
+def _left(session: Session, live: Collection[int], now: float) -> None:
+    """Jobs that Slurm no longer lists have ended, even where nobody saw how."""
+    present = live if isinstance(live, (set, frozenset, dict)) else set(live)
+    gone = [id for id in session.scalars(select(Job.job_id).where(Job.live)) if id not in present]
+    for start in range(0, len(gone), _CHUNK):
+        some = gone[start : start + _CHUNK]
+        for job in session.scalars(select(Job).where(Job.job_id.in_(some))):
+            job.live = False
+        for run in session.scalars(select(Run).where(Run.job_id.in_(some), Run.latest, Run.ended.is_(None))).all():
+            if run.started is None:
+                run.state, run.state_from, run.ended = "CANCELLED", "poll", now
+            elif session.scalar(select(Lease.id).where(Lease.run_id == run.id, Lease.until.is_(None)).limit(1)) is None:
+                run.state = "RUNNING"
+                finish_if_free(session, run.id, now, None)
