@@ -31,7 +31,7 @@ def geometries(all_types: simdriver.Machine) -> dict[str, Geometry]:
         return found
 
 
-@pytest.fixture(params=GPU_TYPES)
+@pytest.fixture(scope="session", params=GPU_TYPES)
 def geometry(request: pytest.FixtureRequest, geometries: dict[str, Geometry]) -> Geometry:
     """The geometry of each type in turn."""
     return geometries[request.param]

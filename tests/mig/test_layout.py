@@ -1,0 +1,152 @@
+import json
+import pickle
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.mig.layout import EMPTY, Layout, LayoutError, Slot, layouts
+from slurm_migbatch.mig.placement import Placement, PlacementError
+from slurm_migbatch.mig.profile import Profile
+
+
+@st.composite
+def compatible(draw, count=2):
+    """Some layouts that are parts of one, so that their union exists; placements need not be any GPU's."""
+    edges = sorted(draw(st.sets(st.integers(0, 12), min_size=2, max_size=8)))
+    profiles = st.builds(Profile, st.integers(1, 3), st.sampled_from([10, 20]), st.sampled_from(["", "+me"]))
+    slots = [Slot(draw(profiles), Placement(a, b - a)) for a, b in pairwise(edges)]
+    return [Layout(draw(st.lists(st.sampled_from(slots)))) for _ in range(count)]
+
+
+@given(compatible(3))
+def test_union_is_that_of_sets(abc):
+    a, b, c = abc
+    assert a.union(b) == b.union(a)
+    assert a.union(b).union(c) == a.union(b.union(c))
+    assert a.union(a) == a == a.union(EMPTY)
+    assert a.is_subset_of(a.union(b))
+    assert set(a.union(b).slots) == set(a.slots) | set(b.slots)
+
+
+@given(compatible(2))
+def test_difference_and_intersection_take_a_layout_apart(ab):
+    a, b = ab
+    assert a.minus(b).union(a.intersection(b)) == a
+    assert a.union(b).minus(b) == a.minus(b)
+    assert a.minus(a) == EMPTY
+    assert a.is_subset_of(b) == (a.union(b) == b) == (a.minus(b) == EMPTY)
+    assert a.mask == a.minus(b).mask | a.intersection(b).mask
+    assert not a.minus(b).mask & a.intersection(b).mask
+
+
+@given(compatible(1))
+def test_slots_come_and_go_singly(one):
+    layout = EMPTY
+    for slot in one[0].slots:
+        assert layout.free_of(slot.placement)
+        grown = layout.add(slot)
+        assert grown.contains(slot) and slot in grown
+        assert grown.remove(slot) == layout
+        assert grown.add(slot) is grown
+        layout = grown
+    assert layout == one[0]
+    assert sum(layout.counts().values()) == len(layout) == len(layout.profiles)
+
+
+@given(compatible(1), st.randoms())
+def test_equality_and_hash_do_not_know_the_order(one, random):
+    slots = list(one[0].slots)
+    random.shuffle(slots)
+    again = Layout([*slots, *slots[:2]])
+    assert again == one[0] and hash(again) == hash(one[0])
+    assert list(again) == sorted(again)
+
+
+@given(compatible(1))
+def test_layouts_travel(one):
+    assert Layout.from_list(json.loads(json.dumps(one[0].to_list()))) == one[0]
+    assert pickle.loads(pickle.dumps(one[0])) == one[0]
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(max_size=8) | st.sampled_from(["1g.10gb"]), st.lists, max_leaves=12
+    )
+)
+def test_anything_else_on_the_wire_is_refused(rows):
+    try:
+        Layout.from_list(rows)
+    except LayoutError as error:
+        assert str(error)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        None,
+        {},
+        "1g.10gb",
+        [["1g.10gb", 0]],
+        [["1g", 0, 1]],
+        [["1g.10gb", -1, 1]],
+        [["1g.10gb", 0, 0]],
+        [[1, 0, 1]],
+        [["1g.10gb", 0.0, 1]],
+        [["1g.10gb", True, 1]],
+        [["1g.10gb", 0, 10**9]],
+    ],
+)
+def test_odd_wire_forms_are_refused(rows):
+    with pytest.raises(LayoutError):
+        Layout.from_list(rows)
+
+
+def test_overlaps_are_refused_and_named():
+    one, two = Slot.of("2g.20gb", 0, 2), Slot.of("1g.10gb", 1, 1)
+    with pytest.raises(
+        LayoutError, match=r"1g\.10gb@1:1 and 2g\.20gb@0:2 overlap|2g\.20gb@0:2 and 1g\.10gb@1:1 overlap"
+    ):
+        Layout([one, two])
+    with pytest.raises(LayoutError):
+        Layout([one]).add(two)
+    with pytest.raises(LayoutError):
+        Layout([one]).union(Layout([two]))
+    with pytest.raises(LayoutError, match="is not in the layout"):
+        Layout([one]).remove(two)
+
+
+def test_layouts_are_values():
+    with pytest.raises(AttributeError):
+        EMPTY.slots = ()
+    assert str(EMPTY) == "(empty)"
+    assert str(Layout([Slot.of("2g.20gb", 4, 2), Slot.of("3g.40gb", 0, 4)])) == "3g.40gb@0:4 2g.20gb@4:2"
+
+
+placements = st.builds(Placement, st.integers(0, 11), st.integers(1, 12))
+
+
+@given(placements, placements)
+def test_overlap_and_containment_are_those_of_sets_of_slices(a, b):
+    sa, sb = set(range(a.start, a.end)), set(range(b.start, b.end))
+    assert a.overlaps(b) == b.overlaps(a) == bool(sa & sb) == bool(a.mask & b.mask)
+    assert a.contains(b) == (sb <= sa)
+    assert Placement.parse(str(a)) == a
+
+
+@pytest.mark.parametrize("text", ["", "4", "4:", ":4", "4:0", "-1:2", "1:2:3", "a:b", " 4:4", "4:4\n", "9999:1"])
+def test_odd_placements_are_refused(text):
+    with pytest.raises(PlacementError, match="for example 4:4"):
+        Placement.parse(text)
+
+
+def test_every_layout_of_every_gpu_is_legal_and_listed_once(geometry):
+    listed = list(layouts(geometry))
+    assert listed[0] == EMPTY
+    assert len(set(listed)) == len(listed)
+    for layout in listed:
+        geometry.check(layout)
+        assert len(layout) <= geometry.max_slots
+    assert max(len(layout) for layout in listed) == geometry.max_slots
+    assert {slot for layout in listed for slot in layout} == set(geometry.slots)

@@ -1,0 +1,190 @@
+"""The planner against plain enumeration of all legal layouts."""
+
+from collections import Counter
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurm_migbatch.mig.geometry import UnknownProfile
+from slurm_migbatch.mig.layout import EMPTY, Layout, Slot, layouts
+from slurm_migbatch.mig.planning import capacity, choose, fill, fragmentation, plan_free
+from slurm_migbatch.mig.profile import Profile
+
+
+class Enumeration:
+    """All legal layouts of a GPU as sets of slots, and what can be read off them by looking at every one."""
+
+    def __init__(self, geometry):
+        self.geometry = geometry
+        self.layouts = list(layouts(geometry))
+        bit = {slot: 1 << i for i, slot in enumerate(sorted(geometry.slots))}
+        self.bits = {layout: sum(bit[slot] for slot in layout) for layout in self.layouts}
+
+    @cache  # noqa: B019  (lives as long as the test run)
+    def above(self, layout):
+        """Every legal layout that contains this one."""
+        own = self.bits[layout]
+        return [other for other, bits in self.bits.items() if bits & own == own]
+
+    @cache  # noqa: B019
+    def prospects(self, layout):
+        """The greatest descending list of (memory, compute) slices over everything that can be added."""
+        return max(
+            sorted(
+                ((s.placement.size, self.geometry.info(s.profile).compute_slices) for s in other.minus(layout)),
+                reverse=True,
+            )
+            for other in self.above(layout)
+        )
+
+    def capacity(self, layout, profile):
+        return max(other.counts()[profile] for other in self.above(layout)) - layout.counts()[profile]
+
+
+@cache
+def enumeration(geometry):
+    return Enumeration(geometry)
+
+
+def used_and_wishes(data, geometry):
+    known = enumeration(geometry)
+    used = data.draw(st.sampled_from(known.layouts))
+    profiles = [info.profile for info in geometry.profiles]
+    wishes = data.draw(st.lists(st.sampled_from(profiles), max_size=10))
+    return known, used, wishes
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_choose_keeps_the_greatest_prospects(geometry, data):
+    known, used, _ = used_and_wishes(data, geometry)
+    for info in geometry.profiles:
+        possible = [slot for slot in info.slots if geometry.fits(used, slot)]
+        slot = choose(geometry, used, info.profile)
+        assert (slot is None) == (not possible)
+        if slot is not None:
+            assert slot in possible
+            assert known.prospects(used.add(slot)) == max(known.prospects(used.add(other)) for other in possible)
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_plan_free_meets_wishes_in_order_and_then_keeps_the_greatest_prospects(geometry, data):
+    known, used, wishes = used_and_wishes(data, geometry)
+    plan = plan_free(geometry, used, wishes)
+    above = known.above(used)
+    counts = [(other, other.minus(used).counts()) for other in above]
+    met = Counter()
+    for wish in wishes:
+        more = met + Counter([wish])
+        if any(not more - each for _, each in counts):
+            met = more
+    assert plan.counts() == met
+    together = used.union(plan)
+    geometry.check(together)
+    assert not plan.mask & used.mask
+    assert known.prospects(together) == max(known.prospects(other) for other, each in counts if each == met)
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_a_plan_stays_as_it_is_while_nothing_changes(geometry, data):
+    _, used, wishes = used_and_wishes(data, geometry)
+    plan = plan_free(geometry, used, wishes)
+    assert plan_free(geometry, used, wishes, keep=plan) == plan
+    other = Layout([])
+    for slot in sorted(geometry.slots, key=lambda s: (s.placement, s.profile)):
+        if geometry.fits(used.union(other), slot):
+            other = other.add(slot)
+    kept = plan_free(geometry, used, sorted(other.profiles), keep=other)
+    assert kept.counts() == other.counts()
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_once_the_offer_is_taken_the_rest_of_the_wishes_is_still_out_of_reach(geometry, data):
+    """The offer is complete: no wish that was passed over fits beside it."""
+    _, used, wishes = used_and_wishes(data, geometry)
+    plan = plan_free(geometry, used, wishes)
+    left = Counter(wishes) - plan.counts()
+    for profile in left:
+        assert choose(geometry, used.union(plan), profile) is None
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_fill_leaves_no_room_for_anything_preferred(geometry, data):
+    known, taken, preference = used_and_wishes(data, geometry)
+    offer = fill(geometry, taken, preference)
+    geometry.check(taken.union(offer))
+    assert {slot.profile for slot in offer} <= set(preference)
+    for profile in preference:
+        assert choose(geometry, taken.union(offer), profile) is None
+    if preference:
+        assert offer.counts()[preference[0]] == known.capacity(taken, preference[0])
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_capacity_and_fragmentation_are_as_documented(geometry, data):
+    known, used, _ = used_and_wishes(data, geometry)
+    here = possible = 0
+    alike = [other for other in known.layouts if other.counts() == used.counts()]
+    for info in geometry.profiles:
+        most = known.capacity(used, info.profile)
+        assert capacity(geometry, used, info.profile) == most
+        here += info.memory_slices * most
+        possible += info.memory_slices * max(known.capacity(other, info.profile) for other in alike)
+    expected = 1 - here / possible if possible else 0.0
+    assert fragmentation(geometry, used) == pytest.approx(expected)
+    assert 0 <= fragmentation(geometry, used) <= 1
+
+
+def test_whole_and_empty_gpus_are_not_fragmented(geometry):
+    assert fragmentation(geometry, EMPTY) == 0
+    assert fragmentation(geometry, Layout(geometry.full.slots)) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "used", "profile", "where"),
+    [
+        ("a100-40gb", [], "1g.5gb", "1g.5gb@6:1"),
+        ("a100-40gb", [], "2g.10gb", "2g.10gb@4:2"),
+        ("a100-40gb", [], "3g.20gb", "3g.20gb@4:4"),  # 0:4 is the only place for a 4g
+        ("a100-40gb", ["1g.5gb@6:1"], "1g.5gb", "1g.5gb@5:1"),
+        ("a100-40gb", ["7g.40gb@0:8"], "1g.5gb", None),
+        ("rtx-pro-6000", ["1g.24gb@9:3"], "1g.24gb", "1g.24gb@6:3"),
+    ],
+)
+def test_placements_that_people_would_choose_too(geometries, kind, used, profile, where):
+    held = Layout(Slot.of(p, *map(int, at.split(":"))) for p, at in (slot.split("@") for slot in used))
+    slot = choose(geometries[kind], held, Profile.parse(profile))
+    assert (str(slot) if slot else None) == where
+
+
+def test_a_wish_that_does_not_fit_does_not_stop_the_next(geometries):
+    geometry = geometries["h100-80gb"]
+    used = Layout([Slot.of("1g.10gb", 6, 1)])
+    wishes = [Profile.parse(name) for name in ("7g.80gb", "2g.20gb", "9g.99gb", "4g.40gb", "3g.40gb")]
+    assert [p.name for p in plan_free(geometry, used, wishes).profiles] == ["2g.20gb", "4g.40gb"]
+
+
+def test_wishes_may_be_long_and_answers_are_remembered(geometries):
+    geometry = geometries["h100-80gb"]
+    wishes = [Profile.parse("1g.10gb")] * 5000 + [Profile.parse("3g.40gb")] * 5000
+    plan = plan_free(geometry, EMPTY, wishes)
+    assert plan.counts() == {Profile.parse("1g.10gb"): 7}
+    assert plan_free(geometry, Layout(), wishes[1000:]) is plan
+
+
+def test_unknown_profiles_are_an_error_where_one_is_named(geometries):
+    geometry, odd = geometries["a30"], Profile.parse("1g.5gb")
+    with pytest.raises(UnknownProfile):
+        choose(geometry, EMPTY, odd)
+    with pytest.raises(UnknownProfile):
+        capacity(geometry, EMPTY, odd)
+    with pytest.raises(UnknownProfile):
+        plan_free(geometry, Layout([Slot.of("1g.5gb", 0, 1)]), [])
+    assert fill(geometry, EMPTY, [odd]) == EMPTY
