@@ -1,0 +1,42 @@
+"""Slurm releases: which are supported, and what differs between them for the CLI backend.
+
+Tried on 22.05.8, 24.11.5 and 26.05.5; what each printed is recorded in tests/slurm/assets.
+
+=======================  ============================  ===========================  ============================
+what                     22.05                         24.11                        26.05
+=======================  ============================  ===========================  ============================
+squeue tres-per-node     `gres:mig:1g.10gb:2`          `gres/mig:1g.10gb:2`         as 24.11
+types with count 0       `Gres=` shows those of        hidden until an update       as 24.11
+                         slurm.conf                    has set them
+`GresUsed=`              also gres that the node       only what the node has       as 24.11
+                         lacks (`gpu:0`)
+times of `show node`     always ISO                    follow SLURM_TIME_FORMAT     as 24.11 (we read none)
+a job that only the      `ReqNodeNotAvail,             as 22.05                     `None`
+catalog node fits        UnavailableNodes:cat`
+requeued job waits with  `BeginTime`, 121 s            as 22.05                     as 22.05
+=======================  ============================  ===========================  ============================
+
+None of this needs code of its own: the GRES parser reads every prefix, a missing type and one with count 0 mean the
+same to us, unknown keys are skipped, and the supply planner takes all of these reasons for "waits for supply". What
+would need code, should a release change it, is `SQUEUE_FIELDS` in `cli.py`.
+"""
+
+from __future__ import annotations
+
+import re
+
+from slurm_migbatch.slurm.client import SlurmError
+
+OLDEST = (22, 5)
+_VERSION = re.compile(r"\bslurm(?:-wlm)?\s+(\d{2})\.(\d{1,2})(?:\.\d+)?", re.IGNORECASE)
+
+
+def parse_version(text: str) -> tuple[int, int]:
+    """The release in the output of `squeue --version`, such as `slurm-wlm 24.11.5`; raises SlurmError."""
+    match = _VERSION.search(text)
+    if match is None:
+        raise SlurmError(f"squeue --version answered {text.strip()[:80]!r}, which names no Slurm release")
+    version = int(match[1]), int(match[2])
+    if version < OLDEST:
+        raise SlurmError(f"Slurm {version[0]}.{version[1]:02d} is too old: 22.05 or later is needed")
+    return version
