@@ -1,1 +1,4 @@
-"""What root runs on a compute node: hooks, journal, reconcile and the node agent."""
+"""What root runs on compute nodes: the hooks' executor, its journal, the resident agent and repairs.
+
+Only the standard library, `slurm_migbatch.mig` and (through `mig/nvml.py`) pynvml are imported here.
+"""

@@ -1,0 +1,244 @@
+"""Who may open an instance: the capability devices `/dev/nvidia-caps/nvidia-cap<minor>`.
+
+CUDA needs to open one device for the GPU instance and one for its compute instance. By default both are readable by
+everyone, so that any user could use any slice. Here they belong to the job's user, mode 0400, while a job has the
+slice, and to root, mode 0400, otherwise.
+
+The driver says for each capability, in `/proc/driver/nvidia/capabilities/gpu<G>/mig/gi<I>[/ci<J>]/access`, which minor
+it has, which mode the device should get and whether `nvidia-modprobe`, a setuid helper that every start of CUDA calls,
+may put that mode back (`DeviceFileModify: 1`). Writing `DeviceFileModify: 0` to the file switches that off: read in
+NVIDIA's open kernel modules, kernel-open/nvidia/nv-caps.c (nv_cap_procfs_write collects at most 127 bytes and
+nv_cap_procfs_release reads `DeviceFileModify: %d` at their beginning), and in nvidia-modprobe,
+modprobe-utils/nvidia-modprobe-utils.c (mknod_helper returns at once where modification is not allowed). Each instance
+that is made starts again from the module parameter NVreg_ModifyDeviceFiles.
+
+nvidia-modprobe reads whatever file its `-f` option names, so where it is setuid a user can have it change these
+devices all the same. `helper_is_setuid` finds that out; `migbatch node init` says what to do about it.
+"""
+
+# Hooks do without pathlib: importing it takes longer than a warm start.
+# ruff: noqa: PTH101, PTH102, PTH116, PTH123, PTH208
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import NamedTuple
+
+from slurm_migbatch.node import effects
+
+MODE = 0o400
+HELPERS = ("/usr/bin/nvidia-modprobe", "/usr/sbin/nvidia-modprobe", "/sbin/nvidia-modprobe", "/bin/nvidia-modprobe")
+
+
+class CapsError(RuntimeError):
+    """The capability devices of an instance cannot be set; the message says which and why."""
+
+
+class Access(NamedTuple):
+    """The content of one `access` file."""
+
+    minor: int
+    mode: int
+    modify: bool
+
+
+class Caps:
+    """The capability devices of one machine; `/proc` and `/dev` are elsewhere in test beds."""
+
+    def __init__(self, proc_root: str = "/proc", dev_root: str = "/dev") -> None:
+        self._proc = proc_root
+        self._dev = dev_root
+
+    def grant(self, gpu_minor: int, gi: int, ci: int, uid: int) -> tuple[int, int]:
+        """Give the devices of an instance to `uid` alone (0: to nobody). Returns the two capability minors."""
+        base = f"{self._proc}/driver/nvidia/capabilities/gpu{gpu_minor}/mig/gi{gi}"
+        minors = self._claim(f"{base}/access"), self._claim(f"{base}/ci{ci}/access")
+        self.assign(minors, uid)
+        return minors
+
+    def assign(self, minors: Iterable[int], uid: int) -> None:
+        """Give the devices with these minors to `uid` alone (0: to nobody), making them where they are missing."""
+        major = self._major()
+        directory = self._directory()
+        try:
+            for minor in minors:
+                self._set(directory, minor, os.makedev(major, minor), uid)
+        except OSError as error:
+            raise CapsError(f"capability devices in {self._dev}/nvidia-caps: {error.strerror}") from error
+        finally:
+            os.close(directory)
+
+    def minors(self, gpu_minor: int, gi: int, ci: int) -> tuple[int, int]:
+        """The capability minors of an instance and of its compute instance. Raises CapsError."""
+        base = f"{self._proc}/driver/nvidia/capabilities/gpu{gpu_minor}/mig/gi{gi}"
+        return self.read(f"{base}/access").minor, self.read(f"{base}/ci{ci}/access").minor
+
+    def owner(self, minor: int) -> tuple[int, int] | None:
+        """Uid and permission bits of a capability's device; None where there is no device."""
+        try:
+            status = os.lstat(f"{self._dev}/nvidia-caps/nvidia-cap{minor}")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise CapsError(f"nvidia-cap{minor}: {error.strerror}") from error
+        return status.st_uid, stat.S_IMODE(status.st_mode)
+
+    def wrong(self, gpu_minor: int, gi: int, ci: int, uid: int) -> bool:
+        """Whether `grant` with the same values would change anything."""
+        base = f"{self._proc}/driver/nvidia/capabilities/gpu{gpu_minor}/mig/gi{gi}"
+        accesses = self.read(f"{base}/access"), self.read(f"{base}/ci{ci}/access")
+        return any(access.modify or self.owner(access.minor) != (uid, MODE) for access in accesses)
+
+    def read(self, path: str) -> Access:
+        """One access file. Raises CapsError."""
+        try:
+            with open(path, encoding="ascii") as file:
+                fields = dict(line.split(": ", 1) for line in file.read().splitlines() if ": " in line)
+            return Access(
+                int(fields["DeviceFileMinor"]), int(fields["DeviceFileMode"]), fields["DeviceFileModify"] != "0"
+            )
+        except OSError as error:
+            raise CapsError(f"{path}: {error.strerror}") from error
+        except (KeyError, ValueError) as error:
+            raise CapsError(f"{path} has a form that this release does not know") from error
+
+    def _claim(self, path: str) -> int:
+        access = self.read(path)
+        if access.modify:
+            # The kernel takes the first line; the rest keeps a plain file (test bed) whole. Same length, one write.
+            text = f"DeviceFileModify: 0\nDeviceFileMinor: {access.minor}\nDeviceFileMode: {access.mode}\n"
+            effects.point("access write")
+            try:
+                handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    os.write(handle, text.encode("ascii"))
+                finally:
+                    os.close(handle)
+            except OSError as error:
+                raise CapsError(f"{path} cannot be written: {error.strerror}") from error
+        return access.minor
+
+    def _major(self) -> int:
+        try:
+            with open(f"{self._proc}/devices", encoding="ascii", errors="replace") as file:
+                for line in file:
+                    fields = line.split()
+                    if len(fields) == 2 and fields[1] == "nvidia-caps":
+                        return int(fields[0])
+        except OSError as error:
+            raise CapsError(f"{self._proc}/devices: {error.strerror}") from error
+        raise CapsError(f"{self._proc}/devices lists no nvidia-caps: is the NVIDIA driver loaded?")
+
+    def _directory(self) -> int:
+        path = f"{self._dev}/nvidia-caps"
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            try:
+                handle = os.open(path, flags)
+            except FileNotFoundError:
+                effects.point("mkdir")
+                try:
+                    os.mkdir(path, 0o755)
+                    os.chmod(path, 0o755)  # noqa: S103  (users look their own device up in it)
+                except FileExistsError:
+                    pass
+                handle = os.open(path, flags)
+        except OSError as error:
+            raise CapsError(f"{path}: {error.strerror}") from error
+        status = os.fstat(handle)
+        if status.st_uid != 0 or status.st_mode & 0o022:
+            os.close(handle)
+            raise CapsError(f"{path} must belong to root and be writable by nobody else")
+        return handle
+
+    def _set(self, directory: int, minor: int, device: int, uid: int) -> None:
+        name = f"nvidia-cap{minor}"
+        try:
+            handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        except FileNotFoundError:
+            handle = self._make(directory, name, device)
+        try:
+            status = os.fstat(handle)
+            if not stat.S_ISCHR(status.st_mode) or status.st_rdev != device or status.st_nlink != 1:
+                os.close(handle)
+                handle = -1
+                effects.point("unlink")
+                os.unlink(name, dir_fd=directory)
+                handle = self._make(directory, name, device)
+                status = os.fstat(handle)
+            itself = f"/proc/self/fd/{handle}"
+            if status.st_gid != 0 or status.st_uid not in (0, uid):
+                effects.point("chown")
+                os.chown(itself, 0, 0)
+            if stat.S_IMODE(status.st_mode) != MODE:
+                effects.point("chmod")
+                os.chmod(itself, MODE)
+            if uid != 0 and (status.st_uid != uid or status.st_gid != 0):
+                effects.point("chown")
+                os.chown(itself, uid, 0)
+        finally:
+            if handle >= 0:
+                os.close(handle)
+
+    @staticmethod
+    def _make(directory: int, name: str, device: int) -> int:
+        effects.point("mknod")
+        with suppress(FileExistsError):  # nvidia-modprobe was faster; what it made is examined like any other
+            os.mknod(name, stat.S_IFCHR | MODE, device, dir_fd=directory)
+        return os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+
+    def opened(self, minors: Iterable[int]) -> list[int]:
+        """Processes, other than root's, that have one of these devices open.
+
+        An open device keeps its rights whatever happens to the owner, and minors come back with the ids of instances:
+        so before a slice changes hands, nobody may have it open. Looks through the real /proc, all processes.
+        """
+        major = self._major()
+        devices = {os.makedev(major, minor) for minor in minors}
+        found = []
+        for entry in os.listdir("/proc"):
+            if not entry.isdigit():
+                continue
+            try:
+                names = os.listdir(f"/proc/{entry}/fd")
+            except OSError:
+                continue
+            if any(_is_open(entry, name, devices) for name in names) and not _is_root(entry):
+                found.append(int(entry))
+        return found
+
+
+def _is_open(pid: str, name: str, devices: set[int]) -> bool:
+    try:
+        status = os.stat(f"/proc/{pid}/fd/{name}")
+        if status.st_rdev not in devices or not stat.S_ISCHR(status.st_mode):
+            return False
+        with open(f"/proc/{pid}/fdinfo/{name}", encoding="ascii") as file:
+            flags = next((line.split()[1] for line in file if line.startswith("flags:")), "0")
+    except OSError:
+        return False
+    return not int(flags, 8) & os.O_PATH  # a path handle gives no right, and anybody can get one
+
+
+def _is_root(pid: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            uids = next(line.split()[1:] for line in file if line.startswith("Uid:"))
+    except (OSError, StopIteration):
+        return True  # gone meanwhile
+    return all(uid == "0" for uid in uids)
+
+
+def helper_is_setuid(paths: Iterable[str] = HELPERS) -> str:
+    """The path of a setuid nvidia-modprobe, or nothing."""
+    for path in paths:
+        try:
+            status = os.stat(path)
+        except OSError:
+            continue
+        if status.st_mode & stat.S_ISUID and status.st_uid == 0:
+            return path
+    return ""

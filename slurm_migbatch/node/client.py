@@ -1,0 +1,128 @@
+"""The fast path of a root hook: hand the job to the resident agent, or do its work here.
+
+Starting Python takes longer than everything the agent does for a warm slice, so this module and what it imports stay
+within built-in modules and `_socket`. Anything that goes wrong with the agent ends in `slow.run`, the same executor in
+this process; whatever goes wrong there ends in a chosen exit code (`exits.py`).
+
+Wire form, one request per connection over RunDir/agent.sock: `<hook>\\0KEY=VALUE\\0...\\0\\0`, answered by
+`<exit code>\\n<one line for slurmd's log>` and the end of the stream.
+"""
+
+from __future__ import annotations
+
+import posix
+import sys
+
+from slurm_migbatch.node import conf, exits
+
+ALLOWED = (
+    b"SLURMD_NODENAME",
+    b"SLURM_JOB_ACCOUNT",
+    b"SLURM_JOB_COMMENT",
+    b"SLURM_JOB_EXIT_CODE2",
+    b"SLURM_JOB_ID",
+    b"SLURM_JOB_PARTITION",
+    b"SLURM_JOB_RESTART_COUNT",
+    b"SLURM_JOB_UID",
+    b"SLURM_JOB_USER",
+    b"SLURM_SCRIPT_CONTEXT",
+)
+"""All that is ever read of a hook's environment; each value is checked again by `hookenv`."""
+
+COMMENT_TAIL = 8192
+"""Bytes of the comment that are passed on: the marker is at its end."""
+
+MARKER = b"[mig:"
+SOCKET = "agent.sock"
+MAX_REPLY = 4096
+
+
+def main(hook: str, etc: str) -> None:
+    """Run one hook (`prolog` or `epilog`) and end the process with its exit code."""
+    try:
+        code, line = run(hook, etc, dict(posix.environ))
+    except BaseException as error:
+        code, line = exits.INTERNAL, f"{hook} failed: {type(error).__name__}: {error}"
+    finish(code, line)
+
+
+def finish(code: int, line: str) -> None:
+    """Say `line` where slurmd logs it and end at once, without the interpreter's own tidying up."""
+    if line:
+        text = "migbatch: " + line.replace("\n", " ") + "\n"
+        try:  # noqa: SIM105  (contextlib is slow to import)
+            posix.write(2 if code else 1, text.encode("utf-8", "backslashreplace"))
+        except OSError:
+            pass
+    posix._exit(code)
+
+
+def run(hook: str, etc: str, environ: dict[bytes, bytes]) -> tuple[int, str]:
+    """Exit code and line for one hook with this environment."""
+    if hook == "prolog" and environ.get(b"SLURM_JOB_UID") != b"0" and MARKER not in _comment(environ):
+        return exits.OK, ""
+    posix.umask(0o077)
+    posix.chdir("/")
+    kept = {key: environ[key] for key in ALLOWED if key in environ}
+    if b"SLURM_JOB_COMMENT" in kept:
+        kept[b"SLURM_JOB_COMMENT"] = _comment(environ)
+    if posix.geteuid() != 0:
+        return exits.CONTEXT, f"{hook} must be run by root; slurmd runs it where SlurmdUser=root"
+    try:
+        node = conf.node_name(kept)
+        settings = conf.read(f"{etc}/{conf.NAME}", node)
+        directory = conf.run_dir(settings, node)
+        wait = float(settings.get("AgentWait") or 20.0)
+    except ValueError as error:
+        return exits.INSTALLATION, str(error)
+    try:
+        return ask(f"{directory}/{SOCKET}", hook, kept, wait)
+    except (OSError, ValueError) as error:
+        reason = f"agent: {error}"
+    for key in posix.environ:
+        posix.unsetenv(key)
+    from slurm_migbatch.node.slow import run as work
+
+    return work(hook, etc, kept, reason)
+
+
+def _comment(environ: dict[bytes, bytes]) -> bytes:
+    return environ.get(b"SLURM_JOB_COMMENT", b"")[-COMMENT_TAIL:]
+
+
+def encode(hook: str, environ: dict[bytes, bytes]) -> bytes:
+    """The request; values cannot hold NUL because they come from an environment."""
+    fields = [hook.encode("ascii"), *(key + b"=" + value for key, value in sorted(environ.items()))]
+    return b"\0".join(fields) + b"\0\0"
+
+
+def decode(reply: bytes) -> tuple[int, str]:
+    """The exit code and line of a reply; raises ValueError."""
+    head, newline, line = reply.partition(b"\n")
+    if not newline or not head.isdigit() or len(head) > 3 or not 0 <= int(head) <= 255:
+        raise ValueError("the answer is cut off")
+    return int(head), line.decode("utf-8", "backslashreplace").strip()
+
+
+def ask(path: str, hook: str, environ: dict[bytes, bytes], wait: float) -> tuple[int, str]:
+    """Let the agent at `path` do it, within `wait` seconds. Raises OSError or ValueError."""
+    import _socket
+
+    link = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+    try:
+        link.settimeout(wait)
+        link.connect(path)
+        peer = link.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
+        if int.from_bytes(peer[4:8], sys.byteorder) != 0:
+            raise ValueError("the socket is served by somebody else than root")
+        link.sendall(encode(hook, environ))
+        reply = b""
+        while True:
+            part = link.recv(MAX_REPLY)
+            if not part:
+                return decode(reply)
+            reply += part
+            if len(reply) > MAX_REPLY:
+                raise ValueError("the answer is too long")
+    finally:
+        link.close()

@@ -1,0 +1,98 @@
+"""Reading `node.conf`: `Key=Value` lines, `#` comments, `%n` for the node's name.
+
+This module is imported by the fast path of every hook and by TaskProlog, so it imports only built-in modules.
+"""
+
+from __future__ import annotations
+
+import posix
+
+NAME = "node.conf"
+MAX_BYTES = 65536
+
+
+class ConfError(ValueError):
+    """The configuration cannot be used; the message names the file, the line and the remedy."""
+
+
+def insecure(path: str, owner: int = 0) -> str:
+    """Why `path` could be changed by somebody else than root, as a sentence; empty where it cannot.
+
+    Looks at the path and everything above it. A sticky directory (/tmp) above it is fine: others cannot replace root's
+    entries there.
+    """
+    first = True
+    here = path
+    while True:
+        try:
+            status = posix.stat(here)
+        except OSError as error:
+            return f"{here} cannot be examined: {error.strerror}"
+        if status.st_uid not in (0, owner):
+            return f"{here} belongs to uid {status.st_uid}; it must belong to root"
+        if status.st_mode & 0o022 and (first or not status.st_mode & 0o1000):
+            return f"{here} is writable by others (mode {status.st_mode & 0o7777:o}); run chmod go-w on it"
+        if here in ("/", ""):
+            return ""
+        here = here.rstrip("/").rpartition("/")[0] or "/"
+        first = False
+
+
+def node_name(environ: dict[bytes, bytes]) -> str:
+    """The Slurm node's name from SLURMD_NODENAME, or the host's short name; raises ConfError where it is odd."""
+    name = environ.get(b"SLURMD_NODENAME", b"").decode("ascii", "replace") or posix.uname().nodename.partition(".")[0]
+    if not 1 <= len(name) <= 64 or name.strip(".") != name:
+        raise ConfError("the node's name is empty, too long or odd")
+    for letter in name:
+        if not ("a" <= letter <= "z" or "A" <= letter <= "Z" or "0" <= letter <= "9" or letter in "._-"):
+            raise ConfError("the node's name holds characters that no node name has")
+    return name
+
+
+def read(path: str, node: str, *, trusted: bool = True) -> dict[str, str]:
+    """The settings of the file at `path` with `%n` filled in. Raises ConfError.
+
+    With `trusted`, the file must belong to root and be writable by nobody else. An unknown key is found by
+    `config.load`; here only the form of the lines is checked.
+    """
+    try:
+        handle = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NOFOLLOW)
+    except OSError as error:
+        raise ConfError(f"{path} cannot be opened: {error.strerror}; run `migbatch node install`") from None
+    try:
+        status = posix.fstat(handle)
+        if trusted and (status.st_uid != 0 or status.st_mode & 0o022):
+            raise ConfError(f"{path} must belong to root and be writable by nobody else; run chmod go-w on it")
+        raw = posix.read(handle, MAX_BYTES + 1)
+    finally:
+        posix.close(handle)
+    if len(raw) > MAX_BYTES:
+        raise ConfError(f"{path} is larger than {MAX_BYTES} bytes; that is no node.conf")
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        raise ConfError(f"{path} is not UTF-8 text") from None
+    settings: dict[str, str] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        line = line.strip()
+        if not line or line[0] == "#":
+            continue
+        key, equals, value = line.partition("=")
+        key = key.strip()
+        if not equals or not key.isidentifier():
+            raise ConfError(f"{path} line {number}: write Key=Value")
+        if key in settings:
+            raise ConfError(f"{path} line {number}: {key} is set twice")
+        value = value.strip()
+        if " #" in value:
+            value = value.partition(" #")[0].rstrip()
+        settings[key] = value.replace("%n", node)
+    return settings
+
+
+def run_dir(settings: dict[str, str], node: str) -> str:
+    """RunDir, with its default; an absolute path. Raises ConfError."""
+    path = settings.get("RunDir") or f"/run/migbatch/{node}"
+    if path[0] != "/":
+        raise ConfError(f"RunDir={path}: must be an absolute path")
+    return path.rstrip("/") or "/"

@@ -1,0 +1,178 @@
+"""The node's settings, `ETC/node.conf`, as one value.
+
+Times are in seconds. `%n` in any value stands for the Slurm node's name, so that several slurmd on one host (test
+beds) keep apart.
+"""
+
+# Hooks do without pathlib: importing it takes longer than a warm start.
+# ruff: noqa: PTH123
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from slurm_migbatch.node import conf
+from slurm_migbatch.node.conf import ConfError
+
+
+class Config(NamedTuple):
+    """Every key of node.conf under its Python name; the defaults are those of a production node."""
+
+    node: str
+    etc: str
+    state_dir: str
+    run_dir: str
+    nvml_library: str = ""
+    proc_root: str = "/proc"
+    dev_root: str = "/dev"
+    boot_id_file: str = "/proc/sys/kernel/random/boot_id"
+    controller: str = ""
+    auth: str = "munge"
+    munge_socket: str = ""
+    token_file: str = ""
+    peer_uids: tuple[int, ...] = (0,)
+    hook_deadline: float = 30.0
+    epilog_deadline: float = 10.0
+    agent_wait: float = 20.0
+    busy_retry: float = 0.5
+    warm_reuse: str = "any"
+    check_open_files: bool = True
+    on_error: str = "requeue"
+    errors_before_drain: int = 5
+    gpus: tuple[str, ...] = ()
+    scontrol: str = "/usr/bin/scontrol"
+    scontrol_timeout: float = 10.0
+    slurm_conf: str = ""
+    reconcile_every: float = 30.0
+    ship_every: float = 1.0
+    plan_wait: float = 25.0
+
+    def manages(self, uuid: str, minor: int) -> bool:
+        """Whether the GPU is one of ours (Gpus=all, or listed by UUID or device minor)."""
+        return not self.gpus or uuid in self.gpus or str(minor) in self.gpus
+
+
+def load(etc: str, node: str, *, trusted: bool = True) -> Config:
+    """Read and check `etc`/node.conf. Raises ConfError with the key and what to write."""
+    path = f"{etc}/{conf.NAME}"
+    settings = conf.read(path, node, trusted=trusted)
+    values: dict[str, object] = {}
+    for key, text in settings.items():
+        entry = _KEYS.get(key)
+        if entry is None:
+            raise ConfError(f"{path} line {_line_of(path, key)}: unknown key {key}; known are {', '.join(_KEYS)}")
+        name, read = entry
+        try:
+            values[name] = read(text)
+        except ValueError as error:
+            raise ConfError(f"{path} line {_line_of(path, key)}: {key}={text}: {error}") from None
+    values.setdefault("state_dir", f"/var/lib/migbatch/{node}")
+    values["run_dir"] = conf.run_dir(settings, node)
+    config = Config(node=node, etc=etc, **values)  # type: ignore[arg-type]
+    if config.auth == "token" and config.controller and not config.token_file:
+        raise ConfError(f"{path}: Auth=token needs TokenFile=")
+    return config
+
+
+def _line_of(path: str, key: str) -> int:
+    with open(path, encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.partition("=")[0].strip() == key:
+                return number
+    return 0
+
+
+def _text(text: str) -> str:
+    return text
+
+
+def _path(text: str) -> str:
+    if not text.startswith("/"):
+        raise ValueError("must be an absolute path")
+    return text.rstrip("/") or "/"
+
+
+def _optional_path(text: str) -> str:
+    return _path(text) if text else ""
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 86400:
+        raise ValueError("must be 0 to 86400 seconds")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 1000:
+        raise ValueError("must be 0 to 1000")
+    return value
+
+
+def _yes(text: str) -> bool:
+    if text.lower() not in ("yes", "no"):
+        raise ValueError("must be yes or no")
+    return text.lower() == "yes"
+
+
+def _warm(text: str) -> str:
+    if text not in ("any", "same-user", "never"):
+        raise ValueError("must be any, same-user or never")
+    return text
+
+
+def _on_error(text: str) -> str:
+    if text not in ("requeue", "drain"):
+        raise ValueError("must be requeue or drain")
+    return text
+
+
+def _auth(text: str) -> str:
+    if text not in ("munge", "token"):
+        raise ValueError("must be munge or token")
+    return text
+
+
+def _gpus(text: str) -> tuple[str, ...]:
+    return () if text == "all" else tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _uids(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def _url(text: str) -> str:
+    if text and not text.startswith(("http://", "https://")):
+        raise ValueError("must be http://host:port or https://host:port")
+    return text.rstrip("/")
+
+
+_KEYS = {
+    "StateDir": ("state_dir", _path),
+    "RunDir": ("run_dir", _path),
+    "NvmlLibrary": ("nvml_library", _optional_path),
+    "ProcRoot": ("proc_root", _path),
+    "DevRoot": ("dev_root", _path),
+    "BootIdFile": ("boot_id_file", _path),
+    "Controller": ("controller", _url),
+    "Auth": ("auth", _auth),
+    "MungeSocket": ("munge_socket", _optional_path),
+    "TokenFile": ("token_file", _optional_path),
+    "PeerUids": ("peer_uids", _uids),
+    "HookDeadline": ("hook_deadline", _seconds),
+    "EpilogDeadline": ("epilog_deadline", _seconds),
+    "AgentWait": ("agent_wait", _seconds),
+    "BusyRetry": ("busy_retry", _seconds),
+    "WarmReuse": ("warm_reuse", _warm),
+    "CheckOpenFiles": ("check_open_files", _yes),
+    "OnError": ("on_error", _on_error),
+    "ErrorsBeforeDrain": ("errors_before_drain", _count),
+    "Gpus": ("gpus", _gpus),
+    "ScontrolPath": ("scontrol", _path),
+    "ScontrolTimeout": ("scontrol_timeout", _seconds),
+    "SlurmConf": ("slurm_conf", _optional_path),
+    "ReconcileEvery": ("reconcile_every", _seconds),
+    "ShipEvery": ("ship_every", _seconds),
+    "PlanWait": ("plan_wait", _seconds),
+}

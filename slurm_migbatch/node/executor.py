@@ -1,0 +1,254 @@
+"""Prolog and Epilog as one object: what the agent and the hooks' own processes both run.
+
+Every way out is an exit code of `exits.py` and one line for slurmd's log. A job that cannot get its slice here goes
+back to the queue (or fails its tasks where it cannot be requeued); the node goes on. Only what makes the node unsafe
+drains it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from slurm_migbatch.mig.driver import DriverError
+from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment
+from slurm_migbatch.node import exits, handoff, owner, plan, repair
+from slurm_migbatch.node.caps import Caps, CapsError
+from slurm_migbatch.node.config import Config
+from slurm_migbatch.node.deadline import Deadline, TooLate, locked
+from slurm_migbatch.node.gpus import Gpus
+from slurm_migbatch.node.hookenv import HookEnv
+from slurm_migbatch.node.journal import NAME, Corrupt, Journal, JournalError, Run, move_aside
+from slurm_migbatch.node.paths import Paths
+from slurm_migbatch.node.rebuild import rebuild
+from slurm_migbatch.node.repair import Repairer
+from slurm_migbatch.node.start import Misfit, Starter, Unsafe
+
+RUN_LOCKS = 64
+Outcome = tuple[int, str]
+
+
+class Executor:
+    """Runs hooks on one node. Use one per thread; they may share `gpus`."""
+
+    def __init__(self, config: Config, gpus: Gpus | None = None) -> None:
+        """Open directories and journal. Raises PathsError, JournalError; a damaged journal is rebuilt."""
+        self.config = config
+        self.gpus = gpus or Gpus(config)
+        self.caps = Caps(config.proc_root, config.dev_root)
+        self.paths = Paths.open(config)
+        self.path = f"{config.state_dir}/{NAME}"
+        self.journal = self._open()
+
+    def _open(self) -> Journal:
+        try:
+            journal = Journal(self.path)
+            self._wire(journal)
+        except Corrupt:
+            return self._rebuild()
+        return journal
+
+    def _wire(self, journal: Journal) -> None:
+        self.journal = journal
+        self.repairer = Repairer(journal, self.paths, self.gpus, self.caps)
+        self._starter = Starter(self.config, journal, self.paths, self.gpus, self.caps, self.repairer)
+        repair.begin_boot(journal, self.paths, repair.boot_id(self.config.boot_id_file))
+
+    def _rebuild(self) -> Journal:
+        """Move the damaged journal aside and make a new one from the driver and the hand-offs."""
+        with locked(self.paths.lock, ["rebuild"], Deadline(self.config.hook_deadline)):
+            try:
+                journal = Journal(self.path)  # another hook may have done it meanwhile
+                journal.check()
+                self._wire(journal)
+                return journal
+            except Corrupt:
+                aside = move_aside(self.path)
+            journal = Journal(self.path)
+            self._wire(journal)
+            rebuild(journal, self.paths, self.gpus, self.caps, aside)
+            return journal
+
+    def close(self) -> None:
+        """Let go of everything but the driver."""
+        self.journal.close()
+        self.paths.close()
+
+    # -- hooks ---------------------------------------------------------------------------------------------------
+
+    def run(self, env: HookEnv) -> Outcome:
+        """One hook. Never raises for anything that can be foreseen; the caller turns the rest into INTERNAL."""
+        work = self._prolog if env.hook == "prolog" else self._epilog
+        seconds = self.config.hook_deadline if env.hook == "prolog" else self.config.epilog_deadline
+        deadline = Deadline(seconds)
+        try:
+            return self._guarded(work, env, deadline)
+        except Corrupt:
+            self.journal.close()
+            self.journal = self._rebuild()
+            return self._guarded(work, env, deadline)
+
+    def _guarded(self, work: Callable[[HookEnv, str, Deadline], Outcome], env: HookEnv, deadline: Deadline) -> Outcome:
+        with owner.working() as who:
+            try:
+                with locked(self.paths.lock, [f"run-{env.job % RUN_LOCKS}"], deadline):
+                    return work(env, who, deadline)
+            except Corrupt:
+                raise
+            except JournalError as error:
+                return exits.JOURNAL, str(error)
+            except TooLate as error:
+                if env.hook == "epilog":
+                    return exits.OK, f"{env.run}: {error}; the agent or the next hook finishes the release"
+                return self._send_back(env, str(error), deadline)
+
+    def _prolog(self, env: HookEnv, who: str, deadline: Deadline) -> Outcome:
+        try:
+            grant = self._grant(env, deadline)
+        except GrantError as error:
+            return self._send_back(env, str(error), deadline)
+        if grant is None:
+            return exits.OK, ""
+        self._release_earlier(env, who)
+        known = self._journal_run(env)
+        if known is not None and known.state == "running" and self._whole(known):
+            return exits.OK, f"{env.run}: has its slices already"
+        try:
+            started = self._starter.start(env, grant, who, deadline)
+        except Misfit as error:
+            return self._send_back(env, str(error), deadline)
+        except Unsafe as error:
+            return self._unsafe(env, str(error), deadline)
+        except (DriverError, CapsError) as error:
+            self.gpus.reset()
+            return self._trouble(env, str(error), deadline)
+        self._clear_errors()
+        places = ", ".join(str(piece) for piece in started.pieces)
+        return exits.OK, f"{env.run}: {places} {'warm' if started.warm else 'made'} in {started.elapsed_ms} ms"
+
+    def _grant(self, env: HookEnv, deadline: Deadline) -> Grant | None:
+        """What the job was granted: the controller's record, else the marker, else (root's jobs) slurmctld's word."""
+        told = plan.load(self.config.state_dir).jobs.get(env.job)
+        if told is not None:
+            return told
+        grant = parse_comment(env.comment)
+        if grant is None and env.uid == 0:
+            from slurm_migbatch.node import scontrol
+
+            try:
+                return scontrol.granted(self.config, env.job, deadline.remaining)
+            except scontrol.ScontrolError:
+                return None  # root's own job without a slice is root's to notice; it must not stop the node
+        return grant
+
+    def _journal_run(self, env: HookEnv) -> Run | None:
+        runs = self.journal.runs("job=? AND restart=?", (env.job, env.restart or 0))
+        return runs[0] if runs else None
+
+    def _whole(self, run: Run) -> bool:
+        """Whether a run that the journal calls running really has everything that a task needs."""
+        given = handoff.load(self.paths.job, run.job, run.restart)
+        pieces = self.journal.slices("job=? AND restart=?", (run.job, run.restart))
+        held = [piece for piece in pieces if piece.state == "held"]
+        if given is not None and held and {g.mig_uuid for g in given.slices} == {p.mig_uuid for p in held}:
+            return True
+        self._begin_release([run], None, "")
+        self.repairer.finish(run._replace(state="ending"))
+        return False
+
+    def _release_earlier(self, env: HookEnv, who: str) -> None:
+        """A job has one run on a node at a time: what an earlier one still holds is free now."""
+        runs = self.journal.runs(
+            "job=? AND restart<? AND state IN ('running','misfit','ending')", (env.job, env.restart or 0)
+        )
+        if runs:
+            self._begin_release(runs, None, who)
+            for run in runs:
+                self.repairer.finish(run._replace(state="ending"))
+
+    def _begin_release(self, runs: list[Run], exit_code: int | None, who: str) -> list[Run]:
+        ending = [run._replace(state="ending", owner=who, exit_code=exit_code, since=time.time()) for run in runs]
+        with self.journal.write():
+            for run in ending:
+                self.journal.put_run(run)
+        return ending
+
+    def _epilog(self, env: HookEnv, who: str, deadline: Deadline) -> Outcome:
+        upto = 0xFFFF if env.restart is None else env.restart
+        runs = self.journal.runs("job=? AND restart<=? AND state<>'ended'", (env.job, upto))
+        interrupted = [run for run in runs if run.state == "starting"]
+        if interrupted:
+            # Its Prolog was killed (the run's lock is ours, so it does not run any more): undo what it began.
+            try:
+                self.repairer.all(deadline, retry=False)
+            except DriverError as error:
+                return exits.OK, f"{env.run}: interrupted start not undone yet: {error}"
+            runs = [run for run in runs if run.state != "starting"]
+        problems: list[str] = []
+        if runs:
+            for run in self._begin_release(runs, env.exit_code, who):
+                problems += self.repairer.finish(run)
+            with self.journal.write():
+                self.journal.prune(time.time())
+        elif not interrupted:
+            for job, restart in list(handoff.listed(self.paths.job)):
+                if job == env.job and restart <= upto:
+                    handoff.remove(self.paths.job, job, restart)
+            return exits.OK, ""
+        return exits.OK, f"{env.run}: released" + (f"; parked {'; '.join(problems)}" if problems else "")
+
+    # -- when it does not work -----------------------------------------------------------------------------------
+
+    def _send_back(self, env: HookEnv, why: str, deadline: Deadline) -> Outcome:
+        """Back to the queue; until then a hand-off makes each task of the run fail rather than run without a slice."""
+        from slurm_migbatch.node import scontrol
+
+        restart = env.restart or 0
+        run = Run(env.job, restart, env.uid, env.user, env.account, env.partition, "", "misfit")
+        asked = _gres(env.comment)
+        with self.journal.write():
+            self.journal.put_run(run)
+            self.journal.event("misfit", {"job": env.job, "restart": restart, "grant": asked, "reason": why[:500]})
+        handoff.write(self.paths.job, handoff.Handoff(env.job, restart, env.uid, (), why[:500]))
+        try:
+            scontrol.requeue(self.config, env.job, max(deadline.remaining, 2.0))
+        except scontrol.ScontrolError as error:
+            return exits.OK, f"{env.run}: {why}; cannot be requeued ({error}), so its tasks will fail"
+        return exits.OK, f"{env.run}: {why}; sent back to the queue"
+
+    def _unsafe(self, env: HookEnv, why: str, deadline: Deadline) -> Outcome:
+        """A GPU is lost: tell Slurm to drain the node with the reason, and send the job elsewhere."""
+        from slurm_migbatch.node import scontrol
+
+        with self.journal.write():
+            self.journal.event("fault", {"gpu": None, "what": why[:500], "action": "drain", "drain": True})
+        try:
+            scontrol.drain(self.config, why, max(deadline.remaining, 2.0))
+        except scontrol.ScontrolError as error:
+            return exits.UNSAFE, f"{env.run}: {why}; {error}"
+        return self._send_back(env, why, deadline)
+
+    def _trouble(self, env: HookEnv, why: str, deadline: Deadline) -> Outcome:
+        """Something that should not happen did: once is bad luck, many times in a row is a broken node."""
+        count = int(self.journal.meta("errors") or 0) + 1
+        drain = self.config.on_error == "drain" or count >= self.config.errors_before_drain > 0
+        with self.journal.write():
+            self.journal.set_meta("errors", str(count))
+            action = "drain" if drain else "requeue"
+            self.journal.event("fault", {"gpu": None, "what": why[:500], "action": action, "drain": drain})
+        if drain:
+            return self._unsafe(env, f"{count} failures in a row, the last: {why}", deadline)
+        return self._send_back(env, why, deadline)
+
+    def _clear_errors(self) -> None:
+        if self.journal.meta("errors") not in ("", "0"):
+            with self.journal.write():
+                self.journal.set_meta("errors", "0")
+
+
+def _gres(comment: bytes) -> str:
+    try:
+        grant = parse_comment(comment)
+    except GrantError:
+        return ""
+    return "" if grant is None else grant.gres

@@ -1,0 +1,59 @@
+"""The node's GPUs as the hooks use them: opened once, those of the configuration, geometry remembered."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+
+from slurm_migbatch.mig.driver import Driver, DriverError, Gpu
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.node.config import Config
+
+
+class Gpus:
+    """The driver, opened when first needed and again after `reset`. One per process; threads may share it."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._lock = threading.Lock()
+        self._driver: Driver | None = None
+        self._all: tuple[Gpu, ...] = ()
+        self._geometry: dict[str, Geometry] = {}
+
+    def managed(self) -> tuple[Gpu, ...]:
+        """The GPUs of the configuration's Gpus= that have MIG on, in index order. Raises DriverError."""
+        return tuple([gpu for gpu in self.listed() if _mig_is_on(gpu)])
+
+    def listed(self) -> tuple[Gpu, ...]:
+        """The GPUs of the configuration's Gpus=, MIG on or not, in index order. Raises DriverError."""
+        with self._lock:
+            if self._driver is None:
+                from slurm_migbatch.mig.nvml import NvmlDriver
+
+                self._driver = NvmlDriver(self._config.nvml_library or None)
+                self._all = self._driver.gpus()
+            found = [gpu for gpu in self._all if self._config.manages(gpu.uuid, gpu.minor)]
+        return tuple(sorted(found, key=lambda gpu: gpu.index))
+
+    def geometry(self, gpu: Gpu) -> Geometry:
+        """The GPU's geometry. Raises DriverError."""
+        known = self._geometry.get(gpu.uuid)
+        if known is None:
+            known = self._geometry[gpu.uuid] = gpu.geometry()
+        return known
+
+    def reset(self) -> None:
+        """Let go of the driver, so that the next use opens it anew; after errors that a new handle may cure."""
+        with self._lock:
+            driver, self._driver, self._all = self._driver, None, ()
+            self._geometry.clear()
+        if driver is not None:
+            with suppress(DriverError):
+                driver.close()
+
+
+def _mig_is_on(gpu: Gpu) -> bool:
+    try:
+        return gpu.mig_mode()[0]
+    except DriverError:
+        return False

@@ -1,0 +1,112 @@
+"""What root's Prolog leaves for TaskProlog: `RunDir/job/<job>.<restart>`, root's, readable by all.
+
+    version 1
+    job 17
+    restart 0
+    uid 1001
+    state ready                (or: misfit, with a line `reason ...`)
+    slice MIG-<uuid> 2g.20gb 19968 GPU-<uuid>
+
+One `slice` line for each slice, in order. `task_prolog.py` reads it with built-in modules only. It is written beside
+its place, synced and renamed, so that a reader sees all of it or nothing; the rebuilding of a lost journal reads it
+too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from slurm_migbatch.node import effects
+
+_NAME = re.compile(r"([0-9]{1,10})\.([0-9]{1,5})")
+
+
+class Given(NamedTuple):
+    """One slice of a hand-off."""
+
+    mig_uuid: str
+    profile: str
+    memory_mib: int
+    gpu: str
+
+
+class Handoff(NamedTuple):
+    """One run's hand-off; without slices where it is a misfit."""
+
+    job: int
+    restart: int
+    uid: int
+    slices: tuple[Given, ...]
+    reason: str = ""
+
+    def text(self) -> str:
+        """The file's content."""
+        lines = ["version 1", f"job {self.job}", f"restart {self.restart}", f"uid {self.uid}"]
+        lines.append("state ready" if self.slices else "state misfit")
+        if self.reason:
+            lines.append(f"reason {' '.join(self.reason.split())}")
+        lines += [f"slice {g.mig_uuid} {g.profile} {g.memory_mib} {g.gpu}" for g in self.slices]
+        return "\n".join(lines) + "\n"
+
+
+def write(directory: int, handoff: Handoff) -> None:
+    """Put it in its place, replacing an older one. Raises OSError."""
+    name = f"{handoff.job}.{handoff.restart}"
+    beside = f".{name}"
+    effects.point("handoff write")
+    with suppress(FileNotFoundError):
+        os.unlink(beside, dir_fd=directory)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    handle = os.open(beside, flags, 0o600, dir_fd=directory)
+    try:
+        os.write(handle, handoff.text().encode("utf-8", "backslashreplace"))
+        os.fchmod(handle, 0o644)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    effects.point("handoff rename")
+    os.rename(beside, name, src_dir_fd=directory, dst_dir_fd=directory)
+    os.fsync(directory)
+
+
+def remove(directory: int, job: int, restart: int) -> None:
+    """Take it away, and what an interrupted write may have left; harmless where there is nothing."""
+    for name in (f".{job}.{restart}", f"{job}.{restart}"):
+        effects.point("handoff unlink")
+        try:
+            os.unlink(name, dir_fd=directory)
+        except FileNotFoundError:
+            continue
+
+
+def listed(directory: int) -> Iterator[tuple[int, int]]:
+    """Job and restart of every hand-off, also of those half written."""
+    for name in os.listdir(directory):
+        match = _NAME.fullmatch(name.removeprefix("."))
+        if match is not None:
+            yield int(match[1]), int(match[2])
+
+
+def load(directory: int, job: int, restart: int) -> Handoff | None:
+    """Read one back; None where it is missing or not in our form."""
+    try:
+        handle = os.open(f"{job}.{restart}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    except OSError:
+        return None
+    with os.fdopen(handle, encoding="utf-8", errors="replace") as file:
+        lines = [line.split() for line in file.read(65536).splitlines()]
+    fields = {words[0]: words[1] for words in lines if len(words) == 2}
+    slices = _slices([words[1:] for words in lines if words and words[0] == "slice"])
+    if fields.get("version") != "1" or not fields.get("uid", "").isdigit() or slices is None:
+        return None
+    return Handoff(job, restart, int(fields["uid"]), slices)
+
+
+def _slices(rows: Sequence[Sequence[str]]) -> tuple[Given, ...] | None:
+    if any(len(row) != 4 or not row[2].isdigit() for row in rows):
+        return None
+    return tuple([Given(row[0], row[1], int(row[2]), row[3]) for row in rows])

@@ -1,0 +1,357 @@
+"""The node's journal: who holds which slice, what is half done, and the events that the controller has not seen yet.
+
+SQLite on local disk, WAL, synchronous=FULL: what a transaction says is on disk before the driver is touched (write
+ahead), and an event is stored in the same transaction as the change that it tells of. No transaction is ever open
+across a driver call. The journal is a record, not the truth: the driver is, and `repair.py` makes the two agree.
+
+Life of a slice's row:
+
+    (no row) -> intent -> held -> idle -> intent ...      idle -> evict -> (no row)
+    idle, evict -> zombie      held -> lost      (made by hand and in use) foreign -> idle
+
+`intent` and `evict` are in flight: they belong to an owner (`owner.py`) and are void once it is dead. Life of a run:
+starting -> running -> ending -> ended, or misfit -> ended.
+"""
+
+# Hooks do without pathlib: importing it takes longer than a warm start.
+# Conditions in queries are this package's own text; every value is bound.
+# ruff: noqa: PTH101, PTH104, S608
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from slurm_migbatch.mig.driver import Instance
+from slurm_migbatch.mig.layout import Slot
+from slurm_migbatch.mig.placement import Placement
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.node import effects
+
+NAME = "journal.db"
+SCHEMA_VERSION = 1
+APPLICATION_ID = 0x4D494742  # "MIGB"
+KEEP_RUNS_S = 7 * 86400.0
+IN_FLIGHT = ("intent", "evict")
+OCCUPYING = ("intent", "evict", "held", "idle", "zombie", "foreign")
+
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE slices (
+    id INTEGER PRIMARY KEY, gpu TEXT NOT NULL, profile TEXT NOT NULL, start INTEGER NOT NULL, size INTEGER NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('intent','evict','held','idle','zombie','foreign','lost')),
+    gi INTEGER, ci INTEGER, mig_uuid TEXT, cap_gi INTEGER, cap_ci INTEGER,
+    job INTEGER, restart INTEGER, ordinal INTEGER, uid INTEGER, warm INTEGER NOT NULL DEFAULT 0,
+    owner TEXT NOT NULL DEFAULT '', since REAL NOT NULL, reason TEXT NOT NULL DEFAULT '');
+CREATE INDEX slices_job ON slices (job, restart);
+CREATE TABLE runs (
+    job INTEGER NOT NULL, restart INTEGER NOT NULL, uid INTEGER NOT NULL, user TEXT NOT NULL, account TEXT NOT NULL,
+    partition TEXT NOT NULL, marker TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('starting','running','ending','ended','misfit')),
+    owner TEXT NOT NULL DEFAULT '', since REAL NOT NULL, exit_code INTEGER, PRIMARY KEY (job, restart)) WITHOUT ROWID;
+CREATE TABLE events (seq INTEGER PRIMARY KEY AUTOINCREMENT, body TEXT NOT NULL);
+"""
+
+
+class JournalError(RuntimeError):
+    """The journal cannot be used: full disk, read-only, or of a newer release. The message says which."""
+
+
+class Corrupt(JournalError):
+    """The file is damaged; it has to be moved aside and rebuilt from the driver."""
+
+
+class Overlap(AssertionError):
+    """A slot would have two owners; a fault in this program, stopped before it is written."""
+
+
+class Slice(NamedTuple):
+    """One row of `slices`. `uid` of an idle row is its last user; `cap_gi` and `cap_ci` are capability minors."""
+
+    gpu: str
+    slot: Slot
+    state: str
+    gi: int | None = None
+    ci: int | None = None
+    mig_uuid: str | None = None
+    cap_gi: int | None = None
+    cap_ci: int | None = None
+    job: int | None = None
+    restart: int | None = None
+    ordinal: int | None = None
+    uid: int | None = None
+    warm: bool = False
+    owner: str = ""
+    since: float = 0.0
+    reason: str = ""
+    id: int | None = None
+
+    @property
+    def place(self) -> dict[str, object]:
+        """What names it in events."""
+        return {
+            "gpu": self.gpu,
+            "profile": self.slot.profile.name,
+            "start": self.slot.placement.start,
+            "size": self.slot.placement.size,
+            "gi": self.gi,
+        }
+
+    @property
+    def told(self) -> dict[str, object]:
+        """The slice in `start` and `stop` events."""
+        return {**self.place, "ci": self.ci, "mig_uuid": self.mig_uuid}
+
+    def freed(self, state: str, reason: str = "") -> Slice:
+        """The same place and instance in another state, nobody's; the last user stays noted."""
+        return self._replace(
+            state=state,
+            reason=reason,
+            job=None,
+            restart=None,
+            ordinal=None,
+            owner="",
+            warm=False,
+            since=time.time(),
+        )
+
+    def on(self, instance: Instance, minors: tuple[int | None, int | None] = (None, None)) -> Slice:
+        """With the ids of the instance that fills the place, and its capability minors where known."""
+        gi, ci = minors
+        return self._replace(gi=instance.gi_id, ci=instance.ci_id, mig_uuid=instance.mig_uuid, cap_gi=gi, cap_ci=ci)
+
+    def __str__(self) -> str:
+        return f"{self.slot} on {self.gpu}"
+
+
+class Run(NamedTuple):
+    """One row of `runs`. `marker` is the grant as `mig/grant.py` writes it, empty for a run that never had one."""
+
+    job: int
+    restart: int
+    uid: int
+    user: str
+    account: str
+    partition: str
+    marker: str
+    state: str
+    owner: str = ""
+    since: float = 0.0
+    exit_code: int | None = None
+
+    def __str__(self) -> str:
+        return f"job {self.job} run {self.restart}"
+
+
+class Journal:
+    """An open journal. Use one per thread; any number of processes may have it open."""
+
+    def __init__(self, path: str, *, busy_s: float = 10.0) -> None:
+        """Open or make the journal at `path` (its directory must exist). Raises JournalError, Corrupt."""
+        self.path = path
+        self._db: sqlite3.Connection | None = None
+        with _errors(path):
+            self._db = sqlite3.connect(path, timeout=busy_s, isolation_level=None)
+            self._db.execute("PRAGMA synchronous=FULL")
+            version = self._db.execute("PRAGMA user_version").fetchone()[0]
+            if version == 0:
+                self._create()
+            elif version > SCHEMA_VERSION:
+                raise JournalError(f"{path} was written by a newer release (schema {version}); update this node")
+
+    @property
+    def _link(self) -> sqlite3.Connection:
+        if self._db is None:
+            raise JournalError(f"{self.path} is closed")
+        return self._db
+
+    def _create(self) -> None:
+        self._link.execute("PRAGMA journal_mode=WAL")
+        os.chmod(self.path, 0o600)
+        with self.write():
+            if self._link.execute("PRAGMA user_version").fetchone()[0]:
+                return  # another process was faster
+            for statement in _SCHEMA.split(";"):
+                self._link.execute(statement)
+            self._link.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            self._link.execute(f"PRAGMA application_id={APPLICATION_ID}")
+            self.set_meta("journal", secrets.token_hex(8))
+
+    def check(self) -> None:
+        """Look through the whole file; raises Corrupt."""
+        with _errors(self.path):
+            answer = self._link.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if answer != "ok":
+            raise Corrupt(f"{self.path} is damaged: {answer}")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+    @contextmanager
+    def write(self) -> Iterator[None]:
+        """One transaction: all of it is on disk when the block has ended, or nothing is. No driver call inside."""
+        with _errors(self.path):
+            self._link.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                effects.point("commit")
+                self._link.execute("COMMIT")
+            except BaseException:
+                if self._link.in_transaction:
+                    self._link.execute("ROLLBACK")
+                raise
+
+    # -- meta --------------------------------------------------------------------------------------------------
+
+    def meta(self, key: str) -> str:
+        """A value of the journal itself, empty where it was never set."""
+        with _errors(self.path):
+            row = self._link.execute("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
+        return "" if row is None else str(row[0])
+
+    def set_meta(self, key: str, value: str) -> None:
+        """Set one."""
+        with _errors(self.path):
+            self._link.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (key, value))
+
+    @property
+    def identity(self) -> str:
+        """The journal's random name; sequence numbers of events start again in another journal."""
+        return self.meta("journal")
+
+    # -- slices ------------------------------------------------------------------------------------------------
+
+    def slices(self, where: str = "1", values: Iterable[object] = ()) -> list[Slice]:
+        """All slices, or those of an SQL condition with bound values, by GPU and place."""
+        with _errors(self.path):
+            rows = self._link.execute(
+                "SELECT gpu,profile,start,size,state,gi,ci,mig_uuid,cap_gi,cap_ci,job,restart,ordinal,uid,warm,owner,"
+                f"since,reason,id FROM slices WHERE {where} ORDER BY gpu,start,id",
+                tuple(values),
+            ).fetchall()
+        return [_slice(row) for row in rows]
+
+    def put(self, piece: Slice) -> Slice:
+        """Write a new row, or the row with its id. Raises Overlap rather than give a place two owners."""
+        if piece.state in OCCUPYING:
+            placement = piece.slot.placement
+            clash = self.slices(
+                "gpu=? AND start<? AND start+size>? AND id IS NOT ? AND state<>'lost' "
+                "AND NOT (state='evict' AND owner=?)",
+                (piece.gpu, placement.end, placement.start, piece.id, piece.owner),
+            )
+            if clash and piece.state != "evict":
+                raise Overlap(f"{piece} ({piece.state}) and {clash[0]} ({clash[0].state}) overlap")
+        values = (
+            *(piece.gpu, piece.slot.profile.name, piece.slot.placement.start, piece.slot.placement.size),
+            *(piece.state, piece.gi, piece.ci, piece.mig_uuid, piece.cap_gi, piece.cap_ci, piece.job, piece.restart),
+            *(piece.ordinal, piece.uid, int(piece.warm), piece.owner, piece.since or time.time(), piece.reason),
+        )
+        with _errors(self.path):
+            cursor = self._link.execute(
+                "INSERT OR REPLACE INTO slices (id,gpu,profile,start,size,state,gi,ci,mig_uuid,cap_gi,cap_ci,job,"
+                "restart,ordinal,uid,warm,owner,since,reason) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+                (piece.id, *values),
+            )
+        return piece._replace(id=cursor.lastrowid)
+
+    def drop(self, piece: Slice) -> None:
+        """Delete a row."""
+        with _errors(self.path):
+            self._link.execute("DELETE FROM slices WHERE id=?", (piece.id,))
+
+    # -- runs --------------------------------------------------------------------------------------------------
+
+    def runs(self, where: str = "1", values: Iterable[object] = ()) -> list[Run]:
+        """All runs, or those of an SQL condition with bound values."""
+        with _errors(self.path):
+            rows = self._link.execute(
+                "SELECT job,restart,uid,user,account,partition,marker,state,owner,since,exit_code FROM runs "
+                f"WHERE {where} ORDER BY job,restart",
+                tuple(values),
+            ).fetchall()
+        return [Run(*row) for row in rows]
+
+    def put_run(self, run: Run) -> None:
+        """Write or replace a run."""
+        with _errors(self.path):
+            self._link.execute(
+                "INSERT OR REPLACE INTO runs VALUES (?,?,?,?,?,?,?,?,?,?,?)",
+                run._replace(since=run.since or time.time()),
+            )
+
+    def drop_run(self, run: Run) -> None:
+        """Forget a run."""
+        with _errors(self.path):
+            self._link.execute("DELETE FROM runs WHERE job=? AND restart=?", (run.job, run.restart))
+
+    def prune(self, now: float) -> None:
+        """Forget runs that ended long ago."""
+        with _errors(self.path):
+            self._link.execute("DELETE FROM runs WHERE state='ended' AND since<?", (now - KEEP_RUNS_S,))
+
+    # -- events ------------------------------------------------------------------------------------------------
+
+    def event(self, kind: str, fields: Mapping[str, object]) -> None:
+        """Spool one event for the controller; part of the transaction that is open."""
+        body = json.dumps({"ts": round(time.time(), 3), "kind": kind, **fields}, separators=(",", ":"))
+        with _errors(self.path):
+            self._link.execute("INSERT INTO events (body) VALUES (?)", (body,))
+
+    def spooled(self, limit: int = 500) -> list[dict[str, object]]:
+        """The oldest events that were not acknowledged, in order."""
+        with _errors(self.path):
+            rows = self._link.execute("SELECT seq,body FROM events ORDER BY seq LIMIT ?", (limit,)).fetchall()
+        return [{"seq": seq, **json.loads(body)} for seq, body in rows]
+
+    def spool_length(self) -> int:
+        """How many events wait."""
+        with _errors(self.path):
+            return int(self._link.execute("SELECT count(*) FROM events").fetchone()[0])
+
+    def acknowledge(self, seq: int) -> None:
+        """The controller has stored everything up to `seq`."""
+        with self.write():
+            self._link.execute("DELETE FROM events WHERE seq<=?", (seq,))
+
+
+def _slice(row: Sequence[Any]) -> Slice:
+    slot = Slot(Profile.parse(row[1]), Placement(row[2], row[3]))
+    return Slice._make((row[0], slot, *row[4:14], bool(row[14]), *row[15:]))
+
+
+@contextmanager
+def _errors(path: str) -> Iterator[None]:
+    """SQLite's errors as ours."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        text = str(error)
+        if "malformed" in text or "corrupt" in text or "no such table" in text:
+            raise Corrupt(f"{path} is damaged: {text}") from error
+        raise JournalError(f"{path}: {text}; check that the disk is local, writable and not full") from error
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, (sqlite3.IntegrityError, sqlite3.ProgrammingError)):
+            raise
+        raise Corrupt(f"{path} is damaged: {error}") from error
+
+
+def move_aside(path: str) -> str:
+    """Rename a damaged journal with its companions to `<path>.damaged-<time>`; returns the new name."""
+    aside = f"{path}.damaged-{time.time_ns()}"
+    for suffix in ("-wal", "-shm", ""):
+        effects.point("rename")
+        try:
+            os.rename(path + suffix, aside + suffix)
+        except FileNotFoundError:
+            continue
+    return aside

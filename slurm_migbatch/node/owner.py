@@ -1,0 +1,52 @@
+"""Who is working on a half-done change, so that others can tell when nobody is any more.
+
+An owner is written `<pid>.<start>.<token>`: a process id, its start time in clock ticks since boot (ids are reused),
+and a token for one piece of work inside the process (the agent does many at once).
+"""
+
+# Hooks do without pathlib: importing it takes longer than a warm start.
+# ruff: noqa: PTH123
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_active: set[str] = set()
+_tokens = itertools.count(1)
+
+
+@contextmanager
+def working() -> Iterator[str]:
+    """A fresh owner, alive until the block ends."""
+    pid = os.getpid()
+    name = f"{pid}.{_started(pid)}.{next(_tokens)}"
+    _active.add(name)
+    try:
+        yield name
+    finally:
+        _active.discard(name)
+
+
+def alive(owner: str) -> bool:
+    """Whether that piece of work may still be going on."""
+    pid_text, _, rest = owner.partition(".")
+    started, _, _ = rest.partition(".")
+    if not pid_text.isdigit():
+        return False
+    pid = int(pid_text)
+    if pid == os.getpid():
+        return owner in _active
+    return bool(started) and _started(pid) == started
+
+
+def _started(pid: int) -> str:
+    """The process's start time, empty where it is gone or only waits to be reaped. Always the real /proc."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in (b"Z", b"X") else fields[19].decode("ascii")

@@ -1,0 +1,85 @@
+"""The two directories of the node: RunDir (gone at reboot) and StateDir (durable), opened so that nobody can swap them.
+
+RunDir is 0755 with `job/` (0755, hand-offs that users read) and `lock/` (0700); StateDir is 0700. All belong to root.
+"""
+
+# Hooks do without pathlib: importing it takes longer than a warm start.
+# ruff: noqa: PTH101, PTH102, PTH112, PTH120
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from typing import NamedTuple
+
+from slurm_migbatch.node.config import Config
+
+
+class PathsError(RuntimeError):
+    """A directory is missing, foreign or writable by others; the message says which and what to do."""
+
+
+class Paths(NamedTuple):
+    """Open directories as descriptors, and the paths of what lies in StateDir."""
+
+    run: int
+    job: int
+    lock: int
+    state_dir: str
+
+    @classmethod
+    def open(cls, config: Config) -> Paths:
+        """Open them, making what is missing. Raises PathsError."""
+        run = _directory(config.run_dir, 0o755)
+        return cls(
+            run=run,
+            job=_directory("job", 0o755, run),
+            lock=_directory("lock", 0o700, run),
+            state_dir=_checked(config.state_dir),
+        )
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        for handle in (self.run, self.job, self.lock):
+            os.close(handle)
+
+
+def _checked(path: str) -> str:
+    os.close(_directory(path, 0o700))
+    return path
+
+
+def _directory(path: str, mode: int, parent: int | None = None) -> int:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        try:
+            handle = os.open(path, flags, dir_fd=parent)
+        except FileNotFoundError:
+            above = os.path.dirname(path)
+            if parent is None and not os.path.isdir(above):
+                _make_all(above)
+            with suppress(FileExistsError):  # another hook was faster
+                os.mkdir(path, mode, dir_fd=parent)
+            handle = os.open(path, flags, dir_fd=parent)
+            os.fchmod(handle, mode)
+    except OSError as error:
+        raise PathsError(f"directory {path}: {error.strerror}; run `migbatch node install` as root") from error
+    status = os.fstat(handle)
+    if status.st_uid != 0 or status.st_mode & 0o022 or stat.S_IMODE(status.st_mode) & ~mode & 0o077:
+        os.close(handle)
+        raise PathsError(
+            f"directory {path} must belong to root with mode {mode:o}, not uid {status.st_uid} "
+            f"mode {stat.S_IMODE(status.st_mode):o}; correct it by hand"
+        )
+    return handle
+
+
+def _make_all(path: str) -> None:
+    if not os.path.isdir(path):
+        _make_all(os.path.dirname(path))
+        try:
+            os.mkdir(path, 0o755)
+            os.chmod(path, 0o755)  # noqa: S103  (RunDir is for users to read)
+        except FileExistsError:
+            pass

@@ -1,0 +1,85 @@
+"""The controller's plan as this node last heard it: which slots each GPU is to have. `StateDir/plan.json`.
+
+    {"version": 12, "gpus": {"GPU-...": [["2g.20gb", 0, 2], ...]}, "jobs": {"17": "[mig:2g.20gb:1]"}}
+
+`jobs` may be missing. Where it names a job, that grant counts, not the one in the job's comment. A plan is advice about
+places: without one, or with a broken one, the node chooses for itself.
+"""
+
+# Hooks do without pathlib: importing it takes longer than a warm start.
+# ruff: noqa: PTH104
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment
+from slurm_migbatch.mig.layout import LayoutError, Slot
+from slurm_migbatch.mig.profile import ProfileError
+from slurm_migbatch.node import effects
+
+NAME = "plan.json"
+MAX_BYTES = 4 << 20
+
+
+class PlanError(ValueError):
+    """A plan that is not in the form above."""
+
+
+class Plan(NamedTuple):
+    """Version 0 is no plan at all."""
+
+    version: int = 0
+    slots: Mapping[str, tuple[Slot, ...]] = {}
+    jobs: Mapping[int, Grant] = {}
+
+
+def parse(data: object) -> Plan:
+    """Check a plan's wire form. Raises PlanError."""
+    if not isinstance(data, dict) or type(data.get("version")) is not int or not 0 <= data["version"] < 1 << 62:
+        raise PlanError("a plan has a version number")
+    gpus, jobs = data.get("gpus", {}), data.get("jobs", {})
+    if not isinstance(gpus, dict) or not isinstance(jobs, dict):
+        raise PlanError("a plan's gpus and jobs are objects")
+    try:
+        slots = {str(gpu): tuple([Slot.of(str(p), s, n) for p, s, n in rows]) for gpu, rows in gpus.items()}
+        grants = {int(job): parse_comment(str(marker)) for job, marker in jobs.items()}
+    except (TypeError, ValueError, LayoutError, ProfileError, GrantError) as error:
+        raise PlanError(f"a plan with a bad slot or grant: {error}") from None
+    return Plan(data["version"], slots, {job: grant for job, grant in grants.items() if grant is not None})
+
+
+def load(state_dir: str) -> Plan:
+    """The cached plan; an empty one where there is none that can be read."""
+    try:
+        handle = os.open(f"{state_dir}/{NAME}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(handle, "rb") as file:
+            return parse(json.loads(file.read(MAX_BYTES)))
+    except (OSError, ValueError):
+        return Plan()
+
+
+def store(state_dir: str, raw: bytes) -> Plan:
+    """Write the plan that the controller sent, so that a crash leaves the old or the new one. Raises PlanError."""
+    try:
+        plan = parse(json.loads(raw))
+    except ValueError as error:
+        raise PlanError(str(error)) from None
+    beside = f"{state_dir}/.{NAME}"
+    effects.point("plan write")
+    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(raw)
+        file.flush()
+        os.fsync(file.fileno())
+    effects.point("plan rename")
+    os.rename(beside, f"{state_dir}/{NAME}")
+    directory = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+    return plan

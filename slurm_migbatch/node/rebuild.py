@@ -1,0 +1,59 @@
+"""A new journal after the old one was damaged: the driver says what exists, the hand-offs say whose it is.
+
+Hand-offs are root's files in RunDir, so they can be believed. An instance that no hand-off names is idle where nothing
+lives on it and nobody but root may open it; otherwise it is parked, because its owner is unknown.
+"""
+
+from __future__ import annotations
+
+import time
+
+from slurm_migbatch.mig.driver import Instance
+from slurm_migbatch.node import handoff
+from slurm_migbatch.node.caps import Caps, CapsError
+from slurm_migbatch.node.gpus import Gpus
+from slurm_migbatch.node.journal import Journal, Run, Slice
+from slurm_migbatch.node.paths import Paths
+
+
+def rebuild(journal: Journal, paths: Paths, gpus: Gpus, caps: Caps, aside: str) -> None:
+    """Fill an empty journal. Raises DriverError, JournalError."""
+    given = [handoff.load(paths.job, job, restart) for job, restart in sorted(set(handoff.listed(paths.job)))]
+    owners = {piece.mig_uuid: (h, i) for h in given if h is not None for i, piece in enumerate(h.slices)}
+    rows: list[Slice] = []
+    for gpu in gpus.managed():
+        for instance in gpu.instances():
+            minors, uid = _devices(caps, gpu.minor, instance)
+            row = Slice(gpu.uuid, instance.slot, "idle", since=time.time()).on(instance, minors)
+            known = owners.get(instance.mig_uuid or "")
+            if known is not None:
+                handed, ordinal = known
+                row = row._replace(
+                    state="held", job=handed.job, restart=handed.restart, uid=handed.uid, ordinal=ordinal
+                )
+            elif gpu.processes(instance) or uid != 0:
+                row = row._replace(state="zombie", uid=uid, reason="its owner is unknown since the journal was lost")
+            rows.append(row)
+    with journal.write():
+        for row in rows:
+            journal.put(row)
+            if row.state == "zombie":
+                journal.event("zombie", {**row.place, "reason": row.reason})
+        for found in given:
+            if found is not None:
+                state = "running" if found.slices else "misfit"
+                journal.put_run(Run(found.job, found.restart, found.uid, "", "", "", "", state))
+        what = f"the journal was damaged; the old one is kept as {aside}"
+        journal.event("fault", {"gpu": None, "what": what, "action": "rebuilt", "drain": False})
+
+
+def _devices(caps: Caps, gpu_minor: int, instance: Instance) -> tuple[tuple[int | None, int | None], int]:
+    """The capability minors of an instance, and who owns its devices (0 where nobody or root does)."""
+    if instance.ci_id is None:
+        return (None, None), 0
+    try:
+        minors = caps.minors(gpu_minor, instance.gi_id, instance.ci_id)
+        owners = [caps.owner(minor) for minor in minors]
+    except CapsError:
+        return (None, None), 0
+    return minors, max((found[0] for found in owners if found is not None), default=0)

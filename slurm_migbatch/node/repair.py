@@ -1,0 +1,419 @@
+"""Making the journal and the driver agree again, whatever happened in between.
+
+`diagnose` is pure: from a GPU's journal rows and the driver's instances it derives what has to be done. `Repairer`
+does it, under the GPU's lock, in steps that can each be interrupted and done again. The driver is the truth about what
+exists; the journal is the truth about whose it is.
+"""
+
+# Hooks do without pathlib: importing it takes longer than a warm start.
+# ruff: noqa: PTH123
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from slurm_migbatch.mig.driver import Busy, DriverError, Gpu, Instance
+from slurm_migbatch.node import effects, handoff, owner
+from slurm_migbatch.node.caps import Caps, CapsError
+from slurm_migbatch.node.deadline import Deadline, locked
+from slurm_migbatch.node.gpus import Gpus
+from slurm_migbatch.node.journal import IN_FLIGHT, Journal, Run, Slice
+from slurm_migbatch.node.paths import Paths
+
+EVICT_TRIES_S = 0.02
+
+
+class Repair(NamedTuple):
+    """One thing to do on a GPU, with the row and the instance that it concerns."""
+
+    action: str  # a method of Repairer: undo, forget, lose, adopt, respect, complete, park, clear, release, guard
+    row: Slice | None
+    instance: Instance | None
+    why: str
+
+    def __str__(self) -> str:
+        what = self.row.slot if self.row is not None else self.instance
+        return f"{self.action} {what}: {self.why}"
+
+
+def gpu_lock(gpu: str) -> str:
+    """The name of a GPU's lock file."""
+    return f"gpu-{gpu}"
+
+
+def diagnose(
+    rows: Sequence[Slice],
+    instances: Sequence[Instance],
+    processes: Mapping[int, Sequence[int]],
+    alive: Callable[[str], bool],
+    exposed: Collection[int] = (),
+) -> list[Repair]:
+    """What has to be done on one GPU.
+
+    `processes` maps instance ids to the processes on them, `exposed` holds the ids whose capability devices are not
+    the right user's. Rows in flight of a living owner are left alone, and so is what they cover.
+    """
+    found: list[Repair] = []
+    by_slot = {instance.slot: instance for instance in instances}
+    accounted: set[int] = set()
+    busy_places = [row.slot.placement for row in rows if row.state in IN_FLIGHT and alive(row.owner)]
+    order = {"held": 0, "intent": 1, "evict": 2, "idle": 3, "zombie": 4, "foreign": 5, "lost": 6}
+    for row in sorted(rows, key=lambda row: (order[row.state], row.id or 0)):
+        instance = by_slot.get(row.slot)
+        if row.state in IN_FLIGHT and alive(row.owner):
+            if instance is not None:
+                accounted.add(instance.gi_id)
+            continue
+        if row.state == "lost":
+            continue
+        if row.state == "held":
+            if instance is None or (row.mig_uuid is not None and instance.mig_uuid != row.mig_uuid):
+                found.append(Repair("lose", row, None, "the driver no longer has the instance that the job holds"))
+                continue
+            accounted.add(instance.gi_id)
+            if instance.gi_id in exposed:
+                found.append(Repair("guard", row, instance, "its capability devices were not the job's user's alone"))
+            continue
+        if instance is None or instance.gi_id in accounted:
+            found.append(Repair("forget", row, None, "the driver has no such instance"))
+            continue
+        accounted.add(instance.gi_id)
+        if row.state in IN_FLIGHT:
+            found.append(Repair("undo", row, instance, "whoever was working on it is gone"))
+        elif not instance.complete:
+            found.append(Repair("complete", row, instance, "it has no compute instance"))
+        elif row.state == "idle":
+            if processes.get(instance.gi_id):
+                found.append(Repair("park", row, instance, _living(processes[instance.gi_id])))
+            elif (row.gi, row.ci, row.mig_uuid) != (instance.gi_id, instance.ci_id, instance.mig_uuid):
+                found.append(Repair("undo", row, instance, "it was made anew by somebody else"))
+            elif instance.gi_id in exposed:
+                found.append(Repair("guard", row, instance, "its capability devices were not root's alone"))
+        elif row.state == "zombie" and not processes.get(instance.gi_id):
+            found.append(Repair("clear", row, instance, "nothing lives on it any more"))
+        elif row.state == "foreign" and not processes.get(instance.gi_id):
+            found.append(Repair("release", row, instance, "nothing lives on it any more"))
+    for instance in instances:
+        if instance.gi_id in accounted or any(place.overlaps(instance.placement) for place in busy_places):
+            continue
+        if processes.get(instance.gi_id):
+            found.append(Repair("respect", None, instance, f"made by hand; {_living(processes[instance.gi_id])}"))
+        elif not instance.complete:
+            found.append(Repair("complete", None, instance, "it is nobody's and has no compute instance"))
+        else:
+            found.append(Repair("adopt", None, instance, "it is nobody's and nothing runs on it"))
+    return found
+
+
+def _living(pids: Sequence[int]) -> str:
+    return "in use by process " + ", ".join(map(str, list(pids)[:4]))
+
+
+class Repairer:
+    """Finds and does the repairs of one node."""
+
+    def __init__(self, journal: Journal, paths: Paths, gpus: Gpus, caps: Caps) -> None:
+        self._journal = journal
+        self._paths = paths
+        self._gpus = gpus
+        self._caps = caps
+
+    def all(self, deadline: Deadline, *, dry: bool = False, retry: bool = True) -> list[str]:
+        """Repair every managed GPU and every run. Returns what was (or would be) done, as sentences.
+
+        With `retry`, zombies on which nothing lives any more are destroyed. Raises DriverError, JournalError, TooLate.
+        """
+        done: list[str] = []
+        for gpu in self._gpus.managed():
+            done += [f"{gpu.uuid}: {repair}" for repair in self.gpu(gpu, deadline, dry=dry, retry=retry)]
+        done += self.absent({gpu.uuid for gpu in self._gpus.managed()}, dry=dry)
+        done += self.runs(dry=dry)
+        return done
+
+    def gpu(
+        self,
+        gpu: Gpu,
+        deadline: Deadline,
+        *,
+        dry: bool = False,
+        retry: bool = False,
+        dead: Collection[str] = (),
+        have_lock: bool = False,
+    ) -> list[Repair]:
+        """Repair one GPU. `dead` owners count as gone though their process lives: who gives up names itself there."""
+        if have_lock:
+            return self._gpu(gpu, dry, retry, dead)
+        with locked(self._paths.lock, [gpu_lock(gpu.uuid)], deadline):
+            return self._gpu(gpu, dry, retry, dead)
+
+    def _gpu(self, gpu: Gpu, dry: bool, retry: bool, dead: Collection[str]) -> list[Repair]:
+        def alive(name: str) -> bool:
+            return name not in dead and owner.alive(name)
+
+        instances = gpu.instances()
+        rows = self._journal.slices("gpu=?", (gpu.uuid,))
+        processes = {instance.gi_id: gpu.processes(instance) for instance in instances}
+        repairs = diagnose(rows, instances, processes, alive, self._exposed(gpu, rows, instances))
+        if not retry:
+            repairs = [repair for repair in repairs if repair.action != "clear"]
+        if not dry:
+            for repair in repairs:
+                getattr(self, "_" + repair.action)(gpu, repair.row, repair.instance, repair.why)
+        return repairs
+
+    def _exposed(self, gpu: Gpu, rows: Sequence[Slice], instances: Sequence[Instance]) -> set[int]:
+        """Instances of ours whose capability devices are not their owner's alone."""
+        found = set()
+        by_slot = {i.slot: i for i in instances if i.ci_id is not None}
+        for row in rows:
+            instance = by_slot.get(row.slot)
+            if row.state not in ("held", "idle", "zombie") or instance is None:
+                continue
+            uid = (row.uid or 0) if row.state == "held" else 0
+            try:
+                if self._caps.wrong(gpu.minor, instance.gi_id, instance.ci_id or 0, uid):
+                    found.add(instance.gi_id)
+            except CapsError:
+                found.add(instance.gi_id)
+        return found
+
+    # -- one action each -----------------------------------------------------------------------------------------
+
+    def _undo(self, gpu: Gpu, row: Slice, instance: Instance, why: str) -> None:
+        """Half-done work: what exists becomes idle, whole and closed to everybody."""
+        self._settle(gpu, row, instance)
+
+    def _adopt(self, gpu: Gpu, row: None, instance: Instance, why: str) -> None:
+        self._settle(gpu, Slice(gpu.uuid, instance.slot, "idle"), instance, event="create")
+
+    def _release(self, gpu: Gpu, row: Slice, instance: Instance, why: str) -> None:
+        self._settle(gpu, row, instance, event="create")
+
+    def _complete(self, gpu: Gpu, row: Slice | None, instance: Instance, why: str) -> None:
+        self._settle(gpu, row or Slice(gpu.uuid, instance.slot, "idle"), instance)
+
+    def _settle(self, gpu: Gpu, row: Slice, instance: Instance, event: str = "") -> None:
+        """Make the instance whole and closed, then idle in the journal; destroy what cannot be made whole."""
+        try:
+            if not instance.complete:
+                effects.point("driver complete")
+                instance = gpu.complete(instance)
+            minors = self._caps.grant(gpu.minor, instance.gi_id, instance.ci_id or 0, 0)
+        except (DriverError, CapsError) as error:
+            self._discard(gpu, row, instance, str(error))
+            return
+        idle = row.on(instance, minors).freed("idle")
+        with self._journal.write():
+            for other in self._journal.slices("gpu=? AND id IS NOT ?", (gpu.uuid, row.id)):
+                if other.state == "evict" and other.slot.placement.overlaps(row.slot.placement):
+                    self._journal.drop(other)  # a dead owner's, for the same instance
+            idle = self._journal.put(idle)
+            if event:
+                self._journal.event(event, {**idle.place, "elapsed_ms": 0, "adopted": True})
+
+    def _discard(self, gpu: Gpu, row: Slice, instance: Instance, why: str) -> None:
+        """Destroy the instance and its row; park it where that does not work."""
+        try:
+            self.destroy(gpu, instance)
+        except DriverError as error:
+            self.park(row._replace(gi=instance.gi_id, ci=instance.ci_id), f"{why}; {error}")
+            return
+        with self._journal.write():
+            if row.id is not None:
+                self._journal.drop(row)
+            if row.state == "zombie":
+                self._journal.event("cleared", {**row._replace(gi=instance.gi_id).place, "reason": why})
+            self._journal.event("destroy", {**row._replace(gi=instance.gi_id).place, "elapsed_ms": 0})
+
+    def _clear(self, gpu: Gpu, row: Slice, instance: Instance, why: str) -> None:
+        self._discard(gpu, row, instance, why)
+
+    def _forget(self, gpu: Gpu | None, row: Slice, instance: None, why: str) -> None:
+        with self._journal.write():
+            self._journal.drop(row)
+            if row.state in ("idle", "foreign", "evict") and row.gi is not None:
+                self._journal.event("destroy", {**row.place, "elapsed_ms": 0})
+            elif row.state == "zombie":
+                self._journal.event("cleared", {**row.place, "reason": why})
+
+    def _lose(self, gpu: Gpu | None, row: Slice, instance: None, why: str) -> None:
+        with self._journal.write():
+            self._journal.put(row._replace(state="lost", reason=why))
+            what = f"job {row.job} run {row.restart}: {row} is gone"
+            self._journal.event("fault", {"gpu": row.gpu, "what": what, "action": "noted", "drain": False})
+
+    def _respect(self, gpu: Gpu, row: None, instance: Instance, why: str) -> None:
+        with self._journal.write():
+            self._journal.put(Slice(gpu.uuid, instance.slot, "foreign", reason=why).on(instance))
+
+    def _park(self, gpu: Gpu, row: Slice, instance: Instance, why: str) -> None:
+        self.park(row, why)
+
+    def _guard(self, gpu: Gpu, row: Slice, instance: Instance, why: str) -> None:
+        uid = (row.uid or 0) if row.state == "held" else 0
+        try:
+            self._caps.grant(gpu.minor, instance.gi_id, instance.ci_id or 0, uid)
+        except CapsError as error:
+            with self._journal.write():
+                self._journal.event(
+                    "fault", {"gpu": gpu.uuid, "what": str(error), "action": "will be tried again", "drain": False}
+                )
+
+    # -- steps that the hooks use too ------------------------------------------------------------------------------
+
+    def park(self, row: Slice, why: str) -> None:
+        """Take a slot out of use, as a zombie, until nothing lives on it and it can be destroyed."""
+        new = row.state != "zombie"
+        with self._journal.write():
+            zombie = self._journal.put(row.freed("zombie", why))
+            if new:
+                self._journal.event("zombie", {**zombie.place, "reason": why})
+
+    def destroy(self, gpu: Gpu, instance: Instance, patience: float = 0.0) -> int:
+        """Destroy an instance, trying again for `patience` seconds while it is busy; milliseconds taken.
+
+        Raises Busy, DriverError.
+        """
+        start = time.monotonic()
+        while True:
+            effects.point("driver destroy")
+            try:
+                gpu.destroy(instance)
+            except Busy:
+                if time.monotonic() - start >= patience:
+                    raise
+                time.sleep(EVICT_TRIES_S)
+                continue
+            return round((time.monotonic() - start) * 1000)
+
+    # -- runs ----------------------------------------------------------------------------------------------------
+
+    def runs(self, *, dry: bool = False) -> list[str]:
+        """Finish what a dead owner left of a run: a start that never was, a release that was begun."""
+        done = []
+        for run in self._journal.runs("state IN ('starting','ending')"):
+            if owner.alive(run.owner):
+                continue
+            pieces = self._journal.slices("job=? AND restart=?", (run.job, run.restart))
+            if run.state == "starting":
+                if any(piece.state in IN_FLIGHT for piece in pieces):
+                    continue  # its GPU could not be repaired yet
+                done.append(f"{run}: forgotten, its start was interrupted")
+                if not dry:
+                    handoff.remove(self._paths.job, run.job, run.restart)
+                    with self._journal.write():
+                        self._journal.drop_run(run)
+            else:
+                done.append(f"{run}: its interrupted release is finished")
+                if not dry:
+                    self.finish(run)
+        return done + self._strays(dry)
+
+    def _strays(self, dry: bool) -> list[str]:
+        """Hand-offs of runs that the journal does not know as started."""
+        there = set(handoff.listed(self._paths.job))  # before the runs: a run is in the journal before its hand-off
+        known = {(run.job, run.restart) for run in self._journal.runs("state<>'ended'")}
+        strays = sorted(there - known)
+        if not dry:
+            for job, restart in strays:
+                handoff.remove(self._paths.job, job, restart)
+        return [f"job {job} run {restart}: stray hand-off removed" for job, restart in strays]
+
+    def absent(self, present: Collection[str], *, dry: bool = False) -> list[str]:
+        """Rows of GPUs that are not there (any more), or no longer ours: held ones are lost, the rest forgotten."""
+        done = []
+        for row in self._journal.slices():
+            if row.gpu in present or row.state == "lost" or (row.state in IN_FLIGHT and owner.alive(row.owner)):
+                continue
+            done.append(f"{row}: its GPU is not there or has MIG off")
+            if not dry:
+                (self._lose if row.state == "held" else self._forget)(None, row, None, "its GPU is gone")
+        return done
+
+    def finish(self, run: Run) -> list[str]:
+        """The second half of a release: caps back to root, hand-off away, slices idle, the run ended.
+
+        The run must be `ending` in the journal already. Returns what went wrong, as sentences; a slice whose devices
+        could not be taken back is parked.
+        """
+        pieces = self._journal.slices("job=? AND restart=?", (run.job, run.restart))
+        failed: dict[int | None, str] = {}
+        for piece in pieces:
+            minors = [minor for minor in (piece.cap_gi, piece.cap_ci) if minor is not None]
+            if piece.state == "held" and minors:
+                try:
+                    self._caps.assign(minors, 0)
+                except CapsError as error:
+                    failed[piece.id] = str(error)
+        handoff.remove(self._paths.job, run.job, run.restart)
+        told = [
+            piece.told
+            for piece in sorted(pieces, key=lambda piece: piece.ordinal or 0)
+            if piece.state in ("held", "lost")
+        ]
+        with self._journal.write():
+            for piece in pieces:
+                if piece.state == "lost":
+                    self._journal.drop(piece)
+                elif piece.state == "held" and piece.id in failed:
+                    zombie = self._journal.put(piece.freed("zombie", failed[piece.id]))
+                    self._journal.event("zombie", {**zombie.place, "reason": failed[piece.id]})
+                elif piece.state == "held":
+                    self._journal.put(piece.freed("idle"))
+            self._journal.put_run(run._replace(state="ended", owner="", since=time.time()))
+            if told:
+                fields = {"job": run.job, "restart": run.restart, "exit_code": run.exit_code, "slices": told}
+                self._journal.event("stop", fields)
+        return [f"{piece}: {failed[piece.id]}" for piece in pieces if piece.id in failed]
+
+
+def boot_id(path: str) -> str:
+    """The kernel's boot id; empty where it cannot be read."""
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read(64).strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def begin_boot(journal: Journal, paths: Paths, boot: str) -> bool:
+    """Where the machine was started since the journal was last used: forget all slices (no instance survives a boot).
+
+    Runs that were under way end without an exit code. Returns whether it did so; the first use of a journal counts.
+    """
+    if not boot or journal.meta("boot_id") == boot:
+        return False
+    for job, restart in list(handoff.listed(paths.job)):
+        if journal.meta("boot_id"):
+            handoff.remove(paths.job, job, restart)
+    with journal.write():
+        if journal.meta("boot_id") == boot:
+            return False
+        if journal.meta("boot_id"):
+            forget_all(journal, journal.slices())
+        journal.set_meta("boot_id", boot)
+        journal.set_meta("reconciled", "")
+        journal.event("boot", {"boot_id": boot})
+    return True
+
+
+def forget_all(journal: Journal, rows: Iterable[Slice]) -> None:
+    """End every run and drop every slice, in the open transaction."""
+    held: dict[tuple[int | None, int | None], list[dict[str, object]]] = {}
+    for row in rows:
+        if row.state in ("held", "lost"):
+            held.setdefault((row.job, row.restart), []).append(row.told)
+        journal.drop(row)
+    for run in journal.runs("state<>'ended'"):
+        slices = held.get((run.job, run.restart), [])
+        if slices:
+            fields = {"job": run.job, "restart": run.restart, "exit_code": None, "slices": slices}
+            journal.event("stop", fields)
+        journal.put_run(run._replace(state="ended", owner="", since=time.time()))
+
+
+def lock_names(gpus: Iterable[Gpu]) -> list[str]:
+    """Lock files of these GPUs in the one order in which they may be taken."""
+    return [gpu_lock(gpu.uuid) for gpu in sorted(gpus, key=lambda gpu: gpu.index)]

@@ -1,0 +1,83 @@
+"""The few things a hook may ever ask of Slurm, all rare: send a job back, drain the node, look up root's own job.
+
+Argument lists, an environment of our own, a time limit, no shell. The hot path never comes here.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment
+from slurm_migbatch.mig.profile import Profile, ProfileError
+from slurm_migbatch.node import effects
+from slurm_migbatch.node.config import Config
+
+_TRES = re.compile(r"(?:\A|\s)TresPerNode=(\S{1,1024})")
+_REASON = re.compile(r"[^A-Za-z0-9 _.,:;@/()-]")
+
+
+class ScontrolError(RuntimeError):
+    """scontrol could not be run, failed or took too long."""
+
+
+def requeue(config: Config, job: int, timeout: float) -> None:
+    """Send a batch job back to the queue. Raises ScontrolError."""
+    effects.point("scontrol requeue")
+    _run(config, ["requeue", str(job)], timeout)
+
+
+def drain(config: Config, reason: str, timeout: float) -> None:
+    """Drain this node with a reason for its administrators. Raises ScontrolError."""
+    effects.point("scontrol drain")
+    text = _REASON.sub("_", f"migbatch: {reason}")[:200]
+    _run(config, ["update", f"NodeName={config.node}", "State=DRAIN", f"Reason={text}"], timeout)
+
+
+def granted(config: Config, job: int, timeout: float) -> Grant | None:
+    """What slurmctld's record of the job says it has per node; for root's jobs, which no submit filter marks."""
+    shown = _run(config, ["-o", "show", "job", str(job)], timeout)
+    match = _TRES.search(shown)
+    return None if match is None else grant_of(match[1])
+
+
+def grant_of(gres: str) -> Grant | None:
+    """The grant in a GRES string of any Slurm version, `gres:mig:1g.10gb:2,gres/gpu:1`. Raises ScontrolError."""
+    counts: dict[Profile, int] = {}
+    for part in gres.split("(")[0].split(","):
+        words = part.removeprefix("gres:").removeprefix("gres/").split(":")
+        if words[0] != "mig" or words[1:2] == ["none"]:
+            continue
+        if len(words) not in (2, 3) or not (words[2:] or ["1"])[0].isdigit():
+            raise ScontrolError(f"the job's GRES {gres[:80]!a} names no profile")
+        try:
+            profile = Profile.parse(words[1])
+        except ProfileError as error:
+            raise ScontrolError(str(error)) from None
+        counts[profile] = counts.get(profile, 0) + int(words[2] if words[2:] else 1)
+    try:
+        return parse_comment(Grant(counts.items()).marker) if counts else None
+    except GrantError as error:
+        raise ScontrolError(str(error)) from None
+
+
+def _run(config: Config, arguments: list[str], timeout: float) -> str:
+    environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+    if config.slurm_conf:
+        environ["SLURM_CONF"] = config.slurm_conf
+    try:
+        done = subprocess.run(
+            [config.scontrol, *arguments],
+            env=environ,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=max(0.1, min(timeout, config.scontrol_timeout)),
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ScontrolError(f"{config.scontrol} {arguments[0]}: {error}") from error
+    if done.returncode:
+        said = done.stderr.decode("utf-8", "replace").strip()[:200]
+        raise ScontrolError(f"{config.scontrol} {arguments[0]} failed ({done.returncode}): {said}")
+    return done.stdout.decode("utf-8", "replace")

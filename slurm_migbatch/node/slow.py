@@ -1,0 +1,52 @@
+"""A hook without the agent: the same executor in the hook's own process."""
+
+# Hooks do without pathlib: importing it takes longer than a warm start.
+# ruff: noqa: PTH123
+
+from __future__ import annotations
+
+import os
+
+from slurm_migbatch.node import exits
+
+
+def run(hook: str, etc: str, environ: dict[bytes, bytes], reason: str) -> tuple[int, str]:
+    """Exit code and line. `reason` says why the agent did not do it."""
+    from slurm_migbatch.mig.driver import DriverError
+    from slurm_migbatch.node.conf import ConfError
+    from slurm_migbatch.node.config import load
+    from slurm_migbatch.node.executor import Executor
+    from slurm_migbatch.node.hookenv import HookEnv, HookEnvError
+    from slurm_migbatch.node.journal import JournalError
+    from slurm_migbatch.node.paths import PathsError
+
+    os.environ.clear()
+    os.environ.update({"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"})
+    try:
+        env = HookEnv.read(hook, environ)
+        inside = inside_job(env.job)
+        if inside:
+            return exits.CONTEXT, inside
+        config = load(etc, env.node)
+        code, line = Executor(config).run(env)
+    except HookEnvError as error:
+        return exits.CONTEXT, str(error)
+    except (ConfError, PathsError) as error:
+        return exits.INSTALLATION, str(error)
+    except JournalError as error:
+        return exits.JOURNAL, str(error)
+    except DriverError as error:
+        return exits.UNSAFE, str(error)
+    return code, f"{line} ({reason})" if line else ""
+
+
+def inside_job(job: int) -> str:
+    """Why this process is in the wrong cgroup, if it is: PrologFlags=RunInJob would cut it off from the devices."""
+    try:
+        with open("/proc/self/cgroup", encoding="ascii", errors="replace") as file:
+            text = file.read()
+    except OSError:
+        return ""
+    if f"/job_{job}/" in text:
+        return "slurm.conf sets PrologFlags=RunInJob; migbatch needs its Prolog outside the job: remove RunInJob"
+    return ""

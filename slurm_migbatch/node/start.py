@@ -1,0 +1,323 @@
+"""Giving a job its slices: what the Prolog does once the grant is known.
+
+The order of things is what makes it safe against SIGKILL at any instant:
+
+1. One transaction claims the places (and marks the idle instances that have to go): from here nobody else takes them.
+2. Under the GPUs' locks, the driver is asked what exists, idle instances are destroyed, missing ones made.
+3. The capability devices go to the job's user; nobody else may have them open.
+4. The hand-off for TaskProlog is written.
+5. One transaction says that the job holds its slices, and spools the event.
+
+Whatever is half done belongs to an owner that is dead afterwards, and `repair.py` undoes it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from slurm_migbatch.mig.driver import Busy, DriverError, Gpu, GpuLost, Instance, NoRoom
+from slurm_migbatch.mig.grant import Grant
+from slurm_migbatch.mig.layout import Slot
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.node import choice, effects, handoff, owner, plan
+from slurm_migbatch.node.caps import Caps, CapsError
+from slurm_migbatch.node.config import Config
+from slurm_migbatch.node.deadline import Deadline, TooLate, locked
+from slurm_migbatch.node.gpus import Gpus
+from slurm_migbatch.node.hookenv import HookEnv
+from slurm_migbatch.node.journal import IN_FLIGHT, Journal, JournalError, Overlap, Run, Slice
+from slurm_migbatch.node.paths import Paths
+from slurm_migbatch.node.repair import Repairer, lock_names
+
+ATTEMPTS = 12
+GRACE_S = 5.0
+
+
+class Misfit(Exception):
+    """This node has no place for the job now; the message says why."""
+
+
+class Unsafe(Exception):
+    """A GPU cannot be trusted any more; the node should be drained."""
+
+
+class _Again(Exception):
+    """A place proved unusable; choose again without it."""
+
+    def __init__(self, place: choice.Place | None, why: str) -> None:
+        super().__init__(why)
+        self.place = place
+
+
+class Started(NamedTuple):
+    """The slices a run holds now."""
+
+    pieces: tuple[Slice, ...]
+    elapsed_ms: int
+
+    @property
+    def warm(self) -> bool:
+        """Whether nothing had to be made."""
+        return all(piece.warm for piece in self.pieces)
+
+
+class Starter:
+    """Gives slices to runs on one node."""
+
+    def __init__(
+        self, config: Config, journal: Journal, paths: Paths, gpus: Gpus, caps: Caps, repairer: Repairer
+    ) -> None:
+        self._config = config
+        self._journal = journal
+        self._paths = paths
+        self._gpus = gpus
+        self._caps = caps
+        self._repairer = repairer
+
+    def start(self, env: HookEnv, grant: Grant, who: str, deadline: Deadline) -> Started:
+        """Give the run its slices. Raises Misfit, Unsafe, DriverError, CapsError, JournalError, TooLate."""
+        barred: set[choice.Place] = set()
+        lost: dict[str, str] = {}
+        repaired = False
+        if self._journal.meta("reconciled") != self._journal.meta("boot_id"):
+            self._repair_all(deadline)
+            repaired = True
+        why = ""
+        for _ in range(ATTEMPTS):
+            deadline.check(f"giving {env.run} its slices")
+            claims = self._claim(env, grant, who, barred, lost)
+            if claims is None:
+                if not repaired:
+                    self._repair_all(deadline)
+                    repaired = True
+                    continue
+                if lost:
+                    raise Unsafe("; ".join(lost.values()))
+                raise Misfit(f"no place for {grant.gres} beside what is in use{'; ' + why if why else ''}")
+            try:
+                return self._carry_out(env, grant, who, deadline, claims)
+            except _Again as again:
+                why = str(again)
+                if again.place is not None:
+                    barred.add(again.place)
+            except GpuLost as error:
+                self._gpus.reset()
+                for claim in claims:
+                    lost[claim.gpu] = f"{claim.gpu}: {error}"
+        raise Misfit(f"no place for {grant.gres} after {ATTEMPTS} attempts; {why}")
+
+    def _repair_all(self, deadline: Deadline) -> None:
+        self._repairer.all(deadline, retry=True)
+        with self._journal.write():
+            self._journal.set_meta("reconciled", self._journal.meta("boot_id"))
+
+    # -- claiming ------------------------------------------------------------------------------------------------
+
+    def _claim(
+        self, env: HookEnv, grant: Grant, who: str, barred: set[choice.Place], lost: dict[str, str]
+    ) -> tuple[choice.Claim, ...] | None:
+        """Choose and claim places in one transaction; None where there are none."""
+        self._mend_abandoned()
+        gpus = [gpu for gpu in self._gpus.managed() if gpu.uuid not in lost]
+        shapes = {gpu.uuid: self._gpus.geometry(gpu) for gpu in gpus}
+        planned = plan.load(self._paths.state_dir).slots
+        try:
+            with self._journal.write():
+                rows = self._journal.slices("state<>'lost'")
+                views = [
+                    choice.View(
+                        uuid=gpu.uuid,
+                        order=gpu.index,
+                        geometry=shapes[gpu.uuid],
+                        used=tuple({r.slot for r in rows if r.gpu == gpu.uuid and r.state != "idle"}),
+                        idle=tuple([r for r in rows if r.gpu == gpu.uuid and r.state == "idle"]),
+                        planned=planned.get(gpu.uuid, ()),
+                    )
+                    for gpu in gpus
+                ]
+                claims = choice.claim(views, grant.profiles, env.uid, self._config.warm_reuse, barred)
+                if claims is None:
+                    return None
+                self._write_claims(env, grant, who, claims)
+                return claims
+        except Overlap as error:
+            raise _never(error) from error
+
+    def _mend_abandoned(self) -> None:
+        """Undo what dead owners left in flight before its places are counted as taken."""
+        abandoned = {
+            row.gpu
+            for row in self._journal.slices("state IN ('intent','evict')")
+            if row.state in IN_FLIGHT and not owner.alive(row.owner)
+        }
+        for gpu in self._gpus.managed() if abandoned else ():
+            if gpu.uuid in abandoned:
+                self._repairer.gpu(gpu, Deadline(GRACE_S))
+        if abandoned or any(not owner.alive(r.owner) for r in self._journal.runs("state IN ('starting','ending')")):
+            self._repairer.runs()
+
+    def _write_claims(self, env: HookEnv, grant: Grant, who: str, claims: Sequence[choice.Claim]) -> None:
+        for ordinal, claim in enumerate(claims):
+            for piece in claim.evict:
+                self._journal.put(piece._replace(state="evict", owner=who))
+            base = claim.warm or Slice(claim.gpu, claim.slot, "intent")
+            self._journal.put(
+                base._replace(
+                    state="intent",
+                    job=env.job,
+                    restart=env.restart or 0,
+                    ordinal=ordinal,
+                    owner=who,
+                    since=time.time(),
+                    warm=claim.warm is not None,
+                )
+            )
+        run = Run(
+            env.job, env.restart or 0, env.uid, env.user, env.account, env.partition, grant.marker, "starting", who
+        )
+        self._journal.put_run(run)
+
+    # -- doing ---------------------------------------------------------------------------------------------------
+
+    def _carry_out(
+        self, env: HookEnv, grant: Grant, who: str, deadline: Deadline, claims: Sequence[choice.Claim]
+    ) -> Started:
+        wanted = {claim.gpu for claim in claims}
+        gpus = {gpu.uuid: gpu for gpu in self._gpus.managed() if gpu.uuid in wanted}
+        try:
+            with locked(self._paths.lock, lock_names(gpus.values()), deadline):
+                try:
+                    return self._under_locks(env, who, deadline, claims, gpus)
+                except BaseException:
+                    # Give back what was claimed while the locks are still ours.
+                    for gpu in gpus.values():
+                        with suppress(DriverError):
+                            self._repairer.gpu(gpu, deadline, dead=(who,), have_lock=True)
+                    raise
+        except TooLate:
+            for gpu in gpus.values():
+                with suppress(DriverError, TooLate):
+                    self._repairer.gpu(gpu, Deadline(GRACE_S), dead=(who,))
+            raise
+
+    def _under_locks(
+        self, env: HookEnv, who: str, deadline: Deadline, claims: Sequence[choice.Claim], gpus: dict[str, Gpu]
+    ) -> Started:
+        there = {uuid: self._seen(gpu) for uuid, gpu in gpus.items()}
+        for claim in claims:
+            for piece in claim.evict:
+                self._evict(gpus[claim.gpu], piece, who, there[claim.gpu], deadline)
+        rows = self._journal.slices("owner=? AND state='intent'", (who,))
+        done: list[Slice] = []
+        for row in sorted(rows, key=lambda row: row.ordinal or 0):
+            deadline.check(f"making {row.slot}")
+            gpu = gpus[row.gpu]
+            instance = self._warm(gpu, row, there[row.gpu]) if row.warm else self._make(gpu, row)
+            done.append(self._open(gpu, row, instance, env))
+        memory = {row.slot.profile: self._memory(gpus[row.gpu], row.slot.profile) for row in done}
+        given = tuple(
+            [handoff.Given(r.mig_uuid or "", str(r.slot.profile), memory[r.slot.profile], r.gpu) for r in done]
+        )
+        handoff.write(self._paths.job, handoff.Handoff(env.job, env.restart or 0, env.uid, given))
+        return self._commit(env, who, done, round(deadline.elapsed * 1000))
+
+    def _seen(self, gpu: Gpu) -> dict[Slot, Instance]:
+        """What exists on the GPU, all of it known to the journal."""
+        instances = gpu.instances()
+        known = {row.slot for row in self._journal.slices("gpu=? AND state<>'lost'", (gpu.uuid,))}
+        if any(instance.slot not in known for instance in instances):
+            self._repairer.gpu(gpu, Deadline(GRACE_S), have_lock=True)
+        return {instance.slot: instance for instance in instances}
+
+    def _evict(self, gpu: Gpu, piece: Slice, who: str, there: dict[Slot, Instance], deadline: Deadline) -> None:
+        instance = there.pop(piece.slot, None)
+        row = piece._replace(state="evict", owner=who)
+        elapsed = 0
+        if instance is not None:
+            try:
+                elapsed = self._repairer.destroy(gpu, instance, min(self._config.busy_retry, deadline.remaining))
+            except Busy as error:
+                self._repairer.park(row, str(error))
+                raise _Again(None, f"{piece} is still in use: {error}") from None
+        with self._journal.write():
+            self._journal.drop(row)
+            self._journal.event("destroy", {**row.place, "elapsed_ms": elapsed})
+
+    def _warm(self, gpu: Gpu, row: Slice, there: dict[Slot, Instance]) -> Instance:
+        instance = there.get(row.slot)
+        if instance is None or instance.mig_uuid is None or instance.mig_uuid != row.mig_uuid:
+            raise _Again(None, f"{row} is not what the journal says")
+        pids = gpu.processes(instance)
+        if pids:
+            self._repairer.park(row, f"in use by process {', '.join(map(str, pids[:4]))}")
+            raise _Again(None, f"processes still live on {row}")
+        return instance
+
+    def _make(self, gpu: Gpu, row: Slice) -> Instance:
+        start = time.monotonic()
+        effects.point("driver create")
+        try:
+            instance = gpu.create(row.slot)
+        except NoRoom as error:
+            raise _Again((row.gpu, row.slot), f"{row}: {error}") from None
+        elapsed = round((time.monotonic() - start) * 1000)
+        with self._journal.write():
+            self._journal.event("create", {**row._replace(gi=instance.gi_id).place, "elapsed_ms": elapsed})
+        return instance
+
+    def _open(self, gpu: Gpu, row: Slice, instance: Instance, env: HookEnv) -> Slice:
+        """Give the capability devices to the user; nobody else may have them open."""
+        ci = instance.ci_id if instance.ci_id is not None else 0
+        minors = self._caps.grant(gpu.minor, instance.gi_id, ci, env.uid)
+        whole = row.on(instance, minors)._replace(uid=env.uid)
+        if self._config.check_open_files and not (row.warm and row.uid in (None, env.uid)):
+            pids = self._caps.opened(minors)
+            if pids:
+                self._caps.assign(minors, 0)
+                self._repairer.park(whole, f"its devices are held open by process {', '.join(map(str, pids[:4]))}")
+                raise _Again((row.gpu, row.slot), f"{row}: a process of somebody else holds its devices open")
+        return whole
+
+    def _memory(self, gpu: Gpu, profile: Profile) -> int:
+        return self._gpus.geometry(gpu).info(profile).memory_mib
+
+    def _commit(self, env: HookEnv, who: str, done: Sequence[Slice], elapsed_ms: int) -> Started:
+        restart = env.restart or 0
+        now = time.time()
+        with self._journal.write():
+            run = self._journal.runs("job=? AND restart=?", (env.job, restart))[0]
+            if run.owner != who:
+                raise JournalError(f"{run} was taken over by another hook")
+            held = tuple([self._journal.put(row._replace(state="held", owner="", since=now)) for row in done])
+            self._journal.put_run(run._replace(state="running", owner="", since=now))
+            started = Started(held, elapsed_ms)
+            self._journal.event(
+                "start",
+                {
+                    "job": env.job,
+                    "restart": restart,
+                    "uid": env.uid,
+                    "user": env.user,
+                    "account": env.account,
+                    "partition": env.partition,
+                    "decision": _decision(run.marker),
+                    "warm": started.warm,
+                    "elapsed_ms": elapsed_ms,
+                    "slices": [row.told for row in held],
+                },
+            )
+        return started
+
+
+def _decision(marker: str) -> str:
+    return marker.rstrip("]").partition("#")[2]
+
+
+def _never(error: Exception) -> Exception:
+    return JournalError(f"the choice of places was wrong: {error}")
+
+
+__all__ = ["CapsError", "Misfit", "Started", "Starter", "Unsafe"]

@@ -1,0 +1,143 @@
+"""TaskProlog: tells a task which slices are its own. Runs as the job's user, before the batch script and every task.
+
+Reads the hand-off that root's Prolog left (`handoff.py` has the form) and prints the `export` lines that slurmstepd
+puts into the task's environment. This is convenience, not protection: what the user may open is decided by the owner of
+the capability devices. Imports only built-in modules, because it runs once for each task.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from slurm_migbatch.node import conf, exits
+
+FIRST_SPECIAL_STEP = 0xFFFFFFF0
+"""Slurm numbers the batch, extern and interactive steps from here up (slurm.h, SLURM_BATCH_SCRIPT and others)."""
+
+MAX_BYTES = 65536
+
+
+class NoSlice(Exception):
+    """The task must not run; the message is for the job's user."""
+
+
+def main(etc: str) -> None:
+    """Print the task's exports and end the process. A job without a hand-off is none of ours: nothing, exit 0."""
+    code, out, err = exits.OK, "", ""
+    try:
+        out = exports(etc, dict(posix.environ), posix.getuid())
+    except NoSlice as refusal:
+        code, out, err = exits.NO_SLICE, f"print migbatch: {refusal}\n", f"migbatch: {refusal}\n"
+    except Exception as error:
+        code, err = exits.NO_SLICE, f"migbatch: TaskProlog failed: {type(error).__name__}: {error}\n"
+    for stream, text in ((1, out), (2, err)):
+        if text:
+            posix.write(stream, text.encode("utf-8", "backslashreplace"))
+    posix._exit(code)
+
+
+def exports(etc: str, environ: dict[bytes, bytes], uid: int) -> str:
+    """The lines for slurmstepd; empty for a job that was given nothing. Raises NoSlice."""
+    node = conf.node_name(environ)
+    directory = conf.run_dir(conf.read(f"{etc}/{conf.NAME}", node), node) + "/job"
+    job = environ.get(b"SLURM_JOB_ID", b"").decode("ascii", "replace")
+    if not job.isdigit():
+        return ""
+    name = newest(directory, job)
+    if not name:
+        return ""
+    fields, slices = parse(load(f"{directory}/{name}"))
+    if fields.get("uid") != str(uid):
+        return ""
+    if fields.get("state") != "ready":
+        raise NoSlice(f"no GPU slice for this job: {fields.get('reason', 'it is being sent back to the queue')}")
+    mine = share(slices, environ)
+    devices = ",".join(piece[0] for piece in mine)
+    values = {
+        "CUDA_VISIBLE_DEVICES": devices,
+        "MIGBATCH_DEVICES": devices,
+        "MIGBATCH_SLICES": str(len(mine)),
+        "MIGBATCH_PROFILE": ",".join(piece[1] for piece in mine),
+        "MIGBATCH_MEMORY_MIB": str(min(int(piece[2]) for piece in mine)),
+        "MIGBATCH_JOB_SLICES": str(len(slices)),
+    }
+    return "".join(f"export {key}={value}\n" for key, value in values.items())
+
+
+def newest(directory: str, job: str) -> str:
+    """The hand-off of the job's latest run here, or nothing. A task is not told its restart count reliably."""
+    best, found = -1, ""
+    try:
+        names = posix.listdir(directory)
+    except FileNotFoundError:
+        return ""
+    for name in names:
+        head, dot, tail = name.partition(".")
+        if head == job and dot and tail.isdigit() and int(tail) > best:
+            best, found = int(tail), name
+    return found
+
+
+def load(path: str) -> str:
+    """The text of a hand-off. Only a file of root's is believed."""
+    handle = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NOFOLLOW)
+    try:
+        status = posix.fstat(handle)
+        if status.st_uid != 0 or status.st_mode & 0o022:
+            raise NoSlice(f"{path} was not written by root; tell the administrators")
+        return posix.read(handle, MAX_BYTES).decode("utf-8", "replace")
+    finally:
+        posix.close(handle)
+
+
+def parse(text: str) -> tuple[dict[str, str], list[list[str]]]:
+    """Fields and slices (`[MIG UUID, profile, MiB, GPU UUID]` each) of a hand-off; raises NoSlice on a foreign form."""
+    fields: dict[str, str] = {}
+    slices: list[list[str]] = []
+    for line in text.splitlines():
+        key, _, value = line.partition(" ")
+        if key == "slice":
+            slices.append(value.split())
+        else:
+            fields[key] = value
+    if fields.get("version") != "1" or any(len(piece) != 4 for piece in slices):
+        raise NoSlice("the node's hand-off has a form that this TaskProlog does not know; install one release on all")
+    if fields.get("state") == "ready" and not slices:
+        raise NoSlice("the node's hand-off names no slice")
+    return fields, slices
+
+
+def share(slices: list[list[str]], environ: dict[bytes, bytes]) -> list[list[str]]:
+    """Which of the job's slices on this node this task sees.
+
+    The batch script and an interactive shell see all. Of t tasks of a step on this node and n slices, task i sees its
+    equal, contiguous share where t <= n, and slice i modulo n where there are more tasks than slices.
+    """
+    step = _number(environ, b"SLURM_STEP_ID", FIRST_SPECIAL_STEP)
+    if step >= FIRST_SPECIAL_STEP:
+        return slices
+    total = len(slices)
+    local = _number(environ, b"SLURM_LOCALID", 0)
+    tasks = max(tasks_here(environ), local + 1)
+    if tasks >= total:
+        return [slices[local % total]]
+    return slices[local * total // tasks : (local + 1) * total // tasks]
+
+
+def tasks_here(environ: dict[bytes, bytes]) -> int:
+    """Tasks of this step on this node, from SLURM_STEP_TASKS_PER_NODE (`2(x3),1`) and SLURM_NODEID; 1 if unknown."""
+    node = _number(environ, b"SLURM_NODEID", 0)
+    for part in environ.get(b"SLURM_STEP_TASKS_PER_NODE", b"").decode("ascii", "replace").split(","):
+        count, _, times = part.partition("(x")
+        times = times.rstrip(")") or "1"
+        if not count.isdigit() or not times.isdigit():
+            return 1
+        if node < int(times):
+            return int(count)
+        node -= int(times)
+    return 1
+
+
+def _number(environ: dict[bytes, bytes], key: bytes, default: int) -> int:
+    text = environ.get(key, b"")
+    return int(text) if text.isdigit() and len(text) <= 10 else default
