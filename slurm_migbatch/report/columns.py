@@ -1,0 +1,272 @@
+"""The columns of run reports: how wide, what they mean, which stored fields they need, how a cell is made of them.
+
+A query fetches exactly the fields that the shown columns declare (`run`, `slice`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_migbatch.report.units import figure
+from slurm_migbatch.slurm.times import format_duration
+
+#: a row of a query: the fields that were asked for, as attributes
+Fields = Any
+
+
+@dataclass(frozen=True)
+class Context:
+    """What cells depend on besides their row: the present moment and the user's ways of writing."""
+
+    now: float
+    moment: Callable[[float | None], str]
+    size: Callable[[float | None], str]
+
+
+RunCell = Callable[[Fields, Sequence[Fields], Context], str]
+SliceCell = Callable[[Fields, int, Context], str]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column. A negative width stands for left-justified, as in `%-20`.
+
+    Attributes:
+        run: fields of the run that `cell` and `slice_cell` read (store.queries.RUN_FIELDS).
+        slice: fields of its slices likewise (SLICE_FIELDS), which rows hold as slice_<name>.
+        slice_cell: the cell in the line of one slice, from its row and number; blank where None.
+    """
+
+    name: str
+    width: int
+    doc: str
+    run: tuple[str, ...]
+    cell: RunCell
+    slice: tuple[str, ...] = ()
+    slice_cell: SliceCell | None = None
+
+
+def _text(name: str) -> RunCell:
+    def cell(run: Fields, slices: Sequence[Fields], context: Context) -> str:
+        value = getattr(run, name)
+        return "" if value is None else str(value)
+
+    return cell
+
+
+def _slice_text(name: str) -> SliceCell:
+    def cell(piece: Fields, number: int, context: Context) -> str:
+        value = getattr(piece, f"slice_{name}")
+        return "" if value is None else str(value)
+
+    return cell
+
+
+def _all_slices(one: SliceCell) -> RunCell:
+    """The same of every slice, separated by commas, repetitions once."""
+
+    def cell(run: Fields, slices: Sequence[Fields], context: Context) -> str:
+        return ",".join(dict.fromkeys(one(piece, number, context) for number, piece in enumerate(slices)))
+
+    return cell
+
+
+def _figure(name: str, unit: str) -> RunCell:
+    return lambda run, slices, context: figure(getattr(run, name), unit)
+
+
+def _memory(name: str) -> RunCell:
+    return lambda run, slices, context: context.size(getattr(run, name))
+
+
+def _figures(kind: str) -> RunCell:
+    def cell(run: Fields, slices: Sequence[Fields], context: Context) -> str:
+        found = (
+            figure(getattr(run, f"{kind}_latency_ms"), "ms"),
+            figure(getattr(run, f"{kind}_throughput_per_s"), "/s"),
+            context.size(getattr(run, f"{kind}_memory_mib")),
+        )
+        return ",".join(filter(None, found))
+
+    return cell
+
+
+def _moment(name: str) -> RunCell:
+    return lambda run, slices, context: context.moment(getattr(run, name))
+
+
+def job_id(run: Fields) -> str:
+    """A run's job id as Slurm writes it: 12, 12_3, 12_[4-9], 12+1."""
+    if run.array_job is not None and run.array_task:
+        task = run.array_task
+        return f"{run.array_job}_{task}" if task.isdigit() else f"{run.array_job}_[{task}]"
+    if run.het_job is not None and run.het_offset is not None:
+        return f"{run.het_job}+{run.het_offset}"
+    return str(run.job_id)
+
+
+def elapsed_s(run: Fields, now: float) -> float:
+    """Seconds from start to end, or to now."""
+    if run.started is None:
+        return 0.0
+    return max(0.0, float((now if run.ended is None else run.ended) - run.started))
+
+
+def queue_wait_s(run: Fields, now: float) -> float | None:
+    """Seconds from submission to start (or to the end of the waiting); None where nobody knows the submission."""
+    if run.submitted is None:
+        return None
+    until = next((moment for moment in (run.started, run.ended) if moment is not None), now)
+    return max(0.0, float(until - run.submitted))
+
+
+def _slice_elapsed_s(piece: Fields, now: float) -> float | None:
+    if piece.slice_since is None:
+        return None
+    return max(0.0, float((now if piece.slice_until is None else piece.slice_until) - piece.slice_since))
+
+
+def exit_code(run: Fields) -> str:
+    """`code:signal` as sacct; 0:0 where none is known."""
+    return f"{run.exit_code or 0}:{run.signal or 0}"
+
+
+def place(piece: Fields) -> str:
+    """`node:gpu@start:size`: where a slice is. A GPU of unknown index is named by its UUID."""
+    gpu = piece.slice_gpu if piece.slice_gpu_index is None else piece.slice_gpu_index
+    return f"{piece.slice_node}:{gpu}@{piece.slice_slot_start}:{piece.slice_slot_size}"
+
+
+def _duration(seconds: float | None) -> str:
+    return "" if seconds is None else format_duration(seconds)
+
+
+def _whole(seconds: float | None) -> str:
+    return "" if seconds is None else str(int(seconds))
+
+
+def _yes(value: bool | None) -> str:
+    return "" if value is None else "yes" if value else "no"
+
+
+_ID = ("job_id", "array_job", "array_task", "het_job", "het_offset")
+_SPAN = ("started", "ended")
+_WAIT = ("submitted", "started", "ended")
+_PLACE = ("node", "gpu", "gpu_index", "slot_start", "slot_size")
+
+
+def _place_cell(piece: Fields, number: int, context: Context) -> str:
+    return place(piece)
+
+
+COLUMNS: tuple[Column, ...] = (
+    Column(
+        "JobID", -12, "Job id: 12, 12_3 (array task), 12+1 (component); 12.s0 is its first slice.", _ID,
+        lambda run, slices, context: job_id(run),
+        slice_cell=lambda piece, number, context: f"{job_id(piece)}.s{number}",
+    ),
+    Column(
+        "JobIDRaw", -12, "Job id as a plain number.", ("job_id",), _text("job_id"),
+        slice_cell=lambda piece, number, context: f"{piece.job_id}.s{number}",
+    ),
+    Column("JobName", 10, "Name of the job.", ("name",), _text("name")),
+    Column("User", 8, "Who submitted it.", ("user", "uid"), lambda run, slices, context: _user(run)),
+    Column("UID", 6, "Numeric id of the user.", ("uid",), _text("uid")),
+    Column("Account", 10, "Slurm account it is charged to.", ("account",), _text("account")),
+    Column("Partition", 9, "Partition it ran in, or may run in while it waits.", ("partition",), _text("partition")),
+    Column("Asked", 13, "What the user asked for, as written (--gres, --gpus).", ("asked",), _text("asked")),
+    Column("Bucket", 18, "Class of requests that the submit filter put it into.", ("bucket",), _text("bucket")),
+    Column(
+        "Profile", 9, "MIG profile it got; profile:n for n of them.", ("profile",), _text("profile"),
+        ("profile",), _slice_text("profile"),
+    ),
+    Column("Slices", 6, "Number of slices it got.", ("slice_count",), _text("slice_count")),
+    Column(
+        "Placement", 14, "Where its slices are: node:gpu@start:size, start and size in memory slices.", (),
+        _all_slices(_place_cell), _PLACE, _place_cell,
+    ),
+    Column(
+        "NodeList", 12, "Nodes it ran on.", ("nodes",), _text("nodes"), ("node",), _slice_text("node"),
+    ),
+    Column("GPU", -40, "UUIDs of its GPUs.", (), _all_slices(_slice_text("gpu")), ("gpu",), _slice_text("gpu")),
+    Column(
+        "MigUUID", -40, "UUIDs of its slices, as CUDA_VISIBLE_DEVICES has them.", (),
+        _all_slices(_slice_text("mig_uuid")), ("mig_uuid",), _slice_text("mig_uuid"),
+    ),
+    Column("State", 10, "State of the job.", ("state",), _text("state"),
+           slice_cell=lambda piece, number, context: piece.state),
+    Column(
+        "ExitCode", 8, "Exit code and signal.", ("exit_code", "signal"),
+        lambda run, slices, context: exit_code(run), slice_cell=lambda piece, number, context: exit_code(piece),
+    ),
+    Column(
+        "Elapsed", 10, "Time it ran, or a slice was held: [D-]HH:MM:SS.", _SPAN,
+        lambda run, slices, context: format_duration(elapsed_s(run, context.now)),
+        ("since", "until"), lambda piece, number, context: _duration(_slice_elapsed_s(piece, context.now)),
+    ),
+    Column(
+        "ElapsedRaw", 10, "The same in seconds.", _SPAN,
+        lambda run, slices, context: str(int(elapsed_s(run, context.now))),
+        ("since", "until"), lambda piece, number, context: _whole(_slice_elapsed_s(piece, context.now)),
+    ),
+    Column("Submit", 19, "When it was submitted.", ("submitted",), _moment("submitted")),
+    Column(
+        "Start", 19, "When it started, or a slice was given.", ("started",), _moment("started"),
+        ("since",), lambda piece, number, context: context.moment(piece.slice_since),
+    ),
+    Column(
+        "End", 19, "When it ended, or a slice was given back.", ("ended",), _moment("ended"),
+        ("until",), lambda piece, number, context: context.moment(piece.slice_until),
+    ),
+    Column(
+        "QueueWait", 10, "Time from submission to start: [D-]HH:MM:SS.", _WAIT,
+        lambda run, slices, context: _duration(queue_wait_s(run, context.now)),
+    ),
+    Column(
+        "QueueWaitRaw", 12, "The same in seconds.", _WAIT,
+        lambda run, slices, context: _whole(queue_wait_s(run, context.now)),
+    ),
+    Column(
+        "Timelimit", 10, "Its time limit.", ("time_limit_s",),
+        lambda run, slices, context: _duration(run.time_limit_s),
+    ),
+    Column("Restarts", 8, "How often it had been requeued before this run.", ("restart",), _text("restart")),
+    Column("Warm", 4, "Whether its slices stood ready (yes) or were made for it (no).", ("warm",),
+           lambda run, slices, context: _yes(run.warm)),
+    Column("Setup", 8, "Time that the node took to get its slices ready.", ("setup_ms",), _figure("setup_ms", "ms")),
+    Column("Decision", 16, "Id of the submit filter's decision.", ("decision",), _text("decision")),
+    Column("Source", 8, "Who decided: the service, or the table that stands in for it.", ("source",), _text("source")),
+    Column("Reason", 20, "Why it waited or did not fit.", ("reason",), _text("reason")),
+    Column(
+        "Predicted", 22, "Predicted latency, throughput and memory in the chosen profile.",
+        ("predicted_latency_ms", "predicted_throughput_per_s", "predicted_memory_mib"), _figures("predicted"),
+    ),
+    Column(
+        "Measured", 22, "The same as it was measured.",
+        ("measured_latency_ms", "measured_throughput_per_s", "measured_memory_mib"), _figures("measured"),
+    ),
+    Column("PredLatency", 11, "Predicted latency of one batch.", ("predicted_latency_ms",),
+           _figure("predicted_latency_ms", "ms")),
+    Column("PredRate", 10, "Predicted throughput in items per second.", ("predicted_throughput_per_s",),
+           _figure("predicted_throughput_per_s", "/s")),
+    Column("PredMemory", 10, "Predicted memory.", ("predicted_memory_mib",), _memory("predicted_memory_mib")),
+    Column("MeasLatency", 11, "Measured latency of one batch.", ("measured_latency_ms",),
+           _figure("measured_latency_ms", "ms")),
+    Column("MeasRate", 10, "Measured throughput in items per second.", ("measured_throughput_per_s",),
+           _figure("measured_throughput_per_s", "/s")),
+    Column("MeasMemory", 10, "Measured memory.", ("measured_memory_mib",), _memory("measured_memory_mib")),
+)  # fmt: skip
+
+
+def _user(run: Fields) -> str:
+    return run.user or ("" if run.uid is None else str(run.uid))
+
+
+BRIEF = "jobid,state,exitcode"
+DEFAULT = "jobid,user,partition,asked,bucket,profile,placement,state,exitcode,elapsed"
+LONG = (
+    "jobid,jobidraw,jobname,user,account,partition,asked,bucket,decision,source,profile,slices,placement,nodelist,"
+    "miguuid,warm,setup,predicted,measured,submit,start,end,queuewait,elapsed,timelimit,restarts,state,exitcode,reason"
+)

@@ -1,0 +1,72 @@
+"""Runs as a JSON document: raw numbers, with their units in the names, under a schema version."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from slurm_migbatch.report.columns import elapsed_s, job_id, queue_wait_s
+from slurm_migbatch.store.queries import RunFilter
+
+#: grows when a name changes its meaning or goes; new names may come without
+SCHEMA_VERSION = 1
+
+RUN_FIELDS = (
+    "job_id", "restart", "array_job", "array_task", "het_job", "het_offset", "uid", "user", "account", "partition",
+    "name", "nodes", "state", "reason", "exit_code", "signal", "submitted", "started", "ended", "time_limit_s", "asked",
+    "bucket", "decision", "source", "profile", "slice_count", "warm", "setup_ms", "predicted_latency_ms",
+    "predicted_throughput_per_s", "predicted_memory_mib", "measured_latency_ms", "measured_throughput_per_s",
+    "measured_memory_mib",
+)  # fmt: skip
+SLICE_FIELDS = (
+    "node", "gpu", "gpu_index", "profile", "slot_start", "slot_size", "gi", "ci", "mig_uuid", "since", "until",
+    "outcome",
+)  # fmt: skip
+
+_RENAMED = {
+    "restart": "restarts",
+    "submitted": "submitted_unix_s",
+    "started": "started_unix_s",
+    "ended": "ended_unix_s",
+    "array_job": "array_job_id",
+    "array_task": "array_task_id",
+    "het_job": "het_job_id",
+    "het_offset": "het_job_offset",
+    "gpu": "gpu_uuid",
+    "slot_start": "placement_start",
+    "slot_size": "placement_size",
+    "gi": "gpu_instance_id",
+    "ci": "compute_instance_id",
+    "since": "since_unix_s",
+    "until": "until_unix_s",
+}
+
+
+def render(runs: Iterable[tuple[Any, Any]], wanted: RunFilter, now: float) -> Iterator[str]:
+    """The lines of the document: one for each run, so that large ones stay readable and quick."""
+    head = {
+        "schema_version": SCHEMA_VERSION,
+        "generated_unix_s": now,
+        "window": {"start_unix_s": wanted.start, "end_unix_s": wanted.end},
+    }
+    yield json.dumps(head)[:-1] + ', "jobs": ['
+    before = None
+    for run, slices in runs:
+        if before is not None:
+            yield before + ","
+        before = json.dumps(_job(run, slices, now))
+    if before is not None:
+        yield before
+    yield "]}"
+
+
+def _job(run: Any, slices: Any, now: float) -> dict[str, Any]:
+    made: dict[str, Any] = {"job": job_id(run)}
+    made.update((_RENAMED.get(name, name), getattr(run, name)) for name in RUN_FIELDS)
+    made["elapsed_s"], made["queue_wait_s"] = elapsed_s(run, now), queue_wait_s(run, now)
+    made["nodes"] = run.nodes.split(",") if run.nodes else []
+    made["slices"] = [
+        {_RENAMED.get(name, name): getattr(piece, f"slice_{name}") for name in SLICE_FIELDS} for piece in slices
+    ]
+    return made

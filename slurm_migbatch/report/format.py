@@ -1,0 +1,64 @@
+"""`-o a,b%30,c%-20,+d`: which columns, how wide."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from slurm_migbatch.report.columns import COLUMNS, Column
+from slurm_migbatch.report.errors import ReportError
+
+_ITEM = re.compile(r"(\+?)([A-Za-z]+)(?:%(-?\d{0,4}))?\Z")
+
+
+def find(name: str) -> Column:
+    """The column of that name in any case, or the one that it abbreviates.
+
+    Raises:
+        ReportError: no column, or several, begin like that.
+    """
+    word = name.lower()
+    found = [column for column in COLUMNS if column.name.lower().startswith(word)]
+    exact = [column for column in found if column.name.lower() == word]
+    if exact or len(found) == 1:
+        return (exact or found)[0]
+    # "elap" stands for Elapsed and not for ElapsedRaw, which only lengthens it
+    shortest = min(found, key=lambda column: len(column.name), default=None)
+    if shortest and all(column.name.lower().startswith(shortest.name.lower()) for column in found):
+        return shortest
+    if found:
+        raise ReportError(f"{name!r} may stand for {', '.join(column.name for column in found)}; write more of it")
+    raise ReportError(f"there is no column {name!r}; -e lists them")
+
+
+def parse_format(text: str, default: str) -> tuple[Column, ...]:
+    """The columns that `text` names, with the widths that it gives; `+name` adds to those of `default`.
+
+    Raises:
+        ReportError: an item is no column.
+    """
+    items = [item.strip() for item in text.split(",") if item.strip()]
+    if any(item.startswith("+") for item in items):
+        items = [*(item for item in default.split(",") if item.strip()), *items]
+    found: list[Column] = []
+    for item in items:
+        match = _ITEM.match(item)
+        if not match:
+            raise ReportError(f"{item!r} is not a column; write its name, name%20 or name%-20 (left-justified)")
+        if match[2].lower() == "all":
+            found.extend(COLUMNS)
+            continue
+        column = find(match[2])
+        # as sacct, a width of 0 or none leaves the column its own
+        width = int(match[3]) if match[3] not in (None, "", "-") else 0
+        found.append(replace(column, width=width) if width else column)
+    if not found:
+        raise ReportError("no columns; name some or leave -o away")
+    return tuple(found)
+
+
+def name_list(columns: Sequence[Column] = COLUMNS) -> str:
+    """All names, four to a line, as sacct -e prints them."""
+    rows = [columns[start : start + 4] for start in range(0, len(columns), 4)]
+    return "\n".join(" ".join(f"{column.name:<19}" for column in row).rstrip() for row in rows)

@@ -1,0 +1,143 @@
+"""Which runs a report is about: sacct's filters and its rules for the window of time where none is given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from slurm_migbatch.report.errors import ReportError
+from slurm_migbatch.report.states import parse_states
+from slurm_migbatch.slurm.nodelist import NodeListError, expand
+from slurm_migbatch.slurm.times import TimeFormError, parse_time
+from slurm_migbatch.store.queries import JobId, RunFilter
+
+_JOB = re.compile(r"(\d{1,18})(?:_(\d{1,9})|_\[([\d,-]{1,200})\]|\+(\d{1,6}))?(?:\.[A-Za-z0-9_+-]{1,32})?\Z")
+_MAX_TASKS = 10000
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The filter, and a remark for stderr where the window may not be what the user thinks ("" for none)."""
+
+    wanted: RunFilter
+    remark: str = ""
+
+
+def parse_jobs(text: str) -> tuple[JobId, ...]:
+    """`12,34_5,7+1,8.s0,9_[1-3]` -> job ids; a slice or step stands for its job.
+
+    Raises:
+        ReportError: one of them is no job id.
+    """
+    found: dict[JobId, None] = {}
+    # commas inside brackets do not part
+    for word in filter(None, (part.strip() for part in re.split(r",(?![^\[]*\])", text))):
+        match = _JOB.match(word)
+        if not match or int(match[1]) > 2**63 - 1:
+            raise ReportError(
+                f"{word!r} is not a job id; write 12, 12_3 (array task), 12+1 (component) or 12.s0 (slice)"
+            )
+        job = int(match[1])
+        if match[3]:
+            for task in _tasks(match[3], word):
+                found[JobId(job, task=task)] = None
+        else:
+            found[JobId(job, task=match[2], offset=None if match[4] is None else int(match[4]))] = None
+    return tuple(found)
+
+
+def _tasks(text: str, word: str) -> Iterable[str]:
+    try:
+        tasks = expand(f"[{text}]")
+    except NodeListError:
+        tasks = ()
+    if not tasks or len(tasks) > _MAX_TASKS:
+        raise ReportError(f"{word!r} does not name up to {_MAX_TASKS} array tasks; write 12_[1-5,9]")
+    return tasks
+
+
+def split(texts: Iterable[str]) -> tuple[str, ...]:
+    """The comma-separated words of all `texts`."""
+    return tuple(word for text in texts for word in (part.strip() for part in text.split(",")) if word)
+
+
+def make_selection(
+    *,
+    now: float,
+    own_uid: int,
+    jobs: str = "",
+    users: tuple[str, ...] = (),
+    allusers: bool = False,
+    accounts: tuple[str, ...] = (),
+    partitions: tuple[str, ...] = (),
+    nodes: str = "",
+    states: str = "",
+    start: str = "",
+    end: str = "",
+    duplicates: bool = False,
+) -> Selection:
+    """What the options select; each is the text that the user gave, "" or () where none was given.
+
+    Args:
+        now: the present moment, unix seconds.
+        own_uid: who asks; others than root see their own jobs unless they name users or ask for all.
+
+    Raises:
+        ReportError: a value means nothing.
+    """
+    named_jobs, named_states = parse_jobs(jobs), parse_states(states)
+    since, until, remark = window(now, bool(named_jobs), bool(named_states), start, end)
+    uids: tuple[int, ...] = ()
+    if not allusers and not users and own_uid != 0:
+        uids = (own_uid,)
+    if not allusers:
+        uids += tuple(int(user) for user in users if user.isdigit())
+    try:
+        names = expand(nodes)
+    except NodeListError as error:
+        raise ReportError(f"-N: {error}") from None
+    return Selection(
+        RunFilter(
+            jobs=named_jobs,
+            users=() if allusers else tuple(user for user in users if not user.isdigit()),
+            uids=uids,
+            accounts=accounts,
+            partitions=partitions,
+            nodes=names,
+            states=named_states,
+            start=since,
+            end=until,
+            duplicates=duplicates,
+        ),
+        remark,
+    )
+
+
+def window(now: float, with_jobs: bool, with_states: bool, start: str, end: str) -> tuple[float, float, str]:
+    """The window as sacct chooses it ("DEFAULT TIME WINDOW" in sacct(1)), and a remark where that surprises.
+
+    Raises:
+        ReportError: a time has none of the forms, or the window ends before it begins.
+    """
+    remark = ""
+    try:
+        since = parse_time(start, now) if start else None
+        until = parse_time(end, now) if end else None
+    except TimeFormError as error:
+        raise ReportError(str(error)) from None
+    if since is None:
+        midnight = datetime.fromtimestamp(now).replace(hour=0, minute=0, second=0, microsecond=0).timestamp()
+        since = 0.0 if with_jobs else now if with_states else midnight
+        if with_states and not with_jobs and until is None:
+            remark = "-s alone looks at this moment only; add -S and -E (-S today -E now) to look back"
+        elif with_states and not with_jobs and until is not None:
+            since = min(since, until)
+    if until is None:
+        until = since if with_states and start else now
+        if with_states and start:
+            remark = f"-s with -S but no -E looks at one moment only; add -E now to see all since {start}"
+    if until < since:
+        raise ReportError("the window ends before it begins: -E is earlier than -S")
+    return since, until, remark

@@ -1,0 +1,41 @@
+"""Job states as Slurm abbreviates them."""
+
+from __future__ import annotations
+
+from slurm_migbatch.report.errors import ReportError
+
+CODES = {
+    "BF": "BOOT_FAIL",
+    "CA": "CANCELLED",
+    "CD": "COMPLETED",
+    "DL": "DEADLINE",
+    "F": "FAILED",
+    "NF": "NODE_FAIL",
+    "OOM": "OUT_OF_MEMORY",
+    "PD": "PENDING",
+    "PR": "PREEMPTED",
+    "R": "RUNNING",
+    "RQ": "REQUEUED",
+    "RS": "RESIZING",
+    "RV": "REVOKED",
+    "S": "SUSPENDED",
+    "TO": "TIMEOUT",
+    "UN": "UNKNOWN",
+}
+
+
+def parse_states(text: str) -> tuple[str, ...]:
+    """`CD,failed` -> COMPLETED, FAILED. Short or long names in any case.
+
+    Raises:
+        ReportError: one of them is no state.
+    """
+    long_names = set(CODES.values())
+    found = []
+    for word in filter(None, (part.strip().upper() for part in text.split(","))):
+        name = CODES.get(word, word)
+        if name not in long_names:
+            known = ", ".join(f"{code}/{name}" for code, name in CODES.items())
+            raise ReportError(f"{word!r} is not a job state; states are {known}")
+        found.append(name)
+    return tuple(dict.fromkeys(found))

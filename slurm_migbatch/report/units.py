@@ -1,0 +1,33 @@
+"""Sizes as sacct writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+UNITS = "KMGTP"
+
+
+def size_formatter(*, unit: str | None = None, convert: bool = True) -> Callable[[float | None], str]:
+    """How to write MiB: in `unit` (one of KMGTP), else in the largest that leaves at least 1, else (no convert) in M."""
+
+    def show(mib: float | None) -> str:
+        if mib is None:
+            return ""
+        place = UNITS.index("M")
+        value = float(mib)
+        if unit is not None:
+            value /= 1024.0 ** (UNITS.index(unit) - place)
+            place = UNITS.index(unit)
+        elif convert:
+            while value >= 1024 and place < len(UNITS) - 1:
+                value, place = value / 1024, place + 1
+        return f"{value:.0f}{UNITS[place]}" if value == int(value) else f"{value:.2f}{UNITS[place]}"
+
+    return show
+
+
+def figure(value: float | None, unit: str) -> str:
+    """A measured or predicted figure to three significant digits with its unit; "" for None."""
+    if value is None:
+        return ""
+    return f"{value:.0f}{unit}" if abs(value) >= 100 else f"{value:.3g}{unit}"
