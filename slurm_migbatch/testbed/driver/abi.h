@@ -1,0 +1,173 @@
+/* The part of NVML's binary interface that the simulated driver serves.
+ *
+ * Names, numbers and struct layouts are those that clients of the real
+ * libnvidia-ml.so.1 (nvidia-ml-py, Slurm's gpu/nvml plugin) are built for.
+ */
+#ifndef SIM_ABI_H
+#define SIM_ABI_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+typedef enum {
+	NVML_SUCCESS = 0,
+	NVML_ERROR_UNINITIALIZED = 1,
+	NVML_ERROR_INVALID_ARGUMENT = 2,
+	NVML_ERROR_NOT_SUPPORTED = 3,
+	NVML_ERROR_NO_PERMISSION = 4,
+	NVML_ERROR_NOT_FOUND = 6,
+	NVML_ERROR_INSUFFICIENT_SIZE = 7,
+	NVML_ERROR_DRIVER_NOT_LOADED = 9,
+	NVML_ERROR_GPU_IS_LOST = 15,
+	NVML_ERROR_RESET_REQUIRED = 16,
+	NVML_ERROR_IN_USE = 19,
+	NVML_ERROR_MEMORY = 20,
+	NVML_ERROR_INSUFFICIENT_RESOURCES = 23,
+	NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
+	NVML_ERROR_UNKNOWN = 999,
+} nvmlReturn_t;
+
+/* Opaque: the value is an encoded name (session.h), it points at nothing. */
+typedef struct sim_opaque *nvmlDevice_t;
+typedef struct sim_opaque *nvmlGpuInstance_t;
+typedef struct sim_opaque *nvmlComputeInstance_t;
+
+#define NVML_VERSION_WORD(type, version) ((unsigned)(sizeof(type) | ((unsigned)(version) << 24)))
+
+#define NVML_GPU_INSTANCE_PROFILE_COUNT 0x12
+#define NVML_COMPUTE_INSTANCE_PROFILE_COUNT 9
+#define NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_COUNT 1
+
+#define NVML_GPU_INSTANCE_PROFILE_CAPS_P2P 0x1
+#define NVML_GPU_INSTANCE_PROFILE_CAPS_GFX 0x2
+#define NVML_COMPUTE_INSTANCE_PROFILE_CAPS_GFX 0x1
+
+#define NVML_DEVICE_ARCH_AMPERE 7
+#define NVML_DEVICE_ARCH_HOPPER 9
+#define NVML_DEVICE_ARCH_BLACKWELL 10
+
+#define NVML_NO_INSTANCE 0xFFFFFFFFu
+
+typedef struct {
+	unsigned start;
+	unsigned size;
+} nvmlPlacement_t;
+
+typedef struct {
+	unsigned id, isP2pSupported, sliceCount, instanceCount, multiprocessorCount, copyEngineCount;
+	unsigned decoderCount, encoderCount, jpegCount, ofaCount;
+	unsigned long long memorySizeMB;
+} nvmlGpuInstanceProfileInfo_v1_t;
+
+typedef struct {
+	unsigned version, id, isP2pSupported, sliceCount, instanceCount, multiprocessorCount, copyEngineCount;
+	unsigned decoderCount, encoderCount, jpegCount, ofaCount;
+	unsigned long long memorySizeMB;
+	char name[96];
+} nvmlGpuInstanceProfileInfo_v2_t;
+
+typedef struct {
+	unsigned version, id, sliceCount, instanceCount, multiprocessorCount, copyEngineCount;
+	unsigned decoderCount, encoderCount, jpegCount, ofaCount;
+	unsigned long long memorySizeMB;
+	char name[96];
+	unsigned capabilities;
+} nvmlGpuInstanceProfileInfo_v3_t;
+
+typedef struct {
+	nvmlDevice_t device;
+	unsigned id, profileId;
+	nvmlPlacement_t placement;
+} nvmlGpuInstanceInfo_t;
+
+typedef struct {
+	unsigned id, sliceCount, instanceCount, multiprocessorCount;
+	unsigned sharedCopyEngineCount, sharedDecoderCount, sharedEncoderCount, sharedJpegCount, sharedOfaCount;
+} nvmlComputeInstanceProfileInfo_v1_t;
+
+typedef struct {
+	unsigned version, id, sliceCount, instanceCount, multiprocessorCount;
+	unsigned sharedCopyEngineCount, sharedDecoderCount, sharedEncoderCount, sharedJpegCount, sharedOfaCount;
+	char name[96];
+} nvmlComputeInstanceProfileInfo_v2_t;
+
+typedef struct {
+	unsigned version, id, sliceCount, instanceCount, multiprocessorCount;
+	unsigned sharedCopyEngineCount, sharedDecoderCount, sharedEncoderCount, sharedJpegCount, sharedOfaCount;
+	char name[96];
+	unsigned capabilities;
+} nvmlComputeInstanceProfileInfo_v3_t;
+
+typedef struct {
+	nvmlDevice_t device;
+	nvmlGpuInstance_t gpuInstance;
+	unsigned id, profileId;
+	nvmlPlacement_t placement;
+} nvmlComputeInstanceInfo_t;
+
+typedef struct {
+	unsigned multiprocessorCount;
+	unsigned sharedCopyEngineCount, sharedDecoderCount, sharedEncoderCount, sharedJpegCount, sharedOfaCount;
+	unsigned gpuInstanceSliceCount, computeInstanceSliceCount;
+	unsigned long long memorySizeMB;
+} nvmlDeviceAttributes_t;
+
+typedef struct {
+	unsigned long long total, free, used;
+} nvmlMemory_t;
+
+typedef struct {
+	unsigned version;
+	unsigned long long total, reserved, free, used;
+} nvmlMemory_v2_t;
+
+typedef struct {
+	unsigned long long bar1Total, bar1Free, bar1Used;
+} nvmlBAR1Memory_t;
+
+typedef struct {
+	unsigned pid;
+	unsigned long long usedGpuMemory;
+} nvmlProcessInfo_v1_t;
+
+typedef struct {
+	unsigned pid;
+	unsigned long long usedGpuMemory;
+	unsigned gpuInstanceId, computeInstanceId;
+} nvmlProcessInfo_v2_t;
+
+typedef struct {
+	unsigned pid;
+	unsigned long long timeStamp;
+	unsigned smUtil, memUtil, encUtil, decUtil;
+} nvmlProcessUtilizationSample_t;
+
+typedef struct {
+	char busIdLegacy[16];
+	unsigned domain, bus, device, pciDeviceId, pciSubSystemId;
+	char busId[32];
+} nvmlPciInfo_t;
+
+typedef struct {
+	unsigned gpu, memory;
+} nvmlUtilization_t;
+
+typedef struct {
+	unsigned version, sensorType;
+	int temperature;
+} nvmlTemperature_v1_t;
+
+_Static_assert(sizeof(nvmlGpuInstanceProfileInfo_v1_t) == 48, "layout");
+_Static_assert(sizeof(nvmlGpuInstanceProfileInfo_v2_t) == 152, "layout");
+_Static_assert(sizeof(nvmlGpuInstanceProfileInfo_v3_t) == 152, "layout");
+_Static_assert(sizeof(nvmlGpuInstanceInfo_t) == 24, "layout");
+_Static_assert(sizeof(nvmlComputeInstanceProfileInfo_v1_t) == 36, "layout");
+_Static_assert(sizeof(nvmlComputeInstanceProfileInfo_v2_t) == 136, "layout");
+_Static_assert(sizeof(nvmlComputeInstanceInfo_t) == 32, "layout");
+_Static_assert(sizeof(nvmlDeviceAttributes_t) == 40, "layout");
+_Static_assert(sizeof(nvmlProcessInfo_v2_t) == 24, "layout");
+_Static_assert(sizeof(nvmlPciInfo_t) == 68, "layout");
+
+#endif

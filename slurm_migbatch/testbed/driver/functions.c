@@ -1,0 +1,22 @@
+/* Names of the entry points. */
+#include "functions.h"
+
+#include <string.h>
+
+const char *const function_names[FN_COUNT] = {
+#define FN(name, ...) #name,
+#include "functions.def"
+#undef FN
+	"nvmlInit",
+	"nvmlInit_v2",
+	"nvmlInitWithFlags",
+	"nvmlShutdown",
+};
+
+int function_by_name(const char *name)
+{
+	for (int i = 0; i < FN_COUNT; i++)
+		if (!strcmp(function_names[i], name))
+			return i;
+	return -1;
+}

@@ -1,0 +1,189 @@
+/* Memory, and the processes that use it. */
+#include <string.h>
+
+#include "api.h"
+#include "process.h"
+
+#define MIB (1024ULL * 1024)
+#define BAR1_MIB 131072
+#define NOT_KNOWN 0 /* the driver's own share of an idle GPU is not modelled */
+
+/* Bytes of a GPU or of the instance of a MIG device: compute instances of one GPU instance share its memory. */
+static void measure(const struct call *call, const struct target *t, nvmlMemory_v2_t *memory)
+{
+	uint64_t full = profile_full(gpu_model(t->gpu))->memory_mb;
+
+	if (t->ci) {
+		memory->total = gi_profile(t->gpu, t->gi)->memory_mb * MIB;
+		memory->reserved = NOT_KNOWN;
+		memory->used = process_memory_gi(call->body, t->gi) * MIB;
+	} else {
+		memory->total = gpu_model(t->gpu)->memory_mib * MIB;
+		memory->reserved = (gpu_model(t->gpu)->memory_mib - full) * MIB;
+		memory->used = process_memory_gpu(call->body, t->index) * MIB;
+	}
+	if (memory->used > memory->total - memory->reserved)
+		memory->used = memory->total - memory->reserved;
+	memory->free = memory->total - memory->reserved - memory->used;
+}
+
+nvmlReturn_t memory_info(struct call *call, nvmlDevice_t device, nvmlMemory_t *memory)
+{
+	nvmlMemory_v2_t v2;
+	struct target t;
+
+	TRY(resolve_device(call, device, &t));
+	if (!memory)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	measure(call, &t, &v2);
+	*memory = (nvmlMemory_t){v2.total, v2.free, v2.used + v2.reserved};
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t memory_info_v2(struct call *call, nvmlDevice_t device, nvmlMemory_v2_t *memory)
+{
+	struct target t;
+
+	TRY(resolve_device(call, device, &t));
+	if (!memory)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (memory->version != NVML_VERSION_WORD(nvmlMemory_v2_t, 2))
+		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+	measure(call, &t, memory);
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t memory_bar1(struct call *call, nvmlDevice_t device, nvmlBAR1Memory_t *memory)
+{
+	struct target t;
+
+	TRY(resolve_device(call, device, &t));
+	if (!memory)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*memory = (nvmlBAR1Memory_t){BAR1_MIB * MIB, BAR1_MIB * MIB, 0};
+	return NVML_SUCCESS;
+}
+
+/* --- processes --------------------------------------------------------------- */
+
+/* Where a process sits on GPU t->gpu. */
+static void locate(const struct target *t, const struct process *process, nvmlProcessInfo_v2_t *info)
+{
+	*info = (nvmlProcessInfo_v2_t){
+		.pid = (unsigned)process->pid,
+		.usedGpuMemory = process->memory_mib * MIB,
+		.gpuInstanceId = NVML_NO_INSTANCE,
+		.computeInstanceId = NVML_NO_INSTANCE,
+	};
+	for (unsigned i = 0; i < MAX_GIS && process->ci_serial; i++)
+		for (unsigned j = 0; j < MAX_CIS; j++)
+			if (t->gpu->gi[i].serial && t->gpu->gi[i].ci[j].serial == process->ci_serial) {
+				info->gpuInstanceId = i;
+				info->computeInstanceId = j;
+			}
+}
+
+/* Calls `give` for each process on the device; returns their number. */
+static unsigned each(struct call *call, const struct target *t,
+		     void (*give)(void *out, unsigned n, const nvmlProcessInfo_v2_t *info), void *out)
+{
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < MAX_PROCESSES; i++) {
+		const struct process *process = &call->body->processes[i];
+		nvmlProcessInfo_v2_t info;
+
+		if (!process->pid || process->gpu != t->index || (t->ci && process->ci_serial != t->ci->serial) ||
+		    !process_holds(process))
+			continue;
+		locate(t, process, &info);
+		if (give)
+			give(out, n, &info);
+		n++;
+	}
+	return n;
+}
+
+static void give_v1(void *out, unsigned n, const nvmlProcessInfo_v2_t *info)
+{
+	((nvmlProcessInfo_v1_t *)out)[n] = (nvmlProcessInfo_v1_t){info->pid, info->usedGpuMemory};
+}
+
+static void give_v2(void *out, unsigned n, const nvmlProcessInfo_v2_t *info)
+{
+	((nvmlProcessInfo_v2_t *)out)[n] = *info;
+}
+
+static nvmlReturn_t list(struct call *call, nvmlDevice_t device, unsigned *count,
+			 void (*give)(void *out, unsigned n, const nvmlProcessInfo_v2_t *info), void *infos)
+{
+	unsigned n, room;
+	struct target t;
+
+	TRY(resolve_device(call, device, &t));
+	if (!count || (*count && !infos))
+		return NVML_ERROR_INVALID_ARGUMENT;
+	room = *count;
+	n = each(call, &t, NULL, NULL);
+	*count = n;
+	if (n > room)
+		return NVML_ERROR_INSUFFICIENT_SIZE;
+	*count = n ? each(call, &t, give, infos) : 0;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t processes_v1(struct call *call, nvmlDevice_t device, unsigned *count, nvmlProcessInfo_v1_t *infos)
+{
+	return list(call, device, count, give_v1, infos);
+}
+
+nvmlReturn_t processes_v2(struct call *call, nvmlDevice_t device, unsigned *count, nvmlProcessInfo_v2_t *infos)
+{
+	return list(call, device, count, give_v2, infos);
+}
+
+/* Nothing draws, and no MPS server runs, on a simulated GPU. */
+nvmlReturn_t processes_none(struct call *call, nvmlDevice_t device, unsigned *count, void *infos)
+{
+	struct target t;
+
+	TRY(resolve_device(call, device, &t));
+	if (!count || (*count && !infos))
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*count = 0;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t process_utilization(struct call *call, nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples,
+				 unsigned *count, unsigned long long since)
+{
+	struct target t;
+	unsigned n;
+
+	(void)since;
+	TRY(resolve_gpu(call, device, &t));
+	if (!count)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (t.gpu->mig_current)
+		return NVML_ERROR_NOT_SUPPORTED;
+	n = each(call, &t, NULL, NULL);
+	if (!n)
+		return NVML_ERROR_NOT_FOUND;
+	if (!samples || *count < n) {
+		*count = n;
+		return NVML_ERROR_INSUFFICIENT_SIZE;
+	}
+	n = 0;
+	for (unsigned i = 0; i < MAX_PROCESSES; i++) {
+		const struct process *process = &call->body->processes[i];
+
+		if (!process->pid || process->gpu != t.index || !process_holds(process) || n == *count)
+			continue;
+		samples[n++] = (nvmlProcessUtilizationSample_t){
+			.pid = (unsigned)process->pid,
+			.timeStamp = (unsigned long long)call->now / 1000,
+		};
+	}
+	*count = n;
+	return NVML_SUCCESS;
+}

@@ -1,0 +1,216 @@
+/* Temperature, power, utilisation and clocks. The GPU idles: values are plain and constant, and what the real
+ * driver hides while a GPU is partitioned is hidden here. */
+#include "api.h"
+
+#define IDLE_CELSIUS 34
+#define IDLE_WATT_PER_CENT 15 /* of the power limit */
+#define PSTATE_0 0
+#define CLOCK_STEP_MHZ 15
+#define CLOCK_LOWEST_MHZ 210
+enum clock_type { CLOCK_GRAPHICS, CLOCK_SM, CLOCK_MEM, CLOCK_VIDEO };
+
+/* A whole GPU, partitioned or not, and a place to put the answer. */
+static nvmlReturn_t sensor(struct call *call, nvmlDevice_t device, const void *out, struct target *t)
+{
+	TRY(resolve_gpu(call, device, t));
+	return out ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+nvmlReturn_t sensor_temperature(struct call *call, nvmlDevice_t device, unsigned which, unsigned *celsius)
+{
+	struct target t;
+
+	TRY(sensor(call, device, celsius, &t));
+	if (which != 0)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*celsius = IDLE_CELSIUS;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t sensor_temperature_v(struct call *call, nvmlDevice_t device, nvmlTemperature_v1_t *temperature)
+{
+	struct target t;
+
+	TRY(sensor(call, device, temperature, &t));
+	if (temperature->version != NVML_VERSION_WORD(nvmlTemperature_v1_t, 1))
+		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+	if (temperature->sensorType != 0)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	temperature->temperature = IDLE_CELSIUS;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t sensor_power(struct call *call, nvmlDevice_t device, unsigned *milliwatt)
+{
+	struct target t;
+
+	TRY(sensor(call, device, milliwatt, &t));
+	*milliwatt = gpu_model(t.gpu)->power_limit_w * 10 * IDLE_WATT_PER_CENT;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t sensor_power_limit(struct call *call, nvmlDevice_t device, unsigned *milliwatt)
+{
+	struct target t;
+
+	TRY(sensor(call, device, milliwatt, &t));
+	*milliwatt = gpu_model(t.gpu)->power_limit_w * 1000;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t sensor_energy(struct call *call, nvmlDevice_t device, unsigned long long *millijoule)
+{
+	struct target t;
+
+	TRY(sensor(call, device, millijoule, &t));
+	*millijoule = (unsigned long long)(call->now / 1000000000) * gpu_model(t.gpu)->power_limit_w * 10 *
+		      IDLE_WATT_PER_CENT;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t sensor_utilization(struct call *call, nvmlDevice_t device, nvmlUtilization_t *rates)
+{
+	struct target t;
+
+	TRY(sensor(call, device, rates, &t));
+	if (t.gpu->mig_current)
+		return NVML_ERROR_NOT_SUPPORTED;
+	*rates = (nvmlUtilization_t){0, 0};
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t sensor_engine_utilization(struct call *call, nvmlDevice_t device, unsigned *percent, unsigned *period)
+{
+	struct target t;
+
+	TRY(sensor(call, device, percent, &t));
+	if (!period)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (t.gpu->mig_current)
+		return NVML_ERROR_NOT_SUPPORTED;
+	*percent = 0;
+	*period = 167000;
+	return NVML_SUCCESS;
+}
+
+/* Data-centre cards are cooled by their chassis. */
+nvmlReturn_t sensor_fan(struct call *call, nvmlDevice_t device, unsigned *percent)
+{
+	struct target t;
+
+	TRY(sensor(call, device, percent, &t));
+	return NVML_ERROR_NOT_SUPPORTED;
+}
+
+nvmlReturn_t sensor_pstate(struct call *call, nvmlDevice_t device, unsigned *pstate)
+{
+	struct target t;
+
+	TRY(sensor(call, device, pstate, &t));
+	*pstate = PSTATE_0;
+	return NVML_SUCCESS;
+}
+
+/* --- clocks ------------------------------------------------------------------ */
+
+nvmlReturn_t clock_max(struct call *call, nvmlDevice_t device, unsigned type, unsigned *mhz)
+{
+	struct target t;
+
+	TRY(sensor(call, device, mhz, &t));
+	if (type > CLOCK_VIDEO)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*mhz = type == CLOCK_MEM ? gpu_model(t.gpu)->memory_mhz : gpu_model(t.gpu)->graphics_mhz;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t clock_application(struct call *call, nvmlDevice_t device, unsigned type, unsigned *mhz)
+{
+	struct target t;
+	unsigned set;
+
+	TRY(clock_max(call, device, type, mhz));
+	TRY(resolve_gpu(call, device, &t));
+	set = type == CLOCK_MEM ? t.gpu->app_memory_mhz : t.gpu->app_graphics_mhz;
+	if (set)
+		*mhz = set;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t clock_info(struct call *call, nvmlDevice_t device, unsigned type, unsigned *mhz)
+{
+	return clock_application(call, device, type, mhz);
+}
+
+nvmlReturn_t clock_by_id(struct call *call, nvmlDevice_t device, unsigned type, unsigned id, unsigned *mhz)
+{
+	enum { ID_CURRENT, ID_APP_TARGET, ID_APP_DEFAULT, ID_BOOST_MAX };
+
+	if (id > ID_BOOST_MAX)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	return id <= ID_APP_TARGET ? clock_application(call, device, type, mhz) : clock_max(call, device, type, mhz);
+}
+
+nvmlReturn_t clock_memory_list(struct call *call, nvmlDevice_t device, unsigned *count, unsigned *mhz)
+{
+	struct target t;
+
+	TRY(sensor(call, device, count, &t));
+	if (!mhz || *count < 1) {
+		*count = 1;
+		return NVML_ERROR_INSUFFICIENT_SIZE;
+	}
+	*count = 1;
+	mhz[0] = gpu_model(t.gpu)->memory_mhz;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t clock_graphics_list(struct call *call, nvmlDevice_t device, unsigned memory_mhz, unsigned *count,
+				 unsigned *mhz)
+{
+	unsigned highest, n;
+	struct target t;
+
+	TRY(sensor(call, device, count, &t));
+	if (memory_mhz != gpu_model(t.gpu)->memory_mhz)
+		return NVML_ERROR_NOT_FOUND;
+	highest = gpu_model(t.gpu)->graphics_mhz;
+	n = (highest - CLOCK_LOWEST_MHZ) / CLOCK_STEP_MHZ + 1;
+	if (!mhz || *count < n) {
+		*count = n;
+		return NVML_ERROR_INSUFFICIENT_SIZE;
+	}
+	*count = n;
+	for (unsigned i = 0; i < n; i++)
+		mhz[i] = highest - i * CLOCK_STEP_MHZ;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t clock_set(struct call *call, nvmlDevice_t device, unsigned memory_mhz, unsigned graphics_mhz)
+{
+	struct target t;
+	struct gpu *gpu;
+
+	TRY(resolve_gpu(call, device, &t));
+	TRY(require_root());
+	if (memory_mhz != gpu_model(t.gpu)->memory_mhz || graphics_mhz > gpu_model(t.gpu)->graphics_mhz ||
+	    graphics_mhz < CLOCK_LOWEST_MHZ)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	gpu = &call_write(call)->gpus[t.index];
+	gpu->app_memory_mhz = memory_mhz;
+	gpu->app_graphics_mhz = graphics_mhz;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t clock_reset(struct call *call, nvmlDevice_t device)
+{
+	struct target t;
+	struct gpu *gpu;
+
+	TRY(resolve_gpu(call, device, &t));
+	TRY(require_root());
+	gpu = &call_write(call)->gpus[t.index];
+	gpu->app_memory_mhz = 0;
+	gpu->app_graphics_mhz = 0;
+	return NVML_SUCCESS;
+}
