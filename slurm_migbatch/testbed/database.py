@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING
 
 from slurm_migbatch import site
 
+from .conf import CLUSTER
 from .errors import TestbedError
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from .bed import Bed
 
 ACCOUNT = "migbatch"
+MARIADBD = "/usr/sbin/mariadbd"
 
 
-def start(cluster: Cluster) -> None:
+def start(cluster: Bed) -> None:
     """Start MariaDB and slurmdbd and wait until both answer (before slurmctld is started)."""
     folder = cluster.directory / "db"
     folder.mkdir(exist_ok=True)
@@ -40,7 +42,7 @@ def start(cluster: Cluster) -> None:
     cluster.spawn(
         "mariadbd",
         [
-            "/usr/sbin/mariadbd",
+            MARIADBD,
             "--no-defaults",
             f"--datadir={data}",
             f"--socket={sock}",
@@ -69,8 +71,8 @@ def start(cluster: Cluster) -> None:
     conf.chmod(0o600)
     cluster.spawn("slurmdbd", [cluster.root.locate("slurmdbd"), "-D"], {"MYSQL_UNIX_PORT": str(sock)}, in_root=True)
     cluster.wait("slurmdbd", lambda: cluster.run(["sacctmgr", "-n", "list", "cluster"], check=False).returncode == 0)
-    cluster.run(["sacctmgr", "-i", "add", "cluster", "migbatch"])
-    cluster.run(["sacctmgr", "-i", "add", "account", ACCOUNT, "Cluster=migbatch"])
+    cluster.run(["sacctmgr", "-i", "add", "cluster", CLUSTER])
+    cluster.run(["sacctmgr", "-i", "add", "account", ACCOUNT, f"Cluster={CLUSTER}"])
     names = ",".join(user.name for user in cluster.users)
     if names:
         cluster.run(["sacctmgr", "-i", "add", "user", names, f"Account={ACCOUNT}"])

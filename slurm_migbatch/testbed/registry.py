@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -142,6 +143,11 @@ def usable_base() -> Path:
         if not flags & (os.ST_NOEXEC | os.ST_NODEV | os.ST_RDONLY):
             return base
     raise TestbedError("/run, /var/tmp and /tmp are all mounted noexec or nodev; give a directory with --dir")
+
+
+def new_directory(name: str = "") -> Path:
+    """Where a test bed lives that was given no directory; `name` makes it predictable, else it is new each time."""
+    return usable_base() / f"migbatch-testbed{name or '-' + secrets.token_hex(3)}"
 
 
 def check_directory(directory: Path) -> None:

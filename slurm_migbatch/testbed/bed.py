@@ -1,0 +1,198 @@
+"""Working in a test bed that is up: its processes, its users, and commands run as any of them."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from . import cage, users
+from .daemons import Daemon, Daemons
+from .errors import TestbedError
+from .proc import wait_until
+from .slurmroot import PATH, SlurmRoot
+from .spec import Spec
+
+FINAL = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "DEADLINE")
+READY_S = 60.0
+
+
+class Bed:
+    """One running test bed below `directory`."""
+
+    def __init__(self, directory: Path, spec: Spec) -> None:
+        self.directory = directory
+        self.spec = spec
+        self.root = SlurmRoot(Path(spec.slurm_root).absolute() if spec.slurm_root else None)
+        self.users: tuple[users.User, ...] = ()
+        self.ports: dict[str, int] = {}
+        self._daemons: Daemons | None = None
+
+    # --- places
+
+    @property
+    def munge_socket(self) -> Path:
+        """Socket of the test bed's own munged."""
+        return self.directory / "munge/munge.sock"
+
+    @property
+    def slurm_conf(self) -> Path:
+        """The configuration file that SLURM_CONF names."""
+        return self.directory / "etc/slurm.conf"
+
+    @property
+    def bin(self) -> Path:
+        """Wrappers of Slurm's commands that work from anywhere (for root)."""
+        return self.directory / "bin"
+
+    def home(self, user: str | None) -> Path:
+        """Where a user's commands run."""
+        return self.directory / "home" / user if user else Path("/root")
+
+    def node_directory(self, node: str) -> Path:
+        """Folder of one node: spool, driver (the simulated machine), state and run of its hooks."""
+        return self.directory / "nodes" / node
+
+    # --- processes
+
+    @property
+    def daemons(self) -> Daemons:
+        """The recorded processes."""
+        if self._daemons is None:
+            raise TestbedError("the test bed is not up")
+        return self._daemons
+
+    def spawn(
+        self, name: str, argv: Sequence[str], env: Mapping[str, str] | None = None, *, in_root: bool = False
+    ) -> Daemon:
+        """Start a long-running process as root; its output is in `log/NAME.out`, `stop(name)` etc. steer it.
+
+        Args:
+            name: unique in the test bed.
+            argv: program (full path, or found on the test bed's PATH) and arguments.
+            env: further variables; nothing else of the caller's environment is passed on.
+            in_root: run it inside --slurm-root (where there is one), as Slurm's own daemons do.
+        """
+        inside = in_root and self.root.path is not None
+        line = self.root.enter(self._holder(), list(argv)) if inside else list(argv)
+        return self.daemons.start(name, line, {**self.client_env(inside=inside), **(env or {})})
+
+    def stop(self, name: str, grace: float = 20.0) -> None:
+        """SIGTERM a process, SIGKILL after `grace` seconds."""
+        self.daemons.stop(name, grace)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL a process, as a crash would."""
+        self.daemons.kill(name)
+
+    def restart(self, name: str) -> Daemon:
+        """Stop a process where it runs, and start it with the same command line."""
+        return self.daemons.restart(name)
+
+    def wait(self, what: str, ready: Callable[[], bool], timeout: float = READY_S) -> None:
+        """Poll `ready` until it is true; an error at once where a process of the test bed has ended."""
+
+        def still() -> bool:
+            self.daemons.check()
+            return ready()
+
+        wait_until(still, timeout, what)
+
+    # --- commands
+
+    def client_env(self, user: str | None = None, *, inside: bool | None = None) -> dict[str, str]:
+        """Environment in which Slurm's commands talk to this cluster (`inside`: of --slurm-root, by default)."""
+        inside = self.root.path is not None if inside is None else inside
+        return {
+            "PATH": PATH if inside else f"{self.bin}:{PATH}",
+            "SLURM_CONF": str(self.slurm_conf),
+            cage.MARK: str(self.directory),
+            "LC_ALL": "C.UTF-8",
+            "HOME": str(self.home(user)),
+            "USER": user or "root",
+            "LOGNAME": user or "root",
+            "SHELL": "/bin/sh",
+        }
+
+    def command(self, argv: Sequence[str], user: str | None = None) -> list[str]:
+        """Command line (for root) that runs `argv` as `user` inside the test bed; start it with `client_env(user)`."""
+        line = list(argv)
+        if user is not None:
+            account = self.user(user)
+            line = ["setpriv", f"--reuid={account.uid}", f"--regid={account.gid}", "--clear-groups", "--", *line]
+        line = self.root.enter(self._holder(), line, str(self.home(user)) if user else "/")
+        return self.daemons.cage.enter(line)
+
+    def run(
+        self,
+        argv: Sequence[str],
+        user: str | None = None,
+        *,
+        check: bool = True,
+        input: str | None = None,
+        timeout: float = 120.0,
+        env: Mapping[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end as root or as a test user, in the user's home directory.
+
+        Raises:
+            TestbedError: `check` is set and the exit status is not 0; the text holds what the command wrote.
+        """
+        done = subprocess.run(
+            self.command(argv, user),
+            check=False,
+            env={**self.client_env(user), **(env or {})},
+            cwd=self.home(user) if user else "/",
+            input=input,
+            stdin=subprocess.DEVNULL if input is None else None,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+        if check and done.returncode != 0:
+            said = done.stderr.strip() or done.stdout.strip()
+            raise TestbedError(f"{shlex.join(argv)}: exit {done.returncode}: {said}")
+        return done
+
+    def submit(self, *options: str, wrap: str | None = None, script: str | None = None, user: str = "mbalice") -> int:
+        """`sbatch --parsable OPTIONS` with a one-line command or a script text; the job id."""
+        argv = ["sbatch", "--parsable", *options, *(["--wrap", wrap] if wrap is not None else [])]
+        return int(self.run(argv, user, input=script).stdout.split(";")[0])
+
+    def job_state(self, job: int) -> str:
+        """State as slurmctld knows it (PENDING, RUNNING, COMPLETED, ...)."""
+        text = self.run(["scontrol", "show", "job", str(job), "-o"]).stdout
+        return next(word.partition("=")[2] for word in text.split() if word.startswith("JobState="))
+
+    def wait_job(self, job: int, *states: str, timeout: float = 60.0) -> str:
+        """Wait until a job is in one of `states` (default: any final one); the state."""
+        wanted = states or FINAL
+        seen = ""
+
+        def there() -> bool:
+            nonlocal seen
+            seen = self.job_state(job)
+            return seen in wanted
+
+        try:
+            wait_until(there, timeout, f"job {job} in {' or '.join(wanted)}", every=0.1)
+        except TestbedError as error:
+            raise TestbedError(f"{error}; it is {seen}") from None
+        return seen
+
+    def output(self, job: int, user: str = "mbalice") -> str:
+        """What a batch job of `user` wrote to its default output file."""
+        return (self.home(user) / f"slurm-{job}.out").read_text()
+
+    def user(self, name: str) -> users.User:
+        """One of the test users."""
+        for user in self.users:
+            if user.name == name:
+                return user
+        raise TestbedError(f"no test user {name!r}; there are {', '.join(user.name for user in self.users)}")
+
+    def _holder(self) -> int | None:
+        """Pid of the process that holds the chroot's mounts."""
+        daemon = self.daemons.get("root") if self.root.path is not None else None
+        return daemon.pid if daemon else None

@@ -1,0 +1,67 @@
+"""Slurm's configuration files of a test bed, rendered from the templates that sites use."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurm_migbatch import site
+
+from .gputypes import FILLER, base_counts, gpu_type
+from .spec import Spec
+
+CLUSTER = "migbatch"
+CATALOG = "migcatalog"
+
+
+def write(directory: Path, spec: Spec, version: tuple[int, int], ports: Mapping[str, int], munge_socket: Path) -> None:
+    """Write slurm.conf, gres.conf, cgroup.conf and the Lua scripts to `directory`/etc."""
+    etc = directory / "etc"
+    names: dict[str, object] = {
+        "site": describe(spec, version, ports),
+        "bed": {
+            "name": CLUSTER,
+            "host": socket.gethostname(),
+            "port": ports["slurmctld"],
+            "dbd_port": ports.get("slurmdbd"),
+            "directory": directory,
+            "munge_socket": munge_socket,
+            "options": spec.options,
+        },
+    }
+    for file, template in (("slurm", "testbed"), ("gres", "gres"), ("cgroup", "cgroup")):
+        fresh = etc / f"{file}.conf.new"
+        fresh.write_text(site.render(f"{template}.conf.j2", **names))
+        fresh.replace(etc / f"{file}.conf")
+    for name, source in (("job_submit.lua", spec.job_submit), ("cli_filter.lua", spec.cli_filter)):
+        if source and Path(source) != etc / name:
+            shutil.copyfile(source, etc / name)
+
+
+def describe(spec: Spec, version: tuple[int, int], ports: Mapping[str, int]) -> site.Site:
+    """The test bed as the templates see it."""
+    kind = gpu_type(spec.gpu_type)
+    counts = {**dict.fromkeys([*kind.profiles, FILLER], 0), **(spec.counts or base_counts(kind, spec.gpus))}
+    made_up = f"CPUs={spec.cpus} RealMemory=500000"
+    here = f"NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 {made_up}"
+    every = {**dict.fromkeys(kind.profiles, kind.slots * spec.gpus), FILLER: 0}
+    listed = ",".join(spec.node_names)
+    return site.Site(
+        version=version,
+        nodes=[site.Node(name, counts, f"{here} Port={ports[name]}") for name in spec.node_names],
+        # Nobody ever listens for the catalog node: it stays down.
+        catalog=site.Node(CATALOG, every, f"NodeAddr=127.0.0.1 Port=1 {made_up}"),
+        partitions=[
+            site.Partition("gpu", listed, "Default=YES MaxTime=INFINITE State=UP PriorityTier=10"),
+            site.Partition("train", listed, "MaxTime=INFINITE State=UP PriorityTier=1"),
+        ],
+        prolog=spec.hooks.prolog,
+        epilog=spec.hooks.epilog,
+        task_prolog=spec.hooks.task_prolog,
+        hook_timeout=spec.hooks.timeout,
+        job_submit=bool(spec.job_submit),
+        cli_filter=bool(spec.cli_filter),
+        accounting=spec.dbd,
+    )

@@ -1,0 +1,138 @@
+"""Whatever ends the starter of a test bed, nothing of it stays behind."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_migbatch.testbed import cage, registry, users
+from slurm_migbatch.testbed.proc import pids, start_time, wait_until
+
+pytestmark = pytest.mark.slurm
+
+CLI = [sys.executable, "-c", "from slurm_migbatch.cli.main import main; main()", "testbed"]
+
+
+def migbatch(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*CLI, *args], capture_output=True, text=True, timeout=120)
+
+
+def tied_to(directory: Path) -> set[int]:
+    """Processes that name the test bed in their command line, environment or open files."""
+    found = set()
+    for pid in pids():
+        try:
+            texts = [Path(f"/proc/{pid}/{what}").read_bytes() for what in ("cmdline", "environ")]
+            texts += [os.readlink(fd).encode() for fd in Path(f"/proc/{pid}/fd").iterdir()]
+        except OSError:
+            continue
+        if pid != os.getpid() and any(str(directory).encode() in text for text in texts):
+            found.add(pid)
+    return found
+
+
+def leftovers(directory: Path, record: registry.Record | None) -> list[str]:
+    left = [f"process {pid}" for pid in tied_to(directory)]
+    left += [f"mount {line}" for line in Path("/proc/self/mounts").read_text().splitlines() if str(directory) in line]
+    if directory.exists():
+        left.append(str(directory))
+    if record is not None:
+        left += [path for path in (str(record.path), record.cage) if path and Path(path).exists()]
+        held = {name for other in registry.records() for name in other.users}
+        ours = {entry.pw_name for entry in pwd.getpwall() if entry.pw_gecos == users.GECOS}
+        left += [f"user {name}" for name in set(record.users) & ours - held]
+    return left
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    path = registry.new_directory()
+    yield path
+    migbatch("down", "--dir", str(path))
+
+
+def start(directory: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([*CLI, "up", "--nodes", "1", "--dir", str(directory)], stderr=subprocess.DEVNULL)
+
+
+def reached(directory: Path, stage: str) -> bool:
+    return {
+        "registered": registry.find(directory) is not None,
+        "munged": (directory / "run/procs/munged.json").exists(),
+        "slurmctld": (directory / "run/procs/slurmctld.json").exists(),
+        "slurmd": (directory / "run/procs/slurmd-n1.json").exists(),
+    }[stage]
+
+
+@pytest.mark.parametrize("stage", ["registered", "munged", "slurmctld", "slurmd"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_up_leaves_nothing(directory: Path, stage: str, number: int) -> None:
+    starter = start(directory)
+    wait_until(lambda: reached(directory, stage) or starter.poll() is not None, 60, stage, every=0.001)
+    record = registry.find(directory)
+    starter.send_signal(number)
+    # The signal may come too late: then the cluster is up, and that is not what is tested here.
+    if starter.wait(60) == 0:
+        assert migbatch("down", "--dir", str(directory)).returncode == 0
+    assert leftovers(directory, record) == []
+
+
+@pytest.mark.parametrize("stage", ["registered", "munged", "slurmctld", "slurmd"])
+def test_the_next_one_clears_away_after_a_kill(directory: Path, stage: str) -> None:
+    starter = start(directory)
+    wait_until(lambda: reached(directory, stage) or starter.poll() is not None, 60, stage, every=0.001)
+    starter.kill()
+    starter.wait()
+    record = registry.find(directory)
+    assert record is not None
+    assert migbatch("down", "--dir", str(directory)).returncode == 0
+    assert leftovers(directory, record) == []
+
+
+def test_up_sweeps_what_a_killed_one_left(directory: Path) -> None:
+    starter = start(directory)
+    wait_until(lambda: reached(directory, "slurmd"), 60, "slurmd", every=0.001)
+    starter.kill()
+    starter.wait()
+    stale = registry.find(directory)
+    assert stale is not None
+    if stale.owner is None:
+        pytest.fail("the starter finished before it was killed")
+    other = registry.new_directory()
+    try:
+        assert migbatch("up", "--nodes", "1", "--dir", str(other)).returncode == 0
+        assert leftovers(directory, stale) == []
+    finally:
+        migbatch("down", "--dir", str(other))
+
+
+def test_a_second_up_in_the_same_place_is_refused_and_harms_nothing(directory: Path) -> None:
+    assert migbatch("up", "--nodes", "1", "--dir", str(directory)).returncode == 0
+    again = migbatch("up", "--nodes", "1", "--dir", str(directory))
+    assert again.returncode == 1
+    assert "already lives" in again.stderr
+    listed = migbatch("exec", "--dir", str(directory), "--user", "mbbob", "--", "sinfo", "-h", "-n", "n1", "-o", "%T")
+    assert listed.stdout.split() == ["idle"]
+    record = registry.find(directory)
+    assert migbatch("down", "--dir", str(directory)).returncode == 0
+    assert leftovers(directory, record) == []
+
+
+def test_processes_are_found_without_control_groups(directory: Path) -> None:
+    directory.mkdir()
+    scan = cage.ScanCage(directory)
+    line = scan.enter(["sh", "-c", "(setsid sleep 300 &) ; env -i sleep 300; true"])
+    child = subprocess.Popen(line)
+    wait_until(lambda: len(scan.members()) >= 3, 10, "three members")
+    found = scan.members()
+    scan.destroy()
+    child.wait(10)
+    assert scan.members() == set()
+    assert not [pid for pid in found if start_time(pid) is not None]
