@@ -15,7 +15,7 @@ starting -> running -> ending -> ended, or misfit -> ended.
 
 # Hooks do without pathlib: importing it takes longer than a warm start.
 # Conditions in queries are this package's own text; every value is bound.
-# ruff: noqa: PTH101, PTH104, S608
+# ruff: noqa: PTH101, PTH104, PTH116, S608
 
 from __future__ import annotations
 

@@ -1,0 +1,200 @@
+"""The resident service `migbatch node agent`: quick hooks, events to the controller, plans from it, and housekeeping.
+
+It keeps NVML, the journal and Python itself warm, so that a hook only has to ask. Nothing that a hook waits for ever
+waits for the controller. Everything it does for hooks, a hook can do without it (`slow.py`), so it may be stopped,
+killed and updated at any time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from slurm_migbatch.mig.driver import DriverError
+from slurm_migbatch.node import exits, notify, protocol
+from slurm_migbatch.node.client import SOCKET
+from slurm_migbatch.node.config import Config
+from slurm_migbatch.node.courier import Courier
+from slurm_migbatch.node.deadline import Deadline, TooLate, locked
+from slurm_migbatch.node.executor import Executor
+from slurm_migbatch.node.gpus import Gpus
+from slurm_migbatch.node.hookenv import HookEnvError
+from slurm_migbatch.node.journal import JournalError
+from slurm_migbatch.node.paths import Paths
+
+WORKERS = 16
+REQUEST_TIMEOUT_S = 5.0
+log = logging.getLogger("migbatch.node")
+
+
+class AgentError(RuntimeError):
+    """The agent cannot start; the message says why."""
+
+
+class Agent:
+    """One node's agent. `run` works until `stop` is called from a signal handler or another thread."""
+
+    def __init__(self, config: Config, *, workers: int = WORKERS) -> None:
+        self._config = config
+        self._workers = workers
+        self._gpus = Gpus(config)
+        self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._stopping = threading.Event()
+        self._work: queue.SimpleQueue[socket.socket | None] = queue.SimpleQueue()
+
+    def stop(self) -> None:
+        """Finish what is being worked on, then end; safe in signal handlers and twice."""
+        self._stopping.set()
+        with suppress(OSError):
+            os.write(self._woken, b"x")
+
+    def run(self, ready: Callable[[], None] | None = None) -> None:
+        """Serve until stopped. Raises AgentError, PathsError, JournalError."""
+        paths = Paths.open(self._config)
+        try:
+            with locked(paths.lock, ["agent"], Deadline(0.5)):
+                self._serve(ready)
+        except TooLate:
+            raise AgentError(f"another agent already serves {self._config.run_dir}") from None
+        finally:
+            paths.close()
+            self._gpus.reset()
+
+    def _serve(self, ready: Callable[[], None] | None) -> None:
+        first = Executor(self._config, self._gpus)
+        try:
+            first.journal.check()
+            with suppress(DriverError):
+                for line in first.repairer.all(Deadline(60.0)):
+                    log.info("repaired: %s", line)
+        finally:
+            first.close()
+        listener = self._listen()
+        courier = Courier(self._config, self._gpus, self._stopping)
+        threads = [threading.Thread(target=self._worker, name=f"hook-{i}") for i in range(self._workers)]
+        threads.append(threading.Thread(target=self._housekeeping, name="housekeeping"))
+        threads += courier.threads()
+        for thread in threads:
+            thread.start()
+        notify.notify("READY=1")
+        if ready is not None:
+            ready()
+        try:
+            self._accept(listener)
+        finally:
+            self._stopping.set()
+            notify.notify("STOPPING=1")
+            with suppress(FileNotFoundError):
+                os.unlink(f"{self._config.run_dir}/{SOCKET}")
+            listener.close()
+            for _ in range(self._workers):
+                self._work.put(None)
+            courier.stop()
+            for thread in threads:
+                thread.join()
+
+    def _listen(self) -> socket.socket:
+        path = f"{self._config.run_dir}/{SOCKET}"
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)
+        try:
+            listener.bind(path)
+        finally:
+            os.umask(before)
+        listener.listen(128)
+        listener.setblocking(False)
+        return listener
+
+    def _accept(self, listener: socket.socket) -> None:
+        while not self._stopping.is_set():
+            readable, _, _ = select.select([listener, self._wake], [], [])
+            if listener not in readable:
+                continue
+            with suppress(BlockingIOError, ConnectionError):
+                self._work.put(listener.accept()[0])
+
+    # -- hooks ---------------------------------------------------------------------------------------------------
+
+    def _worker(self) -> None:
+        executor: Executor | None = None
+        while True:
+            link = self._work.get()
+            if link is None:
+                break
+            with link:
+                try:
+                    executor = executor or Executor(self._config, self._gpus)
+                    self._answer(executor, link)
+                except Exception:
+                    # No answer: the hook then does the work itself and finds the reason there.
+                    log.exception("a hook could not be served")
+                    if executor is not None:
+                        executor.close()
+                    executor = None
+        if executor is not None:
+            executor.close()
+
+    def _answer(self, executor: Executor, link: socket.socket) -> None:
+        link.settimeout(REQUEST_TIMEOUT_S)
+        try:
+            peer = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            if peer[1] != 0:
+                log.warning("uid %d tried to run a hook", peer[1])
+                return
+            request = self._read(link)
+        except OSError as error:
+            log.warning("a hook's request did not arrive: %s", error)
+            return
+        try:
+            env = protocol.parse(request)
+            if env.node != self._config.node:
+                raise HookEnvError(f"this is the agent of node {self._config.node}, not of {env.node}")
+            code, line = executor.run(env)
+        except HookEnvError as error:
+            code, line = exits.CONTEXT, str(error)
+        if line:
+            log.log(logging.WARNING if code else logging.INFO, "%s", line)
+        with suppress(OSError):
+            link.sendall(protocol.reply(code, line))
+
+    @staticmethod
+    def _read(link: socket.socket) -> bytes:
+        request = b""
+        while not request.endswith(protocol.END):
+            part = link.recv(65536)
+            if not part:
+                break
+            request += part
+            if len(request) > protocol.MAX_REQUEST:
+                break
+        return request
+
+    # -- housekeeping --------------------------------------------------------------------------------------------
+
+    def _housekeeping(self) -> None:
+        """Now and then: undo what dead hooks left, try zombies again, notice what was changed by hand."""
+        executor: Executor | None = None
+        while not self._stopping.wait(self._config.reconcile_every):
+            try:
+                executor = executor or Executor(self._config, self._gpus)
+                for line in executor.repairer.all(Deadline(self._config.hook_deadline)):
+                    log.info("repaired: %s", line)
+            except DriverError as error:
+                log.warning("the driver does not answer: %s", error)
+                self._gpus.reset()
+            except (JournalError, TooLate, OSError) as error:
+                log.warning("housekeeping: %s", error)
+                if executor is not None:
+                    executor.close()
+                executor = None
+        if executor is not None:
+            executor.close()

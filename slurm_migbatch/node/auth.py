@@ -1,0 +1,226 @@
+"""Who sent this: credentials between nodes and the controller. Used by both sides.
+
+Two kinds. Munge (which every Slurm cluster has) says which uid on which host made a credential and refuses to read one
+twice. A token is a secret file, readable by root only, that all machines share. Either way a digest of the whole message
+is inside the credential, so it fits no other message; answers are signed too (`response_payload`), so that nobody else
+can hand a node a plan.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import hmac
+import os
+import secrets
+import socket
+import stat
+import threading
+import time
+from collections.abc import Collection
+from typing import NamedTuple, Protocol
+
+SCHEME = "MigBatch"
+SIGNATURE_HEADER = "X-Migbatch-Signature"
+MAX_CREDENTIAL = 4096
+TOKEN_LIFETIME_S = 300.0
+MIN_TOKEN_BYTES = 32
+
+_MUNGE_OPT_ADDR4 = 4
+_MUNGE_OPT_SOCKET = 7
+_MUNGE_ERRORS = {15: "expired", 16: "from the future", 17: "used before"}
+
+
+class AuthError(RuntimeError):
+    """A credential that proves nothing, or none could be made; the message says why."""
+
+
+class Identity(NamedTuple):
+    """Who made a credential; `host` is an address or name as far as the scheme knows."""
+
+    uid: int
+    host: str
+
+
+class Signer(Protocol):
+    """Makes and checks credentials. Both calls are safe in threads."""
+
+    @property
+    def scheme(self) -> str:
+        """`munge` or `token`."""
+
+    def sign(self, payload: bytes) -> str:
+        """A credential for this message. Raises AuthError."""
+
+    def verify(self, credential: str, payload: bytes) -> Identity:
+        """Who made the credential for this very message, once. Raises AuthError."""
+
+
+def request_payload(method: str, path: str, body: bytes) -> bytes:
+    """What the credential of a request covers."""
+    return f"{method} {path}\n".encode() + body
+
+
+def response_payload(credential: str, body: bytes) -> bytes:
+    """What the signature of an answer covers: the request that it answers and its own body."""
+    digest = hashlib.sha256(credential.encode()).hexdigest()
+    return f"RESPONSE {digest}\n".encode() + body
+
+
+def header(signer: Signer, payload: bytes) -> tuple[str, str]:
+    """The value of the Authorization header for this message, and the credential inside it. Raises AuthError."""
+    credential = signer.sign(payload)
+    return f"{SCHEME} {signer.scheme} {credential}", credential
+
+
+class MungeSigner:
+    """Credentials by munge, through libmunge. `uids` are those whose credentials are believed."""
+
+    scheme = "munge"
+
+    def __init__(self, socket_path: str = "", uids: Collection[int] = (0,), library: str = "libmunge.so.2") -> None:
+        """Raises AuthError where libmunge is missing."""
+        self._socket = socket_path
+        self._uids = frozenset(uids)
+        try:
+            self._lib = lib = ctypes.CDLL(library)
+            self._free = ctypes.CDLL(None).free
+        except OSError as error:
+            raise AuthError(f"{library} cannot be loaded ({error}): install munge, or set Auth=token") from None
+        self._free.argtypes, self._free.restype = [ctypes.c_void_p], None
+        pointer, integer = ctypes.c_void_p, ctypes.c_int
+        for name, arguments, result in (
+            ("munge_ctx_create", [], pointer),
+            ("munge_ctx_destroy", [pointer], None),
+            ("munge_ctx_strerror", [pointer], ctypes.c_char_p),
+            ("munge_encode", [ctypes.POINTER(pointer), pointer, ctypes.c_char_p, integer], integer),
+            (
+                "munge_decode",
+                [ctypes.c_char_p, pointer, ctypes.POINTER(pointer), ctypes.POINTER(integer)]
+                + [ctypes.POINTER(ctypes.c_uint32)] * 2,
+                integer,
+            ),
+        ):
+            function = getattr(lib, name)
+            function.argtypes, function.restype = arguments, result
+
+    def sign(self, payload: bytes) -> str:
+        """A munge credential that holds the message's SHA-256."""
+        digest = hashlib.sha256(payload).hexdigest().encode()
+        context = self._context()
+        text = ctypes.c_void_p()
+        try:
+            self._check(context, self._lib.munge_encode(ctypes.byref(text), context, digest, len(digest)))
+            return ctypes.string_at(text.value or 0).decode("ascii")
+        finally:
+            self._free(text)
+            self._lib.munge_ctx_destroy(context)
+
+    def verify(self, credential: str, payload: bytes) -> Identity:
+        """Ask munged; a second look at the same credential is refused by it."""
+        raw = _bounded(credential)
+        digest = hashlib.sha256(payload).hexdigest().encode()
+        context = self._context()
+        text, length = ctypes.c_void_p(), ctypes.c_int()
+        uid, gid = ctypes.c_uint32(), ctypes.c_uint32()
+        try:
+            code = self._lib.munge_decode(raw, context, text, length, uid, gid)
+            self._check(context, code)
+            held = ctypes.string_at(text.value or 0, length.value) if text.value else b""
+            host = self._host(context)
+        finally:
+            self._free(text)
+            self._lib.munge_ctx_destroy(context)
+        if not hmac.compare_digest(held, digest):
+            raise AuthError("the credential belongs to another message")
+        if uid.value not in self._uids:
+            raise AuthError(f"uid {uid.value} may not speak here")
+        return Identity(uid.value, host)
+
+    def _context(self) -> ctypes.c_void_p:
+        context = ctypes.c_void_p(self._lib.munge_ctx_create())
+        if self._socket:
+            # munge_ctx_set is variadic; without argtypes every argument is passed as it is given
+            self._check(context, self._lib.munge_ctx_set(context, _MUNGE_OPT_SOCKET, self._socket.encode()))
+        return context
+
+    def _host(self, context: ctypes.c_void_p) -> str:
+        address = ctypes.create_string_buffer(4)
+        if self._lib.munge_ctx_get(context, _MUNGE_OPT_ADDR4, address):
+            return ""
+        return socket.inet_ntoa(address.raw)
+
+    def _check(self, context: ctypes.c_void_p, code: int) -> None:
+        if code:
+            said = (self._lib.munge_ctx_strerror(context) or b"").decode("utf-8", "replace")
+            known = _MUNGE_ERRORS.get(code)
+            raise AuthError(f"munge: the credential is {known}" if known else f"munge: {said or f'error {code}'}")
+
+
+class TokenSigner:
+    """Credentials by a shared secret: HMAC-SHA256 over time, a nonce, the host's name and the message.
+
+    Holders of the token are believed to be root. Clocks may differ by five minutes; within that time a credential is
+    accepted once by each process.
+    """
+
+    scheme = "token"
+
+    def __init__(self, path: str) -> None:
+        """Read the token. Raises AuthError where others can read the file or it is too short to be a secret."""
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            raise AuthError(f"the token file {path} cannot be opened: {error.strerror}") from None
+        with os.fdopen(handle, "rb") as file:
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+                raise AuthError(f"the token file {path} must be readable by its owner only: chmod 600, chown root")
+            self._key = file.read(65536).strip()
+        if len(self._key) < MIN_TOKEN_BYTES:
+            raise AuthError(f"the token in {path} is shorter than {MIN_TOKEN_BYTES} bytes: use `openssl rand -hex 32`")
+        self._seen: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def sign(self, payload: bytes) -> str:
+        """`<seconds>:<nonce>:<host>:<hmac>`."""
+        head = f"{int(time.time())}:{secrets.token_hex(12)}:{_word(socket.gethostname())}"
+        return f"{head}:{self._mac(head, payload)}"
+
+    def verify(self, credential: str, payload: bytes) -> Identity:
+        """Check the code first, then the clock, then whether it was used."""
+        head, _, mac = _bounded(credential).decode("ascii").rpartition(":")
+        fields = head.split(":")
+        if len(fields) != 3 or not hmac.compare_digest(mac, self._mac(head, payload)):
+            raise AuthError("the credential was not made with this token for this message")
+        now = time.time()
+        if abs(now - int(fields[0])) > TOKEN_LIFETIME_S:
+            raise AuthError("the credential has expired: do the clocks of node and controller agree?")
+        with self._lock:
+            self._seen = {nonce: until for nonce, until in self._seen.items() if until > now}
+            if fields[1] in self._seen:
+                raise AuthError("the credential was used before")
+            self._seen[fields[1]] = now + 2 * TOKEN_LIFETIME_S
+        return Identity(0, fields[2])
+
+    def _mac(self, head: str, payload: bytes) -> str:
+        return hmac.new(self._key, head.encode("ascii") + b"\n" + payload, hashlib.sha256).hexdigest()
+
+
+def _bounded(credential: str) -> bytes:
+    if len(credential) > MAX_CREDENTIAL or not credential.isascii() or not credential.isprintable():
+        raise AuthError("the credential is malformed")
+    return credential.encode("ascii")
+
+
+def _word(name: str) -> str:
+    return "".join(letter for letter in name[:64] if letter.isascii() and (letter.isalnum() or letter in "._-"))
+
+
+def make_signer(kind: str, *, munge_socket: str = "", token_file: str = "", uids: Collection[int] = (0,)) -> Signer:
+    """The signer that a configuration names (`munge` or `token`). Raises AuthError."""
+    if kind == "munge":
+        return MungeSigner(munge_socket, uids)
+    if kind == "token":
+        return TokenSigner(token_file)
+    raise AuthError(f"Auth={kind}: must be munge or token")

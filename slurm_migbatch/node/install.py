@@ -1,0 +1,157 @@
+"""Writing the hooks: tiny programs whose constants say where the package and the configuration are.
+
+They run as root with an isolated interpreter that knows no site-packages, so everything they need is in these
+constants; and each of them first makes sure that nobody but root could have changed what it is about to run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from slurm_migbatch.node import conf
+
+DEFAULT_PYTHON = "/opt/slurm-migbatch/bin/python3"
+DEFAULT_ETC = "/etc/migbatch"
+DEFAULT_PATHS = ("/opt/slurm-migbatch/lib/python3/site-packages",)
+
+_HOOK = '''#!{python} -ISB
+"""{title} Written by `migbatch node install`; do not edit."""
+
+import posix
+import sys
+
+PATHS = {paths!r}
+ETC = {etc!r}
+
+
+def trust(path):
+    """End here if anybody but root could have changed what is about to run (exit code 11, see `exits.py`)."""
+    below = False
+    while True:
+        status = posix.stat(path)
+        if status.st_uid != 0 or (status.st_mode & 0o022 and not (below and status.st_mode & 0o1000)):
+            posix.write(2, f"migbatch: {{path}} must belong to root and be writable by nobody else\\n".encode())
+            posix._exit(11)
+        if path == "/":
+            return
+        path, below = path.rpartition("/")[0] or "/", True
+
+
+try:
+    for place in (*PATHS, PATHS[0] + "/slurm_migbatch/node", PATHS[0] + "/slurm_migbatch/mig", ETC):
+        trust(place)
+    sys.path[:0] = PATHS
+    from slurm_migbatch.node.{module} import main
+except (OSError, ImportError) as error:
+    posix.write(2, f"migbatch: not installed properly: {{error}}; run `migbatch node install`\\n".encode())
+    posix._exit(11)
+main({arguments})
+'''
+
+HOOKS = {
+    "prolog": ("client", '"prolog", ETC', "Prolog of slurmd: gives a job its MIG slices."),
+    "epilog": ("client", '"epilog", ETC', "Epilog of slurmd: takes a job's MIG slices back."),
+    "task_prolog": ("task_prolog", "ETC", "TaskProlog: tells each task which MIG slices are its own."),
+}
+
+DEFAULT_CONF = """\
+# Settings of migbatch on this node. Key=Value; %n is the node's name in Slurm. These are the defaults.
+#StateDir=/var/lib/migbatch/%n
+#RunDir=/run/migbatch/%n
+#Controller=http://controller:6830
+#Auth=munge
+#Gpus=all
+#WarmReuse=any
+#OnError=requeue
+#HookDeadline=30
+#ScontrolPath=/usr/bin/scontrol
+"""
+
+
+class InstallError(RuntimeError):
+    """Something is not safe to run as root, or cannot be written; the message says what to do."""
+
+
+def render(hook: str, paths: Sequence[str], etc: str, python: str) -> str:
+    """The text of one hook program."""
+    module, arguments, title = HOOKS[hook]
+    return _HOOK.format(
+        python=python, title=title, paths=tuple(paths), etc=etc, module=module, arguments=arguments
+    ).replace("'", '"')
+
+
+def package_paths() -> list[str]:
+    """The directories that hold this package and pynvml, with links resolved."""
+    here = Path(__file__).resolve().parents[2]
+    found = [str(here)]
+    spec = importlib.util.find_spec("pynvml")
+    if spec is None or spec.origin is None:
+        raise InstallError("pynvml is missing: pip install 'slurm-migbatch[node]'")
+    nvml = str(Path(spec.origin).resolve().parent)
+    return found if nvml in found else [*found, nvml]
+
+
+def install(dest: Path, etc: Path, python: str, task_python: str = "") -> Iterator[tuple[Path, str]]:
+    """Write the hooks to `dest` and a commented node.conf to `etc` where there is none.
+
+    Yields each file with what was done (`written`, `unchanged`). Raises InstallError, also where the package, the
+    interpreter or one of the directories could be changed by others than root.
+    """
+    paths = package_paths()
+    interpreter = _interpreter(python)
+    task_interpreter = _interpreter(task_python) if task_python else interpreter
+    for directory in (dest, etc):
+        directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    dest, etc = dest.resolve(), etc.resolve()
+    checked = [*paths, f"{paths[0]}/slurm_migbatch/node", f"{paths[0]}/slurm_migbatch/mig", str(dest), str(etc)]
+    for path in [*checked, *(str(Path(p).resolve()) for p in (interpreter, task_interpreter))]:
+        reason = conf.insecure(path)
+        if reason:
+            raise InstallError(reason)
+    _compile(interpreter, paths)
+    for hook in HOOKS:
+        used = task_interpreter if hook == "task_prolog" else interpreter
+        yield _put(dest / hook, render(hook, paths, str(etc), used), 0o755)
+    settings = etc / conf.NAME
+    if settings.exists():
+        yield settings, "kept"
+    else:
+        yield _put(settings, DEFAULT_CONF, 0o644)
+
+
+def _interpreter(python: str) -> str:
+    path = Path(python or sys.executable)
+    if not path.is_absolute() or len(str(path)) > 100 or " " in str(path):
+        raise InstallError(f"{python}: name the interpreter by an absolute path of at most 100 characters, no spaces")
+    if not path.exists():
+        raise InstallError(f"there is no interpreter {python}")
+    return str(path)
+
+
+def _compile(python: str, paths: Sequence[str]) -> None:
+    """Byte-compile what hooks import, because they never write byte code themselves."""
+    wanted = [f"{paths[0]}/slurm_migbatch/{room}" for room in ("__init__.py", "node", "mig")]
+    wanted += [str(Path(path) / "pynvml.py") for path in paths if (Path(path) / "pynvml.py").exists()]
+    done = subprocess.run(
+        [python, "-ISm", "compileall", "-q", *wanted], stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+    if done.returncode:
+        said = (done.stdout + done.stderr).decode("utf-8", "replace").strip()[-300:]
+        raise InstallError(f"{python} cannot compile the package: {said}")
+
+
+def _put(path: Path, text: str, mode: int) -> tuple[Path, str]:
+    try:
+        if path.read_text() == text and path.stat().st_mode & 0o7777 == mode and path.stat().st_uid == 0:
+            return path, "unchanged"
+    except (FileNotFoundError, UnicodeDecodeError):
+        pass
+    beside = path.with_name(f".{path.name}.new")
+    beside.write_text(text)
+    beside.chmod(mode)
+    beside.replace(path)
+    return path, "written"

@@ -1,0 +1,23 @@
+"""What the node tells the controller about its GPUs, once at start and whenever it changes."""
+
+from __future__ import annotations
+
+from slurm_migbatch.mig.driver import DriverError, Gpu
+from slurm_migbatch.node.gpus import Gpus
+
+
+def inventory(gpus: Gpus) -> list[dict[str, object]]:
+    """One entry for each managed GPU; those that cannot do MIG have no geometry. Raises DriverError."""
+    return [_entry(gpu, gpus) for gpu in gpus.listed()]
+
+
+def _entry(gpu: Gpu, gpus: Gpus) -> dict[str, object]:
+    entry: dict[str, object] = {"uuid": gpu.uuid, "minor": gpu.minor, "index": gpu.index, "name": gpu.name}
+    try:
+        entry["mig"] = gpu.mig_mode()[0]
+        entry["geometry"] = gpus.geometry(gpu).to_dict()
+        entry |= {key: value for key, value in gpu.facts().items() if key not in entry}
+    except DriverError as error:
+        entry.setdefault("mig", False)
+        entry["problem"] = str(error)
+    return entry

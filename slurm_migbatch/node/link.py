@@ -1,0 +1,77 @@
+"""Requests of a node to the controller: signed, bounded, and believed only when the answer is signed too."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import ssl
+from collections.abc import Mapping
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+from slurm_migbatch.node.auth import SIGNATURE_HEADER, AuthError, Signer, header, request_payload, response_payload
+
+MAX_ANSWER = 8 << 20
+
+
+class LinkError(RuntimeError):
+    """The controller cannot be reached, refuses, or is not the controller; try again later."""
+
+
+class Link:
+    """The controller's node API at `url` (`http://host:port`). One connection for each request; safe in threads."""
+
+    def __init__(self, url: str, signer: Signer, *, timeout: float = 10.0) -> None:
+        parts = urlsplit(url)
+        self._secure = parts.scheme == "https"
+        self._host = parts.hostname or "localhost"
+        self._port = parts.port
+        self._base = parts.path.rstrip("/")
+        self._signer = signer
+        self._timeout = timeout
+        self._open: set[http.client.HTTPConnection] = set()
+
+    def interrupt(self) -> None:
+        """Break off the requests that are waiting; they raise LinkError."""
+        for connection in list(self._open):
+            if connection.sock is not None:
+                with suppress(OSError):
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+
+    def post(self, path: str, message: Mapping[str, object], *, patience: float = 0.0) -> bytes:
+        """The answer's body as it came. `patience` seconds more than usual may pass. Raises LinkError."""
+        body = json.dumps(message, separators=(",", ":")).encode()
+        path = self._base + path
+        try:
+            value, credential = header(self._signer, request_payload("POST", path, body))
+        except AuthError as error:
+            raise LinkError(str(error)) from error
+        connection = self._connect(self._timeout + patience)
+        self._open.add(connection)
+        try:
+            connection.request("POST", path, body, {"Authorization": value, "Content-Type": "application/json"})
+            answer = connection.getresponse()
+            text = answer.read(MAX_ANSWER + 1)
+            signature = answer.getheader(SIGNATURE_HEADER, "")
+            status = answer.status
+        except (OSError, http.client.HTTPException) as error:
+            raise LinkError(f"controller {self._host}: {error or type(error).__name__}") from error
+        finally:
+            self._open.discard(connection)
+            connection.close()
+        if len(text) > MAX_ANSWER:
+            raise LinkError(f"controller {self._host}: the answer is too long")
+        if status != 200:
+            raise LinkError(f"controller {self._host}: {status} {text[:200].decode('utf-8', 'replace')}")
+        try:
+            self._signer.verify(signature, response_payload(credential, text))
+        except AuthError as error:
+            raise LinkError(f"the answer does not come from the controller: {error}") from error
+        return text
+
+    def _connect(self, timeout: float) -> http.client.HTTPConnection:
+        if self._secure:
+            context = ssl.create_default_context()
+            return http.client.HTTPSConnection(self._host, self._port, timeout=timeout, context=context)
+        return http.client.HTTPConnection(self._host, self._port, timeout=timeout)

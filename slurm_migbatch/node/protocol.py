@@ -1,0 +1,32 @@
+"""The agent's side of the hooks' wire form (`client.py` has the other): reading a request without trusting it."""
+
+from __future__ import annotations
+
+from slurm_migbatch.node.client import ALLOWED
+from slurm_migbatch.node.hookenv import HookEnv, HookEnvError
+
+MAX_REQUEST = 65536
+END = b"\0\0"
+
+
+def parse(request: bytes) -> HookEnv:
+    """The hook that a request asks for. Raises HookEnvError where it is anything but well formed."""
+    if len(request) > MAX_REQUEST or not request.endswith(END):
+        raise HookEnvError("the request is cut off or too long")
+    head, *fields = request[: -len(END)].split(b"\0")
+    environ: dict[bytes, bytes] = {}
+    for field in fields:
+        key, equals, value = field.partition(b"=")
+        if not equals or key not in ALLOWED or key in environ:
+            raise HookEnvError(f"the request holds {key[:40]!a}, which no hook sends")
+        environ[key] = value
+    try:
+        hook = head.decode("ascii")
+    except UnicodeDecodeError:
+        raise HookEnvError("the request names no hook") from None
+    return HookEnv.read(hook, environ)
+
+
+def reply(code: int, line: str) -> bytes:
+    """What the hook reads back."""
+    return f"{code}\n{' '.join(line.split())[:2000]}".encode("utf-8", "backslashreplace")
