@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_migbatch.cli.common import Failure, run
+from slurm_migbatch.cli.common import F, Failure, run
 
 if TYPE_CHECKING:
     from slurm_migbatch.report.columns import Column, Context
@@ -68,7 +68,7 @@ class _Command(click.Command):
             formatter.write_text("0 done, also where nothing matches; 1 a value or the database is bad; 2 wrong usage.")
 
 
-def _now_print(text: str) -> Any:
+def _now_print(text: str) -> Callable[[click.Context, click.Parameter, bool], None]:
     def callback(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         if value and not ctx.resilient_parsing:
             click.echo(_TEXTS[text](ctx))
@@ -89,10 +89,14 @@ def _names(ctx: click.Context) -> str:
     return name_list()
 
 
-_TEXTS = {"version": _version, "names": _names, "usage": lambda ctx: ctx.command.get_usage(ctx)}
+def _usage(ctx: click.Context) -> str:
+    return ctx.command.get_usage(ctx)
 
 
-def _words(*names: str, help: str, metavar: str) -> Any:
+_TEXTS = {"version": _version, "names": _names, "usage": _usage}
+
+
+def _words(*names: str, help: str, metavar: str) -> Callable[[F], F]:
     """An option of comma-separated words that may come several times."""
     return click.option(*names, multiple=True, metavar=metavar, help=help)
 

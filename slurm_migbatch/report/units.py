@@ -8,7 +8,7 @@ UNITS = "KMGTP"
 
 
 def size_formatter(*, unit: str | None = None, convert: bool = True) -> Callable[[float | None], str]:
-    """How to write MiB: in `unit` (one of KMGTP), else in the largest that leaves at least 1, else (no convert) in M."""
+    """How to write MiB: in `unit` (one of KMGTP), else in the largest that leaves at least 1, or as they are (M)."""
 
     def show(mib: float | None) -> str:
         if mib is None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, false, literal, or_, select
 from sqlalchemy.engine import Row
+from sqlalchemy.orm import aliased
 
 from slurm_migbatch.store.models import LAST_SPAN_CLASS, OPEN, Decision, Gpu, Lease, Run
 
@@ -119,7 +120,8 @@ def _conditions(wanted: RunFilter) -> Iterator[ColumnElement[bool]]:
     if wanted.partitions:
         yield Run.partition.in_(wanted.partitions)
     if wanted.nodes:
-        yield select(Lease.id).where(Lease.run_id == Run.id, Lease.node.in_(wanted.nodes)).exists()
+        held = aliased(Lease)
+        yield select(held.id).where(held.run_id == Run.id, held.node.in_(wanted.nodes)).exists()
     if not wanted.duplicates:
         yield Run.latest.is_(True)
     # a list of jobs is short: its own indexes serve it best
