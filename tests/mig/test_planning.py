@@ -7,10 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.mig.geometry import UnknownProfile
+from slurm_migbatch.mig.geometry import Geometry, ProfileInfo, UnknownProfile
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot, layouts
+from slurm_migbatch.mig.placement import Placement
 from slurm_migbatch.mig.planning import capacity, choose, fill, fragmentation, plan_free
 from slurm_migbatch.mig.profile import Profile
+
+GPU_TYPES = ("a30", "a100-40gb", "a100-80gb", "h100-80gb", "h200", "b200", "rtx-pro-6000")
 
 
 class Enumeration:
@@ -48,10 +51,32 @@ def enumeration(geometry):
     return Enumeration(geometry)
 
 
+def synthetic():
+    """Two alike profiles, of which taking the one with a decoder leaves none for a smaller slice."""
+    rows = [
+        ("4g.40gb", 4, (0,), 1),
+        ("2g.20gb", 2, (0,), 1),
+        ("2g.20gb-me", 2, (0,), 0),
+        ("1g.10gb+me", 1, (2,), 1),
+        ("1g.10gb-me", 1, (2, 3), 0),
+    ]
+    infos = []
+    for i, (name, size, starts, decoders) in enumerate(rows):
+        places = tuple(Placement(start, size) for start in starts)
+        compute = Profile.parse(name).compute
+        infos.append(ProfileInfo(Profile.parse(name), i, compute, size, 1000, 10, 1, decoders, 0, 0, 0, 1, places))
+    return Geometry("synthetic", infos)
+
+
+@pytest.fixture(scope="session", params=[*GPU_TYPES, "synthetic"])
+def geometry(request, geometries):
+    return synthetic() if request.param == "synthetic" else geometries[request.param]
+
+
 def used_and_wishes(data, geometry):
     known = enumeration(geometry)
     used = data.draw(st.sampled_from(known.layouts))
-    profiles = [info.profile for info in geometry.profiles]
+    profiles = sorted(info.profile for info in geometry.profiles)
     wishes = data.draw(st.lists(st.sampled_from(profiles), max_size=10))
     return known, used, wishes
 
@@ -73,19 +98,23 @@ def test_choose_keeps_the_greatest_prospects(geometry, data):
 @given(data=st.data())
 def test_plan_free_meets_wishes_in_order_and_then_keeps_the_greatest_prospects(geometry, data):
     known, used, wishes = used_and_wishes(data, geometry)
-    plan = plan_free(geometry, used, wishes)
-    above = known.above(used)
-    counts = [(other, other.minus(used).counts()) for other in above]
+    counts = [(other, other.minus(used).counts()) for other in known.above(used)]
     met = Counter()
     for wish in wishes:
         more = met + Counter([wish])
         if any(not more - each for _, each in counts):
             met = more
+    ways = [other for other, each in counts if each == met]
+    keep = data.draw(st.sampled_from(ways) | st.sampled_from(known.layouts))
+    plan = plan_free(geometry, used, wishes, keep)
     assert plan.counts() == met
     together = used.union(plan)
     geometry.check(together)
     assert not plan.mask & used.mask
-    assert known.prospects(together) == max(known.prospects(other) for other, each in counts if each == met)
+    best = max(known.prospects(other) for other in ways)
+    assert known.prospects(together) == best
+    kept = [len(other.minus(used).intersection(keep)) for other in ways if known.prospects(other) == best]
+    assert len(plan.intersection(keep)) == max(kept)
 
 
 @settings(max_examples=40)
