@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,6 +13,9 @@ import click
 
 if TYPE_CHECKING:
     from slurm_migbatch.config import Config
+    from slurm_migbatch.slurm.cli import CliClient
+    from slurm_migbatch.store.db import Store
+    from slurm_migbatch.store.queries import JobId
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -137,9 +141,47 @@ def config_option(command: F) -> F:
     return option(command)
 
 
+def job_argument(command: F) -> F:
+    """The argument JOB, as Slurm prints it (12, 12_3, 12+1; a step 12.0 means its job); a `store.queries.JobId`."""
+
+    def read(ctx: click.Context, param: click.Parameter, value: str) -> JobId:
+        from slurm_migbatch.store.queries import JobId
+
+        match = re.fullmatch(r"(\d{1,18})(?:_(\d{1,9})|\+(\d{1,9}))?(?:\.\w+)?", value, re.ASCII)
+        if match is None:
+            raise click.BadParameter(f"{value!r} is no job id; write 123, 123_4 or 123+1", ctx, param)
+        return JobId(int(match[1]), match[2], int(match[3]) if match[3] else None)
+
+    return click.argument("job", callback=read, metavar="JOB")(command)
+
+
+def open_record(config: Config) -> Store:
+    """The record, for reading; works while migbatchd is down."""
+    from slurm_migbatch.store.db import open_store
+
+    return open_store(config.store.url, readonly=True)
+
+
+def slurm_client(config: Config) -> CliClient:
+    """Slurm's commands, as the configuration finds them."""
+    from slurm_migbatch.slurm.cli import CliClient
+
+    cluster = config.cluster
+    return CliClient(cluster.slurm_bin or None, cluster.slurm_conf or None, cluster.timeout_s)
+
+
 def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
     """`key: value` lines as seff prints them; an empty key continues the value above."""
     rows = list(pairs)
     width = max((len(key) for key, _ in rows), default=0) + 1
     for key, value in rows:
         click.echo(f"{key + ':' if key else '':<{width}} {value}".rstrip())
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, show_header: bool = True) -> None:
+    """Columns as wide as their widest value, two blanks apart; only the header where there are no rows."""
+    lines = [list(header)] if show_header else []
+    lines += [list(row) for row in rows]
+    widths = [max((len(line[i]) for line in lines), default=0) for i in range(len(header))]
+    for line in lines:
+        click.echo("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip())

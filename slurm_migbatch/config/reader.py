@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from slurm_migbatch.config.schema import Config
+from slurm_migbatch.config.schema import Config, GpuConfig, ModelConfig, model_names
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -30,7 +30,6 @@ _TYPES = {
     "float": "a number",
     "tuple[str, ...]": 'a list of texts, ["a", "b"]',
 }
-_WORD = re.compile(r"[A-Za-z0-9_.+/-]{1,128}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,28 +83,41 @@ def loads(text: str, path: str = "migbatch.toml") -> Config:
     problems: list[Problem] = []
     parts: dict[str, Any] = {"path": path}
     sections = {f.name: f for f in dataclasses.fields(Config) if f.name != "path"}
+    tables: dict[str, type] = {"gpus": GpuConfig, "models": ModelConfig}
     for name, value in data.items():
         line = lines.get((name,), 0)
         if name not in sections:
             problems.append(Problem(line, _unknown("section" if isinstance(value, dict) else "key", name, sections)))
         elif not isinstance(value, dict):
             problems.append(Problem(line, f"{name} must be a section, [{name}]"))
-        elif name == "models":
-            parts[name] = _models(value, lines, problems)
+        elif name in tables:
+            parts[name] = {}
+            for key, facts in value.items():
+                if wrong := model_names((key,)):
+                    problems.append(Problem(lines.get((name, key), line), f"[{name}] {wrong}"))
+                elif not isinstance(facts, dict):
+                    problems.append(Problem(lines.get((name, key), line), f"{name}.{key} must be a section"))
+                else:
+                    parts[name][key] = _section((name, key), tables[name], facts, lines, problems)
         else:
-            parts[name] = _section(name, type(getattr(Config(), name)), value, lines, problems)
+            parts[name] = _section((name,), type(getattr(Config(), name)), value, lines, problems)
     if problems:
         raise ConfigError(path, problems)
     return Config(**parts)
 
 
 def _section(
-    name: str, cls: type, values: Mapping[str, Any], lines: Mapping[tuple[str, ...], int], problems: list[Problem]
+    where: tuple[str, ...],
+    cls: type,
+    values: Mapping[str, Any],
+    lines: Mapping[tuple[str, ...], int],
+    problems: list[Problem],
 ) -> Any:
+    name, header = ".".join(where), next((lines[where[:n]] for n in (2, 1) if where[:n] in lines), 0)
     fields = {f.name: f for f in dataclasses.fields(cls)}
     found: dict[str, Any] = {}
     for word, value in values.items():
-        line = lines.get((name, word), lines.get((name,), 0))
+        line = lines.get((*where, word), header)
         if word not in fields:
             problems.append(Problem(line, _unknown("key", word, fields) + f" in [{name}]"))
             continue
@@ -121,29 +133,12 @@ def _section(
             problems.append(Problem(line, f"{name}.{word} holds an unprintable character"))
         else:
             found[word] = value
-    return cls(**found)
-
-
-def _models(
-    values: Mapping[str, Any], lines: Mapping[tuple[str, ...], int], problems: list[Problem]
-) -> dict[str, dict[str, float | int | str]]:
-    found: dict[str, dict[str, float | int | str]] = {}
-    for model, facts in values.items():
-        line = lines.get(("models", model), lines.get(("models",), 0))
-        if not isinstance(facts, dict):
-            problems.append(Problem(line, f"models.{model} must be a section, [models.{model}], that holds facts"))
-        elif not _WORD.fullmatch(model):
-            problems.append(Problem(line, f"{model!r} cannot be a model name (letters, digits, _ . + / -)"))
-        else:
-            for fact, value in facts.items():
-                if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-                    problems.append(
-                        Problem(
-                            lines.get(("models", model, fact), line), f"models.{model}.{fact} must be a number or text"
-                        )
-                    )
-            found[model] = dict(facts)
-    return found
+    missing = [f.name for f in fields.values() if f.default is dataclasses.MISSING and f.name not in values]
+    if missing:
+        problems.append(Problem(header, f"[{name}] needs {' and '.join(missing)}"))
+    return (
+        None if any(f.default is dataclasses.MISSING and f.name not in found for f in fields.values()) else cls(**found)
+    )
 
 
 def _convert(kind: str, value: Any) -> tuple[bool, Any]:

@@ -22,6 +22,11 @@ def key(default: Any, doc: str, check: Check | None = None) -> Any:
     return field(default=default, metadata={"doc": doc, "check": check})
 
 
+def required(doc: str, check: Check | None = None) -> Any:
+    """A key without a default, for tables that exist only where somebody writes them."""
+    return field(metadata={"doc": doc, "check": check})
+
+
 def between(low: float, high: float) -> Check:
     """Numbers from low to high, both included."""
 
@@ -66,6 +71,12 @@ def names(values: tuple[str, ...]) -> str | None:
     """Several such words."""
     bad = [v for v in values if name(v)]
     return f"must hold plain names, which {bad[0]!r} is not" if bad else None
+
+
+def model_names(values: tuple[str, ...]) -> str | None:
+    """Names of models, such as org/model-7b."""
+    bad = [v for v in values if not re.fullmatch(r"[A-Za-z0-9_.+/-]{1,128}", v)]
+    return f"must hold names of letters, digits and _ . + / -, which {bad[0]!r} is not" if bad else None
 
 
 def profile_or_empty(value: str) -> str | None:
@@ -114,6 +125,11 @@ class SubmitConfig:
         "Compiled answers for when the service is down; rewritten when facts change.",
         absolute,
     )
+    catalog: str = key(
+        "/var/lib/migbatch/catalog.json",
+        "What the site has, as last known; for `migbatch explain` and the first seconds after a start.",
+        absolute,
+    )
     default_profile: str = key(
         "", "Profile for auto requests of which nothing is known; empty: the smallest that exists.", profile_or_empty
     )
@@ -153,7 +169,7 @@ class NodeApiConfig:
     """The HTTP service to which nodes send events and from which they pull plans."""
 
     listen: str = key("0.0.0.0", "Address to listen on.")  # noqa: S104 nodes are other hosts
-    port: int = key(6829, "Port; nodes name it in node.conf (Controller=http://host:port).", between(0, 65535))
+    port: int = key(6830, "Port; nodes name it in node.conf (Controller=http://host:port).", between(0, 65535))
     auth: str = key("munge", "How both sides prove who they are: 'munge' or 'token'.", one_of("munge", "token"))
     munge_socket: str = key("", "munged's socket; empty: munge's default.", absolute_or_empty)
     token_file: str = key(
@@ -175,8 +191,35 @@ class DaemonConfig:
 
 
 @dataclass(frozen=True)
+class GpuConfig:
+    """Speed of one model of GPU as a whole, by its short name ("h100-80gb"); 0 keeps the built-in figure."""
+
+    tflops: float = key(0.0, "Dense 16-bit matrix rate, 10^12 operations per second.", between(0, 1e6))
+    bandwidth_gbs: float = key(0.0, "Memory bandwidth, 10^9 bytes per second.", between(0, 1e6))
+    sm_count: int = key(0, "SMs outside MIG.", between(0, 10000))
+    types: tuple[str, ...] = key((), "Further names that users write in --gres=gpu:<type>.", names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Facts about one of the site's own models, by the name that users write in model=..."""
+
+    family: str = key("other", "Group of similar models.", name)
+    params_m: float = required("Parameters, in millions.", between(1e-6, 1e9))
+    gflops: float = required("10^9 operations for one item of size `reference`.", between(1e-9, 1e12))
+    unit: str = key("tok", "What the input size counts: 'tok' or 'px' (side of a square).", one_of("tok", "px"))
+    reference: int = required("Input size to which gflops and activation_mib belong.", between(1, 10**7))
+    kernels: int = key(200, "Kernel launches in one forward pass.", between(1, 10**6))
+    activation_mib: float = key(100.0, "Live activations of one item, in MiB.", between(1e-3, 1e7))
+    weight_bytes: int = key(2, "Bytes per parameter as served.", between(1, 16))
+    layers: int = key(0, "Attention layers; 0 where the work grows linearly.", between(0, 10**5))
+    width: int = key(0, "Width of the attention layers.", between(0, 10**7))
+    aliases: tuple[str, ...] = key((), "Other names of the model.", model_names)
+
+
+@dataclass(frozen=True)
 class Config:
-    """The whole file. `models` holds facts about the site's own models: name -> {fact: value}."""
+    """The whole file; `gpus` and `models` hold a table for each name."""
 
     cluster: ClusterConfig = ClusterConfig()
     submit: SubmitConfig = SubmitConfig()
@@ -184,6 +227,7 @@ class Config:
     store: StoreConfig = StoreConfig()
     node_api: NodeApiConfig = NodeApiConfig()
     daemon: DaemonConfig = DaemonConfig()
-    models: Mapping[str, Mapping[str, float | int | str]] = field(default_factory=dict)
+    gpus: Mapping[str, GpuConfig] = field(default_factory=dict)
+    models: Mapping[str, ModelConfig] = field(default_factory=dict)
     #: the file this came from, "" for defaults
     path: str = ""

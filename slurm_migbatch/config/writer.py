@@ -8,17 +8,13 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from slurm_migbatch.config.schema import Config
+from slurm_migbatch.config.schema import Config, GpuConfig, ModelConfig
 
 _HEAD = """\
 # migbatch: dynamic NVIDIA MIG for Slurm. Configuration of the controller (migbatchd and the migbatch commands).
 # Check with `migbatch config check`; a running service takes changes over on SIGHUP (systemctl reload migbatchd).
 """
-_MODELS = """\
-# Facts about the site's own models, by the name that users write in model=...
-#[models.my-model]
-#params = 340e6
-"""
+_TABLES: dict[str, tuple[type, str]] = {"gpus": (GpuConfig, "h100-80gb"), "models": (ModelConfig, "my-model")}
 
 
 def render(values: Mapping[str, Mapping[str, Any]] | None = None) -> str:
@@ -28,17 +24,17 @@ def render(values: Mapping[str, Mapping[str, Any]] | None = None) -> str:
         KeyError: a section or key that does not exist.
     """
     values = values or {}
-    sections = [f.name for f in dataclasses.fields(Config) if f.name not in ("models", "path")]
-    if unknown := set(values) - set(sections) - {"models"}:
+    sections = [f.name for f in dataclasses.fields(Config) if f.name not in ("path", *_TABLES)]
+    if unknown := set(values) - set(sections) - set(_TABLES):
         raise KeyError(f"no section {unknown.pop()!r} in migbatch.toml")
     blocks = [_HEAD]
     for section in sections:
         blocks.append("\n".join(_section(section, values.get(section, {}))) + "\n")
-    models = values.get("models", {})
-    blocks.append(_MODELS)
-    for model, facts in models.items():
-        rows = "".join(f"{fact} = {_value(value)}\n" for fact, value in facts.items())
-        blocks.append(f"[models.{json.dumps(model)}]\n{rows}")
+    for table, (cls, example) in _TABLES.items():
+        blocks.append("\n".join(_example(table, cls, example)) + "\n")
+        for name, facts in values.get(table, {}).items():
+            rows = "".join(f"{fact} = {_value(value)}\n" for fact, value in facts.items())
+            blocks.append(f"[{table}.{json.dumps(name)}]\n{rows}")
     return "\n".join(blocks)
 
 
@@ -55,6 +51,14 @@ def _section(name: str, values: Mapping[str, Any]) -> Iterator[str]:
             yield f"{word} = {_value(values[word])}"
         else:
             yield f"#{word} = {_value(getattr(default, word))}"
+
+
+def _example(table: str, cls: type, example: str) -> Iterator[str]:
+    yield f"# {' '.join((cls.__doc__ or '').split())}"
+    yield f"#[{table}.{example}]"
+    for field in dataclasses.fields(cls):
+        word = "(needed)" if field.default is dataclasses.MISSING else f"= {_value(field.default)}"
+        yield f"#   {field.name} {word}: {field.metadata['doc']}"
 
 
 def _value(value: Any) -> str:

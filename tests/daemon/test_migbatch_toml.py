@@ -29,14 +29,18 @@ def test_values_are_set_and_survive_a_round_trip():
         "cluster": {"partitions": ["gpu", "long"], "slurm_bin": "/opt/slurm/bin"},
         "node_api": {"port": 7000, "auth": "token"},
         "supply": {"enabled": False, "preference": ["3g.40gb", "1g.10gb+me"]},
-        "models": {"org/net-1": {"params": 3.4e8}},
+        "models": {"org/net-1": {"params_m": 340, "gflops": 80.5, "reference": 128, "aliases": ["net"]}},
+        "gpus": {"h100-80gb": {"tflops": 900}},
     }
     config = loads(render(values))
     assert config.cluster.partitions == ("gpu", "long")
     assert config.node_api.port == 7000
     assert config.supply.enabled is False
     assert config.supply.preference == ("3g.40gb", "1g.10gb+me")
-    assert config.models == {"org/net-1": {"params": 3.4e8}}
+    assert config.models["org/net-1"].params_m == 340
+    assert config.models["org/net-1"].aliases == ("net",)
+    assert config.gpus["h100-80gb"].tflops == 900
+    assert config.gpus["h100-80gb"].bandwidth_gbs == 0
 
 
 def test_rendering_an_unknown_key_is_refused():
@@ -89,14 +93,18 @@ def test_lines_are_right_behind_multi_line_values():
 
 
 def test_dotted_and_quoted_keys_have_lines():
-    said = problems('supply.interval_s = -1\n[models."org/x"]\nparams = [1]\n')
+    said = problems('supply.interval_s = -1\n[models."org/x"]\nparams_m = [1]\ngflops = 1\nreference = 1\n')
     assert said[0].startswith("m.toml:1: supply.interval_s must be between")
-    assert said[1] == "m.toml:3: models.org/x.params must be a number or text"
+    assert said[1] == "m.toml:3: models.org/x.params_m must be a number"
 
 
 def test_models_must_be_tables_with_sane_names():
     assert problems("[models]\nbert = 3\n")[0].startswith("m.toml:2: models.bert must be a section")
-    assert "cannot be a model name" in problems('[models."a b"]\nparams = 1\n')[0]
+    assert "which 'a b' is not" in problems('[models."a b"]\nparams_m = 1\n')[0]
+
+
+def test_models_need_their_facts():
+    assert problems("[models.x]\nparams_m = 1\n") == ["m.toml:1: [models.x] needs gflops and reference"]
 
 
 def test_booleans_are_not_numbers():

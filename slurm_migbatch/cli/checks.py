@@ -1,0 +1,221 @@
+"""What `migbatch doctor` looks at. Each check is a generator of findings and touches nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_migbatch.config import Config
+from slurm_migbatch.node.conf import insecure
+from slurm_migbatch.slurm.client import NodeRow
+
+GOOD, ODD, BAD = "ok", "warn", "FAIL"
+#: seconds that a hook may take by default (node.conf HookDeadline); slurmd must wait longer
+_HOOK_DEADLINE_S = 30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One result: `level` is ok, warn or FAIL; `advice` says what to do unless it is ok."""
+
+    level: str
+    subject: str
+    text: str
+    advice: str = ""
+
+
+def parse_slurm_config(text: str) -> dict[str, str]:
+    """`scontrol show config`, keys in lower case."""
+    found = {}
+    for line in text.splitlines():
+        key, equals, value = line.partition("=")
+        if equals and re.fullmatch(r"\s*[A-Za-z][\w\[\]]*\s*", key):
+            found[key.strip().lower()] = "" if value.strip() == "(null)" else value.strip()
+    return found
+
+
+def check_slurm_conf(conf: Mapping[str, str]) -> Iterator[Finding]:
+    """Does slurmctld run with what migbatch needs?"""
+    types = conf.get("grestypes", "").split(",")
+    missing = [word for word in ("mig", "gpu") if word not in types]
+    if "mig" in missing:
+        yield Finding(BAD, "GresTypes", "holds no mig", "set GresTypes=gpu,mig (migbatch config render slurm)")
+    elif missing:
+        yield Finding(
+            ODD, "GresTypes", "holds no gpu", "without it, --gpus is refused before the submit filter sees it"
+        )
+    else:
+        yield Finding(GOOD, "GresTypes", conf["grestypes"])
+    plugins = conf.get("jobsubmitplugins", "")
+    if "lua" in plugins.split(","):
+        yield Finding(GOOD, "JobSubmitPlugins", plugins)
+    else:
+        yield Finding(BAD, "JobSubmitPlugins", "lua is not loaded", "set JobSubmitPlugins=lua and restart slurmctld")
+    for key in ("Prolog", "Epilog", "TaskProlog"):
+        value = next((v for k, v in conf.items() if re.fullmatch(rf"{key.lower()}(\[\d+\])?", k) and v), "")
+        if "migbatch" in value or "prolog" in value.lower() or "epilog" in value.lower():
+            yield Finding(GOOD, key, value)
+        else:
+            advice = f"run `migbatch node install` on the nodes and set {key}= to the hook it names"
+            yield Finding(BAD, key, f"is {value or 'not set'}", advice)
+    flags = conf.get("prologflags", "").lower().split(",")
+    if "alloc" in flags or "contain" in flags:
+        yield Finding(GOOD, "PrologFlags", conf["prologflags"])
+    else:
+        text = "has no Alloc, so that nodes without a first step get no slices"
+        yield Finding(BAD, "PrologFlags", text, "set PrologFlags=Alloc,DeferBatch")
+    yield from _timeout(conf)
+    if conf.get("jobrequeue") == "0":
+        yield Finding(
+            ODD, "JobRequeue", "is 0", "jobs that meet a misfit or a failing GPU cannot be put back; set JobRequeue=1"
+        )
+    if conf.get("accountingstoragetype", "").endswith("slurmdbd") and "gres/mig" not in conf.get(
+        "accountingstoragetres", ""
+    ):
+        advice = "add gres/mig (and gres/mig:<profile> for each profile) for fairshare and sreport"
+        yield Finding(ODD, "AccountingStorageTRES", "does not count slices", advice)
+
+
+def _timeout(conf: Mapping[str, str]) -> Iterator[Finding]:
+    words = [conf.get(key, "") for key in ("prologepilogtimeout", "prologtimeout")]
+    found = next((re.match(r"(\d+)", word) for word in words if re.match(r"\d+", word)), None)
+    if found and int(found[1]) != 65534 and int(found[1]) <= _HOOK_DEADLINE_S:
+        text = f"slurmd kills hooks after {found[1]} s, before their own deadline"
+        yield Finding(BAD, "PrologEpilogTimeout", text, "set it to at least 60, or lower HookDeadline in node.conf")
+    else:
+        yield Finding(GOOD, "PrologEpilogTimeout", f"{found[1]} s" if found else "unlimited")
+
+
+def check_nodes(
+    rows: Sequence[NodeRow], inventory: Mapping[str, object], seen: Mapping[str, float], now: float, config: Config
+) -> Iterator[Finding]:
+    """Are the nodes registered, valid and heard?"""
+    mig = [row for row in rows if any(kind != "none" for kind in row.gres) and row.name != config.cluster.catalog_node]
+    if not mig:
+        yield Finding(BAD, "MIG nodes", "no node has mig in its Gres", "add it (migbatch config render slurm, gres)")
+    for row in mig:
+        if row.invalid:
+            text = f"slurmctld refuses its registration: {row.reason or 'gres counts differ'}"
+            advice = "gres.conf, slurm.conf and live counts must have one sum; restart slurmd after correcting them"
+            yield Finding(BAD, row.name, text, advice)
+        elif not row.open:
+            state = "+".join(sorted(row.states)).lower()
+            advice = f"scontrol update NodeName={row.name} State=RESUME once the cause is gone"
+            yield Finding(ODD, row.name, f"is {state}: {row.reason or 'no reason given'}", advice)
+        if row.name not in inventory:
+            text = "has reported no GPUs"
+            advice = "start `migbatch node agent` there (systemctl status migbatch-node) and look at its log"
+            yield Finding(BAD, row.name, text, advice)
+        elif now - seen.get(row.name, 0.0) > max(600.0, 10 * config.supply.node_silence_s):
+            ago = f"{(now - seen.get(row.name, 0.0)) / 60:.0f} minutes"
+            yield Finding(ODD, row.name, f"was not heard for {ago}", "look at migbatch-node there, and at its network")
+        else:
+            yield Finding(GOOD, row.name, f"{sum(row.gres.values())} counts, {len(row.used)} types in use")
+    yield from _catalog(rows, mig, config.cluster.catalog_node)
+
+
+def _catalog(rows: Sequence[NodeRow], mig: Sequence[NodeRow], name: str) -> Iterator[Finding]:
+    row = next((row for row in rows if row.name == name), None)
+    if row is None:
+        text = f"there is no node {name} that lists every profile"
+        advice = (
+            "without it, jobs are refused while no node offers their profile; add it (migbatch config render slurm)"
+        )
+        yield Finding(BAD, "catalog node", text, advice)
+        return
+    if row.open:
+        yield Finding(
+            BAD, "catalog node", f"{name} is not down", f"scontrol update NodeName={name} State=DOWN Reason=catalog"
+        )
+    lacking = sorted({kind for other in mig for kind in other.gres} - set(row.gres) - {"none"})
+    outside = sorted({p for other in mig for p in other.partitions} - set(row.partitions))
+    if lacking:
+        yield Finding(BAD, "catalog node", f"{name} does not list {', '.join(lacking)}", "render slurm.conf again")
+    if outside:
+        yield Finding(BAD, "catalog node", f"{name} is not in partition {', '.join(outside)}", "add it to Nodes= there")
+    if not (row.open or lacking or outside):
+        yield Finding(GOOD, "catalog node", f"{name} lists {len(row.gres)} types")
+
+
+def check_paths(config: Config, uid: int) -> Iterator[Finding]:
+    """Can nobody else change what root and slurmctld act on?"""
+    for path in (
+        config.path,
+        config.submit.table,
+        config.node_api.token_file if config.node_api.auth == "token" else "",
+    ):
+        if not path or not Path(path).exists():
+            continue
+        wrong = insecure(path, uid)
+        if wrong:
+            yield Finding(BAD, path, wrong, "what slurmctld and root read must not be writable by others")
+        elif path == config.node_api.token_file and Path(path).stat().st_mode & 0o077:
+            yield Finding(BAD, path, "others can read the nodes' secret", f"chmod 600 {path}, and make a new secret")
+        else:
+            yield Finding(GOOD, path, "safe")
+
+
+def check_lua(slurm_conf: str) -> Iterator[Finding]:
+    """Is job_submit.lua in place, and can Lua reach a unix socket?"""
+    if slurm_conf:
+        script = Path(slurm_conf).parent / "job_submit.lua"
+        if not script.exists():
+            advice = f"migbatch config render job_submit > {script}"
+            yield Finding(BAD, str(script), "is missing", advice)
+        elif "migbatch" not in script.read_text(errors="replace"):
+            advice = "merge yours with `migbatch config render job_submit`"
+            yield Finding(BAD, str(script), "is not migbatch's", advice)
+        else:
+            wrong = insecure(str(script))
+            yield Finding(BAD, str(script), wrong, "slurmctld runs it") if wrong else Finding(GOOD, str(script), "safe")
+    for lua in ("lua5.1", "lua5.3", "lua5.4", "lua"):
+        try:
+            done = subprocess.run(
+                [lua, "-e", 'require "posix"'], capture_output=True, text=True, timeout=10, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if done.returncode == 0:
+            yield Finding(GOOD, "lua-posix", f"found by {lua}")
+            return
+    text = "no Lua here finds the module posix"
+    advice = "install lua-posix for slurmctld's Lua; until then submissions use the compiled table only"
+    yield Finding(ODD, "lua-posix", text, advice)
+
+
+def check_service(config: Config) -> Iterator[Finding]:
+    """Does migbatchd answer on both sides?"""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(2)
+            probe.connect(config.submit.socket)
+        yield Finding(GOOD, "submit socket", config.submit.socket)
+    except OSError as error:
+        text = f"{config.submit.socket}: {error.strerror or error}"
+        yield Finding(BAD, "submit socket", text, "start migbatchd; until then slurmctld uses the compiled table")
+    host = "127.0.0.1" if config.node_api.listen in ("0.0.0.0", "") else config.node_api.listen  # noqa: S104
+    url = f"http://{host}:{config.node_api.port}/healthz"
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            body = answer.read()
+    except urllib.error.HTTPError as error:
+        body = error.read()
+    except (OSError, ValueError) as error:
+        yield Finding(
+            BAD, "node API", f"{url}: {getattr(error, 'reason', error)}", "start migbatchd (systemctl start migbatchd)"
+        )
+        return
+    try:
+        checks = json.loads(body)["checks"]
+    except (ValueError, KeyError, TypeError):
+        yield Finding(BAD, "node API", f"{url} is not migbatchd", "another program listens on [node_api] port")
+        return
+    for part, text in checks.items():
+        yield Finding(GOOD if text == "ok" else BAD, f"migbatchd: {part}", text, "" if text == "ok" else "see its log")

@@ -1,0 +1,112 @@
+"""`migbatch doctor`: checks an installation and says what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+
+import click
+from sqlalchemy import select
+
+from slurm_migbatch.cli import checks
+from slurm_migbatch.cli.checks import BAD, GOOD, ODD, Finding
+from slurm_migbatch.cli.common import EXIT_FAILED, config_option, open_record, slurm_client
+from slurm_migbatch.config import Config
+from slurm_migbatch.slurm.client import SlurmError
+from slurm_migbatch.store.errors import StoreError
+from slurm_migbatch.store.models import Node
+
+_PACKAGES = ("nvidia-ml-py", "SQLAlchemy", "Jinja2", "starlette", "uvicorn", "scikit-learn", "pandas")
+
+
+@click.command()
+@config_option
+@click.option("--json", "as_json", is_flag=True, help="Findings as one JSON object.")
+@click.option("-q", "--quiet", is_flag=True, help="Only what is not in order.")
+@click.pass_context
+def doctor(ctx: click.Context, config: Config, as_json: bool, quiet: bool) -> None:
+    """Check this installation and say what to do.
+
+    Run it on the controller host, as root for a complete picture. Nothing is changed. The exit code is 1 where
+    something must be corrected.
+    """
+    findings = list(examine(config))
+    if as_json:
+        click.echo(json.dumps({"version": 1, "findings": [asdict(f) for f in findings]}))
+    else:
+        for finding in findings:
+            if finding.level == GOOD and quiet:
+                continue
+            click.echo(f"{finding.level:<5} {finding.subject}: {finding.text}")
+            if finding.advice:
+                click.echo(f"      -> {finding.advice}")
+        wrong = sum(f.level == BAD for f in findings)
+        click.echo(f"{len(findings)} checks, {wrong} to correct, {sum(f.level == ODD for f in findings)} to look at")
+    if any(f.level == BAD for f in findings):
+        ctx.exit(EXIT_FAILED)
+
+
+def examine(config: Config) -> Iterator[Finding]:
+    """All findings, from the ground up."""
+    yield from _packages()
+    if not config.path:
+        yield Finding(ODD, "migbatch.toml", "there is none, defaults are used", "migbatch config render migbatch")
+    yield from checks.check_paths(config, _uid(config.cluster.slurm_user))
+    yield from _slurm(config)
+    yield from checks.check_service(config)
+
+
+def _packages() -> Iterator[Finding]:
+    text = f"Python {sys.version.split()[0]}, slurm-migbatch {version('slurm-migbatch')}"
+    yield Finding(GOOD, "installation", text)
+    for package in _PACKAGES:
+        try:
+            yield Finding(GOOD, package, version(package))
+        except PackageNotFoundError:
+            yield Finding(BAD, package, "is not installed", "pip install 'slurm-migbatch[controller]'")
+
+
+def _slurm(config: Config) -> Iterator[Finding]:
+    client = slurm_client(config)
+    try:
+        number = client.version()
+        rows = client.nodes()
+    except SlurmError as error:
+        yield Finding(BAD, "Slurm", str(error), "check [cluster] slurm_bin and slurm_conf, and that slurmctld runs")
+        return
+    yield Finding(GOOD, "Slurm", f"{number[0]}.{number[1]:02d}, {len(rows)} nodes")
+    conf = checks.parse_slurm_config(_show_config(config))
+    yield from checks.check_slurm_conf(conf)
+    yield from checks.check_lua(conf.get("slurm_conf", ""))
+    try:
+        with open_record(config) as store:
+            inventory = store.inventory()
+            with store.reading() as connection:
+                seen = {row.node: row.seen for row in connection.execute(select(Node.node, Node.seen))}
+    except StoreError as error:
+        yield Finding(BAD, "database", str(error), "start migbatchd once; it makes the database")
+        inventory, seen = {}, {}
+    else:
+        yield Finding(GOOD, "database", f"{len(inventory)} nodes have reported")
+    yield from checks.check_nodes(rows, inventory, seen, time.time(), config)
+
+
+def _show_config(config: Config) -> str:
+    program = f"{config.cluster.slurm_bin}/scontrol" if config.cluster.slurm_bin else "scontrol"
+    env = {**os.environ, **({"SLURM_CONF": config.cluster.slurm_conf} if config.cluster.slurm_conf else {})}
+    done = subprocess.run([program, "show", "config"], capture_output=True, text=True, timeout=30, env=env, check=False)
+    return done.stdout
+
+
+def _uid(user: str) -> int:
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        return 0

@@ -1,0 +1,86 @@
+"""Builds the site's catalog from what the nodes report and how Slurm groups them."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from slurm_migbatch.config import Config, GpuConfig
+from slurm_migbatch.daemon.gpufacts import facts_of, guess, short_name
+from slurm_migbatch.daemon.inventory import Inventory
+from slurm_migbatch.mig.geometry import Geometry, GeometryError
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.slurm.client import NodeRow
+from slurm_migbatch.workload.catalog import GpuKind, Partition, SiteCatalog
+
+log = logging.getLogger(__name__)
+
+
+def build(inventory: Inventory, nodes: Iterable[NodeRow], config: Config) -> SiteCatalog:
+    """The catalog of the partitions that have MIG GPUs (of those named in the configuration, if any are)."""
+    names: dict[Geometry, str] = {}
+    kinds: dict[str, GpuKind] = {}
+    members: dict[str, dict[str, GpuKind]] = {}
+    for row in sorted(nodes, key=lambda row: row.name):
+        for gpu in inventory.get(row.name, ()):
+            geometry = geometry_of(gpu)
+            if geometry is None:
+                continue
+            name = names.get(geometry)
+            if name is None:
+                name = names[geometry] = _free(short_name(geometry.name, geometry.full.profile.memory_gb), kinds)
+                kinds[name] = _kind(name, geometry, config.gpus.get(name, GpuConfig()))
+            for partition in row.partitions:
+                if not config.cluster.partitions or partition in config.cluster.partitions:
+                    members.setdefault(partition, {})[name] = kinds[name]
+    default = Profile.parse(config.submit.default_profile) if config.submit.default_profile else None
+    return SiteCatalog(
+        {
+            partition: Partition(partition, tuple(found[name] for name in sorted(found)), default)
+            for partition, found in sorted(members.items())
+        }
+    )
+
+
+def geometry_of(gpu: Mapping[str, Any]) -> Geometry | None:
+    """The geometry in a GPU's inventory entry; None where MIG is off or the node runs another release."""
+    if not gpu.get("mig") or not isinstance(gpu.get("geometry"), Mapping):
+        return None
+    try:
+        return Geometry.from_dict(gpu["geometry"])
+    except GeometryError as error:
+        log.warning("GPU %s is left out: %s", gpu.get("uuid"), error)
+        return None
+
+
+def _kind(name: str, geometry: Geometry, site: GpuConfig) -> GpuKind:
+    facts = facts_of(geometry.name)
+    if facts is None:
+        facts = guess(geometry.full.sm_count, geometry.full.profile.memory_gb)
+        if not (site.tflops and site.bandwidth_gbs):
+            log.warning(
+                "speed of %s is guessed; write tflops and bandwidth_gbs under [gpus.%s] in migbatch.toml",
+                geometry.name,
+                name,
+            )
+    # users write gpu:h100 or, where Slurm detects GPUs itself, gpu:nvidia_h100_80gb_hbm3
+    types = {name.rpartition("-")[0], re.sub(r"[^a-z0-9]+", "_", geometry.name.lower()).strip("_")}
+    types.update(site.types)
+    return GpuKind(
+        name,
+        geometry,
+        site.tflops or facts.tflops,
+        site.bandwidth_gbs or facts.bandwidth_gbs,
+        site.sm_count or facts.sm_count,
+        tuple(sorted(types - {name})),
+    )
+
+
+def _free(name: str, taken: Mapping[str, object]) -> str:
+    """`name`, numbered where GPUs of one name differ in geometry (other driver versions)."""
+    number, candidate = 2, name
+    while candidate in taken:
+        candidate, number = f"{name}-v{number}", number + 1
+    return candidate

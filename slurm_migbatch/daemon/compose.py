@@ -1,0 +1,40 @@
+"""Puts the service together from a configuration: the only place that names the real parts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+
+from slurm_migbatch.config import Config
+from slurm_migbatch.daemon.ended import HistoryClient
+from slurm_migbatch.daemon.service import Service
+from slurm_migbatch.node.auth import AuthError, Signer, make_signer
+from slurm_migbatch.store.db import open_store
+
+
+def compose(config: Config) -> Service:
+    """The service for `config`.
+
+    Raises:
+        AuthError: the means of authentication is missing or not safe.
+    """
+    cluster = config.cluster
+    return Service(
+        config,
+        client=HistoryClient(cluster.slurm_bin or None, cluster.slurm_conf or None, cluster.timeout_s),
+        open_store=lambda: open_store(config.store.url),
+        signer=signer_of(config),
+    )
+
+
+def signer_of(config: Config) -> Signer:
+    """Who proves to nodes that it is the controller, and believes root's and SlurmUser's messages."""
+    api = config.node_api
+    uids = {0, os.geteuid()}
+    with contextlib.suppress(KeyError):  # a SlurmUser that does not exist here sends nothing; nodes speak as root
+        uids.add(pwd.getpwnam(config.cluster.slurm_user).pw_uid)
+    try:
+        return make_signer(api.auth, munge_socket=api.munge_socket, token_file=api.token_file, uids=uids)
+    except AuthError as error:
+        raise AuthError(f"[node_api]: {error}") from None

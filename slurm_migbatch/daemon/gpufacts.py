@@ -1,0 +1,60 @@
+"""Speed of whole GPUs by name, for the physical prior: dense 16-bit matrix rate and memory bandwidth.
+
+Figures are those of NVIDIA's data sheets (without sparsity, SXM parts where the name does not say PCIe or NVL). MIG
+geometry never comes from here. A site corrects or adds models under [gpus.<name>] in migbatch.toml.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+
+class GpuFacts(NamedTuple):
+    """`tflops`: 10^12 dense 16-bit operations a second; `bandwidth_gbs`: 10^9 bytes a second; `sm_count`: all SMs."""
+
+    tflops: float
+    bandwidth_gbs: float
+    sm_count: int = 0
+
+
+#: the first pattern that is found in the NVML name (lower case) counts
+_KNOWN = (
+    (r"\ba30\b", GpuFacts(165, 933, 56)),
+    (r"\ba[18]00\b.*40gb", GpuFacts(312, 1555, 108)),
+    (r"\ba[18]00\b.*pcie.*80gb", GpuFacts(312, 1935, 108)),
+    (r"\ba[18]00\b", GpuFacts(312, 2039, 108)),
+    (r"\bh20\b", GpuFacts(148, 4000, 78)),
+    (r"\bgh200\b.*144gb", GpuFacts(990, 4900, 132)),
+    (r"\bgh200\b", GpuFacts(990, 4000, 132)),
+    (r"\bh200\b.*nvl", GpuFacts(835, 4800, 132)),
+    (r"\bh200\b", GpuFacts(989, 4800, 132)),
+    (r"\bh[18]00\b.*nvl", GpuFacts(835, 3938, 132)),
+    (r"\bh[18]00\b.*pcie", GpuFacts(756, 2039, 114)),
+    (r"\bh[18]00\b", GpuFacts(989, 3352, 132)),
+    (r"\bg?b300\b", GpuFacts(2500, 8000, 148)),
+    (r"\bg?b200\b", GpuFacts(2250, 8000, 148)),
+    (r"rtx pro 6000", GpuFacts(503, 1792, 188)),
+)
+
+
+def facts_of(name: str) -> GpuFacts | None:
+    """What is known of the GPU that NVML calls `name`."""
+    text = name.lower()
+    return next((facts for pattern, facts in _KNOWN if re.search(pattern, text)), None)
+
+
+def guess(sm_count: int, memory_gb: int) -> GpuFacts:
+    """For a GPU that nobody listed: per SM and per GB as on an A100, on the careful side."""
+    return GpuFacts(2.9 * max(sm_count, 1), 25.0 * max(memory_gb, 1), sm_count)
+
+
+def short_name(name: str, memory_gb: int) -> str:
+    """The site's short name: "NVIDIA H100 80GB HBM3" with 80 GB is "h100-80gb"."""
+    text = re.sub(r"^(nvidia|tesla|quadro)\s+", "", name.lower())
+    if "rtx pro" in text:
+        model = "-".join(text.split()[:3])
+    else:
+        match = re.search(r"\b(g?[abhlr]\d{2,3}[a-z]?)\b", text)
+        model = match[1] if match else re.sub(r"[^a-z0-9]+", "-", text).strip("-") or "gpu"
+    return f"{model}-{memory_gb}gb"

@@ -1,0 +1,49 @@
+"""The GPUs of the site as the nodes last described them, read again after events that may have changed them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from slurm_migbatch.daemon.log import Trouble
+from slurm_migbatch.daemon.writer import StoreWriter
+
+log = logging.getLogger(__name__)
+Inventory = Mapping[str, Sequence[Mapping[str, Any]]]
+#: node events after which the inventory may read differently
+KINDS = frozenset({"boot", "inventory", "fault"})
+
+
+class InventoryKeeper:
+    """Reads the inventory from the store, in order with what is written, and calls the listeners when it changed."""
+
+    def __init__(self, writer: StoreWriter) -> None:
+        self._writer = writer
+        self._asked = asyncio.Event()
+        self._asked.set()
+        self.latest: Inventory | None = None
+        self.listeners: list[Callable[[Inventory], None]] = []
+        self._trouble = Trouble("cannot read the inventory", "see the message about the database", log)
+
+    def look_again(self) -> None:
+        """The inventory may have changed."""
+        self._asked.set()
+
+    async def run(self) -> None:
+        """Read at start and whenever asked, for ever."""
+        while True:
+            await self._asked.wait()
+            self._asked.clear()
+            try:
+                found = await asyncio.wrap_future(self._writer.call(lambda s: dict(s.inventory()), "inventory"))
+            except Exception as error:
+                await asyncio.sleep(self._trouble.failed(error))
+                self._asked.set()
+                continue
+            self._trouble.succeeded()
+            if found != self.latest:
+                self.latest = found
+                for listener in self.listeners:
+                    listener(found)

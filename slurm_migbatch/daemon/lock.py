@@ -1,0 +1,47 @@
+"""One migbatchd per run directory: an advisory lock that dies with the process."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+
+class AlreadyRunning(RuntimeError):
+    """Another migbatchd holds the lock."""
+
+
+class InstanceLock:
+    """Holds `<run_dir>/migbatchd.pid` locked for as long as it lives; the file names the holder."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.path = run_dir / "migbatchd.pid"
+        self._fd = -1
+
+    def acquire(self) -> None:
+        """Take the lock.
+
+        Raises:
+            AlreadyRunning: another process has it.
+            OSError: the run directory cannot be made or written.
+        """
+        self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
+            os.close(fd)
+            raise AlreadyRunning(
+                f"migbatchd is already running as process {holder or '?'} (lock {self.path}); stop that one first"
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        self._fd = fd
+
+    def release(self) -> None:
+        """Give the lock back; the file stays, so that nobody locks a name that someone else just unlinked."""
+        if self._fd >= 0:
+            os.ftruncate(self._fd, 0)
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,115 @@
+"""Logging to stderr, one line per record: `level logger message key=value ...`, as the systemd journal likes it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+
+_PLAIN = re.compile(r"[^\s\"'=\\]+")
+_PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
+#: attributes of a record that are not the caller's `extra`
+_KNOWN = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName"}
+
+
+class LineFormatter(logging.Formatter):
+    """`extra={"node": "n1"}` becomes ` node=n1`; line ends inside values are escaped, so a record is one line."""
+
+    def __init__(self, *, journal: bool) -> None:
+        super().__init__()
+        self._journal = journal
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as one line; a traceback follows as an escaped `trace` value."""
+        message = _one_line(record.getMessage())
+        fields = {k: v for k, v in vars(record).items() if k not in _KNOWN}
+        if record.exc_info:
+            fields["trace"] = self.formatException(record.exc_info)
+        tail = "".join(f" {key}={_value(value)}" for key, value in fields.items())
+        noun = record.name.removeprefix("slurm_migbatch.")
+        if self._journal:
+            return f"<{_PRIORITY.get(record.levelno, 6)}>{noun}: {message}{tail}"
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(record.created))
+        return f"{stamp} {record.levelname.lower()} {noun}: {message}{tail}"
+
+
+def _value(value: object) -> str:
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) and text.isprintable() else _one_line(json.dumps(text, ensure_ascii=False))
+
+
+def _one_line(text: str) -> str:
+    """Whatever a terminal or the journal would act on, escaped; job names and comments come from users."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def setup(level: str) -> None:
+    """Send everything of `level` and above to stderr; with priorities where systemd reads them."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LineFormatter(journal="JOURNAL_STREAM" in os.environ))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    logging.getLogger("slurm_migbatch").setLevel(level.upper())
+
+
+class Trouble:
+    """One thing that may fail for a while: said once when it starts or changes its cause, and once when it is over.
+
+    The caller retries; `failed` returns how long to wait before that (seconds, doubling up to `longest`).
+    """
+
+    def __init__(
+        self,
+        what: str,
+        advice: str,
+        log: logging.Logger,
+        *,
+        first: float = 0.5,
+        longest: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.what = what
+        self.advice = advice
+        self.error = ""
+        self.tries = 0
+        self._log = log
+        self._first, self._longest, self._clock = first, longest, clock
+        self._since = 0.0
+
+    @property
+    def open(self) -> bool:
+        """Whether the last try failed."""
+        return bool(self.tries)
+
+    def failed(self, error: BaseException | str) -> float:
+        """Note a failure.
+
+        Returns:
+            Seconds to wait before the next try.
+        """
+        text = (str(error) or type(error).__name__).strip().replace("\n", " ")[:500]
+        if not self.tries:
+            self._since = self._clock()
+        self.tries += 1
+        if _cause(text) != _cause(self.error):
+            self._log.warning("%s: %s; %s", self.what, text, self.advice)
+        self.error = text
+        return float(min(self._longest, self._first * 2 ** min(self.tries - 1, 30)))
+
+    def succeeded(self) -> None:
+        """Note a success; after failures this says for how long it lasted."""
+        if self.tries:
+            took = self._clock() - self._since
+            self._log.info("%s: works again after %.0f s and %d failed tries", self.what, took, self.tries)
+        self.error = ""
+        self.tries = 0
+
+
+def _cause(text: str) -> str:
+    """Two messages that differ in numbers only have one cause."""
+    return re.sub(r"\d+", "#", text)

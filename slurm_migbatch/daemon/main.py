@@ -1,0 +1,108 @@
+"""The program `migbatchd`: reads the configuration, takes the lock, serves until SIGTERM, reloads on SIGHUP.
+
+It runs as root or as SlurmUser: `scontrol update NodeName=` needs either, slurmctld (as SlurmUser) must reach the
+submit socket, and munge accepts node messages for either. It drops no privileges; the unit file picks the user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from slurm_migbatch.cli.common import HELP, Failure, run
+from slurm_migbatch.config import DEFAULT_PATH, Config, ConfigError, load
+from slurm_migbatch.daemon import log as logs
+from slurm_migbatch.daemon.compose import compose
+from slurm_migbatch.daemon.lock import AlreadyRunning, InstanceLock
+from slurm_migbatch.daemon.sdnotify import notify
+from slurm_migbatch.daemon.service import Service
+
+log = logging.getLogger(__name__)
+
+
+@click.command(context_settings=HELP)
+@click.option(
+    "-c",
+    "--config",
+    "path",
+    envvar="MIGBATCH_CONFIG",
+    default=DEFAULT_PATH,
+    show_default=True,
+    metavar="FILE",
+    help="Configuration file.",
+)
+def migbatchd(path: str) -> None:
+    """The migbatch service of the controller host.
+
+    Runs in the foreground and logs to stderr. SIGTERM ends it, SIGHUP reads the configuration again.
+    """
+    config = load(path)
+    logs.setup(config.daemon.log_level)
+    os.umask(0o022)
+    lock = InstanceLock(Path(config.daemon.run_dir))
+    try:
+        lock.acquire()
+    except AlreadyRunning as error:
+        raise Failure(str(error)) from None
+    except OSError as error:
+        raise Failure(f"{lock.path}: {error.strerror}; run migbatchd as root or as SlurmUser") from None
+    try:
+        asyncio.run(serve(config, path))
+    finally:
+        lock.release()
+
+
+async def serve(config: Config, path: str, make: Callable[[Config], Service] = compose) -> None:
+    """Run one service after the other: a reload ends one cleanly and starts the next with the new configuration."""
+    loop = asyncio.get_running_loop()
+    control = _Control()
+    loop.add_signal_handler(signal.SIGTERM, control.end, "SIGTERM")
+    loop.add_signal_handler(signal.SIGINT, control.end, "SIGINT")
+    loop.add_signal_handler(signal.SIGHUP, control.reload)
+    while True:
+        control.turn.clear()
+        await make(config).run(control.turn, lambda: notify("READY=1\nSTATUS=serving"))
+        if control.ending:
+            notify("STOPPING=1")
+            return
+        config = _reloaded(path, config)
+
+
+class _Control:
+    def __init__(self) -> None:
+        self.turn = asyncio.Event()
+        self.ending = False
+
+    def end(self, name: str) -> None:
+        log.info("stopping on %s", name)
+        self.ending = True
+        self.turn.set()
+
+    def reload(self) -> None:
+        notify("RELOADING=1")
+        self.turn.set()
+
+
+def _reloaded(path: str, old: Config) -> Config:
+    try:
+        config = load(path)
+    except ConfigError as error:
+        log.error("the configuration is not taken over: %s", str(error).replace("\n", "; "))
+        return old
+    if config.daemon.run_dir != old.daemon.run_dir:
+        log.warning("run_dir changes at the next start only")
+    logs.setup(config.daemon.log_level)
+    log.info("configuration read again", extra={"path": path})
+    return config
+
+
+def main() -> None:
+    """Entry point."""
+    sys.exit(run(migbatchd, "migbatchd"))

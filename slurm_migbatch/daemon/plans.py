@@ -1,0 +1,142 @@
+"""The plans that nodes pull: one current version per node, who has confirmed which, and who was heard when."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+#: GPU uuid -> slots of its layout, used and free, each (profile, start, size in memory slices)
+GpuSlots = Mapping[str, Sequence[tuple[str, int, int]]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A node's layout, numbered; a higher version replaces a lower one."""
+
+    version: int
+    gpus: Mapping[str, tuple[tuple[str, int, int], ...]]
+
+    def to_wire(self) -> dict[str, object]:
+        """The JSON form that nodes read."""
+        return {"version": self.version, "gpus": {uuid: [list(s) for s in slots] for uuid, slots in self.gpus.items()}}
+
+
+@dataclass
+class _Node:
+    plan: Plan | None = None
+    have: int = 0
+    heard: float = 0.0
+
+
+class PlanBoard:
+    """Plans per node. Publishing and waiting for acknowledgements may happen in any thread, polling in one event loop.
+
+    Versions are milliseconds of the wall clock, raised above everything the node has ever shown to have, so they grow
+    over restarts of the service without a file of their own, also after the clock was set back.
+    """
+
+    def __init__(self, wall: Callable[[], float] = time.time, clock: Callable[[], float] = time.monotonic) -> None:
+        self._wall, self._clock = wall, clock
+        self._nodes: dict[str, _Node] = {}
+        self._acked = threading.Condition()
+        self._waiters: dict[str, set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
+        #: called with the node's name after a new acknowledgement, from the thread that polled
+        self.on_ack: Callable[[str], None] = lambda node: None
+
+    def publish(self, node: str, gpus: GpuSlots) -> int:
+        """Make `gpus` the plan of `node`.
+
+        Returns:
+            Its version; that of the current plan where nothing changed.
+        """
+        frozen = {uuid: tuple((p, s, n) for p, s, n in slots) for uuid, slots in gpus.items()}
+        with self._acked:
+            entry = self._nodes.setdefault(node, _Node())
+            if entry.plan is not None and entry.plan.gpus == frozen and entry.plan.version >= entry.have:
+                return entry.plan.version
+            entry.plan = Plan(self._next(entry), frozen)
+            version = entry.plan.version
+            self._wake(node)
+        return version
+
+    def current(self, node: str) -> Plan | None:
+        """The plan that `node` should have; None until one was published."""
+        with self._acked:
+            entry = self._nodes.get(node)
+            return entry.plan if entry else None
+
+    def acked(self, node: str) -> int:
+        """The newest version that `node` has confirmed; 0 if none."""
+        with self._acked:
+            entry = self._nodes.get(node)
+            return entry.have if entry else 0
+
+    def silence(self, node: str) -> float:
+        """Seconds since `node` last polled or sent events; infinite if never."""
+        with self._acked:
+            entry = self._nodes.get(node)
+            return self._clock() - entry.heard if entry and entry.heard else float("inf")
+
+    def nodes(self) -> tuple[str, ...]:
+        """Every node that was heard or planned for."""
+        with self._acked:
+            return tuple(sorted(self._nodes))
+
+    def heard(self, node: str) -> None:
+        """Note a sign of life."""
+        with self._acked:
+            self._nodes.setdefault(node, _Node()).heard = self._clock()
+
+    def confirm(self, node: str, have: int) -> None:
+        """Note that `node` knows version `have`; a version from another life raises the next one above it."""
+        with self._acked:
+            entry = self._nodes.setdefault(node, _Node())
+            entry.heard = self._clock()
+            news = have != entry.have
+            entry.have = have
+            if entry.plan is not None and have > entry.plan.version:
+                entry.plan = Plan(self._next(entry), entry.plan.gpus)
+            self._acked.notify_all()
+        if news:
+            self.on_ack(node)
+
+    def wait_acked(self, node: str, version: int, timeout: float) -> bool:
+        """Block the calling thread until `node` has confirmed `version` or a later one, at most `timeout` seconds."""
+        with self._acked:
+            return self._acked.wait_for(lambda: node in self._nodes and self._nodes[node].have >= version, timeout)
+
+    async def newer(self, node: str, have: int, timeout: float) -> Plan | None:
+        """The plan of `node` once it differs from version `have`; None where `timeout` seconds bring none."""
+        event = asyncio.Event()
+        waiter = (asyncio.get_running_loop(), event)
+        with self._acked:
+            self._waiters.setdefault(node, set()).add(waiter)
+        try:
+            plan = self.current(node)
+            if (plan is None or plan.version == have) and timeout > 0:
+                try:
+                    await asyncio.wait_for(event.wait(), timeout)
+                except asyncio.TimeoutError:
+                    return None
+                plan = self.current(node)
+            return plan if plan is not None and plan.version != have else None
+        finally:
+            with self._acked:
+                self._waiters[node].discard(waiter)
+
+    def close(self) -> None:
+        """Answer every waiting poll now; the service stops."""
+        with self._acked:
+            for node in self._waiters:
+                self._wake(node)
+
+    def _next(self, entry: _Node) -> int:
+        old = entry.plan.version if entry.plan else 0
+        return max(int(self._wall() * 1000), old + 1, entry.have + 1)
+
+    def _wake(self, node: str) -> None:
+        for loop, event in self._waiters.get(node, ()):
+            loop.call_soon_threadsafe(event.set)

@@ -1,0 +1,102 @@
+"""Looks at Slurm's queue and nodes once per interval, for everyone in the service."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+
+from slurm_migbatch.daemon.log import Trouble
+from slurm_migbatch.daemon.ports import Store
+from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient
+
+log = logging.getLogger(__name__)
+_ADVICE = "running jobs and submissions go on without it; check slurmctld, and [cluster] slurm_bin and slurm_conf"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The queue and the nodes at one time (`at`: monotonic seconds)."""
+
+    at: float
+    jobs: tuple[JobRow, ...]
+    nodes: tuple[NodeRow, ...]
+
+
+class Poller:
+    """Polls `client` in a thread, hands each snapshot to the listeners in the event loop, and slows down on failure."""
+
+    def __init__(self, client: SlurmClient, interval_s: float) -> None:
+        self._client = client
+        self._interval = interval_s
+        self._nudged = asyncio.Event()
+        self.listeners: list[Callable[[Snapshot], None]] = []
+        self.latest: Snapshot | None = None
+        self.trouble = Trouble("Slurm does not answer", _ADVICE, log, first=interval_s, longest=30.0)
+
+    def nudge(self) -> None:
+        """Look again now, not at the end of the interval."""
+        self._nudged.set()
+
+    async def run(self) -> None:
+        """Poll for ever."""
+        while True:
+            self._nudged.clear()
+            wait = self._interval
+            try:
+                snapshot = await asyncio.to_thread(self._look)
+            except Exception as error:
+                wait = self.trouble.failed(error)
+            else:
+                self.trouble.succeeded()
+                self.latest = snapshot
+                for listener in self.listeners:
+                    listener(snapshot)
+            try:
+                await asyncio.wait_for(self._nudged.wait(), wait)
+            except asyncio.TimeoutError:
+                continue
+
+    def _look(self) -> Snapshot:
+        return Snapshot(time.monotonic(), tuple(self._client.jobs()), tuple(self._client.nodes()))
+
+
+class UnsavedJobs:
+    """What the database does not know yet of the queue: changes only, the newest of each job, however long it waits."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, JobRow] = {}
+        self._rows: dict[int, JobRow] = {}
+        self._left = True  # jobs of a former life may have left the queue unseen
+        self._lock = threading.Lock()
+
+    def look(self, queue: Iterable[JobRow]) -> tuple[bool, frozenset[int]]:
+        """Take in the present queue.
+
+        Returns:
+            Whether there is something to write; the ids of jobs that have left since the last look.
+        """
+        now = {row.job_id: row for row in queue}
+        with self._lock:
+            self._rows.update((job, row) for job, row in now.items() if self._seen.get(job) != row)
+            gone = frozenset(self._seen.keys() - now.keys())
+            self._left = self._left or bool(gone)
+            self._seen = now
+            return bool(self._rows) or self._left, gone
+
+    def save(self, store: Store) -> None:
+        """Write what waits; on failure it keeps waiting."""
+        with self._lock:
+            batch, live, self._left = list(self._rows.values()), frozenset(self._seen), False
+        try:
+            store.upsert_jobs([asdict(row) for row in batch], live=live)
+        except BaseException:
+            self._left = True
+            raise
+        with self._lock:
+            for row in batch:
+                if self._rows.get(row.job_id) is row:
+                    del self._rows[row.job_id]

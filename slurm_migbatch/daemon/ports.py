@@ -1,0 +1,34 @@
+"""What the service needs from other rooms, as it uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+from slurm_migbatch.slurm.client import SlurmClient
+
+
+class Slurm(SlurmClient, Protocol):
+    """The client of slurm_migbatch.slurm, and how jobs ended."""
+
+    def ended(self, job_ids: Collection[int]) -> list[dict[str, Any]]:
+        """Rows about those of `job_ids` that slurmctld still remembers as ended."""
+
+
+class Store(Protocol):
+    """The record (slurm_migbatch.store)."""
+
+    def ingest(self, node: str, journal: str, boot_id: str, events: Sequence[Mapping[str, Any]]) -> int:
+        """Keep a node's events; returns the highest contiguous sequence number stored."""
+
+    def record_decision(self, decision: Mapping[str, Any]) -> None:
+        """Keep what the submit filter decided."""
+
+    def upsert_jobs(self, rows: Sequence[Mapping[str, Any]], *, live: Collection[int] | None = None) -> None:
+        """Keep what Slurm says of jobs; those of ours that are not `live` have left its list."""
+
+    def inventory(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        """GPUs by node."""
+
+    def close(self) -> None:
+        """Let go of the database."""

@@ -1,0 +1,40 @@
+"""Decisions of the submit filter in the form that the record keeps: flat, in the units of the reports."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from slurm_migbatch.submit.decision import Decision
+from slurm_migbatch.submit.request import OPTIONS
+
+
+def record_of(decision: Decision) -> dict[str, Any]:
+    """A row for `Store.record_decision`: `asked` as the options that the user gave, figures as best guesses.
+
+    Latencies are milliseconds for one batch, throughput items per second, memory MiB.
+    """
+    row = decision.to_dict()
+    row["asked"] = asked_text(row["asked"])
+    row["chosen"] = row.pop("granted")
+    row["candidates"] = [_candidate(candidate) for candidate in row["candidates"]]
+    return row
+
+
+def asked_text(asked: Mapping[str, str]) -> str:
+    """The fields of a request as sbatch options."""
+    return " ".join(f"{OPTIONS.get(field, f'--{field}')}={shlex.quote(text)}" for field, text in asked.items() if text)
+
+
+def _candidate(row: Mapping[str, Any]) -> dict[str, Any]:
+    flat = {key: row[key] for key in ("profile", "compute_slices", "capacity_mib", "ok", "why")}
+    for name, source, scale in (
+        ("latency_ms", "latency_s", 1e3),
+        ("throughput_per_s", "throughput_per_s", 1.0),
+        ("memory_mib", "memory_mib", 1.0),
+    ):
+        interval = row[source]
+        flat[name] = None if interval is None else interval[1] * scale
+        flat[f"{name}_range"] = None if interval is None else [interval[0] * scale, interval[2] * scale]
+    return flat

@@ -1,0 +1,182 @@
+"""migbatchd between one start and the next reload: what runs beside what, and in which order it stops.
+
+Nothing here is needed to survive: jobs start and end without the service, submissions fall back to the compiled table,
+nodes keep their events. After a crash everything is read again from the database, from Slurm and from the nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from slurm_migbatch.config import Config
+from slurm_migbatch.daemon.api import ApiLimits, NodeApi
+from slurm_migbatch.daemon.audit import Auditor, Finding
+from slurm_migbatch.daemon.inventory import KINDS, InventoryKeeper
+from slurm_migbatch.daemon.log import Trouble
+from slurm_migbatch.daemon.metrics import Metrics
+from slurm_migbatch.daemon.plans import PlanBoard
+from slurm_migbatch.daemon.poll import Poller, Snapshot, UnsavedJobs
+from slurm_migbatch.daemon.ports import Slurm, Store
+from slurm_migbatch.daemon.server import ApiServer
+from slurm_migbatch.daemon.writer import StoreWriter
+from slurm_migbatch.node.auth import Signer
+
+log = logging.getLogger(__name__)
+_STOP_S = 5.0
+
+
+class Service:
+    """All parts of migbatchd for one configuration; `run` returns when `stop` is set."""
+
+    def __init__(self, config: Config, *, client: Slurm, open_store: Callable[[], Store], signer: Signer) -> None:
+        self.config = config
+        self._client = client
+        self.metrics = Metrics()
+        self.board = PlanBoard()
+        self.writer = StoreWriter(open_store, config.daemon.queue)
+        self.poller = Poller(client, config.cluster.poll_s)
+        self.inventory = InventoryKeeper(self.writer)
+        self._auditor = Auditor()
+        self._unsaved = UnsavedJobs()
+        self._ended: set[int] = set()
+        self._asking = False
+        self._errands: set[asyncio.Task[None]] = set()
+        api = NodeApi(
+            signer=signer,
+            board=self.board,
+            writer=self.writer,
+            metrics=self.metrics,
+            health=self.health,
+            ingested=self._ingested,
+            limits=ApiLimits(body_bytes=config.node_api.max_body_kb * 1024),
+        )
+        self.api = ApiServer(api.app(), config.node_api.listen, config.node_api.port)
+        self._events = self.metrics.counter("migbatch_node_events_total", "Events taken from nodes, by kind.")
+        self._audited = self.metrics.counter("migbatch_audit_cancelled_total", "Jobs cancelled for holding too much.")
+        self._gauges()
+        self.poller.listeners.append(self._seen)
+
+    async def run(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
+        """Serve until `stop` is set; `ready` is called when everything listens.
+
+        Raises:
+            OSError: a socket cannot be had.
+        """
+        self.writer.start()
+        tasks = []
+        try:
+            await self.api.start()
+            log.info("serving nodes", extra={"address": self.config.node_api.listen, "port": self.api.port})
+            loops = {"poll": self.poller.run, "inventory": self.inventory.run}
+            tasks = [asyncio.create_task(keep(name, loop), name=name) for name, loop in loops.items()]
+            ready()
+            await stop.wait()
+        finally:
+            self.board.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.api.stop()
+            left = await asyncio.to_thread(self.writer.stop, _STOP_S)
+            if left:
+                log.warning("stopped with %d records unwritten; nodes will send their events again", left)
+
+    def health(self) -> dict[str, Any]:
+        """What works and what does not, for /healthz."""
+        checks = {"slurm": self.poller.trouble.error, "database": self.writer.trouble.error}
+        if not self.poller.trouble.open and self.poller.latest is None:
+            checks["slurm"] = "not asked yet"
+        return {"ok": not any(checks.values()), "checks": {name: text or "ok" for name, text in checks.items()}}
+
+    def _ingested(self, node: str, events: Sequence[Mapping[str, Any]]) -> None:
+        for event in events:
+            self._events.add(kind=str(event.get("kind"))[:32])
+        if any(event.get("kind") in KINDS for event in events):
+            self.inventory.look_again()
+        self._auditor.ingested(node, events)
+
+    def _seen(self, snapshot: Snapshot) -> None:
+        news, gone = self._unsaved.look(snapshot.jobs)
+        if news:
+            self.writer.replace(self._unsaved.save, "jobs")
+        self._ended |= gone
+        if self._ended and not self._asking:
+            self._asking = True
+            self._errand(self._ask_ends(frozenset(self._ended)))
+        if self.config.daemon.audit:
+            for finding in self._auditor.check(snapshot):
+                self._errand(self._cancel(finding))
+
+    async def _ask_ends(self, jobs: frozenset[int]) -> None:
+        try:
+            rows = await asyncio.to_thread(self._client.ended, jobs)
+        except Exception as error:  # asked again after the next look
+            log.debug("how jobs ended is not known yet: %s", error)
+        else:
+            self._ended -= jobs
+            if rows:
+                self.writer.post(lambda store: store.upsert_jobs(rows), "jobs")
+        finally:
+            self._asking = False
+
+    async def _cancel(self, finding: Finding) -> None:
+        log.error("%s; cancelling it", finding)
+        self._audited.add()
+        reason = f"migbatch: cancelled: {finding}"
+        with contextlib.suppress(Exception):
+            await asyncio.to_thread(self._client.update_job, finding.job_id, AdminComment=reason)
+        try:
+            await asyncio.to_thread(self._client.cancel, finding.job_id)
+        except Exception as error:
+            log.error("cannot cancel job %d, do it by hand: %s", finding.job_id, error)
+
+    def _errand(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._errands.add(task)  # the loop itself keeps weak references only
+        task.add_done_callback(self._errands.discard)
+
+    def _gauges(self) -> None:
+        started = time.time()
+        gauge = self.metrics.gauge
+        gauge("migbatch_start_time_seconds", "When this service started.", lambda: {(): started})
+        gauge("migbatch_store_queue", "Records that wait for the database.", lambda: {(): len(self.writer)})
+        gauge(
+            "migbatch_store_dropped",
+            "Records that could not be kept, by kind.",
+            lambda: {(("kind", kind),): count for kind, count in self.writer.dropped.items()},
+        )
+        gauge(
+            "migbatch_healthy",
+            "Whether a part works (1) or not (0).",
+            lambda: {(("part", k),): float(v == "ok") for k, v in self.health()["checks"].items()},
+        )
+        gauge(
+            "migbatch_node_silence_seconds",
+            "Seconds since a node was heard.",
+            lambda: {(("node", n),): s for n in self.board.nodes() if (s := self.board.silence(n)) != float("inf")},
+        )
+        gauge("migbatch_jobs", "Jobs in Slurm's queue, by state.", self._job_states)
+
+    def _job_states(self) -> dict[tuple[tuple[str, str], ...], float]:
+        states: dict[tuple[tuple[str, str], ...], float] = {}
+        for job in self.poller.latest.jobs if self.poller.latest else ():
+            key = (("state", job.state),)
+            states[key] = states.get(key, 0) + job.tasks
+        return states
+
+
+async def keep(name: str, loop: Callable[[], Awaitable[None]]) -> None:
+    """Run a loop for ever; what it did not foresee is logged with its traceback, and it starts again."""
+    trouble = Trouble(f"internal error in {name}", "please report it with the log", log, longest=60.0)
+    while True:
+        try:
+            await loop()
+        except Exception as error:
+            if not trouble.open:
+                log.exception("internal error in %s", name)
+            await asyncio.sleep(trouble.failed(error))

@@ -1,0 +1,171 @@
+"""The one thread that writes to the database, so that no event loop and no submission ever waits for it.
+
+What waits is bounded. Events of nodes are refused when the queue is nearly full (the node keeps them and sends them
+again); the newest state of the jobs replaces an older one that still waits; decisions are taken to the very end.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from slurm_migbatch.daemon.log import Trouble
+from slurm_migbatch.daemon.ports import Store
+
+log = logging.getLogger(__name__)
+S = TypeVar("S", bound=Store)
+T = TypeVar("T")
+_ADVICE = (
+    "records wait in memory until the database answers; look for a locked or full disk, or a database that is down"
+)
+
+
+class Overloaded(RuntimeError):
+    """Too much waits for the database; send again later."""
+
+
+class _Item:
+    __slots__ = ("future", "label", "work")
+
+    def __init__(self, work: Callable[[Any], Any], label: str, future: concurrent.futures.Future[Any] | None) -> None:
+        self.work, self.label, self.future = work, label, future
+
+
+class StoreWriter:
+    """Runs `work(store)` calls in order in its own thread and tries again where the database is not there."""
+
+    def __init__(self, opener: Callable[[], Store], limit: int, *, first_wait: float = 0.1) -> None:
+        self._opener = opener
+        self._limit = limit
+        self._queue: deque[_Item] = deque()
+        self._latest: dict[str, _Item] = {}
+        self._news = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
+        self._store: Store | None = None
+        self.trouble = Trouble("the database", _ADVICE, log, first=first_wait, longest=10.0)
+        self._full = Trouble("records of decisions are lost", "the database has been away too long", log)
+        #: records that could not be kept, by label
+        self.dropped: dict[str, int] = {}
+
+    def start(self) -> None:
+        """Start the thread; it opens the store."""
+        self._thread.start()
+
+    def stop(self, timeout: float) -> int:
+        """Write what waits, for at most `timeout` seconds, then close the store.
+
+        Returns:
+            How many records were left unwritten.
+        """
+        with self._news:
+            self._stopping = True
+            self._news.notify_all()
+        self._thread.join(timeout)
+        return len(self)
+
+    def __len__(self) -> int:
+        with self._news:
+            return len(self._queue) + len(self._latest)
+
+    def call(self, work: Callable[[Store], T], label: str) -> concurrent.futures.Future[T]:
+        """Queue work whose result somebody waits for; cancelled futures are skipped.
+
+        Raises:
+            Overloaded: more waits than four fifths of the limit.
+        """
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        with self._news:
+            if len(self._queue) >= self._limit * 4 // 5:
+                raise Overloaded(f"{len(self._queue)} records wait for the database")
+            self._queue.append(_Item(work, label, future))
+            self._news.notify_all()
+        return future
+
+    def post(self, work: Callable[[Store], Any], label: str) -> None:
+        """Queue work that nobody waits for; beyond the limit it is dropped, counted and said."""
+        with self._news:
+            if len(self._queue) < self._limit:
+                self._queue.append(_Item(work, label, None))
+                self._full.succeeded()
+            else:
+                self.dropped[label] = self.dropped.get(label, 0) + 1
+                self._full.failed(f"{label}: more than {self._limit} records wait")
+            self._news.notify_all()
+
+    def replace(self, work: Callable[[Store], Any], label: str) -> None:
+        """Queue work that makes older waiting work of the same label pointless."""
+        with self._news:
+            self._latest[label] = _Item(work, label, None)
+            self._news.notify_all()
+
+    def _run(self) -> None:
+        while (item := self._next()) is not None and self._do(item):
+            pass
+        if self._store is not None:
+            with contextlib.suppress(Exception):
+                self._store.close()
+
+    def _next(self) -> _Item | None:
+        with self._news:
+            self._news.wait_for(lambda: self._stopping or self._queue or self._latest)
+            if self._queue:
+                return self._queue[0]
+            if self._latest:
+                return self._latest.pop(next(iter(self._latest)))
+            return None
+
+    def _do(self, item: _Item) -> bool:
+        """One piece of work to its end: done or refused for good; False where we stop and the database is away."""
+        while True:
+            if item.future is not None and item.future.cancelled():
+                break
+            try:
+                opened = self._store is not None
+                if self._store is None:
+                    self._store = self._opener()
+                    opened = True
+                result = item.work(self._store)
+            except Exception as error:
+                if not opened or is_passing(error):
+                    wait = self.trouble.failed(error)
+                    with self._news:
+                        if self._stopping:
+                            return False
+                        self._news.wait_for(lambda: self._stopping, wait)
+                    continue
+                log.exception("cannot record %s", item.label)
+                self.dropped[item.label] = self.dropped.get(item.label, 0) + 1
+                _settle(item, error=error)
+            else:
+                self.trouble.succeeded()
+                _settle(item, result)
+            break
+        with self._news:
+            if self._queue and self._queue[0] is item:
+                self._queue.popleft()
+        return True
+
+
+def is_passing(error: Exception) -> bool:
+    """Whether the database may accept the same work later: locked, full, away; not malformed records."""
+    if isinstance(error, (OperationalError, InterfaceError, PoolTimeout, OSError)):
+        return True
+    return isinstance(error, DBAPIError) and error.connection_invalidated
+
+
+def _settle(item: _Item, result: Any = None, error: Exception | None = None) -> None:
+    if item.future is None or not item.future.set_running_or_notify_cancel():
+        return
+    if error is not None:
+        item.future.set_exception(error)
+    else:
+        item.future.set_result(result)

@@ -1,0 +1,176 @@
+"""Strict, stateful stand-ins for what migbatchd talks to."""
+
+import hashlib
+import hmac
+import http.client
+import json
+import secrets
+import threading
+
+from sqlalchemy.exc import OperationalError
+
+from slurm_migbatch.node.auth import AuthError, Identity
+from slurm_migbatch.slurm.client import SlurmError
+
+
+class FakeSigner:
+    """HMAC credentials that carry a uid; replays are refused, as munge does."""
+
+    scheme = "test"
+
+    def __init__(self, key=b"k", uid=0):
+        self.key, self.uid = key, uid
+        self.seen = set()
+
+    def sign(self, payload):
+        nonce = secrets.token_hex(8)
+        return f"{self.uid}.{nonce}.{self._mac(self.uid, nonce, payload)}"
+
+    def verify(self, credential, payload):
+        try:
+            uid, nonce, mac = credential.split(".")
+        except ValueError:
+            raise AuthError("malformed credential") from None
+        if not hmac.compare_digest(mac, self._mac(uid, nonce, payload)):
+            raise AuthError("wrong signature")
+        if nonce in self.seen:
+            raise AuthError("replayed credential")
+        self.seen.add(nonce)
+        if uid != "0":
+            raise AuthError(f"uid {uid} may not speak for a node")
+        return Identity(int(uid), "localhost")
+
+    def _mac(self, uid, nonce, payload):
+        return hmac.new(self.key, f"{uid}.{nonce}.".encode() + payload, hashlib.sha256).hexdigest()
+
+
+class FakeStore:
+    """Keeps events once each, by (node, journal, seq); can be locked."""
+
+    def __init__(self):
+        self.events = {}
+        self.jobs = {}
+        self.decisions = []
+        self.gpus = {}
+        self.locked = False
+        self.closed = False
+        self.lock = threading.Lock()
+
+    def _check(self):
+        assert not self.closed, "used after close"
+        if self.locked:
+            raise OperationalError("insert", {}, Exception("database is locked"))
+
+    def ingest(self, node, journal, boot_id, events):
+        self._check()
+        with self.lock:
+            for event in events:
+                if event["kind"] == "poison":
+                    raise ValueError("this event means nothing")
+                self.events.setdefault((node, journal, event["seq"]), event)
+                if event["kind"] == "inventory":
+                    self.gpus[node] = event["gpus"]
+            seq = 0
+            while (node, journal, seq + 1) in self.events:
+                seq += 1
+            return seq
+
+    def record_decision(self, decision):
+        self._check()
+        self.decisions.append(decision)
+
+    def upsert_jobs(self, rows, *, live=None):
+        self._check()
+        for row in rows:
+            self.jobs[row["job_id"]] = self.jobs.get(row["job_id"], {}) | row
+        for job, row in self.jobs.items():
+            if live is not None and job not in live and row["state"] != "CANCELLED":
+                self.jobs[job] = {**row, "state": "GONE"}
+
+    def inventory(self):
+        self._check()
+        return dict(self.gpus)
+
+    def close(self):
+        self.closed = True
+
+
+class FakeSlurm:
+    """A queue that refuses what real Slurm would refuse; can be away."""
+
+    def __init__(self):
+        self.queue = {}
+        self.node_rows = {}
+        self.away = False
+        self.cancelled = []
+        self.ends = {}
+        self.updates = []
+
+    def _check(self):
+        if self.away:
+            raise SlurmError("scontrol: Unable to contact slurm controller (connect failure)")
+
+    def jobs(self):
+        self._check()
+        return list(self.queue.values())
+
+    def nodes(self):
+        self._check()
+        return list(self.node_rows.values())
+
+    def update_job(self, job_id, **fields):
+        self._check()
+        if job_id not in self.queue:
+            raise SlurmError("Invalid job id specified")
+        self.updates.append((job_id, fields))
+
+    def cancel(self, job_id):
+        self._check()
+        if self.queue.pop(job_id, None):
+            self.ends[job_id] = {"job_id": job_id, "state": "CANCELLED", "exit_code": "0:15", "restarts": 0}
+        self.cancelled.append(job_id)
+
+    def ended(self, job_ids):
+        self._check()
+        return [self.ends[id] for id in job_ids if id in self.ends]
+
+    def version(self):
+        self._check()
+        return (24, 11)
+
+
+class Node:
+    """The client side of the node API over a real socket."""
+
+    def __init__(self, port, signer, name="n1"):
+        self.port, self.signer, self.name = port, signer, name
+
+    def send(self, path, body, *, credential=None, method="POST", headers=None):
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        credential = credential or self.signer.sign(f"{method} {path}\n".encode() + raw)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request(
+                method, path, raw, {"Authorization": f"MigBatch {self.signer.scheme} {credential}", **(headers or {})}
+            )
+            answer = connection.getresponse()
+            text = answer.read()
+            signature = answer.headers.get("X-Migbatch-Signature")
+        finally:
+            connection.close()
+        if signature is not None:
+            digest = hashlib.sha256(credential.encode()).hexdigest()
+            self.signer.verify(signature, f"RESPONSE {digest}\n".encode() + text)
+        elif answer.status == 200 and method == "POST":
+            raise AssertionError("an unsigned answer")
+        try:
+            return answer.status, json.loads(text)
+        except ValueError:
+            return answer.status, text.decode()
+
+    def events(self, *events, journal="ab12", boot="b1", **options):
+        body = {"node": self.name, "journal": journal, "boot_id": boot, "events": list(events)}
+        return self.send("/node/v1/events", body, **options)
+
+    def plan(self, have=0, wait=0):
+        return self.send("/node/v1/plan", {"node": self.name, "have": have, "wait": wait})

@@ -1,0 +1,118 @@
+"""Lock, log lines, troubles, metrics, readiness and the audit."""
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.daemon import sdnotify
+from slurm_migbatch.daemon.audit import excess
+from slurm_migbatch.daemon.lock import AlreadyRunning, InstanceLock
+from slurm_migbatch.daemon.log import LineFormatter, Trouble
+from slurm_migbatch.daemon.metrics import Metrics
+
+
+def test_second_instance_is_refused_and_names_the_first(tmp_path):
+    first = InstanceLock(tmp_path / "run")
+    first.acquire()
+    with pytest.raises(AlreadyRunning, match=str(os.getpid())):
+        InstanceLock(tmp_path / "run").acquire()
+    first.release()
+    again = InstanceLock(tmp_path / "run")
+    again.acquire()
+    again.release()
+
+
+def test_lock_dies_with_its_process(tmp_path):
+    code = (
+        "import os,sys,pathlib;from slurm_migbatch.daemon.lock import InstanceLock;"
+        "InstanceLock(pathlib.Path(sys.argv[1])).acquire();os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == -9
+    lock = InstanceLock(tmp_path)
+    lock.acquire()
+    lock.release()
+
+
+def line(message, *args, journal=False, **extra):
+    record = logging.makeLogRecord(
+        {
+            "name": "slurm_migbatch.daemon.x",
+            "levelno": logging.WARNING,
+            "levelname": "WARNING",
+            "msg": message,
+            "args": args,
+        }
+        | extra
+    )
+    return LineFormatter(journal=journal).format(record)
+
+
+def test_log_lines_carry_fields():
+    assert line("slot made", node="n1", job=12).endswith(" warning daemon.x: slot made node=n1 job=12")
+    assert line("a", journal=True, why="it is late") == '<4>daemon.x: a why="it is late"'
+
+
+@given(st.text(max_size=40), st.text(max_size=40))
+def test_a_record_is_one_line_whatever_users_write(message, value):
+    assert line("%s", message, job=value).isprintable()
+
+
+def test_trouble_is_said_once_per_cause_and_backs_off(caplog):
+    caplog.set_level(logging.INFO)
+    now = [0.0]
+    trouble = Trouble("Slurm", "look there", logging.getLogger("t"), first=1, longest=5, clock=lambda: now[0])
+    assert [trouble.failed(OSError("port 1 refused")) for _ in range(5)] == [1, 2, 4, 5, 5]
+    trouble.failed("port 2 refused")
+    trouble.failed("timeout")
+    now[0] = 60.0
+    assert trouble.open
+    trouble.succeeded()
+    trouble.succeeded()
+    assert not trouble.open
+    assert [r.getMessage() for r in caplog.records] == [
+        "Slurm: port 1 refused; look there",
+        "Slurm: timeout; look there",
+        "Slurm: works again after 60 s and 7 failed tries",
+    ]
+
+
+def test_metrics_text():
+    metrics = Metrics()
+    requests = metrics.counter("requests_total", "Requests.")
+    requests.add(path='/a"b', status="200")
+    requests.add(path='/a"b', status="200")
+    metrics.gauge("nodes", "Nodes.", lambda: {(("state", "up"),): 2.5})
+    seconds = metrics.histogram("plan_seconds", "Planning.")
+    for value in (0.0001, 0.01, 7.0):
+        seconds.observe(value)
+    text = metrics.text()
+    assert '# TYPE requests_total counter\nrequests_total{path="/a\\"b",status="200"} 2\n' in text
+    assert 'nodes{state="up"} 2.5\n' in text
+    assert 'plan_seconds_bucket{le="0.01"} 2\n' in text
+    assert 'plan_seconds_bucket{le="+Inf"} 3\nplan_seconds_sum 7.0101\nplan_seconds_count 3\n' in text
+
+
+def test_readiness_reaches_systemd(tmp_path, monkeypatch):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        server.bind(str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        sdnotify.notify("READY=1")
+        assert server.recv(100) == b"READY=1"
+    sdnotify.notify("READY=1")  # systemd is gone: no error
+    monkeypatch.delenv("NOTIFY_SOCKET")
+    sdnotify.notify("READY=1")
+
+
+def test_audit_counts_what_a_job_holds_beyond_its_allocation():
+    held = [{"profile": "1g.10gb+me"}, {"profile": "1g.10gb+me"}, {"profile": "3g.40gb"}]
+    assert excess(held, {"1g.10gb.me": 2, "3g.40gb": 1}) == {}
+    assert excess(held, {"1g.10gb.me": 1, "3g.40gb": 1}) == {"1g.10gb.me": 1}
+    assert excess(held, {"3g.40gb": 2}) == {"1g.10gb.me": 2}
+    assert excess([], {"3g.40gb": 2}) == {}
+    assert excess([{"profile": "rubbish"}], {}) == {"rubbish": 1}

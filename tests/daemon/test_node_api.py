@@ -1,0 +1,236 @@
+"""The node API over a real socket: who is believed, what is taken, and what nodes are told."""
+
+import concurrent.futures
+import http.client
+import json
+import threading
+
+import pytest
+from conftest import eventually
+from daemon_fakes import FakeSigner, Node
+
+from slurm_migbatch.slurm.client import JobRow
+
+INVENTORY = {"seq": 1, "ts": 1.0, "kind": "inventory", "gpus": [{"uuid": "GPU-1"}]}
+
+
+def test_events_are_kept_once_each(node, store):
+    assert node.events(INVENTORY, {"seq": 2, "ts": 2.0, "kind": "boot", "boot_id": "b"}) == (200, {"acked": 2})
+    assert node.events(INVENTORY, {"seq": 2, "ts": 2.0, "kind": "boot", "boot_id": "b"}) == (200, {"acked": 2})
+    assert len(store.events) == 2
+
+
+def test_gaps_are_not_acknowledged(node):
+    late = {"seq": 3, "ts": 1.0, "kind": "fault", "what": "x"}
+    assert node.events(INVENTORY, late) == (200, {"acked": 1})
+    assert node.events({"seq": 2, "ts": 1.0, "kind": "fault", "what": "y"}) == (200, {"acked": 3})
+
+
+def test_a_wrong_signature_is_refused_before_the_body_is_read_as_json(running, store):
+    status, answer = Node(running.port, FakeSigner(key=b"other")).send("/node/v1/events", b"not json")
+    assert (status, answer) == (401, {"error": "wrong signature"})
+    assert store.events == {}
+
+
+def test_replays_are_refused(node, store):
+    body = json.dumps({"node": "n1", "journal": "ab", "boot_id": "b", "events": [INVENTORY]}).encode()
+    credential = node.signer.sign(b"POST /node/v1/events\n" + body)
+    assert node.send("/node/v1/events", body, credential=credential)[0] == 200
+    assert node.send("/node/v1/events", body, credential=credential) == (401, {"error": "replayed credential"})
+
+
+def test_a_credential_is_good_for_its_own_path_only(node):
+    body = json.dumps({"node": "n1", "have": 7, "wait": 0}).encode()
+    credential = node.signer.sign(b"POST /node/v1/plan\n" + body)
+    assert node.send("/node/v1/events", body, credential=credential)[0] == 401
+
+
+def test_ordinary_users_are_refused(running):
+    assert Node(running.port, FakeSigner(uid=1000)).plan() == (401, {"error": "uid 1000 may not speak for a node"})
+
+
+def test_no_credential(running):
+    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=30)
+    connection.request("POST", "/node/v1/plan", b"{}")
+    assert connection.getresponse().status == 401
+    connection.close()
+
+
+def test_large_bodies_are_refused(node, store):
+    status, answer = node.send("/node/v1/events", b" " * 20_000)
+    assert status == 413
+    assert "16384 bytes" in answer["error"]
+
+
+def test_endless_bodies_are_cut_off(running):
+    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=30)
+    try:
+        connection.request(
+            "POST",
+            "/node/v1/plan",
+            (b"x" * 4096 for _ in range(64)),
+            {"Authorization": "MigBatch t c"},
+            encode_chunked=True,
+        )
+        status = connection.getresponse().status
+    except (BrokenPipeError, ConnectionResetError):
+        status = 413
+    finally:
+        connection.close()
+    assert status == 413
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[1]",
+        b"{",
+        b"[" * 5000,
+        {"node": "../etc", "journal": "ab", "boot_id": "b", "events": []},
+        {"node": "n1", "journal": "; drop", "boot_id": "b", "events": []},
+        {"node": "n1", "journal": "ab", "boot_id": "b", "events": [1]},
+        {"node": "n1", "journal": "ab", "boot_id": "b", "events": [{"seq": 0, "kind": "boot"}]},
+        {"node": "n1", "journal": "ab", "boot_id": "b", "events": [{"seq": 1}]},
+        {"node": "n1", "journal": "ab", "boot_id": "b", "events": [{"seq": n, "kind": "x"} for n in range(1, 502)]},
+        {"node": "n1", "journal": "ab", "boot_id": "b"},
+    ],
+)
+def test_malformed_messages_are_named(node, store, body):
+    status, answer = node.send("/node/v1/events", body)
+    assert status == 400
+    assert answer["error"]
+    assert store.events == {}
+
+
+@pytest.mark.parametrize("body", [{"have": -1}, {"have": True}, {"have": "1"}, {"wait": "x"}, {"wait": -1}])
+def test_malformed_polls_are_named(node, body):
+    assert node.send("/node/v1/plan", {"node": "n1", **body})[0] == 400
+
+
+def test_events_that_cannot_be_recorded_are_told_apart_from_a_database_that_is_away(node, store, caplog):
+    status, answer = node.events({"seq": 1, "ts": 1.0, "kind": "poison"})
+    assert status == 422
+    assert "means nothing" in answer["error"]
+
+
+def test_other_paths_and_methods(node):
+    assert node.send("/", {})[0] == 404
+    assert node.send("/node/v1/plan", b"", method="GET")[0] == 405
+
+
+def test_plans_are_pulled_confirmed_and_pushed(running, node):
+    board = running.service.board
+    assert node.plan() == (200, {"version": 0})
+    first = board.publish("n1", {"GPU-1": [("1g.10gb", 0, 1)]})
+    status, plan = node.plan()
+    assert (status, plan) == (200, {"version": first, "gpus": {"GPU-1": [["1g.10gb", 0, 1]]}})
+    assert board.acked("n1") == 0
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        poll = pool.submit(node.plan, first, 25)
+        assert board.wait_acked("n1", first, 20)
+        second = board.publish("n1", {"GPU-1": []})
+        assert poll.result(20)[1]["version"] == second
+    assert board.silence("n1") < 20
+
+
+def test_long_polls_end_when_the_service_stops(config, slurm, store, signer):
+    from conftest import Running
+
+    from slurm_migbatch.daemon.service import Service
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        with Running(Service(config, client=slurm, open_store=lambda: store, signer=signer)) as running:
+            poll = pool.submit(Node(running.port, FakeSigner()).plan, 0, 25)
+            eventually(lambda: running.service.board.acked("n1") == 0 and running.service.board.nodes())
+        assert poll.result(20) == (200, {"version": 0})
+    assert store.closed
+
+
+def test_a_locked_database_is_answered_with_try_again_and_nothing_is_lost(running, node, store):
+    store.locked = True
+    waiting = threading.Thread(target=node.events, args=(INVENTORY,))
+    waiting.start()
+    eventually(lambda: running.service.writer.trouble.open)
+    assert not running.service.health()["ok"]
+    store.locked = False
+    waiting.join(20)
+    assert list(store.events) == [("n1", "ab12", 1)]
+    eventually(lambda: running.service.health()["ok"])
+
+
+def get(port, path):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text
+
+
+def test_health_and_metrics(running, node, slurm):
+    eventually(lambda: running.service.health()["ok"])
+    assert get(running.port, "/healthz") == (200, '{"ok":true,"checks":{"slurm":"ok","database":"ok"}}')
+    node.events(INVENTORY)
+    slurm.queue[5] = JobRow(5, state="PENDING", tasks=3)
+    eventually(lambda: 'migbatch_jobs{state="PENDING"} 3' in get(running.port, "/metrics")[1])
+    text = get(running.port, "/metrics")[1]
+    assert 'migbatch_node_events_total{kind="inventory"} 1\n' in text
+    assert 'migbatch_node_requests_total{path="/node/v1/events",status="200"} 1\n' in text
+    slurm.away = True
+    eventually(lambda: get(running.port, "/healthz")[0] == 503)
+    assert "Unable to contact" in get(running.port, "/healthz")[1]
+    slurm.away = False
+    eventually(lambda: get(running.port, "/healthz")[0] == 200)
+
+
+def test_queue_reaches_the_database_when_it_changes(running, slurm, store):
+    slurm.queue[7] = JobRow(7, user="ann", state="PENDING")
+    eventually(lambda: store.jobs.get(7, {}).get("state") == "PENDING")
+    store.locked = True
+    slurm.queue[7] = JobRow(7, user="ann", state="RUNNING")
+    eventually(lambda: running.service.writer.trouble.open)
+    slurm.queue[7] = JobRow(7, user="ann", state="COMPLETING")
+    store.locked = False
+    eventually(lambda: store.jobs[7]["state"] == "COMPLETING")
+    del slurm.queue[7]
+    eventually(lambda: store.jobs[7]["state"] == "GONE")
+
+
+def test_how_jobs_ended_is_asked_until_slurm_tells(running, slurm, store):
+    slurm.queue[7] = JobRow(7, user="ann", state="RUNNING")
+    eventually(lambda: 7 in store.jobs)
+    slurm.cancel(7)
+    eventually(lambda: store.jobs[7]["state"] == "CANCELLED")
+    assert store.jobs[7]["exit_code"] == "0:15"
+    assert store.jobs[7]["user"] == "ann"
+
+
+def start(job, *profiles, seq=1, restart=0):
+    slices = [{"gpu": "GPU-1", "profile": p, "start": 0, "size": 1} for p in profiles]
+    return {"seq": seq, "ts": 1.0, "kind": "start", "job": job, "restart": restart, "slices": slices}
+
+
+def test_a_job_that_holds_more_than_slurm_allocated_is_cancelled(running, node, slurm, caplog):
+    slurm.queue[1] = JobRow(1, state="RUNNING", nodes=("n1",), gres="gres/mig:1g.10gb:1")
+    slurm.queue[2] = JobRow(2, state="RUNNING", nodes=("n1",), gres="gres:mig:1g.10gb:2")
+    slurm.queue[3] = JobRow(3, state="RUNNING", nodes=("n1",), gres="gres:mig:1g.10gb:1", restarts=1)
+    node.events(start(1, "7g.80gb"), start(2, "1g.10gb", "1g.10gb", seq=2), start(3, "7g.80gb", seq=3))
+    eventually(lambda: slurm.cancelled)
+    assert slurm.cancelled == [1]
+    ((job, fields),) = slurm.updates
+    assert job == 1
+    assert "1 x 7g.80gb on n1 beyond its allocation" in fields["AdminComment"]
+    assert "job 1 holds 1 x 7g.80gb" in caplog.text
+
+
+def test_a_single_odd_look_cancels_nobody(config):
+    from slurm_migbatch.daemon.audit import Auditor
+    from slurm_migbatch.daemon.poll import Snapshot
+
+    auditor = Auditor()
+    auditor.ingested("n1", [start(1, "1g.10gb")])
+    odd = JobRow(1, state="RUNNING", nodes=("n1",), gres="")
+    good = JobRow(1, state="RUNNING", nodes=("n1",), gres="gres:mig:1g.10gb:1")
+    assert auditor.check(Snapshot(0, (odd,), ())) == []
+    assert auditor.check(Snapshot(1, (good,), ())) == []
+    assert auditor.check(Snapshot(2, (odd,), ())) == []

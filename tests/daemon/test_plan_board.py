@@ -1,0 +1,95 @@
+"""Plans per node: versions grow for ever, polls wait for news, acknowledgements can be awaited."""
+
+import asyncio
+import threading
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.daemon.plans import PlanBoard
+
+A = {"GPU-1": [("1g.10gb", 0, 1)]}
+B = {"GPU-1": [("2g.20gb", 0, 2)]}
+
+
+def test_unchanged_plan_keeps_its_version():
+    board = PlanBoard()
+    first = board.publish("n1", A)
+    assert board.publish("n1", A) == first
+    assert board.publish("n1", B) > first
+    assert board.publish("n2", A) != 0
+
+
+def test_wire_form():
+    board = PlanBoard(wall=lambda: 5.0)
+    board.publish("n1", A)
+    assert board.current("n1").to_wire() == {"version": 5000, "gpus": {"GPU-1": [["1g.10gb", 0, 1]]}}
+
+
+def test_restart_with_the_clock_set_back_still_grows():
+    old = PlanBoard(wall=lambda: 9000.0)
+    version = old.publish("n1", A)
+    new = PlanBoard(wall=lambda: 10.0)
+    assert new.publish("n1", A) < version
+    new.confirm("n1", version)  # the node still has the plan of the former life
+    assert new.current("n1").version == version + 1
+    assert asyncio.run(new.newer("n1", version, 0)).version == version + 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([A, B]), st.integers(0, 10**6)), max_size=30))
+def test_versions_never_shrink(steps):
+    now = [0.0]
+    board = PlanBoard(wall=lambda: now[0])
+    seen = 0
+    for kind, slots, number in steps:
+        if kind == 0:
+            now[0] = number / 1000
+        elif kind == 1:
+            board.confirm("n", number)
+        else:
+            board.publish("n", slots)
+        plan = board.current("n")
+        if plan is not None:
+            assert plan.version >= seen
+            assert plan.version >= board.acked("n")
+            seen = plan.version
+
+
+def test_long_poll_returns_on_publish_and_none_without():
+    async def story():
+        board = PlanBoard()
+        assert await board.newer("n1", 0, 0.01) is None
+        waiting = asyncio.create_task(board.newer("n1", 0, 30))
+        await asyncio.sleep(0.01)
+        thread = threading.Thread(target=board.publish, args=("n1", A))
+        thread.start()
+        plan = await waiting
+        thread.join()
+        assert plan.version == board.current("n1").version
+        board.publish("other", B)
+        assert await board.newer("n1", plan.version, 0.01) is None
+
+    asyncio.run(story())
+
+
+def test_acknowledgement_is_awaited_across_threads():
+    board = PlanBoard()
+    version = board.publish("n1", A)
+    heard = []
+    board.on_ack = heard.append
+    assert not board.wait_acked("n1", version, 0.01)
+    threading.Timer(0.02, board.confirm, args=("n1", version)).start()
+    assert board.wait_acked("n1", version, 30)
+    assert board.acked("n1") == version
+    board.confirm("n1", version)
+    assert heard == ["n1"]
+
+
+def test_silence():
+    now = [100.0]
+    board = PlanBoard(clock=lambda: now[0])
+    assert board.silence("n1") == float("inf")
+    board.heard("n1")
+    now[0] = 130.0
+    assert board.silence("n1") == 30.0
+    assert board.nodes() == ("n1",)

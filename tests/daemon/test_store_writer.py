@@ -1,0 +1,143 @@
+"""The writing thread: order, patience with a database that is away, bounds, and a clean end."""
+
+import concurrent.futures
+import logging
+import threading
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from slurm_migbatch.daemon.writer import Overloaded, StoreWriter
+
+
+class Record:
+    """A store that can be away and that can refuse."""
+
+    def __init__(self):
+        self.rows = []
+        self.away = 0
+        self.closed = False
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def add(self, row):
+        self.gate.wait(30)
+        if self.away:
+            self.away -= 1
+            raise OperationalError("insert", {}, Exception("database is locked"))
+        if row == "bad":
+            raise ValueError("malformed")
+        self.rows.append(row)
+        return len(self.rows)
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def record():
+    return Record()
+
+
+@pytest.fixture
+def writer(record):
+    writer = StoreWriter(lambda: record, 10, first_wait=0.001)
+    writer.start()
+    yield writer
+    record.gate.set()
+    writer.stop(10)
+
+
+def test_results_come_back_in_order(writer, record):
+    futures = [writer.call(lambda s, n=n: s.add(n), "x") for n in range(5)]
+    assert [f.result(10) for f in futures] == [1, 2, 3, 4, 5]
+    assert record.rows == list(range(5))
+
+
+def test_a_locked_database_is_waited_for_and_said_once(writer, record, caplog):
+    caplog.set_level(logging.INFO)
+    record.away = 4
+    assert writer.call(lambda s: s.add("a"), "x").result(10) == 1
+    said = [r.getMessage() for r in caplog.records]
+    assert len([s for s in said if "database is locked" in s]) == 1
+    assert any("works again after" in s for s in said)
+
+
+def test_a_store_that_cannot_be_opened_is_tried_again():
+    record, tries = Record(), []
+
+    def opener():
+        tries.append(1)
+        if len(tries) < 3:
+            raise OperationalError("connect", {}, Exception("connection refused"))
+        return record
+
+    writer = StoreWriter(opener, 10, first_wait=0.001)
+    writer.start()
+    assert writer.call(lambda s: s.add("a"), "x").result(10) == 1
+    assert writer.stop(10) == 0
+    assert record.closed
+
+
+def test_malformed_records_do_not_hold_up_the_rest(writer, record, caplog):
+    bad = writer.call(lambda s: s.add("bad"), "x")
+    writer.post(lambda s: s.add("good"), "x")
+    with pytest.raises(ValueError, match="malformed"):
+        bad.result(10)
+    assert writer.call(lambda s: s.add("more"), "x").result(10) == 2
+    assert writer.dropped == {"x": 1}
+
+
+def test_bounds(writer, record, caplog):
+    record.gate.clear()
+    for n in range(8):
+        writer.call(lambda s, n=n: s.add(n), "events")
+    with pytest.raises(Overloaded):
+        writer.call(lambda s: s.add("refused"), "events")
+    for n in range(4):
+        writer.post(lambda s, n=n: s.add(f"d{n}"), "decision")
+    assert writer.dropped == {"decision": 2}
+    assert "lost" in caplog.text
+    record.gate.set()
+    assert writer.stop(10) == 0
+    assert record.rows == [*range(8), "d0", "d1"]
+
+
+def test_newer_state_replaces_older_that_still_waits(writer, record):
+    record.gate.clear()
+    writer.post(lambda s: s.add("first"), "x")
+    for n in range(5):
+        writer.replace(lambda s, n=n: s.add(n), "jobs")
+    record.gate.set()
+    assert writer.stop(10) == 0
+    assert record.rows == ["first", 4]
+
+
+def test_work_that_nobody_waits_for_any_more_is_skipped(writer, record):
+    record.gate.clear()
+    writer.post(lambda s: s.add("first"), "x")
+    given_up = writer.call(lambda s: s.add("given up"), "events")
+    assert given_up.cancel()
+    record.gate.set()
+    assert writer.stop(10) == 0
+    assert record.rows == ["first"]
+
+
+def test_stopping_with_the_database_away_ends_and_tells_what_is_left(record):
+    writer = StoreWriter(lambda: record, 10, first_wait=5.0)
+    record.away = 10**6
+    writer.start()
+    writer.post(lambda s: s.add("a"), "x")
+    writer.post(lambda s: s.add("b"), "x")
+    assert writer.stop(10) == 2
+    assert record.rows == []
+
+
+def test_many_producers(record):
+    writer = StoreWriter(lambda: record, 10_000)
+    writer.start()
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for n in range(1000):
+            pool.submit(writer.post, lambda s, n=n: s.add(n), "x")
+    assert writer.stop(30) == 0
+    assert sorted(record.rows) == list(range(1000))
