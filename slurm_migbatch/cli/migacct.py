@@ -104,7 +104,9 @@ def _words(*names: str, help: str, metavar: str) -> Callable[[F], F]:
 @click.command(cls=_Command, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @_words("-j", "--jobs", metavar="JOBS", help="Only these: 12, 12_3, 12_[1-5], 12+1; 12.s0 stands for 12.")
 @_words("-u", "--user", "--uid", "users", metavar="USERS", help="Only jobs of these users (names or numbers).")
-@click.option("-a", "--allusers", is_flag=True, help="Jobs of all users; the default for root, else only your own.")
+@click.option(
+    "-a", "--allusers", is_flag=True, help="Jobs of all users, as for root and with -j or -N; else only yours."
+)
 @_words("-A", "--accounts", metavar="ACCOUNTS", help="Only jobs of these accounts.")
 @_words("-r", "--partition", "partitions", metavar="NAMES", help="Only jobs in these partitions.")
 @_words("-N", "--nodelist", metavar="NODES", help="Only jobs that held slices on one of these nodes: n[1-4],m7.")

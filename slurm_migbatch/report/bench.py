@@ -69,8 +69,8 @@ def _lease(number: int, position: int, started: float, ended: float, chance: ran
 
 
 def _queries(runs: int, days: float, end: float) -> Iterator[tuple[str, list[str]]]:
-    def day(before: float) -> list[str]:
-        return ["-S", f"uts{int(end - before * 86400)}", "-E", f"uts{int(end - (before - 1) * 86400)}"]
+    def day(before: float, who: str = "-a") -> list[str]:
+        return [who, "-S", f"uts{int(end - before * 86400)}", "-E", f"uts{int(end - (before - 1) * 86400)}"]
 
     yield "no job: start-up alone", ["-j", str(runs * 10)]
     yield "one job", ["-j", str(runs // 2)]
@@ -78,7 +78,7 @@ def _queries(runs: int, days: float, end: float) -> Iterator[tuple[str, list[str
     yield "last day", day(1)
     yield "one day in the middle", day(days // 2)
     yield "first day", day(days)
-    yield "one day of one user", [*day(days // 2), "-u", "user007"]
+    yield "one day of one user", day(days // 2, "-uuser007")
     yield "one day on one node", [*day(days // 2), "-N", "n042"]
     yield "one day, failed", [*day(days // 2), "-s", "F,TO"]
 
@@ -116,7 +116,7 @@ def _time(path: Path, name: str, options: list[str], repeats: int) -> dict[str, 
     for _ in range(repeats):
         began = time.perf_counter()
         done = subprocess.run(
-            [sys.executable, "-c", start, "-a", "-n", *options], env=environment, capture_output=True, check=True
+            [sys.executable, "-c", start, "-n", *options], env=environment, capture_output=True, check=True
         )
         times.append(time.perf_counter() - began)
         lines = done.stdout.count(b"\n")

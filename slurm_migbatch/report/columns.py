@@ -139,6 +139,12 @@ def place(piece: Fields) -> str:
     return f"{piece.slice_node}:{gpu}@{piece.slice_slot_start}:{piece.slice_slot_size}"
 
 
+def asked(run: Fields) -> str:
+    """The slices that were asked for, without other options: `mig:auto`, `--gpus=2`."""
+    first = (run.asked or "").split(" ", 1)[0].removeprefix("--gres=")
+    return first.removeprefix("gres:").removeprefix("gres/")
+
+
 def _duration(seconds: float | None) -> str:
     return "" if seconds is None else format_duration(seconds)
 
@@ -176,7 +182,9 @@ COLUMNS: tuple[Column, ...] = (
     Column("UID", 6, "Numeric id of the user.", ("uid",), _text("uid")),
     Column("Account", 10, "Slurm account it is charged to.", ("account",), _text("account")),
     Column("Partition", 9, "Partition it ran in, or may run in while it waits.", ("partition",), _text("partition")),
-    Column("Asked", 13, "What the user asked for, as written (--gres, --gpus).", ("asked",), _text("asked")),
+    Column("Asked", 13, "What the user asked for (--gres, --gpus).", ("asked",),
+           lambda run, slices, context: asked(run)),
+    Column("Request", -40, "The same with its hints, as the options were given.", ("asked",), _text("asked")),
     Column("Bucket", 18, "Class of requests that the submit filter put it into.", ("bucket",), _text("bucket")),
     Column(
         "Profile", 9, "MIG profile it got; profile:n for n of them.", ("profile",), _text("profile"),

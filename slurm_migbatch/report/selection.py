@@ -82,22 +82,22 @@ def make_selection(
 
     Args:
         now: the present moment, unix seconds.
-        own_uid: who asks; others than root see their own jobs unless they name users or ask for all.
+        own_uid: who asks; others than root see their own jobs unless they name users, jobs or nodes, or ask for all.
 
     Raises:
         ReportError: a value means nothing.
     """
     named_jobs, named_states = parse_jobs(jobs), parse_states(states)
     since, until, remark = window(now, bool(named_jobs), bool(named_states), start, end)
-    uids: tuple[int, ...] = ()
-    if not allusers and not users and own_uid != 0:
-        uids = (own_uid,)
-    if not allusers:
-        uids += tuple(int(user) for user in users if user.isdigit())
     try:
         names = expand(nodes)
     except NodeListError as error:
         raise ReportError(f"-N: {error}") from None
+    uids: tuple[int, ...] = ()
+    if not (allusers or users or named_jobs or names) and own_uid != 0:
+        uids = (own_uid,)
+    if not allusers:
+        uids += tuple(int(user) for user in users if user.isdigit())
     return Selection(
         RunFilter(
             jobs=named_jobs,

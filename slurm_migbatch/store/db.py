@@ -137,7 +137,8 @@ class Store:
         """Take in what Slurm says of jobs.
 
         Args:
-            rows: fields as in slurm.client.JobRow, by name; `exit_code` (number or "1:0") where known.
+            rows: fields as in slurm.client.JobRow, by name, as far as known; of ended jobs also `exit_code`, either
+                "code:signal" or the wait status that squeue shows (256 for exit code 1).
             live: ids of all jobs that Slurm has; those of ours that are missing have left it. None: not asked.
             now: moment of the look, unix seconds.
         """

@@ -88,7 +88,7 @@ def _first_tables(connection: Connection) -> None:
         "decisions",
         text("id", 16, key=True), real("ts", null=False), big("uid"), text("user", 128), text("partition", 128),
         text("asked", 1024), json("hints"), text("bucket", 256), json("candidates"), text("chosen", 512),
-        Column("message", Text), text("source", 16),
+        Column("message", Text), text("source", 16), json("facts"),
         Index("ix_decisions_ts", "ts"),
     )  # fmt: skip
     table(

@@ -154,6 +154,8 @@ class Decision(Base):
     chosen: Mapped[str | None] = mapped_column(String(512))
     message: Mapped[str | None] = mapped_column(Text)
     source: Mapped[str | None] = mapped_column(String(16))
+    #: what else the filter told
+    facts: Mapped[Any] = mapped_column(JSON)
 
 
 class Node(Base):

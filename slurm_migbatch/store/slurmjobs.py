@@ -16,7 +16,7 @@ from slurm_migbatch.store.models import Job, Lease, Run
 _CHUNK = 500
 #: the decision's id in the marker that ends a granted job's comment (mig.grant writes it)
 _DECISION = re.compile(r"\[mig:[^\[\]#]{1,512}#([0-9a-z]{1,16})\]\s*\Z")
-_EXIT = re.compile(r"(\d{1,3}):(\d{1,3})\Z")
+_EXIT = re.compile(r"(\d{1,5}):(\d{1,5})\Z")
 
 
 def upsert_jobs(session: Session, rows: Sequence[Mapping[str, Any]], live: Collection[int] | None, now: float) -> None:
@@ -26,13 +26,14 @@ def upsert_jobs(session: Session, rows: Sequence[Mapping[str, Any]], live: Colle
         job_id = clean.whole(row.get("job_id"), 1)
         if job_id is None:
             continue
-        facts = clean.document(dict(row))
         job = known.get(job_id)
-        if job is not None and job.live and job.facts == facts:
-            continue
         if job is None:
-            job = known[job_id] = Job(job_id=job_id)
+            job = known[job_id] = Job(job_id=job_id, live=False, facts={})
             session.add(job)
+        before = job.facts if isinstance(job.facts, dict) else {}
+        facts = clean.document({**before, **row})
+        if job.live and facts == before:
+            continue
         state = _state(row)
         job.live, job.state, job.seen, job.facts = state not in FINAL_STATES, state, now, facts
         _take_in(session, job_id, state, row, now)
@@ -76,8 +77,10 @@ def _take_in(session: Session, job_id: int, state: str, row: Mapping[str, Any], 
     reason = clean.text(row.get("reason"), 512)
     if reason and reason != "None" and state == "PENDING":
         run.reason = reason
-    if state != "PENDING":
-        run.started = clean.moment(row.get("start")) or run.started
+    started = clean.moment(row.get("start"))
+    # of a pending job it is a forecast, and of one that was cancelled before its start the moment of that
+    if started is not None and state != "PENDING" and (run.started is not None or started != row.get("end")):
+        run.started = started
     if state in FINAL_STATES:
         _finish(run, state, row, now)
     elif run.state_from == "poll" or run.state not in FINAL_STATES:
@@ -91,8 +94,8 @@ def _finish(run: Run, state: str, row: Mapping[str, Any], now: float) -> None:
     code = row.get("exit_code")
     if isinstance(code, str) and (match := _EXIT.match(code)):
         run.exit_code, run.signal = int(match[1]), int(match[2])
-    elif (number := clean.whole(code, 0, 255)) is not None:
-        run.exit_code, run.signal = number, 0
+    elif (status := clean.whole(code, 0, 65535)) is not None:
+        run.exit_code, run.signal = status >> 8, status & 0x7F
 
 
 def _left(session: Session, live: Collection[int], now: float) -> None:
