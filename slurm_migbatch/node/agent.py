@@ -16,6 +16,7 @@ import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from slurm_migbatch.mig.driver import DriverError
 from slurm_migbatch.node import exits, notify, protocol
@@ -92,7 +93,7 @@ class Agent:
             self._stopping.set()
             notify.notify("STOPPING=1")
             with suppress(FileNotFoundError):
-                os.unlink(f"{self._config.run_dir}/{SOCKET}")
+                Path(f"{self._config.run_dir}/{SOCKET}").unlink()
             listener.close()
             for _ in range(self._workers):
                 self._work.put(None)
@@ -103,7 +104,7 @@ class Agent:
     def _listen(self) -> socket.socket:
         path = f"{self._config.run_dir}/{SOCKET}"
         with suppress(FileNotFoundError):
-            os.unlink(path)
+            Path(path).unlink()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         before = os.umask(0o177)
         try:
@@ -116,8 +117,8 @@ class Agent:
 
     def _accept(self, listener: socket.socket) -> None:
         while not self._stopping.is_set():
-            readable, _, _ = select.select([listener, self._wake], [], [])
-            if listener not in readable:
+            readable, _, _ = select.select([listener.fileno(), self._wake], [], [])
+            if listener.fileno() not in readable:
                 continue
             with suppress(BlockingIOError, ConnectionError):
                 self._work.put(listener.accept()[0])

@@ -1,9 +1,9 @@
 """Who sent this: credentials between nodes and the controller. Used by both sides.
 
-Two kinds. Munge (which every Slurm cluster has) says which uid on which host made a credential and refuses to read one
-twice. A token is a secret file, readable by root only, that all machines share. Either way a digest of the whole message
-is inside the credential, so it fits no other message; answers are signed too (`response_payload`), so that nobody else
-can hand a node a plan.
+Two kinds. Munge (which every Slurm cluster has) says which uid on which host made a credential and refuses to read
+one twice. A token is a secret file, readable by root only, that all machines share. Either way a digest of the whole
+message is inside the credential, so it fits no other message; answers are signed too (`response_payload`), so that
+nobody else can hand a node a plan.
 """
 
 from __future__ import annotations

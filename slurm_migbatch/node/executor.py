@@ -81,6 +81,9 @@ class Executor:
         work = self._prolog if env.hook == "prolog" else self._epilog
         seconds = self.config.hook_deadline if env.hook == "prolog" else self.config.epilog_deadline
         deadline = Deadline(seconds)
+        if self.journal.replaced:
+            self.journal.close()
+            self.journal = self._open()
         try:
             return self._guarded(work, env, deadline)
         except Corrupt:
@@ -101,6 +104,11 @@ class Executor:
                 if env.hook == "epilog":
                     return exits.OK, f"{env.run}: {error}; the agent or the next hook finishes the release"
                 return self._send_back(env, str(error), deadline)
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"
+                if env.hook == "epilog":
+                    return exits.OK, f"{env.run}: {why}; the agent or the next hook finishes the release"
+                return self._trouble(env, why, deadline)
 
     def _prolog(self, env: HookEnv, who: str, deadline: Deadline) -> Outcome:
         try:

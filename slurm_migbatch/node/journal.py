@@ -164,6 +164,17 @@ class Journal:
                 self._create()
             elif version > SCHEMA_VERSION:
                 raise JournalError(f"{path} was written by a newer release (schema {version}); update this node")
+            status = os.stat(path)
+            self._file = (status.st_dev, status.st_ino)
+
+    @property
+    def replaced(self) -> bool:
+        """Whether the path names another file by now: a damaged journal was moved aside. This one must be let go."""
+        try:
+            status = os.stat(self.path)
+        except FileNotFoundError:
+            return True
+        return (status.st_dev, status.st_ino) != self._file
 
     @property
     def _link(self) -> sqlite3.Connection:

@@ -1,0 +1,44 @@
+"""A simulated machine with a node's configuration on it, and hooks that run in this process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from nodes import Node
+
+from slurm_migbatch.testbed.simdriver import build
+
+
+@pytest.fixture(scope="session")
+def sim_library() -> Path:
+    return build()
+
+
+@pytest.fixture
+def new_node(tmp_path, sim_library):
+    """Makes nodes: `new_node(gpus=[...], **settings)`."""
+    made = []
+
+    def make(gpus=("h100-80gb",), name="n1", mig=True, latency=0.0, **settings):
+        node = Node(tmp_path / name, name, gpus, sim_library, mig=mig, latency=latency, settings=settings)
+        made.append(node)
+        return node
+
+    yield make
+    for node in made:
+        node.close()
+
+
+@pytest.fixture
+def node(new_node):
+    """One node with one H100."""
+    return new_node()
+
+
+@pytest.fixture(autouse=True)
+def _root_only():
+    assert os.geteuid() == 0, "these tests make device nodes and change owners: run them as root"
+    assert sys.platform == "linux"

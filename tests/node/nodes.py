@@ -1,0 +1,209 @@
+"""What the node's tests share: a simulated machine, its configuration, hooks, and the invariants that must hold."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from pathlib import Path
+
+from slurm_migbatch.mig.layout import Layout, Slot
+from slurm_migbatch.mig.nvml import NvmlDriver
+from slurm_migbatch.node import config, effects, handoff
+from slurm_migbatch.node.deadline import Deadline
+from slurm_migbatch.node.executor import Executor
+from slurm_migbatch.node.hookenv import HookEnv
+from slurm_migbatch.node.journal import Journal
+from slurm_migbatch.testbed.simdriver import Machine
+
+ALICE, BOB = 64001, 64002
+
+SCONTROL = """#!/bin/sh
+echo "$@" >> {log}
+cat {answer} 2>/dev/null
+exit $(cat {code} 2>/dev/null || echo 0)
+"""
+
+
+class Node:
+    """A machine directory with everything a node has: driver, /proc, /dev, node.conf, state and run directories."""
+
+    def __init__(self, root: Path, name, gpus, library, *, mig=True, latency=0.0, settings=None):
+        self.root, self.name = root, name
+        root.mkdir(parents=True)
+        self.machine = Machine.create(root / "machine", gpus=list(gpus), mig=mig, latency=latency, library=library)
+        self.etc = root / "etc"
+        self.etc.mkdir()
+        self.scontrol_log = root / "scontrol.log"
+        scontrol = root / "scontrol"
+        scontrol.write_text(
+            SCONTROL.format(log=self.scontrol_log, answer=root / "scontrol.answer", code=root / "scontrol.code")
+        )
+        scontrol.chmod(0o755)
+        self.settings = {
+            "StateDir": root / "state",
+            "RunDir": root / "run",
+            "NvmlLibrary": self.machine.library,
+            "ProcRoot": self.machine.proc_root,
+            "DevRoot": self.machine.dev_root,
+            "BootIdFile": self.machine.boot_id_file,
+            "ScontrolPath": scontrol,
+            "HookDeadline": 20,
+            "BusyRetry": 0.05,
+        } | (settings or {})
+        self.configure()
+        self._executor = None
+
+    def configure(self, **settings):
+        self.settings |= settings
+        conf = self.etc / "node.conf"
+        conf.write_text("".join(f"{key}={value}\n" for key, value in self.settings.items()))
+        conf.chmod(0o644)
+        self.config = config.load(str(self.etc), self.name)
+
+    # -- hooks
+
+    def environ(self, hook, job, marker="", *, uid=ALICE, restart=0, **extra):
+        values = {
+            "SLURM_JOB_ID": job,
+            "SLURM_JOB_UID": uid,
+            "SLURM_JOB_USER": f"user{uid}",
+            "SLURM_JOB_ACCOUNT": "physics",
+            "SLURM_JOB_PARTITION": "gpu",
+            "SLURMD_NODENAME": self.name,
+            "SLURM_SCRIPT_CONTEXT": f"{hook}_slurmd",
+            "SLURM_JOB_RESTART_COUNT": restart,
+            "SLURM_JOB_COMMENT": f"a comment {marker}" if marker else None,
+            "SLURM_JOB_EXIT_CODE2": "0:0" if hook == "epilog" else None,
+        } | extra
+        return {key.encode(): str(value).encode() for key, value in values.items() if value is not None}
+
+    def env(self, hook, job, marker="", **values):
+        return HookEnv.read(hook, self.environ(hook, job, marker, **values))
+
+    @property
+    def executor(self) -> Executor:
+        if self._executor is None:
+            self._executor = Executor(self.config)
+        return self._executor
+
+    def forget_executor(self):
+        if self._executor is not None:
+            self._executor.close()
+            self._executor.gpus.reset()
+            self._executor = None
+
+    def prolog(self, job, marker, **values):
+        return self.executor.run(self.env("prolog", job, marker, **values))
+
+    def epilog(self, job, **values):
+        return self.executor.run(self.env("epilog", job, **values))
+
+    def reconcile(self):
+        return self.executor.repairer.all(Deadline(30))
+
+    def close(self):
+        self.forget_executor()
+
+    # -- what is there
+
+    @property
+    def journal(self) -> Journal:
+        return self.executor.journal
+
+    def slices(self, state=None):
+        return [row for row in self.journal.slices() if state in (None, row.state)]
+
+    def events(self, kind=None):
+        return [event for event in self.journal.spooled(10000) if kind in (None, event["kind"])]
+
+    def instances(self):
+        """(gpu uuid, Slot) -> instance of the driver's own record."""
+        driver = NvmlDriver(str(self.machine.library))
+        try:
+            return {(gpu.uuid, i.slot): i for gpu in driver.gpus() if gpu.mig_mode()[0] for i in gpu.instances()}
+        finally:
+            driver.close()
+
+    def handoff(self, job, restart=0):
+        return handoff.load(self.executor.paths.job, job, restart)
+
+    def cap(self, minor):
+        status = os.stat(self.machine.dev_root / "nvidia-caps" / f"nvidia-cap{minor}")
+        assert stat.S_ISCHR(status.st_mode)
+        return status.st_uid, stat.S_IMODE(status.st_mode)
+
+    def scontrol_calls(self):
+        return self.scontrol_log.read_text().splitlines() if self.scontrol_log.exists() else []
+
+    def make_by_hand(self, profile, start, size, gpu=0):
+        driver = NvmlDriver(str(self.machine.library))
+        try:
+            return driver.gpus()[gpu].create(Slot.of(profile, start, size))
+        finally:
+            driver.close()
+
+    # -- invariants
+
+    def check(self):
+        """Journal equals driver, no place has two owners, capability devices belong to whom they should."""
+        there = self.instances()
+        rows = [row for row in self.journal.slices() if row.state != "lost"]
+        assert not [row for row in rows if row.state in ("intent", "evict")], "something is still in flight"
+        assert {(row.gpu, row.slot) for row in rows} == set(there), "journal and driver differ"
+        assert len(rows) == len(there), "a slot has two rows"
+        for gpu in {row.gpu for row in rows}:
+            Layout([row.slot for row in rows if row.gpu == gpu])
+        runs = {(run.job, run.restart): run for run in self.journal.runs()}
+        for row in rows:
+            instance = there[row.gpu, row.slot]
+            assert instance.complete and instance.mig_uuid == row.mig_uuid and instance.gi_id == row.gi
+            owner = 0
+            if row.state == "held":
+                assert runs[row.job, row.restart].state == "running"
+                owner = row.uid
+                given = self.handoff(row.job, row.restart)
+                assert row.mig_uuid in {piece.mig_uuid for piece in given.slices}
+            if row.state != "foreign":
+                for minor in (row.cap_gi, row.cap_ci):
+                    assert self.cap(minor) == (owner, 0o400)
+        assert {key for key, run in runs.items() if run.state in ("running", "misfit")} == set(
+            handoff.listed(self.executor.paths.job)
+        ), "hand-offs and runs differ"
+        assert not [run for run in runs.values() if run.state in ("starting", "ending")]
+        seqs = [event["seq"] for event in self.events()]
+        assert seqs == sorted(set(seqs))
+
+
+def in_child(work, kill_at=None) -> tuple[int, int]:
+    """Run `work` in a child; with `kill_at`, it is killed right before its k-th side effect.
+
+    Returns the wait status and how many side effects it got to (only meaningful where it was not killed).
+    """
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 70
+        try:
+            os.close(read)
+            count = 0
+
+            def hook(name):
+                nonlocal count
+                count += 1
+                if count == kill_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            effects.hook = hook
+            code = work()
+            os.write(write, str(count).encode())
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            os._exit(code if isinstance(code, int) else 71)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        count = int(pipe.read() or 0)
+    return os.waitpid(pid, 0)[1], count
