@@ -11,6 +11,7 @@ from . import cage, users
 from .daemons import Daemon, Daemons
 from .errors import TestbedError
 from .proc import wait_until
+from .simdriver import Machine
 from .slurmroot import PATH, SlurmRoot
 from .spec import Spec
 
@@ -53,6 +54,10 @@ class Bed:
     def node_directory(self, node: str) -> Path:
         """Folder of one node: spool, driver (the simulated machine), state and run of its hooks."""
         return self.directory / "nodes" / node
+
+    def machine(self, node: str) -> Machine:
+        """The simulated machine of a node: its GPUs, and the hand that breaks them."""
+        return Machine(self.node_directory(node) / "driver")
 
     # --- processes
 

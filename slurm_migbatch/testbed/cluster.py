@@ -12,12 +12,13 @@ from pathlib import Path
 from types import TracebackType
 
 from . import cage as cages
-from . import conf, database, registry, users
+from . import conf, database, gpukind, registry, users
 from .bed import Bed
 from .daemons import Daemon, Daemons
 from .errors import TestbedError
 from .ports import PortBook, listening
 from .proc import ProcessId
+from .simdriver import Machine
 from .spec import Hooks, Spec
 
 CLIENTS = ("sbatch", "srun", "salloc", "squeue", "scontrol", "scancel", "sinfo", "sacct", "sacctmgr", "sdiag", "sprio")
@@ -141,6 +142,8 @@ class Cluster(Bed):
             os.chown(home, user.uid, user.gid)
         for node in self.spec.node_names:
             (self.node_directory(node) / "spool").mkdir(parents=True, exist_ok=True)
+            models = [self.spec.gpu_type] * self.spec.gpus
+            Machine.create(self.node_directory(node) / "driver", models, latency=self.spec.latency)
         _write_private(self.directory / "munge/key", secrets.token_bytes(1024))
         self.write_conf()
         data = {"spec": asdict(self.spec), "ports": self.ports, "users": [asdict(user) for user in self.users]}
@@ -148,7 +151,8 @@ class Cluster(Bed):
 
     def write_conf(self) -> None:
         """Write Slurm's configuration files from `spec` (after a change: `scontrol reconfigure` or restart)."""
-        conf.write(self.directory, self.spec, self.root.version(), self.ports, self.munge_socket)
+        kind = gpukind.ask(self.machine(self.spec.node_names[0]).library)
+        conf.write(self.directory, self.spec, kind, self.root.version(), self.ports, self.munge_socket)
 
     def _write_wrappers(self) -> None:
         env = self.client_env()

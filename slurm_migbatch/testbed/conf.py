@@ -9,18 +9,25 @@ from pathlib import Path
 
 from slurm_migbatch import site
 
-from .gputypes import FILLER, base_counts, gpu_type
+from .gpukind import FILLER, GpuKind
 from .spec import Spec
 
 CLUSTER = "migbatch"
 CATALOG = "migcatalog"
 
 
-def write(directory: Path, spec: Spec, version: tuple[int, int], ports: Mapping[str, int], munge_socket: Path) -> None:
+def write(
+    directory: Path,
+    spec: Spec,
+    kind: GpuKind,
+    version: tuple[int, int],
+    ports: Mapping[str, int],
+    munge_socket: Path,
+) -> None:
     """Write slurm.conf, gres.conf, cgroup.conf and the Lua scripts to `directory`/etc."""
     etc = directory / "etc"
     names: dict[str, object] = {
-        "site": describe(spec, version, ports),
+        "site": describe(spec, kind, version, ports),
         "bed": {
             "name": CLUSTER,
             "host": socket.gethostname(),
@@ -40,19 +47,18 @@ def write(directory: Path, spec: Spec, version: tuple[int, int], ports: Mapping[
             shutil.copyfile(source, etc / name)
 
 
-def describe(spec: Spec, version: tuple[int, int], ports: Mapping[str, int]) -> site.Site:
+def describe(spec: Spec, kind: GpuKind, version: tuple[int, int], ports: Mapping[str, int]) -> site.Site:
     """The test bed as the templates see it."""
-    kind = gpu_type(spec.gpu_type)
-    counts = {**dict.fromkeys([*kind.profiles, FILLER], 0), **(spec.counts or base_counts(kind, spec.gpus))}
+    counts = {**dict.fromkeys([*kind.most, FILLER], 0), **(spec.counts or kind.base(spec.gpus))}
     made_up = f"CPUs={spec.cpus} RealMemory=500000"
     here = f"NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 {made_up}"
-    every = {**dict.fromkeys(kind.profiles, kind.slots * spec.gpus), FILLER: 0}
+    catalog = CATALOG if spec.catalog_nodes == 1 else f"{CATALOG}[1-{spec.catalog_nodes}]"
     listed = ",".join(spec.node_names)
     return site.Site(
         version=version,
         nodes=[site.Node(name, counts, f"{here} Port={ports[name]}") for name in spec.node_names],
-        # Nobody ever listens for the catalog node: it stays down.
-        catalog=site.Node(CATALOG, every, f"NodeAddr=127.0.0.1 Port=1 {made_up}"),
+        # Nobody ever listens for the catalog: it stays down.
+        catalog=site.Node(catalog, kind.catalog(spec.gpus), f"NodeAddr=127.0.0.1 Port=1 {made_up}"),
         partitions=[
             site.Partition("gpu", listed, "Default=YES MaxTime=INFINITE State=UP PriorityTier=10"),
             site.Partition("train", listed, "MaxTime=INFINITE State=UP PriorityTier=1"),

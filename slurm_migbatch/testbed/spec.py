@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Spec:
         slurm_root: a debootstrapped Debian whose Slurm programs are run; empty for the machine's own.
         latency: of the simulated driver: seconds per create or destroy, or "real".
         cpus: made-up CPUs per node.
+        catalog_nodes: how many nodes list every profile; jobs wider than that cannot pend for one that nobody offers.
         counts: GRES counts per node in slurm.conf (types in GRES spelling); empty for the smallest slices everywhere.
         job_submit, cli_filter: Lua scripts to load; empty for none.
         options: further lines of slurm.conf.
@@ -38,8 +40,9 @@ class Spec:
     users: int = 3
     dbd: bool = False
     slurm_root: str = ""
-    latency: float | str = 0.0
+    latency: float | Literal["real"] = 0.0
     cpus: int = 64
+    catalog_nodes: int = 1
     counts: Mapping[str, int] = field(default_factory=dict)
     hooks: Hooks = Hooks()
     job_submit: str = ""
