@@ -1,0 +1,162 @@
+"""Public facts about models, from which the physical prior starts. Sites add their own as JSON.
+
+Parameters and multiply-adds of the vision models are torchvision's published figures (its model pages; one multiply-add
+counts as two operations here); those of language models follow from their published configurations (layers, width,
+parameters), with two operations per parameter and token plus the attention term. Kernels (launches of one forward pass)
+and activation memory are estimates of ours from the same configurations. All of this is a prior, not a measurement.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from slurm_migbatch.workload.buckets import POWERS_OF_TWO, Grid
+
+TOKENS: Final = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+PIXELS: Final = (32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024, 1536, 2048)
+BATCHES: Final = POWERS_OF_TWO[:11]
+
+
+class FactsError(ValueError):
+    """A site's model facts that cannot be used; the message says which and why."""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """One model.
+
+    `gflops`: 10^9 operations for one item of size `reference` (in `unit`: px, the side of a square image, or tok). For
+    images the work grows with the square of the size; for tokens linearly, plus `4 x layers x width x tokens^2`.
+    `kernels`: launches in one forward pass. `activation_mib`: live activations of one item in inference at `reference`.
+    `weight_bytes`: per parameter as commonly served (4 for vision and encoders, 2 for decoders).
+    """
+
+    name: str
+    family: str
+    params_m: float
+    gflops: float
+    unit: str
+    reference: int
+    kernels: int
+    activation_mib: float
+    weight_bytes: int = 4
+    layers: int = 0
+    width: int = 0
+    aliases: tuple[str, ...] = ()
+
+    def operations(self, size: int) -> float:
+        """Operations for one item of `size`."""
+        scale = size / self.reference
+        if self.unit == "px":
+            return self.gflops * 1e9 * scale * scale
+        return self.gflops * 1e9 * scale + 4.0 * self.layers * self.width * float(size) * size
+
+    def activations_mib(self, size: int) -> float:
+        """MiB of live activations for one item of `size` in inference."""
+        scale = size / self.reference
+        return self.activation_mib * (scale * scale if self.unit == "px" else scale)
+
+    @property
+    def grid(self) -> Grid:
+        """The buckets of this model."""
+        if self.unit == "px":
+            return Grid("px", PIXELS, BATCHES, self.reference)
+        return Grid("tok", TOKENS, BATCHES, self.reference)
+
+
+def _vision(
+    name: str, params_m: float, gmacs: float, kernels: int, act: float, *, size: int = 224, also: str = ""
+) -> ModelFacts:
+    family = "vit" if name.startswith(("vit", "swin")) else "cnn"
+    return ModelFacts(name, family, params_m, 2 * gmacs, "px", size, kernels, act, aliases=tuple(also.split()))
+
+
+def _text(
+    name: str,
+    family: str,
+    params_m: float,
+    layers: int,
+    width: int,
+    *,
+    embed_m: float,
+    weight_bytes: int = 4,
+    also: str = "",
+) -> ModelFacts:
+    reference = 128 if family == "encoder" else 512
+    gflops = 2 * (params_m - embed_m) * reference / 1e3
+    activation = reference * width * 34 * weight_bytes / 2**20
+    return ModelFacts(
+        name, family, params_m, gflops, "tok", reference, layers * 18, activation, weight_bytes, layers, width,
+        tuple(also.split()),
+    )  # fmt: skip
+
+
+BUILT_IN: Final = (
+    _vision("resnet18", 11.7, 1.81, 62, 25, also="resnet-18"),
+    _vision("resnet34", 21.8, 3.66, 110, 38, also="resnet-34"),
+    _vision("resnet50", 25.6, 4.09, 160, 90, also="resnet-50"),
+    _vision("resnet101", 44.5, 7.80, 314, 130, also="resnet-101"),
+    _vision("resnet152", 60.2, 11.51, 467, 180, also="resnet-152"),
+    _vision("mobilenet-v2", 3.5, 0.30, 152, 75, also="mobilenetv2 mobilenet"),
+    _vision("densenet121", 8.0, 2.83, 430, 140, also="densenet-121"),
+    _vision("densenet169", 14.1, 3.36, 600, 160, also="densenet-169"),
+    _vision("densenet201", 20.0, 4.29, 710, 200, also="densenet-201"),
+    _vision("inception-v3", 27.2, 5.71, 290, 90, size=299, also="inceptionv3 inception"),
+    _vision("vgg16", 138.4, 15.47, 40, 110, also="vgg-16"),
+    _vision("vgg19", 143.7, 19.63, 46, 120, also="vgg-19"),
+    _vision("efficientnet-b0", 5.3, 0.39, 240, 80),
+    _vision("efficientnet-b4", 19.3, 4.39, 470, 340, size=380),
+    _vision("convnext-tiny", 28.6, 4.46, 200, 90),
+    _vision("vit-b-16", 86.6, 17.56, 220, 60, also="vit-base vit-base-patch16-224 vit"),
+    _vision("vit-l-16", 304.3, 61.55, 430, 110, also="vit-large vit-large-patch16-224"),
+    _vision("swin-t", 28.3, 4.49, 260, 90, also="swin-tiny"),
+    _text("distilbert", "encoder", 66, 6, 768, embed_m=24, also="distilbert-base-uncased"),
+    _text("bert-base", "encoder", 110, 12, 768, embed_m=24, also="bert-base-uncased bert-base-cased"),
+    _text("bert-large", "encoder", 335, 24, 1024, embed_m=32, also="bert bert-large-uncased bert-large-cased"),
+    _text("roberta-base", "encoder", 125, 12, 768, embed_m=39),
+    _text("roberta-large", "encoder", 355, 24, 1024, embed_m=52),
+    _text("gpt2", "decoder", 124, 12, 768, embed_m=0, also="gpt-2"),
+    _text("gpt2-medium", "decoder", 355, 24, 1024, embed_m=0),
+    _text("gpt2-large", "decoder", 774, 36, 1280, embed_m=0),
+    _text("gpt2-xl", "decoder", 1558, 48, 1600, embed_m=0),
+    _text("opt-1.3b", "decoder", 1316, 24, 2048, embed_m=0, weight_bytes=2),
+    _text("qwen2.5-0.5b", "decoder", 494, 24, 896, embed_m=0, weight_bytes=2, also="qwen2.5-0.5b-instruct"),
+    _text("qwen2.5-1.5b", "decoder", 1544, 28, 1536, embed_m=0, weight_bytes=2, also="qwen2.5-1.5b-instruct"),
+    _text("qwen2.5-7b", "decoder", 7616, 28, 3584, embed_m=0, weight_bytes=2, also="qwen2.5-7b-instruct"),
+    _text("llama-3.2-1b", "decoder", 1236, 16, 2048, embed_m=0, weight_bytes=2, also="llama-3.2-1b-instruct"),
+    _text(
+        "llama-3.1-8b", "decoder", 8030, 32, 4096, embed_m=0, weight_bytes=2, also="llama-3.1-8b-instruct llama-3-8b"
+    ),
+    _text(
+        "mistral-7b", "decoder", 7248, 32, 4096, embed_m=0, weight_bytes=2, also="mistral-7b-v0.1 mistral-7b-instruct"
+    ),
+)
+
+
+def load(path: Path) -> tuple[ModelFacts, ...]:
+    """A site's own facts: a JSON list of objects with the fields of ModelFacts. Raises FactsError or OSError."""
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise FactsError(f"{path} is no JSON: {error}") from None
+    if not isinstance(rows, list):
+        raise FactsError(f"{path} must hold a list of models")
+    return tuple(_one(path, row) for row in rows)
+
+
+def _one(path: Path, row: Mapping[str, Any]) -> ModelFacts:
+    known = {field.name for field in fields(ModelFacts)}
+    if not isinstance(row, dict) or not set(row) <= known:
+        raise FactsError(f"{path}: a model has the fields {', '.join(sorted(known))}, not {ascii(row)[:200]}")
+    try:
+        facts = ModelFacts(**{**row, "aliases": tuple(row.get("aliases", ()))})
+        numbers = (facts.params_m, facts.gflops, facts.reference, facts.kernels, facts.activation_mib)
+        if facts.unit not in ("px", "tok") or not all(number > 0 for number in numbers):
+            raise ValueError("unit must be px or tok and every figure above 0")
+    except (TypeError, ValueError) as error:
+        raise FactsError(f"{path}: model {row.get('name')!a}: {error}") from None
+    return facts

@@ -1,0 +1,245 @@
+"""The choice of a slice: the fewest compute slices that keep memory, latency limit and rate within min and max.
+
+All comparisons are between integers (MiB, microseconds, thousandths of items per second), and the order of the steps is
+the one the Lua shim follows on the compiled table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from slurm_migbatch.predict.candidate import Candidate, Figures, Predictor
+from slurm_migbatch.workload.buckets import Bucket, Grid, bucket_of
+from slurm_migbatch.workload.catalog import Offer, Partition
+from slurm_migbatch.workload.hints import Hints
+from slurm_migbatch.workload.refusal import Refusal, show
+
+REASONS: Final = {
+    "fits": "the smallest slice that does it. Predicted for %s: a batch in at most %s ms, at least %s items/s, "
+    "%s of %s GiB",
+    "memory_short": "no slice is predicted to hold it, so the largest was taken. Predicted for %s: a batch in at most "
+    "%s ms, at least %s items/s, %s of %s GiB",
+    "time_short": "no slice is predicted to be fast enough, so the fastest was taken. Predicted for %s: a batch in at "
+    "most %s ms, at least %s items/s, %s of %s GiB",
+    "by_memory": "the smallest slice with %s GiB (of %s GiB); speed is not predicted for %s",
+    "unknown_model": "the site's default, for nothing is known about %s; add mem= to the hints",
+    "no_hints": "the site's default, for the job tells nothing; write --comment='migbatch: model=... batch=...' or "
+    "mem=...",
+}
+"""Why a slice was chosen, for the user; rendered into the Lua shims too."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The slice chosen for `auto`, how it came about (a key of REASONS), and all candidates for the record."""
+
+    offer: Offer
+    reason: str
+    text: str
+    bucket: Bucket | None
+    candidates: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a job may have and must get."""
+
+    low: Offer | None
+    high: Offer | None
+    mem_mib: int | None
+
+    def within(self, offer: Offer) -> bool:
+        """Whether the profile lies between min and max, in compute slices and in memory."""
+        low, high = self.low, self.high
+        if low and (offer.compute_slices < low.compute_slices or offer.memory_mib < low.memory_mib):
+            return False
+        return not (high and (offer.compute_slices > high.compute_slices or offer.memory_mib > high.memory_mib))
+
+
+def limits_of(hints: Hints, partition: Partition) -> Limits:
+    """The limits that the hints set; raises Refusal where they name unknown profiles or contradict each other."""
+    ends: list[Offer | None] = []
+    for name in (hints.min, hints.max):
+        if name is not None and name not in partition.offers:
+            raise Refusal("unknown_profile", partition.name, show(name), partition.profile_list)
+        ends.append(None if name is None else partition.offers[name])
+    low, high = ends
+    if low and high and (low.compute_slices > high.compute_slices or low.memory_mib > high.memory_mib):
+        raise Refusal("min_over_max", low.profile.gres_type, high.profile.gres_type)
+    return Limits(low, high, hints.mem_mib)
+
+
+def canonical(name: str, grids: Mapping[str, Grid], aliases: Mapping[str, str]) -> str:
+    """A model's canonical name: what follows the last slash, `_` as `-`, aliases resolved; unknown names come back
+    so."""
+    short = name.rsplit("/", 1)[-1].replace("_", "-")
+    if short in grids:
+        return short
+    return aliases.get(short, short)
+
+
+class Chooser:
+    """Ranks and chooses slices with any predictor. Figures are kept by cell, so a second request of a cell costs
+    nothing."""
+
+    def __init__(self, predictor: Predictor, *, refuse_misses: bool = False, remember: int = 100_000) -> None:
+        """`refuse_misses`: refuse a job that no slice is predicted to serve in time, instead of giving it the
+        fastest."""
+        self.predictor = predictor
+        self.refuse_misses = refuse_misses
+        self._remember = remember
+        self._figures: dict[tuple[Bucket, tuple[str, ...]], Mapping[str, Figures]] = {}
+        self._grids = predictor.grids()
+        self._aliases = predictor.aliases()
+
+    @property
+    def grids(self) -> Mapping[str, Grid]:
+        """The known models with their bucket edges."""
+        return self._grids
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Other names of known models."""
+        return self._aliases
+
+    def bucket(self, hints: Hints) -> Bucket | None:
+        """The request's bucket, or None where no known model is named; raises Refusal for an input in a wrong unit."""
+        if hints.model is None:
+            return None
+        model = canonical(hints.model, self._grids, self._aliases)
+        grid = self._grids.get(model)
+        if grid is None:
+            return None
+        if hints.input_unit and hints.input_unit != grid.unit:
+            raise Refusal("input_unit", model, grid.unit, f"input={grid.default_input}{grid.unit}")
+        return bucket_of(hints, model, grid)
+
+    def figures(self, workload: Bucket, partition: Partition) -> Mapping[str, Figures]:
+        """The figures of each plain profile by GRES type, the worst where several kinds of GPUs have it."""
+        cell = Bucket(workload.model, workload.role, workload.batch, workload.input, workload.unit)
+        key = (cell, tuple(kind.name for kind in partition.kinds))
+        known = self._figures.get(key)
+        if known is None:
+            if len(self._figures) >= self._remember:
+                self._figures.clear()
+            known = self._figures[key] = self._merged(cell, partition)
+        return known
+
+    def _merged(self, cell: Bucket, partition: Partition) -> Mapping[str, Figures]:
+        by_kind = [(kind, self.predictor.figures(cell, kind)) for kind in partition.kinds]
+        merged: dict[str, Figures] = {}
+        for offer in partition.plain:
+            having = [figures.get(offer.profile) for kind, figures in by_kind if offer.profile in kind.geometry]
+            worst: Figures | None = having[0]
+            for other in having[1:]:
+                worst = None if worst is None or other is None else worst.worst(other)
+            if worst is not None:
+                merged[offer.profile.gres_type] = worst
+        return merged
+
+    def rank(self, workload: Bucket, partition: Partition, limits: Limits | None = None) -> tuple[Candidate, ...]:
+        """Every plain profile of the partition, those that will do first, each group from the cheapest to the
+        dearest."""
+        figures = self.figures(workload, partition)
+        bounds = limits or Limits(None, None, None)
+        judged = [
+            Candidate(offer, known, *_judge(offer, known, workload, bounds))
+            for offer in partition.plain
+            for known in (figures.get(offer.profile.gres_type),)
+        ]
+        return tuple(sorted(judged, key=lambda candidate: not candidate.ok))
+
+    def choose(self, hints: Hints, partition: Partition) -> Choice:
+        """The slice for `auto`; raises Refusal where nothing can be chosen."""
+        limits = limits_of(hints, partition)
+        bucket = self.bucket(hints)
+        allowed = [offer for offer in partition.plain if limits.within(offer)]
+        if not allowed:
+            raise Refusal("range_empty", partition.name, partition.profile_list)
+        figures = {} if bucket is None else self.figures(bucket, partition)
+        usable = [offer for offer in allowed if offer.profile.gres_type in figures]
+        if bucket is None or not usable:
+            return self._without_figures(hints, partition, limits, allowed)
+        by_type = {offer.profile.gres_type: figures[offer.profile.gres_type] for offer in usable}
+        offer, reason = self._pick(usable, by_type, bucket, limits)
+        text = REASONS[reason] % (bucket.cell, *_shown(by_type[offer.profile.gres_type], offer))
+        return Choice(offer, reason, text, bucket, self.rank(bucket, partition, limits))
+
+    def _pick(
+        self, usable: Sequence[Offer], figures: Mapping[str, Figures], bucket: Bucket, limits: Limits
+    ) -> tuple[Offer, str]:
+        def known(offer: Offer) -> Figures:
+            return figures[offer.profile.gres_type]
+
+        holding = [offer for offer in usable if offer.memory_mib >= (limits.mem_mib or known(offer).need_mib)]
+        if not holding:
+            if limits.mem_mib is not None:
+                raise _mem_nowhere(limits.mem_mib, usable)
+            return max(usable, key=lambda offer: offer.memory_mib), "memory_short"
+        for offer in holding:
+            if _in_time(known(offer), bucket):
+                return offer, "fits"
+        if self.refuse_misses:
+            raise Refusal("too_slow", bucket.name)
+        if bucket.slo_us is not None:
+            return min(holding, key=lambda offer: known(offer).latency_us), "time_short"
+        return max(holding, key=lambda offer: known(offer).rate), "time_short"
+
+    def _without_figures(self, hints: Hints, partition: Partition, limits: Limits, allowed: Sequence[Offer]) -> Choice:
+        model = "this job" if hints.model is None else show(hints.model)
+        candidates = tuple(
+            Candidate(offer, None, limits.within(offer) and offer.memory_mib >= (hints.mem_mib or 0), "no figures")
+            for offer in partition.plain
+        )
+        if hints.mem_mib is not None:
+            holding = [offer for offer in allowed if offer.memory_mib >= hints.mem_mib]
+            if not holding:
+                raise _mem_nowhere(hints.mem_mib, allowed)
+            offer, reason = holding[0], "by_memory"
+            text = REASONS[reason] % (gib(hints.mem_mib), gib(offer.memory_mib), model)
+        else:
+            offer = partition.default if partition.default in allowed else allowed[0]
+            reason = "no_hints" if hints.model is None else "unknown_model"
+            text = REASONS[reason] if hints.model is None else REASONS[reason] % model
+        return Choice(offer, reason, text, None, candidates)
+
+
+def gib(mib: int) -> str:
+    """MiB as GiB for a message, three digits."""
+    return "%.3g" % (mib / 1024)
+
+
+def _shown(figures: Figures, offer: Offer) -> tuple[str, str, str, str]:
+    return (
+        "%.3g" % (figures.latency_us / 1000),
+        "%.3g" % (figures.rate / 1000),
+        gib(figures.need_mib),
+        gib(offer.memory_mib),
+    )
+
+
+def _mem_nowhere(mem_mib: int, offers: Iterable[Offer]) -> Refusal:
+    return Refusal("mem_nowhere", str(mem_mib), str(max(offer.memory_mib for offer in offers)))
+
+
+def _in_time(figures: Figures, bucket: Bucket) -> bool:
+    if bucket.slo_us is not None and figures.latency_us > bucket.slo_us:
+        return False
+    return bucket.rate is None or figures.rate >= bucket.rate
+
+
+def _judge(offer: Offer, figures: Figures | None, bucket: Bucket, limits: Limits) -> tuple[bool, str]:
+    if not limits.within(offer):
+        return False, "outside min and max"
+    if figures is None:
+        return False, "no figures"
+    need = limits.mem_mib or figures.need_mib
+    if offer.memory_mib < need:
+        return False, f"needs {gib(need)} GiB, has {gib(offer.memory_mib)}"
+    if bucket.slo_us is not None and figures.latency_us > bucket.slo_us:
+        return False, f"a batch may take {figures.latency_us / 1000:.3g} ms, over {bucket.slo_us / 1000:.3g} ms"
+    if bucket.rate is not None and figures.rate < bucket.rate:
+        return False, f"may do only {figures.rate / 1000:.3g} items/s, needs {bucket.rate / 1000:.3g}"
+    return True, ""

@@ -1,0 +1,119 @@
+"""The one parser of GRES strings.
+
+Slurm writes the same thing in many ways, by version and by command:
+
+- requests: `gres:mig:1g.10gb:2` (up to 23.02), `gres/mig:1g.10gb:2` (from 23.11), `mig:1g.10gb=2`, `mig`, `gpu:2`;
+- configured: `mig:1g.10gb:14(S:0-1)`, `gpu:h100:8(S:0,2)`;
+- in use: `gpu:h100:2(IDX:0,3-4)`, `mig:1g.10gb:0(IDX:N/A)`, `shard:8(-/5,5/5)`, `(null)`, `N/A`;
+- job details and TRES: `gres/mig:1g.10gb=2`, `gres/mig=2`, `mig:1g.10gb(CNT:2)`.
+
+Counts may carry a suffix k, m, g, t or p, in powers of 1024 as Slurm reads them: `mig:1g` is no profile but 2^30 of
+mig.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+EMPTY = frozenset({"", "(null)", "n/a", "none"})
+_COUNT = re.compile(r"([0-9]{1,30})([kmgtp]?)", re.IGNORECASE)
+_POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+_NAME = re.compile(r"[A-Za-z0-9_.+-]+")
+_INNER_COUNT = re.compile(r"CNT:([0-9]+)")
+
+
+class GresError(ValueError):
+    """A text that is no GRES list; the message shows the part that is not understood."""
+
+
+@dataclass(frozen=True)
+class Gres:
+    """One entry of a GRES list.
+
+    `type` is None where the entry names none. `number` is the count as it was written ("" where it was not, then
+    `count` is 1). `prefix` is `gres:`, `gres/` or empty. `detail` is what stood in brackets, e.g. `IDX:0,3-4`.
+    """
+
+    name: str
+    type: str | None = None
+    count: int = 1
+    number: str = ""
+    prefix: str = ""
+    detail: str = ""
+
+    def __str__(self) -> str:
+        """Slurm's own spelling without prefix and details: `mig:1g.10gb:2`, `gpu:4`."""
+        return f"{self.name}:{self.count}" if self.type is None else f"{self.name}:{self.type}:{self.count}"
+
+
+def is_count(token: str) -> bool:
+    """Whether Slurm reads the token as a count: digits with at most one of k, m, g, t, p behind them."""
+    return _COUNT.fullmatch(token) is not None
+
+
+def count_of(token: str) -> int:
+    """The number that Slurm reads in `token` (`2` is 2, `1k` is 1024); raises GresError."""
+    match = _COUNT.fullmatch(token)
+    if match is None:
+        raise GresError(f"{token!r} is no count")
+    return int(match[1]) << 10 * _POWER[match[2].lower()]
+
+
+def split(text: str) -> Iterator[str]:
+    """The entries of a list, cut at the commas that stand outside brackets."""
+    depth = start = 0
+    for position, char in enumerate(text):
+        if char in "([":
+            depth += 1
+        elif char in ")]":
+            depth -= 1
+        elif char == "," and depth <= 0:
+            yield text[start:position]
+            start = position + 1
+    yield text[start:]
+
+
+def prefix_of(entry: str) -> tuple[str, str]:
+    """`(prefix, rest)` of one entry; the prefix is `gres:`, `gres/` or empty."""
+    for prefix in ("gres:", "gres/"):
+        if entry.startswith(prefix):
+            return prefix, entry[len(prefix) :]
+    return "", entry
+
+
+def parse_one(entry: str) -> Gres:
+    """Read one entry; raises GresError."""
+    prefix, rest = prefix_of(entry)
+    detail = ""
+    if rest.endswith(")") and "(" in rest:
+        rest, _, detail = rest[:-1].partition("(")
+    head, equals, number = rest.partition("=")
+    tokens = head.split(":")
+    if not equals and len(tokens) > 1 and is_count(tokens[-1]):
+        number = tokens.pop()
+    if len(tokens) > 2 or not all(_NAME.fullmatch(token) for token in tokens) or (equals and not is_count(number)):
+        raise GresError(f"{entry!r} is no GRES entry: one is written name[:type][:count]")
+    inner = _INNER_COUNT.fullmatch(detail)
+    count = count_of(number) if number else int(inner[1]) if inner else 1
+    return Gres(tokens[0], tokens[1] if len(tokens) == 2 else None, count, number, prefix, detail)
+
+
+def parse(text: str | None) -> tuple[Gres, ...]:
+    """Read a whole list, in its order; nothing for None, `(null)`, `N/A` and `none`. Raises GresError."""
+    if text is None or prefix_of(text.strip())[1].lower() in EMPTY:
+        return ()
+    return tuple([parse_one(entry) for entry in split(text.strip())])
+
+
+def counts(text: str | None, name: str) -> dict[str, int]:
+    """How many of each type of `name` a list holds, typed entries only, entries of one type added up.
+
+    `counts("mig:1g.10gb:3,mig:2g.20gb:1(S:0),gpu:4", "mig")` is `{"1g.10gb": 3, "2g.20gb": 1}`.
+    """
+    found: dict[str, int] = {}
+    for gres in parse(text):
+        if gres.name == name and gres.type is not None:
+            found[gres.type] = found.get(gres.type, 0) + gres.count
+    return found

@@ -1,0 +1,148 @@
+"""What a job asks for: the MIG and GPU parts of its TRES fields, and how many of them each node is to give."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from slurm_migbatch.slurm import gres
+from slurm_migbatch.submit.request import OPTIONS, TRES_FIELDS, JobRequest
+from slurm_migbatch.workload.refusal import Refusal, lower, show
+
+AUTO: Final = "auto"
+FILLER: Final = "none"
+MAX_COUNT: Final = 64
+
+_BLANKS = re.compile(r"[\x00-\x20\x7f\"']")
+_NAME = re.compile(r"[^:=]*")
+_MIG_FORM = re.compile(r"mig(?:[:=][a-z0-9.:=+-]+)?")
+_TYPE_FORM = re.compile(r"[A-Za-z0-9_.+-]+")
+_NUMBER = re.compile(r"([0-9]{1,30})([kmgtpKMGTP]?)")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One MIG or GPU entry. `number` is the count as written, "" where it was not; `type` may be None."""
+
+    text: str
+    prefix: str
+    name: str
+    type: str | None
+    number: str
+
+
+@dataclass(frozen=True)
+class Asking:
+    """The entries of the one field that asks for slices, in order; entries of other GRES stay text."""
+
+    field: str
+    entries: tuple[Part | str, ...]
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The MIG and GPU entries."""
+        return tuple(entry for entry in self.entries if isinstance(entry, Part))
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The entries that stay as they are."""
+        return tuple(entry for entry in self.entries if isinstance(entry, str))
+
+
+def mentions(texts: Iterable[str | None]) -> bool:
+    """Whether any text could ask for slices; the quick way out for every other job."""
+    return any("mig" in low or "gpu" in low for low in (lower(text) for text in texts if text))
+
+
+def read(request: JobRequest, *, gpus: bool) -> Asking | None:
+    """The MIG entries of a request (and with `gpus` the GPU entries); None where there is none. Raises Refusal."""
+    found: list[Asking] = []
+    for name in TRES_FIELDS:
+        text = getattr(request, name)
+        if not text or not mentions((text,)):
+            continue
+        asking = Asking(name, tuple(_entry(entry, gpus=gpus) for entry in text.split(",")))
+        if asking.parts:
+            found.append(asking)
+    if len(found) > 1:
+        raise Refusal("two_ways", " and ".join(OPTIONS[asking.field] for asking in found))
+    return found[0] if found else None
+
+
+def _entry(text: str, *, gpus: bool) -> Part | str:
+    prefix, rest = gres.prefix_of(text)
+    while gres.prefix_of(rest)[0]:
+        rest = gres.prefix_of(rest)[1]
+    name = _NAME.match(lower(_BLANKS.sub("", rest)))
+    if name is not None and name[0] == "mig":
+        if _MIG_FORM.fullmatch(rest) is None:
+            raise Refusal("spelling", show(rest))
+        part = _split(text, prefix, rest)
+        if part is None:
+            raise Refusal("spelling", show(rest))
+        return part
+    if gpus and re.match(r"gpu(?:[:=]|\Z)", rest):
+        part = _split(text, prefix, rest)
+        return text if part is None or part.number.strip("0") == "" != part.number else part
+    return text
+
+
+def _split(text: str, prefix: str, rest: str) -> Part | None:
+    head, equals, number = rest.partition("=")
+    tokens = head.split(":")
+    if equals:
+        if _NUMBER.fullmatch(number) is None:
+            return None
+    elif len(tokens) > 1 and _NUMBER.fullmatch(tokens[-1]):
+        number = tokens.pop()
+    if len(tokens) > 2 or (len(tokens) == 2 and _TYPE_FORM.fullmatch(tokens[1]) is None):
+        return None
+    return Part(text, prefix, tokens[0], tokens[1] if len(tokens) == 2 else None, number)
+
+
+def count_of(part: Part, profiles: str) -> int:
+    """How many the part asks for, 1 to 64; raises Refusal. `profiles` are those to name where a profile was meant."""
+    if not part.number:
+        return 1
+    match = _NUMBER.fullmatch(part.number)
+    digits, unit = (match[1], match[2]) if match else ("", "")
+    if part.name == "mig" and part.type is None and unit in ("g", "G"):
+        raise Refusal("profile_short", show(part.number), profiles)
+    if unit or len(digits) > 4 or not 1 <= int(digits) <= MAX_COUNT:
+        raise Refusal("count", show(part.number))
+    return int(digits)
+
+
+def per_node(asking: Asking, count: int, request: JobRequest) -> int:
+    """`count` of the asking's field as a count for each node; raises Refusal where the request does not tell."""
+    if asking.field == "tres_per_node":
+        return count
+    nodes = _nodes(request)
+    each: int | None = None
+    if asking.field == "tres_per_job":
+        if nodes and count % nodes == 0:
+            each = count // nodes
+    elif asking.field == "tres_per_socket":
+        if request.sockets_per_node:
+            each = count * request.sockets_per_node
+    elif request.ntasks_per_node:
+        each = count * request.ntasks_per_node
+    elif nodes and (request.num_tasks or nodes) % nodes == 0:
+        each = count * ((request.num_tasks or nodes) // nodes)
+    if each is None:
+        raise Refusal("per_node", OPTIONS[asking.field])
+    if each > MAX_COUNT:
+        raise Refusal("count", str(each))
+    return each
+
+
+def _nodes(request: JobRequest) -> int | None:
+    """How many nodes the job will have, where the request settles it: one where it says nothing and has one task."""
+    low, high = request.min_nodes or None, request.max_nodes or None
+    if low and low == high:
+        return low
+    if (low or 1) == 1 and high is None:
+        return 1 if (request.num_tasks or 1) == 1 else None
+    return None

@@ -1,0 +1,55 @@
+"""The record of one decision: what was asked, what was considered, what was granted, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_migbatch.predict.candidate import Candidate
+from slurm_migbatch.workload.hints import Hints
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One decision. `id` is also in the job's marker; `ts` is unix seconds.
+
+    `asked` holds the user's own words (GRES fields, comment, extra) as far as given; `bucket` is its stable name, empty
+    where no known model was named; `reason` is a key of `predict.selection.REASONS`, or `explicit`, or `whole_gpu`.
+    """
+
+    id: str
+    ts: float
+    uid: int
+    user: str
+    partition: str
+    job_id: int | None
+    asked: Mapping[str, str]
+    hints: Hints
+    bucket: str
+    predictor: str
+    candidates: tuple[Candidate, ...]
+    granted: str
+    reason: str
+    message: str
+    source: str = "service"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form; texts of the user that are not UTF-8 have their odd bytes replaced."""
+        return {
+            "id": self.id,
+            "ts": self.ts,
+            "uid": self.uid,
+            "user": self.user,
+            "partition": self.partition,
+            "job_id": self.job_id,
+            "asked": {key: text.encode("latin-1").decode("utf-8", "replace") for key, text in self.asked.items()},
+            "hints": self.hints.to_dict(),
+            "bucket": self.bucket,
+            "predictor": self.predictor,
+            "candidates": [candidate.to_dict() for candidate in self.candidates],
+            "granted": self.granted,
+            "reason": self.reason,
+            "message": self.message,
+            "source": self.source,
+        }

@@ -1,0 +1,164 @@
+"""What the submit filter is asked, and what it answers.
+
+Texts are Slurm's bytes decoded with latin-1, one character for each byte: Slurm's limits count bytes, comments need
+not be UTF-8, and the Lua shim, which must give the same answers, sees bytes too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from slurm_migbatch.submit.decision import Decision
+
+TRES_FIELDS: Final = ("tres_per_node", "tres_per_job", "tres_per_socket", "tres_per_task")
+TEXT_FIELDS: Final = ("comment", "extra")
+OPTIONS: Final = MappingProxyType(
+    {
+        "tres_per_node": "--gres",
+        "tres_per_job": "--gpus",
+        "tres_per_socket": "--gpus-per-socket",
+        "tres_per_task": "--gpus-per-task",
+    }
+)
+"""The option that fills each field, for messages."""
+
+
+class RequestError(ValueError):
+    """A message to the service that is no request."""
+
+
+@dataclass(frozen=True)
+class Present:
+    """A job as it is, when somebody wants to change it. None: the job does not have the field."""
+
+    pending: bool = True
+    partition: str | None = None
+    tres_per_node: str | None = None
+    tres_per_job: str | None = None
+    tres_per_socket: str | None = None
+    tres_per_task: str | None = None
+    comment: str | None = None
+    extra: str | None = None
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """A submission (`now` is None) or a change of a job. None: not given.
+
+    `uid` is who asks. `partition` may be a list separated by commas; the shim fills in the default partition. Numbers
+    are Slurm's, None where unset. In a change only the fields that the user wants changed are given, the node and
+    task counts excepted, which the shim fills in from the job.
+    """
+
+    uid: int
+    user: str = ""
+    job_id: int | None = None
+    partition: str | None = None
+    tres_per_node: str | None = None
+    tres_per_job: str | None = None
+    tres_per_socket: str | None = None
+    tres_per_task: str | None = None
+    comment: str | None = None
+    extra: str | None = None
+    cpus_per_tres: str | None = None
+    mem_per_tres: str | None = None
+    tres_freq: str | None = None
+    tres_bind: str | None = None
+    ntasks_per_tres: int | None = None
+    min_nodes: int | None = None
+    max_nodes: int | None = None
+    num_tasks: int | None = None
+    ntasks_per_node: int | None = None
+    sockets_per_node: int | None = None
+    now: Present | None = None
+
+    def to_fields(self) -> dict[str, str]:
+        """The request as the protocol's keys and values."""
+        flat: dict[str, str] = {"kind": "submit" if self.now is None else "modify"}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value is not None and item.name != "now":
+                flat[item.name] = str(value)
+        if self.now is not None:
+            for item in fields(self.now):
+                value = getattr(self.now, item.name)
+                if value is not None:
+                    flat[f"now_{item.name}"] = str(int(value)) if item.name == "pending" else value
+        return flat
+
+    @classmethod
+    def from_fields(cls, flat: Mapping[str, str]) -> JobRequest:
+        """Read the protocol's keys and values; raises RequestError for unknown keys and bad numbers."""
+        rest = dict(flat)
+        kind = rest.pop("kind", "submit")
+        if kind not in ("submit", "modify"):
+            raise RequestError(f"kind must be submit or modify, not {ascii(kind)[:40]}")
+        now: dict[str, Any] = {}
+        values: dict[str, Any] = {}
+        for key, text in rest.items():
+            if key == "now_pending":
+                now["pending"] = text == "1"
+            elif key.startswith("now_") and key[4:] in _PRESENT:
+                now[key[4:]] = text
+            elif key in _NUMBERS:
+                values[key] = _number(key, text)
+            elif key in _TEXTS:
+                values[key] = text
+            else:
+                raise RequestError(f"unknown key {ascii(key)[:40]}")
+        if "uid" not in values:
+            raise RequestError("uid is missing")
+        return cls(**values, now=Present(**now) if kind == "modify" else None)
+
+
+_NUMBERS = frozenset(
+    {
+        "uid",
+        "job_id",
+        "ntasks_per_tres",
+        "min_nodes",
+        "max_nodes",
+        "num_tasks",
+        "ntasks_per_node",
+        "sockets_per_node",
+    }
+)
+_TEXTS = frozenset(item.name for item in fields(JobRequest)) - _NUMBERS - {"now"}
+_PRESENT = frozenset(item.name for item in fields(Present)) - {"pending"}
+
+
+def _number(key: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 10):
+        raise RequestError(f"{key} must be a number, not {ascii(text)[:40]}")
+    return int(text)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The job is none of ours, or nothing has to change. `message` may tell the user something."""
+
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Accept:
+    """The fields to set ("" clears one), the line for the user, and the record of the decision."""
+
+    changes: Mapping[str, str]
+    message: str
+    decision: Decision | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """The job is refused with this sentence; `code` names its kind."""
+
+    sentence: str
+    code: str
+
+
+Answer = Pass | Accept | Refuse

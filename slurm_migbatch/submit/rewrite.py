@@ -1,0 +1,329 @@
+"""The rewrite: from what a user asked to what Slurm gets. Pure: request, catalog, chooser and policy in, answer out.
+
+`mig:auto` becomes a profile, whole-GPU requests on MIG partitions become the full profile, and the marker that the
+node's Prolog reads goes to the end of the comment. The marker always says what the GRES says, and only this module
+and root can write one. `gres_templates/job_submit.lua.j2` holds the same steps for the times when the service is
+away; a property test holds the two together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from slurm_migbatch.mig.grant import MARKER_OPEN, MAX_PARTS, Grant, GrantError, parse_comment
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.predict.selection import Choice, Chooser, Limits, gib, limits_of
+from slurm_migbatch.submit.asking import AUTO, FILLER, MAX_COUNT, Asking, Part, count_of, mentions, per_node, read
+from slurm_migbatch.submit.decision import Decision
+from slurm_migbatch.submit.request import TEXT_FIELDS, TRES_FIELDS, Accept, Answer, JobRequest, Pass, Present, Refuse
+from slurm_migbatch.workload import hints as hinting
+from slurm_migbatch.workload.catalog import Offer, Partition, SiteCatalog
+from slurm_migbatch.workload.hints import Hints
+from slurm_migbatch.workload.refusal import Refusal, lower, show
+
+SLURM_LIMIT: Final = 1024
+"""Bytes that Slurm takes in one string of a job."""
+DECISION_BYTES: Final = 8
+"""Length of a decision's name in the marker. Room for it is kept even where none is written, so that the same comment
+fits or does not fit whoever answers."""
+
+MESSAGES: Final = {
+    "chosen": "%s for mig:auto: %s",
+    "whole": "%s for %s: on this partition a whole GPU is its largest slice",
+    "tight": "%s as asked, but %s is predicted to need %s of its %s GiB",
+    "idle": "the comment holds hints, but the job asks for no slice: add --gres=mig:auto",
+}
+"""What the user is told about an accepted job; rendered into the Lua shims too."""
+
+_MARKER = re.compile(r"\[mig:[0-9a-z.:,#-]+\]")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The site's choices. `trusted_uids` may do as they like (root, and the user migbatchd runs as)."""
+
+    trusted_uids: frozenset[int] = frozenset({0})
+    hints_in_extra: bool = False
+
+
+def rewrite(
+    request: JobRequest,
+    catalog: SiteCatalog,
+    chooser: Chooser,
+    policy: Policy,
+    *,
+    decision_id: str = "",
+    ts: float = 0.0,
+) -> Answer:
+    """Answer one request. `decision_id` (at most 8 of 0-9a-z) names the decision in the marker, `ts` is its time."""
+    job = _Job(request, catalog, chooser, policy, decision_id, ts)
+    try:
+        return job.submit() if request.now is None else job.modify(request.now)
+    except Refusal as refusal:
+        return Refuse(str(refusal), refusal.code)
+
+
+def has_marker(text: str | None) -> bool:
+    """Whether a text holds what only the filter may write, in any case of letters."""
+    return text is not None and MARKER_OPEN in lower(text)
+
+
+def split_marker(comment: str) -> tuple[str, str]:
+    """`(the user's text, the marker)` of a job's present comment; the marker is empty where it is not well formed."""
+    at = comment.find(MARKER_OPEN)
+    if at < 0:
+        return comment, ""
+    text, tail = comment[:at], comment[at:]
+    text = text.removesuffix(" ")
+    return text, tail if _MARKER.fullmatch(tail) else ""
+
+
+@dataclass(frozen=True)
+class _Job:
+    request: JobRequest
+    catalog: SiteCatalog
+    chooser: Chooser
+    policy: Policy
+    decision_id: str
+    ts: float
+
+    # -- the two ways in ---------------------------------------------------------------------------------------
+
+    def submit(self) -> Answer:
+        request = self.request
+        if has_marker(request.comment) or has_marker(request.extra):
+            raise Refusal("forged")
+        if request.uid in self.policy.trusted_uids:
+            return Pass()
+        return self._grant(request, old_marker="")
+
+    def modify(self, now: Present) -> Answer:
+        request = self.request
+        if request.uid in self.policy.trusted_uids:
+            return Pass()
+        tres_given = any(getattr(request, name) is not None for name in TRES_FIELDS)
+        if not tres_given and all(getattr(request, name) is None for name in TEXT_FIELDS):
+            return Pass()
+        if has_marker(request.comment) or has_marker(request.extra):
+            raise Refusal("forged")
+        text, marker = split_marker(now.comment or "")
+        if not now.pending:
+            return self._modify_started(now, marker, tres_given=tres_given)
+        if not tres_given and not marker:
+            return Pass()
+        merged = replace(
+            request,
+            partition=_either(request.partition, now.partition),
+            tres_per_node=_either(request.tres_per_node, now.tres_per_node),
+            tres_per_job=_either(request.tres_per_job, now.tres_per_job),
+            tres_per_socket=_either(request.tres_per_socket, now.tres_per_socket),
+            tres_per_task=_either(request.tres_per_task, now.tres_per_task),
+            comment=_either(request.comment, text),
+            extra=_either(request.extra, now.extra),
+        )
+        answer = self._grant(merged, old_marker=marker)
+        if isinstance(answer, Accept):
+            return replace(answer, changes=self._differing(answer.changes, now))
+        if marker and isinstance(answer, Pass):  # the job asks for no slice any more; " " clears on every release
+            return Accept({"comment": merged.comment or " "}, "")
+        return Pass()
+
+    def _modify_started(self, now: Present, marker: str, *, tres_given: bool) -> Answer:
+        request = self.request
+        asked = [getattr(request, name) for name in TRES_FIELDS]
+        if tres_given and (marker or mentions(asked)):
+            raise Refusal("running")
+        if not marker or request.comment is None:
+            return Pass()
+        return Accept({"comment": _with_marker(request.comment, marker)}, "")
+
+    def _differing(self, changes: Mapping[str, str], now: Present) -> dict[str, str]:
+        kept: dict[str, str] = {}
+        for name, value in changes.items():
+            present = _either(getattr(self.request, name), getattr(now, name, None))
+            if value != (present or ""):
+                kept[name] = value
+        return kept
+
+    # -- the grant ---------------------------------------------------------------------------------------------
+
+    def _grant(self, request: JobRequest, old_marker: str) -> Answer:
+        if not mentions(getattr(request, name) for name in TRES_FIELDS):
+            return Pass(MESSAGES["idle"] if request.comment and hinting.is_hint(request.comment) else "")
+        names = [name for name in (request.partition or "").split(",") if name]
+        ours = [name for name in names if name in self.catalog]
+        asking = read(request, gpus=bool(ours))
+        if asking is None:
+            return Pass()
+        self._check_partitions(names, ours)
+        partition = self.catalog.view(ours)
+        hints = hinting.parse(*self._hint_texts(request))
+        limits = limits_of(hints, partition)
+        _check_whole_gpus(asking, request)
+        return self._compose(request, asking, partition, hints, limits, old_marker)
+
+    def _hint_texts(self, request: JobRequest) -> list[str]:
+        texts = [request.comment or ""]
+        if self.policy.hints_in_extra:
+            texts.append(request.extra or "")
+        return texts
+
+    def _check_partitions(self, names: Sequence[str], ours: Sequence[str]) -> None:
+        if not self.catalog.partitions:
+            raise Refusal("no_site")
+        if not ours:
+            raise Refusal("no_partition", show(",".join(names)), self.catalog.names)
+        if len(ours) < len(names):
+            raise Refusal("mixed_partitions", show(",".join(names)), ",".join(ours))
+
+    def _compose(
+        self,
+        request: JobRequest,
+        asking: Asking,
+        partition: Partition,
+        hints: Hints,
+        limits: Limits,
+        old_marker: str,
+    ) -> Answer:
+        slices: dict[Profile, int] = {}
+        messages: list[str] = []
+        choice: Choice | None = None
+        reason = "explicit"
+        for part in asking.parts:
+            count = per_node(asking, count_of(part, partition.profile_list), request)
+            if part.name == "gpu":
+                offer = _whole_gpu(part, partition)
+                messages.append(MESSAGES["whole"] % (_times(count, offer), show(part.text)))
+                reason = "whole_gpu"
+            elif part.type in (None, AUTO):
+                choice = choice or self.chooser.choose(hints, partition)
+                offer, reason = choice.offer, choice.reason
+                messages.append(MESSAGES["chosen"] % (_times(count, offer), choice.text))
+            else:
+                offer = _explicit(part, partition, limits)
+                messages += self._warning(offer, partition, hints)
+            slices[offer.profile] = slices.get(offer.profile, 0) + count
+            if slices[offer.profile] > MAX_COUNT:
+                raise Refusal("count", str(slices[offer.profile]))
+        if len(slices) > MAX_PARTS:
+            raise Refusal("kinds")
+        grant = self._named(Grant(slices.items()), old_marker)
+        message = "migbatch: " + "; ".join(dict.fromkeys(messages)) if messages else ""
+        changes = _changes(request, asking, grant)
+        bucket = choice.bucket if choice is not None else None
+        decision = Decision(
+            id=grant.decision,
+            ts=self.ts,
+            uid=request.uid,
+            user=request.user,
+            partition=partition.name,
+            job_id=request.job_id,
+            asked={name: text for name in (*TRES_FIELDS, *TEXT_FIELDS) if (text := getattr(self.request, name))},
+            hints=hints,
+            bucket="" if bucket is None else bucket.name,
+            predictor=self.chooser.predictor.version,
+            candidates=() if choice is None else choice.candidates,
+            granted=grant.gres,
+            reason=reason,
+            message=message,
+        )
+        return Accept(changes, message, decision)
+
+    def _named(self, grant: Grant, old_marker: str) -> Grant:
+        """The grant with its decision's name: the old one where nothing but the comment changes."""
+        try:
+            old = parse_comment(old_marker)
+        except GrantError:
+            old = None
+        if old is not None and old.parts == grant.parts:
+            return old
+        return Grant(grant.parts, self.decision_id)
+
+    def _warning(self, offer: Offer, partition: Partition, hints: Hints) -> list[str]:
+        bucket = self.chooser.bucket(hints)
+        if bucket is None or hints.mem_mib is not None:
+            return []
+        figures = self.chooser.figures(bucket, partition).get(offer.profile.gres_type)
+        if figures is None or figures.need_mib <= offer.memory_mib:
+            return []
+        name = offer.profile.gres_type
+        return [MESSAGES["tight"] % (name, bucket.cell, gib(figures.need_mib), gib(offer.memory_mib))]
+
+
+def _explicit(part: Part, partition: Partition, limits: Limits) -> Offer:
+    name = (part.type or "").replace("+", ".")
+    if name == FILLER:
+        raise Refusal("filler", partition.profile_list)
+    offer = partition.offers.get(name)
+    if offer is None:
+        raise Refusal("unknown_profile", partition.name, show(name), partition.profile_list)
+    if limits.mem_mib is not None and limits.mem_mib > offer.memory_mib:
+        raise Refusal("mem_over_profile", str(limits.mem_mib), name, str(offer.memory_mib))
+    if not limits.within(offer):
+        raise Refusal("profile_outside", name)
+    return offer
+
+
+def _whole_gpu(part: Part, partition: Partition) -> Offer:
+    kind = partition.kind_of(part.type)
+    if kind is None:
+        names = ", ".join(kind.name for kind in partition.kinds)
+        raise Refusal("unknown_gpu", partition.name, show(part.type or ""), names)
+    return partition.offers[kind.full.profile.gres_type]
+
+
+def _check_whole_gpus(asking: Asking, request: JobRequest) -> None:
+    if not any(part.name == "gpu" for part in asking.parts):
+        return
+    if request.cpus_per_tres and "gpu" in request.cpus_per_tres:
+        raise Refusal("per_gpu", "--cpus-per-gpu", "--cpus-per-task")
+    if request.mem_per_tres and "gpu" in request.mem_per_tres:
+        raise Refusal("per_gpu", "--mem-per-gpu", "--mem")
+    if request.tres_freq and "gpu" in request.tres_freq:
+        raise Refusal("per_gpu", "--gpu-freq", "no clock rate")
+    if request.ntasks_per_tres:
+        raise Refusal("per_gpu", "--ntasks-per-gpu", "--ntasks-per-node")
+
+
+def _changes(request: JobRequest, asking: Asking, grant: Grant) -> dict[str, str]:
+    prefix = asking.parts[0].prefix
+    granted = [f"{prefix}mig:{profile.gres_type}:{count}" for profile, count in grant.parts]
+    entries: list[str] = []
+    if asking.field == "tres_per_node":
+        first = next(i for i, entry in enumerate(asking.entries) if isinstance(entry, Part))
+        before = [entry for entry in asking.entries[:first] if isinstance(entry, str)]
+        after = [entry for entry in asking.entries[first:] if isinstance(entry, str)]
+        entries = [*before, *granted, *after]
+    else:
+        entries = [*([request.tres_per_node] if request.tres_per_node else []), *granted]
+    tres = ",".join(entries)
+    if len(tres) > SLURM_LIMIT:
+        raise Refusal("gres_long")
+    changes = {"tres_per_node": tres, "comment": _with_marker(request.comment or "", grant.marker, grant.decision)}
+    if asking.field != "tres_per_node":
+        changes[asking.field] = ",".join(asking.others)
+    if request.tres_bind and "gpu" in request.tres_bind:
+        changes["tres_bind"] = ""
+    return changes
+
+
+def _with_marker(text: str, marker: str, decision: str | None = None) -> str:
+    """The comment with its marker; `decision` given: room for a full decision name is kept."""
+    comment = f"{text} {marker}" if text else marker
+    room = 0
+    if decision is not None:
+        room = max(DECISION_BYTES - len(decision), 0) + (0 if decision else 1)
+    if len(comment) + room > SLURM_LIMIT:
+        raise Refusal("comment_long", str(len(comment) + room - SLURM_LIMIT))
+    return comment
+
+
+def _times(count: int, offer: Offer) -> str:
+    return offer.profile.gres_type if count == 1 else f"{count} x {offer.profile.gres_type}"
+
+
+def _either(given: str | None, present: str | None) -> str | None:
+    return present if given is None else given

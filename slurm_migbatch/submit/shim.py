@@ -1,0 +1,82 @@
+"""Renders the Lua shims for slurmctld (job_submit.lua) and for the user commands (cli_filter.lua)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from slurm_migbatch.predict.candidate import Figures
+from slurm_migbatch.predict.selection import REASONS, Chooser
+from slurm_migbatch.submit.request import OPTIONS
+from slurm_migbatch.submit.rewrite import DECISION_BYTES, MESSAGES, Policy
+from slurm_migbatch.submit.table import TABLE_VERSION, compile_table, quote
+from slurm_migbatch.workload.buckets import R20, Grid
+from slurm_migbatch.workload.catalog import SiteCatalog
+from slurm_migbatch.workload.hints import FORMS, MAX_BYTES
+from slurm_migbatch.workload.refusal import SENTENCES
+
+JOB_SUBMIT: Final = "job_submit.lua"
+CLI_FILTER: Final = "cli_filter.lua"
+
+
+class _NoPredictor:
+    """What is rendered into the shim knows no model: it must not grow with the site's knowledge."""
+
+    version = "none"
+
+    def grids(self) -> dict[str, Grid]:
+        return {}
+
+    def aliases(self) -> dict[str, str]:
+        return {}
+
+    def figures(self, cell: Any, kind: Any) -> dict[Any, Figures]:
+        return {}
+
+
+def render(
+    name: str,
+    templates: Path,
+    *,
+    socket: str,
+    table: str,
+    catalog: SiteCatalog,
+    policy: Policy,
+    deadline_ms: int = 100,
+    trusted_uids: Iterable[int] | None = None,
+) -> str:
+    """One shim (`JOB_SUBMIT` or `CLI_FILTER`) as Lua source.
+
+    `socket` and `table` are the paths that slurmctld sees. `catalog` goes into the file for the day on which neither
+    service nor table can be had. `trusted_uids` defaults to the policy's: root, and SlurmUser where migbatchd runs as
+    it.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(templates),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701  (Lua, not HTML: values go through the lua filter)
+    )
+    environment.filters["lua"] = quote
+    trusted = policy.trusted_uids if trusted_uids is None else trusted_uids
+    return environment.get_template(f"{name}.j2").render(
+        socket_path=socket,
+        table_path=table,
+        deadline_ms=int(deadline_ms),
+        table_version=TABLE_VERSION,
+        sentences=dict(SENTENCES),
+        messages=MESSAGES,
+        reasons=REASONS,
+        hint_forms=FORMS,
+        hint_order=list(FORMS),
+        options=dict(OPTIONS),
+        decision_bytes=DECISION_BYTES,
+        max_hint=MAX_BYTES,
+        hints_in_extra=policy.hints_in_extra,
+        trusted=dict.fromkeys(sorted(trusted), True),
+        r20=R20,
+        built_in=compile_table(catalog, Chooser(_NoPredictor())).removeprefix("return ").strip(),
+    )

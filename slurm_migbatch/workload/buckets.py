@@ -1,0 +1,108 @@
+"""Buckets: the finite grid of requests that a decision is made on.
+
+A request is rounded, always to the demanding side, to a cell of (model, role, batch, input size, objective): batch and
+input size up to an edge of the model's grid, a latency limit down and a rate up to the preferred numbers of ISO 3
+(R20: 20 to a decade, so at most 12 % tighter than asked). Two requests of one bucket always get the same slice; that
+is what lets a compiled table give the service's answers.
+
+All figures are integers (microseconds, thousandths of items per second), so that Python and Lua agree to the last
+digit.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from slurm_migbatch.workload.hints import Hints
+
+R20: Final = (100, 112, 125, 140, 160, 180, 200, 224, 250, 280, 315, 355, 400, 450, 500, 560, 630, 710, 800, 900)
+"""The preferred numbers of one decade, times 100."""
+
+POWERS_OF_TWO: Final = tuple(2**i for i in range(17))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The edges of one model's buckets, ascending, and what is assumed where the user says nothing.
+
+    `unit` is the unit of its input, `tok` or `px`. A request above the last edge falls into the last bucket.
+    """
+
+    unit: str
+    inputs: tuple[int, ...]
+    batches: tuple[int, ...]
+    default_input: int
+    default_batch: int = 8
+
+    def __post_init__(self) -> None:
+        for edges in (self.inputs, self.batches):
+            if not edges or list(edges) != sorted(set(edges)) or edges[0] < 1:
+                raise ValueError(f"bucket edges must be ascending positive integers, not {edges}")
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One cell. `batch` and `input` are the cell's upper edges (0: a model without a grid, whose figures are unknown).
+
+    `slo_us` is the latency limit of one batch in microseconds, `rate` the needed thousandths of items per second; None
+    where the user asks for none.
+    """
+
+    model: str
+    role: str
+    batch: int
+    input: int
+    unit: str
+    slo_us: int | None = None
+    rate: int | None = None
+
+    @property
+    def cell(self) -> str:
+        """The part that the predicted figures depend on: `bert-large/infer/b32/128tok`."""
+        return f"{self.model}/{self.role}/b{self.batch}/{self.input}{self.unit}"
+
+    @property
+    def name(self) -> str:
+        """A stable name: `bert-large/infer/b32/128tok/slo200000us/any`."""
+        slo = "any" if self.slo_us is None else f"slo{self.slo_us}us"
+        rate = "any" if self.rate is None else f"rate{self.rate}"
+        return f"{self.cell}/{slo}/{rate}"
+
+
+def up(value: int, edges: Sequence[int]) -> int:
+    """The smallest edge that is at least `value`, or the last one."""
+    return edges[min(bisect_left(edges, value), len(edges) - 1)]
+
+
+def preferred(value: int, *, ceiling: bool) -> int:
+    """The preferred number at or below `value` (at or above it with `ceiling`); below 100 the value itself."""
+    if value < 100:
+        return value
+    scale = 1
+    while value >= 1000 * scale:
+        scale *= 10
+    if ceiling:
+        return next((number * scale for number in R20 if number * scale >= value), 1000 * scale)
+    return max(number * scale for number in R20 if number * scale <= value)
+
+
+def rate_of(items: int, seconds: int) -> int:
+    """Thousandths of items per second, rounded up, that do `items` in `seconds`."""
+    return -(-items * 1000 // seconds)
+
+
+def bucket_of(hints: Hints, model: str, grid: Grid) -> Bucket:
+    """The bucket of a request whose model has a grid."""
+    rate = None if hints.deadline_s is None or hints.items is None else rate_of(hints.items, hints.deadline_s)
+    return Bucket(
+        model=model,
+        role=hints.role or "infer",
+        batch=up(hints.batch or grid.default_batch, grid.batches),
+        input=up(hints.input or grid.default_input, grid.inputs),
+        unit=grid.unit,
+        slo_us=None if hints.slo_us is None else preferred(hints.slo_us, ceiling=False),
+        rate=None if rate is None else preferred(rate, ceiling=True),
+    )

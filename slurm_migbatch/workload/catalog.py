@@ -1,0 +1,222 @@
+"""What the site has: partitions, the kinds of GPUs in them, and what each kind can be cut into.
+
+The daemon builds a catalog from the inventory that the nodes report; `migbatch explain` and the compiled table read the
+same value. Performance facts are those of the whole GPU; shares of a slice come from its geometry (SM count and memory
+slices), never from the g in its name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from slurm_migbatch.mig.geometry import Geometry, GeometryError, ProfileInfo
+from slurm_migbatch.mig.profile import Profile
+
+WIRE_VERSION = 1
+
+
+class CatalogError(ValueError):
+    """Values that make no catalog; the message says which."""
+
+
+@dataclass(frozen=True)
+class GpuKind:
+    """One model of GPU.
+
+    `name` is the site's short name (`h100-80gb`), `types` the other names that users write in `--gres=gpu:<type>`.
+    `tflops` is the dense 16-bit matrix rate and `bandwidth_gbs` the memory bandwidth of the whole GPU, `sm_count` its
+    SMs outside MIG (0 where unknown: then the full profile's).
+    """
+
+    name: str
+    geometry: Geometry
+    tflops: float
+    bandwidth_gbs: float
+    sm_count: int = 0
+    types: tuple[str, ...] = ()
+
+    @property
+    def full(self) -> ProfileInfo:
+        """The profile that takes the whole GPU."""
+        return self.geometry.full
+
+    def answers_to(self, gpu_type: str) -> bool:
+        """Whether a user's GPU type means this kind."""
+        return gpu_type == self.name or gpu_type in self.types
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return {
+            "name": self.name,
+            "geometry": self.geometry.to_dict(),
+            "tflops": self.tflops,
+            "bandwidth_gbs": self.bandwidth_gbs,
+            "sm_count": self.sm_count,
+            "types": list(self.types),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> GpuKind:
+        """Read `to_dict`'s form; raises CatalogError."""
+        try:
+            return cls(
+                str(data["name"]),
+                Geometry.from_dict(data["geometry"]),
+                float(data["tflops"]),
+                float(data["bandwidth_gbs"]),
+                int(data.get("sm_count", 0)),
+                tuple(str(name) for name in data.get("types", ())),
+            )
+        except (KeyError, TypeError, ValueError, GeometryError) as error:
+            raise CatalogError(f"a GPU kind of the catalog is not understood: {error!r}") from None
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One profile as a job of a partition may get it, over all GPU kinds there that have it.
+
+    Where kinds differ (1g.10gb exists on A100 40GB and H100 80GB), `memory_mib` is the least and the slices are the
+    most.
+    """
+
+    profile: Profile
+    compute_slices: int
+    memory_slices: int
+    memory_mib: int
+
+    @property
+    def order(self) -> tuple[int, int, str]:
+        """From the cheapest to the dearest: fewest compute slices, then least memory, then by name."""
+        return (self.compute_slices, self.memory_mib, self.profile.gres_type)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """What the jobs of one partition (or of the several that a job names) can have.
+
+    `default` is the profile for jobs that say nothing: the site's choice, else the cheapest plain one.
+    """
+
+    name: str
+    kinds: tuple[GpuKind, ...]
+    chosen_default: Profile | None = None
+
+    @cached_property
+    def offers(self) -> Mapping[str, Offer]:
+        """Every profile by its GRES type, the cheapest first."""
+        found: dict[str, Offer] = {}
+        for kind in self.kinds:
+            for info in kind.geometry.profiles:
+                here = Offer(info.profile, info.compute_slices, info.memory_slices, info.memory_mib)
+                seen = found.get(info.profile.gres_type, here)
+                found[info.profile.gres_type] = Offer(
+                    info.profile,
+                    max(seen.compute_slices, here.compute_slices),
+                    max(seen.memory_slices, here.memory_slices),
+                    min(seen.memory_mib, here.memory_mib),
+                )
+        return {offer.profile.gres_type: offer for offer in sorted(found.values(), key=lambda o: o.order)}
+
+    @cached_property
+    def plain(self) -> tuple[Offer, ...]:
+        """The profiles that `mig:auto` chooses from: those without a suffix, the cheapest first."""
+        return tuple(offer for offer in self.offers.values() if not offer.profile.suffix)
+
+    @cached_property
+    def default(self) -> Offer:
+        """The profile for jobs that say nothing of use."""
+        if self.chosen_default is not None and self.chosen_default.gres_type in self.offers:
+            return self.offers[self.chosen_default.gres_type]
+        return self.plain[0] if self.plain else next(iter(self.offers.values()))
+
+    @cached_property
+    def profile_list(self) -> str:
+        """The profiles for a message, the cheapest first."""
+        return ", ".join(self.offers)
+
+    def kind_of(self, gpu_type: str | None) -> GpuKind | None:
+        """The kind that `gpu:<type>` means here; without a type the partition's first."""
+        if gpu_type is None:
+            return self.kinds[0]
+        return next((kind for kind in self.kinds if kind.answers_to(gpu_type)), None)
+
+
+@dataclass(frozen=True)
+class SiteCatalog:
+    """All MIG partitions of the site, by name."""
+
+    partitions: Mapping[str, Partition] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, partition in self.partitions.items():
+            if name != partition.name or not partition.kinds:
+                raise CatalogError(f"partition {name} has no GPU kinds or another name ({partition.name})")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.partitions
+
+    @property
+    def names(self) -> str:
+        """The partitions for a message."""
+        return ", ".join(self.partitions)
+
+    @property
+    def kinds(self) -> dict[str, GpuKind]:
+        """All kinds of the site by name."""
+        return {kind.name: kind for part in self.partitions.values() for kind in part.kinds}
+
+    def view(self, names: Sequence[str]) -> Partition:
+        """The partitions `names` (all MIG ones) as one: all their kinds, the default of the first."""
+        parts = [self.partitions[name] for name in names]
+        if len(parts) == 1:
+            return parts[0]
+        kinds = {kind.name: kind for part in parts for kind in part.kinds}
+        return Partition(",".join(names), tuple(kinds.values()), parts[0].default.profile)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return {
+            "version": WIRE_VERSION,
+            "kinds": [kind.to_dict() for kind in self.kinds.values()],
+            "partitions": [
+                {
+                    "name": part.name,
+                    "kinds": [kind.name for kind in part.kinds],
+                    "default": None if part.chosen_default is None else part.chosen_default.name,
+                }
+                for part in self.partitions.values()
+            ],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> SiteCatalog:
+        """Read `to_dict`'s form; raises CatalogError."""
+        if not isinstance(data, Mapping) or data.get("version") != WIRE_VERSION:
+            raise CatalogError(f"not a catalog of version {WIRE_VERSION}: write it again with this release")
+        try:
+            kinds = {row["name"]: GpuKind.from_dict(row) for row in data["kinds"]}
+            partitions = {}
+            for row in data["partitions"]:
+                default = row.get("default")
+                partitions[row["name"]] = Partition(
+                    row["name"],
+                    tuple(kinds[name] for name in row["kinds"]),
+                    None if default is None else Profile.parse(default),
+                )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CatalogError(f"the catalog is not understood: {error!r}") from None
+        return cls(partitions)
+
+
+def load(path: Path) -> SiteCatalog:
+    """Read a catalog from a JSON file; raises CatalogError or OSError."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise CatalogError(f"{path} is no JSON: {error}") from None
+    return SiteCatalog.from_dict(data)

@@ -1,0 +1,191 @@
+"""The hints of a job: `--comment="migbatch: model=bert-large batch=32 slo=200ms"`.
+
+A comment (or extra text, where the site allows it) that begins with `migbatch:` holds key=value pairs separated by
+blanks. Every key has an allow-list for its value; everything else is refused with a sentence. Hints steer the choice
+of a slice and never more: they reach no shell, no file name and no SQL text.
+
+| key | meaning | forms |
+|---|---|---|
+| model | what runs, by its public name | bert-large, meta-llama/Llama-3.1-8B |
+| batch | items in one batch | 32 |
+| input | size of one item | 512tok, 4k (4096), 224px, 224x320 |
+| items | items in the whole job | 50000, 50k, 1.5m, 1e6 |
+| slo | longest time for one batch | 200ms, 0.2s |
+| deadline | longest time for all items, from the job's start | 2h, 1h30m, 02:30:00, 1-02:00:00 |
+| mem | GPU memory that the job needs (replaces the estimate) | 18gb (10^9), 18GiB, 18G (2^30) |
+| role | infer or train | infer, train |
+| min, max | smallest and largest profile to be chosen | 1g.10gb, 3g.40gb |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Final
+
+from slurm_migbatch.workload import units
+from slurm_migbatch.workload.refusal import Refusal, lower, show
+
+PREFIX: Final = "migbatch:"
+MAX_BYTES: Final = 999
+MODEL_FORM: Final = "a name of up to 96 letters, digits and . _ - /, for example bert-large"
+PROFILE_FORM: Final = "the whole name of a profile, for example 1g.10gb"
+
+FORMS: Final = {
+    "model": MODEL_FORM,
+    "batch": "a number from 1 to 65536",
+    "input": "the size of one item, for example 512tok or 224px",
+    "items": "how many items, for example 50000 or 50k",
+    "slo": "a time with its unit from 100us to 1d, for example 200ms",
+    "deadline": "a time with its unit from 1s to 366d, for example 2h",
+    "mem": "an amount of memory with its unit, for example 18gb",
+    "role": "infer or train",
+    "min": PROFILE_FORM,
+    "max": PROFILE_FORM,
+}
+"""What to write for each key; rendered into the Lua shims too."""
+
+_ALLOWED = re.compile(r"[A-Za-z0-9 =._:/+-]")
+_MODEL = re.compile(r"[a-z0-9][a-z0-9._/-]{0,95}")
+_PROFILE = re.compile(r"[0-9]{1,2}g\.[0-9]{1,4}gb[a-z.-]{0,8}")
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What a user told about the job. None: not told.
+
+    `model` and profiles are in lower case, profiles in GRES spelling (`1g.10gb.me`); `input_unit` is `tok`, `px` or
+    empty; `slo_us` in microseconds, `deadline_s` in whole seconds, `mem_mib` in MiB.
+    """
+
+    model: str | None = None
+    batch: int | None = None
+    input: int | None = None
+    input_unit: str = ""
+    items: int | None = None
+    slo_us: int | None = None
+    deadline_s: int | None = None
+    mem_mib: int | None = None
+    role: str | None = None
+    min: str | None = None
+    max: str | None = None
+
+    def to_dict(self) -> dict[str, str | int]:
+        """The hints that were given, JSON-able."""
+        told = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in told.items() if value not in (None, "")}
+
+
+def is_hint(text: str) -> bool:
+    """Whether a comment is addressed to us; any other is the user's own."""
+    return text.startswith(PREFIX)
+
+
+def parse(*texts: str) -> Hints:
+    """Read the hints of all texts that are addressed to us (comment first, then extra); raises Refusal."""
+    values: dict[str, str] = {}
+    for text in texts:
+        if is_hint(text):
+            _pairs(text, values)
+    told: dict[str, str | int] = {}
+    for key in FORMS:  # a fixed order, so that of several mistakes always the same one is named
+        if key in values:
+            told.update(_value(key, values[key]))
+    hints = Hints(**told)  # type: ignore[arg-type]  # _value gives each field its own type
+    if hints.deadline_s is not None and hints.items is None:
+        raise Refusal("deadline_alone")
+    return hints
+
+
+def _pairs(text: str, values: dict[str, str]) -> None:
+    if len(text) > MAX_BYTES:
+        raise Refusal("hint_long", str(len(text)))
+    for char in text:
+        if _ALLOWED.fullmatch(char) is None:
+            if ord(char) >= 0x80:
+                raise Refusal("hint_ascii")
+            raise Refusal("hint_char", char if " " < char <= "~" else f"number {ord(char)}")
+    for token in text[len(PREFIX) :].split(" "):
+        if not token:
+            continue
+        key, equals, value = token.partition("=")
+        if not equals or not key:
+            raise Refusal("hint_form", show(token))
+        if key not in FORMS:
+            raise Refusal("hint_key", show(key))
+        if key in values:
+            raise Refusal("hint_twice", key)
+        values[key] = value
+
+
+def _value(key: str, text: str) -> dict[str, str | int]:
+    found = _READERS[key](lower(text))
+    if found is None:
+        raise Refusal("hint_value", key, show(text), FORMS[key])
+    return found
+
+
+Reader = Callable[[str], "dict[str, str | int] | None"]
+
+
+def _within(name: str, number: int | None, low: int, high: int) -> dict[str, str | int] | None:
+    return {name: number} if number is not None and low <= number <= high else None
+
+
+def _model(text: str) -> dict[str, str | int] | None:
+    return {"model": text} if _MODEL.fullmatch(text) else None
+
+
+def _batch(text: str) -> dict[str, str | int] | None:
+    return _within("batch", units.small_integer(text), 1, 65536)
+
+
+def _input(text: str) -> dict[str, str | int] | None:
+    size = units.input_size(text)
+    if size is None or not 1 <= size[0] <= 10000000:
+        return None
+    return {"input": size[0], "input_unit": size[1]}
+
+
+def _items(text: str) -> dict[str, str | int] | None:
+    return _within("items", units.items(text), 1, 1000000000000)
+
+
+def _slo(text: str) -> dict[str, str | int] | None:
+    return _within("slo_us", units.duration_us(text), 100, 86400000000)
+
+
+def _deadline(text: str) -> dict[str, str | int] | None:
+    time = units.duration_us(text)
+    return None if time is None else _within("deadline_s", time // 1000000, 1, 366 * 86400)
+
+
+def _mem(text: str) -> dict[str, str | int] | None:
+    return _within("mem_mib", units.memory_mib(text), 1, 16777216)
+
+
+def _role(text: str) -> dict[str, str | int] | None:
+    return {"role": text} if text in ("infer", "train") else None
+
+
+def _profile(name: str) -> Reader:
+    def read(text: str) -> dict[str, str | int] | None:
+        spelled = text.replace("+", ".")
+        return {name: spelled} if _PROFILE.fullmatch(spelled) else None
+
+    return read
+
+
+_READERS: dict[str, Reader] = {
+    "model": _model,
+    "batch": _batch,
+    "input": _input,
+    "items": _items,
+    "slo": _slo,
+    "deadline": _deadline,
+    "mem": _mem,
+    "role": _role,
+    "min": _profile("min"),
+    "max": _profile("max"),
+}
