@@ -1,0 +1,30 @@
+"""Asks the running submit service, for `migbatch explain` and tests."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from slurm_migbatch.submit import protocol
+from slurm_migbatch.submit.request import Answer, JobRequest, RequestError
+
+
+class ServiceUnavailable(RuntimeError):
+    """The service cannot be reached or does not answer; the message says what to look at."""
+
+
+def ask(path: Path, request: JobRequest, *, timeout: float = 2.0) -> Answer:
+    """The service's answer to one request; raises ServiceUnavailable, and RequestError where it cannot be answered."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+        client.settimeout(timeout)
+        try:
+            client.connect(str(path))
+            client.sendall(protocol.encode(request.to_fields()))
+            reply = client.recv(protocol.MAX_REQUEST)
+        except OSError as error:
+            raise ServiceUnavailable(
+                f"the submit service does not answer at {path} ({error}): is migbatchd running on this host?"
+            ) from None
+    if not reply:
+        raise RequestError("the submit service closed the connection: too many of yours are open, or it is stopping")
+    return protocol.decode_answer(reply)

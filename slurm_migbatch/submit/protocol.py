@@ -1,0 +1,66 @@
+"""The line protocol between the Lua shim and the service: `key=percent-encoded value`, one a line, ended by an empty
+line.
+
+Values are bytes decoded with latin-1. The socket is of type SOCK_SEQPACKET: one packet is one request, one packet its
+answer. Lua can speak it in a few lines, a peer that has gone gives EPIPE instead of a SIGPIPE (slurmctld is a big
+threaded process whose signals are not ours), and nobody can send half a request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+from slurm_migbatch.submit.request import Accept, Answer, Pass, Refuse, RequestError
+
+MAX_REQUEST: Final = 65536
+"""Bytes. A job's strings have at most 1024 each and the encoding triples them at worst."""
+_KEY = re.compile(r"[a-z_0-9]{1,40}")
+_SAFE: Final = "_.:/,+-"
+
+
+def encode(fields: Mapping[str, str]) -> bytes:
+    """Keys and latin-1 values as a message."""
+    lines = [f"{key}={quote_from_bytes(value.encode('latin-1'), safe=_SAFE)}\n" for key, value in fields.items()]
+    return ("".join(lines) + "\n").encode("ascii")
+
+
+def decode(message: bytes) -> dict[str, str]:
+    """A message's keys and latin-1 values; raises RequestError."""
+    if len(message) > MAX_REQUEST:
+        raise RequestError("the message is too long")
+    if not message.endswith(b"\n\n"):
+        raise RequestError("the message is not complete")
+    fields: dict[str, str] = {}
+    for line in message[:-2].split(b"\n"):
+        key, equals, value = line.partition(b"=")
+        name = key.decode("latin-1")
+        if not equals or _KEY.fullmatch(name) is None or name in fields:
+            raise RequestError("a line is not key=value, or a key comes twice")
+        fields[name] = unquote_to_bytes(value).decode("latin-1")
+    return fields
+
+
+def encode_answer(answer: Answer) -> bytes:
+    """An answer as a message; changed fields are `set_<name>`."""
+    if isinstance(answer, Refuse):
+        return encode({"verdict": "refuse", "message": answer.sentence, "code": answer.code})
+    if isinstance(answer, Pass):
+        return encode({"verdict": "pass", "message": answer.message})
+    changes = {f"set_{name}": value for name, value in answer.changes.items()}
+    return encode({"verdict": "accept", "message": answer.message, **changes})
+
+
+def decode_answer(message: bytes) -> Answer:
+    """The answer in a message; raises RequestError where the service reported one or the message is none of ours."""
+    fields = decode(message)
+    verdict, text = fields.get("verdict"), fields.get("message", "")
+    if verdict == "refuse":
+        return Refuse(text, fields.get("code", ""))
+    if verdict == "pass":
+        return Pass(text)
+    if verdict == "accept":
+        return Accept({key[4:]: value for key, value in fields.items() if key.startswith("set_")}, text)
+    raise RequestError(text or "the answer has no verdict")
