@@ -93,7 +93,7 @@ class Instance(NamedTuple):
         return Slot(self.profile, self.placement)
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether it has a compute instance."""
         return self.ci_id is not None
 

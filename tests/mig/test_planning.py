@@ -12,8 +12,7 @@ from slurm_migbatch.mig.layout import EMPTY, Layout, Slot, layouts
 from slurm_migbatch.mig.placement import Placement
 from slurm_migbatch.mig.planning import capacity, choose, fill, fragmentation, plan_free
 from slurm_migbatch.mig.profile import Profile
-
-GPU_TYPES = ("a30", "a100-40gb", "a100-80gb", "h100-80gb", "h200", "b200", "rtx-pro-6000")
+from slurm_migbatch.testbed.simdriver import GPU_MODELS
 
 
 class Enumeration:
@@ -68,7 +67,7 @@ def synthetic():
     return Geometry("synthetic", infos)
 
 
-@pytest.fixture(scope="session", params=[*GPU_TYPES, "synthetic"])
+@pytest.fixture(scope="session", params=[*GPU_MODELS, "synthetic"])
 def geometry(request, geometries):
     return synthetic() if request.param == "synthetic" else geometries[request.param]
 

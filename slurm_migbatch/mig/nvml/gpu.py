@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -134,7 +133,7 @@ class NvmlGpu:
         try:
             return self._describe(gi, self._info(gi), create=True)
         except DriverError as error:
-            self._take_back(gi, slot, error)
+            self._take_back(gi, profile_id, slot, error)
             raise
 
     def complete(self, instance: Instance) -> Instance:
@@ -146,14 +145,10 @@ class NvmlGpu:
         """Destroy its compute instances, then itself; what is gone already is fine. Raises Busy."""
         try:
             gi, info = self._find(instance)
-        except NotFound:
+        except (NotFound, NotMig):
             return
         try:
-            for ci in list(self._compute_instances(gi, int(info.profileId))):
-                self._tolerate_gone(
-                    f"destroying the compute instance of {instance}", pynvml.nvmlComputeInstanceDestroy, ci
-                )
-            self._tolerate_gone(f"destroying {instance}", pynvml.nvmlGpuInstanceDestroy, gi)
+            self._remove(gi, int(info.profileId), str(instance))
         except Busy as error:
             users = ", ".join(str(holder) for holder in self._holders_or_none(instance))
             by = f"by {users}" if users else "though no process shows (DCGM or a dying process may hold it)"
@@ -290,10 +285,6 @@ class NvmlGpu:
             known = self._ci_profiles[profile_id] = (full, tuple(sizes))
         return known
 
-    def _compute_instances(self, gi: Any, profile_id: int) -> Iterator[Any]:
-        """Handles of all compute instances, partial ones that an administrator made by hand too."""
-        return self._list_compute(gi, self._compute_profiles(gi, profile_id)[1])
-
     def _list_compute(self, gi: Any, ci_profile_ids: tuple[int, ...]) -> Iterator[Any]:
         for ci_profile_id in ci_profile_ids:
             yield from self._call("listing compute instances", query.compute_instances, gi, ci_profile_id)
@@ -302,14 +293,21 @@ class NvmlGpu:
         with suppress(NotFound):
             self._call(what, call, handle)
 
-    def _take_back(self, gi: Any, slot: Slot, cause: DriverError) -> None:
-        """Destroy a GPU instance whose compute instance could not be made."""
+    def _remove(self, gi: Any, profile_id: int, what: str) -> None:
+        """Destroy all compute instances of a GPU instance and then itself; what is gone already is fine."""
+        for ci in list(self._list_compute(gi, self._compute_profiles(gi, profile_id)[1])):
+            self._tolerate_gone(f"destroying the compute instance of {what}", pynvml.nvmlComputeInstanceDestroy, ci)
+        self._tolerate_gone(f"destroying {what}", pynvml.nvmlGpuInstanceDestroy, gi)
+
+    def _take_back(self, gi: Any, profile_id: int, slot: Slot, cause: DriverError) -> None:
+        """Remove a GPU instance that did not become a whole slice."""
         try:
-            self._tolerate_gone(f"taking {slot} back", pynvml.nvmlGpuInstanceDestroy, gi)
+            self._remove(gi, profile_id, str(slot))
         except DriverError as error:
             raise DriverError(
                 error.code,
-                f"{cause.what}. Its GPU instance could not be taken back and stays without one: {error.what}",
+                f"{cause.what}. Its GPU instance could not be taken back and stays, maybe without a compute instance: "
+                f"{error.what}",
             ) from None
 
     def _why_no_room(self, slot: Slot, error: NoRoom) -> NoRoom:
@@ -330,6 +328,8 @@ class NvmlGpu:
 
 def _command(pid: int) -> str:
     """The command name of a process, empty where /proc does not show it."""
+    from pathlib import Path  # only when something is in the way; importing it takes as long as all the rest here
+
     try:
         return Path(f"/proc/{pid}/comm").read_text("utf-8", "replace").strip()
     except OSError:

@@ -1,0 +1,91 @@
+"""What `Geometry` calls legal is what the driver does: at every legal layout, every further slot."""
+
+import ctypes
+
+import pynvml
+import pytest
+
+from slurm_migbatch.mig.layout import EMPTY, layouts
+from slurm_migbatch.mig.nvml import NvmlDriver
+from slurm_migbatch.testbed.simdriver import GPU_MODELS
+
+
+class RawGpu:
+    """Creates and destroys bare GPU instances, without asking any geometry first."""
+
+    def __init__(self, index, geometry):
+        self.handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        self.ids = {info.profile: info.profile_id for info in geometry.profiles}
+
+    def create(self, slot):
+        """The instance's handle, or None where the driver refuses."""
+        place = pynvml.c_nvmlGpuInstancePlacement_t(*slot.placement)
+        try:
+            return pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(
+                self.handle, self.ids[slot.profile], ctypes.byref(place)
+            )
+        except pynvml.NVMLError as error:
+            assert error.value in (pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES, pynvml.NVML_ERROR_INVALID_ARGUMENT)
+            return None
+
+
+@pytest.fixture(scope="module")
+def opened(all_models):
+    with NvmlDriver(str(all_models.library)) as driver:
+        yield driver
+
+
+def neighbours(raw, geometry, layout, slots):
+    """Every slot that the driver accepts beside the layout it now holds must be one that fits, and the reverse."""
+    for slot in slots:
+        made = raw.create(slot)
+        assert (made is not None) == geometry.fits(layout, slot), f"{slot} beside {layout}"
+        if made is not None:
+            pynvml.nvmlGpuInstanceDestroy(made)
+
+
+# Models of one architecture family have the same rules; one of each is walked through completely.
+@pytest.mark.parametrize("model", ["a30", "a100-40gb", "h100-80gb", "rtx-pro-6000"])
+def test_layouts_are_exactly_what_the_driver_accepts(opened, geometries, model):
+    """From the empty GPU on, so by induction the sets of legal layouts are equal."""
+    geometry = geometries[model]
+    raw = RawGpu(GPU_MODELS.index(model), geometry)
+    slots = sorted(geometry.slots, key=lambda s: (s.placement, s.profile))
+    seen = set()
+
+    def walk(layout, index):
+        seen.add(layout)
+        neighbours(raw, geometry, layout, slots)
+        for i in range(index, len(slots)):
+            made = raw.create(slots[i])
+            if made is not None:
+                walk(layout.add(slots[i]), i + 1)
+                pynvml.nvmlGpuInstanceDestroy(made)
+
+    walk(EMPTY, 0)
+    assert seen == set(layouts(geometry))
+
+
+@pytest.mark.parametrize("model", ["a100-80gb", "h200", "b200"])
+def test_single_steps_agree(opened, geometries, model):
+    geometry = geometries[model]
+    raw = RawGpu(GPU_MODELS.index(model), geometry)
+    slots = sorted(geometry.slots)
+    for layout in list(layouts(geometry))[:: 1 + len(geometry.profiles)]:
+        held = [raw.create(slot) for slot in layout]
+        assert None not in held
+        neighbours(raw, geometry, layout, slots)
+        for made in held:
+            pynvml.nvmlGpuInstanceDestroy(made)
+
+
+def test_slices_made_through_the_adapter_are_what_was_asked_for(opened, geometries):
+    """GPU instance, compute instance and UUID, for every slot of every model."""
+    for gpu, model in zip(opened.gpus(), GPU_MODELS, strict=True):
+        for slot in sorted(geometries[model].slots):
+            made = gpu.create(slot)
+            assert made.slot == slot
+            assert made.mig_uuid.startswith("MIG-")
+            assert gpu.instances() == (made,)
+            gpu.destroy(made)
+            assert gpu.instances() == ()

@@ -1,0 +1,30 @@
+"""Root's hooks import this room when the agent does not answer, so it must stay light and do nothing by itself."""
+
+import subprocess
+import sys
+
+HEAVY = {"dataclasses", "inspect", "json", "sqlite3", "asyncio", "logging", "subprocess", "pynvml", "socket", "ssl"}
+
+
+def loaded(*modules):
+    code = (
+        "import sys; sys.path[:0] = sys.argv[1].split(':')\n"
+        "import " + ", ".join(modules) + "\n"
+        "print(*sorted(sys.modules))"
+    )
+    path = ":".join(p for p in sys.path if p)
+    done = subprocess.run(
+        [sys.executable, "-ISB", "-c", code, path], env={}, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+    return set(done.stdout.split())
+
+
+def test_the_values_and_the_planner_import_nothing_heavy():
+    names = ["profile", "placement", "layout", "geometry", "planning", "grant", "driver", "naming"]
+    assert not loaded(*(f"slurm_migbatch.mig.{name}" for name in names)) & HEAVY
+
+
+def test_the_adapter_adds_only_pynvml_and_what_that_imports():
+    extra = loaded("slurm_migbatch.mig.nvml") - loaded("pynvml", "slurm_migbatch.mig.driver")
+    assert {name for name in extra if not name.startswith("slurm_migbatch.")} == set()

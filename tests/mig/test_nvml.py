@@ -1,0 +1,384 @@
+"""The NVML adapter against the simulated driver, by way of nvidia-ml-py."""
+
+import os
+import subprocess
+import sys
+
+import pynvml
+import pytest
+
+from slurm_migbatch.mig.driver import (
+    Activation,
+    AlreadyThere,
+    Busy,
+    Driver,
+    DriverError,
+    DriverMissing,
+    Gpu,
+    GpuLost,
+    NoPermission,
+    NoRoom,
+    NotFound,
+    NotMig,
+    Refused,
+)
+from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
+from slurm_migbatch.mig.nvml import NvmlDriver, NvmlGpu
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.testbed.simdriver import GPU_MODELS, Machine
+
+ONE = Slot.of("1g.10gb", 0, 1)
+TWO = Slot.of("2g.20gb", 2, 2)
+
+
+def drivers_view(machine, index=0):
+    """What the machine itself says is on a GPU."""
+    return {
+        (i["profile"], i["start"], i["size"], len(i["compute_instances"]))
+        for i in machine.dump()["gpus"][index]["instances"]
+    }
+
+
+# -- what a GPU is -------------------------------------------------------------------------------------------------
+
+
+def test_the_protocols_are_met(driver):
+    a_driver: Driver = driver
+    gpus: tuple[Gpu, ...] = a_driver.gpus()
+    assert [(gpu.index, gpu.minor, gpu.name) for gpu in gpus] == [(0, 3, "NVIDIA H100 80GB HBM3"), (1, 1, "NVIDIA A30")]
+    assert all(gpu.uuid.startswith("GPU-") for gpu in gpus)
+
+
+def test_profiles_carry_the_devices_ids_and_not_the_enums(h100, a30):
+    ids = {info.profile.name: info.profile_id for info in h100.geometry().profiles}
+    assert ids["7g.80gb"] == 0 and ids["1g.10gb"] == 19 and ids["1g.10gb+me"] == 20 and ids["1g.20gb"] == 15
+    assert a30.geometry().info(Profile.parse("1g.6gb")).profile_id == 14
+
+
+@pytest.mark.parametrize("model", GPU_MODELS)
+def test_the_geometry_is_the_same_with_mig_off(tmp_path, geometries, model):
+    """Names are then computed instead of read."""
+    machine = Machine.create(tmp_path / "off", gpus=[model], mig=False)
+    with NvmlDriver(str(machine.library)) as driver:
+        (gpu,) = driver.gpus()
+        assert gpu.mig_mode() == (False, False)
+        assert gpu.geometry() == geometries[model]
+        assert gpu.instances() == ()
+        assert gpu.layout() == EMPTY
+
+
+def test_facts_are_told_as_far_as_the_driver_does(machine, h100):
+    facts = h100.facts()
+    assert facts == {
+        "name": "NVIDIA H100 80GB HBM3",
+        "architecture": "hopper",
+        "compute_capability": "9.0",
+        "clock_mhz": 1980,
+        "memory_clock_mhz": 2619,
+        "memory_bus_bits": 5120,
+        "memory_mib": 81559,
+        "sm_count": 132,
+        "pci_bus_id": facts["pci_bus_id"],
+        "driver_version": facts["driver_version"],
+    }
+    for call in ("nvmlDeviceGetMaxClockInfo", "nvmlDeviceGetMemoryBusWidth", "nvmlDeviceGetArchitecture"):
+        machine.fail(call, pynvml.NVML_ERROR_NOT_SUPPORTED, times=None)
+    left = h100.facts()
+    assert set(facts) - set(left) == {"architecture", "clock_mhz", "memory_clock_mhz", "memory_bus_bits"}
+
+
+def test_vgpu_guests_are_listed_but_have_no_geometry(h100, monkeypatch):
+    monkeypatch.setattr(
+        pynvml, "nvmlDeviceGetVirtualizationMode", lambda handle: pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU
+    )
+    with pytest.raises(NotMig, match="vGPU guest"):
+        h100.geometry()
+    assert h100.facts()["virtualization"] == "vgpu"
+
+
+def test_gpus_without_mig_are_listed_but_have_no_geometry(machine, h100):
+    for call in ("nvmlDeviceGetMigMode", "nvmlDeviceGetGpuInstanceProfileInfo", "nvmlDeviceGetGpuInstanceProfileInfoV"):
+        machine.fail(call, pynvml.NVML_ERROR_NOT_SUPPORTED, times=None)
+    assert h100.mig_mode() == (False, False)
+    assert h100.instances() == ()
+    with pytest.raises(NotMig, match="no MIG profiles"):
+        h100.geometry()
+    assert "sm_count" not in h100.facts()
+
+
+def test_older_drivers_that_do_not_name_profiles_are_served(machine, h100, geometries):
+    machine.fail("nvmlDeviceGetGpuInstanceProfileInfoV", pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH, times=None)
+    assert h100.geometry() == geometries["h100-80gb"]
+
+
+# -- the mode ------------------------------------------------------------------------------------------------------
+
+
+def test_hopper_switches_at_once_and_ampere_after_a_reset(machine, h100, a30):
+    assert h100.set_mig_mode(False) is Activation.DONE
+    assert h100.mig_mode() == (False, False)
+    assert h100.set_mig_mode(True) is Activation.DONE
+    assert a30.set_mig_mode(False) is Activation.RESET_REQUIRED
+    assert a30.mig_mode() == (True, False)
+    machine.reset_gpu(1)
+    assert a30.mig_mode() == (False, False)
+
+
+def test_a_gpu_in_use_keeps_its_mode(h100):
+    h100.create(ONE)
+    try:
+        outcome = h100.set_mig_mode(False)
+    except Busy as error:
+        assert "switching MIG off" in str(error)
+    else:
+        assert outcome is Activation.IN_USE
+    assert h100.mig_mode()[0]
+
+
+def test_instances_need_mig_on(h100):
+    h100.set_mig_mode(False)
+    with pytest.raises(NotMig, match="MIG is off"):
+        h100.create(ONE)
+
+
+# -- making and taking instances -----------------------------------------------------------------------------------
+
+
+def test_a_slice_is_an_instance_with_its_full_compute_instance(machine, h100):
+    made = h100.create(TWO)
+    assert made.slot == TWO and made.is_complete
+    device = machine.dump()["gpus"][0]["instances"][0]
+    assert made.gi_id == device["gi_id"]
+    assert made.mig_uuid == device["compute_instances"][0]["uuid"]
+    assert h100.layout() == Layout([TWO])
+    h100.destroy(made)
+    assert drivers_view(machine) == set()
+
+
+def test_instances_of_all_profiles_are_listed_by_place(h100):
+    slots = [
+        Slot.of("1g.10gb+me", 0, 1),
+        Slot.of("1g.10gb", 1, 1),
+        Slot.of("1g.20gb", 2, 2),
+        Slot.of("3g.40gb", 4, 4),
+    ]
+    for slot in reversed(slots):
+        h100.create(slot)
+    assert [instance.slot for instance in h100.instances()] == slots
+    assert len({instance.mig_uuid for instance in h100.instances()}) == 4
+
+
+def test_what_exists_is_told_from_what_is_blocked(h100):
+    made = h100.create(TWO)
+    with pytest.raises(AlreadyThere) as there:
+        h100.create(TWO)
+    assert there.value.instance == made
+    with pytest.raises(NoRoom, match=r"overlaps 2g\.20gb@2:2") as blocked:
+        h100.create(Slot.of("1g.10gb", 3, 1))
+    assert not isinstance(blocked.value, AlreadyThere)
+    h100.create(Slot.of("1g.10gb+me", 0, 1))
+    with pytest.raises(NoRoom, match="at most 1 of"):
+        h100.create(Slot.of("1g.10gb+me", 1, 1))
+
+
+def test_what_the_gpu_cannot_have_is_refused_before_the_driver_is_asked(machine, h100):
+    machine.calls(reset=True)
+    with pytest.raises(Refused, match=r"the nearest is 1g\.10gb"):
+        h100.create(Slot.of("1g.5gb", 0, 1))
+    with pytest.raises(Refused, match="only at 0:4, 4:4"):
+        h100.create(Slot.of("3g.40gb", 2, 4))
+    assert machine.calls()["nvmlDeviceCreateGpuInstanceWithPlacement"] == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(4, NoPermission), (15, GpuLost), (16, GpuLost), (19, Busy), (27, Busy), (9, DriverMissing), (999, DriverError)],
+)
+def test_driver_failures_have_a_meaning_and_say_what_was_tried(machine, h100, code, kind):
+    machine.fail("nvmlDeviceCreateGpuInstanceWithPlacement", code)
+    with pytest.raises(kind) as raised:
+        h100.create(ONE)
+    assert raised.value.code == code
+    assert "creating 1g.10gb@0:1" in str(raised.value) and h100.uuid in str(raised.value)
+    assert drivers_view(machine) == set()
+    assert h100.create(ONE).slot == ONE
+
+
+@pytest.mark.parametrize("call", ["nvmlGpuInstanceCreateComputeInstance", "nvmlComputeInstanceGetInfo_v2"])
+def test_an_instance_without_its_compute_instance_is_taken_back(machine, h100, call):
+    machine.fail(call, 999)
+    with pytest.raises(DriverError):
+        h100.create(ONE)
+    assert drivers_view(machine) == set()
+
+
+def test_an_instance_that_cannot_be_taken_back_is_reported_and_can_be_completed(machine, h100):
+    machine.fail("nvmlGpuInstanceCreateComputeInstance", 999)
+    machine.stick_destroy(None)
+    with pytest.raises(DriverError, match="could not be taken back"):
+        h100.create(ONE)
+    (half,) = h100.instances()
+    assert half.slot == ONE and not half.is_complete and half.mig_uuid is None
+    whole = h100.complete(half)
+    assert whole.is_complete and h100.instances() == (whole,)
+    assert h100.complete(whole) == whole
+
+
+def test_destroying_what_is_gone_is_fine(machine, h100):
+    made = h100.create(ONE)
+    h100.destroy(made)
+    h100.destroy(made)
+    with pytest.raises(NotFound):
+        h100.complete(made)
+    h100.set_mig_mode(False)
+    h100.destroy(made)
+
+
+def test_an_id_that_was_given_to_another_instance_is_left_alone(machine, h100):
+    made = h100.create(ONE)
+    h100.destroy(made)
+    other = h100.create(Slot.of("1g.10gb+me", 0, 1))
+    assert other.gi_id == made.gi_id
+    h100.destroy(made)
+    assert h100.instances() == (other,)
+    with pytest.raises(NotFound, match="its id is now"):
+        h100.complete(made)
+
+
+def test_a_compute_instance_may_go_before_the_instance_does(machine, h100):
+    """k8s-dra-driver-gpu and go-nvml/146: the GPU instance stays in use for a while after its last process."""
+    made = h100.create(ONE)
+    machine.stick_destroy(None)
+    with pytest.raises(Busy, match="no process shows"):
+        h100.destroy(made)
+    (half,) = h100.instances()
+    assert (half.gi_id, half.ci_id) == (made.gi_id, None)
+    machine.reset_faults()
+    h100.destroy(made)
+    assert h100.instances() == ()
+
+
+def test_busy_names_the_processes(machine, h100):
+    made, other = h100.create(ONE), h100.create(TWO)
+    machine.start_process(made.mig_uuid, os.getpid(), memory_mib=100)
+    assert h100.processes(made) == (os.getpid(),)
+    assert h100.processes(other) == ()
+    (holder,) = h100.holders(made)
+    assert holder.pid == os.getpid() and holder.name
+    with pytest.raises(Busy, match=f"in use by {os.getpid()} \\(") as raised:
+        h100.destroy(made)
+    assert raised.value.code == pynvml.NVML_ERROR_IN_USE
+    assert h100.instances() == (made, other)
+    machine.end_process(os.getpid())
+    h100.destroy(made)
+    assert h100.processes(made) == ()
+
+
+def test_partial_compute_instances_of_an_administrator_are_seen_and_taken_away(machine, h100):
+    made = h100.create(Slot.of("3g.40gb", 4, 4))
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    gi = pynvml.nvmlDeviceGetGpuInstanceById(handle, made.gi_id)
+    pynvml.nvmlComputeInstanceDestroy(pynvml.nvmlGpuInstanceGetComputeInstanceById(gi, made.ci_id))
+    pynvml.nvmlGpuInstanceCreateComputeInstance(gi, pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE)
+    (partial,) = h100.instances()
+    assert not partial.is_complete
+    with pytest.raises(NoRoom):
+        h100.complete(partial)
+    h100.destroy(partial)
+    assert drivers_view(machine) == set()
+
+
+# -- the driver itself ---------------------------------------------------------------------------------------------
+
+
+def test_a_lost_gpu_is_unsafe_and_its_neighbour_is_not(machine, h100, a30):
+    machine.set_lost(0)
+    with pytest.raises(GpuLost, match="reset"):
+        h100.instances()
+    assert a30.instances() == ()
+    machine.reset_gpu(0)
+    assert h100.instances() == ()
+
+
+def test_nothing_is_left_after_a_reboot(machine):
+    with NvmlDriver(str(machine.library)) as driver:
+        driver.gpus()[0].create(ONE)
+        machine.reboot()
+        with pytest.raises(DriverMissing):
+            driver.gpus()[0].instances()
+    with NvmlDriver(str(machine.library)) as driver:
+        assert [gpu.instances() for gpu in driver.gpus()] == [(), ()]
+        assert [gpu.mig_mode()[0] for gpu in driver.gpus()] == [False, True]  # Hopper forgets the mode
+
+
+def test_one_process_talks_to_one_machine_at_a_time(machine, driver, tmp_path):
+    other = Machine.create(tmp_path / "other", gpus=["h200"])
+    with pytest.raises(DriverMissing, match="still uses"):
+        NvmlDriver(str(other.library))
+    with NvmlDriver(str(machine.library)) as again:
+        assert [gpu.uuid for gpu in again.gpus()] == [gpu.uuid for gpu in driver.gpus()]
+    assert len(driver.gpus()[0].geometry().profiles) == 7
+    driver.close()
+    driver.close()
+    with NvmlDriver(str(other.library)) as second:
+        assert [gpu.name for gpu in second.gpus()] == ["NVIDIA H200"]
+
+
+def test_a_missing_library_is_said_plainly(tmp_path):
+    with pytest.raises(DriverMissing, match="cannot be loaded"):
+        NvmlDriver(str(tmp_path / "libnvidia-ml.so.1"))
+
+
+def test_a_driver_that_fails_to_start_can_be_tried_again(machine):
+    machine.fail("nvmlInitWithFlags", pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+    with pytest.raises(DriverMissing, match="kernel module"):
+        NvmlDriver(str(machine.library))
+    machine.fail("nvmlDeviceGetUUID", 999)
+    with pytest.raises(DriverError):
+        NvmlDriver(str(machine.library))
+    with NvmlDriver(str(machine.library)) as driver:
+        assert len(driver.gpus()) == 2
+
+
+def test_a_gpu_is_found_again_when_its_index_moves(machine, h100, monkeypatch):
+    real = pynvml.nvmlDeviceGetHandleByIndex
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: real(1 - index))
+    machine.fail("nvmlDeviceGetMigMode", 999)
+    with pytest.raises(DriverError):
+        h100.mig_mode()
+    assert h100.mig_mode() == (True, True)
+    assert h100.index == 1
+    assert h100.create(ONE).slot == ONE
+    assert drivers_view(machine, 0) == {("1g.10gb", 0, 1, 1)}
+
+
+def test_the_adapter_works_with_an_empty_environment(machine):
+    """As in a root hook: no LD_LIBRARY_PATH, only the path in the configuration."""
+    code = (
+        "import sys; sys.path[:0] = sys.argv[2].split(':')\n"
+        "from slurm_migbatch.mig.nvml import NvmlDriver\n"
+        "print(len(NvmlDriver(sys.argv[1]).gpus()))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-ISB", "-c", code, str(machine.library), ":".join(p for p in sys.path if p)],
+        env={},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout.strip(), done.returncode) == ("2", 0), done.stderr
+
+
+def test_a_process_that_dies_in_the_middle_leaves_what_the_next_can_finish(machine, driver):
+    code = (
+        "import sys\n"
+        "from slurm_migbatch.mig.layout import Slot\n"
+        "from slurm_migbatch.mig.nvml import NvmlDriver\n"
+        "NvmlDriver(sys.argv[1]).gpus()[0].create(Slot.of('2g.20gb', 2, 2))\n"
+    )
+    machine.fail("nvmlGpuInstanceCreateComputeInstance", kill=True)
+    done = subprocess.run([sys.executable, "-c", code, str(machine.library)], capture_output=True)
+    assert done.returncode == -9
+    gpu: NvmlGpu = driver.gpus()[0]
+    (half,) = gpu.instances()
+    assert half.slot == TWO and not half.is_complete
+    assert gpu.complete(half).is_complete
