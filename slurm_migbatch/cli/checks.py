@@ -15,6 +15,7 @@ from pathlib import Path
 from slurm_migbatch.config import Config
 from slurm_migbatch.node.conf import insecure
 from slurm_migbatch.slurm.client import NodeRow
+from slurm_migbatch.slurm.nodelist import expand
 
 GOOD, ODD, BAD = "ok", "warn", "FAIL"
 #: seconds that a hook may take by default (node.conf HookDeadline); slurmd must wait longer
@@ -97,7 +98,8 @@ def check_nodes(
     rows: Sequence[NodeRow], inventory: Mapping[str, object], seen: Mapping[str, float], now: float, config: Config
 ) -> Iterator[Finding]:
     """Are the nodes registered, valid and heard?"""
-    mig = [row for row in rows if any(kind != "none" for kind in row.gres) and row.name != config.cluster.catalog_node]
+    catalog = expand(config.cluster.catalog_nodes)
+    mig = [row for row in rows if any(kind != "none" for kind in row.gres) and row.name not in catalog]
     if not mig:
         yield Finding(BAD, "MIG nodes", "no node has mig in its Gres", "add it (migbatch config render slurm, gres)")
     for row in mig:
@@ -118,7 +120,8 @@ def check_nodes(
             yield Finding(ODD, row.name, f"was not heard for {ago}", "look at migbatch-node there, and at its network")
         else:
             yield Finding(GOOD, row.name, f"{sum(row.gres.values())} counts, {len(row.used)} types in use")
-    yield from _catalog(rows, mig, config.cluster.catalog_node)
+    for name in catalog:
+        yield from _catalog(rows, mig, name)
 
 
 def _catalog(rows: Sequence[NodeRow], mig: Sequence[NodeRow], name: str) -> Iterator[Finding]:

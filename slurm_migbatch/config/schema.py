@@ -105,8 +105,8 @@ class ClusterConfig:
         (), "Partitions whose --gpus and --gres=gpu requests become MIG slices; empty: every one with MIG nodes.", names
     )
     nodes: str = key("", "MIG nodes, as in slurm.conf (gpu[01-16]); empty: every node whose Gres has mig types.")
-    catalog_node: str = key(
-        "migcatalog", "The DOWN node that lists every profile, so that jobs pend where nothing is offered yet.", name
+    catalog_nodes: str = key(
+        "migcatalog", "The DOWN nodes that list every profile, so that jobs pend where nothing is offered yet."
     )
     poll_s: float = key(1.0, "Seconds between two looks at the queue and the nodes.", between(0.05, 60))
     timeout_s: float = key(20.0, "Seconds after which a Slurm command counts as failed.", between(1, 300))

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import pwd
-
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.ended import HistoryClient
+from slurm_migbatch.daemon.facts import slurm_uids
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.node.auth import AuthError, Signer, make_signer
 from slurm_migbatch.store.db import open_store
@@ -31,9 +28,7 @@ def compose(config: Config) -> Service:
 def signer_of(config: Config) -> Signer:
     """Who proves to nodes that it is the controller, and believes root's and SlurmUser's messages."""
     api = config.node_api
-    uids = {0, os.geteuid()}
-    with contextlib.suppress(KeyError):  # a SlurmUser that does not exist here sends nothing; nodes speak as root
-        uids.add(pwd.getpwnam(config.cluster.slurm_user).pw_uid)
+    uids = slurm_uids(config)
     try:
         return make_signer(api.auth, munge_socket=api.munge_socket, token_file=api.token_file, uids=uids)
     except AuthError as error:

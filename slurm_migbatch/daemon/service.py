@@ -16,6 +16,7 @@ from typing import Any
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.api import ApiLimits, NodeApi
 from slurm_migbatch.daemon.audit import Auditor, Finding
+from slurm_migbatch.daemon.frontdoor import FrontDoor
 from slurm_migbatch.daemon.inventory import KINDS, InventoryKeeper
 from slurm_migbatch.daemon.log import Trouble
 from slurm_migbatch.daemon.metrics import Metrics
@@ -41,6 +42,7 @@ class Service:
         self.writer = StoreWriter(open_store, config.daemon.queue)
         self.poller = Poller(client, config.cluster.poll_s)
         self.inventory = InventoryKeeper(self.writer)
+        self.door = FrontDoor(config, self.writer, self.metrics)
         self._auditor = Auditor()
         self._unsaved = UnsavedJobs()
         self._ended: set[int] = set()
@@ -59,7 +61,8 @@ class Service:
         self._events = self.metrics.counter("migbatch_node_events_total", "Events taken from nodes, by kind.")
         self._audited = self.metrics.counter("migbatch_audit_cancelled_total", "Jobs cancelled for holding too much.")
         self._gauges()
-        self.poller.listeners.append(self._seen)
+        self.poller.listeners += [self._seen, self.door.facts.snapshot]
+        self.inventory.listeners.append(self.door.facts.inventory)
 
     async def run(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until `stop` is set; `ready` is called when everything listens.
@@ -72,7 +75,12 @@ class Service:
         try:
             await self.api.start()
             log.info("serving nodes", extra={"address": self.config.node_api.listen, "port": self.api.port})
-            loops = {"poll": self.poller.run, "inventory": self.inventory.run}
+            loops = {
+                "poll": self.poller.run,
+                "inventory": self.inventory.run,
+                "submit": self.door.run,
+                "files": self.door.keep_files,
+            }
             tasks = [asyncio.create_task(keep(name, loop), name=name) for name, loop in loops.items()]
             ready()
             await stop.wait()
@@ -82,6 +90,7 @@ class Service:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self.api.stop()
+            await asyncio.to_thread(self.door.close)
             left = await asyncio.to_thread(self.writer.stop, _STOP_S)
             if left:
                 log.warning("stopped with %d records unwritten; nodes will send their events again", left)

@@ -1,0 +1,5 @@
+"""`python -m slurm_migbatch.daemon`: migbatchd."""
+
+from slurm_migbatch.daemon.main import main
+
+main()

@@ -1,0 +1,145 @@
+"""What requests are answered from: catalog, predictor and policy, kept in step with the nodes and on disk.
+
+The catalog file serves `migbatch explain`, rendering, and the first seconds after a start; the compiled table serves
+slurmctld whenever the service does not. Both are rewritten when, and only when, what they say changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import pwd
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+
+from slurm_migbatch.config import Config
+from slurm_migbatch.daemon import catalog as catalogs
+from slurm_migbatch.daemon.inventory import Inventory
+from slurm_migbatch.daemon.log import Trouble
+from slurm_migbatch.daemon.poll import Snapshot
+from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
+from slurm_migbatch.predict.prior import PhysicalPrior
+from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.submit.rewrite import Policy
+from slurm_migbatch.submit.table import compile_table, write_table
+from slurm_migbatch.workload.catalog import CatalogError, SiteCatalog, load
+
+log = logging.getLogger(__name__)
+
+
+def chooser_of(config: Config) -> Chooser:
+    """The chooser over the built-in models and the site's own."""
+    names = [field.name for field in fields(ModelFacts) if field.name != "name"]
+    own = [
+        ModelFacts(name=name, **{field: getattr(facts, field) for field in names})
+        for name, facts in config.models.items()
+    ]
+    return Chooser(PhysicalPrior([*BUILT_IN, *own]))
+
+
+def policy_of(config: Config) -> Policy:
+    """The site's choices for the rewrite; root and SlurmUser may do as they like."""
+    return Policy(trusted_uids=slurm_uids(config), hints_in_extra=config.submit.allow_extra)
+
+
+def slurm_uids(config: Config) -> frozenset[int]:
+    """Root, SlurmUser and who this process runs as."""
+    uids = {0, os.geteuid()}
+    with contextlib.suppress(KeyError):  # a SlurmUser that does not exist here asks nothing here
+        uids.add(pwd.getpwnam(config.cluster.slurm_user).pw_uid)
+    return frozenset(uids)
+
+
+class SiteFacts:
+    """The present catalog. `take` is called with every inventory and snapshot; `changed` tells of a new catalog."""
+
+    def __init__(self, config: Config, chooser: Chooser, changed: Callable[[SiteCatalog], None]) -> None:
+        self._config, self._chooser, self._changed = config, chooser, changed
+        self._inventory: Inventory | None = None
+        self._partitions: Mapping[str, tuple[str, ...]] | None = None
+        self._snapshot: Snapshot | None = None
+        self._unwritten = False
+        advice = "slurmctld keeps the older one; check the directory and who may write to it"
+        self._trouble = Trouble("cannot write what slurmctld falls back to", advice, log)
+        self.catalog = self._remembered()
+
+    def _remembered(self) -> SiteCatalog:
+        path = Path(self._config.submit.catalog)
+        try:
+            found = load(path)
+        except FileNotFoundError:
+            return SiteCatalog()
+        except (OSError, CatalogError) as error:
+            log.warning("%s is not used: %s", path, error)
+            return SiteCatalog()
+        log.info("starting from the catalog of before", extra={"partitions": found.names})
+        self._unwritten = True  # the predictor may have changed, and with it the table
+        return found
+
+    def inventory(self, inventory: Inventory) -> None:
+        """The nodes' GPUs changed."""
+        self._inventory = inventory
+        self._build()
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        """Slurm was looked at; partitions of nodes may have changed."""
+        partitions = {row.name: row.partitions for row in snapshot.nodes}
+        known, self._partitions, self._snapshot = self._partitions, partitions, snapshot
+        if partitions != known:
+            self._build()
+
+    def _build(self) -> None:
+        if not self._inventory or self._snapshot is None:
+            return
+        catalog = catalogs.build(self._inventory, self._snapshot.nodes, self._config)
+        if not catalog.partitions and self.catalog.partitions:
+            log.warning("no partition has MIG GPUs any more; requests are answered from the catalog of before")
+            return
+        if catalog != self.catalog:
+            self.catalog = catalog
+            self._unwritten = True
+            log.info("the site has changed", extra={"partitions": catalog.names, "gpus": ",".join(catalog.kinds)})
+            self._changed(catalog)
+
+    def write(self) -> None:
+        """Write catalog and table where they differ from the files; for a worker thread, compiling takes a while."""
+        if not self._unwritten:
+            return
+        catalog = self.catalog
+        try:
+            for path in (self._config.submit.catalog, self._config.submit.table):
+                Path(path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            _replace(Path(self._config.submit.catalog), json.dumps(catalog.to_dict()))
+            table, text = Path(self._config.submit.table), compile_table(catalog, self._chooser)
+            if not _holds(table, text):
+                write_table(table, text)
+                log.info("compiled table written", extra={"path": table, "bytes": len(text)})
+        except OSError as error:
+            self._trouble.failed(error)
+            return
+        self._trouble.succeeded()
+        self._unwritten = catalog is not self.catalog
+
+
+def _holds(path: Path, text: str) -> bool:
+    try:
+        return path.read_text(encoding="utf-8") == text
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _replace(path: Path, text: str) -> None:
+    if _holds(path, text):
+        return
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.chmod(0o644)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise

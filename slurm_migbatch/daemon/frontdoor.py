@@ -1,0 +1,70 @@
+"""The submit side of the service: the socket that slurmctld asks, and the facts behind its answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from slurm_migbatch.config import Config
+from slurm_migbatch.daemon.facts import SiteFacts, chooser_of, policy_of, slurm_uids
+from slurm_migbatch.daemon.metrics import Labels, Metrics
+from slurm_migbatch.daemon.records import record_of
+from slurm_migbatch.daemon.writer import StoreWriter
+from slurm_migbatch.submit.decision import Decision
+from slurm_migbatch.submit.service import SubmitService, serve
+from slurm_migbatch.workload.catalog import SiteCatalog
+
+log = logging.getLogger(__name__)
+_WRITE_EVERY_S = 0.5
+
+
+class FrontDoor:
+    """Serves submissions once the site is known; until then slurmctld's shim does without."""
+
+    def __init__(self, config: Config, writer: StoreWriter, metrics: Metrics) -> None:
+        self._path = Path(config.submit.socket)
+        self._writer = writer
+        chooser = chooser_of(config)
+        self._known = asyncio.Event()
+        self.facts = SiteFacts(config, chooser, self._changed)
+        self.service = SubmitService(
+            self.facts.catalog, chooser, self._record, policy=policy_of(config), slurm_uids=slurm_uids(config)
+        )
+        self.serving = asyncio.Event()
+        if self.facts.catalog.partitions:
+            self._known.set()
+        metrics.gauge("migbatch_submit_answers", "Submit requests answered, by verdict.", self._answers)
+        metrics.gauge("migbatch_submit_p99_seconds", "Handling time that 99 % of the last requests kept.", self._p99)
+
+    async def run(self) -> None:
+        """Serve for ever, from the moment that there is a catalog."""
+        await self._known.wait()
+        self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        log.info("serving submissions", extra={"socket": self._path})
+        self.serving.clear()
+        await serve(self._path, self.service, ready=self.serving)
+
+    async def keep_files(self) -> None:
+        """Keep the catalog file and the compiled table in step, for ever."""
+        while True:
+            await asyncio.to_thread(self.facts.write)
+            await asyncio.sleep(_WRITE_EVERY_S)
+
+    def close(self) -> None:
+        """Hand over the decisions that wait."""
+        self.service.close()
+
+    def _changed(self, catalog: SiteCatalog) -> None:
+        self.service.use(catalog=catalog)
+        self._known.set()
+
+    def _record(self, decision: Decision) -> None:
+        row = record_of(decision)
+        self._writer.post(lambda store: store.record_decision(row), "decisions")
+
+    def _answers(self) -> dict[Labels, float]:
+        return {(("verdict", verdict),): float(n) for verdict, n in self.service.statistics.answers.items()}
+
+    def _p99(self) -> dict[Labels, float]:
+        return {(): self.service.statistics.quantile(0.99)}
