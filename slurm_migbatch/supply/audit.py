@@ -1,0 +1,50 @@
+"""Does any job hold more than Slurm gave it?
+
+A node reads a job's grant from its comment. Users cannot write that marker, but should one get past the submit filter,
+what the node made is compared here with the GRES that slurmctld itself allocated.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.supply.demand import slices
+from slurm_migbatch.supply.model import Node
+
+
+@dataclass(frozen=True)
+class Excess:
+    """A job that holds slices on `node` beyond its allocation there."""
+
+    job: int
+    node: str
+    surplus: Mapping[Profile, int]
+
+    def __str__(self) -> str:
+        listed = ", ".join(f"{n} x {p}" for p, n in sorted(self.surplus.items()))
+        return f"job {self.job} holds {listed} on {self.node} that Slurm has not allocated to it"
+
+
+def audit(nodes: Iterable[Node], jobs: Iterable[JobRow]) -> list[Excess]:
+    """Jobs that are active in Slurm and hold more than their allocation.
+
+    Jobs that Slurm no longer lists are none: their Epilog has not been heard of yet.
+    """
+    allowed = {row.job_id: slices(row.gres) for row in jobs if row.active}
+    found = []
+    for node in nodes:
+        held: dict[int, Counter[Profile]] = {}
+        for gpu in node.gpus:
+            for lease in gpu.leases:
+                if lease.job is not None:
+                    held.setdefault(lease.job, Counter())[lease.slot.profile] += 1
+        for job, counts in held.items():
+            if job in allowed:
+                surplus = counts - Counter(allowed[job])
+                if surplus:
+                    found.append(Excess(job, node.name, dict(surplus)))
+    return found

@@ -1,0 +1,145 @@
+"""What the planner is told and what it answers, as plain values. Times are unix seconds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
+from slurm_migbatch.mig.profile import Profile
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A slot that is taken: by a run of a job, or by a zombie (an instance that could not be destroyed; job None).
+
+    `until` is when it should be free by the job's time limit; None where nothing bounds it.
+    """
+
+    slot: Slot
+    job: int | None = None
+    until: float | None = None
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU.
+
+    `offered` are the free slots of the plan that the node has now; `warm` the idle instances that lie on it.
+    """
+
+    uuid: str
+    geometry: Geometry
+    leases: tuple[Lease, ...] = ()
+    offered: Layout = EMPTY
+    warm: Layout = EMPTY
+
+
+class Mode(Enum):
+    """What may be done with a node's supply."""
+
+    OPEN = "open"  # plan freely
+    FROZEN = "frozen"  # what it offers stays and counts; nothing is changed, because it might not learn of it
+    WITHDRAWN = "withdrawn"  # used slots only: Slurm would start jobs there that fail
+    CLOSED = "closed"  # Slurm starts nothing there; left as it is, and not counted
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node: its GPUs, what Slurm counts as in use on it, and the constant sum of its mig counts."""
+
+    name: str
+    gpus: tuple[Gpu, ...]
+    used: Mapping[Profile, int] = field(default_factory=dict)
+    total: int = 1 << 30
+    mode: Mode = Mode.OPEN
+
+    def unmatched(self) -> Counter[Profile]:
+        """What Slurm counts as used beyond the leases: jobs that just started, or ended and have not left Slurm yet."""
+        held = Counter({p: n for p, n in self.used.items() if n > 0})
+        for gpu in self.gpus:
+            held.subtract(lease.slot.profile for lease in gpu.leases if lease.job is not None)
+        return +held
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What pending work needs, in Slurm's order of consideration.
+
+    `parts` are slices on each of `nodes` nodes; `copies` jobs alike (array tasks). `pool` names the nodes on which
+    Slurm could start it. `limit_s` is its time limit.
+    """
+
+    job: int
+    parts: tuple[tuple[Profile, int], ...]
+    pool: frozenset[str]
+    nodes: int = 1
+    copies: int = 1
+    limit_s: float | None = None
+
+    @property
+    def slices(self) -> tuple[Profile, ...]:
+        """One profile for each slice on a node, the largest first."""
+        return tuple(sorted((p for p, n in self.parts for _ in range(n)), reverse=True))
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """Slots that are kept free for a demand that fits nowhere now: `(node, gpu, slot)`, one for each slice.
+
+    Free space in them is offered to nobody else. `copy` tells the tasks of an array apart. `at` is when the last of
+    them should be free; None where something without a time limit is in the way.
+    """
+
+    job: int
+    copy: int
+    places: tuple[tuple[str, str, Slot], ...]
+    at: float | None
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """The new plan of a node.
+
+    `layouts`: GPU uuid -> every slot that its jobs may have, used and free. `offers`: free slots by profile that Slurm
+    may be told of. `withdrawn`: profiles of which a slot that was free in the old plan is not free in this one.
+    """
+
+    node: str
+    layouts: Mapping[str, Layout]
+    offers: Mapping[Profile, int]
+    withdrawn: frozenset[Profile] = frozenset()
+    changed: bool = False
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A demand for which supply was found: on which nodes, and how many of its copies."""
+
+    nodes: tuple[str, ...]
+    copies: int
+    #: whether all of it is already offered, so that Slurm only has to start it
+    standing: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer for the whole cluster."""
+
+    nodes: Mapping[str, NodePlan]
+    reservations: tuple[Reservation, ...] = ()
+    placed: Mapping[int, Placed] = field(default_factory=dict)
+    #: jobs that wait: neither supply nor a reservation now
+    waiting: tuple[int, ...] = ()
+    #: node -> profiles that Slurm counts as used beyond what leases and plan can explain; the node is left alone
+    unexplained: Mapping[str, Mapping[Profile, int]] = field(default_factory=dict)
+
+    def offers(self) -> Counter[Profile]:
+        """Free slots by profile over all nodes."""
+        total: Counter[Profile] = Counter()
+        for node in self.nodes.values():
+            total.update(node.offers)
+        return total

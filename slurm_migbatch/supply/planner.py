@@ -1,0 +1,326 @@
+"""Which free slots to offer where: pure, deterministic, and the same for the simulator and the live loop.
+
+Demands are taken in Slurm's own order. Each gets the place that costs least: a slot that is offered already, else the
+GPU on which a new one destroys the least useful space. What is in use never moves. If a demand fits nowhere, claims of
+more important demands are moved aside where that makes room (they have not started, so nothing is lost), and failing
+that it gets a reservation: the slots that should be free soonest by the time limits of the jobs in them. Free space
+inside a reservation is offered to nobody else, so a stream of small jobs cannot keep a large one waiting for ever.
+
+A reservation is kept from round to round until its demand starts or goes away, unless another place would be free
+markedly sooner. How many there may be at once is bounded (a quarter of a pool's GPUs, at least one): reserving for
+every waiting job would leave half the cluster idle. As in EASY backfilling the first in line is safe, and the bound
+holds the idle space down.
+
+Reserved space is not lent out until its time comes, although jobs that end earlier would do no harm: Slurm decides who
+takes an offered slot, and it may be a longer job than the one it was meant for.
+
+Whatever is left keeps its present offers; empty space is filled by preference.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from slurm_migbatch.mig.layout import Layout
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.supply.fleet import Claim, Fleet, Seat
+from slurm_migbatch.supply.model import Demand, Mode, Node, NodePlan, Placed, Plan, Reservation
+from slurm_migbatch.supply.reserve import Reserver
+from slurm_migbatch.supply.shape import Shape, ShapeBook
+
+_REPAIR_SEATS = 64
+
+
+@dataclass
+class _Outcome:
+    nodes: list[str] = field(default_factory=list)
+    copies: int = 0
+    standing: bool = True
+
+
+class Planner:
+    """Makes plans; holds nothing between them but a book of GPU conditions that saves work.
+
+    Args:
+        reserve_share: part of a pool's GPUs on which reservations may lie at once.
+        max_reservations: bound on reservations in all, for the planner's own speed.
+    """
+
+    def __init__(self, reserve_share: float = 0.25, max_reservations: int = 64) -> None:
+        self._book = ShapeBook()
+        self._share = reserve_share
+        self._most = max_reservations
+
+    def plan(
+        self,
+        nodes: Sequence[Node],
+        demands: Sequence[Demand],
+        now: float,
+        previous: Sequence[Reservation] = (),
+        preference: Sequence[Profile] = (),
+    ) -> Plan:
+        """The plan for the whole cluster.
+
+        Args:
+            nodes: every node with MIG GPUs.
+            demands: pending work that could start if there were supply, in Slurm's order.
+            now: unix seconds.
+            previous: the reservations of the last plan.
+            preference: what to offer in empty space; none: a mix of sizes.
+        """
+        self._book.trim()
+        return _Round(self._book, nodes, demands, now, previous, self._share, self._most).run(tuple(preference))
+
+
+class _Round:
+    """One plan in the making."""
+
+    def __init__(
+        self,
+        book: ShapeBook,
+        nodes: Sequence[Node],
+        demands: Sequence[Demand],
+        now: float,
+        previous: Sequence[Reservation],
+        share: float,
+        most: int,
+    ) -> None:
+        self.demands, self.now = demands, now
+        self.fleet = Fleet(
+            nodes, (d.pool for d in demands), book, wary={place[1] for r in previous for place in r.places}
+        )
+        self.reserver = Reserver(self.fleet, now, previous, share, most)
+        self.outcomes: dict[int, _Outcome] = {}
+        self.waiting: dict[int, None] = {}
+        #: what failed once fails for the rest of the round, since space only shrinks
+        self._hopeless: set[tuple[frozenset[str], tuple[tuple[Profile, int], ...], int]] = set()
+        #: nodes to try for several slices, without those that have failed
+        self._order: dict[tuple[frozenset[str], tuple[tuple[Profile, int], ...]], list[str]] = {}
+
+    def run(self, preference: tuple[Profile, ...]) -> Plan:
+        for number, demand in enumerate(self.demands):
+            for copy in range(demand.copies):
+                if not self._serve(number, copy, demand):
+                    self.waiting[demand.job] = None
+                    if not self.reserver.reserve(demand, copy, self._ends):
+                        break
+        plans = {node.name: self._node_plan(node, preference) for node in self.fleet.nodes.values()}
+        placed = {job: Placed(tuple(dict.fromkeys(o.nodes)), o.copies, o.standing) for job, o in self.outcomes.items()}
+        return Plan(
+            nodes={name: plan for name, plan in plans.items() if plan is not None},
+            reservations=tuple(self.reserver.made),
+            placed=placed,
+            waiting=tuple(self.waiting),
+            unexplained=self.fleet.unexplained,
+        )
+
+    # -- one demand --------------------------------------------------------------------------------------------
+
+    def _serve(self, number: int, copy: int, demand: Demand) -> bool:
+        key = (demand.pool, demand.parts, demand.nodes)
+        if key in self._hopeless:
+            return False
+        slices = demand.slices
+        if demand.nodes == 1 and len(slices) == 1:
+            at = self.fleet.find(demand.pool, slices[0])
+            if at is None and not self._make_room(demand.pool, slices[0]):
+                self._hopeless.add(key)
+                return False
+            at = at or self.fleet.find(demand.pool, slices[0])
+            assert at is not None
+            self._claim(demand, at, (number, copy, slices[0]))
+            self._count(demand, [at if isinstance(at, str) else at.node])
+            return True
+        found = self._find_nodes(demand, slices)
+        if found is None:
+            self._hopeless.add(key)
+            return False
+        for places in found.values():
+            for profile, at in places:
+                self._claim(demand, at, (number, copy, profile))
+        self._count(demand, list(found))
+        return True
+
+    def _claim(self, demand: Demand, at: str | Seat, claim: Claim) -> None:
+        if isinstance(at, Seat):
+            step = at.shape.add(claim[2])
+            if step is not None and step[0][0] == 2:
+                self.outcomes.setdefault(demand.job, _Outcome()).standing = False
+        self.fleet.claim(at, claim)
+
+    def _count(self, demand: Demand, nodes: list[str]) -> None:
+        outcome = self.outcomes.setdefault(demand.job, _Outcome())
+        outcome.nodes.extend(nodes)
+        outcome.copies += 1
+
+    def _find_nodes(
+        self, demand: Demand, slices: tuple[Profile, ...]
+    ) -> dict[str, list[tuple[Profile, str | Seat]]] | None:
+        """Enough nodes for a job of several slices or nodes; those that need the least change come first."""
+        names = self._order.get((demand.pool, demand.parts))
+        if names is None:
+            names = self._order[demand.pool, demand.parts] = self._by_missing(demand.pool, slices)
+        found: dict[str, list[tuple[Profile, str | Seat]]] = {}
+        dead: set[str] = set()
+        for name in names:
+            places = self.fleet.place_on(name, slices)
+            if places is None:
+                dead.add(name)
+                continue
+            found[name] = places
+            if len(found) == demand.nodes:
+                break
+        if dead:
+            self._order[demand.pool, demand.parts] = [n for n in names if n not in dead]
+        return found if len(found) == demand.nodes else None
+
+    def _by_missing(self, pool: frozenset[str], slices: tuple[Profile, ...]) -> list[str]:
+        """The pool's nodes, those first that lack the fewest of `slices` among what they offer and nobody claims."""
+        need = Counter(slices)
+        ranked = []
+        for name in pool:
+            if name in self.fleet.nodes:
+                have = Counter(self.fleet.fixed[name])
+                for seat in self.fleet.by_node[name]:
+                    have.update(slot.profile for slot in seat.shape.rest.slots)
+                ranked.append(((need - have).total(), name))
+        return [name for _, name in sorted(ranked)]
+
+    # -- moving claims aside -----------------------------------------------------------------------------------
+
+    def _make_room(self, pool: frozenset[str], profile: Profile) -> bool:
+        """Move claims of single slices away from one GPU so that `profile` fits on it."""
+        tried: set[tuple[object, ...]] = set()
+        for seat in self.fleet.seats:
+            if not seat.claims or seat.node not in pool or profile not in seat.gpu.geometry:
+                continue
+            key = (seat.shape, tuple(sorted(c[2] for c in seat.claims if self._movable(c))))
+            if key in tried:
+                continue
+            tried.add(key)
+            if len(tried) > _REPAIR_SEATS:
+                return False
+            if self._clear(seat, profile):
+                return True
+        return False
+
+    def _movable(self, claim: Claim) -> bool:
+        demand = self.demands[claim[0]]
+        return demand.nodes == 1 and len(demand.slices) == 1
+
+    def _clear(self, seat: Seat, profile: Profile) -> bool:
+        before, claims = seat.shape, list(seat.claims)
+        book, shape = self.fleet.book, seat.shape
+        staying = [c for c in claims if not self._movable(c)]
+        trial = book.shape(
+            shape.geometry,
+            shape.used,
+            shape.keep,
+            shape.warm,
+            shape.future,
+            tuple(sorted([*(c[2] for c in staying), profile])),
+            shape.wary,
+        )
+        if trial is None:
+            return False
+        leaving = []
+        for claim in sorted(c for c in claims if self._movable(c)):
+            step = trial.add(claim[2])
+            if step is None:
+                leaving.append(claim)
+            else:
+                trial = step[1]
+                staying.append(claim)
+        settled = book.shape(
+            shape.geometry,
+            shape.used,
+            shape.keep,
+            shape.warm,
+            shape.future,
+            tuple(sorted(c[2] for c in staying)),
+            shape.wary,
+        )
+        assert settled is not None
+        moved: list[tuple[Claim, str | Seat, Shape]] = []
+        seat.claims = []
+        # While the others look for a new place this GPU counts as holding the newcomer, so none of them comes back.
+        self.fleet.move(seat, trial)
+        for claim in leaving:
+            at = self.fleet.find(self.demands[claim[0]].pool, claim[2])
+            if at is None or at is seat:
+                self._undo(moved)
+                seat.claims = claims
+                self.fleet.move(seat, before)
+                return False
+            moved.append((claim, at, before if isinstance(at, str) else at.shape))
+            self.fleet.claim(at, claim)
+        seat.claims = staying
+        self.fleet.move(seat, settled)
+        for claim, at, _ in moved:
+            outcome = self.outcomes[self.demands[claim[0]].job]
+            outcome.nodes[outcome.nodes.index(seat.node)] = at if isinstance(at, str) else at.node
+            outcome.standing = False
+        return True
+
+    def _undo(self, moved: list[tuple[Claim, str | Seat, Shape]]) -> None:
+        for claim, at, shape in reversed(moved):
+            if isinstance(at, str):
+                self.fleet.give_back(at, claim[2])
+            else:
+                at.claims.pop()
+                self.fleet.move(at, shape)
+
+    def _ends(self, claim: Claim) -> float | None:
+        """When a claim that starts now should be over."""
+        limit = self.demands[claim[0]].limit_s
+        return None if limit is None else self.now + limit
+
+    # -- the result --------------------------------------------------------------------------------------------
+
+    def _node_plan(self, node: Node, preference: tuple[Profile, ...]) -> NodePlan | None:
+        if node.mode is Mode.CLOSED:
+            return None
+        layouts: dict[str, Layout] = {}
+        withdrawn: set[Profile] = set()
+        free: Counter[Profile] = Counter()
+        optional: list[tuple[Layout, str]] = []
+        changed = False
+        still = not self.fleet.plannable(node.name)
+        for seat in self.fleet.by_node[node.name]:
+            if node.mode is Mode.WITHDRAWN or still:
+                final = self.fleet.book.unchanged(seat.leased, seat.offered, node.mode is not Mode.WITHDRAWN)
+            else:
+                final = self.fleet.book.final(seat.shape, seat.occupied, seat.leased, seat.offered, preference)
+                optional.append((final.optional, seat.gpu.uuid))
+            free.update(final.free)
+            layouts[seat.gpu.uuid] = final.layout
+            withdrawn |= final.withdrawn
+            changed = changed or final.changed
+        self._keep_total(node, layouts, free, optional)
+        held = node.unmatched()
+        offers = {p: n for p, n in ((p, n - held[p]) for p, n in free.items()) if n > 0}
+        return NodePlan(node.name, layouts, offers, frozenset(withdrawn), changed)
+
+    @staticmethod
+    def _keep_total(
+        node: Node, layouts: dict[str, Layout], free: Counter[Profile], optional: list[tuple[Layout, str]]
+    ) -> None:
+        """Drop slots that nobody asked for where Slurm's constant sum leaves no room to offer them."""
+        over = free.total() + sum(n for n in node.used.values() if n > 0) - node.total
+        for extra, uuid in optional:
+            for slot in extra.slots:
+                if over <= 0:
+                    return
+                layouts[uuid] = layouts[uuid].remove(slot)
+                free[slot.profile] -= 1
+                over -= 1
+
+
+def reservations_by_job(reservations: Sequence[Reservation]) -> Mapping[int, list[Reservation]]:
+    """Reservations of each job, for explanations."""
+    found: dict[int, list[Reservation]] = {}
+    for reservation in reservations:
+        found.setdefault(reservation.job, []).append(reservation)
+    return found

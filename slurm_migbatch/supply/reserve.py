@@ -1,0 +1,303 @@
+"""Reservations: where a demand that fits nowhere now should find its slots soonest."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.layout import Layout, Slot
+from slurm_migbatch.mig.planning import plan_free
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.supply.fleet import Claim, Fleet, Seat
+from slurm_migbatch.supply.model import Demand, Reservation
+
+#: A reservation moves only where that gains more than this, and more than a tenth of what is left to wait.
+_GAIN_S = 60.0
+_MAX_NODES = 64
+
+#: (1 where something without a limit is in the way, when it is free, memory slices in the way)
+_When = tuple[int, float, int]
+_Busy = tuple[Slot, float | None]
+
+
+class Reserver:
+    """Makes the reservations of one plan."""
+
+    def __init__(self, fleet: Fleet, now: float, previous: Sequence[Reservation], share: float, most: int) -> None:
+        self._fleet, self._now = fleet, now
+        self._previous = {(r.job, r.copy): r for r in previous}
+        self._share, self._most = share, most
+        self._count: dict[frozenset[str], int] = {}
+        self._bound: dict[frozenset[str], int] = {}
+        self._ranked: dict[tuple[frozenset[str], Profile], list[tuple[_When, int]]] = {}
+        self.made: list[Reservation] = []
+
+    def reserve(self, demand: Demand, copy: int, ends: Callable[[Claim], float | None]) -> bool:
+        """Reserve for one copy; False where there may be no more reservations or no place can ever hold it."""
+        pool = demand.pool
+        if len(self.made) >= self._most or self._count.get(pool, 0) >= self._limit(pool):
+            return False
+        slices = demand.slices
+        if demand.nodes == 1 and len(slices) == 1:
+            found = self._single(demand, copy, slices[0], ends)
+        else:
+            found = self._several(demand, copy, slices, ends)
+        if found is None:
+            return False
+        when, places = found
+        for seat, _ in places:
+            self._freeze(seat, ends)
+        by_seat: dict[int, list[Slot]] = {}
+        for seat, slot in places:
+            by_seat.setdefault(seat.index, []).append(slot)
+        for index, slots in by_seat.items():
+            self._block(self._fleet.seats[index], slots)
+        self._count[pool] = self._count.get(pool, 0) + 1
+        self.made.append(
+            Reservation(
+                demand.job,
+                copy,
+                tuple((seat.node, seat.gpu.uuid, slot) for seat, slot in places),
+                None if when[0] else when[1],
+            )
+        )
+        return True
+
+    def _limit(self, pool: frozenset[str]) -> int:
+        known = self._bound.get(pool)
+        if known is None:
+            gpus = sum(len(self._fleet.by_node[n]) for n in pool if n in self._fleet.nodes and self._fleet.plannable(n))
+            known = self._bound[pool] = max(1, int(gpus * self._share)) if gpus else 0
+        return known
+
+    # -- one slice ---------------------------------------------------------------------------------------------
+
+    def _single(
+        self, demand: Demand, copy: int, profile: Profile, ends: Callable[[Claim], float | None]
+    ) -> tuple[_When, list[tuple[Seat, Slot]]] | None:
+        best = self._first(demand.pool, profile, ends)
+        if best is None:
+            return None
+        old = self._previous.get((demand.job, copy))
+        if old is not None and len(old.places) == 1:
+            kept = self._again(old.places[0], demand.pool, profile, ends)
+            if kept is not None and not self._better(best[0], kept[0]):
+                return kept[0], [(kept[1], kept[2])]
+        return best[0], [(best[1], best[2])]
+
+    def _first(
+        self, pool: frozenset[str], profile: Profile, ends: Callable[[Claim], float | None]
+    ) -> tuple[_When, Seat, Slot] | None:
+        """The GPU that could hold the profile soonest.
+
+        GPUs are ranked once per pool and profile. Later claims and reservations only make a GPU worse, so it is enough
+        to look again at the one that comes first.
+        """
+        ranked = self._ranked.get((pool, profile))
+        if ranked is None:
+            ranked = []
+            for name in pool:
+                if name in self._fleet.nodes and self._fleet.plannable(name):
+                    for seat in self._fleet.by_node[name]:
+                        found = self._soonest(seat, profile, ends)
+                        if found is not None:
+                            ranked.append((found[0], seat.index))
+            heapq.heapify(ranked)
+            self._ranked[pool, profile] = ranked
+        while ranked:
+            when, index = ranked[0]
+            seat = self._fleet.seats[index]
+            found = self._soonest(seat, profile, ends)
+            if found is None:
+                heapq.heappop(ranked)
+            elif found[0] > when:
+                heapq.heapreplace(ranked, (found[0], index))
+            else:
+                return found[0], seat, found[1]
+        return None
+
+    def _soonest(
+        self, seat: Seat, profile: Profile, ends: Callable[[Claim], float | None]
+    ) -> tuple[_When, Slot] | None:
+        geometry = seat.gpu.geometry
+        if profile not in geometry:
+            return None
+        best: tuple[_When, Slot] | None = None
+        for slot in geometry.info(profile).slots:
+            when = self._when(seat, slot, ends)
+            if when is not None and (best is None or (when, slot) < best):
+                best = (when, slot)
+        return best
+
+    def _when(self, seat: Seat, slot: Slot, ends: Callable[[Claim], float | None]) -> _When | None:
+        """When the slot should be free; None where a reservation is in the way or the rest of the GPU forbids it."""
+        if any(slot.placement.overlaps(other.placement) for other in seat.reserved):
+            return None
+        mask = slot.placement.mask
+        unlimited, latest, blocked = 0, self._now, 0
+        beside = [other.profile for other in seat.reserved]
+        for other, until in self._busy(seat, ends):
+            if other.placement.mask & mask:
+                blocked += other.placement.size
+                if until is None:
+                    unlimited = 1
+                else:
+                    latest = max(latest, until)
+            else:
+                beside.append(other.profile)
+        if not seat.gpu.geometry.admits((*beside, slot.profile)):
+            return None
+        return unlimited, latest, blocked
+
+    def _again(
+        self,
+        place: tuple[str, str, Slot],
+        pool: frozenset[str],
+        profile: Profile,
+        ends: Callable[[Claim], float | None],
+    ) -> tuple[_When, Seat, Slot] | None:
+        """Last round's place, if it can still be had."""
+        name, uuid, slot = place
+        if name not in pool or name not in self._fleet.nodes or not self._fleet.plannable(name):
+            return None
+        if slot.profile != profile:
+            return None
+        for seat in self._fleet.by_node[name]:
+            if seat.gpu.uuid == uuid and slot in seat.gpu.geometry.slots:
+                when = self._when(seat, slot, ends)
+                return None if when is None else (when, seat, slot)
+        return None
+
+    def _better(self, new: _When, old: _When) -> bool:
+        if new[0] != old[0]:
+            return new[0] < old[0]
+        return new[1] + max(_GAIN_S, 0.1 * (old[1] - self._now)) < old[1]
+
+    # -- several slices or nodes -------------------------------------------------------------------------------
+
+    def _several(
+        self, demand: Demand, copy: int, slices: tuple[Profile, ...], ends: Callable[[Claim], float | None]
+    ) -> tuple[_When, list[tuple[Seat, Slot]]] | None:
+        names = [n for n in sorted(demand.pool) if n in self._fleet.nodes and self._fleet.plannable(n)]
+        old = self._previous.get((demand.job, copy))
+        known = list(dict.fromkeys(name for name, _, _ in old.places)) if old is not None else []
+        others = sorted((n for n in names if n not in known), key=lambda n: (-self._idle(n), n))
+        found: list[tuple[_When, str, list[tuple[Seat, Slot]]]] = []
+        for name in [*(n for n in known if n in names), *others[: _MAX_NODES + demand.nodes]]:
+            got = self._node_soonest(name, slices, ends)
+            if got is not None:
+                found.append((got[0], name, got[1]))
+        if len(found) < demand.nodes:
+            return None
+        best = sorted(found, key=lambda f: f[:2])[: demand.nodes]
+        kept = [f for f in found if f[1] in known]
+        latest = max(f[0] for f in best)
+        if len(kept) == demand.nodes and not self._better(latest, max(f[0] for f in kept)):
+            best, latest = kept, max(f[0] for f in kept)
+        return latest, [place for f in best for place in f[2]]
+
+    def _idle(self, name: str) -> int:
+        return sum(
+            seat.gpu.geometry.memory_slices - seat.shape.taken.mask.bit_count() for seat in self._fleet.by_node[name]
+        )
+
+    def _node_soonest(
+        self, name: str, slices: tuple[Profile, ...], ends: Callable[[Claim], float | None]
+    ) -> tuple[_When, list[tuple[Seat, Slot]]] | None:
+        """The fewest endings, soonest first, after which all slices fit on the node."""
+        seats = self._fleet.by_node[name]
+        busy = {seat.index: list(self._busy(seat, ends)) for seat in seats}
+        times = sorted({_order(until) for one in busy.values() for _, until in one})
+        low, high = 0, len(times)
+        answer: tuple[int, list[tuple[Seat, Slot]]] | None = None
+        while low <= high:
+            middle = (low + high) // 2
+            ended = times[middle - 1] if middle else -math.inf
+            places = self._fit_after(seats, busy, ended, slices)
+            if places is None:
+                low = middle + 1
+            else:
+                answer, high = (middle, places), middle - 1
+        if answer is None:
+            return None
+        at = times[answer[0] - 1] if answer[0] else self._now
+        return (int(at == math.inf), max(self._now, at) if at != math.inf else self._now, 0), answer[1]
+
+    def _fit_after(
+        self, seats: Sequence[Seat], busy: dict[int, list[_Busy]], ended: float, slices: tuple[Profile, ...]
+    ) -> list[tuple[Seat, Slot]] | None:
+        layouts = [
+            Layout((*(s for s, until in busy[seat.index] if _order(until) > ended), *seat.reserved))
+            if self._compatible(seat, busy, ended)
+            else None
+            for seat in seats
+        ]
+        wishes: list[list[Profile]] = [[] for _ in seats]
+        for profile in slices:
+            for i, seat in enumerate(seats):
+                layout = layouts[i]
+                if layout is not None and _all_fit(seat.gpu.geometry, layout, [*wishes[i], profile]):
+                    wishes[i].append(profile)
+                    break
+            else:
+                return None
+        places: list[tuple[Seat, Slot]] = []
+        for i, seat in enumerate(seats):
+            layout = layouts[i]
+            if wishes[i] and layout is not None:
+                places.extend((seat, slot) for slot in plan_free(seat.gpu.geometry, layout, wishes[i]).slots)
+        return places
+
+    def _compatible(self, seat: Seat, busy: dict[int, list[_Busy]], ended: float) -> bool:
+        mask = 0
+        for slot, until in busy[seat.index]:
+            if _order(until) > ended:
+                mask |= slot.placement.mask
+        return not any(mask & slot.placement.mask for slot in seat.reserved)
+
+    # -- effect ------------------------------------------------------------------------------------------------
+
+    def _busy(self, seat: Seat, ends: Callable[[Claim], float | None]) -> list[_Busy]:
+        """Slots in use or claimed, each with its end. Claims of one profile are told apart by their order only."""
+        if not seat.claims:
+            return seat.until
+        until: dict[Profile, list[float | None]] = {}
+        for claim in seat.claims:
+            until.setdefault(claim[2], []).append(ends(claim))
+        return [*seat.until, *((slot, until[slot.profile].pop(0)) for slot in seat.shape.slots.slots)]
+
+    def _freeze(self, seat: Seat, ends: Callable[[Claim], float | None]) -> None:
+        """From now on the claims on this GPU stay where they are, so that the reserved slots can rely on it."""
+        if not seat.claims:
+            return
+        seat.until = self._busy(seat, ends)
+        shape = seat.shape
+        self._fleet.move(
+            seat,
+            self._fleet.book.start(shape.geometry, shape.taken, shape.rest, shape.warm, shape.future, wary=shape.wary),
+        )
+        seat.claims = []
+
+    def _block(self, seat: Seat, slots: list[Slot]) -> None:
+        seat.reserved.extend(slots)
+        reserved = Layout(seat.reserved)
+        staying = Layout(s for s, _ in seat.until if not s.placement.mask & reserved.mask)
+        geometry = seat.gpu.geometry
+        future = reserved.union(self._fleet.book.legal(geometry, reserved, staying))
+        shape = seat.shape
+        keep = Layout(s for s in shape.keep.slots if not s.placement.mask & reserved.mask)
+        keep = self._fleet.book.legal(
+            geometry, future, Layout(s for s in keep.slots if not s.placement.mask & future.mask)
+        )
+        self._fleet.move(seat, self._fleet.book.start(geometry, shape.used, keep, shape.warm, future, wary=shape.wary))
+
+
+def _order(until: float | None) -> float:
+    return math.inf if until is None else until
+
+
+def _all_fit(geometry: Geometry, layout: Layout, wishes: list[Profile]) -> bool:
+    ordered = sorted(wishes, reverse=True)
+    return len(plan_free(geometry, layout, ordered)) == len(wishes)

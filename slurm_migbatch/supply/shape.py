@@ -1,0 +1,288 @@
+"""One GPU's condition while a plan is being made.
+
+Thousands of GPUs are in few different conditions, so each condition is one shared `Shape` object, and what follows from
+adding a claim to it is computed once. A claim is a slice that a pending job should find; where its slot lies is decided
+anew after every claim, so that claims never stand in each other's way.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
+from slurm_migbatch.mig.planning import capacity, fill, plan_free
+from slurm_migbatch.mig.profile import Profile
+
+#: (0 warm offer, 1 offer, 2 new slot, 3 more on a GPU that is being cleared; loss of useful space; offers given up):
+#: smaller is better
+Cost = tuple[int, int, int]
+
+_MAX_SHAPES = 200_000
+
+
+class Shape:
+    """A GPU with `used` slots, the `keep` slots offered so far, and claims laid out as `slots`.
+
+    `future` is set where slots are reserved: the layout that the GPU will have when they are free. New slots then must
+    fit beside what is used now and into the future layout.
+    """
+
+    __slots__ = (
+        "_next",
+        "book",
+        "claims",
+        "future",
+        "geometry",
+        "keep",
+        "rest",
+        "slots",
+        "taken",
+        "used",
+        "value",
+        "warm",
+        "wary",
+    )
+
+    def __init__(
+        self,
+        book: ShapeBook,
+        geometry: Geometry,
+        used: Layout,
+        keep: Layout,
+        warm: Layout,
+        future: Layout | None,
+        claims: tuple[Profile, ...],
+        wary: bool,
+        slots: Layout,
+    ) -> None:
+        self.book, self.geometry = book, geometry
+        self.used, self.keep, self.warm, self.future = used, keep, warm, future
+        self.claims, self.wary, self.slots = claims, wary, slots
+        self.taken = used.union(slots)
+        #: offers of before that no claim uses and that can stay
+        self.rest = Layout(s for s in keep.slots if s not in slots and not s.placement.mask & self.taken.mask)
+        self.rest = book.legal(geometry, self.taken, self.rest)
+        self.value = book.value(geometry, self.taken)
+        self._next: dict[Profile, tuple[Cost, Shape] | None] = {}
+
+    def add(self, profile: Profile) -> tuple[Cost, Shape] | None:
+        """The condition with one more claim and what it costs; None where it does not fit."""
+        try:
+            return self._next[profile]
+        except KeyError:
+            found = self._next[profile] = self._add(profile)
+            return found
+
+    def _add(self, profile: Profile) -> tuple[Cost, Shape] | None:
+        if profile not in self.geometry:
+            return None
+        after = self.book.shape(
+            self.geometry,
+            self.used,
+            self.keep,
+            self.warm,
+            self.future,
+            tuple(sorted((*self.claims, profile))),
+            self.wary,
+        )
+        if after is None:
+            return None
+        new = [s for s in after.slots.slots if s.profile == profile and s not in self.slots]
+        if any(s in self.keep for s in new):
+            kind = 0 if any(s in self.keep and s in self.warm for s in new) else 1
+        else:
+            kind = 2
+        lost = len(self.rest) + len(self.slots) + 1 - len(after.rest) - len(after.slots)
+        return (kind + 3 * self.wary, self.value - after.value, lost), after
+
+
+class Final(NamedTuple):
+    """What becomes of one GPU: its plan, the free slots in it, those of them that nobody claimed, and the difference
+    from before."""
+
+    layout: Layout
+    free: Counter[Profile]
+    optional: Layout
+    withdrawn: frozenset[Profile]
+    changed: bool
+
+
+class ShapeBook:
+    """All shapes met so far; keep one for as long as the planner lives, so that rounds share what they found."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[tuple[object, ...], Shape | None] = {}
+        self._values: dict[tuple[Geometry, Layout], int] = {}
+        self._finals: dict[tuple[object, ...], Final] = {}
+
+    def trim(self) -> None:
+        """Forget everything once it has grown large; to be called between plans."""
+        if len(self._shapes) + len(self._finals) > _MAX_SHAPES:
+            self._shapes.clear()
+            self._values.clear()
+            self._finals.clear()
+
+    def start(
+        self,
+        geometry: Geometry,
+        used: Layout,
+        keep: Layout = EMPTY,
+        warm: Layout = EMPTY,
+        future: Layout | None = None,
+        wary: bool = False,
+    ) -> Shape:
+        """The shape without claims."""
+        shape = self.shape(geometry, used, keep, warm, future, (), wary)
+        assert shape is not None
+        return shape
+
+    def shape(
+        self,
+        geometry: Geometry,
+        used: Layout,
+        keep: Layout,
+        warm: Layout,
+        future: Layout | None,
+        claims: tuple[Profile, ...],
+        wary: bool = False,
+    ) -> Shape | None:
+        """The shape with these claims (sorted); None where they do not fit together."""
+        key = (geometry, used, keep, warm, future, claims, wary)
+        try:
+            return self._shapes[key]
+        except KeyError:
+            slots = _arrange(geometry, used, keep, warm, future, claims)
+            shape = None if slots is None else Shape(self, geometry, used, keep, warm, future, claims, wary, slots)
+            self._shapes[key] = shape
+            return shape
+
+    def value(self, geometry: Geometry, layout: Layout) -> int:
+        """How useful the free space is: slots that could be added, weighted by the square of their memory slices."""
+        key = (geometry, layout)
+        known = self._values.get(key)
+        if known is None:
+            known = self._values[key] = sum(
+                info.memory_slices**2 * capacity(geometry, layout, info.profile) for info in geometry.profiles
+            )
+        return known
+
+    def final(
+        self, shape: Shape, occupied: Layout, leased: Layout, offered: Layout, preference: tuple[Profile, ...]
+    ) -> Final:
+        """The plan of a GPU in this condition, with unclaimed space filled by preference."""
+        key = (shape, occupied, leased, offered, preference)
+        known = self._finals.get(key)
+        if known is None:
+            optional = shape.rest.union(_leftover(shape, preference))
+            available = shape.taken.minus(occupied).union(optional)
+            known = self._finals[key] = _final(leased, offered, available, optional)
+        return known
+
+    def unchanged(self, leased: Layout, offered: Layout, keep: bool) -> Final:
+        """The plan of a GPU that keeps what it offers, or offers nothing any more."""
+        key = (leased, offered, keep)
+        known = self._finals.get(key)
+        if known is None:
+            known = self._finals[key] = _final(leased, offered, offered if keep else EMPTY, EMPTY)
+        return known
+
+    @staticmethod
+    def legal(geometry: Geometry, taken: Layout, wanted: Layout) -> Layout:
+        """Those of `wanted`, in order, that can all be added to `taken`."""
+        layout = taken
+        kept = []
+        for slot in wanted.slots:
+            if geometry.fits(layout, slot):
+                layout = layout.add(slot)
+                kept.append(slot)
+        return wanted if len(kept) == len(wanted) else Layout(kept)
+
+
+def _final(leased: Layout, offered: Layout, available: Layout, optional: Layout) -> Final:
+    gone = offered.minus(available)
+    return Final(
+        layout=leased.union(available),
+        free=available.counts(),
+        optional=optional,
+        withdrawn=frozenset(s.profile for s in gone.slots),
+        changed=available != offered,
+    )
+
+
+def default_preference(geometry: Geometry) -> tuple[Profile, ...]:
+    """What to offer where nothing is known of what will be asked for: a mix, with one half-size slice at most.
+
+    Plain profiles below the whole GPU, by falling memory, one of each size (the one with most compute), then the
+    smallest for what is left: an H100 becomes 4g + 2g + 1g.
+    """
+    plain = [info for info in geometry.profiles if info.profile.suffix == "" and info.profile != geometry.full.profile]
+    sizes: dict[int, Profile] = {}
+    for info in plain:  # largest first; of one size the one with most compute comes first
+        sizes.setdefault(info.memory_slices, info.profile)
+    ordered = tuple(sizes.values())
+    return ordered or (geometry.full.profile,)
+
+
+def _leftover(shape: Shape, preference: tuple[Profile, ...]) -> Layout:
+    geometry = shape.geometry
+    taken = shape.taken.union(shape.rest)
+    base = taken
+    if shape.future is not None:
+        inside = ShapeBook.legal(geometry, shape.future, Layout((*shape.slots.slots, *shape.rest.slots)))
+        base = shape.future.union(inside)
+    warm = Layout(s for s in shape.warm.slots if not s.placement.mask & base.mask)
+    if preference:
+        added = fill(geometry, base, preference, keep=warm)
+    else:
+        mix = default_preference(geometry)
+        added = plan_free(geometry, base, mix, keep=warm)
+        added = added.union(fill(geometry, base.union(added), (*mix[::-1], geometry.full.profile), keep=warm))
+    if shape.future is None:
+        return added
+    return ShapeBook.legal(geometry, taken, Layout(s for s in added.slots if not s.placement.mask & taken.mask))
+
+
+def _arrange(
+    geometry: Geometry,
+    used: Layout,
+    keep: Layout,
+    warm: Layout,
+    future: Layout | None,
+    claims: tuple[Profile, ...],
+) -> Layout | None:
+    """Slots for all claims, changing as little as possible: first the slots that are offered already, warm ones before
+    cold ones, then empty space, then space that is offered as something else; None where they do not fit."""
+    if not claims:
+        return EMPTY
+    base = used if future is None else future
+    offers = Layout(s for s in keep.slots if not s.placement.mask & (base.mask | used.mask))
+    hints = Layout((*offers.slots, *(s for s in warm.slots if not s.placement.mask & offers.mask)))
+    wanted = Counter(claims)
+    matched: list[Slot] = []
+    for slot in sorted(offers.slots, key=lambda s: s not in warm):
+        if wanted[slot.profile] > 0:
+            wanted[slot.profile] -= 1
+            matched.append(slot)
+    fixed = ShapeBook.legal(geometry, base, Layout(matched))
+    if len(fixed) == len(matched):
+        left = tuple(sorted(wanted.elements(), reverse=True))
+        rest = Layout(s for s in offers.slots if s not in fixed)
+        rest = ShapeBook.legal(geometry, base.union(fixed), rest)
+        for besides in (rest, EMPTY):
+            more = plan_free(geometry, base.union(fixed).union(besides), left, keep=hints)
+            if len(more) == len(left):
+                found = fixed.union(more)
+                if future is None or _beside(geometry, used, found):
+                    return found
+    ordered = tuple(sorted(claims, reverse=True))
+    found = plan_free(geometry, base, ordered, keep=hints)
+    if len(found) == len(ordered) and (future is None or _beside(geometry, used, found)):
+        return found
+    return None
+
+
+def _beside(geometry: Geometry, used: Layout, slots: Layout) -> bool:
+    """Whether the slots fit beside what is used now."""
+    return not slots.mask & used.mask and geometry.admits((*used.profiles, *slots.profiles))
