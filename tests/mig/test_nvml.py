@@ -274,6 +274,18 @@ def test_busy_names_the_processes(machine, h100):
     assert h100.processes(made) == ()
 
 
+def test_a_process_cannot_put_lines_into_messages(machine, h100):
+    """Whoever owns a process chooses its name."""
+    made = h100.create(ONE)
+    code = "open('/proc/self/comm', 'w').write('a\\nb'); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        machine.start_process(made.mig_uuid, process.pid)
+        assert [str(holder) for holder in h100.holders(made)] == [f"{process.pid} (a?b)"]
+        process.communicate(b"\n")
+    h100.destroy(made)
+
+
 def test_partial_compute_instances_of_an_administrator_are_seen_and_taken_away(machine, h100):
     made = h100.create(Slot.of("3g.40gb", 4, 4))
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)

@@ -243,7 +243,8 @@ class NvmlGpu:
 
     def _slot(self, info: Any) -> Slot:
         profile_id = int(info.profileId)
-        profile = next((known.profile for known in self._known()[1] if known.profile_id == profile_id), None)
+        _, listed = self._geometry.get(True) or self._known()
+        profile = next((known.profile for known in listed if known.profile_id == profile_id), None)
         if profile is None:
             raise Refused(0, f"{self!r} holds an instance of profile id {profile_id}, which it does not list")
         return Slot(profile, Placement(int(info.placement.start), int(info.placement.size)))
@@ -327,10 +328,11 @@ class NvmlGpu:
 
 
 def _command(pid: int) -> str:
-    """The command name of a process, empty where /proc does not show it."""
+    """The command name of a process in printable form, empty where /proc does not show it."""
     from pathlib import Path  # only when something is in the way; importing it takes as long as all the rest here
 
     try:
-        return Path(f"/proc/{pid}/comm").read_text("utf-8", "replace").strip()
+        name = Path(f"/proc/{pid}/comm").read_text("utf-8", "replace").removesuffix("\n")
     except OSError:
         return ""
+    return "".join(char if char.isprintable() else "?" for char in name)
