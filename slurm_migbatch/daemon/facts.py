@@ -33,9 +33,10 @@ log = logging.getLogger(__name__)
 
 def chooser_of(config: Config) -> Chooser:
     """The chooser over the built-in models and the site's own."""
-    names = [field.name for field in fields(ModelFacts) if field.name != "name"]
+    keys = [field.name for field in fields(ModelFacts) if field.name != "name"]
     own = [
-        ModelFacts(name=name, **{field: getattr(facts, field) for field in names})
+        # requests are matched without the organisation in front (predict.selection.canonical)
+        ModelFacts(name=name.rsplit("/", 1)[-1].replace("_", "-"), **{key: getattr(facts, key) for key in keys})
         for name, facts in config.models.items()
     ]
     return Chooser(PhysicalPrior([*BUILT_IN, *own]))

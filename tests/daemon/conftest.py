@@ -77,7 +77,10 @@ def config(tmp_path):
         base,
         cluster=dataclasses.replace(base.cluster, poll_s=0.05),
         submit=dataclasses.replace(
-            base.submit, socket=str(tmp_path / "submit.sock"), table=str(tmp_path / "table.lua")
+            base.submit,
+            socket=str(tmp_path / "submit.sock"),
+            table=str(tmp_path / "table.lua"),
+            catalog=str(tmp_path / "catalog.json"),
         ),
         node_api=dataclasses.replace(base.node_api, listen="127.0.0.1", port=0, max_body_kb=16),
         daemon=dataclasses.replace(base.daemon, run_dir=str(tmp_path / "run"), queue=20),

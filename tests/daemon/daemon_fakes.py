@@ -174,3 +174,44 @@ class Node:
 
     def plan(self, have=0, wait=0):
         return self.send("/node/v1/plan", {"node": self.name, "have": have, "wait": wait})
+
+
+def _info(name, number, compute, memory, limit, starts):
+    return {
+        "profile": name,
+        "profile_id": number,
+        "compute_slices": compute,
+        "memory_slices": memory,
+        "memory_mib": memory * 9984,
+        "sm_count": compute * 16,
+        "copy_engines": compute,
+        "decoders": compute,
+        "encoders": 0,
+        "jpegs": compute,
+        "ofas": 0,
+        "max_instances": limit,
+        "placements": [[start, memory] for start in starts],
+    }
+
+
+GEOMETRY = {
+    "version": 1,
+    "name": "NVIDIA H100 80GB HBM3",
+    "profiles": [
+        _info("1g.10gb", 19, 1, 1, 7, range(7)),
+        _info("2g.20gb", 14, 2, 2, 3, range(0, 6, 2)),
+        _info("3g.40gb", 9, 3, 4, 2, range(0, 8, 4)),
+        _info("7g.80gb", 0, 7, 8, 1, range(1)),
+    ],
+}
+
+
+def gpu(number, **changes):
+    """An inventory entry."""
+    entry = {"uuid": f"GPU-{number}", "minor": number, "index": number, "name": GEOMETRY["name"], "mig": True}
+    return {**entry, "geometry": GEOMETRY, **changes}
+
+
+def inventory(*gpus, seq=1):
+    """An inventory event."""
+    return {"seq": seq, "ts": 1.0, "kind": "inventory", "gpus": list(gpus)}

@@ -1,0 +1,155 @@
+"""From what nodes report to answers for slurmctld: catalog, compiled table, submit socket and the record."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+from conftest import Running, eventually
+from daemon_fakes import GEOMETRY, FakeSigner, FakeSlurm, FakeStore, Node, gpu, inventory
+
+from slurm_migbatch.config import GpuConfig, ModelConfig
+from slurm_migbatch.daemon.catalog import build
+from slurm_migbatch.daemon.gpufacts import facts_of, short_name
+from slurm_migbatch.daemon.service import Service
+from slurm_migbatch.slurm.client import NodeRow
+from slurm_migbatch.submit.client import ask
+from slurm_migbatch.submit.request import Accept, JobRequest, Refuse
+
+
+def row(name, *partitions):
+    return NodeRow(name, frozenset({"IDLE"}), {"1g.10gb": 7, "none": 0}, {}, partitions)
+
+
+def request(**fields):
+    return JobRequest(uid=1000, user="ann", partition="gpu", **fields)
+
+
+def serving(running):
+    return eventually(running.service.door.serving.is_set)
+
+
+def test_requests_are_answered_once_a_node_has_reported(running, node, slurm, store, config):
+    assert not running.service.door.serving.is_set()
+    slurm.node_rows["n1"] = row("n1", "gpu", "long")
+    node.events(inventory(gpu(0)))
+    serving(running)
+    answer = ask(Path(config.submit.socket), request(tres_per_node="gres:mig:auto", comment="migbatch: mem=15gb"))
+    assert isinstance(answer, Accept)
+    assert "mig:2g.20gb" in answer.changes["tres_per_node"]
+    decision = eventually(lambda: store.decisions and store.decisions[0])
+    assert decision["chosen"] == "mig:2g.20gb:1"
+    assert decision["asked"] == "--gres=gres:mig:auto --comment='migbatch: mem=15gb'"
+    assert decision["user"] == "ann"
+    assert decision["id"] in answer.changes["comment"]
+
+
+def test_candidates_are_recorded_in_the_units_of_reports(running, node, slurm, store, config):
+    slurm.node_rows["n1"] = row("n1", "gpu")
+    node.events(inventory(gpu(0)))
+    serving(running)
+    comment = "migbatch: model=bert-large batch=32 slo=500ms"
+    ask(Path(config.submit.socket), request(tres_per_node="gres:mig:auto", comment=comment))
+    decision = eventually(lambda: store.decisions and store.decisions[0])
+    assert decision["bucket"].startswith("bert-large/infer/b32/")
+    full = next(c for c in decision["candidates"] if c["profile"] == "7g.80gb")
+    assert 1 < full["latency_ms"] < 1000
+    assert full["latency_ms_range"][0] < full["latency_ms"] < full["latency_ms_range"][1]
+    assert full["throughput_per_s"] > 10
+
+
+def test_files_are_written_when_something_changed_and_only_then(running, node, slurm, config):
+    slurm.node_rows["n1"] = row("n1", "gpu")
+    node.events(inventory(gpu(0)))
+    table, catalog = Path(config.submit.table), Path(config.submit.catalog)
+    eventually(table.exists)
+    before = table.stat().st_ino, catalog.stat().st_ino
+    node.events(inventory(gpu(0), gpu(1), seq=2))
+    eventually(lambda: len(running.service.inventory.latest["n1"]) == 2)
+    running.service.door.facts.write()
+    assert (table.stat().st_ino, catalog.stat().st_ino) == before
+    slurm.node_rows["n1"] = row("n1", "gpu", "night")
+    eventually(lambda: "night" in table.read_text())
+    assert set(running.service.door.facts.catalog.partitions) == {"gpu", "night"}
+    assert oct(table.stat().st_mode)[-3:] == "644"
+
+
+def test_a_restart_serves_at_once_from_what_was_known(config, store, signer, tmp_path):
+    slurm = FakeSlurm()
+    slurm.node_rows["n1"] = row("n1", "gpu")
+    make = lambda: Service(config, client=slurm, open_store=lambda: store, signer=signer)  # noqa: E731
+    with Running(make()) as running:
+        Node(running.port, FakeSigner()).events(inventory(gpu(0)))
+        serving(running)
+        eventually(Path(config.submit.catalog).exists)
+    slurm.away = True
+    store = FakeStore()
+    with Running(make()) as running:
+        serving(running)
+        answer = ask(Path(config.submit.socket), request(tres_per_node="gres:mig:9g.10gb"))
+        assert isinstance(answer, Refuse)
+
+
+def test_losing_sight_of_all_gpus_keeps_the_catalog(running, node, slurm, config):
+    slurm.node_rows["n1"] = row("n1", "gpu")
+    node.events(inventory(gpu(0)))
+    serving(running)
+    node.events(inventory(gpu(0, mig=False), seq=2))
+    eventually(lambda: running.service.inventory.latest["n1"][0]["mig"] is False)
+    assert "gpu" in running.service.door.facts.catalog
+
+
+def test_an_unreadable_catalog_file_is_no_obstacle(config, slurm, store, signer, caplog):
+    Path(config.submit.catalog).write_text("{broken")
+    with Running(Service(config, client=slurm, open_store=lambda: store, signer=signer)) as running:
+        eventually(lambda: running.service.poller.latest)
+    assert "is not used" in caplog.text
+
+
+def test_catalog_names_kinds_and_takes_the_sites_word(config):
+    other = json.loads(json.dumps(GEOMETRY))
+    other["profiles"] = other["profiles"][1:]
+    made = {"n1": [gpu(0)], "n2": [gpu(0, geometry=other)], "n3": [gpu(0, geometry={"version": 99})], "n4": []}
+    config = dataclasses.replace(
+        config,
+        cluster=dataclasses.replace(config.cluster, partitions=("gpu",)),
+        gpus={"h100-80gb": GpuConfig(tflops=900.0, types=("big",))},
+    )
+    catalog = build(made, [row("n1", "gpu", "other"), row("n2", "gpu"), row("n3", "gpu"), row("n5", "gpu")], config)
+    assert set(catalog.partitions) == {"gpu"}
+    assert set(catalog.kinds) == {"h100-80gb", "h100-80gb-v2"}
+    kind = catalog.kinds["h100-80gb"]
+    assert (kind.tflops, kind.bandwidth_gbs, kind.sm_count) == (900.0, 3352, 132)
+    assert kind.types == ("big", "h100", "nvidia_h100_80gb_hbm3")
+
+
+def test_the_sites_models_are_known(config, slurm, store, signer):
+    config = dataclasses.replace(
+        config,
+        models={
+            "org/net_1": ModelConfig(params_m=100, gflops=10, reference=128),
+            "x": ModelConfig(params_m=1, gflops=1, reference=1),
+        },
+    )
+    service = Service(config, client=slurm, open_store=lambda: store, signer=signer)
+    assert {"net-1", "x", "bert-large"} <= set(service.door.service._site.chooser.grids)
+    service.door.close()
+
+
+def test_gpu_names():
+    names = {
+        "NVIDIA H100 80GB HBM3": "h100-80gb",
+        "NVIDIA A100-SXM4-40GB": "a100-40gb",
+        "NVIDIA A30": "a30-24gb",
+        "NVIDIA H200": "h200-141gb",
+        "NVIDIA B200": "b200-180gb",
+        "NVIDIA GH200 480GB": "gh200-96gb",
+        "NVIDIA RTX PRO 6000 Blackwell Server Edition": "rtx-pro-6000-96gb",
+        "Graphics Device": "graphics-device-5gb",
+    }
+    for name, short in names.items():
+        assert short_name(name, int(short.rpartition("-")[2][:-2])) == short
+    assert facts_of("NVIDIA A100-SXM4-40GB").bandwidth_gbs == 1555
+    assert facts_of("NVIDIA A100 80GB PCIe").bandwidth_gbs in (1935, 2039)
+    assert facts_of("NVIDIA H100 PCIe").tflops == 756
+    assert facts_of("NVIDIA H200").bandwidth_gbs == 4800
+    assert facts_of("Graphics Device") is None
