@@ -103,18 +103,18 @@ class Executor:
             except TooLate as error:
                 if env.hook == "epilog":
                     return exits.OK, f"{env.run}: {error}; the agent or the next hook finishes the release"
-                return self._send_back(env, str(error), deadline)
+                return self._send_back(env, str(error), deadline, who)
             except Exception as error:
                 why = f"{type(error).__name__}: {error}"
                 if env.hook == "epilog":
                     return exits.OK, f"{env.run}: {why}; the agent or the next hook finishes the release"
-                return self._trouble(env, why, deadline)
+                return self._trouble(env, why, deadline, who)
 
     def _prolog(self, env: HookEnv, who: str, deadline: Deadline) -> Outcome:
         try:
             grant = self._grant(env, deadline)
         except GrantError as error:
-            return self._send_back(env, str(error), deadline)
+            return self._send_back(env, str(error), deadline, who)
         if grant is None:
             return exits.OK, ""
         self._release_earlier(env, who)
@@ -124,12 +124,12 @@ class Executor:
         try:
             started = self._starter.start(env, grant, who, deadline)
         except Misfit as error:
-            return self._send_back(env, str(error), deadline)
+            return self._send_back(env, str(error), deadline, who)
         except Unsafe as error:
-            return self._unsafe(env, str(error), deadline)
+            return self._unsafe(env, str(error), deadline, who)
         except (DriverError, CapsError) as error:
             self.gpus.reset()
-            return self._trouble(env, str(error), deadline)
+            return self._trouble(env, str(error), deadline, who)
         self._clear_errors()
         places = ", ".join(str(piece) for piece in started.pieces)
         return exits.OK, f"{env.run}: {places} {'warm' if started.warm else 'made'} in {started.elapsed_ms} ms"
@@ -179,6 +179,7 @@ class Executor:
         with self.journal.write():
             for run in ending:
                 self.journal.put_run(run)
+            self.journal.prune(time.time())
         return ending
 
     def _epilog(self, env: HookEnv, who: str, deadline: Deadline) -> Outcome:
@@ -196,8 +197,6 @@ class Executor:
         if runs:
             for run in self._begin_release(runs, env.exit_code, who):
                 problems += self.repairer.finish(run)
-            with self.journal.write():
-                self.journal.prune(time.time())
         elif not interrupted:
             for job, restart in list(handoff.listed(self.paths.job)):
                 if job == env.job and restart <= upto:
@@ -207,12 +206,12 @@ class Executor:
 
     # -- when it does not work -----------------------------------------------------------------------------------
 
-    def _send_back(self, env: HookEnv, why: str, deadline: Deadline) -> Outcome:
+    def _send_back(self, env: HookEnv, why: str, deadline: Deadline, who: str) -> Outcome:
         """Back to the queue; until then a hand-off makes each task of the run fail rather than run without a slice."""
         from slurm_migbatch.node import scontrol
 
         restart = env.restart or 0
-        run = Run(env.job, restart, env.uid, env.user, env.account, env.partition, "", "misfit")
+        run = Run(env.job, restart, env.uid, env.user, env.account, env.partition, "", "misfit", who)
         asked = _gres(env.comment)
         with self.journal.write():
             self.journal.put_run(run)
@@ -224,7 +223,7 @@ class Executor:
             return exits.OK, f"{env.run}: {why}; cannot be requeued ({error}), so its tasks will fail"
         return exits.OK, f"{env.run}: {why}; sent back to the queue"
 
-    def _unsafe(self, env: HookEnv, why: str, deadline: Deadline) -> Outcome:
+    def _unsafe(self, env: HookEnv, why: str, deadline: Deadline, who: str) -> Outcome:
         """A GPU is lost: tell Slurm to drain the node with the reason, and send the job elsewhere."""
         from slurm_migbatch.node import scontrol
 
@@ -234,9 +233,9 @@ class Executor:
             scontrol.drain(self.config, why, max(deadline.remaining, 2.0))
         except scontrol.ScontrolError as error:
             return exits.UNSAFE, f"{env.run}: {why}; {error}"
-        return self._send_back(env, why, deadline)
+        return self._send_back(env, why, deadline, who)
 
-    def _trouble(self, env: HookEnv, why: str, deadline: Deadline) -> Outcome:
+    def _trouble(self, env: HookEnv, why: str, deadline: Deadline, who: str) -> Outcome:
         """Something that should not happen did: once is bad luck, many times in a row is a broken node."""
         count = int(self.journal.meta("errors") or 0) + 1
         drain = self.config.on_error == "drain" or count >= self.config.errors_before_drain > 0
@@ -245,8 +244,8 @@ class Executor:
             action = "drain" if drain else "requeue"
             self.journal.event("fault", {"gpu": None, "what": why[:500], "action": action, "drain": drain})
         if drain:
-            return self._unsafe(env, f"{count} failures in a row, the last: {why}", deadline)
-        return self._send_back(env, why, deadline)
+            return self._unsafe(env, f"{count} failures in a row, the last: {why}", deadline, who)
+        return self._send_back(env, why, deadline, who)
 
     def _clear_errors(self) -> None:
         if self.journal.meta("errors") not in ("", "0"):

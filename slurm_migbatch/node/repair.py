@@ -82,7 +82,7 @@ def diagnose(
         accounted.add(instance.gi_id)
         if row.state in IN_FLIGHT:
             found.append(Repair("undo", row, instance, "whoever was working on it is gone"))
-        elif not instance.complete:
+        elif instance.ci_id is None:
             found.append(Repair("complete", row, instance, "it has no compute instance"))
         elif row.state == "idle":
             if processes.get(instance.gi_id):
@@ -100,7 +100,7 @@ def diagnose(
             continue
         if processes.get(instance.gi_id):
             found.append(Repair("respect", None, instance, f"made by hand; {_living(processes[instance.gi_id])}"))
-        elif not instance.complete:
+        elif instance.ci_id is None:
             found.append(Repair("complete", None, instance, "it is nobody's and has no compute instance"))
         else:
             found.append(Repair("adopt", None, instance, "it is nobody's and nothing runs on it"))
@@ -197,7 +197,7 @@ class Repairer:
     def _settle(self, gpu: Gpu, row: Slice, instance: Instance, event: str = "") -> None:
         """Make the instance whole and closed, then idle in the journal; destroy what cannot be made whole."""
         try:
-            if not instance.complete:
+            if instance.ci_id is None:
                 effects.point("driver complete")
                 instance = gpu.complete(instance)
             minors = self._caps.grant(gpu.minor, instance.gi_id, instance.ci_id or 0, 0)
@@ -291,7 +291,7 @@ class Repairer:
     # -- runs ----------------------------------------------------------------------------------------------------
 
     def runs(self, *, dry: bool = False) -> list[str]:
-        """Finish what a dead owner left of a run: a start that never was, a release that was begun."""
+        """Finish what a dead owner left of a run: a start that never was, a release or a refusal that was begun."""
         done = []
         for run in self._journal.runs("state IN ('starting','ending')"):
             if owner.alive(run.owner):
@@ -309,6 +309,12 @@ class Repairer:
                 done.append(f"{run}: its interrupted release is finished")
                 if not dry:
                     self.finish(run)
+        for run in self._journal.runs("state='misfit'"):
+            if not owner.alive(run.owner) and handoff.load(self._paths.job, run.job, run.restart) is None:
+                done.append(f"{run}: the hand-off that keeps its tasks from running is written again")
+                if not dry:
+                    why = "it was sent back to the queue"
+                    handoff.write(self._paths.job, handoff.Handoff(run.job, run.restart, run.uid, (), why))
         return done + self._strays(dry)
 
     def _strays(self, dry: bool) -> list[str]:

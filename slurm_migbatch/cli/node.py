@@ -1,0 +1,174 @@
+"""`migbatch node`: what an administrator (or systemd) runs on a compute node."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from slurm_migbatch.cli.common import HELP, Failure
+
+if TYPE_CHECKING:
+    from slurm_migbatch.node.config import Config
+    from slurm_migbatch.node.executor import Executor
+
+DEFAULT_ETC = "/etc/migbatch"
+etc_option = click.option(
+    "--etc", default=DEFAULT_ETC, show_default=True, metavar="DIR", help="Directory with node.conf."
+)
+node_option = click.option(
+    "--node", "name", default="", metavar="NAME", help="The node's name in Slurm (default: host)."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group(context_settings=HELP)
+def node() -> None:
+    """Everything that runs on a compute node."""
+
+
+@node.command()
+@etc_option
+@node_option
+@click.option("--reset", is_flag=True, help="Reset GPUs that need it for MIG (Ampere) and have no processes.")
+@json_option
+def init(etc: str, name: str, reset: bool, as_json: bool) -> None:
+    """Get the node ready after boot: MIG mode, leftovers, capability devices. Run before slurmd starts."""
+    from slurm_migbatch.node.boot import prepare
+
+    config = _config(etc, name)
+    steps = prepare(config, _executor(config), reset=reset)
+    if as_json:
+        click.echo(json.dumps([step._asdict() for step in steps], indent=2))
+    else:
+        _lines(("" if step.ok else "PROBLEM: ") + step.what for step in steps)
+    if not all(step.ok for step in steps):
+        raise Failure(f"node {config.node} is not ready for jobs")
+
+
+@node.command()
+@etc_option
+@node_option
+@click.option("--dry-run", is_flag=True, help="Say what would be done, do nothing.")
+@json_option
+def reconcile(etc: str, name: str, dry_run: bool, as_json: bool) -> None:
+    """Make the journal and the GPUs agree: undo what was interrupted, adopt what is there, notice what is gone."""
+    from slurm_migbatch.node.deadline import Deadline
+
+    config = _config(etc, name)
+    done = _executor(config).repairer.all(Deadline(config.hook_deadline), dry=dry_run)
+    if as_json:
+        click.echo(json.dumps({"node": config.node, "dry_run": dry_run, "changes": done}, indent=2))
+    else:
+        _lines(done or ["nothing to do"])
+
+
+@node.command()
+@etc_option
+@node_option
+@json_option
+def status(etc: str, name: str, as_json: bool) -> None:
+    """Show the GPUs, who holds which slice, the agent and the events that wait."""
+    from slurm_migbatch.node.status import status as collect
+
+    config = _config(etc, name)
+    found = collect(config, _executor(config))
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    agent = "running" if found["agent"] else "not running (hooks do its work)"
+    click.echo(f"node {found['node']}: agent {agent}, {found['spool']} events to send, plan {found['plan']}")
+    if found["driver"] != "ok":
+        click.echo(f"driver: {found['driver']}")
+    rows = [("GPU", "PLACE", "PROFILE", "STATE", "JOB", "UID", "DEVICE")]
+    for gpu in found["gpus"]:
+        head = str(gpu["index"])
+        if not gpu["mig"]:
+            rows.append((head, "-", "-", "MIG after reset" if gpu["mig_pending"] else "MIG off", "-", "-", gpu["uuid"]))
+        elif not gpu["slices"]:
+            rows.append((head, "-", "-", "empty", "-", "-", gpu["uuid"]))
+        rows += [(head, *_row(piece)) for piece in gpu["slices"]]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    _lines("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def _row(piece: dict[str, Any]) -> tuple[str, str, str, str, str, str]:
+    held = piece["state"] in ("held", "intent", "lost")
+    return (
+        f"{piece['start']}:{piece['size']}",
+        piece["profile"],
+        piece["state"],
+        str(piece["job"]) if piece["job"] is not None else "-",
+        str(piece["uid"]) if held else "-",
+        f"{piece['mig_uuid'] or '-'}{'  ' + piece['reason'] if piece.get('reason') else ''}",
+    )
+
+
+@node.command()
+@etc_option
+@node_option
+@click.option("-v", "--verbose", is_flag=True, help="Log every hook.")
+def agent(etc: str, name: str, verbose: bool) -> None:
+    """Serve the hooks, bring events to the controller and fetch its plan. Runs until SIGTERM."""
+    from slurm_migbatch.node.agent import Agent, AgentError
+
+    config = _config(etc, name)
+    os.umask(0o077)
+    os.chdir("/")
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stderr
+    )
+    service = Agent(config)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: service.stop())
+    try:
+        service.run()
+    except AgentError as error:
+        raise Failure(str(error)) from None
+
+
+@node.command()
+@click.option("--dest", required=True, type=click.Path(path_type=Path), help="Directory for the three hooks.")
+@click.option("--etc", default=DEFAULT_ETC, show_default=True, type=click.Path(path_type=Path), help="For node.conf.")
+@click.option("--python", default=sys.executable, show_default="this one", help="Interpreter for root's hooks.")
+@click.option("--task-python", default="", help="Interpreter for TaskProlog, if users cannot run the other.")
+def install(dest: Path, etc: Path, python: str, task_python: str) -> None:
+    """Write prolog, epilog and task_prolog for slurm.conf, after checking that nobody but root can change them."""
+    from slurm_migbatch.node.install import install as write
+
+    _root()
+    for path, what in write(dest, etc, python, task_python):
+        click.echo(f"{path}: {what}")
+
+
+def _root() -> None:
+    if os.geteuid() != 0:
+        raise Failure("this changes GPUs and root's files: run it as root")
+
+
+def _config(etc: str, name: str) -> Config:
+    from slurm_migbatch.node import conf
+    from slurm_migbatch.node.config import load
+
+    _root()
+    environ = {b"SLURMD_NODENAME": name.encode()} if name else dict(os.environb)
+    return load(etc, conf.node_name(environ))
+
+
+def _executor(config: Config) -> Executor:
+    from slurm_migbatch.node.executor import Executor
+
+    os.umask(0o077)
+    return Executor(config)
+
+
+def _lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        click.echo(line)

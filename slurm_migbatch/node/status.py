@@ -1,0 +1,61 @@
+"""What a node looks like from inside, as one JSON-able object."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from slurm_migbatch.mig.driver import DriverError, Gpu
+from slurm_migbatch.node import plan
+from slurm_migbatch.node.client import SOCKET
+from slurm_migbatch.node.config import Config
+from slurm_migbatch.node.executor import Executor
+
+
+def status(config: Config, executor: Executor) -> dict[str, Any]:
+    """GPUs with their layout and who holds what, zombies, the agent, the spool and the plan. Raises JournalError."""
+    journal = executor.journal
+    rows = journal.slices()
+    try:
+        gpus, problem = [_gpu(gpu) for gpu in executor.gpus.listed()], ""
+    except DriverError as error:
+        gpus, problem = [], str(error)
+    for gpu in gpus:
+        gpu["slices"] = [
+            {**row.place, "state": row.state, "job": row.job, "uid": row.uid, "mig_uuid": row.mig_uuid}
+            | ({"reason": row.reason} if row.reason else {})
+            for row in rows
+            if row.gpu == gpu["uuid"]
+        ]
+    return {
+        "node": config.node,
+        "agent": agent_answers(config),
+        "gpus": gpus,
+        "driver": problem or "ok",
+        "zombies": sum(row.state == "zombie" for row in rows),
+        "runs": [run._asdict() for run in journal.runs("state<>'ended'")],
+        "spool": journal.spool_length(),
+        "plan": plan.load(config.state_dir).version,
+        "journal": journal.identity,
+        "boot_id": journal.meta("boot_id"),
+    }
+
+
+def agent_answers(config: Config) -> bool:
+    """Whether somebody accepts connections on the agent's socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        link.settimeout(1.0)
+        try:
+            link.connect(f"{config.run_dir}/{SOCKET}")
+        except OSError:
+            return False
+    return True
+
+
+def _gpu(gpu: Gpu) -> dict[str, Any]:
+    entry: dict[str, Any] = {"uuid": gpu.uuid, "minor": gpu.minor, "index": gpu.index, "name": gpu.name}
+    try:
+        entry["mig"], entry["mig_pending"] = gpu.mig_mode()
+    except DriverError as error:
+        entry["mig"], entry["mig_pending"], entry["problem"] = False, False, str(error)
+    return entry

@@ -1,0 +1,166 @@
+"""SIGKILL before every single side effect of Prolog and Epilog, and inside every driver call: nothing is ever lost.
+
+The number of side effects is found by counting, so a new one is killed too without anybody thinking of it.
+"""
+
+import os
+import signal
+
+import pytest
+from nodes import ALICE, BOB, in_child
+
+from slurm_migbatch.node import exits
+from slurm_migbatch.node.executor import Executor
+
+
+def effects_of(node, scene):
+    work = scene(node)
+    node.forget_executor()
+    node.machine.calls(reset=True)
+    status, count = in_child(work)
+    assert os.WIFEXITED(status) and os.WEXITSTATUS(status) == exits.OK
+    return count
+
+
+def hook_in_child(node, hook, job, marker="", **values):
+    """The hook as its own process would run it: a fresh executor, ended without tidying up."""
+
+    def work():
+        return Executor(node.config).run(node.env(hook, job, marker, **values))[0]
+
+    return work
+
+
+def cold(node):
+    return hook_in_child(node, "prolog", 1, "[mig:2g.20gb:1,1g.10gb:1]")
+
+
+def warm(node):
+    node.prolog(9, "[mig:2g.20gb:1,1g.10gb:1]")
+    node.epilog(9)
+    return hook_in_child(node, "prolog", 1, "[mig:2g.20gb:1,1g.10gb:1]", uid=BOB)
+
+
+def evicting(node):
+    node.prolog(9, "[mig:1g.10gb:7]")
+    node.epilog(9)
+    return hook_in_child(node, "prolog", 1, "[mig:3g.40gb:1,4g.40gb:1]")
+
+
+def replacing(node):
+    """The very slot is destroyed and made again, because others' slices are never reused."""
+    node.configure(WarmReuse="never")
+    node.forget_executor()
+    node.prolog(9, "[mig:7g.80gb:1]")
+    node.epilog(9)
+    return hook_in_child(node, "prolog", 1, "[mig:7g.80gb:1]", uid=BOB)
+
+
+def ending(node):
+    node.prolog(1, "[mig:2g.20gb:1,1g.10gb:1]")
+    return hook_in_child(node, "epilog", 1)
+
+
+def misfit(node):
+    node.prolog(9, "[mig:7g.80gb:1]")
+    return hook_in_child(node, "prolog", 1, "[mig:1g.10gb:1]")
+
+
+def rebooted(node):
+    node.prolog(9, "[mig:2g.20gb:1]")
+    node.forget_executor()
+    node.machine.reboot()
+    node.machine.dump()
+    from slurm_migbatch.mig.nvml import NvmlDriver
+
+    driver = NvmlDriver(str(node.machine.library))
+    for gpu in driver.gpus():
+        gpu.set_mig_mode(True)
+    driver.close()
+    return hook_in_child(node, "prolog", 1, "[mig:1g.10gb:1]")
+
+
+SCENES = [cold, warm, evicting, replacing, ending, misfit, rebooted]
+
+
+def next_hook(node):
+    """Another user's job of another shape comes along; then the interrupted one's Epilog, then everything again."""
+    code, line = node.prolog(50, "[mig:1g.10gb:1]", uid=BOB)
+    assert code == exits.OK, line
+    node.check_except_unfinished()
+    for job in (1, 9, 50):
+        assert node.epilog(job)[0] == exits.OK
+    node.check()
+    assert not node.slices("held")
+
+
+def reconcile(node):
+    node.reconcile()
+    node.check_except_unfinished()
+    assert node.reconcile() == [], "a second reconcile found more to do"
+    for job in (1, 9):
+        assert node.epilog(job)[0] == exits.OK
+    node.check()
+    assert not node.slices("held")
+
+
+def same_again(node):
+    """Slurm runs the same hook once more."""
+    marker = "[mig:2g.20gb:1,1g.10gb:1]"
+    if node.scene in (cold, warm):
+        uid = BOB if node.scene is warm else ALICE
+        code, line = node.prolog(1, marker, uid=uid)
+        assert code == exits.OK, line
+        assert len([row for row in node.slices("held") if row.job == 1]) == 2
+    node.epilog(1)
+    node.epilog(1)
+    node.epilog(9)
+    node.check()
+    assert not node.slices("held")
+
+
+@pytest.mark.parametrize("after", [next_hook, reconcile, same_again])
+@pytest.mark.parametrize("scene", SCENES)
+def test_killed_before_any_side_effect(new_node, scene, after):
+    count = effects_of(new_node(name="count"), scene)
+    assert count > 3
+    for k in range(1, count + 1):
+        node = new_node(name=f"k{k}")
+        node.scene = scene
+        work = scene(node)
+        node.forget_executor()
+        status, _ = in_child(work, kill_at=k)
+        assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        after(node)
+        node.close()
+
+
+DRIVER_CALLS = [
+    "nvmlDeviceCreateGpuInstanceWithPlacement",
+    "nvmlGpuInstanceCreateComputeInstanceWithPlacement",
+    "nvmlGpuInstanceCreateComputeInstance",
+    "nvmlComputeInstanceDestroy",
+    "nvmlGpuInstanceDestroy",
+]
+
+
+@pytest.mark.parametrize("after", [next_hook, reconcile])
+@pytest.mark.parametrize("moment", ["before", "during", "after"])
+@pytest.mark.parametrize("scene", [cold, evicting, replacing])
+def test_killed_inside_a_driver_call(new_node, scene, moment, after):
+    counted = new_node(name="count")
+    effects_of(counted, scene)
+    calls = counted.machine.calls()
+    changing = {name: calls[name] for name in DRIVER_CALLS if calls[name]}
+    assert changing
+    for name, times in changing.items():
+        for nth in range(1, times + 1):
+            node = new_node(name=f"{name}{nth}")
+            work = scene(node)
+            node.forget_executor()
+            node.machine.fail(name, nth=nth, kill=True, moment=moment)
+            status, _ = in_child(work)
+            assert os.WIFSIGNALED(status), name
+            node.machine.reset_faults()
+            after(node)
+            node.close()
