@@ -10,6 +10,7 @@
 
 #define NVLINK_MAX_LINKS 18
 #define COMPUTE_MODE_DEFAULT 0
+#define VIRTUALIZATION_NONE 0
 #define BRAND_NVIDIA 14
 
 static unsigned pci_bus(unsigned index)
@@ -274,6 +275,39 @@ nvmlReturn_t device_compute_mode(struct call *call, nvmlDevice_t device, unsigne
 	if (!mode)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	*mode = COMPUTE_MODE_DEFAULT;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t device_virtualization(struct call *call, nvmlDevice_t device, unsigned *mode)
+{
+	struct target t;
+
+	TRY(resolve_gpu(call, device, &t));
+	if (!mode)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*mode = VIRTUALIZATION_NONE;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t device_display(struct call *call, nvmlDevice_t device, unsigned *active)
+{
+	struct target t;
+
+	TRY(resolve_gpu(call, device, &t));
+	if (!active)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*active = 0;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t device_ecc(struct call *call, nvmlDevice_t device, unsigned *current, unsigned *pending)
+{
+	struct target t;
+
+	TRY(resolve_gpu(call, device, &t));
+	if (!current || !pending)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*current = *pending = 1;
 	return NVML_SUCCESS;
 }
 

@@ -17,8 +17,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define MODE_ROOT 0400
-#define MODE_ALL 0444
+/* Modes that the access files ask for the device nodes. */
+#define NODE_ROOT 0400
+#define NODE_ALL 0444
+/* Root switches DeviceFileModify off by writing to an access file; nothing else here is for writing. */
+#define FILE_ACCESS 0644
+#define FILE_PLAIN 0444
 
 unsigned cap_minor_gi(unsigned gpu_minor, unsigned gi)
 {
@@ -105,7 +109,7 @@ static int write_access(const char *path, unsigned minor, unsigned mode)
 	char text[96];
 	int n = snprintf(text, sizeof(text), "DeviceFileMinor: %u\nDeviceFileMode: %u\nDeviceFileModify: 1\n", minor, mode);
 
-	return write_file(path, MODE_ALL, text, (size_t)n);
+	return write_file(path, FILE_ACCESS, text, (size_t)n);
 }
 
 static int write_minors(const struct machine *machine)
@@ -127,7 +131,7 @@ static int write_minors(const struct machine *machine)
 						      j, cap_minor_ci(g, i, j));
 		}
 	join(path, machine, "proc/driver/nvidia-caps/mig-minors");
-	error = write_file(path, MODE_ALL, text, n);
+	error = write_file(path, FILE_PLAIN, text, n);
 	free(text);
 	return error;
 }
@@ -142,15 +146,15 @@ int tree_create(const struct machine *machine)
 	error = write_minors(machine);
 	join(path, machine, "%s/mig/config", capabilities);
 	if (!error)
-		error = write_access(path, 1, MODE_ROOT);
+		error = write_access(path, 1, NODE_ROOT);
 	join(path, machine, "%s/mig/monitor", capabilities);
 	if (!error)
-		error = write_access(path, 2, MODE_ALL);
+		error = write_access(path, 2, NODE_ALL);
 	join(path, machine, "proc/devices");
 	n = snprintf(text, sizeof(text), "Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n%3u nvidia-caps\n\nBlock devices:\n",
 		     machine->file->caps_major);
 	if (!error)
-		error = write_file(path, MODE_ALL, text, (size_t)n);
+		error = write_file(path, FILE_PLAIN, text, (size_t)n);
 	join(path, machine, "dev/nvidiactl");
 	if (!error)
 		error = write_file(path, 0666, "", 0);
@@ -187,7 +191,7 @@ static int follow_access(const char *dir, bool wanted, unsigned minor)
 	if (!wanted)
 		return access(dir, F_OK) ? 0 : remove_access(dir);
 	snprintf(path, sizeof(path), "%s/access", dir);
-	return access(path, F_OK) ? write_access(path, minor, MODE_ALL) : 0;
+	return access(path, F_OK) ? write_access(path, minor, NODE_ALL) : 0;
 }
 
 static int follow_gpu(const struct machine *machine, const struct gpu *gpu)
@@ -223,7 +227,7 @@ static int write_boot_id(const struct machine *machine)
 	uuid_text(machine_body(machine)->boot_id, id);
 	strcat(id, "\n");
 	join(path, machine, "boot_id");
-	return write_file(path, MODE_ALL, id, strlen(id));
+	return write_file(path, FILE_PLAIN, id, strlen(id));
 }
 
 int tree_follow(struct machine *machine)
