@@ -47,7 +47,7 @@ def neighbours(raw, geometry, layout, slots):
 # One model of each shape (4 + 4, 7 + 8, 4 + 12 slices) is walked through completely.
 @pytest.mark.parametrize("model", ["a30", "a100-40gb", "rtx-pro-6000"])
 def test_layouts_are_exactly_what_the_driver_accepts(opened, geometries, model):
-    """From the empty GPU on, slots in order of their start, so each layout is built once; refusals are tried everywhere."""
+    """From the empty GPU on, slots in order of their start, so each layout is built once; refusals everywhere."""
     geometry = geometries[model]
     raw = RawGpu(GPU_MODELS.index(model), geometry)
     slots = sorted(geometry.slots, key=lambda s: (s.placement, s.profile))
