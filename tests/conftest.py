@@ -1,28 +1,59 @@
-"""Fixtures that several rooms share: private Slurm clusters."""
+"""Fixtures that several rooms share: private Slurm clusters.
+
+`pytest --slurm-root DIR` runs them with the Slurm of a debootstrapped Debian (`migbatch testbed root trixie DIR`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
+from slurm_migbatch.testbed.autodetect import has_plugin
 from slurm_migbatch.testbed.cluster import Cluster
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slurm-root", default="", metavar="DIR", help="run the Slurm of this debootstrapped Debian")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "nvml_plugin: needs a Slurm with its NVML plugin (Debian trixie's)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what uses a cluster; leave out what this Slurm release has no plugin for."""
+    for item in items:
+        if {"cluster", "new_cluster"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slurm)
+    root = config.getoption("--slurm-root")
+    if not has_plugin(Path(root) if root else None):
+        without = [item for item in items if item.get_closest_marker("nvml_plugin")]
+        config.hook.pytest_deselected(items=without)
+        items[:] = [item for item in items if item not in without]
+
+
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
+def slurm_root(request: pytest.FixtureRequest) -> str:
+    """Value of --slurm-root: keyword `slurm_root` of Cluster."""
+    return str(request.config.getoption("--slurm-root"))
+
+
+@pytest.fixture(scope="session")
+def cluster(slurm_root: str) -> Iterator[Cluster]:
     """One cluster of two nodes with two H100s each for the whole run: submit to it, do not restart its daemons."""
-    with Cluster() as running:
+    with Cluster(slurm_root=slurm_root) as running:
         yield running
 
 
 @pytest.fixture
-def new_cluster() -> Iterator[Callable[..., Cluster]]:
+def new_cluster(slurm_root: str) -> Iterator[Callable[..., Cluster]]:
     """Makes clusters for one test, which may restart or kill what it likes: `new_cluster(nodes=1, dbd=True)`."""
     with ExitStack() as stack:
 
         def make(**spec: object) -> Cluster:
-            return stack.enter_context(Cluster(None, **spec))
+            return stack.enter_context(Cluster(None, slurm_root=slurm_root, **spec))
 
         yield make

@@ -5,13 +5,18 @@ from __future__ import annotations
 import pwd
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slurm_migbatch.testbed import registry
 from slurm_migbatch.testbed.cluster import Cluster
+from slurm_migbatch.testbed.errors import TestbedError
 
 pytestmark = pytest.mark.slurm
+
+# Slurm may show a node as allocated that has free CPUs (its own cache), so the two mean the same here.
+BUSY = ({"n1": "mixed"}, {"n1": "allocated"})
 
 
 def test_a_user_runs_a_job_in_a_slice(cluster: Cluster) -> None:
@@ -38,3 +43,85 @@ def test_down_leaves_no_process_user_group_or_file(new_cluster: Callable[..., Cl
     assert Path("/proc/self/mounts").read_text() == before
     others = {name for other in registry.records() for name in other.users}
     assert not {entry.pw_name for entry in pwd.getpwall()} & (set(record.users) - others)
+
+
+def test_two_clusters_at_once_do_not_meet(new_cluster: Callable[..., Cluster]) -> None:
+    one, two = new_cluster(nodes=1), new_cluster(nodes=1)
+    assert not set(one.ports.values()) & set(two.ports.values())
+    job = one.submit("--gres=mig:1g.10gb:1", wrap="sleep 600")
+    one.wait_job(job, "RUNNING")
+    assert two.run(["squeue", "-h"]).stdout == ""
+    assert one.machine("n1").dump()["boot_id"] != two.machine("n1").dump()["boot_id"]
+    two.down()
+    # The users are shared: they stay as long as a cluster needs them.
+    assert one.run(["id", "-un"], "mbalice").stdout.strip() == "mbalice"
+    assert one.job_state(job) == "RUNNING"
+
+
+def test_a_running_job_survives_restarts_and_nothing_is_drained(new_cluster: Callable[..., Cluster]) -> None:
+    bed = new_cluster(nodes=1)
+    job = bed.submit("--gres=mig:1g.10gb:2", wrap="sleep 600")
+    bed.wait_job(job, "RUNNING")
+    for name in ("slurmd-n1", "slurmctld"):
+        bed.restart(name)
+        bed.wait("the node", lambda: bed.node_states() in BUSY)
+        assert bed.job_state(job) == "RUNNING"
+    bed.kill("slurmctld")
+    assert bed.node_states() == {}
+    bed.restart("slurmctld")
+    bed.wait("the node", lambda: bed.node_states() in BUSY)
+    assert bed.job_state(job) == "RUNNING"
+
+
+def test_supply_is_shaped_under_a_running_job(new_cluster: Callable[..., Cluster]) -> None:
+    bed = new_cluster(nodes=1)
+    bed.wait_job(bed.submit("--gres=mig:1g.10gb:1", wrap="sleep 600"), "RUNNING")
+    waiting = bed.submit("--gres=mig:7g.80gb:1", wrap="true")
+    assert bed.job_state(waiting) == "PENDING"
+    bed.run(["scontrol", "update", "NodeName=n1", "Gres=mig:7g.80gb:1,mig:1g.10gb:1,mig:none:12"])
+    assert bed.wait_job(waiting) == "COMPLETED"
+    assert bed.node_states() in BUSY
+
+
+def test_accounting_knows_users_and_slices(new_cluster: Callable[..., Cluster]) -> None:
+    bed = new_cluster(nodes=1, dbd=True)
+    job = bed.submit("--gres=mig:1g.10gb:3", wrap="true", user="mbcarol")
+    assert bed.wait_job(job) == "COMPLETED"
+    ask = ["sacct", "-n", "-P", "-X", "-j", str(job), "-o", "User,Account,State,AllocTRES"]
+    bed.wait("accounting", lambda: "COMPLETED" in bed.run(ask).stdout)
+    user, account, state, tres = bed.run(ask).stdout.strip().split("|")
+    assert (user, account, state) == ("mbcarol", "migbatch", "COMPLETED")
+    assert "gres/mig:1g.10gb=3" in tres.split(",")
+
+
+def test_a_process_that_dies_is_named_with_its_last_words(new_cluster: Callable[..., Cluster]) -> None:
+    bed = new_cluster(nodes=1)
+    bed.spawn("short", ["sh", "-c", "sleep 0.2; echo the reason >&2; exit 3"])
+    with pytest.raises(TestbedError, match="short has ended: the reason"):
+        bed.wait("anything", lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        ({"gpu_type": "h999"}, "h999"),
+        ({"slurm_root": "/nonexistent"}, "testbed root"),
+        ({"users": 99}, "at most"),
+        ({"options": {"NoSuchKey": "1"}}, "NoSuchKey"),
+    ],
+)
+def test_what_cannot_work_is_said_and_leaves_nothing(spec: dict[str, Any], why: str) -> None:
+    bed = Cluster(nodes=1, **spec)
+    with pytest.raises(Exception, match=why):
+        bed.up()
+    assert not bed.directory.exists()
+    assert registry.find(bed.directory) is None
+
+
+def test_foreign_directories_are_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "precious").touch()
+    bed = Cluster(tmp_path, nodes=1)
+    with pytest.raises(TestbedError, match=r"not empty|walk through|too long"):
+        bed.up()
+    bed.down()
+    assert (tmp_path / "precious").exists()
