@@ -100,22 +100,26 @@ def start_run(
     run.started = moment if run.started is None else run.started
     if run.state_from == "poll":
         # it was thought gone, but here it is
-        run.ended, run.state_from = None, "node"
+        run.state, run.ended, run.state_from = "RUNNING", None, "node"
     if run.ended is None and run.state not in FINAL_STATES:
         run.state = "RUNNING"
     names = dict.fromkeys((run.nodes or "").split(",")) if run.nodes else {}
     if node not in names:
         run.nodes = ",".join(sorted([*names, node]))
+    # the node gives no slot away twice: of two leases of one slot the end of the earlier one has not reached us
+    held = session.scalars(select(Lease).where(Lease.node == node, Lease.until.is_(None))).all()
+    rivals = [lease for lease in held if lease.run_id != run.id and any(_overlaps(lease, facts) for facts in slices)]
+    later = [lease.since for lease in rivals if lease.since is not None and lease.since > moment]
+    lost_at = min(later) if later and lost_at is None else lost_at
     kept = _open_slices(session, run, node, journal, moment, slices, lost_at)
-    for lease in session.scalars(select(Lease).where(Lease.node == node, Lease.until.is_(None))).all():
-        if lease.id in kept:
-            continue
-        if lease.run_id == run.id:
+    for lease in held:
+        if lease.run_id == run.id and lease.id not in kept:
             _close(lease, moment, "moved")
-        elif any(_overlaps(lease, facts) for facts in slices) and lost_at is None:
-            # the node gives no slot away twice: the end of the earlier lease never reached us
-            _close(lease, moment, "lost")
-            finish_if_free(session, lease.run_id, moment, None)
+    for lease in rivals if lost_at is None else ():
+        _close(lease, moment, "lost")
+        finish_if_free(session, lease.run_id, moment, None)
+    if lost_at is not None:
+        finish_if_free(session, run.id, lost_at, None)
     summarise(session, run)
 
 
@@ -134,7 +138,7 @@ def _open_slices(
             select(Lease).where(Lease.run_id == run.id, Lease.node == node, Lease.outcome.is_distinct_from("moved"))
         )
     }
-    indexes = dict(session.execute(select(Gpu.uuid, Gpu.gpu_index).where(Gpu.node == node)).tuples().all())
+    indexes = dict(session.execute(select(Gpu.uuid, Gpu.gpu_index).where(Gpu.node == node)).all())
     kept = set()
     for position, facts in enumerate(slices):
         lease = known.get((facts.gpu, facts.start))

@@ -1,0 +1,65 @@
+"""Events as nodes send them, numbered as they are made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slurm_migbatch.store.db import Store
+from slurm_migbatch.store.queries import RunFilter, RunRow
+
+
+def piece(start: int = 0, size: int = 1, profile: str = "1g.10gb", gpu: str = "GPU-a") -> dict[str, Any]:
+    """One slice."""
+    return {
+        "gpu": gpu, "profile": profile, "start": start, "size": size, "gi": start + 1, "ci": 0,
+        "mig_uuid": f"MIG-{gpu}-{start}",
+    }  # fmt: skip
+
+
+class Node:
+    """A node with a journal: makes events and sends them."""
+
+    def __init__(self, store: Store, name: str = "n1", journal: str = "aa") -> None:
+        self.store, self.name, self.journal, self.boot_id, self.seq = store, name, journal, "boot-1", 0
+
+    def event(self, kind: str, ts: float, **fields: Any) -> dict[str, Any]:
+        """The next event of the journal, not sent yet."""
+        self.seq += 1
+        return {"seq": self.seq, "ts": float(ts), "kind": kind, **fields}
+
+    def start(self, ts: float, job: int, *slices: dict[str, Any], restart: int = 0, **fields: Any) -> dict[str, Any]:
+        """A start of a job of alice."""
+        who = {"uid": 1001, "user": "alice", "account": "ml", "partition": "gpu", "decision": "", "warm": False}
+        held = list(slices or [piece()])
+        return self.event("start", ts, job=job, restart=restart, slices=held, elapsed_ms=5.0, **{**who, **fields})
+
+    def stop(
+        self, ts: float, job: int, *slices: dict[str, Any], restart: int = 0, exit_code: int | None = 0
+    ) -> dict[str, Any]:
+        """The end of a job."""
+        held = list(slices or [piece()])
+        return self.event("stop", ts, job=job, restart=restart, exit_code=exit_code, slices=held)
+
+    def send(self, *events: dict[str, Any]) -> int:
+        """Ship events; returns what the store acknowledges."""
+        return self.store.ingest(self.name, self.journal, self.boot_id, list(events))
+
+
+def run_of(store: Store, job: int, restart: int = 0) -> RunRow:
+    """The one run (job, restart)."""
+    found = [row for row in store.runs() if (row.run["job_id"], row.run["restart"]) == (job, restart)]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def states(store: Store, wanted: RunFilter | None = None) -> list[tuple[int, int, str]]:
+    """(job, restart, state) of every run."""
+    return [(row.run["job_id"], row.run["restart"], row.run["state"]) for row in store.runs(wanted)]
+
+
+def job(job_id: int, state: str = "PENDING", **fields: Any) -> dict[str, Any]:
+    """What Slurm says of a job of alice."""
+    return {
+        "job_id": job_id, "state": state, "uid": 1001, "user": "alice", "account": "ml", "partition": "gpu",
+        "name": "train", "submit": 50.0, "restarts": 0, "gres": "gres:mig:1g.10gb:1", "comment": "", **fields,
+    }  # fmt: skip

@@ -1,0 +1,265 @@
+"""Node events: kept once, applied in order, and never an obstacle."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import text
+from store_events import Node, piece, run_of, states
+
+from slurm_migbatch.store.db import Store
+
+
+def kept(store: Store) -> list[tuple[int, str]]:
+    with store.reading() as connection:
+        return [tuple(row) for row in connection.execute(text("SELECT seq, kind FROM node_events ORDER BY seq"))]
+
+
+def test_a_job_from_start_to_stop(store: Store) -> None:
+    node = Node(store)
+    assert node.send(node.start(100, 7, piece(0), piece(4, 2, "2g.20gb"), decision="abc", warm=True)) == 1
+    run = run_of(store, 7)
+    assert run.run["state"] == "RUNNING"
+    assert (run.run["user"], run.run["uid"], run.run["account"], run.run["partition"]) == ("alice", 1001, "ml", "gpu")
+    assert (run.run["started"], run.run["ended"], run.run["warm"], run.run["decision"]) == (100, None, True, "abc")
+    assert (run.run["profile"], run.run["slice_count"], run.run["nodes"]) == ("1g.10gb,2g.20gb", 2, "n1")
+    assert [(lease.job, lease.start, lease.size, lease.profile) for lease in store.leases()] == [
+        (7, 0, 1, "1g.10gb"),
+        (7, 4, 2, "2g.20gb"),
+    ]
+    assert node.send(node.stop(160, 7, piece(0), piece(4, 2, "2g.20gb"), exit_code=0)) == 2
+    run = run_of(store, 7)
+    assert (run.run["state"], run.run["ended"], run.run["exit_code"]) == ("COMPLETED", 160, 0)
+    assert [piece["outcome"] for piece in run.slices] == ["released", "released"]
+    assert store.leases() == []
+    assert len(store.leases(active=False)) == 2
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "limit", "state", "shown"),
+    [
+        (0, None, "COMPLETED", (0, 0)),
+        (3, None, "FAILED", (3, 0)),
+        (128 + 15, None, "CANCELLED", (0, 15)),
+        (128 + 11, None, "FAILED", (0, 11)),
+        (None, None, "UNKNOWN", (None, None)),
+        (0, 60, "TIMEOUT", (0, 0)),
+        (128 + 15, 60, "TIMEOUT", (0, 15)),
+        (0, 3600, "COMPLETED", (0, 0)),
+    ],
+)
+def test_end_states_where_slurm_has_not_told(
+    store: Store, exit_code: int | None, limit: int | None, state: str, shown: tuple[int, int]
+) -> None:
+    node = Node(store)
+    if limit:
+        store.upsert_jobs([{"job_id": 7, "state": "PENDING", "submit": 90.0, "time_limit_s": limit}])
+    node.send(node.start(100, 7), node.stop(160, 7, exit_code=exit_code))
+    run = run_of(store, 7).run
+    assert (run["state"], (run["exit_code"], run["signal"])) == (state, shown)
+
+
+def test_what_comes_twice_counts_once(store: Store) -> None:
+    node = Node(store)
+    events = [node.start(100, 7), node.stop(160, 7), node.start(170, 8)]
+    assert node.send(*events[:2]) == 2
+    assert node.send(*events) == 3
+    assert node.send(*events) == 3
+    assert states(store) == [(7, 0, "COMPLETED"), (8, 0, "RUNNING")]
+    assert len(kept(store)) == 3
+
+
+def test_the_first_of_two_events_of_one_number_stands(store: Store) -> None:
+    node = Node(store)
+    event = node.start(100, 7)
+    assert node.send(event, {**event, "job": 8}) == 1
+    assert node.send({**event, "job": 9}) == 1
+    assert states(store) == [(7, 0, "RUNNING")]
+
+
+def test_events_that_come_too_early_wait_for_those_before_them(store: Store) -> None:
+    node = Node(store)
+    first, second, third = node.start(100, 7), node.stop(160, 7), node.start(170, 8)
+    assert node.send(third) == 0
+    assert states(store) == []
+    assert node.send(second, third) == 0 or True
+    assert node.send(first) == 3
+    assert states(store) == [(7, 0, "COMPLETED"), (8, 0, "RUNNING")]
+
+
+def test_a_gap_that_the_node_leaves_twice_is_stepped_over(store: Store) -> None:
+    """The database was set back behind what it had acknowledged; the node cannot send that again."""
+    node = Node(store)
+    lost = [node.start(100, 7), node.stop(160, 7)]
+    event = node.start(170, 8)
+    assert node.send(event) == 0
+    assert node.send(event) == 3
+    assert states(store) == [(8, 0, "RUNNING")]
+    # and if they come after all, nothing is lost and nothing of the present is undone
+    assert node.send(*lost) == 3
+    assert states(store) == [(7, 0, "COMPLETED"), (8, 0, "RUNNING")]
+
+
+def test_events_of_later_versions_and_nonsense_are_kept_and_stop_nothing(store: Store) -> None:
+    node = Node(store)
+    odd = [
+        node.event("teleport", 100, where={"to": ["mars"]}),
+        node.event("start", 101),
+        node.event("start", 102, job="seven", slices=[piece()]),
+        node.event("start", 103, job=-1, slices=[piece()]),
+        node.event("stop", 104, job=7, restart="x"),
+        node.event("start", 105, job=2**70, slices=[piece()]),
+        node.event("inventory", 106, gpus="none"),
+        node.event("inventory", 107, gpus=[1, {"uuid": None}]),
+        node.event("boot", 108),
+        node.event("misfit", 109),
+        {"seq": 11, "kind": None, "ts": "yesterday"},
+        {"seq": 12},
+        {"seq": 13, "kind": "start", "ts": float("nan"), "job": 3, "slices": "many"},
+        {"seq": 14, "kind": "x" * 5000, "ts": 1e300, "text": "a\0b\ud800c"},
+    ]
+    node.seq = len(odd)
+    good = node.start(200, 7)
+    assert node.send(*odd, good) == 15
+    assert [seq for seq, _ in kept(store)] == list(range(1, 16))
+    assert (7, 0, "RUNNING") in states(store)
+
+
+@pytest.mark.parametrize("event", [{}, {"seq": None}, {"seq": 0}, {"seq": -3}, {"seq": "x"}, {"seq": 2**63}, 5, None])
+def test_an_event_without_a_number_cannot_be_kept(store: Store, event: object) -> None:
+    node = Node(store)
+    good = node.start(100, 7)
+    assert store.ingest("n1", "aa", "boot-1", [event, good]) == 1  # type: ignore[list-item]
+    assert len(kept(store)) == 1
+
+
+def test_hostile_sizes_are_cut(store: Store) -> None:
+    node = Node(store)
+    deep: dict[str, object] = {}
+    for _ in range(60):
+        deep = {"d": deep}
+    node.send(
+        node.event("teleport", 100, blob="x" * 3_000_000),
+        node.event("teleport", 101, deep=deep),
+        node.start(102, 7, *(piece(i) for i in range(2000)), user="u" * 5000, decision="d" * 99),
+    )
+    with store.reading() as connection:
+        sizes = [len(row[0]) for row in connection.execute(text("SELECT payload FROM node_events"))]
+    assert max(sizes) < 2_000_000
+    assert len(store.leases()) == 256
+    assert len(run_of(store, 7).run["user"]) == 128
+
+
+def test_a_stop_without_a_start_still_tells_what_was_held(store: Store) -> None:
+    node = Node(store)
+    node.send(node.stop(160, 7, piece(4, 2, "2g.20gb"), exit_code=1))
+    run = run_of(store, 7)
+    assert (run.run["state"], run.run["profile"], run.run["ended"]) == ("FAILED", "2g.20gb", 160)
+    assert [(s["slot_start"], s["outcome"], s["since"], s["until"]) for s in run.slices] == [(4, "released", None, 160)]
+
+
+def test_a_start_that_is_told_twice_moves_the_slices(store: Store) -> None:
+    """The hook was killed after its start was written, and ran again with another placement."""
+    node = Node(store)
+    node.send(node.start(100, 7, piece(0), piece(1)), node.start(101, 7, piece(1), piece(2)))
+    assert [lease.start for lease in store.leases()] == [1, 2]
+    run = run_of(store, 7)
+    assert (run.run["started"], run.run["slice_count"], run.run["profile"]) == (100, 2, "1g.10gb:2")
+
+
+def test_a_slot_given_away_again_was_free(store: Store) -> None:
+    node = Node(store)
+    node.send(node.start(100, 7, piece(0, 4, "3g.40gb")), node.start(200, 8, piece(2, 2, "2g.20gb")))
+    assert [(lease.job, lease.start) for lease in store.leases()] == [(8, 2)]
+    assert states(store) == [(7, 0, "UNKNOWN"), (8, 0, "RUNNING")]
+
+
+def test_a_requeued_job_is_a_new_run(store: Store) -> None:
+    node = Node(store)
+    node.send(node.start(100, 7), node.stop(110, 7, exit_code=143), node.start(120, 7, restart=1))
+    assert states(store) == [(7, 0, "REQUEUED"), (7, 1, "RUNNING")]
+    assert [row.run["latest"] for row in store.runs()] == [False, True]
+    assert run_of(store, 7, 1).run["user"] == "alice"
+
+
+def test_a_misfit_is_requeued_with_its_reason(store: Store) -> None:
+    node = Node(store)
+    node.send(node.event("misfit", 100, job=7, restart=0, grant="mig:2g.20gb:1", reason="no room on any GPU"))
+    run = run_of(store, 7).run
+    assert (run["state"], run["reason"]) == ("REQUEUED", "misfit on n1: no room on any GPU")
+    node.send(node.start(130, 7, restart=1))
+    assert states(store) == [(7, 0, "REQUEUED"), (7, 1, "RUNNING")]
+
+
+def test_a_reboot_ends_what_ran_on_that_node(store: Store) -> None:
+    node, other = Node(store), Node(store, "n2", "bb")
+    node.send(node.event("boot", 50, boot_id="b1"), node.start(100, 7))
+    other.send(other.event("boot", 50, boot_id="c1"), other.start(100, 8))
+    node.send(node.event("boot", 150, boot_id="b1"))
+    assert len(store.leases()) == 2, "the agent restarted, the machine did not"
+    node.send(node.event("boot", 200, boot_id="b2"))
+    assert [lease.job for lease in store.leases()] == [8]
+    assert states(store) == [(7, 0, "NODE_FAIL"), (8, 0, "RUNNING")]
+    assert run_of(store, 7).slices[0]["outcome"] == "lost"
+    assert run_of(store, 7).run["ended"] == 200
+
+
+def test_a_lost_journal_loses_its_leases_but_not_its_jobs(store: Store) -> None:
+    old = Node(store)
+    old.send(old.start(100, 7), old.start(101, 8, piece(1)))
+    new = Node(store, journal="bb")
+    new.send(new.event("boot", 200, boot_id="boot-1"))
+    assert store.leases() == []
+    assert states(store) == [(7, 0, "RUNNING"), (8, 0, "RUNNING")]
+    # one ends under the new journal, the other is found again by a repair
+    new.send(new.stop(300, 7, exit_code=0), new.start(301, 8, piece(1)))
+    assert states(store) == [(7, 0, "COMPLETED"), (8, 0, "RUNNING")]
+    assert [(lease.job, lease.since) for lease in store.leases()] == [(8, 101)]
+    # what the old journal still had under way opens nothing
+    assert old.send(old.start(150, 9, piece(2))) == 3
+    assert [lease.job for lease in store.leases()] == [8]
+
+
+def test_a_job_on_two_nodes_ends_with_its_last(store: Store) -> None:
+    one, two = Node(store), Node(store, "n2", "bb")
+    one.send(one.start(100, 7))
+    two.send(two.start(101, 7, piece(gpu="GPU-b")))
+    one.send(one.stop(150, 7, exit_code=0))
+    assert run_of(store, 7).run["state"] == "RUNNING"
+    two.send(two.stop(151, 7, piece(gpu="GPU-b"), exit_code=0))
+    run = run_of(store, 7).run
+    assert (run["state"], run["ended"], run["nodes"], run["profile"]) == ("COMPLETED", 151, "n1,n2", "1g.10gb:2")
+
+
+def test_a_job_id_that_slurm_uses_again_is_another_job(store: Store) -> None:
+    node = Node(store)
+    node.send(node.start(100, 7), node.stop(110, 7), node.start(5000, 7, user="bob"))
+    assert [(row.run["reuse"], row.run["user"], row.run["state"], row.run["latest"]) for row in store.runs()] == [
+        (0, "alice", "COMPLETED", False),
+        (1, "bob", "RUNNING", True),
+    ]
+
+
+def test_inventories_replace_each_other(store: Store) -> None:
+    node = Node(store)
+    gpu = {
+        "uuid": "GPU-a",
+        "minor": 3,
+        "index": 1,
+        "name": "H100",
+        "mig": True,
+        "geometry": {"v": 1},
+        "clock_mhz": 1980,
+    }
+    node.send(node.start(90, 7), node.event("inventory", 100, gpus=[gpu, {**gpu, "uuid": "GPU-b", "index": 0}]))
+    assert [found["uuid"] for found in store.inventory()["n1"]] == ["GPU-b", "GPU-a"]
+    assert store.inventory()["n1"][1] == gpu
+    assert run_of(store, 7).slices[0]["gpu_index"] == 1, "learned after the start"
+    node.send(node.event("inventory", 200, gpus=[{**gpu, "mig": False}]))
+    assert store.inventory() == {"n1": [{**gpu, "mig": False}]}
+    node.send(node.event("inventory", 150, gpus=[]))
+    assert store.inventory() == {"n1": [{**gpu, "mig": False}]}, "an older one changes nothing"
+
+
+def test_names_are_needed(store: Store) -> None:
+    with pytest.raises(ValueError, match="names"):
+        store.ingest("", "aa", "b", [])

@@ -1,0 +1,187 @@
+"""What Slurm says of jobs, and decisions: both join the runs that nodes tell of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from store_events import Node, job, piece, run_of, states
+
+from slurm_migbatch.store.db import Store
+from slurm_migbatch.store.queries import RunFilter
+
+DECISION: dict[str, Any] = {
+    "id": "7fq3k",
+    "ts": 40.0,
+    "uid": 1001,
+    "user": "alice",
+    "partition": "gpu",
+    "asked": "--gres=mig:auto --comment='migbatch: model=bert-large'",
+    "hints": {"model": "bert-large"},
+    "bucket": "bert-large/infer/b32/128tok/any/any",
+    "candidates": [
+        {"profile": "1g.10gb", "latency_ms": 80.0, "throughput_per_s": 10.0, "memory_mib": 9000, "ok": False},
+        {"profile": "1g.10gb+me", "latency_ms": 50.0, "throughput_per_s": 20.5, "memory_mib": 9000, "ok": True},
+    ],
+    "chosen": "mig:1g.10gb.me:1",
+    "message": "migbatch: 1g.10gb+me, because",
+    "source": "service",
+    "predictor": "prior-1",
+}
+MARKED = "migbatch: model=bert-large [mig:1g.10gb.me:1#7fq3k]"
+
+
+def test_a_job_from_queue_to_end(store: Store) -> None:
+    node = Node(store)
+    store.upsert_jobs([job(7, reason="Priority", submit=50.0, start=999.0, time_limit_s=3600)])
+    run = run_of(store, 7).run
+    assert (run["state"], run["submitted"], run["started"], run["reason"]) == ("PENDING", 50, None, "Priority")
+    node.send(node.start(100, 7))
+    store.upsert_jobs([job(7, "RUNNING", start=99.0, nodes=("n1",), reason="None")])
+    run = run_of(store, 7).run
+    assert (run["state"], run["started"], run["reason"], run["time_limit_s"]) == ("RUNNING", 99, "Priority", 3600)
+    node.send(node.stop(160, 7, exit_code=0))
+    store.upsert_jobs([job(7, "COMPLETING", start=99.0)])
+    assert run_of(store, 7).run["state"] == "COMPLETED", "completing is not running again"
+    store.upsert_jobs([{"job_id": 7, "state": "CANCELLED", "restarts": 0, "exit_code": "15", "end": 159.0}])
+    run = run_of(store, 7).run
+    assert (run["state"], run["ended"], run["exit_code"], run["signal"]) == ("CANCELLED", 159, 0, 15)
+    assert run["name"] == "train"
+
+
+def test_slurms_word_on_the_end_stands(store: Store) -> None:
+    node = Node(store)
+    node.send(node.start(100, 7))
+    store.upsert_jobs([job(7, "TIMEOUT", start=99.0, end=158.0, exit_code="0:0")])
+    node.send(node.stop(160, 7, exit_code=0))
+    run = run_of(store, 7)
+    assert (run.run["state"], run.run["ended"]) == ("TIMEOUT", 158)
+    assert run.slices[0]["until"] == 160
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [("0:0", (0, 0)), ("1:0", (1, 0)), ("0:9", (0, 9)), (256, (1, 0)), ("9", (0, 9)), ("x", (None, None))],
+)
+def test_exit_codes_as_slurm_writes_them(store: Store, told: object, shown: tuple[int | None, int | None]) -> None:
+    store.upsert_jobs([job(7, "FAILED by something", exit_code=told)])
+    run = run_of(store, 7).run
+    assert (run["state"], (run["exit_code"], run["signal"])) == ("FAILED", shown)
+
+
+def test_jobs_that_leave_the_queue_unseen_are_over(store: Store) -> None:
+    node = Node(store)
+    store.upsert_jobs([job(1), job(2, "RUNNING", start=60.0), job(3, "RUNNING", start=60.0), job(4)], live={1, 2, 3, 4})
+    node.send(node.start(61, 3))
+    store.upsert_jobs([], live={4}, now=200.0)
+    assert states(store) == [(1, 0, "CANCELLED"), (2, 0, "UNKNOWN"), (3, 0, "RUNNING"), (4, 0, "PENDING")]
+    assert run_of(store, 1).run["ended"] == 200
+    # 3 still holds its slice; only its node may say that it does not
+    node.send(node.stop(210, 3, exit_code=0))
+    # 1 was seen too early, 2 is told of after all
+    store.upsert_jobs([job(1, "RUNNING", start=190.0)], live={1, 4}, now=201.0)
+    store.upsert_jobs([job(2, "FAILED", start=60.0, end=198.0, exit_code="1:0")])
+    assert states(store) == [(1, 0, "RUNNING"), (2, 0, "FAILED"), (3, 0, "COMPLETED"), (4, 0, "PENDING")]
+
+
+def test_a_job_that_was_cancelled_before_its_start_never_started(store: Store) -> None:
+    store.upsert_jobs([job(1)])
+    store.upsert_jobs([job(1, "CANCELLED", start=80.0, end=80.0, exit_code="0:0")])
+    run = run_of(store, 1).run
+    assert (run["state"], run["started"], run["ended"]) == ("CANCELLED", None, 80)
+
+
+def test_a_start_brings_back_a_job_that_seemed_gone(store: Store) -> None:
+    node = Node(store)
+    store.upsert_jobs([job(7)], live={7})
+    store.upsert_jobs([], live=set(), now=90.0)
+    node.send(node.start(91, 7))
+    run = run_of(store, 7).run
+    assert (run["state"], run["ended"]) == ("RUNNING", None)
+
+
+def test_requeues_are_runs_of_their_own(store: Store) -> None:
+    node = Node(store)
+    store.upsert_jobs([job(7, "RUNNING", start=60.0)])
+    node.send(node.start(61, 7), node.stop(80, 7, exit_code=143))
+    store.upsert_jobs([job(7, "PENDING", restarts=1, submit=81.0)])
+    node.send(node.start(90, 7, restart=1))
+    assert states(store) == [(7, 0, "REQUEUED"), (7, 1, "RUNNING")]
+    assert states(store, RunFilter(duplicates=False)) == [(7, 1, "RUNNING")]
+
+
+def test_array_and_het_ids(store: Store) -> None:
+    store.upsert_jobs(
+        [
+            job(10, array_job=10, array_task="2-5%2"),
+            job(11, "RUNNING", array_job=10, array_task="1", start=60.0),
+            job(21, "RUNNING", het_job=20, start=60.0),
+        ]
+    )
+    assert run_of(store, 10).run["array_task"] == "2-5%2"
+    assert (run_of(store, 11).run["array_job"], run_of(store, 11).run["array_task"]) == (10, "1")
+    assert (run_of(store, 21).run["het_job"], run_of(store, 21).run["het_offset"]) == (20, 1)
+    # the last task takes the array's own number
+    store.upsert_jobs([job(10, "RUNNING", array_job=10, array_task="5", start=70.0)])
+    assert run_of(store, 10).run["array_task"] == "5"
+
+
+@pytest.mark.parametrize(
+    "order", [("decision", "job", "start"), ("start", "job", "decision"), ("job", "start", "decision")]
+)
+def test_decisions_find_their_runs_in_any_order(store: Store, order: tuple[str, ...]) -> None:
+    node = Node(store)
+    for step in order:
+        if step == "decision":
+            store.record_decision(DECISION)
+        elif step == "job":
+            store.upsert_jobs([job(7, comment=MARKED)])
+        else:
+            node.send(node.start(100, 7, piece(profile="1g.10gb+me"), decision="7fq3k"))
+    run = run_of(store, 7).run
+    assert (run["decision"], run["bucket"], run["source"]) == ("7fq3k", DECISION["bucket"], "service")
+    assert run["asked"] == DECISION["asked"]
+    figures = ("predicted_latency_ms", "predicted_throughput_per_s", "predicted_memory_mib")
+    assert [run[name] for name in figures] == [50, 20.5, 9000]
+
+
+def test_without_a_decision_the_request_is_what_slurm_shows(store: Store) -> None:
+    store.upsert_jobs([job(7, comment="[mig:x#forged] and more")])
+    run = run_of(store, 7).run
+    assert (run["asked"], run["decision"]) == ("gres:mig:1g.10gb:1", None)
+
+
+def test_a_decision_can_be_read_in_full(store: Store) -> None:
+    store.record_decision(DECISION)
+    store.record_decision({**DECISION, "message": "again"})
+    found = store.decision("7fq3k")
+    assert found is not None
+    assert found["candidates"] == DECISION["candidates"]
+    assert (found["hints"], found["message"]) == ({"model": "bert-large"}, "again")
+    assert found["facts"] == {"predictor": "prior-1"}
+    assert store.decision("nix") is None
+    with pytest.raises(ValueError, match="id"):
+        store.record_decision({"message": "no id"})
+
+
+def test_odd_decisions_are_kept(store: Store) -> None:
+    store.record_decision({"id": "a", "candidates": [None, {"profile": None}], "chosen": "mig:2g.20gb:1", "ts": "soon"})
+    store.record_decision({"id": "b", "candidates": "none", "asked": "x" * 9999, "message": "\0\ud800"})
+    assert store.decision("b") is not None
+
+
+def test_odd_jobs_do_not_stop_the_others(store: Store) -> None:
+    store.upsert_jobs([{}, {"job_id": "x"}, {"job_id": -1}, {"job_id": 3, "state": None, "submit": "x"}, job(4)])
+    assert states(store) == [(3, 0, "PENDING"), (4, 0, "PENDING")]
+
+
+def test_measured_figures(store: Store) -> None:
+    node = Node(store)
+    node.send(node.start(100, 7))
+    assert store.record_measured(7, 0, {"latency_ms": 12.5, "memory_mib": 4096})
+    assert store.record_measured(7, 0, {"throughput_per_s": 80.0, "memory_mib": float("nan")})
+    run = run_of(store, 7).run
+    assert [run[f"measured_{name}"] for name in ("latency_ms", "throughput_per_s", "memory_mib")] == [12.5, 80, 4096]
+    assert not store.record_measured(8, 0, {"latency_ms": 1.0})
+    with pytest.raises(ValueError, match="no such figure"):
+        store.record_measured(7, 0, {"speed": 1.0})

@@ -1,0 +1,163 @@
+"""Filters, above all the window of time: the quick way must find what the plain one does."""
+
+from __future__ import annotations
+
+import tempfile
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy.orm import Session
+from store_events import Node, job, piece, states
+
+from slurm_migbatch.store.db import Store, open_store
+from slurm_migbatch.store.models import LAST_SPAN_CLASS, Run, span_class
+from slurm_migbatch.store.queries import JobId, RunFilter
+
+moments = st.floats(min_value=0, max_value=5e8) | st.sampled_from([0.0, 1.0, 4.0, 16.0, 64.0, 4.0**14, 4.0**15])
+
+
+@given(moments, moments)
+def test_a_span_class_bounds_the_length(began: float, length: float) -> None:
+    ended = began + length
+    c = span_class(began, ended)
+    assert 1 <= c <= LAST_SPAN_CLASS
+    assert c == LAST_SPAN_CLASS or ended - began <= 4.0**c
+    assert span_class(began, None) == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(moments, st.none() | moments), max_size=25), st.lists(st.tuples(moments, moments), max_size=6)
+)
+def test_windows_find_exactly_what_overlaps_them(
+    spans: list[tuple[float, float | None]], windows: list[tuple[float, float]]
+) -> None:
+    with tempfile.TemporaryDirectory() as directory, open_store(f"sqlite:///{directory}/s.db") as store:
+        with Session(store.engine) as session, session.begin():
+            for number, (began, length) in enumerate(spans, 1):
+                session.add(
+                    Run(
+                        job_id=number, restart=0, reuse=0, latest=True, state="RUNNING", state_from="node",
+                        slice_count=0, submitted=began, ended=None if length is None else began + length,
+                    )
+                )  # fmt: skip
+        for one, other in windows:
+            low, high = sorted((one, other))
+            expected = [
+                number
+                for number, (began, length) in enumerate(spans, 1)
+                if began <= high and (length is None or began + length >= low)
+            ]
+            found = [row.run["job_id"] for row in store.runs(RunFilter(start=low, end=high))]
+            assert found == expected
+
+
+def test_the_window_is_answered_by_its_index(store: Store) -> None:
+    """Without it a day in the middle of a million runs would read half of them."""
+    from sqlalchemy import select, text
+
+    from slurm_migbatch.store.queries import overlapping
+
+    statement = select(Run.id).where(overlapping(1e9, 1e9 + 86400))
+    sql = str(statement.compile(store.engine, compile_kwargs={"literal_binds": True}))
+    with store.reading() as connection:
+        plan = " ".join(str(row) for row in connection.execute(text(f"EXPLAIN QUERY PLAN {sql}")))
+    assert "ix_runs_window" in plan
+    assert "SCAN" not in plan
+
+
+@pytest.fixture
+def filled(store: Store) -> Store:
+    """Ended: 1 (alice, n1, 100-200, completed), 2 (bob, n2, 150-300, failed); running: 3 (alice, n1, from 400);
+    pending: 4 (bob, from 450), array 10 with tasks 11 and 12; het job 20 with 21.
+    """
+    one, two = Node(store), Node(store, "n2", "bb")
+    store.upsert_jobs(
+        [job(1, submit=90.0), job(2, submit=120.0, user="bob", uid=1002, account="bio", partition="long")]
+    )
+    one.send(one.start(100, 1), one.stop(200, 1, exit_code=0))
+    two.send(two.start(150, 2, user="bob", uid=1002), two.stop(300, 2, exit_code=1))
+    store.upsert_jobs([job(3, submit=390.0), job(4, submit=450.0, user="bob", uid=1002)])
+    one.send(one.start(400, 3, piece(2)))
+    store.upsert_jobs(
+        [
+            job(11, "RUNNING", submit=900.0, start=901.0, array_job=10, array_task="1"),
+            job(12, "RUNNING", submit=900.0, start=901.0, array_job=10, array_task="2"),
+            job(20, "RUNNING", submit=900.0, start=901.0, het_job=20),
+            job(21, "RUNNING", submit=900.0, start=901.0, het_job=20),
+        ]
+    )
+    return store
+
+
+@pytest.mark.parametrize(
+    ("wanted", "jobs"),
+    [
+        (RunFilter(), [1, 2, 3, 4, 11, 12, 20, 21]),
+        (RunFilter(jobs=(JobId(1), JobId(4), JobId(99))), [1, 4]),
+        (RunFilter(jobs=(JobId(10),)), [11, 12]),
+        (RunFilter(jobs=(JobId(10, task="2"),)), [12]),
+        (RunFilter(jobs=(JobId(20),)), [20, 21]),
+        (RunFilter(jobs=(JobId(20, offset=1),)), [21]),
+        (RunFilter(users=("bob",)), [2, 4]),
+        (RunFilter(uids=(1002,), users=("nobody",)), [2, 4]),
+        (RunFilter(accounts=("bio",)), [2]),
+        (RunFilter(partitions=("long", "x")), [2]),
+        (RunFilter(nodes=("n2",)), [2]),
+        (RunFilter(nodes=("n1", "n2")), [1, 2, 3]),
+        (RunFilter(start=0, end=95), [1]),
+        (RunFilter(start=250, end=380), [2]),
+        (RunFilter(start=200, end=200), [1, 2]),
+        (RunFilter(start=301, end=420), [3]),
+        (RunFilter(start=100, end=130, users=("alice",)), [1]),
+        (RunFilter(states=("RUNNING",), start=500, end=500), [3]),
+        (RunFilter(states=("RUNNING",), start=110, end=120), [1]),
+        (RunFilter(states=("PENDING",), start=500, end=500), [4]),
+        (RunFilter(states=("PENDING",), start=91, end=95), [1]),
+        (RunFilter(states=("FAILED",), start=0, end=500), [2]),
+        (RunFilter(states=("FAILED",), start=310, end=500), []),
+        (RunFilter(states=("FAILED", "COMPLETED"), start=150, end=250), [1]),
+        (RunFilter(states=("FAILED",)), [2]),
+        (RunFilter(states=("FAILED",), jobs=(JobId(1), JobId(2)), start=0, end=500), [2]),
+        (RunFilter(states=("SUSPENDED",), start=0, end=500), []),
+    ],
+)
+def test_filters(filled: Store, wanted: RunFilter, jobs: list[int]) -> None:
+    assert [id for id, _, _ in states(filled, wanted)] == jobs
+
+
+def test_a_window_and_a_node_with_slices(filled: Store) -> None:
+    (row,) = filled.runs(RunFilter(nodes=("n1",), start=390, end=410))
+    assert [(s["node"], s["slot_start"]) for s in row.slices] == [("n1", 2)]
+
+
+def test_leases_are_listed_by_place(store: Store) -> None:
+    node = Node(store)
+    node.send(node.start(100, 1, piece(4, 2, "2g.20gb"), piece(0), piece(0, gpu="GPU-0")))
+    assert [(lease.gpu, lease.start, lease.mig_uuid) for lease in store.leases()] == [
+        ("GPU-0", 0, "MIG-GPU-0-0"),
+        ("GPU-a", 0, "MIG-GPU-a-0"),
+        ("GPU-a", 4, "MIG-GPU-a-4"),
+    ]
+
+
+def test_supply_changes_are_kept(store: Store) -> None:
+    store.record_supply("n1", 100.0, 3, {"1g.10gb": 2, "none": 12}, "job 7 waits for 1g.10gb")
+    from sqlalchemy import text
+
+    with store.reading() as connection:
+        rows = connection.execute(text("SELECT node, ts, version, counts, why FROM supply_changes")).all()
+    assert [tuple(row) for row in rows] == [
+        ("n1", 100.0, 3, '{"1g.10gb": 2, "none": 12}', "job 7 waits for 1g.10gb"),
+    ]
+
+
+def test_reading_sees_one_moment(store: Store) -> None:
+    node = Node(store)
+    node.send(node.start(100, 1))
+    with store.reading() as connection:
+        before = connection.execute(Run.__table__.select()).all()
+        node.send(node.start(101, 2, piece(3)))
+        assert connection.execute(Run.__table__.select()).all() == before
+    assert len(store.runs()) == 2
