@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
+from typing import NamedTuple
 
-from slurm_migbatch.mig.driver import Driver, DriverError, Gpu
+from slurm_migbatch.mig.driver import Driver, DriverError, Gpu, NotMig
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.node.config import Config
+
+
+class Survey(NamedTuple):
+    """GPUs with MIG on, those without, and by UUID what those said that do not answer."""
+
+    managed: tuple[Gpu, ...]
+    off: tuple[Gpu, ...]
+    failing: Mapping[str, str]
 
 
 class Gpus:
@@ -22,7 +32,21 @@ class Gpus:
 
     def managed(self) -> tuple[Gpu, ...]:
         """The GPUs of the configuration's Gpus= that have MIG on, in index order. Raises DriverError."""
-        return tuple([gpu for gpu in self.listed() if _mig_is_on(gpu)])
+        return self.survey().managed
+
+    def survey(self) -> Survey:
+        """The GPUs of the configuration's Gpus= by what can be done with them. Raises DriverError."""
+        managed: list[Gpu] = []
+        off: list[Gpu] = []
+        failing: dict[str, str] = {}
+        for gpu in self.listed():
+            try:
+                (managed if gpu.mig_mode()[0] else off).append(gpu)
+            except NotMig:
+                off.append(gpu)
+            except DriverError as error:
+                failing[gpu.uuid] = f"{gpu.uuid}: {error}"
+        return Survey(tuple(managed), tuple(off), failing)
 
     def listed(self) -> tuple[Gpu, ...]:
         """The GPUs of the configuration's Gpus=, MIG on or not, in index order. Raises DriverError."""
@@ -50,10 +74,3 @@ class Gpus:
         if driver is not None:
             with suppress(DriverError):
                 driver.close()
-
-
-def _mig_is_on(gpu: Gpu) -> bool:
-    try:
-        return gpu.mig_mode()[0]
-    except DriverError:
-        return False

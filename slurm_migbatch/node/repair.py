@@ -28,7 +28,7 @@ EVICT_TRIES_S = 0.02
 class Repair(NamedTuple):
     """One thing to do on a GPU, with the row and the instance that it concerns."""
 
-    action: str  # a method of Repairer: undo, forget, lose, adopt, respect, complete, park, clear, release, guard
+    action: str  # a method of Repairer: undo, forget, lose, regain, adopt, respect, complete, park, clear, release, guard
     row: Slice | None
     instance: Instance | None
     why: str
@@ -67,6 +67,9 @@ def diagnose(
                 accounted.add(instance.gi_id)
             continue
         if row.state == "lost":
+            if instance is not None and instance.mig_uuid == row.mig_uuid and instance.gi_id not in accounted:
+                accounted.add(instance.gi_id)
+                found.append(Repair("regain", row, instance, "the instance that its job holds is back"))
             continue
         if row.state == "held":
             if instance is None or (row.mig_uuid is not None and instance.mig_uuid != row.mig_uuid):
@@ -82,10 +85,10 @@ def diagnose(
         accounted.add(instance.gi_id)
         if row.state in IN_FLIGHT:
             found.append(Repair("undo", row, instance, "whoever was working on it is gone"))
-        elif instance.ci_id is None:
-            found.append(Repair("complete", row, instance, "it has no compute instance"))
         elif row.state == "idle":
-            if processes.get(instance.gi_id):
+            if instance.ci_id is None:
+                found.append(Repair("complete", row, instance, "it has no compute instance"))
+            elif processes.get(instance.gi_id):
                 found.append(Repair("park", row, instance, _living(processes[instance.gi_id])))
             elif (row.gi, row.ci, row.mig_uuid) != (instance.gi_id, instance.ci_id, instance.mig_uuid):
                 found.append(Repair("undo", row, instance, "it was made anew by somebody else"))
@@ -126,9 +129,10 @@ class Repairer:
         With `retry`, zombies on which nothing lives any more are destroyed. Raises DriverError, JournalError, TooLate.
         """
         done: list[str] = []
-        for gpu in self._gpus.managed():
+        survey = self._gpus.survey()
+        for gpu in survey.managed:
             done += [f"{gpu.uuid}: {repair}" for repair in self.gpu(gpu, deadline, dry=dry, retry=retry)]
-        done += self.absent({gpu.uuid for gpu in self._gpus.managed()}, dry=dry)
+        done += self.absent({gpu.uuid for gpu in survey.managed} | set(survey.failing), dry=dry)
         done += self.runs(dry=dry)
         return done
 
@@ -244,6 +248,11 @@ class Repairer:
             what = f"job {row.job} run {row.restart}: {row} is gone"
             self._journal.event("fault", {"gpu": row.gpu, "what": what, "action": "noted", "drain": False})
 
+    def _regain(self, gpu: Gpu, row: Slice, instance: Instance, why: str) -> None:
+        with self._journal.write():
+            row = self._journal.put(row.on(instance, (row.cap_gi, row.cap_ci))._replace(state="held", reason=""))
+        self._guard(gpu, row, instance, why)
+
     def _respect(self, gpu: Gpu, row: None, instance: Instance, why: str) -> None:
         with self._journal.write():
             self._journal.put(Slice(gpu.uuid, instance.slot, "foreign", reason=why).on(instance))
@@ -264,9 +273,15 @@ class Repairer:
     # -- steps that the hooks use too ------------------------------------------------------------------------------
 
     def park(self, row: Slice, why: str) -> None:
-        """Take a slot out of use, as a zombie, until nothing lives on it and it can be destroyed."""
+        """Take a slot out of use, as a zombie, until nothing lives on it and it can be destroyed.
+
+        Claims of the same owner that were to take its room are void with that.
+        """
         new = row.state != "zombie"
         with self._journal.write():
+            for claim in self._journal.slices("gpu=? AND owner=? AND state='intent'", (row.gpu, row.owner)):
+                if claim.id != row.id and claim.slot.placement.overlaps(row.slot.placement):
+                    self._journal.drop(claim)
             zombie = self._journal.put(row.freed("zombie", why))
             if new:
                 self._journal.event("zombie", {**zombie.place, "reason": why})
@@ -328,7 +343,10 @@ class Repairer:
         return [f"job {job} run {restart}: stray hand-off removed" for job, restart in strays]
 
     def absent(self, present: Collection[str], *, dry: bool = False) -> list[str]:
-        """Rows of GPUs that are not there (any more), or no longer ours: held ones are lost, the rest forgotten."""
+        """Rows of GPUs that are not there (any more), or no longer ours: held ones are lost, the rest forgotten.
+
+        A GPU that does not answer counts as present: not seeing its instances does not mean that they are gone.
+        """
         done = []
         for row in self._journal.slices():
             if row.gpu in present or row.state == "lost" or (row.state in IN_FLIGHT and owner.alive(row.owner)):

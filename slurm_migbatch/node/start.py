@@ -80,7 +80,7 @@ class Starter:
     def start(self, env: HookEnv, grant: Grant, who: str, deadline: Deadline) -> Started:
         """Give the run its slices. Raises Misfit, Unsafe, DriverError, CapsError, JournalError, TooLate."""
         barred: set[choice.Place] = set()
-        lost: dict[str, str] = {}
+        lost = dict(self._gpus.survey().failing)
         repaired = False
         if self._journal.meta("reconciled") != self._journal.meta("boot_id"):
             self._repair_all(deadline)

@@ -143,6 +143,15 @@ class Node:
         finally:
             driver.close()
 
+    def destroy_by_hand(self):
+        driver = NvmlDriver(str(self.machine.library))
+        try:
+            for gpu in driver.gpus():
+                for instance in gpu.instances():
+                    gpu.destroy(instance)
+        finally:
+            driver.close()
+
     # -- invariants
 
     def check_except_unfinished(self):

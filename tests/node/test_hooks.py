@@ -1,9 +1,13 @@
 """What Prolog and Epilog do on a machine that works."""
 
+import json
+from pathlib import Path
+
 import pytest
 from nodes import ALICE, BOB
 
-from slurm_migbatch.node import exits
+from slurm_migbatch.node import exits, plan
+from slurm_migbatch.node.deadline import Deadline, locked
 
 
 def test_a_job_gets_its_slice_and_gives_it_back(node):
@@ -51,3 +55,399 @@ def test_same_user_keeps_a_warm_slice_where_only_others_are_refused(new_node):
     node.epilog(1)
     node.prolog(2, "[mig:7g.80gb:1]")
     assert node.events("start")[-1]["warm"] is True
+
+
+def test_several_slices_may_lie_on_several_gpus(new_node):
+    node = new_node(gpus=["h100-80gb", "h100-80gb"])
+    assert node.prolog(1, "[mig:4g.40gb:2,3g.40gb:2]")[0] == exits.OK
+    node.check()
+    held = node.slices("held")
+    assert len({row.gpu for row in held}) == 2 and len(held) == 4
+    assert [row.slot.profile.name for row in sorted(held, key=lambda r: r.ordinal)] == ["4g.40gb"] * 2 + ["3g.40gb"] * 2
+    given = node.handoff(1)
+    assert [g.profile for g in given.slices] == ["4g.40gb", "4g.40gb", "3g.40gb", "3g.40gb"]
+
+
+def test_the_same_hook_twice_changes_nothing_more(node):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    before = node.slices(), node.events()
+    code, line = node.prolog(1, "[mig:1g.10gb:1]")
+    assert code == exits.OK and "already" in line
+    assert (node.slices(), node.events()) == before
+    node.epilog(1)
+    before = node.slices(), node.events()
+    assert node.epilog(1) == (exits.OK, "")
+    assert (node.slices(), node.events()) == before
+
+
+def test_an_epilog_without_a_prolog_is_fine(node):
+    assert node.epilog(404) == (exits.OK, "")
+    node.check()
+    assert node.events("stop") == []
+
+
+def test_after_a_requeue_slurm_tells_the_old_runs_epilog_the_new_count(node):
+    node.prolog(1, "[mig:1g.10gb:1]", restart=0)
+    assert node.epilog(1, restart=1)[0] == exits.OK
+    node.check()
+    assert not node.slices("held") and node.events("stop")[0]["restart"] == 0
+
+
+def test_a_late_epilog_of_an_earlier_run_leaves_the_present_one_alone(node):
+    node.prolog(1, "[mig:1g.10gb:1]", restart=3)
+    assert node.epilog(1, restart=2)[0] == exits.OK
+    assert [row.restart for row in node.slices("held")] == [3]
+    node.check()
+
+
+def test_a_new_run_takes_back_what_the_earlier_one_still_holds(node):
+    node.prolog(1, "[mig:7g.80gb:1]", restart=0)
+    assert node.prolog(1, "[mig:7g.80gb:1]", restart=1)[0] == exits.OK
+    assert [row.restart for row in node.slices("held")] == [1]
+    assert node.events("stop")[0]["restart"] == 0
+    node.check()
+
+
+def test_an_epilog_without_any_count_ends_the_job(node):
+    node.prolog(1, "[mig:1g.10gb:1]", restart=2)
+    node.epilog(1, restart=None)
+    node.check()
+    assert not node.slices("held")
+
+
+def test_a_full_node_sends_the_job_back_and_its_tasks_cannot_run(node):
+    node.prolog(1, "[mig:7g.80gb:1]")
+    code, line = node.prolog(2, "[mig:1g.10gb:1]", uid=BOB)
+    assert code == exits.OK and "sent back" in line
+    assert node.scontrol_calls() == ["requeue 2"]
+    (misfit,) = node.events("misfit")
+    assert (misfit["job"], misfit["grant"]) == (2, "mig:1g.10gb:1") and "no place" in misfit["reason"]
+    assert node.handoff(2).slices == ()
+    node.check()
+    node.epilog(2, uid=BOB)
+    assert node.handoff(2) is None
+    assert [event["job"] for event in node.events("stop")] == []
+    node.check()
+
+
+def test_where_even_the_requeue_fails_the_node_goes_on(node):
+    (node.root / "scontrol.code").write_text("1\n")
+    node.prolog(1, "[mig:7g.80gb:1]")
+    code, line = node.prolog(2, "[mig:1g.10gb:1]")
+    assert code == exits.OK and "tasks will fail" in line
+    assert node.handoff(2).slices == ()
+
+
+@pytest.mark.parametrize(
+    "marker",
+    [
+        "[mig:9g.99gb:1]",  # no such profile here
+        "[mig:1g.10gb:1] and more",
+        "[mig:1g.10gb:1][mig:7g.80gb:1]",
+        "[mig:1g.10gb:99]",
+        "[mig:1g.10gb:1;reboot]",
+        "[mig:$(reboot):1]",
+        "[mig:",
+    ],
+)
+def test_a_marker_that_cannot_be_served_sends_the_job_back(node, marker):
+    code, line = node.prolog(1, marker)
+    assert code == exits.OK and "sent back" in line, line
+    assert not node.slices("held")
+    node.check()
+
+
+def test_a_job_without_a_marker_is_none_of_ours(node):
+    assert node.prolog(1, "") == (exits.OK, "")
+    assert node.machine.calls()["nvmlDeviceCreateGpuInstanceWithPlacement"] == 0
+    assert node.scontrol_calls() == []
+
+
+def test_roots_jobs_have_no_marker_so_slurmctld_is_asked(node):
+    (node.root / "scontrol.answer").write_text(
+        "JobId=1 JobName=x UserId=root(0) TresPerNode=gres:mig:1g.10gb:1,gres/mig:2g.20gb:1,gres/gpu:1 Comment=a\n"
+    )
+    assert node.prolog(1, "", uid=0)[0] == exits.OK
+    assert sorted(row.slot.profile.name for row in node.slices("held")) == ["1g.10gb", "2g.20gb"]
+    assert node.scontrol_calls() == ["-o show job 1"]
+    node.check()
+
+
+@pytest.mark.parametrize("answer", ["JobId=1 TresPerNode=gres/gpu:1\n", "JobId=1\n", ""])
+def test_roots_jobs_without_mig_start_without_a_slice(node, answer):
+    (node.root / "scontrol.answer").write_text(answer)
+    assert node.prolog(1, "", uid=0) == (exits.OK, "")
+
+
+def plan_for(node, slots, jobs=None, gpu=None):
+    gpu = gpu or node.executor.gpus.listed()[0].uuid
+    raw = {"version": 3, "gpus": {gpu: slots}, "jobs": jobs or {}}
+    plan.store(str(node.config.state_dir), json.dumps(raw).encode())
+
+
+def test_planned_slots_come_first(node):
+    plan_for(node, [["1g.10gb", 2, 1], ["3g.40gb", 4, 4]])
+    node.prolog(1, "[mig:1g.10gb:1]")
+    assert [str(row.slot) for row in node.slices("held")] == ["1g.10gb@2:1"]
+    node.prolog(2, "[mig:1g.10gb:1]")
+    places = [row.slot.placement.start for row in node.slices("held")]
+    assert all(start < 4 for start in places), "an unplanned slot took a planned slot's room"
+    assert node.prolog(3, "[mig:3g.40gb:1]")[0] == exits.OK
+    node.check()
+
+
+def test_a_warm_planned_slot_beats_a_cold_planned_one(node):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    node.epilog(1)
+    (idle,) = node.slices("idle")
+    others = [["1g.10gb", start, 1] for start in range(3)]
+    plan_for(node, [*others, ["1g.10gb", idle.slot.placement.start, 1]])
+    node.prolog(2, "[mig:1g.10gb:1]")
+    assert node.events("start")[-1]["warm"] is True
+
+
+def test_what_the_controller_says_of_a_job_wins_over_its_comment(node):
+    plan_for(node, [], {"1": "[mig:1g.10gb:1]"})
+    node.prolog(1, "[mig:7g.80gb:1]")
+    assert [row.slot.profile.name for row in node.slices("held")] == ["1g.10gb"]
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'{"version":1,"gpus":{"x":[["9g",0,1]]}}', b"\xff" * 100])
+def test_a_broken_plan_is_no_plan(node, raw):
+    (Path(node.executor.config.state_dir) / "plan.json").write_bytes(raw)
+    assert node.prolog(1, "[mig:1g.10gb:1]")[0] == exits.OK
+    node.check()
+
+
+def test_idle_instances_make_room(node):
+    node.prolog(1, "[mig:1g.10gb:7]")
+    node.epilog(1)
+    assert node.prolog(2, "[mig:7g.80gb:1]")[0] == exits.OK
+    node.check()
+    assert len(node.events("destroy")) == 7
+
+
+def test_no_more_is_destroyed_than_needed(node):
+    node.prolog(1, "[mig:1g.10gb:7]")
+    node.epilog(1)
+    node.prolog(2, "[mig:2g.20gb:1]")
+    assert len(node.slices("idle")) == 5
+    node.check()
+
+
+def test_limits_that_are_counted_also_make_idle_instances_go(node):
+    """One +me instance per GPU: an idle one elsewhere blocks the next though the places do not overlap."""
+    node.prolog(1, "[mig:1g.10gb.me:1]")
+    node.epilog(1)
+    (idle,) = node.slices("idle")
+    place = next(start for start in range(6) if start != idle.slot.placement.start)
+    plan_for(node, [["1g.10gb+me", place, 1]])
+    assert node.prolog(2, "[mig:1g.10gb.me:1]")[0] == exits.OK
+    node.check()
+    assert len(node.instances()) == 1
+
+
+def test_an_instance_with_a_process_is_never_given_out(new_node):
+    node = new_node(gpus=["h100-80gb", "h100-80gb"])
+    node.prolog(1, "[mig:7g.80gb:1]")
+    node.epilog(1)
+    (idle,) = node.slices("idle")
+    node.machine.start_process(idle.mig_uuid, 4_000_000)
+    code, line = node.prolog(2, "[mig:7g.80gb:1]", uid=BOB)
+    assert code == exits.OK, line
+    (held,) = node.slices("held")
+    assert held.gpu != idle.gpu
+    (zombie,) = node.slices("zombie")
+    assert zombie.mig_uuid == idle.mig_uuid and "4000000" in node.events("zombie")[0]["reason"]
+    node.check()
+    node.machine.end_process(4_000_000)
+    assert node.reconcile()
+    assert not node.slices("zombie") and node.events("cleared")
+    node.check()
+
+
+def test_an_instance_that_stays_busy_is_parked_and_another_place_taken(new_node):
+    node = new_node(gpus=["h100-80gb", "h100-80gb"])
+    node.prolog(1, "[mig:3g.40gb:2]")
+    node.epilog(1)
+    first = node.slices()[0].gpu
+    plan_for(node, [["7g.80gb", 0, 8]], gpu=first)
+    node.machine.stick_destroy(None)
+    code, line = node.prolog(2, "[mig:7g.80gb:1]")
+    assert code == exits.OK, line
+    assert node.slices("held")[0].gpu != first
+    assert node.slices("zombie")
+    node.check()
+    node.machine.reset_faults()
+    node.reconcile()
+    node.check()
+    assert not node.slices("zombie")
+
+
+def test_only_zombies_left_is_a_misfit_and_not_a_drain(node):
+    node.prolog(1, "[mig:3g.40gb:2]")
+    node.epilog(1)
+    node.machine.stick_destroy(None)
+    code, line = node.prolog(2, "[mig:7g.80gb:1]")
+    assert code == exits.OK and "sent back" in line
+    assert node.scontrol_calls() == ["requeue 2"]
+
+
+def test_instances_made_by_hand_are_respected_while_in_use_and_adopted_when_not(node):
+    by_hand = node.make_by_hand("3g.40gb", 0, 4)
+    idle = node.make_by_hand("1g.10gb", 4, 1)
+    node.machine.start_process(by_hand.mig_uuid, 4_000_001)
+    assert node.prolog(1, "[mig:3g.40gb:1]")[0] == exits.OK
+    node.check()
+    assert [row.mig_uuid for row in node.slices("foreign")] == [by_hand.mig_uuid]
+    assert idle.mig_uuid not in {i.mig_uuid for i in node.instances().values()}, "its place was needed"
+    assert "sent back" in node.prolog(2, "[mig:3g.40gb:1]")[1]
+    node.machine.end_process(4_000_001)
+    assert node.prolog(3, "[mig:3g.40gb:1]", uid=BOB)[0] == exits.OK
+    assert node.slices("held")[0].mig_uuid == by_hand.mig_uuid
+    node.check()
+
+
+def test_an_instance_made_by_hand_between_two_jobs_is_noticed(node):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    (held,) = node.slices("held")
+    by_hand = node.make_by_hand("3g.40gb", 0, 4)
+    node.machine.start_process(by_hand.mig_uuid, 4_000_001)
+    assert node.prolog(2, "[mig:3g.40gb:1]")[0] == exits.OK or held
+    node.check()
+    assert by_hand.mig_uuid in {i.mig_uuid for i in node.instances().values()}
+
+
+def test_idle_instances_destroyed_by_hand_are_noticed(node):
+    node.prolog(1, "[mig:2g.20gb:1]")
+    node.epilog(1)
+    node.destroy_by_hand()
+    code, line = node.prolog(2, "[mig:2g.20gb:1]")
+    assert code == exits.OK and "made" in line
+    node.check()
+
+
+def test_a_held_instance_that_vanishes_is_lost_until_its_epilog(node):
+    node.prolog(1, "[mig:2g.20gb:1]")
+    node.destroy_by_hand()
+    node.reconcile()
+    assert [row.state for row in node.slices()] == ["lost"]
+    assert node.events("fault")[0]["drain"] is False
+    assert node.prolog(2, "[mig:7g.80gb:1]", uid=BOB)[0] == exits.OK
+    node.epilog(1)
+    assert [event["job"] for event in node.events("stop")] == [1]
+    node.check()
+
+
+def test_a_lost_gpu_drains_the_node_with_a_reason_and_the_job_goes_elsewhere(node):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    node.epilog(1)
+    node.machine.set_lost(0)
+    code, line = node.prolog(2, "[mig:1g.10gb:1]")
+    assert code == exits.OK and "fell off the bus" in line, line
+    assert node.scontrol_calls()[0].startswith("update NodeName=n1 State=DRAIN Reason=migbatch: GPU-")
+    assert node.scontrol_calls()[1:] == ["requeue 2"]
+    assert node.events("fault")[-1]["drain"] is True
+
+
+def test_the_other_gpu_serves_while_one_is_lost(new_node):
+    node = new_node(gpus=["h100-80gb", "h100-80gb"])
+    node.prolog(1, "[mig:7g.80gb:1]")
+    node.epilog(1)
+    gpu = node.slices("idle")[0].gpu
+    node.machine.set_lost(0)
+    code, line = node.prolog(2, "[mig:7g.80gb:1]")
+    assert code == exits.OK, line
+    assert node.slices("held")[0].gpu != gpu
+
+
+def test_failures_in_a_row_drain_the_node_and_a_success_forgives(new_node):
+    node = new_node(ErrorsBeforeDrain=3)
+    for job in (1, 2):
+        node.machine.fail("nvmlDeviceCreateGpuInstanceWithPlacement", code=999, times=None)
+        assert "sent back" in node.prolog(job, "[mig:1g.10gb:1]")[1]
+        node.epilog(job)
+    node.machine.reset_faults()
+    assert node.prolog(3, "[mig:1g.10gb:1]")[0] == exits.OK
+    node.machine.fail("nvmlDeviceCreateGpuInstanceWithPlacement", code=999, times=None)
+    for job in (4, 5, 6):
+        assert node.prolog(job, "[mig:1g.10gb:1]")[0] == exits.OK
+    drains = [call for call in node.scontrol_calls() if call.startswith("update")]
+    assert len(drains) == 1 and "NodeName=n1 State=DRAIN Reason=migbatch: 3 failures in a row" in drains[0]
+
+
+def test_on_error_drain_drains_at_once(new_node):
+    node = new_node(OnError="drain")
+    node.machine.fail("nvmlDeviceCreateGpuInstanceWithPlacement", code=999, times=None)
+    node.prolog(1, "[mig:1g.10gb:1]")
+    assert node.scontrol_calls()[0].startswith("update NodeName=n1 State=DRAIN")
+    (node.root / "scontrol.code").write_text("1\n")
+    assert node.prolog(2, "[mig:1g.10gb:1]")[0] == exits.UNSAFE
+
+
+def test_a_driver_that_is_not_there_sends_jobs_back(node):
+    node.forget_executor()
+    node.configure(NvmlLibrary="/nonexistent/libnvidia-ml.so.1")
+    code, line = node.prolog(1, "[mig:1g.10gb:1]")
+    assert code == exits.OK and "sent back" in line
+    assert node.epilog(1)[0] == exits.OK
+
+
+def test_gpus_with_mig_off_are_left_alone(new_node):
+    node = new_node(mig=False)
+    assert "sent back" in node.prolog(1, "[mig:1g.10gb:1]")[1]
+    assert node.machine.calls()["nvmlDeviceSetMigMode"] == 0
+
+
+def test_only_listed_gpus_are_used(new_node):
+    node = new_node(gpus=["h100-80gb", "h100-80gb"], Gpus="1")
+    assert node.prolog(1, "[mig:7g.80gb:1]")[0] == exits.OK
+    assert "sent back" in node.prolog(2, "[mig:7g.80gb:1]")[1]
+    assert node.machine.dump()["gpus"][0]["instances"] == []
+
+
+def test_after_a_reboot_everything_starts_anew(node):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    node.forget_executor()
+    node.machine.reboot()
+    assert node.reconcile() == []
+    assert node.slices() == [] and node.handoff(1) is None
+    assert [event["boot_id"] for event in node.events("boot")][-1] == node.machine.dump()["boot_id"]
+    assert node.events("stop")[0]["exit_code"] is None
+    node.check()
+    assert node.epilog(1) == (exits.OK, "")
+
+
+def test_the_epilog_needs_no_driver(node):
+    node.prolog(1, "[mig:1g.10gb:2]")
+    node.machine.calls(reset=True)
+    node.epilog(1)
+    assert not node.machine.calls()
+
+
+def test_an_exit_by_a_signal_is_told_as_shells_do(node):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    node.epilog(1, SLURM_JOB_EXIT_CODE2="0:9")
+    assert node.events("stop")[0]["exit_code"] == 137
+
+
+def test_a_prolog_that_cannot_get_a_lock_in_time_gives_up(new_node):
+    node = new_node(HookDeadline=0.3)
+    node.prolog(1, "[mig:1g.10gb:1]")
+    gpu = node.slices()[0].gpu
+    with locked(node.executor.paths.lock, [f"gpu-{gpu}"], Deadline(1)):
+        code, line = node.prolog(2, "[mig:1g.10gb:1]")
+    assert code == exits.OK and "no time left" in line and "sent back" in line
+    assert node.slices("intent")  # the lock was not ours to undo it
+    node.reconcile()
+    node.check()
+
+
+def test_a_full_disk_is_told_and_drains(node, monkeypatch):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    pages = node.journal._link.execute("PRAGMA page_count").fetchone()[0]
+    node.journal._link.execute(f"PRAGMA max_page_count={pages}")
+    code, line = node.prolog(2, "[mig:1g.10gb:1]" + " " * 0, SLURM_JOB_ACCOUNT="a" * 60)
+    while code == exits.OK:
+        code, line = node.prolog(int(line.split()[1]) + 1, "[mig:1g.10gb:1]")
+    assert code == exits.JOURNAL and "full" in line
