@@ -58,6 +58,9 @@ class Limits:
         return not (high and (offer.compute_slices > high.compute_slices or offer.memory_mib > high.memory_mib))
 
 
+NO_LIMITS: Final = Limits(None, None, None)
+
+
 def limits_of(hints: Hints, partition: Partition) -> Limits:
     """The limits that the hints set; raises Refusal where they name unknown profiles or contradict each other."""
     ends: list[Offer | None] = []
@@ -139,13 +142,12 @@ class Chooser:
                 merged[offer.profile.gres_type] = worst
         return merged
 
-    def rank(self, workload: Bucket, partition: Partition, limits: Limits | None = None) -> tuple[Candidate, ...]:
+    def rank(self, workload: Bucket, partition: Partition, limits: Limits = NO_LIMITS) -> tuple[Candidate, ...]:
         """Every plain profile of the partition, those that will do first, each group from the cheapest to the
         dearest."""
         figures = self.figures(workload, partition)
-        bounds = limits or Limits(None, None, None)
         judged = [
-            Candidate(offer, known, *_judge(offer, known, workload, bounds))
+            Candidate(offer, known, *_judge(offer, known, workload, limits))
             for offer in partition.plain
             for known in (figures.get(offer.profile.gres_type),)
         ]

@@ -15,7 +15,7 @@ from typing import Final
 
 from slurm_migbatch.mig.grant import MARKER_OPEN, MAX_PARTS, Grant, GrantError, parse_comment
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.predict.selection import Choice, Chooser, Limits, gib, limits_of
+from slurm_migbatch.predict.selection import NO_LIMITS, Choice, Chooser, Limits, gib, limits_of
 from slurm_migbatch.submit.asking import AUTO, FILLER, MAX_COUNT, Asking, Part, count_of, mentions, per_node, read
 from slurm_migbatch.submit.decision import Decision
 from slurm_migbatch.submit.request import TEXT_FIELDS, TRES_FIELDS, Accept, Answer, JobRequest, Pass, Present, Refuse
@@ -192,19 +192,20 @@ class _Job:
         messages: list[str] = []
         choice: Choice | None = None
         reason = "explicit"
+        free = any(_is_auto(part) for part in asking.parts)  # the hints are about that part then
         for part in asking.parts:
             count = per_node(asking, count_of(part, partition.profile_list), request)
             if part.name == "gpu":
                 offer = _whole_gpu(part, partition)
                 messages.append(MESSAGES["whole"] % (_times(count, offer), show(part.text)))
                 reason = "whole_gpu"
-            elif part.type in (None, AUTO):
+            elif _is_auto(part):
                 choice = choice or self.chooser.choose(hints, partition)
                 offer, reason = choice.offer, choice.reason
                 messages.append(MESSAGES["chosen"] % (_times(count, offer), choice.text))
             else:
-                offer = _explicit(part, partition, limits)
-                messages += self._warning(offer, partition, hints)
+                offer = _explicit(part, partition, NO_LIMITS if free else limits)
+                messages += [] if free else self._warning(offer, partition, hints)
             slices[offer.profile] = slices.get(offer.profile, 0) + count
             if slices[offer.profile] > MAX_COUNT:
                 raise Refusal("count", str(slices[offer.profile]))
@@ -251,6 +252,10 @@ class _Job:
             return []
         name = offer.profile.gres_type
         return [MESSAGES["tight"] % (name, bucket.cell, gib(figures.need_mib), gib(offer.memory_mib))]
+
+
+def _is_auto(part: Part) -> bool:
+    return part.name == "mig" and part.type in (None, AUTO)
 
 
 def _explicit(part: Part, partition: Partition, limits: Limits) -> Offer:

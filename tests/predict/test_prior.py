@@ -1,0 +1,133 @@
+"""The physical prior: it must follow the hardware, not the g in a profile's name, and say how unsure it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from gpu_kinds import A100_40, H100, P
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.predict.facts import BUILT_IN, FactsError, ModelFacts, load
+from slurm_migbatch.predict.prior import PhysicalPrior
+from slurm_migbatch.workload.buckets import Bucket
+
+PRIOR = PhysicalPrior()
+cells = st.builds(
+    lambda facts, role, batch, size: Bucket(facts.name, role, batch, size, facts.unit),
+    st.sampled_from(BUILT_IN),
+    st.sampled_from(["infer", "train"]),
+    st.sampled_from([1, 4, 32, 256]),
+    st.sampled_from([64, 128, 224, 512]),
+)
+kinds = st.sampled_from([H100, A100_40])
+
+
+@given(cells, kinds)
+def test_more_hardware_is_never_slower(cell: Bucket, kind: object) -> None:
+    figures = PRIOR.figures(cell, kind)
+    offers = [(i.sm_count, i.memory_slices, figures[i.profile]) for i in kind.geometry.profiles if i.profile in figures]
+    for one_sm, one_memory, one in offers:
+        for two_sm, two_memory, two in offers:
+            if one_sm <= two_sm and one_memory <= two_memory:
+                assert one.latency_s.mid >= two.latency_s.mid * 0.999999
+
+
+@given(cells, kinds)
+def test_intervals_are_ordered_and_wide(cell: Bucket, kind: object) -> None:
+    for figures in PRIOR.figures(cell, kind).values():
+        for interval in (figures.latency_s, figures.throughput_per_s, figures.memory_mib):
+            assert 0 < interval.low < interval.mid < interval.high
+        assert figures.latency_us >= figures.latency_s.high * 1e6
+        assert figures.rate <= figures.throughput_per_s.low * 1e3
+
+
+@given(cells)
+def test_training_costs_more(cell: Bucket) -> None:
+    def of(role: str) -> object:
+        return PRIOR.figures(Bucket(cell.model, role, cell.batch, cell.input, cell.unit), H100)[P("7g.80gb")]
+
+    assert of("train").latency_s.mid > of("infer").latency_s.mid
+    assert of("train").memory_mib.mid > of("infer").memory_mib.mid
+
+
+def test_it_goes_by_sms_and_memory_slices() -> None:
+    """On an H100 3g has 60 SMs and 4g 64; 1g.20gb has 26, 1.6 times those of 1g.10gb."""
+    figures = PRIOR.figures(Bucket("vgg19", "infer", 64, 224, "px"), H100)
+
+    def ratio(one: str, two: str) -> float:
+        return figures[P(one)].latency_s.mid / figures[P(two)].latency_s.mid
+
+    assert ratio("3g.40gb", "4g.40gb") == pytest.approx(64 / 60)
+    assert ratio("1g.10gb", "1g.20gb") == pytest.approx(26 / 16)
+    assert ratio("1g.10gb", "7g.80gb") == pytest.approx(132 / 16)
+
+
+def test_small_batches_are_bound_by_the_host() -> None:
+    figures = PRIOR.figures(Bucket("resnet50", "infer", 1, 224, "px"), H100)
+    assert figures[P("1g.10gb")].latency_s == figures[P("7g.80gb")].latency_s
+
+
+def test_memory_of_known_models() -> None:
+    llama = PRIOR.figures(Bucket("llama-3.1-8b", "infer", 1, 512, "tok"), H100)[P("7g.80gb")].memory_mib
+    assert 15_000 < llama.mid < 20_000
+    bert = PRIOR.figures(Bucket("bert-large", "infer", 8, 128, "tok"), H100)[P("7g.80gb")].memory_mib
+    assert 1_500 < bert.mid < 4_000
+
+
+def test_unknown_models_have_no_figures() -> None:
+    assert PRIOR.figures(Bucket("mine", "infer", 1, 1, "tok"), H100) == {}
+
+
+def test_names_are_unique_and_grids_start_small() -> None:
+    names = [name for facts in BUILT_IN for name in (facts.name, *facts.aliases)]
+    assert len(names) == len(set(names))
+    for facts in BUILT_IN:
+        assert facts.reference in facts.grid.inputs or facts.grid.inputs[0] < facts.reference < facts.grid.inputs[-1]
+
+
+def test_a_site_adds_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "models.json"
+    row = {
+        "name": "mine",
+        "family": "cnn",
+        "params_m": 10,
+        "gflops": 3,
+        "unit": "px",
+        "reference": 224,
+        "kernels": 100,
+        "activation_mib": 30,
+        "aliases": ["ours"],
+    }
+    path.write_text(json.dumps([row]))
+    prior = PhysicalPrior((*BUILT_IN, *load(path)))
+    assert prior.aliases()["ours"] == "mine"
+    assert prior.figures(Bucket("mine", "infer", 1, 224, "px"), H100)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("{", "no JSON"),
+        ("{}", "a list"),
+        ('[{"name": "x"}]', "model 'x'"),
+        ('[{"name": "x", "colour": 1}]', "fields"),
+        (
+            '[{"name":"x","family":"f","params_m":0,"gflops":1,"unit":"px","reference":1,"kernels":1,"activation_mib":1}]',
+            "above 0",
+        ),
+    ],
+)
+def test_bad_facts_are_refused(tmp_path: Path, text: str, what: str) -> None:
+    path = tmp_path / "models.json"
+    path.write_text(text)
+    with pytest.raises(FactsError, match=what):
+        load(path)
+
+
+def test_attention_makes_long_inputs_dearer_than_linear() -> None:
+    facts = next(facts for facts in BUILT_IN if facts.name == "bert-base")
+    assert facts.operations(4096) > 32 * facts.operations(128)
+    assert isinstance(facts, ModelFacts)

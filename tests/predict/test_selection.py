@@ -1,0 +1,140 @@
+"""The choice: fewest compute slices that keep every promise, and a fair word where none does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from gpu_kinds import A100_40, H100, SITE, P
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.predict.candidate import Figures, Interval
+from slurm_migbatch.predict.selection import Chooser, limits_of
+from slurm_migbatch.workload.buckets import Bucket, Grid
+from slurm_migbatch.workload.catalog import GpuKind, Partition
+from slurm_migbatch.workload.hints import Hints
+from slurm_migbatch.workload.refusal import Refusal
+
+GPU = SITE.partitions["gpu"]
+
+
+class Told:
+    """A predictor that says what it was told: `(latency_ms, memory_gib)` by profile."""
+
+    version = "told"
+
+    def __init__(self, figures: Mapping[str, tuple[float, float]]) -> None:
+        self._told = {P(name): pair for name, pair in figures.items()}
+
+    def grids(self) -> Mapping[str, Grid]:
+        return {"m": Grid("tok", (128,), (1, 2, 4, 8), 128)}
+
+    def aliases(self) -> Mapping[str, str]:
+        return {"em": "m"}
+
+    def figures(self, cell: Bucket, kind: GpuKind) -> Mapping[Profile, Figures]:
+        return {
+            profile: Figures(
+                Interval(latency / 2e3, latency / 1.5e3, latency / 1e3),
+                Interval(cell.batch / latency * 1e3, cell.batch / latency * 1.5e3, cell.batch / latency * 2e3),
+                Interval(memory * 512, memory * 700, memory * 1024),
+            )
+            for profile, (latency, memory) in self._told.items()
+            if profile in kind.geometry
+        }
+
+
+FIGURES = {
+    "1g.10gb": (400.0, 8.0),
+    "1g.20gb": (300.0, 8.0),
+    "2g.20gb": (200.0, 8.0),
+    "3g.40gb": (100.0, 8.0),
+    "4g.40gb": (90.0, 8.0),
+    "7g.80gb": (50.0, 8.0),
+}
+
+
+def chosen(hints: Hints, figures: Mapping[str, tuple[float, float]] = FIGURES, **options: bool) -> tuple[str, str]:
+    choice = Chooser(Told(figures), **options).choose(hints, GPU)
+    return choice.offer.profile.name, choice.reason
+
+
+def test_the_fewest_slices_that_do() -> None:
+    assert chosen(Hints(model="m")) == ("1g.10gb", "fits")
+    assert chosen(Hints(model="m", slo_us=300_000)) == ("2g.20gb", "fits")  # 300 ms is counted as 280
+    assert chosen(Hints(model="m", slo_us=100_000)) == ("3g.40gb", "fits")
+    assert chosen(Hints(model="m", batch=8, items=1000, deadline_s=25)) == ("2g.20gb", "fits")
+    assert chosen(Hints(model="org/EM".lower(), slo_us=100_000)) == ("3g.40gb", "fits")
+
+
+def test_memory_as_told_replaces_the_prediction() -> None:
+    assert chosen(Hints(model="m", mem_mib=15_000)) == ("1g.20gb", "fits")
+    heavy = {name: (latency, 30.0) for name, (latency, _) in FIGURES.items()}
+    assert chosen(Hints(model="m"), heavy) == ("3g.40gb", "fits")
+    assert chosen(Hints(model="m", mem_mib=5_000), heavy) == ("1g.10gb", "fits")
+
+
+def test_where_nothing_fits_the_best_is_taken_and_said() -> None:
+    assert chosen(Hints(model="m", slo_us=10_000)) == ("7g.80gb", "time_short")
+    huge = {name: (latency, 90.0) for name, (latency, _) in FIGURES.items()}
+    assert chosen(Hints(model="m"), huge) == ("7g.80gb", "memory_short")
+    with pytest.raises(Refusal, match="fast enough"):
+        chosen(Hints(model="m", slo_us=10_000), refuse_misses=True)
+
+
+def test_without_figures() -> None:
+    assert chosen(Hints()) == ("1g.10gb", "no_hints")
+    assert chosen(Hints(model="other")) == ("1g.10gb", "unknown_model")
+    assert chosen(Hints(model="other", mem_mib=30_000)) == ("3g.40gb", "by_memory")
+    assert chosen(Hints(model="other", min="2g.20gb")) == ("2g.20gb", "unknown_model")
+    assert chosen(Hints(model="m"), {}) == ("1g.10gb", "unknown_model")
+
+
+def test_profiles_without_figures_are_left_out() -> None:
+    assert chosen(Hints(model="m"), {"2g.20gb": (1.0, 1.0)}) == ("2g.20gb", "fits")
+
+
+def test_of_two_kinds_the_worse_counts() -> None:
+    class Uneven(Told):
+        def figures(self, cell: Bucket, kind: GpuKind) -> Mapping[Profile, Figures]:
+            slow = 10.0 if kind is A100_40 else 1.0
+            return Told({"1g.10gb": (100 * slow, 1.0)}).figures(cell, kind)
+
+    both = Partition("both", (H100, A100_40))
+    figures = Chooser(Uneven({})).figures(Bucket("m", "infer", 8, 128, "tok"), both)
+    assert figures["1g.10gb"].latency_us == 1_000_000
+    assert figures["1g.10gb"].rate == 8_000
+
+
+def test_candidates_tell_why() -> None:
+    choice = Chooser(Told(FIGURES)).choose(Hints(model="m", slo_us=100_000, max="4g.40gb"), GPU)
+    why = {candidate.profile.name: candidate.why for candidate in choice.candidates}
+    assert why["3g.40gb"] == "" and "over 100 ms" in why["1g.10gb"] and why["7g.80gb"] == "outside min and max"
+    assert choice.candidates[0].ok and choice.candidates[0].to_dict()["latency_s"][2] == pytest.approx(0.1)
+
+
+hints = st.builds(
+    Hints,
+    model=st.sampled_from(["m", None, "other"]),
+    batch=st.sampled_from([None, 1, 8]),
+    slo_us=st.one_of(st.none(), st.integers(100, 10**6)),
+    mem_mib=st.one_of(st.none(), st.integers(1, 80_000)),
+    min=st.sampled_from([None, "1g.20gb", "2g.20gb"]),
+    max=st.sampled_from([None, "4g.40gb", "7g.80gb"]),
+)
+latencies = st.lists(st.floats(1, 1000), min_size=6, max_size=6)
+
+
+@given(hints, latencies)
+def test_a_choice_that_fits_does_fit_and_no_smaller_one_would(asked: Hints, times: list[float]) -> None:
+    told = dict(zip(FIGURES, ((time, 8.0) for time in times), strict=True))
+    choice = Chooser(Told(told)).choose(asked, GPU)
+    limits = limits_of(asked, GPU)
+    assert limits.within(choice.offer)
+    if choice.reason == "fits":
+        good = [candidate.offer for candidate in choice.candidates if candidate.ok]
+        assert choice.offer == min(good, key=lambda offer: offer.order)
+    if choice.reason == "time_short":
+        assert not any(candidate.ok for candidate in choice.candidates)

@@ -1,0 +1,70 @@
+"""The one GRES parser, on what the releases really print."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.slurm.gres import Gres, GresError, counts, parse, parse_one, split
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("gres:mig:1g.10gb:2", [("mig", "1g.10gb", 2)]),
+        ("gres/mig:2g.20gb", [("mig", "2g.20gb", 1)]),
+        ("gres/mig:2g.20gb=3,gres/mig=3", [("mig", "2g.20gb", 3), ("mig", None, 3)]),
+        ("mig", [("mig", None, 1)]),
+        ("mig:2", [("mig", None, 2)]),
+        ("mig:1g", [("mig", None, 2**30)]),  # what Slurm reads, not what the user meant
+        ("mig:auto", [("mig", "auto", 1)]),
+        ("shard:2k", [("shard", None, 2048)]),
+        ("mig:1g.10gb.me:1", [("mig", "1g.10gb.me", 1)]),
+        ("mig:1g.24gb-me:4", [("mig", "1g.24gb-me", 4)]),
+        ("mig:1g.10gb:14(S:0-1),gpu:h100:8(S:0,2)", [("mig", "1g.10gb", 14), ("gpu", "h100", 8)]),
+        ("gpu:h100:2(IDX:0,3-4),mig:1g.10gb:0(IDX:N/A)", [("gpu", "h100", 2), ("mig", "1g.10gb", 0)]),
+        ("shard:8(-/5,5/5,3/5,0/5)", [("shard", None, 8)]),
+        ("mig:1g.10gb(CNT:2)", [("mig", "1g.10gb", 2)]),
+        ("cpu=4,mem=10G,node=1,gres/mig:1g.10gb=2", [("cpu", None, 4), ("mem", None, 10 * 2**30)]),
+        ("(null)", []),
+        ("N/A", []),
+        ("gres:none", []),
+        ("", []),
+        (None, []),
+    ],
+)
+def test_what_slurm_prints(text: str | None, expected: list[tuple[str, str | None, int]]) -> None:
+    assert [(gres.name, gres.type, gres.count) for gres in parse(text)][: len(expected)] == expected
+    assert bool(parse(text)) == bool(expected)
+
+
+@pytest.mark.parametrize("text", ["mig:", ":1", "mig:a:b:1", "mig:1g.10gb:-1", "mig=x", "mig:a b", "mig,,gpu", "a\nb"])
+def test_what_is_no_gres(text: str) -> None:
+    with pytest.raises(GresError, match="no GRES entry"):
+        parse(text)
+
+
+def test_details_and_prefix_are_kept() -> None:
+    assert parse_one("gres/gpu:h100:2(IDX:0,3)") == Gres("gpu", "h100", 2, "2", "gres/", "IDX:0,3")
+
+
+def test_counts_add_up_typed_entries() -> None:
+    assert counts("mig:1g.10gb:3,gpu:4,mig:2g.20gb:1(S:0),mig:1g.10gb:2,mig=6", "mig") == {"1g.10gb": 5, "2g.20gb": 1}
+    assert counts("(null)", "mig") == {}
+
+
+names = st.text(alphabet="abgimpu0123._-", min_size=1, max_size=8).filter(lambda text: not text[0].isdigit())
+
+
+@given(st.lists(st.tuples(names, st.one_of(st.none(), names), st.integers(0, 10**6)), min_size=1, max_size=5))
+def test_a_written_list_reads_back(entries: list[tuple[str, str | None, int]]) -> None:
+    text = ",".join(str(Gres(name, kind, count)) for name, kind, count in entries)
+    if text.lower() in ("none", "n/a"):
+        return
+    assert [(gres.name, gres.type, gres.count) for gres in parse(text)] == entries
+
+
+@given(st.text(alphabet="a,()[:", max_size=20))
+def test_splitting_loses_nothing(text: str) -> None:
+    assert ",".join(split(text)) == text

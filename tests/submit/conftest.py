@@ -1,0 +1,38 @@
+"""The site of the predictor's tests, and the shim in a real Lua 5.1."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "predict"))
+
+from gpu_kinds import SITE
+from lua_shim import Shim
+
+from slurm_migbatch.predict.prior import PhysicalPrior
+from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.submit.table import compile_table, write_table
+
+
+@pytest.fixture(scope="session")
+def chooser() -> Chooser:
+    return Chooser(PhysicalPrior())
+
+
+@pytest.fixture(scope="session")
+def table(tmp_path_factory: pytest.TempPathFactory, chooser: Chooser) -> Path:
+    """The site's compiled table."""
+    path = tmp_path_factory.mktemp("table") / "table.lua"
+    write_table(path, compile_table(SITE, chooser))
+    return path
+
+
+@pytest.fixture(scope="session")
+def shim(tmp_path_factory: pytest.TempPathFactory, table: Path) -> Iterator[Shim]:
+    """job_submit.lua with the compiled table and without the service."""
+    with Shim(tmp_path_factory.mktemp("shim"), table=str(table)) as running:
+        yield running

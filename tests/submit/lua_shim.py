@@ -1,0 +1,146 @@
+"""Runs the rendered job_submit.lua in a real Lua 5.1, under a `slurm` table as strict as slurmctld's.
+
+One process answers many requests: each is a message of the submit protocol, with the job's fields as slurmctld would
+hold them; the answer is another one with the return code, what was told to the user and what was set.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from types import TracebackType
+
+from gpu_kinds import SITE
+
+import slurm_migbatch
+from slurm_migbatch.submit import protocol
+from slurm_migbatch.submit.request import Accept, Answer, JobRequest, Pass, Refuse
+from slurm_migbatch.submit.rewrite import Policy
+from slurm_migbatch.submit.shim import JOB_SUBMIT, render
+from slurm_migbatch.workload.catalog import SiteCatalog
+
+TEMPLATES = Path(slurm_migbatch.__file__).parents[1] / "gres_templates"
+
+HARNESS = r"""
+local told, errors = {}, {}
+slurm = setmetatable({
+  SUCCESS = 0, ERROR = -1,
+  log_user = function(...) told[#told + 1] = string.format(...) end,
+  log_error = function(...) errors[#errors + 1] = string.format(...) end,
+}, { __index = function(_, name) error("slurm." .. name .. " is not used by this shim") end })
+
+local STRINGS, NUMBERS = {}, {}
+for name in ("user_name partition tres_per_node tres_per_job tres_per_socket tres_per_task comment extra " ..
+  "cpus_per_tres mem_per_tres tres_freq tres_bind"):gmatch("%S+") do STRINGS[name] = true end
+for name in ("ntasks_per_tres ntasks_per_node sockets_per_node"):gmatch("%S+") do NUMBERS[name] = 65534 end
+for name in ("min_nodes max_nodes num_tasks job_id job_state"):gmatch("%S+") do NUMBERS[name] = 4294967294 end
+
+local function record(fields, set)
+  return setmetatable({}, {
+    __index = function(_, name)
+      if set and set[name] ~= nil then return set[name] end
+      if STRINGS[name] then return fields[name] end
+      if NUMBERS[name] then return tonumber(fields[name]) or NUMBERS[name] end
+      error("no field " .. tostring(name))
+    end,
+    __newindex = function(_, name, value)
+      if not set then error("job_ptr is read-only") end
+      if not STRINGS[name] then error("field " .. tostring(name) .. " cannot be set") end
+      if type(value) ~= "string" then error("bad argument: string expected, got " .. type(value)) end
+      set[name] = value
+    end,
+  })
+end
+
+local function decode(line)
+  return (line:gsub("%%(%x%x)", function(hex) return string.char(tonumber(hex, 16)) end))
+end
+local function encode(text)
+  return (text:gsub("[^A-Za-z0-9]", function(char) return string.format("%%%02X", char:byte()) end))
+end
+
+dofile(arg[1])
+local parts = { gpu = { flag_default = 1 }, cpu = { flag_default = 0 } }
+while true do
+  local fields, now, line = {}, {}, io.read("*l")
+  if not line then break end
+  while line ~= "" do
+    local key, value = line:match("^([a-z_]+)=(.*)$")
+    if key:sub(1, 4) == "now_" then now[key:sub(5)] = decode(value) else fields[key] = decode(value) end
+    line = io.read("*l")
+  end
+  told, errors = {}, {}
+  local set, rc = {}, nil
+  local uid = tonumber(fields.uid)
+  if fields.kind == "modify" then
+    now.job_state = now.pending == "1" and 0 or 1
+    rc = slurm_job_modify(record(fields, set), record(now), parts, uid)
+  else
+    rc = slurm_job_submit(record(fields, set), parts, uid)
+  end
+  io.write("rc=", rc, "\n", "told=", encode(table.concat(told, "|")), "\n", "errors=",
+    encode(table.concat(errors, "|")), "\n")
+  for name, value in pairs(set) do io.write("set_", name, "=", encode(value), "\n") end
+  io.write("\n")
+  io.flush()
+end
+"""
+
+
+class Shim:
+    """The shim as slurmctld sees it: `shim(request)` is what it makes of one request."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        table: str = "/nonexistent",
+        socket: str = "",
+        catalog: SiteCatalog = SITE,
+        policy: Policy | None = None,
+        deadline_ms: int = 100,
+    ) -> None:
+        source = render(
+            JOB_SUBMIT,
+            TEMPLATES,
+            socket=socket,
+            table=table,
+            catalog=catalog,
+            policy=policy or Policy(),
+            deadline_ms=deadline_ms,
+        )
+        script, harness = folder / "job_submit.lua", folder / "harness.lua"
+        script.write_text(source, encoding="utf-8")
+        harness.write_text(HARNESS, encoding="utf-8")
+        self.errors: list[str] = []
+        self._process = subprocess.Popen(
+            ["lua5.1", str(harness), str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    def __call__(self, request: JobRequest) -> Answer:
+        """The shim's answer, its log_error lines in `errors`."""
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(protocol.encode(request.to_fields()))
+        self._process.stdin.flush()
+        reply = b""
+        while not reply.endswith(b"\n\n"):
+            line = self._process.stdout.readline()
+            assert line, "the shim has died"
+            reply += line
+        fields = protocol.decode(reply)
+        self.errors = [fields["errors"]] if fields["errors"] else []
+        if fields["rc"] != "0":
+            return Refuse(fields["told"], "")
+        changes = {key[4:]: value for key, value in fields.items() if key.startswith("set_")}
+        return Accept(changes, fields["told"]) if changes else Pass(fields["told"])
+
+    def __enter__(self) -> Shim:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait(10)

@@ -1,0 +1,236 @@
+"""The shim without the service gives the service's answers: the same verdict, the same fields, the same words."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from gpu_kinds import SITE
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from lua_shim import Shim
+
+from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.submit.request import Accept, Answer, JobRequest, Pass, Present, Refuse
+from slurm_migbatch.submit.rewrite import Policy, rewrite
+
+USER = 1001
+
+
+def of_service(request: JobRequest, chooser: Chooser, policy: Policy) -> Answer:
+    """What the service answers, put as the shim's outcome (the decision has no name there)."""
+    filled = request
+    if request.now is None and not request.partition:
+        filled = replace(request, partition="gpu")
+    answer = rewrite(filled, SITE, chooser, policy)
+    if isinstance(answer, Refuse):
+        return Refuse(answer.sentence, "")
+    if isinstance(answer, Accept):
+        return Accept(answer.changes, answer.message) if answer.changes else Pass(answer.message)
+    return answer
+
+
+def agree(request: JobRequest, shim: Shim, chooser: Chooser, policy: Policy | None = None) -> Answer:
+    local = shim(request)
+    assert shim.errors == []
+    assert local == of_service(request, chooser, policy or Policy())
+    return local
+
+
+def words(text: str) -> st.SearchStrategy[str]:
+    return st.sampled_from(text.split())
+
+
+prefixes = st.sampled_from(["gres:", "gres/", "", "gres:gres/"])
+counts = st.sampled_from(["", "", ":1", ":2", "=3", ":0", ":64", ":65", ":1k", ":-1", ":", "=x", ":99999", ":007"])
+types = words(
+    "auto none 1g 3g 1g.10gb 1g.10gb+me 1g.10gb.me 2g.20gb 3g.40gb 7g.80gb 1g.5gb 7g.40gb 9g.9gb AUTO "
+    "1G.10gb h100 a100 a100-40gb a:b 2"
+)
+entries = st.one_of(
+    st.builds("{}mig:{}{}".format, prefixes, types, counts),
+    st.builds("{}mig{}".format, prefixes, counts),
+    st.builds("{}gpu{}".format, prefixes, counts),
+    st.builds("{}gpu:{}{}".format, prefixes, types, counts),
+    st.sampled_from(
+        ["gres:fpga:1", "cpu:2", "gres:migration:1", "gres/MIG:auto", " mig:auto", "mig:auto ", "", "mi g:1"]
+    ),
+    st.text(alphabet="mig:=auto.1gpu ,\t\xe4", max_size=12),
+)
+tres = st.lists(entries, min_size=1, max_size=3).map(",".join)
+models = words("bert-large google/bert_large resnet50 llama-3.1-8b no-such-model Mistral-7B vgg19 x!y")
+pairs = st.one_of(
+    st.builds("model={}".format, models),
+    st.builds("batch={}".format, words("1 7 32 100 1024 5000 65536 65537 0 1e12 x -1")),
+    st.builds("input={}".format, words("128 512tok 4k 224px 224x320 1ktok 99999999999 0 5furlong 1.5k")),
+    st.builds("slo={}".format, words("1ms 20ms 200ms 0.2s 5s 1m 99us 200 0s 1h30m 0.0001s 1.2.3s")),
+    st.builds("items={}".format, words("1 50000 50k 1.5m 1e6 1e99 2g 1e12 3e12 0 k")),
+    st.builds("deadline={}".format, words("1s 2h 30m 1-02:00:00 02:00:00 3-4 400d 10:30 1s1s")),
+    st.builds("mem={}".format, words("1gb 9.75gib 18GiB 18G 30gb 79gib 900mb 1tb -1 18 99999999tb")),
+    st.builds("role={}".format, st.sampled_from(["infer", "train", "INFER", "both"])),
+    st.builds("min={}".format, types),
+    st.builds("max={}".format, types),
+    st.sampled_from(
+        ["colour=red", "model", "=x", "batch=", "a==b", "batch=3;rm", "x=$(id)", "batch=3\xff", "batch=3\n"]
+    ),
+)
+hints = st.lists(pairs, max_size=5).map(lambda found: "migbatch: " + " ".join(found))
+comments = st.one_of(
+    st.none(),
+    hints,
+    hints,
+    st.sampled_from(["", "hello", "x [mig:7g.80gb:1]", "[MIG:1]", "m" * 995, "m" * 1005, "migbatch:" + "a" * 1000]),
+    st.text(alphabet="migbatch: []#\xe4\n%=,", max_size=30),
+)
+numbers = st.sampled_from([None, None, 0, 1, 2, 3, 4, 8])
+partitions = st.sampled_from([None, "gpu", "gpu", "old", "mixed", "cpu", "gpu,cpu", "old,gpu", "gpu,gpu", ""])
+
+VALUES = {
+    "model": "bert-large google/bert_large resnet50 llama-3.1-8b no-such-model Mistral-7B vgg19 vit gpt2-xl",
+    "batch": "1 7 32 100 1024 5000 65536",
+    "input": "128 512 4k 300 1.5k 8000 40000",
+    "slo": "1ms 20ms 200ms 0.25s 5s 1m 37ms 0.0125s 3h",
+    "items": "1 50000 50k 1.5m 1e6 2g 1e12",
+    "deadline": "1s 2h 30m 1-02:00:00 02:00:00 7m13s",
+    "mem": "1gb 9.75gib 18GiB 18G 30gb 79gib 900mb",
+    "role": "infer train",
+    "min": "1g.10gb 2g.20gb 1g.20gb 4g.40gb 2g.10gb",
+    "max": "7g.80gb 4g.40gb 3g.40gb 2g.20gb 7g.40gb 1g.10gb+me",
+}
+
+
+def written(keys: list[str]) -> st.SearchStrategy[str]:
+    one = [st.sampled_from(VALUES[key].split()).map(f"{key}={{}}".format) for key in keys]
+    return st.tuples(*one).map(lambda found: "migbatch: " + " ".join(found))
+
+
+good_hints = st.lists(st.sampled_from(sorted(VALUES)), max_size=5, unique=True).flatmap(written)
+model_hints = st.sets(words("batch input slo work mem role min max")).flatmap(
+    lambda keys: written(["model", *sorted(keys - {"work"}), *(["items", "deadline"] if "work" in keys else [])])
+)
+good_entries = words(
+    "gres:mig:auto gres/mig:auto gres:mig gres:mig:2 gres/mig:auto:3 gres:mig:1g.10gb "
+    "gres:mig:2g.20gb:2 gres/mig:3g.40gb=1 gres:gpu:1 gres/gpu:h100:2 gres:gpu gres:fpga:1 "
+    "gres/mig:1g.20gb:4 gres:mig:7g.80gb gres:mig:1g.10gb+me"
+)
+sensible = st.builds(
+    JobRequest,
+    uid=st.just(USER),
+    partition=st.sampled_from(["gpu", "gpu", "mixed", None]),
+    tres_per_node=st.lists(good_entries, min_size=1, max_size=2).map(",".join),
+    comment=st.one_of(st.none(), good_hints, model_hints, model_hints, model_hints),
+)
+spread = st.builds(
+    JobRequest,
+    uid=st.just(USER),
+    partition=st.just("gpu"),
+    tres_per_job=st.one_of(st.none(), good_entries),
+    tres_per_task=st.one_of(st.none(), st.none(), good_entries),
+    tres_per_socket=st.one_of(st.none(), st.none(), good_entries),
+    min_nodes=numbers,
+    max_nodes=numbers,
+    num_tasks=numbers,
+    ntasks_per_node=numbers,
+    sockets_per_node=numbers,
+)
+
+wild = st.builds(
+    JobRequest,
+    uid=st.sampled_from([USER] * 9 + [0]),
+    partition=partitions,
+    tres_per_node=st.one_of(st.none(), tres, tres, tres),
+    tres_per_job=st.one_of(st.none(), st.none(), tres),
+    tres_per_socket=st.one_of(st.none(), st.none(), st.none(), tres),
+    tres_per_task=st.one_of(st.none(), st.none(), st.none(), tres),
+    comment=comments,
+    extra=st.one_of(st.none(), comments),
+    cpus_per_tres=st.sampled_from([None, None, None, "gres:gpu:2"]),
+    tres_bind=st.sampled_from([None, None, "gres/gpu:per_task:1", "x"]),
+    ntasks_per_tres=st.sampled_from([None, None, None, 1]),
+    min_nodes=numbers,
+    max_nodes=numbers,
+    num_tasks=numbers,
+    ntasks_per_node=numbers,
+    sockets_per_node=numbers,
+)
+presents = st.builds(
+    Present,
+    pending=st.sampled_from([True, True, True, False]),
+    partition=st.sampled_from(["gpu", "gpu", "old", "cpu"]),
+    tres_per_node=st.sampled_from([None, "gres:mig:2g.20gb:1", "gres/mig:1g.10gb:2", "gres:gpu:1", "gres:fpga:1"]),
+    comment=st.sampled_from(
+        [
+            None,
+            "hello",
+            "hello [mig:2g.20gb:1#abc]",
+            "[mig:2g.20gb:1]",
+            "[mig:2g.20gb:1#k]",
+            "migbatch: mem=30gib [mig:1g.10gb:2#0123456789abcdef]",
+            "bad [mig:x",
+            "[mig:2g.20gb:1] tail",
+        ]
+    ),
+    extra=st.sampled_from([None, "e", "migbatch: mem=30gib"]),
+)
+submissions = st.one_of(sensible, sensible, sensible, spread, wild)
+changes = st.builds(
+    lambda request, now, given: replace(
+        request,
+        now=now,
+        **{
+            name: None
+            for name in ("tres_per_node", "tres_per_job", "comment", "extra", "partition")
+            if name not in given
+        },
+    ),
+    submissions,
+    presents,
+    st.sets(st.sampled_from(["tres_per_node", "comment", "extra", "partition"])),
+)
+
+
+@settings(max_examples=1500, deadline=None)
+@given(asked=submissions)
+@example(asked=JobRequest(USER, tres_per_node="gres:mig:auto", comment="migbatch: items=1e12 deadline=1s model=vgg19"))
+@example(asked=JobRequest(USER, tres_per_node="gres:mig:2g.20gb", comment="m" * 995))
+def test_a_submission_is_answered_alike(shim: Shim, chooser: Chooser, asked: JobRequest) -> None:
+    agree(asked, shim, chooser)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(asked=changes)
+def test_a_change_is_answered_alike(shim: Shim, chooser: Chooser, asked: JobRequest) -> None:
+    agree(asked, shim, chooser)
+
+
+def test_hints_in_extra(tmp_path, table, chooser: Chooser) -> None:
+    policy = Policy(hints_in_extra=True)
+    with Shim(tmp_path, table=str(table), policy=policy) as shim:
+        for extra in ("migbatch: mem=30gib", "migbatch: mem=x", "node=7", None):
+            asked = JobRequest(USER, tres_per_node="gres/mig:auto", comment="migbatch: role=train", extra=extra)
+            agree(asked, shim, chooser, policy)
+
+
+OBJECTIVES = (
+    "",
+    " slo=60ms",
+    " slo=1s",
+    " items=10m deadline=1h",
+    " slo=300ms items=1m deadline=10h max=3g.40gb",
+    " mem=12gib",
+)
+
+
+@pytest.mark.parametrize("partition", ["gpu", "mixed"])
+def test_the_table_holds_every_bucket(shim: Shim, chooser: Chooser, partition: str) -> None:
+    """Every model, role, batch and input bucket of the grid, objectives in turn."""
+    objectives = itertools.cycle(OBJECTIVES)
+    seen = 0
+    for model, grid in chooser.grids.items():
+        for role, batch, size in itertools.product(("infer", "train"), grid.batches, grid.inputs):
+            hint = f"migbatch: model={model} role={role} batch={batch} input={size}{grid.unit}{next(objectives)}"
+            asked = JobRequest(USER, partition=partition, tres_per_node="gres/mig:auto", comment=hint)
+            agree(asked, shim, chooser)
+            seen += 1
+    assert seen > 8000

@@ -1,0 +1,252 @@
+"""The rewrite, by what a user writes and what becomes of it."""
+
+from __future__ import annotations
+
+import pytest
+from gpu_kinds import SITE
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.mig.grant import parse_comment
+from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.submit.request import Accept, Answer, JobRequest, Pass, Present, Refuse
+from slurm_migbatch.submit.rewrite import Policy, rewrite, split_marker
+
+USER = 1001
+
+
+@pytest.fixture
+def ask(chooser: Chooser):
+    def run(gres: str | None = None, comment: str | None = None, policy: Policy | None = None, **fields) -> Answer:
+        fields.setdefault("partition", "gpu")
+        fields.setdefault("uid", USER)
+        request = JobRequest(tres_per_node=gres, comment=comment, **fields)
+        return rewrite(request, SITE, chooser, policy or Policy(), decision_id="abc12345")
+
+    return run
+
+
+def granted(answer: Answer) -> str:
+    assert isinstance(answer, Accept), answer
+    grant = parse_comment(answer.changes["comment"])
+    assert grant is not None
+    assert ",".join(part for part in answer.changes["tres_per_node"].split(",") if "mig" in part) in (
+        grant.gres,
+        grant.gres.replace("mig:", "gres:mig:"),
+        grant.gres.replace("mig:", "gres/mig:"),
+    )
+    return grant.gres
+
+
+@pytest.mark.parametrize(
+    ("gres", "comment", "expected"),
+    [
+        ("gres:mig:2g.20gb:1", None, "mig:2g.20gb:1"),
+        ("gres/mig:2g.20gb", None, "mig:2g.20gb:1"),
+        ("gres/mig:2g.20gb=3", None, "mig:2g.20gb:3"),
+        ("gres:mig:1g.10gb+me", None, "mig:1g.10gb.me:1"),
+        ("gres:mig:1g.10gb.me:1", None, "mig:1g.10gb.me:1"),
+        ("gres:mig:auto", None, "mig:1g.10gb:1"),
+        ("gres:mig", None, "mig:1g.10gb:1"),
+        ("gres:mig:3", None, "mig:1g.10gb:3"),
+        ("gres:mig:auto:2", "migbatch: mem=30GiB", "mig:3g.40gb:2"),
+        ("gres:mig:auto", "migbatch: mem=15GiB", "mig:1g.20gb:1"),
+        ("gres:mig:auto", "migbatch: mem=15GiB min=2g.20gb", "mig:2g.20gb:1"),
+        ("gres:mig:2g.20gb:1,gres:mig:1g.10gb:2", None, "mig:2g.20gb:1,mig:1g.10gb:2"),
+        ("gres:mig:1g.10gb:1,gres:mig:1g.10gb:1", None, "mig:1g.10gb:2"),
+        ("gres:mig:auto,gres:mig:1g.10gb", "migbatch: mem=30g", "mig:3g.40gb:1,mig:1g.10gb:1"),
+        ("gres:gpu:1", None, "mig:7g.80gb:1"),
+        ("gres/gpu:h100:2", None, "mig:7g.80gb:2"),
+        ("gres:gpu", None, "mig:7g.80gb:1"),
+    ],
+)
+def test_a_request_becomes_a_grant(ask, gres: str, comment: str | None, expected: str) -> None:
+    assert granted(ask(gres, comment)) == expected
+
+
+def test_other_gres_stay_where_they_are(ask) -> None:
+    answer = ask("gres/license:2,gres/mig:auto,gres/shard:4")
+    assert answer.changes["tres_per_node"] == "gres/license:2,gres/mig:1g.10gb:1,gres/shard:4"
+
+
+def test_the_marker_follows_the_users_own_comment(ask) -> None:
+    answer = ask("gres:mig:2g.20gb", "my best run \xc3\xa4")
+    assert answer.changes["comment"] == "my best run \xc3\xa4 [mig:2g.20gb:1#abc12345]"
+    assert answer.decision.granted == "mig:2g.20gb:1"
+    assert answer.decision.reason == "explicit"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"tres_per_job": "gres:gpu:2"}, "mig:7g.80gb:2"),
+        ({"tres_per_job": "gres:gpu:4", "min_nodes": 2, "max_nodes": 2}, "mig:7g.80gb:2"),
+        ({"tres_per_task": "gres:gpu:1", "min_nodes": 1, "max_nodes": 1, "num_tasks": 3}, "mig:7g.80gb:3"),
+        ({"tres_per_task": "gres:mig:1g.10gb:1", "ntasks_per_node": 4}, "mig:1g.10gb:4"),
+        ({"tres_per_socket": "gres:gpu:1", "sockets_per_node": 2}, "mig:7g.80gb:2"),
+        ({"tres_per_task": "cpu:2,gres/mig:auto", "num_tasks": 1}, "mig:1g.10gb:1"),
+    ],
+)
+def test_counts_become_counts_for_each_node(ask, fields: dict[str, object], expected: str) -> None:
+    answer = ask(None, **fields)
+    assert granted(answer) == expected
+    (name,) = (key for key in fields if key.startswith("tres"))
+    assert "mig" not in answer.changes[name] and "gpu" not in answer.changes[name]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tres_per_job": "gres:gpu:3", "min_nodes": 2, "max_nodes": 2},
+        {"tres_per_job": "gres:gpu:2", "num_tasks": 8},
+        {"tres_per_job": "gres:gpu:2", "min_nodes": 1, "max_nodes": 4},
+        {"tres_per_task": "gres:gpu:1", "num_tasks": 8},
+        {"tres_per_socket": "gres:gpu:1"},
+    ],
+)
+def test_what_cannot_be_told_for_each_node_is_refused(ask, fields: dict[str, object]) -> None:
+    answer = ask(None, **fields)
+    assert isinstance(answer, Refuse) and answer.code == "per_node"
+    assert "-N" in answer.sentence
+
+
+@pytest.mark.parametrize(
+    ("gres", "comment", "code"),
+    [
+        ("gres:mig:1g", None, "profile_short"),
+        ("gres:mig:3G", None, "spelling"),
+        ("gres:mig:none", None, "filler"),
+        ("gres:mig:none:1", None, "filler"),
+        ("gres:mig:5g.50gb", None, "unknown_profile"),
+        ("gres:mig:MIG", None, "spelling"),
+        ("gres:MIG:auto", None, "spelling"),
+        ("gres:Mig:1g.10gb", None, "spelling"),
+        ("gres: mig:auto", None, "spelling"),
+        ("gres:mig:auto ", None, "spelling"),
+        ("gres:mig\t:auto", None, "spelling"),
+        ("gres:mig:a:b:1", None, "spelling"),
+        ("gres:mig:", None, "spelling"),
+        ("gres:mig:1g.10gb:", None, "spelling"),
+        ("gres:mig:1g.10gb:-1", None, "spelling"),
+        ("gres:mig:1g.10gb:0", None, "count"),
+        ("gres:mig:1g.10gb:65", None, "count"),
+        ("gres:mig:1g.10gb:1k", None, "count"),
+        ("gres:mig:1k", None, "count"),
+        ("gres:mig:1g.10gb:1g", None, "count"),
+        ("gres:mig:99999999999999999999", None, "count"),
+        ("gres:mig:1g.10gb:40,gres:mig:1g.10gb:40", None, "count"),
+        ("gres:mig:2g.20gb", "migbatch: mem=30gb", "mem_over_profile"),
+        ("gres:mig:2g.20gb", "migbatch: max=1g.10gb", "profile_outside"),
+        ("gres:mig:auto", "migbatch: min=3g.40gb max=1g.10gb", "min_over_max"),
+        ("gres:mig:auto", "migbatch: min=3g.41gb", "unknown_profile"),
+        ("gres:mig:auto", "migbatch: mem=90gb", "mem_nowhere"),
+        ("gres:mig:auto", "migbatch: mem=30gb max=2g.20gb", "mem_nowhere"),
+        ("gres:mig:auto", "migbatch: model=bert-large input=224px", "input_unit"),
+        ("gres:mig:auto", "migbatch: modle=x", "hint_key"),
+        ("gres:mig:auto", "x" * 1010, "comment_long"),
+        ("gres:gpu:v100:1", None, "unknown_gpu"),
+        ("gres:mig:auto,gres:gpu:1000", None, "count"),
+    ],
+)
+def test_what_is_refused(ask, gres: str, comment: str | None, code: str) -> None:
+    answer = ask(gres, comment)
+    assert isinstance(answer, Refuse) and answer.code == code, answer
+    assert "\n" not in answer.sentence and len(answer.sentence) < 300
+
+
+def test_the_hint_for_a_short_profile_names_the_real_ones(ask) -> None:
+    assert "1g.10gb, 1g.10gb.me, 1g.20gb, 2g.20gb" in ask("gres:mig:1g").sentence
+
+
+def test_partitions(ask) -> None:
+    assert isinstance(ask("gres:gpu:1", partition="cpu"), Pass)
+    assert ask("gres:mig:auto", partition="cpu").code == "no_partition"
+    assert ask("gres:gpu:1", partition="gpu,cpu").code == "mixed_partitions"
+    assert granted(ask("gres:mig:auto", partition="old")) == "mig:2g.10gb:1"  # the site's default there
+    assert granted(ask("gres:gpu:a100:1", partition="mixed")) == "mig:7g.40gb:1"
+    assert granted(ask("gres:gpu:1", partition="old,gpu")) == "mig:7g.40gb:1"
+
+
+def test_others_pass_untouched(ask) -> None:
+    assert ask(None) == Pass("")
+    assert ask("gres:fpga:1", "hello") == Pass("")
+    assert ask("gres:mig:auto", uid=0) == Pass("")
+    assert ask("gres:migration:1") == Pass("")
+    assert ask("gres:gpu:0") == Pass("")
+    assert "add --gres=mig:auto" in ask(None, "migbatch: model=bert-large").message
+
+
+def test_whole_gpu_options_that_slices_do_not_have(ask) -> None:
+    assert ask("gres:gpu:1", cpus_per_tres="gres:gpu:4").code == "per_gpu"
+    assert ask("gres:gpu:1", mem_per_tres="gres:gpu:4000").code == "per_gpu"
+    assert ask("gres:gpu:1", ntasks_per_tres=2).code == "per_gpu"
+    assert ask("gres:gpu:1", tres_bind="gres/gpu:per_task:1").changes["tres_bind"] == ""
+
+
+def test_two_ways_of_asking(ask) -> None:
+    assert ask("gres:mig:auto", tres_per_job="gres:gpu:1").code == "two_ways"
+
+
+def test_hints_in_extra_only_where_allowed(ask) -> None:
+    hint = "migbatch: mem=30gib"
+    assert granted(ask("gres:mig:auto", extra=hint)) == "mig:1g.10gb:1"
+    assert granted(ask("gres:mig:auto", extra=hint, policy=Policy(hints_in_extra=True))) == "mig:3g.40gb:1"
+
+
+def test_a_slow_model_gets_a_larger_slice_and_a_tight_fit_a_warning(ask) -> None:
+    loose = ask("gres:mig:auto", "migbatch: model=bert-large batch=32 slo=10s")
+    tight = ask("gres:mig:auto", "migbatch: model=bert-large batch=32 slo=200ms")
+    assert granted(loose) == "mig:1g.10gb:1"
+    assert granted(tight) != "mig:1g.10gb:1"
+    assert tight.decision.bucket == "bert-large/infer/b32/128tok/slo200000us/any"
+    assert [candidate.ok for candidate in tight.decision.candidates].count(True) >= 1
+    warned = ask("gres:mig:1g.10gb", "migbatch: model=llama-3.1-8b batch=8")
+    assert "predicted to need" in warned.message and granted(warned) == "mig:1g.10gb:1"
+
+
+# -- changes of a job ------------------------------------------------------------------------------------------------
+
+JOB = Present(True, "gpu", "gres:mig:2g.20gb:1", comment="mine [mig:2g.20gb:1#old]")
+
+
+def test_a_new_comment_keeps_the_grant_of_a_pending_job(ask) -> None:
+    answer = ask(None, "other words", partition=None, now=JOB)
+    assert answer.changes == {"comment": "other words [mig:2g.20gb:1#old]"}
+
+
+def test_a_new_gres_is_granted_anew(ask) -> None:
+    answer = ask("gres:mig:auto", partition=None, now=JOB)
+    assert answer.changes == {"tres_per_node": "gres:mig:1g.10gb:1", "comment": "mine [mig:1g.10gb:1#abc12345]"}
+    hinted = ask("gres:mig:auto", "migbatch: mem=30gib", partition=None, now=JOB)
+    assert hinted.changes["comment"] == "migbatch: mem=30gib [mig:3g.40gb:1#abc12345]"
+
+
+def test_a_job_that_gives_its_slice_up_loses_the_marker(ask) -> None:
+    assert ask("", partition=None, now=JOB).changes == {"comment": "mine"}
+    bare = Present(True, "gpu", "gres:mig:2g.20gb:1", comment="[mig:2g.20gb:1#old]")
+    assert ask("gres:fpga:1", partition=None, now=bare).changes == {"comment": " "}
+
+
+def test_a_started_job_keeps_its_marker_and_its_slices(ask) -> None:
+    started = Present(False, "gpu", "gres:mig:2g.20gb:1", comment="mine [mig:2g.20gb:1#old]")
+    assert ask(None, "new", partition=None, now=started).changes == {"comment": "new [mig:2g.20gb:1#old]"}
+    assert ask("gres:mig:7g.80gb:1", partition=None, now=started).code == "running"
+    assert ask(None, "", partition=None, now=started).changes == {"comment": "[mig:2g.20gb:1#old]"}
+
+
+def test_changes_that_are_none_of_ours(ask) -> None:
+    assert isinstance(ask(None, None, partition="old", now=JOB), Pass)
+    assert isinstance(ask(None, "hello", partition=None, now=Present(True, "cpu")), Pass)
+    assert isinstance(ask("gres:mig:auto", "x [mig:7g.80gb:1]", uid=0, partition=None, now=JOB), Pass)
+
+
+def test_a_plain_job_may_become_one_of_ours(ask) -> None:
+    answer = ask("gres/mig:auto", partition=None, now=Present(True, "gpu", comment="hello"))
+    assert answer.changes["comment"] == "hello [mig:1g.10gb:1#abc12345]"
+
+
+@given(st.text(alphabet="[mig:1g.0b#]7 a", max_size=60))
+def test_whatever_a_comment_holds_it_splits_into_text_and_marker(comment: str) -> None:
+    text, marker = split_marker(comment)
+    assert "[mig:" not in text
+    assert not marker or comment.endswith(marker)

@@ -1,0 +1,59 @@
+"""Buckets round to the demanding side, and never far."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.workload.buckets import Grid, bucket_of, preferred, rate_of, up
+from slurm_migbatch.workload.hints import Hints
+
+GRID = Grid("tok", (64, 128, 512), (1, 2, 4, 8, 16, 32), 128)
+positive = st.integers(100, 10**15)
+
+
+@given(positive)
+def test_a_limit_is_tightened_by_at_most_an_eighth(value: int) -> None:
+    assert value * 0.875 <= preferred(value, ceiling=False) <= value
+
+
+@given(positive)
+def test_a_rate_is_raised_by_at_most_a_seventh(value: int) -> None:
+    assert value <= preferred(value, ceiling=True) <= value * 8 / 7 + 1
+
+
+@given(positive, st.booleans())
+def test_preferred_numbers_stay(value: int, ceiling: bool) -> None:
+    once = preferred(value, ceiling=ceiling)
+    assert preferred(once, ceiling=ceiling) == preferred(once, ceiling=not ceiling) == once
+
+
+@given(positive, positive)
+def test_preferred_keeps_the_order(one: int, two: int) -> None:
+    low, high = sorted((one, two))
+    assert preferred(low, ceiling=False) <= preferred(high, ceiling=False)
+
+
+@given(st.integers(1, 1000))
+def test_edges(value: int) -> None:
+    edge = up(value, GRID.inputs)
+    assert edge in GRID.inputs
+    assert edge >= value or edge == GRID.inputs[-1]
+
+
+@given(st.integers(1, 10**12), st.integers(1, 10**7))
+def test_the_rate_suffices(items: int, seconds: int) -> None:
+    assert rate_of(items, seconds) * seconds >= items * 1000 > (rate_of(items, seconds) - 1) * seconds
+
+
+def test_names() -> None:
+    bucket = bucket_of(Hints(batch=20, input=100, slo_us=210_000, items=1000, deadline_s=10), "bert", GRID)
+    assert bucket.name == "bert/infer/b32/128tok/slo200000us/rate100000"
+    assert bucket_of(Hints(role="train"), "bert", GRID).name == "bert/train/b8/128tok/any/any"
+
+
+@pytest.mark.parametrize("edges", [(), (2, 1), (1, 1), (0, 1)])
+def test_edges_must_ascend(edges: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="ascending"):
+        Grid("tok", edges, (1,), 1)

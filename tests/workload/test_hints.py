@@ -1,0 +1,140 @@
+"""Hints: what people write, and what is refused with which words."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.workload import units
+from slurm_migbatch.workload.hints import Hints, parse
+from slurm_migbatch.workload.refusal import SENTENCES, Refusal, show
+
+
+@pytest.mark.parametrize(
+    ("text", "microseconds"),
+    [
+        ("200ms", 200_000),
+        ("0.2s", 200_000),
+        ("350us", 350),
+        ("2h", 7_200_000_000),
+        ("1h30m", 5_400_000_000),
+        ("90min", 5_400_000_000),
+        ("02:30:00", 9_000_000_000),
+        ("1-02:00:00", 93_600_000_000),
+        ("1-02", 93_600_000_000),
+        ("2d", 172_800_000_000),
+        ("200", None),
+        ("10:30", None),
+        ("-1s", None),
+        ("1.2.3s", None),
+        ("s", None),
+        ("", None),
+        ("1e3s", None),
+        ("0x10s", None),
+        ("9" * 50 + "s", None),
+    ],
+)
+def test_durations(text: str, microseconds: int | None) -> None:
+    assert units.duration_us(text) == microseconds
+
+
+@pytest.mark.parametrize(
+    ("text", "mib"),
+    [("18gb", 17167), ("18gib", 18432), ("18g", 18432), ("900mb", 859), ("1tb", 953675), ("18", None), ("gb", None)],
+)
+def test_memory(text: str, mib: int | None) -> None:
+    assert units.memory_mib(text) == mib
+
+
+def test_inputs_and_items() -> None:
+    assert units.input_size("512tok") == (512, "tok")
+    assert units.input_size("4k") == (4096, "")
+    assert units.input_size("224x320") == (320, "px")
+    assert units.input_size("5furlong") is None
+    assert units.items("1.5m") == 1_500_000
+    assert units.items("1e6") == 1_000_000
+    assert units.items("1e99") is None
+
+
+def test_a_full_set() -> None:
+    hints = parse(
+        "migbatch: model=Meta-Llama/Llama-3.1-8B batch=32 input=4ktok items=1m slo=200ms deadline=2h mem=18GiB "
+        "role=train min=1g.10gb max=3g.40gb"
+    )
+    assert hints == Hints(
+        "meta-llama/llama-3.1-8b", 32, 4096, "tok", 1_000_000, 200_000, 7200, 18432, "train", "1g.10gb", "3g.40gb"
+    )
+    assert hints.to_dict()["slo_us"] == 200_000
+
+
+def test_comment_and_extra_together() -> None:
+    assert parse("migbatch: model=x", "migbatch: batch=2") == Hints(model="x", batch=2)
+    assert parse("mine", "migbatch: batch=2") == Hints(batch=2)
+    assert parse("mine: migbatch: batch=2") == Hints()
+    with pytest.raises(Refusal) as caught:
+        parse("migbatch: batch=2", "migbatch: batch=2")
+    assert caught.value.code == "hint_twice"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("slo=0", "hint_value"),
+        ("slo=0ms", "hint_value"),
+        ("mem=-1", "hint_value"),
+        ("mem=18", "hint_value"),
+        ("batch=1e12", "hint_value"),
+        ("batch=0", "hint_value"),
+        ("batch=", "hint_value"),
+        ("input=1.5.5", "hint_value"),
+        ("items=-5", "hint_value"),
+        ("role=boss", "hint_value"),
+        ("min=1g", "hint_value"),
+        ("model=../../etc/passwd", "hint_value"),
+        ("model=" + "x" * 97, "hint_value"),
+        ("deadline=2h", "deadline_alone"),
+        ("colour=red", "hint_key"),
+        ("MODEL=x", "hint_key"),
+        ("model", "hint_form"),
+        ("=x", "hint_form"),
+        ("model=x model=y", "hint_twice"),
+        ("model=x;rm", "hint_char"),
+        ("model=$(id)", "hint_char"),
+        ("model=`id`", "hint_char"),
+        ("model=x'OR'1", "hint_char"),
+        ("model=x --drop", "hint_form"),
+        ("model=x\tbatch=1", "hint_char"),
+        ("model=x\nbatch=1", "hint_char"),
+        ("model=x,batch=1", "hint_char"),
+        ("model=\xe4", "hint_ascii"),
+        ("model=\xff\xfe", "hint_ascii"),
+        ("model=" + "x" * 1000, "hint_long"),
+    ],
+)
+def test_refused(text: str, code: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        parse("migbatch: " + text)
+    assert caught.value.code == code
+    assert "write" in str(caught.value) or "add" in str(caught.value)
+
+
+@given(st.text(alphabet=st.characters(max_codepoint=255), max_size=200))
+def test_any_bytes_are_hints_or_refused(text: str) -> None:
+    try:
+        hints = parse("migbatch:" + text)
+    except Refusal as refusal:
+        assert str(refusal).isascii() and str(refusal).isprintable()
+    else:
+        assert all(str(value).isascii() for value in hints.to_dict().values())
+
+
+def test_every_sentence_is_one_sentence_that_says_what_to_do() -> None:
+    for code, sentence in SENTENCES.items():
+        assert "\n" not in sentence, code
+        assert "%" not in sentence.replace("%s", ""), code
+        assert len(sentence) < 260, code
+
+
+def test_shown_text_is_short_and_printable() -> None:
+    assert show("a\x00b\xe4" + "c" * 60) == "a?b?" + "c" * 36 + "..."
