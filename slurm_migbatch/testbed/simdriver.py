@@ -194,9 +194,12 @@ class Machine:
         home = Path(directory).resolve()
         home.mkdir(parents=True, exist_ok=True)
         home.chmod(0o755)  # users load the library too, whatever the umask here
+        if (home / "state").exists():
+            raise SimDriverError(f"simulated machine {home}: {_REASONS[errno.EEXIST]}", errno.EEXIST)
         for name in (LIBRARY, CONTROL):
-            shutil.copyfile(built.parent / name, home / name)
-            (home / name).chmod(0o755)
+            shutil.copyfile(built.parent / name, home / f"{name}.new")
+            (home / f"{name}.new").chmod(0o755)
+            (home / f"{name}.new").replace(home / name)  # never into a file that a process may have mapped
         (home / "libnvidia-ml.so").unlink(missing_ok=True)
         (home / "libnvidia-ml.so").symlink_to(LIBRARY)
         lines = [f"{gpu} {minor} {uuid.uuid4()}" for gpu, minor in zip(gpus, numbers, strict=True)]

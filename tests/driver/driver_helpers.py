@@ -90,6 +90,7 @@ GPUS: dict[str, dict[str, Row]] = {
 @contextmanager
 def nvml(machine: Machine) -> Iterator[Any]:
     """Pynvml on `machine`, whatever this process had open before."""
+    before = pynvml.nvmlLib
     pynvml.nvmlLib = ctypes.CDLL(str(machine.library))
     pynvml._nvmlGetFunctionPointer_cache.clear()
     pynvml.nvmlInit()
@@ -97,7 +98,7 @@ def nvml(machine: Machine) -> Iterator[Any]:
         yield pynvml
     finally:
         pynvml.nvmlShutdown()
-        pynvml.nvmlLib = None
+        pynvml.nvmlLib = before
         pynvml._nvmlGetFunctionPointer_cache.clear()
 
 

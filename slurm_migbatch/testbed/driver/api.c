@@ -13,7 +13,7 @@
 			result = implementation(&call, __VA_ARGS__);        \
 		return call_leave(&call, result);                           \
 	}
-#include "functions.def"
+#include "entry_points.h"
 #undef FN
 
 EXPORT const char *nvmlErrorString(nvmlReturn_t result);

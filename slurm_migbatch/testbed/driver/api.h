@@ -1,4 +1,4 @@
-/* Declarations of what functions.def maps the entry points to. */
+/* Declarations of what entry_points.h maps the entry points to. */
 #ifndef SIM_API_H
 #define SIM_API_H
 
@@ -7,7 +7,7 @@
 #define SIM_UNWRAP(...) __VA_ARGS__
 #define FN(name, implementation, access, parameters, ...) \
 	nvmlReturn_t implementation(struct call *call, SIM_UNWRAP parameters);
-#include "functions.def"
+#include "entry_points.h"
 #undef FN
 
 #endif

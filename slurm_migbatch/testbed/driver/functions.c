@@ -5,7 +5,7 @@
 
 const char *const function_names[FN_COUNT] = {
 #define FN(name, ...) #name,
-#include "functions.def"
+#include "entry_points.h"
 #undef FN
 	"nvmlInit",
 	"nvmlInit_v2",

@@ -4,7 +4,7 @@
 
 enum function {
 #define FN(name, ...) FN_##name,
-#include "functions.def"
+#include "entry_points.h"
 #undef FN
 	FN_nvmlInit,
 	FN_nvmlInit_v2,

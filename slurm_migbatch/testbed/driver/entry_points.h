@@ -1,4 +1,6 @@
-/* Every entry point that is served under the machine's lock:
+/* A list to be included with FN defined, hence without a guard.
+ *
+ * Every entry point that is served under the machine's lock:
  *   FN(exported name, implementation, READ or WRITE, (parameters), arguments...)
  * Older names of a call stand beside the newer one and share its code.
  */

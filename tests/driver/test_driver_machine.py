@@ -1,0 +1,131 @@
+"""The Python side: building the driver and controlling machines."""
+
+import os
+import re
+import shutil
+import subprocess
+
+import pynvml
+import pytest
+from driver_helpers import code, create, gpu, nvml, slice_of
+
+from slurm_migbatch.testbed import simdriver
+from slurm_migbatch.testbed.simdriver import GPU_MODELS, Machine, SimDriverError, build
+
+
+def test_building_again_changes_nothing_and_newer_sources_do(tmp_path, monkeypatch):
+    sources = tmp_path / "driver"
+    shutil.copytree(simdriver.SOURCES, sources)
+    monkeypatch.setattr(simdriver, "SOURCES", sources)
+    library = build(tmp_path / "out")
+    first = library.stat().st_mtime_ns
+    assert build(tmp_path / "out").stat().st_mtime_ns == first
+    os.utime(sources / "tables.c", ns=(first + 10**9, first + 10**9))
+    assert build(tmp_path / "out").stat().st_mtime_ns > first
+    assert b"libnvidia-ml.so.1" in subprocess.check_output(["readelf", "-d", library])
+
+
+def test_a_broken_build_tells_the_compilers_words(tmp_path, monkeypatch):
+    sources = tmp_path / "driver"
+    shutil.copytree(simdriver.SOURCES, sources)
+    (sources / "gi.c").write_text("this is no C\n")
+    monkeypatch.setattr(simdriver, "SOURCES", sources)
+    with pytest.raises(SimDriverError, match=r"gi\.c"):
+        build(tmp_path / "out")
+
+
+def test_the_compiler_is_clean_with_every_warning(tmp_path):
+    """-Wall -Wextra -Werror come from the Makefile; this adds what the Makefile leaves out."""
+    extra = ["-Wall", "-Wextra", "-Wconversion", "-Wno-sign-conversion", "-Wpointer-arith", "-Wcast-qual", "-Werror"]
+    for source in sorted(simdriver.SOURCES.glob("*.c")):
+        subprocess.run(["cc", "-std=gnu11", "-fsyntax-only", *extra, str(source)], check=True)
+
+
+def test_only_nvml_is_exported(library):
+    out = subprocess.check_output(["nm", "-D", "--defined-only", library], text=True)
+    names = {line.split()[-1] for line in out.splitlines()}
+    assert {name for name in names if not name.startswith("nvml")} == set()
+
+
+def test_machines_begin_as_asked(make):
+    machine = make(list(GPU_MODELS), minors=[6, 5, 4, 3, 2, 1, 0], mig=False)
+    gpus = machine.dump()["gpus"]
+    assert [g["model"] for g in gpus] == list(GPU_MODELS)
+    assert [g["minor"] for g in gpus] == [6, 5, 4, 3, 2, 1, 0]
+    assert not any(g["mig"] for g in gpus)
+    assert len({g["uuid"] for g in gpus}) == len(gpus)
+    assert re.fullmatch(r"[0-9a-f-]{36}\n", machine.boot_id_file.read_text())
+
+
+def test_a_second_handle_sees_the_same(machine):
+    slice_of(gpu(), 9, 0, 4)
+    assert Machine(machine.directory).dump() == machine.dump()
+
+
+def test_calls_are_counted_by_function(machine):
+    machine.calls(reset=True)
+    for start in range(3):
+        create(gpu(), 19, start, 1)
+    calls = machine.calls()
+    assert calls["nvmlDeviceCreateGpuInstanceWithPlacement"] == 3
+    assert calls["nvmlGpuInstanceDestroy"] == 0
+    assert set(calls) == {"nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlDeviceGetHandleByIndex_v2"}
+    machine.calls(reset=True)
+    assert not machine.calls()
+
+
+def test_faults_are_told_apart(machine):
+    machine.fail("nvmlDeviceGetName", 15, nth=2)
+    machine.fail("nvmlDeviceGetName", 9, nth=3)
+    assert [code(pynvml.nvmlDeviceGetName, gpu()) for _ in range(4)] == [0, 15, 9, 0]
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (lambda m: m.fail("nvmlNoSuchThing"), "does not serve 'nvmlNoSuchThing'"),
+        (lambda m: m.fail("nvmlDeviceGetName", nth=0), "not valid"),
+        (lambda m: m.reset_gpu(7), "no such device"),
+        (lambda m: m.set_lost(7), "no such device"),
+        (lambda m: m.set_latency({"gi_creation": 1.0}), "unknown operation 'gi_creation'"),
+        (lambda m: Machine.create(m.directory, ["a30"]), "a machine is there already"),
+        (lambda m: Machine.create(m.directory / "x", ["v100"]), "unknown GPU model 'v100'"),
+        (lambda m: Machine.create(m.directory / "x", ["a30"], minors=[1, 2]), "one number per GPU"),
+        (lambda m: Machine.create(m.directory / "x", ["a30"], minors=[99]), "not valid"),
+        (lambda m: Machine(m.directory / "nowhere"), "no simulated machine there"),
+    ],
+)
+def test_mistakes_are_named(machine, action, message):
+    with pytest.raises(SimDriverError, match=message):
+        action(machine)
+
+
+def test_as_many_faults_as_there_is_room_for(machine):
+    with pytest.raises(SimDriverError, match="table is full"):
+        for _ in range(100):
+            machine.fail("nvmlDeviceGetName")
+    machine.reset_faults()
+    machine.fail("nvmlDeviceGetName")
+
+
+def test_machines_are_for_everyone_whatever_the_umask(make):
+    before = os.umask(0o077)
+    try:
+        machine = make(["a30"])
+        with nvml(machine):
+            slice_of(gpu(), 0, 0, 4)
+    finally:
+        os.umask(before)
+    for path in machine.directory.rglob("*"):
+        mode = path.stat().st_mode
+        assert mode & 0o004, path
+        assert not path.is_dir() or mode & 0o001, path
+
+
+def test_a_dump_of_a_full_machine_fits(make):
+    machine = make(["h100-80gb"] * 32)
+    with nvml(machine):
+        for index in range(32):
+            for start in range(7):
+                slice_of(gpu(index), 19, start, 1)
+        assert sum(len(g["instances"]) for g in machine.dump()["gpus"]) == 224

@@ -1,0 +1,139 @@
+"""MIG mode, resets and reboots."""
+
+import pynvml
+import pytest
+from driver_helpers import code, create, gpu, instances, nvml, slice_of
+
+AMPERE = ["a30", "a100-40gb", "a100-80gb"]
+LATER = ["h100-80gb", "h200", "b200", "rtx-pro-6000"]
+
+
+def mode(index=0):
+    return pynvml.nvmlDeviceGetMigMode(gpu(index))
+
+
+@pytest.mark.parametrize("model", LATER)
+def test_from_hopper_on_the_mode_changes_at_once_and_ends_with_the_boot(make, model):
+    machine = make([model], mig=False)
+    with nvml(machine):
+        assert pynvml.nvmlDeviceSetMigMode(gpu(), 1) == 0
+        assert mode() == [1, 1]
+    machine.reboot()
+    with nvml(machine):
+        assert mode() == [0, 0]
+
+
+@pytest.mark.parametrize("model", AMPERE)
+def test_on_ampere_the_mode_waits_for_a_reset_and_survives_the_boot(make, model):
+    machine = make([model, model], mig=False)
+    with nvml(machine):
+        for index in range(2):
+            assert pynvml.nvmlDeviceSetMigMode(gpu(index), 1) == pynvml.NVML_ERROR_RESET_REQUIRED
+        machine.reset_gpu(0)
+        assert (mode(0), mode(1)) == ([1, 1], [0, 1])
+        assert code(create, gpu(1), 0, 0, 8) == pynvml.NVML_ERROR_NOT_SUPPORTED
+    machine.reboot()
+    with nvml(machine):
+        assert (mode(0), mode(1)) == ([1, 1], [1, 1])
+
+
+def test_a_pending_change_can_be_taken_back(make):
+    with nvml(make(["a100-40gb"], mig=False)):
+        pynvml.nvmlDeviceSetMigMode(gpu(), 1)
+        assert pynvml.nvmlDeviceSetMigMode(gpu(), 0) == 0
+        assert mode() == [0, 0]
+
+
+def test_an_idle_ampere_may_be_reset_by_the_driver(make):
+    machine = make(["a100-40gb", "a100-40gb"], mig=False, ampere_auto_reset=True)
+    with nvml(machine):
+        machine.start_process(pynvml.nvmlDeviceGetUUID(gpu(1)))
+        assert pynvml.nvmlDeviceSetMigMode(gpu(0), 1) == 0
+        assert pynvml.nvmlDeviceSetMigMode(gpu(1), 1) == pynvml.NVML_ERROR_IN_USE
+        assert (mode(0), mode(1)) == ([1, 1], [0, 1])
+
+
+@pytest.mark.parametrize("model", ["a100-40gb", "h100-80gb"])
+def test_the_mode_cannot_be_left_with_instances(make, model):
+    with nvml(make([model], ampere_auto_reset=True)):
+        instance = create(gpu(), 0, 0, 8)
+        assert code(pynvml.nvmlDeviceSetMigMode, gpu(), 0) == pynvml.NVML_ERROR_IN_USE
+        assert mode() == [1, 1]
+        assert pynvml.nvmlDeviceSetMigMode(gpu(), 1) == 0  # nothing to change
+        pynvml.nvmlGpuInstanceDestroy(instance)
+        assert pynvml.nvmlDeviceSetMigMode(gpu(), 0) == 0
+        assert mode() == [0, 0]
+
+
+def test_a_process_holds_the_mode(make):
+    machine = make(["h100-80gb"], mig=False)
+    with nvml(machine):
+        machine.start_process(pynvml.nvmlDeviceGetUUID(gpu()))
+        assert code(pynvml.nvmlDeviceSetMigMode, gpu(), 1) == pynvml.NVML_ERROR_IN_USE
+        machine.end_process()
+        assert pynvml.nvmlDeviceSetMigMode(gpu(), 1) == 0
+
+
+def test_without_mig_there_are_no_instances_but_the_plain_profile_info(make):
+    with nvml(make(["h100-80gb"], mig=False)):
+        refused = pynvml.NVML_ERROR_NOT_SUPPORTED
+        assert pynvml.nvmlDeviceGetGpuInstanceProfileInfo(gpu(), 0, version=1).id == 19
+        assert code(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, gpu(), 0) == refused
+        assert code(pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity, gpu(), 19) == refused
+        assert code(pynvml.nvmlDeviceCreateGpuInstance, gpu(), 19) == refused
+        assert code(create, gpu(), 19, 0, 1) == refused
+        assert code(instances, gpu(), 19) == refused
+        assert code(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu(), 0) == refused
+        assert pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu()) == 0
+
+
+def test_a_reboot_takes_instances_processes_and_sessions(machine):
+    _, compute, mig_uuid = slice_of(gpu(1), 9, 0, 4)
+    machine.start_process(mig_uuid, 999_999, sticky=True)
+    before = machine.dump()
+    (machine.dev_root / "nvidia-caps").mkdir()
+    (machine.dev_root / "nvidia-caps" / "nvidia-cap3").write_text("")
+    old = gpu(1)
+    machine.reboot()
+    assert code(pynvml.nvmlDeviceGetCount) == pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    pynvml.nvmlInit()  # attaches anew
+    try:
+        after = machine.dump()
+        assert after["boot_id"] != before["boot_id"]
+        assert machine.boot_id_file.read_text() == after["boot_id"] + "\n"
+        assert after["processes"] == []
+        assert [g["instances"] for g in after["gpus"]] == [[], []]
+        assert [g["uuid"] for g in after["gpus"]] == [g["uuid"] for g in before["gpus"]]
+        assert not (machine.dev_root / "nvidia-caps").exists()
+        assert not list(machine.proc_root.rglob("gi*"))
+        assert code(pynvml.nvmlDeviceGetUUID, old) == pynvml.NVML_ERROR_INVALID_ARGUMENT
+        assert code(pynvml.nvmlComputeInstanceGetInfo_v2, compute) == pynvml.NVML_ERROR_INVALID_ARGUMENT
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def test_a_reset_takes_instances_but_not_under_a_process(machine):
+    _, _, mig_uuid = slice_of(gpu(0), 9, 0, 4)
+    _, _, other = slice_of(gpu(1), 9, 0, 4)
+    machine.start_process(mig_uuid)
+    with pytest.raises(RuntimeError, match="in use"):
+        machine.reset_gpu(0)
+    machine.end_process()
+    machine.reset_gpu(0)
+    assert code(pynvml.nvmlDeviceGetHandleByUUID, mig_uuid) == pynvml.NVML_ERROR_NOT_FOUND
+    assert code(pynvml.nvmlDeviceGetHandleByUUID, other) == 0
+    assert mode(0) == [1, 1]
+
+
+def test_a_lost_gpu_answers_nothing_until_its_reset(machine):
+    handle = gpu(0)
+    instance, _, mig_uuid = slice_of(handle, 9, 0, 4)
+    machine.set_lost(0)
+    lost = pynvml.NVML_ERROR_GPU_IS_LOST
+    assert code(pynvml.nvmlDeviceGetName, handle) == lost
+    assert code(pynvml.nvmlGpuInstanceDestroy, instance) == lost
+    assert code(pynvml.nvmlDeviceGetHandleByUUID, mig_uuid) == lost
+    assert code(gpu, 0) == lost
+    assert code(gpu, 1) == 0
+    machine.reset_gpu(0)
+    assert code(pynvml.nvmlDeviceGetName, handle) == 0
