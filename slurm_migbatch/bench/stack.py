@@ -6,6 +6,8 @@ The order is a site's too: nodes report their GPUs first, then the shims are ren
 from __future__ import annotations
 
 import json
+import os
+import secrets
 import sys
 import time
 import urllib.error
@@ -17,7 +19,6 @@ from types import TracebackType
 from typing import Any
 
 from slurm_migbatch.config import render as render_config
-from slurm_migbatch.node import install
 from slurm_migbatch.site import template_folder
 from slurm_migbatch.submit import shim
 from slurm_migbatch.submit.rewrite import Policy
@@ -37,6 +38,7 @@ class Stack:
     Args:
         config: values of migbatch.toml beside those that the test bed needs (section -> key -> value).
         node_conf: further lines of node.conf.
+        auth: how nodes and migbatchd know each other, "munge" or "token".
         agents: whether `migbatch node agent` runs on the nodes once their GPUs are reported.
         filter: whether slurmctld loads the submit filter.
         directory, spec: as for `Cluster`.
@@ -48,6 +50,7 @@ class Stack:
         *,
         config: Mapping[str, Mapping[str, Any]] | None = None,
         node_conf: Mapping[str, str] | None = None,
+        auth: str = "token",
         agents: bool = True,
         filter: bool = True,
         **spec: object,
@@ -58,7 +61,7 @@ class Stack:
         self.cluster.spec = replace(self.cluster.spec, hooks=self.hooks)
         self._values = config or {}
         self._node_conf = node_conf or {}
-        self._agents, self._filter = agents, filter
+        self._auth, self._agents, self._filter = auth, agents, filter
 
     @property
     def directory(self) -> Path:
@@ -105,7 +108,7 @@ class Stack:
 
     def start_agent(self, node: str) -> None:
         """Start a node's agent."""
-        argv = [sys.executable, "-m", "slurm_migbatch.cli", "node", "--etc", str(self.directory / "etc"), "agent"]
+        argv = [sys.executable, "-m", "slurm_migbatch.cli", "node", "agent", "--etc", str(self.directory / "etc")]
         self.cluster.spawn(f"agent-{node}", argv, env={"SLURMD_NODENAME": node})
 
     def health(self) -> Mapping[str, Any] | None:
@@ -126,8 +129,13 @@ class Stack:
         end = time.monotonic() + timeout
         while not ready():
             if time.monotonic() > end:
-                raise TestbedError(f"{what} did not come about within {timeout:g} s; see {self.directory}/log")
+                raise TestbedError(f"{what} did not come about within {timeout:g} s:\n{self.logs()}")
             time.sleep(0.05)
+
+    def logs(self) -> str:
+        """The last lines that migbatchd and the agents wrote."""
+        names = ["migbatchd", *(f"agent-{name}" for name in self.cluster.spec.node_names)]
+        return "\n".join(f"{name}: {self.cluster.daemons.tail(name)}" for name in names)
 
     # -- bringing it up ----------------------------------------------------------------------------------------
 
@@ -143,14 +151,17 @@ class Stack:
             "DevRoot": f"{machine}/dev",
             "BootIdFile": f"{machine}/boot_id",
             "Controller": f"http://127.0.0.1:{self.cluster.ports['migbatchd']}",
-            "Auth": "munge",
+            "Auth": self._auth,
             "MungeSocket": str(self.cluster.munge_socket),
+            "TokenFile": str(etc / "token"),
             "ScontrolPath": f"{self.cluster.bin}/scontrol",
             "SlurmConf": str(self.cluster.slurm_conf),
             **self._node_conf,
         }
+        with os.fdopen(os.open(etc / "token", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as token:
+            token.write(secrets.token_hex(32))
         (etc / "node.conf").write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
-        list(install.install(home / "hooks", etc, sys.executable, TASK_PYTHON))
+        self.migbatch("node", "install", "--dest", f"{home}/hooks", "--etc", str(etc), "--task-python", TASK_PYTHON)
         (home / "migbatch").mkdir(mode=0o755, exist_ok=True)
         self.config.write_text(render_config(self._settings()))
 
@@ -173,7 +184,9 @@ class Stack:
             "node_api": {
                 "listen": "127.0.0.1",
                 "port": self.cluster.ports["migbatchd"],
+                "auth": self._auth,
                 "munge_socket": str(self.cluster.munge_socket),
+                "token_file": str(home / "etc/token"),
             },
             "daemon": {"run_dir": str(home / "migbatch")},
         }

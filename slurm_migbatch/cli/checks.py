@@ -196,7 +196,7 @@ def check_lua(slurm_conf: str) -> Iterator[Finding]:
 def check_service(config: Config) -> Iterator[Finding]:
     """Does migbatchd answer on both sides?"""
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
             probe.settimeout(2)
             probe.connect(config.submit.socket)
         yield Finding(GOOD, "submit socket", config.submit.socket)

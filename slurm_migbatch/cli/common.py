@@ -104,7 +104,7 @@ class LazyGroup(click.Group):
         try:
             command = getattr(importlib.import_module(module), attribute)
         except ModuleNotFoundError as error:
-            if (error.name or "").startswith("slurm_migbatch"):
+            if (error.name or "").partition(".")[0] == "slurm_migbatch":
                 raise
             raise Failure(
                 f"'{ctx.command_path} {cmd_name}' needs the Python package {error.name}, which is not installed here; "

@@ -1,0 +1,73 @@
+"""Figures and the bars they are held against, in the form that every benchmark prints."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One figure that should not exceed its target."""
+
+    name: str
+    value: float
+    target: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether the bar is met."""
+        return self.value <= self.target
+
+    def to_dict(self) -> dict[str, Any]:
+        """`{"name", "value", "target", "ok"}`."""
+        return {"name": self.name, "value": round(self.value, 6), "target": self.target, "ok": self.ok}
+
+    def line(self) -> str:
+        """For people."""
+        return f"{'ok' if self.ok else 'MISSED':<7} {self.name}: {self.value:.4g} (target <= {self.target:g})"
+
+
+def quantile(values: Iterable[float], share: float) -> float:
+    """The smallest value that at least `share` of all values do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+@dataclass(frozen=True)
+class Times:
+    """Durations of one thing, in milliseconds."""
+
+    median_ms: float
+    p99_ms: float
+    min_ms: float
+    n: int
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Times:
+        """From durations in seconds."""
+        return cls(
+            round(statistics.median(seconds) * 1e3, 4),
+            round(quantile(seconds, 0.99) * 1e3, 4),
+            round(min(seconds) * 1e3, 4),
+            len(seconds),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return asdict(self)
+
+
+def mean_with_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean and its 95 % confidence interval, by Student's t."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return mean, -math.inf, math.inf
+    # two-sided 97.5 % quantile of Student's t (Hill's expansion of the normal quantile, good to 1 % from 4 values on)
+    freedom, z = len(values) - 1, 1.959964
+    t = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    half = t * statistics.stdev(values) / math.sqrt(len(values))
+    return mean, mean - half, mean + half

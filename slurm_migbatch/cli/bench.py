@@ -1,0 +1,51 @@
+"""`migbatch bench`: measures what migbatch costs on this machine."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from slurm_migbatch.bench.bars import Bar
+from slurm_migbatch.cli.common import HELP
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object, its bars under 'bars'.")
+
+
+@click.group(context_settings=HELP)
+def bench() -> None:
+    """Measure what the filter and the hooks cost on this machine.
+
+    Everything is a ratio within one run, so that other machines can be compared. The exit code is 0 where it could be
+    measured, whether or not the bars are met.
+    """
+
+
+@bench.command()
+@click.option("--rounds", type=click.IntRange(10, 100_000), default=300, show_default=True, help="Jobs per series.")
+@json_option
+def hooks(rounds: int, as_json: bool) -> None:
+    """Prolog, TaskProlog and Epilog against the start of Python (as root)."""
+    from slurm_migbatch.bench.hooks import HOOKS, measure
+
+    result = measure(rounds)
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    for name, series in (("with the agent", result["agent"]), ("in the hook's own process", result["in_process"])):
+        start = series["times"]["python"]
+        click.echo(f"{name}: python3 -I -S -c pass takes {start['median_ms']:.1f} ms (p99 {start['p99_ms']:.1f})")
+        for hook in HOOKS:
+            times, ratios = series["times"][hook], series["ratios"][hook]
+            click.echo(
+                f"  {hook:<12} {times['median_ms']:6.1f} ms = {ratios['median']:.2f} x, "
+                f"p99 {times['p99_ms']:6.1f} ms = {ratios['p99']:.2f} x"
+            )
+    print_bars(result)
+
+
+def print_bars(result: dict[str, Any]) -> None:
+    """The bars, for people."""
+    for bar in result["bars"]:
+        click.echo(Bar(bar["name"], bar["value"], bar["target"]).line())

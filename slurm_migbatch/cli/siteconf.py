@@ -1,0 +1,89 @@
+"""The site as `migbatch config render` sees it: what nodes reported and what Slurm says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from slurm_migbatch.cli.common import Failure, open_record, slurm_client
+from slurm_migbatch.config import Config
+from slurm_migbatch.daemon.catalog import geometry_of
+from slurm_migbatch.daemon.inventory import Inventory
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.site import Node, Partition, Site
+from slurm_migbatch.slurm.client import NodeRow, SlurmError
+from slurm_migbatch.slurm.nodelist import fold
+
+FILLER = "none"
+
+
+def read(config: Config, hooks: str) -> Site:
+    """The site from the record and from Slurm; `hooks` is the directory of the hooks on the nodes.
+
+    Raises:
+        Failure: no node has reported GPUs yet, or Slurm cannot be asked.
+    """
+    with open_record(config) as store:
+        inventory = store.inventory()
+    client = slurm_client(config)
+    try:
+        version, rows = client.version(), client.nodes()
+    except SlurmError as error:
+        raise Failure(f"the nodes' partitions are needed from Slurm: {error}") from None
+    return build(inventory, rows, version, config.cluster.catalog_nodes, hooks)
+
+
+def build(inventory: Inventory, rows: Iterable[NodeRow], version: tuple[int, int], catalog: str, hooks: str) -> Site:
+    """The site that the templates are filled with. Nodes alike share one line."""
+    slurm = {row.name: row for row in rows}
+    counts: dict[str, dict[str, int]] = {}
+    every: dict[str, int] = {}
+    for name, gpus in inventory.items():
+        geometries = [g for gpu in gpus if (g := geometry_of(gpu)) is not None]
+        if not geometries or name not in slurm:
+            continue
+        counts[name] = base_counts(geometries)
+        for profile, most in most_counts(geometries).items():
+            every[profile] = max(every.get(profile, 0), most)
+    if not counts:
+        raise Failure(
+            "no node that Slurm knows has reported MIG GPUs yet; install migbatch on the nodes first "
+            "(`migbatch node install`, then start `migbatch node agent`) and name this host in Controller="
+        )
+    types = [*every, FILLER]
+    alike: dict[tuple[tuple[str, int], ...], list[str]] = {}
+    for name, found in counts.items():
+        alike.setdefault(tuple((kind, found.get(kind, 0)) for kind in types), []).append(name)
+    partitions: dict[str, list[str]] = {}
+    for name in counts:
+        for partition in slurm[name].partitions:
+            partitions.setdefault(partition, []).append(name)
+    return Site(
+        version=version,
+        nodes=[Node(fold(names), dict(found)) for found, names in alike.items()],
+        catalog=Node(catalog, {**every, FILLER: 0}),
+        partitions=[Partition(name, fold(nodes)) for name, nodes in sorted(partitions.items())],
+        prolog=str(Path(hooks) / "prolog"),
+        epilog=str(Path(hooks) / "epilog"),
+        task_prolog=str(Path(hooks) / "task_prolog"),
+        job_submit=True,
+        cli_filter=True,
+    )
+
+
+def base_counts(geometries: Iterable[Geometry]) -> dict[str, int]:
+    """Counts for slurm.conf: each GPU full of the profile that fits most often, which always can be placed."""
+    found: dict[str, int] = {}
+    for geometry in geometries:
+        info = max(geometry.profiles, key=lambda i: (i.max_instances, not i.profile.suffix, -i.memory_slices))
+        found[info.profile.gres_type] = found.get(info.profile.gres_type, 0) + info.max_instances
+    return found
+
+
+def most_counts(geometries: Iterable[Geometry]) -> Mapping[str, int]:
+    """The most of each profile that a node with these GPUs could ever offer."""
+    found: dict[str, int] = {}
+    for geometry in geometries:
+        for info in geometry.profiles:
+            found[info.profile.gres_type] = found.get(info.profile.gres_type, 0) + info.max_instances
+    return found

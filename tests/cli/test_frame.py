@@ -1,0 +1,174 @@
+"""The frame of `migbatch`: lazy commands, help, exit codes, and errors that are one sentence."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+
+import click
+import pytest
+
+from slurm_migbatch.cli.common import Failure, LazyGroup, describe, is_expected, run
+from slurm_migbatch.cli.main import COMMANDS, cli
+
+
+def migbatch(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "slurm_migbatch.cli", *arguments], capture_output=True, text=True, check=False, **options
+    )
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_exists_and_its_help_is_complete(name):
+    where, line, extra = COMMANDS[name]
+    module, _, attribute = where.partition(":")
+    command = getattr(importlib.import_module(module), attribute)
+    assert command.name == name
+    assert line.endswith(".")
+    assert extra in ("node", "controller", "dev")
+    for path, one in walk(command, name):
+        assert one.help, f"{path} has no help text"
+        for parameter in one.params:
+            if isinstance(parameter, click.Option):
+                assert parameter.help or parameter.hidden, f"{path} {parameter.opts[0]} has no help text"
+
+
+def walk(command, path):
+    yield path, command
+    for name, child in getattr(command, "commands", {}).items():
+        yield from walk(child, f"{path} {name}")
+
+
+def test_help_lists_all_commands_without_importing_them():
+    code = (
+        "import sys; from slurm_migbatch.cli.main import cli\n"
+        "try: cli(['-h'], standalone_mode=False)\n"
+        "finally: print(sorted(m for m in sys.modules if m.startswith(('sqlalchemy', 'starlette', 'slurm_migbatch.'))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for name in COMMANDS:
+        assert f"\n  {name} " in done.stdout
+    assert done.stdout.rstrip().endswith(
+        "['slurm_migbatch.cli', 'slurm_migbatch.cli.common', 'slurm_migbatch.cli.main']"
+    )
+
+
+def test_node_commands_need_nothing_of_the_controller():
+    code = (
+        "import sys; from slurm_migbatch.cli.main import cli; cli(['node', '-h'], standalone_mode=False)\n"
+        "heavy = [m for m in sys.modules if m.split('.')[0] in ('sqlalchemy', 'jinja2', 'starlette', 'pandas')]\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+
+def test_version():
+    assert migbatch("--version").stdout.startswith("migbatch 0.")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("nonsense",), ("show",), ("show", "a;b"), ("--nonsense",), ("nodes", "-n", "n[1")]
+)
+def test_wrong_usage_is_one_line_and_exit_2(arguments):
+    done = migbatch(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("migbatch: error: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_wrong_configuration_names_its_line(tmp_path):
+    path = tmp_path / "m.toml"
+    path.write_text("[store]\nulr = 'x'\n")
+    done = migbatch("nodes", "-c", str(path))
+    assert done.returncode == 1
+    assert done.stderr == f"migbatch: error: {path}:2: unknown key 'ulr', did you mean 'url'? in [store]\n"
+
+
+def test_no_database_is_one_sentence(tmp_path):
+    path = tmp_path / "m.toml"
+    path.write_text(f"[store]\nurl = 'sqlite:///{tmp_path}/none.db'\n")
+    done = migbatch("show", "12", "-c", str(path))
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("migbatch: error: ")
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "slurm_migbatch.cli", "config", "render", "migbatch"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(write)
+    assert done.stderr == ""
+    assert done.returncode == 1
+
+
+class Ours(RuntimeError):
+    __module__ = "slurm_migbatch.something"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (Failure("do this"), 1, "do this"),
+        (Ours("job 5 is gone"), 1, "job 5 is gone"),
+        (FileNotFoundError(2, "No such file or directory", "/x"), 1, "/x: No such file or directory"),
+        (click.UsageError("what?"), 2, "what? (try 'prog -h')"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_expected_failures(error, code, text, capsys):
+    @click.command()
+    def command():
+        raise error
+
+    assert run(command, "prog", []) == code
+    said = capsys.readouterr().err.strip()
+    assert said == (f"prog: error: {text}" if text else "")
+
+
+def test_bugs_keep_their_traceback():
+    @click.command()
+    def command():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run(command, "prog", [])
+    assert not is_expected(KeyError("x"))
+    assert describe(OSError("odd")) == "odd"
+
+
+def test_a_missing_package_names_the_extra(capsys):
+    group = LazyGroup("migbatch", lazy={"x": ("no_such_package.x:x", "X.", "controller")})
+    assert run(group, "migbatch", ["x"]) == 1
+    said = capsys.readouterr().err
+    assert "pip install 'slurm-migbatch[controller]'" in said
+    assert "needs the Python package no_such_package" in said
+
+
+def test_rendered_defaults(tmp_path):
+    path = tmp_path / "migbatch.toml"
+    assert migbatch("config", "render", "migbatch", "-o", str(path)).returncode == 0
+    assert migbatch("config", "check", "-c", str(path)).stdout == f"{path}: ok\n"
+    unit = migbatch("config", "render", "systemd", "-c", str(path), "--user", "slurm").stdout
+    assert "User=slurm\n" in unit
+    assert f"--config {path}\n" in unit
+    assert "Controller=" in migbatch("config", "render", "node").stdout
+
+
+def test_json_is_one_object(tmp_path):
+    path = tmp_path / "m.toml"
+    path.write_text(f"[store]\nurl = 'sqlite:///{tmp_path}/none.db'\n[cluster]\nslurm_bin = '{tmp_path}'\n")
+    done = migbatch("doctor", "--json", "-c", str(path))
+    assert done.returncode == 1
+    findings = json.loads(done.stdout)["findings"]
+    assert {"level", "subject", "text", "advice"} == set(findings[0])
+    assert all(f["advice"] for f in findings if f["level"] != "ok")
+    assert cli.name == "cli"
