@@ -170,6 +170,8 @@ class Node:
         runs = {(run.job, run.restart): run for run in self.journal.runs()}
         for row in rows:
             instance = there[row.gpu, row.slot]
+            if row.state == "zombie":
+                continue
             assert instance.ci_id is not None and instance.mig_uuid == row.mig_uuid and instance.gi_id == row.gi
             owner = 0
             if row.state == "held":

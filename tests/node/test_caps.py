@@ -1,0 +1,268 @@
+"""Who can open a slice: tried with real users on real device nodes."""
+
+import errno
+import os
+import signal
+import stat
+import subprocess
+import sys
+
+import pytest
+from nodes import ALICE, BOB
+
+from slurm_migbatch.node.caps import MODE, Caps, CapsError, helper_is_setuid
+
+
+def as_user(uid, work):
+    """Run `work` in a child with that uid; its return value as an exit status."""
+    pid = os.fork()
+    if pid == 0:
+        code = 99
+        try:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            code = work()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def open_errno(path):
+    def work():
+        try:
+            os.close(os.open(path, os.O_RDONLY))
+        except OSError as error:
+            return error.errno
+        return 0
+
+    return work
+
+
+@pytest.fixture
+def open_to_users(node):
+    """Users may walk to the machine's devices, as they may to /dev."""
+    here = node.root
+    while str(here) != "/tmp":
+        here.chmod(here.stat().st_mode | 0o011)
+        here = here.parent
+    return node
+
+
+def devices(node, minors):
+    return [node.machine.dev_root / "nvidia-caps" / f"nvidia-cap{minor}" for minor in minors]
+
+
+def test_only_the_jobs_user_can_open_its_slice_and_only_while_it_runs(open_to_users):
+    node = open_to_users
+    node.prolog(1, "[mig:1g.10gb:1]", uid=ALICE)
+    node.prolog(2, "[mig:1g.10gb:1]", uid=BOB)
+    alice, bob = sorted(node.slices("held"), key=lambda row: row.job)
+    for path in devices(node, (alice.cap_gi, alice.cap_ci)):
+        assert as_user(ALICE, open_errno(path)) == errno.ENXIO, "allowed, but no driver serves this major"
+        assert as_user(BOB, open_errno(path)) == errno.EACCES
+        assert as_user(65534, open_errno(path)) == errno.EACCES
+    for path in devices(node, (bob.cap_gi, bob.cap_ci)):
+        assert as_user(ALICE, open_errno(path)) == errno.EACCES
+    node.epilog(1)
+    for path in devices(node, (alice.cap_gi, alice.cap_ci)):
+        assert as_user(ALICE, open_errno(path)) == errno.EACCES
+    for path in devices(node, (bob.cap_gi, bob.cap_ci)):
+        assert as_user(BOB, open_errno(path)) == errno.ENXIO
+
+
+def test_the_owner_cannot_open_it_to_others(open_to_users):
+    node = open_to_users
+    node.prolog(1, "[mig:1g.10gb:1]", uid=ALICE)
+    (row,) = node.slices("held")
+    path = devices(node, [row.cap_gi])[0]
+
+    def give_away():
+        os.chmod(path, 0o444)  # the owner of a file may do that
+        return 0
+
+    assert as_user(ALICE, give_away) == 0
+    node.epilog(1)
+    assert node.cap(row.cap_gi) == (0, MODE)
+    node.prolog(2, "[mig:1g.10gb:1]", uid=BOB)
+    assert as_user(ALICE, open_errno(path)) == errno.EACCES
+
+
+def test_the_helper_may_not_put_the_default_mode_back(node):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    tree = node.machine.proc_root / "driver" / "nvidia" / "capabilities" / "gpu0" / "mig"
+    accesses = list(tree.glob("gi*/access")) + list(tree.glob("gi*/ci*/access"))
+    assert len(accesses) == 2
+    for access in accesses:
+        lines = access.read_text().splitlines()
+        assert "DeviceFileModify: 0" in lines and "DeviceFileMode: 292" in lines
+        assert lines[0] == "DeviceFileModify: 0", "the kernel reads only the first line that is written"
+        assert len(access.read_text()) < 128, "the kernel takes at most 127 bytes"
+        assert sorted(line.partition(":")[0] for line in lines) == [
+            "DeviceFileMinor",
+            "DeviceFileMode",
+            "DeviceFileModify",
+        ]
+
+
+def test_a_reset_by_hand_is_noticed_and_closed_again(node):
+    node.prolog(1, "[mig:1g.10gb:2]")
+    node.epilog(1)
+    node.prolog(2, "[mig:1g.10gb:1]", uid=BOB)
+    for row in node.slices():
+        for path in devices(node, (row.cap_gi, row.cap_ci)):
+            os.chown(path, 0, 0)
+            path.chmod(0o444)
+    assert len(node.reconcile()) == 2
+    node.check()
+    assert node.reconcile() == []
+
+
+def test_adopted_instances_are_closed_at_once(node):
+    node.make_by_hand("1g.10gb", 0, 1)
+    node.reconcile()
+    (row,) = node.slices("idle")
+    assert node.cap(row.cap_gi) == node.cap(row.cap_ci) == (0, MODE)
+
+
+def plant_symlink(directory, name, node):
+    victim = node.root / "victim"
+    victim.write_text("x")
+    victim.chmod(0o644)
+    (directory / name).symlink_to(victim)
+    return victim
+
+
+def plant_hardlink(directory, name, node):
+    victim = node.root / "victim"
+    victim.write_text("x")
+    victim.chmod(0o644)
+    os.link(victim, directory / name)
+    return victim
+
+
+def plant_wrong_device(directory, name, node):
+    os.mknod(directory / name, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+
+
+def plant_second_name(directory, name, node):
+    """The right device, but reachable under another name too."""
+    major = node.machine.dump()["caps_major"]
+    minor = int(name.removeprefix("nvidia-cap"))
+    os.mknod(node.root / "other", stat.S_IFCHR | 0o666, os.makedev(major, minor))
+    os.link(node.root / "other", directory / name)
+    return node.root / "other"
+
+
+@pytest.mark.parametrize("plant", [plant_symlink, plant_hardlink, plant_wrong_device, plant_second_name])
+def test_whatever_lies_in_the_devices_place_is_replaced_and_never_followed(node, plant):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    (row,) = node.slices("held")
+    node.epilog(1)
+    directory = node.machine.dev_root / "nvidia-caps"
+    name = f"nvidia-cap{row.cap_gi}"
+    (directory / name).unlink()
+    victim = plant(directory, name, node)
+    before = victim.stat() if victim else None
+    assert node.prolog(2, "[mig:1g.10gb:1]", uid=BOB)[0] == 0
+    node.check()
+    if victim:
+        after = victim.stat()
+        assert (after.st_uid, after.st_mode) == (before.st_uid, before.st_mode)
+
+
+def test_a_foreign_or_writable_device_directory_is_refused(node):
+    directory = node.machine.dev_root / "nvidia-caps"
+    directory.mkdir(exist_ok=True)
+    directory.chmod(0o777)
+    code, line = node.prolog(1, "[mig:1g.10gb:1]")
+    assert code == 0 and "writable by nobody else" in line and "sent back" in line
+    directory.chmod(0o755)
+    node.reconcile()
+    node.check()
+
+
+def test_without_a_driver_major_there_is_no_grant(node):
+    (node.machine.proc_root / "devices").write_text("Character devices:\n 1 mem\n")
+    assert "nvidia-caps" in node.prolog(1, "[mig:1g.10gb:1]")[1]
+
+
+@pytest.fixture
+def null_caps(tmp_path):
+    """Capability devices that can really be opened: minor 7 is /dev/full's."""
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "proc" / "devices").write_text("Character devices:\n  1 nvidia-caps\n")
+    caps = Caps(str(tmp_path / "proc"), str(tmp_path / "dev"))
+    here = tmp_path
+    while str(here) != "/tmp":
+        here.chmod(here.stat().st_mode | 0o011)
+        here = here.parent
+    return caps, tmp_path / "dev" / "nvidia-caps"
+
+
+def test_who_still_has_a_device_open_is_found(null_caps):
+    caps, directory = null_caps
+    caps.assign([7, 5], ALICE)
+    code = (
+        "import os, sys, time\n"
+        f"os.setresuid({ALICE}, {ALICE}, {ALICE})\n"
+        "flags = os.O_PATH if sys.argv[2] == 'path' else os.O_RDONLY\n"
+        "os.open(sys.argv[1], flags)\nprint('open', flush=True)\ntime.sleep(60)\n"
+    )
+    holders = []
+    for how in ("read", "path"):
+        argv = [sys.executable, "-c", code, str(directory / "nvidia-cap7"), how]
+        holder = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+        assert holder.stdout.readline() == "open\n"
+        holders.append(holder)
+    caps.assign([7, 5], 0)
+    assert caps.opened([7]) == [holders[0].pid], "a path handle gives no right and does not count"
+    assert caps.opened([5]) == []
+    for holder in holders:
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        holder.stdout.close()
+    assert caps.opened([7]) == []
+
+
+def test_roots_own_open_devices_do_not_count(null_caps):
+    caps, directory = null_caps
+    caps.assign([7], 0)
+    with open(directory / "nvidia-cap7"):
+        assert caps.opened([7]) == []
+
+
+def test_a_slice_whose_devices_somebody_holds_open_is_parked(new_node, monkeypatch):
+    node = new_node(gpus=["h100-80gb", "h100-80gb"])
+    node.prolog(1, "[mig:7g.80gb:1]", uid=ALICE)
+    node.epilog(1)
+    (idle,) = node.slices("idle")
+    held_open = {idle.cap_gi}
+    monkeypatch.setattr(Caps, "opened", lambda self, minors: [4711] if held_open & set(minors) else [])
+    assert node.prolog(2, "[mig:7g.80gb:1]", uid=ALICE)[0] == 0, "one's own process may"
+    assert node.events("start")[-1]["warm"] is True
+    node.epilog(2)
+    assert node.prolog(3, "[mig:7g.80gb:1]", uid=BOB)[0] == 0
+    (held,) = node.slices("held")
+    assert held.gpu != idle.gpu
+    assert "4711" in node.slices("zombie")[0].reason
+    node.check()
+
+
+def test_a_missing_or_odd_access_file_is_told(tmp_path, null_caps):
+    caps, _ = null_caps
+    with pytest.raises(CapsError):
+        caps.grant(0, 1, 0, ALICE)
+    odd = tmp_path / "access"
+    odd.write_text("hello\n")
+    with pytest.raises(CapsError, match="form"):
+        caps.read(str(odd))
+
+
+def test_a_setuid_helper_is_found(tmp_path):
+    helper = tmp_path / "nvidia-modprobe"
+    helper.write_text("")
+    assert helper_is_setuid([str(helper)]) == ""
+    helper.chmod(0o4755)
+    assert helper_is_setuid([str(tmp_path / "no"), str(helper)]) == str(helper)

@@ -1,0 +1,138 @@
+"""What a task is told."""
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nodes import ALICE, BOB
+
+from slurm_migbatch.node import handoff
+from slurm_migbatch.node.task_prolog import NoSlice, exports, parse, share, tasks_here
+
+
+def step(local, tasks, node=0, step_id=b"0"):
+    return {
+        b"SLURM_STEP_ID": step_id,
+        b"SLURM_LOCALID": str(local).encode(),
+        b"SLURM_NODEID": str(node).encode(),
+        b"SLURM_STEP_TASKS_PER_NODE": tasks,
+    }
+
+
+def named(count):
+    return [[f"MIG-{i}", "1g.10gb", "9728", "GPU-0"] for i in range(count)]
+
+
+BATCH = [{}, {b"SLURM_STEP_ID": b"-5"}, {b"SLURM_STEP_ID": b"4294967291"}, {b"SLURM_STEP_ID": b"4294967290"}]
+
+
+@pytest.mark.parametrize("environ", BATCH)
+def test_batch_scripts_and_shells_see_all_slices(environ):
+    assert share(named(3), environ | {b"SLURM_LOCALID": b"0", b"SLURM_TASKS_PER_NODE": b"3"}) == named(3)
+
+
+@given(st.integers(1, 64), st.integers(1, 130))
+def test_every_task_has_a_share_and_every_slice_is_used(slices, tasks):
+    shares = [share(named(slices), step(i, str(tasks).encode())) for i in range(tasks)]
+    assert all(shares)
+    used = [piece[0] for part in shares for piece in part]
+    if tasks <= slices:
+        assert used == [piece[0] for piece in named(slices)], "contiguous, each slice once"
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    else:
+        counts = {piece[0]: used.count(piece[0]) for piece in named(slices)}
+        assert max(counts.values()) - min(counts.values()) <= 1
+    if tasks == slices:
+        assert [part[0][0] for part in shares] == [f"MIG-{i}" for i in range(slices)]
+
+
+@pytest.mark.parametrize(
+    ("text", "node", "tasks"),
+    [
+        (b"4", 0, 4),
+        (b"2(x3),1", 0, 2),
+        (b"2(x3),1", 2, 2),
+        (b"2(x3),1", 3, 1),
+        (b"3,1", 1, 1),
+        (b"", 0, 1),
+        (b"x", 0, 1),
+        (b"2(x9", 5, 2),
+        (b"1", 7, 1),
+    ],
+)
+def test_slurms_tasks_per_node(text, node, tasks):
+    assert tasks_here(step(0, text, node)) == tasks
+
+
+@given(st.binary(max_size=40), st.binary(max_size=10), st.binary(max_size=10))
+def test_odd_environments_never_break_it(tasks, local, number):
+    environ = step(0, tasks) | {b"SLURM_LOCALID": local, b"SLURM_STEP_ID": number}
+    assert share(named(3), environ)
+
+
+def exported(node, job, uid=ALICE, **environ):
+    values = {b"SLURM_JOB_ID": str(job).encode(), b"SLURMD_NODENAME": b"n1"}
+    text = exports(str(node.etc), values | {k.encode(): v.encode() for k, v in environ.items()}, uid)
+    return dict(line.removeprefix("export ").split("=", 1) for line in text.splitlines())
+
+
+def test_the_batch_script_is_told_all_of_it(node):
+    node.prolog(1, "[mig:2g.20gb:1,1g.10gb:2]")
+    held = sorted(node.slices("held"), key=lambda row: row.ordinal)
+    values = exported(node, 1)
+    assert values["CUDA_VISIBLE_DEVICES"] == ",".join(row.mig_uuid for row in held)
+    assert values["MIGBATCH_PROFILE"] == "2g.20gb,1g.10gb,1g.10gb"
+    memory = node.executor.gpus.geometry(node.executor.gpus.listed()[0]).info(held[1].slot.profile).memory_mib
+    assert values["MIGBATCH_MEMORY_MIB"] == str(memory)
+    assert (values["MIGBATCH_SLICES"], values["MIGBATCH_JOB_SLICES"]) == ("3", "3")
+
+
+def test_each_task_of_a_step_has_its_own(node):
+    node.prolog(1, "[mig:1g.10gb:3]")
+    seen = [
+        exported(node, 1, SLURM_STEP_ID="0", SLURM_LOCALID=str(i), SLURM_STEP_TASKS_PER_NODE="3", SLURM_NODEID="0")
+        for i in range(3)
+    ]
+    assert len({values["CUDA_VISIBLE_DEVICES"] for values in seen}) == 3
+
+
+def test_jobs_without_a_slice_and_other_users_are_told_nothing(node):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    assert exported(node, 2) == {}
+    assert exported(node, 1, uid=BOB) == {}
+    assert exports(str(node.etc), {b"SLURM_JOB_ID": b"../1", b"SLURMD_NODENAME": b"n1"}, ALICE) == ""
+
+
+def test_a_later_run_counts_and_a_refused_one_may_not_run(node):
+    node.prolog(1, "[mig:1g.10gb:1]", restart=9)
+    jobs = node.executor.paths.job
+    handoff.write(jobs, handoff.Handoff(1, 10, ALICE, (), "no place"))
+    with pytest.raises(NoSlice, match="no place"):
+        exported(node, 1)
+    handoff.remove(jobs, 1, 10)
+    assert exported(node, 1)
+
+
+def test_a_file_that_root_did_not_write_is_not_believed(node):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    path = node.root / "run" / "job" / "1.0"
+    os.chown(path, ALICE, 0)
+    with pytest.raises(NoSlice, match="not written by root"):
+        exported(node, 1)
+
+
+@pytest.mark.parametrize("text", ["", "version 2\nstate ready\n", "version 1\nstate ready\n", "version 1\nslice a b\n"])
+def test_unknown_forms_are_refused(text):
+    with pytest.raises(NoSlice):
+        parse(text)
+
+
+def test_what_the_prolog_writes_is_what_is_read(node):
+    given_slices = (handoff.Given("MIG-a", "1g.10gb", 1, "GPU-1"), handoff.Given("MIG-b", "2g.20gb", 2, "GPU-1"))
+    written = handoff.Handoff(5, 6, 7, given_slices)
+    handoff.write(node.executor.paths.job, written)
+    assert handoff.load(node.executor.paths.job, 5, 6) == written
+    status = os.stat(node.root / "run" / "job" / "5.6")
+    assert (status.st_uid, status.st_mode & 0o777) == (0, 0o644)
+    assert [p.name for p in (node.root / "run" / "job").iterdir()] == ["5.6"]

@@ -1,0 +1,194 @@
+"""Everything that users or strangers can influence, thrown at the parsers: chosen errors or correct values only."""
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.node import client, protocol
+from slurm_migbatch.node.conf import ConfError, read
+from slurm_migbatch.node.config import load
+from slurm_migbatch.node.hookenv import HookEnv, HookEnvError
+from slurm_migbatch.node.plan import PlanError, parse
+from slurm_migbatch.node.scontrol import ScontrolError, grant_of
+
+GOOD = {b"SLURM_JOB_ID": b"17", b"SLURM_JOB_UID": b"1000", b"SLURMD_NODENAME": b"n1"}
+no_nul = st.binary(max_size=60).map(lambda raw: raw.replace(b"\0", b""))
+hooks = st.sampled_from(["prolog", "epilog"])
+
+
+@given(hooks, st.dictionaries(st.sampled_from(client.ALLOWED), no_nul))
+def test_any_environment_is_a_value_or_a_refusal(hook, environ):
+    try:
+        env = HookEnv.read(hook, environ)
+    except HookEnvError as error:
+        assert str(error).isprintable()
+        return
+    assert 0 < env.job < 1 << 32 and 0 <= env.uid < (1 << 32) - 1
+    for text in (env.node, env.user, env.account, env.partition):
+        assert text.isascii() and len(text) <= 64 and not set(text) & set(" /\n'\"$`;|&<>\\")
+    assert env.restart is None or 0 <= env.restart < 1 << 16
+
+
+@given(hooks, st.dictionaries(st.sampled_from(client.ALLOWED), no_nul))
+def test_what_a_hook_sends_is_what_the_agent_reads(hook, values):
+    environ = GOOD | {k: v for k, v in values.items() if k in (b"SLURM_JOB_COMMENT", b"SLURM_JOB_USER")}
+    assert protocol.parse(client.encode(hook, environ)) == HookEnv.read(hook, environ)
+
+
+@given(st.binary(max_size=200))
+def test_garbage_on_the_socket_is_refused(request):
+    for raw in (request, request + b"\0\0", b"prolog\0" + request + b"\0\0"):
+        with pytest.raises(HookEnvError):
+            protocol.parse(raw)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [b"LD_PRELOAD=/tmp/x", b"SLURM_JOB_ID=18", b"PATH=/tmp", b"SLURM_JOB_WORK_DIR=/tmp", b"noequals"],
+)
+def test_only_known_variables_once_each(extra):
+    fields = [key + b"=" + value for key, value in GOOD.items()]
+    assert protocol.parse(b"\0".join([b"prolog", *fields]) + b"\0\0").job == 17
+    with pytest.raises(HookEnvError):
+        protocol.parse(b"\0".join([b"prolog", *fields, extra]) + b"\0\0")
+
+
+@given(st.integers(0, 255), st.text(max_size=300))
+def test_replies_come_back_as_they_were_meant(code, line):
+    assert client.decode(protocol.reply(code, line)) == (
+        code,
+        " ".join(line.split())[:2000].encode("utf-8", "backslashreplace").decode().strip(),
+    )
+
+
+@given(st.binary(max_size=30))
+def test_odd_replies_are_refused(reply):
+    try:
+        code, _ = client.decode(reply)
+    except ValueError:
+        return
+    assert 0 <= code <= 255
+
+
+@pytest.mark.parametrize("reply", [b"", b"0", b"-1\nx", b"256\nx", b"0x1\n", b"\n", b"abc\n", b"1000\n"])
+def test_a_cut_off_reply_is_no_reply(reply):
+    with pytest.raises(ValueError, match="cut off"):
+        client.decode(reply)
+
+
+@pytest.mark.parametrize("context", [b"epilog_slurmd", b"prolog_slurmctld", b"", b"x" * 100])
+def test_a_hook_started_as_something_else_refuses(context):
+    with pytest.raises(HookEnvError, match="was started as"):
+        HookEnv.read("prolog", GOOD | {b"SLURM_SCRIPT_CONTEXT": context})
+
+
+@pytest.mark.parametrize("name", [b"../n1", b"n1/x", b"", b".", b"..", b"a b", b"n" * 65, b"\xff", b"n\n1"])
+def test_a_node_name_is_never_a_path(name):
+    if not name:
+        return
+    with pytest.raises(HookEnvError):
+        HookEnv.read("prolog", GOOD | {b"SLURMD_NODENAME": name})
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(
+    st.one_of(json_values, st.fixed_dictionaries({"version": json_values, "gpus": json_values, "jobs": json_values}))
+)
+def test_any_json_is_a_plan_or_a_refusal(data):
+    try:
+        plan = parse(data)
+    except PlanError:
+        return
+    assert plan.version >= 0
+
+
+@given(st.text(max_size=60))
+def test_any_gres_is_a_grant_or_a_refusal(text):
+    with suppress(ScontrolError):
+        grant_of(text)
+
+
+@pytest.mark.parametrize(
+    ("gres", "marker"),
+    [
+        ("gres:mig:1g.10gb:2", "[mig:1g.10gb:2]"),
+        ("gres/mig:1g.10gb.me:1,gres/mig:2g.20gb:1", "[mig:1g.10gb.me:1,2g.20gb:1]"),
+        ("mig:1g.10gb", "[mig:1g.10gb:1]"),
+        ("gres/gpu:2,gres/mig:none:3", None),
+        ("(null)", None),
+    ],
+)
+def test_gres_of_all_versions(gres, marker):
+    grant = grant_of(gres)
+    assert (grant.marker if grant else None) == marker
+
+
+def write(tmp_path, text, mode=0o644):
+    path = tmp_path / "node.conf"
+    path.write_text(text)
+    path.chmod(mode)
+    return str(path)
+
+
+def test_the_configuration_fills_in_the_nodes_name(tmp_path):
+    write(tmp_path, "# a comment\n\nRunDir = /run/x/%n\nHookDeadline=5 # seconds\nGpus=0, 2\nAuth=token\n")
+    config = load(str(tmp_path), "n7")
+    assert config.run_dir == "/run/x/n7" and config.state_dir == "/var/lib/migbatch/n7"
+    assert config.hook_deadline == 5.0 and config.gpus == ("0", "2")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("\nNope=1\n", "line 2: unknown key Nope"),
+        ("HookDeadline=soon\n", "line 1: HookDeadline=soon"),
+        ("RunDir=run\n", "absolute"),
+        ("just words\n", "line 1: write Key=Value"),
+        ("WarmReuse=any\nWarmReuse=never\n", "line 2: WarmReuse is set twice"),
+        ("OnError=explode\n", "requeue or drain"),
+        ("WarmReuse=maybe\n", "same-user"),
+        ("Controller=ftp://x\n", "http"),
+        ("CheckOpenFiles=1\n", "yes or no"),
+        ("Controller=http://c\nAuth=token\n", "TokenFile"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_line(tmp_path, text, message):
+    write(tmp_path, text)
+    with pytest.raises(ConfError, match=message):
+        load(str(tmp_path), "n1")
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o664, 0o646])
+def test_a_configuration_that_others_can_write_is_refused(tmp_path, mode):
+    with pytest.raises(ConfError, match="writable by nobody else"):
+        read(write(tmp_path, "", mode), "n1")
+
+
+def test_a_linked_or_huge_or_binary_configuration_is_refused(tmp_path):
+    real = tmp_path / "real"
+    real.write_text("")
+    (tmp_path / "link").symlink_to(real)
+    with pytest.raises(ConfError, match="cannot be opened"):
+        read(str(tmp_path / "link"), "n1")
+    with pytest.raises(ConfError, match="larger"):
+        read(write(tmp_path, "#" * 70000), "n1")
+    (tmp_path / "node.conf").write_bytes(b"RunDir=/\xff\n")
+    with pytest.raises(ConfError, match="UTF-8"):
+        read(str(tmp_path / "node.conf"), "n1")
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_are_settings_or_a_refusal(tmp_path_factory, raw):
+    path = tmp_path_factory.mktemp("conf") / "node.conf"
+    path.write_bytes(raw)
+    path.chmod(0o644)
+    with suppress(ConfError):
+        read(str(path), "n1")
