@@ -23,6 +23,7 @@ from sqlalchemy import (
 )
 
 from slurm_migbatch.store.migrations import Migration
+from slurm_migbatch.store.models import TABLE_OPTIONS
 
 _BIG = BigInteger().with_variant(Integer(), "sqlite")
 
@@ -31,7 +32,7 @@ def _first_tables(connection: Connection) -> None:
     meta = MetaData()
 
     def table(name: str, *items: Column[object] | Index | UniqueConstraint) -> None:
-        Table(name, meta, *items, mysql_engine="InnoDB", mysql_charset="utf8mb4", mysql_collate="utf8mb4_bin")
+        Table(name, meta, *items, **TABLE_OPTIONS)
 
     def text(name: str, length: int, *, null: bool = True, key: bool = False) -> Column[object]:
         return Column(name, String(length), nullable=null and not key, primary_key=key)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from sqlalchemy import Column, Connection, Double, Engine, MetaData, String, Table, func, inspect, select, text
 
 from slurm_migbatch.store.errors import NewerDatabaseError, StoreError
+from slurm_migbatch.store.models import TABLE_OPTIONS
 
 _META = MetaData()
 RECORD = Table(
@@ -17,9 +18,7 @@ RECORD = Table(
     _META,
     Column("name", String(128), primary_key=True),
     Column("applied", Double, nullable=False),
-    mysql_engine="InnoDB",
-    mysql_charset="utf8mb4",
-    mysql_collate="utf8mb4_bin",
+    **TABLE_OPTIONS,
 )
 
 #: one number that all starters of all versions agree on (advisory lock of PostgreSQL)

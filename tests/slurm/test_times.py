@@ -90,7 +90,8 @@ def test_days_are_of_24_hours_across_the_change_to_summer_time() -> None:
     [
         "", " ", "foo", "now-", "now2days", "now-2fortnights", "25:00", "12:60", "13:00pm", "0:30am", "2026-13-01",
         "2026-02-30", "0230", "1332", "12", "123", "12345", "1234567", "2026-01-02T", "2026-01", "12:00-13:00",
-        "today-today", "01/02/2026", "uts5", "today noon midnight", "-", "T", "99999999999-01-01", "12:00xm", "now-2daysx",
+        "today-today", "01/02/2026", "uts5", "today noon midnight", "-", "T", "99999999999-01-01", "12:00xm",
+        "now-2daysx",
     ],
 )  # fmt: skip
 def test_what_has_no_form_is_refused_with_the_forms(text: str) -> None:

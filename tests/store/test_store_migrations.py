@@ -97,7 +97,7 @@ def test_a_newer_database_is_refused(url: str) -> None:
         connection.execute(text("INSERT INTO schema_migrations VALUES ('0999 tomorrow', 1.0)"))
     engine.dispose()
     for readonly in (False, True):
-        with pytest.raises(NewerDatabaseError, match="newer migbatch.*'0999 tomorrow'.*upgrade"):
+        with pytest.raises(NewerDatabaseError, match=r"newer migbatch.*'0999 tomorrow'.*upgrade"):
             open_store(url, readonly=readonly)
 
 
@@ -111,10 +111,7 @@ def test_many_starters_at_once(url: str, tmp_path: Path) -> None:
     """Eight processes open an empty database; all succeed and each step was done once."""
     (tmp_path / "store").mkdir()
     code = f"from slurm_migbatch.store.db import open_store; open_store({url!r}).close()"
-    started = [
-        subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
-        for _ in range(8)
-    ]
+    started = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) for _ in range(8)]
     errors = [process.communicate()[1] for process in started]
     assert [process.returncode for process in started] == [0] * 8, errors
     with open_store(url) as store, store.reading() as connection:

@@ -57,7 +57,7 @@ def test_the_filesystem_of_this_machine_is_known(tmp_path: Path) -> None:
 def test_a_shared_filesystem_is_refused_with_what_to_do(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "filesystem_type", lambda path: "lustre")
     for readonly in (False, True):
-        with pytest.raises(NetworkFilesystemError, match="lustre.*local disk of the controller.*MariaDB"):
+        with pytest.raises(NetworkFilesystemError, match=r"lustre.*local disk of the controller.*MariaDB"):
             open_store(url, readonly=readonly)
     assert not Path(url.removeprefix("sqlite:///")).exists()
 
@@ -136,7 +136,7 @@ def test_a_reader_follows_a_living_writer(store: Store, url: str) -> None:
 
 
 def test_a_reader_needs_a_database(url: str) -> None:
-    with pytest.raises(StoreError, match="no database at .*migbatchd makes it"):
+    with pytest.raises(StoreError, match=r"no database at .*migbatchd makes it"):
         open_store(url, readonly=True)
     assert not Path(url.removeprefix("sqlite:///")).exists()
 

@@ -1,0 +1,198 @@
+"""The same record on MariaDB and PostgreSQL, each a private server on a unix socket in a temporary directory."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import MetaData, text
+from store_events import Node, job, piece, run_of, states
+
+from slurm_migbatch.store.db import Store, open_store
+from slurm_migbatch.store.engines import make_engine
+from slurm_migbatch.store.errors import NewerDatabaseError
+from slurm_migbatch.store.history import HISTORY
+from slurm_migbatch.store.models import Base
+from slurm_migbatch.store.queries import JobId, RunFilter
+
+pytestmark = pytest.mark.slurm
+
+#: MariaDB's driver belongs to the development packages, PostgreSQL's is optional
+SERVERS = ["mariadb"] + (["postgresql"] if importlib.util.find_spec("psycopg") else [])
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def server(request: pytest.FixtureRequest) -> Iterator[str]:
+    """URL of an empty database on a running server."""
+    start = {"mariadb": mariadb, "postgresql": postgresql}[request.param]
+    with tempfile.TemporaryDirectory(prefix="migbatch-db-") as directory, start(Path(directory)) as url:
+        yield url
+
+
+@contextmanager
+def mariadb(directory: Path) -> Iterator[str]:
+    data, socket = directory / "data", directory / "s"
+    install = ["mariadb-install-db", "--no-defaults", f"--datadir={data}", "--user=root"]
+    install += ["--auth-root-authentication-method=normal", "--skip-test-db"]
+    subprocess.run(install, check=True, capture_output=True)
+    command = [
+        "mariadbd",
+        "--no-defaults",
+        f"--datadir={data}",
+        f"--socket={socket}",
+        "--skip-networking",
+        "--user=root",
+    ]
+    admin = ["mariadb", "--no-defaults", f"--socket={socket}", "-uroot", "-e"]
+    with running(command, lambda: subprocess.run([*admin, "SELECT 1"], capture_output=True).returncode == 0):
+        # a site's server may compare texts without regard to case; the tables must say otherwise
+        make = "CREATE DATABASE migbatch CHARACTER SET latin1 COLLATE latin1_swedish_ci"
+        subprocess.run([*admin, make], check=True)
+        yield f"mariadb://root@localhost/migbatch?unix_socket={socket}"
+
+
+@contextmanager
+def postgresql(directory: Path) -> Iterator[str]:
+    (tools,) = sorted(Path("/usr/lib/postgresql").glob("*/bin"))[-1:]
+    directory.chmod(0o755)
+    data = directory / "data"
+    data.mkdir()
+    shutil.chown(data, "postgres", "postgres")
+    me = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
+    subprocess.run(
+        [*me, tools / "initdb", "-D", data, "-A", "trust", "-U", "migbatch", "-E", "UTF8", "--no-sync"],
+        check=True, capture_output=True, cwd="/",
+    )  # fmt: skip
+    command = [*me, str(tools / "postgres"), "-D", str(data), "-k", str(data), "-h", ""]
+    probe = [str(tools / "pg_isready"), "-q", "-h", str(data)]
+    with running(command, lambda: subprocess.run(probe).returncode == 0):
+        yield f"postgresql://migbatch@/postgres?host={data}"
+
+
+@contextmanager
+def running(command: list[str], ready: Callable[[], bool]) -> Iterator[None]:
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/")
+    try:
+        deadline = time.monotonic() + 60
+        while not ready():
+            assert process.poll() is None, "the server ended"
+            assert time.monotonic() < deadline, "the server does not answer"
+            time.sleep(0.1)
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def empty(server: str) -> None:
+    engine = make_engine(server, readonly=False)
+    everything = MetaData()
+    everything.reflect(engine)
+    everything.drop_all(engine)
+    engine.dispose()
+
+
+@pytest.fixture
+def store(server: str) -> Iterator[Store]:
+    """A store that holds nothing."""
+    empty(server)
+    with open_store(server) as opened:
+        yield opened
+
+
+def test_a_day_on_the_cluster(store: Store, server: str) -> None:
+    node = Node(store)
+    gpu: dict[str, Any] = {
+        "uuid": "GPU-a",
+        "minor": 0,
+        "index": 0,
+        "name": "H100 \N{SNOWMAN}",
+        "mig": True,
+        "geometry": {},
+    }
+    store.record_decision(
+        {"id": "7fq3k", "bucket": "b", "asked": "--gres=mig:auto", "chosen": "mig:1g.10gb:1",
+         "candidates": [{"profile": "1g.10gb", "latency_ms": 3.5}], "message": "snowman \N{SNOWMAN} \U0001f600"}
+    )  # fmt: skip
+    store.upsert_jobs(
+        [job(7, comment="[mig:1g.10gb:1#7fq3k]", name="übung \U0001f600"), job(8), job(9)], live={7, 8, 9}
+    )
+    assert node.send(
+        node.event("inventory", 90, gpus=[gpu]),
+        node.start(100, 7),
+        node.start(101, 8, piece(4, 2, "2g.20gb"), piece(6)),
+        node.event("odd", 102, text="a\0b\ud800c", number=float("inf")),
+        node.stop(200, 7, exit_code=0),
+    ) == 5  # fmt: skip
+    assert node.send(node.event("boot", 300, boot_id="b2")) == 6
+    store.upsert_jobs([], live={8}, now=400.0)
+    store.record_supply("n1", 1.0, 1, {"1g.10gb": 1}, "why")
+    assert store.record_measured(7, 0, {"latency_ms": 4.5})
+    assert states(store) == [(7, 0, "COMPLETED"), (8, 0, "NODE_FAIL"), (9, 0, "CANCELLED")]
+    run = run_of(store, 7)
+    assert (run.run["predicted_latency_ms"], run.run["measured_latency_ms"], run.run["name"]) == (
+        3.5,
+        4.5,
+        "übung \U0001f600",
+    )
+    assert run.slices[0]["gpu_index"] == 0
+    assert store.inventory() == {"n1": [gpu]}
+    assert store.decision("7fq3k")["message"] == "snowman \N{SNOWMAN} \U0001f600"  # type: ignore[index]
+    with open_store(server, readonly=True) as reader:
+        assert states(reader, RunFilter(start=150, end=160)) == states(store)
+        assert states(reader, RunFilter(start=350, end=500)) == [(9, 0, "CANCELLED")]
+        assert states(reader, RunFilter(nodes=("n1",), states=("COMPLETED",), start=0, end=999)) == [
+            (7, 0, "COMPLETED")
+        ]
+        assert states(reader, RunFilter(jobs=(JobId(8),), users=("alice",))) == [(8, 0, "NODE_FAIL")]
+        assert states(reader, RunFilter(users=("Alice",))) == [], "users are told apart by case"
+
+
+def test_the_tables_are_those_of_the_models(store: Store) -> None:
+    found = MetaData()
+    found.reflect(store.engine)
+    for name, table in Base.metadata.tables.items():
+        assert set(found.tables[name].columns.keys()) == set(table.columns.keys())
+        for column in table.columns:
+            assert found.tables[name].columns[column.name].nullable == column.nullable, (name, column.name)
+        wanted = {index.name for index in table.indexes}
+        assert wanted <= {index.name for index in found.tables[name].indexes}
+
+
+def test_a_newer_database_is_refused(store: Store, server: str) -> None:
+    with store.engine.begin() as connection:
+        connection.execute(text("INSERT INTO schema_migrations VALUES ('0999 tomorrow', 1.0)"))
+    with pytest.raises(NewerDatabaseError):
+        open_store(server)
+
+
+def test_starters_at_once_and_writers_of_one_node(store: Store, server: str) -> None:
+    """Four processes find an empty database, and then send the same events: two controllers after a fail-over."""
+    empty(server)
+    code = (
+        "import sys; from slurm_migbatch.store.db import open_store; s = open_store(sys.argv[1])\n"
+        "for n in range(1, 21):\n"
+        "    e = {'seq': n, 'ts': 100.0 + n, 'kind': 'start', 'job': n, 'restart': 0, 'slices': []}\n"
+        "    assert s.ingest('n1', 'aa', 'b', [e]) >= n\n"
+        "s.close()"
+    )
+    started = [
+        subprocess.Popen([sys.executable, "-c", code, server], stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+        for _ in range(4)
+    ]
+    errors = [process.communicate()[1] for process in started]
+    assert [process.returncode for process in started] == [0] * 4, errors
+    assert [id for id, _, _ in states(store)] == list(range(1, 21))
+    with store.reading() as connection:
+        assert connection.execute(text("SELECT count(*) FROM schema_migrations")).scalar() == len(HISTORY)
+        assert connection.execute(text("SELECT count(*) FROM node_events")).scalar() == 20
