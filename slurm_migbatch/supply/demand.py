@@ -103,7 +103,7 @@ def demands(
         if not parts:
             continue
         copies = row.tasks
-        if row.throttle is not None:
+        if row.throttle is not None and row.array_job is not None:
             copies = min(copies, row.throttle - running[row.array_job])
         if copies < 1:
             continue

@@ -106,6 +106,7 @@ class NodePlan:
 
     `layouts`: GPU uuid -> every slot that its jobs may have, used and free. `offers`: free slots by profile that Slurm
     may be told of. `withdrawn`: profiles of which a slot that was free in the old plan is not free in this one.
+    `fixed`: the node's slots are not to be changed now, only what Slurm says of them.
     """
 
     node: str
@@ -113,6 +114,7 @@ class NodePlan:
     offers: Mapping[Profile, int]
     withdrawn: frozenset[Profile] = frozenset()
     changed: bool = False
+    fixed: bool = False
 
 
 @dataclass(frozen=True)

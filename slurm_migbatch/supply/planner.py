@@ -68,7 +68,8 @@ class Planner:
             demands: pending work that could start if there were supply, in Slurm's order.
             now: unix seconds.
             previous: the reservations of the last plan.
-            preference: what to offer in empty space; none: a mix of sizes.
+            preference: what to offer in empty space: tried in this order, again and again, until nothing fits; none:
+                one slice of each size.
         """
         self._book.trim()
         return _Round(self._book, nodes, demands, now, previous, self._share, self._most).run(tuple(preference))
@@ -287,9 +288,9 @@ class _Round:
         free: Counter[Profile] = Counter()
         optional: list[tuple[Layout, str]] = []
         changed = False
-        still = not self.fleet.plannable(node.name)
+        still = node.mode is not Mode.WITHDRAWN and not self.fleet.plannable(node.name)
         for seat in self.fleet.by_node[node.name]:
-            if node.mode is Mode.WITHDRAWN or still:
+            if still or node.mode is Mode.WITHDRAWN:
                 final = self.fleet.book.unchanged(seat.leased, seat.offered, node.mode is not Mode.WITHDRAWN)
             else:
                 final = self.fleet.book.final(seat.shape, seat.occupied, seat.leased, seat.offered, preference)
@@ -301,7 +302,7 @@ class _Round:
         self._keep_total(node, layouts, free, optional)
         held = node.unmatched()
         offers = {p: n for p, n in ((p, n - held[p]) for p, n in free.items()) if n > 0}
-        return NodePlan(node.name, layouts, offers, frozenset(withdrawn), changed)
+        return NodePlan(node.name, layouts, offers, frozenset(withdrawn), changed, still)
 
     @staticmethod
     def _keep_total(

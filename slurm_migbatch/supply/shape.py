@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
-from slurm_migbatch.mig.planning import capacity, fill, plan_free
+from slurm_migbatch.mig.planning import capacity, plan_free
 from slurm_migbatch.mig.profile import Profile
 
 #: (0 warm offer, 1 offer, 2 new slot, 3 more on a GPU that is being cleared; loss of useful space; offers given up):
@@ -212,17 +212,15 @@ def _final(leased: Layout, offered: Layout, available: Layout, optional: Layout)
 
 
 def default_preference(geometry: Geometry) -> tuple[Profile, ...]:
-    """What to offer where nothing is known of what will be asked for: a mix, with one half-size slice at most.
+    """What to offer where nothing is known of what will be asked for: one slice of each size, the halves first.
 
-    Plain profiles below the whole GPU, by falling memory, one of each size (the one with most compute), then the
-    smallest for what is left: an H100 becomes 4g + 2g + 1g.
+    Plain profiles below the whole GPU, of each size the one with most compute: an H100 becomes 4g + 2g + 1g.
     """
-    plain = [info for info in geometry.profiles if info.profile.suffix == "" and info.profile != geometry.full.profile]
     sizes: dict[int, Profile] = {}
-    for info in plain:  # largest first; of one size the one with most compute comes first
-        sizes.setdefault(info.memory_slices, info.profile)
-    ordered = tuple(sizes.values())
-    return ordered or (geometry.full.profile,)
+    for info in geometry.profiles:  # the largest first; of one size the one with most compute comes first
+        if info.profile.suffix == "" and info.memory_slices < geometry.full.memory_slices:
+            sizes.setdefault(info.memory_slices, info.profile)
+    return (*sizes.values(), geometry.full.profile)
 
 
 def _leftover(shape: Shape, preference: tuple[Profile, ...]) -> Layout:
@@ -233,12 +231,8 @@ def _leftover(shape: Shape, preference: tuple[Profile, ...]) -> Layout:
         inside = ShapeBook.legal(geometry, shape.future, Layout((*shape.slots.slots, *shape.rest.slots)))
         base = shape.future.union(inside)
     warm = Layout(s for s in shape.warm.slots if not s.placement.mask & base.mask)
-    if preference:
-        added = fill(geometry, base, preference, keep=warm)
-    else:
-        mix = default_preference(geometry)
-        added = plan_free(geometry, base, mix, keep=warm)
-        added = added.union(fill(geometry, base.union(added), (*mix[::-1], geometry.full.profile), keep=warm))
+    cycle = preference or default_preference(geometry)
+    added = plan_free(geometry, base, cycle * geometry.max_slots, keep=warm)
     if shape.future is None:
         return added
     return ShapeBook.legal(geometry, taken, Layout(s for s in added.slots if not s.placement.mask & taken.mask))

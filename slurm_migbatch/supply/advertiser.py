@@ -1,0 +1,266 @@
+"""Tells Slurm what is offered, in an order in which no job can start on a slot that is not there.
+
+Slurm counts slices per type and node; which slot a job gets its node decides, by the plan that the node knows. A plan
+therefore changes in two phases:
+
+1. **Shrink.** Types of which a free slot is being withdrawn are set to 0, below what is in use (which hurts nobody), so
+   Slurm starts nothing more of these types on this node. Setting them to what is in use would not do: a job that ends
+   in between would let another one start, and that could be given the withdrawn slot.
+2. **Read back.** A job that started between our last look and the shrink shows in Slurm's counts. If it is of such a
+   type nobody knows yet which slot it took, so the node is left as it is, and the next round plans with it.
+3. **Publish** the plan to the node and wait for its acknowledgement, for a bounded time. Jobs that start meanwhile are
+   of types whose slots are all in both the old plan and the new one.
+4. **Grow** to the new counts. A node that has not acknowledged stays shrunk until it does.
+
+What is configured for a type is the number of slots of that type in the plan, used and free, so a job that ends and the
+next of its kind need no call at all: slurmctld places nothing on a node that is still completing a job, and once the
+Epilog is through the slot is there to be used again.
+
+The sum over all types stays what Slurm has registered, by the filler type; otherwise the next registration of slurmd
+would set the node INVAL and drain it. A restart of slurmctld or slurmd or `scontrol reconfigure` puts the counts of
+slurm.conf back; that is seen as a difference from what is wanted and advertised anew, without a new plan.
+
+Every step is idempotent: where nothing differs nothing is called. All updates of a phase travel in one command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from slurm_migbatch.mig.layout import Layout
+from slurm_migbatch.slurm.client import NodeRow, SlurmClient, SlurmError
+from slurm_migbatch.supply.demand import FILLER, GRES, profiles
+from slurm_migbatch.supply.model import Node, NodePlan
+
+#: GPU uuid -> slots as the nodes read them: (profile, start, size in memory slices)
+WirePlan = Mapping[str, Sequence[tuple[str, int, int]]]
+
+
+class PublishedPlan(Protocol):
+    """A node's plan as it was published."""
+
+    @property
+    def version(self) -> int:
+        """Rises with every change."""
+
+    @property
+    def gpus(self) -> Mapping[str, tuple[tuple[str, int, int], ...]]:
+        """Every slot, used and free, by GPU uuid."""
+
+
+class Plans(Protocol):
+    """Where plans are published and acknowledged (the daemon's plan board)."""
+
+    def current(self, node: str) -> PublishedPlan | None:
+        """The newest plan of `node`; None until one was published."""
+
+    def publish(self, node: str, gpus: WirePlan) -> int:
+        """Make this the plan of `node` and return its version."""
+
+    def acked(self, node: str) -> int:
+        """The newest version that `node` has confirmed; 0 if none."""
+
+    def wait_acked(self, node: str, version: int, timeout: float) -> bool:
+        """Wait until `node` has confirmed `version` or a later one, at most `timeout` seconds."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A node whose offer was changed: what Slurm is told now, and the plan behind it."""
+
+    node: str
+    version: int
+    counts: Mapping[str, int]
+    reset: bool = False  # the plan is as before; Slurm had forgotten the counts
+
+
+@dataclass
+class Advertised:
+    """What one call of `advertise` did."""
+
+    changes: list[Change] = field(default_factory=list)
+    #: nodes whose new plan is published and not yet acknowledged
+    unacknowledged: list[str] = field(default_factory=list)
+    #: nodes on which a job started while their offer was being withdrawn; planned again in the next round
+    overtaken: list[str] = field(default_factory=list)
+    #: nodes whose counts do not fit under the constant sum
+    cut: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    calls: int = 0
+
+
+class Advertiser:
+    """Carries node plans out.
+
+    Args:
+        client: Slurm.
+        plans: where nodes get their plans.
+        ack_timeout: seconds that one call of `advertise` waits for acknowledgements in all.
+    """
+
+    def __init__(self, client: SlurmClient, plans: Plans, ack_timeout: float = 0.5) -> None:
+        self._client, self._plans, self._ack_timeout = client, plans, ack_timeout
+        #: what a node was shrunk to for a plan that it has not acknowledged
+        self._shrunk: dict[str, dict[str, int]] = {}
+
+    def settled(self, node: str) -> bool:
+        """Whether the node knows its newest plan (or has none yet)."""
+        plan = self._plans.current(node)
+        return plan is None or self._plans.acked(node) >= plan.version
+
+    def advertise(
+        self,
+        plans: Iterable[NodePlan],
+        nodes: Mapping[str, Node],
+        rows: Mapping[str, NodeRow],
+        monotonic: Callable[[], float],
+    ) -> Advertised:
+        """Bring Slurm and the nodes from where they are to these plans, as far as that goes now.
+
+        Args:
+            plans: the planner's answer for each node that may be touched.
+            nodes: what the planner was told of them.
+            rows: Slurm's view of them, at the same time.
+            monotonic: seconds, for the wait.
+        """
+        done = Advertised()
+        shrink: dict[str, dict[str, int]] = {}
+        moving: list[NodePlan] = []
+        correct: dict[str, dict[str, int]] = {}
+        for plan in plans:
+            row = rows[plan.node]
+            wanted = self._wanted(plan, nodes[plan.node], row, done)
+            if not self.settled(plan.node):
+                done.unacknowledged.append(plan.node)
+                correct[plan.node] = self._shrunk.get(plan.node, _filled({}, row))
+            elif plan.fixed:
+                if self._plans.current(plan.node) is not None:
+                    correct[plan.node] = wanted
+            elif self._same(plan):
+                self._shrunk.pop(plan.node, None)
+                correct[plan.node] = wanted
+            else:
+                moving.append(plan)
+                risky = self._risky(plan, row)
+                kept = {k: min(row.gres.get(k, 0), n) for k, n in wanted.items() if k not in risky}
+                shrink[plan.node] = _filled(kept, row)
+        self._tell(correct, rows, done, reset=True)
+        if not moving:
+            return done
+        current = rows
+        if self._tell(shrink, rows, done, record=False):
+            current = {row.name: row for row in self._client.nodes()}
+            done.calls += 1
+        published: list[tuple[NodePlan, int]] = []
+        for plan in moving:
+            seen = current.get(plan.node)
+            if seen is None or _nonzero(seen.gres) != shrink[plan.node]:
+                continue  # Slurm refused, or somebody else changed it; the errors say so
+            if self._overtaken(plan, nodes[plan.node], seen):
+                done.overtaken.append(plan.node)
+                continue
+            self._shrunk[plan.node] = shrink[plan.node]
+            published.append((plan, self._plans.publish(plan.node, _wire(plan.layouts))))
+        grow: dict[str, dict[str, int]] = {}
+        deadline = monotonic() + self._ack_timeout
+        for plan, version in published:
+            if self._plans.wait_acked(plan.node, version, max(0.0, deadline - monotonic())):
+                self._shrunk.pop(plan.node, None)
+                grow[plan.node] = self._wanted(plan, nodes[plan.node], rows[plan.node], done)
+            else:
+                done.unacknowledged.append(plan.node)
+        self._tell(grow, current, done)
+        return done
+
+    def _same(self, plan: NodePlan) -> bool:
+        current = self._plans.current(plan.node)
+        return current is not None and _canonical(current.gpus) == _canonical(_wire(plan.layouts))
+
+    def _risky(self, plan: NodePlan, row: NodeRow) -> frozenset[str]:
+        """Types of which a job that starts now might get a slot that the new plan does not have."""
+        if self._plans.current(plan.node) is None:
+            return frozenset(row.gres)  # the node has a plan of an earlier life that nobody here knows
+        return frozenset(profile.gres_type for profile in plan.withdrawn)
+
+    def _overtaken(self, plan: NodePlan, node: Node, row: NodeRow) -> bool:
+        used = profiles(row.used)
+        risky = self._risky(plan, row)
+        return any(n > node.used.get(profile, 0) for profile, n in used.items() if profile.gres_type in risky)
+
+    @staticmethod
+    def _wanted(plan: NodePlan, node: Node, row: NodeRow, done: Advertised) -> dict[str, int]:
+        """Counts by GRES type, the filler included, with the registered sum."""
+        leased: dict[str, int] = {}
+        for gpu in node.gpus:
+            for lease in gpu.leases:
+                if lease.job is not None:
+                    kind = lease.slot.profile.gres_type
+                    leased[kind] = leased.get(kind, 0) + 1
+        used = {profile.gres_type: count for profile, count in node.used.items()}
+        counts = {kind: max(used.get(kind, 0), leased.get(kind, 0)) for kind in {*used, *leased}}
+        room = sum(row.gres.values()) - sum(counts.values())
+        for profile, offered in sorted(plan.offers.items(), reverse=True):
+            granted = max(0, min(offered, room))
+            if granted < offered and plan.node not in done.cut:
+                done.cut.append(plan.node)
+            counts[profile.gres_type] = counts.get(profile.gres_type, 0) + granted
+            room -= granted
+        return _filled(counts, row)
+
+    def _tell(
+        self,
+        wanted: Mapping[str, dict[str, int]],
+        rows: Mapping[str, NodeRow],
+        done: Advertised,
+        *,
+        reset: bool = False,
+        record: bool = True,
+    ) -> bool:
+        """Set what differs; returns whether anything was sent. Nodes that Slurm refuses are left for the next round."""
+        differing = {name: counts for name, counts in wanted.items() if counts != _nonzero(rows[name].gres)}
+        if not differing:
+            return False
+        done.calls += 1
+        try:
+            self._client.set_gres({name: gres_string(counts, rows[name]) for name, counts in differing.items()})
+        except SlurmError as error:
+            done.errors.append(str(error))
+            return True
+        if record:
+            for name, counts in differing.items():
+                plan = self._plans.current(name)
+                done.changes.append(Change(name, plan.version if plan else 0, counts, reset))
+        return True
+
+
+def gres_string(counts: Mapping[str, int], row: NodeRow) -> str:
+    """A node's whole Gres= value: what it has beside mig, then the mig types in a fixed order, the filler last."""
+    kinds = sorted(counts, key=lambda kind: (kind == FILLER, kind))
+    listed = [f"{GRES}:{kind}:{counts[kind]}" for kind in kinds if counts[kind]]
+    return ",".join([*([row.other_gres] if row.other_gres else []), *listed])
+
+
+def _filled(counts: Mapping[str, int], row: NodeRow) -> dict[str, int]:
+    """With the filler that keeps the sum, and without zeros."""
+    kept = {kind: n for kind, n in counts.items() if n and kind != FILLER}
+    spare = sum(row.gres.values()) - sum(kept.values())
+    if spare > 0:
+        kept[FILLER] = spare
+    return kept
+
+
+def _nonzero(counts: Mapping[str, int]) -> dict[str, int]:
+    return {kind: n for kind, n in counts.items() if n}
+
+
+def _wire(layouts: Mapping[str, Layout]) -> dict[str, tuple[tuple[str, int, int], ...]]:
+    return {
+        uuid: tuple((s.profile.name, s.placement.start, s.placement.size) for s in layout.slots)
+        for uuid, layout in layouts.items()
+    }
+
+
+def _canonical(gpus: WirePlan) -> dict[str, frozenset[tuple[str, int, int]]]:
+    return {uuid: frozenset((p, s, n) for p, s, n in slots) for uuid, slots in gpus.items()}

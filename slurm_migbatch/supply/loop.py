@@ -1,0 +1,408 @@
+"""The supply loop: look at Slurm and the nodes, plan, advertise.
+
+One `round()` is one look; migbatchd calls it every second and whenever a node reports a start or a stop. Nothing is
+concluded from a failed look: the round then changes nothing and says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from slurm_migbatch.mig.layout import EMPTY, Layout, LayoutError, Slot
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient, SlurmError
+from slurm_migbatch.supply.advertiser import Advertised, Advertiser, Plans, PublishedPlan
+from slurm_migbatch.supply.audit import Excess, audit
+from slurm_migbatch.supply.demand import could_run, demands, profiles
+from slurm_migbatch.supply.model import Gpu, Lease, Mode, Node, Plan, Reservation
+from slurm_migbatch.supply.planner import Planner
+from slurm_migbatch.supply.view import GpuFacts, NodeFacts, NodesView
+
+
+class Clock(Protocol):
+    """Both clocks, so that tests can turn them."""
+
+    def time(self) -> float:
+        """Unix seconds."""
+
+    def monotonic(self) -> float:
+        """Seconds that never jump."""
+
+
+class NodeBoard(Plans, Protocol):
+    """The plan board, which also knows when a node was last heard."""
+
+    def silence(self, node: str) -> float:
+        """Seconds since `node` was last heard; infinite if never."""
+
+
+class Record(Protocol):
+    """Where supply changes are written down (the store's `record_supply`)."""
+
+    def __call__(self, node: str, ts: float, version: int, counts: Mapping[str, int], why: str) -> object:
+        """Keep what `node` offers from now on."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the loop behaves. Times in seconds."""
+
+    #: how long one round waits for nodes to acknowledge new plans
+    ack_wait_s: float = 0.5
+    #: a node that was not heard for so long gets no new plan; what it offers stays
+    silence_s: float = 90.0
+    #: an offer that stands for so long and is not taken is sought elsewhere
+    stuck_s: float = 90.0
+    #: for how long such a node is not considered again for that job
+    avoid_s: float = 600.0
+    #: what to offer in empty space; empty: one slice of each size
+    preference: tuple[Profile, ...] = ()
+
+
+@dataclass(frozen=True)
+class NodeChange:
+    """A node's new offer and the reason for it."""
+
+    node: str
+    version: int
+    counts: Mapping[str, int]
+    why: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one round saw and did."""
+
+    at: float
+    changes: tuple[NodeChange, ...] = ()
+    reservations: tuple[Reservation, ...] = ()
+    excess: tuple[Excess, ...] = ()
+    #: sentences for the log: nodes that need somebody's attention
+    notes: tuple[str, ...] = ()
+    #: why the round was given up, if it was
+    error: str = ""
+    pending: int = 0
+    waiting: int = 0
+    offers: Mapping[str, int] = field(default_factory=dict)
+    unacknowledged: tuple[str, ...] = ()
+    slurm_calls: int = 0
+    #: seconds: observe, plan, advertise
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether another round should follow soon."""
+        return bool(self.unacknowledged or self.error)
+
+
+class SupplyLoop:
+    """Keeps what nodes offer matched to the queue.
+
+    Args:
+        client: Slurm.
+        nodes: what the nodes have told of their GPUs.
+        board: where nodes get their plans and acknowledge them.
+        clock: the time.
+        record: called for every change of a node's offer.
+        settings: see Settings.
+    """
+
+    def __init__(
+        self,
+        client: SlurmClient,
+        nodes: NodesView,
+        board: NodeBoard,
+        clock: Clock,
+        record: Record,
+        settings: Settings = Settings(),
+        planner: Planner | None = None,
+    ) -> None:
+        self._client, self._view, self._board, self._clock, self._record = client, nodes, board, clock, record
+        self.settings = settings
+        self._planner = planner or Planner()
+        self._advertiser = Advertiser(client, board, settings.ack_wait_s)
+        self._reservations: tuple[Reservation, ...] = ()
+        self._standing: dict[int, tuple[tuple[str, ...], int, float]] = {}
+        self._avoid: dict[int, dict[str, float]] = {}
+        self._hasten: set[int] = set()
+        self._plan: Plan | None = None
+        self._jobs: dict[int, JobRow] = {}
+
+    def hasten(self, job: int) -> None:
+        """Let a job that a node sent back to the queue start as soon as Slurm lists it as pending again."""
+        self._hasten.add(job)
+
+    def round(self, jobs: Sequence[JobRow] | None = None, rows: Sequence[NodeRow] | None = None) -> Report:
+        """One look at everything, and what follows from it.
+
+        Args:
+            jobs, rows: Slurm's queue and nodes where the caller has just asked for them; else Slurm is asked.
+        """
+        now, begun = self._clock.time(), self._clock.monotonic()
+        calls = 0
+        try:
+            if jobs is None:
+                jobs, calls = self._client.jobs(), calls + 1
+            if rows is None:
+                rows, calls = self._client.nodes(), calls + 1
+        except SlurmError as error:
+            return Report(
+                at=now, error=f"Slurm cannot be observed, nothing was changed: {error}", slurm_calls=calls + 1
+            )
+        observed = self._clock.monotonic()
+        by_name = {row.name: row for row in rows}
+        notes: list[str] = []
+        nodes = self._nodes(by_name, jobs, now, notes)
+        calls += self._hasten_jobs(jobs, notes)
+        wanted = demands(jobs, rows, nodes.keys(), now, self._avoided(now))
+        plan = self._planner.plan(list(nodes.values()), wanted, now, self._reservations, self.settings.preference)
+        self._plan, self._jobs = plan, {row.job_id: row for row in jobs}
+        self._reservations = plan.reservations
+        self._watch(plan, jobs, now)
+        planned = self._clock.monotonic()
+        trouble = ""
+        done = Advertised()
+        try:
+            done = self._advertiser.advertise(plan.nodes.values(), nodes, by_name, self._clock.monotonic)
+        except SlurmError as failure:
+            trouble = f"the new offers could not be read back; the next round tries again: {failure}"
+        notes.extend(f"Slurm refused an update; the next round tries again: {text}" for text in done.errors)
+        notes.extend(
+            f"{name}: Slurm's constant sum of mig counts leaves no room for some free slots; raise the count of "
+            "mig:none in slurm.conf and gres.conf"
+            for name in done.cut
+        )
+        changes = tuple(NodeChange(c.node, c.version, c.counts, self._why(c.node, c.reset, plan)) for c in done.changes)
+        for change in changes:
+            self._record(change.node, now, change.version, change.counts, change.why)
+        notes.extend(self._unexplained(plan))
+        return Report(
+            at=now,
+            changes=changes,
+            reservations=plan.reservations,
+            excess=tuple(audit(nodes.values(), jobs)),
+            notes=tuple(notes),
+            error=trouble,
+            pending=sum(d.copies for d in wanted),
+            waiting=len(plan.waiting),
+            offers={p.name: n for p, n in sorted(plan.offers().items())},
+            unacknowledged=tuple(done.unacknowledged),
+            slurm_calls=calls + done.calls,
+            seconds={
+                "observe": observed - begun,
+                "plan": planned - observed,
+                "advertise": self._clock.monotonic() - planned,
+            },
+        )
+
+    # -- for `migbatch why` ------------------------------------------------------------------------------------
+
+    def why(self, job: int) -> str:
+        """Why a job has not started, as far as supply goes, by the last round; one sentence."""
+        if self._plan is None:
+            return "supply has not been planned yet"
+        row = self._jobs.get(job)
+        if row is None:
+            return f"Slurm does not list job {job}"
+        if not row.pending:
+            return f"job {job} is {row.state.lower()}"
+        if not could_run(row, self._clock.time()):
+            return f"Slurm does not let it start for another reason ({row.reason}); nothing is kept free for it"
+        placed = self._plan.placed.get(job)
+        if placed is not None:
+            where = ", ".join(placed.nodes[:4])
+            if placed.standing:
+                return f"what it needs is offered on {where}; Slurm should start it in its next cycle"
+            return f"{where} is being rearranged to offer what it needs"
+        mine = [r for r in self._plan.reservations if r.job == job]
+        if mine:
+            places = "; ".join(f"{slot} of GPU {gpu} on {node}" for node, gpu, slot in mine[0].places)
+            if mine[0].at is None:
+                return f"reserved: {places}; in use by a job without a time limit, so nobody can say until when"
+            left = max(0, int(mine[0].at - self._clock.time()))
+            return f"reserved: {places}; free in {left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} at the latest"
+        if job in self._plan.waiting:
+            return "no GPU has room for it now, and jobs with higher priority have the reservations"
+        return "no node with MIG GPUs that it may use has such a slice"
+
+    # -- what the planner is told ------------------------------------------------------------------------------
+
+    def _nodes(
+        self, rows: Mapping[str, NodeRow], jobs: Sequence[JobRow], now: float, notes: list[str]
+    ) -> dict[str, Node]:
+        ends = {row.job_id: _until(row, now) for row in jobs if row.active}
+        found = {}
+        for name, facts in self._view.facts().items():
+            row = rows.get(name)
+            if row is None:
+                continue
+            if not sum(row.gres.values()):
+                if facts.gpus:
+                    notes.append(f"{name} has MIG GPUs, but slurm.conf gives it no gres mig, so nothing can be offered")
+                continue
+            if row.invalid:
+                notes.append(
+                    f"Slurm holds {name} for invalid ({row.reason or 'no reason'}): the sum of its mig counts in "
+                    f"slurm.conf and gres.conf must be the same; then scontrol update NodeName={name} State=RESUME"
+                )
+            found[name] = self._node(row, facts, ends, now, notes)
+        return found
+
+    def _node(
+        self,
+        row: NodeRow,
+        facts: NodeFacts,
+        ends: Mapping[int, float | None],
+        now: float,
+        notes: list[str],
+    ) -> Node:
+        plan = self._board.current(row.name)
+        mode = self._mode(row, facts, plan)
+        gpus = []
+        for gpu in facts.gpus:
+            odd = _contradiction(gpu)
+            if odd:
+                notes.append(f"{row.name}: what it says of GPU {gpu.uuid} cannot be ({odd}); the node is left as it is")
+                mode = Mode.FROZEN if mode is Mode.OPEN else mode
+            else:
+                gpus.append(_gpu(gpu, plan, ends, now))
+        return Node(
+            name=row.name,
+            gpus=tuple(gpus),
+            used=profiles(row.used),
+            total=sum(row.gres.values()),
+            mode=mode,
+        )
+
+    def _mode(self, row: NodeRow, facts: NodeFacts, plan: PublishedPlan | None) -> Mode:
+        if not row.open:
+            return Mode.CLOSED
+        if not facts.healthy or not facts.gpus:
+            return Mode.WITHDRAWN
+        if self._board.silence(row.name) > self.settings.silence_s:
+            return Mode.FROZEN
+        if plan is not None and not self._advertiser.settled(row.name):
+            return Mode.FROZEN
+        return Mode.OPEN
+
+    # -- offers that are not taken -----------------------------------------------------------------------------
+
+    def _avoided(self, now: float) -> dict[int, frozenset[str]]:
+        for job, names in list(self._avoid.items()):
+            kept = {name: until for name, until in names.items() if until > now}
+            if kept:
+                self._avoid[job] = kept
+            else:
+                del self._avoid[job]
+        return {job: frozenset(names) for job, names in self._avoid.items()}
+
+    def _watch(self, plan: Plan, jobs: Sequence[JobRow], now: float) -> None:
+        """Notice offers that stand for a job and are not taken: Slurm knows a reason why not, and we do not."""
+        before, self._standing = self._standing, {}
+        tasks = {row.job_id: row.tasks for row in jobs if row.pending}
+        for job, placed in plan.placed.items():
+            if not placed.standing or job not in tasks:
+                continue
+            old = before.get(job)
+            if old is None or old[:2] != (placed.nodes, tasks[job]):
+                self._standing[job] = (placed.nodes, tasks[job], now)
+            elif now - old[2] < self.settings.stuck_s:
+                self._standing[job] = old
+            else:
+                self._avoid.setdefault(job, {}).update(dict.fromkeys(placed.nodes, now + self.settings.avoid_s))
+        for job in [job for job in self._avoid if job not in tasks]:
+            del self._avoid[job]
+
+    # -- small things ------------------------------------------------------------------------------------------
+
+    def _hasten_jobs(self, jobs: Sequence[JobRow], notes: list[str]) -> int:
+        calls = 0
+        listed = {row.job_id: row for row in jobs}
+        for job in sorted(self._hasten):
+            row = listed.get(job)
+            if row is None:
+                self._hasten.discard(job)
+            elif row.pending:
+                self._hasten.discard(job)
+                if row.reason == "BeginTime":
+                    calls += 1
+                    try:
+                        self._client.hasten(job)
+                    except SlurmError as error:
+                        notes.append(f"job {job} keeps the delay of its requeue: {error}")
+        return calls
+
+    def _why(self, node: str, reset: bool, plan: Plan) -> str:
+        if reset:
+            return "Slurm had other counts (a restart or scontrol reconfigure); the plan is as before"
+        jobs = [job for job, placed in plan.placed.items() if not placed.standing and node in placed.nodes]
+        reserved = [r.job for r in plan.reservations if any(place[0] == node for place in r.places)]
+        parts = []
+        if jobs:
+            parts.append("for job " + ", ".join(str(j) for j in jobs[:5]) + (" and others" if len(jobs) > 5 else ""))
+        if reserved:
+            parts.append("kept free for job " + ", ".join(str(j) for j in dict.fromkeys(reserved[:5])))
+        return "; ".join(parts) or "free space"
+
+    @staticmethod
+    def _unexplained(plan: Plan) -> list[str]:
+        return [
+            f"Slurm counts {', '.join(f'{n} x {p}' for p, n in counts.items())} on {name} that neither the node nor "
+            "its plan accounts for; the node's offer is left alone until it reports"
+            for name, counts in plan.unexplained.items()
+        ]
+
+
+def _until(row: JobRow, now: float) -> float | None:
+    if row.state == "COMPLETING":
+        return now
+    return row.end
+
+
+def _gpu(facts: GpuFacts, plan: PublishedPlan | None, ends: Mapping[int, float | None], now: float) -> Gpu:
+    leases = [Lease(slot, job, ends.get(job, now)) for slot, job in facts.leases]
+    leases += [Lease(slot) for slot in facts.zombies]
+    return Gpu(
+        uuid=facts.uuid,
+        geometry=facts.geometry,
+        leases=tuple(leases),
+        offered=_planned(facts, plan).minus(Layout(slot for slot, _ in facts.leases)),
+        warm=facts.warm,
+    )
+
+
+def _contradiction(facts: GpuFacts) -> str:
+    slots = [*(slot for slot, _ in facts.leases), *facts.zombies]
+    unknown = [slot for slot in slots if slot.profile not in facts.geometry]
+    if unknown:
+        return f"{unknown[0].profile} is none of its profiles"
+    try:
+        Layout(slots)
+    except LayoutError as error:
+        return str(error)
+    return ""
+
+
+def _planned(facts: GpuFacts, plan: PublishedPlan | None) -> Layout:
+    """The slots of the node's present plan that make sense on this GPU."""
+    if plan is None or facts.uuid not in plan.gpus:
+        return EMPTY
+    try:
+        layout = Layout(Slot.of(*row) for row in plan.gpus[facts.uuid])
+        facts.geometry.check(layout)
+    except (LayoutError, ValueError):
+        return EMPTY
+    return layout
+
+
+def explain(report: Report) -> str:
+    """A round in one line, for the log."""
+    if report.error:
+        return report.error
+    changed = f"{len(report.changes)} nodes changed" if report.changes else "no change"
+    return (
+        f"{report.pending} jobs want supply, {report.waiting} wait, {len(report.reservations)} reservations, "
+        f"{changed}, {report.slurm_calls} Slurm calls in {sum(report.seconds.values()):.3f} s"
+    )

@@ -1,0 +1,194 @@
+"""What nodes have told of their GPUs: the slots that are taken, those out of use, and idle instances.
+
+Held in memory and fed from the stream of node events; after a restart of the service it is loaded from the store.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from slurm_migbatch.mig.geometry import Geometry, GeometryError
+from slurm_migbatch.mig.layout import EMPTY, Layout, LayoutError, Slot
+from slurm_migbatch.mig.profile import ProfileError
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """One GPU: its geometry, the slot of each lease with its job, zombies, and idle instances."""
+
+    uuid: str
+    geometry: Geometry
+    leases: tuple[tuple[Slot, int], ...] = ()
+    zombies: tuple[Slot, ...] = ()
+    warm: Layout = EMPTY
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """One node: its GPUs in MIG mode, and whether jobs can have slices there at all."""
+
+    gpus: tuple[GpuFacts, ...]
+    healthy: bool = True
+
+
+class NodesView(Protocol):
+    """What the supply loop asks of the nodes' side."""
+
+    def facts(self) -> Mapping[str, NodeFacts]:
+        """Every node that has described its GPUs, as last heard."""
+
+
+class LeaseLike(Protocol):
+    """A held slice as the store returns it."""
+
+    node: str
+    gpu: str
+    profile: str
+    start: int
+    size: int
+    job: int
+    restart: int
+
+
+@dataclass
+class _Gpu:
+    geometry: Geometry
+    held: dict[Slot, tuple[int, int]] = field(default_factory=dict)  # slot -> (job, restart)
+    zombies: set[Slot] = field(default_factory=set)
+    made: set[Slot] = field(default_factory=set)
+
+    def facts(self, uuid: str) -> GpuFacts:
+        taken = 0
+        for slot in (*self.held, *self.zombies):
+            taken |= slot.placement.mask
+        idle = sorted(s for s in self.made if not s.placement.mask & taken)
+        return GpuFacts(
+            uuid=uuid,
+            geometry=self.geometry,
+            leases=tuple((slot, run[0]) for slot, run in sorted(self.held.items())),
+            zombies=tuple(sorted(s for s in self.zombies if s not in self.held)),
+            warm=_disjoint(idle),
+        )
+
+
+class LiveView:
+    """`NodesView` from inventory and events; safe to feed from one thread and read from another."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._nodes: dict[str, dict[str, _Gpu]] = {}
+        self._unhealthy: set[str] = set()
+        self._facts: dict[str, NodeFacts] = {}
+
+    def load(self, inventory: Mapping[str, Sequence[Mapping[str, Any]]], leases: Iterable[LeaseLike]) -> None:
+        """Start from what the store knows."""
+        with self._lock:
+            for node, gpus in inventory.items():
+                self._inventory(node, gpus)
+            for lease in leases:
+                gpu = self._nodes.get(lease.node, {}).get(lease.gpu)
+                slot = _slot(lease.profile, lease.start, lease.size)
+                if gpu is not None and slot is not None:
+                    gpu.held[slot] = (lease.job, lease.restart)
+                self._facts.pop(lease.node, None)
+
+    def apply(self, node: str, events: Iterable[Mapping[str, Any]]) -> None:
+        """Take in a node's events, in their order."""
+        with self._lock:
+            for event in events:
+                self._event(node, event)
+            self._facts.pop(node, None)
+
+    def facts(self) -> Mapping[str, NodeFacts]:
+        """See NodesView."""
+        with self._lock:
+            for name, gpus in self._nodes.items():
+                if name not in self._facts:
+                    self._facts[name] = NodeFacts(
+                        tuple(gpu.facts(uuid) for uuid, gpu in gpus.items()), name not in self._unhealthy
+                    )
+            return dict(self._facts)
+
+    # -- events ------------------------------------------------------------------------------------------------
+
+    def _event(self, node: str, event: Mapping[str, Any]) -> None:
+        kind = event.get("kind")
+        if kind == "inventory":
+            self._inventory(node, event.get("gpus") or ())
+            self._unhealthy.discard(node)
+        elif kind == "boot":
+            for gpu in self._nodes.get(node, {}).values():
+                gpu.held.clear()
+                gpu.zombies.clear()
+                gpu.made.clear()
+        elif kind == "fault":
+            if event.get("drain"):
+                self._unhealthy.add(node)
+        elif kind in ("start", "stop"):
+            run = (int(event.get("job", 0)), int(event.get("restart", 0)))
+            for piece in event.get("slices") or ():
+                self._slice(node, piece, run, kind == "start")
+        elif kind in ("create", "destroy", "zombie", "cleared"):
+            self._instance(node, event, str(kind))
+
+    def _inventory(self, node: str, gpus: Iterable[Mapping[str, Any]]) -> None:
+        before = self._nodes.get(node, {})
+        now: dict[str, _Gpu] = {}
+        for row in gpus:
+            if not row.get("mig"):
+                continue
+            try:
+                geometry = Geometry.from_dict(row["geometry"])
+            except (GeometryError, KeyError):
+                continue
+            uuid = str(row["uuid"])
+            known = before.get(uuid)
+            now[uuid] = known if known is not None and known.geometry == geometry else _Gpu(geometry)
+        self._nodes[node] = now
+        self._facts.pop(node, None)
+
+    def _slice(self, node: str, piece: Mapping[str, Any], run: tuple[int, int], starts: bool) -> None:
+        gpu = self._nodes.get(node, {}).get(str(piece.get("gpu")))
+        slot = _slot(piece.get("profile"), piece.get("start"), piece.get("size"))
+        if gpu is None or slot is None:
+            return
+        if starts:
+            gpu.held[slot] = run
+            gpu.made.add(slot)
+        elif gpu.held.get(slot) == run:
+            del gpu.held[slot]
+
+    def _instance(self, node: str, event: Mapping[str, Any], kind: str) -> None:
+        gpu = self._nodes.get(node, {}).get(str(event.get("gpu")))
+        slot = _slot(event.get("profile"), event.get("start"), event.get("size"))
+        if gpu is None or slot is None:
+            return
+        if kind == "create":
+            gpu.made.add(slot)
+        elif kind == "zombie":
+            gpu.zombies.add(slot)
+        else:
+            gpu.zombies.discard(slot)
+            if kind == "destroy":
+                gpu.made.discard(slot)
+
+
+def _slot(profile: object, start: object, size: object) -> Slot | None:
+    if not (isinstance(profile, str) and isinstance(start, int) and isinstance(size, int)):
+        return None
+    try:
+        return Slot.of(profile, start, size)
+    except (LayoutError, ProfileError):
+        return None
+
+
+def _disjoint(slots: Iterable[Slot]) -> Layout:
+    kept, mask = [], 0
+    for slot in slots:
+        if not slot.placement.mask & mask:
+            mask |= slot.placement.mask
+            kept.append(slot)
+    return Layout(kept)
