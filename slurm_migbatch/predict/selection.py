@@ -191,10 +191,8 @@ class Chooser:
 
     def _without_figures(self, hints: Hints, partition: Partition, limits: Limits, allowed: Sequence[Offer]) -> Choice:
         model = "this job" if hints.model is None else show(hints.model)
-        candidates = tuple(
-            Candidate(offer, None, limits.within(offer) and offer.memory_mib >= (hints.mem_mib or 0), "no figures")
-            for offer in partition.plain
-        )
+        judged = [Candidate(offer, None, *_judge_by_memory(offer, limits)) for offer in partition.plain]
+        candidates = tuple(sorted(judged, key=lambda candidate: not candidate.ok))
         if hints.mem_mib is not None:
             holding = [offer for offer in allowed if offer.memory_mib >= hints.mem_mib]
             if not holding:
@@ -230,6 +228,14 @@ def _in_time(figures: Figures, bucket: Bucket) -> bool:
     if bucket.slo_us is not None and figures.latency_us > bucket.slo_us:
         return False
     return bucket.rate is None or figures.rate >= bucket.rate
+
+
+def _judge_by_memory(offer: Offer, limits: Limits) -> tuple[bool, str]:
+    if not limits.within(offer):
+        return False, "outside min and max"
+    if limits.mem_mib is not None and offer.memory_mib < limits.mem_mib:
+        return False, f"needs {gib(limits.mem_mib)} GiB, has {gib(offer.memory_mib)}"
+    return True, ""
 
 
 def _judge(offer: Offer, figures: Figures | None, bucket: Bucket, limits: Limits) -> tuple[bool, str]:

@@ -130,8 +130,13 @@ latencies = st.lists(st.floats(1, 1000), min_size=6, max_size=6)
 @given(hints, latencies)
 def test_a_choice_that_fits_does_fit_and_no_smaller_one_would(asked: Hints, times: list[float]) -> None:
     told = dict(zip(FIGURES, ((time, 8.0) for time in times), strict=True))
-    choice = Chooser(Told(told)).choose(asked, GPU)
     limits = limits_of(asked, GPU)
+    try:
+        choice = Chooser(Told(told)).choose(asked, GPU)
+    except Refusal as refusal:
+        assert refusal.code == "mem_nowhere"
+        assert not [offer for offer in GPU.plain if limits.within(offer) and offer.memory_mib >= asked.mem_mib]
+        return
     assert limits.within(choice.offer)
     if choice.reason == "fits":
         good = [candidate.offer for candidate in choice.candidates if candidate.ok]

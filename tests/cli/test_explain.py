@@ -1,0 +1,73 @@
+"""`migbatch explain` shows the whole decision and submits nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+sys.path.append(str(Path(__file__).parents[1] / "predict"))
+
+from gpu_kinds import SITE
+
+from slurm_migbatch.cli.explain import explain
+
+
+@pytest.fixture
+def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MIGBATCH_CONFIG", str(tmp_path / "migbatch.toml"))
+    (tmp_path / "migbatch.toml").write_text("")
+    (tmp_path / "catalog.json").write_text(json.dumps(SITE.to_dict()))
+
+    def run(*arguments: str, partition: str = "gpu") -> Result:
+        place = ["--catalog", str(tmp_path / "catalog.json"), *(["-p", partition] if partition else [])]
+        return CliRunner().invoke(explain, [*place, *arguments], standalone_mode=False)
+
+    return run
+
+
+def test_a_choice_with_its_candidates(shown) -> None:
+    result = shown("--gres=mig:auto", "--comment", "migbatch: model=bert-large batch=32 slo=200ms")
+    assert result.return_value == 0
+    assert "bert-large/infer/b32/128tok/slo200000us/any" in result.output
+    assert "mig:1g.20gb:1 (fits)" in result.output
+    table = result.output.split("\n\n")[1].splitlines()
+    assert table[0].split()[:3] == ["PROFILE", "SLICES", "GIB"]
+    assert table[1].startswith("1g.20gb") and "over 200 ms" in table[-1]
+
+
+def test_a_refusal(shown) -> None:
+    result = shown("--gres=mig:1g")
+    assert result.return_value == 3
+    assert "refused:" in result.output and "1g.10gb, 1g.10gb.me" in result.output
+
+
+def test_whole_gpus_and_json(shown) -> None:
+    found = json.loads(shown("--gpus=2", "--nodes=1", "--json").output)
+    assert found["verdict"] == "accept" and found["asked"] == {"--gpus": "2"}
+    assert found["changes"] == {"tres_per_node": "mig:7g.80gb:2", "tres_per_job": "", "comment": "[mig:7g.80gb:2]"}
+    assert found["decision"]["reason"] == "whole_gpu"
+
+
+def test_a_job_without_slices_passes(shown) -> None:
+    result = shown("--comment", "hello")
+    assert result.return_value == 0 and "untouched" in result.output
+
+
+def test_words_that_are_not_ascii(shown) -> None:
+    result = shown("--gres=mig:auto", "--comment", "größe")
+    assert "größe [mig:1g.10gb:1]" in result.output
+
+
+def test_missing_partition_and_catalog(shown) -> None:
+    unnamed = shown("--gres=mig:auto", partition="")
+    assert "gpu, old, mixed" in str(unnamed.exception)
+    lost = shown("--gres=mig:auto", "--catalog", "/nonexistent")
+    assert "migbatchd" in str(lost.exception)
+
+
+def test_the_service_that_is_not_there(shown) -> None:
+    assert "is migbatchd running" in str(shown("--gres=mig:auto", "--service", "/nonexistent").exception)
