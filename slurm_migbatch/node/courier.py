@@ -56,7 +56,7 @@ class Courier:
                 if quiet:
                     log.info("%s: the controller answers again", name)
                 pause, quiet = 0.5, False
-            except (LinkError, AuthError, JournalError, DriverError, plan.PlanError, ValueError, OSError) as error:
+            except (LinkError, AuthError, JournalError, plan.PlanError, ValueError, OSError) as error:
                 if self._stopping.is_set():
                     return
                 if not quiet:
@@ -112,7 +112,11 @@ class Courier:
 
     def _inventory(self, journal: Journal) -> None:
         """Spool the inventory where it is not what was told last (by this process)."""
-        found = inventory.inventory(self._gpus)
+        try:
+            found = inventory.inventory(self._gpus)
+        except DriverError as error:
+            log.warning("the GPUs cannot be listed: %s", error)  # events go on all the same
+            return
         text = json.dumps(found, sort_keys=True)
         if text != self._told:
             with journal.write():

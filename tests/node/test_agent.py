@@ -1,0 +1,278 @@
+"""The resident agent, asked through its socket as hooks do it, and what happens when it is not well."""
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+
+import pytest
+from nodes import ALICE, BOB, in_child
+
+from slurm_migbatch.node import client, effects, exits
+from slurm_migbatch.node.agent import Agent, AgentError
+from slurm_migbatch.node.hookenv import HookEnv
+
+
+@contextlib.contextmanager
+def agent_process(node, kill_at=None):
+    """An agent in a child; with `kill_at`, it dies before its k-th side effect after it is ready. Yields its pid."""
+    node.forget_executor()
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(read)
+            count = 0
+            lock = threading.Lock()
+
+            def hook(name):
+                nonlocal count
+                with lock:
+                    count += 1
+                    if count == kill_at:
+                        os.kill(os.getpid(), signal.SIGKILL)
+
+            def ready():
+                effects.hook = hook
+                os.write(write, b"r")
+
+            agent = Agent(node.config, workers=4)
+            signal.signal(signal.SIGTERM, lambda *_: agent.stop())
+            agent.run(ready)
+            os.write(write, str(count).encode())
+            os._exit(0)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+            os._exit(70)
+    os.close(write)
+    child = Child(pid, read)
+    assert os.read(read, 1) == b"r"
+    try:
+        yield child
+    finally:
+        child.stop()
+
+
+class Child:
+    def __init__(self, pid, read):
+        self.pid, self.read, self.status = pid, read, None
+
+    def stop(self):
+        """SIGTERM and wait; returns how many side effects it counted."""
+        if self.status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
+            self.status = os.waitpid(self.pid, 0)[1]
+            self.count = int(os.read(self.read, 100) or 0)
+            os.close(self.read)
+        return self.count
+
+
+def run_hook(node, hook, job, marker="", **values):
+    """A hook as slurmd starts it, in a child; exit code and line."""
+    environ = node.environ(hook, job, marker, **values)
+    read, write = os.pipe()
+
+    def work():
+        code, line = client.run(hook, str(node.etc), environ)
+        os.write(write, line.encode() or b"-")
+        return code
+
+    status, _ = in_child(work)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        line = pipe.read()
+    assert os.WIFEXITED(status)
+    return os.WEXITSTATUS(status), line
+
+
+def test_hooks_through_the_agent(node):
+    with agent_process(node) as child:
+        code, line = run_hook(node, "prolog", 1, "[mig:1g.10gb:2]")
+        assert code == exits.OK and "agent" not in line, line
+        assert run_hook(node, "epilog", 1) == (exits.OK, "job 1 run 0: released")
+        assert child.stop() > 5
+        assert os.waitstatus_to_exitcode(child.status) == 0
+    assert not (node.root / "run" / "agent.sock").exists()
+    node.check()
+    assert [event["kind"] for event in node.events() if event["kind"] in ("start", "stop")] == ["start", "stop"]
+
+
+def test_the_socket_is_roots_alone(node):
+    with agent_process(node):
+        status = (node.root / "run" / "agent.sock").stat()
+        assert (status.st_uid, status.st_mode & 0o777) == (0, 0o600)
+
+
+def test_another_user_gets_no_answer(node):
+    here = node.root
+    while str(here) != "/tmp":
+        here.chmod(here.stat().st_mode | 0o011)
+        here = here.parent
+    with agent_process(node):
+        path = node.root / "run" / "agent.sock"
+        path.chmod(0o777)  # even if somebody opened it
+
+        def ask():
+            os.setresuid(ALICE, ALICE, ALICE)
+            try:
+                client.ask(str(path), "prolog", node.environ("prolog", 1, "[mig:7g.80gb:1]"), 5.0)
+            except (OSError, ValueError):
+                return 0
+            return 1
+
+        status, _ = in_child(ask)
+        assert os.WEXITSTATUS(status) == 0
+    assert node.slices() == []
+
+
+@pytest.mark.parametrize("raw", [b"", b"\0\0", b"hello", b"prolog\0SLURM_JOB_ID=1", b"x" * 100000, b"\xff\0\0"])
+def test_garbage_does_not_hurt_it(node, raw):
+    with agent_process(node):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as link:
+            link.connect(str(node.root / "run" / "agent.sock"))
+            link.sendall(raw)
+            link.shutdown(socket.SHUT_WR)
+            link.recv(1000)
+        assert run_hook(node, "prolog", 1, "[mig:1g.10gb:1]")[0] == exits.OK
+    assert node.slices("held")
+
+
+def test_there_is_one_agent(node):
+    with agent_process(node), pytest.raises(AgentError, match="another agent"):
+        Agent(node.config).run()
+    Agent(node.config).stop()
+
+
+def test_an_agent_of_another_node_refuses(node):
+    with agent_process(node):
+        code, line = run_hook(node, "prolog", 1, "[mig:1g.10gb:1]", SLURMD_NODENAME="n2")
+    assert code == exits.CONTEXT and "not of n2" in line
+
+
+def test_a_dead_socket_is_no_obstacle(node):
+    with agent_process(node) as child:
+        os.kill(child.pid, signal.SIGKILL)
+        child.stop()
+    assert (node.root / "run" / "agent.sock").exists()
+    code, line = run_hook(node, "prolog", 1, "[mig:1g.10gb:1]")
+    assert code == exits.OK and "agent: " in line
+    with agent_process(node):
+        assert "agent" not in run_hook(node, "epilog", 1)[1]
+    node.check()
+
+
+def test_a_silent_agent_is_not_waited_for(node):
+    node.configure(AgentWait=0.2)
+    assert node.executor
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(node.root / "run" / "agent.sock"))
+        listener.listen()
+        code, line = run_hook(node, "prolog", 1, "[mig:1g.10gb:1]")
+    assert code == exits.OK and "timed out" in line
+    node.check()
+
+
+def test_a_slow_agent_and_the_hook_do_not_do_it_twice(new_node):
+    node = new_node(AgentWait=0.1, latency=0.3)
+    with agent_process(node):
+        code, line = run_hook(node, "prolog", 1, "[mig:1g.10gb:1]")
+        assert code == exits.OK and "already" in line, line
+    assert len(node.events("start")) == 1
+    node.check()
+
+
+SCENES = {
+    "prolog": ("prolog", "[mig:2g.20gb:1,1g.10gb:1]"),
+    "epilog": ("epilog", ""),
+}
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_an_agent_killed_at_any_side_effect_costs_nothing(new_node, scene):
+    """The hook notices and does the work itself: the job starts (or ends) all the same."""
+    hook, marker = SCENES[scene]
+
+    def arrange(node):
+        if hook == "epilog":
+            node.prolog(1, SCENES["prolog"][1])
+        node.forget_executor()
+
+    counted = new_node(name="count")
+    arrange(counted)
+    with agent_process(counted) as child:
+        assert run_hook(counted, hook, 1, marker)[0] == exits.OK
+        count = child.stop()
+    assert count > 3
+    for k in range(1, count + 1):
+        node = new_node(name=f"k{k}")
+        arrange(node)
+        with agent_process(node, kill_at=k) as child:
+            code, line = run_hook(node, hook, 1, marker)
+            assert code == exits.OK, line
+            child.stop()
+            assert os.WIFSIGNALED(child.status)
+        node.check()
+        assert len(node.slices("held")) == (2 if hook == "prolog" else 0)
+        assert len(node.events("start")) == 1
+        assert len(node.events("stop")) == (0 if hook == "prolog" else 1)
+        node.close()
+
+
+def test_a_running_agent_survives_a_damaged_journal(node):
+    with agent_process(node) as child:
+        assert run_hook(node, "prolog", 1, "[mig:1g.10gb:1]")[0] == exits.OK
+        with open(node.root / "state" / "journal.db", "r+b") as file:
+            file.write(b"garbage!" * 4096)
+        for suffix in ("-wal", "-shm"):
+            (node.root / "state" / f"journal.db{suffix}").write_bytes(b"x" * 100)
+        for job in (2, 3, 4, 5, 6):
+            assert run_hook(node, "prolog", job, "[mig:1g.10gb:1]", uid=BOB)[0] == exits.OK
+        child.stop()
+    assert {row.job for row in node.slices("held")} >= {1, 2, 3, 4, 5, 6}
+    node.check()
+
+
+def test_housekeeping_mends_without_any_hook(new_node):
+    node = new_node(ReconcileEvery=0.1)
+    node.prolog(1, "[mig:1g.10gb:1]")
+    node.epilog(1)
+    (idle,) = node.slices("idle")
+    with agent_process(node):
+        for path in (node.machine.dev_root / "nvidia-caps").iterdir():
+            path.chmod(0o444)
+        deadline = time.monotonic() + 10
+        while node.cap(idle.cap_gi) != (0, 0o400) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert node.cap(idle.cap_gi) == (0, 0o400)
+
+
+def test_the_client_reads_the_environment_and_nothing_else(node, monkeypatch):
+    asked = {}
+
+    def ask(path, hook, environ, wait):
+        asked.update(environ)
+        return 0, ""
+
+    monkeypatch.setattr(client, "ask", ask)
+    monkeypatch.setattr(client.posix, "chdir", lambda path: None)
+    environ = node.environ("prolog", 1, "[mig:1g.10gb:1]", LD_PRELOAD="/x", TMPDIR="/x", SLURM_JOB_WORK_DIR="/x")
+    assert client.run("prolog", str(node.etc), environ) == (0, "")
+    assert set(asked) <= set(client.ALLOWED)
+    assert HookEnv.read("prolog", asked).comment.endswith(b"[mig:1g.10gb:1]")
+    assert client.run("prolog", "/nonexistent", node.environ("prolog", 2)) == (0, ""), "no marker, no questions"
+    code, line = client.run("prolog", "/nonexistent", environ)
+    assert code == exits.INSTALLATION and "node install" in line
+
+
+def test_hooks_need_root(node):
+    def work():
+        os.setresuid(ALICE, ALICE, ALICE)
+        return client.run("prolog", str(node.etc), node.environ("prolog", 1, "[mig:1g.10gb:1]"))[0]
+
+    status, _ = in_child(work)
+    assert os.WEXITSTATUS(status) == exits.CONTEXT

@@ -1,0 +1,131 @@
+"""Credentials: by token, and by a real private munged."""
+
+import os
+import secrets
+import shutil
+import subprocess
+import time
+
+import pytest
+
+from slurm_migbatch.node import auth
+from slurm_migbatch.node.auth import AuthError, Identity, MungeSigner, TokenSigner, make_signer
+
+
+def token_file(tmp_path, name="token", text=None, mode=0o600):
+    path = tmp_path / name
+    path.write_text(text or secrets.token_hex(32))
+    path.chmod(mode)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def munge_socket(tmp_path_factory):
+    if not shutil.which("munged"):
+        pytest.fail("munged is missing: run `make system`")
+    root = tmp_path_factory.mktemp("munge")
+    key = root / "key"
+    key.write_bytes(secrets.token_bytes(128))
+    key.chmod(0o600)
+    paths = {"socket": root / "socket", "pid-file": root / "pid", "log-file": root / "log", "seed-file": root / "seed"}
+    options = [f"--{name}={path}" for name, path in paths.items()]
+    daemon = subprocess.Popen(
+        ["munged", "--foreground", "--force", f"--key-file={key}", "--num-threads=2", *options],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 10
+    while not paths["socket"].exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    yield str(paths["socket"])
+    daemon.terminate()
+    daemon.wait()
+
+
+@pytest.fixture(params=["token", "munge"])
+def signers(request, tmp_path):
+    """Two ends of one trust."""
+    if request.param == "token":
+        path = token_file(tmp_path)
+        return TokenSigner(path), TokenSigner(path)
+    socket = request.getfixturevalue("munge_socket")
+    return MungeSigner(socket), MungeSigner(socket)
+
+
+def test_a_credential_proves_its_message_once(signers):
+    node, controller = signers
+    credential = node.sign(b"payload")
+    identity = controller.verify(credential, b"payload")
+    assert identity.uid == 0 and isinstance(identity, Identity)
+    with pytest.raises(AuthError, match="used before"):
+        controller.verify(credential, b"payload")
+
+
+def test_it_fits_no_other_message(signers):
+    node, controller = signers
+    with pytest.raises(AuthError):
+        controller.verify(node.sign(b"payload"), b"other payload")
+
+
+@pytest.mark.parametrize("credential", ["", "MUNGE:AwQ:", "a:b:c:d", "x" * 5000, "\x00", "ü", "1:2:3", ":::"])
+def test_garbage_proves_nothing(signers, credential):
+    with pytest.raises(AuthError):
+        signers[1].verify(credential, b"payload")
+
+
+def test_munge_believes_only_the_uids_it_was_told(munge_socket):
+    credential = MungeSigner(munge_socket).sign(b"x")
+    with pytest.raises(AuthError, match="uid 0 may not"):
+        MungeSigner(munge_socket, uids=[64001]).verify(credential, b"x")
+
+
+def test_munge_without_a_daemon_is_an_error_and_not_a_crash(tmp_path):
+    signer = MungeSigner(str(tmp_path / "nothing"))
+    with pytest.raises(AuthError, match="munge"):
+        signer.sign(b"x")
+
+
+def test_munge_without_its_library_says_what_to_do():
+    with pytest.raises(AuthError, match="Auth=token"):
+        MungeSigner(library="libnothing.so.9")
+
+
+def test_two_tokens_do_not_trust_each_other(tmp_path):
+    with pytest.raises(AuthError, match="not made with this token"):
+        TokenSigner(token_file(tmp_path, "a")).verify(TokenSigner(token_file(tmp_path, "b")).sign(b"x"), b"x")
+
+
+def test_an_old_credential_has_expired(tmp_path, monkeypatch):
+    signer = TokenSigner(token_file(tmp_path))
+    credential = signer.sign(b"x")
+    later = time.time() + auth.TOKEN_LIFETIME_S + 2
+    monkeypatch.setattr(auth.time, "time", lambda: later)
+    with pytest.raises(AuthError, match="clocks"):
+        signer.verify(credential, b"x")
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o606])
+def test_a_token_that_others_can_read_is_none(tmp_path, mode):
+    with pytest.raises(AuthError, match="chmod 600"):
+        TokenSigner(token_file(tmp_path, mode=mode))
+
+
+def test_other_bad_tokens(tmp_path):
+    with pytest.raises(AuthError, match="shorter"):
+        TokenSigner(token_file(tmp_path, text="short"))
+    with pytest.raises(AuthError, match="cannot be opened"):
+        TokenSigner(str(tmp_path / "none"))
+    os.symlink(token_file(tmp_path), tmp_path / "link")
+    with pytest.raises(AuthError, match="cannot be opened"):
+        TokenSigner(str(tmp_path / "link"))
+    foreign = token_file(tmp_path, "foreign")
+    os.chown(foreign, 64001, 64001)
+    with pytest.raises(AuthError, match="chown root"):
+        TokenSigner(foreign)
+
+
+def test_the_configuration_names_the_kind(tmp_path):
+    assert make_signer("token", token_file=token_file(tmp_path)).scheme == "token"
+    assert make_signer("munge").scheme == "munge"
+    with pytest.raises(AuthError):
+        make_signer("password")

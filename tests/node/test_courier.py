@@ -1,0 +1,167 @@
+"""Events out, plans in: against a controller that checks and one that lies."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from slurm_migbatch.node import auth, plan
+from slurm_migbatch.node.courier import Courier
+from slurm_migbatch.node.link import Link, LinkError
+
+
+class Controller:
+    """A controller in a thread. `answers` maps a path to a function from message to (status, message)."""
+
+    def __init__(self, signer):
+        self.signer, self.reply_signer = signer, signer
+        self.seen = []
+        self.answers = {}
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                scheme, kind, credential = self.headers["Authorization"].split(" ")
+                assert (scheme, kind) == ("MigBatch", outer.signer.scheme)
+                outer.signer.verify(credential, auth.request_payload("POST", self.path, body))
+                message = json.loads(body)
+                outer.seen.append((self.path, message))
+                status, answer = outer.answers[self.path](message)
+                text = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header(
+                    auth.SIGNATURE_HEADER, outer.reply_signer.sign(auth.response_payload(credential, text))
+                )
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *args):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
+        self.thread.start()
+
+    def close(self):
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture
+def token(tmp_path):
+    path = tmp_path / "token"
+    path.write_text("a" * 64)
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture
+def controller(token):
+    controller = Controller(auth.TokenSigner(str(token)))
+    yield controller
+    controller.close()
+
+
+@pytest.fixture
+def served(new_node, controller, token):
+    """A node that has a controller, and its courier."""
+    node = new_node(Controller=controller.url, Auth="token", TokenFile=token, PlanWait=0)
+    courier = Courier(node.config, node.executor.gpus, threading.Event())
+    return node, courier
+
+
+def test_events_are_deleted_when_the_controller_has_them_and_not_before(served, controller):
+    node, courier = served
+    node.prolog(1, "[mig:1g.10gb:1]")
+    sent = node.events()
+    controller.answers["/node/v1/events"] = lambda message: (500, {"error": "later"})
+    with pytest.raises(LinkError, match="500"):
+        courier.ship(node.journal)
+    assert node.events() == sent
+    controller.answers["/node/v1/events"] = lambda message: (200, {"acked": sent[0]["seq"]})
+    assert courier.ship(node.journal)
+    assert node.events() == sent[1:]
+    controller.answers["/node/v1/events"] = lambda message: (200, {"acked": message["events"][-1]["seq"]})
+    assert courier.ship(node.journal) and not courier.ship(node.journal)
+    message = controller.seen[-1][1]
+    assert message["node"] == "n1" and message["journal"] == node.journal.identity
+    assert message["boot_id"] == node.machine.dump()["boot_id"] and message["events"] == sent[1:]
+    node.epilog(1)
+    assert node.events()[0]["seq"] > sent[-1]["seq"], "numbers are never used again"
+
+
+def test_a_plan_is_acknowledged_only_once_it_is_on_disk(served, controller):
+    node, courier = served
+    gpu = node.executor.gpus.listed()[0].uuid
+    wire = {"version": 7, "gpus": {gpu: [["1g.10gb", 0, 1]]}}
+    controller.answers["/node/v1/plan"] = lambda message: (200, wire if message["have"] < 7 else {"version": 7})
+    assert courier.pull(0) == 7
+    assert plan.load(node.config.state_dir).version == 7
+    assert courier.pull(7) == 7
+    assert [message["have"] for _, message in controller.seen] == [0, 7]
+
+
+@pytest.mark.parametrize("answer", [b"[]", b"{}", b"nonsense", b'{"version": "x", "gpus": {}}'])
+def test_a_senseless_plan_changes_nothing(served, controller, answer):
+    node, courier = served
+    node.prolog(1, "[mig:1g.10gb:1]")
+    controller.answers["/node/v1/plan"] = lambda message: (200, answer)
+    with pytest.raises((LinkError, ValueError)):
+        courier.pull(0)
+    assert plan.load(node.config.state_dir).version == 0
+
+
+def test_a_plan_of_somebody_else_is_not_believed(served, controller, tmp_path):
+    courier = served[1]
+    other = tmp_path / "other"
+    other.write_text("b" * 64)
+    other.chmod(0o600)
+    controller.reply_signer = auth.TokenSigner(str(other))
+    controller.answers["/node/v1/plan"] = lambda message: (200, {"version": 9, "gpus": {}})
+    with pytest.raises(LinkError, match="does not come from the controller"):
+        courier.pull(0)
+
+
+def test_a_controller_that_is_down_is_an_error_to_wait_out(token):
+    link = Link("http://127.0.0.1:9", auth.TokenSigner(str(token)), timeout=1.0)
+    with pytest.raises(LinkError, match=r"127\.0\.0\.1"):
+        link.post("/node/v1/events", {})
+
+
+def test_the_inventory_is_told_once(served, controller):
+    node, courier = served
+    node.prolog(1, "[mig:1g.10gb:1]")
+    courier._inventory(node.journal)
+    courier._inventory(node.journal)
+    (event,) = node.events("inventory")
+    (gpu,) = event["gpus"]
+    assert gpu["mig"] is True and gpu["geometry"]["profiles"] and gpu["uuid"].startswith("GPU-")
+
+
+def test_the_threads_carry_everything_and_end_when_told(served, controller):
+    node, _ = served
+    node.prolog(1, "[mig:1g.10gb:1]")
+    got = threading.Event()
+
+    def events(message):
+        got.set()
+        return 200, {"acked": message["events"][-1]["seq"]}
+
+    controller.answers["/node/v1/events"] = events
+    controller.answers["/node/v1/plan"] = lambda message: (200, {"version": message["have"]})
+    stopping = threading.Event()
+    courier = Courier(node.config, node.executor.gpus, stopping)
+    threads = courier.threads()
+    for thread in threads:
+        thread.start()
+    assert got.wait(10)
+    stopping.set()
+    courier.stop()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
