@@ -68,7 +68,17 @@ def run_of(session: Session, job: int, restart: int, moment: float, *, starts: b
         if run.latest:
             session.execute(update(Run).where(Run.job_id == job).values(latest=False))
             if newest.reuse == reuse:
-                for name in ("uid", "user", "account", "partition", "name", "array_job", "array_task", "het_job"):
+                for name in (
+                    "uid",
+                    "user",
+                    "account",
+                    "partition",
+                    "name",
+                    "array_job",
+                    "array_task",
+                    "het_job",
+                    "asked",
+                ):
                     setattr(run, name, getattr(newest, name))
                 _requeued(newest, moment)
     session.add(run)

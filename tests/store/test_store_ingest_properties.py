@@ -82,7 +82,7 @@ def ship(batches: Sequence[Sequence[dict[str, Any]]]) -> tuple[list[Any], list[i
         return record(store), acks
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(histories(), st.randoms(use_true_random=False))
 def test_lost_doubled_and_swapped_batches_change_nothing(events: list[dict[str, Any]], chance: Any) -> None:
     straight, (acked,) = ship([events])

@@ -1,0 +1,423 @@
+"""migacct as a user meets it: exact output, windows, who sees what, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_migbatch.cli import migacct
+from slurm_migbatch.cli.common import run
+from slurm_migbatch.report.columns import COLUMNS
+from slurm_migbatch.report.states import CODES
+from slurm_migbatch.store.db import open_store
+
+NOW = datetime(2026, 3, 14, 12, 0, 0)
+MIDNIGHT = datetime(2026, 3, 14).timestamp()
+BUCKET = "bert-large/infer/b32/128tok/slo200000us/any"
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+def piece(start: int, size: int, profile: str, gpu: str = "GPU-a") -> dict[str, Any]:
+    return {
+        "gpu": gpu, "profile": profile, "start": start, "size": size, "gi": start + 1, "ci": 0,
+        "mig_uuid": f"MIG-{gpu}-{start}",
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The day of a small cluster: see TABLE."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('migacct')}/x.db"
+    at = lambda text: MIDNIGHT + sum(int(p) * f for p, f in zip(text.split(":"), (3600, 60, 1), strict=False))  # noqa: E731
+    with open_store(url) as store:
+        seq = iter(range(1, 100))
+
+        def send(kind: str, ts: float, node: str = "n1", journal: str = "aa", **fields: Any) -> None:
+            number = next(seq) if node == "n1" else fields.pop("number")
+            store.ingest(node, journal, "b", [{"seq": number, "ts": ts, "kind": kind, **fields}])
+
+        def job(job_id: int, state: str, user: str, uid: int, **fields: Any) -> None:
+            base = {"job_id": job_id, "state": state, "user": user, "uid": uid, "account": "ml", "partition": "gpu"}
+            store.upsert_jobs([{**base, "restarts": 0, "name": f"job{job_id}", **fields}], now=at("11:00"))
+
+        gpus = [{"uuid": "GPU-a", "index": 0, "minor": 0, "name": "H100", "mig": True, "geometry": {}}]
+        send("inventory", at("0:00:01"), gpus=gpus)
+        store.record_decision(
+            {"id": "7fq3k", "ts": at("8:59"), "asked": "--gres=mig:auto --comment='migbatch: model=bert-large'",
+             "bucket": BUCKET, "chosen": "mig:2g.20gb:1", "source": "service", "message": "because",
+             "candidates": [{"profile": "2g.20gb", "latency_ms": 12.34, "throughput_per_s": 2593.2,
+                             "memory_mib": 6144}]}
+        )  # fmt: skip
+        # 1: yesterday; 2: the ordinary one; 3: three slices, running; 4: waits; 5: requeued, failed; 6: array; 9: het
+        job(1, "PENDING", "alice", 1001, submit=at("-10:00"))
+        send("start", at("-9:00"), job=1, restart=0, slices=[piece(0, 1, "1g.10gb")], warm=True, elapsed_ms=2.0)
+        send("stop", at("-5:00"), job=1, restart=0, slices=[], exit_code=0)
+        job(2, "PENDING", "alice", 1001, submit=at("9:00"), comment="[mig:2g.20gb:1#7fq3k]", time_limit_s=7200)
+        two = [piece(0, 2, "2g.20gb")]
+        send("start", at("9:01:30"), job=2, restart=0, slices=two, decision="7fq3k", warm=False, elapsed_ms=203.4)
+        send("stop", at("10:02:35"), job=2, restart=0, slices=two, exit_code=0)
+        store.record_measured(2, 0, {"latency_ms": 11.0, "memory_mib": 5000})
+        job(3, "PENDING", "bob", 1002, submit=at("11:00"), gres="gres:mig:1g.10gb:2,mig:2g.20gb:1")
+        three = [piece(2, 1, "1g.10gb"), piece(3, 1, "1g.10gb"), piece(4, 2, "2g.20gb")]
+        send("start", at("11:30"), job=3, restart=0, slices=three, warm=True, elapsed_ms=4.0)
+        job(4, "PENDING", "bob", 1002, submit=at("11:50"), gres="gres:mig:7g.80gb:1", reason="Resources")
+        job(5, "RUNNING", "bob", 1002, submit=at("8:00"), start=at("8:10"), gres="gres:gpu:1")
+        job(5, "PENDING", "bob", 1002, submit=at("8:20"), restarts=1)
+        five = [piece(0, 8, "7g.80gb", "GPU-n2")]
+        send("start", at("8:30"), "n2", "bb", number=1, job=5, restart=1, slices=five, warm=False, elapsed_ms=1.0)
+        send("stop", at("8:31"), "n2", "bb", number=2, job=5, restart=1, slices=five, exit_code=3)
+        job(7, "RUNNING", "carol", 1003, submit=at("9:00"), start=at("9:30"), array_job=6, array_task="1")
+        job(7, "CANCELLED", "carol", 1003, end=at("9:40"), exit_code="0:15")
+        job(6, "PENDING", "carol", 1003, submit=at("9:00"), array_job=6, array_task="2-9%4")
+        job(10, "RUNNING", "carol", 1003, submit=at("9:00"), start=at("9:30"), het_job=9, name="evil\x1b[2J\nname")
+    return url
+
+
+@pytest.fixture
+def cli(database: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Cli]:
+    """Runs migacct as root at noon; `uid` makes it somebody else."""
+    monkeypatch.setenv("MIGBATCH_DB", database)
+    for name in ("MIGACCT_FORMAT", "SLURM_TIME_FORMAT", "MIGBATCH_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(time, "time", NOW.timestamp)
+
+    def call(*arguments: str, uid: int = 0) -> tuple[int, str, str]:
+        monkeypatch.setattr(os, "getuid", lambda: uid)
+        code = run(migacct.command, "migacct", arguments)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    yield call
+
+
+def ids(out: str) -> list[str]:
+    """Job ids of `-n -X -o jobid` output."""
+    return out.split()
+
+
+TABLE = """\
+JobID            User Partition         Asked             Bucket   Profile      Placement      State ExitCode    Elapsed
+------------ -------- --------- ------------- ------------------ --------- -------------- ---------- -------- ----------
+2               alice       gpu      mig:auto bert-large/infer/+   2g.20gb       n1:0@0:2  COMPLETED      0:0   01:01:05
+3                 bob       gpu mig:1g.10gb:+                    1g.10gb:+ n1:0@2:1,n1:0+    RUNNING      0:0   00:30:00
+3.s0                                                               1g.10gb       n1:0@2:1    RUNNING      0:0   00:30:00
+3.s1                                                               1g.10gb       n1:0@3:1    RUNNING      0:0   00:30:00
+3.s2                                                               2g.20gb       n1:0@4:2    RUNNING      0:0   00:30:00
+4                 bob       gpu mig:7g.80gb:1                                                PENDING      0:0   00:00:00
+5                 bob       gpu         gpu:1                      7g.80gb  n2:GPU-n2@0:8     FAILED      3:0   00:01:00
+6_[2-9%4]       carol       gpu                                                              PENDING      0:0   00:00:00
+6_1             carol       gpu                                                            CANCELLED     0:15   00:10:00
+9+1             carol       gpu                                                              RUNNING      0:0   02:30:00
+"""
+
+
+def test_the_default_table(cli: Cli) -> None:
+    assert cli() == (0, TABLE, "")
+
+
+def test_every_line_of_the_default_table_fits_120_columns(cli: Cli) -> None:
+    assert max(map(len, cli()[1].splitlines())) <= 120
+
+
+def test_allocations_only(cli: Cli) -> None:
+    assert ids(cli("-X", "-n", "-o", "jobid")[1]) == ["2", "3", "4", "5", "6_[2-9%4]", "6_1", "9+1"]
+
+
+@pytest.mark.parametrize(
+    ("options", "out"),
+    [
+        (["-j", "2", "-P"], f"2|alice|gpu|mig:auto|{BUCKET}|2g.20gb|n1:0@0:2|COMPLETED|0:0|01:01:05\n"),
+        (["-j", "2", "-p", "-o", "jobid,state"], "2|COMPLETED|\n"),
+        (["-j", "2", "-p", "--delimiter", ";;", "-o", "jobid,state"], "2;;COMPLETED;;\n"),
+        (["-j", "2", "-p", "-P", "-o", "jobid,state"], "2|COMPLETED\n"),
+        (["-j", "2", "-b"], "2             COMPLETED      0:0\n"),
+        (["-j", "2", "-o", "user%-10,state%4,jobid%3"], "alice      COM+ 2\n".replace("2\n", "  2\n")),
+        (["-j", "2", "-o", "USER,jobid%-3,User%3"], "   alice 2   al+\n"),
+        (["-j", "2", "-o", "elap,exit"], "  01:01:05      0:0\n"),
+        (["-j", "2", "-o", "jobid%0,user%"], "2               alice\n"),
+        (["-j", "2", "-P", "-o", "predicted,measured"], "12.3ms,2593/s,6G|11ms,4.88G\n"),
+        (["-j", "2", "-P", "-o", "predmemory,measmemory", "--noconvert"], "6144M|5000M\n"),
+        (["-j", "2", "-P", "-o", "predmemory,measmemory", "--units=g"], "6G|4.88G\n"),
+        (["-j", "2", "-P", "-o", "predlatency,predrate,measlatency,measrate"], "12.3ms|2593/s|11ms|\n"),
+        (["-j", "2", "-P", "-o", "queuewait,queuewaitraw,elapsedraw,timelimit"], "00:01:30|90|3665|02:00:00\n"),
+        (["-j", "2", "-P", "-o", "decision,source,warm,setup,restarts"], "7fq3k|service|no|203ms|0\n"),
+        (["-j", "2", "-P", "-o", "request"], "--gres=mig:auto --comment='migbatch: model=bert-large'\n"),
+        (["-j", "2", "-P", "-o", "jobidraw,uid,account,jobname,slices,nodelist,gpu,miguuid"],
+         "2|1001|ml|job2|1|n1|GPU-a|MIG-GPU-a-0\n"),
+        (["-j", "2", "-P", "-o", "submit,start,end"], "2026-03-14T09:00:00|2026-03-14T09:01:30|2026-03-14T10:02:35\n"),
+        (["-j", "4", "-P", "-o", "submit,start,end,reason,queuewait"],
+         "2026-03-14T11:50:00|Unknown|Unknown|Resources|00:10:00\n"),
+        (["-j", "3", "-X", "-P", "-o", "jobid,profile,placement,miguuid,nodelist,gpu"],
+         "3|1g.10gb:2,2g.20gb|n1:0@2:1,n1:0@3:1,n1:0@4:2|MIG-GPU-a-2,MIG-GPU-a-3,MIG-GPU-a-4|n1|GPU-a\n"),
+        (["-j", "3.s2", "-P", "-o", "jobidraw,miguuid,user,start,end,elapsedraw"],
+         "3|MIG-GPU-a-2,MIG-GPU-a-3,MIG-GPU-a-4|bob|2026-03-14T11:30:00|Unknown|1800\n"
+         "3.s0|MIG-GPU-a-2||2026-03-14T11:30:00|Unknown|1800\n"
+         "3.s1|MIG-GPU-a-3||2026-03-14T11:30:00|Unknown|1800\n"
+         "3.s2|MIG-GPU-a-4||2026-03-14T11:30:00|Unknown|1800\n"),
+        (["-j", "10", "-P", "-o", "jobname"], "evil?[2J?name\n"),
+        (["-j", "999"], ""),
+    ],
+)  # fmt: skip
+def test_output_forms(cli: Cli, options: list[str], out: str) -> None:
+    assert cli("-n", *options) == (0, out, "")
+
+
+def test_an_empty_result_still_has_its_header(cli: Cli) -> None:
+    code, out, _ = cli("-j", "999", "-o", "jobid,state")
+    assert (code, out) == (0, "JobID             State\n------------ ----------\n")
+    assert cli("-j", "999", "-o", "jobid,state", "-P")[1] == "JobID|State\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ([], "2 3 4 5 6_[2-9%4] 6_1 9+1"),
+        (["-j", "1,2"], "1 2"),
+        (["-j", "1", "-j", "2"], "1 2"),
+        (["-j", "6"], "6_[2-9%4] 6_1"),
+        (["-j", "6_1"], "6_1"),
+        (["-j", "6_[1-3]"], "6_1"),
+        (["-j", "9+1"], "9+1"),
+        (["-j", "7"], "6_1"),
+        (["-u", "alice"], "2"),
+        (["-u", "1002,carol"], "3 4 5 6_[2-9%4] 6_1 9+1"),
+        (["-u", "alice", "-a"], "2 3 4 5 6_[2-9%4] 6_1 9+1"),
+        (["-A", "ml,x", "-r", "gpu", "-u", "alice"], "2"),
+        (["-A", "x"], ""),
+        (["-r", "cpu"], ""),
+        (["-N", "n[2-9]"], "5"),
+        (["-S", "now-2days"], "1 2 3 4 5 6_[2-9%4] 6_1 9+1"),
+        (["-S", "03/13", "-E", "midnight"], "1"),
+        (["-S", "11:00", "-u", "bob"], "3 4"),
+        (["-D", "-j", "5"], "5 5"),
+        (["-s", "R"], "3 9+1"),
+        (["-s", "PD"], "4 6_[2-9%4]"),
+        (["-s", "f,CANCELLED", "-S", "today", "-E", "now"], "5 6_1"),
+        (["-s", "CD", "-j", "1,2,5"], "1 2"),
+        (["-s", "F", "-S", "08:31"], "5"),
+        (["-s", "R", "-S", "08:15", "-E", "09:10"], "2 5"),
+    ],
+)
+def test_what_is_selected(cli: Cli, options: list[str], found: str) -> None:
+    code, out, _ = cli("-n", "-X", "-o", "jobid", *options)
+    assert (code, ids(out)) == (0, found.split())
+
+
+def test_requeued_runs_are_told_apart(cli: Cli) -> None:
+    assert cli("-n", "-D", "-j", "5", "-P", "-o", "jobid,restarts,state,elapsed")[1] == (
+        "5|0|REQUEUED|00:10:00\n5|1|FAILED|00:01:00\n"
+    )
+
+
+def test_others_see_their_own_jobs_as_in_sacct(cli: Cli) -> None:
+    def seen(*options: str) -> list[str]:
+        return ids(cli("-n", "-X", "-o", "jobid", *options, uid=1002)[1])
+
+    assert seen() == ["3", "4", "5"]
+    assert seen("-S", "now-2days") == ["3", "4", "5"]
+    assert seen("-a") == ["2", "3", "4", "5", "6_[2-9%4]", "6_1", "9+1"]
+    assert seen("-u", "alice") == ["2"]
+    assert seen("-j", "2") == ["2"]
+    assert seen("-N", "n1") == ["2", "3"]
+
+
+def test_the_state_alone_warns_that_it_means_now(cli: Cli) -> None:
+    code, out, err = cli("-s", "CD", "-n")
+    assert (code, out) == (0, "")
+    assert err == "migacct: warning: -s alone looks at this moment only; add -S and -E (-S today -E now) to look back\n"
+    _, _, err = cli("-s", "CD", "-S", "today", "-n")
+    assert err == "migacct: warning: -s with -S but no -E looks at one moment only; add -E now to see all since today\n"
+    for quiet in (["-s", "CD", "-S", "today", "-E", "now"], ["-s", "CD", "-j", "2"], ["-S", "today"]):
+        assert cli("-n", *quiet)[2] == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (["-S", "foo"], 1, "'foo' is not a time"),
+        (["-E", "31/31"], 1, "does not exist"),
+        (["-S", "noon", "-E", "midnight"], 1, "ends before it begins"),
+        (["-s", "SLEEPING"], 1, "'SLEEPING' is not a job state; states are BF/BOOT_FAIL"),
+        (["-j", "abc"], 1, "'abc' is not a job id; write 12"),
+        (["-j", "12_[1-99999999]"], 1, "array tasks"),
+        (["-N", "n[1-"], 1, "-N: 'n[1-' lacks"),
+        (["-o", "jobid,color"], 1, "no column 'color'; -e lists them"),
+        (["-o", "jobid%x"], 1, "write its name, name%20"),
+        (["-o", "p"], 1, "may stand for Partition, Profile, Placement"),
+        (["-o", ","], 1, "no columns"),
+        (["--units", "X"], 1, "not one of K, M, G, T, P"),
+        (["--db", "sqlite:////nowhere/x.db"], 1, "there is no database at /nowhere/x.db"),
+        (["--db", "nonsense"], 1, "not a database URL"),
+        (["-Q"], 2, "No such option"),
+        (["-S"], 2, "requires an argument"),
+        (["stray"], 2, "unexpected extra argument"),
+    ],
+)
+def test_errors_speak_and_have_their_exit_codes(cli: Cli, options: list[str], code: int, says: str) -> None:
+    found, out, err = cli(*options)
+    assert (found, out) == (code, "")
+    assert err.startswith("migacct: error: ")
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_columns_from_the_environment(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MIGACCT_FORMAT", "jobid%3,user%5")
+    assert cli("-n", "-j", "2")[1] == "  2 alice\n"
+    assert cli("-n", "-j", "2", "-o", "+state%9,+warm")[1] == "  2 alice COMPLETED   no\n"
+    assert cli("-n", "-j", "2", "-o", "state%9")[1] == "COMPLETED\n"
+    monkeypatch.delenv("MIGACCT_FORMAT")
+    assert cli("-n", "-j", "2", "-o", "+warm")[1].endswith("01:01:05   no\n")
+
+
+@pytest.mark.parametrize(
+    ("style", "shown"),
+    [
+        ("standard", "2026-03-14T09:01:30"),
+        ("relative", "09:01:30"),
+        ("%d.%m. %H:%M", "14.03. 09:01"),
+        ("x", "2026-03-14T09:01:30"),
+    ],
+)
+def test_slurm_time_format(cli: Cli, monkeypatch: pytest.MonkeyPatch, style: str, shown: str) -> None:
+    monkeypatch.setenv("SLURM_TIME_FORMAT", style)
+    assert cli("-n", "-P", "-j", "2", "-o", "start")[1] == f"{shown}\n"
+
+
+def test_json(cli: Cli) -> None:
+    code, out, _ = cli("--json", "-j", "2,3")
+    document = json.loads(out)
+    assert code == 0
+    assert document["schema_version"] == 1
+    assert document["window"] == {"start_unix_s": 0.0, "end_unix_s": NOW.timestamp()}
+    two, three = document["jobs"]
+    assert two["job"] == "2"
+    assert (two["elapsed_s"], two["queue_wait_s"], two["predicted_memory_mib"], two["setup_ms"]) == (
+        3665,
+        90,
+        6144,
+        203.4,
+    )
+    assert (two["state"], two["exit_code"], two["warm"], two["nodes"]) == ("COMPLETED", 0, False, ["n1"])
+    assert (two["started_unix_s"], two["bucket"], two["decision"]) == (MIDNIGHT + 9 * 3600 + 90, BUCKET, "7fq3k")
+    assert [(s["profile"], s["placement_start"], s["gpu_index"], s["until_unix_s"]) for s in three["slices"]] == [
+        ("1g.10gb", 2, 0, None), ("1g.10gb", 3, 0, None), ("2g.20gb", 4, 0, None),
+    ]  # fmt: skip
+    assert json.loads(cli("--json", "-j", "999")[1])["jobs"] == []
+
+
+def test_names_in_json_keep_their_meaning(cli: Cli) -> None:
+    """A name may be added; one that goes or changes its meaning needs a new schema_version."""
+    document = json.loads(cli("--json", "-j", "2")[1])
+    assert set(document) == {"schema_version", "generated_unix_s", "window", "jobs"}
+    assert set(document["jobs"][0]) == {
+        "job", "job_id", "restarts", "array_job_id", "array_task_id", "het_job_id", "het_job_offset", "uid", "user",
+        "account", "partition", "name", "nodes", "state", "reason", "exit_code", "signal", "submitted_unix_s",
+        "started_unix_s", "ended_unix_s", "time_limit_s", "asked", "bucket", "decision", "source", "profile",
+        "slice_count", "warm", "setup_ms", "predicted_latency_ms", "predicted_throughput_per_s", "predicted_memory_mib",
+        "measured_latency_ms", "measured_throughput_per_s", "measured_memory_mib", "elapsed_s",
+        "queue_wait_s", "slices",
+    }  # fmt: skip
+    assert set(document["jobs"][0]["slices"][0]) == {
+        "node", "gpu_uuid", "gpu_index", "profile", "placement_start", "placement_size", "gpu_instance_id",
+        "compute_instance_id", "mig_uuid", "since_unix_s", "until_unix_s", "outcome",
+    }  # fmt: skip
+
+
+def test_helpformat(cli: Cli) -> None:
+    code, out, _ = cli("-e")
+    assert code == 0
+    assert out.splitlines()[0] == "JobID               JobIDRaw            JobName             User"
+    assert out.split() == [column.name for column in COLUMNS]
+
+
+def test_help_names_everything(cli: Cli) -> None:
+    code, out, _ = cli("-h")
+    assert code == 0
+    assert cli("--help")[1] == out
+    words = out.split()
+    for column in COLUMNS:
+        assert column.name in words
+        assert column.doc.split()[0] in words
+    assert all(state in out for state in CODES.values())
+    for parameter in migacct.command.params:
+        assert getattr(parameter, "help", None), parameter.name
+        assert any(option in out for option in parameter.opts)
+    for name in ("MIGACCT_FORMAT", "MIGBATCH_DB", "SLURM_TIME_FORMAT", "now[{+|-}", "Exit codes"):
+        assert name in out
+
+
+def test_version_and_usage(cli: Cli) -> None:
+    assert cli("-V")[1].startswith("migacct 0.")
+    assert cli("--usage") == (0, "Usage: migacct [OPTIONS]\n", "")
+
+
+def test_all_and_long_columns(cli: Cli) -> None:
+    header = cli("-j", "999", "-P", "-o", "all")[1]
+    assert header == "|".join(column.name for column in COLUMNS) + "\n"
+    assert cli("-j", "3", "-P", "-o", "all")[0] == 0
+    assert "MigUUID" in cli("-j", "2", "-l")[1]
+
+
+def test_where_the_database_is_named(cli: Cli, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "migbatch.toml"
+    config.write_text(f'[store]\nurl = "{database}"\n')
+    monkeypatch.delenv("MIGBATCH_DB")
+    monkeypatch.setenv("MIGBATCH_CONFIG", str(config))
+    assert cli("-n", "-j", "2", "-o", "jobid")[0] == 0
+    monkeypatch.setenv("MIGBATCH_DB", "sqlite:////nowhere/env.db")
+    assert "/nowhere/env.db" in cli()[2]
+    assert "/nowhere/option.db" in cli("--db", "sqlite:////nowhere/option.db")[2]
+    monkeypatch.delenv("MIGBATCH_DB")
+    config.write_text("[store]\nurl = 3\n")
+    code, _, err = cli()
+    assert code == 1
+    assert f"{config}:2:" in err
+
+
+def test_a_database_that_fails_is_an_error_and_no_traceback(cli: Cli, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/x.db"
+    with open_store(url) as store, store.engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE runs RENAME TO elsewhere")
+    assert cli("--db", url) == (1, "", "migacct: error: reading the database failed: no such table: runs\n")
+
+
+START = "from slurm_migbatch.cli.migacct import main; main()"
+
+
+def test_a_reader_that_goes_away_is_no_error_to_speak_of(database: str) -> None:
+    """`migacct | head -1`, with more lines than the pipe holds."""
+    wide = ",".join(["jobid%3000"] * 20)
+    command = [sys.executable, "-c", START, "--db", database, "-a", "-S", "2020-01-01", "-o", wide]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(10)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() in (0, 1)
+    process.stderr.close()
+
+
+def test_it_imports_nothing_that_is_slow(database: str) -> None:
+    check = (
+        "import sys; sys.argv = ['migacct', '-a', '--db', sys.argv[1]]\n"
+        "from slurm_migbatch.cli.migacct import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "slow = {'pandas', 'numpy', 'rich', 'sklearn', 'jinja2', 'pynvml', 'starlette', 'uvicorn',\n"
+        "        'slurm_migbatch.store.ingest', 'slurm_migbatch.daemon', 'slurm_migbatch.predict'}\n"
+        "print(sorted(slow & set(sys.modules)), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", check, database], capture_output=True, text=True, check=True)
+    assert done.stderr == "[]\n"

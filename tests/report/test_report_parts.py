@@ -1,0 +1,128 @@
+"""The parts of reports that have rules of their own: formats, sizes, job ids, windows, time on a large store."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.report import bench
+from slurm_migbatch.report.columns import BRIEF, COLUMNS, DEFAULT, LONG
+from slurm_migbatch.report.errors import ReportError
+from slurm_migbatch.report.format import find, parse_format
+from slurm_migbatch.report.selection import parse_jobs, window
+from slurm_migbatch.report.states import parse_states
+from slurm_migbatch.report.units import figure, size_formatter
+from slurm_migbatch.store.db import open_store
+from slurm_migbatch.store.queries import RUN_FIELDS, SLICE_FIELDS, JobId, RunFilter
+
+NOW = datetime(2026, 3, 14, 12).timestamp()
+MIDNIGHT = datetime(2026, 3, 14).timestamp()
+
+
+def test_columns_declare_fields_that_exist() -> None:
+    for column in COLUMNS:
+        assert set(column.run) <= set(RUN_FIELDS), column.name
+        assert set(column.slice) <= set(SLICE_FIELDS), column.name
+        assert column.doc.endswith("."), column.name
+    assert len({column.name.lower() for column in COLUMNS}) == len(COLUMNS)
+
+
+@pytest.mark.parametrize("text", [BRIEF, DEFAULT, LONG])
+def test_the_ready_made_formats_exist(text: str) -> None:
+    assert len(parse_format(text, "")) == text.count(",") + 1
+
+
+def test_every_column_is_found_by_its_name_in_any_case() -> None:
+    for column in COLUMNS:
+        assert find(column.name.upper()) is find(column.name.lower()) is column
+
+
+def test_formats() -> None:
+    def parsed(text: str, default: str = "jobid,state") -> list[tuple[str, int]]:
+        return [(column.name, column.width) for column in parse_format(text, default)]
+
+    assert parsed("user, state%4") == [("User", 8), ("State", 4)]
+    assert parsed("+user%-3") == [("JobID", -12), ("State", 10), ("User", -3)]
+    assert len(parsed("all")) == len(COLUMNS)
+    for wrong in ("", "nix", "user%%3", "us er", "user%3x", "%3"):
+        with pytest.raises(ReportError):
+            parsed(wrong)
+
+
+@pytest.mark.parametrize(
+    ("mib", "unit", "convert", "shown"),
+    [
+        (None, None, True, ""), (0, None, True, "0M"), (512, None, True, "512M"), (1024, None, True, "1G"),
+        (1536, None, True, "1.50G"), (3 * 2**20, None, True, "3T"), (2**40, None, True, "1024P"),
+        (6144, None, False, "6144M"), (6144, "K", True, "6291456K"), (512, "G", True, "0.50G"),
+        (6144, "T", False, "0.01T"),
+    ],
+)  # fmt: skip
+def test_sizes(mib: float | None, unit: str | None, convert: bool, shown: str) -> None:
+    assert size_formatter(unit=unit, convert=convert)(mib) == shown
+
+
+def test_figures() -> None:
+    shown = [figure(value, "ms") for value in (None, 0, 0.01234, 3.14159, 99.99, 12345.6)]
+    assert shown == ["", "0ms", "0.0123ms", "3.14ms", "100ms", "12346ms"]
+
+
+def test_states() -> None:
+    assert parse_states("cd, Failed,TO,F") == ("COMPLETED", "FAILED", "TIMEOUT")
+    assert parse_states("") == ()
+    with pytest.raises(ReportError):
+        parse_states("C")
+
+
+def test_job_ids() -> None:
+    assert parse_jobs("12,12, 34_5,7+1,8.s0,9.batch,10_[1-2,4]") == (
+        JobId(12), JobId(34, task="5"), JobId(7, offset=1), JobId(8), JobId(9), JobId(10, task="1"),
+        JobId(10, task="2"), JobId(10, task="4"),
+    )  # fmt: skip
+    for wrong in ("x", "-1", "1_", "1_x", "1+", "1.", "1_[", "1_[a]", "1_[2-1]", "9" * 30, "1;DROP TABLE runs"):
+        with pytest.raises(ReportError):
+            parse_jobs(wrong)
+
+
+@given(st.text(alphabet="0123456789_[],-+.sx ", max_size=20))
+def test_no_text_breaks_the_job_ids(text: str) -> None:
+    try:
+        parse_jobs(text)
+    except ReportError as error:
+        assert str(error)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "states", "start", "end", "expected"),
+    [
+        (False, False, "", "", (MIDNIGHT, NOW)),
+        (True, False, "", "", (0, NOW)),
+        (False, True, "", "", (NOW, NOW)),
+        (True, True, "", "", (0, NOW)),
+        (False, False, "08:00", "", (MIDNIGHT + 8 * 3600, NOW)),
+        (False, True, "08:00", "", (MIDNIGHT + 8 * 3600, MIDNIGHT + 8 * 3600)),
+        (False, True, "08:00", "09:00", (MIDNIGHT + 8 * 3600, MIDNIGHT + 9 * 3600)),
+        (True, True, "08:00", "", (MIDNIGHT + 8 * 3600, MIDNIGHT + 8 * 3600)),
+        (True, False, "", "09:00", (0, MIDNIGHT + 9 * 3600)),
+        (False, False, "", "09:00", (MIDNIGHT, MIDNIGHT + 9 * 3600)),
+    ],
+)
+def test_windows_are_sacct_s(jobs: bool, states: bool, start: str, end: str, expected: tuple[float, float]) -> None:
+    since, until, _ = window(NOW, jobs, states, start, end)
+    assert (since, until) == expected
+
+
+def test_the_measure_of_time_measures(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/x.db"
+    with open_store(url) as store:
+        bench.fill(store, 300, 10.0, NOW)
+        assert len(store.runs()) == 300
+        assert 0 < len(store.runs(RunFilter(start=NOW - 86400, end=NOW))) < 300
+    result = bench.measure(200, 10.0, 1)
+    (bar,) = result["bars"]
+    assert set(bar) == {"name", "value", "target", "ok"}
+    assert [query["lines"] > 0 for query in result["queries"]][1:4] == [True] * 3
