@@ -58,7 +58,7 @@ def describe(row: RunRow, decision: Mapping[str, Any] | None) -> Iterator[tuple[
     yield "Predicted", figures(run, "predicted_")
     yield "Measured", figures(run, "measured_")
     if decision:
-        yield "Why", _text(decision["message"] or "the job named its profile")
+        yield "Why", _text((decision["message"] or "the job named its profile").removeprefix("migbatch: "))
         yield from pairs_of("Candidates", candidate_lines(decision))
 
 

@@ -108,7 +108,9 @@ class ClusterConfig:
     catalog_nodes: str = key(
         "migcatalog", "The DOWN nodes that list every profile, so that jobs pend where nothing is offered yet."
     )
-    poll_s: float = key(1.0, "Seconds between two looks at the queue and the nodes.", between(0.05, 60))
+    poll_s: float = key(
+        1.0, "Seconds between two looks at Slurm when nothing happens; each is followed by a plan.", between(0.05, 60)
+    )
     timeout_s: float = key(20.0, "Seconds after which a Slurm command counts as failed.", between(1, 300))
 
 
@@ -141,15 +143,16 @@ class SupplyConfig:
     """What the free space of the GPUs is offered as."""
 
     enabled: bool = key(True, "Offer free space by `scontrol update Gres=`; false: slurm.conf's counts stand.")
-    interval_s: float = key(1.0, "Seconds between two plans when nothing happens.", between(0.05, 300))
     preference: tuple[str, ...] = key(
-        (), "What idle space is offered as, in this order, when nobody waits; empty: largest slices first.", profiles
+        (), "What idle space is offered as, in this order, when nobody waits; empty: one slice of each size.", profiles
     )
-    ack_timeout_s: float = key(
-        5.0, "Seconds to wait for a node to confirm a plan before its new slots stay unoffered.", between(0.1, 120)
+    ack_wait_s: float = key(
+        0.5,
+        "Seconds that one round waits for nodes to confirm new plans; the next rounds see the rest.",
+        between(0, 10),
     )
     node_silence_s: float = key(
-        90.0, "Seconds without a word from a node after which no new slots are offered on it.", between(1, 3600)
+        90.0, "Seconds without a word from a node after which its offer is left as it is.", between(1, 3600)
     )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.ended import HistoryClient
 from slurm_migbatch.daemon.facts import slurm_uids
+from slurm_migbatch.daemon.history import open_history
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.node.auth import AuthError, Signer, make_signer
-from slurm_migbatch.store.db import open_store
 
 
 def compose(config: Config) -> Service:
@@ -20,7 +20,7 @@ def compose(config: Config) -> Service:
     return Service(
         config,
         client=HistoryClient(cluster.slurm_bin or None, cluster.slurm_conf or None, cluster.timeout_s),
-        open_store=lambda: open_store(config.store.url),
+        open_store=lambda: open_history(config.store.url),
         signer=signer_of(config),
     )
 

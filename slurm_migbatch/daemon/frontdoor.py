@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from slurm_migbatch.config import Config
@@ -22,9 +23,12 @@ _WRITE_EVERY_S = 0.5
 class FrontDoor:
     """Serves submissions once the site is known; until then slurmctld's shim does without."""
 
-    def __init__(self, config: Config, writer: StoreWriter, metrics: Metrics) -> None:
+    def __init__(
+        self, config: Config, writer: StoreWriter, metrics: Metrics, decided: Callable[[], None] = lambda: None
+    ) -> None:
+        """`decided` is called in a thread of its own after each granted submission."""
         self._path = Path(config.submit.socket)
-        self._writer = writer
+        self._writer, self._decided = writer, decided
         chooser = chooser_of(config)
         self._known = asyncio.Event()
         self.facts = SiteFacts(config, chooser, self._changed)
@@ -60,6 +64,7 @@ class FrontDoor:
         self._known.set()
 
     def _record(self, decision: Decision) -> None:
+        self._decided()
         row = record_of(decision)
         self._writer.post(lambda store: store.record_decision(row), "decisions")
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict, dataclass
 
 from slurm_migbatch.daemon.log import Trouble
@@ -15,6 +16,8 @@ from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient
 
 log = logging.getLogger(__name__)
 _ADVICE = "running jobs and submissions go on without it; check slurmctld, and [cluster] slurm_bin and slurm_conf"
+#: seconds between two looks, however many nudges come
+_CLOSEST_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -27,25 +30,28 @@ class Snapshot:
 
 
 class Poller:
-    """Polls `client` in a thread, hands each snapshot to the listeners in the event loop, and slows down on failure."""
+    """Looks at Slurm in a thread, and lets `act` follow each look; slows down while Slurm does not answer.
 
-    def __init__(self, client: SlurmClient, interval_s: float) -> None:
-        self._client = client
-        self._interval = interval_s
+    A nudge asks for a look before its time. Looks keep a distance that grows with what they cost, so that neither a
+    busy cluster nor a slow slurmctld is asked more often than it can bear.
+    """
+
+    def __init__(self, client: SlurmClient, interval_s: float, act: Callable[[Snapshot], Awaitable[bool]]) -> None:
+        self._client, self._interval, self._act = client, interval_s, act
         self._nudged = asyncio.Event()
-        self.listeners: list[Callable[[Snapshot], None]] = []
         self.latest: Snapshot | None = None
         self.trouble = Trouble("Slurm does not answer", _ADVICE, log, first=interval_s, longest=30.0)
 
     def nudge(self) -> None:
-        """Look again now, not at the end of the interval."""
+        """Look soon, not at the end of the interval."""
         self._nudged.set()
 
     async def run(self) -> None:
-        """Poll for ever."""
+        """Look for ever."""
         while True:
             self._nudged.clear()
-            wait = self._interval
+            wait, soon = self._interval, False
+            began = time.monotonic()
             try:
                 snapshot = await asyncio.to_thread(self._look)
             except Exception as error:
@@ -53,12 +59,13 @@ class Poller:
             else:
                 self.trouble.succeeded()
                 self.latest = snapshot
-                for listener in self.listeners:
-                    listener(snapshot)
-            try:
-                await asyncio.wait_for(self._nudged.wait(), wait)
-            except asyncio.TimeoutError:
+                soon = await self._act(snapshot)
+            distance = min(wait, max(_CLOSEST_S, time.monotonic() - began))
+            await asyncio.sleep(distance)
+            if soon:
                 continue
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._nudged.wait(), wait - distance)
 
     def _look(self) -> Snapshot:
         return Snapshot(time.monotonic(), tuple(self._client.jobs()), tuple(self._client.nodes()))

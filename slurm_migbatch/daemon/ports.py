@@ -30,5 +30,14 @@ class Store(Protocol):
     def inventory(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
         """GPUs by node."""
 
+    def instance_events(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        """Events about instances by node since its last boot."""
+
+    def leases(self, active: bool = True) -> Sequence[Any]:
+        """Slices that are held."""
+
+    def record_supply(self, node: str, ts: float, version: int, counts: Mapping[str, int], why: str) -> None:
+        """Keep what Slurm was told about a node."""
+
     def close(self) -> None:
         """Let go of the database."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.api import ApiLimits, NodeApi
-from slurm_migbatch.daemon.audit import Auditor, Finding
+from slurm_migbatch.daemon.audit import Auditor
 from slurm_migbatch.daemon.frontdoor import FrontDoor
 from slurm_migbatch.daemon.inventory import KINDS, InventoryKeeper
 from slurm_migbatch.daemon.log import Trouble
@@ -24,11 +24,15 @@ from slurm_migbatch.daemon.plans import PlanBoard
 from slurm_migbatch.daemon.poll import Poller, Snapshot, UnsavedJobs
 from slurm_migbatch.daemon.ports import Slurm, Store
 from slurm_migbatch.daemon.server import ApiServer
+from slurm_migbatch.daemon.supply import SupplyRoom
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.node.auth import Signer
+from slurm_migbatch.supply.audit import Excess
 
 log = logging.getLogger(__name__)
 _STOP_S = 5.0
+#: seconds after which slurmctld lists a job whose submission it has just asked us about
+_SUBMISSION_S = 0.1
 
 
 class Service:
@@ -40,13 +44,15 @@ class Service:
         self.metrics = Metrics()
         self.board = PlanBoard()
         self.writer = StoreWriter(open_store, config.daemon.queue)
-        self.poller = Poller(client, config.cluster.poll_s)
+        self.poller = Poller(client, config.cluster.poll_s, self._seen)
         self.inventory = InventoryKeeper(self.writer)
-        self.door = FrontDoor(config, self.writer, self.metrics)
+        self.door = FrontDoor(config, self.writer, self.metrics, self._decided)
+        self.supply = SupplyRoom(config.supply, client, self.board, self.writer, self.metrics)
         self._auditor = Auditor()
         self._unsaved = UnsavedJobs()
         self._ended: set[int] = set()
         self._asking = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._errands: set[asyncio.Task[None]] = set()
         api = NodeApi(
             signer=signer,
@@ -61,7 +67,6 @@ class Service:
         self._events = self.metrics.counter("migbatch_node_events_total", "Events taken from nodes, by kind.")
         self._audited = self.metrics.counter("migbatch_audit_cancelled_total", "Jobs cancelled for holding too much.")
         self._gauges()
-        self.poller.listeners += [self._seen, self.door.facts.snapshot]
         self.inventory.listeners.append(self.door.facts.inventory)
 
     async def run(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
@@ -70,6 +75,7 @@ class Service:
         Raises:
             OSError: a socket cannot be had.
         """
+        self._loop = asyncio.get_running_loop()
         self.writer.start()
         tasks = []
         try:
@@ -80,6 +86,7 @@ class Service:
                 "inventory": self.inventory.run,
                 "submit": self.door.run,
                 "files": self.door.keep_files,
+                "leases": self.supply.load,
             }
             tasks = [asyncio.create_task(keep(name, loop), name=name) for name, loop in loops.items()]
             ready()
@@ -97,19 +104,31 @@ class Service:
 
     def health(self) -> dict[str, Any]:
         """What works and what does not, for /healthz."""
-        checks = {"slurm": self.poller.trouble.error, "database": self.writer.trouble.error}
+        checks = {
+            "slurm": self.poller.trouble.error,
+            "database": self.writer.trouble.error,
+            "supply": self.supply.error,
+        }
         if not self.poller.trouble.open and self.poller.latest is None:
             checks["slurm"] = "not asked yet"
         return {"ok": not any(checks.values()), "checks": {name: text or "ok" for name, text in checks.items()}}
+
+    def _decided(self) -> None:
+        """A job was let in (told from another thread); Slurm lists it a moment later."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.call_later, _SUBMISSION_S, self.poller.nudge)
 
     def _ingested(self, node: str, events: Sequence[Mapping[str, Any]]) -> None:
         for event in events:
             self._events.add(kind=str(event.get("kind"))[:32])
         if any(event.get("kind") in KINDS for event in events):
             self.inventory.look_again()
-        self._auditor.ingested(node, events)
+        self.supply.ingested(node, events)
+        self.poller.nudge()
 
-    def _seen(self, snapshot: Snapshot) -> None:
+    async def _seen(self, snapshot: Snapshot) -> bool:
+        """What follows from a look at Slurm; whether to look again at once."""
+        self.door.facts.snapshot(snapshot)
         news, gone = self._unsaved.look(snapshot.jobs)
         if news:
             self.writer.replace(self._unsaved.save, "jobs")
@@ -118,8 +137,9 @@ class Service:
             self._asking = True
             self._errand(self._ask_ends(frozenset(self._ended)))
         if self.config.daemon.audit:
-            for finding in self._auditor.check(snapshot):
-                self._errand(self._cancel(finding))
+            for excess in self._auditor.check(self.supply.view.facts(), snapshot.jobs):
+                self._errand(self._cancel(excess))
+        return await self.supply.follow(snapshot)
 
     async def _ask_ends(self, jobs: frozenset[int]) -> None:
         try:
@@ -133,16 +153,16 @@ class Service:
         finally:
             self._asking = False
 
-    async def _cancel(self, finding: Finding) -> None:
-        log.error("%s; cancelling it", finding)
+    async def _cancel(self, excess: Excess) -> None:
+        log.error("%s; cancelling it", excess)
         self._audited.add()
-        reason = f"migbatch: cancelled: {finding}"
+        reason = f"migbatch: cancelled: {excess}"
         with contextlib.suppress(Exception):
-            await asyncio.to_thread(self._client.update_job, finding.job_id, AdminComment=reason)
+            await asyncio.to_thread(self._client.update_job, excess.job, AdminComment=reason)
         try:
-            await asyncio.to_thread(self._client.cancel, finding.job_id)
+            await asyncio.to_thread(self._client.cancel, excess.job)
         except Exception as error:
-            log.error("cannot cancel job %d, do it by hand: %s", finding.job_id, error)
+            log.error("cannot cancel job %d, do it by hand: %s", excess.job, error)
 
     def _errand(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)

@@ -51,6 +51,7 @@ class FakeStore:
         self.events = {}
         self.jobs = {}
         self.decisions = []
+        self.supply = []
         self.gpus = {}
         self.locked = False
         self.closed = False
@@ -74,6 +75,18 @@ class FakeStore:
             while (node, journal, seq + 1) in self.events:
                 seq += 1
             return seq
+
+    def instance_events(self):
+        self._check()
+        return {}
+
+    def leases(self, active=True):
+        self._check()
+        return []
+
+    def record_supply(self, node, ts, version, counts, why):
+        self._check()
+        self.supply.append((node, version, dict(counts), why))
 
     def record_decision(self, decision):
         self._check()

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_migbatch.daemon import sdnotify
-from slurm_migbatch.daemon.audit import excess
 from slurm_migbatch.daemon.lock import AlreadyRunning, InstanceLock
 from slurm_migbatch.daemon.log import LineFormatter, Trouble
 from slurm_migbatch.daemon.metrics import Metrics
@@ -107,12 +106,3 @@ def test_readiness_reaches_systemd(tmp_path, monkeypatch):
     sdnotify.notify("READY=1")  # systemd is gone: no error
     monkeypatch.delenv("NOTIFY_SOCKET")
     sdnotify.notify("READY=1")
-
-
-def test_audit_counts_what_a_job_holds_beyond_its_allocation():
-    held = [{"profile": "1g.10gb+me"}, {"profile": "1g.10gb+me"}, {"profile": "3g.40gb"}]
-    assert excess(held, {"1g.10gb.me": 2, "3g.40gb": 1}) == {}
-    assert excess(held, {"1g.10gb.me": 1, "3g.40gb": 1}) == {"1g.10gb.me": 1}
-    assert excess(held, {"3g.40gb": 2}) == {"1g.10gb.me": 2}
-    assert excess([], {"3g.40gb": 2}) == {}
-    assert excess([{"profile": "rubbish"}], {}) == {"rubbish": 1}

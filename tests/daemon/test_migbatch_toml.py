@@ -21,7 +21,7 @@ def test_default_text_holds_every_default_and_parses_back():
     text = render()
     uncommented = "\n".join(line[1:] if line.startswith("#") and " = " in line else line for line in text.splitlines())
     assert loads(text, "") == Config()
-    assert "interval_s = 1.0" in uncommented
+    assert "ack_wait_s = 0.5" in uncommented
 
 
 def test_values_are_set_and_survive_a_round_trip():
@@ -60,11 +60,11 @@ def test_unknown_section_names_its_line():
 
 def test_all_problems_are_told_at_once_in_file_order():
     said = problems(
-        '[supply]\ninterval_s = "fast"\nenabled = 1\n[node_api]\nport = 70000\nauth = "kerberos"\n'
+        '[supply]\nack_wait_s = "fast"\nenabled = 1\n[node_api]\nport = 70000\nauth = "kerberos"\n'
         '[submit]\nsocket = "relative.sock"\ndefault_profile = "1g"\n'
     )
     assert [line.split(": ")[0] for line in said] == [f"m.toml:{n}" for n in (2, 3, 5, 6, 8, 9)]
-    assert "supply.interval_s must be a number" in said[0]
+    assert "supply.ack_wait_s must be a number" in said[0]
     assert "supply.enabled must be true or false" in said[1]
     assert "between 0 and 65535, not 70000" in said[2]
     assert "one of 'munge', 'token', not 'kerberos'" in said[3]
@@ -93,8 +93,8 @@ def test_lines_are_right_behind_multi_line_values():
 
 
 def test_dotted_and_quoted_keys_have_lines():
-    said = problems('supply.interval_s = -1\n[models."org/x"]\nparams_m = [1]\ngflops = 1\nreference = 1\n')
-    assert said[0].startswith("m.toml:1: supply.interval_s must be between")
+    said = problems('supply.ack_wait_s = -1\n[models."org/x"]\nparams_m = [1]\ngflops = 1\nreference = 1\n')
+    assert said[0].startswith("m.toml:1: supply.ack_wait_s must be between")
     assert said[1] == "m.toml:3: models.org/x.params_m must be a number"
 
 

@@ -7,9 +7,11 @@ import threading
 
 import pytest
 from conftest import eventually
-from daemon_fakes import FakeSigner, Node
+from daemon_fakes import FakeSigner, Node, gpu, inventory
 
+from slurm_migbatch.daemon.audit import Auditor
 from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.supply.view import LiveView
 
 INVENTORY = {"seq": 1, "ts": 1.0, "kind": "inventory", "gpus": [{"uuid": "GPU-1"}]}
 
@@ -169,7 +171,7 @@ def get(port, path):
 
 def test_health_and_metrics(running, node, slurm):
     eventually(lambda: running.service.health()["ok"])
-    assert get(running.port, "/healthz") == (200, '{"ok":true,"checks":{"slurm":"ok","database":"ok"}}')
+    assert get(running.port, "/healthz") == (200, '{"ok":true,"checks":{"slurm":"ok","database":"ok","supply":"ok"}}')
     node.events(INVENTORY)
     slurm.queue[5] = JobRow(5, state="PENDING", tasks=3)
     eventually(lambda: 'migbatch_jobs{state="PENDING"} 3' in get(running.port, "/metrics")[1])
@@ -205,32 +207,36 @@ def test_how_jobs_ended_is_asked_until_slurm_tells(running, slurm, store):
     assert store.jobs[7]["user"] == "ann"
 
 
-def start(job, *profiles, seq=1, restart=0):
-    slices = [{"gpu": "GPU-1", "profile": p, "start": 0, "size": 1} for p in profiles]
-    return {"seq": seq, "ts": 1.0, "kind": "start", "job": job, "restart": restart, "slices": slices}
+def start(job, *slices, seq=2, restart=0):
+    """`slices` as (profile, start, size)."""
+    held = [{"gpu": "GPU-0", "profile": p, "start": at, "size": size} for p, at, size in slices]
+    return {"seq": seq, "ts": 1.0, "kind": "start", "job": job, "restart": restart, "slices": held}
 
 
 def test_a_job_that_holds_more_than_slurm_allocated_is_cancelled(running, node, slurm, caplog):
     slurm.queue[1] = JobRow(1, state="RUNNING", nodes=("n1",), gres="gres/mig:1g.10gb:1")
     slurm.queue[2] = JobRow(2, state="RUNNING", nodes=("n1",), gres="gres:mig:1g.10gb:2")
-    slurm.queue[3] = JobRow(3, state="RUNNING", nodes=("n1",), gres="gres:mig:1g.10gb:1", restarts=1)
-    node.events(start(1, "7g.80gb"), start(2, "1g.10gb", "1g.10gb", seq=2), start(3, "7g.80gb", seq=3))
+    node.events(
+        inventory(gpu(0)),
+        start(1, ("3g.40gb", 0, 4)),
+        start(2, ("1g.10gb", 4, 1), ("1g.10gb", 5, 1), seq=3),
+    )
     eventually(lambda: slurm.cancelled)
     assert slurm.cancelled == [1]
     ((job, fields),) = slurm.updates
     assert job == 1
-    assert "1 x 7g.80gb on n1 beyond its allocation" in fields["AdminComment"]
-    assert "job 1 holds 1 x 7g.80gb" in caplog.text
+    assert "1 x 3g.40gb on n1" in fields["AdminComment"]
+    assert "job 1 holds 1 x 3g.40gb" in caplog.text
 
 
-def test_a_single_odd_look_cancels_nobody(config):
-    from slurm_migbatch.daemon.audit import Auditor
-    from slurm_migbatch.daemon.poll import Snapshot
-
+def test_a_single_odd_look_cancels_nobody():
+    view = LiveView()
+    view.load({"n1": [gpu(0)]}, ())
+    view.apply("n1", [start(1, ("1g.10gb", 0, 1))])
+    odd = [JobRow(1, state="RUNNING", nodes=("n1",), gres="")]
+    good = [JobRow(1, state="RUNNING", nodes=("n1",), gres="gres:mig:1g.10gb:1")]
     auditor = Auditor()
-    auditor.ingested("n1", [start(1, "1g.10gb")])
-    odd = JobRow(1, state="RUNNING", nodes=("n1",), gres="")
-    good = JobRow(1, state="RUNNING", nodes=("n1",), gres="gres:mig:1g.10gb:1")
-    assert auditor.check(Snapshot(0, (odd,), ())) == []
-    assert auditor.check(Snapshot(1, (good,), ())) == []
-    assert auditor.check(Snapshot(2, (odd,), ())) == []
+    for look in (odd, good, odd, [], odd):
+        assert auditor.check(view.facts(), look) == []
+    assert [e.job for e in auditor.check(view.facts(), odd)] == [1]
+    assert auditor.check(view.facts(), odd) == []

@@ -1,0 +1,51 @@
+"""The store with one more question: what happened to instances since each node booted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import func, select
+
+from slurm_migbatch.store.db import Store, open_store
+from slurm_migbatch.store.models import NodeEvent
+
+#: of the creates and destroys, only the newest matter: what lies idle where is a preference, not a fact to rely on
+_NEWEST = 20_000
+
+
+class HistoryStore(Store):
+    """`Store` that also tells how idle instances, zombies and faults came about."""
+
+    def instance_events(self) -> dict[str, list[dict[str, Any]]]:
+        """Events about instances by node, in their order, since the node's last boot."""
+        booted = (
+            select(NodeEvent.node, func.max(NodeEvent.id).label("id"))
+            .where(NodeEvent.kind == "boot")
+            .group_by(NodeEvent.node)
+            .subquery()
+        )
+        since = (
+            select(NodeEvent.id, NodeEvent.node, NodeEvent.kind, NodeEvent.payload)
+            .outerjoin(booted, booted.c.node == NodeEvent.node)
+            .where(NodeEvent.id > func.coalesce(booted.c.id, 0))
+            .order_by(NodeEvent.id.desc())
+        )
+        troubles = since.where(NodeEvent.kind.in_(("zombie", "cleared", "fault")))
+        changes = since.where(NodeEvent.kind.in_(("create", "destroy"))).limit(_NEWEST)
+        with self.reading() as connection:
+            rows = [*connection.execute(troubles), *connection.execute(changes)]
+        found: dict[str, list[dict[str, Any]]] = {}
+        for _, node, kind, payload in sorted(rows, key=lambda row: row.id):
+            if isinstance(payload, dict):
+                found.setdefault(node, []).append({**payload, "kind": kind})
+        return found
+
+
+def open_history(url: str, *, readonly: bool = False) -> HistoryStore:
+    """`open_store`, and its questions.
+
+    Raises:
+        StoreError: see `open_store`.
+    """
+    store = open_store(url, readonly=readonly)
+    return HistoryStore(store.engine, readonly=store.readonly)
