@@ -50,8 +50,8 @@ class JobRequest:
     """A submission (`now` is None) or a change of a job. None: not given.
 
     `uid` is who asks. `partition` may be a list separated by commas; the shim fills in the default partition. Numbers
-    are Slurm's, None where unset. In a change only the fields that the user wants changed are given, the node and
-    task counts excepted, which the shim fills in from the job.
+    are Slurm's, None where unset; `shared` is 0 for `--exclusive`. In a change only the fields that the user wants
+    changed are given, the node and task counts excepted, which the shim fills in from the job.
     """
 
     uid: int
@@ -74,6 +74,7 @@ class JobRequest:
     num_tasks: int | None = None
     ntasks_per_node: int | None = None
     sockets_per_node: int | None = None
+    shared: int | None = None
     now: Present | None = None
 
     def to_fields(self) -> dict[str, str]:
@@ -125,6 +126,7 @@ _NUMBERS = frozenset(
         "num_tasks",
         "ntasks_per_node",
         "sockets_per_node",
+        "shared",
     }
 )
 _TEXTS = frozenset(item.name for item in fields(JobRequest)) - _NUMBERS - {"now"}

@@ -162,7 +162,7 @@ class _Job:
         partition = self.catalog.view(ours)
         hints = hinting.parse(*self._hint_texts(request))
         limits = limits_of(hints, partition)
-        _check_whole_gpus(asking, request)
+        _check_options(asking, request)
         return self._compose(request, asking, partition, hints, limits, old_marker)
 
     def _hint_texts(self, request: JobRequest) -> list[str]:
@@ -280,7 +280,9 @@ def _whole_gpu(part: Part, partition: Partition) -> Offer:
     return partition.offers[kind.full.profile.gres_type]
 
 
-def _check_whole_gpus(asking: Asking, request: JobRequest) -> None:
+def _check_options(asking: Asking, request: JobRequest) -> None:
+    if request.shared == 0 and request.now is None and asking.parts[0].prefix == "gres:":
+        raise Refusal("exclusive")  # before 23.11 not kept from the slices; `Flags=explicit` does it later
     if not any(part.name == "gpu" for part in asking.parts):
         return
     if request.cpus_per_tres and "gpu" in request.cpus_per_tres:
@@ -310,7 +312,7 @@ def _changes(request: JobRequest, asking: Asking, grant: Grant) -> dict[str, str
     changes = {"tres_per_node": tres, "comment": _with_marker(request.comment or "", grant.marker, grant.decision)}
     if asking.field != "tres_per_node":
         changes[asking.field] = ",".join(asking.others)
-    if request.tres_bind and "gpu" in request.tres_bind:
+    if mentions((request.tres_bind,)):  # bindings to tasks; the node binds slices itself
         changes["tres_bind"] = ""
     return changes
 

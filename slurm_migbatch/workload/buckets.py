@@ -2,8 +2,8 @@
 
 A request is rounded, always to the demanding side, to a cell of (model, role, batch, input size, objective): batch and
 input size up to an edge of the model's grid, a latency limit down and a rate up to the preferred numbers of ISO 3
-(R20: 20 to a decade, so at most an eighth tighter than asked). Two requests of one bucket always get the same slice; that
-is what lets a compiled table give the service's answers.
+(R20: 20 to a decade, so at most an eighth tighter than asked). Two requests of one bucket always get the same slice;
+that is what lets a compiled table give the service's answers.
 
 All figures are integers (microseconds, thousandths of items per second), so that Python and Lua agree to the last
 digit.

@@ -16,45 +16,41 @@ from types import MappingProxyType
 SENTENCES: Mapping[str, str] = MappingProxyType(
     {
         # the marker
-        "forged": "the comment or extra text must not hold '[mig:': the submit filter writes that part itself. "
-        "Leave it out (a comment copied from squeue or scontrol ends with it)",
+        "forged": "the comment or extra text must not hold '[mig:': the submit filter writes that part itself. Leave "
+        "it out (a comment copied from squeue or scontrol ends with it)",
         "comment_long": "the comment is %s bytes too long: Slurm takes 1024, and the filter adds a part of its own. "
         "Shorten it",
         "gres_long": "the list of GRES is too long for Slurm (1024 bytes): ask for fewer kinds",
         "running": "the slices of a job that has started cannot be changed: cancel it and submit it again, or change "
-        "it "
-        "while it is pending",
+        "it while it is pending",
         # the request
         "spelling": "'%s' is not understood: write mig:<profile>[:count], mig:auto[:count] or mig[:count], in lower "
-        "case "
-        "and without blanks",
+        "case and without blanks",
         "profile_short": "'%s' is no profile but a number to Slurm (1g is 1073741824): write the whole name of a "
-        "profile, "
-        "one of %s",
+        "profile, one of %s",
         "count": "'%s' is no possible number of slices: ask for 1 to 64 on each node",
         "filler": "mig:none is not for jobs: write mig:auto or a profile, one of %s",
         "unknown_profile": "no GPU in partition %s has a profile '%s': write mig:auto or one of %s",
         "no_partition": "partition %s has no MIG GPUs: choose one of %s with --partition",
         "no_site": "no MIG GPU of this cluster is known to the submit filter yet: try again in a few minutes, or "
-        "tell your "
-        "administrator that no node has reported its GPUs",
+        "tell your administrator that no node has reported its GPUs",
         "mixed_partitions": "of the partitions %s only some have MIG GPUs: name only those that have (%s)",
         "unknown_gpu": "no GPU in partition %s is a '%s': write gpu without a type or one of %s",
         "two_ways": "slices are asked for in more than one way (%s): write them once, for each node: "
         "--gres=mig:auto:<count>",
         "per_node": "%s does not say how many slices each node is to give: write -N <nodes> and "
-        "--gres=mig:<profile>:<count>"
-        " (the count is for each node)",
+        "--gres=mig:<profile>:<count> (the count is for each node)",
         "per_gpu": "%s is for whole GPUs: on slices write %s instead",
+        "exclusive": "with --exclusive this release of Slurm gives the job every slice of the node: leave it out and "
+        "ask for the slices that you need",
         "kinds": "a job can have at most 8 different profiles: ask for fewer",
         # hints
-        "hint_long": "the hints are %s bytes long: write at most 999, for example migbatch: model=bert-large batch=32 "
-        "slo=200ms",
+        "hint_long": "the hints are %s bytes long: write at most 999, for example migbatch: model=bert-large "
+        "batch=32 slo=200ms",
         "hint_ascii": "the hints hold bytes that are not plain ASCII: write them with letters, digits and . _ - / + "
         ": only",
         "hint_char": "the hints hold the character %s: write key=value pairs separated by blanks, with letters, "
-        "digits and "
-        ". _ - / + : only",
+        "digits and . _ - / + : only",
         "hint_form": "'%s' is no hint: write key=value pairs separated by blanks, for example model=bert-large "
         "batch=32",
         "hint_key": "there is no hint '%s': write one of batch, deadline, input, items, max, mem, min, model, role, "
@@ -65,12 +61,11 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "deadline=2h",
         "min_over_max": "min=%s is larger than max=%s: exchange them or leave one out",
         "input_unit": "model %s takes its input in %s: write %s",
-        "mem_over_profile": "mem=%s MiB does not fit %s, which has %s MiB: ask for a larger profile, mig:auto, or less "
-        "memory",
+        "mem_over_profile": "mem=%s MiB does not fit %s, which has %s MiB: ask for a larger profile, mig:auto, or "
+        "less memory",
         "profile_outside": "profile %s is outside min= and max=: leave them out or write mig:auto",
         "mem_nowhere": "mem=%s MiB fits no slice that the job may have (the largest has %s MiB): ask for less, or "
-        "for a "
-        "larger max=",
+        "for a larger max=",
         "range_empty": "no profile of partition %s lies between min= and max=: the profiles are %s",
         "too_slow": "no slice that the job may have is predicted to be fast enough (%s): ask for a larger slo= or "
         "deadline=, or a smaller batch=",

@@ -183,6 +183,18 @@ def test_whole_gpu_options_that_slices_do_not_have(ask) -> None:
     assert ask("gres:gpu:1", tres_bind="gres/gpu:per_task:1").changes["tres_bind"] == ""
 
 
+def test_exclusive_jobs_where_they_would_swallow_the_node(ask) -> None:
+    assert ask("gres:mig:auto", shared=0).code == "exclusive"
+    assert granted(ask("gres/mig:auto", shared=0)) == "mig:1g.10gb:1"
+
+
+def test_bindings_of_slices_to_tasks_are_the_nodes(ask) -> None:
+    one_node = {"num_tasks": 2, "min_nodes": 1, "max_nodes": 1}
+    answer = ask(None, tres_per_task="gres/mig:2g.20gb:1", tres_bind="gres/mig:per_task:1", **one_node)
+    assert granted(answer) == "mig:2g.20gb:2"
+    assert answer.changes["tres_bind"] == "" and answer.changes["tres_per_task"] == ""
+
+
 def test_two_ways_of_asking(ask) -> None:
     assert ask("gres:mig:auto", tres_per_job="gres:gpu:1").code == "two_ways"
 
