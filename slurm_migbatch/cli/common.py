@@ -13,8 +13,8 @@ import click
 
 if TYPE_CHECKING:
     from slurm_migbatch.config import Config
+    from slurm_migbatch.daemon.history import HistoryStore
     from slurm_migbatch.slurm.cli import CliClient
-    from slurm_migbatch.store.db import Store
     from slurm_migbatch.store.queries import JobId
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -155,11 +155,11 @@ def job_argument(command: F) -> F:
     return click.argument("job", callback=read, metavar="JOB")(command)
 
 
-def open_record(config: Config) -> Store:
+def open_record(config: Config) -> HistoryStore:
     """The record, for reading; works while migbatchd is down."""
-    from slurm_migbatch.store.db import open_store
+    from slurm_migbatch.daemon.history import open_history
 
-    return open_store(config.store.url, readonly=True)
+    return open_history(config.store.url, readonly=True)
 
 
 def slurm_client(config: Config) -> CliClient:

@@ -13,12 +13,11 @@ from sqlalchemy import select
 
 from slurm_migbatch.cli.common import Failure, config_option, open_record, print_table, slurm_client
 from slurm_migbatch.config import Config
+from slurm_migbatch.daemon.history import HistoryStore
 from slurm_migbatch.mig.geometry import Geometry, GeometryError
 from slurm_migbatch.slurm.client import NodeRow, SlurmError
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
-from slurm_migbatch.store.db import Store
 from slurm_migbatch.store.models import Node as NodeRecord
-from slurm_migbatch.store.models import NodeEvent
 from slurm_migbatch.store.queries import LeaseRow
 
 #: characters of a layout bar for one memory slice
@@ -99,10 +98,10 @@ def nodes(config: Config, names: str | None, reasons: bool, as_json: bool, nohea
         print_table(header, _rows(views), show_header=not noheader)
 
 
-def view(store: Store, rows: Sequence[NodeRow] | None) -> list[NodeView]:
+def view(store: HistoryStore, rows: Sequence[NodeRow] | None) -> list[NodeView]:
     """Every node that has reported, with Slurm's view of it beside the record's."""
     inventory, leases = store.inventory(), store.leases()
-    zombies, faults = troubles(store)
+    zombies, faults = troubles(store.instance_events())
     with store.reading() as connection:
         seen = {row.node: row.seen for row in connection.execute(select(NodeRecord.node, NodeRecord.seen))}
     slurm = {row.name: row for row in rows or ()}
@@ -133,41 +132,36 @@ def free_counts(row: NodeRow) -> dict[str, int]:
     return {kind: count for kind, count in sorted(free.items()) if count > 0}
 
 
-def troubles(store: Store) -> tuple[dict[str, list[tuple[str, Slice]]], dict[str, list[str]]]:
+def troubles(
+    history: Mapping[str, Sequence[Mapping[str, Any]]],
+) -> tuple[dict[str, list[tuple[str, Slice]]], dict[str, list[str]]]:
     """What nodes reported as wrong since they booted: zombies by node (with their GPU), and sentences by node."""
-    kinds = ("boot", "zombie", "cleared", "fault")
-    statement = (
-        select(NodeEvent.node, NodeEvent.kind, NodeEvent.payload)
-        .where(NodeEvent.kind.in_(kinds))
-        .order_by(NodeEvent.id.desc())
-        .limit(10_000)
-    )
-    with store.reading() as connection:
-        rows = list(connection.execute(statement))
-    parked: dict[str, dict[tuple[str, int], tuple[Slice, str]]] = {}
-    faults: dict[str, list[str]] = {}
-    for node, kind, payload in reversed(rows):
-        event = payload if isinstance(payload, dict) else {}
-        place = (str(event.get("gpu")), int(event.get("start") or 0))
-        if kind == "boot":
-            parked.pop(node, None)
-            faults.pop(node, None)
-        elif kind == "zombie":
-            slot = Slice(str(event.get("profile")), place[1], int(event.get("size") or 1))
-            parked.setdefault(node, {})[place] = slot, str(event.get("reason") or "")
-        elif kind == "cleared":
-            parked.get(node, {}).pop(place, None)
-        else:
-            where = f"GPU {event['gpu']}: " if event.get("gpu") else ""
-            then = f"; {event['action']}" if event.get("action") else ""
-            drained = " (drained)" if event.get("drain") else ""
-            faults.setdefault(node, []).append(f"{where}{event.get('what')}{then}{drained}")
-    zombies = {node: [(gpu, slot) for (gpu, _), (slot, _) in found.items()] for node, found in parked.items()}
-    said = {node: faults.get(node, [])[-3:] for node in {*faults, *parked}}
-    for node, found in parked.items():
-        for (gpu, _), (slot, why) in found.items():
-            said[node].append(f"GPU {gpu}: {slot.profile} at {slot.start}:{slot.size} is a zombie: {why}")
+    zombies: dict[str, list[tuple[str, Slice]]] = {}
+    said: dict[str, list[str]] = {}
+    for node, events in history.items():
+        parked: dict[tuple[str, int], tuple[Slice, str]] = {}
+        faults = []
+        for event in events:
+            place = (str(event.get("gpu")), int(event.get("start") or 0))
+            if event["kind"] == "zombie":
+                slot = Slice(str(event.get("profile")), place[1], int(event.get("size") or 1))
+                parked[place] = slot, str(event.get("reason") or "no reason given")
+            elif event["kind"] == "cleared":
+                parked.pop(place, None)
+            elif event["kind"] == "fault":
+                faults.append(_fault(event))
+        zombies[node] = [(gpu, slot) for (gpu, _), (slot, _) in parked.items()]
+        said[node] = faults[-3:] + [
+            f"GPU {gpu}: {slot.profile} at {slot.start}:{slot.size} is a zombie: {why}"
+            for (gpu, _), (slot, why) in parked.items()
+        ]
     return zombies, said
+
+
+def _fault(event: Mapping[str, Any]) -> str:
+    where = f"GPU {event['gpu']}: " if event.get("gpu") else ""
+    then = f"; {event['action']}" if event.get("action") else ""
+    return f"{where}{event.get('what')}{then}{' (drained)' if event.get('drain') else ''}"
 
 
 def bar(gpu: GpuView) -> str:

@@ -43,22 +43,22 @@ def describe(row: RunRow, decision: Mapping[str, Any] | None) -> Iterator[tuple[
     """The lines about one run."""
     run, moment = row.run, time_formatter(None)
     yield "Job", f"{run_name(run)}" + (f" (run {run['restart'] + 1})" if run["restart"] else "")
-    yield "Name", _text(run["name"])
-    yield "User/Account", f"{_text(run['user'] or run['uid'])}/{_text(run['account'])}"
-    yield "Partition", _text(run["partition"])
+    yield "Name", printable(run["name"])
+    yield "User/Account", f"{printable(run['user'] or run['uid'])}/{printable(run['account'])}"
+    yield "Partition", printable(run["partition"])
     yield "State", _state(run)
     times = [f"{word} {moment(run[field])}" for word, field in _TIMES if run[field]]
     yield "Times", ", ".join(times) or "unknown"
     if run["started"] and run["ended"]:
         yield "Elapsed", format_duration(run["ended"] - run["started"])
-    yield "Asked", _text(run["asked"])
-    yield "Bucket", _text(run["bucket"] or "none: no model that is known")
+    yield "Asked", printable(run["asked"])
+    yield "Bucket", printable(run["bucket"] or "none: no model that is known")
     yield "Got", _got(run)
     yield from (("", line) for line in _slices(row.slices))
     yield "Predicted", figures(run, "predicted_")
     yield "Measured", figures(run, "measured_")
     if decision:
-        yield "Why", _text((decision["message"] or "the job named its profile").removeprefix("migbatch: "))
+        yield "Why", printable((decision["message"] or "the job named its profile").removeprefix("migbatch: "))
         yield from pairs_of("Candidates", candidate_lines(decision))
 
 
@@ -127,9 +127,10 @@ def _slices(slices: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     for s in slices:
         gpu = s["gpu_index"] if s["gpu_index"] is not None else s["gpu"]
         place = f"{s['slot_start']}:{s['slot_size']} of GPU {gpu} on {s['node']}"
-        yield f"{s['profile']} at {place}, {_text(s['mig_uuid'])}"
+        yield f"{s['profile']} at {place}, {printable(s['mig_uuid'])}"
 
 
-def _text(value: object) -> str:
+def printable(value: object) -> str:
+    """A value as text that cannot act on a terminal; user names things as he likes."""
     text = "unknown" if value is None or value == "" else str(value)
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import json
 import logging
 import re
@@ -59,6 +60,8 @@ class NodeApi:
     health: Callable[[], Mapping[str, Any]]
     #: called in the event loop with (node, events) after they were stored
     ingested: Callable[[str, Sequence[Mapping[str, Any]]], None]
+    #: why a job waits, as far as supply goes
+    why: Callable[[int], str] = lambda job: "supply is not managed here"
     limits: ApiLimits = ApiLimits()
 
     def app(self) -> Starlette:
@@ -71,6 +74,7 @@ class NodeApi:
                 Route("/node/v1/plan", gate.guard(self._plan), methods=["POST"]),
                 Route("/healthz", self._healthz, methods=["GET"]),
                 Route("/metrics", self._metrics, methods=["GET"]),
+                Route("/v1/why/{job:int}", self._why, methods=["GET"]),
             ],
         )
 
@@ -113,6 +117,12 @@ class NodeApi:
     async def _healthz(self, request: Request) -> Response:
         state = self.health()
         return _json(state, 200 if state.get("ok") else 503)
+
+    async def _why(self, request: Request) -> Response:
+        # jobs and their reservations are not for the whole network
+        if request.client is None or not _is_loopback(request.client.host):
+            return _json({"error": "ask on the controller host"}, 403)
+        return _json({"why": self.why(int(request.path_params["job"]))})
 
     async def _metrics(self, request: Request) -> Response:
         return PlainTextResponse(self.metrics.text(), media_type="text/plain; version=0.0.4")
@@ -193,6 +203,13 @@ class _Gate:
                 raise Refused(413, f"the body is larger than {self._limit} bytes")
             chunks.append(chunk)
         return b"".join(chunks)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _word(body: Mapping[str, Any], key: str, pattern: re.Pattern[str]) -> str:

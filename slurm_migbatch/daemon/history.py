@@ -16,6 +16,9 @@ _NEWEST = 20_000
 class HistoryStore(Store):
     """`Store` that also tells how idle instances, zombies and faults came about."""
 
+    def __enter__(self) -> HistoryStore:
+        return self
+
     def instance_events(self) -> dict[str, list[dict[str, Any]]]:
         """Events about instances by node, in their order, since the node's last boot."""
         booted = (

@@ -47,13 +47,13 @@ class Service:
         self.poller = Poller(client, config.cluster.poll_s, self._seen)
         self.inventory = InventoryKeeper(self.writer)
         self.door = FrontDoor(config, self.writer, self.metrics, self._decided)
-        self.supply = SupplyRoom(config.supply, client, self.board, self.writer, self.metrics)
         self._auditor = Auditor()
         self._unsaved = UnsavedJobs()
         self._ended: set[int] = set()
         self._asking = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._errands: set[asyncio.Task[None]] = set()
+        self.supply = SupplyRoom(config.supply, client, self.board, self.writer, self.metrics)
         api = NodeApi(
             signer=signer,
             board=self.board,
@@ -61,6 +61,7 @@ class Service:
             metrics=self.metrics,
             health=self.health,
             ingested=self._ingested,
+            why=self.supply.why,
             limits=ApiLimits(body_bytes=config.node_api.max_body_kb * 1024),
         )
         self.api = ApiServer(api.app(), config.node_api.listen, config.node_api.port)
