@@ -6,8 +6,9 @@ therefore changes in two phases:
 1. **Shrink.** Types of which a free slot is being withdrawn are set to 0, below what is in use (which hurts nobody), so
    Slurm starts nothing more of these types on this node. Setting them to what is in use would not do: a job that ends
    in between would let another one start, and that could be given the withdrawn slot.
-2. **Read back.** A job that started between our last look and the shrink shows in Slurm's counts. If it is of such a
-   type nobody knows yet which slot it took, so the node is left as it is, and the next round plans with it.
+2. **Look back.** A job that started between our last look and the shrink is in the queue now. If it has slices of such
+   a type nobody knows yet which slots it took, so the node is left as it is, and the next round plans with it. Jobs
+   are looked at, not counts: one that ended in the meantime would hide one that started.
 3. **Publish** the plan to the node and wait for its acknowledgement, for a bounded time. Jobs that start meanwhile are
    of types whose slots are all in both the old plan and the new one.
 4. **Grow** to the new counts. A node that has not acknowledged stays shrunk until it does.
@@ -30,8 +31,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from slurm_migbatch.mig.layout import Layout
-from slurm_migbatch.slurm.client import NodeRow, SlurmClient, SlurmError
-from slurm_migbatch.supply.demand import FILLER, GRES, profiles
+from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient, SlurmError
+from slurm_migbatch.supply.demand import FILLER, GRES, slices
 from slurm_migbatch.supply.model import Node, NodePlan
 
 #: GPU uuid -> slots as the nodes read them: (profile, start, size in memory slices)
@@ -115,6 +116,7 @@ class Advertiser:
         plans: Iterable[NodePlan],
         nodes: Mapping[str, Node],
         rows: Mapping[str, NodeRow],
+        jobs: Iterable[JobRow],
         monotonic: Callable[[], float],
     ) -> Advertised:
         """Bring Slurm and the nodes from where they are to these plans, as far as that goes now.
@@ -122,7 +124,7 @@ class Advertiser:
         Args:
             plans: the planner's answer for each node that may be touched.
             nodes: what the planner was told of them.
-            rows: Slurm's view of them, at the same time.
+            rows, jobs: Slurm's view of nodes and queue that the plans were made from.
             monotonic: seconds, for the wait.
         """
         done = Advertised()
@@ -150,15 +152,17 @@ class Advertiser:
         if not moving:
             return done
         current = rows
+        newcomers: dict[str, set[str]] = {}
         if self._tell(shrink, rows, done, record=False):
             current = {row.name: row for row in self._client.nodes()}
-            done.calls += 1
+            newcomers = _newcomers(jobs, self._client.jobs())
+            done.calls += 2
         published: list[tuple[NodePlan, int]] = []
         for plan in moving:
             seen = current.get(plan.node)
             if seen is None or _nonzero(seen.gres) != shrink[plan.node]:
                 continue  # Slurm refused, or somebody else changed it; the errors say so
-            if self._overtaken(plan, nodes[plan.node], seen):
+            if newcomers.get(plan.node, set()) & self._risky(plan, rows[plan.node]):
                 done.overtaken.append(plan.node)
                 continue
             self._shrunk[plan.node] = shrink[plan.node]
@@ -183,11 +187,6 @@ class Advertiser:
         if self._plans.current(plan.node) is None:
             return frozenset(row.gres)  # the node has a plan of an earlier life that nobody here knows
         return frozenset(profile.gres_type for profile in plan.withdrawn)
-
-    def _overtaken(self, plan: NodePlan, node: Node, row: NodeRow) -> bool:
-        used = profiles(row.used)
-        risky = self._risky(plan, row)
-        return any(n > node.used.get(profile, 0) for profile, n in used.items() if profile.gres_type in risky)
 
     @staticmethod
     def _wanted(plan: NodePlan, node: Node, row: NodeRow, done: Advertised) -> dict[str, int]:
@@ -233,6 +232,18 @@ class Advertiser:
                 plan = self._plans.current(name)
                 done.changes.append(Change(name, plan.version if plan else 0, counts, reset))
         return True
+
+
+def _newcomers(before: Iterable[JobRow], after: Iterable[JobRow]) -> dict[str, set[str]]:
+    """Node -> GRES types of the jobs that started there between two looks at the queue."""
+    known = {(row.job_id, row.restarts) for row in before if row.active}
+    found: dict[str, set[str]] = {}
+    for row in after:
+        if row.active and (row.job_id, row.restarts) not in known:
+            kinds = {profile.gres_type for profile in slices(row.gres)}
+            for node in row.nodes:
+                found.setdefault(node, set()).update(kinds)
+    return found
 
 
 def gres_string(counts: Mapping[str, int], row: NodeRow) -> str:

@@ -6,6 +6,7 @@ concluded from a failed look: the round then changes nothing and says why.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -15,7 +16,7 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient, SlurmError
 from slurm_migbatch.supply.advertiser import Advertised, Advertiser, Plans, PublishedPlan
 from slurm_migbatch.supply.audit import Excess, audit
-from slurm_migbatch.supply.demand import could_run, demands, profiles
+from slurm_migbatch.supply.demand import GRES, could_run, demands, profiles, slices
 from slurm_migbatch.supply.model import Gpu, Lease, Mode, Node, Plan, Reservation
 from slurm_migbatch.supply.planner import Planner
 from slurm_migbatch.supply.view import GpuFacts, NodeFacts, NodesView
@@ -143,10 +144,10 @@ class SupplyLoop:
         now, begun = self._clock.time(), self._clock.monotonic()
         calls = 0
         try:
-            if jobs is None:
-                jobs, calls = self._client.jobs(), calls + 1
             if rows is None:
                 rows, calls = self._client.nodes(), calls + 1
+            if jobs is None:  # after the nodes, so that every job that their counts hold is listed
+                jobs, calls = self._client.jobs(), calls + 1
         except SlurmError as error:
             return Report(
                 at=now, error=f"Slurm cannot be observed, nothing was changed: {error}", slurm_calls=calls + 1
@@ -165,7 +166,7 @@ class SupplyLoop:
         trouble = ""
         done = Advertised()
         try:
-            done = self._advertiser.advertise(plan.nodes.values(), nodes, by_name, self._clock.monotonic)
+            done = self._advertiser.advertise(plan.nodes.values(), nodes, by_name, jobs, self._clock.monotonic)
         except SlurmError as failure:
             trouble = f"the new offers could not be read back; the next round tries again: {failure}"
         notes.extend(f"Slurm refused an update; the next round tries again: {text}" for text in done.errors)
@@ -233,6 +234,7 @@ class SupplyLoop:
         self, rows: Mapping[str, NodeRow], jobs: Sequence[JobRow], now: float, notes: list[str]
     ) -> dict[str, Node]:
         ends = {row.job_id: _until(row, now) for row in jobs if row.active}
+        running = _by_node(jobs)
         found = {}
         for name, facts in self._view.facts().items():
             row = rows.get(name)
@@ -247,13 +249,14 @@ class SupplyLoop:
                     f"Slurm holds {name} for invalid ({row.reason or 'no reason'}): the sum of its mig counts in "
                     f"slurm.conf and gres.conf must be the same; then scontrol update NodeName={name} State=RESUME"
                 )
-            found[name] = self._node(row, facts, ends, now, notes)
+            found[name] = self._node(row, facts, running.get(name, []), ends, now, notes)
         return found
 
     def _node(
         self,
         row: NodeRow,
         facts: NodeFacts,
+        running: Sequence[JobRow],
         ends: Mapping[int, float | None],
         now: float,
         notes: list[str],
@@ -272,6 +275,7 @@ class SupplyLoop:
             name=row.name,
             gpus=tuple(gpus),
             used=profiles(row.used),
+            unlocated=_unlocated(running, facts),
             total=sum(row.gres.values()),
             mode=mode,
         )
@@ -355,6 +359,25 @@ class SupplyLoop:
         ]
 
 
+def _by_node(jobs: Sequence[JobRow]) -> dict[str, list[JobRow]]:
+    """Jobs with MIG slices that have them now; one that is completing may have given them back."""
+    found: dict[str, list[JobRow]] = {}
+    for row in jobs:
+        if row.active and row.state != "COMPLETING" and GRES in row.gres:
+            for node in row.nodes:
+                found.setdefault(node, []).append(row)
+    return found
+
+
+def _unlocated(running: Sequence[JobRow], facts: NodeFacts) -> dict[Profile, int]:
+    located = {run for gpu in facts.gpus for _, run in gpu.leases}
+    found: Counter[Profile] = Counter()
+    for row in running:
+        if (row.job_id, row.restarts) not in located:
+            found.update(slices(row.gres))
+    return dict(found)
+
+
 def _until(row: JobRow, now: float) -> float | None:
     if row.state == "COMPLETING":
         return now
@@ -362,7 +385,7 @@ def _until(row: JobRow, now: float) -> float | None:
 
 
 def _gpu(facts: GpuFacts, plan: PublishedPlan | None, ends: Mapping[int, float | None], now: float) -> Gpu:
-    leases = [Lease(slot, job, ends.get(job, now)) for slot, job in facts.leases]
+    leases = [Lease(slot, run[0], ends.get(run[0], now)) for slot, run in facts.leases]
     leases += [Lease(slot) for slot in facts.zombies]
     return Gpu(
         uuid=facts.uuid,

@@ -49,20 +49,28 @@ class Mode(Enum):
 
 @dataclass(frozen=True)
 class Node:
-    """One node: its GPUs, what Slurm counts as in use on it, and the constant sum of its mig counts."""
+    """One node: its GPUs, what Slurm counts as in use on it, and the constant sum of its mig counts.
+
+    `unlocated` are the slices of jobs that run here and have no lease yet: which slots they took is not known.
+    """
 
     name: str
     gpus: tuple[Gpu, ...]
     used: Mapping[Profile, int] = field(default_factory=dict)
+    unlocated: Mapping[Profile, int] = field(default_factory=dict)
     total: int = 1 << 30
     mode: Mode = Mode.OPEN
 
     def unmatched(self) -> Counter[Profile]:
-        """What Slurm counts as used beyond the leases: jobs that just started, or ended and have not left Slurm yet."""
+        """Slices that are in use somewhere among the free slots.
+
+        What Slurm counts beyond the leases is one bound, and jobs without a lease are another: a job that ended unheard
+        of hides one that started unheard of from the counts alone.
+        """
         held = Counter({p: n for p, n in self.used.items() if n > 0})
         for gpu in self.gpus:
             held.subtract(lease.slot.profile for lease in gpu.leases if lease.job is not None)
-        return +held
+        return +held | Counter(self.unlocated)
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from slurm_migbatch.mig.profile import ProfileError
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """One GPU: its geometry, the slot of each lease with its job, zombies, and idle instances."""
+    """One GPU: its geometry, the slot of each lease with its run (job and restart count), zombies, idle instances."""
 
     uuid: str
     geometry: Geometry
-    leases: tuple[tuple[Slot, int], ...] = ()
+    leases: tuple[tuple[Slot, tuple[int, int]], ...] = ()
     zombies: tuple[Slot, ...] = ()
     warm: Layout = EMPTY
 
@@ -68,7 +68,7 @@ class _Gpu:
         return GpuFacts(
             uuid=uuid,
             geometry=self.geometry,
-            leases=tuple((slot, run[0]) for slot, run in sorted(self.held.items())),
+            leases=tuple(sorted(self.held.items())),
             zombies=tuple(sorted(s for s in self.zombies if s not in self.held)),
             warm=_disjoint(idle),
         )

@@ -205,8 +205,8 @@ class FakeNodes:
         self.board = PlanBoard(wall=clock.time, clock=clock.monotonic)
         self.gpus: dict[str, dict[str, Geometry]] = {}
         self.known: dict[str, dict[str, Layout]] = {}
-        self.held: dict[str, dict[str, dict[Slot, int]]] = {}
-        self.told: dict[str, dict[str, dict[Slot, int]]] = {}
+        self.held: dict[str, dict[str, dict[Slot, tuple[int, int]]]] = {}
+        self.told: dict[str, dict[str, dict[Slot, tuple[int, int]]]] = {}
         self.zombies: dict[str, dict[str, list[Slot]]] = {}
         self.misfits: list[int] = []
         self.deaf: set[str] = set()
@@ -281,13 +281,13 @@ class FakeNodes:
                         self.epilog(row.job_id)
                         return False
                     uuid, slot = self.random.choice(options)
-                    self.held[node][uuid][slot] = row.job_id
+                    self.held[node][uuid][slot] = (row.job_id, row.restarts)
         return True
 
     def epilog(self, job: int) -> None:
         for gpus in self.held.values():
             for slots in gpus.values():
-                for slot in [s for s, j in slots.items() if j == job]:
+                for slot in [s for s, run in slots.items() if run[0] == job]:
                     del slots[slot]
 
     def report(self) -> None:

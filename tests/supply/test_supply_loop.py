@@ -16,6 +16,8 @@ from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.supply.demand import slices
 from slurm_migbatch.supply.loop import Settings
 
+EXAMPLES = 40
+
 
 def test_a_fresh_node_offers_a_mix_that_can_be_placed() -> None:
     world = World()
@@ -63,7 +65,7 @@ def test_used_slots_stay_where_they_are_while_the_rest_is_rearranged() -> None:
     world.step()
     small = world.slurm.submit("mig:1g.10gb:1", runs=1000)
     world.steps(2)
-    held = {s for s, j in world.nodes.held["n1"]["GPU-n1-0"].items() if j == small}
+    held = {s for s, run in world.nodes.held["n1"]["GPU-n1-0"].items() if run[0] == small}
     world.slurm.submit("mig:3g.40gb:1", runs=1000)
     world.steps(3)
     assert held <= set(world.nodes.known["n1"]["GPU-n1-0"].slots)
@@ -224,7 +226,7 @@ def test_a_forged_grant_is_reported() -> None:
     held = world.nodes.held["n1"]["GPU-n1-0"]
     place = next(s for s in held)
     del held[place]
-    held[slot("3g.40gb@4")] = job
+    held[slot("3g.40gb@4")] = (job, 0)
     world.nodes.report()
     (excess,) = world.round().excess
     assert (excess.job, excess.node) == (job, "n1")
@@ -280,7 +282,7 @@ def test_why_tells_of_a_reservation_and_until_when() -> None:
     assert "reserved: 7g.80gb@0:8 of GPU GPU-n1-0 on n1; free in 0:59" in world.loop.why(job)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(seed=st.integers(0, 10**6), nodes=st.integers(1, 3), gpus=st.integers(1, 2))
 def test_no_order_of_events_makes_a_misfit(seed: int, nodes: int, gpus: int) -> None:
     """Every interleaving of cycles, Prologs, reports, polls and rounds keeps counts backed and jobs placed."""
