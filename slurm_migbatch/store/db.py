@@ -102,9 +102,11 @@ class Store:
             try:
                 with Session(self.engine) as session, session.begin():
                     return work(session)
-            except (IntegrityError, OperationalError):
-                # two migbatchd on one server, a deadlock or a lost connection; a second look decides
-                if attempt == _ATTEMPTS:
+            except (IntegrityError, OperationalError) as error:
+                # two migbatchd on one server, a deadlock or a lost connection; a second look decides. SQLite has
+                # waited for its lock already
+                waited = isinstance(error, OperationalError) and self.engine.dialect.name == "sqlite"
+                if waited or attempt == _ATTEMPTS:
                     raise
                 time.sleep(0.05 * attempt)
         raise AssertionError("unreachable")

@@ -34,7 +34,8 @@ def ingest(
         raise ValueError("events need the names of their node and journal")
     machine = session.get(Node, name, with_for_update=True)
     if machine is None:
-        machine = Node(node=name, seen=now)
+        # a node of which nothing is known has not rebooted since it was last seen
+        machine = Node(node=name, seen=now, boot_id=clean.text(boot_id, 64))
         session.add(machine)
         session.flush()
     machine.seen = now
@@ -165,9 +166,8 @@ def _boot(session: Session, machine: Node, journal: Journal, ts: float, event: d
     boot = clean.text(event.get("boot_id"), 64)
     if boot is None or boot == machine.boot_id or journal.superseded is not None:
         return
-    if machine.boot_id is not None or machine.booted is None:
-        held = session.scalars(select(Lease).where(Lease.node == machine.node, Lease.until.is_(None))).all()
-        lose_leases(session, held, ts, ends_runs=True)
+    held = session.scalars(select(Lease).where(Lease.node == machine.node, Lease.until.is_(None))).all()
+    lose_leases(session, held, ts, ends_runs=True)
     machine.boot_id, machine.booted = boot, ts
 
 

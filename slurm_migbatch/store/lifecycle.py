@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import select, update
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.store.models import Decision, Gpu, Lease, Run
@@ -47,18 +47,21 @@ class SliceFacts:
     mig_uuid: str | None
 
 
-def run_of(session: Session, job: int, restart: int, moment: float, *, starts: bool) -> Run:
+def run_of(
+    session: Session, job: int, restart: int, moment: float, *, starts: bool, known: list[Run] | None = None
+) -> Run:
     """The run (job, restart), made where it is not known yet.
 
     Slurm may begin its job ids anew (lost state, wrapped counter). A run that had started and ended before `moment`
     cannot start once more under the same restart count: with `starts` that is a new job of the same number.
+
+    Args:
+        known: all runs of that job id, where the caller has them; a new one is added to it.
     """
-    newest = session.scalars(
-        select(Run).where(Run.job_id == job).order_by(Run.reuse.desc(), Run.restart.desc()).limit(1)
-    ).first()
-    found = session.scalars(
-        select(Run).where(Run.job_id == job, Run.restart == restart).order_by(Run.reuse.desc()).limit(1)
-    ).first()
+    if known is None:
+        known = list(session.scalars(select(Run).where(Run.job_id == job)))
+    newest = max(known, key=lambda run: (run.reuse, run.restart), default=None)
+    found = max((run for run in known if run.restart == restart), key=lambda run: run.reuse, default=None)
     if found is not None and not (starts and _is_over(found, moment)):
         return found
     reuse = 0 if newest is None else newest.reuse + (1 if found is not None and found.reuse == newest.reuse else 0)
@@ -66,7 +69,8 @@ def run_of(session: Session, job: int, restart: int, moment: float, *, starts: b
     if newest is not None:
         run.latest = (newest.reuse, newest.restart) < (reuse, restart)
         if run.latest:
-            session.execute(update(Run).where(Run.job_id == job).values(latest=False))
+            for other in known:
+                other.latest = False
             if newest.reuse == reuse:
                 for name in (
                     "uid",
@@ -81,8 +85,8 @@ def run_of(session: Session, job: int, restart: int, moment: float, *, starts: b
                 ):
                     setattr(run, name, getattr(newest, name))
                 _requeued(newest, moment)
+    known.append(run)
     session.add(run)
-    session.flush()
     return run
 
 
@@ -116,6 +120,7 @@ def start_run(
     names = dict.fromkeys((run.nodes or "").split(",")) if run.nodes else {}
     if node not in names:
         run.nodes = ",".join(sorted([*names, node]))
+    session.flush()
     # the node gives no slot away twice: of two leases of one slot the end of the earlier one has not reached us
     held = session.scalars(select(Lease).where(Lease.node == node, Lease.until.is_(None))).all()
     rivals = [lease for lease in held if lease.run_id != run.id and any(_overlaps(lease, facts) for facts in slices)]
@@ -186,6 +191,7 @@ def stop_run(
     exit_code: int | None,
 ) -> None:
     """`run` has given back what it had on `node`; over once no node holds anything for it."""
+    session.flush()
     leases = session.scalars(select(Lease).where(Lease.run_id == run.id, Lease.node == node)).all()
     for lease in leases:
         if lease.until is None or lease.outcome == "lost":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import select
@@ -11,9 +11,14 @@ from sqlalchemy.orm import Session
 
 from slurm_migbatch.store import clean
 from slurm_migbatch.store.lifecycle import FINAL_STATES, finish_if_free, link, run_of
-from slurm_migbatch.store.models import Job, Lease, Run
+from slurm_migbatch.store.models import Decision, Job, Lease, Run
 
 _CHUNK = 500
+#: what runs take from a row; another priority alone, say, changes no run
+_USED = (
+    "state", "restarts", "submit", "start", "end", "exit_code", "user", "uid", "account", "partition", "name", "reason",
+    "array_job", "array_task", "het_job", "time_limit_s", "nodes", "gres", "comment",
+)  # fmt: skip
 #: the decision's id in the marker that ends a granted job's comment (mig.grant writes it)
 _DECISION = re.compile(r"\[mig:[^\[\]#]{1,512}#([0-9a-z]{1,16})\]\s*\Z")
 _EXIT = re.compile(r"(\d{1,5}):(\d{1,5})\Z")
@@ -21,33 +26,41 @@ _EXIT = re.compile(r"(\d{1,5}):(\d{1,5})\Z")
 
 def upsert_jobs(session: Session, rows: Sequence[Mapping[str, Any]], live: Collection[int] | None, now: float) -> None:
     """See `Store.upsert_jobs`."""
-    known = _known(session, [row.get("job_id") for row in rows])
+    for start in range(0, len(rows), _CHUNK):
+        with session.no_autoflush:
+            _upsert(session, rows[start : start + _CHUNK], now)
+        session.flush()
+    if live is not None:
+        _left(session, live, now)
+
+
+def _upsert(session: Session, rows: Sequence[Mapping[str, Any]], now: float) -> None:
+    ids = [id for row in rows if (id := clean.whole(row.get("job_id"), 1)) is not None]
+    jobs = {job.job_id: job for job in session.scalars(select(Job).where(Job.job_id.in_(ids)))}
+    runs: dict[int, list[Run]] = {id: [] for id in ids}
+    for run in session.scalars(select(Run).where(Run.job_id.in_(ids))):
+        runs[run.job_id].append(run)
+    markers = [marker for row in rows if (marker := _marker(row)) is not None]
+    # held until the rows are through: the session finds them by their ids without asking the database again
+    decisions = session.scalars(select(Decision).where(Decision.id.in_(markers))).all()
     for row in rows:
         job_id = clean.whole(row.get("job_id"), 1)
         if job_id is None:
             continue
-        job = known.get(job_id)
+        job = jobs.get(job_id)
         if job is None:
-            job = known[job_id] = Job(job_id=job_id, live=False, facts={})
+            job = jobs[job_id] = Job(job_id=job_id, live=False, facts={})
             session.add(job)
         before = job.facts if isinstance(job.facts, dict) else {}
         facts = clean.document({**before, **row})
         if job.live and facts == before:
             continue
         state = _state(row)
+        news = not job.live or any(facts.get(name) != before.get(name) for name in _USED)
         job.live, job.state, job.seen, job.facts = state not in FINAL_STATES, state, now, facts
-        _take_in(session, job_id, state, row, now)
-    if live is not None:
-        _left(session, live, now)
-
-
-def _known(session: Session, ids: Iterable[Any]) -> dict[int, Job]:
-    wanted = [id for id in ids if isinstance(id, int)]
-    found: dict[int, Job] = {}
-    for start in range(0, len(wanted), _CHUNK):
-        for job in session.scalars(select(Job).where(Job.job_id.in_(wanted[start : start + _CHUNK]))):
-            found[job.job_id] = job
-    return found
+        if news:
+            _take_in(session, job_id, state, row, now, runs[job_id])
+    del decisions
 
 
 def _state(row: Mapping[str, Any]) -> str:
@@ -55,11 +68,17 @@ def _state(row: Mapping[str, Any]) -> str:
     return (clean.text(row.get("state"), 64) or "PENDING").split()[0].rstrip("+").upper()[:24]
 
 
-def _take_in(session: Session, job_id: int, state: str, row: Mapping[str, Any], now: float) -> None:
+def _marker(row: Mapping[str, Any]) -> str | None:
+    """The id of the decision that a row's comment names."""
+    found = _DECISION.search(clean.text(row.get("comment"), 65536) or "")
+    return found[1] if found else None
+
+
+def _take_in(session: Session, job_id: int, state: str, row: Mapping[str, Any], now: float, known: list[Run]) -> None:
     restart = clean.small(row.get("restarts") or 0) or 0
     submitted = clean.moment(row.get("submit"))
     # a job that is submitted after the end of its namesake is another one
-    run = run_of(session, job_id, restart, submitted or now, starts=submitted is not None)
+    run = run_of(session, job_id, restart, submitted or now, starts=submitted is not None, known=known)
     run.submitted = submitted or run.submitted
     for field, length in (("user", 128), ("account", 128), ("partition", 128), ("name", 256), ("array_task", 256)):
         setattr(run, field, clean.text(row.get(field), length) or getattr(run, field))
@@ -72,8 +91,7 @@ def _take_in(session: Session, job_id: int, state: str, row: Mapping[str, Any], 
     if nodes := row.get("nodes"):
         run.nodes = ",".join(nodes) if not isinstance(nodes, str) else nodes
     run.asked = run.asked or clean.text(row.get("gres"), 1024)
-    marker = _DECISION.search(clean.text(row.get("comment"), 65536) or "")
-    link(session, run, marker[1] if marker else None)
+    link(session, run, _marker(row))
     reason = clean.text(row.get("reason"), 512)
     if reason and reason != "None" and state == "PENDING":
         run.reason = reason

@@ -203,6 +203,12 @@ def test_a_reboot_ends_what_ran_on_that_node(store: Store) -> None:
     assert run_of(store, 7).run["ended"] == 200
 
 
+def test_the_first_boot_that_is_told_of_is_no_reboot(store: Store) -> None:
+    node = Node(store)
+    node.send(node.start(100, 7), node.event("boot", 110, boot_id="boot-1"))
+    assert [lease.job for lease in store.leases()] == [7]
+
+
 def test_a_lost_journal_loses_its_leases_but_not_its_jobs(store: Store) -> None:
     old = Node(store)
     old.send(old.start(100, 7), old.start(101, 8, piece(1)))
