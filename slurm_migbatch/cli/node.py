@@ -7,7 +7,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,8 @@ def init(etc: str, name: str, reset: bool, as_json: bool) -> None:
     from slurm_migbatch.node.boot import prepare
 
     config = _config(etc, name)
-    steps = prepare(config, _executor(config), reset=reset)
+    with _executor(config) as executor:
+        steps = prepare(config, executor, reset=reset)
     if as_json:
         click.echo(json.dumps([step._asdict() for step in steps], indent=2))
     else:
@@ -63,7 +65,8 @@ def reconcile(etc: str, name: str, dry_run: bool, as_json: bool) -> None:
     from slurm_migbatch.node.deadline import Deadline
 
     config = _config(etc, name)
-    done = _executor(config).repairer.all(Deadline(config.hook_deadline), dry=dry_run)
+    with _executor(config) as executor:
+        done = executor.repairer.all(Deadline(config.hook_deadline), dry=dry_run)
     if as_json:
         click.echo(json.dumps({"node": config.node, "dry_run": dry_run, "changes": done}, indent=2))
     else:
@@ -79,7 +82,8 @@ def status(etc: str, name: str, as_json: bool) -> None:
     from slurm_migbatch.node.status import status as collect
 
     config = _config(etc, name)
-    found = collect(config, _executor(config))
+    with _executor(config) as executor:
+        found = collect(config, executor)
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
@@ -162,11 +166,17 @@ def _config(etc: str, name: str) -> Config:
     return load(etc, conf.node_name(environ))
 
 
-def _executor(config: Config) -> Executor:
+@contextmanager
+def _executor(config: Config) -> Iterator[Executor]:
     from slurm_migbatch.node.executor import Executor
 
     os.umask(0o077)
-    return Executor(config)
+    executor = Executor(config)
+    try:
+        yield executor
+    finally:
+        executor.close()
+        executor.gpus.reset()
 
 
 def _lines(lines: Iterable[str]) -> None:

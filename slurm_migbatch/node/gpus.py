@@ -54,8 +54,13 @@ class Gpus:
             if self._driver is None:
                 from slurm_migbatch.mig.nvml import NvmlDriver
 
-                self._driver = NvmlDriver(self._config.nvml_library or None)
-                self._all = self._driver.gpus()
+                driver = NvmlDriver(self._config.nvml_library or None)
+                try:
+                    self._all = driver.gpus()
+                except DriverError:
+                    driver.close()
+                    raise
+                self._driver = driver
             found = [gpu for gpu in self._all if self._config.manages(gpu.uuid, gpu.minor)]
         return tuple(sorted(found, key=lambda gpu: gpu.index))
 

@@ -156,6 +156,14 @@ class Journal:
         """Open or make the journal at `path` (its directory must exist). Raises JournalError, Corrupt."""
         self.path = path
         self._db: sqlite3.Connection | None = None
+        try:
+            self._open(busy_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, busy_s: float) -> None:
+        path = self.path
         with _errors(path):
             self._db = sqlite3.connect(path, timeout=busy_s, isolation_level=None)
             self._db.execute("PRAGMA synchronous=FULL")
@@ -164,6 +172,8 @@ class Journal:
                 self._create()
             elif version > SCHEMA_VERSION:
                 raise JournalError(f"{path} was written by a newer release (schema {version}); update this node")
+            if version and not self._complete():
+                raise Corrupt(f"{path} is damaged: tables are missing")
             status = os.stat(path)
             self._file = (status.st_dev, status.st_ino)
 
@@ -181,6 +191,10 @@ class Journal:
         if self._db is None:
             raise JournalError(f"{self.path} is closed")
         return self._db
+
+    def _complete(self) -> bool:
+        names = {row[0] for row in self._link.execute("SELECT name FROM sqlite_master WHERE type='table'")}
+        return {"meta", "slices", "runs", "events"} <= names
 
     def _create(self) -> None:
         self._link.execute("PRAGMA journal_mode=WAL")

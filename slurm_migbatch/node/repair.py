@@ -28,7 +28,8 @@ EVICT_TRIES_S = 0.02
 class Repair(NamedTuple):
     """One thing to do on a GPU, with the row and the instance that it concerns."""
 
-    action: str  # a method of Repairer: undo, forget, lose, regain, adopt, respect, complete, park, clear, release, guard
+    # A method of Repairer: undo, forget, lose, regain, adopt, respect, complete, park, clear, release, guard
+    action: str
     row: Slice | None
     instance: Instance | None
     why: str

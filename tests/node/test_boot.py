@@ -1,0 +1,118 @@
+"""Getting a node ready, and the commands that administrators run."""
+
+import json
+import os
+
+import pytest
+from click.testing import CliRunner
+from nodes import ALICE, in_child
+
+from slurm_migbatch.cli.node import node as command
+from slurm_migbatch.node.boot import prepare
+
+SMI = """#!/bin/sh
+echo "$@" >> {log}
+exit {code}
+"""
+
+
+def cli(node, *arguments):
+    node.forget_executor()
+    args = [arguments[0], "--etc", str(node.etc), "--node", node.name, *arguments[1:]]
+    return CliRunner().invoke(command, args)
+
+
+def mig_modes(node):
+    return [gpu["mig"] for gpu in node.machine.dump()["gpus"]]
+
+
+def test_hopper_is_switched_on_and_left_alone_after_that(new_node):
+    node = new_node(gpus=["h100-80gb", "h200"], mig=False)
+    steps = prepare(node.config, node.executor)
+    assert all(step.ok for step in steps) and mig_modes(node) == [True, True]
+    node.machine.calls(reset=True)
+    prepare(node.config, node.executor)
+    assert node.machine.calls()["nvmlDeviceSetMigMode"] == 0
+    assert node.prolog(1, "[mig:1g.10gb:1]")[0] == 0
+
+
+def test_ampere_wants_a_reset_that_is_not_made_behind_anybodys_back(new_node):
+    node = new_node(gpus=["a100-40gb"], mig=False)
+    result = cli(node, "init")
+    assert result.exit_code == 1
+    assert "reset" in result.output and "PROBLEM" in result.output and mig_modes(node) == [False]
+    node.machine.reset_gpu(0)
+    assert cli(node, "init").exit_code == 0 and mig_modes(node) == [True]
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_ampere_is_reset_when_asked(new_node, code):
+    node = new_node(gpus=["a100-40gb"], mig=False)
+    smi, log = node.root / "nvidia-smi", node.root / "smi.log"
+    smi.write_text(SMI.format(log=log, code=code))
+    smi.chmod(0o755)
+    steps = prepare(node.config, node.executor, reset=True, nvidia_smi=str(smi))
+    uuid = node.machine.dump()["gpus"][0]["uuid"]
+    assert log.read_text() == f"--gpu-reset -i {uuid}\n"
+    assert steps[0].ok is (code == 0)
+
+
+def test_only_listed_gpus_change_mode(new_node):
+    node = new_node(gpus=["h100-80gb", "h100-80gb"], mig=False, Gpus="1")
+    prepare(node.config, node.executor)
+    assert mig_modes(node) == [False, True]
+
+
+def test_no_gpu_at_all_is_a_problem(new_node):
+    node = new_node(Gpus="77")
+    assert not prepare(node.config, node.executor)[0].ok
+
+
+def test_after_a_reboot_init_makes_the_node_ready(node):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    node.forget_executor()
+    node.machine.reboot()
+    assert cli(node, "init").exit_code == 0
+    assert node.prolog(2, "[mig:7g.80gb:1]")[0] == 0
+    node.check()
+
+
+def test_reconcile_prints_what_it_does_and_can_only_look(node):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    node.epilog(1)
+    node.destroy_by_hand()
+    dry = cli(node, "reconcile", "--dry-run")
+    assert "forget 1g.10gb" in dry.output and len(node.slices()) == 1
+    looked = json.loads(cli(node, "reconcile", "--dry-run", "--json").output)
+    assert looked["dry_run"] is True and len(looked["changes"]) == 1 and len(node.slices()) == 1
+    assert cli(node, "reconcile").output == dry.output
+    assert node.slices() == []
+    assert cli(node, "reconcile").output == "nothing to do\n"
+
+
+def test_status_tells_who_has_what(node):
+    node.prolog(17, "[mig:2g.20gb:1]")
+    text = cli(node, "status").output
+    assert "agent not running" in text
+    assert any("2g.20gb" in line and "held" in line and "17" in line for line in text.splitlines())
+    found = json.loads(cli(node, "status", "--json").output)
+    assert found["agent"] is False and found["zombies"] == 0 and found["spool"] > 0
+    (piece,) = found["gpus"][0]["slices"]
+    assert (piece["job"], piece["state"], piece["uid"]) == (17, "held", ALICE)
+
+
+def test_status_without_a_driver_still_answers(node):
+    node.prolog(17, "[mig:2g.20gb:1]")
+    node.forget_executor()
+    node.configure(NvmlLibrary="/nonexistent.so")
+    found = json.loads(cli(node, "status", "--json").output)
+    assert "nonexistent" in found["driver"] and found["runs"][0]["job"] == 17
+
+
+def test_the_commands_need_root(node):
+    def work():
+        os.setresuid(ALICE, ALICE, ALICE)
+        result = cli(node, "status")
+        return 0 if result.exit_code == 1 and "root" in str(result.output) else 1
+
+    assert os.waitstatus_to_exitcode(in_child(work)[0]) == 0

@@ -1,0 +1,131 @@
+"""Many hooks at once, each in a process of its own, over two GPUs; and a driver that fails in every call."""
+
+import os
+import random
+
+import pytest
+from nodes import ALICE, BOB
+
+from slurm_migbatch.node import exits
+from slurm_migbatch.node.executor import Executor
+
+MARKERS = ["[mig:1g.10gb:1]", "[mig:2g.20gb:1]", "[mig:3g.40gb:1]", "[mig:1g.10gb:2]", "[mig:4g.40gb:1]"]
+
+
+def worker(node, jobs, seed):
+    """Start and end jobs; the exit code says how many hooks did not end well."""
+    draw = random.Random(seed)
+    bad = 0
+    for job in jobs:
+        executor = Executor(node.config)
+        code, line = executor.run(node.env("prolog", job, draw.choice(MARKERS), uid=draw.choice([ALICE, BOB])))
+        if code != exits.OK or ("made" not in line and "warm" not in line and "no place" not in line):
+            print(code, line, flush=True)
+            bad += 1
+        code, line = executor.run(node.env("epilog", job))
+        if code != exits.OK:
+            print(code, line, flush=True)
+            bad += 1
+        executor.close()
+        executor.gpus.reset()
+    return bad
+
+
+def in_processes(works):
+    pids = []
+    for work in works:
+        pid = os.fork()
+        if pid == 0:
+            code = 99
+            try:
+                code = work()
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+            finally:
+                os._exit(min(code, 100))
+        pids.append(pid)
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+
+
+def test_hooks_in_parallel_never_collide(new_node):
+    node = new_node(gpus=["h100-80gb", "h100-80gb"], latency=0.002)
+    count = 6
+    works = [lambda k=k: worker(node, range(1 + 10 * k, 9 + 10 * k), seed=k) for k in range(count)]
+    assert in_processes(works) == [0] * count
+    node.check()
+    assert not node.slices("held") and not node.slices("zombie")
+    starts = {(e["job"], e["restart"]) for e in node.events("start")}
+    stops = {(e["job"], e["restart"]) for e in node.events("stop")}
+    assert starts == stops and len(starts) > 20
+    assert len(starts) + len(node.events("misfit")) == 8 * count
+    held = {}
+    for event in node.events():
+        for piece in event.get("slices", ()):
+            key = piece["gpu"], piece["start"]
+            if event["kind"] == "start":
+                assert key not in held, "a slot was given twice"
+                held[key] = event["job"]
+            else:
+                assert held.pop(key) == event["job"]
+
+
+def test_the_same_job_at_once_gets_one_set_of_slices(node):
+    node.forget_executor()
+
+    def work():
+        return Executor(node.config).run(node.env("prolog", 1, "[mig:1g.10gb:1]"))[0]
+
+    assert in_processes([work] * 4) == [0] * 4
+    assert len(node.slices("held")) == 1 and len(node.events("start")) == 1
+    node.check()
+
+
+FAULTS = [999, 19, 15, 23, 4]
+
+
+def calls_of(new_node, arrange, marker):
+    node = new_node(name="count", gpus=["h100-80gb", "h100-80gb"])
+    arrange(node)
+    node.forget_executor()
+    node.machine.calls(reset=True)
+    node.prolog(1, marker)
+    calls = dict(node.machine.calls())
+    node.close()
+    return calls
+
+
+def nothing(node):
+    node.reconcile()
+
+
+def full_of_idle(node):
+    node.prolog(9, "[mig:1g.10gb:14]")
+    node.epilog(9)
+
+
+@pytest.mark.parametrize("code", FAULTS)
+@pytest.mark.parametrize("arrange", [nothing, full_of_idle])
+def test_a_fault_in_any_driver_call_is_survived(new_node, arrange, code):
+    marker = "[mig:2g.20gb:1]"
+    for number, (call, times) in enumerate(calls_of(new_node, arrange, marker).items()):
+        for nth in sorted({1, times}):
+            node = new_node(name=f"{number}-{nth}", gpus=["h100-80gb", "h100-80gb"])
+            arrange(node)
+            node.forget_executor()
+            node.machine.fail(call, code=code, nth=nth)
+            got, line = node.prolog(1, marker)
+            assert got == exits.OK, (call, nth, line)
+            node.machine.reset_faults()
+            if "sent back" in line:
+                assert node.handoff(1).slices == ()
+            else:
+                assert len(node.slices("held")) == 1, (call, nth, line)
+            node.epilog(1)
+            node.reconcile()
+            node.check()
+            got, line = node.prolog(2, "[mig:7g.80gb:2]", uid=BOB)
+            assert got == exits.OK and "sent back" not in line, (call, nth, line)
+            node.check()
+            node.close()

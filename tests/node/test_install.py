@@ -1,0 +1,195 @@
+"""The hook programs: as installed, and as root's hooks must refuse to run."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from nodes import ALICE
+
+from slurm_migbatch.node import exits, install
+from slurm_migbatch.node.install import InstallError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def installed(node):
+    """A node with its hooks installed."""
+    node.hooks = node.root / "hooks"
+    list(install.install(node.hooks, node.etc, sys.executable))
+    node.forget_executor()
+    return node
+
+
+def run(node, hook, job, marker="", **values):
+    return subprocess.run(
+        [str(node.hooks / hook)],
+        env=node.environ("prolog" if hook == "task_prolog" else hook, job, marker, **values),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("hook", ["prolog", "epilog", "task_prolog"])
+def test_the_hooks_of_the_repository_are_what_would_be_installed(hook):
+    path = ROOT / ("epilog" if hook == "epilog" else "prolog") / hook
+    assert path.read_text() == install.render(
+        hook, install.DEFAULT_PATHS, install.DEFAULT_ETC, install.DEFAULT_PYTHON
+    ), "run `migbatch node install` anew and copy"
+    assert os.access(path, os.X_OK)
+
+
+def test_installing_twice_changes_nothing(installed):
+    again = dict(install.install(installed.hooks, installed.etc, sys.executable))
+    assert {path.name: what for path, what in again.items()} == {
+        "prolog": "unchanged",
+        "epilog": "unchanged",
+        "task_prolog": "unchanged",
+        "node.conf": "kept",
+    }
+
+
+def test_a_configuration_is_written_where_there_is_none(tmp_path):
+    done = dict(install.install(tmp_path / "hooks", tmp_path / "etc", sys.executable))
+    assert done[tmp_path / "etc" / "node.conf"] == "written"
+
+
+def test_the_installed_hooks_do_the_work(installed):
+    done = run(installed, "prolog", 1, "[mig:1g.10gb:2]", uid=0)
+    assert (done.returncode, done.stderr) == (exits.OK, "") and "job 1 run 0" in done.stdout
+    task = run(installed, "task_prolog", 1)
+    assert task.returncode == 0 and task.stdout.startswith("export CUDA_VISIBLE_DEVICES=MIG-")
+    done = run(installed, "epilog", 1, uid=0)
+    assert (done.returncode, done.stderr) == (exits.OK, "")
+    installed.check()
+
+
+def test_a_task_of_a_refused_job_fails_with_the_reason(installed):
+    run(installed, "prolog", 1, "[mig:9g.99gb:1]", uid=0)
+    task = run(installed, "task_prolog", 1)
+    assert task.returncode == exits.NO_SLICE and "no GPU slice for this job" in task.stdout + task.stderr
+    assert "export" not in task.stdout
+
+
+def test_a_job_of_another_kind_passes(installed):
+    for hook in ("prolog", "epilog", "task_prolog"):
+        done = run(installed, hook, 7)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("what", ["etc", "node.conf"])
+def test_hooks_refuse_what_others_could_have_changed(installed, what):
+    target = installed.etc if what == "etc" else installed.etc / "node.conf"
+    target.chmod(target.stat().st_mode | 0o022)
+    done = run(installed, "prolog", 1, "[mig:1g.10gb:1]")
+    assert done.returncode == exits.INSTALLATION and "writable by nobody else" in done.stderr
+    assert installed.machine.dump()["gpus"][0]["instances"] == []
+
+
+def test_hooks_refuse_a_configuration_of_another_user(installed):
+    os.chown(installed.etc / "node.conf", ALICE, ALICE)
+    done = run(installed, "prolog", 1, "[mig:1g.10gb:1]")
+    assert done.returncode == exits.INSTALLATION
+
+
+def test_hooks_refuse_a_package_that_others_could_have_changed(installed, tmp_path):
+    """The package's own directory cannot be opened here for all to write, so a copy is."""
+    elsewhere = tmp_path / "lib" / "slurm_migbatch"
+    for room in ("node", "mig"):
+        (elsewhere / room).mkdir(parents=True)
+    (elsewhere / "node" / "client.py").write_text("def main(*args): print('ran')\n")
+    text = install.render("prolog", [str(tmp_path / "lib")], str(installed.etc), sys.executable)
+    (installed.hooks / "prolog").write_text(text)
+    assert run(installed, "prolog", 1).stdout == "ran\n"
+    (elsewhere / "node").chmod(0o777)
+    assert run(installed, "prolog", 1).returncode == exits.INSTALLATION
+    (elsewhere / "node").chmod(0o755)
+    os.chown(elsewhere, ALICE, ALICE)
+    assert run(installed, "prolog", 1).returncode == exits.INSTALLATION
+
+
+def test_hooks_without_a_package_say_so(installed, tmp_path):
+    text = install.render("prolog", [str(tmp_path / "gone")], str(installed.etc), sys.executable)
+    (installed.hooks / "prolog").write_text(text)
+    done = run(installed, "prolog", 1, "[mig:1g.10gb:1]")
+    assert done.returncode == exits.INSTALLATION and "node install" in done.stderr
+
+
+def test_the_installer_refuses_an_unsafe_place(tmp_path):
+    dest = tmp_path / "hooks"
+    dest.mkdir()
+    dest.chmod(0o777)
+    with pytest.raises(InstallError, match="chmod go-w"):
+        list(install.install(dest, tmp_path / "etc", sys.executable))
+    with pytest.raises(InstallError, match="absolute"):
+        list(install.install(tmp_path / "x", tmp_path / "etc", "python3"))
+    with pytest.raises(InstallError, match="no interpreter"):
+        list(install.install(tmp_path / "x", tmp_path / "etc", "/nonexistent/python3"))
+
+
+@pytest.mark.parametrize("variable", ["LD_PRELOAD", "PYTHONPATH", "PYTHONSTARTUP", "PYTHONHOME", "BASH_ENV"])
+def test_the_environment_cannot_steer_a_hook(installed, variable, tmp_path):
+    (tmp_path / "evil").mkdir()
+    (tmp_path / "evil" / "posix.py").write_text("raise SystemExit('evil')")
+    (tmp_path / "evil" / "sitecustomize.py").write_text("raise SystemExit('evil')")
+    value = str(tmp_path / "evil") if variable.startswith("PYTHON") else str(tmp_path / "evil" / "lib.so")
+    done = run(installed, "prolog", 1, "[mig:1g.10gb:1]", **{variable: value})
+    assert done.returncode == 0 and "job 1 run 0" in done.stdout
+    assert "evil" not in done.stderr.replace(value, "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["$(touch {})", "`touch {}`", "; touch {} #", "' && touch {} '", "\n touch {}", "../../{}", "%n%s%d", "\x1b[31m"],
+)
+def test_a_comment_runs_nothing(installed, text, tmp_path):
+    proof = tmp_path / "proof"
+    evil = text.format(proof)
+    done = run(installed, "prolog", 1, SLURM_JOB_COMMENT=f"{evil} [mig:1g.10gb:1]", SLURM_JOB_ACCOUNT=evil)
+    assert done.returncode == 0, done
+    assert not proof.exists()
+    assert installed.events("start")[0]["account"] == ""
+
+
+IMPORTS = """
+import sys
+sys.path[:0] = {paths!r}
+import {module}
+{work}
+print(" ".join(sorted(name for name in sys.modules if sys.modules[name] is not None)))
+"""
+
+
+def modules(module, work="", isolated="-ISB"):
+    code = IMPORTS.format(paths=install.package_paths(), module=module, work=work)
+    done = subprocess.run([sys.executable, isolated, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+BARE = ["slurm_migbatch", "slurm_migbatch.node", "slurm_migbatch.node.conf", "slurm_migbatch.node.exits", "__future__"]
+
+
+@pytest.mark.parametrize("module", ["client", "task_prolog"])
+def test_the_fast_path_imports_next_to_nothing(module):
+    bare = subprocess.run(
+        [sys.executable, "-ISB", "-c", "import sys; print(*sys.modules)"], capture_output=True, text=True
+    )
+    more = modules(f"slurm_migbatch.node.{module}") - set(bare.stdout.split())
+    assert more == {*BARE, f"slurm_migbatch.node.{module}"}
+
+
+def test_nothing_heavier_than_the_standard_library_and_pynvml():
+    everything = [f"slurm_migbatch.node.{path.stem}" for path in (ROOT / "slurm_migbatch" / "node").glob("*.py")]
+    work = "\n".join(f"import {name}" for name in [*everything, "slurm_migbatch.mig.nvml"])
+    loaded = modules("slurm_migbatch", work)
+    foreign = {
+        name.partition(".")[0]
+        for name in loaded
+        if name.partition(".")[0] not in sys.stdlib_module_names and not name.startswith("_")
+    }
+    assert foreign <= {"slurm_migbatch", "pynvml"}
+    rooms = {name.split(".")[1] for name in loaded if name.startswith("slurm_migbatch.")}
+    assert rooms == {"node", "mig"}

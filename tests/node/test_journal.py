@@ -1,0 +1,271 @@
+"""The journal: nothing half written, nothing owned twice, nothing lost to a damaged file."""
+
+import json
+import os
+import sqlite3
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nodes import ALICE, BOB
+
+from slurm_migbatch.mig.driver import Instance
+from slurm_migbatch.mig.layout import Slot
+from slurm_migbatch.node import exits
+from slurm_migbatch.node.journal import IN_FLIGHT, NAME, Corrupt, Journal, JournalError, Overlap, Slice, move_aside
+from slurm_migbatch.node.repair import diagnose
+
+
+@pytest.fixture
+def journal(tmp_path):
+    opened = Journal(str(tmp_path / NAME))
+    yield opened
+    opened.close()
+
+
+def piece(start, size=1, state="idle", **values):
+    profile = {1: "1g.10gb", 2: "2g.20gb", 4: "3g.40gb", 8: "7g.80gb"}[size]
+    return Slice("GPU-0", Slot.of(profile, start, size), state, **values)
+
+
+def test_a_place_never_has_two_owners(journal):
+    with journal.write():
+        journal.put(piece(0, 4, "held", job=1))
+    for start, size in ((0, 4), (3, 1), (2, 2), (0, 8)):
+        with pytest.raises(Overlap), journal.write():
+            journal.put(piece(start, size, "intent", owner="x"))
+    with journal.write():
+        journal.put(piece(4, 4, "held", job=2))
+    assert len(journal.slices()) == 2
+
+
+def test_a_transaction_is_all_or_nothing(journal):
+    with pytest.raises(RuntimeError), journal.write():
+        journal.put(piece(0))
+        journal.event("create", {"gpu": "GPU-0"})
+        raise RuntimeError
+    assert journal.slices() == [] and journal.spooled() == []
+
+
+def test_a_claim_may_overlap_what_its_owner_evicts_and_nobody_elses(journal):
+    with journal.write():
+        journal.put(piece(0, 4, "evict", owner="me"))
+        journal.put(piece(0, 2, "intent", owner="me"))
+    with pytest.raises(Overlap), journal.write():
+        journal.put(piece(2, 2, "intent", owner="other"))
+
+
+def test_rows_come_back_as_they_were_written(journal):
+    whole = piece(2, 2, "held", gi=3, ci=0, mig_uuid="MIG-x", cap_gi=30, cap_ci=31, job=7, restart=1, ordinal=2)
+    whole = whole._replace(uid=5, warm=True, owner="1.2.3", since=4.5, reason="why")
+    with journal.write():
+        written = journal.put(whole)
+    assert journal.slices() == [written] and written._replace(id=None) == whole
+
+
+def test_event_numbers_only_grow(journal):
+    with journal.write():
+        for _ in range(3):
+            journal.event("create", {})
+    journal.acknowledge(3)
+    with journal.write():
+        journal.event("create", {"x": "ü"})
+    (event,) = journal.spooled()
+    assert event["seq"] == 4 and event["x"] == "ü"
+    assert journal.spool_length() == 1
+
+
+def test_a_newer_schema_is_refused(tmp_path, journal):
+    journal._link.execute("PRAGMA user_version=99")
+    with pytest.raises(JournalError, match="newer release"):
+        Journal(str(tmp_path / NAME))
+
+
+def test_only_root_reads_it(tmp_path, journal):
+    assert os.stat(journal.path).st_mode & 0o777 == 0o600
+    assert journal._link.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert journal._link.execute("PRAGMA synchronous").fetchone() == (2,)
+
+
+def test_each_journal_has_a_name_of_its_own(tmp_path, journal):
+    other = Journal(str(tmp_path / "other.db"))
+    assert len(journal.identity) == 16 and journal.identity != other.identity
+    again = Journal(journal.path)
+    assert again.identity == journal.identity
+    other.close()
+    again.close()
+
+
+@pytest.mark.parametrize("raw", [b"garbage" * 1000, b"SQLite format 3\0" + b"\xff" * 5000])
+def test_a_file_that_is_no_database_is_corrupt(tmp_path, raw):
+    path = tmp_path / "bad.db"
+    path.write_bytes(raw)
+    with pytest.raises(Corrupt):
+        Journal(str(path)).check()
+    aside = move_aside(str(path))
+    assert not path.exists() and os.path.exists(aside)
+
+
+def damage(node, how):
+    path = node.root / "state" / NAME
+    node.forget_executor()
+    if how == "garbage":
+        path.write_bytes(b"not a database at all" * 500)
+    elif how == "table gone":
+        link = sqlite3.connect(path)
+        link.execute("DROP TABLE slices")
+        link.commit()
+        link.close()
+    elif how == "deleted":
+        for name in path.parent.glob(f"{NAME}*"):
+            name.unlink()
+
+
+@pytest.mark.parametrize("how", ["garbage", "table gone"])
+def test_a_damaged_journal_is_rebuilt_from_driver_and_handoffs(node, how):
+    node.prolog(1, "[mig:2g.20gb:1,1g.10gb:1]")
+    node.prolog(2, "[mig:1g.10gb:1]", uid=BOB)
+    node.prolog(3, "[mig:1g.10gb:1]")
+    node.epilog(3)
+    before = {(row.slot, row.state, row.job, row.ordinal) for row in node.slices()}
+    old = node.journal.identity
+    damage(node, how)
+    assert node.epilog(404)[0] == exits.OK
+    assert {(row.slot, row.state, row.job, row.ordinal) for row in node.slices()} == before
+    node.check()
+    assert node.journal.identity != old
+    assert "damaged" in node.events("fault")[0]["what"]
+    assert list((node.root / "state").glob("*.damaged-*"))
+    for job, uid in ((1, ALICE), (2, BOB)):
+        assert node.epilog(job, uid=uid)[0] == exits.OK
+    node.check()
+    assert not node.slices("held")
+
+
+def test_instances_whose_owner_nobody_knows_are_parked(node):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    node.prolog(2, "[mig:1g.10gb:1]")
+    (row, other) = node.slices("held")
+    node.machine.start_process(other.mig_uuid, 4_000_002)
+    for path in (node.root / "run" / "job").iterdir():
+        path.unlink()
+    damage(node, "garbage")
+    assert node.epilog(404)[0] == exits.OK
+    assert {r.mig_uuid for r in node.slices("zombie")} == {row.mig_uuid, other.mig_uuid}
+    assert "owner is unknown" in node.events("zombie")[0]["reason"]
+    assert node.prolog(3, "[mig:3g.40gb:1]", uid=BOB)[0] == exits.OK
+
+
+def test_a_deleted_journal_starts_anew_and_adopts(node):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    node.epilog(1)
+    damage(node, "deleted")
+    node.reconcile()
+    assert [row.state for row in node.slices()] == ["idle"]
+    node.check()
+
+
+# -- diagnose: from any state, doing what it says leads to a state in which it has nothing to say
+
+
+starts = st.sampled_from([(0, 4), (4, 4), (0, 2), (2, 2), (4, 2), (0, 1), (1, 1), (2, 1), (5, 1), (6, 1), (0, 8)])
+states = st.sampled_from(["intent", "held", "idle", "evict", "zombie", "foreign", "lost"])
+
+
+@st.composite
+def worlds(draw):
+    instances = []
+    mask = 0
+    for gi, (start, size) in enumerate(draw(st.lists(starts, max_size=5))):
+        slot = piece(start, size).slot
+        if not mask & slot.placement.mask:
+            mask |= slot.placement.mask
+            whole = draw(st.booleans())
+            instances.append(Instance(gi, *slot, 0 if whole else None, f"MIG-{gi}" if whole else None))
+    rows = []
+    taken = 0
+    for number, (start, size) in enumerate(draw(st.lists(starts, max_size=6)), 1):
+        state = draw(states)
+        row = piece(start, size, state, id=number, owner=draw(st.sampled_from(["alive", "dead"])), gi=number)
+        row = row._replace(mig_uuid=draw(st.sampled_from(["MIG-0", "MIG-1", None])))
+        if state not in ("lost", "evict"):
+            if taken & row.slot.placement.mask:
+                continue
+            taken |= row.slot.placement.mask
+        rows.append(row)
+    busy = {i.gi_id: [99] if draw(st.booleans()) else [] for i in instances}
+    return rows, instances, busy
+
+
+def applied(repairs, rows, instances):
+    """What the repairs do, on paper."""
+    rows = {row.id: row for row in rows}
+    there = {i.gi_id: i for i in instances}
+    fresh = 1000
+    for repair in repairs:
+        row, instance = repair.row, repair.instance
+        if (
+            instance is not None
+            and instance.ci_id is None
+            and repair.action in ("undo", "complete", "adopt", "release")
+        ):
+            instance = there[instance.gi_id] = instance._replace(ci_id=0, mig_uuid=f"MIG-new{instance.gi_id}")
+        if repair.action in ("undo", "complete", "release", "adopt"):
+            key = row.id if row else (fresh := fresh + 1)
+            base = row or Slice("GPU-0", instance.slot, "idle")
+            rows[key] = base.on(instance).freed("idle")._replace(id=key)
+            for other in list(rows.values()):
+                overlap = other.slot.placement.overlaps(instance.placement)
+                if other.id != key and other.state == "evict" and overlap:
+                    del rows[other.id]
+        elif repair.action == "respect":
+            fresh += 1
+            rows[fresh] = Slice("GPU-0", instance.slot, "foreign", id=fresh).on(instance)
+        elif repair.action == "forget":
+            rows.pop(row.id, None)
+        elif repair.action in ("lose", "park", "regain"):
+            new = {"lose": "lost", "park": "zombie", "regain": "held"}[repair.action]
+            rows[row.id] = row._replace(state=new)
+        elif repair.action == "clear":
+            there.pop(instance.gi_id)
+            rows.pop(row.id)
+        else:
+            raise AssertionError(repair.action)
+    return list(rows.values()), list(there.values())
+
+
+@settings(max_examples=400, deadline=None)
+@given(worlds())
+def test_repairs_lead_to_a_state_that_needs_none(world):
+    rows, instances, busy = world
+    alive = "alive".__eq__
+    for _ in range(3):
+        repairs = diagnose(rows, instances, busy, alive)
+        rows, instances = applied(repairs, rows, instances)
+        if not repairs:
+            break
+    else:
+        repairs = diagnose(rows, instances, busy, alive)
+    assert repairs == []
+    accounted = [row.slot for row in rows if row.state not in ("lost", *IN_FLIGHT)]
+    assert len(accounted) == len(set(accounted)), "no slot has two rows"
+    live = [row.slot.placement for row in rows if row.state in IN_FLIGHT]
+    orphans = [i for i in instances if i.slot not in accounted and not any(p.overlaps(i.placement) for p in live)]
+    assert orphans == []
+    assert all(row.slot in {i.slot for i in instances} for row in rows if row.state in ("idle", "held", "zombie"))
+    assert not [row for row in rows if row.state in IN_FLIGHT and row.owner == "dead"]
+
+
+@given(worlds())
+def test_living_owners_are_left_alone(world):
+    rows, instances, busy = world
+    untouched = {row.id for row in rows if row.state in IN_FLIGHT and row.owner == "alive"}
+    assert not untouched & {r.row.id for r in diagnose(rows, instances, busy, "alive".__eq__) if r.row is not None}
+
+
+def test_spooled_events_are_json_that_says_when_and_what(node):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    node.epilog(1)
+    for event in node.events():
+        assert {"seq", "ts", "kind"} <= set(event)
+        json.dumps(event)
