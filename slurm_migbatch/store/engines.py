@@ -74,10 +74,14 @@ def _sqlite(url: URL, readonly: bool) -> Engine:
             isolation_level=None,
             check_same_thread=False,
         )
-        connection.execute("PRAGMA foreign_keys=ON")
-        if not readonly:
-            # an acknowledged event is gone from its node: the commit must be on the disk
-            connection.execute("PRAGMA synchronous=FULL")
+        try:
+            connection.execute("PRAGMA foreign_keys=ON")
+            if not readonly:
+                # an acknowledged event is gone from its node: the commit must be on the disk
+                connection.execute("PRAGMA synchronous=FULL")
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     engine = create_engine("sqlite://", creator=connect, poolclass=_pool())
