@@ -31,8 +31,8 @@ LIBRARY = "libnvidia-ml.so.1"
 CONTROL = "libmigsim.so"
 SOURCES = Path(__file__).resolve().parent / "driver"
 
-Moment = Literal["before", "during", "after"]
-_MOMENTS: dict[Moment, int] = {"before": 0, "during": 1, "after": 2}
+Moment = Literal["before", "writing", "during", "after"]
+_MOMENTS: dict[Moment, int] = {"before": 0, "writing": 1, "during": 2, "after": 3}
 
 _OPERATIONS = ("gi_create", "gi_destroy", "ci_create", "ci_destroy", "set_mode")
 
@@ -271,8 +271,9 @@ class Machine:
         """Break calls of the NVML function `call`, counted from now: the `nth` and `times` - 1 after it (None: all).
 
         They return `code`, or the calling process is killed with SIGKILL if `kill`. `moment` says when: ``"before"``
-        the call has any effect, ``"during"`` (the driver's state is changed, its /proc files are not yet; only calls
-        that change something), or ``"after"`` the effect, so that the caller does not learn of it.
+        the call does anything, or ``"after"`` its effect, so that the caller does not learn of it. Calls that change
+        something know two more: ``"writing"``, when the new state is written but the old one still holds, and
+        ``"during"``, when the new state holds and the /proc files have not followed.
         """
         number = 2**64 - 1 if times is None else times
         try:

@@ -73,6 +73,14 @@ def test_a_made_up_process_that_is_not_sticky_is_gone_at_once(machine):
     assert machine.dump()["processes"] == []
 
 
+def test_ended_processes_leave_room_for_others(machine):
+    _, _, mig_uuid = slice_of(gpu(), 9, 4, 4)
+    for pid in range(2**22 + 1, 2**22 + 1200):
+        machine.start_process(mig_uuid, pid, sticky=False)
+    machine.start_process(mig_uuid)
+    assert [p["pid"] for p in machine.dump()["processes"]] == [os.getpid()]
+
+
 def test_processes_need_a_device(machine):
     with pytest.raises(SimDriverError, match="no such device"):
         machine.start_process("MIG-00000000-0000-5000-8000-000000000000")

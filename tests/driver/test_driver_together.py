@@ -82,6 +82,28 @@ def check_tree(machine):
     assert left == set()
 
 
+def test_no_change_is_lost_between_processes(machine):
+    """No latency and little else to do, so that writers meet inside the driver: each finds what it left there."""
+    script = """
+pynvml.nvmlInit()
+device, start = gpu(), int(sys.argv[1])
+sys.stdin.readline()
+for _ in range(500):
+    instance = create(device, 19, start, 1)
+    assert pynvml.nvmlGpuInstanceGetInfo(instance).placement.start == start
+    pynvml.nvmlGpuInstanceDestroy(instance)
+"""
+    workers = [child(machine, script, str(start), stdin=-1) for start in range(4)]
+    for worker in workers:
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+    for worker in workers:
+        _, err = worker.communicate(timeout=60)
+        assert worker.returncode == 0, err
+    assert machine.dump()["gpus"][0]["instances"] == []
+    check_tree(machine)
+
+
 def test_one_winner_for_one_place(make):
     machine = make(["h100-80gb"], latency={"gi_create": 0.05})
     script = """

@@ -8,7 +8,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "process.h"
 #include "session.h"
 #include "tree.h"
 
@@ -80,7 +79,10 @@ nvmlReturn_t call_leave(struct call *call, nvmlReturn_t result)
 {
 	if (!call->machine)
 		return result;
-	if (call->shadow && result == NVML_SUCCESS) {
+	if (call->shadow && result == NVML_SUCCESS && call->late && call->late->moment == FAULT_WRITING) {
+		result = strike(call->late);
+		call->ready = 0;
+	} else if (call->shadow && result == NVML_SUCCESS) {
 		machine_commit(call->machine, call->dirty);
 		if (call->late && call->late->moment == FAULT_DURING)
 			result = strike(call->late);
@@ -98,10 +100,8 @@ nvmlReturn_t call_leave(struct call *call, nvmlReturn_t result)
 
 struct body *call_write(struct call *call)
 {
-	if (!call->shadow) {
+	if (!call->shadow)
 		call->shadow = machine_shadow(call->machine);
-		process_sweep(call->shadow);
-	}
 	return call->shadow;
 }
 

@@ -15,7 +15,7 @@ struct call {
 	uint64_t dirty;		 /* TREE_* of what was changed */
 	int64_t now;
 	int64_t ready; /* when the effect is complete; the caller sleeps until then */
-	struct fault *late; /* a fault of FAULT_DURING or FAULT_AFTER that strikes in this call */
+	struct fault *late; /* a fault that strikes in this call, later than FAULT_BEFORE */
 	bool locked;
 };
 

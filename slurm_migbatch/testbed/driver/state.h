@@ -82,9 +82,10 @@ struct latency {
 };
 
 enum fault_moment {
-	FAULT_BEFORE, /* instead of the effect */
-	FAULT_DURING, /* the driver has changed its state, the /proc tree has not followed yet */
-	FAULT_AFTER,  /* the effect has happened, the caller does not learn it */
+	FAULT_BEFORE,  /* instead of the effect */
+	FAULT_WRITING, /* half-way: the new state is written and not yet valid, so the old one holds */
+	FAULT_DURING,  /* the driver has changed its state, the /proc tree has not followed yet */
+	FAULT_AFTER,   /* the effect has happened, the caller does not learn it */
 };
 
 struct fault {
