@@ -33,7 +33,7 @@ from slurm_migbatch.node.paths import Paths
 from slurm_migbatch.node.repair import Repairer, lock_names
 
 ATTEMPTS = 12
-GRACE_S = 5.0
+GRACE_S = 2.0
 
 
 class Misfit(Exception):
@@ -198,9 +198,10 @@ class Starter:
                             self._repairer.gpu(gpu, deadline, dead=(who,), have_lock=True)
                     raise
         except TooLate:
+            grace = Deadline(GRACE_S)
             for gpu in gpus.values():
                 with suppress(DriverError, TooLate):
-                    self._repairer.gpu(gpu, Deadline(GRACE_S), dead=(who,))
+                    self._repairer.gpu(gpu, grace, dead=(who,))
             raise
 
     def _under_locks(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,10 +22,27 @@ def sim_library() -> Path:
 @pytest.fixture
 def new_node(tmp_path, sim_library):
     """Makes nodes: `new_node(gpus=[...], **settings)`."""
+    with _nodes(tmp_path, sim_library) as make:
+        yield make
+
+
+@pytest.fixture
+def many_nodes(sim_library):
+    """The same for tests that need dozens: in memory where there is such a place, and deleted at once."""
+    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with (
+        tempfile.TemporaryDirectory(prefix="migbatch-test-", dir=base) as root,
+        _nodes(Path(root), sim_library) as make,
+    ):
+        yield make
+
+
+@contextmanager
+def _nodes(root, library):
     made = []
 
     def make(gpus=("h100-80gb",), name="n1", mig=True, latency=0.0, **settings):
-        node = Node(tmp_path / name, name, gpus, sim_library, mig=mig, latency=latency, settings=settings)
+        node = Node(root / name, name, gpus, library, mig=mig, latency=latency, settings=settings)
         made.append(node)
         return node
 

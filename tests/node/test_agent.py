@@ -193,7 +193,7 @@ SCENES = {
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_an_agent_killed_at_any_side_effect_costs_nothing(new_node, scene):
+def test_an_agent_killed_at_any_side_effect_costs_nothing(many_nodes, scene):
     """The hook notices and does the work itself: the job starts (or ends) all the same."""
     hook, marker = SCENES[scene]
 
@@ -202,14 +202,14 @@ def test_an_agent_killed_at_any_side_effect_costs_nothing(new_node, scene):
             node.prolog(1, SCENES["prolog"][1])
         node.forget_executor()
 
-    counted = new_node(name="count")
+    counted = many_nodes(name="count")
     arrange(counted)
     with agent_process(counted) as child:
         assert run_hook(counted, hook, 1, marker)[0] == exits.OK
         count = child.stop()
     assert count > 3
     for k in range(1, count + 1):
-        node = new_node(name=f"k{k}")
+        node = many_nodes(name=f"k{k}")
         arrange(node)
         with agent_process(node, kill_at=k) as child:
             code, line = run_hook(node, hook, 1, marker)

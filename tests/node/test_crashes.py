@@ -42,9 +42,9 @@ def warm(node):
 
 
 def evicting(node):
-    node.prolog(9, "[mig:1g.10gb:7]")
+    node.prolog(9, "[mig:2g.20gb:2]")
     node.epilog(9)
-    return hook_in_child(node, "prolog", 1, "[mig:3g.40gb:1,4g.40gb:1]")
+    return hook_in_child(node, "prolog", 1, "[mig:7g.80gb:1]")
 
 
 def replacing(node):
@@ -121,11 +121,11 @@ def same_again(node):
 
 @pytest.mark.parametrize("after", [next_hook, reconcile, same_again])
 @pytest.mark.parametrize("scene", SCENES)
-def test_killed_before_any_side_effect(new_node, scene, after):
-    count = effects_of(new_node(name="count"), scene)
+def test_killed_before_any_side_effect(many_nodes, scene, after):
+    count = effects_of(many_nodes(name="count"), scene)
     assert count > 3
     for k in range(1, count + 1):
-        node = new_node(name=f"k{k}")
+        node = many_nodes(name=f"k{k}")
         node.scene = scene
         work = scene(node)
         node.forget_executor()
@@ -147,15 +147,15 @@ DRIVER_CALLS = [
 @pytest.mark.parametrize("after", [next_hook, reconcile])
 @pytest.mark.parametrize("moment", ["before", "during", "after"])
 @pytest.mark.parametrize("scene", [cold, evicting, replacing])
-def test_killed_inside_a_driver_call(new_node, scene, moment, after):
-    counted = new_node(name="count")
+def test_killed_inside_a_driver_call(many_nodes, scene, moment, after):
+    counted = many_nodes(name="count")
     effects_of(counted, scene)
     calls = counted.machine.calls()
     changing = {name: calls[name] for name in DRIVER_CALLS if calls[name]}
     assert changing
     for name, times in changing.items():
         for nth in range(1, times + 1):
-            node = new_node(name=f"{name}{nth}")
+            node = many_nodes(name=f"{name}{nth}")
             work = scene(node)
             node.forget_executor()
             node.machine.fail(name, nth=nth, kill=True, moment=moment)
