@@ -26,7 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what uses a cluster; leave out what this Slurm release has no plugin for."""
     for item in items:
-        if {"cluster", "new_cluster"} & set(getattr(item, "fixturenames", ())):
+        if {"cluster", "new_cluster", "stack"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slurm)
     root = config.getoption("--slurm-root")
     if not has_plugin(Path(root) if root else None):
@@ -48,9 +48,19 @@ def cluster(slurm_root: str) -> Iterator[Cluster]:
         yield running
 
 
+@pytest.fixture(scope="session")
+def stack(slurm_root: str) -> Iterator[Cluster]:
+    """The same with migbatch installed and running: hooks, agents, migbatchd (`stack.product`), submit filter."""
+    with Cluster(slurm_root=slurm_root, migbatch="all") as running:
+        yield running
+
+
 @pytest.fixture
 def new_cluster(slurm_root: str) -> Iterator[Callable[..., Cluster]]:
-    """Makes clusters for one test, which may restart or kill what it likes: `new_cluster(nodes=1, dbd=True)`."""
+    """Makes clusters for one test, which may restart or kill what it likes: `new_cluster(nodes=1, migbatch="hooks")`.
+
+    The keywords are those of `Spec`.
+    """
     with ExitStack() as stack:
 
         def make(**spec: object) -> Cluster:

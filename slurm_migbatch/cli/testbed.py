@@ -31,7 +31,7 @@ def testbed() -> None:
     \b
     migbatch testbed up --nodes 2 --gpus 2 --gpu-type h100-80gb
     eval "$(migbatch testbed env)"
-    migbatch testbed exec --user mbalice -- sbatch --gres=mig:1g.10gb:1 --wrap 'echo $CUDA_VISIBLE_DEVICES'
+    migbatch testbed exec --user mbalice -- sbatch --gres=mig:auto --wrap 'echo $CUDA_VISIBLE_DEVICES'
     migbatch testbed down
     """
     if os.geteuid() != 0:
@@ -44,15 +44,24 @@ def testbed() -> None:
 @click.option("--gpu-type", default="h100-80gb", show_default=True, help="Their model.")
 @click.option("--users", type=click.IntRange(0, 6), default=3, show_default=True, help="Ordinary users to submit as.")
 @click.option("--dbd", is_flag=True, help="With slurmdbd and MariaDB (accounts, sacct).")
+@click.option("--plain", is_flag=True, help="Slurm alone: no hooks, no submit filter, no migbatchd.")
 @click.option("--latency", default="0", show_default=True, help="Seconds per driver call, or 'real'.")
 @click.option(
     "--slurm-root", default="", metavar="DIR", help="Run the Slurm of this debootstrapped Debian (see `testbed root`)."
 )
 @_directory
 def up(
-    nodes: int, gpus: int, gpu_type: str, users: int, dbd: bool, latency: str, slurm_root: str, directory: Path | None
+    nodes: int,
+    gpus: int,
+    gpu_type: str,
+    users: int,
+    dbd: bool,
+    plain: bool,
+    latency: str,
+    slurm_root: str,
+    directory: Path | None,
 ) -> None:
-    """Start a cluster; it stays until `down`."""
+    """Start a cluster with migbatch on it; it stays until `down`."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     began = time.monotonic()
@@ -64,6 +73,7 @@ def up(
         users=users,
         dbd=dbd,
         slurm_root=slurm_root,
+        migbatch="" if plain else "all",
         latency=latency if latency == "real" else float(latency),
     )
     cluster.up()
@@ -117,6 +127,8 @@ def env(directory: Path | None) -> None:
     """Print shell commands that point Slurm's commands at the cluster."""
     cluster = Cluster.attach(directory or _default())
     click.echo(f"export SLURM_CONF={shlex.quote(str(cluster.slurm_conf))}")
+    if cluster.spec.migbatch:
+        click.echo(f"export MIGBATCH_CONFIG={shlex.quote(str(cluster.product.config))}")
     click.echo(f'export PATH={shlex.quote(str(cluster.bin))}:"$PATH"')
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -118,6 +119,7 @@ class Bed:
             "USER": user or "root",
             "LOGNAME": user or "root",
             "SHELL": "/bin/sh",
+            "MIGBATCH_CONFIG": str(self.directory / "etc/migbatch.toml"),
         }
 
     def command(self, argv: Sequence[str], user: str | None = None) -> list[str]:
@@ -160,6 +162,19 @@ class Bed:
             raise TestbedError(f"{shlex.join(argv)}: exit {done.returncode}: {said}")
         return done
 
+    def run_here(self, argv: Sequence[str], timeout: float = 120.0) -> str:
+        """Output of a command of this machine (not of --slurm-root), as root, in the test bed's environment.
+
+        Raises:
+            TestbedError: the exit status is not 0.
+        """
+        line = self.daemons.cage.enter(argv)
+        env = self.client_env(inside=False)
+        done = subprocess.run(line, check=False, env=env, cwd="/", capture_output=True, text=True, timeout=timeout)
+        if done.returncode != 0:
+            raise TestbedError(f"{shlex.join(argv)}: exit {done.returncode}: {done.stderr.strip()}")
+        return done.stdout
+
     def submit(self, *options: str, wrap: str | None = None, script: str | None = None, user: str = "mbalice") -> int:
         """`sbatch --parsable OPTIONS` with a one-line command or a script text; the job id."""
         argv = ["sbatch", "--parsable", *options, *(["--wrap", wrap] if wrap is not None else [])]
@@ -201,3 +216,10 @@ class Bed:
         """Pid of the process that holds the chroot's mounts."""
         daemon = self.daemons.get("root") if self.root.path is not None else None
         return daemon.pid if daemon else None
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file that only root can read, from its first moment on."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as out:
+        out.write(data)

@@ -13,11 +13,12 @@ from types import TracebackType
 
 from . import cage as cages
 from . import conf, database, gpukind, registry, users
-from .bed import Bed
+from .bed import Bed, write_private
 from .daemons import Daemon, Daemons
 from .errors import TestbedError
 from .ports import PortBook, listening
 from .proc import ProcessId
+from .product import Product
 from .simdriver import Machine
 from .spec import Hooks, Spec
 
@@ -37,6 +38,8 @@ class Cluster(Bed):
         super().__init__(chosen, Spec(**spec))  # type: ignore[arg-type]
         self._book = PortBook()
         self._registered = False
+        self.product = Product(self)
+        self._known: tuple[gpukind.GpuKind, tuple[int, int]] | None = None
 
     @classmethod
     def attach(cls, directory: Path | str) -> Cluster:
@@ -144,15 +147,16 @@ class Cluster(Bed):
             (self.node_directory(node) / "spool").mkdir(parents=True, exist_ok=True)
             models = [self.spec.gpu_type] * self.spec.gpus
             Machine.create(self.node_directory(node) / "driver", models, latency=self.spec.latency)
-        _write_private(self.directory / "munge/key", secrets.token_bytes(1024))
+        write_private(self.directory / "munge/key", secrets.token_bytes(1024))
         self.write_conf()
-        data = {"spec": asdict(self.spec), "ports": self.ports, "users": [asdict(user) for user in self.users]}
-        (self.directory / "etc/testbed.json").write_text(json.dumps(data))
 
     def write_conf(self) -> None:
         """Write Slurm's configuration files from `spec` (after a change: `scontrol reconfigure` or restart)."""
-        kind = gpukind.ask(self.machine(self.spec.node_names[0]).library)
-        conf.write(self.directory, self.spec, kind, self.root.version(), self.ports, self.munge_socket)
+        if self._known is None:
+            self._known = gpukind.ask(self.machine(self.spec.node_names[0]).library), self.root.version()
+        conf.write(self.directory, self.spec, *self._known, self.ports, self.munge_socket)
+        data = {"spec": asdict(self.spec), "ports": self.ports, "users": [asdict(user) for user in self.users]}
+        (self.directory / "etc/testbed.json").write_text(json.dumps(data))
 
     def _write_wrappers(self) -> None:
         env = self.client_env()
@@ -188,11 +192,18 @@ class Cluster(Bed):
         self.wait("munged", lambda: _answers(self.munge_socket))
         if self.spec.dbd:
             database.start(self)
+        if self.spec.migbatch:
+            self.product.install_hooks()
+            if self.spec.migbatch == "all":
+                self.product.install_filter()
+            self.write_conf()
         self.spawn("slurmctld", [self.root.locate("slurmctld"), "-D"], in_root=True)
         self.wait("slurmctld", lambda: listening(self.ports["slurmctld"]))
         for node in self.spec.node_names:
             self.spawn(f"slurmd-{node}", [self.root.locate("slurmd"), "-D", "-N", node], in_root=True)
         self.wait("registration of the nodes", lambda: set(self.node_states().values()) == {"idle"})
+        if self.spec.migbatch == "all":
+            self.product.start()
 
     def node_states(self) -> dict[str, str]:
         """State of each node as sinfo words it, with its marks (`idle`, `mixed`, `idle*`); may be empty."""
@@ -206,12 +217,6 @@ class Cluster(Bed):
         if name == "slurmctld":
             self.wait("slurmctld", lambda: listening(self.ports["slurmctld"]))
         return daemon
-
-
-def _write_private(path: Path, data: bytes) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as out:
-        out.write(data)
 
 
 def _answers(path: Path) -> bool:

@@ -47,18 +47,22 @@ def write(
             shutil.copyfile(source, etc / name)
 
 
+def catalog_names(spec: Spec) -> str:
+    """Host list of the catalog."""
+    return CATALOG if spec.catalog_nodes == 1 else f"{CATALOG}[1-{spec.catalog_nodes}]"
+
+
 def describe(spec: Spec, kind: GpuKind, version: tuple[int, int], ports: Mapping[str, int]) -> site.Site:
     """The test bed as the templates see it."""
     counts = {**dict.fromkeys([*kind.most, FILLER], 0), **(spec.counts or kind.base(spec.gpus))}
     made_up = f"CPUs={spec.cpus} RealMemory=500000"
     here = f"NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 {made_up}"
-    catalog = CATALOG if spec.catalog_nodes == 1 else f"{CATALOG}[1-{spec.catalog_nodes}]"
     listed = ",".join(spec.node_names)
     return site.Site(
         version=version,
         nodes=[site.Node(name, counts, f"{here} Port={ports[name]}") for name in spec.node_names],
         # Nobody ever listens for the catalog: it stays down.
-        catalog=site.Node(catalog, kind.catalog(spec.gpus), f"NodeAddr=127.0.0.1 Port=1 {made_up}"),
+        catalog=site.Node(catalog_names(spec), kind.catalog(spec.gpus), f"NodeAddr=127.0.0.1 Port=1 {made_up}"),
         partitions=[
             site.Partition("gpu", listed, "Default=YES MaxTime=INFINITE State=UP PriorityTier=10"),
             site.Partition("train", listed, "MaxTime=INFINITE State=UP PriorityTier=1"),

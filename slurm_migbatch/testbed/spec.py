@@ -30,6 +30,9 @@ class Spec:
         cpus: made-up CPUs per node.
         catalog_nodes: how many nodes list every profile; jobs wider than that cannot pend for one that nobody offers.
         counts: GRES counts per node in slurm.conf (types in GRES spelling); empty for the smallest slices everywhere.
+        migbatch: "" for Slurm alone, "hooks" for the hooks without agents and controller, "all" for everything.
+        auth: how nodes and migbatchd know each other.
+        node_conf, config: values of node.conf and migbatch.toml (section -> key -> value) beside the test bed's own.
         job_submit, cli_filter: Lua scripts to load; empty for none.
         options: further lines of slurm.conf.
     """
@@ -44,6 +47,10 @@ class Spec:
     cpus: int = 64
     catalog_nodes: int = 1
     counts: Mapping[str, int] = field(default_factory=dict)
+    migbatch: Literal["", "hooks", "all"] = ""
+    auth: Literal["munge", "token"] = "token"
+    node_conf: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     hooks: Hooks = Hooks()
     job_submit: str = ""
     cli_filter: str = ""

@@ -1,0 +1,186 @@
+"""migbatch itself on a test bed, installed as a site installs it and run as programs: hooks, agents, migbatchd, shims.
+
+Hooks run from a root-owned copy of what nodes get (node/, mig/ and pynvml) with /usr/bin/python3, of --slurm-root where
+there is one: a checkout may lie where ordinary users cannot look, and TaskProlog runs as them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import secrets
+import shutil
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from .bed import Bed, write_private
+from .conf import catalog_names
+from .errors import TestbedError
+from .spec import Hooks
+
+PYTHON = "/usr/bin/python3"
+_PARTS = ("__init__.py", "node", "mig")
+_INSTALL = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from slurm_migbatch.node.install import InstallError, install
+try:
+    list(install(Path(sys.argv[2]), Path(sys.argv[3]), sys.executable))
+except InstallError as error:
+    sys.exit(str(error))
+"""
+
+
+class Product:
+    """migbatch on one test bed."""
+
+    def __init__(self, bed: Bed) -> None:
+        self.bed = bed
+        self.etc = bed.directory / "etc"
+        self.config = self.etc / "migbatch.toml"
+        self.state = bed.directory / "migbatch"
+
+    def install_hooks(self) -> None:
+        """Copy the node's part, write node.conf and the hooks, and name them in the test bed's specification."""
+        self._copy(self.bed.directory / "lib")
+        write_private(self.etc / "token", secrets.token_hex(32).encode())
+        (self.etc / "node.conf").write_text("".join(f"{key}={value}\n" for key, value in self._node_conf().items()))
+        hooks = self.bed.directory / "hooks"
+        self.bed.run([PYTHON, "-c", _INSTALL, str(self.bed.directory / "lib"), str(hooks), str(self.etc)])
+        timeout = self.bed.spec.hooks.timeout
+        self.bed.spec = replace(
+            self.bed.spec,
+            hooks=Hooks(str(hooks / "prolog"), str(hooks / "epilog"), str(hooks / "task_prolog"), timeout),
+        )
+
+    def install_filter(self) -> None:
+        """Write migbatch.toml and the Lua shims, and name those in the test bed's specification."""
+        self.state.mkdir(mode=0o755, exist_ok=True)
+        self.config.write_text(_toml(self._settings()))
+        for shim in ("job_submit", "cli_filter"):
+            self.migbatch("config", "render", shim, "-o", str(self.etc / f"{shim}.lua"))
+        self.bed.spec = replace(
+            self.bed.spec,
+            job_submit=str(self.etc / "job_submit.lua"),
+            cli_filter=str(self.etc / "cli_filter.lua"),
+        )
+
+    def start(self) -> None:
+        """Start migbatchd and the agents; wait until migbatchd knows every node's GPUs."""
+        self.start_daemon()
+        for node in self.bed.spec.node_names:
+            self.start_agent(node)
+        self.bed.wait("the nodes' reports to migbatchd", self._knows_the_nodes)
+
+    def start_daemon(self) -> None:
+        """Start migbatchd and wait until it answers."""
+        self.bed.spawn("migbatchd", [sys.executable, "-m", "slurm_migbatch.daemon", "-c", str(self.config)])
+        self.bed.wait("migbatchd", lambda: self.health() is not None)
+
+    def start_agent(self, node: str) -> None:
+        """Start a node's agent."""
+        line = [sys.executable, "-m", "slurm_migbatch.cli", "node", "agent", "--etc", str(self.etc), "--node", node]
+        self.bed.spawn(f"agent-{node}", line)
+
+    def migbatch(self, *arguments: str) -> str:
+        """Output of `migbatch ARGUMENTS` as root."""
+        return self.bed.run_here([sys.executable, "-m", "slurm_migbatch.cli", *arguments])
+
+    def health(self) -> Mapping[str, Any] | None:
+        """What migbatchd says of itself; None where it does not answer."""
+        try:
+            with urllib.request.urlopen(  # noqa: S310 - our own loopback address
+                f"{self._url}/healthz", timeout=5
+            ) as answer:
+                body = answer.read()
+        except urllib.error.HTTPError as error:
+            body = error.read()
+        except OSError:
+            return None
+        found: Mapping[str, Any] = json.loads(body)
+        return found
+
+    def _knows_the_nodes(self) -> bool:
+        try:
+            catalog = json.loads((self.state / "catalog.json").read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            return False
+        return bool(catalog.get("partitions"))
+
+    @property
+    def _url(self) -> str:
+        return f"http://127.0.0.1:{self.bed.ports['migbatchd']}"
+
+    def _copy(self, target: Path) -> None:
+        source = Path(__file__).resolve().parents[1]
+        spec = importlib.util.find_spec("pynvml")
+        if spec is None or spec.origin is None:
+            raise TestbedError("pynvml is missing; pip install 'slurm-migbatch[dev]'")
+        package = target / "slurm_migbatch"
+        package.mkdir(mode=0o755, parents=True)
+        files = [source / "__init__.py", *source.glob("node/**/*.py"), *source.glob("mig/**/*.py")]
+        for file in files:
+            place = package / file.relative_to(source)
+            place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            shutil.copyfile(file, place)
+        shutil.copyfile(spec.origin, target / "pynvml.py")
+
+    def _node_conf(self) -> dict[str, str]:
+        nodes = f"{self.bed.directory}/nodes/%n"
+        return {
+            "StateDir": f"{nodes}/state",
+            "RunDir": f"{nodes}/run",
+            "NvmlLibrary": f"{nodes}/driver/libnvidia-ml.so.1",
+            "ProcRoot": f"{nodes}/driver/proc",
+            "DevRoot": f"{nodes}/driver/dev",
+            "BootIdFile": f"{nodes}/driver/boot_id",
+            "Controller": self._url if self.bed.spec.migbatch == "all" else "",
+            "Auth": self.bed.spec.auth,
+            "MungeSocket": str(self.bed.munge_socket),
+            "TokenFile": str(self.etc / "token"),
+            "ScontrolPath": str(self.bed.bin / "scontrol"),
+            "SlurmConf": str(self.bed.slurm_conf),
+            **self.bed.spec.node_conf,
+        }
+
+    def _settings(self) -> dict[str, dict[str, object]]:
+        settings: dict[str, dict[str, object]] = {
+            "cluster": {
+                "slurm_bin": str(self.bed.bin),
+                "slurm_conf": str(self.bed.slurm_conf),
+                "slurm_user": "root",
+                "catalog_nodes": catalog_names(self.bed.spec),
+            },
+            "submit": {
+                "socket": str(self.state / "submit.sock"),
+                "table": str(self.state / "table.lua"),
+                "catalog": str(self.state / "catalog.json"),
+            },
+            "store": {"url": f"sqlite:///{self.state}/migbatch.db"},
+            "node_api": {
+                "listen": "127.0.0.1",
+                "port": self.bed.ports["migbatchd"],
+                "auth": self.bed.spec.auth,
+                "munge_socket": str(self.bed.munge_socket),
+                "token_file": str(self.etc / "token"),
+            },
+            "daemon": {"run_dir": str(self.state)},
+        }
+        for section, values in self.bed.spec.config.items():
+            settings.setdefault(section, {}).update(values)
+        return settings
+
+
+def _toml(settings: Mapping[str, Mapping[str, object]]) -> str:
+    """TOML of tables of strings, numbers, booleans and lists of them (which JSON spells alike)."""
+    lines: list[str] = []
+    for section, values in settings.items():
+        lines.append(f"[{section}]")
+        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+    return "\n".join([*lines, ""])

@@ -1,0 +1,56 @@
+"""migbatch on a test bed: a job gets its own slice, as on a site."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from slurm_migbatch.testbed.cluster import Cluster
+
+SHOW = "echo $CUDA_VISIBLE_DEVICES; srun -n2 sh -c 'echo $SLURM_LOCALID $CUDA_VISIBLE_DEVICES'"
+
+
+def devices(bed: Cluster) -> set[str]:
+    """UUIDs of every slice on every node."""
+    return {
+        compute["uuid"]
+        for node in bed.spec.node_names
+        for gpu in bed.machine(node).dump()["gpus"]
+        for instance in gpu["instances"]
+        for compute in instance["compute_instances"]
+    }
+
+
+def test_tasks_see_their_own_slices(stack: Cluster) -> None:
+    job = stack.submit("-n2", "--gres=mig:1g.10gb:2", wrap=SHOW)
+    assert stack.wait_job(job) == "COMPLETED"
+    batch, *tasks = stack.output(job).splitlines()
+    seen = dict(line.split() for line in tasks)
+    assert set(batch.split(",")) == set(seen.values()) <= devices(stack)
+    assert set(seen) == {"0", "1"}
+
+
+def test_the_filter_answers_users(stack: Cluster) -> None:
+    refused = stack.run(["sbatch", "--gres=mig:1g", "--wrap", "true"], "mbbob", check=False)
+    assert refused.returncode != 0
+    assert "1g.10gb" in refused.stderr
+    job = stack.submit("--gres=mig:auto", wrap="echo $MIGBATCH_PROFILE", user="mbbob")
+    assert stack.wait_job(job) == "COMPLETED"
+    assert stack.output(job, "mbbob").strip() == "1g.10gb"
+
+
+def test_hooks_work_without_agents_and_controller(new_cluster: Callable[..., Cluster]) -> None:
+    bed = new_cluster(nodes=1, gpus=1, migbatch="hooks")
+    job = bed.submit("--gres=mig:1g.10gb:1", "--comment=[mig:1g.10gb:1]", wrap="echo $CUDA_VISIBLE_DEVICES")
+    assert bed.wait_job(job) == "COMPLETED"
+    assert bed.output(job).strip() in devices(bed)
+    assert bed.node_states() == {"n1": "idle"}
+
+
+@pytest.mark.parametrize("auth", ["token"])
+def test_agents_and_controller_believe_each_other(new_cluster: Callable[..., Cluster], auth: str) -> None:
+    bed = new_cluster(nodes=1, gpus=1, migbatch="all", auth=auth)
+    bed.restart("agent-n1")
+    bed.restart("migbatchd")
+    bed.wait("migbatchd", lambda: (bed.product.health() or {}).get("ok") is True)
