@@ -130,3 +130,4 @@ def _left(session: Session, live: Collection[int], now: float) -> None:
             elif session.scalar(select(Lease.id).where(Lease.run_id == run.id, Lease.until.is_(None)).limit(1)) is None:
                 run.state = "RUNNING"
                 finish_if_free(session, run.id, now, None)
+                run.state_from = "poll"
