@@ -60,22 +60,22 @@ class Record:
 @contextmanager
 def locked() -> Iterator[None]:
     """Hold the registry; it is removed at the end where it holds nothing."""
-    handle = -1
+    handle, mine = -1, False
     try:
-        while True:
+        while not mine:
             REGISTRY.mkdir(mode=0o755, exist_ok=True)
             with suppress(FileNotFoundError):
                 handle = os.open(REGISTRY / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 fcntl.flock(handle, fcntl.LOCK_EX)
                 with suppress(FileNotFoundError):
-                    if (REGISTRY / "lock").stat().st_ino == os.fstat(handle).st_ino:
-                        break
-                os.close(handle)  # the file was removed while we waited for it: start over with the new one
-                handle = -1
+                    mine = (REGISTRY / "lock").stat().st_ino == os.fstat(handle).st_ino
+                if not mine:  # the file was removed while we waited for it: start over with the new one
+                    os.close(handle)
+                    handle = -1
         yield
     finally:  # also where Ctrl-C came between having the lock and saying so: the way out takes it again
         if handle >= 0:
-            if not records():
+            if mine and not records():
                 with suppress(OSError):
                     (REGISTRY / "lock").unlink()
                     REGISTRY.rmdir()
