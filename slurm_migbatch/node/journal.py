@@ -15,17 +15,17 @@ starting -> running -> ending -> ended, or misfit -> ended.
 
 # Hooks do without pathlib: importing it takes longer than a warm start.
 # Conditions in queries are this package's own text; every value is bound.
-# ruff: noqa: PTH101, PTH104, PTH116, S608
+# ruff: noqa: PTH101, PTH104, PTH108, PTH110, PTH116, PTH120, S608
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-import secrets
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from slurm_migbatch.mig.driver import Instance
@@ -164,15 +164,16 @@ class Journal:
 
     def _open(self, busy_s: float) -> None:
         path = self.path
+        if not os.path.exists(path):
+            _create(path)
         with _errors(path):
-            self._db = sqlite3.connect(path, timeout=busy_s, isolation_level=None)
+            quoted = path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+            self._db = sqlite3.connect(f"file:{quoted}?mode=rw", busy_s, isolation_level=None, uri=True)
             self._db.execute("PRAGMA synchronous=FULL")
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version == 0:
-                self._create()
-            elif version > SCHEMA_VERSION:
+            if version > SCHEMA_VERSION:
                 raise JournalError(f"{path} was written by a newer release (schema {version}); update this node")
-            if version and not self._complete():
+            if not self._complete():
                 raise Corrupt(f"{path} is damaged: tables are missing")
             status = os.stat(path)
             self._file = (status.st_dev, status.st_ino)
@@ -195,18 +196,6 @@ class Journal:
     def _complete(self) -> bool:
         names = {row[0] for row in self._link.execute("SELECT name FROM sqlite_master WHERE type='table'")}
         return {"meta", "slices", "runs", "events"} <= names
-
-    def _create(self) -> None:
-        self._link.execute("PRAGMA journal_mode=WAL")
-        os.chmod(self.path, 0o600)
-        with self.write():
-            if self._link.execute("PRAGMA user_version").fetchone()[0]:
-                return  # another process was faster
-            for statement in _SCHEMA.split(";"):
-                self._link.execute(statement)
-            self._link.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-            self._link.execute(f"PRAGMA application_id={APPLICATION_ID}")
-            self.set_meta("journal", secrets.token_hex(8))
 
     def check(self) -> None:
         """Look through the whole file; raises Corrupt."""
@@ -368,6 +357,41 @@ def _errors(path: str) -> Iterator[None]:
         if isinstance(error, (sqlite3.IntegrityError, sqlite3.ProgrammingError)):
             raise
         raise Corrupt(f"{path} is damaged: {error}") from error
+
+
+def _create(path: str) -> None:
+    """Make a new journal beside its place and put it there whole, unless another process was faster.
+
+    A write-ahead file that an older journal left behind would be played into the new one, so it is moved aside.
+    """
+    beside = f"{path}.new"
+    directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        if os.path.exists(path):
+            return
+        for name in (beside, f"{beside}-wal", f"{beside}-shm"):
+            effects.point("unlink")
+            with suppress(FileNotFoundError):
+                os.unlink(name)
+        with _errors(beside):
+            link = sqlite3.connect(beside, isolation_level=None)
+            try:
+                link.execute("PRAGMA journal_mode=WAL")
+                statements = "".join(f"{statement};" for statement in _SCHEMA.strip().rstrip(";").split(";"))
+                link.executescript(f"BEGIN; {statements} COMMIT;")
+                link.execute("INSERT INTO meta VALUES ('journal', ?)", (os.urandom(8).hex(),))
+                link.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+                link.execute(f"PRAGMA application_id={APPLICATION_ID}")
+            finally:
+                link.close()  # which also plays the write-ahead file in and removes it
+        os.chmod(beside, 0o600)
+        move_aside(path)
+        effects.point("rename")
+        os.rename(beside, path)
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def move_aside(path: str) -> str:

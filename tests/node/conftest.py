@@ -58,6 +58,14 @@ def node(new_node):
 
 
 @pytest.fixture(autouse=True)
+def _as_root_and_tidy():
+    """Hooks set the umask; the next test must not find it so."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture(autouse=True)
 def _root_only():
     assert os.geteuid() == 0, "these tests make device nodes and change owners: run them as root"
     assert sys.platform == "linux"
