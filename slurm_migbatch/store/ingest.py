@@ -7,15 +7,16 @@ comes too early only waits for those before it. A gap that the node itself leave
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import func, insert, select
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.store import clean
-from slurm_migbatch.store.lifecycle import SliceFacts, link, lose_leases, run_of, start_run, stop_run
+from slurm_migbatch.store.lifecycle import SliceFacts, link, lose_leases, lose_run, run_of, start_run, stop_run
 from slurm_migbatch.store.models import Gpu, Journal, Lease, Node, NodeEvent
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ def ingest(
     _apply(session, machine, journal, late)
     before = journal.contiguous
     reached = _reach(session, journal)
-    if reached == before and fresh and not new and min(fresh) > before + 1:
+    if reached == before and fresh and min(fresh) > before + 1 and min(fresh) in known:
         log.warning("%s: events %d-%d of journal %s are lost", name, before + 1, min(fresh) - 1, id)
         journal.contiguous = min(fresh) - 1
         reached = _reach(session, journal)
@@ -156,7 +157,7 @@ def _apply(session: Session, machine: Node, journal: Journal, seqs: Sequence[int
                 continue
             try:
                 with session.begin_nested():
-                    effect(session, machine, journal, ts, payload)
+                    effect(session, machine, journal, ts, {**payload, "seq": seq})
                     session.flush()
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 log.warning("%s: event %d (%s) cannot be used: %s", machine.node, seq, kind, error)
@@ -168,7 +169,24 @@ def _boot(session: Session, machine: Node, journal: Journal, ts: float, event: d
         return
     held = session.scalars(select(Lease).where(Lease.node == machine.node, Lease.until.is_(None))).all()
     lose_leases(session, held, ts, ends_runs=True)
+    for job, restart in _ended_by_boot(session, journal, event["seq"]):
+        lose_run(session, run_of(session, job, restart, ts, starts=False), machine.node)
     machine.boot_id, machine.booted = boot, ts
+
+
+def _ended_by_boot(session: Session, journal: Journal, seq: int) -> Iterator[tuple[int, int]]:
+    """The runs whose ends a node tells, without exit codes, right before a boot: what its journal held when it died."""
+    earlier = (
+        select(NodeEvent.kind, NodeEvent.payload)
+        .where(NodeEvent.node == journal.node, NodeEvent.journal == journal.journal, NodeEvent.seq < seq)
+        .order_by(NodeEvent.seq.desc())
+        .limit(_MAX_SLICES)
+    )
+    for kind, payload in session.execute(earlier).all():
+        if kind != "stop" or not isinstance(payload, dict) or payload.get("exit_code") is not None:
+            return
+        with contextlib.suppress(ValueError):
+            yield _identity(payload)
 
 
 def _inventory(session: Session, machine: Node, journal: Journal, ts: float, event: dict[str, Any]) -> None:

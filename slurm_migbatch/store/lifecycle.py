@@ -217,6 +217,14 @@ def lose_leases(session: Session, leases: Iterable[Lease], moment: float, *, end
             finish_if_free(session, id, moment, None, state="NODE_FAIL")
 
 
+def lose_run(session: Session, run: Run, node: str) -> None:
+    """A run whose end the node could only conclude from its own reboot."""
+    if run.state == "UNKNOWN" and run.state_from == "node":
+        run.state = "NODE_FAIL"
+    for lease in session.scalars(select(Lease).where(Lease.run_id == run.id, Lease.node == node)):
+        lease.outcome = "lost" if lease.outcome == "released" else lease.outcome
+
+
 def finish_if_free(
     session: Session, run_id: int, moment: float, exit_code: int | None, *, told: bool = False, state: str | None = None
 ) -> None:
