@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -52,7 +52,8 @@ def open_store(url: str, *, readonly: bool = False) -> Store:
                 log.info("database brought up to %s", name)
     except SQLAlchemyError as error:
         engine.dispose()
-        raise StoreError(f"cannot use the database {engine.url}: {_cause(error)}") from error
+        shown = make_url(url).render_as_string(hide_password=True)
+        raise StoreError(f"cannot use the database {shown}: {_cause(error)}") from error
     except StoreError:
         engine.dispose()
         raise

@@ -78,6 +78,12 @@ def test_what_cannot_be_opened_is_said(url: str, says: str) -> None:
         open_store(url)
 
 
+def test_passwords_are_not_shown() -> None:
+    with pytest.raises(StoreError, match="cannot use the database") as raised:
+        open_store("mariadb://migbatch:s3cret@localhost/x?unix_socket=/nowhere/s")
+    assert "s3cret" not in str(raised.value)
+
+
 def test_what_is_no_database_is_said(tmp_path: Path) -> None:
     file = tmp_path / "x.db"
     file.write_text("This is a letter to my aunt, of some length, and no database. " * 50)
