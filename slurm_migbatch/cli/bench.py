@@ -45,6 +45,32 @@ def hooks(rounds: int, as_json: bool) -> None:
     print_bars(result)
 
 
+@bench.command()
+@click.option("--submissions", type=click.IntRange(50, 100_000), default=1000, show_default=True, help="On each side.")
+@json_option
+def submit(submissions: int, as_json: bool) -> None:
+    """Sbatch with and without the filter, its service and its table (as root, on two private clusters)."""
+    from slurm_migbatch.bench.submit import measure
+
+    result = measure(submissions, progress=lambda text: click.echo(f"{text} ...", err=True))
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    sbatch, service, table = result["sbatch"], result["service"], result["table"]
+    low, high = sbatch["block_ratio_interval_95"]
+    click.echo(
+        f"sbatch on Slurm {result['slurm']}: {sbatch['with']['median_ms']:.1f} ms with, "
+        f"{sbatch['without']['median_ms']:.1f} ms without the filter; ratio {sbatch['ratio']:.3f} "
+        f"(95 % interval of the blocks' mean {low:.3f} to {high:.3f}, {sbatch['submissions']} submissions each)"
+    )
+    click.echo(f"service: {service['median_ms']:.2f} ms, p99 {service['p99_ms']:.2f} ms for one request")
+    click.echo(
+        f"table: {table['lookup_us']['median']:.1f} us for a look-up, "
+        f"{table['whole_answer_us']['median']:.1f} us for a whole answer"
+    )
+    print_bars(result)
+
+
 def print_bars(result: dict[str, Any]) -> None:
     """The bars, for people."""
     for bar in result["bars"]:

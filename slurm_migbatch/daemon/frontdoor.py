@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.facts import SiteFacts, chooser_of, policy_of, slurm_uids
@@ -18,6 +20,7 @@ from slurm_migbatch.workload.catalog import SiteCatalog
 
 log = logging.getLogger(__name__)
 _WRITE_EVERY_S = 0.5
+_RECORD_EVERY_S = 0.2
 
 
 class FrontDoor:
@@ -31,6 +34,8 @@ class FrontDoor:
         self._writer, self._decided = writer, decided
         chooser = chooser_of(config)
         self._known = asyncio.Event()
+        self._rows: list[dict[str, Any]] = []
+        self._lock = threading.Lock()
         self.facts = SiteFacts(config, chooser, self._changed)
         self.service = SubmitService(
             self.facts.catalog, chooser, self._record, policy=policy_of(config), slurm_uids=slurm_uids(config)
@@ -49,6 +54,12 @@ class FrontDoor:
         self.serving.clear()
         await serve(self._path, self.service, ready=self.serving)
 
+    async def keep_record(self) -> None:
+        """Hand decisions to the record, several at a time, for ever."""
+        while True:
+            await asyncio.sleep(_RECORD_EVERY_S)
+            self._hand_over()
+
     async def keep_files(self) -> None:
         """Keep the catalog file and the compiled table in step, for ever."""
         while True:
@@ -58,6 +69,7 @@ class FrontDoor:
     def close(self) -> None:
         """Hand over the decisions that wait."""
         self.service.close()
+        self._hand_over()
 
     def _changed(self, catalog: SiteCatalog) -> None:
         self.service.use(catalog=catalog)
@@ -65,8 +77,14 @@ class FrontDoor:
 
     def _record(self, decision: Decision) -> None:
         self._decided()
-        row = record_of(decision)
-        self._writer.post(lambda store: store.record_decision(row), "decisions")
+        with self._lock:
+            self._rows.append(record_of(decision))
+
+    def _hand_over(self) -> None:
+        with self._lock:
+            rows, self._rows = self._rows, []
+        if rows:
+            self._writer.post(lambda store: store.record_decisions(rows), "decisions", len(rows))
 
     def _answers(self) -> dict[Labels, float]:
         return {(("verdict", verdict),): float(n) for verdict, n in self.service.statistics.answers.items()}

@@ -1,12 +1,16 @@
-"""The store with one more question: what happened to instances since each node booted."""
+"""The store as the daemon uses it: decisions in batches, and what happened to instances since each node booted."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 
 from slurm_migbatch.store.db import Store, open_store
+from slurm_migbatch.store.decisions import record_decision
 from slurm_migbatch.store.models import NodeEvent
 
 #: of the creates and destroys, only the newest matter: what lies idle where is a preference, not a fact to rely on
@@ -14,10 +18,19 @@ _NEWEST = 20_000
 
 
 class HistoryStore(Store):
-    """`Store` that also tells how idle instances, zombies and faults came about."""
+    """`Store` that takes decisions in batches and tells how idle instances, zombies and faults came about."""
 
     def __enter__(self) -> HistoryStore:
         return self
+
+    def record_decisions(self, decisions: Sequence[Mapping[str, Any]]) -> None:
+        """Several `record_decision` in one transaction: what many submissions in a row cost is the commits."""
+
+        def work(session: Session) -> None:
+            for decision in decisions:
+                record_decision(session, decision, time.time())
+
+        self._write(work)
 
     def instance_events(self) -> dict[str, list[dict[str, Any]]]:
         """Events about instances by node, in their order, since the node's last boot."""

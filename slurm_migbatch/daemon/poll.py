@@ -16,8 +16,8 @@ from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient
 
 log = logging.getLogger(__name__)
 _ADVICE = "running jobs and submissions go on without it; check slurmctld, and [cluster] slurm_bin and slurm_conf"
-#: seconds between two looks, however many nudges come
-_CLOSEST_S = 0.1
+#: seconds between two looks, however many nudges come, and how many times longer than a look the pause is
+_CLOSEST_S, _SHARE = 0.2, 4.0
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Poller:
                 self.trouble.succeeded()
                 self.latest = snapshot
                 soon = await self._act(snapshot)
-            distance = min(wait, max(_CLOSEST_S, time.monotonic() - began))
+            distance = min(wait, max(_CLOSEST_S, _SHARE * (time.monotonic() - began)))
             await asyncio.sleep(distance)
             if soon:
                 continue

@@ -21,7 +21,7 @@ class Store(Protocol):
     def ingest(self, node: str, journal: str, boot_id: str, events: Sequence[Mapping[str, Any]]) -> int:
         """Keep a node's events; returns the highest contiguous sequence number stored."""
 
-    def record_decision(self, decision: Mapping[str, Any]) -> None:
+    def record_decisions(self, decisions: Sequence[Mapping[str, Any]]) -> None:
         """Keep what the submit filter decided."""
 
     def upsert_jobs(self, rows: Sequence[Mapping[str, Any]], *, live: Collection[int] | None = None) -> None:

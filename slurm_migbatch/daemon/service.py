@@ -87,6 +87,7 @@ class Service:
                 "inventory": self.inventory.run,
                 "submit": self.door.run,
                 "files": self.door.keep_files,
+                "decisions": self.door.keep_record,
                 "leases": self.supply.load,
             }
             tasks = [asyncio.create_task(keep(name, loop), name=name) for name, loop in loops.items()]

@@ -90,14 +90,14 @@ class StoreWriter:
             self._news.notify_all()
         return future
 
-    def post(self, work: Callable[[Store], Any], label: str) -> None:
-        """Queue work that nobody waits for; beyond the limit it is dropped, counted and said."""
+    def post(self, work: Callable[[Store], Any], label: str, records: int = 1) -> None:
+        """Queue work that nobody waits for; beyond the limit its `records` are dropped, counted and said."""
         with self._news:
             if len(self._queue) < self._limit:
                 self._queue.append(_Item(work, label, None))
                 self._full.succeeded()
             else:
-                self.dropped[label] = self.dropped.get(label, 0) + 1
+                self.dropped[label] = self.dropped.get(label, 0) + records
                 self._full.failed(f"{label}: more than {self._limit} records wait")
             self._news.notify_all()
 

@@ -88,9 +88,9 @@ class FakeStore:
         self._check()
         self.supply.append((node, version, dict(counts), why))
 
-    def record_decision(self, decision):
+    def record_decisions(self, decisions):
         self._check()
-        self.decisions.append(decision)
+        self.decisions.extend(decisions)
 
     def upsert_jobs(self, rows, *, live=None):
         self._check()

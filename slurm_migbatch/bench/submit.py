@@ -1,0 +1,170 @@
+"""What the submit filter costs: sbatch with and without it, the service behind it, and the table that replaces it.
+
+Two clusters run side by side, one with the filter and one without, and take turns in blocks, so that whatever else the
+machine does falls on both. Jobs are submitted by an ordinary user (root's pass the filter untouched) and held, so that
+nothing is measured but the submission.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from slurm_migbatch.bench.bars import Bar, Times, mean_with_interval, quantile
+from slurm_migbatch.bench.hooks import BenchError
+from slurm_migbatch.bench.stack import Stack
+from slurm_migbatch.submit import shim
+from slurm_migbatch.submit.client import ask
+from slurm_migbatch.submit.request import Accept, JobRequest
+from slurm_migbatch.testbed.cluster import Cluster
+
+RATIO_TARGET, SERVICE_TARGET_MS, TABLE_TARGET_US = 1.05, 2.0, 50.0
+_USER = "mbalice"
+_ASKED = ("--gres=mig:auto", "--comment=migbatch: model=bert-large batch=32 slo=200ms")
+_GRANTED = ("--gres=mig:1g.10gb:1", "--comment=migbatch: model=bert-large batch=32 slo=200ms")
+#: runs inside the test bed as the user: n submissions, one after the other; prints the seconds of each
+_SUBMIT = """
+import json, os, sys, time
+n, argv = int(sys.argv[1]), sys.argv[2:]
+null = os.open(os.devnull, os.O_WRONLY)
+spent = []
+for _ in range(n):
+    began = time.perf_counter()
+    pid = os.posix_spawn(argv[0], argv, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, null, 1), (os.POSIX_SPAWN_DUP2, null, 2)])
+    status = os.waitpid(pid, 0)[1]
+    spent.append(time.perf_counter() - began)
+    if status:
+        sys.exit(f"sbatch ended with status {status}")
+print(json.dumps(spent))
+"""
+
+
+def measure(
+    submissions: int = 1000, block: int = 25, requests: int = 3000, progress: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
+    """Run all three measurements.
+
+    Args:
+        submissions: of sbatch on each side.
+        block: submissions before the other side has its turn.
+        requests: to the service, over its socket.
+        progress: is told what is going on.
+
+    Returns:
+        Figures and bars.
+
+    Raises:
+        BenchError: something could not be measured.
+    """
+    with ExitStack() as stack:
+        progress("starting two clusters")
+        filtered = stack.enter_context(Stack(nodes=1, gpus=1, users=1))
+        plain = stack.enter_context(Cluster(nodes=1, gpus=1, users=1))
+        progress("sbatch with and without the filter, in turns")
+        sbatch = compare(filtered.cluster, plain, submissions, block)
+        progress("the service over its socket")
+        service = time_service(filtered.directory / "migbatch/submit.sock", requests)
+        progress("the compiled table in Lua")
+        table = time_table(filtered.directory / "etc" / shim.JOB_SUBMIT, filtered.directory / "migbatch/table.lua")
+        version = ".".join(f"{number:02d}" for number in filtered.cluster.root.version())
+    bars = [
+        Bar("sbatch with the filter over without, wall time", sbatch["ratio"], RATIO_TARGET),
+        Bar("filter service p99, ms", service["p99_ms"], SERVICE_TARGET_MS),
+        Bar("compiled-table look-up median, us", table["lookup_us"]["median"], TABLE_TARGET_US),
+    ]
+    return {
+        "bench": "submit",
+        "slurm": version,
+        "python": sys.version.split()[0],
+        "sbatch": sbatch,
+        "service": service,
+        "table": table,
+        "bars": [bar.to_dict() for bar in bars],
+    }
+
+
+def compare(filtered: Cluster, plain: Cluster, submissions: int, block: int) -> dict[str, Any]:
+    """Submit to both in turns (with, without, without, with ...).
+
+    Returns:
+        `ratio` of the total wall times, the mean of the blocks' ratios with its 95 % interval, and times of one sbatch.
+    """
+    sides: dict[str, tuple[Cluster, Sequence[str]]] = {"with": (filtered, _ASKED), "without": (plain, _GRANTED)}
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for cluster, options in sides.values():
+        _submit(cluster, options, 5)
+    ratios = []
+    for number in range(math.ceil(submissions / block)):
+        pair = {}
+        for name in ("with", "without") if number % 2 == 0 else ("without", "with"):
+            spent = _submit(*sides[name], block)
+            times[name] += spent
+            pair[name] = sum(spent)
+        ratios.append(pair["with"] / pair["without"])
+    mean, low, high = mean_with_interval(ratios)
+    queued = int(filtered.run(["squeue", "-h", "-o", "%i %b"]).stdout.count("mig:1g.10gb:1"))
+    if queued < submissions:
+        raise BenchError(f"the filter granted {queued} of {submissions} jobs a slice; what was timed is not its work")
+    return {
+        "submissions": len(times["with"]),
+        "ratio": sum(times["with"]) / sum(times["without"]),
+        "block_ratio_mean": mean,
+        "block_ratio_interval_95": [low, high],
+        "with": Times.of(times["with"]).to_dict(),
+        "without": Times.of(times["without"]).to_dict(),
+    }
+
+
+def _submit(cluster: Cluster, options: Sequence[str], count: int) -> list[float]:
+    sbatch = str(cluster.root.locate("sbatch"))
+    argv = [sbatch, "--hold", "--output=/dev/null", *options, "--wrap=true"]
+    done = cluster.run(["/usr/bin/python3", "-ISc", _SUBMIT, str(count), *argv], _USER, check=False)
+    if done.returncode:
+        raise BenchError(f"sbatch failed: {done.stderr.strip()[-300:]}")
+    spent: list[float] = json.loads(done.stdout)
+    return spent
+
+
+def time_service(path: Path, requests: int) -> dict[str, Any]:
+    """Ask the running service, as slurmctld would: connect, send, receive, close; many different buckets."""
+    models = ("bert-large", "resnet50", "vit-b-16", "gpt2", "llama-3.1-8b", "unknown-model", "mobilenet-v2")
+    spent = []
+    for number in range(requests + 50):
+        comment = f"migbatch: model={models[number % len(models)]} batch={1 << number % 8} slo={40 + number % 400}ms"
+        request = JobRequest(
+            uid=1000, user="ann", partition="gpu", tres_per_node="gres:mig:auto", comment=comment, num_tasks=1
+        )
+        began = time.perf_counter()
+        answer = ask(path, request)
+        if number >= 50:
+            spent.append(time.perf_counter() - began)
+        if not isinstance(answer, Accept):
+            raise BenchError(f"the service did not grant {comment!r}: {answer}")
+    return Times.of(spent).to_dict()
+
+
+def time_table(script: Path, table: Path, rounds: int = 200) -> dict[str, Any]:
+    """The shim's own answer in lua5.1: figures of one bucket, and the whole rewrite; microseconds for one call."""
+    harness = Path(__file__).with_name("lookup.lua")
+    try:
+        done = subprocess.run(
+            ["lua5.1", str(harness), str(script), str(table), str(rounds)], capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        raise BenchError("lua5.1 is missing; `make system` installs it") from None
+    if done.returncode:
+        raise BenchError(f"the shim could not be timed: {done.stderr.strip()[-300:]}")
+    lookup, answer = ([float(word) for word in line.split()] for line in done.stdout.splitlines())
+    return {
+        "table_bytes": table.stat().st_size,
+        "lookup_us": {"median": statistics.median(lookup), "p99": quantile(lookup, 0.99)},
+        "whole_answer_us": {"median": statistics.median(answer), "p99": quantile(answer, 0.99)},
+    }
