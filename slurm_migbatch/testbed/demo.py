@@ -1,0 +1,297 @@
+"""The demonstration: a private cluster with simulated GPUs, jobs of three users, and a check of everything claimed.
+
+Run by `make demo`. Exit status 0 only if every check at the end holds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .bed import FINAL
+from .cluster import Cluster
+from .errors import TestbedError
+from .proc import wait_until
+from .watch import Watch
+
+_EXAMPLES = Path(__file__).resolve().parents[2] / "sbatch_examples"
+_UUIDS = re.compile(r"(batch script|task \d+): (\S*)")
+_DEVICE = re.compile(r"MIG-[0-9a-f-]{36}")
+
+
+@dataclass
+class Job:
+    """One submission of the demonstration."""
+
+    user: str
+    script: str
+    options: tuple[str, ...] = ()
+    seconds: int = 4
+    tasks: int = 1
+    array: int = 0
+    end: str = "COMPLETED"
+    id: int = 0
+    waited_for: str = ""
+    said: str = ""
+
+    @property
+    def records(self) -> tuple[str, ...]:
+        """Job ids as squeue and migacct print them."""
+        return tuple(f"{self.id}_{i}" for i in range(self.array)) if self.array else (str(self.id),)
+
+
+@dataclass
+class Checks:
+    """What was verified, and what was not so."""
+
+    failed: list[str] = field(default_factory=list)
+
+    def that(self, sentence: str, problems: list[str]) -> None:
+        """Print one line of the closing check."""
+        click.echo(f"  {'ok ' if not problems else 'NOT'}  {sentence}")
+        for problem in problems[:8]:
+            click.echo(f"       {problem}")
+        self.failed += problems
+
+
+class Demo:
+    """Submits, shows, waits and checks."""
+
+    def __init__(self, bed: Cluster) -> None:
+        self.bed = bed
+        self.jobs: list[Job] = []
+        self.checks = Checks()
+
+    def run(self) -> int:
+        """The whole demonstration; 0 if everything that it claims was seen to be so."""
+        began = time.monotonic()
+        with Watch(self.bed) as watch:
+            self._first_wave()
+            self._layouts("while they run")
+            self._second_wave()
+            self._layouts("a moment later")
+            self._await_end()
+        click.echo("\n$ migacct -a --starttime now-1hour")
+        click.echo(self._migacct())
+        click.echo("Closing check")
+        self._verify(watch)
+        click.echo(f"\n{len(self.jobs)} submissions in {time.monotonic() - began:.0f} s.")
+        if self.checks.failed:
+            click.echo(f"FAILED: {len(self.checks.failed)} problems.")
+        return 1 if self.checks.failed else 0
+
+    # --- submitting
+
+    def _first_wave(self) -> None:
+        cancelled = Job("mbbob", "explicit_profile.sh", ("--job-name=cancelled",), seconds=600, end="CANCELLED")
+        self._submit(Job("mbalice", "batch_inference.sh", seconds=10))
+        self._submit(cancelled)
+        self._submit(Job("mbalice", "array_inference.sh", seconds=8, array=4))
+        self._submit(Job("mbcarol", "multi_slice.sh", seconds=8, tasks=3))
+        self._submit(Job("mbalice", "refused.sh", end="REFUSED"))
+        self._until(lambda: self._state(str(cancelled.id)) == "RUNNING", "the job that will be cancelled runs")
+
+    def _second_wave(self) -> None:
+        self._submit(Job("mbbob", "llm.sh", seconds=6))
+        self._submit(Job("mbcarol", "whole_gpu.sh", seconds=5))
+        self._submit(Job("mbcarol", "whole_gpu.sh", ("--gpus=2", "--nodes=1"), seconds=3))
+        self._submit(Job("mbbob", "explicit_profile.sh", ("--gres=mig:1g.20gb:2",), seconds=4))
+        cancelled = next(job for job in self.jobs if job.end == "CANCELLED")
+        self._command("mbbob", ["scancel", str(cancelled.id)])
+
+    def _submit(self, job: Job) -> None:
+        offered = self._offered()
+        command = ["sbatch", *job.options, str(_EXAMPLES / job.script)]
+        done = self._command(job.user, command, env={"WORK_SECONDS": str(job.seconds)})
+        said = done.stdout + done.stderr
+        match = re.search(r"Submitted batch job (\d+)", said)
+        job.id, job.said = int(match[1]) if match else 0, said
+        self.jobs.append(job)
+        if job.id:
+            wanted = self._requested(job.id)
+            job.waited_for = ",".join(kind for kind, count in wanted.items() if offered.get(kind, 0) < count)
+
+    def _command(self, user: str, argv: list[str], env: dict[str, str] | None = None) -> _Done:
+        shown = " ".join(Path(word).name if word.startswith("/") else word for word in argv)
+        click.echo(f"\n{user}$ {shown}")
+        done = self.bed.run(argv, user, check=False, env=env)
+        for line in (done.stdout + done.stderr).splitlines():
+            click.echo(f"    {line}")
+        return _Done(done.stdout, done.stderr)
+
+    # --- looking
+
+    def _layouts(self, when: str) -> None:
+        time.sleep(1.0)
+        click.echo(f"\n# migbatch nodes   ({when})")
+        click.echo(self.bed.product.migbatch("nodes"))
+
+    def _offered(self) -> dict[str, int]:
+        """Free slices that Slurm is told of: the most on any one node, by GRES type."""
+        nodes = json.loads(self.bed.product.migbatch("nodes", "--json"))["nodes"]
+        best: dict[str, int] = {}
+        for node in nodes:
+            for kind, count in node["offered"].items():
+                best[kind] = max(best.get(kind, 0), count)
+        return best
+
+    def _requested(self, job: int) -> dict[str, int]:
+        text = self.bed.run(["squeue", "-h", "-a", "-r", "-t", "all", "-j", str(job), "-o", "%b"]).stdout
+        parts = re.findall(r"mig:([^:,\s]+):(\d+)", text.splitlines()[0] if text else "")
+        return {kind: int(count) for kind, count in parts}
+
+    def _state(self, record: str) -> str:
+        text = self.bed.run(["squeue", "-h", "-a", "-r", "-t", "all", "-o", "%i|%T"]).stdout
+        return dict(line.split("|") for line in text.splitlines()).get(record, "")
+
+    def _until(self, ready: Callable[[], bool], what: str, timeout: float = 90.0) -> None:
+        wait_until(ready, timeout, what, every=0.5)
+
+    def _await_end(self) -> None:
+        click.echo("\nwaiting for the jobs to end ...")
+        records = [record for job in self.jobs if job.id for record in job.records]
+
+        def over() -> bool:
+            text = self.bed.run(["squeue", "-h", "-a", "-r", "-t", "all", "-o", "%i|%T"]).stdout
+            states = dict(line.split("|") for line in text.splitlines())
+            return all(states.get(record, "") in FINAL for record in records)
+
+        self._until(over, "the end of all jobs", 150.0)
+        self._until(lambda: not self._leases(), "the end of all leases", 30.0)
+
+    def _leases(self) -> list[str]:
+        """Slices that the nodes' own journals still count as held."""
+        return [
+            f"{node}: {piece['profile']} of job {piece['job']}"
+            for node, status in self._node_status()
+            for gpu in status["gpus"]
+            for piece in gpu["slices"]
+            if piece["state"] != "idle"
+        ]
+
+    def _node_status(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        for node in self.bed.spec.node_names:
+            yield node, json.loads(self._on_node("status", node, "--json"))
+
+    def _on_node(self, verb: str, node: str, *options: str) -> str:
+        return self.bed.product.migbatch("node", verb, "--etc", str(self.bed.product.etc), "--node", node, *options)
+
+    def _migacct(self, *options: str) -> str:
+        argv = [str(Path(sys.executable).with_name("migacct")), "-a", "--starttime", "now-1hour", *options]
+        return self.bed.run_here(argv)
+
+    # --- checking
+
+    def _verify(self, watch: Watch) -> None:
+        say = self.checks.that
+        records = self._accounts()
+        accepted = [job for job in self.jobs if job.end != "REFUSED"]
+        refused = [job for job in self.jobs if job.end == "REFUSED"]
+        say(
+            "the malformed request was refused with its reason",
+            [f"{job.script}: {job.said.strip()}" for job in refused if job.id or "1g.10gb" not in job.said],
+        )
+        say(
+            "every other job ended as it should, and migacct knows each",
+            [
+                f"{record}: {records[record]['state'] if record in records else 'not in migacct'}, not {job.end}"
+                for job in accepted
+                for record in job.records
+                if records.get(record, {}).get("state") != job.end
+            ],
+        )
+        waited = [job for job in accepted if job.waited_for]
+        say(
+            "a job waited for a re-plan and got its slice: "
+            + ", ".join(f"{job.id} ({job.waited_for})" for job in waited[:3]),
+            [] if waited else ["every profile was on offer when it was asked for"],
+        )
+        say("every task saw exactly its own slices", list(self._wrong_sights(records)))
+        say(
+            f"no neighbour was touched (looked {watch.rounds} times, {len(watch.held)} slices)",
+            watch.problems or ([] if watch.held else ["nothing was seen"]),
+        )
+        say("nothing is held on any GPU, and no device belongs to a user", [*self._leases(), *self._open_devices()])
+        say("idle slices are taken down when the administrator wants the GPUs empty", list(self._cleared()))
+        say(
+            "no node was drained",
+            [f"{node}: {state}" for node, state in self.bed.node_states().items() if state.rstrip("*") != "idle"],
+        )
+
+    def _accounts(self) -> dict[str, dict[str, Any]]:
+        return {str(row["job"]): row for row in json.loads(self._migacct("--json"))["jobs"]}
+
+    def _wrong_sights(self, records: dict[str, dict[str, Any]]) -> Iterator[str]:
+        seen_by: dict[str, str] = {}
+        for job in self.jobs:
+            for record in job.records if job.end == "COMPLETED" else ():
+                slices = records.get(record, {}).get("slices", [])
+                own = [str(piece["mig_uuid"]) for piece in slices]
+                text = self._output(job, record)
+                sights = {who: _DEVICE.findall(uuids) for who, uuids in _UUIDS.findall(text)}
+                if sights.pop("batch script", None) != own or not own:
+                    yield f"{record}: the batch script saw something else than {own}"
+                if len(sights) != job.tasks:
+                    yield f"{record}: {len(sights)} tasks reported, not {job.tasks}"
+                shared = [uuid for uuids in sights.values() for uuid in uuids]
+                if sorted(shared) != sorted(own):
+                    yield f"{record}: its tasks saw {shared}, its slices are {own}"
+                for uuid in own:
+                    if uuid in seen_by and self._at_once(records, seen_by[uuid], record):
+                        yield f"{uuid} was given to {seen_by[uuid]} and {record} at once"
+                    seen_by[uuid] = record
+
+    @staticmethod
+    def _at_once(records: dict[str, dict[str, Any]], one: str, other: str) -> bool:
+        first, second = (records[name] for name in (one, other))
+        times = [float(str(row[key])) for row in (first, second) for key in ("started_unix_s", "ended_unix_s")]
+        return times[0] < times[3] and times[2] < times[1]
+
+    def _output(self, job: Job, record: str) -> str:
+        found = [path.read_text() for path in self.bed.home(job.user).glob("*.out") if path.stem.endswith(f"-{record}")]
+        return "\n".join(found)
+
+    def _open_devices(self) -> Iterator[str]:
+        for node in self.bed.spec.node_names:
+            for path in (self.bed.node_directory(node) / "driver/dev/nvidia-caps").glob("nvidia-cap*"):
+                status = path.stat()
+                if status.st_uid != 0 or status.st_mode & 0o077:
+                    yield f"{node}: {path.name} belongs to uid {status.st_uid}, mode {status.st_mode & 0o777:o}"
+
+    def _cleared(self) -> Iterator[str]:
+        for node in self.bed.spec.node_names:
+            self._on_node("clear", node)
+            for gpu in self.bed.machine(node).dump()["gpus"]:
+                for instance in gpu["instances"]:
+                    yield f"{node}: GPU {gpu['index']} still has a {instance['profile']}"
+
+
+@dataclass(frozen=True)
+class _Done:
+    stdout: str
+    stderr: str
+
+
+def main() -> int:
+    """Entry point."""
+    click.echo("Starting a private Slurm cluster: 2 nodes, 2 simulated H100s each ...")
+    began = time.monotonic()
+    try:
+        with Cluster(nodes=2, gpus=2, gpu_type="h100-80gb", latency="real", migbatch="all") as bed:
+            click.echo(f"up after {time.monotonic() - began:.0f} s")
+            return Demo(bed).run()
+    except TestbedError as error:
+        click.echo(f"demo: {error}", err=True)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

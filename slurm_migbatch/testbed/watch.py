@@ -1,0 +1,105 @@
+"""Looks at the simulated GPUs and at the hand-offs of running jobs again and again, and says what should never be."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from types import TracebackType
+
+from slurm_migbatch.node import handoff
+
+from .bed import Bed
+
+
+@dataclass(frozen=True)
+class Held:
+    """A slice as the driver shows it while a run holds it."""
+
+    node: str
+    gpu: str
+    gi: int
+    profile: str
+    start: int
+    size: int
+
+
+class Watch:
+    """A thread that compares hand-offs with the driver; `with Watch(bed) as watch: ...`, then read `problems`.
+
+    Seen from outside the product: for every run with a hand-off, each of its slices must exist, stay where it is and
+    belong to no other run.
+    """
+
+    def __init__(self, bed: Bed, every: float = 0.3) -> None:
+        self._bed = bed
+        self._every = every
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch")
+        self.problems: list[str] = []
+        self.rounds = 0
+        self.held: dict[tuple[int, int, str], Held] = {}
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._every):
+            for node in self._bed.spec.node_names:
+                self.look(node)
+            self.rounds += 1
+
+    def look(self, node: str) -> None:
+        """Compare one node's hand-offs with its driver."""
+        before = self._handoffs(node)
+        devices = self._devices(node)
+        still = self._handoffs(node)
+        owners: dict[str, tuple[int, int]] = {}
+        for run in before.keys() & still.keys():
+            for mig_uuid in before[run]:
+                key = (*run, mig_uuid)
+                if mig_uuid in owners and owners[mig_uuid] != run:
+                    self._say(f"{node}: {mig_uuid} belongs to the jobs {owners[mig_uuid][0]} and {run[0]}")
+                owners[mig_uuid] = run
+                here = devices.get(mig_uuid)
+                known = self.held.get(key)
+                if here is None:
+                    self._say(f"{node}: {mig_uuid} of job {run[0]} does not exist")
+                elif known is not None and known != here:
+                    self._say(f"{node}: {mig_uuid} of job {run[0]} changed from {known} to {here}")
+                else:
+                    self.held[key] = here
+
+    def _handoffs(self, node: str) -> dict[tuple[int, int], tuple[str, ...]]:
+        try:
+            directory = os.open(self._bed.node_directory(node) / "run/job", os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            return {}
+        try:
+            found = {}
+            for run in handoff.listed(directory):
+                left = handoff.load(directory, *run)
+                if left is not None:
+                    found[run] = tuple(given.mig_uuid for given in left.slices)
+            return found
+        finally:
+            os.close(directory)
+
+    def _devices(self, node: str) -> dict[str, Held]:
+        return {
+            ci["uuid"]: Held(node, gpu["uuid"], gi["gi_id"], gi["profile"], gi["start"], gi["size"])
+            for gpu in self._bed.machine(node).dump()["gpus"]
+            for gi in gpu["instances"]
+            for ci in gi["compute_instances"]
+        }
+
+    def _say(self, problem: str) -> None:
+        if problem not in self.problems:
+            self.problems.append(problem)
