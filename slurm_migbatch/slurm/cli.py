@@ -104,21 +104,12 @@ class CliClient:
     def jobs(self) -> list[JobRow]:
         """One squeue call; see SlurmClient."""
         mark = f"{_SEPARATOR}{secrets.token_hex(8)}{_SEPARATOR}"
-        command = (
-            "squeue",
-            "--noheader",
-            "--all",
-            "--priority",
-            "--sort=-p,i",
-            f"--states={JOB_STATES}",
-            "--Format=" + _squeue_format(mark),
-        )
-        output = self._run(*command)
+        output = self._run(*squeue_command(mark))
         return merge_partitions(parse_jobs(output, mark))
 
     def nodes(self) -> list[NodeRow]:
         """One scontrol call; see SlurmClient."""
-        return parse_nodes(self._run("scontrol", "--details", "--oneliner", "show", "node"))
+        return parse_nodes(self._run(*NODES_COMMAND))
 
     def version(self) -> tuple[int, int]:
         """Release of the commands; asked once."""
@@ -175,8 +166,12 @@ class CliClient:
         self._run("scontrol", "requeue", str(int(job_id)))
 
     def hasten(self, job_id: int) -> None:
-        """`scontrol update StartTime=now`."""
-        self.update_job(job_id, StartTime="now")
+        """`scontrol update StartTime=now+2`.
+
+        Not `now`: slurmd takes a credential of the same second in which it was told to kill the job for a revoked one
+        and refuses the new run, which ends the job as FAILED ("already killed, do not launch batch job").
+        """
+        self.update_job(job_id, StartTime="now+2")
 
     def hold(self, job_id: int) -> None:
         """`scontrol hold`."""
@@ -225,6 +220,22 @@ class CliClient:
                 stderr[:2000],
             )
         return done.stdout.decode("utf-8", "surrogateescape")
+
+
+def squeue_command(mark: str) -> tuple[str, ...]:
+    """The squeue call whose output `parse_jobs` reads; `mark` must not be guessable."""
+    return (
+        "squeue",
+        "--noheader",
+        "--all",
+        "--priority",
+        "--sort=-p,i",
+        f"--states={JOB_STATES}",
+        "--Format=" + _squeue_format(mark),
+    )
+
+
+NODES_COMMAND = ("scontrol", "--details", "--oneliner", "show", "node")
 
 
 def _squeue_format(mark: str) -> str:
@@ -307,10 +318,10 @@ def count_tasks(expression: str) -> int:
 
 
 def parse_nodes(output: str) -> list[NodeRow]:
-    """Rows of `scontrol -d -o show node`; raises SlurmError."""
+    """Rows of `scontrol -d -o show node`; raises SlurmError, also where there is no node at all."""
     starts = [match.start() for match in _NODE_START.finditer(output)]
-    if output[: starts[0] if starts else None].strip():
-        raise SlurmError(f"scontrol show node printed what is no node: {output[:200]!r}")
+    if not starts or output[: starts[0]].strip():
+        raise SlurmError(f"scontrol show node printed what is no list of nodes: {output[:200]!r}")
     return [_node(output[start:end]) for start, end in zip(starts, [*starts[1:], len(output)], strict=True)]
 
 

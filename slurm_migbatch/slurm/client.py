@@ -161,7 +161,7 @@ class SlurmClient(Protocol):
         """Put a running batch job back into the queue. Slurm then delays its start by about two minutes: `hasten`."""
 
     def hasten(self, job_id: int) -> None:
-        """Drop the start delay of a requeued job that is pending again."""
+        """Drop the start delay of a requeued job that is pending again, but for the two seconds that slurmd needs."""
 
     def hold(self, job_id: int) -> None:
         """Keep a pending job from starting."""

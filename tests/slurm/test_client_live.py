@@ -1,0 +1,91 @@
+"""The client against a real Slurm."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from slurm_migbatch.slurm.cli import CliClient
+from slurm_migbatch.slurm.client import JobRow, SlurmError
+from slurm_migbatch.testbed.cluster import Cluster
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture
+def client(cluster: Cluster) -> CliClient:
+    return CliClient(cluster.bin, cluster.slurm_conf)
+
+
+def row(client: CliClient, job: int) -> JobRow | None:
+    return next((r for r in client.jobs() if r.job_id == job), None)
+
+
+def until(client: CliClient, job: int, state: str) -> JobRow:
+    deadline = time.monotonic() + 60
+    found = None
+    while time.monotonic() < deadline:
+        found = row(client, job)
+        if found is not None and found.state == state:
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"job {job} is {found}, not {state}")
+
+
+def test_the_version_is_that_of_the_cluster(cluster: Cluster, client: CliClient) -> None:
+    assert client.version() == cluster.root.version()
+
+
+def test_a_job_from_hold_to_its_end(cluster: Cluster, client: CliClient) -> None:
+    text = "x\x1f\x1e\n|%é'\"$(id)"
+    job = cluster.submit("--gres=mig:1g.10gb:1", "-H", f"--comment={text}", "-J", "a\nb", wrap="sleep 600")
+    held = row(client, job)
+    assert held is not None
+    assert (held.comment, held.name, held.reason) == (text, "a\nb", "JobHeldUser")
+    client.update_job(job, Comment=text + " more", Gres="mig:1g.10gb:2")
+    client.release(job)
+    running = until(client, job, "RUNNING")
+    assert running.comment == text + " more"
+    assert running.gres.endswith("mig:1g.10gb:2")
+    used = {node.name: node.used.get("1g.10gb", 0) for node in client.nodes()}
+    assert used[running.nodes[0]] >= 2
+    for restarts in (1, 2, 3):
+        client.requeue(job)
+        assert until(client, job, "PENDING").restarts == restarts
+        client.hasten(job)
+        begun = time.monotonic()
+        assert until(client, job, "RUNNING").restarts == restarts
+        assert time.monotonic() - begun < 60
+    client.cancel(job)
+    cluster.wait_job(job)
+    client.cancel(job)
+    client.cancel(10**8)
+
+
+def test_what_slurm_refuses_is_an_error_with_its_words(client: CliClient) -> None:
+    with pytest.raises(SlurmError, match="Invalid job id"):
+        client.hold(10**8)
+    with pytest.raises(SlurmError, match="Invalid node name"):
+        client.set_gres({"nosuchnode": "mig:none:1"})
+
+
+def test_counts_can_be_set_on_many_nodes_at_once(cluster: Cluster, client: CliClient) -> None:
+    before = {node.name: node for node in client.nodes()}
+    names = list(cluster.spec.node_names)
+    total = sum(before[names[0]].gres.values())
+    wanted = {names[0]: {"7g.80gb": 1, "none": total - 1}, names[1]: {"1g.20gb": 2, "none": total - 2}}
+    client.calls = 0
+    try:
+        client.set_gres({n: ",".join(f"mig:{k}:{v}" for k, v in c.items()) for n, c in wanted.items()})
+        assert client.calls == 1
+        after = {node.name: {k: v for k, v in node.gres.items() if v} for node in client.nodes()}
+        assert {n: after[n] for n in names} == wanted
+    finally:
+        client.set_gres({n: ",".join(f"mig:{k}:{v}" for k, v in before[n].gres.items() if v) for n in names})
+
+
+def test_a_slurm_that_is_not_there_is_an_error_and_not_an_empty_queue(cluster: Cluster) -> None:
+    stranger = CliClient(cluster.bin.parent / "nowhere", timeout=5)
+    with pytest.raises(SlurmError):
+        stranger.jobs()

@@ -1,0 +1,268 @@
+"""Rows from what Slurm's commands printed, for every release that was recorded."""
+
+from __future__ import annotations
+
+import re
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.slurm.cli import (
+    SQUEUE_FIELDS,
+    CliClient,
+    count_tasks,
+    parse_jobs,
+    parse_nodes,
+)
+from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, merge_partitions
+from slurm_migbatch.slurm.versions import parse_version
+
+ASSETS = Path(__file__).parent / "assets"
+MARK = "\x1f0123456789abcdef\x1f"
+RELEASES = sorted(folder.name for folder in ASSETS.iterdir() if folder.is_dir())
+
+
+def recorded(release: str, name: str) -> str:
+    return (ASSETS / release / f"{name}.txt").read_bytes().decode("utf-8", "surrogateescape")
+
+
+@pytest.fixture(params=RELEASES)
+def release(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def jobs(release: str) -> dict[int, JobRow]:
+    return {row.job_id: row for row in merge_partitions(parse_jobs(recorded(release, "jobs"), MARK))}
+
+
+@pytest.fixture
+def nodes(release: str) -> dict[str, NodeRow]:
+    return {row.name: row for row in parse_nodes(recorded(release, "nodes"))}
+
+
+def test_the_release_is_read(release: str) -> None:
+    assert "{}.{:02d}".format(*parse_version(recorded(release, "version"))) == release
+
+
+@pytest.mark.parametrize("text", ["", "slurm twenty", "slurm 21.08.8", "slurm-wlm 20.11.4"])
+def test_other_releases_are_refused(text: str) -> None:
+    with pytest.raises(SlurmError, match=r"names no Slurm release|too old"):
+        parse_version(text)
+
+
+def test_free_text_stays_in_its_row(jobs: dict[int, JobRow]) -> None:
+    assert (jobs[1].name, jobs[1].comment) == ("two\nlines", "a\x1fb\x1e|%\nNodeName=x Gres=y é")
+    assert (jobs[1].state, jobs[1].nodes, jobs[1].time_limit_s) == ("RUNNING", ("n1",), 600)
+    assert jobs[1].end is not None
+    assert jobs[1].start is not None
+    assert jobs[1].end - jobs[1].start == 600
+
+
+def test_what_a_pending_job_wants(jobs: dict[int, JobRow]) -> None:
+    assert re.fullmatch(r"gres[:/]mig:7g.80gb:1", jobs[4].gres)
+    assert jobs[4].pending
+    assert not jobs[4].active
+    assert sorted(jobs[4].partition.split(",")) == ["gpu", "train"]
+    assert jobs[4].time_limit_s == 86400
+    assert jobs[3].num_nodes == 2
+    assert jobs[3].nodes == ("n1", "n2")
+    assert jobs[10].requested_nodes == "n2"
+    assert jobs[11].gres == ""
+    assert jobs[2].time_limit_s is None
+
+
+def test_reasons_and_begin_times(jobs: dict[int, JobRow]) -> None:
+    assert jobs[5].reason == "BeginTime"
+    assert jobs[5].eligible is not None
+    assert jobs[5].eligible - jobs[5].submit == pytest.approx(3600, abs=2)
+    assert (jobs[6].reason, jobs[6].priority) == ("JobHeldUser", 0)
+    assert (jobs[9].reason, jobs[9].eligible) == ("Dependency", None)
+
+
+def test_arrays_and_heterogeneous_jobs(jobs: dict[int, JobRow]) -> None:
+    assert (jobs[7].array_job, jobs[7].array_task, jobs[7].tasks, jobs[7].throttle) == (7, "0-400:2%4", 201, 4)
+    assert (jobs[8].tasks, jobs[8].throttle) == (7, None)
+    assert (jobs[12].het_job, jobs[13].het_job) == (12, 12)
+    assert (jobs[12].user, jobs[12].uid) == ("mbbob", 1002)
+
+
+def test_pending_jobs_come_in_slurms_order(release: str) -> None:
+    rows = merge_partitions(parse_jobs(recorded(release, "jobs"), MARK))
+    in_gpu = [row.job_id for row in rows if row.pending and row.priority and "gpu" in row.partition]
+    assert in_gpu == sorted(in_gpu)
+
+
+def test_nodes(nodes: dict[str, NodeRow]) -> None:
+    assert set(nodes) == {"n1", "n2", "migcatalog"}
+    n1, catalog = nodes["n1"], nodes["migcatalog"]
+    assert n1.open
+    assert not n1.invalid
+    assert n1.used["1g.10gb"] >= 1
+    assert sum(n1.gres.values()) > n1.used["1g.10gb"]
+    assert n1.partitions
+    assert n1.cpus == 64
+    assert n1.reason == ""
+    assert not catalog.open
+    assert catalog.gres["7g.80gb"] == 1
+    assert catalog.reason
+
+
+def test_a_listing_that_breaks_off_is_an_error_and_not_a_short_queue(release: str) -> None:
+    text = recorded(release, "jobs")
+    for end in range(len(text) - 3, 0, -97):
+        cut = text[:end]
+        if cut.endswith(MARK) and cut.count(MARK) % 3 == 0:
+            continue
+        with pytest.raises(SlurmError):
+            parse_jobs(cut, MARK)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "garbage", "NodeName=n1 State=IDLE", "NodeName=n1 Gres=mig:1:2:3:4 GresUsed= State=IDLE"]
+)
+def test_an_odd_node_listing_is_an_error(text: str) -> None:
+    with pytest.raises(SlurmError):
+        parse_nodes(text)
+
+
+def test_an_empty_queue_is_fine() -> None:
+    assert parse_jobs("", MARK) == []
+
+
+@given(
+    texts=st.lists(
+        st.tuples(st.text(st.characters(blacklist_categories=["Cs"])), st.text("\x1f\x1e|\n,NA%é=")),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_no_text_can_forge_a_row(texts: list[tuple[str, str]]) -> None:
+    values = dict.fromkeys(SQUEUE_FIELDS, "1") | {"State": "PENDING", "ArrayTaskID": "N/A", "TimeLimit": "1:00"}
+    rows = ""
+    for number, (name, comment) in enumerate(texts, 1):
+        fields = [values[f] if f != "JobID" else str(number) for f in SQUEUE_FIELDS]
+        rows += "\x1f".join(fields) + MARK + name + MARK + comment + MARK + "\n"
+    found = parse_jobs(rows, MARK)
+    assert [(row.job_id, row.name, row.comment) for row in found] == [
+        (number, name, comment) for number, (name, comment) in enumerate(texts, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("expression", "count"),
+    [("0-400:2%4", 201), ("1,3,5-9", 7), ("7", 1), ("[4-7]", 4), ("0-0", 1), ("1-10:4", 3), ("5,9%1", 2)],
+)
+def test_array_expressions(expression: str, count: int) -> None:
+    assert count_tasks(expression) == count
+
+
+@pytest.mark.parametrize(
+    ("state", "is_open"),
+    [
+        ("IDLE", True),
+        ("MIXED+PLANNED", True),
+        ("ALLOCATED+COMPLETING", True),
+        ("IDLE+DRAIN", False),
+        ("IDLE*", False),
+        ("DOWN+DRAIN+INVALID_REG", False),
+        ("IDLE+NOT_RESPONDING", False),
+        ("MIXED+MAINTENANCE+RESERVED", False),
+    ],
+)
+def test_which_nodes_are_open(state: str, is_open: bool) -> None:
+    (row,) = parse_nodes(f"NodeName=n1 Gres=(null) GresUsed=(null) State={state} Partitions=a,b Reason=x [root@2026]")
+    assert row.open is is_open
+    assert (row.partitions, row.reason) == (("a", "b"), "x")
+
+
+def test_other_gres_of_a_node_are_kept_for_the_next_update() -> None:
+    (row,) = parse_nodes(
+        "NodeName=n Gres=gpu:h100:4(S:0-1),mig:1g.10gb:2,mig:none:3 "
+        "GresUsed=gpu:h100:0(IDX:N/A),mig:1g.10gb:1 State=IDLE"
+    )
+    assert row.other_gres == "gpu:h100:4"
+    assert row.gres == {"1g.10gb": 2, "none": 3}
+    assert row.used == {"1g.10gb": 1}
+
+
+# -- commands, against scripts that stand in for them ---------------------------------------------------------------
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def tool(directory: Path, name: str, script: str) -> CliClient:
+    path = directory / name
+    path.write_text("#!/bin/sh\n" + script)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return CliClient(directory, timeout=0.5)
+
+
+def test_a_command_that_fails_says_what_and_why(tools: Path) -> None:
+    client = tool(tools, "squeue", "echo slurm_load_jobs error: Unable to contact slurm controller >&2; exit 1")
+    with pytest.raises(SlurmError, match="Unable to contact slurm controller") as caught:
+        client.jobs()
+    assert caught.value.exit_code == 1
+    assert caught.value.command[0].endswith("squeue")
+
+
+def test_a_command_that_hangs_is_given_up(tools: Path) -> None:
+    client = tool(tools, "scontrol", "exec sleep 30")
+    with pytest.raises(SlurmError, match=r"did not answer within 0\.5 s"):
+        client.nodes()
+
+
+def test_a_missing_command_names_the_way_out(tools: Path) -> None:
+    with pytest.raises(SlurmError, match="install slurm-client or set slurm_bin"):
+        CliClient(tools / "none").jobs()
+
+
+def test_the_callers_environment_does_not_reach_slurm(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SQUEUE_FORMAT", "%i")
+    monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
+    client = tool(tools, "squeue", 'echo "slurm 24.11.5"; test -z "$SQUEUE_FORMAT" && test "$SLURM_TIME_FORMAT" = "%s"')
+    assert client.version() == (24, 11)
+
+
+def test_many_updates_are_one_process_and_refusals_are_named(tools: Path) -> None:
+    log = tools / "log"
+    script = f"""
+echo "$@" >> {log}
+if [ "$1" = --quiet ]; then cat >> {log}; exit 1; fi
+case "$*" in *NodeName=bad*) echo Invalid node name >&2; exit 1;; esac
+"""
+    client = tool(tools, "scontrol", script)
+    with pytest.raises(SlurmError, match="Invalid node name"):
+        client.set_gres({"n1": "mig:none:1", "n2": "mig:none:1", "bad": "mig:none:2"})
+    lines = log.read_text().splitlines()
+    assert lines[0] == "--quiet"
+    assert lines[1:3] == ["update NodeName=n1,n2 Gres=mig:none:1", "update NodeName=bad Gres=mig:none:2"]
+    assert lines[3:] == ["update NodeName=n1,n2 Gres=mig:none:1", "update NodeName=bad Gres=mig:none:2"]
+
+
+@pytest.mark.parametrize("updates", [{"n1": "mig:none:1\nshutdown"}, {"n1 Foo=1": "mig:none:1"}, {"n1": ""}])
+def test_nothing_but_names_and_gres_reaches_scontrol(tools: Path, updates: dict[str, str]) -> None:
+    client = tool(tools, "scontrol", "exit 0")
+    with pytest.raises(ValueError, match="cannot be handed to scontrol"):
+        client.set_gres(updates)
+    assert client.calls == 0
+
+
+def test_no_updates_are_no_call(tools: Path) -> None:
+    client = CliClient(tools)
+    client.set_gres({})
+    assert client.calls == 0
+
+
+def test_a_jobs_text_is_one_argument(tools: Path) -> None:
+    client = tool(tools, "scontrol", f'for a in "$@"; do printf "%s\\n--\\n" "$a"; done > {tools}/log')
+    client.update_job(7, Comment="a b; rm -rf /\n$HOME `id`", Gres="mig:3g.40gb:1")
+    assert (tools / "log").read_text() == (
+        "update\n--\nJobId=7\n--\nComment=a b; rm -rf /\n$HOME `id`\n--\nGres=mig:3g.40gb:1\n--\n"
+    )
