@@ -100,7 +100,8 @@ class Product:
             ) as answer:
                 body = answer.read()
         except urllib.error.HTTPError as error:
-            body = error.read()
+            with error:
+                body = error.read()
         except OSError:
             return None
         found: Mapping[str, Any] = json.loads(body)

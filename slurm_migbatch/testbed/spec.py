@@ -48,7 +48,7 @@ class Spec:
     catalog_nodes: int = 1
     counts: Mapping[str, int] = field(default_factory=dict)
     migbatch: Literal["", "hooks", "all"] = ""
-    auth: Literal["munge", "token"] = "token"
+    auth: Literal["munge", "token"] = "munge"
     node_conf: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     hooks: Hooks = Hooks()

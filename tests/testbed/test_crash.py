@@ -58,8 +58,9 @@ def directory() -> Iterator[Path]:
     migbatch("down", "--dir", str(path))
 
 
-def start(directory: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([*CLI, "up", "--nodes", "1", "--dir", str(directory)], stderr=subprocess.DEVNULL)
+def start(directory: Path, stage: str) -> subprocess.Popen[bytes]:
+    line = [*CLI, "up", "--nodes", "1", "--dir", str(directory), *([] if stage == "migbatchd" else ["--plain"])]
+    return subprocess.Popen(line, stderr=subprocess.DEVNULL)
 
 
 def reached(directory: Path, stage: str) -> bool:
@@ -68,13 +69,14 @@ def reached(directory: Path, stage: str) -> bool:
         "munged": (directory / "run/procs/munged.json").exists(),
         "slurmctld": (directory / "run/procs/slurmctld.json").exists(),
         "slurmd": (directory / "run/procs/slurmd-n1.json").exists(),
+        "migbatchd": (directory / "run/procs/migbatchd.json").exists(),
     }[stage]
 
 
-@pytest.mark.parametrize("stage", ["registered", "munged", "slurmctld", "slurmd"])
+@pytest.mark.parametrize("stage", ["registered", "munged", "slurmctld", "slurmd", "migbatchd"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_up_leaves_nothing(directory: Path, stage: str, number: int) -> None:
-    starter = start(directory)
+    starter = start(directory, stage)
     wait_until(lambda: reached(directory, stage) or starter.poll() is not None, 60, stage, every=0.001)
     record = registry.find(directory)
     starter.send_signal(number)
@@ -84,9 +86,9 @@ def test_an_interrupted_up_leaves_nothing(directory: Path, stage: str, number: i
     assert leftovers(directory, record) == []
 
 
-@pytest.mark.parametrize("stage", ["registered", "munged", "slurmctld", "slurmd"])
+@pytest.mark.parametrize("stage", ["registered", "munged", "slurmctld", "slurmd", "migbatchd"])
 def test_the_next_one_clears_away_after_a_kill(directory: Path, stage: str) -> None:
-    starter = start(directory)
+    starter = start(directory, stage)
     wait_until(lambda: reached(directory, stage) or starter.poll() is not None, 60, stage, every=0.001)
     starter.kill()
     starter.wait()
@@ -97,7 +99,7 @@ def test_the_next_one_clears_away_after_a_kill(directory: Path, stage: str) -> N
 
 
 def test_up_sweeps_what_a_killed_one_left(directory: Path) -> None:
-    starter = start(directory)
+    starter = start(directory, "slurmd")
     wait_until(lambda: reached(directory, "slurmd"), 60, "slurmd", every=0.001)
     starter.kill()
     starter.wait()
@@ -107,15 +109,15 @@ def test_up_sweeps_what_a_killed_one_left(directory: Path) -> None:
         pytest.fail("the starter finished before it was killed")
     other = registry.new_directory()
     try:
-        assert migbatch("up", "--nodes", "1", "--dir", str(other)).returncode == 0
+        assert migbatch("up", "--plain", "--nodes", "1", "--dir", str(other)).returncode == 0
         assert leftovers(directory, stale) == []
     finally:
         migbatch("down", "--dir", str(other))
 
 
 def test_a_second_up_in_the_same_place_is_refused_and_harms_nothing(directory: Path) -> None:
-    assert migbatch("up", "--nodes", "1", "--dir", str(directory)).returncode == 0
-    again = migbatch("up", "--nodes", "1", "--dir", str(directory))
+    assert migbatch("up", "--plain", "--nodes", "1", "--dir", str(directory)).returncode == 0
+    again = migbatch("up", "--plain", "--nodes", "1", "--dir", str(directory))
     assert again.returncode == 1
     assert "already lives" in again.stderr
     listed = migbatch("exec", "--dir", str(directory), "--user", "mbbob", "--", "sinfo", "-h", "-n", "n1", "-o", "%T")

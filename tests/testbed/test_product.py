@@ -48,7 +48,7 @@ def test_hooks_work_without_agents_and_controller(new_cluster: Callable[..., Clu
     assert bed.node_states() == {"n1": "idle"}
 
 
-@pytest.mark.parametrize("auth", ["token"])
+@pytest.mark.parametrize("auth", ["munge", "token"])
 def test_agents_and_controller_believe_each_other(new_cluster: Callable[..., Cluster], auth: str) -> None:
     bed = new_cluster(nodes=1, gpus=1, migbatch="all", auth=auth)
     bed.restart("agent-n1")
