@@ -63,6 +63,8 @@ class Cluster(Bed):
 
     def up(self) -> Cluster:
         """Start everything and wait until all nodes are idle; on any error or interrupt nothing is left."""
+        if os.geteuid() != 0:
+            raise TestbedError("a test bed starts Slurm's daemons and makes users, which needs root")
         self.root.check(self.directory)
         for program in ("slurmctld", "slurmd", *CLIENTS, *(["slurmdbd"] if self.spec.dbd else [])):
             self.root.locate(program)
@@ -71,6 +73,7 @@ class Cluster(Bed):
             raise TestbedError(
                 f"{', '.join(missing)} missing on this machine; `make system` installs Debian's packages"
             )
+        mask = os.umask(0o022)  # ordinary users must be able to read most of it
         try:
             self._register()
             self._prepare()
@@ -80,6 +83,7 @@ class Cluster(Bed):
                 self.down()
             raise
         finally:
+            os.umask(mask)
             self._book.release()
         return self
 
@@ -162,8 +166,7 @@ class Cluster(Bed):
         env = self.client_env()
         exports = "".join(f"export {name}={shlex.quote(env[name])}\n" for name in ("SLURM_CONF", cages.MARK))
         for program in CLIENTS:
-            line = shlex.join(self.root.enter(self._holder(), [self.root.locate(program)], cwd="@"))
-            line = line.replace("--wdns=@", '--wdns="$PWD"')
+            line = self.root.from_anywhere(self._holder(), self.root.locate(program))
             path = self.bin / program
             path.write_text(f'#!/bin/sh\n{exports}exec {line} "$@"\n')
             path.chmod(0o755)

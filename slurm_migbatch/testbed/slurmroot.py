@@ -7,6 +7,7 @@ in it, however that ends, and the root itself is never written to.
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -78,3 +79,10 @@ class SlurmRoot:
         if self.path is None:
             return argv
         return ["nsenter", f"--target={holder}", "--mount", "--root", f"--wdns={cwd}", *argv]
+
+    def from_anywhere(self, holder: int | None, program: str) -> str:
+        """Shell words that run `program` inside, in the caller's directory where that exists inside too."""
+        if self.path is None:
+            return program
+        there = """'cd "$0" 2>/dev/null || cd /; exec "$@"' "$PWD" """
+        return f"{shlex.join(self.enter(holder, ['/bin/sh', '-c']))} {there}{program}"

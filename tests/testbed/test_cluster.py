@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pwd
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 
 from slurm_migbatch.testbed import registry
+from slurm_migbatch.testbed.cage import CgroupCage
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.errors import TestbedError
+from slurm_migbatch.testbed.proc import start_time
 
 pytestmark = pytest.mark.slurm
 
@@ -43,6 +46,34 @@ def test_down_leaves_no_process_user_group_or_file(new_cluster: Callable[..., Cl
     assert Path("/proc/self/mounts").read_text() == before
     others = {name for other in registry.records() for name in other.users}
     assert not {entry.pw_name for entry in pwd.getpwall()} & (set(record.users) - others)
+
+
+def test_down_finds_all_processes_without_control_groups_too(
+    new_cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CgroupCage, "hierarchy", staticmethod(lambda: None))
+    bed = new_cluster(nodes=1, gpus=1)
+    bed.wait_job(bed.submit(wrap="setsid sleep 600 & env -i sleep 600"), "RUNNING")
+    bed.wait("the job's processes", lambda: "sleep 600" in commands(bed.daemons.cage.members()))
+    members = bed.daemons.cage.members()
+    assert {"slurmctld", "slurmd", "slurmstepd", "munged"} <= names(members)
+    bed.down()
+    assert [pid for pid in members if start_time(pid) is not None] == []
+    assert not bed.directory.exists()
+
+
+def commands(pids: set[int]) -> set[str]:
+    return {Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip() for pid in pids if start_time(pid)}
+
+
+def names(pids: set[int]) -> set[str]:
+    return {Path(f"/proc/{pid}/comm").read_text().strip() for pid in pids if start_time(pid)}
+
+
+def test_wrappers_work_from_any_directory(cluster: Cluster, tmp_path: Path) -> None:
+    for where in (tmp_path, Path("/"), Path(__file__).parent):
+        done = subprocess.run([cluster.bin / "sinfo", "-h", "-n", "n1"], cwd=where, capture_output=True, text=True)
+        assert "n1" in done.stdout, done.stderr
 
 
 def test_two_clusters_at_once_do_not_meet(new_cluster: Callable[..., Cluster]) -> None:

@@ -1,0 +1,125 @@
+"""The parts of a test bed that need no Slurm: templates, mirrors, ports, processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from jinja2 import UndefinedError
+
+from slurm_migbatch import site
+from slurm_migbatch.testbed.debian import mirror
+from slurm_migbatch.testbed.errors import TestbedError
+from slurm_migbatch.testbed.ports import PortBook, listening
+from slurm_migbatch.testbed.proc import ProcessId, start_time
+
+SITE = site.Site(
+    version=(22, 5),
+    nodes=[site.Node("gpu[01-16]", {"1g.10gb": 14, "7g.80gb": 0, "none": 0})],
+    catalog=site.Node("migcatalog", {"1g.10gb": 14, "7g.80gb": 2, "none": 0}),
+    partitions=[site.Partition("gpu", "gpu[01-16]", "Default=YES")],
+    prolog="/etc/migbatch/hooks/prolog",
+    epilog="/etc/migbatch/hooks/epilog",
+    task_prolog="/etc/migbatch/hooks/task_prolog",
+    job_submit=True,
+)
+
+
+def test_slurm_conf_of_a_site() -> None:
+    lines = site.render("slurm.conf.j2", site=SITE).splitlines()
+    assert "NodeName=gpu[01-16] Gres=mig:1g.10gb:14,mig:7g.80gb:0,mig:none:0" in lines
+    catalog = 'NodeName=migcatalog State=DOWN Reason="profile catalog" Gres=mig:1g.10gb:14,mig:7g.80gb:2,mig:none:0'
+    assert catalog in lines
+    assert "PartitionName=gpu Nodes=gpu[01-16],migcatalog Default=YES" in lines
+    assert "GresTypes=gpu,mig" in lines
+    assert "Prolog=/etc/migbatch/hooks/prolog" in lines
+    assert "JobSubmitPlugins=lua" in lines
+    assert not any(line.startswith("CliFilterPlugins") for line in lines)
+
+
+@pytest.mark.parametrize(("version", "flags"), [((22, 5), "CountOnly"), ((24, 11), "CountOnly,explicit")])
+def test_gres_conf_counts_every_type_of_every_node(version: tuple[int, int], flags: str) -> None:
+    text = site.render("gres.conf.j2", site=replace(SITE, version=version))
+    assert f"NodeName=gpu[01-16] Name=mig Type=1g.10gb Count=14 Flags={flags}" in text.splitlines()
+    assert text.count("NodeName=") == 6
+
+
+def test_units_name_programs_and_configuration() -> None:
+    text = site.render("migbatch-node.service.j2", program="/opt/migbatch/bin/migbatch", etc="/etc/migbatch")
+    assert "ExecStart=/opt/migbatch/bin/migbatch node agent --etc /etc/migbatch" in text.splitlines()
+
+
+def test_a_forgotten_name_is_an_error() -> None:
+    with pytest.raises(UndefinedError):
+        site.render("gres.conf.j2")
+
+
+def test_a_missing_template_is_named() -> None:
+    with pytest.raises(site.TemplateMissing, match=r"nothing\.j2"):
+        site.render("nothing.j2")
+
+
+def test_the_sum_over_all_types_is_the_node_s_constant() -> None:
+    assert SITE.nodes[0].total == 14
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("sources.list", "deb [signed-by=/k] http://mirror.example/debian bookworm main\n"),
+        ("sources.list.d/debian.sources", "Types: deb\nURIs: http://mirror.example/debian\nSuites: bookworm\n"),
+        (
+            "sources.list.d/a.list",
+            "# deb http://no.example/debian x main\n"
+            "deb http://x.example/debian-security y main\ndeb http://mirror.example/debian y main\n",
+        ),
+    ],
+)
+def test_the_mirror_is_the_one_of_apt(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(text)
+    assert mirror(tmp_path) == "http://mirror.example/debian"
+
+
+def test_without_a_debian_archive_one_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(TestbedError, match="--mirror"):
+        mirror(tmp_path)
+
+
+def test_ports_are_reserved_among_starters() -> None:
+    one, two = PortBook(), PortBook()
+    try:
+        ports = [book.take() for book in (one, two) for _ in range(50)]
+    finally:
+        one.release()
+        two.release()
+    assert len(set(ports)) == 100
+
+
+def test_listening_is_asked_of_the_kernel() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+        assert not listening(port)
+        server.listen()
+        assert listening(port)
+
+
+def test_a_pid_alone_is_not_a_process() -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        known = ProcessId.of(child.pid)
+        recycled = ProcessId(child.pid, known.start + 1)
+        assert known.alive
+        assert not recycled.alive
+        assert not recycled.signal(signal.SIGKILL)
+        recycled.end(1.0)
+        assert known.alive
+        known.end(5.0)
+        assert not known.alive
+    assert start_time(child.pid) is None
+    assert ProcessId.mine().pid == os.getpid()
