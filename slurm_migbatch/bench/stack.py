@@ -173,7 +173,6 @@ class Stack:
                 "slurm_conf": str(self.cluster.slurm_conf),
                 "slurm_user": "root",
                 "catalog_nodes": CATALOG,
-                "poll_s": 0.5,
             },
             "submit": {
                 "socket": str(home / "migbatch/submit.sock"),

@@ -7,7 +7,6 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.facts import SiteFacts, chooser_of, policy_of, slurm_uids
@@ -27,14 +26,14 @@ class FrontDoor:
     """Serves submissions once the site is known; until then slurmctld's shim does without."""
 
     def __init__(
-        self, config: Config, writer: StoreWriter, metrics: Metrics, decided: Callable[[], None] = lambda: None
+        self, config: Config, writer: StoreWriter, metrics: Metrics, decided: Callable[[Decision], None]
     ) -> None:
         """`decided` is called in a thread of its own after each granted submission."""
         self._path = Path(config.submit.socket)
         self._writer, self._decided = writer, decided
         chooser = chooser_of(config)
         self._known = asyncio.Event()
-        self._rows: list[dict[str, Any]] = []
+        self._rows: list[Decision] = []
         self._lock = threading.Lock()
         self.facts = SiteFacts(config, chooser, self._changed)
         self.service = SubmitService(
@@ -76,15 +75,19 @@ class FrontDoor:
         self._known.set()
 
     def _record(self, decision: Decision) -> None:
-        self._decided()
+        self._decided(decision)
         with self._lock:
-            self._rows.append(record_of(decision))
+            self._rows.append(decision)
 
     def _hand_over(self) -> None:
         with self._lock:
-            rows, self._rows = self._rows, []
-        if rows:
-            self._writer.post(lambda store: store.record_decisions(rows), "decisions", len(rows))
+            batch, self._rows = self._rows, []
+        if batch:
+            self._writer.post(
+                lambda store: store.record_decisions([record_of(decision) for decision in batch]),
+                "decisions",
+                len(batch),
+            )
 
     def _answers(self) -> dict[Labels, float]:
         return {(("verdict", verdict),): float(n) for verdict, n in self.service.statistics.answers.items()}

@@ -27,6 +27,7 @@ from slurm_migbatch.daemon.server import ApiServer
 from slurm_migbatch.daemon.supply import SupplyRoom
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.node.auth import Signer
+from slurm_migbatch.submit.decision import Decision
 from slurm_migbatch.supply.audit import Excess
 
 log = logging.getLogger(__name__)
@@ -115,9 +116,12 @@ class Service:
             checks["slurm"] = "not asked yet"
         return {"ok": not any(checks.values()), "checks": {name: text or "ok" for name, text in checks.items()}}
 
-    def _decided(self) -> None:
-        """A job was let in (told from another thread); Slurm lists it a moment later."""
-        if self._loop is not None:
+    def _decided(self, decision: Decision) -> None:
+        """A job was let in (told from another thread): look soon where it asks for what is not on offer.
+
+        Slurm lists it a moment later. Where a slice of its kind is on offer, Slurm starts it without us.
+        """
+        if self._loop is not None and not self.supply.offers(decision.granted):
             self._loop.call_soon_threadsafe(self._loop.call_later, _SUBMISSION_S, self.poller.nudge)
 
     def _ingested(self, node: str, events: Sequence[Mapping[str, Any]]) -> None:

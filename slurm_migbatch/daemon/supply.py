@@ -17,6 +17,7 @@ from slurm_migbatch.daemon.ports import Store
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import SlurmClient
+from slurm_migbatch.supply.demand import slices
 from slurm_migbatch.supply.loop import Report, Settings, SupplyLoop, explain
 from slurm_migbatch.supply.view import LiveView
 
@@ -103,6 +104,11 @@ class SupplyRoom:
     def why(self, job: int) -> str:
         """Why a job waits, as far as supply goes."""
         return self.loop.why(job) if self._enabled else "supply is not managed ([supply] enabled = false)"
+
+    def offers(self, gres: str) -> bool:
+        """Whether the last round left every slice of `gres` ("mig:1g.10gb:2") on offer somewhere."""
+        report = self.report
+        return report is not None and all(report.offers.get(p.name, 0) >= n for p, n in slices(gres).items())
 
     @property
     def error(self) -> str:
