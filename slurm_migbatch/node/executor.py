@@ -8,7 +8,7 @@ drains it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from slurm_migbatch.mig.driver import DriverError
 from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment
@@ -117,7 +117,7 @@ class Executor:
             return self._send_back(env, str(error), deadline, who)
         if grant is None:
             return exits.OK, ""
-        self._release_earlier(env, who)
+        self._release_earlier(env, who, ("running", "ending"))
         known = self._journal_run(env)
         if known is not None and known.state == "running" and self._whole(known):
             return exits.OK, f"{env.run}: has its slices already"
@@ -131,6 +131,7 @@ class Executor:
             self.gpus.reset()
             return self._trouble(env, str(error), deadline, who)
         self._clear_errors()
+        self._release_earlier(env, who)
         places = ", ".join(str(piece) for piece in started.pieces)
         return exits.OK, f"{env.run}: {places} {'warm' if started.warm else 'made'} in {started.elapsed_ms} ms"
 
@@ -164,11 +165,10 @@ class Executor:
         self.repairer.finish(run._replace(state="ending"))
         return False
 
-    def _release_earlier(self, env: HookEnv, who: str) -> None:
+    def _release_earlier(self, env: HookEnv, who: str, states: Sequence[str] = ("misfit",)) -> None:
         """A job has one run on a node at a time: what an earlier one still holds is free now."""
-        runs = self.journal.runs(
-            "job=? AND restart<? AND state IN ('running','misfit','ending')", (env.job, env.restart or 0)
-        )
+        runs = self.journal.runs("job=? AND restart<?", (env.job, env.restart or 0))
+        runs = [run for run in runs if run.state in states]
         if runs:
             self._begin_release(runs, None, who)
             for run in runs:
@@ -192,12 +192,17 @@ class Executor:
                 self.repairer.all(deadline, retry=False)
             except DriverError as error:
                 return exits.OK, f"{env.run}: interrupted start not undone yet: {error}"
-            runs = [run for run in runs if run.state != "starting"]
+        # What a refused run left stays (see MISFIT_STAYS_S) until it is old or the next run has started.
+        refused = [run for run in runs if run.state == "misfit"]
+        runs = [run for run in runs if run.state not in ("starting", "misfit")]
+        for run in refused:
+            self.repairer.refuse_again(run)
+        self.repairer.expire(time.time())
         problems: list[str] = []
         if runs:
             for run in self._begin_release(runs, env.exit_code, who):
                 problems += self.repairer.finish(run)
-        elif not interrupted:
+        elif not interrupted and not refused:
             for job, restart in list(handoff.listed(self.paths.job)):
                 if job == env.job and restart <= upto:
                     handoff.remove(self.paths.job, job, restart)

@@ -23,6 +23,13 @@ from slurm_migbatch.node.journal import IN_FLIGHT, Journal, Run, Slice
 from slurm_migbatch.node.paths import Paths
 
 EVICT_TRIES_S = 0.02
+MISFIT_STAYS_S = 600.0
+"""How long the hand-off of a refused run stays after the refusal.
+
+slurmd does not run the Prolog again for a job that comes back within seconds of its credential's being revoked (seen on
+22.05: `slurm_cred_jobid_cached` in slurmd's `_rpc_prolog`). Such a job would run without a slice; with the old refusal
+in place its tasks fail instead.
+"""
 
 
 class Repair(NamedTuple):
@@ -329,9 +336,21 @@ class Repairer:
             if not owner.alive(run.owner) and handoff.load(self._paths.job, run.job, run.restart) is None:
                 done.append(f"{run}: the hand-off that keeps its tasks from running is written again")
                 if not dry:
-                    why = "it was sent back to the queue"
-                    handoff.write(self._paths.job, handoff.Handoff(run.job, run.restart, run.uid, (), why))
+                    self.refuse_again(run)
+        if not dry:
+            self.expire(time.time())
         return done + self._strays(dry)
+
+    def refuse_again(self, run: Run) -> None:
+        """Write a refused run's hand-off where whoever refused it did not get that far."""
+        if handoff.load(self._paths.job, run.job, run.restart) is None:
+            why = "it was sent back to the queue"
+            handoff.write(self._paths.job, handoff.Handoff(run.job, run.restart, run.uid, (), why))
+
+    def expire(self, now: float) -> None:
+        """End refused runs whose refusal is old."""
+        for run in self._journal.runs("state='misfit' AND since<?", (now - MISFIT_STAYS_S,)):
+            self.finish(run)
 
     def _strays(self, dry: bool) -> list[str]:
         """Hand-offs of runs that the journal does not know as started."""

@@ -1,12 +1,13 @@
 """What Prolog and Epilog do on a machine that works."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 from nodes import ALICE, BOB
 
-from slurm_migbatch.node import exits, plan
+from slurm_migbatch.node import exits, plan, repair
 from slurm_migbatch.node.deadline import Deadline, locked
 
 
@@ -124,9 +125,33 @@ def test_a_full_node_sends_the_job_back_and_its_tasks_cannot_run(node):
     assert (misfit["job"], misfit["grant"]) == (2, "mig:1g.10gb:1") and "no place" in misfit["reason"]
     assert node.handoff(2).slices == ()
     node.check()
-    node.epilog(2, uid=BOB)
-    assert node.handoff(2) is None
     assert [event["job"] for event in node.events("stop")] == []
+
+
+def test_a_refusal_stays_until_the_next_run_has_its_slice(node):
+    """slurmd may skip the Prolog of a job that comes back at once: its tasks must not run without a slice then."""
+    node.prolog(1, "[mig:7g.80gb:1]")
+    node.prolog(2, "[mig:1g.10gb:1]")
+    assert node.epilog(2, restart=1)[0] == exits.OK
+    assert node.handoff(2, 0).slices == ()
+    node.check()
+    node.reconcile()
+    assert node.handoff(2, 0).slices == ()
+    node.epilog(1)
+    assert node.prolog(2, "[mig:1g.10gb:1]", restart=1)[0] == exits.OK
+    assert node.handoff(2, 0) is None and node.handoff(2, 1).slices
+    node.check()
+    node.epilog(2, restart=1)
+    node.check()
+
+
+def test_an_old_refusal_goes(node, monkeypatch):
+    node.prolog(1, "[mig:9g.99gb:1]")
+    node.epilog(1)
+    later = time.time() + repair.MISFIT_STAYS_S + 1
+    monkeypatch.setattr(repair.time, "time", lambda: later)
+    node.reconcile()
+    assert node.handoff(1) is None
     node.check()
 
 

@@ -1,0 +1,139 @@
+"""The hooks under a real slurmd: no submit filter, so the marker is written as the filter would."""
+
+import json
+import time
+
+import pytest
+
+from slurm_migbatch.node import exits
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture(scope="module")
+def bed():
+    from slurm_migbatch.testbed.cluster import Cluster
+
+    with Cluster(None, nodes=1, gpus=2, migbatch="hooks") as running:
+        yield running
+
+
+def slices(bed):
+    return [
+        (gpu["minor"], i["profile"], i["start"], [c["uuid"] for c in i["compute_instances"]])
+        for gpu in bed.machine("n1").dump()["gpus"]
+        for i in gpu["instances"]
+    ]
+
+
+def output(bed, job, user="mbalice"):
+    return (bed.home(user) / f"slurm-{job}.out").read_text()
+
+
+def status(bed):
+    from slurm_migbatch.node import status as module
+    from slurm_migbatch.node.config import load
+    from slurm_migbatch.node.executor import Executor
+
+    executor = Executor(load(str(bed.directory / "etc"), "n1"))
+    try:
+        return module.status(executor.config, executor) | {"events": executor.journal.spooled(10000)}
+    finally:
+        executor.close()
+        executor.gpus.reset()
+
+
+def submit(bed, marker, *options, wrap, user="mbalice"):
+    return bed.submit(*options, f"--comment=try {marker}", wrap=wrap, user=user)
+
+
+def test_batch_script_and_tasks_see_their_slices(bed):
+    wrap = "echo batch $CUDA_VISIBLE_DEVICES; srun -n2 sh -c 'echo task $SLURM_LOCALID $CUDA_VISIBLE_DEVICES'"
+    job = submit(bed, "[mig:1g.10gb:2]", "-n2", wrap=wrap)
+    assert bed.wait_job(job) == "COMPLETED"
+    lines = [line.split() for line in output(bed, job).splitlines()]
+    batch = next(line[1] for line in lines if line[0] == "batch").split(",")
+    tasks = {line[1]: line[2] for line in lines if line[0] == "task"}
+    assert len(batch) == 2 and [tasks["0"], tasks["1"]] == batch
+    assert {uuid for *_, uuids in slices(bed) for uuid in uuids} >= set(batch)
+
+
+def test_the_user_owns_the_devices_while_the_job_runs(bed):
+    dev = bed.machine("n1").dev_root / "nvidia-caps"
+    job = submit(bed, "[mig:2g.20gb:1]", wrap=f"sleep 0.5; find {dev} -user $(id -un) | wc -l")
+    assert bed.wait_job(job) == "COMPLETED"
+    assert output(bed, job).strip() == "2"
+    bed.wait("the epilog", lambda: all(path.stat().st_uid == 0 for path in dev.iterdir()))
+
+
+def test_a_misfit_never_runs_and_drains_nothing(bed):
+    first = submit(bed, "[mig:7g.80gb:2]", wrap="sleep 600")
+    bed.wait_job(first, "RUNNING")
+    job = submit(bed, "[mig:1g.10gb:1]", wrap="echo I RAN $CUDA_VISIBLE_DEVICES", user="mbbob")
+    bed.wait("the misfit", lambda: [e for e in status(bed)["events"] if e["kind"] == "misfit" and e["job"] == int(job)])
+    time.sleep(1)
+    path = bed.home("mbbob") / f"slurm-{job}.out"
+    assert not path.exists() or "I RAN" not in path.read_text()
+    assert not [state for state in bed.node_states().values() if "drain" in state]
+    shown = bed.run(["scontrol", "-o", "show", "job", str(job)]).stdout
+    assert "JobState=PENDING" in shown or "JobState=CONFIGURING" in shown or "JobState=RUNNING" in shown, shown
+    bed.run(["scancel", str(first)])
+    time.sleep(5)  # before that slurmd may still think it knows the job, see MISFIT_STAYS_S
+    bed.run(["scontrol", "update", f"JobId={job}", "StartTime=now"])
+    assert bed.wait_job(job) == "COMPLETED"
+    assert output(bed, job, "mbbob").startswith("I RAN MIG-")
+
+
+def test_a_misfit_that_cannot_be_requeued_fails_its_tasks_only(bed):
+    first = submit(bed, "[mig:7g.80gb:2]", wrap="sleep 600")
+    bed.wait_job(first, "RUNNING")
+    done = bed.run(["srun", "-n1", "--comment=try [mig:1g.10gb:1]", "sh", "-c", "echo I RAN"], "mbbob", check=False)
+    assert "I RAN" not in done.stdout and done.returncode != 0
+    assert not [state for state in bed.node_states().values() if "drain" in state]
+    bed.run(["scancel", str(first)])
+    bed.wait_job(first, "CANCELLED")
+
+
+def test_requeue_gives_a_new_run(bed):
+    job = submit(bed, "[mig:3g.40gb:1]", "--requeue", wrap="echo $SLURM_RESTART_COUNT $CUDA_VISIBLE_DEVICES; sleep 600")
+    bed.wait_job(job, "RUNNING")
+    bed.run(["scontrol", "requeue", str(job)])
+    bed.wait("the requeue", lambda: bed.job_state(job) == "PENDING")
+    bed.run(["scontrol", "update", f"JobId={job}", "StartTime=now"])
+    bed.wait("the second run", lambda: {1} <= {r["restart"] for r in status(bed)["runs"] if r["job"] == int(job)}, 90)
+    assert [r["restart"] for r in status(bed)["runs"] if r["job"] == int(job)] == [1]
+    bed.run(["scancel", str(job)])
+    bed.wait("its end", lambda: not [r for r in status(bed)["runs"] if r["job"] == int(job)])
+    stops = [e["restart"] for e in status(bed)["events"] if e["kind"] == "stop" and e["job"] == int(job)]
+    assert stops == [0, 1]
+
+
+def test_many_short_jobs_leave_nothing(bed):
+    markers = ["[mig:1g.10gb:1]", "[mig:2g.20gb:1]", "[mig:1g.10gb:2]"]
+    jobs = [submit(bed, markers[i % 3], wrap="echo $CUDA_VISIBLE_DEVICES", user=u) for i in range(3) for u in USERS]
+    for job in jobs:
+        assert bed.wait_job(job) == "COMPLETED"
+    bed.wait("the last epilog", lambda: not status(bed)["runs"])
+    found = status(bed)
+    assert found["zombies"] == 0
+    assert {piece["state"] for gpu in found["gpus"] for piece in gpu["slices"]} <= {"idle"}
+    json.dumps(found)
+
+
+USERS = ["mbalice", "mbbob", "mbcarol"]
+
+
+def test_exit_codes_mean_what_slurm_does_with_them(bed):
+    """A hook that must stop the node does: a configuration that others can write drains it with Prolog error."""
+    conf = bed.directory / "etc" / "node.conf"
+    conf.chmod(0o666)
+    try:
+        job = submit(bed, "[mig:1g.10gb:1]", wrap="echo I RAN")
+        bed.wait("the drain", lambda: [s for s in bed.node_states().values() if "drain" in s])
+        assert exits.INSTALLATION
+        reason = bed.run(["sinfo", "-h", "-R"]).stdout
+        assert "Prolog error" in reason
+    finally:
+        conf.chmod(0o644)
+        bed.run(["scancel", str(job)])
+        bed.run(["scontrol", "update", "NodeName=n1", "State=RESUME"])
