@@ -1,20 +1,22 @@
 # The two commands that matter: `make demo` and `make test`.
-# Everything runs from ./.venv, which `make venv` builds; the Slurm packages come from `make system` (Debian, as root).
+# Everything runs from ./.venv, which `make venv` builds; `make system` installs Debian's Slurm packages (as root).
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-APT_PACKAGES := slurmctld slurmd slurm-client slurmdbd munge slurm-wlm-basic-plugins \
-	lua5.1 lua-posix mariadb-server gcc make python3-venv
+ROOTS ?= /var/tmp/migbatch-roots
+APT_PACKAGES := slurmctld slurmd slurm-client slurmdbd munge slurm-wlm-basic-plugins lua5.1 lua-posix \
+	mariadb-server postgresql gcc libc6-dev make python3 python3-venv
 
-.PHONY: help venv system driver demo test test-unit test-slurm lint bench soak test-matrix clean
+.PHONY: help venv system driver demo test lint bench soak test-matrix clean
 
-help:
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
 venv: $(VENV)/.done ## build ./.venv with everything the controller and the tests need
 
 $(VENV)/.done: pyproject.toml
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || ./.ci/system-packages python3-venv
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet -e '.[dev]'
@@ -23,13 +25,37 @@ $(VENV)/.done: pyproject.toml
 system: ## install Debian's Slurm packages where they are missing (root)
 	@./.ci/system-packages $(APT_PACKAGES)
 
+driver: venv ## compile the simulated NVIDIA driver (also done on first use)
+	$(BIN)/python -c 'from slurm_migbatch.testbed.simdriver import build; build()'
+
+demo: venv system ## a private cluster, jobs of three users, and a check of everything claimed (3 minutes)
+	$(BIN)/python -m slurm_migbatch.testbed.demo
+
 lint: venv ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: venv system ## all tests, those on a real Slurm cluster included
+test: venv system ## every test, those on a real private Slurm cluster included
 	$(BIN)/pytest
 
-clean:
+bench: venv system ## what the filter, the hooks and the reports cost, as ratios
+	$(BIN)/migbatch bench submit
+	$(BIN)/migbatch bench hooks
+	$(BIN)/migbatch bench reports
+
+soak: venv system ## 500 short jobs of three users on 2 nodes x 4 simulated GPUs
+	$(BIN)/python -m slurm_migbatch.testbed.soak
+
+$(ROOTS)/%/.done: | venv
+	@./.ci/system-packages debootstrap
+	$(BIN)/migbatch testbed root $* $(ROOTS)/$*
+	touch $@
+
+test-matrix: venv system $(ROOTS)/trixie/.done $(ROOTS)/forky/.done ## the tests on a real Slurm, with 22.05, 24.11 and 26.05
+	$(BIN)/pytest -m slurm
+	$(BIN)/pytest -m slurm --slurm-root $(ROOTS)/trixie
+	$(BIN)/pytest -m slurm --slurm-root $(ROOTS)/forky
+
+clean: ## remove what make has built here
 	rm -rf $(VENV) build
