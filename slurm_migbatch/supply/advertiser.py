@@ -19,7 +19,11 @@ Epilog is through the slot is there to be used again.
 
 The sum over all types stays what Slurm has registered, by the filler type; otherwise the next registration of slurmd
 would set the node INVAL and drain it. A restart of slurmctld or slurmd or `scontrol reconfigure` puts the counts of
-slurm.conf back; that is seen as a difference from what is wanted and advertised anew, without a new plan.
+slurm.conf back; that is seen as a difference from what is wanted and advertised anew, without a new plan. So it is on
+nodes that are down or drained, so that their counts are true when they come back; their state is never touched.
+
+That sum is learned once and then defended (`Advertiser.total`): on 22.05 a restart of slurmd brings back only the types
+whose count in gres.conf is not 0 and leaves the others as we set them, so what Slurm shows then adds up to more.
 
 Every step is idempotent: where nothing differs nothing is called. All updates of a phase travel in one command.
 """
@@ -99,10 +103,19 @@ class Advertiser:
         client: Slurm.
         plans: where nodes get their plans.
         ack_timeout: seconds that one call of `advertise` waits for acknowledgements in all.
+        told: the counts that each node was last given, filler included, from before a restart of the service.
     """
 
-    def __init__(self, client: SlurmClient, plans: Plans, ack_timeout: float = 0.5) -> None:
+    def __init__(
+        self,
+        client: SlurmClient,
+        plans: Plans,
+        ack_timeout: float = 0.5,
+        told: Mapping[str, Mapping[str, int]] | None = None,
+    ) -> None:
         self._client, self._plans, self._ack_timeout = client, plans, ack_timeout
+        self._told = {node: _nonzero(counts) for node, counts in (told or {}).items()}
+        self._totals = {node: sum(counts.values()) for node, counts in self._told.items()}
         #: what a node was shrunk to for a plan that it has not acknowledged
         self._shrunk: dict[str, dict[str, int]] = {}
 
@@ -110,6 +123,23 @@ class Advertiser:
         """Whether the node knows its newest plan (or has none yet)."""
         plan = self._plans.current(node)
         return plan is None or self._plans.acked(node) >= plan.version
+
+    def total(self, row: NodeRow) -> int:
+        """The constant sum of a node's mig counts, as slurm.conf has it.
+
+        What Slurm shows may add up to something else for two reasons: slurm.conf was changed, or a registration brought
+        some types back and left the others as they were told. In the second case the types that differ from what was
+        told are those of slurm.conf, so they alone add up to no more than the known sum.
+        """
+        seen = _nonzero(row.gres)
+        shown = sum(seen.values())
+        known = self._totals.get(row.name, shown)
+        if shown != known:
+            told = self._told.get(row.name, {})
+            if shown < known or sum(n for kind, n in seen.items() if told.get(kind) != n) > known:
+                known = shown
+        self._totals[row.name] = known
+        return known
 
     def advertise(
         self,
@@ -133,10 +163,10 @@ class Advertiser:
         correct: dict[str, dict[str, int]] = {}
         for plan in plans:
             row = rows[plan.node]
-            wanted = self._wanted(plan, nodes[plan.node], row, done)
+            wanted = self._wanted(plan, nodes[plan.node], done)
             if not self.settled(plan.node):
                 done.unacknowledged.append(plan.node)
-                correct[plan.node] = self._shrunk.get(plan.node, _filled({}, row))
+                correct[plan.node] = self._shrunk.get(plan.node, _filled({}, nodes[plan.node].total))
             elif plan.fixed:
                 if self._plans.current(plan.node) is not None:
                     correct[plan.node] = wanted
@@ -147,7 +177,7 @@ class Advertiser:
                 moving.append(plan)
                 risky = self._risky(plan, row)
                 kept = {k: min(row.gres.get(k, 0), n) for k, n in wanted.items() if k not in risky}
-                shrink[plan.node] = _filled(kept, row)
+                shrink[plan.node] = _filled(kept, nodes[plan.node].total)
         self._tell(correct, rows, done, reset=True)
         if not moving:
             return done
@@ -172,7 +202,7 @@ class Advertiser:
         for plan, version in published:
             if self._plans.wait_acked(plan.node, version, max(0.0, deadline - monotonic())):
                 self._shrunk.pop(plan.node, None)
-                grow[plan.node] = self._wanted(plan, nodes[plan.node], rows[plan.node], done)
+                grow[plan.node] = self._wanted(plan, nodes[plan.node], done)
             else:
                 done.unacknowledged.append(plan.node)
         self._tell(grow, current, done)
@@ -189,7 +219,7 @@ class Advertiser:
         return frozenset(profile.gres_type for profile in plan.withdrawn)
 
     @staticmethod
-    def _wanted(plan: NodePlan, node: Node, row: NodeRow, done: Advertised) -> dict[str, int]:
+    def _wanted(plan: NodePlan, node: Node, done: Advertised) -> dict[str, int]:
         """Counts by GRES type, the filler included, with the registered sum."""
         leased: dict[str, int] = {}
         for gpu in node.gpus:
@@ -199,14 +229,14 @@ class Advertiser:
                     leased[kind] = leased.get(kind, 0) + 1
         used = {profile.gres_type: count for profile, count in node.used.items()}
         counts = {kind: max(used.get(kind, 0), leased.get(kind, 0)) for kind in {*used, *leased}}
-        room = sum(row.gres.values()) - sum(counts.values())
+        room = node.total - sum(counts.values())
         for profile, offered in sorted(plan.offers.items(), reverse=True):
             granted = max(0, min(offered, room))
             if granted < offered and plan.node not in done.cut:
                 done.cut.append(plan.node)
             counts[profile.gres_type] = counts.get(profile.gres_type, 0) + granted
             room -= granted
-        return _filled(counts, row)
+        return _filled(counts, node.total)
 
     def _tell(
         self,
@@ -227,6 +257,7 @@ class Advertiser:
         except SlurmError as error:
             done.errors.append(str(error))
             return True
+        self._told.update(differing)
         if record:
             for name, counts in differing.items():
                 plan = self._plans.current(name)
@@ -253,10 +284,10 @@ def gres_string(counts: Mapping[str, int], row: NodeRow) -> str:
     return ",".join([*([row.other_gres] if row.other_gres else []), *listed])
 
 
-def _filled(counts: Mapping[str, int], row: NodeRow) -> dict[str, int]:
+def _filled(counts: Mapping[str, int], total: int) -> dict[str, int]:
     """With the filler that keeps the sum, and without zeros."""
     kept = {kind: n for kind, n in counts.items() if n and kind != FILLER}
-    spare = sum(row.gres.values()) - sum(kept.values())
+    spare = total - sum(kept.values())
     if spare > 0:
         kept[FILLER] = spare
     return kept

@@ -108,6 +108,8 @@ class SupplyLoop:
         clock: the time.
         record: called for every change of a node's offer.
         settings: see Settings.
+        planner: another planner than the usual one.
+        told: the counts last recorded for each node, from before a restart.
     """
 
     def __init__(
@@ -119,11 +121,12 @@ class SupplyLoop:
         record: Record,
         settings: Settings = Settings(),
         planner: Planner | None = None,
+        told: Mapping[str, Mapping[str, int]] | None = None,
     ) -> None:
         self._client, self._view, self._board, self._clock, self._record = client, nodes, board, clock, record
         self.settings = settings
         self._planner = planner or Planner()
-        self._advertiser = Advertiser(client, board, settings.ack_wait_s)
+        self._advertiser = Advertiser(client, board, settings.ack_wait_s, told)
         self._reservations: tuple[Reservation, ...] = ()
         self._standing: dict[int, tuple[tuple[str, ...], int, float]] = {}
         self._avoid: dict[int, dict[str, float]] = {}
@@ -276,7 +279,7 @@ class SupplyLoop:
             gpus=tuple(gpus),
             used=profiles(row.used),
             unlocated=_unlocated(running, facts),
-            total=sum(row.gres.values()),
+            total=self._advertiser.total(row),
             mode=mode,
         )
 

@@ -44,7 +44,7 @@ class Mode(Enum):
     OPEN = "open"  # plan freely
     FROZEN = "frozen"  # what it offers stays and counts; nothing is changed, because it might not learn of it
     WITHDRAWN = "withdrawn"  # used slots only: Slurm would start jobs there that fail
-    CLOSED = "closed"  # Slurm starts nothing there; left as it is, and not counted
+    CLOSED = "closed"  # Slurm starts nothing there; its plan stays, and what it offers is not counted
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class NodePlan:
 
     `layouts`: GPU uuid -> every slot that its jobs may have, used and free. `offers`: free slots by profile that Slurm
     may be told of. `withdrawn`: profiles of which a slot that was free in the old plan is not free in this one.
-    `fixed`: the node's slots are not to be changed now, only what Slurm says of them.
+    `fixed`: the slots are not to be changed now, only what Slurm says of them. `open`: Slurm may start jobs there.
     """
 
     node: str
@@ -123,6 +123,7 @@ class NodePlan:
     withdrawn: frozenset[Profile] = frozenset()
     changed: bool = False
     fixed: bool = False
+    open: bool = True
 
 
 @dataclass(frozen=True)
@@ -148,8 +149,9 @@ class Plan:
     unexplained: Mapping[str, Mapping[Profile, int]] = field(default_factory=dict)
 
     def offers(self) -> Counter[Profile]:
-        """Free slots by profile over all nodes."""
+        """Free slots by profile over all nodes on which Slurm starts jobs."""
         total: Counter[Profile] = Counter()
         for node in self.nodes.values():
-            total.update(node.offers)
+            if node.open:
+                total.update(node.offers)
         return total

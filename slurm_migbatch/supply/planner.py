@@ -110,7 +110,7 @@ class _Round:
         plans = {node.name: self._node_plan(node, preference) for node in self.fleet.nodes.values()}
         placed = {job: Placed(tuple(dict.fromkeys(o.nodes)), o.copies, o.standing) for job, o in self.outcomes.items()}
         return Plan(
-            nodes={name: plan for name, plan in plans.items() if plan is not None},
+            nodes=plans,
             reservations=tuple(self.reserver.made),
             placed=placed,
             waiting=tuple(self.waiting),
@@ -280,9 +280,7 @@ class _Round:
 
     # -- the result --------------------------------------------------------------------------------------------
 
-    def _node_plan(self, node: Node, preference: tuple[Profile, ...]) -> NodePlan | None:
-        if node.mode is Mode.CLOSED:
-            return None
+    def _node_plan(self, node: Node, preference: tuple[Profile, ...]) -> NodePlan:
         layouts: dict[str, Layout] = {}
         withdrawn: set[Profile] = set()
         free: Counter[Profile] = Counter()
@@ -302,7 +300,7 @@ class _Round:
         self._keep_total(node, layouts, free, optional)
         held = node.unmatched()
         offers = {p: n for p, n in ((p, n - held[p]) for p, n in free.items()) if n > 0}
-        return NodePlan(node.name, layouts, offers, frozenset(withdrawn), changed, still)
+        return NodePlan(node.name, layouts, offers, frozenset(withdrawn), changed, still, node.mode is not Mode.CLOSED)
 
     @staticmethod
     def _keep_total(

@@ -154,6 +154,13 @@ class FakeSlurm:
                 node.states = {"IDLE", "DRAIN", "INVALID_REG"}
             node.gres = dict(node.conf)
 
+    def restart_slurmd(self) -> None:
+        """As on 22.05: slurmd's registration brings back the types that slurm.conf has any of, and only those."""
+        for node in self.machines.values():
+            if sum(node.gres.values()) != sum(node.conf.values()):
+                node.states = {"IDLE", "DRAIN", "INVALID_REG"}
+            node.gres.update({kind: n for kind, n in node.conf.items() if n})
+
     def register(self) -> None:
         """slurmd's periodic registration."""
         for node in self.machines.values():

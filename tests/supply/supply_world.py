@@ -38,7 +38,7 @@ class World:
         self.to_start: list[tuple[JobRow, tuple[str, ...]]] = []
         self.ends: dict[int, float] = {}
 
-    def new_loop(self) -> None:
+    def new_loop(self, told: dict[str, dict[str, int]] | None = None) -> None:
         """The service is started (again)."""
         self.loop = SupplyLoop(
             self.slurm,  # type: ignore[arg-type]
@@ -47,6 +47,7 @@ class World:
             self.clock,
             lambda node, ts, version, counts, why: self.records.append((node, dict(counts), why)),
             self.settings,
+            told=told,
         )
 
     def round(self) -> Report:

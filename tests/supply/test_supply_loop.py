@@ -85,6 +85,42 @@ def test_a_reset_by_reconfigure_is_corrected_in_the_next_round_without_a_new_pla
     assert "reconfigure" in world.records[-1][2]
 
 
+def test_a_registration_that_brings_back_some_types_does_not_raise_the_sum() -> None:
+    world = World(conf={"1g.10gb": 28})
+    world.steps(2)
+    wanted = dict(world.slurm.machines["n1"].gres)
+    for _ in range(3):
+        world.slurm.restart_slurmd()
+        assert sum(world.slurm.machines["n1"].gres.values()) > 28
+        world.loop.round()
+        assert world.slurm.machines["n1"].gres == wanted
+    assert world.slurm.machines["n1"].states == {"IDLE"}
+
+
+def test_the_sum_is_known_after_a_restart_of_the_service() -> None:
+    world = World(conf={"1g.10gb": 28})
+    world.steps(2)
+    told = {node: counts for node, counts, _ in world.records}
+    world.slurm.restart_slurmd()
+    world.new_loop(told)
+    world.loop.round()
+    world.steps(2)
+    assert sum(world.slurm.machines["n1"].gres.values()) == 28
+    assert world.slurm.machines["n1"].states == {"IDLE"}
+
+
+@pytest.mark.parametrize("total", [20, 40])
+def test_a_new_sum_in_slurm_conf_is_taken_over(total: int) -> None:
+    world = World(conf={"1g.10gb": 28})
+    world.steps(2)
+    world.slurm.machines["n1"].conf = {"1g.10gb": total}
+    world.slurm.machines["n1"].gres = {"1g.10gb": total}
+    world.steps(2)
+    world.slurm.register()
+    assert world.slurm.machines["n1"].states == {"IDLE"}
+    assert sum(world.slurm.machines["n1"].gres.values()) == total
+
+
 def test_a_failed_look_changes_nothing() -> None:
     world = World()
     world.steps(2)
@@ -185,7 +221,7 @@ def test_after_a_restart_of_the_service_jobs_keep_their_slots() -> None:
     assert not world.nodes.misfits
 
 
-def test_a_drained_node_is_left_alone_and_not_counted() -> None:
+def test_a_drained_node_keeps_its_plan_and_is_not_counted() -> None:
     world = World(nodes=2, gpus=1)
     world.steps(2)
     world.slurm.machines["n1"].states = {"IDLE", "DRAIN"}
@@ -194,6 +230,10 @@ def test_a_drained_node_is_left_alone_and_not_counted() -> None:
     world.steps(2)
     assert world.slurm.machines["n1"].gres == before
     assert job in world.running()
+    world.slurm.reconfigure()
+    world.step()
+    assert world.slurm.machines["n1"].gres == before
+    assert world.slurm.machines["n1"].states == {"IDLE", "DRAIN"}
 
 
 def test_a_zombie_is_no_supply() -> None:

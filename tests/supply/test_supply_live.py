@@ -1,0 +1,177 @@
+"""Supply on a real Slurm: nothing drains, nothing is lost, and resets are made good within seconds.
+
+The nodes' side is played by `FakeNodes`: it takes plans over and gives each job that runs in Slurm a slot.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from fake_slurm import FakeNodes
+from supply_gpus import H100
+
+from slurm_migbatch.slurm.cli import CliClient
+from slurm_migbatch.supply.demand import slices
+from slurm_migbatch.supply.loop import Report, Settings, SupplyLoop
+from slurm_migbatch.testbed.cluster import Cluster
+
+pytestmark = pytest.mark.slurm
+
+RESET_S = 5.0
+
+
+class Site:
+    """A private Slurm, the loop on it, and nodes that follow."""
+
+    def __init__(self, cluster: Cluster, gpus: int) -> None:
+        self.cluster = cluster
+        self.client = CliClient(cluster.bin, cluster.slurm_conf)
+        self.nodes = FakeNodes(time)  # type: ignore[arg-type]
+        for name in cluster.spec.node_names:
+            self.nodes.add(name, *([H100] * gpus))
+        self.loop = SupplyLoop(
+            self.client,
+            self.nodes,
+            self.nodes,  # type: ignore[arg-type]
+            time,
+            lambda *row, **named: self.records.append((row, named)),
+            Settings(stuck_s=60),
+        )
+        self.records: list[tuple[object, ...]] = []
+        self.placed: dict[int, bool] = {}
+
+    def round(self) -> Report:
+        """One round, after the nodes did their part."""
+        running = {row.job_id: row for row in self.client.jobs() if row.active and slices(row.gres)}
+        for job in [job for job in self.placed if job not in running]:
+            self.nodes.epilog(job)
+            del self.placed[job]
+        for job, row in running.items():
+            if job not in self.placed and row.state == "RUNNING":
+                self.placed[job] = self.nodes.prolog(row, row.nodes)
+        self.nodes.report()
+        self.nodes.poll()
+        for name in self.nodes.gpus:
+            self.nodes.board.heard(name)
+        return self.loop.round()
+
+    def until(self, what: str, true: Callable[[], bool], timeout: float = 60) -> float:
+        """Seconds until `true`, with one round a half-second."""
+        begun = time.monotonic()
+        while time.monotonic() - begun < timeout:
+            report = self.round()
+            if true():
+                return time.monotonic() - begun
+            time.sleep(0.5)
+        raise AssertionError(f"{what}: not within {timeout} s; last round: {report}; log: {report.notes}")
+
+    def wrong_for(self, right: Callable[[], bool], seconds: float) -> float:
+        """The longest time in the next `seconds` for which `right` was not true; registrations come late."""
+        begun = wrong_since = time.monotonic()
+        worst = 0.0
+        while time.monotonic() - begun < seconds:
+            if right():
+                worst = max(worst, time.monotonic() - wrong_since)
+                wrong_since = time.monotonic()
+            self.round()
+            time.sleep(0.5)
+        return max(worst, time.monotonic() - wrong_since)
+
+    def offered(self, node: str) -> dict[str, int]:
+        return next({k: v for k, v in row.gres.items() if v} for row in self.client.nodes() if row.name == node)
+
+    def states(self) -> set[str]:
+        return {flag for row in self.client.nodes() if row.name in self.nodes.gpus for flag in row.states}
+
+    def state(self, job: int) -> str:
+        return self.cluster.job_state(job)
+
+
+@pytest.fixture
+def site(new_cluster: Callable[..., Cluster]) -> Iterator[Site]:
+    yield Site(new_cluster(nodes=2, gpus=2), 2)
+
+
+def submit(site: Site, *options: str, seconds: int = 600, user: str = "mbalice") -> int:
+    return site.cluster.submit(*options, wrap=f"sleep {seconds}", user=user)
+
+
+def test_supply_follows_the_queue(site: Site) -> None:
+    site.round()
+    assert site.offered("n1")["4g.40gb"] == 2
+    jobs = [submit(site, f"--gres=mig:{kind}:1") for kind in ("7g.80gb", "3g.40gb", "1g.10gb.me", "1g.20gb")]
+    jobs.append(submit(site, "--gres=mig:1g.10gb:3"))
+    jobs.append(submit(site, "--gres=mig:1g.10gb:1", "--array=1-4"))
+    site.until("all jobs run", lambda: sum(row.active for row in site.client.jobs()) == len(jobs) + 3)
+    assert not site.nodes.misfits
+    assert all(site.placed.values())
+    assert not site.states() & {"DRAIN", "INVALID_REG", "DOWN"}
+
+
+def test_resets_are_made_good_and_nothing_drains(site: Site) -> None:
+    site.round()
+    small = submit(site, "--gres=mig:2g.20gb:1")
+    large = submit(site, "--gres=mig:7g.80gb:1")
+    site.until("both run", lambda: site.state(small) == site.state(large) == "RUNNING")
+    site.round()
+    wanted = {name: site.offered(name) for name in site.nodes.gpus}
+    before = {name: row.gres for name, row in ((r.name, r) for r in site.client.nodes())}
+
+    def reset(what: str, do: Callable[[], object]) -> None:
+        do()
+        site.cluster.wait("slurmctld", lambda: bool(site.cluster.node_states()))
+        worst = site.wrong_for(lambda: {n: site.offered(n) for n in wanted} == wanted, 8)
+        assert worst < RESET_S, f"{what}: offered again only after {worst:.1f} s"
+        assert not site.states() & {"DRAIN", "INVALID_REG"}, what
+        assert site.state(small) == site.state(large) == "RUNNING", what
+
+    reset("scontrol reconfigure", lambda: site.cluster.run(["scontrol", "reconfigure"]))
+    reset("a restart of slurmctld", lambda: site.cluster.restart("slurmctld"))
+    reset("a restart of slurmd", lambda: site.cluster.restart("slurmd-n1"))
+    assert {n: sum(g.values()) for n, g in before.items()} == {
+        r.name: sum(r.gres.values()) for r in site.client.nodes()
+    }
+    job = submit(site, "--gres=mig:1g.10gb:1", seconds=1)
+    site.until("a job after the restarts", lambda: site.state(job) == "COMPLETED")
+    assert not site.nodes.misfits
+
+
+def test_a_whole_gpu_is_not_starved_by_a_stream_of_small_jobs(new_cluster: Callable[..., Cluster]) -> None:
+    site = Site(new_cluster(nodes=1, gpus=1), 1)
+    site.round()
+    for _ in range(7):
+        submit(site, "--gres=mig:1g.10gb:1", "-t", "1", seconds=4)
+    site.until("small jobs run", lambda: sum(r.active for r in site.client.jobs()) >= 5)
+    large = submit(site, "--gres=mig:7g.80gb:1", "-t", "1", seconds=2)
+    for _ in range(20):
+        submit(site, "--gres=mig:1g.10gb:1", "-t", "1", seconds=3)
+    assert "7g.80gb" not in site.offered("n1")
+    site.until("the large job", lambda: site.state(large) in ("RUNNING", "COMPLETING", "COMPLETED"), 45)
+    waiting = [r for r in site.client.jobs() if r.pending]
+    assert len(waiting) >= 10, "the large job came last"
+    site.until("the rest", lambda: not any(r.pending for r in site.client.jobs()), 90)
+    assert not site.nodes.misfits
+
+
+def test_a_multi_node_job_gets_its_nodes(new_cluster: Callable[..., Cluster]) -> None:
+    site = Site(new_cluster(nodes=2, gpus=1, catalog_nodes=2), 1)
+    site.round()
+    first = submit(site, "--gres=mig:1g.10gb:1", "-t", "1", seconds=6)
+    site.until("the first runs", lambda: site.state(first) == "RUNNING")
+    both = submit(site, "--gres=mig:7g.80gb:1", "-N", "2", "-t", "1", seconds=2)
+    report = site.round()
+    assert [len(r.places) for r in report.reservations] == [2]
+    site.until("both nodes", lambda: site.state(both) in ("RUNNING", "COMPLETING", "COMPLETED"), 45)
+    assert not site.nodes.misfits
+
+
+def test_fifty_jobs_of_all_sizes(site: Site) -> None:
+    kinds = ["1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"]
+    for i in range(48):
+        kind = kinds[i * 5 % len(kinds)]
+        submit(site, f"--gres=mig:{kind}:1", seconds=1 + i % 3, user=("mbalice", "mbbob", "mbcarol")[i % 3])
+    site.until("all are through", lambda: not any(slices(r.gres) for r in site.client.jobs()), 240)
+    assert not site.nodes.misfits
+    assert not site.states() & {"DRAIN", "INVALID_REG"}
