@@ -145,7 +145,8 @@ class ScanCage:
         # Some of Slurm's daemons overwrite their environment to show a title, but they keep their log file open.
         if Path(f"/proc/{pid}/comm").read_text().strip() not in ("slurmstepd", "slurmctld", "slurmscriptd"):
             return False
-        return any(str(fd.readlink()).startswith(f"{self.directory}/") for fd in Path(f"/proc/{pid}/fd").iterdir())
+        # Of a process in a chroot the link begins with the path of its root.
+        return any(f"{self.directory}/" in str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir())
 
     def destroy(self) -> None:
         """Kill the members."""

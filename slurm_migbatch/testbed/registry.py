@@ -13,6 +13,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -24,6 +25,7 @@ from .proc import ProcessId
 
 REGISTRY = Path("/run/migbatch-testbed")
 MARKER = ".migbatch-testbed"
+_LOCK_S = 180.0
 
 
 @dataclass(frozen=True)
@@ -58,38 +60,61 @@ class Record:
 
 
 @contextmanager
-def locked() -> Iterator[None]:
-    """Hold the registry; it is removed at the end where it holds nothing."""
-    handle, mine = -1, False
-    try:
-        while not mine:
-            REGISTRY.mkdir(mode=0o755, exist_ok=True)
-            with suppress(FileNotFoundError):
-                handle = os.open(REGISTRY / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                fcntl.flock(handle, fcntl.LOCK_EX)
-                with suppress(FileNotFoundError):
-                    mine = (REGISTRY / "lock").stat().st_ino == os.fstat(handle).st_ino
-                if not mine:  # the file was removed while we waited for it: start over with the new one
-                    os.close(handle)
-                    handle = -1
-        yield
-    finally:  # also where Ctrl-C came between having the lock and saying so: the way out takes it again
-        if handle >= 0:
-            if mine and not records():
-                with suppress(OSError):
-                    (REGISTRY / "lock").unlink()
-                    REGISTRY.rmdir()
-            os.close(handle)
-
-
-@contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold SIGINT and SIGTERM back, so that a second Ctrl-C does not stop the clearing away."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    """Hold signals back that would end this process, so that no Ctrl-C leaves work half done or a lock held."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
+        # Blocking them lets Python deliver one that has just come: that is before anything was begun.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """Hold the registry, uninterrupted; it is removed at the end where it holds nothing.
+
+    Raises:
+        TestbedError: somebody else holds it for minutes; the text says who.
+    """
+    deadline = time.monotonic() + _LOCK_S
+    while True:
+        with uninterrupted():
+            handle = _take_lock()
+            if handle is not None:
+                try:
+                    yield
+                    return
+                finally:
+                    if not records():
+                        with suppress(OSError):
+                            (REGISTRY / "lock").unlink()
+                            REGISTRY.rmdir()
+                    os.close(handle)
+        # Waiting happens outside, so that Ctrl-C ends it.
+        if time.monotonic() > deadline:
+            holder = (REGISTRY / "lock").read_text().strip()
+            raise TestbedError(f"process {holder} has held {REGISTRY}/lock for {_LOCK_S:g} s; end it and try again")
+        time.sleep(0.02)
+
+
+def _take_lock() -> int | None:
+    """Descriptor of the lock file if it is ours now, None where somebody else has it."""
+    REGISTRY.mkdir(mode=0o755, exist_ok=True)
+    handle = -1
+    try:
+        handle = os.open(REGISTRY / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The one before may have removed the file after we opened it; then ours is nobody's.
+        if (REGISTRY / "lock").stat().st_ino == os.fstat(handle).st_ino:
+            os.pwrite(handle, f"{os.getpid():<20}".encode(), 0)
+            return handle
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    if handle >= 0:
+        os.close(handle)
+    return None
 
 
 def records() -> list[Record]:
