@@ -20,7 +20,6 @@ from typing import Any
 
 from slurm_migbatch.bench.bars import Bar, Times, mean_with_interval, quantile
 from slurm_migbatch.bench.hooks import BenchError
-from slurm_migbatch.bench.stack import Stack
 from slurm_migbatch.submit import shim
 from slurm_migbatch.submit.client import ask
 from slurm_migbatch.submit.request import Accept, JobRequest
@@ -35,10 +34,11 @@ _SUBMIT = """
 import json, os, sys, time
 n, argv = int(sys.argv[1]), sys.argv[2:]
 null = os.open(os.devnull, os.O_WRONLY)
+quiet = [(os.POSIX_SPAWN_DUP2, null, 1), (os.POSIX_SPAWN_DUP2, null, 2)]
 spent = []
 for _ in range(n):
     began = time.perf_counter()
-    pid = os.posix_spawn(argv[0], argv, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, null, 1), (os.POSIX_SPAWN_DUP2, null, 2)])
+    pid = os.posix_spawn(argv[0], argv, os.environ, file_actions=quiet)
     status = os.waitpid(pid, 0)[1]
     spent.append(time.perf_counter() - began)
     if status:
@@ -66,15 +66,17 @@ def measure(
     """
     with ExitStack() as stack:
         progress("starting two clusters")
-        filtered = stack.enter_context(Stack(nodes=1, gpus=1, users=1))
+        filtered = stack.enter_context(Cluster(nodes=1, gpus=1, users=1, migbatch="all"))
         plain = stack.enter_context(Cluster(nodes=1, gpus=1, users=1))
         progress("sbatch with and without the filter, in turns")
-        sbatch = compare(filtered.cluster, plain, submissions, block)
+        sbatch = compare(filtered, plain, submissions, block, _without_advice(filtered))
+        progress("the same with cli_filter")
+        advice = compare(filtered, plain, max(block * 2, submissions // 5), block)
         progress("the service over its socket")
-        service = time_service(filtered.directory / "migbatch/submit.sock", requests)
+        service = time_service(filtered.product.state / "submit.sock", requests)
         progress("the compiled table in Lua")
-        table = time_table(filtered.directory / "etc" / shim.JOB_SUBMIT, filtered.directory / "migbatch/table.lua")
-        version = ".".join(f"{number:02d}" for number in filtered.cluster.root.version())
+        table = time_table(filtered.product.etc / shim.JOB_SUBMIT, filtered.product.state / "table.lua")
+        version = ".".join(f"{number:02d}" for number in filtered.root.version())
     bars = [
         Bar("sbatch with the filter over without, wall time", sbatch["ratio"], RATIO_TARGET),
         Bar("filter service p99, ms", service["p99_ms"], SERVICE_TARGET_MS),
@@ -85,22 +87,37 @@ def measure(
         "slurm": version,
         "python": sys.version.split()[0],
         "sbatch": sbatch,
+        "sbatch_with_cli_filter": advice,
         "service": service,
         "table": table,
         "bars": [bar.to_dict() for bar in bars],
     }
 
 
-def compare(filtered: Cluster, plain: Cluster, submissions: int, block: int) -> dict[str, Any]:
-    """Submit to both in turns (with, without, without, with ...).
+def _without_advice(cluster: Cluster) -> Path:
+    """A slurm.conf for clients that does not load cli_filter, which is optional and runs inside sbatch itself."""
+    conf = cluster.product.etc / "plain/slurm.conf"
+    conf.parent.mkdir(exist_ok=True)
+    lines = [line for line in cluster.slurm_conf.read_text().splitlines() if not line.startswith("CliFilterPlugins")]
+    conf.write_text("\n".join(lines) + "\n")
+    return conf
+
+
+def compare(
+    filtered: Cluster, plain: Cluster, submissions: int, block: int, conf: Path | None = None
+) -> dict[str, Any]:
+    """Submit to both in turns (with, without, without, with ...); `conf` is for the clients of the filtered side.
 
     Returns:
         `ratio` of the total wall times, the mean of the blocks' ratios with its 95 % interval, and times of one sbatch.
     """
-    sides: dict[str, tuple[Cluster, Sequence[str]]] = {"with": (filtered, _ASKED), "without": (plain, _GRANTED)}
+    sides: dict[str, tuple[Cluster, Sequence[str], Path]] = {
+        "with": (filtered, _ASKED, conf or filtered.slurm_conf),
+        "without": (plain, _GRANTED, plain.slurm_conf),
+    }
     times: dict[str, list[float]] = {name: [] for name in sides}
-    for cluster, options in sides.values():
-        _submit(cluster, options, 5)
+    for side in sides.values():
+        _submit(*side, 5)
     ratios = []
     for number in range(math.ceil(submissions / block)):
         pair = {}
@@ -110,9 +127,9 @@ def compare(filtered: Cluster, plain: Cluster, submissions: int, block: int) -> 
             pair[name] = sum(spent)
         ratios.append(pair["with"] / pair["without"])
     mean, low, high = mean_with_interval(ratios)
-    queued = int(filtered.run(["squeue", "-h", "-o", "%i %b"]).stdout.count("mig:1g.10gb:1"))
-    if queued < submissions:
-        raise BenchError(f"the filter granted {queued} of {submissions} jobs a slice; what was timed is not its work")
+    granted = filtered.run(["squeue", "-h", "-o", "%k"]).stdout.count("[mig:")
+    if granted < submissions:
+        raise BenchError(f"the filter granted {granted} of {submissions} jobs a slice; what was timed is not its work")
     return {
         "submissions": len(times["with"]),
         "ratio": sum(times["with"]) / sum(times["without"]),
@@ -123,10 +140,11 @@ def compare(filtered: Cluster, plain: Cluster, submissions: int, block: int) -> 
     }
 
 
-def _submit(cluster: Cluster, options: Sequence[str], count: int) -> list[float]:
+def _submit(cluster: Cluster, options: Sequence[str], conf: Path, count: int) -> list[float]:
     sbatch = str(cluster.root.locate("sbatch"))
     argv = [sbatch, "--hold", "--output=/dev/null", *options, "--wrap=true"]
-    done = cluster.run(["/usr/bin/python3", "-ISc", _SUBMIT, str(count), *argv], _USER, check=False)
+    line = ["/usr/bin/python3", "-ISc", _SUBMIT, str(count), *argv]
+    done = cluster.run(line, _USER, check=False, env={"SLURM_CONF": str(conf)})
     if done.returncode:
         raise BenchError(f"sbatch failed: {done.stderr.strip()[-300:]}")
     spent: list[float] = json.loads(done.stdout)

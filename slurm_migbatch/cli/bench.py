@@ -63,6 +63,8 @@ def submit(submissions: int, as_json: bool) -> None:
         f"{sbatch['without']['median_ms']:.1f} ms without the filter; ratio {sbatch['ratio']:.3f} "
         f"(95 % interval of the blocks' mean {low:.3f} to {high:.3f}, {sbatch['submissions']} submissions each)"
     )
+    advised = result["sbatch_with_cli_filter"]
+    click.echo(f"with cli_filter too: {advised['with']['median_ms']:.1f} ms, ratio {advised['ratio']:.3f}")
     click.echo(f"service: {service['median_ms']:.2f} ms, p99 {service['p99_ms']:.2f} ms for one request")
     click.echo(
         f"table: {table['lookup_us']['median']:.1f} us for a look-up, "

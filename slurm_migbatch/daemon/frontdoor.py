@@ -9,12 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurm_migbatch.config import Config
+from slurm_migbatch.daemon.doorman import Doorman
 from slurm_migbatch.daemon.facts import SiteFacts, chooser_of, policy_of, slurm_uids
 from slurm_migbatch.daemon.metrics import Labels, Metrics
 from slurm_migbatch.daemon.records import record_of
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.submit.decision import Decision
-from slurm_migbatch.submit.service import SubmitService, serve
+from slurm_migbatch.submit.service import SubmitService
 from slurm_migbatch.workload.catalog import SiteCatalog
 
 log = logging.getLogger(__name__)
@@ -49,9 +50,15 @@ class FrontDoor:
         """Serve for ever, from the moment that there is a catalog."""
         await self._known.wait()
         self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        log.info("serving submissions", extra={"socket": self._path})
-        self.serving.clear()
-        await serve(self._path, self.service, ready=self.serving)
+        doorman = Doorman(self._path, self.service)
+        try:
+            await asyncio.to_thread(doorman.start)
+            log.info("serving submissions", extra={"socket": self._path})
+            self.serving.set()
+            await asyncio.Event().wait()
+        finally:
+            self.serving.clear()
+            doorman.stop()
 
     async def keep_record(self) -> None:
         """Hand decisions to the record, several at a time, for ever."""
