@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from slurm_migbatch.submit.decision import Decision
-from slurm_migbatch.submit.request import OPTIONS
+from slurm_migbatch.submit.request import OPTIONS, TRES_FIELDS
 
 
 def record_of(decision: Decision) -> dict[str, Any]:
@@ -24,7 +25,14 @@ def record_of(decision: Decision) -> dict[str, Any]:
 
 def asked_text(asked: Mapping[str, str]) -> str:
     """The fields of a request as sbatch options."""
-    return " ".join(f"{OPTIONS.get(field, f'--{field}')}={shlex.quote(text)}" for field, text in asked.items() if text)
+    words = {field: _bare(field, text) if field in TRES_FIELDS else text for field, text in asked.items() if text}
+    return " ".join(f"{OPTIONS.get(field, f'--{field}')}={shlex.quote(text)}" for field, text in words.items())
+
+
+def _bare(field: str, text: str) -> str:
+    """What the user typed: sbatch itself puts `gres:` (or `gres/`) before every part, and `gpu` before a bare count."""
+    bare = re.sub(r"(^|,)gres[:/]", r"\1", text)
+    return bare if field == "tres_per_node" else re.sub(r"(^|,)gpu[:=]", r"\1", bare)
 
 
 def _candidate(row: Mapping[str, Any]) -> dict[str, Any]:
