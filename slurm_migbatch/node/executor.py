@@ -132,6 +132,9 @@ class Executor:
             return self._trouble(env, str(error), deadline, who)
         self._clear_errors()
         self._release_earlier(env, who)
+        for job, restart in list(handoff.listed(self.paths.job)):
+            if job == env.job and restart < (env.restart or 0):
+                handoff.remove(self.paths.job, job, restart)
         places = ", ".join(str(piece) for piece in started.pieces)
         return exits.OK, f"{env.run}: {places} {'warm' if started.warm else 'made'} in {started.elapsed_ms} ms"
 
@@ -192,20 +195,17 @@ class Executor:
                 self.repairer.all(deadline, retry=False)
             except DriverError as error:
                 return exits.OK, f"{env.run}: interrupted start not undone yet: {error}"
-        # What a refused run left stays (see MISFIT_STAYS_S) until it is old or the next run has started.
+        # What a refused run left stays (see TOMBSTONE_S) until it is old or the next run has started.
         refused = [run for run in runs if run.state == "misfit"]
         runs = [run for run in runs if run.state not in ("starting", "misfit")]
         for run in refused:
             self.repairer.refuse_again(run)
-        self.repairer.expire(time.time())
+        self.repairer.strays(time.time())
         problems: list[str] = []
         if runs:
             for run in self._begin_release(runs, env.exit_code, who):
                 problems += self.repairer.finish(run)
-        elif not interrupted and not refused:
-            for job, restart in list(handoff.listed(self.paths.job)):
-                if job == env.job and restart <= upto:
-                    handoff.remove(self.paths.job, job, restart)
+        elif not interrupted:
             return exits.OK, ""
         return exits.OK, f"{env.run}: released" + (f"; parked {'; '.join(problems)}" if problems else "")
 

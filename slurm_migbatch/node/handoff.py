@@ -4,7 +4,7 @@
     job 17
     restart 0
     uid 1001
-    state ready                (or: misfit, with a line `reason ...`)
+    state ready                (or: void, with a line `reason ...`, and no slices)
     slice MIG-<uuid> 2g.20gb 19968 GPU-<uuid>
 
 One `slice` line for each slice, in order. `task_prolog.py` reads it with built-in modules only. It is written beside
@@ -35,7 +35,7 @@ class Given(NamedTuple):
 
 
 class Handoff(NamedTuple):
-    """One run's hand-off; without slices where it is a misfit."""
+    """One run's hand-off; without slices where the run was refused or is over: its tasks must not run."""
 
     job: int
     restart: int
@@ -46,7 +46,7 @@ class Handoff(NamedTuple):
     def text(self) -> str:
         """The file's content."""
         lines = ["version 1", f"job {self.job}", f"restart {self.restart}", f"uid {self.uid}"]
-        lines.append("state ready" if self.slices else "state misfit")
+        lines.append("state ready" if self.slices else "state void")
         if self.reason:
             lines.append(f"reason {' '.join(self.reason.split())}")
         lines += [f"slice {g.mig_uuid} {g.profile} {g.memory_mib} {g.gpu}" for g in self.slices]

@@ -23,12 +23,12 @@ from slurm_migbatch.node.journal import IN_FLIGHT, Journal, Run, Slice
 from slurm_migbatch.node.paths import Paths
 
 EVICT_TRIES_S = 0.02
-MISFIT_STAYS_S = 600.0
-"""How long the hand-off of a refused run stays after the refusal.
+TOMBSTONE_S = 600.0
+"""How long a run's hand-off stays, without slices, after the run was refused or has ended.
 
-slurmd does not run the Prolog again for a job that comes back within seconds of its credential's being revoked (seen on
-22.05: `slurm_cred_jobid_cached` in slurmd's `_rpc_prolog`). Such a job would run without a slice; with the old refusal
-in place its tasks fail instead.
+slurmd does not run the Prolog again for a job that is requeued and comes back within a second or two (seen on 22.05:
+`slurm_cred_jobid_cached` in slurmd's `_rpc_prolog`). Such a job would run without a slice. What the run before it left
+tells TaskProlog, which then sends it back once more instead of letting it run.
 """
 
 
@@ -337,9 +337,7 @@ class Repairer:
                 done.append(f"{run}: the hand-off that keeps its tasks from running is written again")
                 if not dry:
                     self.refuse_again(run)
-        if not dry:
-            self.expire(time.time())
-        return done + self._strays(dry)
+        return done + self.strays(time.time(), dry=dry)
 
     def refuse_again(self, run: Run) -> None:
         """Write a refused run's hand-off where whoever refused it did not get that far."""
@@ -347,20 +345,21 @@ class Repairer:
             why = "it was sent back to the queue"
             handoff.write(self._paths.job, handoff.Handoff(run.job, run.restart, run.uid, (), why))
 
-    def expire(self, now: float) -> None:
-        """End refused runs whose refusal is old."""
-        for run in self._journal.runs("state='misfit' AND since<?", (now - MISFIT_STAYS_S,)):
-            self.finish(run)
-
-    def _strays(self, dry: bool) -> list[str]:
-        """Hand-offs of runs that the journal does not know as started."""
+    def strays(self, now: float, *, dry: bool = False) -> list[str]:
+        """Remove hand-offs of runs that are over for long or that the journal does not know."""
         there = set(handoff.listed(self._paths.job))  # before the runs: a run is in the journal before its hand-off
-        known = {(run.job, run.restart) for run in self._journal.runs("state<>'ended'")}
-        strays = sorted(there - known)
+        known = {
+            (run.job, run.restart): run.state
+            for run in self._journal.runs("state NOT IN ('ended','misfit') OR since>=?", (now - TOMBSTONE_S,))
+        }
+        old = self._journal.runs("state='misfit' AND since<?", (now - TOMBSTONE_S,))
+        strays = sorted(there - set(known))
         if not dry:
             for job, restart in strays:
                 handoff.remove(self._paths.job, job, restart)
-        return [f"job {job} run {restart}: stray hand-off removed" for job, restart in strays]
+            for run in old:
+                self.finish(run)
+        return [f"job {job} run {restart}: old hand-off removed" for job, restart in strays]
 
     def absent(self, present: Collection[str], *, dry: bool = False) -> list[str]:
         """Rows of GPUs that are not there (any more), or no longer ours: held ones are lost, the rest forgotten.
@@ -377,7 +376,7 @@ class Repairer:
         return done
 
     def finish(self, run: Run) -> list[str]:
-        """The second half of a release: caps back to root, hand-off away, slices idle, the run ended.
+        """The second half of a release: caps back to root, hand-off void, slices idle, the run ended.
 
         The run must be `ending` in the journal already. Returns what went wrong, as sentences; a slice whose devices
         could not be taken back is parked.
@@ -391,7 +390,11 @@ class Repairer:
                     self._caps.assign(minors, 0)
                 except CapsError as error:
                     failed[piece.id] = str(error)
-        handoff.remove(self._paths.job, run.job, run.restart)
+        if pieces:
+            ended = "it was requeued and came back before this node could prepare for it"
+            handoff.write(self._paths.job, handoff.Handoff(run.job, run.restart, run.uid, (), ended))
+        else:
+            handoff.remove(self._paths.job, run.job, run.restart)
         told = [
             piece.told
             for piece in sorted(pieces, key=lambda piece: piece.ordinal or 0)

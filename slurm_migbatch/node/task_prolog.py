@@ -24,10 +24,12 @@ class NoSlice(Exception):
 def main(etc: str) -> None:
     """Print the task's exports and end the process. A job without a hand-off is none of ours: nothing, exit 0."""
     code, out, err = exits.OK, "", ""
+    environ = dict(posix.environ)
     try:
-        out = exports(etc, dict(posix.environ), posix.getuid())
+        out = exports(etc, environ, posix.getuid())
     except NoSlice as refusal:
         code, out, err = exits.NO_SLICE, f"print migbatch: {refusal}\n", f"migbatch: {refusal}\n"
+        send_back(etc, environ)
     except Exception as error:
         code, err = exits.NO_SLICE, f"migbatch: TaskProlog failed: {type(error).__name__}: {error}\n"
     for stream, text in ((1, out), (2, err)):
@@ -62,6 +64,24 @@ def exports(etc: str, environ: dict[bytes, bytes], uid: int) -> str:
         "MIGBATCH_JOB_SLICES": str(len(slices)),
     }
     return "".join(f"export {key}={value}\n" for key, value in values.items())
+
+
+def send_back(etc: str, environ: dict[bytes, bytes]) -> None:
+    """Requeue the job whose batch script must not run; as the user, who may do that with a batch job."""
+    if _number(environ, b"SLURM_STEP_ID", FIRST_SPECIAL_STEP) < FIRST_SPECIAL_STEP:
+        return
+    node = conf.node_name(environ)
+    settings = conf.read(f"{etc}/{conf.NAME}", node)
+    program = settings.get("ScontrolPath") or "/usr/bin/scontrol"
+    kept = {key: value for key, value in environ.items() if key == b"SLURM_CONF"}
+    if settings.get("SlurmConf"):
+        kept[b"SLURM_CONF"] = settings["SlurmConf"].encode()
+    kept[b"PATH"] = b"/usr/bin:/bin"
+    try:
+        child = posix.posix_spawn(program, [program, "requeue", environ[b"SLURM_JOB_ID"].decode("ascii")], kept)
+        posix.waitpid(child, 0)
+    except OSError:
+        return  # then the task fails, which is right too
 
 
 def newest(directory: str, job: str) -> str:

@@ -145,10 +145,21 @@ def test_a_refusal_stays_until_the_next_run_has_its_slice(node):
     node.check()
 
 
+def test_an_ended_run_leaves_word_that_no_task_may_run_without_a_new_prolog(node):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    node.epilog(1, restart=1)
+    assert node.handoff(1, 0).slices == ()
+    node.check()
+    node.prolog(1, "[mig:1g.10gb:1]", restart=1)
+    assert node.handoff(1, 0) is None and node.handoff(1, 1).slices
+    node.epilog(1, restart=1)
+    node.check()
+
+
 def test_an_old_refusal_goes(node, monkeypatch):
     node.prolog(1, "[mig:9g.99gb:1]")
     node.epilog(1)
-    later = time.time() + repair.MISFIT_STAYS_S + 1
+    later = time.time() + repair.TOMBSTONE_S + 1
     monkeypatch.setattr(repair.time, "time", lambda: later)
     node.reconcile()
     assert node.handoff(1) is None

@@ -78,7 +78,7 @@ def test_a_misfit_never_runs_and_drains_nothing(bed):
     shown = bed.run(["scontrol", "-o", "show", "job", str(job)]).stdout
     assert "JobState=PENDING" in shown or "JobState=CONFIGURING" in shown or "JobState=RUNNING" in shown, shown
     bed.run(["scancel", str(first)])
-    time.sleep(5)  # before that slurmd may still think it knows the job, see MISFIT_STAYS_S
+    time.sleep(5)  # before that slurmd may still think it knows the job, see TOMBSTONE_S
     bed.run(["scontrol", "update", f"JobId={job}", "StartTime=now"])
     assert bed.wait_job(job) == "COMPLETED"
     assert output(bed, job, "mbbob").startswith("I RAN MIG-")
@@ -99,6 +99,7 @@ def test_requeue_gives_a_new_run(bed):
     bed.wait_job(job, "RUNNING")
     bed.run(["scontrol", "requeue", str(job)])
     bed.wait("the requeue", lambda: bed.job_state(job) == "PENDING")
+    time.sleep(5)
     bed.run(["scontrol", "update", f"JobId={job}", "StartTime=now"])
     bed.wait("the second run", lambda: {1} <= {r["restart"] for r in status(bed)["runs"] if r["job"] == int(job)}, 90)
     assert [r["restart"] for r in status(bed)["runs"] if r["job"] == int(job)] == [1]
@@ -106,6 +107,22 @@ def test_requeue_gives_a_new_run(bed):
     bed.wait("its end", lambda: not [r for r in status(bed)["runs"] if r["job"] == int(job)])
     stops = [e["restart"] for e in status(bed)["events"] if e["kind"] == "stop" and e["job"] == int(job)]
     assert stops == [0, 1]
+
+
+def test_a_job_that_comes_back_too_soon_for_a_prolog_does_not_run_without_a_slice(bed):
+    """slurmd skips the Prolog then (22.05); TaskProlog notices and sends the job back."""
+    wrap = "echo I RAN ${CUDA_VISIBLE_DEVICES:-without}; sleep 600"
+    job = submit(bed, "[mig:3g.40gb:1]", "--requeue", wrap=wrap)
+    bed.wait_job(job, "RUNNING")
+    bed.run(["scontrol", "requeue", str(job)])
+    bed.wait("the requeue", lambda: bed.job_state(job) == "PENDING")
+    bed.run(["scontrol", "update", f"JobId={job}", "StartTime=now"])
+    time.sleep(4)
+    path = bed.home("mbalice") / f"slurm-{job}.out"
+    assert not path.exists() or "I RAN without" not in path.read_text()
+    assert bed.job_state(job) in ("PENDING", "RUNNING")
+    bed.run(["scancel", str(job)])
+    bed.wait("its end", lambda: not [r for r in status(bed)["runs"] if r["job"] == int(job)])
 
 
 def test_many_short_jobs_leave_nothing(bed):
