@@ -10,6 +10,7 @@ import importlib.util
 import json
 import secrets
 import shutil
+import socket
 import sys
 import urllib.error
 import urllib.request
@@ -63,8 +64,7 @@ class Product:
         """Write migbatch.toml and the Lua shims, and name those in the test bed's specification."""
         self.state.mkdir(mode=0o755, exist_ok=True)
         self.config.write_text(_toml(self._settings()))
-        for shim in ("job_submit", "cli_filter"):
-            self.migbatch("config", "render", shim, "-o", str(self.etc / f"{shim}.lua"))
+        self.render_shims()
         self.bed.spec = replace(
             self.bed.spec,
             job_submit=str(self.etc / "job_submit.lua"),
@@ -77,6 +77,15 @@ class Product:
         for node in self.bed.spec.node_names:
             self.start_agent(node)
         self.bed.wait("the nodes' reports to migbatchd", self._knows_the_nodes)
+        self.render_shims()
+        self.bed.wait("the submit service", self._answers_submissions)
+
+    def render_shims(self) -> None:
+        """Write the Lua shims with what migbatchd knows of the site by now; slurmctld takes up a new file by itself."""
+        for shim in ("job_submit", "cli_filter"):
+            fresh = self.etc / f"{shim}.lua.new"
+            self.migbatch("config", "render", shim, "-o", str(fresh))
+            fresh.replace(self.etc / f"{shim}.lua")
 
     def start_daemon(self) -> None:
         """Start migbatchd and wait until it answers."""
@@ -113,6 +122,10 @@ class Product:
         except (FileNotFoundError, json.JSONDecodeError):
             return False
         return bool(catalog.get("partitions"))
+
+    def _answers_submissions(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as link:
+            return link.connect_ex(str(self.state / "submit.sock")) == 0
 
     @property
     def _url(self) -> str:
