@@ -30,6 +30,9 @@ DECISION_BYTES: Final = 8
 """Length of a decision's name in the marker. Room for it is kept even where none is written, so that the same comment
 fits or does not fit whoever answers."""
 
+CLEARED: Final = " "
+"""An empty comment, in a change: older releases read "" as no change, and the marker would stay without its slices."""
+
 MESSAGES: Final = {
     "chosen": "%s for mig:auto: %s",
     "whole": "%s for %s: on this partition a whole GPU is its largest slice",
@@ -110,6 +113,7 @@ class _Job:
         if has_marker(request.comment) or has_marker(request.extra):
             raise Refusal("forged")
         text, marker = split_marker(now.comment or "")
+        text = "" if text == CLEARED else text
         if not now.pending:
             return self._modify_started(now, marker, tres_given=tres_given)
         if not tres_given and not marker:
@@ -127,8 +131,8 @@ class _Job:
         answer = self._grant(merged, old_marker=marker)
         if isinstance(answer, Accept):
             return replace(answer, changes=self._differing(answer.changes, now))
-        if marker and isinstance(answer, Pass):  # the job asks for no slice any more; " " clears on every release
-            return Accept({"comment": merged.comment or " "}, "")
+        if marker and isinstance(answer, Pass):  # the job asks for no slice any more
+            return Accept({"comment": merged.comment or CLEARED}, "")
         return Pass()
 
     def _modify_started(self, now: Present, marker: str, *, tres_given: bool) -> Answer:

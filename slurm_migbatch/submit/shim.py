@@ -47,12 +47,13 @@ def render(
     policy: Policy,
     deadline_ms: int = 100,
     trusted_uids: Iterable[int] | None = None,
+    default_partition: str = "",
 ) -> str:
     """One shim (`JOB_SUBMIT` or `CLI_FILTER`) as Lua source.
 
     `socket` and `table` are the paths that slurmctld sees. `catalog` goes into the file for the day on which neither
-    service nor table can be had. `trusted_uids` defaults to the policy's: root, and SlurmUser where migbatchd runs as
-    it.
+    service nor table can be had. `default_partition` is for the user commands, which do not know it. `trusted_uids`
+    defaults to the policy's: root, and SlurmUser where migbatchd runs as it.
     """
     environment = Environment(
         loader=FileSystemLoader(templates),
@@ -78,5 +79,6 @@ def render(
         hints_in_extra=policy.hints_in_extra,
         trusted=dict.fromkeys(sorted(trusted), True),
         r20=R20,
+        default_partition=default_partition,
         built_in=compile_table(catalog, Chooser(_NoPredictor())).removeprefix("return ").strip(),
     )

@@ -27,11 +27,12 @@ slurm = setmetatable({
   SUCCESS = 0, ERROR = -1,
   log_user = function(...) told[#told + 1] = string.format(...) end,
   log_error = function(...) errors[#errors + 1] = string.format(...) end,
+  log_info = function(...) told[#told + 1] = string.format(...):gsub("^migbatch: job [^:]*: ", "") end,
 }, { __index = function(_, name) error("slurm." .. name .. " is not used by this shim") end })
 
 local STRINGS, NUMBERS = {}, {}
-for name in ("user_name partition tres_per_node tres_per_job tres_per_socket tres_per_task comment extra " ..
-  "cpus_per_tres mem_per_tres tres_freq tres_bind"):gmatch("%S+") do STRINGS[name] = true end
+for name in ("script environment user_name partition tres_per_node tres_per_job tres_per_socket tres_per_task " ..
+  "comment extra cpus_per_tres mem_per_tres tres_freq tres_bind"):gmatch("%S+") do STRINGS[name] = true end
 for name in ("ntasks_per_tres ntasks_per_node sockets_per_node shared"):gmatch("%S+") do NUMBERS[name] = 65534 end
 for name in ("min_nodes max_nodes num_tasks job_id job_state"):gmatch("%S+") do NUMBERS[name] = 4294967294 end
 

@@ -167,6 +167,8 @@ presents = st.builds(
             "hello [mig:2g.20gb:1#abc]",
             "[mig:2g.20gb:1]",
             "[mig:2g.20gb:1#k]",
+            " ",
+            "  [mig:2g.20gb:1#k]",
             "migbatch: mem=30gib [mig:1g.10gb:2#0123456789abcdef]",
             "bad [mig:x",
             "[mig:2g.20gb:1] tail",
