@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.profile import Profile
@@ -24,7 +24,19 @@ _MAX_STEPS = 200
 class Seat:
     """One GPU: what it holds and what was claimed on it."""
 
-    __slots__ = ("claims", "gpu", "index", "leased", "node", "occupied", "offered", "reserved", "shape", "until")
+    __slots__ = (
+        "claims",
+        "gpu",
+        "index",
+        "leased",
+        "node",
+        "occupied",
+        "offered",
+        "reserved",
+        "settled",
+        "shape",
+        "until",
+    )
 
     def __init__(
         self, index: int, node: str, gpu: Gpu, occupied: Layout, leased: Layout, offered: Layout, shape: Shape
@@ -33,6 +45,8 @@ class Seat:
         #: slots of jobs and zombies; of jobs alone; free slots of the present plan
         self.occupied, self.leased, self.offered = occupied, leased, offered
         self.claims: list[Claim] = []
+        #: claims whose slots can no longer change, because a reservation relies on them
+        self.settled: list[Claim] = []
         self.reserved: list[Slot] = []
         #: slots in use or claimed before a reservation, and when they should be free (None: nobody knows)
         self.until: list[tuple[Slot, float | None]] = [(lease.slot, lease.until) for lease in gpu.leases]
@@ -82,6 +96,9 @@ class Fleet:
         self._heaped: list[dict[Profile, set[Shape]]] = [{} for _ in signatures]
         self._fixed_at: list[dict[Profile, list[str]]] = [defaultdict(list) for _ in signatures]
         self._tick = 0
+        #: claims on fixed slots, and how to undo what was done since the last commit
+        self.on_fixed: list[tuple[str, Claim]] = []
+        self._trail: list[Callable[[], None]] = []
         for node in nodes:
             self._admit(node)
 
@@ -153,23 +170,41 @@ class Fleet:
         profile = claim[2]
         if isinstance(at, str):
             self.fixed[at][profile] -= 1
+            self.on_fixed.append((at, claim))
+            self._trail.append(self._give_back)
             return
         step = at.shape.add(profile)
         assert step is not None
-        at.claims.append(claim)
-        self.move(at, step[1])
+        self.change(at, step[1], [*at.claims, claim])
 
-    def give_back(self, node: str, profile: Profile) -> None:
-        """Undo the claim of a fixed slot."""
-        self.fixed[node][profile] += 1
-        self._fixed_at[self._class[node]][profile].append(node)
+    def change(self, seat: Seat, shape: Shape, claims: list[Claim]) -> None:
+        """Change a GPU's condition and its claims, and keep the index right."""
+        old_shape, old_claims = seat.shape, seat.claims
+        self._trail.append(lambda: self._set(seat, old_shape, old_claims))
+        self._set(seat, shape, claims)
 
-    def move(self, seat: Seat, shape: Shape) -> None:
-        """Change a GPU's condition and keep the index right."""
+    def commit(self) -> None:
+        """Forget how to undo what was done so far."""
+        self._trail.clear()
+
+    def mark(self) -> int:
+        """A point to `roll_back` to."""
+        return len(self._trail)
+
+    def roll_back(self, mark: int) -> None:
+        """Undo everything since `mark`."""
+        while len(self._trail) > mark:
+            self._trail.pop()()
+
+    def _give_back(self) -> None:
+        node, claim = self.on_fixed.pop()
+        self.fixed[node][claim[2]] += 1
+        self._fixed_at[self._class[node]][claim[2]].append(node)
+
+    def _set(self, seat: Seat, shape: Shape, claims: list[Claim]) -> None:
         kind = self._class[seat.node]
-        seat.shape = shape
-        bucket = self._buckets[kind][shape]
-        heapq.heappush(bucket, seat.index)
+        seat.shape, seat.claims = shape, claims
+        heapq.heappush(self._buckets[kind][shape], seat.index)
         for profile in self._heaps[kind]:
             self._enter(kind, profile, shape)
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from slurm_migbatch.mig.layout import Layout
 from slurm_migbatch.mig.profile import Profile
@@ -30,14 +29,9 @@ from slurm_migbatch.supply.model import Demand, Mode, Node, NodePlan, Placed, Pl
 from slurm_migbatch.supply.reserve import Reserver
 from slurm_migbatch.supply.shape import Shape, ShapeBook
 
-_REPAIR_SEATS = 64
-
-
-@dataclass
-class _Outcome:
-    nodes: list[str] = field(default_factory=list)
-    copies: int = 0
-    standing: bool = True
+#: How many GPUs may be looked at, and how deep, to make room for one kind of demand.
+_REPAIR_TRIES = 200
+_REPAIR_DEPTH = 3
 
 
 class Planner:
@@ -93,29 +87,51 @@ class _Round:
             nodes, (d.pool for d in demands), book, wary={place[1] for r in previous for place in r.places}
         )
         self.reserver = Reserver(self.fleet, now, previous, share, most)
-        self.outcomes: dict[int, _Outcome] = {}
+        self.copies: Counter[int] = Counter()  # by number of the demand
         self.waiting: dict[int, None] = {}
         #: what failed once fails for the rest of the round, since space only shrinks
         self._hopeless: set[tuple[frozenset[str], tuple[tuple[Profile, int], ...], int]] = set()
         #: nodes to try for several slices, without those that have failed
         self._order: dict[tuple[frozenset[str], tuple[tuple[Profile, int], ...]], list[str]] = {}
+        self._tries = 0
 
     def run(self, preference: tuple[Profile, ...]) -> Plan:
         for number, demand in enumerate(self.demands):
             for copy in range(demand.copies):
-                if not self._serve(number, copy, demand):
+                if self._serve(number, copy, demand):
+                    self.copies[number] += 1
+                else:
                     self.waiting[demand.job] = None
                     if not self.reserver.reserve(demand, copy, self._ends):
                         break
-        plans = {node.name: self._node_plan(node, preference) for node in self.fleet.nodes.values()}
-        placed = {job: Placed(tuple(dict.fromkeys(o.nodes)), o.copies, o.standing) for job, o in self.outcomes.items()}
+                self.fleet.commit()
         return Plan(
-            nodes=plans,
+            nodes={node.name: self._node_plan(node, preference) for node in self.fleet.nodes.values()},
             reservations=tuple(self.reserver.made),
-            placed=placed,
+            placed=self._placed(),
             waiting=tuple(self.waiting),
             unexplained=self.fleet.unexplained,
         )
+
+    def _placed(self) -> dict[int, Placed]:
+        nodes: dict[int, dict[str, None]] = {}
+        moving: set[int] = set()
+        for name, claim in self.fleet.on_fixed:
+            nodes.setdefault(claim[0], {})[name] = None
+        for seat in self.fleet.seats:
+            claims = [*seat.settled, *seat.claims]
+            if not claims:
+                continue
+            present = {*seat.offered.slots, *seat.occupied.slots}
+            new = {slot.profile for slot in seat.shape.taken.slots if slot not in present}
+            for claim in claims:
+                nodes.setdefault(claim[0], {})[seat.node] = None
+                if claim[2] in new:
+                    moving.add(claim[0])
+        return {
+            self.demands[number].job: Placed(tuple(names), self.copies[number], number not in moving)
+            for number, names in sorted(nodes.items())
+        }
 
     # -- one demand --------------------------------------------------------------------------------------------
 
@@ -126,35 +142,23 @@ class _Round:
         slices = demand.slices
         if demand.nodes == 1 and len(slices) == 1:
             at = self.fleet.find(demand.pool, slices[0])
-            if at is None and not self._make_room(demand.pool, slices[0]):
-                self._hopeless.add(key)
-                return False
-            at = at or self.fleet.find(demand.pool, slices[0])
-            assert at is not None
-            self._claim(demand, at, (number, copy, slices[0]))
-            self._count(demand, [at if isinstance(at, str) else at.node])
+            if at is None:
+                self._tries = 0
+                if not self._make_room(demand.pool, slices[0], frozenset(), _REPAIR_DEPTH):
+                    self._hopeless.add(key)
+                    return False
+                at = self.fleet.find(demand.pool, slices[0])
+                assert at is not None
+            self.fleet.claim(at, (number, copy, slices[0]))
             return True
         found = self._find_nodes(demand, slices)
         if found is None:
             self._hopeless.add(key)
             return False
         for places in found.values():
-            for profile, at in places:
-                self._claim(demand, at, (number, copy, profile))
-        self._count(demand, list(found))
+            for profile, where in places:
+                self.fleet.claim(where, (number, copy, profile))
         return True
-
-    def _claim(self, demand: Demand, at: str | Seat, claim: Claim) -> None:
-        if isinstance(at, Seat):
-            step = at.shape.add(claim[2])
-            if step is not None and step[0][0] == 2:
-                self.outcomes.setdefault(demand.job, _Outcome()).standing = False
-        self.fleet.claim(at, claim)
-
-    def _count(self, demand: Demand, nodes: list[str]) -> None:
-        outcome = self.outcomes.setdefault(demand.job, _Outcome())
-        outcome.nodes.extend(nodes)
-        outcome.copies += 1
 
     def _find_nodes(
         self, demand: Demand, slices: tuple[Profile, ...]
@@ -191,87 +195,74 @@ class _Round:
 
     # -- moving claims aside -----------------------------------------------------------------------------------
 
-    def _make_room(self, pool: frozenset[str], profile: Profile) -> bool:
-        """Move claims of single slices away from one GPU so that `profile` fits on it."""
+    def _make_room(self, pool: frozenset[str], profile: Profile, spared: frozenset[int], depth: int) -> bool:
+        """Move claims of single slices away from one GPU so that `profile` fits on it; all or nothing.
+
+        Args:
+            pool: nodes on which the room is needed.
+            profile: what should fit.
+            spared: GPUs that are being cleared already.
+            depth: how many GPUs may be cleared for one another.
+        """
         tried: set[tuple[object, ...]] = set()
         for seat in self.fleet.seats:
-            if not seat.claims or seat.node not in pool or profile not in seat.gpu.geometry:
+            if not seat.claims or seat.node not in pool or seat.index in spared:
                 continue
             key = (seat.shape, tuple(sorted(c[2] for c in seat.claims if self._movable(c))))
             if key in tried:
                 continue
             tried.add(key)
-            if len(tried) > _REPAIR_SEATS:
-                return False
-            if self._clear(seat, profile):
-                return True
+            movable = sorted(c for c in seat.claims if self._movable(c))
+            for staying_first in (movable, sorted(movable, key=lambda c: c[2], reverse=True)):
+                self._tries += 1
+                if self._tries > _REPAIR_TRIES:
+                    return False
+                mark = self.fleet.mark()
+                if self._clear(seat, profile, staying_first, spared | {seat.index}, depth):
+                    return True
+                self.fleet.roll_back(mark)
         return False
 
     def _movable(self, claim: Claim) -> bool:
         demand = self.demands[claim[0]]
         return demand.nodes == 1 and len(demand.slices) == 1
 
-    def _clear(self, seat: Seat, profile: Profile) -> bool:
-        before, claims = seat.shape, list(seat.claims)
-        book, shape = self.fleet.book, seat.shape
-        staying = [c for c in claims if not self._movable(c)]
-        trial = book.shape(
-            shape.geometry,
-            shape.used,
-            shape.keep,
-            shape.warm,
-            shape.future,
-            tuple(sorted([*(c[2] for c in staying), profile])),
-            shape.wary,
-        )
+    def _clear(
+        self, seat: Seat, profile: Profile, movable: Sequence[Claim], spared: frozenset[int], depth: int
+    ) -> bool:
+        """Keep as many of `movable`, in order, as fit beside `profile`, and find other places for the rest."""
+        staying = [c for c in seat.claims if not self._movable(c)]
+        trial = self._with(seat.shape, [*(c[2] for c in staying), profile])
         if trial is None:
             return False
         leaving = []
-        for claim in sorted(c for c in claims if self._movable(c)):
+        for claim in movable:
             step = trial.add(claim[2])
             if step is None:
                 leaving.append(claim)
             else:
                 trial = step[1]
                 staying.append(claim)
-        settled = book.shape(
-            shape.geometry,
-            shape.used,
-            shape.keep,
-            shape.warm,
-            shape.future,
-            tuple(sorted(c[2] for c in staying)),
-            shape.wary,
-        )
-        assert settled is not None
-        moved: list[tuple[Claim, str | Seat, Shape]] = []
-        seat.claims = []
         # While the others look for a new place this GPU counts as holding the newcomer, so none of them comes back.
-        self.fleet.move(seat, trial)
+        self.fleet.change(seat, trial, [])
         for claim in leaving:
-            at = self.fleet.find(self.demands[claim[0]].pool, claim[2])
-            if at is None or at is seat:
-                self._undo(moved)
-                seat.claims = claims
-                self.fleet.move(seat, before)
+            pool = self.demands[claim[0]].pool
+            at = self.fleet.find(pool, claim[2])
+            if at is None and depth > 1 and self._make_room(pool, claim[2], spared, depth - 1):
+                at = self.fleet.find(pool, claim[2])
+            if at is None:
                 return False
-            moved.append((claim, at, before if isinstance(at, str) else at.shape))
             self.fleet.claim(at, claim)
-        seat.claims = staying
-        self.fleet.move(seat, settled)
-        for claim, at, _ in moved:
-            outcome = self.outcomes[self.demands[claim[0]].job]
-            outcome.nodes[outcome.nodes.index(seat.node)] = at if isinstance(at, str) else at.node
-            outcome.standing = False
+        staying.extend(seat.claims)  # what came here meanwhile fits beside the newcomer
+        settled = self._with(seat.shape, [c[2] for c in staying])
+        assert settled is not None
+        self.fleet.change(seat, settled, staying)
         return True
 
-    def _undo(self, moved: list[tuple[Claim, str | Seat, Shape]]) -> None:
-        for claim, at, shape in reversed(moved):
-            if isinstance(at, str):
-                self.fleet.give_back(at, claim[2])
-            else:
-                at.claims.pop()
-                self.fleet.move(at, shape)
+    def _with(self, shape: Shape, claims: Sequence[Profile]) -> Shape | None:
+        return self.fleet.book.shape(
+            shape.geometry, shape.used, shape.keep, shape.warm, shape.future, tuple(sorted(claims)), shape.wary
+        )
 
     def _ends(self, claim: Claim) -> float | None:
         """When a claim that starts now should be over."""

@@ -182,21 +182,54 @@ class Reserver:
     ) -> tuple[_When, list[tuple[Seat, Slot]]] | None:
         names = [n for n in sorted(demand.pool) if n in self._fleet.nodes and self._fleet.plannable(n)]
         old = self._previous.get((demand.job, copy))
-        known = list(dict.fromkeys(name for name, _, _ in old.places)) if old is not None else []
-        others = sorted((n for n in names if n not in known), key=lambda n: (-self._idle(n), n))
+        names.sort(key=lambda n: (-self._idle(n), n))
         found: list[tuple[_When, str, list[tuple[Seat, Slot]]]] = []
-        for name in [*(n for n in known if n in names), *others[: _MAX_NODES + demand.nodes]]:
+        for name in names[: _MAX_NODES + demand.nodes]:
             got = self._node_soonest(name, slices, ends)
             if got is not None:
                 found.append((got[0], name, got[1]))
         if len(found) < demand.nodes:
             return None
         best = sorted(found, key=lambda f: f[:2])[: demand.nodes]
-        kept = [f for f in found if f[1] in known]
         latest = max(f[0] for f in best)
-        if len(kept) == demand.nodes and not self._better(latest, max(f[0] for f in kept)):
-            best, latest = kept, max(f[0] for f in kept)
+        if old is not None:
+            kept = self._all_again(old, demand.pool, slices, demand.nodes, ends)
+            if kept is not None and not self._better(latest, kept[0]):
+                return kept
         return latest, [place for f in best for place in f[2]]
+
+    def _all_again(
+        self,
+        old: Reservation,
+        pool: frozenset[str],
+        slices: tuple[Profile, ...],
+        nodes: int,
+        ends: Callable[[Claim], float | None],
+    ) -> tuple[_When, list[tuple[Seat, Slot]]] | None:
+        """Last round's places, if every one of them can still be had beside the others."""
+        by_node: dict[str, list[Profile]] = {}
+        by_seat: dict[int, list[Slot]] = {}
+        whens = []
+        places = []
+        for place in old.places:
+            again = self._again(place, pool, place[2].profile, ends)
+            if again is None:
+                return None
+            when, seat, slot = again
+            whens.append(when)
+            places.append((seat, slot))
+            by_node.setdefault(seat.node, []).append(slot.profile)
+            by_seat.setdefault(seat.index, []).append(slot)
+        if len(by_node) != nodes or any(sorted(got, reverse=True) != list(slices) for got in by_node.values()):
+            return None
+        for index, slots in by_seat.items():
+            seat = self._fleet.seats[index]
+            together = Layout(slots)
+            beside = [s.profile for s, _ in self._busy(seat, ends) if not s.placement.mask & together.mask]
+            reserved = [s.profile for s in seat.reserved]
+            if not seat.gpu.geometry.admits((*beside, *reserved, *together.profiles)):
+                return None
+        return max(whens), places
 
     def _idle(self, name: str) -> int:
         return sum(
@@ -273,12 +306,12 @@ class Reserver:
         if not seat.claims:
             return
         seat.until = self._busy(seat, ends)
+        seat.settled.extend(seat.claims)
         shape = seat.shape
-        self._fleet.move(
-            seat,
-            self._fleet.book.start(shape.geometry, shape.taken, shape.rest, shape.warm, shape.future, wary=shape.wary),
+        frozen = self._fleet.book.start(
+            shape.geometry, shape.taken, shape.rest, shape.warm, shape.future, wary=shape.wary
         )
-        seat.claims = []
+        self._fleet.change(seat, frozen, [])
 
     def _block(self, seat: Seat, slots: list[Slot]) -> None:
         seat.reserved.extend(slots)
@@ -291,7 +324,8 @@ class Reserver:
         keep = self._fleet.book.legal(
             geometry, future, Layout(s for s in keep.slots if not s.placement.mask & future.mask)
         )
-        self._fleet.move(seat, self._fleet.book.start(geometry, shape.used, keep, shape.warm, future, wary=shape.wary))
+        blocked = self._fleet.book.start(geometry, shape.used, keep, shape.warm, future, wary=shape.wary)
+        self._fleet.change(seat, blocked, seat.claims)
 
 
 def _order(until: float | None) -> float:

@@ -15,8 +15,8 @@ from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.planning import capacity, plan_free
 from slurm_migbatch.mig.profile import Profile
 
-#: (0 warm offer, 1 offer, 2 new slot, 3 more on a GPU that is being cleared; loss of useful space; offers given up):
-#: smaller is better
+#: (0 warm offer, 1 offer, 2 new slot, 3 new slot on a GPU that is being cleared; loss of useful space; offers given
+#: up): smaller is better
 Cost = tuple[int, int, int]
 
 _MAX_SHAPES = 200_000
@@ -93,9 +93,9 @@ class Shape:
         if any(s in self.keep for s in new):
             kind = 0 if any(s in self.keep and s in self.warm for s in new) else 1
         else:
-            kind = 2
+            kind = 3 if self.wary else 2
         lost = len(self.rest) + len(self.slots) + 1 - len(after.rest) - len(after.slots)
-        return (kind + 3 * self.wary, self.value - after.value, lost), after
+        return (kind, self.value - after.value, lost), after
 
 
 class Final(NamedTuple):

@@ -168,6 +168,7 @@ def test_a_multi_node_job_gets_its_nodes(new_cluster: Callable[..., Cluster]) ->
 
 
 def test_fifty_jobs_of_all_sizes(site: Site) -> None:
+    site.round()
     kinds = ["1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"]
     for i in range(48):
         kind = kinds[i * 5 % len(kinds)]
