@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateNotFound
 
-_PACKAGE = Path(__file__).resolve().parent.parent
+_PLACES = (
+    Path(__file__).resolve().parents[2] / "gres_templates",  # a checkout
+    Path(sys.prefix) / "share/slurm-migbatch/gres_templates",  # an installed wheel
+)
 
 
 class TemplateMissing(LookupError):
@@ -14,11 +18,11 @@ class TemplateMissing(LookupError):
 
 
 def template_folder() -> Path:
-    """Where the templates are: beside the package in a checkout, inside it in an installed wheel."""
-    for folder in (_PACKAGE / "gres_templates", _PACKAGE.parent / "gres_templates"):
+    """Where the templates are, in a checkout or an installed wheel."""
+    for folder in _PLACES:
         if folder.is_dir():
             return folder
-    raise TemplateMissing(f"no folder gres_templates in {_PACKAGE} or beside it; install slurm-migbatch again")
+    raise TemplateMissing(f"no templates in {' or '.join(map(str, _PLACES))}; install slurm-migbatch again")
 
 
 def render(template: str, **names: object) -> str:
