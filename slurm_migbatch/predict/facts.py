@@ -16,8 +16,9 @@ from typing import Any, Final
 
 from slurm_migbatch.workload.buckets import POWERS_OF_TWO, Grid
 
-TOKENS: Final = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-PIXELS: Final = (32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024, 1536, 2048)
+TOKENS: Final = {"encoder": (32, 64, 128, 256, 512), "": (32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768)}
+"""Edges by family; encoders end at their usual 512 positions."""
+PIXELS: Final = (32, 64, 128, 160, 192, 224, 256, 320, 384, 448, 512, 768, 1024)
 BATCHES: Final = POWERS_OF_TWO[:11]
 
 
@@ -65,7 +66,7 @@ class ModelFacts:
         """The buckets of this model."""
         if self.unit == "px":
             return Grid("px", PIXELS, BATCHES, self.reference)
-        return Grid("tok", TOKENS, BATCHES, self.reference)
+        return Grid("tok", TOKENS.get(self.family, TOKENS[""]), BATCHES, self.reference)
 
 
 def _vision(

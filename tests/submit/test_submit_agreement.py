@@ -236,4 +236,4 @@ def test_the_table_holds_every_bucket(shim: Shim, chooser: Chooser, partition: s
             asked = JobRequest(USER, partition=partition, tres_per_node="gres/mig:auto", comment=hint)
             agree(asked, shim, chooser)
             seen += 1
-    assert seen > 8000
+    assert seen > 5000
