@@ -126,7 +126,7 @@ def test_a_job_that_comes_back_too_soon_for_a_prolog_does_not_run_without_a_slic
 
 
 def test_many_short_jobs_leave_nothing(bed):
-    markers = ["[mig:1g.10gb:1]", "[mig:2g.20gb:1]", "[mig:1g.10gb:2]"]
+    markers = ["[mig:1g.10gb:1]", "[mig:2g.20gb:1]", "[mig:1g.10gb:1]"]  # all fit at once: nothing counts them here
     jobs = [submit(bed, markers[i % 3], wrap="echo $CUDA_VISIBLE_DEVICES", user=u) for i in range(3) for u in USERS]
     for job in jobs:
         assert bed.wait_job(job) == "COMPLETED"
