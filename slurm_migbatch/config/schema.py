@@ -188,7 +188,7 @@ class DaemonConfig:
     run_dir: str = key("/run/migbatch", "Lock file and socket directory; made if missing.", absolute)
     log_level: str = key("info", "What is logged to stderr.", one_of("debug", "info", "warning", "error"))
     queue: int = key(
-        20000, "Records that may wait for the database before nodes are asked to retry.", between(100, 10**7)
+        20000, "Records that may wait for the database before nodes are asked to retry.", between(10, 10**7)
     )
     audit: bool = key(True, "Cancel jobs that hold more slices than Slurm allocated to them.")
 

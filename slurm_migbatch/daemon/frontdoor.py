@@ -1,64 +1,75 @@
-"""The submit side of the service: the socket that slurmctld asks, and the facts behind its answers."""
+"""The submit side of the service: the process that slurmctld asks, and the facts behind its answers."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import logging
-import threading
-from collections.abc import Callable
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from slurm_migbatch.config import Config
-from slurm_migbatch.daemon.doorman import Doorman
-from slurm_migbatch.daemon.facts import SiteFacts, chooser_of, policy_of, slurm_uids
+from slurm_migbatch.config import Config, render
+from slurm_migbatch.daemon.facts import SiteFacts, chooser_of
 from slurm_migbatch.daemon.metrics import Labels, Metrics
-from slurm_migbatch.daemon.records import record_of
 from slurm_migbatch.daemon.writer import StoreWriter
-from slurm_migbatch.submit.decision import Decision
-from slurm_migbatch.submit.service import SubmitService
 from slurm_migbatch.workload.catalog import SiteCatalog
 
 log = logging.getLogger(__name__)
 _WRITE_EVERY_S = 0.5
 _RECORD_EVERY_S = 0.2
+_STOP_S = 5.0
+_LINE_BYTES = 1 << 22
 
 
 class FrontDoor:
-    """Serves submissions once the site is known; until then slurmctld's shim does without."""
+    """Serves submissions once the site is known; until then slurmctld's shim does without.
+
+    The serving itself is done by `doorkeeper`, a child process, which is started again whenever it ends.
+    """
 
     def __init__(
-        self, config: Config, writer: StoreWriter, metrics: Metrics, decided: Callable[[Decision], None]
+        self, config: Config, writer: StoreWriter, metrics: Metrics, decided: Callable[[str], None] = lambda gres: None
     ) -> None:
-        """`decided` is called in a thread of its own after each granted submission."""
-        self._path = Path(config.submit.socket)
-        self._writer, self._decided = writer, decided
-        chooser = chooser_of(config)
+        """`decided` is called with the GRES of each granted submission."""
+        self._config, self._writer, self._decided = config, writer, decided
         self._known = asyncio.Event()
-        self._rows: list[Decision] = []
-        self._lock = threading.Lock()
-        self.facts = SiteFacts(config, chooser, self._changed)
-        self.service = SubmitService(
-            self.facts.catalog, chooser, self._record, policy=policy_of(config), slurm_uids=slurm_uids(config)
-        )
+        self._child: Process | None = None
+        self._rows: list[Mapping[str, Any]] = []
+        self._statistics: Mapping[str, Any] = {}
+        self.facts = SiteFacts(config, chooser_of(config), self._changed)
+        #: set while submissions are answered
         self.serving = asyncio.Event()
         if self.facts.catalog.partitions:
             self._known.set()
-        metrics.gauge("migbatch_submit_answers", "Submit requests answered, by verdict.", self._answers)
-        metrics.gauge("migbatch_submit_p99_seconds", "Handling time that 99 % of the last requests kept.", self._p99)
+        metrics.gauge("migbatch_submit_answers", "Submit requests answered since the last start.", self._answers)
+        metrics.gauge("migbatch_submit_seconds", "Handling time that a share of the last requests kept.", self._times)
 
     async def run(self) -> None:
-        """Serve for ever, from the moment that there is a catalog."""
+        """Serve, from the moment that there is a catalog, until cancelled.
+
+        Raises:
+            RuntimeError: the child ended by itself.
+        """
         await self._known.wait()
-        self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        doorman = Doorman(self._path, self.service)
+        Path(self._config.submit.socket).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self._child = child = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "slurm_migbatch.daemon.doorkeeper", stdin=PIPE, stdout=PIPE, limit=_LINE_BYTES
+        )
         try:
-            await asyncio.to_thread(doorman.start)
-            log.info("serving submissions", extra={"socket": self._path})
-            self.serving.set()
-            await asyncio.Event().wait()
+            start = {"config": _text(self._config), "level": self._config.daemon.log_level}
+            self._send({**start, "catalog": self.facts.catalog.to_dict()})
+            await self._listen(child)
+            raise RuntimeError(f"the process that answers submissions ended with {await child.wait()}")
         finally:
+            self._child = None
             self.serving.clear()
-            doorman.stop()
+            await asyncio.shield(self._end(child))
+            self._hand_over()
 
     async def keep_record(self) -> None:
         """Hand decisions to the record, several at a time, for ever."""
@@ -72,32 +83,53 @@ class FrontDoor:
             await asyncio.to_thread(self.facts.write)
             await asyncio.sleep(_WRITE_EVERY_S)
 
-    def close(self) -> None:
-        """Hand over the decisions that wait."""
-        self.service.close()
-        self._hand_over()
+    async def _listen(self, child: Process) -> None:
+        assert child.stdout is not None
+        while line := await child.stdout.readline():
+            message = json.loads(line)
+            if "decision" in message:
+                self._decided(str(message["decision"].pop("granted")))
+                self._rows.append(message["decision"])
+            elif "statistics" in message:
+                self._statistics = message["statistics"]
+            elif "serving" in message:
+                log.info("serving submissions", extra={"socket": self._config.submit.socket, "child": child.pid})
+                self.serving.set()
+
+    async def _end(self, child: Process) -> None:
+        """Close the child's stdin, which ends it, and take in what it still has to say."""
+        if child.returncode is None:
+            assert child.stdin is not None
+            child.stdin.close()
+            try:
+                await asyncio.wait_for(self._listen(child), _STOP_S)
+                await asyncio.wait_for(child.wait(), _STOP_S)
+            except asyncio.TimeoutError:
+                log.warning("the process that answered submissions does not end; it is killed")
+                child.kill()
+                await child.wait()
 
     def _changed(self, catalog: SiteCatalog) -> None:
-        self.service.use(catalog=catalog)
         self._known.set()
+        self._send({"catalog": catalog.to_dict()})
 
-    def _record(self, decision: Decision) -> None:
-        self._decided(decision)
-        with self._lock:
-            self._rows.append(decision)
+    def _send(self, message: Mapping[str, Any]) -> None:
+        if self._child is not None and self._child.stdin is not None:
+            with contextlib.suppress(ConnectionError):  # it has ended; the next one gets the newest catalog
+                self._child.stdin.write(json.dumps(message).encode() + b"\n")
 
     def _hand_over(self) -> None:
-        with self._lock:
-            batch, self._rows = self._rows, []
-        if batch:
-            self._writer.post(
-                lambda store: store.record_decisions([record_of(decision) for decision in batch]),
-                "decisions",
-                len(batch),
-            )
+        rows, self._rows = self._rows, []
+        if rows:
+            self._writer.post(lambda store: store.record_decisions(rows), "decisions", len(rows))
 
-    def _answers(self) -> dict[Labels, float]:
-        return {(("verdict", verdict),): float(n) for verdict, n in self.service.statistics.answers.items()}
+    def _answers(self) -> Mapping[Labels, float]:
+        return {(("verdict", verdict),): float(n) for verdict, n in self._statistics.get("answers", {}).items()}
 
-    def _p99(self) -> dict[Labels, float]:
-        return {(): self.service.statistics.quantile(0.99)}
+    def _times(self) -> Mapping[Labels, float]:
+        return {(("quantile", name),): self._statistics[name] for name in ("p50", "p99") if name in self._statistics}
+
+
+def _text(config: Config) -> str:
+    """The configuration as a file that reads as the same."""
+    return render({section: values for section, values in asdict(config).items() if section != "path"})

@@ -27,7 +27,6 @@ from slurm_migbatch.daemon.server import ApiServer
 from slurm_migbatch.daemon.supply import SupplyRoom
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.node.auth import Signer
-from slurm_migbatch.submit.decision import Decision
 from slurm_migbatch.supply.audit import Excess
 
 log = logging.getLogger(__name__)
@@ -52,7 +51,6 @@ class Service:
         self._unsaved = UnsavedJobs()
         self._ended: set[int] = set()
         self._asking = False
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._errands: set[asyncio.Task[None]] = set()
         self.supply = SupplyRoom(config.supply, client, self.board, self.writer, self.metrics)
         api = NodeApi(
@@ -77,7 +75,6 @@ class Service:
         Raises:
             OSError: a socket cannot be had.
         """
-        self._loop = asyncio.get_running_loop()
         self.writer.start()
         tasks = []
         try:
@@ -100,7 +97,6 @@ class Service:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self.api.stop()
-            await asyncio.to_thread(self.door.close)
             left = await asyncio.to_thread(self.writer.stop, _STOP_S)
             if left:
                 log.warning("stopped with %d records unwritten; nodes will send their events again", left)
@@ -116,13 +112,13 @@ class Service:
             checks["slurm"] = "not asked yet"
         return {"ok": not any(checks.values()), "checks": {name: text or "ok" for name, text in checks.items()}}
 
-    def _decided(self, decision: Decision) -> None:
-        """A job was let in (told from another thread): look soon where it asks for what is not on offer.
+    def _decided(self, gres: str) -> None:
+        """A job was let in: look soon where it asks for what is not on offer.
 
         Slurm lists it a moment later. Where a slice of its kind is on offer, Slurm starts it without us.
         """
-        if self._loop is not None and not self.supply.offers(decision.granted):
-            self._loop.call_soon_threadsafe(self._loop.call_later, _SUBMISSION_S, self.poller.nudge)
+        if not self.supply.offers(gres):
+            asyncio.get_running_loop().call_later(_SUBMISSION_S, self.poller.nudge)
 
     def _ingested(self, node: str, events: Sequence[Mapping[str, Any]]) -> None:
         for event in events:

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import logging
 import threading
 import time
 
@@ -58,6 +59,12 @@ def eventually(check, timeout=20.0):
         assert time.monotonic() < end, "did not happen"
         time.sleep(0.01)
     return result
+
+
+@pytest.fixture(autouse=True)
+def _everything_is_logged(caplog):
+    """A record that cannot be made is an error, also where nobody reads it."""
+    caplog.set_level(logging.DEBUG, "slurm_migbatch")
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Strict, stateful stand-ins for what migbatchd talks to."""
 
+import dataclasses
 import hashlib
 import hmac
 import http.client
@@ -10,6 +11,7 @@ import threading
 from sqlalchemy.exc import OperationalError
 
 from slurm_migbatch.node.auth import AuthError, Identity
+from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import SlurmError
 
 
@@ -130,6 +132,14 @@ class FakeSlurm:
     def nodes(self):
         self._check()
         return list(self.node_rows.values())
+
+    def set_gres(self, updates):
+        self._check()
+        for name, text in updates.items():
+            row = self.node_rows[name]
+            counts = dict(gres.counts(text, "mig").items())
+            assert sum(counts.values()) == sum(row.gres.values()), "the sum changes: slurmd's registration would drain"
+            self.node_rows[name] = dataclasses.replace(row, gres=counts)
 
     def update_job(self, job_id, **fields):
         self._check()

@@ -2,13 +2,17 @@
 
 import dataclasses
 import json
+import os
+import signal
 from pathlib import Path
 
 from conftest import Running, eventually
 from daemon_fakes import GEOMETRY, FakeSigner, FakeSlurm, FakeStore, Node, gpu, inventory
 
-from slurm_migbatch.config import GpuConfig, ModelConfig
+from slurm_migbatch.config import GpuConfig, ModelConfig, loads
 from slurm_migbatch.daemon.catalog import build
+from slurm_migbatch.daemon.facts import chooser_of
+from slurm_migbatch.daemon.frontdoor import _text
 from slurm_migbatch.daemon.gpufacts import facts_of, short_name
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.slurm.client import NodeRow
@@ -38,7 +42,7 @@ def test_requests_are_answered_once_a_node_has_reported(running, node, slurm, st
     assert "mig:2g.20gb" in answer.changes["tres_per_node"]
     decision = eventually(lambda: store.decisions and store.decisions[0])
     assert decision["chosen"] == "mig:2g.20gb:1"
-    assert decision["asked"] == "--gres=gres:mig:auto --comment='migbatch: mem=15gb'"
+    assert decision["asked"] == "--gres=mig:auto --comment='migbatch: mem=15gb'"
     assert decision["user"] == "ann"
     assert decision["id"] in answer.changes["comment"]
 
@@ -89,6 +93,32 @@ def test_a_restart_serves_at_once_from_what_was_known(config, store, signer, tmp
         assert isinstance(answer, Refuse)
 
 
+def test_the_process_that_answers_is_started_again(running, node, slurm, store, config, caplog):
+    slurm.node_rows["n1"] = row("n1", "gpu")
+    node.events(inventory(gpu(0)))
+    serving(running)
+    first = running.service.door._child.pid
+    os.kill(first, signal.SIGKILL)
+    eventually(lambda: running.service.door.serving.is_set() and running.service.door._child.pid != first)
+    answer = ask(Path(config.submit.socket), request(tres_per_node="gres:mig:1g.10gb:2"))
+    assert isinstance(answer, Accept)
+    eventually(lambda: store.decisions)
+    assert "ended with -9" in caplog.text
+
+
+def test_decisions_of_the_last_moment_are_recorded(config, slurm, store, signer):
+    slurm.node_rows["n1"] = row("n1", "gpu")
+    with Running(Service(config, client=slurm, open_store=lambda: store, signer=signer)) as running:
+        Node(running.port, FakeSigner()).events(inventory(gpu(0)))
+        serving(running)
+        child = running.service.door._child.pid
+        for _ in range(20):
+            ask(Path(config.submit.socket), request(tres_per_node="gres:mig:auto"))
+    assert len(store.decisions) == 20
+    assert not Path(config.submit.socket).exists()
+    assert not Path(f"/proc/{child}").exists()
+
+
 def test_losing_sight_of_all_gpus_keeps_the_catalog(running, node, slurm, config):
     slurm.node_rows["n1"] = row("n1", "gpu")
     node.events(inventory(gpu(0)))
@@ -122,7 +152,7 @@ def test_catalog_names_kinds_and_takes_the_sites_word(config):
     assert kind.types == ("big", "h100", "nvidia_h100_80gb_hbm3")
 
 
-def test_the_sites_models_are_known(config, slurm, store, signer):
+def test_the_sites_models_are_known(config):
     config = dataclasses.replace(
         config,
         models={
@@ -130,9 +160,8 @@ def test_the_sites_models_are_known(config, slurm, store, signer):
             "x": ModelConfig(params_m=1, gflops=1, reference=1),
         },
     )
-    service = Service(config, client=slurm, open_store=lambda: store, signer=signer)
-    assert {"net-1", "x", "bert-large"} <= set(service.door.service._site.chooser.grids)
-    service.door.close()
+    assert {"net-1", "x", "bert-large"} <= set(chooser_of(config).grids)
+    assert loads(_text(config), "") == dataclasses.replace(config, path="")
 
 
 def test_gpu_names():
