@@ -116,6 +116,8 @@ class Advertiser:
         self._client, self._plans, self._ack_timeout = client, plans, ack_timeout
         self._told = {node: _nonzero(counts) for node, counts in (told or {}).items()}
         self._totals = {node: sum(counts.values()) for node, counts in self._told.items()}
+        #: the layouts behind a plan's version, to compare with
+        self._published: dict[str, tuple[int, Mapping[str, Layout]]] = {}
         #: what a node was shrunk to for a plan that it has not acknowledged
         self._shrunk: dict[str, dict[str, int]] = {}
 
@@ -196,7 +198,9 @@ class Advertiser:
                 done.overtaken.append(plan.node)
                 continue
             self._shrunk[plan.node] = shrink[plan.node]
-            published.append((plan, self._plans.publish(plan.node, _wire(plan.layouts))))
+            version = self._plans.publish(plan.node, _wire(plan.layouts))
+            self._published[plan.node] = (version, plan.layouts)
+            published.append((plan, version))
         grow: dict[str, dict[str, int]] = {}
         deadline = monotonic() + self._ack_timeout
         for plan, version in published:
@@ -210,7 +214,15 @@ class Advertiser:
 
     def _same(self, plan: NodePlan) -> bool:
         current = self._plans.current(plan.node)
-        return current is not None and _canonical(current.gpus) == _canonical(_wire(plan.layouts))
+        if current is None:
+            return False
+        known = self._published.get(plan.node)
+        if known is not None and known[0] == current.version:
+            return known[1] == plan.layouts
+        same = _canonical(current.gpus) == _canonical(_wire(plan.layouts))
+        if same:
+            self._published[plan.node] = (current.version, plan.layouts)
+        return same
 
     def _risky(self, plan: NodePlan, row: NodeRow) -> frozenset[str]:
         """Types of which a job that starts now might get a slot that the new plan does not have."""

@@ -43,8 +43,9 @@ def audit(nodes: Iterable[Node], jobs: Iterable[JobRow]) -> list[Excess]:
                 if lease.job is not None:
                     held.setdefault(lease.job, Counter())[lease.slot.profile] += 1
         for job, counts in held.items():
-            if job in allowed:
-                surplus = counts - Counter(allowed[job])
+            granted = allowed.get(job)
+            if granted is not None and counts != granted:
+                surplus = counts - Counter(granted)
                 if surplus:
                     found.append(Excess(job, node.name, dict(surplus)))
     return found

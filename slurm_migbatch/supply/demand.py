@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
 
 from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.slurm import gres
@@ -45,30 +47,31 @@ def could_run(row: JobRow, now: float) -> bool:
     return word in RUNNABLE
 
 
-def slices(text: str) -> dict[Profile, int]:
+@lru_cache(maxsize=4096)
+def slices(text: str) -> Mapping[Profile, int]:
     """The MIG slices in a GRES list, by profile; the filler, untyped and unknown entries are none."""
-    found: Counter[Profile] = Counter()
     try:
-        counts = gres.counts(text, GRES)
+        return profiles(gres.counts(text, GRES))
     except GresError:
-        return {}
-    for kind, count in counts.items():
-        try:
-            found[Profile.parse(kind)] += count
-        except ProfileError:
-            continue
-    return dict(+found)
+        return MappingProxyType({})
 
 
-def profiles(counts: Mapping[str, int]) -> dict[Profile, int]:
-    """GRES types to profiles; the filler and types that are no profile are left out."""
+def profiles(counts: Mapping[str, int]) -> Mapping[Profile, int]:
+    """GRES types to profiles, without zeros; the filler and types that are no profile are left out."""
     found: Counter[Profile] = Counter()
     for kind, count in counts.items():
-        try:
-            found[Profile.parse(kind)] += count
-        except ProfileError:
-            continue
-    return dict(found)
+        profile = _profile(kind)
+        if profile is not None and count > 0:
+            found[profile] += count
+    return MappingProxyType(found)
+
+
+@lru_cache(maxsize=4096)
+def _profile(kind: str) -> Profile | None:
+    try:
+        return Profile.parse(kind)
+    except ProfileError:
+        return None
 
 
 def demands(
@@ -99,7 +102,7 @@ def demands(
     for row in jobs:
         if GRES not in row.gres or not could_run(row, now):
             continue
-        parts = slices(row.gres)
+        parts = _parts(row.gres)
         if not parts:
             continue
         copies = row.tasks
@@ -118,7 +121,7 @@ def demands(
         found.append(
             Demand(
                 job=row.job_id,
-                parts=tuple(sorted(parts.items(), reverse=True)),
+                parts=parts,
                 pool=pool,
                 nodes=row.num_nodes,
                 copies=copies,
@@ -126,6 +129,11 @@ def demands(
             )
         )
     return found
+
+
+@lru_cache(maxsize=4096)
+def _parts(text: str) -> tuple[tuple[Profile, int], ...]:
+    return tuple(sorted(slices(text).items(), reverse=True))
 
 
 def _pool(row: JobRow, rows: Mapping[str, NodeRow], in_partition: Mapping[str, set[str]]) -> frozenset[str]:

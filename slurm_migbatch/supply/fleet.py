@@ -114,19 +114,20 @@ class Fleet:
             self.unexplained[node.name] = short
         still = node.mode is Mode.FROZEN or bool(short)
         for gpu in node.gpus:
-            used = Layout(lease.slot for lease in gpu.leases)
-            zombies = any(lease.job is None for lease in gpu.leases)
-            leased = Layout(lease.slot for lease in gpu.leases if lease.job is not None) if zombies else used
+            used = leased = self.book.layout(tuple([lease.slot for lease in gpu.leases]))
+            if any(lease.job is None for lease in gpu.leases):
+                leased = self.book.layout(tuple([lease.slot for lease in gpu.leases if lease.job is not None]))
             offered = gpu.offered
             if offered.mask & used.mask:
                 offered = Layout(s for s in offered.slots if not s.placement.mask & used.mask)
             present = EMPTY if node.mode in (Mode.WITHDRAWN, Mode.CLOSED) else offered
             pinned = present if still else _only(present, held)
-            fixed.update(slot.profile for slot in pinned.slots)
+            if pinned:
+                fixed.update(slot.profile for slot in pinned.slots)
             shape = self.book.start(
                 gpu.geometry,
                 used.union(pinned) if pinned else used,
-                present.minus(pinned),
+                present.minus(pinned) if pinned else present,
                 gpu.warm,
                 wary=gpu.uuid in self._wary,
             )

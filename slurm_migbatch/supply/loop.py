@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Protocol
 
+from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, LayoutError, Slot
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient, SlurmError
@@ -394,11 +396,12 @@ def _gpu(facts: GpuFacts, plan: PublishedPlan | None, ends: Mapping[int, float |
         uuid=facts.uuid,
         geometry=facts.geometry,
         leases=tuple(leases),
-        offered=_planned(facts, plan).minus(Layout(slot for slot, _ in facts.leases)),
+        offered=_without(_planned(facts, plan), facts.leases),
         warm=facts.warm,
     )
 
 
+@lru_cache(maxsize=1 << 16)
 def _contradiction(facts: GpuFacts) -> str:
     slots = [*(slot for slot, _ in facts.leases), *facts.zombies]
     unknown = [slot for slot in slots if slot.profile not in facts.geometry]
@@ -415,9 +418,19 @@ def _planned(facts: GpuFacts, plan: PublishedPlan | None) -> Layout:
     """The slots of the node's present plan that make sense on this GPU."""
     if plan is None or facts.uuid not in plan.gpus:
         return EMPTY
+    return _sensible(facts.geometry, tuple(plan.gpus[facts.uuid]))
+
+
+def _without(layout: Layout, leases: Sequence[tuple[Slot, tuple[int, int]]]) -> Layout:
+    taken = {slot for slot, _ in leases}
+    return Layout(s for s in layout.slots if s not in taken) if taken else layout
+
+
+@lru_cache(maxsize=1 << 16)
+def _sensible(geometry: Geometry, rows: tuple[tuple[str, int, int], ...]) -> Layout:
     try:
-        layout = Layout(Slot.of(*row) for row in plan.gpus[facts.uuid])
-        facts.geometry.check(layout)
+        layout = Layout(Slot.of(*row) for row in rows)
+        geometry.check(layout)
     except (LayoutError, ValueError):
         return EMPTY
     return layout

@@ -116,13 +116,22 @@ class ShapeBook:
         self._shapes: dict[tuple[object, ...], Shape | None] = {}
         self._values: dict[tuple[Geometry, Layout], int] = {}
         self._finals: dict[tuple[object, ...], Final] = {}
+        self._layouts: dict[tuple[Slot, ...], Layout] = {}
 
     def trim(self) -> None:
         """Forget everything once it has grown large; to be called between plans."""
-        if len(self._shapes) + len(self._finals) > _MAX_SHAPES:
+        if len(self._shapes) + len(self._finals) + len(self._layouts) > _MAX_SHAPES:
             self._shapes.clear()
             self._values.clear()
             self._finals.clear()
+            self._layouts.clear()
+
+    def layout(self, slots: tuple[Slot, ...]) -> Layout:
+        """The layout of these slots."""
+        known = self._layouts.get(slots)
+        if known is None:
+            known = self._layouts[slots] = Layout(slots)
+        return known
 
     def start(
         self,

@@ -1,0 +1,88 @@
+"""However many small jobs keep coming, what is large starts, in Slurm's order."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from supply_world import World
+
+LIMIT = 40  # seconds of every small job's time limit
+
+
+def flood(world: World, seconds: int, large: list[int], keep: int = 12) -> dict[int, float]:
+    """Keep `keep` small jobs waiting at all times; when each of `large` started, in seconds from now."""
+    begun = world.clock.time()
+    started: dict[int, float] = {}
+    for _ in range(seconds):
+        waiting = sum(r.pending for r in world.slurm.queue.values())
+        for _ in range(max(0, keep - waiting)):
+            small = world.random.choice(["1g.10gb", "1g.10gb", "1g.20gb", "2g.20gb"])
+            world.slurm.submit(f"mig:{small}:1", runs=world.random.uniform(1, LIMIT), limit=LIMIT)
+        world.step()
+        for job in large:
+            if job in world.running():
+                started.setdefault(job, world.clock.time() - begun)
+        if len(started) == len(large):
+            break
+    return started
+
+
+@pytest.mark.parametrize("want", ["mig:7g.80gb:1", "mig:4g.40gb:2", "mig:3g.40gb:3", "mig:7g.80gb:2", "mig:1g.10gb:9"])
+def test_a_large_job_waits_no_longer_than_the_limits_of_those_before_it(want: str) -> None:
+    world = World(gpus=2)
+    flood(world, 30, [-1])
+    job = world.slurm.submit(want, limit=LIMIT)
+    started = flood(world, 200, [job])
+    assert job in started
+    # what ran or was about to run when it came, and what was ahead of it in the queue
+    assert started[job] <= 3 * LIMIT
+    assert not world.nodes.misfits
+
+
+def test_a_job_on_two_nodes_is_not_starved() -> None:
+    world = World(nodes=3, gpus=1)
+    flood(world, 30, [-1])
+    job = world.slurm.submit("mig:7g.80gb:1", num_nodes=2, limit=LIMIT)
+    assert job in flood(world, 200, [job])
+    assert not world.nodes.misfits
+
+
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_equally_important_large_jobs_start_in_order(seed: int) -> None:
+    world = World(gpus=2, seed=seed)
+    flood(world, 20, [-1])
+    large = [world.slurm.submit("mig:7g.80gb:1", runs=10, limit=LIMIT) for _ in range(3)]
+    started = flood(world, 500, large)
+    assert [started.get(job) for job in large] == sorted(started.values())
+    assert len(started) == 3
+
+
+def test_a_less_important_large_job_does_not_hold_up_more_important_small_ones() -> None:
+    world = World(gpus=1)
+    world.step()
+    low = world.slurm.submit("mig:7g.80gb:1", priority=1)
+    blocker = world.slurm.submit("mig:1g.10gb:1", runs=50, limit=60, priority=5)
+    world.steps(3)
+    assert world.running() == {blocker}
+    small = [world.slurm.submit("mig:1g.10gb:1", runs=5, priority=9) for _ in range(4)]
+    world.steps(4)
+    assert set(small) <= world.running()
+    assert low not in world.running()
+
+
+def test_the_reservation_does_not_wander(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(nodes=2, gpus=2)
+    flood(world, 30, [-1])
+    job = world.slurm.submit("mig:7g.80gb:1", limit=LIMIT)
+    seen = []
+    for _ in range(120):
+        for _ in range(max(0, 12 - sum(r.pending for r in world.slurm.queue.values()))):
+            world.slurm.submit("mig:1g.10gb:1", runs=world.random.uniform(1, LIMIT), limit=LIMIT)
+        report = world.step()
+        seen.extend(r.places for r in report.reservations if r.job == job)
+        if job in world.running():
+            break
+    assert job in world.running()
+    assert len(set(seen)) <= 1
