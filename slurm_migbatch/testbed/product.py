@@ -124,7 +124,7 @@ class Product:
         return bool(catalog.get("partitions"))
 
     def _answers_submissions(self) -> bool:
-        with socket.socket(socket.AF_UNIX) as link:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
             return link.connect_ex(str(self.state / "submit.sock")) == 0
 
     @property
