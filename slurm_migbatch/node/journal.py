@@ -168,7 +168,7 @@ class Journal:
             _create(path)
         with _errors(path):
             quoted = path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
-            self._db = sqlite3.connect(f"file:{quoted}?mode=rw", busy_s, isolation_level=None, uri=True)
+            self._db = sqlite3.connect(f"file:{quoted}?mode=rw", timeout=busy_s, isolation_level=None, uri=True)
             self._db.execute("PRAGMA synchronous=FULL")
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             if version > SCHEMA_VERSION:
