@@ -103,23 +103,24 @@ class Advertiser:
         client: Slurm.
         plans: where nodes get their plans.
         ack_timeout: seconds that one call of `advertise` waits for acknowledgements in all.
-        told: the counts that each node was last given, filler included, from before a restart of the service.
     """
 
-    def __init__(
-        self,
-        client: SlurmClient,
-        plans: Plans,
-        ack_timeout: float = 0.5,
-        told: Mapping[str, Mapping[str, int]] | None = None,
-    ) -> None:
+    def __init__(self, client: SlurmClient, plans: Plans, ack_timeout: float = 0.5) -> None:
         self._client, self._plans, self._ack_timeout = client, plans, ack_timeout
-        self._told = {node: _nonzero(counts) for node, counts in (told or {}).items()}
-        self._totals = {node: sum(counts.values()) for node, counts in self._told.items()}
+        #: the counts that each node was last given, and the sum that they have to have
+        self._told: dict[str, dict[str, int]] = {}
+        self._totals: dict[str, int] = {}
         #: the layouts behind a plan's version, to compare with
         self._published: dict[str, tuple[int, Mapping[str, Layout]]] = {}
         #: what a node was shrunk to for a plan that it has not acknowledged
         self._shrunk: dict[str, dict[str, int]] = {}
+
+    def recall(self, told: Mapping[str, Mapping[str, int]]) -> None:
+        """Learn the counts that nodes were given before a restart of the service, filler included."""
+        for node, counts in told.items():
+            if node not in self._told:
+                self._told[node] = _nonzero(counts)
+                self._totals[node] = sum(counts.values())
 
     def settled(self, node: str) -> bool:
         """Whether the node knows its newest plan (or has none yet)."""

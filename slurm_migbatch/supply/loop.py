@@ -111,7 +111,6 @@ class SupplyLoop:
         record: called for every change of a node's offer.
         settings: see Settings.
         planner: another planner than the usual one.
-        told: the counts last recorded for each node, from before a restart.
     """
 
     def __init__(
@@ -123,18 +122,25 @@ class SupplyLoop:
         record: Record,
         settings: Settings = Settings(),
         planner: Planner | None = None,
-        told: Mapping[str, Mapping[str, int]] | None = None,
     ) -> None:
         self._client, self._view, self._board, self._clock, self._record = client, nodes, board, clock, record
         self.settings = settings
         self._planner = planner or Planner()
-        self._advertiser = Advertiser(client, board, settings.ack_wait_s, told)
+        self._advertiser = Advertiser(client, board, settings.ack_wait_s)
         self._reservations: tuple[Reservation, ...] = ()
         self._standing: dict[int, tuple[tuple[str, ...], int, float]] = {}
         self._avoid: dict[int, dict[str, float]] = {}
         self._hasten: set[int] = set()
         self._plan: Plan | None = None
         self._jobs: dict[int, JobRow] = {}
+
+    def recall(self, told: Mapping[str, Mapping[str, int]]) -> None:
+        """Learn what each node was last told before the service was restarted (GRES type -> count, as recorded).
+
+        Without it the constant sum of a node is taken from what Slurm shows at first, which on 22.05 is too much if
+        its slurmd was restarted since the last update.
+        """
+        self._advertiser.recall(told)
 
     def hasten(self, job: int) -> None:
         """Let a job that a node sent back to the queue start as soon as Slurm lists it as pending again."""

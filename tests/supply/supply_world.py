@@ -47,8 +47,8 @@ class World:
             self.clock,
             lambda node, ts, version, counts, why: self.records.append((node, dict(counts), why)),
             self.settings,
-            told=told,
         )
+        self.loop.recall(told or {})
 
     def round(self) -> Report:
         sums = {n: sum(m.gres.values()) for n, m in self.slurm.machines.items()}
