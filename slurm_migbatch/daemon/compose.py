@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.ended import HistoryClient
 from slurm_migbatch.daemon.facts import slurm_uids
 from slurm_migbatch.daemon.history import open_history
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.node.auth import AuthError, Signer, make_signer
+from slurm_migbatch.store.errors import StoreError
 
 
 def compose(config: Config) -> Service:
@@ -15,7 +18,9 @@ def compose(config: Config) -> Service:
 
     Raises:
         AuthError: the means of authentication is missing or not safe.
+        StoreError: the database cannot be used and waiting would not help.
     """
+    _check_store(config.store.url)
     cluster = config.cluster
     return Service(
         config,
@@ -23,6 +28,15 @@ def compose(config: Config) -> Service:
         open_store=lambda: open_history(config.store.url),
         signer=signer_of(config),
     )
+
+
+def _check_store(url: str) -> None:
+    try:
+        open_history(url).close()
+    except StoreError as error:
+        if not isinstance(error.__cause__, SQLAlchemyError):
+            raise
+        # locked, full or not started yet: the store writer waits for it and says so
 
 
 def signer_of(config: Config) -> Signer:

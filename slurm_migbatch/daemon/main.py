@@ -23,6 +23,8 @@ from slurm_migbatch.daemon.compose import compose
 from slurm_migbatch.daemon.lock import AlreadyRunning, InstanceLock
 from slurm_migbatch.daemon.sdnotify import notify
 from slurm_migbatch.daemon.service import Service
+from slurm_migbatch.node.auth import AuthError
+from slurm_migbatch.store.errors import StoreError
 
 log = logging.getLogger(__name__)
 
@@ -68,13 +70,19 @@ async def serve(config: Config, path: str, make: Callable[[Config], Service] = c
     loop.add_signal_handler(signal.SIGTERM, control.end, "SIGTERM")
     loop.add_signal_handler(signal.SIGINT, control.end, "SIGINT")
     loop.add_signal_handler(signal.SIGHUP, control.reload)
+    service = make(config)
     while True:
         control.turn.clear()
-        await make(config).run(control.turn, lambda: notify("READY=1\nSTATUS=serving"))
+        await service.run(control.turn, lambda: notify("READY=1\nSTATUS=serving"))
         if control.ending:
             notify("STOPPING=1")
             return
-        config = _reloaded(path, config)
+        wanted = _reloaded(path, config)
+        try:
+            service, config = make(wanted), wanted
+        except (AuthError, StoreError) as error:
+            log.error("the configuration is not taken over: %s", error)
+            service = make(config)
 
 
 class _Control:

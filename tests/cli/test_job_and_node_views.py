@@ -1,0 +1,243 @@
+"""show, why and nodes over a real record; Slurm's commands are small scripts that print what Slurm printed."""
+
+import json
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from slurm_migbatch.cli import checks
+from slurm_migbatch.cli.main import cli
+from slurm_migbatch.cli.nodes import GpuView, Slice, bar
+from slurm_migbatch.cli.siteconf import build
+from slurm_migbatch.cli.why import describe, find
+from slurm_migbatch.config import Config
+from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.store.db import open_store
+from slurm_migbatch.store.queries import JobId
+
+
+def info(name, number, compute, memory, limit, starts):
+    counts = dict.fromkeys(("decoders", "encoders", "jpegs", "ofas"), 0)
+    return {
+        "profile": name,
+        "profile_id": number,
+        "compute_slices": compute,
+        "memory_slices": memory,
+        "memory_mib": memory * 9984,
+        "sm_count": compute * 16,
+        "copy_engines": compute,
+        "max_instances": limit,
+        "placements": [[start, memory] for start in starts],
+        **counts,
+    }
+
+
+GEOMETRY = {
+    "version": 1,
+    "name": "NVIDIA H100 80GB HBM3",
+    "profiles": [
+        info("1g.10gb", 19, 1, 1, 7, range(7)),
+        info("3g.40gb", 9, 3, 4, 2, range(0, 8, 4)),
+        info("7g.80gb", 0, 7, 8, 1, range(1)),
+    ],
+}
+GPU = {"uuid": "GPU-a", "minor": 0, "index": 0, "name": GEOMETRY["name"], "mig": True, "geometry": GEOMETRY}
+DECISION = {
+    "id": "7fq3k",
+    "ts": 5.0,
+    "uid": 1000,
+    "user": "ann",
+    "partition": "gpu",
+    "asked": "--gres=mig:auto --comment='migbatch: model=bert-large'",
+    "hints": {},
+    "bucket": "bert-large/infer/b8/128tok",
+    "candidates": [
+        {"profile": "1g.10gb", "ok": False, "why": "too slow", "latency_ms": 90.0},
+        {
+            "profile": "3g.40gb",
+            "ok": True,
+            "why": "",
+            "latency_ms": 30.0,
+            "throughput_per_s": 266.0,
+            "memory_mib": 2048.0,
+        },
+    ],
+    "chosen": "mig:3g.40gb:1",
+    "message": "migbatch: 3g.40gb for mig:auto: the smallest that does it",
+    "source": "service",
+}
+
+
+@pytest.fixture
+def record(tmp_path):
+    """A record with a finished job 7, a running job 8 and a zombie."""
+    config = tmp_path / "m.toml"
+    url = f"sqlite:///{tmp_path}/db"
+    config.write_text(f"[store]\nurl = '{url}'\n[cluster]\nslurm_bin = '{tmp_path}'\n[node_api]\nport = 9\n")
+    now = time.time()
+    with open_store(url) as store:
+        store.record_decision(DECISION)
+        piece = {"gpu": "GPU-a", "profile": "3g.40gb", "start": 0, "size": 4, "gi": 1, "ci": 0, "mig_uuid": "MIG-1"}
+        run = {"restart": 0, "uid": 1000, "user": "ann", "decision": "7fq3k", "warm": True, "elapsed_ms": 4.2}
+        events = [
+            {"kind": "inventory", "gpus": [GPU]},
+            {"kind": "start", "job": 7, **run, "slices": [piece]},
+            {"kind": "stop", "job": 7, "restart": 0, "exit_code": 0, "slices": [piece]},
+            {"kind": "start", "job": 8, **run, "decision": "", "slices": [piece]},
+            {
+                "kind": "zombie",
+                "gpu": "GPU-a",
+                "profile": "1g.10gb",
+                "start": 4,
+                "size": 1,
+                "gi": 5,
+                "reason": "in use",
+            },
+            {"kind": "fault", "gpu": "GPU-a", "what": "fell off the bus", "action": "drained n1", "drain": True},
+        ]
+        store.ingest("n1", "ab", "b1", [{"seq": n, "ts": now + n, **e} for n, e in enumerate(events, 1)])
+    return config
+
+
+def migbatch(record, *arguments):
+    result = CliRunner().invoke(cli, [*arguments, "-c", str(record)], standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def pairs(text):
+    return dict(line.split(":", 1) for line in text.splitlines() if not line.startswith(" "))
+
+
+def test_show_tells_the_whole_story(record):
+    told = {key: value.strip() for key, value in pairs(migbatch(record, "show", "7")).items()}
+    assert told["Job"] == "7"
+    assert told["Asked"] == "--gres=mig:auto --comment='migbatch: model=bert-large'"
+    assert told["Bucket"] == "bert-large/infer/b8/128tok"
+    assert told["Got"] == "3g.40gb, warm (made by an earlier job) in 4 ms"
+    assert told["Predicted"] == "30 ms per batch, 266 items/s, 2 GiB"
+    assert told["Measured"] == "nothing"
+    assert told["Why"] == "3g.40gb for mig:auto: the smallest that does it"
+    assert told["Candidates"].startswith("1g.10gb")
+
+
+def test_show_of_nobody_knows_and_json(record):
+    with pytest.raises(Exception, match="job 99_3 is not in the record"):
+        migbatch(record, "show", "99_3")
+    data = json.loads(migbatch(record, "show", "7", "--json"))
+    assert data["version"] == 1
+    assert data["runs"][0]["decided"]["chosen"] == "mig:3g.40gb:1"
+    assert data["runs"][0]["slices"][0]["mig_uuid"] == "MIG-1"
+
+
+def test_text_of_users_cannot_act_on_the_terminal(record):
+    with open_store(f"sqlite:///{record.parent}/db") as store:
+        store.upsert_jobs([{"job_id": 7, "name": "evil\x1b[2J\nName: good", "user": "ann", "state": "RUNNING"}])
+    shown = migbatch(record, "show", "7")
+    assert "\x1b" not in shown
+    assert "\nName: good" not in shown
+
+
+def test_nodes_without_slurm(record):
+    shown = migbatch(record, "nodes")
+    assert "|3g.40gb 8              |!1g  |.....|.....|.....|" in shown
+    assert "mixed" in shown
+    reasons = migbatch(record, "nodes", "-R", "--noheader")
+    assert "fell off the bus; drained n1 (drained)" in reasons
+    assert "1g.10gb at 4:1 is a zombie: in use" in reasons
+    data = json.loads(migbatch(record, "nodes", "--json"))
+    assert data["nodes"][0]["gpus"][0]["held"][0] == {"profile": "3g.40gb", "start": 0, "size": 4, "job": 8}
+    with pytest.raises(Exception, match="no MIG node called n7"):
+        migbatch(record, "nodes", "-n", "n[1,7]")
+
+
+def test_bars():
+    assert bar(GpuView(0, "g", "x", 0, ())) == "MIG is off"
+    assert bar(GpuView(0, "g", "x", 2, ())) == "|.....|.....|"
+    assert bar(GpuView(0, "g", "x", 2, (Slice("1g.10gb", 1, 1, 123456),))) == "|.....|1g 12|"
+    assert bar(GpuView(0, "g", "x", 2, (Slice("9g.9gb", 1, 5, 1),))) == "|.....|.....|"
+    assert GpuView(0, "g", "x", 2, (Slice("2g", 0, 2, 1),)).state == "full"
+
+
+def queue_row(job, **more):
+    return JobRow(job, user="ann", partition="gpu", gres="gres/mig:3g.40gb:1", **more)
+
+
+def test_why_puts_queue_record_and_supply_together():
+    nodes = [
+        NodeRow("n1", frozenset({"IDLE"}), {"3g.40gb": 2, "none": 1}, {"3g.40gb": 1}, ("gpu",)),
+        NodeRow("n2", frozenset({"IDLE", "DRAIN"}), {"3g.40gb": 2}, {}, ("gpu",)),
+    ]
+    row = queue_row(5, reason="Priority", priority=10)
+    lines = dict(describe(row, [row, queue_row(4, priority=20)], nodes, DECISION, "reserved: somewhere"))
+    assert lines["Wants"] == "1 x 3g.40gb"
+    assert lines["Slurm"] == "Priority; 1 waiting jobs have a higher priority"
+    assert lines["Offered"] == "3g.40gb: 1 on n1"
+    assert lines["Supply"] == "reserved: somewhere"
+    nowhere = dict(describe(row, [row], nodes[1:], None, ""))
+    assert nowhere["Offered"] == "3g.40gb: nowhere at the moment"
+
+
+def test_why_finds_array_tasks_and_components():
+    waiting = queue_row(30, array_job=30, array_task="4-9", tasks=6)
+    task = queue_row(31, array_job=30, array_task="3", state="RUNNING")
+    part = queue_row(41, het_job=40)
+    queue = [task, waiting, part]
+    assert find(queue, JobId(30)) is waiting
+    assert find(queue, JobId(30, "3")) is task or find(queue, JobId(30, "3")) is waiting
+    assert find(queue, JobId(30, "7")) is waiting
+    assert find(queue, JobId(40, None, 1)) is part
+    assert find(queue, JobId(99)) is None
+
+
+def test_doctor_reads_slurms_configuration():
+    good = {
+        "grestypes": "gpu,mig",
+        "jobsubmitplugins": "lua",
+        "prolog[0]": "/etc/migbatch/hooks/prolog",
+        "epilog": "/etc/migbatch/hooks/epilog",
+        "taskprolog": "/etc/migbatch/hooks/task_prolog",
+        "prologflags": "Alloc,DeferBatch",
+        "prologepilogtimeout": "65534",
+    }
+    assert {f.level for f in checks.check_slurm_conf(good)} == {"ok"}
+    bad = checks.check_slurm_conf({"grestypes": "gpu", "prologepilogtimeout": "10 sec"})
+    wrong = {f.subject for f in bad if f.level == "FAIL"}
+    assert wrong == {
+        "GresTypes", "JobSubmitPlugins", "Prolog", "Epilog", "TaskProlog", "PrologFlags", "PrologEpilogTimeout"
+    }  # fmt: skip
+    text = "Configuration data as of 2026\nPrologFlags             = Alloc\nGresTypes = (null)\nSLURM_CONF = /x\n"
+    assert checks.parse_slurm_config(text) == {"prologflags": "Alloc", "grestypes": "", "slurm_conf": "/x"}
+
+
+def test_doctor_looks_at_nodes():
+    idle, down = frozenset({"IDLE"}), frozenset({"DOWN"})
+    catalog = NodeRow("migcatalog", down, {"1g.10gb": 14, "none": 0}, {}, ("gpu",))
+    rows = [
+        NodeRow("n1", idle, {"1g.10gb": 7}, {}, ("gpu",)),
+        NodeRow(
+            "n2", frozenset({"IDLE", "DRAIN", "INVAL"}), {"2g.20gb": 7}, {}, ("gpu", "big"), "gres/mig count changed"
+        ),
+        catalog,
+    ]
+    found = list(checks.check_nodes(rows, {"n1": []}, {"n1": 1000.0}, 1010.0, Config()))
+    said = {(f.level, f.subject): f.text for f in found}
+    assert ("ok", "n1") in said
+    assert "refuses its registration: gres/mig count changed" in next(f.text for f in found if f.subject == "n2")
+    assert "has reported no GPUs" in said["FAIL", "n2"] or any("reported no GPUs" in f.text for f in found)
+    assert any("does not list 2g.20gb" in f.text for f in found)
+    assert any("not in partition big" in f.text for f in found)
+    assert all(f.advice for f in found if f.level != "ok")
+
+
+def test_slurm_conf_is_built_from_what_nodes_report():
+    nodes = [NodeRow(f"n{i}", frozenset({"IDLE"}), {}, {}, ("gpu",)) for i in (1, 2, 3)]
+    inventory = {"n1": [GPU], "n2": [GPU], "n3": [{**GPU, "mig": False}]}
+    site = build(inventory, nodes, (24, 11), "migcatalog", "/hooks")
+    (line,) = site.nodes
+    assert line.names == "n[1-2]"
+    assert line.counts == {"7g.80gb": 0, "3g.40gb": 0, "1g.10gb": 7, "none": 0}
+    assert site.catalog.counts == {"7g.80gb": 1, "3g.40gb": 2, "1g.10gb": 7, "none": 0}
+    assert site.prolog == "/hooks/prolog"

@@ -1,0 +1,219 @@
+"""The whole service around a strict queue: from a pending job to an offer that a node knows, with the real store."""
+
+import threading
+
+import pytest
+from conftest import Running, eventually
+from daemon_fakes import FakeSigner, Node, gpu, inventory
+
+from slurm_migbatch.daemon.history import open_history
+from slurm_migbatch.daemon.service import Service
+from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.store.queries import JobId, RunFilter
+
+
+class Agent:
+    """A node that pulls its plan and acknowledges it, until it is told to fall silent."""
+
+    def __init__(self, port, name="n1"):
+        self.node = Node(port, FakeSigner(), name)
+        self.plan = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._pull)
+        self._thread.start()
+
+    def _pull(self):
+        have = 0
+        while not self._stop.is_set():
+            status, answer = self.node.plan(have, 0.2)
+            if status == 200 and "gpus" in answer:
+                self.plan, have = answer, answer["version"]
+
+    def close(self):
+        self._stop.set()
+        self._thread.join(20)
+
+    def slot(self, profile):
+        """A slot of the plan with this profile."""
+        return next(
+            ([g, *s] for g, slots in (self.plan or {"gpus": {}})["gpus"].items() for s in slots if s[0] == profile),
+            None,
+        )
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"sqlite:///{tmp_path}/migbatch.db"
+
+
+@pytest.fixture
+def make(config, slurm, signer, url):
+    return lambda: Service(config, client=slurm, open_store=lambda: open_history(url), signer=signer)
+
+
+def node_row(**counts):
+    return NodeRow("n1", frozenset({"IDLE"}), {"1g.10gb": 7, "none": 0, **counts}, {}, ("gpu",))
+
+
+def pending(job, gres, **more):
+    return JobRow(job, uid=1000, user="ann", partition="gpu", state="PENDING", reason="Resources", gres=gres, **more)
+
+
+def running_job(job, gres, **more):
+    return JobRow(job, uid=1000, user="ann", partition="gpu", state="RUNNING", nodes=("n1",), gres=gres, **more)
+
+
+def start(job, gpu_uuid, profile, at, size, seq):
+    held = [
+        {"gpu": gpu_uuid, "profile": profile, "start": at, "size": size, "gi": 1, "ci": 0, "mig_uuid": f"MIG-{job}"}
+    ]
+    return {
+        "seq": seq,
+        "ts": 10.0 + seq,
+        "kind": "start",
+        "job": job,
+        "restart": 0,
+        "uid": 1000,
+        "warm": False,
+        "elapsed_ms": 9.5,
+        "slices": held,
+    }
+
+
+def test_a_waiting_job_gets_its_slice_offered_run_and_recorded(make, slurm, url):
+    slurm.node_rows["n1"] = node_row()
+    with Running(make()) as running:
+        agent = Agent(running.port)
+        try:
+            agent.node.events(inventory(gpu(0)))
+            slurm.queue[1] = pending(1, "gres/mig:3g.40gb:2", submit=5.0)
+            eventually(lambda: slurm.node_rows["n1"].gres.get("3g.40gb") == 2)
+            # the node knew the plan before Slurm was told of it
+            assert sum(slot[0] == "3g.40gb" for slots in agent.plan["gpus"].values() for slot in slots) == 2
+            slurm.queue[1] = running_job(1, "gres/mig:3g.40gb:2", submit=5.0, start=11.0)
+            uuid, profile, at, size = agent.slot("3g.40gb")
+            event = start(1, uuid, profile, at, size, 2)
+            event["slices"].append({**event["slices"][0], "start": 4 - at, "mig_uuid": "MIG-1b"})
+            assert agent.node.events(event) == (200, {"acked": 2})
+            eventually(lambda: len(running.service.supply.view.facts()["n1"].gpus[0].leases) == 2)
+            assert slurm.cancelled == []
+            slurm.ends[1] = {"job_id": 1, "state": "COMPLETED", "exit_code": "0:0", "restarts": 0, "end": 20.0}
+            del slurm.queue[1]
+            stop = {**event, "seq": 3, "kind": "stop", "exit_code": 0}
+            agent.node.events(stop)
+            with open_history(url, readonly=True) as store:
+                run = eventually(
+                    lambda: next(
+                        (r for r in store.runs(RunFilter(jobs=(JobId(1),))) if r.run["state"] == "COMPLETED"), None
+                    )
+                )
+                assert run.run["profile"] == "3g.40gb:2"
+                assert run.run["exit_code"] == 0
+                assert store.leases() == []
+        finally:
+            agent.close()
+
+
+def test_counts_that_slurm_forgot_are_told_again(make, slurm):
+    slurm.node_rows["n1"] = node_row()
+    slurm.queue[1] = pending(1, "gres/mig:3g.40gb:2")
+    with Running(make()) as running:
+        agent = Agent(running.port)
+        try:
+            agent.node.events(inventory(gpu(0)))
+            eventually(lambda: slurm.node_rows["n1"].gres.get("3g.40gb") == 2)
+            version = agent.plan["version"]
+            slurm.node_rows["n1"] = node_row()  # scontrol reconfigure
+            eventually(lambda: slurm.node_rows["n1"].gres.get("3g.40gb") == 2)
+            assert agent.plan["version"] == version
+        finally:
+            agent.close()
+
+
+def test_after_a_restart_held_slots_stay_held(make, slurm):
+    slurm.node_rows["n1"] = node_row()
+    with Running(make()) as running:
+        agent = Agent(running.port)
+        agent.node.events(inventory(gpu(0)), start(1, "GPU-0", "3g.40gb", 0, 4, 2))
+        agent.node.events(
+            {
+                "seq": 3,
+                "ts": 13.0,
+                "kind": "zombie",
+                "gpu": "GPU-0",
+                "profile": "1g.10gb",
+                "start": 4,
+                "size": 1,
+                "gi": 9,
+                "reason": "busy",
+            }
+        )
+        agent.close()
+    slurm.queue[1] = running_job(1, "gres/mig:3g.40gb:1")
+    slurm.node_rows["n1"] = NodeRow("n1", frozenset({"MIXED"}), {"3g.40gb": 1, "none": 6}, {"3g.40gb": 1}, ("gpu",))
+    slurm.queue[2] = pending(2, "gres/mig:1g.10gb:2")
+    with Running(make()) as running:
+        agent = Agent(running.port)
+        try:
+            eventually(lambda: slurm.node_rows["n1"].gres.get("1g.10gb", 0) >= 2)
+            taken = running.service.supply.view.facts()["n1"].gpus[0]
+            assert [(slot.profile.name, slot.placement.start, run) for slot, run in taken.leases] == [
+                ("3g.40gb", 0, (1, 0))
+            ]
+            assert len(taken.zombies) == 1
+            slots = sorted((at, size) for slots in agent.plan["gpus"].values() for _, at, size in slots)
+            assert (0, 4) in slots
+            assert not any(at <= 4 < at + size and (at, size) != (0, 4) for at, size in slots)
+        finally:
+            agent.close()
+
+
+def test_slurm_away_changes_nothing_and_is_said_once(make, slurm, caplog):
+    slurm.node_rows["n1"] = node_row()
+    with Running(make()) as running:
+        agent = Agent(running.port)
+        try:
+            agent.node.events(inventory(gpu(0)))
+            eventually(lambda: agent.plan)
+            before = agent.plan["version"]
+            slurm.away = True
+            eventually(lambda: running.service.poller.trouble.tries > 2)
+            assert (
+                agent.node.events(
+                    {"seq": 2, "ts": 9.0, "kind": "fault", "gpu": None, "what": "x", "action": "none", "drain": False}
+                )[0]
+                == 200
+            )
+            assert agent.plan["version"] == before
+            slurm.away = False
+            eventually(lambda: running.service.health()["ok"])
+        finally:
+            agent.close()
+    said = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Slurm does not answer: scontrol")]
+    assert len(said) == 1
+
+
+def test_why(make, slurm):
+    import http.client
+    import json
+
+    slurm.node_rows["n1"] = node_row()
+    slurm.queue[1] = running_job(1, "gres/mig:7g.80gb:1")
+    slurm.queue[2] = pending(2, "gres/mig:7g.80gb:1")
+    slurm.node_rows["n1"] = NodeRow("n1", frozenset({"ALLOCATED"}), {"7g.80gb": 1, "none": 6}, {"7g.80gb": 1}, ("gpu",))
+    with Running(make()) as running:
+        agent = Agent(running.port)
+        try:
+            agent.node.events(inventory(gpu(0)), start(1, "GPU-0", "7g.80gb", 0, 8, 2))
+
+            def why():
+                link = http.client.HTTPConnection("127.0.0.1", running.port, timeout=20)
+                link.request("GET", "/v1/why/2")
+                text = json.loads(link.getresponse().read())["why"]
+                link.close()
+                return text
+
+            eventually(lambda: why().startswith("reserved: 7g.80gb"))
+            assert "GPU-0 on n1" in why()
+        finally:
+            agent.close()
