@@ -1,0 +1,107 @@
+"""The benchmarks measure what they say, and their statistics are right. No figure is held against the clock here."""
+
+import json
+import math
+import statistics
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.bench.bars import Bar, Times, mean_with_interval, quantile
+from slurm_migbatch.bench.submit import time_table
+from slurm_migbatch.cli.main import cli
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.predict.prior import PhysicalPrior
+from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.site import template_folder
+from slurm_migbatch.submit import shim
+from slurm_migbatch.submit.rewrite import Policy
+from slurm_migbatch.submit.table import compile_table
+from slurm_migbatch.workload.catalog import GpuKind, Partition, SiteCatalog
+
+GEOMETRY = Geometry.from_dict(
+    {
+        "version": 1,
+        "name": "NVIDIA H100 80GB HBM3",
+        "profiles": [
+            {
+                "profile": name,
+                "profile_id": number,
+                "compute_slices": compute,
+                "memory_slices": memory,
+                "memory_mib": memory * 9984,
+                "sm_count": compute * 16,
+                "copy_engines": 1,
+                "decoders": 0,
+                "encoders": 0,
+                "jpegs": 0,
+                "ofas": 0,
+                "max_instances": limit,
+                "placements": [[0, memory]],
+            }
+            for name, number, compute, memory, limit in (("1g.10gb", 19, 1, 1, 7), ("7g.80gb", 0, 7, 8, 1))
+        ],
+    }
+)
+
+
+def test_hooks_are_measured_with_and_without_the_agent():
+    result = CliRunner().invoke(cli, ["bench", "hooks", "--rounds", "10", "--json"], standalone_mode=False)
+    assert result.exception is None, result.exception
+    data = json.loads(result.stdout)
+    assert {bar["name"] for bar in data["bars"]} >= {
+        "prolog: median over python start",
+        "epilog: p99 over python start",
+    }
+    assert all(set(bar) == {"name", "value", "target", "ok"} for bar in data["bars"])
+    for series in ("agent", "in_process"):
+        assert data[series]["times"]["prolog"]["n"] == 10
+        assert data[series]["driver_changes"] == {}
+    assert data["bars"][-1] == {
+        "name": "driver creates and destroys in warm reuse",
+        "value": 0.0,
+        "target": 0.0,
+        "ok": True,
+    }
+
+
+def test_the_shims_own_answers_are_timed_in_lua(tmp_path):
+    catalog = SiteCatalog({"gpu": Partition("gpu", (GpuKind("h100-80gb", GEOMETRY, 989, 3352),))})
+    script, table = tmp_path / "job_submit.lua", tmp_path / "table.lua"
+    script.write_text(
+        shim.render(shim.JOB_SUBMIT, template_folder(), socket="", table=str(table), catalog=catalog, policy=Policy())
+    )
+    table.write_text(compile_table(catalog, Chooser(PhysicalPrior())))
+    figures = time_table(script, table, rounds=3)
+    assert 0 < figures["lookup_us"]["median"] <= figures["lookup_us"]["p99"]
+    assert figures["whole_answer_us"]["median"] > figures["lookup_us"]["median"]
+
+
+def test_bars():
+    assert Bar("x", 1.05, 1.05).ok
+    assert not Bar("x", 1.06, 1.05).ok
+    assert Bar("x", 1.06, 1.05).line().startswith("MISSED  x: 1.06")
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50), st.floats(0.01, 1.0))
+def test_quantile_is_the_smallest_that_enough_values_do_not_exceed(values, share):
+    q = quantile(values, share)
+    assert q in values
+    assert sum(v <= q for v in values) >= share * len(values) - 1e-9
+    assert all(sum(v <= w for v in values) < share * len(values) + 1e-9 for w in values if w < q)
+
+
+def test_times():
+    assert Times.of([0.001, 0.003, 0.002]).to_dict() == {"median_ms": 2.0, "p99_ms": 3.0, "min_ms": 1.0, "n": 3}
+
+
+@pytest.mark.parametrize(("n", "t"), [(5, 2.776), (10, 2.262), (40, 2.023)])
+def test_intervals_are_students(n, t):
+    values = [1 + (i % 3) * 0.1 for i in range(n)]
+    mean, low, high = mean_with_interval(values)
+    half = t * statistics.stdev(values) / math.sqrt(n)
+    assert mean == pytest.approx(statistics.fmean(values))
+    assert (high - low) / 2 == pytest.approx(half, rel=0.01)
+    assert mean_with_interval([1.0])[1] == -math.inf

@@ -1,0 +1,127 @@
+"""migbatchd on a private cluster: what users see, and what survives the loss of each part."""
+
+import time
+
+import pytest
+
+from slurm_migbatch.store.db import open_store
+from slurm_migbatch.store.queries import JobId, RunFilter
+
+pytestmark = pytest.mark.slurm
+
+USER = "mbalice"
+
+
+@pytest.fixture(scope="module")
+def bed(slurm_root):
+    from slurm_migbatch.testbed.cluster import Cluster
+
+    with Cluster(nodes=2, gpus=1, slurm_root=slurm_root, migbatch="all") as bed:
+        yield bed
+
+
+def run_of(bed, job, state="COMPLETED"):
+    """The record's run of a job, once it is in this state."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        with open_store(f"sqlite:///{bed.product.state}/migbatch.db", readonly=True) as store:
+            for row in store.runs(RunFilter(jobs=(JobId(int(job)),))):
+                if row.run["state"] == state and row.slices:
+                    return row
+        time.sleep(0.1)
+    raise AssertionError(f"job {job} is not {state} in the record")
+
+
+def offered(bed, profile):
+    """How many slots of a profile the nodes are configured with."""
+    text = bed.run(["scontrol", "-o", "show", "node"]).stdout
+    return sum(
+        int(count)
+        for line in text.splitlines()
+        if not line.startswith("NodeName=migcatalog")
+        for kind, count in _types(line)
+        if kind == profile
+    )
+
+
+def _types(line):
+    gres = next((word.removeprefix("Gres=") for word in line.split() if word.startswith("Gres=")), "")
+    for part in gres.split(","):
+        pieces = part.split("(")[0].split(":")
+        if len(pieces) == 3:
+            yield pieces[1], pieces[2]
+
+
+def wait(bed, what, check, timeout=30.0):
+    end = time.monotonic() + timeout
+    while not check():
+        assert time.monotonic() < end, what
+        time.sleep(0.1)
+
+
+def test_commands_tell_of_a_job(bed):
+    job = bed.submit(
+        "--gres=mig:auto", "--comment=migbatch: model=bert-large batch=32 slo=500ms", wrap="true", user=USER
+    )
+    assert bed.wait_job(job) == "COMPLETED"
+    run = run_of(bed, job)
+    assert run.run["bucket"].startswith("bert-large/infer/b32/")
+    assert run.run["exit_code"] == 0
+    shown = bed.product.migbatch("show", str(job))
+    assert "mig:auto" in shown
+    assert run.slices[0]["mig_uuid"] in shown
+    assert "n1" in bed.product.migbatch("nodes")
+    assert " 0 to correct" in bed.product.migbatch("doctor")
+
+
+def test_why_tells_of_a_job_that_waits(bed):
+    fill = [bed.submit("--gres=gpu:1", "--time=5", wrap="sleep 600", user=USER) for _ in range(2)]
+    for job in fill:
+        bed.wait_job(job, "RUNNING")
+    waiting = bed.submit("--gres=mig:3g.40gb:1", wrap="true", user=USER)
+
+    def told():
+        return bed.product.migbatch("why", str(waiting))
+
+    wait(bed, "a reservation", lambda: "reserved: 3g.40gb" in told())
+    assert "nowhere at the moment" in told()
+    bed.run(["scancel", *map(str, fill)])
+    assert bed.wait_job(waiting) == "COMPLETED"
+
+
+def test_without_migbatchd_jobs_are_submitted_run_and_end_and_the_record_catches_up(bed):
+    running = bed.submit("--gres=mig:1g.10gb:1", wrap="sleep 3", user=USER)
+    bed.wait_job(running, "RUNNING")
+    bed.kill("migbatchd")
+    new = bed.submit("--gres=mig:auto", "--comment=migbatch: mem=5gb", wrap="echo $MIGBATCH_PROFILE", user=USER)
+    assert bed.wait_job(new) == "COMPLETED"
+    assert bed.output(new, USER).strip() == "1g.10gb"
+    assert bed.wait_job(running) == "COMPLETED"
+    bed.product.start_daemon()
+    assert run_of(bed, running).run["profile"] == "1g.10gb"
+    assert run_of(bed, new).slices[0]["profile"] == "1g.10gb"
+    assert set(bed.node_states().values()) == {"idle"}
+
+
+def test_slurmctld_restarted_under_a_running_job_drains_nothing_and_is_told_again(bed):
+    job = bed.submit("--gres=mig:3g.40gb:1", wrap="sleep 600", user=USER)
+    bed.wait_job(job, "RUNNING")
+    bed.restart("slurmctld")
+    began = time.monotonic()
+    wait(bed, "the offer", lambda: offered(bed, "3g.40gb") >= 1)
+    assert time.monotonic() - began < 5
+    bed.run(["scontrol", "reconfigure"])
+    wait(bed, "the offer", lambda: offered(bed, "3g.40gb") >= 1, 5)
+    assert bed.job_state(job) == "RUNNING"
+    bed.run(["scancel", str(job)])
+    wait(bed, "idle nodes", lambda: set(bed.node_states().values()) == {"idle"})
+
+
+def test_a_job_that_got_past_the_filter_with_a_larger_marker_is_cancelled(bed):
+    job = bed.submit("--gres=mig:1g.10gb:1", "--hold", wrap="sleep 600", user=USER)
+    # only root can: the filter lets root's changes pass
+    bed.run(["scontrol", "update", f"JobId={job}", "Comment=[mig:2g.20gb:1]"])
+    bed.run(["scontrol", "release", str(job)])
+    wait(bed, "the end of the job", lambda: bed.job_state(job) not in ("PENDING", "RUNNING", "COMPLETING"))
+    assert bed.job_state(job).startswith("CANCELLED")
+    wait(bed, "idle nodes", lambda: set(bed.node_states().values()) == {"idle"})
