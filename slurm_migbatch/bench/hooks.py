@@ -62,7 +62,7 @@ def measure(rounds: int = 300, gpu_type: str = "h100-80gb") -> dict[str, Any]:
             with_agent = _series(home, machine, rounds, first_job=2)
         finally:
             agent.terminate()
-            agent.wait(30)
+            agent.communicate(timeout=30)
         alone = _series(home, machine, rounds, first_job=rounds + 3)
     bars = [
         bar
