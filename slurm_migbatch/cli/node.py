@@ -76,6 +76,28 @@ def reconcile(etc: str, name: str, dry_run: bool, as_json: bool) -> None:
 @node.command()
 @etc_option
 @node_option
+@click.option("--dry-run", is_flag=True, help="Say what would be done, do nothing.")
+@json_option
+def clear(etc: str, name: str, dry_run: bool, as_json: bool) -> None:
+    """Destroy the idle instances that are kept warm for the next jobs, as before maintenance. Running jobs keep theirs.
+
+    To keep new jobs away meanwhile, drain the node in Slurm first.
+    """
+    from slurm_migbatch.node import owner
+    from slurm_migbatch.node.deadline import Deadline
+
+    config = _config(etc, name)
+    with owner.working() as who, _executor(config) as executor:
+        done = executor.repairer.clear(Deadline(config.hook_deadline), who, dry=dry_run)
+    if as_json:
+        click.echo(json.dumps({"node": config.node, "dry_run": dry_run, "changes": done}, indent=2))
+    else:
+        _lines(done or ["nothing is idle"])
+
+
+@node.command()
+@etc_option
+@node_option
 @json_option
 def status(etc: str, name: str, as_json: bool) -> None:
     """Show the GPUs, who holds which slice, the agent and the events that wait."""

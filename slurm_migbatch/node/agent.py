@@ -155,6 +155,8 @@ class Agent:
         except OSError as error:
             log.warning("a hook's request did not arrive: %s", error)
             return
+        if not request:
+            return  # `migbatch node status` only looks whether somebody answers
         try:
             env = protocol.parse(request)
             if env.node != self._config.node:

@@ -24,8 +24,8 @@ _HOOK = '''#!{python} -ISB
 import posix
 import sys
 
-PATHS = {paths!r}
-ETC = {etc!r}
+PATHS = {paths}
+ETC = "{etc}"
 
 
 def trust(path):
@@ -79,9 +79,8 @@ class InstallError(RuntimeError):
 def render(hook: str, paths: Sequence[str], etc: str, python: str) -> str:
     """The text of one hook program."""
     module, arguments, title = HOOKS[hook]
-    return _HOOK.format(
-        python=python, title=title, paths=tuple(paths), etc=etc, module=module, arguments=arguments
-    ).replace("'", '"')
+    listed = ", ".join(f'"{path}"' for path in paths)
+    return _HOOK.format(python=python, title=title, paths=f"({listed},)", etc=etc, module=module, arguments=arguments)
 
 
 def package_paths() -> list[str]:

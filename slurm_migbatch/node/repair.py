@@ -144,6 +144,27 @@ class Repairer:
         done += self.runs(dry=dry)
         return done
 
+    def clear(self, deadline: Deadline, who: str, *, dry: bool = False) -> list[str]:
+        """Destroy every idle instance, as before maintenance; `who` is the owner that does it.
+
+        What jobs hold stays. Returns what was (or would be) done, as sentences. Raises DriverError, JournalError,
+        TooLate.
+        """
+        done: list[str] = []
+        for gpu in self._gpus.managed():
+            with locked(self._paths.lock, [gpu_lock(gpu.uuid)], deadline):
+                there = {instance.slot: instance for instance in gpu.instances()}
+                rows = [row for row in self._journal.slices("gpu=? AND state='idle'", (gpu.uuid,)) if row.slot in there]
+                done += [f"{gpu.uuid}: destroy {row.slot}" for row in rows]
+                if dry:
+                    continue
+                with self._journal.write():  # a Prolog that chose one of them meanwhile has it
+                    idle = {row.id for row in self._journal.slices("gpu=? AND state='idle'", (gpu.uuid,))}
+                    rows = [self._journal.put(r._replace(state="evict", owner=who)) for r in rows if r.id in idle]
+                for row in rows:
+                    self._discard(gpu, row, there[row.slot], "cleared by the administrator")
+        return done
+
     def gpu(
         self,
         gpu: Gpu,

@@ -111,6 +111,11 @@ class CliClient:
         """One scontrol call; see SlurmClient."""
         return parse_nodes(self._run(*NODES_COMMAND))
 
+    def default_partition(self) -> str:
+        """The one that sinfo marks with a star."""
+        names = self._run("sinfo", "-h", "-a", "-o", "%P").split()
+        return next((name[:-1] for name in names if name.endswith("*")), "")
+
     def version(self) -> tuple[int, int]:
         """Release of the commands; asked once."""
         if self._version is None:

@@ -172,6 +172,9 @@ class SlurmClient(Protocol):
     def cancel(self, job_id: int) -> None:
         """End a job for good; one that has gone already is no error."""
 
+    def default_partition(self) -> str:
+        """The partition of jobs that name none; empty where there is no such."""
+
     def version(self) -> tuple[int, int]:
         """Slurm's release, such as (24, 11)."""
 

@@ -45,7 +45,7 @@ class Spec:
     slurm_root: str = ""
     latency: float | Literal["real"] = 0.0
     cpus: int = 64
-    catalog_nodes: int = 1
+    catalog_nodes: int = 2
     counts: Mapping[str, int] = field(default_factory=dict)
     migbatch: Literal["", "hooks", "all"] = ""
     auth: Literal["munge", "token"] = "munge"

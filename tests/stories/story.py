@@ -1,0 +1,111 @@
+"""Words that the stories share: submit, look at the record, look at the driver."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from slurm_migbatch.testbed.cluster import Cluster
+
+UUID = re.compile(r"MIG-[0-9a-f-]{36}")
+SHOW = "echo batch $CUDA_VISIBLE_DEVICES; srun sh -c 'echo task $SLURM_PROCID $CUDA_VISIBLE_DEVICES'"
+
+
+def sbatch(bed: Cluster, *options: str, wrap: str = SHOW, user: str = "mbalice") -> tuple[int, str]:
+    """Submit as a user; the job id (0 where it was refused) and everything that the user was told."""
+    done = bed.run(["sbatch", *options, "--wrap", wrap], user, check=False)
+    found = re.search(r"Submitted batch job (\d+)", done.stdout)
+    return (int(found[1]) if found else 0), done.stdout + done.stderr
+
+
+def refused(bed: Cluster, *options: str, user: str = "mbalice") -> str:
+    """What the user is told; fails where the job was accepted."""
+    job, said = sbatch(bed, *options, user=user)
+    assert job == 0, f"accepted as {job}: {options}"
+    return said
+
+
+def sights(text: str) -> dict[str, list[str]]:
+    """What the batch script (`batch`) and the tasks (`task 0` ...) of a SHOW job saw."""
+    return {
+        line[: match.start()].strip(): UUID.findall(line) for line in text.splitlines() if (match := UUID.search(line))
+    }
+
+
+def accounts(bed: Cluster) -> dict[str, dict[str, Any]]:
+    """migacct's record of every job of this test bed."""
+    program = str(Path(sys.executable).with_name("migacct"))
+    text = bed.run_here([program, "-a", "-S", "now-2hours", "--json"])
+    return {row["job"]: row for row in json.loads(text)["jobs"]}
+
+
+def account(bed: Cluster, job: int | str, state: str = "COMPLETED") -> dict[str, Any]:
+    """One job's record, once it is complete."""
+    bed.wait(
+        f"job {job} {state} in migacct",
+        lambda: accounts(bed).get(str(job), {}).get("state", "").startswith(state),
+        30.0,
+    )
+    return accounts(bed)[str(job)]
+
+
+def status(bed: Cluster, node: str) -> dict[str, Any]:
+    """`migbatch node status --json` of one node."""
+    etc = str(bed.product.etc)
+    return json.loads(bed.product.migbatch("node", "status", "--etc", etc, "--node", node, "--json"))
+
+
+def held(bed: Cluster) -> list[tuple[str, int | None, str]]:
+    """Node, job and state of every slice that is not idle, in the nodes' own journals."""
+    return [
+        (node, piece["job"], piece["state"])
+        for node in bed.spec.node_names
+        for gpu in status(bed, node)["gpus"]
+        for piece in gpu["slices"]
+        if piece["state"] != "idle"
+    ]
+
+
+def overlaps(bed: Cluster) -> list[str]:
+    """Pairs of driver instances that overlap, and journal slices that the driver does not have."""
+    found = []
+    for node in bed.spec.node_names:
+        real = {
+            (gpu["uuid"], i["start"], i["size"], i["profile"])
+            for gpu in bed.machine(node).dump()["gpus"]
+            for i in gpu["instances"]
+        }
+        known = {
+            (gpu["uuid"], piece["start"], piece["size"], piece["profile"])
+            for gpu in status(bed, node)["gpus"]
+            for piece in gpu["slices"]
+            if piece["state"] in ("idle", "held", "zombie")
+        }
+        found += [f"{node}: only the driver has {extra}" for extra in real - known]
+        found += [f"{node}: only the journal has {extra}" for extra in known - real]
+    return found
+
+
+def settled(bed: Cluster) -> None:
+    """Wait until nothing is held, then: journal and driver agree, every device is root's, no node is drained."""
+    bed.wait("the end of all leases", lambda: not held(bed), 30.0)
+    assert overlaps(bed) == []
+    for node in bed.spec.node_names:
+        for path in (bed.machine(node).dev_root / "nvidia-caps").glob("nvidia-cap*"):
+            found = path.stat()
+            assert (found.st_uid, found.st_mode & 0o077) == (0, 0), path.name
+    bed.wait("idle nodes", lambda: {s.rstrip("*") for s in bed.node_states().values()} == {"idle"}, 30.0)
+
+
+def offer(bed: Cluster) -> dict[str, int]:
+    """What Slurm is told that all nodes have, by GRES type, without the filler."""
+    counts: dict[str, int] = {}
+    for line in bed.run(["scontrol", "-d", "-o", "show", "node", ",".join(bed.spec.node_names)]).stdout.splitlines():
+        gres = re.search(r"\sGres=(\S+)", line)
+        for kind, count in re.findall(r"mig:([^:,]+):(\d+)", gres[1] if gres else ""):
+            counts[kind] = counts.get(kind, 0) + int(count)
+    counts.pop("none", None)
+    return {kind: count for kind, count in counts.items() if count}

@@ -1,0 +1,186 @@
+"""The way of a job on a real Slurm: what it asks for, what it gets, what it sees, what is remembered."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from story import SHOW, account, held, offer, refused, sbatch, settled, sights
+
+from slurm_migbatch.testbed.cluster import Cluster
+
+
+def test_auto_becomes_a_slice_and_everything_is_remembered(stack: Cluster) -> None:
+    job, said = sbatch(stack, "--gres=mig:auto", "--comment=migbatch: model=bert-large batch=32 slo=200ms")
+    assert re.search(r"migbatch: \S+g\.\d+gb for mig:auto", said), said
+    assert stack.wait_job(job) == "COMPLETED"
+    row = account(stack, job)
+    (piece,) = row["slices"]
+    assert sights(stack.output(job)) == {"batch": [piece["mig_uuid"]], "task 0": [piece["mig_uuid"]]}
+    assert (
+        row["asked"].startswith("--gres=mig:auto ")
+        and row["bucket"].startswith("bert-large/")
+        and row["profile"] in said
+    )
+    assert row["predicted_latency_ms"] and row["user"] == "mbalice" and row["exit_code"] == 0
+    settled(stack)
+
+
+def test_three_slices_three_tasks(stack: Cluster) -> None:
+    job, _ = sbatch(stack, "-N1", "-n3", "--gres=mig:1g.10gb:3")
+    assert stack.wait_job(job) == "COMPLETED"
+    seen = sights(stack.output(job))
+    assert [seen[f"task {i}"] for i in range(3)] == [[uuid] for uuid in seen["batch"]]
+    assert len(set(seen["batch"])) == 3
+
+
+def test_array_tasks_never_share(stack: Cluster) -> None:
+    job, _ = sbatch(stack, "--array=0-3", "--gres=mig:1g.20gb:1", "-o", "array-%a.out", wrap=f"{SHOW}; sleep 2")
+    rows = [account(stack, f"{job}_{i}") for i in range(4)]
+    for i, row in enumerate(rows):
+        text = (stack.home("mbalice") / f"array-{i}.out").read_text()
+        assert sights(text)["task 0"] == [row["slices"][0]["mig_uuid"]]
+    spans = [(r["slices"][0]["mig_uuid"], r["started_unix_s"], r["ended_unix_s"]) for r in rows]
+    for uuid, start, end in spans:
+        assert [s for s in spans if s[0] == uuid and s[1] < end and start < s[2]] == [(uuid, start, end)]
+
+
+def test_a_script_for_whole_gpus_runs_unchanged(stack: Cluster) -> None:
+    job, said = sbatch(stack, "--gpus=1")
+    assert "7g.80gb" in said
+    assert stack.wait_job(job) == "COMPLETED", stack.output(job)
+    assert account(stack, job)["profile"] == "7g.80gb"
+    assert len(sights(stack.output(job))["task 0"]) == 1
+
+
+@pytest.mark.parametrize("options", [["--gres=gpu:2"], ["--gpus-per-node=2"], ["--gpus=2", "-N1"]])
+def test_two_whole_gpus_are_two_slices_of_one_node(stack: Cluster, options: list[str]) -> None:
+    job, _ = sbatch(stack, *options)
+    assert stack.wait_job(job) == "COMPLETED", stack.output(job)
+    assert [piece["profile"] for piece in account(stack, job)["slices"]] == ["7g.80gb"] * 2
+
+
+def test_srun_alone(stack: Cluster) -> None:
+    done = stack.run(["srun", "--gres=mig:2g.20gb:1", "sh", "-c", "echo task 0 $CUDA_VISIBLE_DEVICES"], "mbbob")
+    assert len(sights(done.stdout)["task 0"]) == 1
+    done = stack.run(["srun", "--gpus=1", "sh", "-c", "echo task 0 $CUDA_VISIBLE_DEVICES"], "mbbob")
+    assert len(sights(done.stdout)["task 0"]) == 1
+
+
+@pytest.mark.parametrize("request_", ["--gres=mig:2g.20gb:1", "--gpus=1"])
+def test_salloc_and_steps_in_it(stack: Cluster, request_: str) -> None:
+    inner = "srun sh -c 'echo task $SLURM_STEP_ID $CUDA_VISIBLE_DEVICES'"
+    done = stack.run(["salloc", request_, "sh", "-c", f"{inner}; {inner}"], "mbbob")
+    seen = sights(done.stdout)
+    assert set(seen) == {"task 0", "task 1"} and seen["task 0"] == seen["task 1"]
+
+
+def test_components_of_a_heterogeneous_job(stack: Cluster) -> None:
+    show = "srun --het-group=0 sh -c 'echo task 0 $CUDA_VISIBLE_DEVICES'"
+    show += "; srun --het-group=1 sh -c 'echo task 1 $CUDA_VISIBLE_DEVICES'"
+    job, said = sbatch(stack, "-n1", "--gres=mig:1g.10gb:1", ":", "-n1", "--gres=mig:auto", wrap=show)
+    assert job, said
+    assert stack.wait_job(job) == "COMPLETED", stack.output(job)
+    seen = sights(stack.output(job))
+    assert len(seen["task 0"]) == len(seen["task 1"]) == 1 and seen["task 0"] != seen["task 1"]
+
+
+def test_one_job_on_two_nodes(stack: Cluster) -> None:
+    job, _ = sbatch(stack, "-N2", "-n2", "--ntasks-per-node=1", "--gres=mig:3g.40gb:1")
+    assert stack.wait_job(job) == "COMPLETED", stack.output(job)
+    seen = sights(stack.output(job))
+    assert len({seen["task 0"][0], seen["task 1"][0]}) == 2
+
+
+def test_a_profile_that_is_not_on_offer_is_made_so(stack: Cluster) -> None:
+    settled(stack)
+    missing = [p for p in ("1g.10gb.me", "2g.20gb", "4g.40gb", "3g.40gb") if p not in offer(stack)]
+    assert missing, "everything is on offer at once"
+    job, _ = sbatch(stack, f"--gres=mig:{missing[0]}:1")
+    assert stack.wait_job(job) == "COMPLETED", stack.output(job)
+
+
+def test_a_whole_gpu_is_kept_free_although_small_jobs_keep_coming(stack: Cluster) -> None:
+    """Starvation: all four GPUs have small jobs on them, and more small ones arrive all the time."""
+    first = [sbatch(stack, "--gres=mig:4g.40gb:1", "--time=1", wrap="sleep 6")[0] for _ in range(4)]
+    for job in first:
+        stack.wait_job(job, "RUNNING")
+    large, _ = sbatch(stack, "--gres=mig:7g.80gb:1", "--time=1", user="mbbob")
+    small = []
+    end = time.monotonic() + 40
+    while stack.job_state(large) == "PENDING" and time.monotonic() < end:
+        small.append(sbatch(stack, "--gres=mig:1g.10gb:1", "--time=1", wrap="sleep 4", user="mbcarol")[0])
+        time.sleep(0.5)
+    assert stack.wait_job(large) == "COMPLETED"
+    for job in small:
+        stack.run(["scancel", str(job)])
+    settled(stack)
+
+
+def test_a_cancelled_job_gives_back_at_once(stack: Cluster) -> None:
+    job, _ = sbatch(stack, "--gres=mig:3g.40gb:1", wrap="sleep 600")
+    stack.wait_job(job, "RUNNING")
+    stack.wait("the lease", lambda: any(held_job == job for _, held_job, _ in held(stack)))
+    stack.run(["scancel", str(job)], "mbalice")
+    assert account(stack, job, "CANCELLED")["slices"]
+    settled(stack)
+
+
+def test_a_requeued_job_is_a_new_run(stack: Cluster) -> None:
+    job, _ = sbatch(
+        stack, "--gres=mig:1g.10gb:1", "--open-mode=append", wrap=f"{SHOW}; sleep $((3-3*SLURM_RESTART_COUNT))"
+    )
+    stack.wait_job(job, "RUNNING")
+    time.sleep(1.0)
+    stack.run(["scontrol", "requeue", str(job)])
+    assert stack.wait_job(job, timeout=180.0) == "COMPLETED"
+    row = account(stack, job)
+    assert row["restarts"] == 1 and len(row["slices"]) == 1
+    settled(stack)
+
+
+def test_a_pending_job_can_be_changed(stack: Cluster) -> None:
+    job, _ = sbatch(stack, "--gres=mig:1g.10gb:1", "--hold")
+    stack.run(["scontrol", "update", f"JobId={job}", "Gres=mig:2g.20gb:1"], "mbalice")
+    stack.run(["scontrol", "release", str(job)], "mbalice")
+    assert stack.wait_job(job) == "COMPLETED"
+    assert account(stack, job)["profile"] == "2g.20gb"
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        (["--gres=mig:1g"], "1g.10gb"),
+        (["--gres=mig:none:1"], "profile"),
+        (["--gres=mig:9g.90gb:1"], "7g.80gb"),
+        (["--gres=mig:auto", "--comment=migbatch: colour=red"], "model"),
+        (["--gres=mig:auto", "--comment=migbatch: slo=0ms"], "slo"),
+        (["--gres=mig:auto", "--comment=migbatch: min=3g.40gb max=1g.10gb"], "min"),
+        (["--gres=mig:auto", "--comment=migbatch: mem=500gb"], "mem"),
+        (["--gres=mig:auto", "--comment=migbatch: model=$(reboot)"], "character $"),
+        (["--gres=mig:auto", "--comment=migbatch: model=x'; drop table runs"], "character '"),
+        (["--gres=mig:auto", "--comment=migbatch: model=" + "x" * 1000], "characters"),
+        (["--gres=mig:auto", "--comment=migbatch: model=\udcff\udcfe"], "UTF-8"),
+    ],
+)
+def test_bad_requests_are_refused_with_advice(stack: Cluster, options: list[str], advice: str) -> None:
+    said = refused(stack, *options)
+    assert advice.lower() in said.lower(), said
+
+
+def test_jobs_without_mig_pass_untouched(stack: Cluster) -> None:
+    job, said = sbatch(stack, "--comment=mine", wrap="echo ${CUDA_VISIBLE_DEVICES-none}")
+    assert "migbatch" not in said
+    assert stack.wait_job(job) == "COMPLETED"
+    assert stack.output(job).strip() == "none"
+    assert " Comment=mine " in stack.run(["scontrol", "-o", "show", "job", str(job)]).stdout
+
+
+def test_root_passes_untouched_and_still_gets_its_slice(stack: Cluster) -> None:
+    done = stack.run(["sbatch", "--parsable", "--gres=mig:2g.20gb:1", "-o", "/dev/null", "--wrap", "sleep 2"])
+    job = int(done.stdout)
+    stack.wait_job(job, "RUNNING")
+    stack.wait("root's lease", lambda: any(held_job == job for _, held_job, _ in held(stack)))
+    assert stack.wait_job(job) == "COMPLETED"
+    settled(stack)
