@@ -144,7 +144,10 @@ class SupplyConfig:
 
     enabled: bool = key(True, "Offer free space by `scontrol update Gres=`; false: slurm.conf's counts stand.")
     preference: tuple[str, ...] = key(
-        (), "What idle space is offered as, in this order, when nobody waits; empty: one slice of each size.", profiles
+        (),
+        "What idle space is offered as when nobody waits: tried in this order, again and again, until nothing fits; "
+        "empty: one slice of each size (an H100 becomes 4g + 2g + 1g).",
+        profiles,
     )
     ack_wait_s: float = key(
         0.5,
