@@ -104,7 +104,6 @@ class ClusterConfig:
     partitions: tuple[str, ...] = key(
         (), "Partitions whose --gpus and --gres=gpu requests become MIG slices; empty: every one with MIG nodes.", names
     )
-    nodes: str = key("", "MIG nodes, as in slurm.conf (gpu[01-16]); empty: every node whose Gres has mig types.")
     catalog_nodes: str = key(
         "migcatalog", "The DOWN nodes that list every profile, so that jobs pend where nothing is offered yet."
     )

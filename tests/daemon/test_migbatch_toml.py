@@ -87,7 +87,7 @@ def test_section_written_as_a_value():
 
 
 def test_lines_are_right_behind_multi_line_values():
-    text = '[cluster]\npartitions = [\n  "a",\n  "b",\n]\nnodes = """\nslurm_bin = 3"""\nslurm_bin = 3\n'
+    text = '[cluster]\npartitions = [\n  "a",\n  "b",\n]\ncatalog_nodes = """\nslurm_bin = 3"""\nslurm_bin = 3\n'
     said = problems(text)
     assert any(line.startswith("m.toml:8: cluster.slurm_bin") for line in said)
 
@@ -118,7 +118,7 @@ def test_missing_file_says_how_to_make_one(tmp_path):
 
 def test_binary_file_is_refused(tmp_path):
     path = tmp_path / "m.toml"
-    path.write_bytes(b"[cluster]\nnodes = '\xff'\n")
+    path.write_bytes(b"[cluster]\nslurm_user = '\xff'\n")
     with pytest.raises(ConfigError, match="not UTF-8"):
         load(path)
 
