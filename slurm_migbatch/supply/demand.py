@@ -83,6 +83,9 @@ def demands(
 ) -> list[Demand]:
     """The pending work that supply could help, in the order of `jobs` (Slurm's own).
 
+    The components of a heterogeneous job come together, where the last of them stands, and only if Slurm would start
+    all of them.
+
     Args:
         jobs: the whole queue, running jobs too: they count against the limits of their arrays.
         nodes: every node, for partitions and features.
@@ -91,44 +94,80 @@ def demands(
         avoid: job -> nodes on which an offer for it stood and was not taken (too few CPUs there, excluded by the
             user, whatever else Slurm knows and we do not).
     """
-    rows = {node.name: node for node in nodes if node.name in supply}
-    in_partition: dict[str, set[str]] = {}
-    for node in rows.values():
-        for partition in node.partitions:
-            in_partition.setdefault(partition, set()).add(node.name)
-    running = Counter(row.array_job for row in jobs if row.array_job is not None and row.active)
-    pools: dict[tuple[str, str, str], frozenset[str]] = {}
-    found = []
+    site = _Site(jobs, nodes, supply, avoid or {})
+    missing = Counter(row.het_job for row in jobs if row.het_job is not None and row.pending)
+    components: dict[int, list[Demand | None]] = {}
+    found: list[Demand] = []
     for row in jobs:
-        if GRES not in row.gres or not could_run(row, now):
-            continue
-        parts = _parts(row.gres)
-        if not parts:
-            continue
+        if row.het_job is not None and row.pending:
+            group = components.setdefault(row.het_job, [])
+            if not (GRES not in row.gres and site.has_others(row)):
+                group.append(site.demand(row, row.het_job) if could_run(row, now) else None)
+            missing[row.het_job] -= 1
+            if not missing[row.het_job]:
+                whole = [demand for demand in group if demand is not None]
+                if len(whole) == len(group) and any(demand.parts for demand in whole):
+                    found.extend(sorted(whole, key=lambda demand: demand.job))
+        elif GRES in row.gres and could_run(row, now):
+            demand = site.demand(row)
+            if demand is not None and demand.parts:
+                found.append(demand)
+    return found
+
+
+class _Site:
+    """What does not depend on the job: which nodes there are, and how many tasks of each array run."""
+
+    def __init__(
+        self,
+        jobs: Sequence[JobRow],
+        nodes: Iterable[NodeRow],
+        supply: Collection[str],
+        avoid: Mapping[int, Collection[str]],
+    ) -> None:
+        self._avoid = avoid
+        self._rows: dict[str, NodeRow] = {}
+        self._in_partition: dict[str, set[str]] = {}
+        #: partitions with nodes that have no MIG GPUs
+        self._mixed: set[str] = set()
+        for node in nodes:
+            if node.name in supply:
+                self._rows[node.name] = node
+                for partition in node.partitions:
+                    self._in_partition.setdefault(partition, set()).add(node.name)
+            elif node.open:
+                self._mixed.update(node.partitions)
+        self._running = Counter(row.array_job for row in jobs if row.array_job is not None and row.active)
+        self._pools: dict[tuple[str, str, str], frozenset[str]] = {}
+
+    def has_others(self, row: JobRow) -> bool:
+        """Whether there are nodes without MIG GPUs in a partition of the job."""
+        return not self._mixed.isdisjoint(row.partition.split(","))
+
+    def demand(self, row: JobRow, apart: int | None = None) -> Demand | None:
+        """What one job needs; None where nothing can be done for it."""
         copies = row.tasks
         if row.throttle is not None and row.array_job is not None:
-            copies = min(copies, row.throttle - running[row.array_job])
+            copies = min(copies, row.throttle - self._running[row.array_job])
         if copies < 1:
-            continue
+            return None
         key = (row.partition, row.features, row.requested_nodes)
-        pool = pools.get(key)
+        pool = self._pools.get(key)
         if pool is None:
-            pool = pools[key] = _pool(row, rows, in_partition)
-        if avoid and row.job_id in avoid:
-            pool = pool.difference(avoid[row.job_id])
+            pool = self._pools[key] = _pool(row, self._rows, self._in_partition)
+        if row.job_id in self._avoid:
+            pool = pool.difference(self._avoid[row.job_id])
         if len(pool) < row.num_nodes:
-            continue
-        found.append(
-            Demand(
-                job=row.job_id,
-                parts=parts,
-                pool=pool,
-                nodes=row.num_nodes,
-                copies=copies,
-                limit_s=row.time_limit_s,
-            )
+            return None
+        return Demand(
+            job=row.job_id,
+            parts=_parts(row.gres),
+            pool=pool,
+            nodes=row.num_nodes,
+            copies=copies,
+            limit_s=row.time_limit_s,
+            apart=apart,
         )
-    return found
 
 
 @lru_cache(maxsize=4096)

@@ -197,7 +197,7 @@ class SupplyLoop:
             excess=tuple(audit(nodes.values(), jobs)),
             notes=tuple(notes),
             error=trouble,
-            pending=sum(d.copies for d in wanted),
+            pending=sum(d.copies for d in wanted if d.parts),
             waiting=len(plan.waiting),
             offers={p.name: n for p, n in sorted(plan.offers().items())},
             unacknowledged=tuple(done.unacknowledged),
@@ -228,6 +228,11 @@ class SupplyLoop:
             if placed.standing:
                 return f"what it needs is offered on {where}; Slurm should start it in its next cycle"
             return f"{where} is being rearranged to offer what it needs"
+        if job in self._plan.cramped:
+            return (
+                f"it is part of the heterogeneous job {row.het_job}, which Slurm starts only where each component can "
+                "have nodes of its own, and there are too few nodes on which these may run"
+            )
         mine = [r for r in self._plan.reservations if r.job == job]
         if mine:
             places = "; ".join(f"{slot} of GPU {gpu} on {node}" for node, gpu, slot in mine[0].places)

@@ -78,7 +78,8 @@ class Demand:
     """What pending work needs, in Slurm's order of consideration.
 
     `parts` are slices on each of `nodes` nodes; `copies` jobs alike (array tasks). `pool` names the nodes on which
-    Slurm could start it. `limit_s` is its time limit.
+    Slurm could start it. `limit_s` is its time limit. Demands that share a value of `apart` (components of one
+    heterogeneous job) are of use only all together, and on nodes of their own each; such a one may have no parts.
     """
 
     job: int
@@ -87,6 +88,7 @@ class Demand:
     nodes: int = 1
     copies: int = 1
     limit_s: float | None = None
+    apart: int | None = None
 
     @property
     def slices(self) -> tuple[Profile, ...]:
@@ -145,6 +147,8 @@ class Plan:
     placed: Mapping[int, Placed] = field(default_factory=dict)
     #: jobs that wait: neither supply nor a reservation now
     waiting: tuple[int, ...] = ()
+    #: those of them that wait for ever: components that cannot have nodes of their own, however free the nodes are
+    cramped: frozenset[int] = frozenset()
     #: node -> profiles that Slurm counts as used beyond what leases and plan can explain; the node is left alone
     unexplained: Mapping[str, Mapping[Profile, int]] = field(default_factory=dict)
 

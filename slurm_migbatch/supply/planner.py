@@ -14,16 +14,22 @@ holds the idle space down.
 Reserved space is not lent out until its time comes, although jobs that end earlier would do no harm: Slurm decides who
 takes an offered slot, and it may be a longer job than the one it was meant for.
 
+The components of a heterogeneous job are served all together or not at all, each on nodes of its own (see `apart`);
+so are their reservations.
+
 Whatever is left keeps its present offers; empty space is filled by preference.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import TypeAlias
 
 from slurm_migbatch.mig.layout import Layout
 from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.supply.apart import assign
 from slurm_migbatch.supply.fleet import Claim, Fleet, Seat
 from slurm_migbatch.supply.model import Demand, Mode, Node, NodePlan, Placed, Plan, Reservation
 from slurm_migbatch.supply.reserve import Reserver
@@ -32,6 +38,11 @@ from slurm_migbatch.supply.shape import Shape, ShapeBook
 #: How many GPUs may be looked at, and how deep, to make room for one kind of demand.
 _REPAIR_TRIES = 200
 _REPAIR_DEPTH = 3
+
+
+#: What tells demands apart as far as finding room for them goes: pool, slices of a node, nodes.
+_Kind: TypeAlias = tuple[frozenset[str], tuple[tuple[Profile, int], ...], int]
+_Places: TypeAlias = list[tuple[Profile, str | Seat]]
 
 
 class Planner:
@@ -89,20 +100,29 @@ class _Round:
         self.reserver = Reserver(self.fleet, now, previous, share, most)
         self.copies: Counter[int] = Counter()  # by number of the demand
         self.waiting: dict[int, None] = {}
+        self.cramped: set[int] = set()
+        self._components: dict[int, list[int]] = {}
+        for number, demand in enumerate(self.demands):
+            if demand.apart is not None:
+                self._components.setdefault(demand.apart, []).append(number)
         #: what failed once fails for the rest of the round, since space only shrinks
-        self._hopeless: set[tuple[frozenset[str], tuple[tuple[Profile, int], ...], int]] = set()
+        self._hopeless: set[_Kind | tuple[_Kind, ...]] = set()
         #: nodes to try for several slices, without those that have failed
         self._order: dict[tuple[frozenset[str], tuple[tuple[Profile, int], ...]], list[str]] = {}
         self._tries = 0
 
     def run(self, preference: tuple[Profile, ...]) -> Plan:
         for number, demand in enumerate(self.demands):
+            if demand.apart is not None:
+                if number == self._components[demand.apart][-1]:
+                    self._serve_apart(self._components[demand.apart])
+                continue
             for copy in range(demand.copies):
                 if self._serve(number, copy, demand):
                     self.copies[number] += 1
                 else:
                     self.waiting[demand.job] = None
-                    if not self.reserver.reserve(demand, copy, self._ends):
+                    if not self.reserver.reserve([demand], copy, self._ends):
                         break
                 self.fleet.commit()
         return Plan(
@@ -110,6 +130,7 @@ class _Round:
             reservations=tuple(self.reserver.made),
             placed=self._placed(),
             waiting=tuple(self.waiting),
+            cramped=frozenset(self.cramped),
             unexplained=self.fleet.unexplained,
         )
 
@@ -136,7 +157,7 @@ class _Round:
     # -- one demand --------------------------------------------------------------------------------------------
 
     def _serve(self, number: int, copy: int, demand: Demand) -> bool:
-        key = (demand.pool, demand.parts, demand.nodes)
+        key = _kind(demand)
         if key in self._hopeless:
             return False
         slices = demand.slices
@@ -151,35 +172,57 @@ class _Round:
                 assert at is not None
             self.fleet.claim(at, (number, copy, slices[0]))
             return True
-        found = self._find_nodes(demand, slices)
-        if found is None:
+        found = self._candidates(demand, demand.nodes)
+        if len(found) < demand.nodes:
             self._hopeless.add(key)
             return False
-        for places in found.values():
-            for profile, where in places:
-                self.fleet.claim(where, (number, copy, profile))
+        self._take(number, copy, found.values())
         return True
 
-    def _find_nodes(
-        self, demand: Demand, slices: tuple[Profile, ...]
-    ) -> dict[str, list[tuple[Profile, str | Seat]]] | None:
-        """Enough nodes for a job of several slices or nodes; those that need the least change come first."""
+    def _serve_apart(self, numbers: Sequence[int]) -> None:
+        """Nodes of their own for all components of a heterogeneous job, or a reservation for all of them."""
+        demands = [self.demands[number] for number in numbers]
+        key = tuple(_kind(demand) for demand in demands)
+        if key not in self._hopeless:
+            most = sum(demand.nodes for demand in demands)
+            found = [self._candidates(demand, most) for demand in demands]
+            chosen = assign([(demand.nodes, list(places)) for demand, places in zip(demands, found, strict=True)])
+            if chosen is not None:
+                for number, places, names in zip(numbers, found, chosen, strict=True):
+                    self._take(number, 0, [places[name] for name in names])
+                    self.copies[number] += 1
+                self.fleet.commit()
+                return
+            self._hopeless.add(key)
+        self.waiting.update(dict.fromkeys(demand.job for demand in demands if demand.parts))
+        if not can_be_apart(demands):
+            self.cramped.update(demand.job for demand in demands)
+        elif self.reserver.reserve(demands, 0, self._ends):
+            self.fleet.commit()
+
+    def _take(self, number: int, copy: int, nodes: Iterable[_Places]) -> None:
+        for places in nodes:
+            for profile, where in places:
+                self.fleet.claim(where, (number, copy, profile))
+
+    def _candidates(self, demand: Demand, most: int) -> dict[str, _Places]:
+        """Up to `most` nodes on which all slices fit, and where; those that need the least change come first."""
         names = self._order.get((demand.pool, demand.parts))
         if names is None:
-            names = self._order[demand.pool, demand.parts] = self._by_missing(demand.pool, slices)
-        found: dict[str, list[tuple[Profile, str | Seat]]] = {}
+            names = self._order[demand.pool, demand.parts] = self._by_missing(demand.pool, demand.slices)
+        found: dict[str, _Places] = {}
         dead: set[str] = set()
         for name in names:
-            places = self.fleet.place_on(name, slices)
+            places = self.fleet.place_on(name, demand.slices)
             if places is None:
                 dead.add(name)
                 continue
             found[name] = places
-            if len(found) == demand.nodes:
+            if len(found) == most:
                 break
         if dead:
             self._order[demand.pool, demand.parts] = [n for n in names if n not in dead]
-        return found if len(found) == demand.nodes else None
+        return found
 
     def _by_missing(self, pool: frozenset[str], slices: tuple[Profile, ...]) -> list[str]:
         """The pool's nodes, those first that lack the fewest of `slices` among what they offer and nobody claims."""
@@ -225,7 +268,7 @@ class _Round:
 
     def _movable(self, claim: Claim) -> bool:
         demand = self.demands[claim[0]]
-        return demand.nodes == 1 and len(demand.slices) == 1
+        return demand.apart is None and demand.nodes == 1 and len(demand.slices) == 1
 
     def _clear(
         self, seat: Seat, profile: Profile, movable: Sequence[Claim], spared: frozenset[int], depth: int
@@ -308,9 +351,11 @@ class _Round:
                 over -= 1
 
 
-def reservations_by_job(reservations: Sequence[Reservation]) -> Mapping[int, list[Reservation]]:
-    """Reservations of each job, for explanations."""
-    found: dict[int, list[Reservation]] = {}
-    for reservation in reservations:
-        found.setdefault(reservation.job, []).append(reservation)
-    return found
+def _kind(demand: Demand) -> _Kind:
+    return demand.pool, demand.parts, demand.nodes
+
+
+def can_be_apart(components: Sequence[Demand]) -> bool:
+    """Whether the pools have nodes enough for each component to have its own."""
+    most = sum(demand.nodes for demand in components)
+    return assign([(demand.nodes, list(islice(demand.pool, most))) for demand in components]) is not None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.supply.apart import assign
 from slurm_migbatch.supply.fleet import Claim, Fleet, Seat
 from slurm_migbatch.supply.model import Demand, Reservation
 
@@ -20,6 +22,7 @@ _MAX_NODES = 64
 #: (1 where something without a limit is in the way, when it is free, memory slices in the way)
 _When = tuple[int, float, int]
 _Busy = tuple[Slot, float | None]
+_Places = list[tuple[Seat, Slot]]
 
 
 class Reserver:
@@ -34,34 +37,37 @@ class Reserver:
         self._ranked: dict[tuple[frozenset[str], Profile], list[tuple[_When, int]]] = {}
         self.made: list[Reservation] = []
 
-    def reserve(self, demand: Demand, copy: int, ends: Callable[[Claim], float | None]) -> bool:
-        """Reserve for one copy; False where there may be no more reservations or no place can ever hold it."""
-        pool = demand.pool
-        if len(self.made) >= self._most or self._count.get(pool, 0) >= self._limit(pool):
+    def reserve(self, demands: Sequence[Demand], copy: int, ends: Callable[[Claim], float | None]) -> bool:
+        """Reserve for one copy of a demand, or for all of several that have to be apart.
+
+        False where there may be no more reservations or no place can ever hold it.
+        """
+        pools = {demand.pool for demand in demands}
+        if len(self.made) >= self._most or any(self._count.get(pool, 0) >= self._limit(pool) for pool in pools):
             return False
-        slices = demand.slices
-        if demand.nodes == 1 and len(slices) == 1:
-            found = self._single(demand, copy, slices[0], ends)
+        first = demands[0]
+        if len(demands) == 1 and first.nodes == 1 and len(first.slices) == 1:
+            single = self._single(first, copy, first.slices[0], ends)
+            found = None if single is None else (single[0], [single[1]])
         else:
-            found = self._several(demand, copy, slices, ends)
+            found = self._several(demands, copy, ends)
         if found is None:
             return False
         when, places = found
-        for seat, _ in places:
-            self._freeze(seat, ends)
         by_seat: dict[int, list[Slot]] = {}
-        for seat, slot in places:
+        for seat, slot in (place for some in places for place in some):
             by_seat.setdefault(seat.index, []).append(slot)
+        for index in by_seat:
+            self._freeze(self._fleet.seats[index], ends)
         for index, slots in by_seat.items():
             self._block(self._fleet.seats[index], slots)
-        self._count[pool] = self._count.get(pool, 0) + 1
-        self.made.append(
-            Reservation(
-                demand.job,
-                copy,
-                tuple((seat.node, seat.gpu.uuid, slot) for seat, slot in places),
-                None if when[0] else when[1],
-            )
+        for pool in pools:
+            self._count[pool] = self._count.get(pool, 0) + 1
+        at = None if when[0] else when[1]
+        self.made.extend(
+            Reservation(demand.job, copy, tuple((seat.node, seat.gpu.uuid, slot) for seat, slot in some), at)
+            for demand, some in zip(demands, places, strict=True)
+            if some
         )
         return True
 
@@ -178,50 +184,68 @@ class Reserver:
     # -- several slices or nodes -------------------------------------------------------------------------------
 
     def _several(
-        self, demand: Demand, copy: int, slices: tuple[Profile, ...], ends: Callable[[Claim], float | None]
-    ) -> tuple[_When, list[tuple[Seat, Slot]]] | None:
-        names = [n for n in sorted(demand.pool) if n in self._fleet.nodes and self._fleet.plannable(n)]
-        old = self._previous.get((demand.job, copy))
-        names.sort(key=lambda n: (-self._idle(n), n))
-        found: list[tuple[_When, str, list[tuple[Seat, Slot]]]] = []
-        for name in names[: _MAX_NODES + demand.nodes]:
-            got = self._node_soonest(name, slices, ends)
-            if got is not None:
-                found.append((got[0], name, got[1]))
-        if len(found) < demand.nodes:
+        self, demands: Sequence[Demand], copy: int, ends: Callable[[Claim], float | None]
+    ) -> tuple[_When, list[_Places]] | None:
+        """Places for each demand, no two of them on one node, so that the last is free as soon as may be."""
+        most = sum(demand.nodes for demand in demands)
+        options = [self._node_options(demand, most, ends) for demand in demands]
+        best = _soonest_apart(demands, options)
+        if best is None:
             return None
-        best = sorted(found, key=lambda f: f[:2])[: demand.nodes]
-        latest = max(f[0] for f in best)
-        if old is not None:
-            kept = self._all_again(old, demand.pool, slices, demand.nodes, ends)
-            if kept is not None and not self._better(latest, kept[0]):
-                return kept
-        return latest, [place for f in best for place in f[2]]
+        latest, chosen = best
+        kept = self._all_again(demands, copy, ends)
+        if kept is not None and not self._better(latest, kept[0]):
+            return kept
+        return latest, [
+            [place for name in names for place in some[name][1]] for some, names in zip(options, chosen, strict=True)
+        ]
+
+    def _node_options(
+        self, demand: Demand, most: int, ends: Callable[[Claim], float | None]
+    ) -> dict[str, tuple[_When, _Places]]:
+        """When nodes could hold the demand's slices, and where, the soonest first; those with most idle space only."""
+        names = [n for n in sorted(demand.pool) if n in self._fleet.nodes and self._fleet.plannable(n)]
+        names.sort(key=lambda n: (-self._idle(n), n))
+        found: dict[str, tuple[_When, _Places]] = {}
+        for name in names[: _MAX_NODES + most]:
+            got = self._node_soonest(name, demand.slices, ends)
+            if got is not None:
+                found[name] = got
+        return dict(sorted(found.items(), key=lambda one: (one[1][0], one[0])))
 
     def _all_again(
-        self,
-        old: Reservation,
-        pool: frozenset[str],
-        slices: tuple[Profile, ...],
-        nodes: int,
-        ends: Callable[[Claim], float | None],
-    ) -> tuple[_When, list[tuple[Seat, Slot]]] | None:
+        self, demands: Sequence[Demand], copy: int, ends: Callable[[Claim], float | None]
+    ) -> tuple[_When, list[_Places]] | None:
         """Last round's places, if every one of them can still be had beside the others."""
-        by_node: dict[str, list[Profile]] = {}
-        by_seat: dict[int, list[Slot]] = {}
         whens = []
-        places = []
-        for place in old.places:
-            again = self._again(place, pool, place[2].profile, ends)
-            if again is None:
+        kept: list[_Places] = []
+        by_seat: dict[int, list[Slot]] = {}
+        taken: set[str] = set()
+        for demand in demands:
+            if not demand.parts:
+                kept.append([])
+                continue
+            old = self._previous.get((demand.job, copy))
+            if old is None:
                 return None
-            when, seat, slot = again
-            whens.append(when)
-            places.append((seat, slot))
-            by_node.setdefault(seat.node, []).append(slot.profile)
-            by_seat.setdefault(seat.index, []).append(slot)
-        if len(by_node) != nodes or any(sorted(got, reverse=True) != list(slices) for got in by_node.values()):
-            return None
+            by_node: dict[str, list[Profile]] = {}
+            places = []
+            for place in old.places:
+                again = self._again(place, demand.pool, place[2].profile, ends)
+                if again is None:
+                    return None
+                when, seat, slot = again
+                whens.append(when)
+                places.append((seat, slot))
+                by_node.setdefault(seat.node, []).append(slot.profile)
+                by_seat.setdefault(seat.index, []).append(slot)
+            slices = list(demand.slices)
+            if len(by_node) != demand.nodes or any(sorted(got, reverse=True) != slices for got in by_node.values()):
+                return None
+            if not taken.isdisjoint(by_node):
+                return None
+            taken.update(by_node)
+            kept.append(places)
         for index, slots in by_seat.items():
             seat = self._fleet.seats[index]
             together = Layout(slots)
@@ -229,7 +253,7 @@ class Reserver:
             reserved = [s.profile for s in seat.reserved]
             if not seat.gpu.geometry.admits((*beside, *reserved, *together.profiles)):
                 return None
-        return max(whens), places
+        return max(whens), kept
 
     def _idle(self, name: str) -> int:
         return sum(
@@ -326,6 +350,25 @@ class Reserver:
         )
         blocked = self._fleet.book.start(geometry, shape.used, keep, shape.warm, future, wary=shape.wary)
         self._fleet.change(seat, blocked, seat.claims)
+
+
+def _soonest_apart(
+    demands: Sequence[Demand], options: Sequence[Mapping[str, tuple[_When, _Places]]]
+) -> tuple[_When, list[list[str]]] | None:
+    """Nodes for each demand, no two of them the same, and when the last of them is free; None where there are none."""
+    most = sum(demand.nodes for demand in demands)
+    best: tuple[_When, list[list[str]]] | None = None
+    whens = sorted({when for some in options for when, _ in some.values()})
+    low, high = 0, len(whens) - 1
+    while low <= high:
+        middle = (low + high) // 2
+        in_time = [list(islice((n for n, o in some.items() if o[0] <= whens[middle]), most)) for some in options]
+        chosen = assign([(demand.nodes, names) for demand, names in zip(demands, in_time, strict=True)])
+        if chosen is None:
+            low = middle + 1
+        else:
+            best, high = (whens[middle], chosen), middle - 1
+    return best
 
 
 def _order(until: float | None) -> float:

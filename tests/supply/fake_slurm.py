@@ -4,13 +4,16 @@
 placements, refuses what real Slurm refuses, sets a node INVAL when slurmd registers another sum than is configured,
 and forgets typed counts on `reconfigure`. `FakeNodes` is the nodes' side of it: it hands slots to started jobs by the
 newest plan the node has taken over, and counts every job that found none (a misfit).
+
+Components of a heterogeneous job start all together or not at all, and only if each finds nodes that none of those
+before it took, as backfill demands; what the first takes is not reconsidered for the next.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from slurm_migbatch.daemon.plans import PlanBoard
@@ -85,6 +88,13 @@ class FakeSlurm:
         self.running_left[job] = runs
         return job
 
+    def submit_het(self, *wants: str, **kw: object) -> list[int]:
+        """A heterogeneous job with a component for each of `wants`."""
+        jobs = [self.submit(want, **kw) for want in wants]  # type: ignore[arg-type]
+        for job in jobs:
+            self.queue[job] = replace(self.queue[job], het_job=jobs[0])
+        return jobs
+
     def order(self) -> list[JobRow]:
         return sorted(self.queue.values(), key=lambda r: (not r.pending, -r.priority, r.job_id))
 
@@ -93,6 +103,10 @@ class FakeSlurm:
         started = []
         for row in self.order():
             if not row.pending or row.reason not in ("None", "Resources", "Priority"):
+                continue
+            if row.het_job is not None:
+                if row.job_id == row.het_job:
+                    started.extend(self._start_apart([r for r in self.order() if r.het_job == row.het_job]))
                 continue
             while row.tasks >= 1:
                 chosen = self._fit(row)
@@ -122,12 +136,30 @@ class FakeSlurm:
         self.started.extend((run.job_id, nodes) for run, nodes in started)
         return started
 
-    def _fit(self, row: JobRow) -> tuple[str, ...] | None:
+    def _start_apart(self, components: list[JobRow]) -> list[tuple[JobRow, tuple[str, ...]]]:
+        found: list[tuple[JobRow, tuple[str, ...]]] = []
+        taken: set[str] = set()
+        for row in components:
+            chosen = self._fit(row, taken)
+            if chosen is None:
+                return []
+            taken |= set(chosen)
+            end = None if row.time_limit_s is None else self.clock.time() + row.time_limit_s
+            run = replace(row, state="RUNNING", start=self.clock.time(), end=end, nodes=chosen)
+            found.append((run, chosen))
+        for run, chosen in found:
+            self.queue[run.job_id] = run
+            for name in chosen:
+                self.machines[name].used.update(gres.counts(run.gres, "mig"))
+        return found
+
+    def _fit(self, row: JobRow, without: Collection[str] = ()) -> tuple[str, ...] | None:
         need = gres.counts(row.gres, "mig")
         fitting = [
             node.name
             for node in self.machines.values()
-            if set(node.partitions) & set(row.partition.split(","))
+            if node.name not in without
+            and set(node.partitions) & set(row.partition.split(","))
             and node.states <= {"IDLE", "MIXED"}
             and not node.completing
             and all(node.gres.get(kind, 0) - node.used[kind] >= n for kind, n in need.items())

@@ -287,7 +287,7 @@ def test_an_offer_that_slurm_does_not_take_is_made_elsewhere() -> None:
     world = World(nodes=2, gpus=1, settings=Settings(stuck_s=5))
     world.steps(2)
     job = world.slurm.submit("mig:7g.80gb:1")
-    world.slurm._fit = lambda row: None  # type: ignore[method-assign]
+    world.slurm._fit = lambda row, without=(): None  # type: ignore[method-assign]
     world.steps(3)
     first = [n for n, m in world.slurm.machines.items() if m.gres.get("7g.80gb")]
     assert len(first) == 1

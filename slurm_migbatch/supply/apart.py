@@ -1,0 +1,50 @@
+"""Nodes of their own for the components of a heterogeneous job.
+
+Slurm's backfill, which alone starts such jobs, counts each node that it has found for one component as taken as a
+whole when it looks for the next (https://slurm.schedmd.com/heterogeneous_jobs.html#limitations). So there has to be
+enough on offer for every component to have nodes that no other component needs, although Slurm may then put several on
+one node. Where that cannot be, the job waits for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def assign(wants: Sequence[tuple[int, Sequence[str]]]) -> list[list[str]] | None:
+    """Disjoint sets of nodes; None where there are none.
+
+    Earlier ones get what they like best; later ones take what is left before anybody is moved for them. That is Slurm's
+    way too, which takes the first nodes that do for the first component: what it will take for one component is thus
+    not what is meant for another, as far as there is a choice.
+
+    It is enough to name as many candidates for each as nodes are wanted in all: who has that many can always be served.
+
+    Args:
+        wants: for each component the number of nodes and its candidates, the best first.
+    """
+    owner: dict[str, int] = {}
+    for component, (count, _) in enumerate(wants):
+        for _ in range(count):
+            if not _find(component, wants, owner, set()):
+                return None
+    found: list[list[str]] = [[] for _ in wants]
+    for node, component in owner.items():
+        found[component].append(node)
+    return [sorted(nodes, key=list(candidates).index) for nodes, (_, candidates) in zip(found, wants, strict=True)]
+
+
+def _find(component: int, wants: Sequence[tuple[int, Sequence[str]]], owner: dict[str, int], seen: set[str]) -> bool:
+    """One more node for a component: a free one, else one whose owner finds another (an augmenting path)."""
+    candidates = [node for node in wants[component][1] if node not in seen and owner.get(node) != component]
+    for node in candidates:
+        if node not in owner:
+            owner[node] = component
+            return True
+    for node in candidates:
+        if node not in seen:
+            seen.add(node)
+            if _find(owner[node], wants, owner, seen):
+                owner[node] = component
+                return True
+    return False
