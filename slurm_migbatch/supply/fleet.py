@@ -27,6 +27,7 @@ class Seat:
     __slots__ = (
         "claims",
         "gpu",
+        "hidden",
         "index",
         "leased",
         "node",
@@ -48,6 +49,8 @@ class Seat:
         #: claims whose slots can no longer change, because a reservation relies on them
         self.settled: list[Claim] = []
         self.reserved: list[Slot] = []
+        #: profiles of which nothing is offered that nobody claims
+        self.hidden: frozenset[Profile] = frozenset()
         #: slots in use or claimed before a reservation, and when they should be free (None: nobody knows)
         self.until: list[tuple[Slot, float | None]] = [(lease.slot, lease.until) for lease in gpu.leases]
 
@@ -177,6 +180,22 @@ class Fleet:
         step = at.shape.add(profile)
         assert step is not None
         self.change(at, step[1], [*at.claims, claim])
+
+    def hide(self, node: str, profiles: Iterable[Profile]) -> None:
+        """Offer nothing of these profiles on the node but what is claimed. Not undone by `roll_back`."""
+        if not self.plannable(node):
+            return
+        for seat in self.by_node[node]:
+            seat.hidden = seat.hidden.union(profiles)
+            shape = seat.shape
+            spare = {slot for slot in shape.rest.slots if slot.profile in seat.hidden}
+            if spare:
+                keep = Layout(slot for slot in shape.keep.slots if slot not in spare)
+                less = self.book.shape(
+                    shape.geometry, shape.used, keep, shape.warm, shape.future, shape.claims, shape.wary
+                )
+                assert less is not None
+                self.change(seat, less, seat.claims)
 
     def change(self, seat: Seat, shape: Shape, claims: list[Claim]) -> None:
         """Change a GPU's condition and its claims, and keep the index right."""

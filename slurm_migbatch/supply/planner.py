@@ -191,6 +191,7 @@ class _Round:
                 for number, places, names in zip(numbers, found, chosen, strict=True):
                     self._take(number, 0, [places[name] for name in names])
                     self.copies[number] += 1
+                self._keep_clear(demands, chosen)
                 self.fleet.commit()
                 return
             self._hopeless.add(key)
@@ -199,6 +200,17 @@ class _Round:
             self.cramped.update(demand.job for demand in demands)
         elif self.reserver.reserve(demands, 0, self._ends):
             self.fleet.commit()
+
+    def _keep_clear(self, components: Sequence[Demand], nodes: Sequence[Sequence[str]]) -> None:
+        """Hide what a component could take on the nodes that are meant for a later one.
+
+        Slurm takes the first node that does for the first component and does not come back on that.
+        """
+        for i, earlier in enumerate(components):
+            for later, names in zip(components[i + 1 :], nodes[i + 1 :], strict=True):
+                if earlier.parts != later.parts:
+                    for name in names:
+                        self.fleet.hide(name, earlier.slices)
 
     def _take(self, number: int, copy: int, nodes: Iterable[_Places]) -> None:
         for places in nodes:
@@ -325,7 +337,9 @@ class _Round:
             if still or node.mode is Mode.WITHDRAWN:
                 final = self.fleet.book.unchanged(seat.leased, seat.offered, node.mode is not Mode.WITHDRAWN)
             else:
-                final = self.fleet.book.final(seat.shape, seat.occupied, seat.leased, seat.offered, preference)
+                final = self.fleet.book.final(
+                    seat.shape, seat.occupied, seat.leased, seat.offered, preference, seat.hidden
+                )
                 optional.append((final.optional, seat.gpu.uuid))
             free.update(final.free)
             layouts[seat.gpu.uuid] = final.layout

@@ -178,13 +178,20 @@ class ShapeBook:
         return known
 
     def final(
-        self, shape: Shape, occupied: Layout, leased: Layout, offered: Layout, preference: tuple[Profile, ...]
+        self,
+        shape: Shape,
+        occupied: Layout,
+        leased: Layout,
+        offered: Layout,
+        preference: tuple[Profile, ...],
+        hidden: frozenset[Profile] = frozenset(),
     ) -> Final:
-        """The plan of a GPU in this condition, with unclaimed space filled by preference."""
-        key = (shape, occupied, leased, offered, preference)
+        """The plan of a GPU in this condition, with unclaimed space filled by preference, but not with `hidden`."""
+        key = (shape, occupied, leased, offered, preference, hidden)
         known = self._finals.get(key)
         if known is None:
-            optional = shape.rest.union(_leftover(shape, preference))
+            cycle = preference or default_preference(shape.geometry)
+            optional = shape.rest.union(_leftover(shape, tuple(p for p in cycle if p not in hidden)))
             available = shape.taken.minus(occupied).union(optional)
             known = self._finals[key] = _final(leased, offered, available, optional)
         return known
@@ -232,7 +239,7 @@ def default_preference(geometry: Geometry) -> tuple[Profile, ...]:
     return (*sizes.values(), geometry.full.profile)
 
 
-def _leftover(shape: Shape, preference: tuple[Profile, ...]) -> Layout:
+def _leftover(shape: Shape, cycle: tuple[Profile, ...]) -> Layout:
     geometry = shape.geometry
     taken = shape.taken.union(shape.rest)
     base = taken
@@ -240,7 +247,6 @@ def _leftover(shape: Shape, preference: tuple[Profile, ...]) -> Layout:
         inside = ShapeBook.legal(geometry, shape.future, Layout((*shape.slots.slots, *shape.rest.slots)))
         base = shape.future.union(inside)
     warm = Layout(s for s in shape.warm.slots if not s.placement.mask & base.mask)
-    cycle = preference or default_preference(geometry)
     added = plan_free(geometry, base, cycle * geometry.max_slots, keep=warm)
     if shape.future is None:
         return added

@@ -214,6 +214,20 @@ def test_it_starts_although_both_were_on_offer_on_one_node() -> None:
     assert world.running() == set(jobs)
 
 
+def test_the_first_component_is_not_led_to_the_only_node_for_the_second() -> None:
+    """Both nodes offer 1g, and n1 comes first, but only n1 has room for 3g."""
+    world = World(nodes=2, gpus=1)
+    world.slurm.machines["n2"].partitions = ("gpu", "second")
+    world.step()
+    long = [world.slurm.submit(f"mig:{kind}:1", runs=5000, partition="second") for kind in ("4g.40gb", "2g.20gb")]
+    world.steps(3)
+    assert world.running() == set(long)
+    assert all(world.nodes.free(name)[P("1g.10gb")] for name in ("n1", "n2"))
+    jobs = world.slurm.submit_het("mig:1g.10gb:1", "mig:3g.40gb:1")
+    world.steps(3)
+    assert [world.slurm.queue[job].nodes for job in jobs] == [("n2",), ("n1",)]
+
+
 def test_on_one_node_it_waits_and_is_told_why() -> None:
     world = World(nodes=1, gpus=2)
     world.step()

@@ -167,6 +167,54 @@ def test_a_multi_node_job_gets_its_nodes(new_cluster: Callable[..., Cluster]) ->
     assert not site.nodes.misfits
 
 
+def test_components_that_fit_on_one_node_only_at_first_get_nodes_of_their_own(
+    new_cluster: Callable[..., Cluster],
+) -> None:
+    """Backfill looks for different nodes, so what n1 alone offers would do for neither."""
+    site = Site(new_cluster(nodes=2, gpus=2), 2)
+    site.round()
+    early = [submit(site, f"--gres=mig:{kind}:1", "-t", "1", seconds=2) for kind in ("3g.40gb", "1g.20gb")]
+    site.until("the early ones", lambda: {site.state(job) for job in early} == {"COMPLETED"})
+    offers = {kind: [n for n in site.nodes.gpus if kind in site.offered(n)] for kind in ("3g.40gb", "1g.20gb")}
+    assert offers["3g.40gb"] == offers["1g.20gb"] and len(offers["3g.40gb"]) == 1
+    job = submit(site, "-n1", "--gres=mig:3g.40gb:1", ":", "-n1", "--gres=mig:1g.20gb:1", seconds=600)
+    site.until("both components", lambda: site.state(job) == site.state(job + 1) == "RUNNING")
+    site.round()
+    assert site.placed == {job: True, job + 1: True}
+    assert not site.nodes.misfits
+
+
+def test_a_heterogeneous_job_of_profiles_that_nobody_offers(site: Site) -> None:
+    site.round()
+    job = submit(site, "-n1", "--gres=mig:1g.20gb:1", ":", "-n1", "--gres=mig:7g.80gb:1", seconds=2)
+    site.until("the end", lambda: site.state(job) == site.state(job + 1) == "COMPLETED", 90)
+    assert not site.nodes.misfits
+
+
+def test_the_first_component_is_not_led_to_the_only_node_for_the_second(
+    new_cluster: Callable[..., Cluster],
+) -> None:
+    """Slurm takes the first node that does for the first component, n1, and does not come back on that."""
+    site = Site(new_cluster(nodes=2, gpus=1), 1)
+    site.round()
+    long = [submit(site, f"--gres=mig:{kind}:1", "-w", "n2") for kind in ("4g.40gb", "2g.20gb")]
+    site.until("n2 is nearly full", lambda: {site.state(job) for job in long} == {"RUNNING"})
+    assert all(site.offered(name).get("1g.10gb") for name in ("n1", "n2"))
+    job = submit(site, "-n1", "--gres=mig:1g.10gb:1", ":", "-n1", "--gres=mig:3g.40gb:1")
+    site.until("both components", lambda: site.state(job) == site.state(job + 1) == "RUNNING")
+    assert {row.job_id: row.nodes for row in site.client.jobs() if row.het_job} == {job: ("n2",), job + 1: ("n1",)}
+    assert not site.nodes.misfits
+
+
+def test_a_heterogeneous_job_with_the_whole_product(new_cluster: Callable[..., Cluster]) -> None:
+    cluster = new_cluster(nodes=2, gpus=1, migbatch="all")
+    options = ("-n1", "--gres=mig:3g.40gb:1", ":", "-n1", "--gres=mig:1g.20gb:1")
+    where = "srun --het-group=0,1 sh -c 'echo $SLURMD_NODENAME'"
+    job = cluster.submit(*options, wrap=where, user="mbalice")
+    assert cluster.wait_job(job) == "COMPLETED", cluster.output(job)
+    assert set(cluster.output(job).split()) == {"n1", "n2"}
+
+
 def test_fifty_jobs_of_all_sizes(site: Site) -> None:
     site.round()
     kinds = ["1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"]
