@@ -92,7 +92,7 @@ def lua(config: Config, name: str) -> str:
         catalog=catalog,
         policy=policy_of(config),
         deadline_ms=submit.deadline_ms,
-        default_partition=_default_partition(config),
+        default_partition=_default_partition(config) if name == shim.CLI_FILTER else "",
     )
 
 

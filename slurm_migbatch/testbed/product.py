@@ -64,7 +64,7 @@ class Product:
         """Write migbatch.toml and the Lua shims, and name those in the test bed's specification."""
         self.state.mkdir(mode=0o755, exist_ok=True)
         self.config.write_text(_toml(self._settings()))
-        self.render_shims()
+        self.render_shims("job_submit")  # users have theirs once slurmctld can tell what belongs in it
         self.bed.spec = replace(
             self.bed.spec,
             job_submit=str(self.etc / "job_submit.lua"),
@@ -80,9 +80,12 @@ class Product:
         self.render_shims()
         self.bed.wait("the submit service", self._answers_submissions)
 
-    def render_shims(self) -> None:
-        """Write the Lua shims with what migbatchd knows of the site by now; slurmctld takes up a new file by itself."""
-        for shim in ("job_submit", "cli_filter"):
+    def render_shims(self, *shims: str) -> None:
+        """Write the Lua shims (both) with what migbatchd knows of the site by now.
+
+        slurmctld takes up a new file by itself.
+        """
+        for shim in shims or ("job_submit", "cli_filter"):
             fresh = self.etc / f"{shim}.lua.new"
             self.migbatch("config", "render", shim, "-o", str(fresh))
             fresh.replace(self.etc / f"{shim}.lua")
