@@ -201,7 +201,7 @@ class _Job:
             count = per_node(asking, count_of(part, partition.profile_list), request)
             if part.name == "gpu":
                 offer = _whole_gpu(part, partition)
-                messages.append(MESSAGES["whole"] % (_times(count, offer), show(part.text)))
+                messages.append(MESSAGES["whole"] % (_times(count, offer), show(part.text[len(part.prefix) :])))
                 reason = "whole_gpu"
             elif _is_auto(part):
                 choice = choice or self.chooser.choose(hints, partition)
