@@ -73,6 +73,22 @@ def submit(submissions: int, as_json: bool) -> None:
     print_bars(result)
 
 
+@bench.command()
+@click.option("--runs", type=click.IntRange(1000, 10_000_000), default=1_000_000, show_default=True, help="In the store.")
+@json_option
+def reports(runs: int, as_json: bool) -> None:
+    """The whole of migacct, from start to end, on a store with a year of runs."""
+    from slurm_migbatch.report.bench import measure
+
+    result = measure(runs)
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    for query in result["queries"]:
+        click.echo(f"  {query['name']:<40} {query['median_s']:.2f} s")
+    print_bars(result)
+
+
 def print_bars(result: dict[str, Any]) -> None:
     """The bars, for people."""
     for bar in result["bars"]:

@@ -23,10 +23,10 @@ from typing import Any, BinaryIO
 
 from slurm_migbatch.config import loads
 from slurm_migbatch.daemon import log as logs
-from slurm_migbatch.daemon.doorman import Doorman
 from slurm_migbatch.daemon.facts import chooser_of, policy_of, slurm_uids
 from slurm_migbatch.daemon.records import record_of
 from slurm_migbatch.submit.decision import Decision
+from slurm_migbatch.submit.doorman import Doorman
 from slurm_migbatch.submit.service import SubmitService, new_id
 from slurm_migbatch.workload.catalog import SiteCatalog
 

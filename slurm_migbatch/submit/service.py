@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import queue
 import secrets
@@ -171,55 +169,7 @@ def listen(path: Path, *, mode: int = 0o666) -> socket.socket:
     return listener
 
 
-async def serve(path: Path, service: SubmitService, *, mode: int = 0o666, ready: asyncio.Event | None = None) -> None:
-    """Serve until cancelled; `ready` is set once clients can connect."""
-    listener = listen(path, mode=mode)
-    loop = asyncio.get_running_loop()
-    open_by_user: Counter[int] = Counter()
-    tasks: set[asyncio.Task[None]] = set()
-    try:
-        if ready is not None:
-            ready.set()
-        while True:
-            try:
-                client, _ = await loop.sock_accept(listener)
-            except OSError as error:  # out of descriptors, or the client has gone again
-                log.warning("submit socket: %s", error)
-                await asyncio.sleep(0.05)
-                continue
-            client.setblocking(False)
-            uid = peer_uid(client)
-            if uid != 0 and open_by_user[uid] >= PER_USER:
-                client.close()
-                continue
-            open_by_user[uid] += 1
-            task = asyncio.create_task(_converse(client, uid, service, open_by_user))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-    finally:
-        listener.close()
-        path.unlink(missing_ok=True)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
 def peer_uid(client: socket.socket) -> int:
     """The uid of the process at the other end, as the kernel knows it."""
     packed = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(packed)[1])
-
-
-async def _converse(client: socket.socket, uid: int, service: SubmitService, open_by_user: Counter[int]) -> None:
-    loop = asyncio.get_running_loop()
-    try:
-        with contextlib.suppress(OSError, asyncio.TimeoutError):
-            request = await asyncio.wait_for(loop.sock_recv(client, protocol.MAX_REQUEST + 1), IDLE_S)
-            if request:
-                answer = service.handle(request, uid)
-                await asyncio.wait_for(loop.sock_sendall(client, answer), IDLE_S)
-    finally:
-        client.close()
-        open_by_user[uid] -= 1
-        if not open_by_user[uid]:
-            del open_by_user[uid]

@@ -7,8 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from conftest import Running, eventually
 from daemon_fakes import GEOMETRY, FakeSigner, FakeSlurm, FakeStore, Node, gpu, inventory
+from daemon_running import Running, eventually
 
 from slurm_migbatch.config import GpuConfig, ModelConfig, loads
 from slurm_migbatch.daemon.catalog import build

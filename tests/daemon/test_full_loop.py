@@ -3,8 +3,8 @@
 import threading
 
 import pytest
-from conftest import Running, eventually
 from daemon_fakes import FakeSigner, Node, gpu, inventory
+from daemon_running import Running, eventually
 
 from slurm_migbatch.daemon.history import open_history
 from slurm_migbatch.daemon.service import Service

@@ -6,8 +6,8 @@ import json
 import threading
 
 import pytest
-from conftest import eventually
 from daemon_fakes import FakeSigner, Node, gpu, inventory
+from daemon_running import eventually
 
 from slurm_migbatch.daemon.audit import Auditor
 from slurm_migbatch.slurm.client import JobRow
@@ -136,7 +136,7 @@ def test_plans_are_pulled_confirmed_and_pushed(running, node):
 
 
 def test_long_polls_end_when_the_service_stops(config, slurm, store, signer):
-    from conftest import Running
+    from daemon_running import Running
 
     from slurm_migbatch.daemon.service import Service
 

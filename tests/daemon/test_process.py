@@ -10,8 +10,8 @@ import subprocess
 import sys
 
 import pytest
-from conftest import eventually
 from daemon_fakes import Node, gpu, inventory
+from daemon_running import eventually
 
 from slurm_migbatch.config import render
 from slurm_migbatch.node.auth import TokenSigner

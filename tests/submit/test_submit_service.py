@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import stat
@@ -22,35 +21,22 @@ from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.client import ServiceUnavailable, ask
 from slurm_migbatch.submit.decision import Decision
+from slurm_migbatch.submit.doorman import Doorman
 from slurm_migbatch.submit.request import Accept, JobRequest, Pass, Present, Refuse, RequestError
-from slurm_migbatch.submit.service import PER_USER, SubmitService, new_id, serve
+from slurm_migbatch.submit.service import PER_USER, SubmitService, new_id
 
 USER = 1001
 
 
 @contextmanager
 def running(path: Path, service: SubmitService) -> Iterator[None]:
-    """The service on a loop of its own."""
-    started = threading.Event()
-    loop = asyncio.new_event_loop()
-    task: list[asyncio.Task[None]] = []
-
-    async def main() -> None:
-        ready = asyncio.Event()
-        task.append(asyncio.create_task(serve(path, service, ready=ready)))
-        await ready.wait()
-        started.set()
-        await asyncio.gather(*task, return_exceptions=True)
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
-    thread.start()
+    """The service behind its socket."""
+    doorman = Doorman(path, service)
+    doorman.start()
     try:
-        assert started.wait(10)
         yield
     finally:
-        loop.call_soon_threadsafe(task[0].cancel)
-        thread.join(10)
-        loop.close()
+        doorman.stop()
 
 
 @pytest.fixture

@@ -6,10 +6,17 @@ import threading
 import time
 
 import pytest
-from conftest import eventually
 
-from slurm_migbatch.daemon.doorman import Doorman
+from slurm_migbatch.submit.doorman import Doorman
 from slurm_migbatch.submit.service import PER_USER
+
+
+def eventually(check, timeout=20.0):
+    end = time.monotonic() + timeout
+    while not (result := check()):
+        assert time.monotonic() < end, "did not happen"
+        time.sleep(0.01)
+    return result
 
 
 class Echo:
@@ -65,13 +72,13 @@ def test_the_silent_hold_up_nobody(doorman, path):
 
 
 def test_the_silent_are_sent_away(doorman, path, monkeypatch):
-    monkeypatch.setattr("slurm_migbatch.daemon.doorman.IDLE_S", 0.05)
+    monkeypatch.setattr("slurm_migbatch.submit.doorman.IDLE_S", 0.05)
     with connect(path) as client:
         assert client.recv(100) == b""
 
 
 def test_a_user_cannot_keep_many_connections(doorman, path, monkeypatch):
-    monkeypatch.setattr("slurm_migbatch.daemon.doorman.peer_uid", lambda client: 1000)
+    monkeypatch.setattr("slurm_migbatch.submit.doorman.peer_uid", lambda client: 1000)
     silent = [connect(path) for _ in range(PER_USER)]
     eventually(lambda: len(doorman._waiting) == PER_USER)
     with connect(path) as client:
