@@ -234,14 +234,7 @@ class Advertiser:
     @staticmethod
     def _wanted(plan: NodePlan, node: Node, done: Advertised) -> dict[str, int]:
         """Counts by GRES type, the filler included, with the registered sum."""
-        leased: dict[str, int] = {}
-        for gpu in node.gpus:
-            for lease in gpu.leases:
-                if lease.job is not None:
-                    kind = lease.slot.profile.gres_type
-                    leased[kind] = leased.get(kind, 0) + 1
-        used = {profile.gres_type: count for profile, count in node.used.items()}
-        counts = {kind: max(used.get(kind, 0), leased.get(kind, 0)) for kind in {*used, *leased}}
+        counts = {p.gres_type: max(node.used.get(p, 0), node.leased[p]) for p in {*node.used, *node.leased}}
         room = node.total - sum(counts.values())
         for profile, offered in sorted(plan.offers.items(), reverse=True):
             granted = max(0, min(offered, room))

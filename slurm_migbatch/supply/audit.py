@@ -35,17 +35,13 @@ def audit(nodes: Iterable[Node], jobs: Iterable[JobRow]) -> list[Excess]:
     Jobs that Slurm no longer lists are none: their Epilog has not been heard of yet.
     """
     allowed = {row.job_id: slices(row.gres) for row in jobs if row.active}
-    found = []
+    found: list[Excess] = []
     for node in nodes:
-        held: dict[int, Counter[Profile]] = {}
-        for gpu in node.gpus:
-            for lease in gpu.leases:
-                if lease.job is not None:
-                    held.setdefault(lease.job, Counter())[lease.slot.profile] += 1
-        for job, counts in held.items():
-            granted = allowed.get(job)
-            if granted is not None and counts != granted:
-                surplus = counts - Counter(granted)
-                if surplus:
-                    found.append(Excess(job, node.name, dict(surplus)))
+        held = Counter([(lease.job, lease.slot.profile) for gpu in node.gpus for lease in gpu.leases])
+        surplus: dict[int, dict[Profile, int]] = {}
+        for (job, profile), count in held.items():
+            granted = allowed.get(job) if job is not None else None
+            if job is not None and granted is not None and count > granted.get(profile, 0):
+                surplus.setdefault(job, {})[profile] = count - granted.get(profile, 0)
+        found.extend(Excess(job, node.name, more) for job, more in surplus.items())
     return found

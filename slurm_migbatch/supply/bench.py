@@ -15,17 +15,18 @@ from slurm_migbatch.mig.layout import EMPTY, Slot
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.supply.loop import Report, Settings, SupplyLoop
-from slurm_migbatch.supply.view import GpuFacts, NodeFacts
+from slurm_migbatch.supply.view import LiveView
 
 
 class _Site:
-    """Slurm, the nodes and their plans, all of them perfect: nothing takes time here."""
+    """Slurm, the nodes' events and their plans, all of them perfect: nothing takes time here."""
 
     def __init__(self, geometry: Geometry, nodes: int, gpus: int, pending: int, load: float, seed: int) -> None:
         self.random = random.Random(seed)  # noqa: S311 a made-up site, no secret
         self._slots = sorted(geometry.slots)
         self._geometry = geometry
         self._plans: dict[str, Any] = {}
+        self.view = LiveView()
         self.queue: list[JobRow] = []
         self.held: dict[str, dict[str, dict[Slot, tuple[int, int]]]] = {}
         self.gres: dict[str, dict[str, int]] = {}
@@ -35,6 +36,9 @@ class _Site:
         for n in range(nodes):
             name = f"n{n:05d}"
             self.held[name] = {f"GPU-{n}-{g}": self._busy(name, now, load) for g in range(gpus)}
+            kind = {"mig": True, "geometry": geometry.to_dict()}
+            self.view.apply(name, [{"kind": "inventory", "gpus": [{"uuid": u, **kind} for u in self.held[name]]}])
+            self._tell(name, "start", [(u, s, r) for u, held in self.held[name].items() for s, r in held.items()])
             self.gres[name] = {plain[-1].gres_type: total, "none": total}
         for number in range(pending):
             self.queue.append(self._job(10**6 + number, self.random.choice(plain), now))
@@ -66,7 +70,7 @@ class _Site:
             gres=f"gres/mig:{profile.gres_type}:1",
         )
 
-    # -- SlurmClient, NodesView and plan board, as far as the loop needs them
+    # -- SlurmClient and plan board, as far as the loop needs them
 
     def jobs(self) -> list[JobRow]:
         return self.queue
@@ -83,12 +87,6 @@ class _Site:
         for node, text in updates.items():
             parts = (entry.rpartition(":") for entry in text.split(","))
             self.gres[node] = {kind.partition(":")[2]: int(count) for kind, _, count in parts}
-
-    def facts(self) -> dict[str, NodeFacts]:
-        return {
-            name: NodeFacts(tuple(GpuFacts(u, self._geometry, tuple(sorted(held.items()))) for u, held in gpus.items()))
-            for name, gpus in self.held.items()
-        }
 
     def current(self, node: str) -> Any:
         return self._plans.get(node)
@@ -113,10 +111,20 @@ class _Site:
         ended = {row.job_id for row in self.queue if row.active and self.random.random() < share}
         gone = {row.job_id for row in self.queue if row.pending and self.random.random() < share}
         self.queue = [row for row in self.queue if row.job_id not in ended and row.job_id not in gone]
-        for gpus in self.held.values():
-            for held in gpus.values():
-                for slot in [slot for slot, run in held.items() if run[0] in ended]:
-                    del held[slot]
+        for node, gpus in self.held.items():
+            gone_now = [(u, s, run) for u, held in gpus.items() for s, run in held.items() if run[0] in ended]
+            for uuid, slot, _ in gone_now:
+                del gpus[uuid][slot]
+            self._tell(node, "stop", gone_now)
+
+    def _tell(self, node: str, kind: str, slices: Sequence[tuple[str, Slot, tuple[int, int]]]) -> None:
+        events = []
+        for uuid, slot, (job, restart) in slices:
+            place = {"start": slot.placement.start, "size": slot.placement.size}
+            piece = {"gpu": uuid, "profile": slot.profile.name, **place}
+            events.append({"kind": kind, "job": job, "restart": restart, "slices": [piece]})
+        if events:
+            self.view.apply(node, events)
 
 
 def measure(
@@ -137,7 +145,7 @@ def measure(
     """
     site = _Site(geometry, nodes, gpus, pending, load, seed)
     settings = Settings(ack_wait_s=10.0)
-    loop = SupplyLoop(site, site, site, time, lambda *args, **named: None, settings)  # type: ignore[arg-type]
+    loop = SupplyLoop(site, site.view, site, time, lambda *args, **named: None, settings)  # type: ignore[arg-type]
     found: list[Mapping[str, float]] = []
     for _ in range(rounds):
         report: Report = loop.round()

@@ -29,22 +29,15 @@ class Seat:
         "gpu",
         "hidden",
         "index",
-        "leased",
         "node",
-        "occupied",
-        "offered",
         "reserved",
         "settled",
         "shape",
         "until",
     )
 
-    def __init__(
-        self, index: int, node: str, gpu: Gpu, occupied: Layout, leased: Layout, offered: Layout, shape: Shape
-    ) -> None:
+    def __init__(self, index: int, node: str, gpu: Gpu, shape: Shape) -> None:
         self.index, self.node, self.gpu, self.shape = index, node, gpu, shape
-        #: slots of jobs and zombies; of jobs alone; free slots of the present plan
-        self.occupied, self.leased, self.offered = occupied, leased, offered
         self.claims: list[Claim] = []
         #: claims whose slots can no longer change, because a reservation relies on them
         self.settled: list[Claim] = []
@@ -52,7 +45,7 @@ class Seat:
         #: profiles of which nothing is offered that nobody claims
         self.hidden: frozenset[Profile] = frozenset()
         #: slots in use or claimed before a reservation, and when they should be free (None: nobody knows)
-        self.until: list[tuple[Slot, float | None]] = [(lease.slot, lease.until) for lease in gpu.leases]
+        self.until: Sequence[tuple[Slot, float | None]] = gpu.busy
 
 
 class Fleet:
@@ -117,25 +110,20 @@ class Fleet:
             self.unexplained[node.name] = short
         still = node.mode is Mode.FROZEN or bool(short)
         for gpu in node.gpus:
-            used = leased = self.book.layout(tuple([lease.slot for lease in gpu.leases]))
-            if any(lease.job is None for lease in gpu.leases):
-                leased = self.book.layout(tuple([lease.slot for lease in gpu.leases if lease.job is not None]))
-            offered = gpu.offered
-            if offered.mask & used.mask:
-                offered = Layout(s for s in offered.slots if not s.placement.mask & used.mask)
-            present = EMPTY if node.mode in (Mode.WITHDRAWN, Mode.CLOSED) else offered
+            present = EMPTY if node.mode in (Mode.WITHDRAWN, Mode.CLOSED) else gpu.free
             pinned = present if still else _only(present, held)
             if pinned:
                 fixed.update(slot.profile for slot in pinned.slots)
             shape = self.book.start(
                 gpu.geometry,
-                used.union(pinned) if pinned else used,
+                gpu.occupied.union(pinned) if pinned else gpu.occupied,
                 present.minus(pinned) if pinned else present,
                 gpu.warm,
                 wary=gpu.uuid in self._wary,
             )
-            seat = Seat(len(self.seats), node.name, gpu, used, leased, offered, shape)
-            seat.until.extend((slot, None) for slot in pinned.slots)
+            seat = Seat(len(self.seats), node.name, gpu, shape)
+            if pinned:
+                seat.until = (*seat.until, *((slot, None) for slot in pinned.slots))
             self.seats.append(seat)
             seats.append(seat)
             if node.mode is Mode.OPEN and not still:

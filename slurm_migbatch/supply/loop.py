@@ -131,6 +131,7 @@ class SupplyLoop:
         self._standing: dict[int, tuple[tuple[str, ...], int, float]] = {}
         self._avoid: dict[int, dict[str, float]] = {}
         self._hasten: set[int] = set()
+        self._gpus: dict[str, _Known] = {}
         self._plan: Plan | None = None
         self._jobs: dict[int, JobRow] = {}
 
@@ -186,7 +187,8 @@ class SupplyLoop:
             "mig:none in slurm.conf and gres.conf"
             for name in done.cut
         )
-        changes = tuple(NodeChange(c.node, c.version, c.counts, self._why(c.node, c.reset, plan)) for c in done.changes)
+        reasons = _Reasons(plan)
+        changes = tuple(NodeChange(c.node, c.version, c.counts, reasons.of(c.node, c.reset)) for c in done.changes)
         for change in changes:
             self._record(change.node, now, change.version, change.counts, change.why)
         notes.extend(self._unexplained(plan))
@@ -252,7 +254,10 @@ class SupplyLoop:
         ends = {row.job_id: _until(row, now) for row in jobs if row.active}
         running = _by_node(jobs)
         found = {}
-        for name, facts in self._view.facts().items():
+        seen = self._view.facts()
+        present = {gpu.uuid for facts in seen.values() for gpu in facts.gpus}
+        self._gpus = {uuid: known for uuid, known in self._gpus.items() if uuid in present}
+        for name, facts in seen.items():
             row = rows.get(name)
             if row is None:
                 continue
@@ -281,12 +286,18 @@ class SupplyLoop:
         mode = self._mode(row, facts, plan)
         gpus = []
         for gpu in facts.gpus:
-            odd = _contradiction(gpu)
-            if odd:
-                notes.append(f"{row.name}: what it says of GPU {gpu.uuid} cannot be ({odd}); the node is left as it is")
-                mode = Mode.FROZEN if mode is Mode.OPEN else mode
+            known = self._gpus.get(gpu.uuid)
+            rows = () if plan is None else tuple(plan.gpus.get(gpu.uuid, ()))
+            until = tuple([ends.get(run[0], now) for _, run in gpu.leases])
+            if known is None or known.facts is not gpu or known.until != until or known.rows != rows:
+                known = self._gpus[gpu.uuid] = _Known.of(gpu, rows, until)
+            if known.gpu is not None:
+                gpus.append(known.gpu)
             else:
-                gpus.append(_gpu(gpu, plan, ends, now))
+                notes.append(
+                    f"{row.name}: what it says of GPU {gpu.uuid} cannot be ({known.odd}); the node is left as it is"
+                )
+                mode = Mode.FROZEN if mode is Mode.OPEN else mode
         return Node(
             name=row.name,
             gpus=tuple(gpus),
@@ -354,18 +365,6 @@ class SupplyLoop:
                         notes.append(f"job {job} keeps the delay of its requeue: {error}")
         return calls
 
-    def _why(self, node: str, reset: bool, plan: Plan) -> str:
-        if reset:
-            return "Slurm had other counts (a restart or scontrol reconfigure); the plan is as before"
-        jobs = [job for job, placed in plan.placed.items() if not placed.standing and node in placed.nodes]
-        reserved = [r.job for r in plan.reservations if any(place[0] == node for place in r.places)]
-        parts = []
-        if jobs:
-            parts.append("for job " + ", ".join(str(j) for j in jobs[:5]) + (" and others" if len(jobs) > 5 else ""))
-        if reserved:
-            parts.append("kept free for job " + ", ".join(str(j) for j in dict.fromkeys(reserved[:5])))
-        return "; ".join(parts) or "free space"
-
     @staticmethod
     def _unexplained(plan: Plan) -> list[str]:
         return [
@@ -373,6 +372,33 @@ class SupplyLoop:
             "its plan accounts for; the node's offer is left alone until it reports"
             for name, counts in plan.unexplained.items()
         ]
+
+
+class _Reasons:
+    """Why nodes are rearranged, by a plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._jobs: dict[str, list[int]] = {}
+        self._reserved: dict[str, dict[int, None]] = {}
+        for job, placed in plan.placed.items():
+            if not placed.standing:
+                for node in placed.nodes:
+                    self._jobs.setdefault(node, []).append(job)
+        for reservation in plan.reservations:
+            for node, _, _ in reservation.places:
+                self._reserved.setdefault(node, {})[reservation.job] = None
+
+    def of(self, node: str, reset: bool) -> str:
+        """The reason for one node's new offer."""
+        if reset:
+            return "Slurm had other counts (a restart or scontrol reconfigure); the plan is as before"
+        jobs, reserved = self._jobs.get(node, []), list(self._reserved.get(node, ()))
+        parts = []
+        if jobs:
+            parts.append("for job " + ", ".join(str(j) for j in jobs[:5]) + (" and others" if len(jobs) > 5 else ""))
+        if reserved:
+            parts.append("kept free for job " + ", ".join(str(j) for j in reserved[:5]))
+        return "; ".join(parts) or "free space"
 
 
 def _by_node(jobs: Sequence[JobRow]) -> dict[str, list[JobRow]]:
@@ -400,19 +426,32 @@ def _until(row: JobRow, now: float) -> float | None:
     return row.end
 
 
-def _gpu(facts: GpuFacts, plan: PublishedPlan | None, ends: Mapping[int, float | None], now: float) -> Gpu:
-    leases = [Lease(slot, run[0], ends.get(run[0], now)) for slot, run in facts.leases]
-    leases += [Lease(slot) for slot in facts.zombies]
-    return Gpu(
-        uuid=facts.uuid,
-        geometry=facts.geometry,
-        leases=tuple(leases),
-        offered=_without(_planned(facts, plan), facts.leases),
-        warm=facts.warm,
-    )
+@dataclass(frozen=True)
+class _Known:
+    """A GPU for the planner, and what it was made from; kept, because most GPUs are the same in the next round."""
+
+    facts: GpuFacts
+    rows: tuple[tuple[str, int, int], ...]
+    until: tuple[float | None, ...]
+    #: None where the node says of it what cannot be: `odd`
+    gpu: Gpu | None
+    odd: str = ""
+
+    @classmethod
+    def of(cls, facts: GpuFacts, rows: tuple[tuple[str, int, int], ...], until: tuple[float | None, ...]) -> _Known:
+        """Args: what the node says; the slots of its present plan; when each lease should end."""
+        odd = _contradiction(facts)
+        if odd:
+            return cls(facts, rows, until, None, odd)
+        leases = [Lease(slot, run[0], end) for (slot, run), end in zip(facts.leases, until, strict=True)]
+        leases += [Lease(slot) for slot in facts.zombies]
+        taken = {slot for slot, _ in facts.leases}
+        offered = _sensible(facts.geometry, rows)
+        if not taken.isdisjoint(offered.slots):
+            offered = Layout(s for s in offered.slots if s not in taken)
+        return cls(facts, rows, until, Gpu(facts.uuid, facts.geometry, tuple(leases), offered, facts.warm))
 
 
-@lru_cache(maxsize=1 << 16)
 def _contradiction(facts: GpuFacts) -> str:
     slots = [*(slot for slot, _ in facts.leases), *facts.zombies]
     unknown = [slot for slot in slots if slot.profile not in facts.geometry]
@@ -423,18 +462,6 @@ def _contradiction(facts: GpuFacts) -> str:
     except LayoutError as error:
         return str(error)
     return ""
-
-
-def _planned(facts: GpuFacts, plan: PublishedPlan | None) -> Layout:
-    """The slots of the node's present plan that make sense on this GPU."""
-    if plan is None or facts.uuid not in plan.gpus:
-        return EMPTY
-    return _sensible(facts.geometry, tuple(plan.gpus[facts.uuid]))
-
-
-def _without(layout: Layout, leases: Sequence[tuple[Slot, tuple[int, int]]]) -> Layout:
-    taken = {slot for slot, _ in leases}
-    return Layout(s for s in layout.slots if s not in taken) if taken else layout
 
 
 @lru_cache(maxsize=1 << 16)

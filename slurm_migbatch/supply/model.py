@@ -6,10 +6,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property, lru_cache
 
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.profile import Profile
+
+#: One object for all GPUs whose slots are the same.
+_layout = lru_cache(maxsize=1 << 15)(Layout)
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,30 @@ class Gpu:
     leases: tuple[Lease, ...] = ()
     offered: Layout = EMPTY
     warm: Layout = EMPTY
+
+    # A GPU on which nothing happens is the same object from round to round, so these are worked out once.
+
+    @cached_property
+    def occupied(self) -> Layout:
+        """Slots of jobs and zombies."""
+        return _layout(tuple([lease.slot for lease in self.leases]))
+
+    @cached_property
+    def leased(self) -> Layout:
+        """Slots of jobs."""
+        return _layout(tuple([lease.slot for lease in self.leases if lease.job is not None]))
+
+    @cached_property
+    def free(self) -> Layout:
+        """Slots of the plan that touch none that is occupied."""
+        if not self.offered.mask & self.occupied.mask:
+            return self.offered
+        return Layout(s for s in self.offered.slots if not s.placement.mask & self.occupied.mask)
+
+    @cached_property
+    def busy(self) -> tuple[tuple[Slot, float | None], ...]:
+        """Occupied slots, each with the time at which it should be free."""
+        return tuple([(lease.slot, lease.until) for lease in self.leases])
 
 
 class Mode(Enum):
@@ -67,10 +95,17 @@ class Node:
         What Slurm counts beyond the leases is one bound, and jobs without a lease are another: a job that ended unheard
         of hides one that started unheard of from the counts alone.
         """
-        held = Counter({p: n for p, n in self.used.items() if n > 0})
-        for gpu in self.gpus:
-            held.subtract(lease.slot.profile for lease in gpu.leases if lease.job is not None)
-        return +held | Counter(self.unlocated)
+        return self._unmatched
+
+    @cached_property
+    def _unmatched(self) -> Counter[Profile]:
+        held = {p: n for p, n in ((p, n - self.leased[p]) for p, n in self.used.items()) if n > 0}
+        return Counter(held) | Counter(self.unlocated)
+
+    @cached_property
+    def leased(self) -> Counter[Profile]:
+        """Slices of jobs that have a lease."""
+        return Counter([slot.profile for gpu in self.gpus for slot in gpu.leased.slots])
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ class _Round:
             claims = [*seat.settled, *seat.claims]
             if not claims:
                 continue
-            present = {*seat.offered.slots, *seat.occupied.slots}
+            present = {*seat.gpu.free.slots, *seat.gpu.occupied.slots}
             new = {slot.profile for slot in seat.shape.taken.slots if slot not in present}
             for claim in claims:
                 nodes.setdefault(claim[0], {})[seat.node] = None
@@ -334,15 +334,14 @@ class _Round:
         changed = False
         still = node.mode is not Mode.WITHDRAWN and not self.fleet.plannable(node.name)
         for seat in self.fleet.by_node[node.name]:
+            gpu = seat.gpu
             if still or node.mode is Mode.WITHDRAWN:
-                final = self.fleet.book.unchanged(seat.leased, seat.offered, node.mode is not Mode.WITHDRAWN)
+                final = self.fleet.book.unchanged(gpu.leased, gpu.free, node.mode is not Mode.WITHDRAWN)
             else:
-                final = self.fleet.book.final(
-                    seat.shape, seat.occupied, seat.leased, seat.offered, preference, seat.hidden
-                )
-                optional.append((final.optional, seat.gpu.uuid))
+                final = self.fleet.book.final(seat.shape, gpu.occupied, gpu.leased, gpu.free, preference, seat.hidden)
+                optional.append((final.optional, gpu.uuid))
             free.update(final.free)
-            layouts[seat.gpu.uuid] = final.layout
+            layouts[gpu.uuid] = final.layout
             withdrawn |= final.withdrawn
             changed = changed or final.changed
         self._keep_total(node, layouts, free, optional)

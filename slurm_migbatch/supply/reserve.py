@@ -316,7 +316,7 @@ class Reserver:
 
     # -- effect ------------------------------------------------------------------------------------------------
 
-    def _busy(self, seat: Seat, ends: Callable[[Claim], float | None]) -> list[_Busy]:
+    def _busy(self, seat: Seat, ends: Callable[[Claim], float | None]) -> Sequence[_Busy]:
         """Slots in use or claimed, each with its end. Claims of one profile are told apart by their order only."""
         if not seat.claims:
             return seat.until

@@ -37,6 +37,7 @@ class Shape:
         "geometry",
         "keep",
         "rest",
+        "room",
         "slots",
         "taken",
         "used",
@@ -65,6 +66,8 @@ class Shape:
         self.rest = Layout(s for s in keep.slots if s not in slots and not s.placement.mask & self.taken.mask)
         self.rest = book.legal(geometry, self.taken, self.rest)
         self.value = book.value(geometry, self.taken)
+        #: profiles that may fit as well; all others do not
+        self.room = book.room(geometry, used, claims)
         self._next: dict[Profile, tuple[Cost, Shape] | None] = {}
 
     def add(self, profile: Profile) -> tuple[Cost, Shape] | None:
@@ -76,7 +79,7 @@ class Shape:
             return found
 
     def _add(self, profile: Profile) -> tuple[Cost, Shape] | None:
-        if profile not in self.geometry:
+        if profile not in self.room:
             return None
         after = self.book.shape(
             self.geometry,
@@ -116,22 +119,15 @@ class ShapeBook:
         self._shapes: dict[tuple[object, ...], Shape | None] = {}
         self._values: dict[tuple[Geometry, Layout], int] = {}
         self._finals: dict[tuple[object, ...], Final] = {}
-        self._layouts: dict[tuple[Slot, ...], Layout] = {}
+        self._rooms: dict[tuple[Geometry, int, tuple[Profile, ...], tuple[Profile, ...]], frozenset[Profile]] = {}
 
     def trim(self) -> None:
         """Forget everything once it has grown large; to be called between plans."""
-        if len(self._shapes) + len(self._finals) + len(self._layouts) > _MAX_SHAPES:
+        if len(self._shapes) + len(self._finals) > _MAX_SHAPES:
             self._shapes.clear()
             self._values.clear()
             self._finals.clear()
-            self._layouts.clear()
-
-    def layout(self, slots: tuple[Slot, ...]) -> Layout:
-        """The layout of these slots."""
-        known = self._layouts.get(slots)
-        if known is None:
-            known = self._layouts[slots] = Layout(slots)
-        return known
+            self._rooms.clear()
 
     def start(
         self,
@@ -174,6 +170,22 @@ class ShapeBook:
         if known is None:
             known = self._values[key] = sum(
                 info.memory_slices**2 * capacity(geometry, layout, info.profile) for info in geometry.profiles
+            )
+        return known
+
+    def room(self, geometry: Geometry, used: Layout, claims: tuple[Profile, ...]) -> frozenset[Profile]:
+        """Which profiles fit beside used slots and claims, wherever the claims may lie.
+
+        That depends on the memory slices in use and the profiles alone, so many GPUs share an answer.
+        """
+        key = (geometry, used.mask, used.profiles, claims)
+        known = self._rooms.get(key)
+        if known is None:
+            fewer = self.room(geometry, used, claims[1:]) if claims else [info.profile for info in geometry.profiles]
+            known = self._rooms[key] = frozenset(
+                profile
+                for profile in fewer
+                if len(plan_free(geometry, used, sorted((*claims, profile), reverse=True))) > len(claims)
             )
         return known
 
