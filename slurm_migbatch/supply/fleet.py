@@ -38,10 +38,10 @@ class Seat:
 
     def __init__(self, index: int, node: str, gpu: Gpu, shape: Shape) -> None:
         self.index, self.node, self.gpu, self.shape = index, node, gpu, shape
-        self.claims: list[Claim] = []
+        self.claims: Sequence[Claim] = ()
         #: claims whose slots can no longer change, because a reservation relies on them
-        self.settled: list[Claim] = []
-        self.reserved: list[Slot] = []
+        self.settled: Sequence[Claim] = ()
+        self.reserved: Sequence[Slot] = ()
         #: profiles of which nothing is offered that nobody claims
         self.hidden: frozenset[Profile] = frozenset()
         #: slots in use or claimed before a reservation, and when they should be free (None: nobody knows)
@@ -167,7 +167,7 @@ class Fleet:
             return
         step = at.shape.add(profile)
         assert step is not None
-        self.change(at, step[1], [*at.claims, claim])
+        self.change(at, step[1], (*at.claims, claim))
 
     def hide(self, node: str, profiles: Iterable[Profile]) -> None:
         """Offer nothing of these profiles on the node but what is claimed. Not undone by `roll_back`."""
@@ -185,7 +185,7 @@ class Fleet:
                 assert less is not None
                 self.change(seat, less, seat.claims)
 
-    def change(self, seat: Seat, shape: Shape, claims: list[Claim]) -> None:
+    def change(self, seat: Seat, shape: Shape, claims: Sequence[Claim]) -> None:
         """Change a GPU's condition and its claims, and keep the index right."""
         old_shape, old_claims = seat.shape, seat.claims
         self._trail.append(lambda: self._set(seat, old_shape, old_claims))
@@ -209,7 +209,7 @@ class Fleet:
         self.fixed[node][claim[2]] += 1
         self._fixed_at[self._class[node]][claim[2]].append(node)
 
-    def _set(self, seat: Seat, shape: Shape, claims: list[Claim]) -> None:
+    def _set(self, seat: Seat, shape: Shape, claims: Sequence[Claim]) -> None:
         kind = self._class[seat.node]
         seat.shape, seat.claims = shape, claims
         heapq.heappush(self._buckets[kind][shape], seat.index)

@@ -6,8 +6,10 @@ concluded from a failed look: the round then changes nothing and says why.
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol
@@ -100,6 +102,22 @@ class Report:
         return bool(self.unacknowledged or self.error)
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the collector of reference cycles; it runs after the round instead.
+
+    A round on a large site makes some hundred thousand objects that live until it is over and form no cycles to speak
+    of; looking at all of them again and again would take as long as the plan itself.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class SupplyLoop:
     """Keeps what nodes offer matched to the queue.
 
@@ -147,6 +165,7 @@ class SupplyLoop:
         """Let a job that a node sent back to the queue start as soon as Slurm lists it as pending again."""
         self._hasten.add(job)
 
+    @_uncollected()
     def round(self, jobs: Sequence[JobRow] | None = None, rows: Sequence[NodeRow] | None = None) -> Report:
         """One look at everything, and what follows from it.
 
@@ -167,8 +186,8 @@ class SupplyLoop:
         observed = self._clock.monotonic()
         by_name = {row.name: row for row in rows}
         notes: list[str] = []
-        nodes = self._nodes(by_name, jobs, now, notes)
         calls += self._hasten_jobs(jobs, notes)
+        nodes = self._nodes(by_name, jobs, now, notes)
         wanted = demands(jobs, rows, nodes.keys(), now, self._avoided(now))
         plan = self._planner.plan(list(nodes.values()), wanted, now, self._reservations, self.settings.preference)
         self._plan, self._jobs = plan, {row.job_id: row for row in jobs}

@@ -299,7 +299,7 @@ class _Round:
                 trial = step[1]
                 staying.append(claim)
         # While the others look for a new place this GPU counts as holding the newcomer, so none of them comes back.
-        self.fleet.change(seat, trial, [])
+        self.fleet.change(seat, trial, ())
         for claim in leaving:
             pool = self.demands[claim[0]].pool
             at = self.fleet.find(pool, claim[2])

@@ -330,15 +330,15 @@ class Reserver:
         if not seat.claims:
             return
         seat.until = self._busy(seat, ends)
-        seat.settled.extend(seat.claims)
+        seat.settled = (*seat.settled, *seat.claims)
         shape = seat.shape
         frozen = self._fleet.book.start(
             shape.geometry, shape.taken, shape.rest, shape.warm, shape.future, wary=shape.wary
         )
-        self._fleet.change(seat, frozen, [])
+        self._fleet.change(seat, frozen, ())
 
     def _block(self, seat: Seat, slots: list[Slot]) -> None:
-        seat.reserved.extend(slots)
+        seat.reserved = (*seat.reserved, *slots)
         reserved = Layout(seat.reserved)
         staying = Layout(s for s, _ in seat.until if not s.placement.mask & reserved.mask)
         geometry = seat.gpu.geometry
