@@ -63,8 +63,7 @@ class Shape:
         self.claims, self.wary, self.slots = claims, wary, slots
         self.taken = used.union(slots)
         #: offers of before that no claim uses and that can stay
-        self.rest = Layout(s for s in keep.slots if s not in slots and not s.placement.mask & self.taken.mask)
-        self.rest = book.legal(geometry, self.taken, self.rest)
+        self.rest = book.legal(geometry, self.taken, _clear_of(keep, self.taken.mask))
         self.value = book.value(geometry, self.taken)
         #: profiles that may fit as well; all others do not
         self.room = book.room(geometry, used, claims)
@@ -219,13 +218,23 @@ class ShapeBook:
     @staticmethod
     def legal(geometry: Geometry, taken: Layout, wanted: Layout) -> Layout:
         """Those of `wanted`, in order, that can all be added to `taken`."""
+        if not wanted or _legal_together(geometry, taken, wanted):
+            return wanted
         layout = taken
         kept = []
         for slot in wanted.slots:
             if geometry.fits(layout, slot):
                 layout = layout.add(slot)
                 kept.append(slot)
-        return wanted if len(kept) == len(wanted) else Layout(kept)
+        return Layout(kept)
+
+
+def _legal_together(geometry: Geometry, taken: Layout, wanted: Layout) -> bool:
+    return (
+        not taken.mask & wanted.mask
+        and geometry.slots.issuperset(wanted.slots)
+        and geometry.admits((*taken.profiles, *wanted.profiles))
+    )
 
 
 def _final(leased: Layout, offered: Layout, available: Layout, optional: Layout) -> Final:
@@ -258,11 +267,11 @@ def _leftover(shape: Shape, cycle: tuple[Profile, ...]) -> Layout:
     if shape.future is not None:
         inside = ShapeBook.legal(geometry, shape.future, Layout((*shape.slots.slots, *shape.rest.slots)))
         base = shape.future.union(inside)
-    warm = Layout(s for s in shape.warm.slots if not s.placement.mask & base.mask)
+    warm = _clear_of(shape.warm, base.mask)
     added = plan_free(geometry, base, cycle * geometry.max_slots, keep=warm)
     if shape.future is None:
         return added
-    return ShapeBook.legal(geometry, taken, Layout(s for s in added.slots if not s.placement.mask & taken.mask))
+    return ShapeBook.legal(geometry, taken, _clear_of(added, taken.mask))
 
 
 def _arrange(
@@ -278,8 +287,7 @@ def _arrange(
     if not claims:
         return EMPTY
     base = used if future is None else future
-    offers = Layout(s for s in keep.slots if not s.placement.mask & (base.mask | used.mask))
-    hints = Layout((*offers.slots, *(s for s in warm.slots if not s.placement.mask & offers.mask)))
+    offers = _clear_of(keep, base.mask | used.mask)
     wanted = Counter(claims)
     matched: list[Slot] = []
     for slot in sorted(offers.slots, key=lambda s: s not in warm):
@@ -287,6 +295,9 @@ def _arrange(
             wanted[slot.profile] -= 1
             matched.append(slot)
     fixed = ShapeBook.legal(geometry, base, Layout(matched))
+    if len(fixed) == len(claims) and (future is None or _beside(geometry, used, fixed)):
+        return fixed
+    hints = offers.union(_clear_of(warm, offers.mask))
     if len(fixed) == len(matched):
         left = tuple(sorted(wanted.elements(), reverse=True))
         rest = Layout(s for s in offers.slots if s not in fixed)
@@ -302,6 +313,11 @@ def _arrange(
     if len(found) == len(ordered) and (future is None or _beside(geometry, used, found)):
         return found
     return None
+
+
+def _clear_of(layout: Layout, mask: int) -> Layout:
+    """Its slots that touch none of these memory slices."""
+    return Layout(s for s in layout.slots if not s.placement.mask & mask) if layout.mask & mask else layout
 
 
 def _beside(geometry: Geometry, used: Layout, slots: Layout) -> bool:
