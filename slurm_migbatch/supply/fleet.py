@@ -212,9 +212,11 @@ class Fleet:
     def _set(self, seat: Seat, shape: Shape, claims: Sequence[Claim]) -> None:
         kind = self._class[seat.node]
         seat.shape, seat.claims = shape, claims
-        heapq.heappush(self._buckets[kind][shape], seat.index)
-        for profile in self._heaps[kind]:
-            self._enter(kind, profile, shape)
+        bucket = self._buckets[kind][shape]
+        if not bucket:  # else the shape is in every heap: it leaves one only when its bucket is found empty
+            for profile in self._heaps[kind]:
+                self._enter(kind, profile, shape)
+        heapq.heappush(bucket, seat.index)
 
     def _top(self, kind: int, profile: Profile) -> tuple[Cost, int, Shape] | None:
         heap = self._heaps[kind].get(profile)

@@ -139,9 +139,10 @@ class Reserver:
 
     def _when(self, seat: Seat, slot: Slot, ends: Callable[[Claim], float | None]) -> _When | None:
         """When the slot should be free; None where a reservation is in the way or the rest of the GPU forbids it."""
-        if any(slot.placement.overlaps(other.placement) for other in seat.reserved):
-            return None
         mask = slot.placement.mask
+        for other in seat.reserved:
+            if other.placement.mask & mask:
+                return None
         unlimited, latest, blocked = 0, self._now, 0
         beside = [other.profile for other in seat.reserved]
         for other, until in self._busy(seat, ends):
