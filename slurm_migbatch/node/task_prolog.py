@@ -16,6 +16,18 @@ FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 MAX_BYTES = 65536
 
+MAX_COMPONENTS = 128
+"""Slurm's own limit for heterogeneous jobs (MAX_HET_JOB_COMPS)."""
+
+KEYS = (
+    "CUDA_VISIBLE_DEVICES",
+    "MIGBATCH_DEVICES",
+    "MIGBATCH_SLICES",
+    "MIGBATCH_PROFILE",
+    "MIGBATCH_MEMORY_MIB",
+    "MIGBATCH_JOB_SLICES",
+)
+
 
 class NoSlice(Exception):
     """The task must not run; the message is for the job's user."""
@@ -42,28 +54,44 @@ def exports(etc: str, environ: dict[bytes, bytes], uid: int) -> str:
     """The lines for slurmstepd; empty for a job that was given nothing. Raises NoSlice."""
     node = conf.node_name(environ)
     directory = conf.run_dir(conf.read(f"{etc}/{conf.NAME}", node), node) + "/job"
-    job = environ.get(b"SLURM_JOB_ID", b"").decode("ascii", "replace")
-    if not job.isdigit():
-        return ""
-    name = newest(directory, job)
+    name = next((name for job in jobs(environ) if (name := newest(directory, job))), "")
     if not name:
-        return ""
+        return inherited(environ)
     fields, slices = parse(load(f"{directory}/{name}"))
     if fields.get("uid") != str(uid):
-        return ""
+        return inherited(environ)
     if fields.get("state") != "ready":
         raise NoSlice(f"no GPU slice for this job: {fields.get('reason', 'it is being sent back to the queue')}")
     mine = share(slices, environ)
     devices = ",".join(piece[0] for piece in mine)
-    values = {
-        "CUDA_VISIBLE_DEVICES": devices,
-        "MIGBATCH_DEVICES": devices,
-        "MIGBATCH_SLICES": str(len(mine)),
-        "MIGBATCH_PROFILE": ",".join(piece[1] for piece in mine),
-        "MIGBATCH_MEMORY_MIB": str(min(int(piece[2]) for piece in mine)),
-        "MIGBATCH_JOB_SLICES": str(len(slices)),
-    }
-    return "".join(f"export {key}={value}\n" for key, value in values.items())
+    profiles = ",".join(piece[1] for piece in mine)
+    memory = min(int(piece[2]) for piece in mine)
+    values = (devices, devices, len(mine), profiles, memory, len(slices))
+    return "".join(f"export {key}={value}\n" for key, value in zip(KEYS, values, strict=True))
+
+
+def jobs(environ: dict[bytes, bytes]) -> list[str]:
+    """The ids under which the task's job may have its hand-off here.
+
+    In steps of a heterogeneous job SLURM_JOB_ID is the leader's on every node (seen on 22.05); the component that the
+    step runs in is the one whose nodes are the step's.
+    """
+    found = []
+    for i in range(min(_number(environ, b"SLURM_HET_SIZE", 0), MAX_COMPONENTS)):
+        if environ.get(b"SLURM_JOB_NODELIST_HET_GROUP_%d" % i) == environ.get(b"SLURM_JOB_NODELIST"):
+            found.append(environ.get(b"SLURM_JOB_ID_HET_GROUP_%d" % i, b""))
+    return [job.decode("ascii") for job in found or [environ.get(b"SLURM_JOB_ID", b"")] if job.isdigit()]
+
+
+def inherited(environ: dict[bytes, bytes]) -> str:
+    """Lines that take another job's slices out of the environment, which sbatch and srun pass on as they find it."""
+    devices = environ.get(b"MIGBATCH_DEVICES")
+    if devices is None:
+        return ""
+    lines = [f"unset {key}\n" for key in KEYS if key != "CUDA_VISIBLE_DEVICES"]
+    if environ.get(b"CUDA_VISIBLE_DEVICES") == devices:
+        lines.append("unset CUDA_VISIBLE_DEVICES\n")
+    return "".join(lines)
 
 
 def send_back(etc: str, environ: dict[bytes, bytes]) -> None:

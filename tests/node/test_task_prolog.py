@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nodes import ALICE, BOB
 
-from slurm_migbatch.node import handoff
+from slurm_migbatch.node import handoff, task_prolog
 from slurm_migbatch.node.task_prolog import NoSlice, exports, parse, share, tasks_here
 
 
@@ -136,3 +136,26 @@ def test_what_the_prolog_writes_is_what_is_read(node):
     status = os.stat(node.root / "run" / "job" / "5.6")
     assert (status.st_uid, status.st_mode & 0o777) == (0, 0o644)
     assert [p.name for p in (node.root / "run" / "job").iterdir()] == ["5.6"]
+
+
+def test_a_step_of_a_heterogeneous_job_has_its_components_slices(node):
+    """slurmstepd names the leader in every component's steps; the nodes tell which component it is."""
+    node.prolog(8, "[mig:1g.10gb:1]")
+    groups = {
+        "SLURM_HET_SIZE": "2",
+        "SLURM_JOB_ID_HET_GROUP_0": "7",
+        "SLURM_JOB_ID_HET_GROUP_1": "8",
+        "SLURM_JOB_NODELIST_HET_GROUP_0": "n0",
+        "SLURM_JOB_NODELIST_HET_GROUP_1": "n1",
+    }
+    there = exported(node, 7, SLURM_STEP_ID="1", SLURM_JOB_NODELIST="n1", **groups)
+    assert there["CUDA_VISIBLE_DEVICES"] == node.slices("held")[0].mig_uuid
+    assert exported(node, 7, SLURM_STEP_ID="0", SLURM_JOB_NODELIST="n0", **groups) == {}
+
+
+def test_another_jobs_slices_do_not_stay_in_the_environment(node):
+    lines = task_prolog.inherited({b"MIGBATCH_DEVICES": b"MIG-a", b"CUDA_VISIBLE_DEVICES": b"MIG-a"})
+    assert lines.splitlines() == [f"unset {key}" for key in (*task_prolog.KEYS[1:], "CUDA_VISIBLE_DEVICES")]
+    mine = task_prolog.inherited({b"MIGBATCH_DEVICES": b"MIG-a", b"CUDA_VISIBLE_DEVICES": b"0"})
+    assert "unset CUDA_VISIBLE_DEVICES" not in mine
+    assert task_prolog.inherited({b"CUDA_VISIBLE_DEVICES": b"0"}) == ""
