@@ -209,10 +209,12 @@ def test_the_first_component_is_not_led_to_the_only_node_for_the_second(
 def test_a_heterogeneous_job_with_the_whole_product(new_cluster: Callable[..., Cluster]) -> None:
     cluster = new_cluster(nodes=2, gpus=1, migbatch="all")
     options = ("-n1", "--gres=mig:3g.40gb:1", ":", "-n1", "--gres=mig:1g.20gb:1")
-    where = "srun --het-group=0,1 sh -c 'echo $SLURMD_NODENAME'"
-    job = cluster.submit(*options, wrap=where, user="mbalice")
+    show = "sh -c 'echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES'"
+    job = cluster.submit(*options, wrap=f"srun --het-group=0 {show}; srun --het-group=1 {show}", user="mbalice")
     assert cluster.wait_job(job) == "COMPLETED", cluster.output(job)
-    assert set(cluster.output(job).split()) == {"n1", "n2"}
+    (first, one), (second, other) = (line.split() for line in cluster.output(job).splitlines())
+    assert {first, second} == {"n1", "n2"}
+    assert one != other
 
 
 def test_fifty_jobs_of_all_sizes(site: Site) -> None:
