@@ -11,19 +11,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Protocol
 
-from slurm_migbatch.mig.geometry import Geometry
-from slurm_migbatch.mig.layout import EMPTY, Layout, LayoutError, Slot
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient, SlurmError
 from slurm_migbatch.supply.advertiser import Advertised, Advertiser, Plans, PublishedPlan
 from slurm_migbatch.supply.audit import Excess, audit
 from slurm_migbatch.supply.demand import GRES, could_run, demands, profiles, slices
-from slurm_migbatch.supply.model import Gpu, Lease, Mode, Node, Plan, Reservation
+from slurm_migbatch.supply.known import KnownGpu
+from slurm_migbatch.supply.model import Mode, Node, Plan, Reservation
 from slurm_migbatch.supply.planner import Planner
-from slurm_migbatch.supply.view import GpuFacts, NodeFacts, NodesView
+from slurm_migbatch.supply.view import NodeFacts, NodesView
 
 
 class Clock(Protocol):
@@ -149,7 +147,7 @@ class SupplyLoop:
         self._standing: dict[int, tuple[tuple[str, ...], int, float]] = {}
         self._avoid: dict[int, dict[str, float]] = {}
         self._hasten: set[int] = set()
-        self._gpus: dict[str, _Known] = {}
+        self._gpus: dict[str, KnownGpu] = {}
         self._plan: Plan | None = None
         self._jobs: dict[int, JobRow] = {}
 
@@ -309,7 +307,7 @@ class SupplyLoop:
             rows = () if plan is None else tuple(plan.gpus.get(gpu.uuid, ()))
             until = tuple([ends.get(run[0], now) for _, run in gpu.leases])
             if known is None or known.facts is not gpu or known.until != until or known.rows != rows:
-                known = self._gpus[gpu.uuid] = _Known.of(gpu, rows, until)
+                known = self._gpus[gpu.uuid] = KnownGpu.of(gpu, rows, until)
             if known.gpu is not None:
                 gpus.append(known.gpu)
             else:
@@ -443,54 +441,6 @@ def _until(row: JobRow, now: float) -> float | None:
     if row.state == "COMPLETING":
         return now
     return row.end
-
-
-@dataclass(frozen=True)
-class _Known:
-    """A GPU for the planner, and what it was made from; kept, because most GPUs are the same in the next round."""
-
-    facts: GpuFacts
-    rows: tuple[tuple[str, int, int], ...]
-    until: tuple[float | None, ...]
-    #: None where the node says of it what cannot be: `odd`
-    gpu: Gpu | None
-    odd: str = ""
-
-    @classmethod
-    def of(cls, facts: GpuFacts, rows: tuple[tuple[str, int, int], ...], until: tuple[float | None, ...]) -> _Known:
-        """Args: what the node says; the slots of its present plan; when each lease should end."""
-        odd = _contradiction(facts)
-        if odd:
-            return cls(facts, rows, until, None, odd)
-        leases = [Lease(slot, run[0], end) for (slot, run), end in zip(facts.leases, until, strict=True)]
-        leases += [Lease(slot) for slot in facts.zombies]
-        taken = {slot for slot, _ in facts.leases}
-        offered = _sensible(facts.geometry, rows)
-        if not taken.isdisjoint(offered.slots):
-            offered = Layout(s for s in offered.slots if s not in taken)
-        return cls(facts, rows, until, Gpu(facts.uuid, facts.geometry, tuple(leases), offered, facts.warm))
-
-
-def _contradiction(facts: GpuFacts) -> str:
-    slots = [*(slot for slot, _ in facts.leases), *facts.zombies]
-    unknown = [slot for slot in slots if slot.profile not in facts.geometry]
-    if unknown:
-        return f"{unknown[0].profile} is none of its profiles"
-    try:
-        Layout(slots)
-    except LayoutError as error:
-        return str(error)
-    return ""
-
-
-@lru_cache(maxsize=1 << 16)
-def _sensible(geometry: Geometry, rows: tuple[tuple[str, int, int], ...]) -> Layout:
-    try:
-        layout = Layout(Slot.of(*row) for row in rows)
-        geometry.check(layout)
-    except (LayoutError, ValueError):
-        return EMPTY
-    return layout
 
 
 def explain(report: Report) -> str:
