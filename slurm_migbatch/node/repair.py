@@ -290,14 +290,26 @@ class Repairer:
         self.park(row, why)
 
     def _guard(self, gpu: Gpu, row: Slice, instance: Instance, why: str) -> None:
-        uid = (row.uid or 0) if row.state == "held" else 0
+        held = row.state == "held"
+        if held and not self._runs_on(row):
+            return  # its release has begun, which closes the devices itself
         try:
-            self._caps.grant(gpu.minor, instance.gi_id, instance.ci_id or 0, uid)
+            minors = self._caps.grant(gpu.minor, instance.gi_id, instance.ci_id or 0, (row.uid or 0) if held else 0)
+            if held and not self._runs_on(row):
+                # An Epilog, which does not take the GPU's lock, closed them in between. Nobody else can have them yet:
+                # that takes the lock.
+                self._caps.assign(minors, 0)
         except CapsError as error:
             with self._journal.write():
                 self._journal.event(
                     "fault", {"gpu": gpu.uuid, "what": str(error), "action": "will be tried again", "drain": False}
                 )
+
+    def _runs_on(self, row: Slice) -> bool:
+        """Whether the run that held the slice when it was looked at still does, and nobody has begun to end it."""
+        runs = self._journal.runs("job=? AND restart=? AND state='running'", (row.job, row.restart))
+        mine = self._journal.slices("id=? AND state='held' AND job=? AND restart=?", (row.id, row.job, row.restart))
+        return bool(runs and mine)
 
     # -- steps that the hooks use too ------------------------------------------------------------------------------
 

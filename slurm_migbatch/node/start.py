@@ -212,6 +212,8 @@ class Starter:
             for piece in claim.evict:
                 self._evict(gpus[claim.gpu], piece, who, there[claim.gpu], deadline)
         rows = self._journal.slices("owner=? AND state='intent'", (who,))
+        if len(rows) != len(claims):
+            raise _Again(None, "a slice that was idle when it was chosen proved to be gone")
         done: list[Slice] = []
         for row in sorted(rows, key=lambda row: row.ordinal or 0):
             deadline.check(f"making {row.slot}")

@@ -71,15 +71,23 @@ def exports(etc: str, environ: dict[bytes, bytes], uid: int) -> str:
 
 
 def jobs(environ: dict[bytes, bytes]) -> list[str]:
-    """The ids under which the task's job may have its hand-off here.
+    """The ids under which the task's job may have its hand-off here, the likeliest first.
 
-    In steps of a heterogeneous job SLURM_JOB_ID is the leader's on every node (seen on 22.05); the component that the
-    step runs in is the one whose nodes are the step's.
+    In steps of a heterogeneous job SLURM_JOB_ID is the leader's on every node (seen on 22.05). The component that a
+    step runs in is the one whose nodes are the step's; in a step over several components the ranks count through them.
     """
-    found = []
-    for i in range(min(_number(environ, b"SLURM_HET_SIZE", 0), MAX_COMPONENTS)):
-        if environ.get(b"SLURM_JOB_NODELIST_HET_GROUP_%d" % i) == environ.get(b"SLURM_JOB_NODELIST"):
-            found.append(environ.get(b"SLURM_JOB_ID_HET_GROUP_%d" % i, b""))
+    size = min(_number(environ, b"SLURM_HET_SIZE", 0), MAX_COMPONENTS)
+    ids = [environ.get(b"SLURM_JOB_ID_HET_GROUP_%d" % i, b"") for i in range(size)]
+    nodes = [environ.get(b"SLURM_JOB_NODELIST_HET_GROUP_%d" % i) for i in range(size)]
+    found = [job for job, where in zip(ids, nodes, strict=True) if where == environ.get(b"SLURM_JOB_NODELIST")]
+    if size and not found:
+        rank = _number(environ, b"SLURM_PROCID", 0)
+        for i, job in enumerate(ids):
+            rank -= _number(environ, b"SLURM_NTASKS_HET_GROUP_%d" % i, 1)
+            if rank < 0:
+                found.append(job)
+                break
+        found += ids
     return [job.decode("ascii") for job in found or [environ.get(b"SLURM_JOB_ID", b"")] if job.isdigit()]
 
 

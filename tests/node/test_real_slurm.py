@@ -11,10 +11,10 @@ pytestmark = pytest.mark.slurm
 
 
 @pytest.fixture(scope="module")
-def bed():
+def bed(slurm_root):
     from slurm_migbatch.testbed.cluster import Cluster
 
-    with Cluster(None, nodes=1, gpus=2, migbatch="hooks") as running:
+    with Cluster(None, nodes=1, gpus=2, migbatch="hooks", slurm_root=slurm_root) as running:
         yield running
 
 
