@@ -245,6 +245,8 @@ class Repairer:
             idle = self._journal.put(idle)
             if event:
                 self._journal.event(event, {**idle.place, "elapsed_ms": 0, "adopted": True})
+            if row.state == "foreign":
+                self._journal.event("cleared", {**idle.place, "reason": "nothing lives on it any more"})
 
     def _discard(self, gpu: Gpu, row: Slice, instance: Instance, why: str) -> None:
         """Destroy the instance and its row; park it where that does not work."""
@@ -256,7 +258,7 @@ class Repairer:
         with self._journal.write():
             if row.id is not None:
                 self._journal.drop(row)
-            if row.state == "zombie":
+            if row.state in ("zombie", "foreign"):
                 self._journal.event("cleared", {**row._replace(gi=instance.gi_id).place, "reason": why})
             self._journal.event("destroy", {**row._replace(gi=instance.gi_id).place, "elapsed_ms": 0})
 
@@ -268,7 +270,7 @@ class Repairer:
             self._journal.drop(row)
             if row.state in ("idle", "foreign", "evict") and row.gi is not None:
                 self._journal.event("destroy", {**row.place, "elapsed_ms": 0})
-            elif row.state == "zombie":
+            if row.state in ("zombie", "foreign"):
                 self._journal.event("cleared", {**row.place, "reason": why})
 
     def _lose(self, gpu: Gpu | None, row: Slice, instance: None, why: str) -> None:
@@ -284,7 +286,9 @@ class Repairer:
 
     def _respect(self, gpu: Gpu, row: None, instance: Instance, why: str) -> None:
         with self._journal.write():
-            self._journal.put(Slice(gpu.uuid, instance.slot, "foreign", reason=why).on(instance))
+            row = self._journal.put(Slice(gpu.uuid, instance.slot, "foreign", reason=why).on(instance))
+            # To the controller, which must not offer its place, it is what a zombie is: out of use for now.
+            self._journal.event("zombie", {**row.place, "reason": why})
 
     def _park(self, gpu: Gpu, row: Slice, instance: Instance, why: str) -> None:
         self.park(row, why)

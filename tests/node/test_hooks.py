@@ -338,9 +338,14 @@ def test_instances_made_by_hand_are_respected_while_in_use_and_adopted_when_not(
     assert [row.mig_uuid for row in node.slices("foreign")] == [by_hand.mig_uuid]
     assert idle.mig_uuid not in {i.mig_uuid for i in node.instances().values()}, "its place was needed"
     assert "sent back" in node.prolog(2, "[mig:3g.40gb:1]")[1]
+    told = [event for event in node.events() if event["kind"] in ("zombie", "cleared")]
+    assert [(event["kind"], event["profile"], event["start"]) for event in told] == [("zombie", "3g.40gb", 0)]
+    assert "made by hand" in told[0]["reason"]
     node.machine.end_process(4_000_001)
     assert node.prolog(3, "[mig:3g.40gb:1]", uid=BOB)[0] == exits.OK
     assert node.slices("held")[0].mig_uuid == by_hand.mig_uuid
+    told = [event for event in node.events() if event["kind"] in ("zombie", "cleared")]
+    assert [event["kind"] for event in told] == ["zombie", "cleared"]
     node.check()
 
 

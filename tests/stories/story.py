@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from slurm_migbatch.testbed.cluster import Cluster
+from slurm_migbatch.testbed.proc import wait_until
 
 UUID = re.compile(r"MIG-[0-9a-f-]{36}")
 SHOW = "echo batch $CUDA_VISIBLE_DEVICES; srun sh -c 'echo task $SLURM_PROCID $CUDA_VISIBLE_DEVICES'"
@@ -109,3 +114,55 @@ def offer(bed: Cluster) -> dict[str, int]:
             counts[kind] = counts.get(kind, 0) + int(count)
     counts.pop("none", None)
     return {kind: count for kind, count in counts.items() if count}
+
+
+def until(what: str, ready: Callable[[], bool], timeout: float = 30.0) -> None:
+    """Wait while processes of the test bed may be dead, which `bed.wait` takes for an error."""
+    wait_until(ready, timeout, what, every=0.1)
+
+
+def shown(bed: Cluster, job: int) -> str:
+    """`scontrol show job`, on one line."""
+    return bed.run(["scontrol", "-d", "-o", "show", "job", str(job)]).stdout
+
+
+def marked(bed: Cluster, job: int) -> tuple[str, str]:
+    """What slurmctld has of a job as MIG: the GRES per node, and the grant of the marker at the end of the comment."""
+    text = shown(bed, job)
+    gres = re.search(r"TresPerNode=(\S+)", text)
+    marker = re.search(r"\[mig:([0-9a-z.:,-]+)(?:#[0-9a-z]*)?\](?= )", text)
+    types = ",".join(re.findall(r"mig:([^:,]+:\d+)", gres[1])) if gres else ""
+    return types, marker[1] if marker else ""
+
+
+def leases(bed: Cluster, job: int) -> list[tuple[int, str, float | None]]:
+    """Restart, slice and end of every lease of a job in migbatchd's database, without migbatchd."""
+    with closing(sqlite3.connect(bed.product.state / "migbatch.db")) as record:
+        rows = record.execute("select restart, mig_uuid, until from leases where job_id=? order by id", (job,))
+        return rows.fetchall()
+
+
+def instances(bed: Cluster, node: str) -> list[dict[str, Any]]:
+    """GPU instances of a node as its driver has them."""
+    return [instance for gpu in bed.machine(node).dump()["gpus"] for instance in gpu["instances"]]
+
+
+def on_offer(bed: Cluster, node: str) -> Counter[str]:
+    """What Slurm is told that one node has, by GRES type, without the filler."""
+    text = bed.run(["scontrol", "-d", "-o", "show", "node", node]).stdout
+    gres = re.search(r"\sGres=(\S+)", text)
+    counts = Counter({kind: int(count) for kind, count in re.findall(r"mig:([^:,]+):(\d+)", gres[1] if gres else "")})
+    del counts["none"]
+    return +counts
+
+
+def planned(bed: Cluster, node: str) -> Counter[str]:
+    """The slots of the plan that lies on one node's disk, by GRES type."""
+    plan = json.loads((bed.node_directory(node) / "state/plan.json").read_text())
+    return Counter(slot[0].replace("+", ".") for slots in plan["gpus"].values() for slot in slots)
+
+
+def untroubled(bed: Cluster) -> None:
+    """No node is drained or down."""
+    states = bed.run(["sinfo", "-h", "-N", "-n", ",".join(bed.spec.node_names), "-o", "%N %T"]).stdout
+    assert not re.search(r"drain|down|inval|fail", states), states
