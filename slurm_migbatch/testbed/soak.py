@@ -67,16 +67,17 @@ def run_jobs(bed: Cluster, jobs: int, seed: int, timeout: float) -> dict[str, ob
     requests, weights = zip(*MIX, strict=True)
     began = time.monotonic()
     with Watch(bed) as watch:
-        for user in bed.users:
-            lines = ["#!/bin/sh"]
-            for gres in draw.choices(requests, weights, k=jobs // len(bed.users) + (user is bed.users[0])):
+        for i, user in enumerate(bed.users):
+            lines = []
+            share = jobs // len(bed.users) + (i < jobs % len(bed.users))
+            for gres in draw.choices(requests, weights, k=share):
                 comment = f' --comment="{_COMMENT}"' if gres == "mig:auto" else ""
                 seconds = draw.choice(("0", "0.2", "0.5", "1"))
                 lines.append(
                     f"sbatch --parsable -o /dev/null --gres={gres}{comment} --time=2 "
                     f"--wrap='test -n \"$CUDA_VISIBLE_DEVICES\" && sleep {seconds}'"
                 )
-            bed.run(["sh"], user.name, input="\n".join(lines[: jobs // len(bed.users) + 2]) + "\n", timeout=600.0)
+            bed.run(["sh"], user.name, input="\n".join(lines) + "\n", timeout=600.0)
         submitted = time.monotonic() - began
         wait_until(lambda: not _unfinished(bed), timeout, "the end of all jobs", every=2.0)
         wall = time.monotonic() - began
@@ -132,9 +133,8 @@ def _events(bed: Cluster) -> dict[str, int]:
     from slurm_migbatch.store.models import NodeEvent
 
     with open_store(f"sqlite:///{bed.product.state}/migbatch.db", readonly=True) as store, store.reading() as link:
-        found: dict[str, int] = dict(
-            link.execute(select(NodeEvent.kind, func.count()).group_by(NodeEvent.kind)).tuples().all()
-        )
+        counts = link.execute(select(NodeEvent.kind, func.count()).group_by(NodeEvent.kind))
+        found: dict[str, int] = {kind: count for kind, count in counts}  # noqa: C416 - rows, not pairs
         starts = link.execute(select(NodeEvent.payload).where(NodeEvent.kind == "start")).scalars()
         found["warm"] = sum(1 for event in starts if event.get("warm"))
     return found
