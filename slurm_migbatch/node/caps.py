@@ -163,6 +163,12 @@ class Caps:
         try:
             status = os.fstat(handle)
             if not stat.S_ISCHR(status.st_mode) or status.st_rdev != device or status.st_nlink != 1:
+                if stat.S_ISCHR(status.st_mode) and status.st_rdev == device:
+                    # It has a second name: whoever made that one must not keep the device when the name here goes.
+                    effects.point("chmod")
+                    os.chmod(f"/proc/self/fd/{handle}", 0)
+                    effects.point("chown")
+                    os.chown(f"/proc/self/fd/{handle}", 0, 0)
                 os.close(handle)
                 handle = -1
                 effects.point("unlink")

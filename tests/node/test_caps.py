@@ -168,7 +168,21 @@ def test_whatever_lies_in_the_devices_place_is_replaced_and_never_followed(node,
     node.check()
     if victim:
         after = victim.stat()
-        assert (after.st_uid, after.st_mode) == (before.st_uid, before.st_mode)
+        if plant is plant_second_name:  # it is our device: what is left of it must open to nobody
+            assert (after.st_uid, stat.S_IMODE(after.st_mode)) == (0, 0)
+        else:
+            assert (after.st_uid, after.st_mode) == (before.st_uid, before.st_mode)
+
+
+def test_a_link_that_the_jobs_user_made_is_worth_nothing_after_the_job(node):
+    node.prolog(1, "[mig:1g.10gb:1]", uid=BOB)
+    (row,) = node.slices("held")
+    kept = [node.root / f"kept{path.name}" for path in devices(node, (row.cap_gi, row.cap_ci))]
+    for path, copy in zip(devices(node, (row.cap_gi, row.cap_ci)), kept, strict=True):
+        os.link(path, copy)
+    node.epilog(1)
+    node.check()
+    assert {(copy.stat().st_uid, stat.S_IMODE(copy.stat().st_mode)) for copy in kept} == {(0, 0)}
 
 
 def test_a_foreign_or_writable_device_directory_is_refused(node):
