@@ -155,6 +155,7 @@ class Bed:
             stdin=subprocess.DEVNULL if input is None else None,
             capture_output=True,
             text=True,
+            errors="surrogateescape",  # jobs may have names that are no UTF-8
             timeout=timeout,
         )
         if check and done.returncode != 0:
