@@ -14,7 +14,7 @@ from slurm_migbatch.cli.common import HELP, Failure, config_option, slurm_client
 from slurm_migbatch.config import DEFAULT_PATH, Config
 from slurm_migbatch.config import render as render_config
 from slurm_migbatch.daemon.facts import policy_of
-from slurm_migbatch.node.install import DEFAULT_CONF
+from slurm_migbatch.node.install import DEFAULT_CONF, DEFAULT_ETC, DEFAULT_PYTHON
 from slurm_migbatch.site import template_folder
 from slurm_migbatch.slurm.client import SlurmError
 from slurm_migbatch.submit import shim
@@ -37,7 +37,10 @@ def check(config: Config) -> None:
 
 
 @config.command()
-@click.argument("what", type=click.Choice(("gres", "slurm", "job_submit", "cli_filter", "systemd", "migbatch", "node")))
+@click.argument(
+    "what",
+    type=click.Choice(("gres", "slurm", "job_submit", "cli_filter", "systemd", "node_systemd", "migbatch", "node")),
+)
 @config_option
 @click.option("--hooks", default="/etc/migbatch/hooks", show_default=True, metavar="DIR", help="Hooks on the nodes.")
 @click.option("--user", default="root", show_default=True, help="User of migbatchd (systemd): root or SlurmUser.")
@@ -46,13 +49,14 @@ def render(what: str, config: Config, hooks: str, user: str, output: Path | None
     """Print a configuration file, filled in for this site.
 
     \b
-    migbatch    /etc/migbatch/migbatch.toml, with every key explained
-    node        /etc/migbatch/node.conf
-    systemd     migbatchd.service
-    slurm       what to include in slurm.conf (nodes must have reported)
-    gres        gres.conf (nodes must have reported)
-    job_submit  job_submit.lua, beside slurm.conf
-    cli_filter  cli_filter.lua, beside slurm.conf (optional)
+    migbatch      /etc/migbatch/migbatch.toml, with every key explained
+    node          /etc/migbatch/node.conf
+    systemd       migbatchd.service
+    node_systemd  migbatch-node.service, for the nodes
+    slurm         what to include in slurm.conf (nodes must have reported)
+    gres          gres.conf (nodes must have reported)
+    job_submit    job_submit.lua, beside slurm.conf
+    cli_filter    cli_filter.lua, beside slurm.conf (for srun and salloc)
     """
     makers: dict[str, Callable[[], str]] = {
         "migbatch": render_config,
@@ -62,6 +66,9 @@ def render(what: str, config: Config, hooks: str, user: str, output: Path | None
             program=Path(sys.executable).with_name("migbatchd"),
             config=config.path or DEFAULT_PATH,
             user=user,
+        ),
+        "node_systemd": lambda: site.render(
+            "migbatch-node.service.j2", program=Path(DEFAULT_PYTHON).with_name("migbatch"), etc=DEFAULT_ETC
         ),
         "slurm": lambda: site.render("slurm.conf.j2", site=siteconf.read(config, hooks)),
         "gres": lambda: site.render("gres.conf.j2", site=siteconf.read(config, hooks)),
