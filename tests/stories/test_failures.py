@@ -1,0 +1,407 @@
+"""What happens when a part dies under load: the jobs go on, nothing is lost, nothing is shared, nothing is drained."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sqlite3
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from story import (
+    SHOW,
+    account,
+    hasten,
+    held,
+    instances,
+    leases,
+    marked,
+    on_offer,
+    planned,
+    refused,
+    sbatch,
+    settled,
+    shown,
+    sights,
+    status,
+    until,
+    untroubled,
+)
+
+from slurm_migbatch.testbed import proc
+from slurm_migbatch.testbed.cluster import Cluster
+from slurm_migbatch.testbed.watch import Watch
+
+NewCluster = Callable[..., Cluster]
+HINTS = "--comment=migbatch: model=bert-large batch=32 slo=200ms"
+IN_USE, UNKNOWN = 19, 999
+
+
+def slices_seen(bed: Cluster, job: int, user: str = "mbalice") -> list[str]:
+    """What the batch script of a SHOW job saw; its task must have seen the same."""
+    seen = sights(bed.output(job, user))
+    assert seen["batch"] == seen["task 0"], seen
+    return seen["batch"]
+
+
+def first_step(bed: Cluster, job: int) -> None:
+    """Wait until the first step of a SHOW job has run."""
+    path = bed.home("mbalice") / f"slurm-{job}.out"
+    until(f"the first step of job {job}", lambda: path.exists() and "task 0" in path.read_text())
+
+
+def right_again(bed: Cluster, timeout: float = 5.0) -> None:
+    """Wait for an offer that stands on the plan, on every node: no slot too few or too many."""
+
+    def right() -> bool:
+        return all(on_offer(bed, node) == planned(bed, node) for node in bed.spec.node_names)
+
+    try:
+        until("the offer", right, timeout)
+    except proc.TestbedError as error:
+        offers = {node: (on_offer(bed, node), planned(bed, node)) for node in bed.spec.node_names}
+        pytest.fail(f"{error}: {offers}")
+
+
+def complete_once(bed: Cluster, job: int, seen: list[str]) -> None:
+    """The record knows the run with the slices that it saw, ended, and holds nothing twice."""
+
+    def told() -> bool:
+        return [uuid for _, uuid, end in leases(bed, job) if end is not None] == seen
+
+    until(f"the end of job {job} in the record", told, 45.0)
+    assert [uuid for _, uuid, _ in leases(bed, job)] == seen
+    assert [piece["mig_uuid"] for piece in account(bed, job)["slices"]] == seen
+
+
+# -- migbatchd ----------------------------------------------------------------------------------------------------
+
+
+def test_without_migbatchd_everything_goes_on_and_is_told_later(new_cluster: NewCluster) -> None:
+    bed = new_cluster(migbatch="all")
+    reference, said = sbatch(bed, "--gres=mig:auto", HINTS)
+    assert bed.wait_job(reference) == "COMPLETED"
+    across, _ = sbatch(bed, "--gres=mig:1g.10gb:1", wrap=f"{SHOW}; sleep 3")
+    bed.wait_job(across, "RUNNING")
+    bed.kill("migbatchd")
+
+    alone, said_alone = sbatch(bed, "--gres=mig:auto", HINTS)
+    assert said_alone.splitlines()[1:] == said.splitlines()[1:] != []
+    gres, marker = marked(bed, alone)
+    assert gres == marker == marked(bed, reference)[0]
+    explicit, _ = sbatch(bed, "-N1", "--gres=mig:1g.10gb:2", user="mbbob")
+    assert "1g.10gb" in refused(bed, "--gres=mig:1g")
+    for forged in ("[mig:7g.80gb:1]", "x [mig:7g.80gb:1#abc] y"):
+        assert "must not hold '[mig:'" in refused(bed, "--gres=mig:1g.10gb:1", f"--comment={forged}")
+        assert "must not hold '[mig:'" in refused(bed, f"--comment={forged}")
+    for job in (across, alone, explicit):
+        assert bed.wait_job(job) == "COMPLETED"
+    until("the ends", lambda: not held(bed))
+    assert sum(status(bed, node)["spool"] for node in bed.spec.node_names) > 0
+    assert leases(bed, alone) == []
+
+    bed.restart("migbatchd")
+    until("empty spools", lambda: all(status(bed, node)["spool"] == 0 for node in bed.spec.node_names), 45.0)
+    complete_once(bed, across, slices_seen(bed, across))
+    complete_once(bed, alone, slices_seen(bed, alone))
+    seen = sights(bed.output(explicit, "mbbob"))["batch"]
+    assert len(seen) == 2
+    complete_once(bed, explicit, seen)
+    settled(bed)
+
+
+def test_migbatchd_back_with_an_older_record(new_cluster: NewCluster) -> None:
+    """Restored from yesterday's copy, it knows less than the nodes do; they go on, and so does it."""
+    bed = new_cluster(migbatch="all")
+    first, _ = sbatch(bed, "--gres=mig:2g.20gb:1")
+    assert bed.wait_job(first) == "COMPLETED"
+    settled(bed)
+    record, copy = bed.product.state / "migbatch.db", bed.directory / "copy.db"
+    with closing(sqlite3.connect(record)) as source, closing(sqlite3.connect(copy)) as target:
+        source.backup(target)
+    lost, _ = sbatch(bed, "--gres=mig:4g.40gb:1")
+    assert bed.wait_job(lost) == "COMPLETED"
+    held_on, _ = sbatch(bed, "--gres=mig:3g.40gb:1", wrap=f"{SHOW}; sleep 4")
+    bed.wait_job(held_on, "RUNNING")
+    account(bed, held_on, "RUNNING")
+    bed.kill("migbatchd")
+    for leftover in bed.product.state.glob("migbatch.db*"):
+        leftover.unlink()
+    shutil.copyfile(copy, record)
+    with Watch(bed) as watch:
+        bed.restart("migbatchd")
+        later = [sbatch(bed, "--gres=mig:auto", HINTS)[0], sbatch(bed, "--gres=mig:7g.80gb:1")[0]]
+        for job in (held_on, *later):
+            assert bed.wait_job(job) == "COMPLETED"
+    assert watch.problems == []
+    for job in later:
+        complete_once(bed, job, slices_seen(bed, job))
+    settled(bed)
+
+
+# -- node agent ---------------------------------------------------------------------------------------------------
+
+
+def test_without_agents_the_hooks_do_it_themselves(new_cluster: NewCluster) -> None:
+    bed = new_cluster(migbatch="all")
+    across, _ = sbatch(bed, "--gres=mig:1g.20gb:1", wrap=f"{SHOW}; sleep 3")
+    bed.wait_job(across, "RUNNING")
+    for node in bed.spec.node_names:
+        bed.kill(f"agent-{node}")
+    alone, _ = sbatch(bed, "--gres=mig:auto", HINTS)
+    assert [bed.wait_job(job) for job in (across, alone)] == ["COMPLETED", "COMPLETED"]
+    until("the ends", lambda: not held(bed))
+    assert not any(status(bed, node)["agent"] for node in bed.spec.node_names)
+    assert sum(status(bed, node)["spool"] for node in bed.spec.node_names) > 0
+    for node in bed.spec.node_names:
+        bed.restart(f"agent-{node}")
+    complete_once(bed, across, slices_seen(bed, across))
+    complete_once(bed, alone, slices_seen(bed, alone))
+    settled(bed)
+
+
+@pytest.mark.parametrize("moment", ["creating", "live"])
+def test_agent_killed_while_it_makes_a_slice(new_cluster: NewCluster, moment: str) -> None:
+    """At `creating` the driver is at work on the GPU instance; at `live` that is there and its compute instance not."""
+    bed = new_cluster(nodes=1, gpus=1, migbatch="all", latency=1.5)
+    with Watch(bed) as watch:
+        job, _ = sbatch(bed, "--gres=mig:2g.20gb:1")
+        until("the half-made slice", lambda: any(found["state"] == moment for found in instances(bed, "n1")))
+        assert not any(found["compute_instances"] for found in instances(bed, "n1") if moment == "creating")
+        bed.kill("agent-n1")
+        assert bed.wait_job(job, timeout=90.0) == "COMPLETED"
+    assert watch.problems == []
+    bed.restart("agent-n1")
+    complete_once(bed, job, slices_seen(bed, job))
+    settled(bed)
+
+
+# -- Slurm's daemons ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["restart", "kill", "slurmd", "slurmd killed", "reconfigure"])
+def test_slurm_restarted_under_running_jobs(new_cluster: NewCluster, how: str) -> None:
+    """slurm.conf's counts come back at each of these; the offer must be right again within 5 seconds."""
+    bed = new_cluster(migbatch="all")
+    go = bed.home("mbalice") / "go"
+    wrap = f"{SHOW}; until test -e {go}; do sleep 0.2; done; srun sh -c 'echo late $SLURM_PROCID $CUDA_VISIBLE_DEVICES'"
+    jobs = [sbatch(bed, f"--gres=mig:{kind}:1", wrap=wrap)[0] for kind in ("4g.40gb", "3g.40gb", "1g.20gb", "2g.20gb")]
+    for job in jobs:
+        bed.wait_job(job, "RUNNING")
+    for job in jobs:
+        first_step(bed, job)
+    right_again(bed, 15.0)
+    if how == "kill":
+        # What slurmctld has not saved yet, some seconds old at most, it forgets; that is no matter of ours.
+        since, saved = time.time(), bed.directory / "state/job_state"
+        until("a saved state", lambda: saved.exists() and saved.stat().st_mtime > since)
+    with Watch(bed) as watch:
+        if how == "reconfigure":
+            bed.run(["scontrol", "reconfigure"])
+        elif how in ("restart", "kill"):
+            if how == "kill":
+                bed.kill("slurmctld")
+            bed.restart("slurmctld")
+            until("slurmctld", lambda: bed.run(["scontrol", "ping"], check=False).returncode == 0)
+        else:
+            for node in bed.spec.node_names:
+                if how == "slurmd killed":
+                    bed.kill(f"slurmd-{node}")
+                bed.restart(f"slurmd-{node}")
+        time.sleep(1.0)  # the reset itself may come with the next registration
+        right_again(bed)
+        later, _ = sbatch(bed, "--gres=mig:auto", HINTS)
+        assert bed.wait_job(later) == "COMPLETED"
+        untroubled(bed)
+        go.touch()
+        for job in jobs:
+            assert bed.wait_job(job) == "COMPLETED", bed.output(job)
+    assert watch.problems == []
+    for job in jobs:
+        seen = sights(bed.output(job))
+        assert seen["late 0"] == seen["batch"] and len(seen["batch"]) == 1
+        complete_once(bed, job, seen["batch"])
+    settled(bed)
+
+
+def end_processes(bed: Cluster, job: int) -> None:
+    """SIGKILL everything of a job, slurmstepd too, as a reset of its node would."""
+    found = []
+    for pid in proc.pids():
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        ours = f"migbatch_testbed={bed.directory}".lower().encode()
+        here = any(entry.lower() == ours for entry in environ) or str(bed.directory).encode() in b"".join(environ)
+        mine = b"SLURM_JOB_ID=%d" % job in environ or command.startswith(b"slurmstepd: [%d." % job)
+        if here and mine:
+            found.append(proc.ProcessId.of(pid))
+    assert found, f"job {job} has no processes"
+    for process in found:
+        process.signal(signal.SIGKILL)
+
+
+def reboot(bed: Cluster, node: str, jobs: list[int]) -> None:
+    """Turn a node off and on."""
+    bed.kill(f"slurmd-{node}")
+    bed.kill(f"agent-{node}")
+    for job in jobs:
+        end_processes(bed, job)
+    bed.run(["scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=reset"])
+    shutil.rmtree(bed.node_directory(node) / "run")
+    bed.machine(node).reboot()
+    bed.product.migbatch("node", "init", "--etc", str(bed.product.etc), "--node", node)
+    bed.daemons.restart(f"agent-{node}")
+    bed.daemons.restart(f"slurmd-{node}")
+
+
+def test_a_node_that_was_reset(new_cluster: NewCluster) -> None:
+    bed = new_cluster(nodes=1, migbatch="all")
+    once, _ = sbatch(bed, "--gres=mig:3g.40gb:1", "--no-requeue", wrap=f"{SHOW}; sleep 600")
+    rest = f"{SHOW}; sleep $((600-600*SLURM_RESTART_COUNT))"
+    again, _ = sbatch(bed, "--gres=mig:2g.20gb:1", "--open-mode=append", wrap=rest)
+    for job in (once, again):
+        bed.wait_job(job, "RUNNING")
+        account(bed, job, "RUNNING")
+        first_step(bed, job)
+    before = status(bed, "n1")["boot_id"]
+    with Watch(bed) as watch:
+        reboot(bed, "n1", [once, again])
+        assert status(bed, "n1")["boot_id"] != before
+        assert bed.wait_job(once) == "NODE_FAIL"
+        hasten(bed, again)
+        assert bed.wait_job(again, timeout=180.0) == "COMPLETED"
+        later, _ = sbatch(bed, "--gres=mig:3g.40gb:1")
+        assert bed.wait_job(later) == "COMPLETED"
+    assert [problem for problem in watch.problems if "does not exist" not in problem] == []
+    row = account(bed, once, "NODE_FAIL")
+    assert row["ended_unix_s"] and len(row["slices"]) == 1 and all(s["until_unix_s"] for s in row["slices"])
+    row = account(bed, again)
+    assert row["restarts"] == 1
+
+    def both() -> bool:
+        return [(restart, end is not None) for restart, _, end in leases(bed, again)] == [(0, True), (1, True)]
+
+    until("both runs", both)
+    complete_once(bed, later, slices_seen(bed, later))
+    settled(bed)
+
+
+# -- the driver ---------------------------------------------------------------------------------------------------
+
+
+def zombies(bed: Cluster, node: str) -> int:
+    """How many slots the node has parked."""
+    return int(status(bed, node)["zombies"])
+
+
+def test_a_leaked_process_costs_its_slot_only(new_cluster: NewCluster) -> None:
+    """A context that outlives its job: the instance cannot be destroyed, everything else goes on."""
+    bed = new_cluster(nodes=1, gpus=1, migbatch="all", node_conf={"ReconcileEvery": "1"})
+    machine = bed.machine("n1")
+    small, _ = sbatch(bed, "-N1", "--gres=mig:1g.10gb:7", wrap="true")
+    assert bed.wait_job(small) == "COMPLETED"
+    settled(bed)
+    stuck = instances(bed, "n1")[0]["compute_instances"][0]["uuid"]
+    machine.start_process(stuck, 4_000_000, sticky=True)
+    until("the zombie", lambda: zombies(bed, "n1") == 1)
+    until("its report", lambda: "zombie" in bed.product.migbatch("nodes", "-R"))
+    for kind in ("2g.20gb", "3g.40gb", "1g.10gb"):
+        job, _ = sbatch(bed, f"--gres=mig:{kind}:1")
+        assert bed.wait_job(job) == "COMPLETED", kind
+        assert slices_seen(bed, job) != [stuck]
+    assert zombies(bed, "n1") == 1
+    untroubled(bed)
+    whole, _ = sbatch(bed, "--gres=mig:7g.80gb:1")
+    time.sleep(2.0)
+    assert bed.job_state(whole) == "PENDING"
+    machine.end_process(4_000_000)
+    until("the end of the zombie", lambda: zombies(bed, "n1") == 0)
+    assert bed.wait_job(whole) == "COMPLETED"
+    until("its report", lambda: "zombie" not in bed.product.migbatch("nodes", "-R"))
+    settled(bed)
+
+
+def test_instances_that_cannot_be_destroyed_for_a_while(new_cluster: NewCluster) -> None:
+    bed = new_cluster(nodes=1, gpus=1, migbatch="all", node_conf={"ReconcileEvery": "1"})
+    small, _ = sbatch(bed, "-N1", "--gres=mig:1g.10gb:7", wrap="true")
+    assert bed.wait_job(small) == "COMPLETED"
+    settled(bed)
+    bed.machine("n1").stick_destroy(4.0)
+    job, _ = sbatch(bed, "--gres=mig:4g.40gb:1")
+    until("a zombie", lambda: zombies(bed, "n1") > 0)
+    untroubled(bed)
+    assert bed.wait_job(job, timeout=180.0) == "COMPLETED"
+    assert len(slices_seen(bed, job)) == 1
+    until("the end of the zombies", lambda: zombies(bed, "n1") == 0)
+    complete_once(bed, job, slices_seen(bed, job))
+    settled(bed)
+
+
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        ("nvmlDeviceCreateGpuInstanceWithPlacement", UNKNOWN),
+        ("nvmlGpuInstanceCreateComputeInstance", IN_USE),
+        ("nvmlGpuInstanceGetInfo", UNKNOWN),
+    ],
+)
+def test_a_call_that_fails_once(new_cluster: NewCluster, call: str, code: int) -> None:
+    bed = new_cluster(nodes=1, gpus=1, migbatch="all", users=1)
+    bed.machine("n1").fail(call, code, times=1)
+    job, _ = sbatch(bed, "--gres=mig:2g.20gb:1", "--open-mode=append")
+    assert bed.wait_job(job, timeout=180.0) == "COMPLETED"
+    assert len(slices_seen(bed, job)) == 1
+    untroubled(bed)
+    settled(bed)
+
+
+BY_HAND = """
+import sys, time
+from slurm_migbatch.mig.layout import Slot
+from slurm_migbatch.mig.nvml import NvmlDriver
+driver = NvmlDriver(sys.argv[1])
+gpu = driver.gpus()[0]
+print(gpu.create(Slot.of("7g.80gb", 0, 8)).mig_uuid)
+"""
+
+
+def make_by_hand(bed: Cluster, node: str) -> str:
+    """Root makes a whole-GPU instance past migbatch, and runs something on it."""
+    library = str(bed.machine(node).library)
+    uuid = bed.run_here([sys.executable, "-c", textwrap.dedent(BY_HAND), library]).strip()
+    bed.machine(node).start_process(uuid, 4_000_001, sticky=True)
+    return uuid
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_slot_that_was_taken_by_hand(new_cluster: NewCluster, nodes: int) -> None:
+    """A misfit: the job goes elsewhere, or waits for the end of what is in its way; it never runs without a slice."""
+    bed = new_cluster(nodes=nodes, gpus=1, migbatch="all", node_conf={"ReconcileEvery": "2"})
+    for node in bed.spec.node_names:
+        assert instances(bed, node) == []
+    uuid = make_by_hand(bed, "n1")
+    kind = "4g.40gb"  # on offer on every node from the start, so that Slurm takes n1
+    job, _ = sbatch(bed, f"--gres=mig:{kind}:1", "--open-mode=append")
+    until("the misfit", lambda: "Restarts=1" in shown(bed, job))
+    until("the news", lambda: on_offer(bed, "n1")[kind] == 0)
+    if nodes == 1:
+        time.sleep(3.0)
+        assert bed.job_state(job) == "PENDING"
+        assert [i["compute_instances"][0]["uuid"] for i in instances(bed, "n1")] == [uuid]
+        bed.machine("n1").end_process(4_000_001)
+    assert bed.wait_job(job, timeout=200.0) == "COMPLETED"
+    seen = slices_seen(bed, job)
+    assert len(seen) == 1 and uuid not in seen
+    assert bed.output(job).count("batch") == 1
+    untroubled(bed)
+    if nodes == 2:
+        bed.machine("n1").end_process(4_000_001)
+    settled(bed)
