@@ -286,9 +286,9 @@ class Repairer:
 
     def _respect(self, gpu: Gpu, row: None, instance: Instance, why: str) -> None:
         with self._journal.write():
-            row = self._journal.put(Slice(gpu.uuid, instance.slot, "foreign", reason=why).on(instance))
+            foreign = self._journal.put(Slice(gpu.uuid, instance.slot, "foreign", reason=why).on(instance))
             # To the controller, which must not offer its place, it is what a zombie is: out of use for now.
-            self._journal.event("zombie", {**row.place, "reason": why})
+            self._journal.event("zombie", {**foreign.place, "reason": why})
 
     def _park(self, gpu: Gpu, row: Slice, instance: Instance, why: str) -> None:
         self.park(row, why)
