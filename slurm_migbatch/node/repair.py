@@ -469,18 +469,29 @@ def begin_boot(journal: Journal, paths: Paths, boot: str) -> bool:
     """
     if not boot or journal.meta("boot_id") == boot:
         return False
-    for job, restart in list(handoff.listed(paths.job)):
-        if journal.meta("boot_id"):
-            handoff.remove(paths.job, job, restart)
     with journal.write():
         if journal.meta("boot_id") == boot:
             return False
         if journal.meta("boot_id"):
+            void_all(journal, paths)
             forget_all(journal, journal.slices())
         journal.set_meta("boot_id", boot)
         journal.set_meta("reconciled", "")
         journal.event("boot", {"boot_id": boot})
     return True
+
+
+def void_all(journal: Journal, paths: Paths) -> None:
+    """Leave hand-offs without slices of the runs that were under way, and no other.
+
+    `TOMBSTONE_S` says why; what slurmd remembers of jobs outlives the boot in its spool directory.
+    """
+    runs = {(run.job, run.restart): run for run in journal.runs("state<>'ended'")}
+    for job, restart in set(handoff.listed(paths.job)) - set(runs):
+        handoff.remove(paths.job, job, restart)
+    for run in runs.values():
+        why = "its node was started anew"
+        handoff.write(paths.job, handoff.Handoff(run.job, run.restart, run.uid, (), why))
 
 
 def forget_all(journal: Journal, rows: Iterable[Slice]) -> None:

@@ -281,8 +281,7 @@ def test_a_running_job_keeps_what_it_has_also_when_it_is_requeued(stack: Cluster
         if not change.startswith("Gres="):
             update(stack, job, change)
     assert marked(stack, job)[0] == marked(stack, job)[1]
-    hasten(stack, job)
-    assert stack.wait_job(job, timeout=200.0) == "COMPLETED"
+    assert hasten(stack, job) == "COMPLETED"
     assert {piece["profile"] for piece in account(stack, job)["slices"]} == {"1g.20gb"}
     settled(stack)
 
