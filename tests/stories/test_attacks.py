@@ -71,6 +71,12 @@ def running(bed: Cluster, *options: str, user: str = "mbalice", wrap: str = f"{S
     return job
 
 
+def exporting(bed: Cluster, variables: list[str], *options: str, wrap: str) -> int:
+    """A job whose owner had these variables in his environment (26.05 starts a login shell for `--export=NAME=...`)."""
+    argv = ["env", *variables, bed.root.locate("sbatch"), "--parsable", "--export=ALL", *options, "--wrap", wrap]
+    return int(bed.run(argv, "mbalice").stdout)
+
+
 def cancel(bed: Cluster, *jobs: int) -> None:
     bed.run(["scancel", *map(str, jobs)])
     settled(bed)
@@ -180,10 +186,10 @@ def test_a_job_sees_its_own_slice_whatever_it_exports(stack: Cluster) -> None:
     (foreign,) = account(stack, other, "RUNNING")["slices"]
     paths = caps_of(stack, "mbbob")
     names = ("CUDA_VISIBLE_DEVICES", "MIGBATCH_DEVICES", "NVIDIA_VISIBLE_DEVICES")
-    export = ",".join(["ALL", *(f"{name}={foreign['mig_uuid']}" for name in names)])
+    export = [f"{name}={foreign['mig_uuid']}" for name in names]
     look = f"{PYTHON} -c {shlex.quote(TRY)} O_RDONLY {' '.join(map(str, paths))}"
     wrap = f"{SHOW}; CUDA_VISIBLE_DEVICES={foreign['mig_uuid']} srun {look}"
-    job, _ = sbatch(stack, "--gres=mig:1g.10gb:1", f"--export={export}", wrap=wrap)
+    job = exporting(stack, export, "--gres=mig:1g.10gb:1", wrap=wrap)
     assert stack.wait_job(job) == "COMPLETED"
     text = stack.output(job)
     (piece,) = account(stack, job)["slices"]
@@ -399,9 +405,8 @@ def test_exported_variables_do_not_reach_roots_hooks(stack: Cluster, tmp_path: P
         "SLURMD_NODENAME": "../../evil",
         "SLURM_SCRIPT_CONTEXT": "prolog_slurmd",
     }
-    export = ",".join(["ALL", *(f"{name}={value}" for name, value in variables.items())])
-    job, said = sbatch(stack, "--gres=mig:1g.20gb:1", f"--export={export}", wrap="echo $CUDA_VISIBLE_DEVICES")
-    assert job, said
+    export = [f"{name}={value}" for name, value in variables.items()]
+    job = exporting(stack, export, "--gres=mig:1g.20gb:1", wrap="echo $CUDA_VISIBLE_DEVICES")
     assert stack.wait_job(job) in ("COMPLETED", "FAILED")
     until("its lease", lambda: [end is not None for _, _, end in leases(stack, job)] == [True])
     row = account(stack, job, "")

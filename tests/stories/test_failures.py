@@ -10,7 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -231,22 +231,23 @@ def test_slurm_restarted_under_running_jobs(new_cluster: NewCluster, how: str) -
 
 
 def end_processes(bed: Cluster, job: int) -> None:
-    """SIGKILL everything of a job, slurmstepd too, as a reset of its node would."""
-    found = []
+    """SIGKILL everything of a job, slurmstepd first so that it cannot report, as a reset of its node would."""
+    managers, tasks = set(), set()
     for pid in proc.pids():
         try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
             environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        ours = f"migbatch_testbed={bed.directory}".lower().encode()
-        here = any(entry.lower() == ours for entry in environ) or str(bed.directory).encode() in b"".join(environ)
-        mine = b"SLURM_JOB_ID=%d" % job in environ or command.startswith(b"slurmstepd: [%d." % job)
-        if here and mine:
-            found.append(proc.ProcessId.of(pid))
-    assert found, f"job {job} has no processes"
-    for process in found:
-        process.signal(signal.SIGKILL)
+        if b"SLURM_JOB_ID=%d" % job in environ and f"SLURM_CONF={bed.slurm_conf}".encode() in environ:
+            tasks.add(pid)
+            # slurmstepd writes over its environment, so it is found as what it is to its tasks.
+            above = proc.parent(pid)
+            if above and Path(f"/proc/{above}/cmdline").read_bytes().startswith(b"slurmstepd"):
+                managers.add(above)
+    assert managers, f"job {job} has no slurmstepd"
+    for pid in (*managers, *tasks):
+        with suppress(proc.TestbedError):
+            proc.ProcessId.of(pid).signal(signal.SIGKILL)
 
 
 def reboot(bed: Cluster, node: str, jobs: list[int]) -> None:
