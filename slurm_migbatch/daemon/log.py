@@ -95,10 +95,11 @@ class Trouble:
         text = (str(error) or type(error).__name__).strip().replace("\n", " ")[:500]
         if not self.tries:
             self._since = self._clock()
+        # the reason before the count: /healthz looks from another thread
+        before, self.error = self.error, text
         self.tries += 1
-        if _cause(text) != _cause(self.error):
+        if _cause(text) != _cause(before):
             self._log.warning("%s: %s; %s", self.what, text, self.advice)
-        self.error = text
         return float(min(self._longest, self._first * 2 ** min(self.tries - 1, 30)))
 
     def succeeded(self) -> None:
