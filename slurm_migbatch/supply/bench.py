@@ -1,4 +1,4 @@
-"""How long planning and advertising take on a made-up large site; the figures behind `migbatch bench scale`."""
+"""How long planning and advertising take on a made-up large site: `measure` gives the seconds of each round by part."""
 
 from __future__ import annotations
 
