@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from slurm_migbatch.config import Config, GpuConfig
-from slurm_migbatch.daemon.gpufacts import facts_of, guess, short_name
+from slurm_migbatch.workload.gpufacts import facts_of, guess, short_name
 from slurm_migbatch.daemon.inventory import Inventory
 from slurm_migbatch.mig.geometry import Geometry, GeometryError
 from slurm_migbatch.mig.profile import Profile

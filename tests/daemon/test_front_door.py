@@ -15,7 +15,7 @@ from slurm_migbatch.daemon.catalog import build
 from slurm_migbatch.daemon.doorkeeper import QuickService
 from slurm_migbatch.daemon.facts import chooser_of
 from slurm_migbatch.daemon.frontdoor import _text
-from slurm_migbatch.daemon.gpufacts import facts_of, short_name
+from slurm_migbatch.workload.gpufacts import facts_of, short_name
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import NodeRow

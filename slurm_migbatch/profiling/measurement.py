@@ -1,0 +1,154 @@
+"""One measured point: a model at one batch on one slice of one GPU, in the columns that every source is brought to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from slurm_migbatch.mig.profile import Profile, ProfileError
+from slurm_migbatch.workload.refusal import show
+
+KINDS: Final = ("infer", "train")
+
+
+class MeasurementError(ValueError):
+    """Values that make no measurement; the message says which column and what to write instead."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One row of the neutral table. None (in CSV: empty) is "not known".
+
+    A row with neither throughput nor latency says that the point was tried and could not run (out of memory).
+
+    Attributes:
+        gpu: the GPU as NVML or the laboratory calls it, `NVIDIA A100-SXM4-80GB`, `a100-80gb`; `cpu` for a trial.
+        model: the model's name in lower case, `resnet50`.
+        family: what kind of network: `cnn`, `encoder`, `decoder`, `vit`; free text, empty where not known.
+        kind: `infer` or `train`.
+        profile: the MIG profile, `2g.20gb`; empty for a whole GPU without MIG.
+        compute_slices: GPU slices of the profile, of 7 on most GPUs.
+        memory_slices: memory slices of the profile, of 8 on most GPUs.
+        sm_count: streaming multiprocessors of the slice.
+        batch: items in one batch of one process.
+        input_size: tokens of an item, or the side of a square image in pixels.
+        procs: identical processes that share the slice (MPS); every figure of speed below counts them all.
+        throughput_per_s: items per second of the slice, all processes together.
+        latency_s: mean seconds for one batch of one process.
+        latency_p99_s: the 99th percentile of it.
+        memory_mib: frame buffer in use on the slice, all processes together.
+        params: parameters of the model (a count, not millions).
+        flops_per_item: floating-point operations of a forward pass for one item (a multiply-add counts as two).
+        source: where the row comes from, for people.
+    """
+
+    gpu: str
+    model: str
+    family: str = ""
+    kind: str = "infer"
+    profile: str = ""
+    compute_slices: int | None = None
+    memory_slices: int | None = None
+    sm_count: int | None = None
+    batch: int = 1
+    input_size: int | None = None
+    procs: int = 1
+    throughput_per_s: float | None = None
+    latency_s: float | None = None
+    latency_p99_s: float | None = None
+    memory_mib: float | None = None
+    params: float | None = None
+    flops_per_item: float | None = None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.gpu or not self.model:
+            raise MeasurementError("gpu and model must not be empty")
+        if self.kind not in KINDS:
+            raise MeasurementError(f"kind is infer or train, not {show(self.kind)}")
+        if self.profile:
+            try:
+                name = Profile.parse(self.profile).name
+            except ProfileError as error:
+                raise MeasurementError(f"profile: {error}") from None
+            object.__setattr__(self, "profile", name)
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= 10**9:
+                raise MeasurementError(f"{name} must be a whole number from 1 to 10^9, not {value}")
+        for name in _FIGURES:
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise MeasurementError(f"{name} must be above 0, not {value}: leave it empty where it is not known")
+
+    @property
+    def ran(self) -> bool:
+        """Whether the point ran; False where it was tried and memory did not suffice."""
+        return self.throughput_per_s is not None or self.latency_s is not None
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds for one batch of one process, from whichever figure of speed is there; None where it did not run."""
+        if self.latency_s is not None:
+            return self.latency_s
+        return None if self.throughput_per_s is None else self.batch * self.procs / self.throughput_per_s
+
+    @property
+    def rate(self) -> float | None:
+        """Items per second of the whole slice, from whichever figure is there; None where it did not run."""
+        if self.throughput_per_s is not None:
+            return self.throughput_per_s
+        return None if self.latency_s is None else self.batch * self.procs / self.latency_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """The columns by name."""
+        return {name: getattr(self, name) for name in COLUMNS}
+
+    @classmethod
+    def from_text(cls, row: Mapping[str, str | None]) -> Measurement:
+        """A row of text cells by column name; empty or absent ones, and figures of 0, are unknown.
+
+        Raises MeasurementError.
+        """
+        values: dict[str, Any] = {}
+        for name in COLUMNS:
+            text = (row.get(name) or "").strip()
+            if not text:
+                continue
+            if name in _COUNTS:
+                values[name] = _count(name, text)
+            elif name in _FIGURES:
+                values[name] = _figure(name, text) or None  # laboratories write 0 for "did not run"
+            else:
+                values[name] = text.lower() if name in ("model", "family", "kind", "profile") else text
+        for name in ("gpu", "model", "batch"):
+            if name not in values:
+                raise MeasurementError(f"{name} is empty")
+        return cls(**values)
+
+
+COLUMNS: Final = tuple(field.name for field in fields(Measurement))
+"""The neutral table's columns in order."""
+_COUNTS: Final = ("compute_slices", "memory_slices", "sm_count", "batch", "input_size", "procs")
+_FIGURES: Final = (
+    "throughput_per_s", "latency_s", "latency_p99_s", "memory_mib", "params", "flops_per_item",
+)  # fmt: skip
+
+
+def _count(name: str, text: str) -> int:
+    value = _figure(name, text)
+    if value != int(value):
+        raise MeasurementError(f"{name} must be a whole number, not {show(text)}")
+    return int(value)
+
+
+def _figure(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise MeasurementError(f"{name} must be a number, not {show(text)}") from None
+    if not math.isfinite(value):
+        raise MeasurementError(f"{name} must be a number, not {show(text)}")
+    return value

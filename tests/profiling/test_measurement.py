@@ -1,0 +1,51 @@
+"""One measured point: what it refuses, and what it derives."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_migbatch.profiling.measurement import COLUMNS, Measurement, MeasurementError
+
+
+def row(**cells: str) -> dict[str, str]:
+    return {"gpu": "NVIDIA A100-SXM4-80GB", "model": "ResNet50", "batch": "8", **cells}
+
+
+def test_text_cells_become_figures() -> None:
+    point = Measurement.from_text(row(profile="2G.20GB", latency_s="0.02", procs="2", sm_count="28.0"))
+    assert (point.model, point.profile, point.sm_count) == ("resnet50", "2g.20gb", 28)
+    assert point.seconds == 0.02
+    assert point.rate == pytest.approx(800)
+    assert point.ran
+    assert point.to_dict()["memory_mib"] is None
+    assert tuple(point.to_dict()) == COLUMNS
+
+
+def test_a_point_without_speed_did_not_run() -> None:
+    point = Measurement.from_text(row(profile="1g.10gb"))
+    assert not point.ran
+    assert not Measurement.from_text(row(latency_s="0", throughput_per_s="0.0")).ran
+    assert point.seconds is None and point.rate is None
+
+
+def test_seconds_follow_from_throughput() -> None:
+    assert Measurement.from_text(row(throughput_per_s="400", procs="2")).seconds == pytest.approx(0.04)
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ({"batch": ""}, "batch is empty"),
+        ({"gpu": " "}, "gpu is empty"),
+        ({"batch": "1.5"}, "whole number"),
+        ({"batch": "0"}, "from 1"),
+        ({"latency_s": "-1"}, "leave it empty"),
+        ({"latency_s": "nan"}, "must be a number"),
+        ({"latency_s": "fast"}, "must be a number"),
+        ({"kind": "serve"}, "infer or train"),
+        ({"profile": "1g"}, "profile"),
+    ],
+)
+def test_bad_cells_are_refused_by_name(cells: dict[str, str], said: str) -> None:
+    with pytest.raises(MeasurementError, match=said):
+        Measurement.from_text(row(**cells))
