@@ -1,0 +1,139 @@
+"""CSV files as laboratories leave them: plain or gzipped, with a header, read with line numbers for the error texts."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import os
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final, TypeVar
+
+from slurm_migbatch.workload.refusal import show
+
+T = TypeVar("T")
+
+SUFFIXES: Final = (".csv", ".csv.gz")
+SHOWN_PROBLEMS: Final = 10
+"""So many bad lines are named in an error; the others are counted."""
+
+
+class TableError(ValueError):
+    """Tables that cannot be taken in; the message names each bad line, one below the other."""
+
+
+class LineError(ValueError):
+    """What is wrong with one line; whoever reads the file adds its name and the line's number."""
+
+
+class Problems:
+    """Bad lines of all files of one reading, so that one run shows them together."""
+
+    def __init__(self) -> None:
+        self._found: list[str] = []
+
+    def add(self, path: Path, line: int, what: object) -> None:
+        """Keep one; `line` 0 is the file as a whole."""
+        self._found.append(f"{path}:{line}: {what}" if line else f"{path}: {what}")
+
+    def check(self) -> None:
+        """Raise TableError where there are any."""
+        if not self._found:
+            return
+        shown = self._found[:SHOWN_PROBLEMS]
+        if len(self._found) > len(shown):
+            shown.append(f"and {len(self._found) - len(shown)} more")
+        raise TableError("nothing was taken in:\n  " + "\n  ".join(shown))
+
+
+def is_csv(path: Path) -> bool:
+    """Whether the name is that of a CSV file."""
+    return path.name.lower().endswith(SUFFIXES)
+
+
+def find(root: Path) -> list[Path]:
+    """The CSV files below a folder, in the order of their names; hidden ones and linked folders are left alone.
+
+    Raises OSError where a folder cannot be read.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    found: list[Path] = []
+    for folder, below, names in os.walk(root, onerror=refuse):
+        below[:] = sorted(name for name in below if not name.startswith("."))
+        found += [Path(folder, name) for name in names if not name.startswith(".")]
+    return sorted(path for path in found if is_csv(path))
+
+
+def header(path: Path) -> tuple[str, ...]:
+    """The first line's cells, in lower case and without blanks around them; () for an empty file or no CSV at all.
+
+    Raises OSError.
+    """
+    try:
+        with _open(path) as file:
+            return _names(next(csv.reader(file), []))
+    except (csv.Error, UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile):
+        return ()
+
+
+def read(path: Path, problems: Problems, make: Callable[[dict[str, str]], T]) -> Iterator[tuple[int, T]]:
+    """What `make` makes of each line (cells by lower-case column name), with the line's number.
+
+    `make` raises ValueError for a line that is wrong; lines with more or fewer cells than the header are wrong too, as
+    a file that was cut off ends with one. All go to `problems`. Blank lines are skipped.
+    """
+    number = 1
+    try:
+        with _open(path) as file:
+            lines = csv.reader(file)
+            names = _names(next(lines, []))
+            for cells in lines:
+                number = lines.line_num
+                if not any(cell.strip() for cell in cells):
+                    continue
+                if len(cells) != len(names):
+                    problems.add(path, number, f"has {len(cells)} cells where the header has {len(names)}")
+                    continue
+                try:
+                    made = make(dict(zip(names, cells, strict=True)))
+                except ValueError as error:
+                    problems.add(path, number, error)
+                    continue
+                yield number, made
+    except (csv.Error, UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        problems.add(path, number, f"is no readable CSV from here on: {error}")
+
+
+def number(row: Mapping[str, str], column: str) -> float:
+    """A cell as a number from 0 up. Raises LineError."""
+    text = row.get(column, "").strip()
+    try:
+        value = float(text)
+    except ValueError:
+        raise LineError(f"{column} must be a number, not '{show(text)}'") from None
+    if not 0 <= value < float("inf"):
+        raise LineError(f"{column} must be a number from 0 up, not {show(text)}")
+    return value
+
+
+def whole(row: Mapping[str, str], column: str) -> int:
+    """A cell as a whole number from 1 up. Raises LineError."""
+    value = number(row, column)
+    if value < 1 or value != int(value):
+        raise LineError(f"{column} must be a whole number from 1 up, not {show(row[column])}")
+    return int(value)
+
+
+def _names(cells: list[str]) -> tuple[str, ...]:
+    return tuple(cell.strip().lower() for cell in cells)
+
+
+def _open(path: Path) -> io.TextIOWrapper:
+    if path.name.lower().endswith(".gz"):
+        return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")

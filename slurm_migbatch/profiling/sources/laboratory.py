@@ -1,0 +1,70 @@
+"""What one laboratory's importer is: which files are its own, and what is read from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
+from slurm_migbatch.profiling.csvfile import Problems
+from slurm_migbatch.profiling.measurement import Measurement
+
+
+class Reading(NamedTuple):
+    """Points as read, copies of one point included, and notices for whoever imports."""
+
+    rows: list[Measurement]
+    notices: list[str]
+
+
+@dataclass(frozen=True)
+class Laboratory:
+    """One importer.
+
+    Attributes:
+        name: as shown to people and written in the column `source`.
+        headers: sets of columns in lower case; a file that has all of one set belongs to the laboratory.
+        read: the points in such files below one folder; bad lines go to the Problems.
+    """
+
+    name: str
+    headers: tuple[frozenset[str], ...]
+    read: Callable[[Path, Sequence[Path], Problems], Reading]
+
+    def owns(self, header: Sequence[str]) -> bool:
+        """Whether a file with this header is the laboratory's."""
+        return any(columns <= set(header) for columns in self.headers)
+
+
+class Slice(NamedTuple):
+    """One MIG profile: GPU slices, memory slices, streaming multiprocessors, memory in MiB."""
+
+    compute: int
+    memory: int
+    sms: int
+    mib: int
+
+
+A100_40: dict[str, Slice] = {
+    "1g.5gb": Slice(1, 1, 14, 4864),
+    "2g.10gb": Slice(2, 2, 28, 9856),
+    "3g.20gb": Slice(3, 4, 42, 19968),
+    "4g.20gb": Slice(4, 4, 56, 19968),
+    "7g.40gb": Slice(7, 8, 98, 40192),
+}
+"""As `nvidia-smi mig -lgip` lists the profiles of an A100 40GB."""
+A100_80: dict[str, Slice] = {
+    "1g.10gb": Slice(1, 1, 14, 9728),
+    "2g.20gb": Slice(2, 2, 28, 19968),
+    "3g.40gb": Slice(3, 4, 42, 40192),
+    "4g.40gb": Slice(4, 4, 56, 40192),
+    "7g.80gb": Slice(7, 8, 98, 80896),
+}
+"""The same of an A100 80GB."""
+
+
+def known(name: str) -> ModelFacts | None:
+    """What is known of the model that a laboratory calls `name`."""
+    return next((facts for facts in BUILT_IN if name == facts.name or name in facts.aliases), None)

@@ -1,0 +1,194 @@
+"""The neutral table: measurements as CSV, one file or a whole folder of laboratories.
+
+A file holds the columns of `Measurement` in any order, with a header; `gpu`, `model`, `batch` and a column of speed
+must be there, the others are unknown where they are absent. Other columns are passed over with a notice.
+
+One point may stand in a source more than once: it was measured again. Of those that ran the median of each figure is
+taken, which one disturbed run cannot move far; a point that ran once fits, however often it did not.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, TextIO
+
+from slurm_migbatch.profiling import csvfile
+from slurm_migbatch.profiling.csvfile import Problems, TableError
+from slurm_migbatch.profiling.measurement import COLUMNS, Measurement
+from slurm_migbatch.profiling.sources import LABORATORIES, Laboratory
+from slurm_migbatch.workload.refusal import show
+
+IDENTITY: Final = ("gpu", "model", "kind", "profile", "batch", "input_size", "procs", "source")
+"""The columns that say which point a row is; the others say what was found there."""
+_FOUND: Final = tuple(name for name in COLUMNS if name not in IDENTITY)
+_MEASURED: Final = ("throughput_per_s", "latency_s", "latency_p99_s", "memory_mib")
+_NEEDED: Final = frozenset({"gpu", "model", "batch"})
+_SPEED: Final = ("throughput_per_s", "latency_s")
+DISAGREE: Final = 1.5
+"""Throughput and latency that differ by more than this factor do not speak of the same thing."""
+_SHOWN: Final = 5
+
+
+@dataclass(frozen=True)
+class Table:
+    """What was read: points by IDENTITY, each once, and notices for whoever imports."""
+
+    rows: tuple[Measurement, ...]
+    notices: tuple[str, ...] = ()
+
+
+def identity(row: Measurement) -> tuple[Any, ...]:
+    """Which point the row is."""
+    return tuple(getattr(row, name) for name in IDENTITY)
+
+
+def merge(rows: Iterable[Measurement]) -> list[Measurement]:
+    """Each point once, in the order in which the points first come; see above for points measured again."""
+    points: dict[tuple[Any, ...], list[Measurement]] = {}
+    for row in rows:
+        points.setdefault(identity(row), []).append(row)
+    return [group[0] if len(group) == 1 else _one(group) for group in points.values()]
+
+
+def _one(group: Sequence[Measurement]) -> Measurement:
+    group = [row for row in group if row.ran] or group
+    known: dict[str, Any] = {}
+    for name in _FOUND:
+        values = [value for row in group if (value := getattr(row, name)) not in (None, "")]
+        if values:
+            known[name] = median(values) if name in _MEASURED else values[0]
+    return replace(group[0], **known)
+
+
+def is_table(header: Sequence[str]) -> bool:
+    """Whether a file with this header is a neutral table."""
+    return set(header) >= _NEEDED
+
+
+def read_file(path: Path) -> Table:
+    """One neutral table.
+
+    Raises:
+        TableError: naming every bad line; nothing is half read.
+        OSError: the file cannot be read.
+    """
+    header = csvfile.header(path)
+    if not is_table(header):
+        hint = next((f": it is {one.name}'s, give its folder" for one in LABORATORIES if one.owns(header)), "")
+        raise TableError(
+            f"{path} is no table of measurements{hint or ': the first line must name gpu, model, batch and further '}"
+            f"{'' if hint else 'columns of ' + ', '.join(COLUMNS)}"
+        )
+    problems = Problems()
+    rows, notices = _neutral(path, header, problems)
+    problems.check()
+    return Table(tuple(merge(rows)), tuple(notices))
+
+
+def read_folder(path: Path) -> list[Measurement]:
+    """Every point of the tables below a folder, or of one neutral table.
+
+    Neutral tables and the folders of known laboratories are told by their headers, however deep they lie and however
+    many there are. Raises TableError (also where nothing is found) and OSError.
+    """
+    return list(scan(path).rows)
+
+
+def scan(path: Path) -> Table:
+    """As `read_folder`, with notices of what was passed over."""
+    if not path.is_dir():
+        return read_file(path)
+    problems = Problems()
+    rows: list[Measurement] = []
+    notices: list[str] = []
+    theirs: dict[str, list[Path]] = {}
+    passed: list[Path] = []
+    for file in csvfile.find(path):
+        header = csvfile.header(file)
+        owner = next((one for one in LABORATORIES if one.owns(header)), None)
+        if is_table(header):
+            found, said = _neutral(file, header, problems)
+            rows += found
+            notices += said
+        elif owner is not None:
+            theirs.setdefault(owner.name, []).append(file)
+        else:
+            passed.append(file)
+    for laboratory in LABORATORIES:
+        if files := theirs.get(laboratory.name):
+            rows_read, said = laboratory.read(path, files, problems)
+            rows += rows_read
+            notices += said
+    problems.check()
+    if not rows:
+        raise TableError(f"no measurements below {path}: {_why(theirs, passed, LABORATORIES)}")
+    if passed:
+        notices.append(f"{len(passed)} other CSV files are left alone: {_names(passed, path)}")
+    return Table(tuple(merge(rows)), tuple(notices))
+
+
+def write(rows: Iterable[Measurement], file: TextIO) -> None:
+    """The rows as a neutral table; reading it back gives the same rows."""
+    lines = csv.writer(file, lineterminator="\n")
+    lines.writerow(COLUMNS)
+    for row in rows:
+        lines.writerow([_cell(value) for value in row.to_dict().values()])
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() and value < 1e15 else str(value)
+
+
+def _neutral(path: Path, header: Sequence[str], problems: Problems) -> tuple[list[Measurement], list[str]]:
+    if not set(header) & set(_SPEED):
+        problems.add(path, 1, "has neither throughput_per_s nor latency_s: every row would say that it did not run")
+        return [], []
+    if twice := sorted({name for name in header if name in COLUMNS and header.count(name) > 1}):
+        problems.add(path, 1, f"names columns twice: {', '.join(twice)}")
+        return [], []
+    make: Callable[[dict[str, str]], Measurement] = Measurement.from_text
+    rows: list[Measurement] = []
+    odd: list[int] = []
+    for number, row in csvfile.read(path, problems, make):
+        rows.append(row)
+        if _disagrees(row):
+            odd.append(number)
+    notices = []
+    if unknown := [show(name) for name in dict.fromkeys(header) if name not in COLUMNS and name]:
+        notices.append(f"{path}: unknown columns are passed over: {', '.join(unknown)}")
+    if odd:
+        notices.append(
+            f"{path}: in {len(odd)} lines (first {odd[0]}) throughput_per_s and latency_s do not fit each other: "
+            "throughput counts the items of all processes a second, latency the seconds of one batch"
+        )
+    return rows, notices
+
+
+def _disagrees(row: Measurement) -> bool:
+    if row.throughput_per_s is None or row.latency_s is None:
+        return False
+    ratio = row.throughput_per_s * row.latency_s / (row.batch * row.procs)
+    return not 1 / DISAGREE <= ratio <= DISAGREE
+
+
+def _why(theirs: dict[str, list[Path]], passed: Sequence[Path], known: Sequence[Laboratory]) -> str:
+    names = ", ".join(laboratory.name for laboratory in known)
+    if theirs:
+        return f"the files of {' and '.join(theirs)} hold no point that ran or is known not to have fitted"
+    if passed:
+        return (
+            f"none of its {len(passed)} CSV files has the columns gpu, model and batch of a neutral table, or is one "
+            f"of {names}"
+        )
+    return f"there are no CSV files in it. Give a folder with neutral tables or with the files of {names}"
+
+
+def _names(paths: Sequence[Path], root: Path) -> str:
+    shown = [str(path.relative_to(root)) for path in paths[:_SHOWN]]
+    return ", ".join(shown) + (", ..." if len(paths) > _SHOWN else "")
