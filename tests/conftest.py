@@ -5,14 +5,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from slurm_migbatch.testbed.autodetect import has_plugin
 from slurm_migbatch.testbed.cluster import Cluster
+
+# A slow machine is no finding. CI sees the same examples every time; whoever works on the code sees new ones.
+settings.register_profile(
+    "migbatch", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
+)
+settings.load_profile("migbatch")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from . import cage, users
-from .daemons import Daemon, Daemons
+from .daemons import GRACE_S, Daemon, Daemons
 from .errors import TestbedError
 from .proc import wait_until
 from .simdriver import Machine
@@ -17,7 +17,8 @@ from .slurmroot import PATH, SlurmRoot
 from .spec import Spec
 
 FINAL = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "DEADLINE")
-READY_S = 60.0
+# Generous, for machines that do much else at the same time; what is ready is not waited for.
+READY_S = 180.0
 
 
 class Bed:
@@ -84,7 +85,7 @@ class Bed:
         line = self.root.enter(self._holder(), list(argv)) if inside else list(argv)
         return self.daemons.start(name, line, {**self.client_env(inside=inside), **(env or {})})
 
-    def stop(self, name: str, grace: float = 20.0) -> None:
+    def stop(self, name: str, grace: float = GRACE_S) -> None:
         """SIGTERM a process, SIGKILL after `grace` seconds."""
         self.daemons.stop(name, grace)
 
@@ -138,7 +139,7 @@ class Bed:
         *,
         check: bool = True,
         input: str | None = None,
-        timeout: float = 120.0,
+        timeout: float = 300.0,
         env: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end as root or as a test user, in the user's home directory.
@@ -163,7 +164,7 @@ class Bed:
             raise TestbedError(f"{shlex.join(argv)}: exit {done.returncode}: {said}")
         return done
 
-    def run_here(self, argv: Sequence[str], timeout: float = 120.0) -> str:
+    def run_here(self, argv: Sequence[str], timeout: float = 300.0) -> str:
         """Output of a command of this machine (not of --slurm-root), as root, in the test bed's environment.
 
         Raises:
@@ -186,20 +187,26 @@ class Bed:
         text = self.run(["scontrol", "show", "job", str(job), "-o"]).stdout
         return next(word.partition("=")[2] for word in text.split() if word.startswith("JobState="))
 
-    def wait_job(self, job: int, *states: str, timeout: float = 60.0) -> str:
-        """Wait until a job is in one of `states` (default: any final one); the state."""
+    def wait_job(self, job: int, *states: str, timeout: float = READY_S) -> str:
+        """Wait until a job is in one of `states` (default: any final one); the state.
+
+        Raises:
+            TestbedError: it is not in time, or has ended in another state.
+        """
         wanted = states or FINAL
         seen = ""
 
         def there() -> bool:
             nonlocal seen
             seen = self.job_state(job)
-            return seen in wanted
+            return seen in wanted or seen in FINAL
 
         try:
             wait_until(there, timeout, f"job {job} in {' or '.join(wanted)}", every=0.1)
         except TestbedError as error:
             raise TestbedError(f"{error}; it is {seen}") from None
+        if seen not in wanted:
+            raise TestbedError(f"job {job} has ended: {seen}, not {' or '.join(wanted)}")
         return seen
 
     def output(self, job: int, user: str = "mbalice") -> str:

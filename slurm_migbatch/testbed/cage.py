@@ -20,7 +20,7 @@ from .errors import TestbedError
 from .proc import ProcessId, parent, pids
 
 MARK = "MIGBATCH_TESTBED"
-_SETTLE_S = 10.0
+_SETTLE_S = 60.0
 
 
 class Cage(Protocol):

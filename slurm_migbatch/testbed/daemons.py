@@ -14,6 +14,10 @@ from .cage import Cage
 from .errors import TestbedError
 from .proc import ProcessId
 
+# slurmctld saves its state before it ends, which takes its time on a busy machine.
+GRACE_S = 60.0
+_BURIAL_S = 60.0
+
 
 @dataclass(frozen=True)
 class Daemon:
@@ -80,7 +84,7 @@ class Daemons:
         found = (self.get(path.stem) for path in sorted(self.records.glob("*.json")))
         return [daemon for daemon in found if daemon is not None]
 
-    def stop(self, name: str, grace: float = 20.0) -> None:
+    def stop(self, name: str, grace: float = GRACE_S) -> None:
         """SIGTERM, then SIGKILL after `grace` seconds; the record stays, so that `restart` knows how."""
         self._known(name).id.end(grace)
         self._reap(name)
@@ -89,10 +93,10 @@ class Daemons:
         """SIGKILL, as a crash would."""
         daemon = self._known(name)
         daemon.id.signal(signal.SIGKILL)
-        daemon.id.wait(10.0)
+        daemon.id.wait(_BURIAL_S)
         self._reap(name)
 
-    def restart(self, name: str, grace: float = 20.0) -> Daemon:
+    def restart(self, name: str, grace: float = GRACE_S) -> Daemon:
         """Stop if running, and start again with the same command line and environment."""
         daemon = self._known(name)
         self.stop(name, grace)
@@ -122,7 +126,7 @@ class Daemons:
     def _reap(self, name: str) -> None:
         child = self._children.get(name)
         if child is not None:
-            child.wait(10.0)
+            child.wait(_BURIAL_S)
             del self._children[name]
 
     def _known(self, name: str) -> Daemon:

@@ -88,7 +88,7 @@ class ProcessId:
         """Terminate, and kill after `grace` seconds."""
         if self.signal(signal.SIGTERM) and not self.wait(grace):
             self.signal(signal.SIGKILL)
-            self.wait(5.0)
+            self.wait(60.0)
 
 
 def pids() -> Iterator[int]:

@@ -108,7 +108,7 @@ class Product:
         """What migbatchd says of itself; None where it does not answer."""
         try:
             with urllib.request.urlopen(  # noqa: S310 - our own loopback address
-                f"{self._url}/healthz", timeout=5
+                f"{self._url}/healthz", timeout=60
             ) as answer:
                 body = answer.read()
         except urllib.error.HTTPError as error:
@@ -178,6 +178,8 @@ class Product:
                 "socket": str(self.state / "submit.sock"),
                 "table": str(self.state / "table.lua"),
                 "catalog": str(self.state / "catalog.json"),
+                # a busy machine may be slow, and it must not depend on that which of the two answers: service or table
+                "deadline_ms": 2000,
             },
             "store": {"url": f"sqlite:///{self.state}/migbatch.db"},
             "node_api": {

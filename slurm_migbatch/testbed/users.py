@@ -52,7 +52,7 @@ def ensure(count: int) -> tuple[User, ...]:
 def remove(names: Iterable[str]) -> None:
     """Remove those of `names` that test beds made; accounts of anyone else stay."""
     for name in names:
-        for attempt in range(50):
+        for attempt in range(600):
             try:
                 if pwd.getpwnam(name).pw_gecos != GECOS:
                     break
@@ -61,7 +61,7 @@ def remove(names: Iterable[str]) -> None:
             done = subprocess.run(["userdel", name], check=False, capture_output=True, text=True)
             if done.returncode == 0:
                 break
-            if done.returncode != 8 or attempt == 49:  # 8: a process of the user is still being buried
+            if done.returncode != 8 or attempt == 599:  # 8: a process of the user is still being buried
                 raise TestbedError(f"userdel {name}: {done.stderr.strip()}")
             time.sleep(0.1)
 

@@ -171,7 +171,7 @@ class Node:
     def send(self, path, body, *, credential=None, method="POST", headers=None):
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
         credential = credential or self.signer.sign(f"{method} {path}\n".encode() + raw)
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
             connection.request(
                 method, path, raw, {"Authorization": f"MigBatch {self.signer.scheme} {credential}", **(headers or {})}

@@ -31,7 +31,7 @@ class Agent:
 
     def close(self):
         self._stop.set()
-        self._thread.join(20)
+        self._thread.join(120)
 
     def slot(self, profile):
         """A slot of the plan with this profile."""
@@ -207,7 +207,7 @@ def test_why(make, slurm):
             agent.node.events(inventory(gpu(0)), start(1, "GPU-0", "7g.80gb", 0, 8, 2))
 
             def why():
-                link = http.client.HTTPConnection("127.0.0.1", running.port, timeout=20)
+                link = http.client.HTTPConnection("127.0.0.1", running.port, timeout=120)
                 link.request("GET", "/v1/why/2")
                 text = json.loads(link.getresponse().read())["why"]
                 link.close()

@@ -59,7 +59,7 @@ def test_long_poll_returns_on_publish_and_none_without():
     async def story():
         board = PlanBoard()
         assert await board.newer("n1", 0, 0.01) is None
-        waiting = asyncio.create_task(board.newer("n1", 0, 30))
+        waiting = asyncio.create_task(board.newer("n1", 0, 120))
         await asyncio.sleep(0.01)
         thread = threading.Thread(target=board.publish, args=("n1", A))
         thread.start()
@@ -79,7 +79,7 @@ def test_acknowledgement_is_awaited_across_threads():
     board.on_ack = heard.append
     assert not board.wait_acked("n1", version, 0.01)
     threading.Timer(0.02, board.confirm, args=("n1", version)).start()
-    assert board.wait_acked("n1", version, 30)
+    assert board.wait_acked("n1", version, 120)
     assert board.acked("n1") == version
     board.confirm("n1", version)
     assert heard == ["n1"]

@@ -11,23 +11,19 @@ import sys
 
 import pytest
 from daemon_fakes import Node, gpu, inventory
-from daemon_running import eventually
+from daemon_running import PATIENCE_S, eventually
 
 from slurm_migbatch.config import render
 from slurm_migbatch.node.auth import TokenSigner
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+from slurm_migbatch.testbed.ports import PortBook
 
 
 class Daemon:
     """One configuration and the processes started on it. There is no Slurm: commands are not found."""
 
     def __init__(self, home):
-        self.home, self.port = home, free_port()
+        self.ports = PortBook()
+        self.home, self.port = home, self.ports.take()
         self.config = home / "migbatch.toml"
         (home / "token").write_text(secrets.token_hex(32))
         (home / "token").chmod(0o600)
@@ -67,7 +63,7 @@ class Daemon:
         eventually(lambda: self.health() is not None)
 
     def health(self):
-        link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         try:
             link.request("GET", "/healthz")
             return json.loads(link.getresponse().read())
@@ -91,7 +87,8 @@ def daemon(tmp_path):
     for process in daemon.processes:
         if process.poll() is None:
             process.kill()
-        process.wait(20)
+        process.wait(PATIENCE_S)
+    daemon.ports.release()
 
 
 def test_sigterm_ends_it_cleanly(daemon):
@@ -99,7 +96,7 @@ def test_sigterm_ends_it_cleanly(daemon):
     daemon.serving()
     daemon.node().events(inventory(gpu(0)))
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
+    assert process.wait(PATIENCE_S) == 0
     assert "stopping on SIGTERM" in daemon.log
     assert "Traceback" not in daemon.log
     assert not (daemon.home / "migbatch.db-wal").exists()
@@ -110,7 +107,7 @@ def test_killed_and_started_again_it_knows_what_was_acknowledged(daemon):
     daemon.serving()
     assert daemon.node().events(inventory(gpu(0)))[1] == {"acked": 1}
     process.kill()
-    process.wait(20)
+    process.wait(PATIENCE_S)
     daemon.start()
     daemon.serving()
     assert daemon.node().events({"seq": 2, "ts": 2.0, "kind": "fault", "what": "x"})[1] == {"acked": 2}
@@ -120,14 +117,14 @@ def test_a_second_one_is_refused(daemon):
     daemon.start()
     daemon.serving()
     second = daemon.start()
-    assert second.wait(20) == 1
+    assert second.wait(PATIENCE_S) == 1
     assert "migbatchd: error: migbatchd is already running as process" in daemon.log
 
 
 def test_reload_takes_over_what_is_right_and_keeps_what_was_where_it_is_wrong(daemon):
     process = daemon.start()
     daemon.serving()
-    old, daemon.port = daemon.port, free_port()
+    old, daemon.port = daemon.port, daemon.ports.take()
     daemon.write()
     process.send_signal(signal.SIGHUP)
     daemon.serving()
@@ -152,12 +149,12 @@ def test_no_slurm_is_no_reason_to_end(daemon):
 def test_systemd_is_told(daemon):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(daemon.home / "notify"))
-        systemd.settimeout(20)
+        systemd.settimeout(PATIENCE_S)
         process = daemon.start(NOTIFY_SOCKET=str(daemon.home / "notify"), JOURNAL_STREAM="1:2")
         assert systemd.recv(100).startswith(b"READY=1")
         process.send_signal(signal.SIGTERM)
         assert systemd.recv(100) == b"STOPPING=1"
-        process.wait(20)
+        process.wait(PATIENCE_S)
     assert "<6>daemon.service: serving nodes" in daemon.log
 
 
@@ -173,13 +170,13 @@ def test_what_cannot_work_is_said_and_ends_it(daemon, text, said):
         daemon.write(store={"url": "sqlite:///relative.db"})
     else:
         daemon.config.write_text(text)
-    assert daemon.start().wait(20) == 1
+    assert daemon.start().wait(PATIENCE_S) == 1
     assert said in daemon.log
     assert "Traceback" not in daemon.log
 
 
 def test_a_port_that_is_taken(daemon):
     with socket.create_server(("127.0.0.1", daemon.port)):
-        assert daemon.start().wait(20) == 1
+        assert daemon.start().wait(PATIENCE_S) == 1
     assert f"cannot listen on 127.0.0.1 port {daemon.port}" in daemon.log
     assert "Traceback" not in daemon.log

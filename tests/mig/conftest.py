@@ -6,15 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.nvml import NvmlDriver, NvmlGpu
 from slurm_migbatch.testbed.simdriver import GPU_MODELS, Machine
-
-# How long an example takes says something about the machine only.
-settings.register_profile("mig", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("mig")
 
 
 @pytest.fixture(scope="session")

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sqlite3
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 from slurm_migbatch.testbed.bed import FINAL
 from slurm_migbatch.testbed.cluster import Cluster
+from slurm_migbatch.testbed.errors import TestbedError
 from slurm_migbatch.testbed.proc import wait_until
 
 UUID = re.compile(r"MIG-[0-9a-f-]{36}")
+PATIENCE_S = 180.0  # machines that do much else at the same time are slow
 SHOW = "echo batch $CUDA_VISIBLE_DEVICES; srun sh -c 'echo task $SLURM_PROCID $CUDA_VISIBLE_DEVICES'"
 
 
@@ -49,14 +52,37 @@ def accounts(bed: Cluster) -> dict[str, dict[str, Any]]:
     return {row["job"]: row for row in json.loads(text)["jobs"]}
 
 
-def account(bed: Cluster, job: int | str, state: str = "COMPLETED") -> dict[str, Any]:
-    """One job's record, once it is complete."""
-    bed.wait(
-        f"job {job} {state} in migacct",
-        lambda: accounts(bed).get(str(job), {}).get("state", "").startswith(state),
-        30.0,
-    )
-    return accounts(bed)[str(job)]
+def account(bed: Cluster, job: int | str, state: str = "COMPLETED", *, decided: bool = False) -> dict[str, Any]:
+    """The record of a job with slices, once it is complete, with the filter's decision if it was `decided`.
+
+    States come from Slurm, slices and their ends from the nodes, decisions from the submit filter: in any order.
+    """
+    row: dict[str, Any] = {}
+
+    def told() -> bool:
+        nonlocal row
+        row = accounts(bed).get(str(job), {"state": "", "slices": []})
+        ends = [piece["until_unix_s"] for piece in row["slices"]]
+        over = bool(ends) and (state == "RUNNING" or None not in ends)
+        return row["state"].startswith(state) and over and (row["bucket"] is not None or not decided)
+
+    try:
+        bed.wait(f"job {job} {state} in migacct", told, PATIENCE_S)
+    except TestbedError as error:
+        raise TestbedError(f"{error}; it says {row}") from None
+    return row
+
+
+def gate(bed: Cluster) -> tuple[Path, str]:
+    """A file, and a command with which a job waits until it is there."""
+    path = bed.home("mbalice") / f"gate{time.monotonic_ns()}"
+    return path, f"until test -e {shlex.quote(str(path))}; do sleep 0.2; done"
+
+
+def first_step(bed: Cluster, job: int, user: str = "mbalice") -> None:
+    """Wait until the first step of a SHOW job has run."""
+    path = bed.home(user) / f"slurm-{job}.out"
+    until(f"the first step of job {job}", lambda: path.exists() and "task 0" in path.read_text())
 
 
 def status(bed: Cluster, node: str) -> dict[str, Any]:
@@ -98,13 +124,30 @@ def overlaps(bed: Cluster) -> list[str]:
 
 def settled(bed: Cluster) -> None:
     """Wait until nothing is held, then: journal and driver agree, every device is root's, no node is drained."""
-    bed.wait("the end of all leases", lambda: not held(bed), 30.0)
-    assert overlaps(bed) == []
+    bed.wait("the end of all leases", lambda: not held(bed), PATIENCE_S)
+    found: list[str] = []
+
+    def agreed() -> bool:
+        nonlocal found
+        found = overlaps(bed)  # two looks, between which a node may be at work
+        return not found
+
+    with suppress(TestbedError):
+        bed.wait("journals that agree with drivers", agreed, 30.0)
+    assert found == []
+    assert [str(path) for path, owner in capabilities(bed) if owner != (0, 0)] == []
+    bed.wait("idle nodes", lambda: {s.rstrip("*") for s in bed.node_states().values()} == {"idle"}, PATIENCE_S)
+
+
+def capabilities(bed: Cluster) -> list[tuple[Path, tuple[int, int]]]:
+    """Every capability device, with its owner and what others than he may do with it."""
+    found = []
     for node in bed.spec.node_names:
-        for path in (bed.machine(node).dev_root / "nvidia-caps").glob("nvidia-cap*"):
-            found = path.stat()
-            assert (found.st_uid, found.st_mode & 0o077) == (0, 0), path.name
-    bed.wait("idle nodes", lambda: {s.rstrip("*") for s in bed.node_states().values()} == {"idle"}, 30.0)
+        for path in sorted((bed.machine(node).dev_root / "nvidia-caps").glob("nvidia-cap*")):
+            with suppress(FileNotFoundError):  # its instance has just been destroyed
+                status = path.stat()
+                found.append((path, (status.st_uid, status.st_mode & 0o077)))
+    return found
 
 
 def offer(bed: Cluster) -> dict[str, int]:
@@ -118,7 +161,7 @@ def offer(bed: Cluster) -> dict[str, int]:
     return {kind: count for kind, count in counts.items() if count}
 
 
-def until(what: str, ready: Callable[[], bool], timeout: float = 30.0) -> None:
+def until(what: str, ready: Callable[[], bool], timeout: float = PATIENCE_S) -> None:
     """Wait while processes of the test bed may be dead, which `bed.wait` takes for an error."""
     wait_until(ready, timeout, what, every=0.1)
 
@@ -158,8 +201,9 @@ def on_offer(bed: Cluster, node: str) -> Counter[str]:
 
 
 def planned(bed: Cluster, node: str) -> Counter[str]:
-    """The slots of the plan that lies on one node's disk, by GRES type."""
-    plan = json.loads((bed.node_directory(node) / "state/plan.json").read_text())
+    """The slots of the plan that lies on one node's disk, by GRES type; none where it has none yet."""
+    path = bed.node_directory(node) / "state/plan.json"
+    plan = json.loads(path.read_text()) if path.exists() else {"gpus": {}}
     return Counter(slot[0].replace("+", ".") for slots in plan["gpus"].values() for slot in slots)
 
 
@@ -171,8 +215,7 @@ def untroubled(bed: Cluster) -> None:
 
 def hasten(bed: Cluster, job: int) -> str:
     """Let a requeued job begin soon, as often as it is requeued, not after Slurm's two minutes; its last state."""
-    until(f"job {job} in the queue", lambda: bed.job_state(job) == "PENDING")
-    end = time.monotonic() + 200.0
+    end = time.monotonic() + 600.0
     while (state := bed.job_state(job)) not in FINAL and time.monotonic() < end:
         time.sleep(3.0)
         if state == "PENDING":

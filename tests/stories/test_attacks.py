@@ -14,7 +14,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from story import SHOW, account, hasten, held, leases, marked, sbatch, settled, sights, status, until, untroubled
+from story import (
+    PATIENCE_S,
+    SHOW,
+    account,
+    capabilities,
+    first_step,
+    hasten,
+    held,
+    leases,
+    marked,
+    sbatch,
+    settled,
+    sights,
+    status,
+    until,
+    untroubled,
+)
 
 from slurm_migbatch.testbed.cluster import Cluster
 
@@ -53,12 +69,7 @@ def attempts(bed: Cluster, user: str, how: str, paths: list[Path]) -> set[str]:
 def caps_of(bed: Cluster, user: str) -> list[Path]:
     """The capability devices that belong to a user now."""
     uid = bed.user(user).uid
-    return [
-        path
-        for node in bed.spec.node_names
-        for path in sorted((bed.machine(node).dev_root / "nvidia-caps").glob("nvidia-cap*"))
-        if path.stat().st_uid == uid
-    ]
+    return [path for path, (owner, _) in capabilities(bed) if owner == uid]
 
 
 def running(bed: Cluster, *options: str, user: str = "mbalice", wrap: str = f"{SHOW}; sleep 600") -> int:
@@ -66,8 +77,7 @@ def running(bed: Cluster, *options: str, user: str = "mbalice", wrap: str = f"{S
     job, said = sbatch(bed, *options, user=user, wrap=wrap)
     assert job, said
     bed.wait_job(job, "RUNNING")
-    path = bed.home(user) / f"slurm-{job}.out"
-    until("the first step", lambda: path.exists() and "task 0" in path.read_text())
+    first_step(bed, job, user)
     return job
 
 
@@ -84,10 +94,11 @@ def cancel(bed: Cluster, *jobs: int) -> None:
 
 @pytest.fixture(autouse=True)
 def no_jobs_left(stack: Cluster) -> Iterator[None]:
-    """What a test that failed left running is no matter of the next."""
+    """What a test left running is no matter of the next."""
     yield
     for user in stack.users:
         stack.run(["scancel", "-u", user.name])
+    until("the end of all jobs", lambda: stack.run(["squeue", "-h"]).stdout == "")
 
 
 @pytest.fixture
@@ -174,7 +185,7 @@ for handle in range(3, 3 + len(sys.argv) - 1):
         assert all(path.exists() for path in kept)
         cancel(stack, job)
         assert attempts(stack, "mbalice", "O_RDONLY", kept) == {"EACCES"}
-        said, _ = holder.communicate("go\n", timeout=20)
+        said, _ = holder.communicate("go\n", timeout=PATIENCE_S)
         assert said.split() == ["13", "13"]
     other = running(stack, "--gres=mig:2g.20gb:1", user="mbbob")
     assert attempts(stack, "mbalice", "O_RDONLY", [*kept, *caps_of(stack, "mbbob")]) == {"EACCES"}
@@ -282,7 +293,7 @@ def test_a_running_job_keeps_what_it_has_also_when_it_is_requeued(stack: Cluster
     assert held(stack) == before
     update(stack, job, "Comment=migbatch: min=7g.80gb mem=70gb")
     stack.run(["scontrol", "requeue", str(job)], "mbalice")
-    until("the second run", lambda: stack.job_state(job) != "RUNNING")
+    until("the end of the first run", lambda: stack.job_state(job) != "RUNNING")
     for change in CHANGES:
         if not change.startswith("Gres="):
             update(stack, job, change)
@@ -323,14 +334,14 @@ def commands(canary: Path) -> list[str]:
 def test_texts_of_users_are_never_commands(stack: Cluster, canary: Path, option: str) -> None:
     jobs = []
     for text in commands(canary):
-        job, said = sbatch(stack, "--gres=mig:1g.10gb:1", f"{option}={text}", "--time=1")
+        job, said = sbatch(stack, "--gres=mig:1g.10gb:1", f"{option}={text}", "--time=10")
         if option == "--extra" and "first arg of -B" in said:
             return
         if job:
             jobs.append(job)
     assert jobs
     for job in jobs:
-        state = stack.wait_job(job, timeout=120.0)
+        state = stack.wait_job(job, timeout=600.0)
         # An output file that cannot be made is the user's own failure.
         assert state == "COMPLETED" or option == "--output", (option, state)
     settled(stack)
@@ -358,7 +369,7 @@ def test_work_directories_with_strange_names(stack: Cluster, canary: Path) -> No
         assert job, said
         jobs.append(job)
     for job in jobs:
-        assert stack.wait_job(job, timeout=120.0) == "COMPLETED"
+        assert stack.wait_job(job, timeout=600.0) == "COMPLETED"
     settled(stack)
 
 
@@ -420,8 +431,15 @@ def test_exported_variables_do_not_reach_roots_hooks(stack: Cluster, tmp_path: P
     untroubled(stack)
 
 
+def layout(bed: Cluster, node: str) -> tuple[object, ...]:
+    """What a node's journal and driver have; reports and plans come and go by themselves."""
+    seen = status(bed, node)
+    return seen["gpus"], seen["runs"], seen["driver"], seen["zombies"]
+
+
 def test_hooks_run_by_hand_do_nothing(stack: Cluster) -> None:
-    before = [status(stack, node) for node in stack.spec.node_names]
+    settled(stack)
+    before = [layout(stack, node) for node in stack.spec.node_names]
     env = {
         "SLURM_JOB_ID": "4000",
         "SLURM_JOB_UID": "0",
@@ -433,7 +451,7 @@ def test_hooks_run_by_hand_do_nothing(stack: Cluster) -> None:
         context = {"SLURM_SCRIPT_CONTEXT": f"{hook}_slurmd"}
         done = stack.run([str(stack.directory / "hooks" / hook)], "mbbob", check=False, env={**env, **context})
         assert done.returncode != 0 and "root" in done.stderr
-    assert [status(stack, node) for node in stack.spec.node_names] == before
+    assert [layout(stack, node) for node in stack.spec.node_names] == before
 
 
 # -- what belongs to root -----------------------------------------------------------------------------------------
@@ -453,6 +471,7 @@ except OSError as error:
         home = stack.node_directory(node)
         assert python(stack, "mbbob", connect, home / "run/agent.sock") == ["EACCES"]
         secrets = [home / "state/journal.db", home / "state/plan.json", stack.directory / "etc/token"]
+        until("the plan", secrets[1].exists)
         assert all(path.exists() for path in secrets)
         assert attempts(stack, "mbbob", "O_RDONLY", secrets) == {"EACCES"}
         for place in ("run/job/1.0", "run/job/x", "run/lock/x", "run/x", "state/x"):
@@ -495,7 +514,7 @@ if scheme == "own":
 elif scheme:
     request.add_header("Authorization", f"MigBatch {scheme} {credential}")
 try:
-    print(urllib.request.urlopen(request, timeout=10).status)
+    print(urllib.request.urlopen(request, timeout=120).status)
 except urllib.error.HTTPError as error:
     print(error.code)
 """
@@ -512,7 +531,7 @@ def test_the_node_api_wants_a_credential_of_roots(stack: Cluster, path: str) -> 
     for method in ("GET", "PUT", "DELETE"):
         request = urllib.request.Request(url + path, method=method)
         with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(request, timeout=10)
+            urllib.request.urlopen(request, timeout=PATIENCE_S)
         with refused.value:
             assert refused.value.code in (401, 403, 405)
     untroubled(stack)

@@ -17,6 +17,8 @@ import pytest
 from story import (
     SHOW,
     account,
+    first_step,
+    gate,
     hasten,
     held,
     instances,
@@ -50,20 +52,14 @@ def slices_seen(bed: Cluster, job: int, user: str = "mbalice") -> list[str]:
     return seen["batch"]
 
 
-def first_step(bed: Cluster, job: int) -> None:
-    """Wait until the first step of a SHOW job has run."""
-    path = bed.home("mbalice") / f"slurm-{job}.out"
-    until(f"the first step of job {job}", lambda: path.exists() and "task 0" in path.read_text())
-
-
-def right_again(bed: Cluster, timeout: float = 5.0) -> None:
+def right_again(bed: Cluster) -> None:
     """Wait for an offer that stands on the plan, on every node: no slot too few or too many."""
 
     def right() -> bool:
         return all(on_offer(bed, node) == planned(bed, node) for node in bed.spec.node_names)
 
     try:
-        until("the offer", right, timeout)
+        until("the offer", right)
     except proc.TestbedError as error:
         offers = {node: (on_offer(bed, node), planned(bed, node)) for node in bed.spec.node_names}
         pytest.fail(f"{error}: {offers}")
@@ -75,7 +71,7 @@ def complete_once(bed: Cluster, job: int, seen: list[str]) -> None:
     def told() -> bool:
         return [uuid for _, uuid, end in leases(bed, job) if end is not None] == seen
 
-    until(f"the end of job {job} in the record", told, 45.0)
+    until(f"the end of job {job} in the record", told)
     assert [uuid for _, uuid, _ in leases(bed, job)] == seen
     assert [piece["mig_uuid"] for piece in account(bed, job)["slices"]] == seen
 
@@ -87,7 +83,8 @@ def test_without_migbatchd_everything_goes_on_and_is_told_later(new_cluster: New
     bed = new_cluster(migbatch="all")
     reference, said = sbatch(bed, "--gres=mig:auto", HINTS)
     assert bed.wait_job(reference) == "COMPLETED"
-    across, _ = sbatch(bed, "--gres=mig:1g.10gb:1", wrap=f"{SHOW}; sleep 3")
+    opened, waiting = gate(bed)
+    across, _ = sbatch(bed, "--gres=mig:1g.10gb:1", wrap=f"{SHOW}; {waiting}")
     bed.wait_job(across, "RUNNING")
     bed.kill("migbatchd")
 
@@ -100,6 +97,7 @@ def test_without_migbatchd_everything_goes_on_and_is_told_later(new_cluster: New
     for forged in ("[mig:7g.80gb:1]", "x [mig:7g.80gb:1#abc] y"):
         assert "must not hold '[mig:'" in refused(bed, "--gres=mig:1g.10gb:1", f"--comment={forged}")
         assert "must not hold '[mig:'" in refused(bed, f"--comment={forged}")
+    opened.touch()
     for job in (across, alone, explicit):
         assert bed.wait_job(job) == "COMPLETED"
     until("the ends", lambda: not held(bed))
@@ -107,7 +105,7 @@ def test_without_migbatchd_everything_goes_on_and_is_told_later(new_cluster: New
     assert leases(bed, alone) == []
 
     bed.restart("migbatchd")
-    until("empty spools", lambda: all(status(bed, node)["spool"] == 0 for node in bed.spec.node_names), 45.0)
+    until("empty spools", lambda: all(status(bed, node)["spool"] == 0 for node in bed.spec.node_names))
     complete_once(bed, across, slices_seen(bed, across))
     complete_once(bed, alone, slices_seen(bed, alone))
     seen = sights(bed.output(explicit, "mbbob"))["batch"]
@@ -127,7 +125,8 @@ def test_migbatchd_back_with_an_older_record(new_cluster: NewCluster) -> None:
         source.backup(target)
     lost, _ = sbatch(bed, "--gres=mig:4g.40gb:1")
     assert bed.wait_job(lost) == "COMPLETED"
-    held_on, _ = sbatch(bed, "--gres=mig:3g.40gb:1", wrap=f"{SHOW}; sleep 4")
+    opened, waiting = gate(bed)
+    held_on, _ = sbatch(bed, "--gres=mig:3g.40gb:1", wrap=f"{SHOW}; {waiting}")
     bed.wait_job(held_on, "RUNNING")
     account(bed, held_on, "RUNNING")
     bed.kill("migbatchd")
@@ -137,6 +136,7 @@ def test_migbatchd_back_with_an_older_record(new_cluster: NewCluster) -> None:
     with Watch(bed) as watch:
         bed.restart("migbatchd")
         later = [sbatch(bed, "--gres=mig:auto", HINTS)[0], sbatch(bed, "--gres=mig:7g.80gb:1")[0]]
+        opened.touch()
         for job in (held_on, *later):
             assert bed.wait_job(job) == "COMPLETED"
     assert watch.problems == []
@@ -150,11 +150,13 @@ def test_migbatchd_back_with_an_older_record(new_cluster: NewCluster) -> None:
 
 def test_without_agents_the_hooks_do_it_themselves(new_cluster: NewCluster) -> None:
     bed = new_cluster(migbatch="all")
-    across, _ = sbatch(bed, "--gres=mig:1g.20gb:1", wrap=f"{SHOW}; sleep 3")
+    opened, waiting = gate(bed)
+    across, _ = sbatch(bed, "--gres=mig:1g.20gb:1", wrap=f"{SHOW}; {waiting}")
     bed.wait_job(across, "RUNNING")
     for node in bed.spec.node_names:
         bed.kill(f"agent-{node}")
     alone, _ = sbatch(bed, "--gres=mig:auto", HINTS)
+    opened.touch()
     assert [bed.wait_job(job) for job in (across, alone)] == ["COMPLETED", "COMPLETED"]
     until("the ends", lambda: not held(bed))
     assert not any(status(bed, node)["agent"] for node in bed.spec.node_names)
@@ -175,7 +177,7 @@ def test_agent_killed_while_it_makes_a_slice(new_cluster: NewCluster, moment: st
         until("the half-made slice", lambda: any(found["state"] == moment for found in instances(bed, "n1")))
         assert not any(found["compute_instances"] for found in instances(bed, "n1") if moment == "creating")
         bed.kill("agent-n1")
-        assert bed.wait_job(job, timeout=90.0) == "COMPLETED"
+        assert bed.wait_job(job, timeout=300.0) == "COMPLETED"
     assert watch.problems == []
     bed.restart("agent-n1")
     complete_once(bed, job, slices_seen(bed, job))
@@ -187,16 +189,16 @@ def test_agent_killed_while_it_makes_a_slice(new_cluster: NewCluster, moment: st
 
 @pytest.mark.parametrize("how", ["restart", "kill", "slurmd", "slurmd killed", "reconfigure"])
 def test_slurm_restarted_under_running_jobs(new_cluster: NewCluster, how: str) -> None:
-    """slurm.conf's counts come back at each of these; the offer must be right again within 5 seconds."""
+    """slurm.conf's counts come back at each of these; the offer must become right again."""
     bed = new_cluster(migbatch="all")
-    go = bed.home("mbalice") / "go"
-    wrap = f"{SHOW}; until test -e {go}; do sleep 0.2; done; srun sh -c 'echo late $SLURM_PROCID $CUDA_VISIBLE_DEVICES'"
+    opened, waiting = gate(bed)
+    wrap = f"{SHOW}; {waiting}; srun sh -c 'echo late $SLURM_PROCID $CUDA_VISIBLE_DEVICES'"
     jobs = [sbatch(bed, f"--gres=mig:{kind}:1", wrap=wrap)[0] for kind in ("4g.40gb", "3g.40gb", "1g.20gb", "2g.20gb")]
     for job in jobs:
         bed.wait_job(job, "RUNNING")
     for job in jobs:
         first_step(bed, job)
-    right_again(bed, 15.0)
+    right_again(bed)
     if how == "kill":
         # What slurmctld has not saved yet, some seconds old at most, it forgets; that is no matter of ours.
         since, saved = time.time(), bed.directory / "state/job_state"
@@ -219,7 +221,7 @@ def test_slurm_restarted_under_running_jobs(new_cluster: NewCluster, how: str) -
         later, _ = sbatch(bed, "--gres=mig:auto", HINTS)
         assert bed.wait_job(later) == "COMPLETED"
         untroubled(bed)
-        go.touch()
+        opened.touch()
         for job in jobs:
             assert bed.wait_job(job) == "COMPLETED", bed.output(job)
     assert watch.problems == []
@@ -334,11 +336,12 @@ def test_instances_that_cannot_be_destroyed_for_a_while(new_cluster: NewCluster)
     small, _ = sbatch(bed, "-N1", "--gres=mig:1g.10gb:7", wrap="true")
     assert bed.wait_job(small) == "COMPLETED"
     settled(bed)
-    bed.machine("n1").stick_destroy(4.0)
+    bed.machine("n1").stick_destroy(None)
     job, _ = sbatch(bed, "--gres=mig:4g.40gb:1")
     until("a zombie", lambda: zombies(bed, "n1") > 0)
     untroubled(bed)
-    assert bed.wait_job(job, timeout=180.0) == "COMPLETED"
+    bed.machine("n1").reset_faults()
+    assert hasten(bed, job) == "COMPLETED"
     assert len(slices_seen(bed, job)) == 1
     until("the end of the zombies", lambda: zombies(bed, "n1") == 0)
     complete_once(bed, job, slices_seen(bed, job))
@@ -357,7 +360,7 @@ def test_a_call_that_fails_once(new_cluster: NewCluster, call: str, code: int) -
     bed = new_cluster(nodes=1, gpus=1, migbatch="all", users=1)
     bed.machine("n1").fail(call, code, times=1)
     job, _ = sbatch(bed, "--gres=mig:2g.20gb:1", "--open-mode=append")
-    assert bed.wait_job(job, timeout=180.0) == "COMPLETED"
+    assert bed.wait_job(job, timeout=600.0) == "COMPLETED"
     assert len(slices_seen(bed, job)) == 1
     untroubled(bed)
     settled(bed)
@@ -390,14 +393,15 @@ def test_a_slot_that_was_taken_by_hand(new_cluster: NewCluster, nodes: int) -> N
     uuid = make_by_hand(bed, "n1")
     kind = "4g.40gb"  # on offer on every node from the start, so that Slurm takes n1
     job, _ = sbatch(bed, f"--gres=mig:{kind}:1", "--open-mode=append")
-    until("the misfit", lambda: "Restarts=1" in shown(bed, job))
+    until("the misfit", lambda: re.search(r"\bRestarts=[1-9]", shown(bed, job)) is not None)
     until("the news", lambda: on_offer(bed, "n1")[kind] == 0)
     if nodes == 1:
+        bed.wait_job(job, "PENDING")
         time.sleep(3.0)
         assert bed.job_state(job) == "PENDING"
         assert [i["compute_instances"][0]["uuid"] for i in instances(bed, "n1")] == [uuid]
         bed.machine("n1").end_process(4_000_001)
-    assert bed.wait_job(job, timeout=200.0) == "COMPLETED"
+    assert bed.wait_job(job, timeout=600.0) == "COMPLETED"
     seen = slices_seen(bed, job)
     assert len(seen) == 1 and uuid not in seen
     assert bed.output(job).count("batch") == 1

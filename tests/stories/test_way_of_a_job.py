@@ -6,7 +6,20 @@ import re
 import time
 
 import pytest
-from story import SHOW, account, held, offer, refused, sbatch, settled, sights
+from story import (
+    PATIENCE_S,
+    SHOW,
+    account,
+    first_step,
+    gate,
+    hasten,
+    held,
+    offer,
+    refused,
+    sbatch,
+    settled,
+    sights,
+)
 
 from slurm_migbatch.testbed.cluster import Cluster
 
@@ -15,7 +28,7 @@ def test_auto_becomes_a_slice_and_everything_is_remembered(stack: Cluster) -> No
     job, said = sbatch(stack, "--gres=mig:auto", "--comment=migbatch: model=bert-large batch=32 slo=200ms")
     assert re.search(r"migbatch: \S+g\.\d+gb for mig:auto", said), said
     assert stack.wait_job(job) == "COMPLETED"
-    row = account(stack, job)
+    row = account(stack, job, decided=True)
     (piece,) = row["slices"]
     assert sights(stack.output(job)) == {"batch": [piece["mig_uuid"]], "task 0": [piece["mig_uuid"]]}
     assert (
@@ -41,7 +54,8 @@ def test_array_tasks_never_share(stack: Cluster) -> None:
     for i, row in enumerate(rows):
         text = (stack.home("mbalice") / f"array-{i}.out").read_text()
         assert sights(text)["task 0"] == [row["slices"][0]["mig_uuid"]]
-    spans = [(r["slices"][0]["mig_uuid"], r["started_unix_s"], r["ended_unix_s"]) for r in rows]
+    # the nodes' own times; Slurm's are in whole seconds
+    spans = [(s["mig_uuid"], s["since_unix_s"], s["until_unix_s"]) for row in rows for s in row["slices"]]
     for uuid, start, end in spans:
         assert [s for s in spans if s[0] == uuid and s[1] < end and start < s[2]] == [(uuid, start, end)]
 
@@ -95,7 +109,8 @@ def test_one_job_on_two_nodes(stack: Cluster) -> None:
 
 def test_a_profile_that_is_not_on_offer_is_made_so(stack: Cluster) -> None:
     settled(stack)
-    missing = [p for p in ("1g.10gb.me", "2g.20gb", "4g.40gb", "3g.40gb") if p not in offer(stack)]
+    there = offer(stack)
+    missing = [p for p in ("1g.10gb.me", "2g.20gb", "4g.40gb", "3g.40gb", "1g.20gb", "7g.80gb") if p not in there]
     assert missing, "everything is on offer at once"
     job, _ = sbatch(stack, f"--gres=mig:{missing[0]}:1")
     assert stack.wait_job(job) == "COMPLETED", stack.output(job)
@@ -103,14 +118,16 @@ def test_a_profile_that_is_not_on_offer_is_made_so(stack: Cluster) -> None:
 
 def test_a_whole_gpu_is_kept_free_although_small_jobs_keep_coming(stack: Cluster) -> None:
     """Starvation: all four GPUs have small jobs on them, and more small ones arrive all the time."""
-    first = [sbatch(stack, "--gres=mig:4g.40gb:1", "--time=1", wrap="sleep 6")[0] for _ in range(4)]
+    opened, waiting = gate(stack)
+    first = [sbatch(stack, "--gres=mig:4g.40gb:1", "--time=5", wrap=f"{waiting}; sleep 3")[0] for _ in range(4)]
     for job in first:
         stack.wait_job(job, "RUNNING")
-    large, _ = sbatch(stack, "--gres=mig:7g.80gb:1", "--time=1", user="mbbob")
+    large, _ = sbatch(stack, "--gres=mig:7g.80gb:1", "--time=5", user="mbbob")
+    opened.touch()
     small = []
-    end = time.monotonic() + 40
+    end = time.monotonic() + PATIENCE_S
     while stack.job_state(large) == "PENDING" and time.monotonic() < end:
-        small.append(sbatch(stack, "--gres=mig:1g.10gb:1", "--time=1", wrap="sleep 4", user="mbcarol")[0])
+        small.append(sbatch(stack, "--gres=mig:1g.10gb:1", "--time=5", wrap="sleep 4", user="mbcarol")[0])
         time.sleep(0.5)
     assert stack.wait_job(large) == "COMPLETED"
     for job in small:
@@ -128,15 +145,15 @@ def test_a_cancelled_job_gives_back_at_once(stack: Cluster) -> None:
 
 
 def test_a_requeued_job_is_a_new_run(stack: Cluster) -> None:
-    job, _ = sbatch(
-        stack, "--gres=mig:1g.10gb:1", "--open-mode=append", wrap=f"{SHOW}; sleep $((3-3*SLURM_RESTART_COUNT))"
-    )
+    wrap = f"{SHOW}; sleep $((600-600*SLURM_RESTART_COUNT))"
+    job, _ = sbatch(stack, "--gres=mig:1g.10gb:1", "--open-mode=append", wrap=wrap)
     stack.wait_job(job, "RUNNING")
-    time.sleep(1.0)
+    first_step(stack, job)
     stack.run(["scontrol", "requeue", str(job)])
-    assert stack.wait_job(job, timeout=180.0) == "COMPLETED"
+    assert hasten(stack, job) == "COMPLETED"
     row = account(stack, job)
-    assert row["restarts"] == 1 and len(row["slices"]) == 1
+    # 22.05 may skip the Prolog of one that comes back at once; then it goes back once more
+    assert row["restarts"] >= 1 and len(row["slices"]) == 1
     settled(stack)
 
 
@@ -178,9 +195,11 @@ def test_jobs_without_mig_pass_untouched(stack: Cluster) -> None:
 
 
 def test_root_passes_untouched_and_still_gets_its_slice(stack: Cluster) -> None:
-    done = stack.run(["sbatch", "--parsable", "--gres=mig:2g.20gb:1", "-o", "/dev/null", "--wrap", "sleep 2"])
+    opened, waiting = gate(stack)
+    done = stack.run(["sbatch", "--parsable", "--gres=mig:2g.20gb:1", "-o", "/dev/null", "--wrap", waiting])
     job = int(done.stdout)
     stack.wait_job(job, "RUNNING")
     stack.wait("root's lease", lambda: any(held_job == job for _, held_job, _ in held(stack)))
+    opened.touch()
     assert stack.wait_job(job) == "COMPLETED"
     settled(stack)

@@ -18,11 +18,12 @@ from slurm_migbatch.testbed.proc import pids, start_time, wait_until
 
 pytestmark = pytest.mark.slurm
 
+PATIENCE_S = 180.0  # machines that do much else at the same time are slow
 CLI = [sys.executable, "-c", "from slurm_migbatch.cli.main import main; main()", "testbed"]
 
 
 def migbatch(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*CLI, *args], capture_output=True, text=True, timeout=120)
+    return subprocess.run([*CLI, *args], capture_output=True, text=True, timeout=600)
 
 
 def tied_to(directory: Path) -> set[int]:
@@ -57,6 +58,7 @@ def directory() -> Iterator[Path]:
     path = registry.new_directory()
     yield path
     migbatch("down", "--dir", str(path))
+    assert not path.exists()
 
 
 def start(directory: Path, stage: str) -> subprocess.Popen[bytes]:
@@ -78,10 +80,10 @@ def reached(directory: Path, stage: str) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_up_leaves_nothing(directory: Path, stage: str, number: int) -> None:
     starter = start(directory, stage)
-    wait_until(lambda: reached(directory, stage) or starter.poll() is not None, 60, stage, every=0.001)
+    wait_until(lambda: reached(directory, stage) or starter.poll() is not None, PATIENCE_S, stage, every=0.001)
     record = registry.find(directory)
     starter.send_signal(number)
-    starter.wait(60)
+    starter.wait(PATIENCE_S)
     # The signal may come too late: then the cluster is up and kept, and that is not what is tested here.
     kept = registry.find(directory)
     if kept is not None and kept.owner is None:
@@ -92,7 +94,7 @@ def test_an_interrupted_up_leaves_nothing(directory: Path, stage: str, number: i
 @pytest.mark.parametrize("stage", ["registered", "munged", "slurmctld", "slurmd", "migbatchd"])
 def test_the_next_one_clears_away_after_a_kill(directory: Path, stage: str) -> None:
     starter = start(directory, stage)
-    wait_until(lambda: reached(directory, stage) or starter.poll() is not None, 60, stage, every=0.001)
+    wait_until(lambda: reached(directory, stage) or starter.poll() is not None, PATIENCE_S, stage, every=0.001)
     starter.kill()
     starter.wait()
     record = registry.find(directory)
@@ -108,7 +110,7 @@ def test_interrupts_at_any_moment_leave_nothing_and_no_lock_held(directory: Path
         for _ in range(3):
             starter.send_signal(signal.SIGINT)
             time.sleep(0.005)
-        starter.wait(60)
+        starter.wait(PATIENCE_S)
         kept = registry.find(directory)
         if kept is not None and kept.owner is None:
             assert migbatch("down", "--dir", str(directory)).returncode == 0
@@ -116,14 +118,13 @@ def test_interrupts_at_any_moment_leave_nothing_and_no_lock_held(directory: Path
 
 
 def test_up_sweeps_what_a_killed_one_left(directory: Path) -> None:
-    starter = start(directory, "slurmd")
-    wait_until(lambda: reached(directory, "slurmd"), 60, "slurmd", every=0.001)
+    starter = start(directory, "slurmctld")
+    wait_until(lambda: reached(directory, "slurmctld"), PATIENCE_S, "slurmctld", every=0.001)
     starter.kill()
     starter.wait()
     stale = registry.find(directory)
     assert stale is not None
-    if stale.owner is None:
-        pytest.fail("the starter finished before it was killed")
+    assert stale.owner is not None, "the starter finished before it was killed"
     other = registry.new_directory()
     try:
         assert migbatch("up", "--plain", "--nodes", "1", "--dir", str(other)).returncode == 0
@@ -149,9 +150,10 @@ def test_processes_are_found_without_control_groups(directory: Path) -> None:
     scan = cage.ScanCage(directory)
     line = scan.enter(["sh", "-c", "(setsid sleep 300 &) ; env -i sleep 300; true"])
     child = subprocess.Popen(line)
-    wait_until(lambda: len(scan.members()) >= 3, 10, "three members")
+    wait_until(lambda: len(scan.members()) >= 3, PATIENCE_S, "three members")
     found = scan.members()
     scan.destroy()
-    child.wait(10)
+    child.wait(PATIENCE_S)
     assert scan.members() == set()
+    directory.rmdir()
     assert not [pid for pid in found if start_time(pid) is not None]

@@ -119,7 +119,7 @@ def test_a_pid_alone_is_not_a_process() -> None:
         assert not recycled.signal(signal.SIGKILL)
         recycled.end(1.0)
         assert known.alive
-        known.end(5.0)
+        known.end(60.0)
         assert not known.alive
     assert start_time(child.pid) is None
     assert ProcessId.mine().pid == os.getpid()

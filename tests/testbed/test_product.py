@@ -23,12 +23,15 @@ def devices(bed: Cluster) -> set[str]:
 
 
 def test_tasks_see_their_own_slices(stack: Cluster) -> None:
-    job = stack.submit("-n2", "--gres=mig:1g.10gb:2", wrap=SHOW)
-    assert stack.wait_job(job) == "COMPLETED"
-    batch, *tasks = stack.output(job).splitlines()
+    job = stack.submit("-n2", "--gres=mig:1g.10gb:2", wrap=f"{SHOW}; echo end; sleep 600")
+    path = stack.home("mbalice") / f"slurm-{job}.out"
+    stack.wait("its steps", lambda: path.exists() and path.read_text().endswith("end\n"))
+    batch, *tasks, _ = stack.output(job).splitlines()
     seen = dict(line.split() for line in tasks)
     assert set(batch.split(",")) == set(seen.values()) <= devices(stack)
     assert set(seen) == {"0", "1"}
+    stack.run(["scancel", str(job)])
+    stack.wait_job(job)
 
 
 def test_the_filter_answers_users(stack: Cluster) -> None:
@@ -45,7 +48,7 @@ def test_hooks_work_without_agents_and_controller(new_cluster: Callable[..., Clu
     job = bed.submit("--gres=mig:1g.10gb:1", "--comment=[mig:1g.10gb:1]", wrap="echo $CUDA_VISIBLE_DEVICES")
     assert bed.wait_job(job) == "COMPLETED"
     assert bed.output(job).strip() in devices(bed)
-    assert bed.node_states() == {"n1": "idle"}
+    bed.wait("the node", lambda: bed.node_states() == {"n1": "idle"})
 
 
 @pytest.mark.parametrize("auth", ["munge", "token"])
