@@ -34,6 +34,9 @@ class Problems:
     def __init__(self) -> None:
         self._found: list[str] = []
 
+    def __len__(self) -> int:
+        return len(self._found)
+
     def add(self, path: Path, line: int, what: object) -> None:
         """Keep one; `line` 0 is the file as a whole."""
         self._found.append(f"{path}:{line}: {what}" if line else f"{path}: {what}")
@@ -42,6 +45,8 @@ class Problems:
         """Raise TableError where there are any."""
         if not self._found:
             return
+        if len(self._found) == 1:
+            raise TableError(f"nothing was taken in: {self._found[0]}")
         shown = self._found[:SHOWN_PROBLEMS]
         if len(self._found) > len(shown):
             shown.append(f"and {len(self._found) - len(shown)} more")

@@ -74,6 +74,10 @@ class Measurement:
             except ProfileError as error:
                 raise MeasurementError(f"profile: {error}") from None
             object.__setattr__(self, "profile", name)
+        for name, most in TEXT_LENGTHS.items():
+            text = getattr(self, name)
+            if len(text) > most or not text.isprintable():
+                raise MeasurementError(f"{name} must be at most {most} printable characters, not '{show(text)}'")
         for name in _COUNTS:
             value = getattr(self, name)
             if value is not None and not 1 <= value <= 10**9:
@@ -101,6 +105,11 @@ class Measurement:
         if self.throughput_per_s is not None:
             return self.throughput_per_s
         return None if self.latency_s is None else self.batch * self.procs / self.latency_s
+
+    @property
+    def point(self) -> tuple[Any, ...]:
+        """Which point this is: its values of IDENTITY. The other columns say what was found there."""
+        return tuple(getattr(self, name) for name in IDENTITY)
 
     def to_dict(self) -> dict[str, Any]:
         """The columns by name."""
@@ -131,6 +140,8 @@ class Measurement:
 
 COLUMNS: Final = tuple(field.name for field in fields(Measurement))
 """The neutral table's columns in order."""
+IDENTITY: Final = ("gpu", "model", "kind", "profile", "batch", "input_size", "procs", "source")
+TEXT_LENGTHS: Final[Mapping[str, int]] = {"gpu": 128, "model": 128, "family": 64, "source": 256}
 _COUNTS: Final = ("compute_slices", "memory_slices", "sm_count", "batch", "input_size", "procs")
 _FIGURES: Final = (
     "throughput_per_s", "latency_s", "latency_p99_s", "memory_mib", "params", "flops_per_item",

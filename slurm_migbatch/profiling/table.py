@@ -17,13 +17,11 @@ from statistics import median
 from typing import Any, Final, TextIO
 
 from slurm_migbatch.profiling import csvfile
-from slurm_migbatch.profiling.csvfile import Problems, TableError
-from slurm_migbatch.profiling.measurement import COLUMNS, Measurement
-from slurm_migbatch.profiling.sources import LABORATORIES, Laboratory
+from slurm_migbatch.profiling.csvfile import Problems
+from slurm_migbatch.profiling.measurement import COLUMNS, IDENTITY, Measurement
+from slurm_migbatch.profiling.sources import LABORATORIES, Reading
 from slurm_migbatch.workload.refusal import show
 
-IDENTITY: Final = ("gpu", "model", "kind", "profile", "batch", "input_size", "procs", "source")
-"""The columns that say which point a row is; the others say what was found there."""
 _FOUND: Final = tuple(name for name in COLUMNS if name not in IDENTITY)
 _MEASURED: Final = ("throughput_per_s", "latency_s", "latency_p99_s", "memory_mib")
 _NEEDED: Final = frozenset({"gpu", "model", "batch"})
@@ -41,16 +39,11 @@ class Table:
     notices: tuple[str, ...] = ()
 
 
-def identity(row: Measurement) -> tuple[Any, ...]:
-    """Which point the row is."""
-    return tuple(getattr(row, name) for name in IDENTITY)
-
-
 def merge(rows: Iterable[Measurement]) -> list[Measurement]:
     """Each point once, in the order in which the points first come; see above for points measured again."""
     points: dict[tuple[Any, ...], list[Measurement]] = {}
     for row in rows:
-        points.setdefault(identity(row), []).append(row)
+        points.setdefault(row.point, []).append(row)
     return [group[0] if len(group) == 1 else _one(group) for group in points.values()]
 
 
@@ -69,45 +62,57 @@ def is_table(header: Sequence[str]) -> bool:
     return set(header) >= _NEEDED
 
 
-def read_file(path: Path) -> Table:
-    """One neutral table.
-
-    Raises:
-        TableError: naming every bad line; nothing is half read.
-        OSError: the file cannot be read.
-    """
-    header = csvfile.header(path)
-    if not is_table(header):
-        hint = next((f": it is {one.name}'s, give its folder" for one in LABORATORIES if one.owns(header)), "")
-        raise TableError(
-            f"{path} is no table of measurements{hint or ': the first line must name gpu, model, batch and further '}"
-            f"{'' if hint else 'columns of ' + ', '.join(COLUMNS)}"
-        )
-    problems = Problems()
-    rows, notices = _neutral(path, header, problems)
-    problems.check()
-    return Table(tuple(merge(rows)), tuple(notices))
-
-
 def read_folder(path: Path) -> list[Measurement]:
     """Every point of the tables below a folder, or of one neutral table.
 
     Neutral tables and the folders of known laboratories are told by their headers, however deep they lie and however
     many there are. Raises TableError (also where nothing is found) and OSError.
     """
-    return list(scan(path).rows)
+    return list(scan([path]).rows)
 
 
-def scan(path: Path) -> Table:
-    """As `read_folder`, with notices of what was passed over."""
-    if not path.is_dir():
-        return read_file(path)
+def scan(paths: Iterable[Path]) -> Table:
+    """As `read_folder` for several folders and files, with notices of what was passed over.
+
+    Raises:
+        TableError: naming the bad lines of all of them; nothing is half read.
+        OSError: something cannot be read.
+    """
     problems = Problems()
+    rows: list[Measurement] = []
+    notices: list[str] = []
+    for path in paths:
+        found, said = (_folder if path.is_dir() else _file)(path, problems)
+        rows += found
+        notices += said
+    problems.check()
+    return Table(tuple(merge(rows)), tuple(notices))
+
+
+def _file(path: Path, problems: Problems) -> Reading:
+    header = csvfile.header(path)
+    if is_table(header):
+        return _neutral(path, header, problems)
+    owner = next((one for one in LABORATORIES if one.owns(header)), None)
+    if owner is not None:
+        problems.add(path, 0, f"is a file of {owner.name}: give the folder that it lies in")
+    else:
+        problems.add(
+            path,
+            0,
+            "is no table of measurements: its first line must name gpu, model, batch and what else there is of "
+            + ", ".join(name for name in COLUMNS if name not in _NEEDED),
+        )
+    return Reading([], [])
+
+
+def _folder(path: Path, problems: Problems) -> Reading:
     rows: list[Measurement] = []
     notices: list[str] = []
     theirs: dict[str, list[Path]] = {}
     passed: list[Path] = []
-    for file in csvfile.find(path):
+    files, before = csvfile.find(path), len(problems)
+    for file in files:
         header = csvfile.header(file)
         owner = next((one for one in LABORATORIES if one.owns(header)), None)
         if is_table(header):
@@ -119,16 +124,21 @@ def scan(path: Path) -> Table:
         else:
             passed.append(file)
     for laboratory in LABORATORIES:
-        if files := theirs.get(laboratory.name):
-            rows_read, said = laboratory.read(path, files, problems)
-            rows += rows_read
+        if own := theirs.get(laboratory.name):
+            found, said = laboratory.read(path, own, problems)
+            rows += found
             notices += said
-    problems.check()
-    if not rows:
-        raise TableError(f"no measurements below {path}: {_why(theirs, passed, LABORATORIES)}")
     if passed:
-        notices.append(f"{len(passed)} other CSV files are left alone: {_names(passed, path)}")
-    return Table(tuple(merge(rows)), tuple(notices))
+        notices.append(f"{path}: {len(passed)} other CSV files are left alone: {_names(passed, path)}")
+    if not rows and len(problems) == before:
+        names = ", ".join(one.name for one in LABORATORIES)
+        problems.add(
+            path,
+            0,
+            f"no measurements in its {len(files)} CSV files; give a folder with neutral tables (columns gpu, model, "
+            f"batch and more) or with the files of {names}",
+        )
+    return Reading(rows, notices)
 
 
 def write(rows: Iterable[Measurement], file: TextIO) -> None:
@@ -145,13 +155,13 @@ def _cell(value: object) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() and value < 1e15 else str(value)
 
 
-def _neutral(path: Path, header: Sequence[str], problems: Problems) -> tuple[list[Measurement], list[str]]:
+def _neutral(path: Path, header: Sequence[str], problems: Problems) -> Reading:
     if not set(header) & set(_SPEED):
         problems.add(path, 1, "has neither throughput_per_s nor latency_s: every row would say that it did not run")
-        return [], []
+        return Reading([], [])
     if twice := sorted({name for name in header if name in COLUMNS and header.count(name) > 1}):
         problems.add(path, 1, f"names columns twice: {', '.join(twice)}")
-        return [], []
+        return Reading([], [])
     make: Callable[[dict[str, str]], Measurement] = Measurement.from_text
     rows: list[Measurement] = []
     odd: list[int] = []
@@ -167,7 +177,7 @@ def _neutral(path: Path, header: Sequence[str], problems: Problems) -> tuple[lis
             f"{path}: in {len(odd)} lines (first {odd[0]}) throughput_per_s and latency_s do not fit each other: "
             "throughput counts the items of all processes a second, latency the seconds of one batch"
         )
-    return rows, notices
+    return Reading(rows, notices)
 
 
 def _disagrees(row: Measurement) -> bool:
@@ -175,18 +185,6 @@ def _disagrees(row: Measurement) -> bool:
         return False
     ratio = row.throughput_per_s * row.latency_s / (row.batch * row.procs)
     return not 1 / DISAGREE <= ratio <= DISAGREE
-
-
-def _why(theirs: dict[str, list[Path]], passed: Sequence[Path], known: Sequence[Laboratory]) -> str:
-    names = ", ".join(laboratory.name for laboratory in known)
-    if theirs:
-        return f"the files of {' and '.join(theirs)} hold no point that ran or is known not to have fitted"
-    if passed:
-        return (
-            f"none of its {len(passed)} CSV files has the columns gpu, model and batch of a neutral table, or is one "
-            f"of {names}"
-        )
-    return f"there are no CSV files in it. Give a folder with neutral tables or with the files of {names}"
 
 
 def _names(paths: Sequence[Path], root: Path) -> str:

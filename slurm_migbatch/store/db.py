@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Connection, Engine, make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
@@ -19,6 +19,10 @@ from slurm_migbatch.store.errors import OlderDatabaseError, StoreError
 from slurm_migbatch.store.history import HISTORY
 from slurm_migbatch.store.migrations import migrate, pending
 from slurm_migbatch.store.queries import LeaseRow, RunFilter, RunRow
+
+if TYPE_CHECKING:
+    from slurm_migbatch.profiling.measurement import Measurement
+    from slurm_migbatch.store.measurements import Added
 
 log = logging.getLogger(__name__)
 
@@ -160,6 +164,24 @@ class Store:
         from slurm_migbatch.store.decisions import record_measured
 
         return self._write(lambda session: record_measured(session, job, restart, figures))
+
+    def add_measurements(self, rows: Iterable[Measurement]) -> Added:
+        """Take in measured points in one transaction; a point that is there already gets the new values.
+
+        Returns:
+            How many were added, replaced, and the same as before.
+        """
+        from slurm_migbatch.store.measurements import add_measurements
+
+        found = list(rows)
+        return self._write(lambda session: add_measurements(session, found, time.time()))
+
+    def measurements(self, model: str | None = None, kind: str | None = None) -> list[Measurement]:
+        """Measured points of a model (its exact name) and kind ("infer" or "train"), or of all."""
+        from slurm_migbatch.store.measurements import measurements
+
+        with self.reading() as connection:
+            return measurements(connection, model, kind)
 
     def inventory(self) -> dict[str, list[dict[str, Any]]]:
         """The GPUs of every node as last described, by node, in the order of their index."""

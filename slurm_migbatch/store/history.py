@@ -127,5 +127,37 @@ def _first_tables(connection: Connection) -> None:
     meta.create_all(connection, checkfirst=True)
 
 
+def _measurements(connection: Connection) -> None:
+    meta = MetaData()
+
+    def text(name: str, length: int) -> Column[object]:
+        return Column(name, String(length), nullable=False)
+
+    def whole(name: str, *, null: bool = True) -> Column[object]:
+        return Column(name, Integer, nullable=null)
+
+    def real(name: str, *, null: bool = True) -> Column[object]:
+        return Column(name, Double, nullable=null)
+
+    Table(
+        "measurements",
+        meta,
+        Column("id", _BIG, primary_key=True),
+        text("point", 64), text("batch_id", 16), real("imported", null=False),
+        text("gpu", 128), text("model", 128), text("family", 64), text("kind", 8), text("profile", 32),
+        whole("compute_slices"), whole("memory_slices"), whole("sm_count"),
+        whole("batch", null=False), whole("input_size"), whole("procs", null=False),
+        real("throughput_per_s"), real("latency_s"), real("latency_p99_s"), real("memory_mib"),
+        real("params"), real("flops_per_item"), text("source", 256),
+        UniqueConstraint("point", name="uq_measurements_point"),
+        Index("ix_measurements_model", "model", "kind"),
+        **TABLE_OPTIONS,
+    )  # fmt: skip
+    meta.create_all(connection, checkfirst=True)
+
+
 #: In order; a released one is never changed, removed or moved.
-HISTORY: tuple[Migration, ...] = (Migration("0001 first tables", _first_tables),)
+HISTORY: tuple[Migration, ...] = (
+    Migration("0001 first tables", _first_tables),
+    Migration("0002 measurements", _measurements),
+)

@@ -250,3 +250,39 @@ class Job(Base):
     seen: Mapped[float]
     #: the whole row, for what has no column of its own
     facts: Mapped[Any] = mapped_column(JSON)
+
+
+class MeasuredPoint(Base):
+    """One measured point of a model: the columns of `profiling.measurement.Measurement`, and whence it came."""
+
+    __tablename__ = "measurements"
+    __table_args__ = (
+        UniqueConstraint("point", name="uq_measurements_point"),
+        Index("ix_measurements_model", "model", "kind"),
+        TABLE_OPTIONS,
+    )
+
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    #: digest of the columns that say which point it is; some of them may be unknown, which no database holds unique
+    point: Mapped[str] = mapped_column(String(64))
+    #: the import that brought these values, and its moment
+    batch_id: Mapped[str] = mapped_column(String(16))
+    imported: Mapped[float]
+    gpu: Mapped[str] = mapped_column(String(128))
+    model: Mapped[str] = mapped_column(String(128))
+    family: Mapped[str] = mapped_column(String(64))
+    kind: Mapped[str] = mapped_column(String(8))
+    profile: Mapped[str] = mapped_column(String(32))
+    compute_slices: Mapped[int | None] = mapped_column(Integer)
+    memory_slices: Mapped[int | None] = mapped_column(Integer)
+    sm_count: Mapped[int | None] = mapped_column(Integer)
+    batch: Mapped[int] = mapped_column(Integer)
+    input_size: Mapped[int | None] = mapped_column(Integer)
+    procs: Mapped[int] = mapped_column(Integer)
+    throughput_per_s: Mapped[float | None]
+    latency_s: Mapped[float | None]
+    latency_p99_s: Mapped[float | None]
+    memory_mib: Mapped[float | None]
+    params: Mapped[float | None]
+    flops_per_item: Mapped[float | None]
+    source: Mapped[str] = mapped_column(String(256))

@@ -1,0 +1,75 @@
+"""The measurements in the store: each point once, the last import of it counts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple, TypeVar
+
+from sqlalchemy import Connection, insert, select, update
+from sqlalchemy.orm import Session
+
+from slurm_migbatch.profiling.measurement import COLUMNS, Measurement
+from slurm_migbatch.store.models import MeasuredPoint
+
+T = TypeVar("T")
+
+#: points that one statement asks for; SQLite takes at most 999 values in old versions
+_AT_ONCE = 500
+_VALUES = tuple(MeasuredPoint.__table__.c[name] for name in COLUMNS)
+
+
+class Added(NamedTuple):
+    """What an import did: points that are new, that have other values now, and that were there with the same values."""
+
+    added: int
+    replaced: int
+    same: int
+
+
+def add_measurements(session: Session, rows: Iterable[Measurement], now: float) -> Added:
+    """Take the rows in; of rows about the same point the last counts, whether of this call or of an earlier one."""
+    new = {digest(row): row for row in rows}
+    mark = {"batch_id": secrets.token_hex(8), "imported": now}
+    added, replaced, same = [], [], 0
+    for digests in _chunks(new, _AT_ONCE):
+        statement = select(MeasuredPoint.id, MeasuredPoint.point, *_VALUES).where(MeasuredPoint.point.in_(digests))
+        old = {row.point: row for row in session.execute(statement)}
+        for point in digests:
+            values = new[point].to_dict()
+            known = old.get(point)
+            if known is None:
+                added.append({"point": point, **mark, **values})
+            elif tuple(known[2:]) != tuple(values.values()):
+                replaced.append({"id": known.id, **mark, **values})
+            else:
+                same += 1
+    if added:
+        session.execute(insert(MeasuredPoint), added)
+    if replaced:
+        session.execute(update(MeasuredPoint), replaced)
+    return Added(len(added), len(replaced), same)
+
+
+def measurements(connection: Connection, model: str | None, kind: str | None) -> list[Measurement]:
+    """The points of a model and kind, or of all, in the order in which they first came."""
+    statement = select(*_VALUES).order_by(MeasuredPoint.id)
+    if model is not None:
+        statement = statement.where(MeasuredPoint.model == model)
+    if kind is not None:
+        statement = statement.where(MeasuredPoint.kind == kind)
+    return [Measurement(*row) for row in connection.execute(statement)]
+
+
+def digest(row: Measurement) -> str:
+    """Which point the row is, as 64 hexadecimal digits. Stored: it must stay what it is."""
+    return hashlib.sha256(json.dumps(row.point).encode()).hexdigest()
+
+
+def _chunks(items: Iterable[T], size: int) -> Iterator[Sequence[T]]:
+    left = iter(items)
+    while chunk := list(islice(left, size)):
+        yield chunk
