@@ -13,7 +13,7 @@ class ServiceUnavailable(RuntimeError):
     """The service cannot be reached or does not answer; the message says what to look at."""
 
 
-def ask(path: Path, request: JobRequest, *, timeout: float = 2.0) -> Answer:
+def ask(path: Path, request: JobRequest, *, timeout: float = 10.0) -> Answer:
     """The service's answer to one request; raises ServiceUnavailable, and RequestError where it cannot be answered."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
         client.settimeout(timeout)

@@ -190,6 +190,6 @@ def child(machine: Machine, script: str, *args: str, **popen: Any) -> subprocess
 def run(machine: Machine, script: str, *args: str, expect: int = 0) -> str:
     """What a child process printed; `expect` is its return code."""
     process = child(machine, script, *args)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == expect, err
     return out

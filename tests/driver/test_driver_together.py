@@ -42,7 +42,7 @@ def test_concurrent_creators_never_overlap(make):
     workers = [child(machine, WORKER, str(seed), "80") for seed in range(8)]
     events = []
     for number, worker in enumerate(workers):
-        out, err = worker.communicate(timeout=60)
+        out, err = worker.communicate(timeout=300)
         assert worker.returncode == 0, err
         events += [(at, sign, number, index, start, size) for sign, index, start, size, at in json.loads(out)]
     held = {}
@@ -98,7 +98,7 @@ for _ in range(500):
         worker.stdin.write("go\n")
         worker.stdin.flush()
     for worker in workers:
-        _, err = worker.communicate(timeout=60)
+        _, err = worker.communicate(timeout=300)
         assert worker.returncode == 0, err
     assert machine.dump()["gpus"][0]["instances"] == []
     check_tree(machine)
@@ -112,7 +112,7 @@ sys.stdin.readline()
 print(code(create, gpu(), 0, 0, 8))
 """
     racers = [child(machine, script, stdin=-1) for _ in range(6)]
-    results = sorted(int(racer.communicate("go\n", timeout=60)[0]) for racer in racers)
+    results = sorted(int(racer.communicate("go\n", timeout=300)[0]) for racer in racers)
     assert results == [0, *[pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES] * 5]
 
 

@@ -245,7 +245,7 @@ def test_housekeeping_mends_without_any_hook(new_node):
     with agent_process(node):
         for path in (node.machine.dev_root / "nvidia-caps").iterdir():
             path.chmod(0o444)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while node.cap(idle.cap_gi) != (0, 0o400) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert node.cap(idle.cap_gi) == (0, 0o400)

@@ -34,7 +34,7 @@ def munge_socket(tmp_path_factory):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while not paths["socket"].exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     yield str(paths["socket"])

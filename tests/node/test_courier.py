@@ -159,9 +159,9 @@ def test_the_threads_carry_everything_and_end_when_told(served, controller):
     threads = courier.threads()
     for thread in threads:
         thread.start()
-    assert got.wait(10)
+    assert got.wait(120)
     stopping.set()
     courier.stop()
     for thread in threads:
-        thread.join(10)
+        thread.join(120)
         assert not thread.is_alive()

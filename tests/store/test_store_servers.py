@@ -83,7 +83,7 @@ def postgresql(directory: Path) -> Iterator[str]:
 def running(command: list[str], ready: Callable[[], bool]) -> Iterator[None]:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/")
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while not ready():
             assert process.poll() is None, "the server ended"
             assert time.monotonic() < deadline, "the server does not answer"
@@ -91,7 +91,7 @@ def running(command: list[str], ready: Callable[[], bool]) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(180)
 
 
 def empty(server: str) -> None:

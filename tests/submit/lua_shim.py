@@ -99,7 +99,7 @@ class Shim:
         socket: str = "",
         catalog: SiteCatalog = SITE,
         policy: Policy | None = None,
-        deadline_ms: int = 100,
+        deadline_ms: int = 2000,  # a slow machine must not decide whether service or table answers
     ) -> None:
         source = render(
             JOB_SUBMIT,
@@ -144,4 +144,4 @@ class Shim:
         assert self._process.stdin and self._process.stdout
         self._process.stdin.close()
         self._process.stdout.close()
-        self._process.wait(10)
+        self._process.wait(120)
