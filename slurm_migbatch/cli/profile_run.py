@@ -1,0 +1,386 @@
+"""`migbatch profile run`: measures a model where it stands."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from slurm_migbatch.cli.common import Failure, print_table
+from slurm_migbatch.profiling import cells as cells_
+from slurm_migbatch.profiling.cells import Cell, CellError
+from slurm_migbatch.profiling.measurement import KINDS, Measurement
+from slurm_migbatch.profiling.target import Python, TargetError, parse_command, parse_python
+from slurm_migbatch.profiling.timing import Effort
+
+if TYPE_CHECKING:
+    from slurm_migbatch.profiling.device import Device
+    from slurm_migbatch.profiling.measure import DidNotFit, Ran
+    from slurm_migbatch.profiling.runner import Findings, Subject
+
+_PLOT = ".svg"
+_FACTORS = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
+
+
+def _numbers(doubling: bool) -> Callable[[click.Context, click.Parameter, str | None], tuple[int, ...] | None]:
+    def read(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+        try:
+            return None if value is None else cells_.numbers(value, doubling=doubling)
+        except CellError as error:
+            raise click.BadParameter(str(error), ctx, param) from None
+
+    return read
+
+
+def _count(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    if value is None:
+        return None
+    factor = _FACTORS.get(value[-1:].lower(), 1.0)
+    try:
+        number = float(value[:-1] if factor > 1 else value) * factor
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise click.BadParameter(f"'{value}' is no number above 0: write 25.6m, 4.1g or 1.8e9", ctx, param)
+    return number
+
+
+@click.command(short_help="Measure a model on the GPU, slice or CPU at hand.")
+@click.argument("target", required=False, metavar="[TARGET]")
+@click.option("--command", metavar="TEXT", help="A program to measure instead of TARGET; see above.")
+@click.option("--model", required=True, metavar="NAME", help="What jobs will write as model=NAME.")
+@click.option("--family", default="", metavar="WORD", help="cnn, vit, encoder, decoder, ...")
+@click.option("--kind", type=click.Choice(KINDS), default="infer", show_default=True, help="What a batch is.")
+@click.option(
+    "--batches",
+    callback=_numbers(doubling=True),
+    default="1-32",
+    show_default=True,
+    metavar="LIST",
+    help="Batch sizes: 1,8,24 or a range that doubles, 1-256.",
+)
+@click.option(
+    "--inputs",
+    callback=_numbers(doubling=True),
+    default=None,
+    metavar="LIST",
+    help="Input sizes (tokens, pixels): 128,512 or 128-2048; none by default.",
+)
+@click.option(
+    "--procs",
+    callback=_numbers(doubling=False),
+    default="1",
+    show_default=True,
+    metavar="LIST",
+    help="Identical processes at once: 1-3. They share the device as it is set up (MPS, else time slicing).",
+)
+@click.option("--grid", is_flag=True, help="All combinations, ascending (the default).")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Table [default: NAME.csv].")
+@click.option("--resume", is_flag=True, help="Go on with the table: keep its rows, measure what it lacks.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.svg", help="Draw the curves.")
+@click.option("--device", metavar="NAME", help="cpu, an index or a UUID [default: what CUDA_VISIBLE_DEVICES says].")
+@click.option("--python", metavar="PATH", help="Python of the target [default: the active environment's, else this].")
+@click.option("--warmup", type=click.IntRange(1, 1000), default=3, show_default=True, help="Batches before timing.")
+@click.option("--repeats", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Timed batches, least.")
+@click.option("--min-seconds", type=click.FloatRange(0, 3600), default=1.0, show_default=True, help="Timed, at least.")
+@click.option("--max-seconds", type=click.FloatRange(0, 3600), default=30.0, show_default=True, help="Timed, at most.")
+@click.option("--timeout", type=click.FloatRange(1, 86400), default=900.0, show_default=True, help="For a point, in s.")
+@click.option("--params", callback=_count, metavar="N", help="Parameters, 25.6m [default: asked of a torch model].")
+@click.option("--flops", callback=_count, metavar="N", help="Operations per item, 8.2g [default: counted by torch].")
+@click.option("--source", metavar="TEXT", help="Where the rows come from [default: this command and the date].")
+@click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def run(
+    target: str | None,
+    command: str | None,
+    model: str,
+    family: str,
+    kind: str,
+    batches: Sequence[int],
+    inputs: Sequence[int] | None,
+    procs: Sequence[int],
+    grid: bool,
+    output: Path | None,
+    resume: bool,
+    plot: Path | None,
+    device: str | None,
+    python: str | None,
+    warmup: int,
+    repeats: int,
+    min_seconds: float,
+    max_seconds: float,
+    timeout: float,
+    params: float | None,
+    flops: float | None,
+    source: str | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Measure a model over batch and input sizes on the GPU, MIG slice or CPU at hand.
+
+    TARGET is module:callable or file.py:callable, a factory. It is called as make(batch), or make(batch, input_size)
+    with --inputs, prepares everything, and returns a function that processes one batch:
+
+    \b
+      import torch, torchvision
+      def make(batch, input_size):
+          model = torchvision.models.resnet50().cuda().eval()
+          images = torch.rand(batch, 3, input_size, input_size, device="cuda")
+          return torch.inference_mode()(lambda: model(images))
+    \b
+      migbatch profile run bench.py:make --model resnet50 --inputs 224 --plot resnet50.svg
+
+    What torch, jax or cupy still compute is waited for; for others, give the function an attribute `sync`.
+
+    With --command 'prog --batch {batch} --input {input}' a program is run once for each point ({repeats} and {seconds}
+    are known too). It warms up, times batches, and prints a line for each: migbatch: items=32 seconds=0.0123. Where the
+    batch does not fit it prints migbatch: oom, or dies of it.
+
+    Each point runs in processes of its own. One that runs out of memory becomes a row without speed, and nothing larger
+    is tried; anything else that goes wrong ends the run. The table is written after each point.
+    """
+    from slurm_migbatch.profiling.device import NoMeter, NvmlMeter, find_device
+    from slurm_migbatch.profiling.measure import DidNotFit, Program, measure
+    from slurm_migbatch.profiling.runner import Grid, Subject, save
+    from slurm_migbatch.profiling.runner import run as run_points
+
+    wanted = _target(target, command, inputs)
+    path = output or Path(f"{model.replace('/', '_').lower()}.csv")
+    try:
+        cells = cells_.product(batches, inputs or (None,), procs)
+    except CellError as error:
+        raise click.UsageError(str(error)) from None
+    if plot is not None and plot.suffix.lower() != _PLOT:
+        raise click.UsageError(f"--plot draws SVG: name it {plot.with_suffix(_PLOT)}")
+    earlier = _earlier(path, resume)
+    where = find_device(device, os.environ)
+    subject = Subject(
+        device=where,
+        model=_model(model),
+        family=family.lower(),
+        kind=kind,
+        params=params,
+        flops_per_item=flops,
+        source=source if source is not None else f"migbatch profile run {time.strftime('%Y-%m-%d')}",
+    )
+    subject.row(cells[0], DidNotFit(""))  # an option that no table can hold is refused before anything is measured
+    program = Program(
+        wanted,
+        _interpreter(python, os.environ),
+        Effort(warmup, Effort.warmup_seconds, repeats, min_seconds, max(max_seconds, min_seconds)),
+        timeout,
+        count_flops=kind == "infer" and flops is None,
+    )
+    meter = NoMeter() if where.is_cpu else NvmlMeter(where.visible)
+    with _progress(subject, cells, quiet) as watch:
+        try:
+            found = run_points(
+                subject, cells, Grid(), partial(measure, program, where, meter), earlier, partial(save, path), watch
+            )
+        except KeyboardInterrupt:
+            click.echo(f"interrupted; what was measured is in {path}, and --resume goes on from there", err=True)
+            raise
+    if plot is not None:
+        from slurm_migbatch.profiling.plot import draw
+
+        plot.write_text(draw(found.rows, f"{subject.model} on {where.gpu} {where.profile}".rstrip()), encoding="utf-8")
+    if as_json:
+        click.echo(json.dumps(_json(subject, where, found, path)))
+    else:
+        _print(found, path, len(earlier))
+    if not where.is_cpu and any(getattr(outcome, "gpu_used", True) is False for outcome in found.outcomes.values()):
+        click.echo("warning: the target used no memory of the GPU: does it put its model there?", err=True)
+
+
+def _target(target: str | None, command: str | None, inputs: Sequence[int] | None) -> Python | tuple[str, ...]:
+    if (target is None) == (command is None):
+        raise click.UsageError("give a TARGET (file.py:callable) or --command, one of them")
+    try:
+        return parse_python(target) if target is not None else parse_command(command or "", inputs is not None)
+    except TargetError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _model(name: str) -> str:
+    """The name in the form that a job's hint has."""
+    from slurm_migbatch.workload import hints
+    from slurm_migbatch.workload.refusal import Refusal
+
+    try:
+        hints.parse(f"{hints.PREFIX} model={name}")
+    except Refusal:
+        raise click.UsageError(f"--model is {hints.MODEL_FORM}, as jobs write it") from None
+    return name.lower()
+
+
+def _earlier(path: Path, resume: bool) -> list[Measurement]:
+    if not path.exists():
+        if not path.absolute().parent.is_dir():
+            raise Failure(f"there is no directory {path.absolute().parent} for the table")
+        return []
+    if not resume:
+        raise Failure(f"{path} exists: --resume adds what it lacks, -o FILE writes another table")
+    from slurm_migbatch.profiling.table import read_folder
+
+    return read_folder(path)
+
+
+def _interpreter(asked: str | None, environ: Mapping[str, str]) -> str:
+    """The Python that has the target's packages: of the active virtual or conda environment, unless told otherwise."""
+    if asked is not None:
+        found = shutil.which(asked)
+        if found is None:
+            raise Failure(f"--python: {asked} cannot be run")
+        return found
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        candidate = Path(environ.get(variable) or os.devnull, "bin", "python")
+        if candidate.is_file():
+            return str(candidate)
+    return sys.executable
+
+
+# -- what is shown -------------------------------------------------------------------------------------------------
+
+
+class _Lines:
+    """Progress as plain lines, for logs."""
+
+    def starts(self, cell: Cell) -> None:
+        """Nothing yet."""
+
+    def ends(self, row: Measurement, outcome: Ran | DidNotFit, left: int) -> None:
+        """One line for the point."""
+        click.echo(f"{Cell.of(row)}: {_words(row, outcome)}; {left} left", err=True)
+
+
+class _Silent:
+    """No progress."""
+
+    def starts(self, cell: Cell) -> None:
+        """Nothing."""
+
+    def ends(self, row: Measurement, outcome: Ran | DidNotFit, left: int) -> None:
+        """Nothing."""
+
+
+class _Bar:
+    """Progress as a bar with the time that is left, for terminals."""
+
+    def __init__(self, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.progress = Progress(
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}", markup=False),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task = self.progress.add_task("starting", total=total)
+        self._done = 0
+
+    def starts(self, cell: Cell) -> None:
+        """Say which."""
+        self.progress.update(self._task, description=str(cell))
+
+    def ends(self, row: Measurement, outcome: Ran | DidNotFit, left: int) -> None:
+        """One step, and a line above the bar."""
+        self._done += 1
+        self.progress.console.print(f"{Cell.of(row)}: {_words(row, outcome)}", markup=False, highlight=False)
+        self.progress.update(self._task, completed=self._done, total=self._done + left)
+
+
+@contextmanager
+def _progress(subject: Subject, cells: Sequence[Cell], quiet: bool) -> Iterator[_Lines | _Silent | _Bar]:
+    if quiet:
+        yield _Silent()
+        return
+    click.echo(f"{subject.model} on {subject.device}: {len(cells)} points at most", err=True)
+    if not sys.stderr.isatty():
+        yield _Lines()
+        return
+    bar = _Bar(len(cells))
+    with bar.progress:
+        yield bar
+
+
+def _words(row: Measurement, outcome: Ran | DidNotFit) -> str:
+    if not row.ran:
+        return f"does not fit ({getattr(outcome, 'text', '')})"
+    memory = f", {row.memory_mib:.0f} MiB" if row.memory_mib else ""
+    return f"{row.rate:.4g} items/s, {_ms(row.latency_s)} ms{memory}"
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{1000 * seconds:.4g}"
+
+
+def _print(found: Findings, path: Path, earlier: int) -> None:
+    from slurm_migbatch.profiling.curves import NEAR_BEST, curves
+
+    lines = [
+        (
+            str(row.batch),
+            str(row.input_size or ""),
+            str(row.procs),
+            f"{row.rate:.4g}" if row.ran else "does not fit",
+            _ms(row.latency_s),
+            _ms(row.latency_p99_s),
+            f"{row.memory_mib:.0f}" if row.memory_mib else "",
+        )
+        for row in sorted(found.rows, key=lambda row: (row.procs, row.input_size or 0, row.batch))
+    ]
+    print_table(("BATCH", "INPUT", "PROCS", "ITEMS/S", "MS", "P99_MS", "MIB"), lines)
+    for curve in curves(found.rows):
+        if curve.knee is not None and len(curve.points) > 1:
+            at = f" at {curve.name}" if curve.name else ""
+            click.echo(f"knee{at}: batch {curve.knee.batch} has {NEAR_BEST:.0%} of the best throughput")
+    if found.unfit:
+        click.echo(f"not tried, because less did not fit: {len(found.unfit)} points")
+    click.echo(f"{path}: {len(found.outcomes)} new rows" + (f", {earlier} were there" if earlier else ""))
+
+
+def _json(subject: Subject, device: Device, found: Findings, path: Path) -> dict[str, Any]:
+    from slurm_migbatch.profiling.curves import curves
+
+    def point(row: Measurement) -> dict[str, Any]:
+        outcome = found.outcomes.get(Cell.of(row))
+        summary = getattr(outcome, "summary", None)
+        return {
+            **row.to_dict(),
+            "ran": row.ran,
+            "new": outcome is not None,
+            "latency_p50_s": summary.p50 if summary else None,
+            "samples": summary.count if summary else None,
+            "why": getattr(outcome, "text", None),
+        }
+
+    return {
+        "model": subject.model,
+        "device": {
+            "gpu": device.gpu,
+            "uuid": device.visible or None,
+            "profile": device.profile or None,
+            "sm_count": device.sm_count,
+            "memory_mib": device.memory_mib,
+        },
+        "table": str(path),
+        "points": [point(row) for row in found.rows],
+        "unfit": [cell._asdict() for cell in found.unfit],
+        "knees": [
+            {"input_size": curve.input_size, "procs": curve.procs, "batch": curve.knee.batch}
+            for curve in curves(found.rows)
+            if curve.knee is not None
+        ],
+    }

@@ -1,0 +1,187 @@
+"""The one device that a program sees, through NVML and without root: what it is, and how much of its memory is in use.
+
+Listing GPU instances and placements is for root. What a user's job may ask is the MIG device itself, by its UUID, so
+everything here comes from that: its attributes, its name, its parent GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import pynvml
+
+from slurm_migbatch.mig.driver import DriverError, DriverMissing, NoPermission, NotFound, NotMig, Refused
+from slurm_migbatch.mig.naming import computed_profile, reported_profile
+from slurm_migbatch.mig.nvml import query
+from slurm_migbatch.mig.nvml.errors import translated
+from slurm_migbatch.mig.nvml.library import LIBRARY
+from slurm_migbatch.mig.profile import Profile
+
+_MIB = 1 << 20
+_LAST_ENUM = 64
+_MIG_NAME = re.compile(r".*\bMIG (?:[0-9]+c\.)?(\S+)")
+_UNKNOWN = (NotMig, DriverMissing, NoPermission, Refused, NotFound)
+
+
+class Seen(NamedTuple):
+    """A GPU or MIG device.
+
+    `gpu` is the model of the whole GPU. `profile`, `compute_slices` and `sm_count` are None for a GPU without MIG;
+    where a compute instance is smaller than its GPU instance, `sm_count` is the compute instance's. `memory_share` is
+    the slice's part of the memory of the GPU's largest profile, 1 for a whole GPU. `driver` is the driver's version.
+    """
+
+    uuid: str
+    gpu: str
+    profile: Profile | None
+    compute_slices: int | None
+    sm_count: int | None
+    memory_mib: int
+    memory_share: float
+    driver: str
+
+
+class Usage(NamedTuple):
+    """Memory in use on a device, all in MiB: `used` by everything, `processes` by each process id (None: not told)."""
+
+    used: float
+    processes: tuple[tuple[int, float | None], ...]
+
+
+class VisibleDevice:
+    """A device as CUDA_VISIBLE_DEVICES names it: `MIG-<uuid>`, `GPU-<uuid>` (or its beginning) or an index.
+
+    On a GPU in MIG mode that is named as a whole it is the first slice there, as for CUDA. Raises DriverMissing where
+    there is no driver, NotFound where there is no such device, else DriverError.
+    """
+
+    def __init__(self, name: str, library: str | None = None) -> None:
+        LIBRARY.open(library)
+        self._open = True
+        try:
+            self._handle = self._find(name)
+            self.seen = self._describe()
+        except DriverError:
+            self.close()
+            raise
+
+    def usage(self) -> Usage:
+        """Memory in use now; raises DriverError."""
+        memory = self._ask("its memory", pynvml.nvmlDeviceGetMemoryInfo, self._handle)
+        listed: list[Any] = []
+        with suppress(*_UNKNOWN):
+            listed = self._ask("its processes", pynvml.nvmlDeviceGetComputeRunningProcesses, self._handle)
+        return Usage(
+            int(memory.used) / _MIB,
+            tuple((int(p.pid), None if p.usedGpuMemory is None else int(p.usedGpuMemory) / _MIB) for p in listed),
+        )
+
+    def close(self) -> None:
+        """Let go of the library; harmless twice."""
+        if self._open:
+            self._open = False
+            LIBRARY.close()
+
+    def __enter__(self) -> VisibleDevice:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def _ask(self, what: str, call: Callable[..., Any], *args: object) -> Any:
+        try:
+            return call(*args)
+        except pynvml.NVMLError as error:
+            raise translated(error, f"the visible GPU: {what}") from None
+
+    def _find(self, name: str) -> Any:
+        if name.isdigit():
+            handle = self._ask(f"GPU {name}", pynvml.nvmlDeviceGetHandleByIndex, int(name))
+        elif name.startswith("GPU-"):
+            handle = self._by_beginning(name)
+        elif name.startswith("MIG-"):
+            return self._ask(name, pynvml.nvmlDeviceGetHandleByUUID, os.fsencode(name))
+        else:
+            raise NotFound(0, f"'{name}' names no GPU: write an index, GPU-<uuid> or MIG-<uuid>, as nvidia-smi -L does")
+        try:
+            on = bool(self._ask("its MIG mode", pynvml.nvmlDeviceGetMigMode, handle)[0])
+        except _UNKNOWN:
+            on = False
+        if not on:
+            return handle
+        first = next(self._mig_devices(handle), None)
+        if first is None:
+            raise NotFound(
+                0, f"GPU {name} is in MIG mode and shows no slice here: ask Slurm for one, --gres=mig:<profile>"
+            )
+        return first
+
+    def _by_beginning(self, name: str) -> Any:
+        count = self._ask("the number of GPUs", pynvml.nvmlDeviceGetCount)
+        for index in range(count):
+            handle = self._ask(f"GPU {index}", pynvml.nvmlDeviceGetHandleByIndex, index)
+            if str(self._ask("its UUID", pynvml.nvmlDeviceGetUUID, handle)).startswith(name):
+                return handle
+        raise NotFound(0, f"there is no {name} among the {count} GPUs here")
+
+    def _mig_devices(self, gpu: Any) -> Iterator[Any]:
+        for index in range(self._ask("its slices", pynvml.nvmlDeviceGetMaxMigDeviceCount, gpu)):
+            with suppress(NotFound):
+                yield self._ask(f"slice {index}", pynvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, index)
+
+    def _describe(self) -> Seen:
+        handle = self._handle
+        uuid = str(self._ask("its UUID", pynvml.nvmlDeviceGetUUID, handle))
+        driver = str(self._ask("the driver's version", pynvml.nvmlSystemGetDriverVersion))
+        if not uuid.startswith("MIG-"):
+            total = int(self._ask("its memory", pynvml.nvmlDeviceGetMemoryInfo, handle).total)
+            name = str(self._ask("its name", pynvml.nvmlDeviceGetName, handle))
+            return Seen(uuid, name, None, None, None, total // _MIB, 1.0, driver)
+        about = self._ask("its attributes", pynvml.nvmlDeviceGetAttributes_v2, handle)
+        parent = self._ask("its GPU", pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)
+        compute, memory = int(about.gpuInstanceSliceCount), int(about.memorySizeMB)
+        profiles = list(self._profiles(parent))
+        return Seen(
+            uuid,
+            str(self._ask("its GPU's name", pynvml.nvmlDeviceGetName, parent)),
+            self._named() or _nearest(profiles, compute, memory),
+            compute,
+            int(about.multiprocessorCount),
+            memory,
+            memory / max((mib for _, mib in profiles), default=memory),
+            driver,
+        )
+
+    def _named(self) -> Profile | None:
+        """The profile as the device's name says it: `NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb`."""
+        match = _MIG_NAME.fullmatch(str(self._ask("its name", pynvml.nvmlDeviceGetName, self._handle)))
+        return reported_profile(match[1]) if match else None
+
+    def _profiles(self, gpu: Any) -> Iterator[tuple[Profile, int]]:
+        """The profiles of the GPU, each with its memory in MiB."""
+        total = int(self._ask("its memory", pynvml.nvmlDeviceGetMemoryInfo, gpu).total)
+        for enum in range(_LAST_ENUM):
+            try:
+                raw = self._ask("a profile", query.gpu_profile_info, gpu, enum, True)
+            except NotMig:
+                continue
+            except Refused:
+                return
+            slices, mib = int(raw.sliceCount), int(raw.memorySizeMB)
+            name = query.text(getattr(raw, "name", b""))
+            yield reported_profile(name) or computed_profile(enum, slices, mib, total), mib
+
+
+def _nearest(profiles: list[tuple[Profile, int]], compute: int, memory_mib: int) -> Profile | None:
+    """The plain profile with so many compute slices whose memory is nearest."""
+    same = [(abs(mib - memory_mib), profile.suffix, profile) for profile, mib in profiles if profile.compute == compute]
+    return min(same)[2] if same else None

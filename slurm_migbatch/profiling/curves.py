@@ -1,0 +1,46 @@
+"""Rows as curves over the batch, one for each input size and number of processes, and where a curve bends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from slurm_migbatch.profiling.measurement import Measurement
+
+NEAR_BEST = 0.9
+"""From this share of the best throughput on, a larger batch buys little but latency."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The points of one input size and number of processes, by ascending batch; `unfit` batches ran out of memory."""
+
+    input_size: int | None
+    procs: int
+    points: tuple[Measurement, ...]
+    unfit: tuple[int, ...]
+
+    @property
+    def knee(self) -> Measurement | None:
+        """The smallest batch with at least NEAR_BEST of the best throughput; None where nothing ran."""
+        best = max((point.rate or 0.0 for point in self.points), default=0.0)
+        return next((point for point in self.points if (point.rate or 0.0) >= NEAR_BEST * best), None)
+
+    @property
+    def name(self) -> str:
+        """`input 128, 2 processes`, as far as it says something."""
+        parts = [f"input {self.input_size}"] if self.input_size is not None else []
+        return ", ".join([*parts, *([f"{self.procs} processes"] if self.procs > 1 else [])])
+
+
+def curves(rows: Iterable[Measurement]) -> list[Curve]:
+    """All curves in rows of one model on one device; of a point measured twice the later counts."""
+    groups: dict[tuple[int, int], dict[int, Measurement]] = {}
+    for row in rows:
+        groups.setdefault((row.procs, row.input_size or 0), {})[row.batch] = row
+    return [_curve(size or None, procs, sorted(found.items())) for (procs, size), found in sorted(groups.items())]
+
+
+def _curve(input_size: int | None, procs: int, found: Sequence[tuple[int, Measurement]]) -> Curve:
+    ran = tuple(row for _, row in found if row.ran)
+    return Curve(input_size, procs, ran, tuple(batch for batch, row in found if not row.ran))

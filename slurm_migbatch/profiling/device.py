@@ -1,0 +1,173 @@
+"""The device that is measured: the columns that it fills, what children see of it, and how much memory they take."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from slurm_migbatch.mig.driver import DriverError, DriverMissing, Refused
+from slurm_migbatch.workload.gpufacts import GpuFacts, facts_of
+
+CPU = "cpu"
+"""The name in the column `gpu` for a trial without a GPU."""
+
+_NO_GPU = ("", "-1", "nodevfiles", "none", "void")
+_INTERVAL_S = 0.05
+_DEFAULT_MEMORY_SLICES = GpuFacts(0, 0).memory_slices
+
+
+@dataclass(frozen=True)
+class Device:
+    """What is measured on, in the columns of the table.
+
+    `visible` is what CUDA_VISIBLE_DEVICES is for the measured program: a UUID, or empty for the CPU. Slices are None
+    for a whole GPU without MIG, `sm_count` where nobody tells it. `driver` is the version of the NVIDIA driver.
+    """
+
+    gpu: str = CPU
+    visible: str = ""
+    profile: str = ""
+    compute_slices: int | None = None
+    memory_slices: int | None = None
+    sm_count: int | None = None
+    memory_mib: int | None = None
+    driver: str = ""
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether no GPU is used."""
+        return not self.visible
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """The environment in which a program sees this device only."""
+        return {**base, "CUDA_VISIBLE_DEVICES": self.visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+    def __str__(self) -> str:
+        if self.is_cpu:
+            return "the CPU (a trial: its figures say nothing of GPUs)"
+        parts = [f"{self.gpu} MIG {self.profile}" if self.profile else self.gpu]
+        if self.sm_count:
+            parts.append(f"{self.sm_count} SMs")
+        if self.memory_mib:
+            parts.append(f"{self.memory_mib} MiB")
+        return ", ".join(parts)
+
+
+class Peak:
+    """The most memory seen in use, in MiB; None as long as none was."""
+
+    def __init__(self) -> None:
+        self.mib: float | None = None
+
+    def note(self, mib: float) -> None:
+        """Keep it where it is more."""
+        if mib > 0 and (self.mib is None or mib > self.mib):
+            self.mib = mib
+
+
+class Meter(Protocol):
+    """Measures how much of the device's memory a set of processes takes."""
+
+    def watch(self, sessions: Collection[int]) -> AbstractContextManager[Peak]:
+        """Keep the peak while the context is open. `sessions`, which may grow meanwhile, holds the ids that count."""
+
+
+class NoMeter:
+    """For the CPU: the processes themselves know how much memory they took."""
+
+    @contextmanager
+    def watch(self, sessions: Collection[int]) -> Iterator[Peak]:
+        """Nothing is seen."""
+        yield Peak()
+
+
+class NvmlMeter:
+    """Asks NVML twenty times a second.
+
+    While nobody else is on the device, what counts is how much more of its memory is in use than before: that is what
+    must fit. Otherwise only the processes of the sessions count, as far as NVML tells their share.
+    """
+
+    def __init__(self, visible: str, library: str | None = None) -> None:
+        self._visible = visible
+        self._library = library
+
+    @contextmanager
+    def watch(self, sessions: Collection[int]) -> Iterator[Peak]:
+        """Keep the peak while the context is open; raises DriverError at its start."""
+        from slurm_migbatch.mig.nvml.visible import Usage, VisibleDevice
+
+        peak, over = Peak(), threading.Event()
+        with VisibleDevice(self._visible, self._library) as device:
+            before = device.usage().used
+
+            def note(usage: Usage) -> None:
+                own = [mib or 0.0 for pid, mib in usage.processes if _session(pid) in sessions]
+                alone = len(own) == len(usage.processes)
+                peak.note(usage.used - before if alone or not sum(own) else sum(own))
+
+            def look() -> None:
+                while not over.wait(_INTERVAL_S):
+                    try:
+                        note(device.usage())
+                    except DriverError:
+                        return  # the GPU is lost; the measured program will say so
+
+            thread = threading.Thread(target=look, name="memory", daemon=True)
+            thread.start()
+            try:
+                yield peak
+            finally:
+                over.set()
+                thread.join()
+
+
+def find_device(asked: str | None, environ: Mapping[str, str], library: str | None = None) -> Device:
+    """The device that a program started here would use.
+
+    `asked` is `cpu`, or a device as CUDA_VISIBLE_DEVICES names it; None takes the first of that variable, or the first
+    GPU, or the CPU where there is no driver. Raises DriverError where a GPU was named that cannot be used.
+    """
+    if asked == CPU:
+        return Device()
+    named = asked if asked is not None else environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        named = named.split(",")[0].strip()
+        if named.lower() in _NO_GPU:
+            return Device()
+    try:
+        from slurm_migbatch.mig.nvml.visible import VisibleDevice
+    except ModuleNotFoundError:
+        text = "the NVIDIA driver cannot be asked: install nvidia-ml-py, or give --device cpu for a trial without a GPU"
+        raise DriverMissing(0, text) from None
+    try:
+        with VisibleDevice(named or "0", library) as device:
+            seen = device.seen
+    except (DriverMissing, Refused):
+        if named is None:  # no driver, or one without a GPU
+            return Device()
+        raise
+    facts = facts_of(seen.gpu)
+    units = facts.memory_slices if facts else _DEFAULT_MEMORY_SLICES
+    return Device(
+        gpu=seen.gpu,
+        visible=seen.uuid,
+        profile=seen.profile.name if seen.profile else "",
+        compute_slices=seen.compute_slices,
+        memory_slices=max(1, round(seen.memory_share * units)) if seen.profile else None,
+        sm_count=seen.sm_count or (facts.sm_count if facts else 0) or None,
+        memory_mib=seen.memory_mib,
+        driver=seen.driver,
+    )
+
+
+def _session(pid: int) -> int:
+    """The session of a process, -1 where it cannot be seen (another container)."""
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return -1

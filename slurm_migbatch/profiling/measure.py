@@ -1,0 +1,294 @@
+"""Measures one cell: starts a child for each process, lets them work at the same time, and reads what they found."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import queue
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final
+
+import slurm_migbatch
+from slurm_migbatch.profiling.cells import Cell
+from slurm_migbatch.profiling.device import Device, Meter
+from slurm_migbatch.profiling.oom import says_oom
+from slurm_migbatch.profiling.target import Python
+from slurm_migbatch.profiling.timing import Effort, Summary
+
+_TAIL_BYTES = 64 * 1024
+_TAIL_LINES = 15
+_POLL_S = 0.5
+_END_S = 10.0
+_ROOT: Final = str(Path(slurm_migbatch.__file__).resolve().parents[1])
+_START: Final = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from slurm_migbatch.profiling.worker import main; "
+    "sys.path.remove(sys.argv[1]); del sys.argv[1:]; main()"
+)
+"""Our package is found for this one import only, so that nothing of our Python's packages mixes with the program's."""
+
+
+class PointFailed(RuntimeError):
+    """A point that failed for another reason than memory; the message ends with the last lines of the program."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A cell that ran.
+
+    `throughput` counts items of all processes a second, `summary` has the times of one batch (all processes' together),
+    `memory_mib` is the peak of all processes together. `params`, `flops_per_item`, `software`, `sm_count` and
+    `gpu_used` (whether a GPU was; None: cannot be told) are what the program or its framework says of itself.
+    """
+
+    throughput: float
+    summary: Summary
+    memory_mib: float | None = None
+    params: float | None = None
+    flops_per_item: float | None = None
+    software: str = ""
+    sm_count: int | None = None
+    gpu_used: bool | None = None
+
+
+@dataclass(frozen=True)
+class DidNotFit:
+    """A cell for which memory did not suffice; `text` is what was said about it, `software` as in Ran."""
+
+    text: str
+    software: str = ""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is measured and how.
+
+    `target` is a Python factory or the words of a command; `interpreter` the Python in which the children run;
+    `timeout` the seconds that a point may take in all; `count_flops` asks torch for the operations of a batch.
+    """
+
+    target: Python | tuple[str, ...]
+    interpreter: str
+    effort: Effort = field(default_factory=Effort)
+    timeout: float = 900.0
+    count_flops: bool = False
+
+
+def measure(program: Program, device: Device, meter: Meter, cell: Cell) -> Ran | DidNotFit:
+    """Run the cell in processes of its own. Raises PointFailed, and DriverError where the device cannot be asked."""
+    events: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
+    sessions: set[int] = set()
+    with ExitStack() as stack:
+        peak = stack.enter_context(meter.watch(sessions))
+        children: list[_Child] = []
+        for number in range(cell.procs):
+            children.append(stack.enter_context(_Child(number, program, device, cell, events)))
+            sessions.add(children[-1].pid)
+        deadline = time.monotonic() + program.timeout
+        results: dict[int, dict[str, Any]] = {}
+        for expected, answer in (("ready", "go"), ("enough", "stop"), ("done", "")):
+            waiting = set(range(cell.procs))
+            while waiting:
+                number, event = _next(events, children, waiting, deadline, program.timeout, cell)
+                if event is None and expected == "done" and number not in waiting:
+                    continue  # it has said all
+                bad = _bad_end(children[number], cell, event)
+                if bad is not None:
+                    return bad
+                assert event is not None
+                if event["event"] == expected:
+                    waiting.discard(number)
+                    results[number] = event
+            for child in children:
+                child.tell(answer)
+    return _result(list(results.values()), cell, device, peak.mib)
+
+
+def _next(
+    events: queue.Queue[tuple[int, dict[str, Any] | None]],
+    children: Sequence[_Child],
+    waiting: set[int],
+    deadline: float,
+    timeout: float,
+    cell: Cell,
+) -> tuple[int, dict[str, Any] | None]:
+    """The next event; None with the number of a child that ended without one."""
+    while True:
+        try:
+            return events.get(timeout=_POLL_S)
+        except queue.Empty:
+            for number in waiting:
+                if not children[number].alive:  # something that it started may still hold its end of the pipe
+                    return number, None
+        if time.monotonic() > deadline:
+            tail = children[min(waiting)].tail()
+            raise PointFailed(f"{cell}: not done after {timeout:g} s (--timeout){_quoted(tail)}")
+
+
+def _bad_end(child: _Child, cell: Cell, event: dict[str, Any] | None) -> DidNotFit | None:
+    """What an event says if it is the child's end before its time; None while all is well. Raises PointFailed."""
+    if event is None:
+        code = child.wait()
+        tail = child.tail()
+        if code == -signal.SIGKILL:
+            return DidNotFit("the process was killed (SIGKILL), most likely for memory")
+        if says_oom(tail):
+            return DidNotFit(_telling(tail))
+        how = f"signal {-code} ({_signal_name(-code)})" if code < 0 else f"exit status {code}"
+        raise PointFailed(f"{cell}: the process ended with {how}{_quoted(tail)}")
+    if event["event"] == "oom":
+        return DidNotFit(str(event["text"]), str(event["software"]))
+    if event["event"] == "error":
+        tail = child.tail()
+        if event.get("of_command") and says_oom(tail):
+            return DidNotFit(_telling(tail))
+        raise PointFailed(f"{cell}: {event['text']}{_quoted(tail)}")
+    return None
+
+
+def _result(results: Sequence[dict[str, Any]], cell: Cell, device: Device, peak_mib: float | None) -> Ran:
+    throughput, times = 0.0, []
+    for result in results:
+        items = math.fsum(piece[0] for piece in result["pieces"])
+        throughput += items / math.fsum(piece[1] for piece in result["pieces"])
+        times += [seconds * cell.batch / items for items, seconds in result["pieces"]]
+    first = results[0]
+    told = _total(results, "memory_mib")
+    if device.is_cpu:
+        memory = told or _total(results, "rss_mib")
+    else:
+        memory = max((mib for mib in (peak_mib, told, _total(results, "reserved_mib")) if mib), default=None)
+    return Ran(
+        throughput=throughput,
+        summary=Summary.of(times),
+        memory_mib=memory,
+        params=first["params"],
+        flops_per_item=first["flops_per_item"],
+        software=first["software"],
+        sm_count=first.get("sm_count"),
+        gpu_used=None if device.is_cpu else "sm_count" in first or peak_mib is not None,
+    )
+
+
+def _total(results: Sequence[dict[str, Any]], key: str) -> float | None:
+    """The sum over the processes; None where one of them does not tell."""
+    values = [result.get(key) for result in results]
+    return math.fsum(value for value in values if value) if all(values) else None
+
+
+class _Child:
+    """One process that measures, in a session of its own, with all that it starts."""
+
+    def __init__(
+        self,
+        number: int,
+        program: Program,
+        device: Device,
+        cell: Cell,
+        events: queue.Queue[tuple[int, dict[str, Any] | None]],
+    ) -> None:
+        self._number, self._events = number, events
+        self._errors: IO[bytes] = tempfile.TemporaryFile("a+b")  # noqa: SIM115 (appends wherever tail() reads)
+        self._process = subprocess.Popen(
+            [program.interpreter, "-c", _START, _ROOT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=device.environment(os.environ),
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, name=f"process {number}", daemon=True)
+        self._reader.start()
+        order: dict[str, Any] = {
+            "batch": cell.batch,
+            "input_size": cell.input_size,
+            "alone": cell.procs == 1,
+            "flops": program.count_flops,
+            "effort": asdict(program.effort),
+        }
+        order["python" if isinstance(program.target, Python) else "command"] = list(program.target)
+        self.tell(json.dumps(order))
+
+    @property
+    def pid(self) -> int:
+        """Its process id, which is its session's too."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process.poll() is None
+
+    def tell(self, line: str) -> None:
+        """Send a line; one that has ended meanwhile does not hear it."""
+        assert self._process.stdin is not None
+        try:
+            os.write(self._process.stdin.fileno(), line.encode() + b"\n")
+        except BrokenPipeError:
+            return  # its end comes as an event
+
+    def wait(self) -> int:
+        """Its exit code, after it has said its last."""
+        try:
+            return self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            self._process.wait()
+            return 1
+
+    def tail(self) -> str:
+        """The last of what it and its program wrote."""
+        size = self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, size - _TAIL_BYTES))
+        return self._errors.read().decode("utf-8", "replace").strip()
+
+    def kill(self) -> None:
+        """End it and whatever it started."""
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+    def __enter__(self) -> _Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self._process.wait()
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._errors.close()
+        self._reader.join(_POLL_S)
+        if not self._reader.is_alive():  # else something that left the session holds the pipe
+            self._process.stdout.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.endswith(b"\n"):  # else its end came while it wrote
+                self._events.put((self._number, json.loads(line)))
+        self._events.put((self._number, None))
+
+
+def _quoted(tail: str) -> str:
+    lines = tail.splitlines()[-_TAIL_LINES:]
+    return "\nThe last it said:\n" + "\n".join(f"  {line[:300]}" for line in lines) if lines else ""
+
+
+def _telling(tail: str) -> str:
+    return next(line.strip()[:300] for line in tail.splitlines() if says_oom(line))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"

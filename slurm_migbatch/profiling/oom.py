@@ -1,0 +1,32 @@
+"""Was it memory? An error, or what a dying program wrote. Imports the standard library only."""
+
+from __future__ import annotations
+
+import re
+
+MARK = "migbatch: oom"
+"""A line with which a command says that its batch does not fit."""
+
+_WORDS = re.compile(
+    r"out of memory|out_of_memory|outofmemory|oom-kill|RESOURCE_EXHAUSTED|cudaErrorMemoryAllocation|std::bad_alloc"
+    r"|CU(?:BLAS|DNN|SOLVER|SPARSE|FFT)_(?:STATUS_)?ALLOC_FAILED|Cannot allocate memory|\bMemoryError\b",
+    re.IGNORECASE,
+)
+
+
+def says_oom(text: str) -> bool:
+    """Whether a text (of a driver, a framework, the C++ library) tells that memory ran out."""
+    return _WORDS.search(text) is not None
+
+
+def is_oom(error: BaseException) -> bool:
+    """Whether an exception, or one that it came from, means that memory ran out, on the GPU or the host."""
+    seen: set[int] = set()
+    now: BaseException | None = error
+    while now is not None and id(now) not in seen:
+        seen.add(id(now))
+        names = {kind.__name__ for kind in type(now).__mro__}
+        if isinstance(now, MemoryError) or "OutOfMemoryError" in names or says_oom(str(now)):
+            return True
+        now = now.__cause__ or now.__context__
+    return False

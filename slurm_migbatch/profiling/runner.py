@@ -1,0 +1,180 @@
+"""Goes through the points of a model on one device, stops where memory ends, and keeps the table as it grows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from slurm_migbatch.profiling import table
+from slurm_migbatch.profiling.cells import Cell, open_cells
+from slurm_migbatch.profiling.device import Device
+from slurm_migbatch.profiling.measure import DidNotFit, Ran
+from slurm_migbatch.profiling.measurement import TEXT_LENGTHS, Measurement
+
+_DIGITS = 6
+"""Significant digits that are written; measuring is far from better."""
+
+
+class Rule(Protocol):
+    """Chooses what is measured next."""
+
+    def next(self, done: Sequence[Measurement], remaining: Sequence[Cell]) -> int | None:
+        """The index in `remaining` of the cell to measure; None: enough.
+
+        `done` holds what was measured of this model on this device, `remaining` the cells that were not and may fit.
+        """
+
+
+class Grid:
+    """Every cell, in ascending order."""
+
+    def next(self, done: Sequence[Measurement], remaining: Sequence[Cell]) -> int | None:
+        """The first."""
+        return 0 if remaining else None
+
+
+class AtMost:
+    """Another rule's choices, but no more than `count` in this run."""
+
+    def __init__(self, count: int, rule: Rule) -> None:
+        self._left, self._rule = count, rule
+
+    def next(self, done: Sequence[Measurement], remaining: Sequence[Cell]) -> int | None:
+        """The other rule's choice while there is one left."""
+        if self._left == 0:
+            return None
+        self._left -= 1
+        return self._rule.next(done, remaining)
+
+
+class Chosen:
+    """The choices of a function that names the cell itself, None for enough."""
+
+    def __init__(self, choose: Callable[[Sequence[Measurement], Sequence[Cell]], Cell | None]) -> None:
+        self._choose = choose
+
+    def next(self, done: Sequence[Measurement], remaining: Sequence[Cell]) -> int | None:
+        """Where its choice stands."""
+        cell = self._choose(done, remaining)
+        return None if cell is None else remaining.index(cell)
+
+
+class Watch(Protocol):
+    """Is told how a run goes."""
+
+    def starts(self, cell: Cell) -> None:
+        """A cell is about to be measured."""
+
+    def ends(self, row: Measurement, outcome: Ran | DidNotFit, left: int) -> None:
+        """It was; `left` cells still may be."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What the rows of a run have in common. `params` and `flops_per_item` are None where the program shall tell."""
+
+    device: Device
+    model: str
+    family: str = ""
+    kind: str = "infer"
+    params: float | None = None
+    flops_per_item: float | None = None
+    source: str = ""
+
+    def owns(self, row: Measurement) -> bool:
+        """Whether an earlier row is of this model on such a device."""
+        mine = (self.device.gpu, self.device.profile, self.model, self.kind)
+        return (row.gpu, row.profile, row.model, row.kind) == mine
+
+    def row(self, cell: Cell, outcome: Ran | DidNotFit, software: str = "") -> Measurement:
+        """The row that an outcome makes; one without speed where the cell did not fit."""
+        ran = outcome if isinstance(outcome, Ran) else None
+        device = self.device
+        source = [self.source, software, f"driver {device.driver}" if device.driver else ""]
+        return Measurement(
+            gpu=device.gpu,
+            model=self.model,
+            family=self.family,
+            kind=self.kind,
+            profile=device.profile,
+            compute_slices=device.compute_slices,
+            memory_slices=device.memory_slices,
+            # what a framework counts is right for whole GPUs too, where NVML does not tell
+            sm_count=(ran.sm_count if ran else None) or device.sm_count,
+            batch=cell.batch,
+            input_size=cell.input_size,
+            procs=cell.procs,
+            throughput_per_s=_rounded(ran.throughput) if ran else None,
+            latency_s=_rounded(ran.summary.mean) if ran else None,
+            latency_p99_s=_rounded(ran.summary.p99) if ran else None,
+            memory_mib=_rounded(ran.memory_mib) if ran else None,
+            params=self.params or (ran.params if ran else None),
+            flops_per_item=self.flops_per_item or (ran.flops_per_item if ran else None),
+            source=" ".join(part for part in source if part)[: TEXT_LENGTHS["source"]],
+        )
+
+
+@dataclass
+class Findings:
+    """What a run found. `outcomes` are those of this run only, `rows` all of this model on this device.
+
+    `unfit`: cells that were not tried because a smaller one did not fit already.
+    """
+
+    rows: list[Measurement] = field(default_factory=list)
+    outcomes: dict[Cell, Ran | DidNotFit] = field(default_factory=dict)
+    unfit: tuple[Cell, ...] = ()
+
+
+def run(
+    subject: Subject,
+    cells: Sequence[Cell],
+    rule: Rule,
+    measure: Callable[[Cell], Ran | DidNotFit],
+    earlier: Sequence[Measurement],
+    save: Callable[[Sequence[Measurement]], None],
+    watch: Watch,
+) -> Findings:
+    """Measure cells as the rule chooses them; `save` gets `earlier` and all new rows after each.
+
+    Whatever `measure` raises goes through; what was measured until then is saved.
+    """
+    kept, software = list(earlier), ""
+    found = Findings([row for row in earlier if subject.owns(row)])
+    while remaining := open_cells(cells, found.rows):
+        index = rule.next(found.rows, remaining)
+        if index is None:
+            break
+        cell = remaining[index]
+        watch.starts(cell)
+        outcome = measure(cell)
+        software = outcome.software or software
+        row = subject.row(cell, outcome, software)
+        found.rows.append(row)
+        found.outcomes[cell] = outcome
+        save([*kept, row])
+        kept.append(row)
+        watch.ends(row, outcome, len(open_cells(cells, found.rows)))
+    tried = {Cell.of(row) for row in found.rows}
+    found.unfit = tuple(cell for cell in cells if cell not in tried and cell not in set(remaining))
+    return found
+
+
+def save(path: Path, rows: Sequence[Measurement]) -> None:
+    """Write the neutral table so that the file is either the old or the new one, whatever happens."""
+    new = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        with new.open("w", encoding="utf-8", newline="") as file:
+            table.write(rows, file)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.{_DIGITS}g}")

@@ -1,0 +1,157 @@
+"""What is measured: a Python factory (`module:callable`, `file.py:callable`) or a command. Standard library only.
+
+The one contract for Python: `make(batch, input_size)` prepares everything and returns a callable without arguments that
+processes one batch. A factory that takes one argument gets the batch alone. The callable may carry attributes: `sync`
+(a callable that waits until a batch is really done, where neither torch nor jax nor cupy is used), `model` (a
+torch.nn.Module whose parameters are counted), `params` and `flops_per_item` (numbers).
+
+The one contract for commands: the program prints a line `migbatch: items=32 seconds=0.0123` for each batch, or for each
+group of batches, that it has timed after its own warm-up; `migbatch: oom` where the batch does not fit.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+_PLACE = re.compile(r"\{([a-z_]*)\}")
+_LINE = re.compile(r"\s*migbatch:\s+(\S.*)")
+PLACES = ("batch", "input", "repeats", "seconds")
+"""What may stand in braces in a command."""
+
+_NUMBERS = ("items", "seconds", "memory_mib", "params", "flops_per_item")
+
+
+class TargetError(ValueError):
+    """A target that cannot be used as it is written; the message says what to write."""
+
+
+class Python(NamedTuple):
+    """A factory: `where` is a module's name or the path of a file, `attribute` a dotted name in it."""
+
+    where: str
+    attribute: str
+
+    @property
+    def is_file(self) -> bool:
+        """Whether `where` is a path."""
+        return self.where.endswith(".py") or "/" in self.where
+
+
+def parse_python(text: str) -> Python:
+    """Read `module:callable` or `file.py:callable`; raises TargetError."""
+    where, colon, attribute = text.rpartition(":")
+    if not colon or not where or not all(part.isidentifier() for part in attribute.split(".")):
+        raise TargetError(
+            f"'{text}' is no target: write module:callable or file.py:callable, for example bench.py:make"
+        )
+    target = Python(where, attribute)
+    if target.is_file and not os.path.isfile(where):  # noqa: PTH113 (this module starts fast in any Python)
+        raise TargetError(f"there is no file {where}")
+    return target
+
+
+def parse_command(text: str, inputs: bool) -> tuple[str, ...]:
+    """The words of a command; `inputs` says whether input sizes are given. Raises TargetError."""
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise TargetError(f"the command is not understood: {error}") from None
+    if not words:
+        raise TargetError("the command is empty")
+    named = {name for word in words for name in _PLACE.findall(word)}
+    unknown = sorted(name for name in named - set(PLACES) if name)
+    if unknown:
+        known = ", ".join(f"{{{name}}}" for name in PLACES)
+        raise TargetError(f"the command holds {{{unknown[0]}}}, which is none of {known}")
+    if "batch" not in named:
+        raise TargetError("the command does not say where the batch goes: write {batch} in it, as in --batch {batch}")
+    if inputs != ("input" in named):
+        what = "is not in the command" if inputs else "is in the command, but there is no --inputs"
+        raise TargetError(f"{{input}} {what}: give both or neither")
+    return words
+
+
+def fill(words: tuple[str, ...], values: dict[str, object]) -> list[str]:
+    """The words of a command with the values put in."""
+    return [_PLACE.sub(lambda m: str(values.get(m[1], m[0])), word) for word in words]
+
+
+def parse_line(line: str) -> dict[str, float] | None:
+    """The numbers of a line `migbatch: key=value ...` of a command; None for any other line. Raises TargetError."""
+    match = _LINE.fullmatch(line.rstrip())
+    if match is None:
+        return None
+    found: dict[str, float] = {}
+    for pair in match[1].split():
+        key, _, value = pair.partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = float("nan")
+        if key not in _NUMBERS or not 0 < number < float("inf"):
+            raise TargetError(
+                f"the command wrote {line.strip()[:80]!r}, where {pair[:40]!r} is not understood: write "
+                "'migbatch: items=<number> seconds=<number>'"
+            )
+        found[key] = number
+    return found
+
+
+def load(target: Python) -> Callable[..., Any]:
+    """Import the factory; raises TargetError where it is not there, and whatever its module raises."""
+    if target.is_file:
+        path = os.path.abspath(target.where)  # noqa: PTH100
+        sys.path.insert(0, os.path.dirname(path))  # noqa: PTH120
+        name = os.path.splitext(os.path.basename(path))[0]  # noqa: PTH119, PTH122
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise TargetError(f"{path} cannot be imported: is it a Python file?")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    else:
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+        module = importlib.import_module(target.where)
+    found: Any = module
+    for part in target.attribute.split("."):
+        if not hasattr(found, part):
+            raise TargetError(f"{target.where} has no '{target.attribute}'")
+        found = getattr(found, part)
+    if not callable(found):
+        raise TargetError(f"{target.where}:{target.attribute} is not callable")
+    make: Callable[..., Any] = found
+    return make
+
+
+def prepare(make: Callable[..., Any], batch: int, input_size: int | None) -> Callable[[], Any]:
+    """Call the factory; raises TargetError where its arguments or what it returns are not as agreed."""
+    arguments: tuple[object, ...] = (batch,) if input_size is None else (batch, input_size)
+    try:
+        signature = inspect.signature(make)
+    except (TypeError, ValueError):
+        signature = None
+    if signature is not None:
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            wanted = "give --inputs" if input_size is None else "leave --inputs away"
+            raise TargetError(
+                f"the target takes {signature}, not {len(arguments)} argument(s): write make(batch, input_size) or "
+                f"make(batch), or {wanted}"
+            ) from None
+    step = make(*arguments)
+    if not callable(step):
+        raise TargetError(
+            f"the target returned {type(step).__name__}: make(batch, input_size) must return a callable without "
+            "arguments that processes one batch"
+        )
+    run: Callable[[], Any] = step
+    return run

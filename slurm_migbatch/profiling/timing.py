@@ -1,0 +1,95 @@
+"""How long one batch takes: when warming up is over, how many batches are timed, and what their times say.
+
+Runs in the measured program's own Python, so it imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+MAX_BATCHES = 10_000
+"""Times kept of one point."""
+
+LEAST = 3
+"""Batches that are timed however slow they are."""
+
+P99_SAMPLE = 100
+"""From so many times on, one of them lies beyond the 99th percentile."""
+
+_WINDOW = 3
+_SETTLED = 0.10
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured.
+
+    Attributes:
+        warmup: batches before anything counts; more follow until their times settle.
+        warmup_seconds: the end of warming up, settled or not.
+        repeats: batches that are timed at least,
+        min_seconds: and seconds of work at least,
+        max_seconds: but no more than these, once LEAST batches are timed.
+    """
+
+    warmup: int = 3
+    warmup_seconds: float = 10.0
+    repeats: int = 20
+    min_seconds: float = 1.0
+    max_seconds: float = 30.0
+
+
+def settled(times: Sequence[float]) -> bool:
+    """Whether the last three batches took what the three before them took, within a tenth."""
+    if len(times) < 2 * _WINDOW:
+        return False
+    last, before = statistics.median(times[-_WINDOW:]), statistics.median(times[-2 * _WINDOW : -_WINDOW])
+    return abs(last - before) <= _SETTLED * before
+
+
+def warm_up(once: Callable[[], float], effort: Effort) -> int:
+    """Run batches until their times settle; returns how many. `once` runs one batch and returns its seconds."""
+    times: list[float] = []
+    while len(times) < MAX_BATCHES:
+        times.append(once())
+        if sum(times) >= effort.warmup_seconds or (len(times) >= effort.warmup and settled(times)):
+            break
+    return len(times)
+
+
+def collect(once: Callable[[], float], effort: Effort, go_on: Callable[[], bool] = lambda: False) -> list[float]:
+    """Seconds of each batch, until both minima are reached or a maximum is.
+
+    Then batches go on, and their times are kept, while `go_on` says so: other processes still measure beside this one.
+    """
+    times: list[float] = []
+    spent = 0.0
+    while True:
+        seconds = once()
+        if len(times) < MAX_BATCHES:
+            times.append(seconds)
+        spent += seconds
+        minima = len(times) >= effort.repeats and spent >= effort.min_seconds
+        maximum = len(times) >= MAX_BATCHES or (len(times) >= LEAST and spent >= effort.max_seconds)
+        if (minima or maximum) and not go_on():
+            return times
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the times of a point say, in seconds. `p99` is None where there are too few times for one."""
+
+    count: int
+    mean: float
+    p50: float
+    p99: float | None
+
+    @classmethod
+    def of(cls, times: Sequence[float]) -> Summary:
+        """Of at least one time."""
+        ordered = sorted(times)
+        p99 = ordered[math.ceil(0.99 * len(ordered)) - 1] if len(ordered) >= P99_SAMPLE else None
+        return cls(len(ordered), math.fsum(ordered) / len(ordered), statistics.median(ordered), p99)

@@ -1,0 +1,285 @@
+"""The process in which one point is measured: its own CUDA context, its own memory, its own death.
+
+Runs in the Python of the measured program, which need not be migbatch's: standard library and three light neighbours.
+It speaks JSON, one object a line: the order comes on standard input; events go to the former standard output (what the
+program prints goes to standard error instead).
+
+    order   {"python": [where, attribute]} or {"command": [words]}, with batch, input_size, flops and effort
+    events  {"event": "ready"}, then, after the line `go`, {"event": "enough"}, then, after the line `stop`,
+            {"event": "done", "pieces": [[items, seconds], ...], ...}
+            or at any time {"event": "oom", "text"} or {"event": "error", "text"}, which are the last
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from slurm_migbatch.profiling import oom, target, timing
+
+_MIB = 1 << 20
+_PR_SET_PDEATHSIG = 1
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+
+
+class CommandFailed(target.TargetError):
+    """A command that ended with an error of its own; what it wrote may tell that memory ran out."""
+
+
+class Parent:
+    """The process that ordered this one: a line-wise channel each way."""
+
+    def __init__(self) -> None:
+        self._in = os.dup(0)
+        self._out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        self._waiting = b""
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        os.dup2(2, 1)
+
+    def say(self, event: str, **more: object) -> None:
+        """Send an event."""
+        self._out.write(json.dumps({"event": event, **more}) + "\n")
+        self._out.flush()
+
+    def listen(self) -> str:
+        """The next line; ends this process where the parent is gone."""
+        while b"\n" not in self._waiting:
+            piece = os.read(self._in, 65536)
+            if not piece:
+                raise SystemExit(1)
+            self._waiting += piece
+        line, _, self._waiting = self._waiting.partition(b"\n")
+        return line.decode("utf-8")
+
+    def is_silent(self) -> bool:
+        """Whether no line has come yet."""
+        return b"\n" not in self._waiting and not select.select([self._in], [], [], 0)[0]
+
+
+def main() -> None:
+    """Measure one point as ordered on standard input."""
+    with contextlib.suppress(OSError, AttributeError):  # where the C library has no prctl, the parent's kill must do
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    parent = Parent()
+    try:
+        order = json.loads(parent.listen())
+        effort = timing.Effort(**order["effort"])
+        result = (_command if "command" in order else _python)(parent, order, effort)
+    except target.TargetError as error:
+        parent.say("error", text=str(error), of_command=isinstance(error, CommandFailed))
+    except (Exception, SystemExit) as error:
+        if oom.is_oom(error):
+            parent.say("oom", text=_last_line(error), software=_software())
+        else:
+            traceback.print_exc()
+            parent.say("error", text=_last_line(error))
+    else:
+        parent.say("done", **result)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # frameworks may hang or crash at their own end, which says nothing about the measurement
+
+
+# -- a Python factory ----------------------------------------------------------------------------------------------
+
+
+def _python(parent: Parent, order: dict[str, Any], effort: timing.Effort) -> dict[str, Any]:
+    make = target.load(target.Python(*order["python"]))
+    step = target.prepare(make, order["batch"], order["input_size"])
+
+    def once() -> float:
+        start = time.perf_counter()
+        _wait(step, step())
+        return time.perf_counter() - start
+
+    timing.warm_up(once, effort)
+    parent.say("ready")
+    parent.listen()
+    told = False
+
+    def go_on() -> bool:
+        nonlocal told
+        if not told:
+            parent.say("enough")
+            told = True
+        return not order["alone"] and parent.is_silent()
+
+    # of several processes, the quick go on while the slow still measure
+    times = timing.collect(once, effort, go_on)
+    parent.listen()
+    result: dict[str, Any] = {
+        "pieces": [[order["batch"], seconds] for seconds in times],
+        "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "software": _software(),
+        "params": _number(step, "params") or _parameters(step),
+        "flops_per_item": _number(step, "flops_per_item"),
+        **_cuda(),
+    }
+    if order["flops"] and result["flops_per_item"] is None:
+        result["flops_per_item"] = _flops(step, order["batch"])
+    return result
+
+
+def _wait(step: Callable[[], Any], result: object) -> None:
+    """Wait until the batch is really done, however its framework says so."""
+    sync = getattr(step, "sync", None)
+    if sync is not None:
+        sync()
+        return
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    jax = sys.modules.get("jax")
+    if jax is not None:
+        jax.block_until_ready(result)
+    cupy = sys.modules.get("cupy")
+    if cupy is not None:
+        cupy.cuda.get_current_stream().synchronize()
+
+
+def _cuda() -> dict[str, Any]:
+    """What torch knows of the GPU it used; empty where it used none."""
+    torch = sys.modules.get("torch")
+    if torch is None or not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return {}
+    about = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return {
+        "sm_count": int(about.multi_processor_count),
+        "reserved_mib": torch.cuda.max_memory_reserved() / _MIB,
+    }
+
+
+def _software() -> str:
+    """The frameworks that were loaded, `torch 2.6.0 cuda 12.4`."""
+    found = []
+    for name in ("torch", "jax", "cupy", "tensorflow", "onnxruntime"):
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if version is not None:
+            found.append(f"{name} {version}")
+    cuda = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
+    return " ".join([*found, *([f"cuda {cuda}"] if cuda else [])])
+
+
+def _number(step: object, name: str) -> float | None:
+    value = getattr(step, name, None)
+    return float(value) if isinstance(value, (int, float)) and value > 0 else None
+
+
+def _modules(step: Any) -> list[Any]:
+    """The torch modules that a batch goes through: named by `model`, the callable itself, or held in its closure."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return []
+    held = [getattr(step, "model", None), step, getattr(step, "__self__", None), getattr(step, "func", None)]
+    for cell in getattr(step, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # a name that is not bound yet
+            held.append(cell.cell_contents)
+    found = [thing for thing in held if isinstance(thing, torch.nn.Module)]
+    return found[:1] if isinstance(getattr(step, "model", None), torch.nn.Module) else found
+
+
+def _parameters(step: object) -> float | None:
+    """How many parameters the modules have, those they share counted once."""
+    weights = {id(weight): weight.numel() for module in _modules(step) for weight in module.parameters()}
+    return float(sum(weights.values())) or None
+
+
+def _flops(step: Callable[[], Any], batch: int) -> float | None:
+    """Operations of one more batch per item, counted by torch; None where it cannot."""
+    if not _modules(step):
+        return None
+    try:
+        from torch.utils.flop_counter import FlopCounterMode  # type: ignore[import-not-found, unused-ignore]
+
+        with FlopCounterMode(display=False) as counter:
+            step()
+        return float(counter.get_total_flops()) / batch or None
+    except Exception:  # compiled models, exotic operators: the column stays empty
+        return None
+
+
+# -- a command -----------------------------------------------------------------------------------------------------
+
+
+def _command(parent: Parent, order: dict[str, Any], effort: timing.Effort) -> dict[str, Any]:
+    values = {
+        "batch": order["batch"],
+        "input": order["input_size"],
+        "repeats": effort.repeats,
+        "seconds": effort.min_seconds,
+    }
+    words = target.fill(tuple(order["command"]), values)
+    parent.say("ready")
+    parent.listen()
+    pieces: list[list[float]] = []
+    said: dict[str, float] = {}
+    try:
+        program = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, errors="replace")
+    except OSError as error:
+        raise target.TargetError(f"the command cannot be started: {words[0]}: {error.strerror}") from None
+    full = False
+    with program:
+        assert program.stdout is not None
+        try:
+            for line in program.stdout:
+                full = full or line.strip() == oom.MARK
+                numbers = None if line.strip() == oom.MARK else target.parse_line(line)
+                if numbers is None:
+                    sys.stderr.write(line)
+                elif "seconds" in numbers:
+                    pieces.append([numbers.pop("items", float(order["batch"])), numbers.pop("seconds")])
+                said.update(numbers or {})
+        except target.TargetError:
+            program.kill()
+            raise
+    if full or program.returncode in _KILLED:
+        raise MemoryError("the command said so" if full else "the command was killed (SIGKILL), most likely for memory")
+    if program.returncode:
+        sys.stderr.flush()
+        raise CommandFailed(f"the command ended with {_status(program.returncode)}")
+    if not pieces:
+        raise target.TargetError(
+            "the command wrote no line 'migbatch: items=<number> seconds=<number>': it must print one for each batch "
+            "(or group of batches) that it timed"
+        )
+    parent.say("enough")
+    parent.listen()
+    return {
+        "pieces": pieces,
+        "rss_mib": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024,
+        "software": "",
+        "memory_mib": said.get("memory_mib"),
+        "params": said.get("params"),
+        "flops_per_item": said.get("flops_per_item"),
+    }
+
+
+def _status(code: int) -> str:
+    if code >= 0:
+        return f"exit status {code}"
+    try:
+        return f"signal {-code} ({signal.Signals(-code).name})"
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _last_line(error: BaseException) -> str:
+    lines = traceback.format_exception_only(type(error), error)
+    return (lines[-1].strip() if lines else type(error).__name__)[:500]
+
+
+if __name__ == "__main__":
+    main()
