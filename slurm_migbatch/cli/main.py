@@ -16,6 +16,8 @@ COMMANDS = {
     "explain": (f"{_HERE}.explain:explain", "Show what a request would become, without submitting.", "controller"),
     "node": (f"{_HERE}.node:node", "Everything that runs on a compute node: agent, init, reconcile, status.", "node"),
     "nodes": (f"{_HERE}.nodes:nodes", "Show nodes, GPUs, layouts and slices.", "controller"),
+    "profile": (f"{_HERE}.profile:profile", "Measure models, and keep what was measured.", "controller"),
+    "progress": (f"{_HERE}.progress:progress", "Say, inside a job, what it has achieved so far.", "node"),
     "show": (f"{_HERE}.show:show", "Show one job: asked, bucket, got, predicted, measured, why.", "controller"),
     "testbed": (f"{_HERE}.testbed:testbed", "Start and stop a private Slurm cluster with simulated GPUs.", "dev"),
     "why": (f"{_HERE}.why:why", "Say why a job waits and what it would take.", "controller"),

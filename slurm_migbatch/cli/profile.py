@@ -1,0 +1,216 @@
+"""`migbatch profile`: measured points of models, brought into the record, listed and written out again."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from slurm_migbatch.cli.common import HELP, Failure, LazyGroup, config_option, open_record, print_table
+from slurm_migbatch.profiling.measurement import KINDS, TEXT_LENGTHS, Measurement
+
+if TYPE_CHECKING:
+    from slurm_migbatch.config import Config
+
+_HERE = "slurm_migbatch.cli"
+COMMANDS = {
+    "export": (f"{_HERE}.profile:export", "Write the measured points of the record as a table.", "controller"),
+    "import": (f"{_HERE}.profile:import_", "Take measured points into the record.", "controller"),
+    "list": (f"{_HERE}.profile:list_", "Show which models were measured, and where.", "controller"),
+    "run": (f"{_HERE}.profile_run:run", "Measure a model where it stands.", "controller"),
+}
+_COLUMNS = ("Model", "Kind", "GPU", "Profiles", "Batches", "Inputs", "Points", "Ran", "Sources")
+
+model_option = click.option("--model", metavar="NAME", help="Only this model.")
+kind_option = click.option("--kind", type=click.Choice(KINDS), help="Only points of this kind.")
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+
+
+@click.group(cls=LazyGroup, lazy=COMMANDS, context_settings=HELP)
+def profile() -> None:
+    """Measure models, and keep what was measured: throughput, latency and memory by slice and batch.
+
+    The predictor learns from these points.
+    """
+
+
+def _source(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    most = TEXT_LENGTHS["source"]
+    if value is not None and not (0 < len(value) <= most and value.isprintable()):
+        raise click.BadParameter(f"write 1 to {most} printable characters", ctx, param)
+    return value
+
+
+@click.command("import")
+@click.argument("paths", nargs=-1, required=True, metavar="FILE|DIR...", type=click.Path(exists=True, path_type=Path))
+@click.option("--source", metavar="NAME", callback=_source, help="Where the points come from, instead of their column.")
+@click.option("-n", "--dry-run", is_flag=True, help="Read and check everything, write nothing.")
+@json_option
+@config_option
+def import_(paths: tuple[Path, ...], source: str | None, dry_run: bool, as_json: bool, config: Config) -> None:
+    """Take measured points into the record: neutral tables (CSV), or folders that hold some or a known laboratory's.
+
+    All is checked before anything is written, and all is written or nothing. A point that is there already (the same
+    GPU, model, kind, profile, batch, input size, processes and source) gets the new values; importing the same file
+    again changes nothing.
+    """
+    from slurm_migbatch.profiling.table import merge, scan
+
+    table = scan(paths)
+    rows: Sequence[Measurement] = table.rows
+    if source is not None:
+        rows = merge(replace(row, source=source) for row in rows)
+    result: dict[str, Any] = {
+        "points": len(rows),
+        "did_not_run": sum(not row.ran for row in rows),
+        "models": sorted({row.model for row in rows}),
+        "notices": list(table.notices),
+        "dry_run": dry_run,
+    }
+    if not dry_run:
+        result |= _keep(config, rows)
+    if as_json:
+        click.echo(json.dumps(result, indent=2))
+        return
+    for notice in table.notices:
+        click.echo(f"migbatch: notice: {notice}", err=True)
+    said = f"{_number(len(rows), 'point')} of {_number(len(result['models']), 'model')}"
+    if result["did_not_run"]:
+        said += f" ({result['did_not_run']} did not run)"
+    if dry_run:
+        click.echo(f"{said}: nothing was written (--dry-run)")
+    else:
+        click.echo(f"{said}: {result['added']} added, {result['replaced']} replaced, {result['same']} as before")
+
+
+def _keep(config: Config, rows: Sequence[Measurement]) -> dict[str, int]:
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from slurm_migbatch.store.db import open_store
+
+    # made and brought up to date by migbatchd alone: a file that root makes here would not be its
+    open_record(config).close()
+    with open_store(config.store.url) as store:
+        try:
+            return store.add_measurements(rows)._asdict()
+        except SQLAlchemyError as error:
+            raise Failure(f"nothing was imported: the database failed: {getattr(error, 'orig', error)}") from None
+
+
+@click.command()
+@click.argument("file", required=False, metavar="[FILE]", type=click.Path(dir_okay=False, path_type=Path))
+@model_option
+@kind_option
+@config_option
+def export(file: Path | None, model: str | None, kind: str | None, config: Config) -> None:
+    """Write the measured points of the record as a neutral table: to FILE (.csv or .csv.gz), or to standard output."""
+    from slurm_migbatch.profiling.csvfile import SUFFIXES, is_csv
+    from slurm_migbatch.profiling.table import write
+
+    if file is not None and not is_csv(file):
+        raise click.UsageError(f"the name of the file must end in {' or '.join(SUFFIXES)}")
+    rows = _wanted(config, model, kind)
+    if not rows:
+        raise Failure("there are no such points: see `migbatch profile list`")
+    if file is None:
+        write(rows, sys.stdout)
+        return
+    with _whole(file) as stream:
+        write(rows, stream)
+    click.echo(f"{_number(len(rows), 'point')} written to {file}", err=True)
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[TextIO]:
+    """A text file that is at `path` only once it is complete."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with part.open("wb") as raw:
+            # without name and time in it, the same points make the same file
+            packed = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if path.name.lower().endswith(".gz") else None
+            with io.TextIOWrapper(packed or raw, "utf-8", newline="") as text:
+                yield text
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+@click.command("list")
+@model_option
+@kind_option
+@click.option("-n", "--noheader", is_flag=True, help="No header.")
+@click.option("-P", "--parsable2", is_flag=True, help="Columns separated by '|'.")
+@json_option
+@config_option
+def list_(model: str | None, kind: str | None, noheader: bool, parsable2: bool, as_json: bool, config: Config) -> None:
+    """Show which models were measured: kind, GPU, profiles, batches, input sizes, points and how many of them ran."""
+    groups: dict[tuple[str, str, str], list[Measurement]] = {}
+    for row in _wanted(config, model, kind):
+        groups.setdefault((row.model, row.kind, row.gpu), []).append(row)
+    found = [_summary(rows) for _, rows in sorted(groups.items())]
+    if as_json:
+        click.echo(json.dumps({"models": found}, indent=2))
+        return
+    lines = [
+        (
+            one["model"],
+            one["kind"],
+            one["gpu"],
+            ",".join(name or "-" for name in one["profiles"]),
+            _span(one["batches"]),
+            _span(one["input_sizes"]),
+            str(one["points"]),
+            str(one["ran"]),
+            ",".join(one["sources"]),
+        )
+        for one in found
+    ]
+    if parsable2:
+        for line in lines if noheader else [_COLUMNS, *lines]:
+            click.echo("|".join(line))
+    else:
+        print_table(_COLUMNS, lines, show_header=not noheader)
+
+
+def _wanted(config: Config, model: str | None, kind: str | None) -> list[Measurement]:
+    with open_record(config) as store:
+        return store.measurements(model.lower() if model is not None else None, kind)
+
+
+def _summary(rows: Sequence[Measurement]) -> dict[str, Any]:
+    profiles = {row.profile: (row.compute_slices or 99, row.memory_slices or 99, row.profile) for row in rows}
+    return {
+        "model": rows[0].model,
+        "kind": rows[0].kind,
+        "gpu": rows[0].gpu,
+        "family": next((row.family for row in rows if row.family), ""),
+        "profiles": sorted(profiles, key=lambda name: profiles[name]),
+        "batches": sorted({row.batch for row in rows}),
+        "input_sizes": sorted({row.input_size for row in rows if row.input_size is not None}),
+        "procs": sorted({row.procs for row in rows}),
+        "points": len(rows),
+        "ran": sum(row.ran for row in rows),
+        "with_memory": sum(row.memory_mib is not None for row in rows),
+        "sources": sorted({row.source for row in rows if row.source}),
+    }
+
+
+def _span(numbers: Sequence[int]) -> str:
+    """1-256 for many, all of them for up to three."""
+    if len(numbers) > 3:
+        return f"{numbers[0]}-{numbers[-1]}"
+    return ",".join(map(str, numbers)) or "-"
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -1,0 +1,154 @@
+"""profile import, export and list over a real record."""
+
+import gzip
+import json
+
+import pytest
+
+from slurm_migbatch.cli.common import run
+from slurm_migbatch.cli.main import cli
+from slurm_migbatch.store.db import open_store
+
+TABLE = (
+    "gpu,model,kind,profile,compute_slices,memory_slices,batch,latency_s,source,colour\n"
+    "a100,ResNet50,infer,7g.80gb,7,8,8,0.02,here,red\n"
+    "a100,resnet50,infer,1g.10gb,1,1,8,0.09,here,red\n"
+    "a100,resnet50,infer,1g.10gb,1,1,512,,here,red\n"
+    "a100,bert,train,7g.80gb,7,8,8,0.2,here,red\n"
+)
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"sqlite:///{tmp_path}/db"
+
+
+@pytest.fixture
+def migbatch(tmp_path, url, monkeypatch, capsys):
+    """The command with a record that migbatchd has made."""
+    config = tmp_path / "m.toml"
+    config.write_text(f"[store]\nurl = '{url}'\n")
+    monkeypatch.setenv("MIGBATCH_CONFIG", str(config))
+    open_store(url).close()
+
+    def call(*arguments):
+        code = run(cli, "migbatch", ["profile", *map(str, arguments)])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(TABLE)
+    return path
+
+
+def test_import_says_what_it_did(migbatch, table, url):
+    assert migbatch("import", table) == (
+        0,
+        "4 points of 2 models (1 did not run): 4 added, 0 replaced, 0 as before\n",
+        f"migbatch: notice: {table}: unknown columns are passed over: colour\n",
+    )
+    code, out, _ = migbatch("import", table)
+    assert (code, out) == (0, "4 points of 2 models (1 did not run): 0 added, 0 replaced, 4 as before\n")
+    with open_store(url) as store:
+        assert [row.model for row in store.measurements()] == ["resnet50", "resnet50", "resnet50", "bert"]
+
+
+def test_a_dry_run_writes_nothing(migbatch, table, url):
+    code, out, _ = migbatch("import", "--dry-run", table)
+    assert (code, out) == (0, "4 points of 2 models (1 did not run): nothing was written (--dry-run)\n")
+    with open_store(url) as store:
+        assert store.measurements() == []
+
+
+def test_one_bad_file_keeps_all_out(migbatch, table, tmp_path, url):
+    bad = tmp_path / "bad.csv"
+    bad.write_text("gpu,model,batch,latency_s\na100,net,1,0.1\na100,net,x,0.1\n")
+    code, out, err = migbatch("import", table, bad)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"migbatch: error: nothing was taken in: {bad}:3: batch must be a number")
+    assert err.count("\n") == 1
+    with open_store(url) as store:
+        assert store.measurements() == []
+
+
+def test_source_renames_and_makes_points_of_two_tables_one(migbatch, table, tmp_path, url):
+    again = tmp_path / "again.csv"
+    again.write_text("gpu,model,profile,batch,latency_s,source\na100,resnet50,7g.80gb,8,0.04,there\n")
+    code, out, _ = migbatch("import", "--source", "site A", table, again)
+    assert code == 0 and out.startswith("4 points")
+    with open_store(url) as store:
+        rows = store.measurements()
+    assert {row.source for row in rows} == {"site A"}
+    assert rows[0].latency_s == pytest.approx(0.03)
+
+
+def test_json(migbatch, table):
+    code, out, err = migbatch("import", "--json", table)
+    found = json.loads(out)
+    assert (code, err) == (0, "")
+    assert found["models"] == ["bert", "resnet50"]
+    assert (found["points"], found["did_not_run"], found["added"], found["dry_run"]) == (4, 1, 4, False)
+    assert "colour" in found["notices"][0]
+
+
+def test_export_and_import_is_the_identity(migbatch, table, tmp_path, url):
+    migbatch("import", table)
+    for name in ("o.csv", "o.csv.gz"):
+        code, out, err = migbatch("export", tmp_path / name)
+        assert (code, out, err) == (0, "", f"4 points written to {tmp_path / name}\n")
+        assert migbatch("import", tmp_path / name)[1].endswith("0 added, 0 replaced, 4 as before\n")
+    assert gzip.decompress((tmp_path / "o.csv.gz").read_bytes()) == (tmp_path / "o.csv").read_bytes()
+    first = (tmp_path / "o.csv.gz").read_bytes()
+    migbatch("export", tmp_path / "o.csv.gz")
+    assert (tmp_path / "o.csv.gz").read_bytes() == first
+    assert sorted(path.name for path in tmp_path.glob(".*")) == []
+    assert migbatch("export")[1] == (tmp_path / "o.csv").read_text()
+    assert migbatch("export", "--model", "ResNet50", "--kind", "infer")[1].count("\n") == 4
+
+
+def test_export_of_nothing_writes_no_file(migbatch, tmp_path):
+    code, _, err = migbatch("export", tmp_path / "o.csv")
+    assert code == 1 and "no such points" in err
+    assert not (tmp_path / "o.csv").exists()
+
+
+def test_list(migbatch, table):
+    migbatch("import", table)
+    code, out, _ = migbatch("list", "-P")
+    assert code == 0
+    assert out.splitlines() == [
+        "Model|Kind|GPU|Profiles|Batches|Inputs|Points|Ran|Sources",
+        "bert|train|a100|7g.80gb|8|-|1|1|here",
+        "resnet50|infer|a100|1g.10gb,7g.80gb|8,512|-|3|2|here",
+    ]
+    assert len(migbatch("list", "-n", "--kind", "train")[1].splitlines()) == 1
+    (one,) = json.loads(migbatch("list", "--json", "--model", "BERT")[1])["models"]
+    assert (one["batches"], one["points"], one["with_memory"]) == ([8], 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("import",), 2, "Missing argument"),
+        (("import", "/nowhere"), 2, "does not exist"),
+        (("import", "--source", "", "/"), 2, "printable"),
+        (("export", "t.txt"), 2, "must end in .csv"),
+        (("list", "--kind", "serve"), 2, "serve"),
+    ],
+)
+def test_wrong_usage(migbatch, arguments, code, said):
+    got, out, err = migbatch(*arguments)
+    assert (got, out) == (code, "")
+    assert said in err and err.count("\n") == 1
+
+
+def test_the_record_is_made_by_migbatchd_alone(migbatch, table, tmp_path):
+    """A file that root made would not be the daemon's to write."""
+    (tmp_path / "db").unlink()
+    code, _, err = migbatch("import", table)
+    assert code == 1 and "migbatchd makes it at its first start" in err
+    assert not (tmp_path / "db").exists()

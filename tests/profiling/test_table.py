@@ -1,0 +1,210 @@
+"""The neutral table: what reads back, what is refused with its line, and what a folder of tables amounts to."""
+
+from __future__ import annotations
+
+import gzip
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.profiling.csvfile import SHOWN_PROBLEMS, TableError
+from slurm_migbatch.profiling.measurement import COLUMNS, IDENTITY, Measurement
+from slurm_migbatch.profiling.table import merge, read_folder, scan, write
+
+POINT = Measurement("a100", "net", profile="2g.20gb", batch=8, throughput_per_s=400.0, latency_s=0.02, source="here")
+
+counts = st.none() | st.integers(1, 10**6)
+figures = st.none() | st.floats(1e-9, 1e15)
+words = st.text("abcXYZ 0159.,;\"'-_/+:é", max_size=12).map(str.strip)
+names = st.text("abcz0159.-_", min_size=1, max_size=12)
+
+
+@st.composite
+def measurements(draw: st.DrawFn) -> Measurement:
+    return Measurement(
+        gpu=draw(words.filter(bool)),
+        model=draw(names),
+        family=draw(names | st.just("")),
+        kind=draw(st.sampled_from(("infer", "train"))),
+        profile=draw(st.sampled_from(("", "1g.10gb", "1g.10gb+me", "7g.80gb"))),
+        compute_slices=draw(counts),
+        memory_slices=draw(counts),
+        sm_count=draw(counts),
+        batch=draw(st.integers(1, 4)),
+        input_size=draw(st.none() | st.integers(1, 3)),
+        procs=draw(st.integers(1, 2)),
+        throughput_per_s=draw(figures),
+        latency_s=draw(figures),
+        latency_p99_s=draw(figures),
+        memory_mib=draw(figures),
+        params=draw(figures),
+        flops_per_item=draw(figures),
+        source=draw(words),
+    )
+
+
+def table(path: Path, *lines: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@given(st.lists(measurements(), max_size=6, unique_by=lambda row: row.point))
+def test_what_is_written_reads_back(tmp_path_factory: pytest.TempPathFactory, rows: list[Measurement]) -> None:
+    text = io.StringIO()
+    write(rows, text)
+    path = tmp_path_factory.mktemp("t") / "t.csv"
+    path.write_text(text.getvalue())
+    assert list(scan([path]).rows) == rows
+
+
+@given(st.lists(measurements(), max_size=8))
+def test_merging_keeps_each_point_once_and_is_done_after_one_time(rows: list[Measurement]) -> None:
+    once = merge(rows)
+    assert [row.point for row in once] == list(dict.fromkeys(row.point for row in rows))
+    assert merge(once) == once
+    ran = {row.point for row in rows if row.ran}
+    assert {row.point for row in once if row.ran} == ran
+
+
+def test_columns_in_any_order_and_gzip_and_unknown_columns(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv.gz"
+    with gzip.open(path, "wt", encoding="utf-8-sig") as file:
+        file.write("colour,Batch , latency_s,MODEL,gpu\nred,8,0.02,ResNet50,a100\n\nblue,16,,resnet50,a100\n")
+    found = scan([path])
+    assert found.rows == (
+        Measurement("a100", "resnet50", batch=8, latency_s=0.02),
+        Measurement("a100", "resnet50", batch=16),
+    )
+    (notice,) = found.notices
+    assert "colour" in notice and str(path) in notice
+
+
+def test_every_bad_line_is_named_and_nothing_is_taken(tmp_path: Path) -> None:
+    path = table(
+        tmp_path / "t.csv",
+        "gpu,model,batch,latency_s,profile",
+        "a100,good,1,0.1,1g.10gb",
+        "a100,net,eight,0.1,1g.10gb",
+        "a100,net,8,-1,1g.10gb",
+        "a100,net,8,0.1,9x",
+        "a100,net,8,0.1",
+        ",net,8,0.1,1g.10gb",
+    )
+    with pytest.raises(TableError) as caught:
+        read_folder(tmp_path)
+    text = str(caught.value)
+    for line, what in ((3, "batch"), (4, "latency_s"), (5, "profile"), (6, "4 cells"), (7, "gpu is empty")):
+        assert any(f"{path}:{line}: " in said and what in said for said in text.splitlines())
+    assert ":2:" not in text
+
+
+def test_many_bad_lines_are_counted(tmp_path: Path) -> None:
+    table(tmp_path / "t.csv", "gpu,model,batch,latency_s", *["a100,net,x,1"] * (SHOWN_PROBLEMS + 7))
+    with pytest.raises(TableError, match=r"and 7 more\Z"):
+        read_folder(tmp_path)
+
+
+def test_one_bad_line_is_one_line_of_text(tmp_path: Path) -> None:
+    table(tmp_path / "t.csv", "gpu,model,batch,latency_s", "a100,net,x,1")
+    with pytest.raises(TableError, match=r"\Anothing was taken in: .*t\.csv:2: batch .*\Z"):
+        read_folder(tmp_path)
+
+
+def test_a_line_cut_off_is_no_point_that_did_not_run(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("gpu,model,batch,latency_s\na100,net,1,0.1\na100,net,2")
+    with pytest.raises(TableError, match=r":3: has 3 cells where the header has 4"):
+        read_folder(tmp_path)
+
+
+def test_a_gzip_cut_off_is_an_error(tmp_path: Path) -> None:
+    text = "gpu,model,batch,latency_s\n" + "".join(f"a100,net{i * 7919},1,0.{i}1\n" for i in range(5000))
+    whole = gzip.compress(text.encode())
+    (tmp_path / "t.csv.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(TableError, match="no readable CSV"):
+        read_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ("gpu,model,batch,memory_mib", "neither throughput_per_s nor latency_s"),
+        ("gpu,model,batch,latency_s,latency_s", "twice: latency_s"),
+    ],
+)
+def test_headers_that_would_mislead_are_refused(tmp_path: Path, header: str, said: str) -> None:
+    table(tmp_path / "t.csv", header, ",".join(["a100", "net", "1", "1", "1"][: header.count(",") + 1]))
+    with pytest.raises(TableError, match=said):
+        read_folder(tmp_path)
+
+
+def test_text_that_would_spoil_a_terminal_or_a_database_is_refused(tmp_path: Path) -> None:
+    table(tmp_path / "t.csv", "gpu,model,batch,latency_s", "a100,net\x1b[31m,1,1", f"a100,{'n' * 200},1,1")
+    with pytest.raises(TableError) as caught:
+        read_folder(tmp_path)
+    assert "\x1b" not in str(caught.value)
+    assert ":2:" in str(caught.value) and ":3:" in str(caught.value)
+
+
+def test_speeds_that_contradict_each_other_are_noticed(tmp_path: Path) -> None:
+    """The two usual mistakes: milliseconds for seconds, and one process's throughput for that of all."""
+    table(
+        tmp_path / "t.csv",
+        "gpu,model,batch,procs,throughput_per_s,latency_s",
+        "a100,net,8,1,400,0.021",
+        "a100,net,8,4,400,0.02",
+        "a100,net,16,1,400,40",
+    )
+    (notice,) = scan([tmp_path]).notices
+    assert "in 2 lines (first 3)" in notice
+
+
+def test_points_measured_again_give_the_median(tmp_path: Path) -> None:
+    rows = [replace(POINT, latency_s=value, throughput_per_s=8 / value) for value in (0.02, 0.9, 0.021)]
+    failed = replace(POINT, latency_s=None, throughput_per_s=None, memory_mib=70000.0)
+    other = replace(POINT, source="there", latency_s=0.5, throughput_per_s=None)
+    text = io.StringIO()
+    write([*rows, failed, other], text)
+    (tmp_path / "t.csv").write_text(text.getvalue())
+    one, two = read_folder(tmp_path)
+    assert one.latency_s == 0.021
+    assert one.throughput_per_s == pytest.approx(8 / 0.021)
+    assert one.memory_mib is None
+    assert two == other
+
+
+def test_a_folder_is_read_at_any_depth_and_the_rest_left_alone(tmp_path: Path) -> None:
+    table(tmp_path / "lab1" / "deep" / "t.csv", "gpu,model,batch,latency_s", "a100,one,1,0.1")
+    table(tmp_path / "lab2" / "t.csv", "gpu,model,batch,latency_s", "a100,two,1,0.1")
+    table(tmp_path / "lab2" / "jobs.csv", "job,user", "1,ann")
+    table(tmp_path / "lab2" / ".hidden.csv", "gpu,model,batch,latency_s", "a100,three,1,0.1")
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "picture.csv").write_bytes(b"\xff\xfe\x00\x01")
+    found = scan([tmp_path])
+    assert [row.model for row in found.rows] == ["one", "two"]
+    assert "3 other CSV files" in found.notices[-1]
+    assert scan([tmp_path / "lab1", tmp_path / "lab2" / "t.csv"]).rows == found.rows
+
+
+@pytest.mark.parametrize("files", [{}, {"jobs.csv": "job,user\n1,ann\n"}, {"t.csv": "gpu,model,batch,latency_s\n"}])
+def test_a_folder_without_points_is_an_error_that_says_what_to_give(tmp_path: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(TableError, match=r"no measurements.*ParvaGPU, MIGPerf, MISO"):
+        read_folder(tmp_path)
+
+
+def test_a_file_that_is_no_table_is_told_what_one_is(tmp_path: Path) -> None:
+    path = table(tmp_path / "t.csv", "job,user", "1,ann")
+    with pytest.raises(TableError, match="must name gpu, model, batch"):
+        read_folder(path)
+
+
+def test_identity_is_part_of_the_columns() -> None:
+    assert set(IDENTITY) < set(COLUMNS)
+    assert replace(POINT, memory_mib=5.0).point == POINT.point
+    assert replace(POINT, procs=2).point != POINT.point
