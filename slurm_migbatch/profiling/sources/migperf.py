@@ -120,9 +120,9 @@ def _profile_in(name: str, card: str) -> str | None:
 
 
 def _by(profiles: dict[str, Slice], *, slices: int | None = None, gigabytes: int | None = None) -> str | None:
-    """The profile with so many slices or, as MIGPerf never used 4g, with so much memory."""
+    """The first profile with so many slices or so much memory: of 3g and 4g, MIGPerf used 3g alone."""
     for name, piece in profiles.items():
-        if piece.compute == slices or (piece.compute != 4 and name.endswith(f".{gigabytes}gb")):
+        if piece.compute == slices or name.endswith(f".{gigabytes}gb"):
             return name
     return None
 
