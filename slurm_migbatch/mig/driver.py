@@ -167,6 +167,9 @@ class Gpu(Protocol):
     def processes(self, instance: Instance) -> tuple[int, ...]:
         """Ids of the processes that use the instance, sorted."""
 
+    def memory_used(self, instance: Instance) -> int:
+        """MiB in use on the instance, by whomever. Raises NotFound where it is gone or has no compute instance."""
+
     def holders(self, instance: Instance) -> tuple[Holder, ...]:
         """The same with the processes' names, for messages."""
 

@@ -29,6 +29,7 @@ from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.hookenv import HookEnvError
 from slurm_migbatch.node.journal import JournalError
 from slurm_migbatch.node.paths import Paths
+from slurm_migbatch.node.watch import Watcher
 
 WORKERS = 16
 REQUEST_TIMEOUT_S = 5.0
@@ -82,6 +83,8 @@ class Agent:
         threads = [threading.Thread(target=self._worker, name=f"hook-{i}") for i in range(self._workers)]
         threads.append(threading.Thread(target=self._housekeeping, name="housekeeping"))
         threads += courier.threads()
+        watch = Watcher(self._config, self._gpus).thread(self._stopping)
+        threads += [watch] if watch is not None else []
         for thread in threads:
             thread.start()
         notify.notify("READY=1")

@@ -46,6 +46,14 @@ class Config(NamedTuple):
     reconcile_every: float = 30.0
     ship_every: float = 1.0
     plan_wait: float = 25.0
+    progress_dir: str = ""
+    sample_every: float = 15.0
+    progress_every: float = 120.0
+
+    @property
+    def progress_path(self) -> str:
+        """ProgressDir, beside StateDir unless told: on a disk that users cannot harm the system by filling."""
+        return self.progress_dir or f"{self.state_dir}.progress"
 
     def manages(self, uuid: str, minor: int) -> bool:
         """Whether the GPU is one of ours (Gpus=all, or listed by UUID or device minor)."""
@@ -175,4 +183,7 @@ _KEYS = {
     "ReconcileEvery": ("reconcile_every", _seconds),
     "ShipEvery": ("ship_every", _seconds),
     "PlanWait": ("plan_wait", _seconds),
+    "ProgressDir": ("progress_dir", _path),
+    "SampleEvery": ("sample_every", _seconds),
+    "ProgressEvery": ("progress_every", _seconds),
 }

@@ -5,11 +5,12 @@
     restart 0
     uid 1001
     state ready                (or: void, with a line `reason ...`, and no slices)
+    progress /var/lib/migbatch/n1.progress/17.0
     slice MIG-<uuid> 2g.20gb 19968 GPU-<uuid>
 
-One `slice` line for each slice, in order. `task_prolog.py` reads it with built-in modules only. It is written beside
-its place, synced and renamed, so that a reader sees all of it or nothing; the rebuilding of a lost journal reads it
-too.
+`progress` names the file for the job's own figures (`progress.py`), where there is one. One `slice` line for each
+slice, in order. `task_prolog.py` reads it with built-in modules only. It is written beside its place, synced and
+renamed, so that a reader sees all of it or nothing; the rebuilding of a lost journal reads it too.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Handoff(NamedTuple):
     uid: int
     slices: tuple[Given, ...]
     reason: str = ""
+    progress: str = ""
 
     def text(self) -> str:
         """The file's content."""
@@ -49,6 +51,8 @@ class Handoff(NamedTuple):
         lines.append("state ready" if self.slices else "state void")
         if self.reason:
             lines.append(f"reason {' '.join(self.reason.split())}")
+        if self.progress:
+            lines.append(f"progress {self.progress}")
         lines += [f"slice {g.mig_uuid} {g.profile} {g.memory_mib} {g.gpu}" for g in self.slices]
         return "\n".join(lines) + "\n"
 
@@ -98,12 +102,14 @@ def load(directory: int, job: int, restart: int) -> Handoff | None:
     except OSError:
         return None
     with os.fdopen(handle, encoding="utf-8", errors="replace") as file:
-        lines = [line.split() for line in file.read(65536).splitlines()]
+        text = file.read(65536)
+    lines = [line.split() for line in text.splitlines()]
     fields = {words[0]: words[1] for words in lines if len(words) == 2}
     slices = _slices([words[1:] for words in lines if words and words[0] == "slice"])
     if fields.get("version") != "1" or not fields.get("uid", "").isdigit() or slices is None:
         return None
-    return Handoff(job, restart, int(fields["uid"]), slices)
+    shown = next((line[9:] for line in text.splitlines() if line.startswith("progress ")), "")
+    return Handoff(job, restart, int(fields["uid"]), slices, progress=shown)
 
 
 def _slices(rows: Sequence[Sequence[str]]) -> tuple[Given, ...] | None:

@@ -1,6 +1,7 @@
-"""The two directories of the node: RunDir (gone at reboot) and StateDir (durable), opened so that nobody can swap them.
+"""The directories of the node: RunDir (gone at reboot), StateDir and ProgressDir, opened so that nobody can swap them.
 
-RunDir is 0755 with `job/` (0755, hand-offs that users read) and `lock/` (0700); StateDir is 0700. All belong to root.
+RunDir is 0755 with `job/` (0755, hand-offs that users read) and `lock/` (0700); StateDir is 0700; ProgressDir is 0755,
+with files that users write (`progress.py`). All belong to root.
 """
 
 # Hooks do without pathlib: importing it takes longer than a warm start.
@@ -26,7 +27,9 @@ class Paths(NamedTuple):
     run: int
     job: int
     lock: int
+    progress: int
     state_dir: str
+    progress_dir: str
 
     @classmethod
     def open(cls, config: Config) -> Paths:
@@ -36,12 +39,14 @@ class Paths(NamedTuple):
             run=run,
             job=_directory("job", 0o755, run),
             lock=_directory("lock", 0o700, run),
+            progress=_directory(config.progress_path, 0o755),
             state_dir=_checked(config.state_dir),
+            progress_dir=config.progress_path,
         )
 
     def close(self) -> None:
         """Close the descriptors."""
-        for handle in (self.run, self.job, self.lock):
+        for handle in (self.run, self.job, self.lock, self.progress):
             os.close(handle)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from slurm_migbatch.mig.driver import Busy, DriverError, Gpu, Instance
-from slurm_migbatch.node import effects, handoff, owner
+from slurm_migbatch.node import effects, figures, handoff, owner, progress
 from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.deadline import Deadline, locked
 from slurm_migbatch.node.gpus import Gpus
@@ -363,6 +363,7 @@ class Repairer:
                 done.append(f"{run}: forgotten, its start was interrupted")
                 if not dry:
                     handoff.remove(self._paths.job, run.job, run.restart)
+                    progress.remove(self._paths.progress, run.job, run.restart)
                     with self._journal.write():
                         self._journal.drop_run(run)
             else:
@@ -383,20 +384,26 @@ class Repairer:
             handoff.write(self._paths.job, handoff.Handoff(run.job, run.restart, run.uid, (), why))
 
     def strays(self, now: float, *, dry: bool = False) -> list[str]:
-        """Remove hand-offs of runs that are over for long or that the journal does not know."""
-        there = set(handoff.listed(self._paths.job))  # before the runs: a run is in the journal before its hand-off
+        """Remove hand-offs of runs that are over for long or that the journal does not know, and progress files."""
+        # before the runs: a run is in the journal before its files
+        there, told = set(handoff.listed(self._paths.job)), set(progress.listed(self._paths.progress))
         known = {
             (run.job, run.restart): run.state
             for run in self._journal.runs("state NOT IN ('ended','misfit') OR since>=?", (now - TOMBSTONE_S,))
         }
         old = self._journal.runs("state='misfit' AND since<?", (now - TOMBSTONE_S,))
         strays = sorted(there - set(known))
+        silent = sorted(told - {run for run, state in known.items() if state not in ("ended", "misfit")})
         if not dry:
             for job, restart in strays:
                 handoff.remove(self._paths.job, job, restart)
+            for job, restart in silent:
+                progress.remove(self._paths.progress, job, restart)
             for run in old:
                 self.finish(run)
-        return [f"job {job} run {restart}: old hand-off removed" for job, restart in strays]
+        return [f"job {job} run {restart}: old hand-off removed" for job, restart in strays] + [
+            f"job {job} run {restart}: old progress file removed" for job, restart in silent
+        ]
 
     def absent(self, present: Collection[str], *, dry: bool = False) -> list[str]:
         """Rows of GPUs that are not there (any more), or no longer ours: held ones are lost, the rest forgotten.
@@ -432,6 +439,7 @@ class Repairer:
             handoff.write(self._paths.job, handoff.Handoff(run.job, run.restart, run.uid, (), ended))
         else:
             handoff.remove(self._paths.job, run.job, run.restart)
+        achieved = figures.gather(self._paths, run, pieces)
         told = [
             piece.told
             for piece in sorted(pieces, key=lambda piece: piece.ordinal or 0)
@@ -448,8 +456,10 @@ class Repairer:
                     self._journal.put(piece.freed("idle"))
             self._journal.put_run(run._replace(state="ended", owner="", since=time.time()))
             if told:
+                achieved.tell(self._journal, run)
                 fields = {"job": run.job, "restart": run.restart, "exit_code": run.exit_code, "slices": told}
-                self._journal.event("stop", fields)
+                self._journal.event("stop", fields | {"memory_mib": achieved.memory_mib})
+        progress.remove(self._paths.progress, run.job, run.restart)
         return [f"{piece}: {failed[piece.id]}" for piece in pieces if piece.id in failed]
 
 
@@ -489,6 +499,8 @@ def void_all(journal: Journal, paths: Paths) -> None:
     runs = {(run.job, run.restart): run for run in journal.runs("state<>'ended'")}
     for job, restart in set(handoff.listed(paths.job)) - set(runs):
         handoff.remove(paths.job, job, restart)
+    for job, restart in list(progress.listed(paths.progress)):
+        progress.remove(paths.progress, job, restart)
     for run in runs.values():
         why = "its node was started anew"
         handoff.write(paths.job, handoff.Handoff(run.job, run.restart, run.uid, (), why))

@@ -22,7 +22,7 @@ from slurm_migbatch.mig.driver import Busy, DriverError, Gpu, GpuLost, Instance,
 from slurm_migbatch.mig.grant import Grant
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.node import choice, effects, handoff, owner, plan
+from slurm_migbatch.node import choice, effects, handoff, owner, plan, progress
 from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.config import Config
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
@@ -224,8 +224,16 @@ class Starter:
         given = tuple(
             [handoff.Given(r.mig_uuid or "", str(r.slot.profile), memory[r.slot.profile], r.gpu) for r in done]
         )
-        handoff.write(self._paths.job, handoff.Handoff(env.job, env.restart or 0, env.uid, given))
+        self._hand_over(env, given)
         return self._commit(env, who, done, round(deadline.elapsed * 1000))
+
+    def _hand_over(self, env: HookEnv, given: tuple[handoff.Given, ...]) -> None:
+        job, restart, shown = env.job, env.restart or 0, f"{self._paths.progress_dir}/{env.job}.{env.restart or 0}"
+        try:
+            progress.make(self._paths.progress, job, restart, env.uid)
+        except OSError:
+            shown = ""  # a full disk, say; the job runs, it only cannot tell how it fares
+        handoff.write(self._paths.job, handoff.Handoff(job, restart, env.uid, given, progress=shown))
 
     def _seen(self, gpu: Gpu) -> dict[Slot, Instance]:
         """What exists on the GPU, all of it known to the journal."""

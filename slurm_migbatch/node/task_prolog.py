@@ -26,6 +26,7 @@ KEYS = (
     "MIGBATCH_PROFILE",
     "MIGBATCH_MEMORY_MIB",
     "MIGBATCH_JOB_SLICES",
+    "MIGBATCH_PROGRESS",
 )
 
 
@@ -66,8 +67,8 @@ def exports(etc: str, environ: dict[bytes, bytes], uid: int) -> str:
     devices = ",".join(piece[0] for piece in mine)
     profiles = ",".join(piece[1] for piece in mine)
     memory = min(int(piece[2]) for piece in mine)
-    values = (devices, devices, len(mine), profiles, memory, len(slices))
-    return "".join(f"export {key}={value}\n" for key, value in zip(KEYS, values, strict=True))
+    values = (devices, devices, len(mine), profiles, memory, len(slices), fields.get("progress", ""))
+    return "".join(f"export {key}={value}\n" for key, value in zip(KEYS, values, strict=True) if value != "")
 
 
 def jobs(environ: dict[bytes, bytes]) -> list[str]:

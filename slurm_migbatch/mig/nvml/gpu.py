@@ -30,6 +30,7 @@ from slurm_migbatch.mig.nvml.errors import translated
 from slurm_migbatch.mig.placement import Placement
 
 _CI_ENUMS = range(16)
+_MIB = 1 << 20
 
 
 class NvmlGpu:
@@ -164,6 +165,14 @@ class NvmlGpu:
                 continue
             pids.update(int(p.pid) for p in listed if getattr(p, "gpuInstanceId", None) == instance.gi_id)
         return tuple(sorted(pids))
+
+    def memory_used(self, instance: Instance) -> int:
+        """MiB in use on the instance, rounded up; raises NotFound."""
+        what = f"the memory of {instance}"
+        if instance.mig_uuid is None:
+            raise NotFound(pynvml.NVML_ERROR_NOT_FOUND, f"{self!r}: {what}: it has no compute instance")
+        device = self._call(what, pynvml.nvmlDeviceGetHandleByUUID, instance.mig_uuid)
+        return -(-int(self._call(what, pynvml.nvmlDeviceGetMemoryInfo, device).used) // _MIB)
 
     def holders(self, instance: Instance) -> tuple[Holder, ...]:
         """The processes on the instance with their names."""

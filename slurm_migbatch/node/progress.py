@@ -1,0 +1,312 @@
+"""What a job says of its own speed: one file for each run, made by root, written by the job's user, read by root.
+
+    ProgressDir/<job>.<restart>      the user's, mode 0600, in a directory of root's (0755)
+
+    items=1200 seconds=4.5
+    items=2400 seconds=9.1 batch=32 latency_ms=26 p99_ms=31 task=0 at=1790000000.5 done=1
+
+Each line is a whole report; the last one of a task counts. TaskProlog names the file as MIGBATCH_PROGRESS, and
+`migbatch progress` or any program appends to it. `items` counts from the job's start. `seconds` is the time that they
+took; without it the time between a task's first and last report counts, or else the time since the job's start. Tasks
+that report each their own items tell themselves apart by `task`; a report without one speaks for the whole job.
+
+Root never opens what a user could have put in the file's place:
+
+- The directory is root's, so its names are: there is no symbolic link, FIFO, device or other user's file to be met.
+- fusermount lets a user mount over a file that is his. So the file is looked up without opening it (O_PATH), its mount
+  compared with the directory's, and only then examined (regular, the right owner, one name) and opened through that
+  very descriptor.
+- Opening does not wait (O_NONBLOCK), not even for a lease (fcntl F_SETLEASE) that the user holds on his file.
+- Of a file of any length at most HEAD + TAIL bytes are read, and lines are taken by an allow-list, numbers only.
+
+What a user may do is fill the disk of ProgressDir, as he may that of /var/tmp, which is why it is not in /run; the
+agent empties files that grow beyond MAX_BYTES. He can tell lies about his own runs, so figures from here are marked as
+the job's own words wherever they go.
+"""
+
+# Hooks do without pathlib: importing it takes longer than a warm start.
+# ruff: noqa: PTH123
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+from slurm_migbatch.node import effects
+
+HEAD = 4096
+TAIL = 32768
+MAX_BYTES = 1 << 20
+MAX_LINE = 400
+MAX_TASKS = 1024
+MIN_SPAN_S = 1.0
+"""Two reports that are closer in time tell no speed."""
+
+CLOCKS_S = 60.0
+"""How far the clock that a job goes by may be from the node's."""
+
+_NAME = re.compile(r"([0-9]{1,10})\.([0-9]{1,5})")
+_NUMBER = re.compile(rb"[0-9]{1,15}(?:\.[0-9]{1,17})?(?:[eE][+-]?[0-9]{1,2})?")
+_LIMITS: dict[str, tuple[float, float]] = {
+    "items": (0, 1e15),
+    "seconds": (1e-6, 1e9),
+    "batch": (1, 1e7),
+    "latency_ms": (1e-6, 1e9),
+    "p99_ms": (1e-6, 1e9),
+    "task": (0, 1e7),
+    "at": (0, 1e11),
+    "done": (0, 1),
+}
+"""Every key of a line with the smallest and largest value that is taken."""
+
+WHOLE = ("items", "batch", "task", "done")
+
+
+class ProgressError(RuntimeError):
+    """A progress file cannot be read now or is not what root made; the message says why."""
+
+
+class Content(NamedTuple):
+    """The beginning and end of a file (`tail` is all of it where it is short), its length and last change (unix s)."""
+
+    head: bytes
+    tail: bytes
+    size: int
+    changed: float
+
+
+class Line(NamedTuple):
+    """One report. `task` is None where it speaks for the whole job."""
+
+    items: int | None = None
+    seconds: float | None = None
+    batch: int | None = None
+    latency_ms: float | None = None
+    p99_ms: float | None = None
+    task: int | None = None
+    at: float | None = None
+    done: int = 0
+
+
+class Report(NamedTuple):
+    """What all reports of a run on this node say together; the fields of a `progress` event.
+
+    `items` and `throughput_per_s` are sums over tasks, `latency_ms` (of one batch) their mean, `latency_p99_ms` the
+    worst. `tasks` is how many told apart what they did, `refused` how many of the lines read made no sense.
+    """
+
+    items: int | None
+    throughput_per_s: float | None
+    latency_ms: float | None
+    latency_p99_ms: float | None
+    batch: int | None
+    tasks: int
+    done: bool
+    refused: int
+
+
+# -- the file ----------------------------------------------------------------------------------------------------
+
+
+def make(directory: int, job: int, restart: int, uid: int) -> None:
+    """An empty file for a run that begins, in place of one that an interrupted start may have left. Raises OSError."""
+    name = f"{job}.{restart}"
+    effects.point("progress make")
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=directory)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    handle = os.open(name, flags, 0o600, dir_fd=directory)
+    try:
+        os.fchmod(handle, 0o600)
+        os.fchown(handle, uid, -1)
+    finally:
+        os.close(handle)
+
+
+def remove(directory: int, job: int, restart: int) -> None:
+    """Take it away; harmless where there is none.
+
+    While its user has mounted something over it, that does not work: it is tried again with the next strays.
+    """
+    effects.point("progress unlink")
+    with suppress(OSError):
+        os.unlink(f"{job}.{restart}", dir_fd=directory)
+
+
+def listed(directory: int) -> Iterator[tuple[int, int]]:
+    """Job and restart of every file."""
+    for name in os.listdir(directory):
+        match = _NAME.fullmatch(name)
+        if match is not None:
+            yield int(match[1]), int(match[2])
+
+
+def read(directory: int, job: int, restart: int, uid: int) -> Content | None:
+    """What the run's user wrote; None where there is no file. Raises ProgressError."""
+    name = f"{job}.{restart}"
+    try:
+        with _opened(directory, name, uid, os.O_RDONLY) as handle:
+            status = os.fstat(handle)
+            tail = os.pread(handle, TAIL, max(0, status.st_size - TAIL))
+            head = os.pread(handle, HEAD, 0) if status.st_size > TAIL else b""
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ProgressError(f"progress file {name}: {error.strerror}") from error
+    return Content(head, tail, status.st_size, status.st_mtime)
+
+
+def shorten(directory: int, job: int, restart: int, uid: int) -> None:
+    """Empty a file that has grown too long. Raises ProgressError."""
+    name = f"{job}.{restart}"
+    try:
+        with _opened(directory, name, uid, os.O_WRONLY) as handle:
+            os.ftruncate(handle, 0)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ProgressError(f"progress file {name}: {error.strerror}") from error
+
+
+@contextmanager
+def _opened(directory: int, name: str, uid: int, flags: int) -> Iterator[int]:
+    """A descriptor of the very file that root made there. Raises ProgressError, OSError."""
+    path = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        if _mount(path) != _mount(directory):
+            raise ProgressError(f"progress file {name}: something is mounted over it")
+        status = os.fstat(path)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != uid or status.st_nlink != 1:
+            raise ProgressError(f"progress file {name} is not the one that was made for the run")
+        handle = os.open(f"/proc/self/fd/{path}", flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    finally:
+        os.close(path)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _mount(handle: int) -> str:
+    """The mount that a descriptor is on, without asking its file system anything."""
+    with open(f"/proc/self/fdinfo/{handle}", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("mnt_id:"):
+                return line.split()[1]
+    raise ProgressError("this kernel does not tell on which mount a file is")
+
+
+# -- what it says ------------------------------------------------------------------------------------------------
+
+
+def understand(content: Content, started: float, *, ended: bool = False) -> Report | None:
+    """The sum of a file's reports; None where it holds none.
+
+    Args:
+        started: when the run got its slices, unix seconds.
+        ended: nobody writes any more, so a last line without its newline is whole.
+    """
+    first, _ = _lines(content.head, cut=False, ended=False)
+    last, refused = _lines(content.tail, cut=content.size > len(content.tail), ended=ended)
+    if not last:
+        return None if not refused else Report(None, None, None, None, None, 0, False, refused)
+    first, last = ([_timed(line, started, content.changed) for line in lines] for lines in (first, last))
+    together = last[-1].task is not None
+    begins: dict[int | None, Line] = {}
+    ends: dict[int | None, Line] = {}
+    for line in (*first, *last):
+        if (line.task is not None) == together:
+            begins.setdefault(line.task, line)
+    for line in last:
+        if (line.task is not None) == together and (line.task in ends or len(ends) < MAX_TASKS):
+            ends[line.task] = _merged(ends.get(line.task), line)
+    rates = [
+        _rate(begins[task], line, started, content.changed if line.at is None else line.at)
+        for task, line in ends.items()
+        if line.items is not None
+    ]
+    items = [line.items for line in ends.values() if line.items is not None]
+    batches = {line.batch for line in ends.values() if line.batch is not None}
+    return Report(
+        items=sum(items) if items else None,
+        throughput_per_s=None if not rates or None in rates else math.fsum(rate for rate in rates if rate is not None),
+        latency_ms=_mean(line.latency_ms for line in ends.values()),
+        latency_p99_ms=max((line.p99_ms for line in ends.values() if line.p99_ms is not None), default=None),
+        batch=batches.pop() if len(batches) == 1 else None,
+        tasks=len(ends),
+        done=all(line.done for line in ends.values()),
+        refused=refused,
+    )
+
+
+def _timed(line: Line, started: float, changed: float) -> Line:
+    """Without its time where that is not of the run: then the file's own is used."""
+    odd = line.at is not None and not started - CLOCKS_S <= line.at <= changed + CLOCKS_S
+    return line._replace(at=None) if odd else line
+
+
+def _merged(before: Line | None, line: Line) -> Line:
+    """A task's latest figures: what a report leaves out (a latency told once, say) stays as it was."""
+    if before is None:
+        return line
+    kept = {
+        name: value
+        for name, value in before._asdict().items()
+        if getattr(line, name) is None and name not in ("seconds", "at")
+    }
+    if line.items is None:  # then the time of the count is that of the report that had it
+        kept |= {"seconds": before.seconds, "at": before.at}
+    return line._replace(**kept)
+
+
+def _rate(first: Line, last: Line, started: float, moment: float) -> float | None:
+    """Items per second of one task."""
+    if last.items is None:
+        return None
+    if last.seconds is not None:
+        return last.items / last.seconds
+    if first.at is not None and first.items is not None and moment - first.at >= MIN_SPAN_S:
+        return max(0, last.items - first.items) / (moment - first.at)
+    return last.items / (moment - started) if moment - started >= MIN_SPAN_S else None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
+
+
+def _lines(text: bytes, *, cut: bool, ended: bool) -> tuple[list[Line], int]:
+    """The reports in a piece of a file, and how many lines are none. `cut`: it begins in the middle of a line."""
+    rows = text.split(b"\n")
+    if cut:
+        rows = rows[1:]
+    if rows and not (ended and rows[-1]):
+        rows = rows[:-1]
+    found = [parse(row) for row in rows if row.strip()]
+    good = [line for line in found if line is not None]
+    return good, len(found) - len(good)
+
+
+def parse(row: bytes) -> Line | None:
+    """One line; None where it is anything but known keys with plausible numbers, each once."""
+    if len(row) > MAX_LINE:
+        return None
+    values: dict[str, float | int] = {}
+    for word in row.split():
+        name, equals, text = word.partition(b"=")
+        key = name.decode("ascii", "replace")
+        if not equals or key not in _LIMITS or key in values or not _NUMBER.fullmatch(text):
+            return None
+        number = float(text)
+        low, high = _LIMITS[key]
+        if not low <= number <= high or (key in WHOLE and not number.is_integer()):
+            return None
+        values[key] = int(number) if key in WHOLE else number
+    if not {"items", "latency_ms", "p99_ms", "done"} & set(values):
+        return None
+    return Line(**values)  # type: ignore[arg-type]  # the keys are its fields, whole numbers where they must be

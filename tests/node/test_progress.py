@@ -1,0 +1,403 @@
+"""What jobs say of themselves reaches the record, and nothing else does."""
+
+import fcntl
+import os
+import signal
+import stat
+import subprocess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nodes import ALICE, BOB
+from test_task_prolog import exported
+
+from slurm_migbatch.node import exits, progress
+from slurm_migbatch.node.progress import Content, Line, ProgressError, parse, understand
+
+
+def content(text, changed=1000.0, size=None):
+    raw = text.encode() if isinstance(text, str) else text
+    return Content(b"", raw, len(raw) if size is None else size, changed)
+
+
+def told(text, started=0.0, ended=True, changed=100.0):
+    return understand(content(text, changed), started, ended=ended)
+
+
+# -- lines
+
+
+def test_a_line_of_everything():
+    line = parse(b"items=2400 seconds=9.1 batch=32 latency_ms=26 p99_ms=3.1e1 task=0 at=1790000000.5 done=1")
+    assert line == Line(2400, 9.1, 32, 26.0, 31.0, 0, 1790000000.5, 1)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "items", "items=", "items=-1", "items=+1", "items=nan", "items=inf", "items=1e99", "items=1.5", "items=0x10",
+        "items=1_000", "items=1 items=2", "items=1 color=red", "batch=32", "seconds=4", "at=5", "items=1 seconds=0",
+        "items=1 latency_ms=-2", "items=9999999999999999", "items=1;rm", "items=1 done=2", "items=\u0661", "x" * 500,
+        "items=1 " * 60, "items = 1", "{'items': 1}",
+    ],
+)  # fmt: skip
+def test_lines_that_are_none(row):
+    assert parse(row.encode()) is None
+    assert told(row + "\nitems=7 seconds=1\n").items == 7
+    assert told(row + "\nitems=7 seconds=1\n").refused == 1
+
+
+@given(st.binary(max_size=3000), st.booleans(), st.integers(0, 5000))
+def test_no_file_breaks_it(raw, ended, more):
+    report = understand(content(raw, size=len(raw) + more), 0.0, ended=ended)
+    if report is not None:
+        assert report.items is None or report.items >= 0
+        assert report.throughput_per_s is None or report.throughput_per_s >= 0
+
+
+words = st.builds(
+    lambda items, seconds, task: f"items={items}" + f" seconds={seconds}" * bool(seconds) + task,
+    st.integers(0, 10**9),
+    st.one_of(st.none(), st.floats(0.001, 1e6)),
+    st.sampled_from(["", " task=0", " task=1", " task=7"]),
+)
+
+
+@given(st.lists(words, min_size=1, max_size=40))
+def test_only_the_last_report_of_each_task_counts(lines):
+    report = told("\n".join(lines) + "\n")
+    parsed = [parse(line.encode()) for line in lines]
+    together = parsed[-1].task is not None
+    last = {line.task: line for line in parsed if (line.task is not None) == together}
+    assert report.items == sum(line.items for line in last.values())
+    assert report.tasks == len(last)
+    assert report.refused == 0
+
+
+# -- speed
+
+
+def test_the_time_that_the_job_names_counts():
+    assert told("items=100 seconds=4\nitems=300 seconds=10\n").throughput_per_s == 30
+
+
+def test_without_it_the_time_between_first_and_last_report_does():
+    """What came before the first report (loading a model, say) is no part of the speed."""
+    assert told("items=0 at=40\nitems=50 at=50\nitems=200 at=60\n").throughput_per_s == 10
+
+
+def test_else_the_time_since_the_start():
+    assert told("items=200\n", started=80.0, changed=100.0).throughput_per_s == 10
+    assert told("items=200 at=90\n", started=80.0, changed=100.0).throughput_per_s == 20
+    assert told("items=200\n", started=99.9, changed=100.0).throughput_per_s is None
+
+
+def test_times_that_are_not_the_runs_are_not_believed():
+    assert told("items=0 at=1\nitems=200 at=99999\n", started=80.0 + 900, changed=1000.0).throughput_per_s == 10
+
+
+def test_tasks_add_up():
+    report = told("items=100 seconds=10 task=0 latency_ms=10 p99_ms=20\nitems=50 seconds=10 task=1 latency_ms=30\n")
+    assert (report.items, report.throughput_per_s, report.tasks) == (150, 15, 2)
+    assert (report.latency_ms, report.latency_p99_ms) == (20, 20)
+
+
+def test_the_last_word_of_the_batch_script_stands_for_all_tasks():
+    report = told("items=100 seconds=10 task=0\nitems=50 seconds=10 task=1\nitems=160 seconds=16 done=1\n")
+    assert (report.items, report.throughput_per_s, report.tasks, report.done) == (160, 10, 1, True)
+
+
+def test_what_was_told_once_stays():
+    report = told("items=100 seconds=10 batch=32 latency_ms=12\nitems=200 seconds=20\ndone=1\n")
+    assert (report.items, report.throughput_per_s, report.batch, report.latency_ms) == (200, 10, 32, 12)
+    assert report.done
+
+
+def test_a_line_that_is_still_being_written_waits():
+    assert told("items=100 seconds=10\nitems=2", ended=False).items == 100
+    assert told("items=100 seconds=10\nitems=200 seconds=10", ended=True).items == 200
+
+
+def test_long_files_are_read_at_both_ends(node):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    start = node.slices("held")[0].since
+    lines = [f"items={10 * i} at={start + i:.0f}" for i in range(4000)]
+    write(node, "\n".join(lines) + "\n")
+    os.utime(path(node), (start + 4000, start + 4000))
+    found = progress.read(node.executor.paths.progress, 1, 0, ALICE)
+    assert found.size > progress.TAIL
+    assert (len(found.head), len(found.tail)) == (progress.HEAD, progress.TAIL)
+    report = understand(found, start, ended=True)
+    assert (report.items, report.refused) == (39990, 0)
+    assert report.throughput_per_s == pytest.approx(10)
+
+
+# -- the file
+
+
+def path(node, job=1, restart=0):
+    return node.root / "state.progress" / f"{job}.{restart}"
+
+
+def write(node, text, job=1):
+    with open(path(node, job), "a") as file:
+        file.write(text)
+
+
+def as_user(uid, work):
+    """`work` in a child that really is the user; its exception's name, or "done"."""
+    read, out = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        said = "done"
+        try:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            work()
+        except BaseException as error:
+            said = type(error).__name__
+        os.write(out, said.encode())
+        os._exit(0)
+    os.close(out)
+    with os.fdopen(read) as pipe:
+        said = pipe.read()
+    os.waitpid(pid, 0)
+    return said
+
+
+@pytest.fixture
+def open_node(many_nodes):
+    """A node in a directory that users may look into."""
+    made = many_nodes()
+    for directory in (made.root, made.root.parent):
+        directory.chmod(0o755)
+    return made
+
+
+def test_the_task_is_told_where(open_node):
+    node = open_node
+    assert node.prolog(1, "[mig:1g.10gb:1]")[0] == exits.OK
+    where = exported(node, 1)["MIGBATCH_PROGRESS"]
+    assert where == str(path(node))
+    status = os.stat(where)
+    assert (status.st_uid, stat.S_IMODE(status.st_mode), status.st_size) == (ALICE, 0o600, 0)
+    assert node.handoff(1).progress == where
+
+    def report():
+        with open(where, "a") as file:
+            file.write("items=123 seconds=4.5\n")
+
+    assert as_user(BOB, report) == "PermissionError"
+    assert as_user(ALICE, report) == "done"
+    node.epilog(1)
+    assert not path(node).exists()
+    event, stop = node.events()[-2:]
+    assert stop["kind"] == "stop"
+    assert {k: event[k] for k in ("kind", "job", "restart", "items", "final")} == {
+        "kind": "progress", "job": 1, "restart": 0, "items": 123, "final": True,
+    }  # fmt: skip
+    assert event["throughput_per_s"] == pytest.approx(123 / 4.5)
+    node.check()
+
+
+def test_a_silent_run_tells_nothing_and_leaves_nothing(node):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    node.epilog(1)
+    assert node.events("progress") == []
+    assert node.events("stop")[0]["memory_mib"] is None
+    assert list((node.root / "state.progress").iterdir()) == []
+
+
+def test_the_next_run_has_a_file_of_its_own(node):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    write(node, "items=5 seconds=1\n")
+    node.prolog(1, "[mig:1g.10gb:1]", restart=1)
+    assert [(e["restart"], e["items"]) for e in node.events("progress")] == [(0, 5)]
+    assert path(node, 1, 1).read_text() == ""
+    assert not path(node).exists()
+
+
+def test_the_owner_cannot_put_anything_else_in_its_place(open_node):
+    """Symbolic links, FIFOs, other names: the directory is root's."""
+    node = open_node
+    node.prolog(1, "[mig:1g.10gb:1]")
+    where = path(node)
+    attempts = [
+        lambda: os.unlink(where),
+        lambda: os.rename(where, f"{where}x"),
+        lambda: os.symlink("/etc/shadow", where),
+        lambda: os.symlink("/etc/shadow", f"{where}x"),
+        lambda: os.mkfifo(f"{where.parent}/2.0"),
+        lambda: os.mkdir(f"{where.parent}/2.0"),
+        lambda: os.link(where, f"{where.parent}/2.0"),
+        lambda: os.chown(where, BOB, -1),
+        lambda: os.chmod(where.parent, 0o777),
+    ]
+    assert {as_user(ALICE, work) for work in attempts} <= {"PermissionError", "FileExistsError"}
+    assert {as_user(BOB, work) for work in attempts} <= {"PermissionError", "FileExistsError"}
+    assert [p.name for p in where.parent.iterdir()] == ["1.0"]
+
+
+def other_things(where):
+    """What could lie in the place of the file if the directory were not root's."""
+
+    def symlink():
+        target = where.parent.parent / "secret"
+        target.write_text("items=666 seconds=1\n")
+        os.chown(target, ALICE, ALICE)
+        where.symlink_to(target)
+
+    def fifo():
+        os.mkfifo(where)
+        os.chown(where, ALICE, ALICE)
+
+    def device():
+        os.mknod(where, stat.S_IFCHR | 0o600, os.makedev(5, 0))
+        os.chown(where, ALICE, ALICE)
+
+    def directory():
+        where.mkdir()
+        os.chown(where, ALICE, ALICE)
+
+    def others():
+        where.write_text("items=666 seconds=1\n")
+        os.chown(where, BOB, BOB)
+
+    def roots():
+        where.write_text("items=666 seconds=1\n")
+
+    def two_names():
+        where.write_text("items=666 seconds=1\n")
+        os.chown(where, ALICE, ALICE)
+        os.link(where, where.parent.parent / "other name")
+
+    return [symlink, fifo, device, directory, others, roots, two_names]
+
+
+@pytest.mark.parametrize("number", range(7))
+def test_root_reads_only_the_file_that_it_made(node, number):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    where = path(node)
+    where.unlink()
+    other_things(where)[number]()
+    alarm(5)
+    with pytest.raises(ProgressError):
+        progress.read(node.executor.paths.progress, 1, 0, ALICE)
+    with pytest.raises(ProgressError):
+        progress.shorten(node.executor.paths.progress, 1, 0, ALICE)
+    assert node.epilog(1)[0] == exits.OK
+    signal.alarm(0)
+    assert node.events("progress") == []
+    assert node.events("stop")
+
+
+def alarm(seconds):
+    """End a test that waits for what a user holds up."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(seconds)
+
+
+def test_a_mount_over_the_file_is_not_looked_into(node, tmp_path):
+    """fusermount lets a user mount over a file of his own; whatever answers there could keep root waiting."""
+    node.prolog(1, "[mig:1g.10gb:1]")
+    write(node, "items=5 seconds=1\n")
+    other = tmp_path / "other"
+    other.write_text("items=666 seconds=1\n")
+    os.chown(other, ALICE, ALICE)
+    subprocess.run(["mount", "--bind", str(other), str(path(node))], check=True)
+    try:
+        with pytest.raises(ProgressError, match="mounted over"):
+            progress.read(node.executor.paths.progress, 1, 0, ALICE)
+        assert node.epilog(1)[0] == exits.OK
+        assert node.events("progress") == []
+        node.check()
+    finally:
+        subprocess.run(["umount", str(path(node))], check=True)
+    node.reconcile()
+    assert not path(node).exists()
+
+
+def test_a_lease_does_not_keep_root_waiting(node):
+    """A user may hold a lease on his own file, which makes whoever opens it wait for 45 seconds."""
+    node.prolog(1, "[mig:1g.10gb:1]")
+    write(node, "items=5 seconds=1\n")
+    ready, go = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(go[1])
+            signal.signal(signal.SIGIO, signal.SIG_IGN)
+            handle = os.open(path(node), os.O_RDWR)
+            os.setresuid(ALICE, ALICE, ALICE)
+            fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            os.write(ready[1], b"1")
+            os.read(go[0], 1)
+        finally:
+            os._exit(0)
+    os.close(go[0])
+    os.read(ready[0], 1)
+    alarm(20)
+    with pytest.raises(ProgressError, match="unavailable"):
+        progress.read(node.executor.paths.progress, 1, 0, ALICE)
+    os.close(go[1])
+    os.waitpid(pid, 0)
+    assert progress.read(node.executor.paths.progress, 1, 0, ALICE).tail == b"items=5 seconds=1\n"
+    signal.alarm(0)
+
+
+def test_a_file_of_any_length_costs_little(node):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    with open(path(node), "r+b") as file:
+        file.truncate(1 << 40)
+        file.seek(0, os.SEEK_END)
+        file.write(b"\nitems=9 seconds=1\n")
+    found = progress.read(node.executor.paths.progress, 1, 0, ALICE)
+    assert len(found.head) + len(found.tail) == progress.HEAD + progress.TAIL
+    assert understand(found, 0.0).items == 9
+    progress.shorten(node.executor.paths.progress, 1, 0, ALICE)
+    assert path(node).stat().st_size == 0
+    with open(path(node), "r+b") as file:
+        file.truncate(1 << 40)
+    assert node.epilog(1)[0] == exits.OK
+    assert not path(node).exists()
+
+
+def test_a_full_disk_is_no_reason_to_refuse_a_job(node, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(progress, "make", full)
+    assert node.prolog(1, "[mig:1g.10gb:1]")[0] == exits.OK
+    assert "MIGBATCH_PROGRESS" not in exported(node, 1)
+    assert node.epilog(1)[0] == exits.OK
+
+
+def test_files_that_a_crash_left_are_removed(node):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    stray = path(node, 77)
+    stray.write_text("items=1\n")
+    (node.root / "state.progress" / "notes").write_text("not ours to remove")
+    assert node.reconcile() == ["job 77 run 0: old progress file removed"]
+    assert node.reconcile() == []
+    assert path(node).exists()
+    assert not stray.exists()
+
+
+def test_a_boot_leaves_no_file(node):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    node.forget_executor()
+    node.machine.reboot()
+    node.reconcile()
+    assert list((node.root / "state.progress").iterdir()) == []
+
+
+def test_a_directory_that_others_may_write_to_is_refused(node):
+    node.executor.journal.check()
+    node.forget_executor()
+    (node.root / "state.progress").chmod(0o777)
+    from slurm_migbatch.node.paths import Paths, PathsError
+
+    with pytest.raises(PathsError, match="755"):
+        Paths.open(node.config)

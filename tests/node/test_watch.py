@@ -1,0 +1,226 @@
+"""The agent's look at running jobs: memory in use, and what they say."""
+
+import os
+import threading
+
+import pytest
+from nodes import ALICE, BOB
+from test_agent import agent_process, run_hook
+from test_progress import path, write
+
+from slurm_migbatch.node import peaks, progress
+from slurm_migbatch.node.peaks import Peak
+from slurm_migbatch.node.watch import Watcher
+from slurm_migbatch.testbed.proc import wait_until
+
+PID = 2**22 + 7
+"""Above any pid: the simulated driver keeps such a process until it is ended."""
+
+
+class Look:
+    """A watcher of which a test makes every look itself, `every` seconds apart."""
+
+    def __init__(self, node):
+        self.node = node
+        self.watcher = Watcher(node.config, node.executor.gpus)
+        self.now = 1e9
+
+    def __call__(self, seconds=15.0):
+        self.now += seconds
+        self.watcher.look(self.node.journal, self.node.executor.paths, self.now)
+
+
+@pytest.fixture
+def look(node):
+    return Look(node)
+
+
+def memory(node, job, mib, pid=PID):
+    for row in node.slices("held"):
+        if row.job == job:
+            node.machine.start_process(row.mig_uuid, pid, memory_mib=mib)
+
+
+def stops(node):
+    return {(event["job"], event["restart"]): event["memory_mib"] for event in node.events("stop")}
+
+
+def test_the_most_that_was_in_use_is_told_at_the_end(node, look):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    for mib in (300, 5000, 800):
+        memory(node, 1, mib)
+        look()
+        node.machine.end_process(PID)
+    node.epilog(1)
+    assert stops(node) == {(1, 0): 5000}
+
+
+def test_a_warm_slice_starts_from_nothing(node, look):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    memory(node, 1, 5000)
+    look()
+    node.machine.end_process(PID)
+    node.epilog(1)
+    node.prolog(2, "[mig:1g.10gb:1]", uid=BOB)
+    assert node.events("start")[-1]["warm"]
+    memory(node, 2, 700)
+    look()
+    node.machine.end_process(PID)
+    node.epilog(2)
+    assert stops(node) == {(1, 0): 5000, (2, 0): 700}
+
+
+def test_of_several_slices_the_fullest_counts(node, look):
+    node.prolog(1, "[mig:1g.10gb:2]")
+    for number, row in enumerate(node.slices("held")):
+        node.machine.start_process(row.mig_uuid, PID + number, memory_mib=1000 + number)
+    look()
+    for number in range(2):
+        node.machine.end_process(PID + number)
+    node.epilog(1)
+    assert stops(node) == {(1, 0): 1001}
+
+
+def test_a_job_that_never_used_its_slice_has_no_figure(node, look):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    look()
+    node.epilog(1)
+    assert stops(node) == {(1, 0): None}
+
+
+def test_a_job_that_was_hardly_watched_has_none_either():
+    peak = Peak(0.0, {}).seen({"MIG-a": 300}, 15.0)
+    assert peak.believable(30.0) == 300
+    assert peak.believable(31.0) is None
+    assert Peak(900.0, {}).believable(10.0) is None
+
+
+def test_hooks_without_the_agent_still_tell_what_it_saw(node, look):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    memory(node, 1, 4000)
+    look()
+    node.machine.end_process(PID)
+    node.forget_executor()
+    node.epilog(1)
+    assert stops(node) == {(1, 0): 4000}
+    status = os.stat(node.root / "run" / "peaks")
+    assert (status.st_uid, status.st_mode & 0o777) == (0, 0o600)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 2}', '{"version": 1, "runs": {"x": 1}}', "\xff" * 9])
+def test_a_damaged_file_of_peaks_is_none(node, text):
+    (node.root / "run").mkdir(exist_ok=True)
+    node.prolog(1, "[mig:1g.10gb:1]")
+    (node.root / "run" / "peaks").write_text(text)
+    assert peaks.load(node.executor.paths.run) == {}
+    node.epilog(1)
+    assert stops(node) == {(1, 0): None}
+
+
+def test_nothing_is_asked_of_the_driver_where_no_job_runs(node, look):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    node.epilog(1)
+    look()
+    node.machine.calls(reset=True)
+    look()
+    assert not node.machine.calls()
+
+
+def test_a_look_costs_a_few_calls_for_each_slice(new_node):
+    node = new_node(gpus=("h100-80gb",) * 2)
+    for job in range(1, 15):
+        node.prolog(job, "[mig:1g.10gb:1]")
+        memory(node, job, 100, PID + job)
+    look = Look(node)
+    look()
+    node.machine.calls(reset=True)
+    look()
+    assert sum(node.machine.calls().values()) <= 5 * 14
+
+
+def test_a_driver_that_fails_stops_nothing(node, look, caplog):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    memory(node, 1, 5000)
+    write(node, "items=5 seconds=1\n")
+    node.machine.fail("nvmlDeviceGetMemoryInfo", times=2)
+    look()
+    look()
+    assert len([r for r in caplog.records if "memory in use" in r.getMessage()]) == 1
+    assert [event["items"] for event in node.events("progress")] == [5]
+    look()
+    assert peaks.load(node.executor.paths.run)[1, 0].mib
+
+
+def test_progress_is_told_as_it_comes_but_not_more_often_than_asked(node, look):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    look()
+    write(node, "items=10 seconds=1\n")
+    look()
+    look()
+    write(node, "items=20 seconds=2\n")
+    look()
+    assert [event["items"] for event in node.events("progress")] == [10]
+    look(node.config.progress_every)
+    write(node, "items=30 seconds=3 done=1\n")
+    look()
+    assert [(event["items"], event["final"]) for event in node.events("progress")] == [
+        (10, False), (20, False), (30, False),
+    ]  # fmt: skip
+
+
+def test_a_file_that_grows_without_end_is_emptied_and_what_it_said_kept(node, look):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    write(node, "items=5 seconds=1\n" * 80000)
+    assert path(node).stat().st_size > progress.MAX_BYTES
+    look()
+    assert path(node).stat().st_size == 0
+    assert [event["items"] for event in node.events("progress")] == [5]
+    node.epilog(1)
+    assert len(node.events("progress")) == 1
+
+
+def test_nothing_is_told_of_a_run_that_is_being_released(node, look, monkeypatch):
+    """The Epilog begins between the look at the journal and the report: its own word must stay the last."""
+    node.prolog(1, "[mig:1g.10gb:1]")
+    write(node, "items=5 seconds=1\n")
+    read = progress.read
+
+    def slow(*arguments):
+        monkeypatch.setattr(progress, "read", read)
+        found = read(*arguments)
+        write(node, "items=6 seconds=1\n")
+        node.epilog(1)
+        return found
+
+    monkeypatch.setattr(progress, "read", slow)
+    look()
+    assert [(event["items"], event["final"]) for event in node.events("progress")] == [(6, True)]
+
+
+def test_what_is_wrong_with_a_users_file_is_said_once(node, look, caplog):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    os.link(path(node), node.root / "second name")
+    look()
+    look()
+    assert len([r for r in caplog.records if "is not the one that was made" in r.getMessage()]) == 1
+
+
+def test_the_agent_does_all_that(new_node):
+    node = new_node(SampleEvery=0.05, ProgressEvery=0.05)
+    with agent_process(node) as agent:
+        assert run_hook(node, "prolog", 1, "[mig:2g.20gb:1]", uid=ALICE)[0] == 0
+        memory(node, 1, 6000)
+        write(node, "items=5 seconds=1\n")
+        wait_until(lambda: node.events("progress"), 60.0, "the first report")
+        wait_until(lambda: peaks.load(node.executor.paths.run), 60.0, "the first sample")
+        node.machine.end_process(PID)
+        write(node, "items=9 seconds=2\n")
+        assert run_hook(node, "epilog", 1)[0] == 0
+        agent.stop()
+    assert [event["items"] for event in node.events("progress")][-1] == 9
+    assert stops(node)[1, 0] in (6000, None)  # None where this machine was too busy to look for half of the time
+
+
+def test_it_can_be_switched_off(new_node):
+    node = new_node(SampleEvery=0)
+    assert Watcher(node.config, node.executor.gpus).thread(threading.Event()) is None
