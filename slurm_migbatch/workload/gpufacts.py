@@ -11,16 +11,19 @@ from typing import NamedTuple
 
 
 class GpuFacts(NamedTuple):
-    """`tflops`: 10^12 dense 16-bit operations a second; `bandwidth_gbs`: 10^9 bytes a second; `sm_count`: all SMs."""
+    """`tflops`: 10^12 dense 16-bit operations a second; `bandwidth_gbs`: 10^9 bytes a second; `sm_count`: all SMs;
+    `memory_slices`: MIG memory slices of the whole GPU.
+    """
 
     tflops: float
     bandwidth_gbs: float
     sm_count: int = 0
+    memory_slices: int = 8
 
 
 #: the first pattern that is found in the NVML name (lower case) counts
 _KNOWN = (
-    (r"\ba30\b", GpuFacts(165, 933, 56)),
+    (r"\ba30\b", GpuFacts(165, 933, 56, 4)),
     (r"\ba[18]00\b.*40gb", GpuFacts(312, 1555, 108)),
     (r"\ba[18]00\b.*pcie.*80gb", GpuFacts(312, 1935, 108)),
     (r"\ba[18]00\b", GpuFacts(312, 2039, 108)),
@@ -34,7 +37,7 @@ _KNOWN = (
     (r"\bh[18]00\b", GpuFacts(989, 3352, 132)),
     (r"\bg?b300\b", GpuFacts(2500, 8000, 148)),
     (r"\bg?b200\b", GpuFacts(2250, 8000, 148)),
-    (r"rtx pro 6000", GpuFacts(503, 1792, 188)),
+    (r"rtx pro 6000", GpuFacts(503, 1792, 188, 12)),
 )
 
 

@@ -1,0 +1,130 @@
+"""Points of the request grid as arrays: batch, slice, input and processes, all relative to the whole GPU.
+
+Shares of a slice come from its SM count and memory slices, never from the g in its name: a 3g.40gb of an H100 has 60 of
+132 SMs, a 1g.20gb has 26.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from slurm_migbatch.mig.geometry import ProfileInfo
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.predict.known import Known
+from slurm_migbatch.profiling.measurement import Measurement
+from slurm_migbatch.workload.catalog import GpuKind
+from slurm_migbatch.workload.gpufacts import GpuFacts, facts_of, guess, short_name
+
+Array = npt.NDArray[np.float64]
+
+USABLE_SHARE = 98 / 108
+"""SMs of the largest MIG profile against all of the GPU on an A100, where a table does not say."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What predictions need to know of a kind of GPU: a short name, the speed of the whole, memory (0: not known)."""
+
+    name: str
+    facts: GpuFacts
+    memory_gb: int = 0
+
+    @classmethod
+    def of_kind(cls, kind: GpuKind) -> Gpu:
+        """The GPU of a site's catalog."""
+        sms = kind.sm_count or kind.full.sm_count
+        facts = GpuFacts(kind.tflops, kind.bandwidth_gbs, sms, kind.geometry.memory_slices)
+        return cls(kind.name, facts, kind.full.profile.memory_gb)
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Measurement]) -> Gpu:
+        """The GPU that rows of one GPU name describe."""
+        name = rows[0].gpu
+        largest = max((Profile.parse(row.profile).memory_gb for row in rows if row.profile), default=0)
+        facts = facts_of(name)
+        if facts is None:
+            sms = max((row.sm_count or 0 for row in rows), default=0)
+            facts = guess(sms or 100, largest or 40)
+        digits = "".join(c if c.isdigit() else " " for c in name.lower().replace("gb", " ")).split()
+        memory = largest or next((int(text) for text in reversed(digits) if 12 <= int(text) <= 400), 0)
+        return cls(short_name(name.replace("_", "-"), memory), facts, memory)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Points as columns of equal length.
+
+    `batch` and `procs` are counts; `sm` and `memory` the slice's shares of the whole GPU's SMs and memory slices;
+    `work` and `volume` the operations and bytes of an item against the model's reference size.
+    """
+
+    batch: Array
+    sm: Array
+    memory: Array
+    procs: Array
+    work: Array
+    volume: Array
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    def take(self, index: npt.NDArray[np.intp] | npt.NDArray[np.bool_] | Sequence[int]) -> Cells:
+        """The points at `index`."""
+        chosen = np.asarray(index) if len(index) else np.zeros(0, dtype=np.intp)
+        return Cells(*(getattr(self, field.name)[chosen] for field in fields(self)))
+
+    def join(self, other: Cells) -> Cells:
+        """The points of both."""
+        return Cells(
+            *(np.concatenate([getattr(self, field.name), getattr(other, field.name)]) for field in fields(self))
+        )
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Measurement], gpu: Gpu, known: Known) -> Cells:
+        """Measured rows of one model on one GPU."""
+        shares = [shares_of(row, gpu) for row in rows]
+        sizes = [row.input_size or known.reference for row in rows]
+        return cls(
+            np.array([row.batch for row in rows], dtype=np.float64),
+            np.array([sm for sm, _ in shares], dtype=np.float64),
+            np.array([memory for _, memory in shares], dtype=np.float64),
+            np.array([row.procs for row in rows], dtype=np.float64),
+            np.array([known.work(size) for size in sizes], dtype=np.float64),
+            np.array([known.volume(size) for size in sizes], dtype=np.float64),
+        )
+
+    @classmethod
+    def grid(cls, batch: int, size: int, infos: Sequence[ProfileInfo], gpu: Gpu, known: Known) -> Cells:
+        """One request on several profiles of one GPU."""
+        ones = np.ones(len(infos))
+        facts = gpu.facts
+        return cls(
+            batch * ones,
+            np.array([max(info.sm_count, 1) / max(facts.sm_count, info.sm_count, 1) for info in infos]),
+            np.array([info.memory_slices / facts.memory_slices for info in infos]),
+            ones,
+            known.work(size) * ones,
+            known.volume(size) * ones,
+        )
+
+
+def shares_of(row: Measurement, gpu: Gpu) -> tuple[float, float]:
+    """A row's share of the SMs and of the memory of its GPU, each in (0, 1]."""
+    if not row.profile and row.compute_slices is None:
+        return 1.0, 1.0
+    facts = gpu.facts
+    total = 4 if facts.memory_slices in (4, 12) else 7
+    compute = row.compute_slices or Profile.parse(row.profile).compute
+    sm = row.sm_count / facts.sm_count if row.sm_count and facts.sm_count else USABLE_SHARE * compute / total
+    if row.memory_slices:
+        return min(sm, 1.0), min(row.memory_slices / facts.memory_slices, 1.0)
+    if total == 4:
+        return min(sm, 1.0), min(compute / 4, 1.0)
+    # 3g and 4g hold half of the memory of a 7-slice GPU, a 1g with double memory a quarter
+    held = Profile.parse(row.profile).memory_gb if row.profile else 0
+    double = compute == 1 and gpu.memory_gb > 0 and held > 1.5 * gpu.memory_gb / 8
+    return min(sm, 1.0), (2 if double else {1: 1, 2: 2, 3: 4, 4: 4}.get(compute, 8)) / 8

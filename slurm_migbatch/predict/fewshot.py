@@ -1,0 +1,69 @@
+"""Adapts what is believed of a model to the points that were measured of it: none, one, two, three or many.
+
+Maximum a posteriori under a Gaussian prior, with the posterior's Gaussian approximation (Laplace). The surface has
+several explanations for few points (a host-bound point fits a slow host or a slow device), so the search starts at
+several places of the prior and the best end counts.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+from scipy.optimize import least_squares
+from scipy.stats import norm, qmc
+
+from slurm_migbatch.predict.cells import Array, Cells
+from slurm_migbatch.predict.surface import Belief, Surface
+
+STARTS: Final = 3
+"""Places where the search starts besides the prior's mean."""
+DRAWS: Final = 128
+
+
+def adapt(surface: Surface, prior: Belief, cells: Cells, logs: Array, noise: Array | float) -> Belief:
+    """The belief after measuring `logs` (of the figure) at `cells`, with standard deviations `noise` of the logs.
+
+    Without points it is the prior.
+    """
+    if not len(cells):
+        return prior
+    root = np.linalg.cholesky(prior.covariance)
+    weight = np.asarray(1.0 / np.broadcast_to(noise, logs.shape), dtype=np.float64)
+
+    def residual(z: Array) -> Array:
+        value, _ = surface.value(prior.mean + root @ z, cells)
+        return np.concatenate([(value - logs) * weight, z])
+
+    def slopes(z: Array) -> Array:
+        _, matrix = surface.value(prior.mean + root @ z, cells)
+        return np.vstack([(matrix * weight[:, None]) @ root, np.eye(len(z))])
+
+    best = None
+    for start in _starts(surface, prior, root, cells, logs, weight):
+        found = least_squares(residual, start, jac=slopes, method="lm", max_nfev=200)
+        if best is None or found.cost < best.cost:
+            best = found
+    assert best is not None
+    inner = np.linalg.inv(best.jac.T @ best.jac)
+    covariance = root @ inner @ root.T
+    return Belief(prior.mean + root @ best.x, 0.5 * (covariance + covariance.T))
+
+
+def _starts(surface: Surface, prior: Belief, root: Array, cells: Cells, logs: Array, weight: Array) -> list[Array]:
+    draws = even_draws(len(prior.mean))
+    # a quarter of the weight: the draws are coarse, and a good basin must not lose to a lucky draw in a bad one
+    costs = [
+        float(np.sum(((surface.value(prior.mean + root @ z, cells)[0] - logs) * weight * 0.25) ** 2) + z @ z)
+        for z in draws
+    ]
+    return [np.zeros(len(prior.mean)), *(draws[i] for i in np.argsort(costs)[:STARTS])]
+
+
+@lru_cache(maxsize=8)
+def even_draws(size: int) -> Array:
+    """Standard normal places that fill the space evenly, the same each time."""
+    points = qmc.Sobol(size, seed=20).random(DRAWS)
+    drawn: Array = norm.ppf(0.002 + 0.996 * points)
+    return drawn

@@ -1,0 +1,53 @@
+"""Knees: where a slice is full, and the bucket edges that follow from them.
+
+The knee of a slice is the smallest batch that reaches a share (80 %) of the slice's best throughput (PARIS, section on
+partitioning, with throughput in the place of utilisation: a reconstruction; D-STACK's knee is the same idea along the
+other axis). Edges of batch buckets come from the curves: every knee is an edge, and between edges the predicted time
+grows by at most a quarter on any slice, so a request that is rounded up to its edge is charged at most that much more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from slurm_migbatch.predict.cells import Array
+
+KNEE_SHARE: Final = 0.8
+GROWTH: Final = 1.25
+"""Largest ratio of predicted times at neighbouring batch edges."""
+INPUT_GROWTH: Final = 1.5
+LARGEST_BATCH: Final = 1024
+
+
+def knee(batches: Sequence[int], seconds: Array, share: float = KNEE_SHARE) -> int:
+    """The smallest of the ascending `batches` whose throughput reaches `share` of the best of them."""
+    rates = np.asarray(batches, dtype=np.float64) / seconds
+    return int(batches[int(np.argmax(rates >= share * rates.max()))])
+
+
+def batch_edges(seconds: Array) -> tuple[int, ...]:
+    """Edges of a model's batch buckets; row i of `seconds` are the times of batch i + 1 on each slice."""
+    largest, slices = seconds.shape
+    batches = range(1, largest + 1)
+    knees = {knee(batches, seconds[:, i]) for i in range(slices)}
+    edges = [1]
+    while (batch := edges[-1]) < largest:
+        within = (seconds[batch:] <= GROWTH * seconds[batch - 1]).all(axis=1)
+        following = batch + max(int(np.argmin(within)) if not within.all() else len(within), 1)
+        edges.append(min((edge for edge in knees if batch < edge < following), default=following))
+    return tuple(edges)
+
+
+def input_edges(work: Callable[[float], float], unit: str, largest: int) -> tuple[int, ...]:
+    """Edges of the input buckets: work grows by at most half between them; whole multiples of 16 tokens or pixels."""
+    edges, size = [], 16
+    while size < largest:
+        edges.append(size)
+        following = size + 16
+        while following + 16 <= largest and work(following + 16) <= INPUT_GROWTH * work(size):
+            following += 16
+        size = following
+    return (*edges, largest)

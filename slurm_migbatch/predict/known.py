@@ -1,0 +1,176 @@
+"""What is known of a model before it was ever measured: its work, the data it moves, its launches.
+
+Built-in or site facts where the model has them; else what a measured table says (parameters, operations per item), the
+rest filled by the mean of the built-in models of the same family; else the mean of all, and then `doubt` says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
+from slurm_migbatch.profiling.measurement import Measurement
+
+TEXT_FAMILIES: Final = ("encoder", "decoder")
+"""Families whose input is measured in tokens."""
+REFERENCE: Final = {"tok": 128, "px": 224}
+"""Input size that is taken where neither facts nor the table name one."""
+PLAUSIBLE_FLOPS: Final = (1e5, 1e16)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of one model, for an item of size `reference` (in `unit`).
+
+    `kernels`: launches of one forward pass. `flops`: operations for one item. `traffic_mib`: MiB of activations that
+    pass through memory for one item. `params`: parameters. `weight_mib`: weights in memory. `alive_mib`: activations
+    alive at once for one item. `quadratic`: share of the operations that grows with the square of the input
+    (attention).
+    `doubt`: 0 where everything is known, 1 where only operations or parameters are, 2 where nothing is.
+    """
+
+    family: str
+    unit: str
+    reference: int
+    kernels: float
+    flops: float
+    traffic_mib: float
+    params: float
+    weight_mib: float
+    alive_mib: float
+    quadratic: float = 0.0
+    doubt: int = 0
+
+    def work(self, size: float) -> float:
+        """Operations of an item of `size` against one of `reference`."""
+        scale = size / self.reference
+        if self.unit == "px":
+            return scale * scale
+        return (1.0 - self.quadratic) * scale + self.quadratic * scale * scale
+
+    def volume(self, size: float) -> float:
+        """Bytes of an item of `size` against one of `reference`."""
+        scale = size / self.reference
+        return scale * scale if self.unit == "px" else scale
+
+
+def from_facts(facts: ModelFacts) -> Known:
+    """What public facts say of a model."""
+    size = facts.reference
+    flops = facts.operations(size)
+    attention = 4.0 * facts.layers * facts.width * float(size) * size if facts.unit == "tok" else 0.0
+    # `activation_mib` counts every layer's output for images, but one layer's for text
+    passes = facts.layers if facts.unit == "tok" else 1
+    return Known(
+        family=facts.family,
+        unit=facts.unit,
+        reference=size,
+        kernels=float(facts.kernels),
+        flops=flops,
+        traffic_mib=facts.activations_mib(size) * max(passes, 1),
+        params=facts.params_m * 1e6,
+        weight_mib=facts.params_m * 1e6 * facts.weight_bytes / 2**20,
+        alive_mib=facts.activations_mib(size),
+        quadratic=attention / flops,
+    )
+
+
+def guessed(family: str, params: float | None, flops: float | None, input_size: int | None) -> Known:
+    """What can be said of a model that nobody has described, from its parameters and operations per item."""
+    family = family if family in _families() else _family_of(input_size)
+    like = _families()[family]
+    unit = "tok" if family in TEXT_FAMILIES else "px"
+    reference = input_size or REFERENCE[unit]
+    doubt = 1 if flops or params else 2
+    if flops and not PLAUSIBLE_FLOPS[0] <= flops <= PLAUSIBLE_FLOPS[1]:
+        flops = None
+    if flops is None:
+        flops = like.flops if params is None else like.flops * (params / like.params)
+    # the depth of a network grows slower than its work, and so does the data that it moves
+    scale = flops / like.flops
+    size = params if params is not None else like.params * math.sqrt(scale)
+    return Known(
+        family=family,
+        unit=unit,
+        reference=reference,
+        kernels=like.kernels * scale**0.25,
+        flops=flops,
+        traffic_mib=like.traffic_mib * scale**0.5,
+        params=size,
+        weight_mib=size * like.weight_mib / like.params,
+        alive_mib=like.alive_mib * scale**0.5,
+        quadratic=like.quadratic,
+        doubt=doubt,
+    )
+
+
+class Knowledge:
+    """Looks up what is known of any model, by every name that it has."""
+
+    def __init__(self, facts: Iterable[ModelFacts] = BUILT_IN, *, blind: bool = False) -> None:
+        """Later facts replace earlier ones of the same name. `blind` ignores them all, for evaluations."""
+        self.facts: Mapping[str, ModelFacts] = {} if blind else {each.name: each for each in facts}
+        self.aliases: Mapping[str, str] = {alias: each.name for each in self.facts.values() for alias in each.aliases}
+        self._squeezed = {_squeeze(name): name for name in (*self.aliases, *self.facts)}
+
+    def canonical(self, name: str) -> str:
+        """The name under which a model's figures are kept: `org/ResNet_50` is `resnet50`."""
+        short = name.rsplit("/", 1)[-1].lower().replace("_", "-")
+        found = self._squeezed.get(_squeeze(short), short)
+        return self.aliases.get(found, found)
+
+    def of(self, name: str, rows: Iterable[Measurement] = ()) -> Known:
+        """What is known of a model; `rows` are measurements of it, for its parameters and operations only."""
+        facts = self.facts.get(self.canonical(name))
+        rows = tuple(rows)
+        if facts is not None:
+            return from_facts(facts)
+        family = next((row.family for row in rows if row.family), "")
+        params = next((row.params for row in rows if row.params), None)
+        sizes = sorted({row.input_size for row in rows if row.input_size})
+        middle = sizes[len(sizes) // 2] if sizes else None
+        described = [row for row in rows if row.flops_per_item]
+        if described:
+            row = next((row for row in described if row.input_size == middle), described[0])
+            return guessed(family, params, row.flops_per_item, row.input_size or middle)
+        return guessed(family, params, None, middle)
+
+
+def _squeeze(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
+
+
+def _family_of(input_size: int | None) -> str:
+    return "cnn" if input_size in (None, 224, 299, 384, 32, 160, 192, 256) else "encoder"
+
+
+@lru_cache(maxsize=1)
+def _families() -> Mapping[str, Known]:
+    """The geometric mean of the built-in models of each family."""
+    groups: dict[str, list[Known]] = {}
+    for facts in BUILT_IN:
+        groups.setdefault(facts.family, []).append(from_facts(facts))
+    return {family: _mean(models) for family, models in groups.items()}
+
+
+def _mean(models: list[Known]) -> Known:
+    def middle(name: str) -> float:
+        return math.exp(sum(math.log(getattr(model, name)) for model in models) / len(models))
+
+    first = models[0]
+    return Known(
+        family=first.family,
+        unit=first.unit,
+        reference=first.reference,
+        kernels=middle("kernels"),
+        flops=middle("flops"),
+        traffic_mib=middle("traffic_mib"),
+        params=middle("params"),
+        weight_mib=middle("weight_mib"),
+        alive_mib=middle("alive_mib"),
+        quadratic=sum(model.quadratic for model in models) / len(models),
+    )

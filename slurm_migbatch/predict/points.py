@@ -1,0 +1,76 @@
+"""Which point to measure next: the one rule by which few measurements are chosen, for users and for evaluations alike.
+
+The rule, for a grid of slices and batches:
+
+1. the largest slice at the smallest batch (what the host costs);
+2. the middle slice at batch 32 (what an item costs, far from both ends of the grid);
+3. the smallest slice at batch 8 (how the cost grows as the slice shrinks);
+4. from then on the point after which the predictions of the whole grid are expected to be surest.
+
+Where the grid lacks such a point, the nearest in the logarithms of slice and batch is taken. A point that turns out not
+to fit is left out and the next best is taken. No figure of the grid is looked at before its point is chosen.
+
+The fourth step: with parameters drawn from the belief, each point has a spread of predictions; measuring point c
+removes the part `cov(i, c)**2 / (var(c) + noise**2)` of the variance at point i, and the point with the largest sum is
+taken. It would do for the first three as well, and does better where a model is like others that were measured, but a
+model that is like no other (work on the host that nothing overlaps) is caught only by looking at the corners.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from slurm_migbatch.predict.cells import Array, Cells
+from slurm_migbatch.predict.fewshot import even_draws
+from slurm_migbatch.predict.surface import Belief, Surface
+
+MIDDLE_BATCH: Final = 32.0
+SMALL_BATCH: Final = 8.0
+
+
+def next_point(
+    surface: Surface, belief: Belief, cells: Cells, noise: float, done: Sequence[int], left: Sequence[int]
+) -> int | None:
+    """Index of the point of `cells` to measure next among those `left`; None where none is left.
+
+    `done` are the points that ran, `noise` the standard deviation of a measurement's logarithm.
+    """
+    if not left:
+        return None
+    wanted = _corner(cells, len(done))
+    if wanted is not None:
+        sm, batch = wanted
+        return min(
+            left,
+            key=lambda i: (
+                abs(np.log(cells.sm[i] / sm)) + abs(np.log(cells.batch[i] / batch)) + 3.0 * np.log(cells.procs[i]),
+                i,
+            ),
+        )
+    worth = gains(surface, belief, cells, noise)
+    return max(left, key=lambda index: (float(worth[index]), -index))
+
+
+def _corner(cells: Cells, step: int) -> tuple[float, float] | None:
+    """SM share and batch of the rule's first three points."""
+    sizes = np.unique(cells.sm)
+    if step == 0:
+        return float(sizes[-1]), float(cells.batch.min())
+    if step == 1:
+        return float(sizes[(len(sizes) - 1) // 2]), MIDDLE_BATCH
+    if step == 2:
+        return float(sizes[0]), SMALL_BATCH
+    return None
+
+
+def gains(surface: Surface, belief: Belief, cells: Cells, noise: float) -> Array:
+    """Variance (of the log) that measuring each point would remove from the grid, summed over the grid."""
+    root = np.linalg.cholesky(belief.covariance)
+    drawn = np.array([surface.value(belief.mean + root @ z, cells)[0] for z in even_draws(len(belief.mean))])
+    drawn = drawn - drawn.mean(axis=0)
+    shared = drawn.T @ drawn / len(drawn)
+    removed: Array = (shared**2).sum(axis=0) / (np.diag(shared) + noise**2)
+    return removed

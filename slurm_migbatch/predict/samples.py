@@ -1,0 +1,89 @@
+"""Measured rows, grouped as the learner sees them: one model, at one kind of work, on one GPU, by one laboratory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from slurm_migbatch.predict.cells import Array, Cells, Gpu
+from slurm_migbatch.predict.known import Knowledge, Known
+from slurm_migbatch.profiling.measurement import Measurement
+
+NOISE: Final = 0.05
+"""Standard deviation of a measured time's logarithm, with what the surface cannot follow."""
+MEMORY_NOISE: Final = 0.05
+RUNS: Final = "runs"
+"""Source of rows that finished jobs reported; they include what else a job does, so they are believed less."""
+RUNS_NOISE: Final = 0.15
+
+
+@dataclass(frozen=True)
+class Sample:
+    """All that was measured of one model by one laboratory on one GPU.
+
+    `cells` and `logs` are the points that ran, with the logarithm of seconds a batch; `noise` their standard
+    deviations. `memory_cells` and `memory_logs` (of MiB) are the points whose memory is known.
+    """
+
+    model: str
+    kind: str
+    gpu: Gpu
+    stack: str
+    known: Known
+    rows: tuple[Measurement, ...]
+    cells: Cells
+    logs: Array
+    noise: Array
+    memory_cells: Cells
+    memory_logs: Array
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What predictions are asked for: model, kind of work, GPU."""
+        return (self.model, self.kind, self.gpu.name)
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """Batches that ran."""
+        return tuple(sorted({row.batch for row in self.rows}))
+
+
+def samples_of(rows: Iterable[Measurement], knowledge: Knowledge) -> list[Sample]:
+    """The samples of a table, in a stable order. Rows that did not run teach no time and are left out."""
+    by_gpu: dict[str, list[Measurement]] = {}
+    by_model: dict[str, list[Measurement]] = {}
+    for row in rows:
+        by_gpu.setdefault(row.gpu, []).append(row)
+        by_model.setdefault(knowledge.canonical(row.model), []).append(row)
+    gpus = {name: Gpu.of_rows(found) for name, found in by_gpu.items()}
+    known = {name: knowledge.of(name, found) for name, found in by_model.items()}
+    groups: dict[tuple[str, str, str, str], list[Measurement]] = {}
+    for name, found in by_model.items():
+        for row in found:
+            gpu = gpus[row.gpu]
+            groups.setdefault((name, row.kind, gpu.name, f"{gpu.name}|{row.source}"), []).append(row)
+    return [
+        _sample(name, kind, gpus[found[0].gpu], stack, known[name], found)
+        for (name, kind, _, stack), found in sorted(groups.items())
+    ]
+
+
+def _sample(model: str, kind: str, gpu: Gpu, stack: str, known: Known, rows: Sequence[Measurement]) -> Sample:
+    ran = [row for row in rows if row.seconds is not None]
+    weighed = [row for row in rows if row.memory_mib is not None]
+    return Sample(
+        model,
+        kind,
+        gpu,
+        stack,
+        known,
+        tuple(ran),
+        Cells.of_rows(ran, gpu, known),
+        np.array([np.log(row.seconds or 1.0) for row in ran]),
+        np.array([RUNS_NOISE if row.source == RUNS else NOISE for row in ran]),
+        Cells.of_rows(weighed, gpu, known),
+        np.array([np.log(row.memory_mib or 1.0) for row in weighed]),
+    )

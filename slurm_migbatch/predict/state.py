@@ -1,0 +1,152 @@
+"""What was learned, as a value: populations, fitted models, calibrations.
+
+It is plain data, written as JSON and read with every number checked: a model file can be wrong but never run anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from slurm_migbatch.predict.calibration import Calibration
+from slurm_migbatch.predict.known import Known
+from slurm_migbatch.predict.population import Population, pool
+from slurm_migbatch.predict.surface import MEMORY, TIME, Belief, Surface
+
+FORMAT: Final = 1
+SURFACES: Final[Mapping[str, Surface]] = {"time": TIME, "memory": MEMORY}
+KINDS: Final = ("infer", "train")
+
+
+class StateError(ValueError):
+    """Data that is no learned state; the message says what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """One measured model on one GPU: what is believed of it, from how many points, and the batches that were seen."""
+
+    model: str
+    kind: str
+    gpu: str
+    stack: str
+    points: int
+    beliefs: Mapping[str, Belief]
+    """By figure, `time` or `memory`; a figure of which nothing was measured is missing."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """Everything that predictions are made of. `version` 0 has learned nothing: the physical prior."""
+
+    version: int = 0
+    created: float = 0.0
+    rows: int = 0
+    populations: Mapping[tuple[str, str], Population] = field(default_factory=dict)
+    calibrations: Mapping[tuple[str, str], Calibration] = field(default_factory=dict)
+    fitted: Mapping[tuple[str, str, str], Fitted] = field(default_factory=dict)
+    known: Mapping[str, Known] = field(default_factory=dict)
+    """What the measured table says of models that no facts describe."""
+
+    def population(self, figure: str, kind: str) -> Population:
+        """The population of a figure (time, memory) for a kind of work; the physical prior where none was learned."""
+        found = self.populations.get((figure, kind))
+        return pool(SURFACES[figure], kind, ()) if found is None else found
+
+    def calibration(self, figure: str, kind: str) -> Calibration:
+        """The calibration of a figure; where none was learned, that of the other kind of work or a normal one."""
+        for each in (kind, *KINDS):
+            if (figure, each) in self.calibrations:
+                return self.calibrations[figure, each]
+        return Calibration({})
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return {
+            "format": FORMAT,
+            "version": self.version,
+            "created": self.created,
+            "rows": self.rows,
+            "populations": {f"{f}/{k}": value.to_dict() for (f, k), value in self.populations.items()},
+            "calibrations": {f"{f}/{k}": value.to_dict() for (f, k), value in self.calibrations.items()},
+            "fitted": [_fitted(each) for each in self.fitted.values()],
+            "known": {name: asdict(known) for name, known in self.known.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Learned:
+        """Read `to_dict`'s form.
+
+        Raises:
+            StateError: it is none, or of a newer release.
+        """
+        if not isinstance(data, Mapping) or data.get("format") != FORMAT:
+            raise StateError(f"not a learned model of format {FORMAT}: it was written by another release")
+        try:
+            populations = {
+                _pair(name): Population.from_dict(SURFACES[_pair(name)[0]], value)
+                for name, value in data["populations"].items()
+            }
+            calibrations = {_pair(name): Calibration.from_dict(value) for name, value in data["calibrations"].items()}
+            fitted = [_read_fitted(each) for each in data["fitted"]]
+            return cls(
+                int(data["version"]),
+                float(data["created"]),
+                int(data["rows"]),
+                populations,
+                calibrations,
+                {(each.model, each.kind, each.gpu): each for each in fitted},
+                {str(name): _known(value) for name, value in data["known"].items()},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, np.linalg.LinAlgError) as error:
+            raise StateError(f"the learned model is not understood: {error!r}") from None
+
+
+def _pair(name: str) -> tuple[str, str]:
+    figure, _, kind = name.partition("/")
+    if figure not in SURFACES or kind not in KINDS:
+        raise ValueError(f"unknown figure {name!r}")
+    return figure, kind
+
+
+def _fitted(each: Fitted) -> dict[str, Any]:
+    return {
+        "model": each.model,
+        "kind": each.kind,
+        "gpu": each.gpu,
+        "stack": each.stack,
+        "points": each.points,
+        "beliefs": {
+            figure: {"mean": belief.mean.tolist(), "covariance": belief.covariance.tolist()}
+            for figure, belief in each.beliefs.items()
+        },
+    }
+
+
+def _read_fitted(data: Mapping[str, Any]) -> Fitted:
+    beliefs = {}
+    for figure, values in data["beliefs"].items():
+        mean = np.asarray(values["mean"], dtype=np.float64)
+        covariance = np.asarray(values["covariance"], dtype=np.float64)
+        size = len(SURFACES[figure].names)
+        if mean.shape != (size,) or covariance.shape != (size, size):
+            raise ValueError(f"the belief of {figure} has another size")
+        if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
+            raise ValueError("a belief is not finite")
+        beliefs[figure] = Belief(mean, covariance)
+    if data["kind"] not in KINDS:
+        raise ValueError(f"unknown kind of work {data['kind']!r}")
+    return Fitted(str(data["model"]), data["kind"], str(data["gpu"]), str(data["stack"]), int(data["points"]), beliefs)
+
+
+def _known(data: Mapping[str, Any]) -> Known:
+    known = Known(**data)
+    figures = (known.kernels, known.flops, known.traffic_mib, known.params, known.weight_mib, known.alive_mib)
+    if known.unit not in ("tok", "px") or known.reference < 1 or known.doubt not in (0, 1, 2):
+        raise ValueError("what is known of a model is out of range")
+    if not all(np.isfinite(figure) and figure > 0 for figure in figures) or not 0 <= known.quadratic <= 1:
+        raise ValueError("what is known of a model is out of range")
+    return known

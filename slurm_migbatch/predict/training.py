@@ -1,0 +1,147 @@
+"""Learning from a table of measurements: fit every model, pool them, calibrate on models left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from slurm_migbatch.predict.calibration import MOST_POINTS, Calibration, Score, calibrate
+from slurm_migbatch.predict.cells import Array, Cells
+from slurm_migbatch.predict.fewshot import adapt
+from slurm_migbatch.predict.known import Knowledge
+from slurm_migbatch.predict.points import next_point
+from slurm_migbatch.predict.population import Population, Unit, pool
+from slurm_migbatch.predict.samples import MEMORY_NOISE, NOISE, RUNS, Sample, samples_of
+from slurm_migbatch.predict.state import KINDS, SURFACES, Fitted, Learned
+from slurm_migbatch.predict.surface import Belief, Surface
+from slurm_migbatch.profiling.measurement import Measurement
+
+ENOUGH: Final = 6
+"""Points that make a model's fit worth pooling."""
+LOCAL: Final = ("|site", f"|{RUNS}")
+"""Endings of the stacks that this site measured itself."""
+LEFT_OUT: Final = 40
+"""Models that calibration leaves out in turn; with more known, an even choice of them."""
+
+
+def learn(rows: Iterable[Measurement], knowledge: Knowledge, *, version: int = 1, created: float = 0.0) -> Learned:
+    """What a table teaches. Rows that did not run and figures that are missing teach nothing."""
+    rows = list(rows)
+    samples = samples_of(rows, knowledge)
+    populations: dict[tuple[str, str], Population] = {}
+    calibrations: dict[tuple[str, str], Calibration] = {}
+    fitted: dict[tuple[str, str, str], Fitted] = {}
+    for kind in KINDS:
+        mine = [sample for sample in samples if sample.kind == kind]
+        for figure in SURFACES:
+            units = units_of(figure, mine)
+            if units:
+                populations[figure, kind] = pool(SURFACES[figure], kind, [unit for unit, _ in units])
+                calibrations[figure, kind] = calibrate(scores_of(figure, kind, units))
+        for key, found in _by_key(mine).items():
+            fitted[key] = _fit(found, populations, kind)
+    unknown = {s.model: s.known for s in samples if s.model not in knowledge.facts}
+    return Learned(version, created, len(rows), populations, calibrations, fitted, unknown)
+
+
+def observed(figure: str, sample: Sample) -> tuple[Cells, Array, Array]:
+    """Points, logarithms and noise of one figure of a sample."""
+    if figure == "time":
+        return sample.cells, sample.logs, sample.noise
+    return sample.memory_cells, sample.memory_logs, np.full(len(sample.memory_logs), MEMORY_NOISE)
+
+
+def units_of(figure: str, samples: Sequence[Sample]) -> list[tuple[Unit, Sample]]:
+    """The samples with points enough, with parameters fitted under the physical prior alone."""
+    surface = SURFACES[figure]
+    found = []
+    for sample in samples:
+        cells, logs, noise = observed(figure, sample)
+        if len(cells) < ENOUGH:
+            continue
+        prior = pool(surface, sample.kind, ()).prior(sample.model, sample.known, sample.gpu)
+        theta = adapt(surface, prior, cells, logs, noise).mean
+        found.append((Unit(sample.model, sample.known, sample.gpu, sample.stack, theta), sample))
+    return found
+
+
+def scores_of(figure: str, kind: str, units: Sequence[tuple[Unit, Sample]]) -> list[Score]:
+    """Scores of models that are left out in turn, after each number of points chosen by the rule."""
+    surface = SURFACES[figure]
+    models = sorted({unit.model for unit, _ in units})
+    if len(models) > LEFT_OUT:
+        models = [models[i] for i in np.linspace(0, len(models) - 1, LEFT_OUT).astype(int)]
+    scores: list[Score] = []
+    for model in models:
+        population = pool(surface, kind, [unit for unit, _ in units if unit.model != model])
+        for _, sample in (pair for pair in units if pair[0].model == model):
+            prior = population.prior(sample.model, sample.known, sample.gpu, sample.stack)
+            for points, done, belief, cells, logs in steps(figure, sample, prior):
+                scores.extend(_scores(model, surface, points, done, belief, cells, logs))
+    return scores
+
+
+def steps(
+    figure: str, sample: Sample, prior: Belief, most: int = MOST_POINTS
+) -> Iterable[tuple[int, list[int], Belief, Cells, Array]]:
+    """A new model's belief after 0, 1, ... `most` points chosen by the rule, with the indices of the points."""
+    surface = SURFACES[figure]
+    cells, logs, noise = observed(figure, sample)
+    done: list[int] = []
+    belief = prior
+    for points in range(most + 1):
+        yield points, list(done), belief, cells, logs
+        left = [i for i in range(len(cells)) if i not in done]
+        chosen = next_point(surface, belief, cells, NOISE, done, left)
+        if points == most or chosen is None:
+            return
+        done.append(chosen)
+        belief = adapt(surface, prior, cells.take(done), logs[done], noise[done])
+
+
+def _scores(
+    model: str, surface: Surface, points: int, done: Sequence[int], belief: Belief, cells: Cells, logs: Array
+) -> Iterable[Score]:
+    value, deviation = belief.predict(surface, cells)
+    device = paced_by_device(surface, belief, cells)
+    distance = np.abs(logs - value) / np.sqrt(deviation**2 + NOISE**2)
+    for i in range(len(cells)):
+        if i not in done:
+            yield Score(model, points, bool(device[i]), float(distance[i]))
+
+
+def paced_by_device(surface: Surface, belief: Belief, cells: Cells) -> Array:
+    """1 where the item's part of the parameters sets the pace (device; for memory: what the batch adds), else 0."""
+    _, slopes = surface.value(belief.mean, cells)
+    item = surface.names.index("item")
+    paced: Array = (slopes[:, item] > 0.5).astype(np.float64)
+    return paced
+
+
+def _by_key(samples: Sequence[Sample]) -> Mapping[tuple[str, str, str], list[Sample]]:
+    found: dict[tuple[str, str, str], list[Sample]] = {}
+    for sample in samples:
+        found.setdefault(sample.key, []).append(sample)
+    return found
+
+
+def _fit(samples: Sequence[Sample], populations: Mapping[tuple[str, str], Population], kind: str) -> Fitted:
+    """What is believed of a model on a GPU: the site's own measurements where there are any, else the largest sample.
+
+    Other laboratories' figures of the same model reach it through the population's prior.
+    """
+    main = max(samples, key=lambda sample: (sample.stack.endswith(LOCAL), len(sample.rows), sample.stack))
+    runs = next((sample for sample in samples if sample.stack.endswith(f"|{RUNS}")), None)
+    beliefs = {}
+    for figure, surface in SURFACES.items():
+        cells, logs, noise = observed(figure, main)
+        if runs is not None and runs is not main:
+            more = observed(figure, runs)
+            cells, logs, noise = cells.join(more[0]), np.concatenate([logs, more[1]]), np.concatenate([noise, more[2]])
+        if len(cells):
+            population = populations.get((figure, kind)) or pool(surface, kind, ())
+            prior = population.prior(main.model, main.known, main.gpu, main.stack)
+            beliefs[figure] = adapt(surface, prior, cells, logs, noise)
+    return Fitted(main.model, kind, main.gpu.name, main.stack, len(main.rows), beliefs)
