@@ -21,7 +21,12 @@ Place = tuple[str, Slot]
 
 
 class View(NamedTuple):
-    """One GPU as the journal has it: `idle` may be reused or destroyed, `used` may not be touched."""
+    """One GPU as the journal has it: `used` may not be touched, `idle` may be reused or destroyed.
+
+    What another hook is about to destroy (state `evict`) is among the idle ones: its room may be counted on, because
+    whoever needs it and has the GPU's lock first does that work. It must not count as used: what it makes room for was
+    claimed before and lies across it, so for a moment the GPU would seem full and the plan impossible.
+    """
 
     uuid: str
     order: int
@@ -94,13 +99,14 @@ def _options(
                 continue
             planned = slot in free_plan
             disturbed = 0 if planned else sum(s.placement.overlaps(slot.placement) for s in free_plan)
-            cost = (not planned, disturbed, warm is None, len(evict), room, slot != preferred, view.order)
+            fresh = sum(piece.state == "idle" for piece in evict)
+            cost = (not planned, disturbed, warm is None, fresh, room, slot != preferred, view.order)
             yield (*[int(part) for part in cost], slot.placement.start), Claim(view.uuid, slot, warm, evict)
 
 
 def _warm(view: View, slot: Slot, uid: int, reuse: str) -> Slice | None:
     for piece in view.idle:
-        if piece.slot == slot and piece.gi is not None:
+        if piece.slot == slot and piece.gi is not None and piece.state == "idle":
             fresh = piece.uid is None
             return piece if reuse == "any" or fresh or (reuse == "same-user" and piece.uid == uid) else None
     return None
@@ -113,15 +119,15 @@ def _evicted(view: View, used: Layout, slot: Slot, warm: Slice | None) -> tuple[
     gone = [piece for piece in view.idle if piece.slot.placement.overlaps(slot.placement)]
     kept = [piece for piece in view.idle if piece not in gone]
     # Limits that are counted (compute slices, instances of a profile, media engines) may want more to go: those of
-    # the same profile first, since their limit is the likeliest to be the one that is broken.
-    kept.sort(key=lambda piece: (piece.slot.profile == slot.profile, piece.slot.profile.suffix == slot.profile.suffix))
-    while True:
-        try:
-            layout = Layout([*used.slots, *(piece.slot for piece in kept)])
-        except LayoutError:
-            return None
-        if view.geometry.fits(layout, slot):
-            return tuple(gone)
+    # the same profile first, since their limit is the likeliest to be the one that is broken; before them those that
+    # go anyway. (These may lie across used slots, for which they have to go, so no layout holds all of `kept`.)
+    kept.sort(key=lambda piece: (piece.state != "idle", *_alike(piece.slot.profile, slot.profile)))
+    while not view.geometry.admits([*used.profiles, *(piece.slot.profile for piece in kept), slot.profile]):
         if not kept:
             return None
         gone.append(kept.pop())
+    return tuple(gone)
+
+
+def _alike(one: Profile, other: Profile) -> tuple[bool, bool]:
+    return one == other, one.suffix == other.suffix

@@ -9,7 +9,9 @@ Life of a slice's row:
     (no row) -> intent -> held -> idle -> intent ...      idle -> evict -> (no row)
     idle, evict -> zombie      held -> lost      (made by hand and in use) foreign -> idle
 
-`intent` and `evict` are in flight: they belong to an owner (`owner.py`) and are void once it is dead. Life of a run:
+`intent` and `evict` are in flight: they belong to an owner (`owner.py`) and are void once it is dead. Several intents,
+also of several owners, may lie across one `evict`; the first of them that has the GPU's lock destroys what is there.
+Life of a run:
 starting -> running -> ending -> ended, or misfit -> ended.
 """
 
@@ -260,8 +262,8 @@ class Journal:
             placement = piece.slot.placement
             clash = self.slices(
                 "gpu=? AND start<? AND start+size>? AND id IS NOT ? AND state<>'lost' "
-                "AND NOT (state='evict' AND owner=?)",
-                (piece.gpu, placement.end, placement.start, piece.id, piece.owner),
+                "AND NOT (state='evict' AND (owner=? OR ?='intent'))",
+                (piece.gpu, placement.end, placement.start, piece.id, piece.owner, piece.state),
             )
             if clash and piece.state != "evict":
                 raise Overlap(f"{piece} ({piece.state}) and {clash[0]} ({clash[0].state}) overlap")

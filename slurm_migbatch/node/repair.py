@@ -61,12 +61,14 @@ def diagnose(
     """What has to be done on one GPU.
 
     `processes` maps instance ids to the processes on them, `exposed` holds the ids whose capability devices are not
-    the right user's. Rows in flight of a living owner are left alone, and so is what they cover.
+    the right user's. Rows in flight of a living owner are left alone, and so is what they cover: what a dead owner was
+    to destroy may be in the way of a living one, which then does that.
     """
     found: list[Repair] = []
     by_slot = {instance.slot: instance for instance in instances}
     accounted: set[int] = set()
     busy_places = [row.slot.placement for row in rows if row.state in IN_FLIGHT and alive(row.owner)]
+    claimed = [row.slot.placement for row in rows if row.state == "intent" and alive(row.owner)]
     order = {"held": 0, "intent": 1, "evict": 2, "idle": 3, "zombie": 4, "foreign": 5, "lost": 6}
     for row in sorted(rows, key=lambda row: (order[row.state], row.id or 0)):
         instance = by_slot.get(row.slot)
@@ -91,6 +93,8 @@ def diagnose(
             found.append(Repair("forget", row, None, "the driver has no such instance"))
             continue
         accounted.add(instance.gi_id)
+        if row.state == "evict" and any(place.overlaps(row.slot.placement) for place in claimed):
+            continue
         if row.state in IN_FLIGHT:
             found.append(Repair("undo", row, instance, "whoever was working on it is gone"))
         elif row.state == "idle":
@@ -320,11 +324,11 @@ class Repairer:
     def park(self, row: Slice, why: str) -> None:
         """Take a slot out of use, as a zombie, until nothing lives on it and it can be destroyed.
 
-        Claims of the same owner that were to take its room are void with that.
+        Claims that were to take its room are void with that; whoever made them finds out under the GPU's lock.
         """
         new = row.state != "zombie"
         with self._journal.write():
-            for claim in self._journal.slices("gpu=? AND owner=? AND state='intent'", (row.gpu, row.owner)):
+            for claim in self._journal.slices("gpu=? AND state='intent'", (row.gpu,)):
                 if claim.id != row.id and claim.slot.placement.overlaps(row.slot.placement):
                     self._journal.drop(claim)
             zombie = self._journal.put(row.freed("zombie", why))

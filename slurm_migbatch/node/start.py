@@ -88,7 +88,7 @@ class Starter:
         why = ""
         for _ in range(ATTEMPTS):
             deadline.check(f"giving {env.run} its slices")
-            claims = self._claim(env, grant, who, barred, lost)
+            claims = self._claim(env, grant, who, barred, lost, deadline)
             if claims is None:
                 if not repaired:
                     self._repair_all(deadline)
@@ -117,10 +117,16 @@ class Starter:
     # -- claiming ------------------------------------------------------------------------------------------------
 
     def _claim(
-        self, env: HookEnv, grant: Grant, who: str, barred: set[choice.Place], lost: dict[str, str]
+        self,
+        env: HookEnv,
+        grant: Grant,
+        who: str,
+        barred: set[choice.Place],
+        lost: dict[str, str],
+        deadline: Deadline,
     ) -> tuple[choice.Claim, ...] | None:
         """Choose and claim places in one transaction; None where there are none."""
-        self._mend_abandoned()
+        self._mend_abandoned(deadline)
         gpus = [gpu for gpu in self._gpus.managed() if gpu.uuid not in lost]
         shapes = {gpu.uuid: self._gpus.geometry(gpu) for gpu in gpus}
         planned = plan.load(self._paths.state_dir).slots
@@ -132,8 +138,8 @@ class Starter:
                         uuid=gpu.uuid,
                         order=gpu.index,
                         geometry=shapes[gpu.uuid],
-                        used=tuple({r.slot for r in rows if r.gpu == gpu.uuid and r.state != "idle"}),
-                        idle=tuple([r for r in rows if r.gpu == gpu.uuid and r.state == "idle"]),
+                        used=tuple({r.slot for r in rows if r.gpu == gpu.uuid and r.state not in ("idle", "evict")}),
+                        idle=tuple([r for r in rows if r.gpu == gpu.uuid and r.state in ("idle", "evict")]),
                         planned=planned.get(gpu.uuid, ()),
                     )
                     for gpu in gpus
@@ -146,7 +152,7 @@ class Starter:
         except Overlap as error:
             raise _never(error) from error
 
-    def _mend_abandoned(self) -> None:
+    def _mend_abandoned(self, deadline: Deadline) -> None:
         """Undo what dead owners left in flight before its places are counted as taken."""
         abandoned = {
             row.gpu
@@ -155,14 +161,15 @@ class Starter:
         }
         for gpu in self._gpus.managed() if abandoned else ():
             if gpu.uuid in abandoned:
-                self._repairer.gpu(gpu, Deadline(GRACE_S))
+                self._repairer.gpu(gpu, deadline)
         if abandoned or any(not owner.alive(r.owner) for r in self._journal.runs("state IN ('starting','ending')")):
             self._repairer.runs()
 
     def _write_claims(self, env: HookEnv, grant: Grant, who: str, claims: Sequence[choice.Claim]) -> None:
         for ordinal, claim in enumerate(claims):
             for piece in claim.evict:
-                self._journal.put(piece._replace(state="evict", owner=who))
+                if piece.state == "idle":  # else another hook has marked it, and we may wait for that one
+                    self._journal.put(piece._replace(state="evict", owner=who))
             base = claim.warm or Slice(claim.gpu, claim.slot, "intent")
             self._journal.put(
                 base._replace(
@@ -244,8 +251,11 @@ class Starter:
         return {instance.slot: instance for instance in instances}
 
     def _evict(self, gpu: Gpu, piece: Slice, who: str, there: dict[Slot, Instance], deadline: Deadline) -> None:
+        """Destroy an idle instance, unless another hook that needs its room too has done so."""
+        row = self._marked(piece, who)
+        if row is None:
+            return
         instance = there.pop(piece.slot, None)
-        row = piece._replace(state="evict", owner=who)
         elapsed = 0
         if instance is not None:
             try:
@@ -256,6 +266,23 @@ class Starter:
         with self._journal.write():
             self._journal.drop(row)
             self._journal.event("destroy", {**row.place, "elapsed_ms": elapsed})
+
+    def _marked(self, piece: Slice, who: str) -> Slice | None:
+        """The row of an instance that has to go, marked so; None where the instance is gone. Needs the GPU's lock."""
+        row = self._now(piece)
+        if row is not None and row.state == "idle":  # whoever had marked it gave up
+            with self._journal.write():
+                row = self._now(piece)
+                if row is not None and row.state == "idle":
+                    row = self._journal.put(row._replace(state="evict", owner=who))
+        if row is not None and row.state != "evict":
+            raise _Again(None, f"{piece} was to be destroyed and is {row.state} now")
+        return row
+
+    def _now(self, piece: Slice) -> Slice | None:
+        """What became of a row; its number alone does not tell, since SQLite gives those of deleted rows again."""
+        rows = self._journal.slices("id=? AND gpu=? AND mig_uuid IS ?", (piece.id, piece.gpu, piece.mig_uuid))
+        return rows[0] if rows and rows[0].slot == piece.slot else None
 
     def _warm(self, gpu: Gpu, row: Slice, there: dict[Slot, Instance]) -> Instance:
         instance = there.get(row.slot)

@@ -1,0 +1,300 @@
+"""What the controller has offered, jobs find: whatever other hooks are doing at that moment."""
+
+import json
+import os
+import signal
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+from nodes import ALICE, BOB
+from test_concurrency import in_processes
+
+from slurm_migbatch.node import effects, exits, owner, plan
+from slurm_migbatch.node.deadline import Deadline
+from slurm_migbatch.node.executor import Executor
+from slurm_migbatch.node.journal import Journal
+
+TWO = ["h100-80gb", "h100-80gb"]
+
+
+def uuids(node):
+    return [gpu.uuid for gpu in node.executor.gpus.listed()]
+
+
+def publish(node, *layouts, version=7):
+    gpus = dict(zip(uuids(node), layouts, strict=True))
+    plan.store(str(node.config.state_dir), json.dumps({"version": version, "gpus": gpus}).encode())
+
+
+def fill(node, *layouts):
+    """Leave an idle instance in every slot of these layouts."""
+    publish(node, *layouts, version=1)
+    grants = [f"[mig:{profile.replace('+', '.')}:1]" for layout in layouts for profile, _, _ in layout]
+    for job, grant in enumerate(grants, 900):
+        code, line = node.prolog(job, grant)
+        assert code == exits.OK and "made" in line, line
+    for job in range(900, 900 + len(grants)):
+        node.epilog(job)
+    assert places(node, "idle") == {tuple(slot) for layout in layouts for slot in layout}
+
+
+def places(node, state="held"):
+    return {(r.slot.profile.name, r.slot.placement.start, r.slot.placement.size) for r in node.slices(state)}
+
+
+def at(node, job):
+    (row,) = [row for row in node.slices("held") if row.job == job]
+    return uuids(node).index(row.gpu), str(row.slot)
+
+
+@contextmanager
+def meanwhile(node, moment, work):
+    """Let `work(executor)` begin in a thread of its own at the first `moment` of a hook that runs in the block.
+
+    The hook goes on once the thread has claimed places, or has ended; `finish()` returns what `work` returned.
+    """
+    found = []
+    journal = Journal(f"{node.config.state_dir}/journal.db")
+
+    def other():
+        executor = Executor(node.config)
+        try:
+            found.append(work(executor))
+        finally:
+            executor.close()
+            executor.gpus.reset()
+
+    thread = threading.Thread(target=other)
+
+    def hook(name):
+        if name == moment and thread.ident is None:
+            before = {row.id for row in journal.slices("state='intent'")}
+            thread.start()
+            while thread.is_alive() and before >= {row.id for row in journal.slices("state='intent'")}:
+                time.sleep(0.002)
+
+    def finish():
+        assert thread.ident is not None, f"no hook came to {moment!r}"
+        thread.join(30)
+        return found[0]
+
+    effects.hook = hook
+    try:
+        yield finish
+    finally:
+        effects.hook = None
+        if thread.ident is not None:
+            thread.join(30)
+        journal.close()
+
+
+def test_while_an_instance_is_destroyed_the_next_job_still_gets_the_slot_that_was_planned(new_node):
+    """It once counted the whole GPU as full, took room of an offer on another GPU, and that offer's job had none."""
+    node = new_node(gpus=TWO)
+    fill(node, [["4g.40gb", 0, 4]], [["7g.80gb", 0, 8]])
+    publish(node, [["1g.20gb", 0, 2], ["1g.20gb", 2, 2]], [["7g.80gb", 0, 8]])
+    marker = "[mig:1g.20gb:1]"
+    with meanwhile(node, "driver destroy", lambda other: other.run(node.env("prolog", 2, marker, uid=BOB))) as finish:
+        assert node.prolog(1, marker)[0] == exits.OK
+        code, line = finish()
+    assert code == exits.OK and "made" in line, line
+    code, line = node.prolog(3, "[mig:7g.80gb:1]")
+    assert code == exits.OK and "warm" in line, line
+    assert {at(node, 1), at(node, 2), at(node, 3)} == {(0, "1g.20gb@0:2"), (0, "1g.20gb@2:2"), (1, "7g.80gb@0:8")}
+    assert len(node.events("destroy")) == 1 and not node.events("misfit")
+    node.check()
+
+
+def test_on_the_only_gpu_the_next_job_waits_for_the_destruction(node):
+    fill(node, [["7g.80gb", 0, 8]])
+    publish(node, [["4g.40gb", 0, 4], ["3g.40gb", 4, 4]])
+    marker = "[mig:3g.40gb:1]"
+    with meanwhile(node, "driver destroy", lambda other: other.run(node.env("prolog", 2, marker, uid=BOB))) as finish:
+        assert node.prolog(1, "[mig:4g.40gb:1]")[0] == exits.OK
+        code, line = finish()
+    assert code == exits.OK and "made" in line, line
+    assert not node.events("misfit") and len(node.events("destroy")) == 1
+    node.check()
+
+
+def test_who_comes_second_to_the_claim_may_be_first_to_the_gpu(node):
+    """Then it destroys what is in both their ways, and the other finds that done and touches nothing new."""
+    fill(node, [["7g.80gb", 0, 8]])
+    publish(node, [["4g.40gb", 0, 4], ["3g.40gb", 4, 4]])
+    second = []
+    # The lock is taken right after the claim's commit: run the second hook whole at that point.
+    from slurm_migbatch.node import start
+
+    real = start.locked
+
+    def locked(directory, names, deadline):
+        if not second:
+            second.append(None)
+            executor = Executor(node.config)
+            second[0] = executor.run(node.env("prolog", 2, "[mig:3g.40gb:1]", uid=BOB))
+            executor.close()
+            executor.gpus.reset()
+        return real(directory, names, deadline)
+
+    start.locked = locked
+    try:
+        code, line = node.prolog(1, "[mig:4g.40gb:1]")
+    finally:
+        start.locked = real
+    assert second[0][0] == exits.OK and "made" in second[0][1], second
+    assert code == exits.OK and "made" in line, line
+    assert at(node, 1) == (0, "4g.40gb@0:4") and at(node, 2) == (0, "3g.40gb@4:4")
+    assert len(node.events("destroy")) == 1
+    node.check()
+
+
+def test_a_slot_that_cannot_be_cleared_sends_everybody_who_counted_on_it_elsewhere(new_node):
+    """The claims that lay across the parked instance are void, the second hook's too, and it chooses again."""
+    node = new_node(gpus=TWO)
+    fill(node, [["7g.80gb", 0, 8]], [])
+    publish(node, [["4g.40gb", 0, 4], ["3g.40gb", 4, 4]], [])
+    (idle,) = node.slices("idle")
+    node.machine.start_process(idle.mig_uuid, 4_000_000)
+    marker = "[mig:3g.40gb:1]"
+    with meanwhile(node, "driver destroy", lambda other: other.run(node.env("prolog", 2, marker, uid=BOB))) as finish:
+        assert node.prolog(1, "[mig:4g.40gb:1]")[0] == exits.OK
+        code, line = finish()
+    assert code == exits.OK and "made" in line, line
+    assert at(node, 1)[0] == 1 and at(node, 2)[0] == 1
+    assert places(node, "zombie") == {("7g.80gb", 0, 8)}
+    node.check()
+    node.machine.end_process(4_000_000)
+    node.reconcile()
+    node.check()
+
+
+def test_a_prolog_counts_on_what_an_administrator_clears(node):
+    fill(node, [["7g.80gb", 0, 8]])
+    publish(node, [["4g.40gb", 0, 4], ["3g.40gb", 4, 4]])
+    marker = "[mig:3g.40gb:1]"
+    with meanwhile(node, "driver destroy", lambda other: other.run(node.env("prolog", 2, marker, uid=BOB))) as finish:
+        with owner.working() as who:
+            assert node.executor.repairer.clear(Deadline(30), who)
+        code, line = finish()
+    assert code == exits.OK and "made" in line, line
+    assert len(node.events("destroy")) == 1
+    node.check()
+
+
+def test_where_the_first_gives_up_the_second_does_its_work(node):
+    fill(node, [["7g.80gb", 0, 8]])
+    publish(node, [["4g.40gb", 0, 4], ["3g.40gb", 4, 4]])
+    node.machine.fail("nvmlGpuInstanceDestroy", code=999, nth=1)
+    marker = "[mig:3g.40gb:1]"
+    with meanwhile(node, "driver destroy", lambda other: other.run(node.env("prolog", 2, marker, uid=BOB))) as finish:
+        assert "sent back" in node.prolog(1, "[mig:4g.40gb:1]")[1]
+        code, line = finish()
+    assert code == exits.OK and "made" in line, line
+    assert at(node, 2) == (0, "3g.40gb@4:4")
+    node.check()
+
+
+OLD = [["7g.80gb", 0, 8]], [["4g.40gb", 0, 4], ["3g.40gb", 4, 4]]
+NEW = (
+    [["1g.10gb", 0, 1], ["1g.10gb", 1, 1], ["1g.20gb", 2, 2], ["3g.40gb", 4, 4]],
+    [["2g.20gb", 0, 2], ["2g.20gb", 2, 2], ["1g.20gb", 4, 2], ["1g.10gb", 6, 1]],
+)
+
+
+@pytest.mark.parametrize("reuse", ["any", "same-user", "never"])
+def test_all_jobs_of_a_new_plan_at_once_get_just_the_slots_of_the_plan(new_node, reuse):
+    """Every one in a process of its own, over GPUs that are full of idle instances in other places."""
+    node = new_node(gpus=TWO, latency=0.003, WarmReuse=reuse)
+    fill(node, *OLD)
+    for turn, layouts in enumerate((NEW, OLD, NEW)):
+        publish(node, *layouts, version=2 + turn)
+        grants = [f"[mig:{profile}:1]" for layout in layouts for profile, _, _ in layout]
+        first = 100 * turn + 1
+        works = [
+            lambda job=job, grant=grant: Executor(node.config).run(
+                node.env("prolog", job, grant, uid=ALICE if job % 2 else BOB)
+            )[0]
+            for job, grant in enumerate(grants, first)
+        ]
+        assert in_processes(works) == [0] * len(grants)
+        assert not node.events("misfit"), [event["reason"] for event in node.events("misfit")]
+        assert places(node) == {tuple(slot) for layout in layouts for slot in layout}
+        node.check()
+        for job in range(first, first + len(grants)):
+            node.epilog(job)
+    node.check()
+
+
+def claiming(node):
+    fill(node, [["7g.80gb", 0, 8]])
+    publish(node, [["4g.40gb", 0, 4], ["3g.40gb", 4, 4]])
+
+
+@pytest.mark.parametrize("second", ["[mig:3g.40gb:1]", "[mig:1g.10gb.me:1]", "[mig:7g.80gb:1]"])
+def test_a_hook_that_is_killed_at_any_moment_leaves_the_waiting_one_its_claim(many_nodes, second):
+    """The first hook stops before its k-th effect, a second one claims what it can, then the first is killed."""
+    k, killed = 0, True
+    while killed:
+        k += 1
+        node = many_nodes(name=f"k{k}")
+        claiming(node)
+        node.forget_executor()
+        first, stopped = stopping_child(node, "[mig:4g.40gb:1]", k)
+        found = []
+
+        def work(node=node, found=found):
+            executor = Executor(node.config)
+            found.append(executor.run(node.env("prolog", 2, second, uid=BOB)))
+            executor.close()
+            executor.gpus.reset()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        if stopped:
+            # Until it has claimed, or for a moment where it cannot (the first one may hold the journal).
+            journal = Journal(f"{node.config.state_dir}/journal.db")
+            until = time.monotonic() + 0.3
+            while thread.is_alive() and time.monotonic() < until and not journal.slices("job=2"):
+                time.sleep(0.002)
+            journal.close()
+            os.kill(first, signal.SIGKILL)
+            os.waitpid(first, 0)
+        thread.join(30)
+        assert not thread.is_alive()
+        killed = stopped
+        code, line = found[0]
+        assert code == exits.OK, line
+        if second != "[mig:7g.80gb:1]":
+            assert "sent back" not in line, (k, line)
+        node.reconcile()
+        node.check()
+        node.epilog(1)
+        node.epilog(2)
+        node.check()
+        assert node.prolog(3, "[mig:7g.80gb:1]")[0] == exits.OK and len(node.slices("held")) == 1
+        node.check()
+        node.close()
+    assert k > 5
+
+
+def stopping_child(node, marker, k):
+    """Job 1's Prolog in a child that stops itself before its k-th effect; its id, and whether it got there."""
+    pid = os.fork()
+    if pid == 0:
+        count = 0
+
+        def hook(name):
+            nonlocal count
+            count += 1
+            if count == k:
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+        effects.hook = hook
+        try:
+            Executor(node.config).run(node.env("prolog", 1, marker))
+        finally:
+            os._exit(0)
+    status = os.waitpid(pid, os.WUNTRACED)[1]
+    return pid, os.WIFSTOPPED(status)
