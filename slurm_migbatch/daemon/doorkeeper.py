@@ -2,7 +2,11 @@
 
 It is a child of migbatchd. Lines of JSON come in on stdin, first `{"config": "<migbatch.toml>", "level": ...,
 "catalog": {...}}`, then `{"catalog": {...}}` whenever the site changes; the end of stdin is the end of the process.
-Lines go out on stdout: `{"decision": {...}}` for the record, `{"statistics": {...}}` about every second.
+Lines go out on stdout: `{"decision": {...}}` for the record, `{"statistics": {...}}` about every second while there are
+answers.
+
+One thread answers and, between answers, does a little of everything else: a second one that worked would take the
+interpreter from it. Nothing that it does can block.
 """
 
 from __future__ import annotations
@@ -11,15 +15,16 @@ import contextlib
 import gc
 import json
 import os
+import pwd
+import queue
 import signal
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, Final
 
 from slurm_migbatch.config import loads
 from slurm_migbatch.daemon import log as logs
@@ -27,95 +32,133 @@ from slurm_migbatch.daemon.facts import chooser_of, policy_of, slurm_uids
 from slurm_migbatch.daemon.records import record_of
 from slurm_migbatch.submit.decision import Decision
 from slurm_migbatch.submit.doorman import Doorman
-from slurm_migbatch.submit.service import SubmitService, new_id
+from slurm_migbatch.submit.service import SubmitService
 from slurm_migbatch.workload.catalog import SiteCatalog
 
-_STATISTICS_S = 1.0
-_HAND_OVER_S = 0.1
-_MOST_KEPT, _MOST_ANSWERS = 10_000, 4096
+_STATISTICS_S: Final = 1.0
+#: how soon to try again where migbatchd does not read
+_FULL_S: Final = 0.05
+#: bytes that may wait for migbatchd; more decisions wait as such, and are counted where they become too many
+_BACKLOG: Final = 1 << 20
+#: new objects between two looks for garbage, which take a fraction of a millisecond then
+_YOUNG: Final = 5000
+#: seconds that the end of the process waits for names of users
+_STOP_S: Final = 2.0
 #: every sbatch waits for this process; it works for a fraction of a millisecond each time
-_NICE = -10
+_NICE: Final = -10
 
 
 class Output:
-    """Lines to migbatchd, from several threads."""
+    """Lines to migbatchd, from any thread; what it does not read at once waits here."""
 
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._waiting = bytearray()
         self._lock = threading.Lock()
+        os.set_blocking(descriptor, False)
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Write one line. Raises BrokenPipeError where migbatchd is gone."""
+        """Write one line, now or later."""
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         with self._lock:
-            self._stream.write(line)
-            self._stream.flush()
+            self._waiting += line
+            self._flush()
 
-    def decision(self, decision: Decision) -> None:
-        """What the record keeps of a decision, with what was granted."""
-        with contextlib.suppress(BrokenPipeError):
-            self.send({"decision": {**record_of(decision), "granted": decision.granted}})
-
-
-class QuickService(SubmitService):
-    """A `SubmitService` for one thread that does what can wait later.
-
-    Decisions reach the recorder's thread some at a time, because waking it for each would cost the answer its turn.
-    Users submit one script many times over, so an answer to the very same request is given again, under a new name
-    for the decision, for as long as the site is the same.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._kept: deque[Decision] = deque(maxlen=_MOST_KEPT)
-        self._answers: dict[tuple[bytes, int], tuple[bytes, Decision]] = {}
-        self._last: Decision | None = None
-        self._changes = 0
-        super().__init__(*args, **kwargs)
-
-    def use(self, **facts: Any) -> None:
-        """See SubmitService; answers of before are forgotten."""
-        super().use(**facts)
-        self._changes += 1
-        self._answers = {}
-
-    def handle(self, request: bytes, peer_uid: int = 0) -> bytes:
-        """See SubmitService."""
-        known = self._answers.get((request, peer_uid))
-        if known is not None:
-            began, id = time.perf_counter(), new_id()
-            answer, decision = known
-            self._remember(replace(decision, id=id, ts=time.time()))
-            self.statistics.note("accept", time.perf_counter() - began)
-            return answer.replace(decision.id.encode(), id.encode())
-        answers, changes = self._answers, self._changes
-        self._last_taken()
-        answer = super().handle(request, peer_uid)
-        last = self._last_taken()
-        if last is not None and changes == self._changes and answer.count(last.id.encode()) == 1:
-            if len(answers) >= _MOST_ANSWERS:
-                answers.clear()
-            answers[request, peer_uid] = answer, last
-        return answer
-
-    def _last_taken(self) -> Decision | None:
-        last, self._last = self._last, None
-        return last
-
-    def _remember(self, decision: Decision) -> None:
-        self._last = decision
-        if len(self._kept) == _MOST_KEPT:
-            self.statistics.dropped_records += 1
-        self._kept.append(decision)
-
-    def hand_over(self) -> None:
-        """Let the recorder have what was decided since the last time."""
-        while self._kept:
-            super()._remember(self._kept.popleft())
+    def flush(self) -> int:
+        """Write what goes; the bytes that still wait."""
+        with self._lock:
+            self._flush()
+            return len(self._waiting)
 
     def close(self) -> None:
-        """Record what waits, then stop."""
-        self.hand_over()
-        super().close()
+        """Write everything, however long it takes."""
+        os.set_blocking(self._descriptor, True)
+        while self.flush():
+            pass
+
+    def _flush(self) -> None:
+        try:
+            while self._waiting:
+                del self._waiting[: os.write(self._descriptor, self._waiting)]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:  # migbatchd is gone, and our stdin will tell
+            self._waiting.clear()
+
+
+class Scribe:
+    """Puts decisions into the form of the record, with the name of the user.
+
+    A directory service that is slow to name users gets a thread of its own to be slow in; each user is looked up once.
+    """
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._names: dict[int, str] = {}
+        self._unnamed: queue.SimpleQueue[Decision | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._look_up, name="user-names", daemon=True)
+        self._thread.start()
+
+    def take(self, decision: Decision) -> None:
+        """Write a decision down, with what was granted."""
+        name = decision.user or self._names.get(decision.uid)
+        if name is None:
+            self._unnamed.put(decision)
+        else:
+            self._write(decision, name)
+
+    def close(self, patience_s: float) -> None:
+        """Write down what still waits for a name."""
+        self._unnamed.put(None)
+        self._thread.join(patience_s)
+
+    def _write(self, decision: Decision, name: str) -> None:
+        named = decision if decision.user else replace(decision, user=name)
+        self._output.send({"decision": {**record_of(named), "granted": decision.granted}})
+
+    def _look_up(self) -> None:
+        while (decision := self._unnamed.get()) is not None:
+            name = self._names.get(decision.uid)
+            if name is None:
+                try:
+                    name = pwd.getpwuid(decision.uid).pw_name
+                except (KeyError, OSError):
+                    name = str(decision.uid)
+                self._names[decision.uid] = name
+            self._write(decision, name)
+
+
+class Chores:
+    """What answers leave to do, a little at a time: the record, figures for the metrics, memory."""
+
+    def __init__(self, service: SubmitService, output: Output) -> None:
+        self._service, self._output = service, output
+        self._told = 0.0
+
+    def __call__(self) -> float | None:
+        """Do a little; the seconds after which there is more to do."""
+        if self._output.flush() > _BACKLOG:
+            return _FULL_S
+        if self._service.record():
+            return 0.0
+        if gc.get_count()[0] > _YOUNG:
+            gc.collect(0)
+        wait = self._told + _STATISTICS_S - time.monotonic()
+        if wait > 0:
+            return wait
+        self._tell()
+        return _FULL_S if self._output.flush() else None
+
+    def _tell(self) -> None:
+        self._told = time.monotonic()
+        statistics = self._service.statistics
+        figures = {
+            "answers": dict(statistics.answers),
+            "p50": statistics.quantile(0.5),
+            "p99": statistics.quantile(0.99),
+            "dropped": statistics.dropped_records,
+        }
+        self._output.send({"statistics": figures})
 
 
 def main() -> None:
@@ -130,45 +173,30 @@ def main() -> None:
     config = loads(start["config"])
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, _NICE)
-    output = Output(sys.stdout.buffer)
-    service = QuickService(
+    output = Output(sys.stdout.fileno())
+    scribe = Scribe(output)
+    service = SubmitService(
         SiteCatalog.from_dict(start["catalog"]),
         chooser_of(config),
-        output.decision,
+        scribe.take,
         policy=policy_of(config),
         slurm_uids=slurm_uids(config),
     )
-    doorman = Doorman(Path(config.submit.socket), service)
-    doorman.start()
+    doorman = Doorman(Path(config.submit.socket), service, Chores(service, output))
+    # The collector would stop everything just when there is much to do. Chores looks after young objects; what lives
+    # longer (figures, answers) is bounded and holds no cycles.
+    gc.disable()
+    gc.collect()
     gc.freeze()
-    sys.setswitchinterval(0.0005)
+    sys.setswitchinterval(0.0001)  # what else there is (a new catalog, a new user's name) does not hold up an answer
+    doorman.start()
     output.send({"serving": True})
-    ended = threading.Event()
-    threading.Thread(target=_tell, args=(service, output, ended), daemon=True).start()
-    threading.Thread(target=_hand_over, args=(service, ended), daemon=True).start()
     for line in sys.stdin.buffer:
         service.use(catalog=SiteCatalog.from_dict(json.loads(line)["catalog"]))
-    ended.set()
     doorman.stop()
     service.close()
-
-
-def _hand_over(service: QuickService, ended: threading.Event) -> None:
-    while not ended.wait(_HAND_OVER_S):
-        service.hand_over()
-
-
-def _tell(service: SubmitService, output: Output, ended: threading.Event) -> None:
-    statistics = service.statistics
-    while not ended.wait(_STATISTICS_S):
-        figures = {
-            "answers": dict(statistics.answers),
-            "p50": statistics.quantile(0.5),
-            "p99": statistics.quantile(0.99),
-            "dropped": statistics.dropped_records,
-        }
-        with contextlib.suppress(BrokenPipeError):
-            output.send({"statistics": figures})
+    scribe.close(_STOP_S)
+    output.close()
 
 
 if __name__ == "__main__":

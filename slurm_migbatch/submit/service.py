@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import logging
-import queue
 import secrets
 import socket
 import struct
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
+from slurm_migbatch.submit.answers import Answers
 from slurm_migbatch.submit.decision import Decision
 from slurm_migbatch.submit.request import Accept, JobRequest, Pass, Refuse, RequestError
 from slurm_migbatch.submit.rewrite import Policy, rewrite
@@ -29,6 +28,9 @@ IDLE_S: Final = 2.0
 PER_USER: Final = 8
 """Connections that one ordinary user may have open at a time."""
 BACKLOG: Final = 1024
+MOST_UNRECORDED: Final = 10_000
+"""Decisions that may wait for the record; further ones push out the oldest."""
+_VERDICTS: Final = {Accept: "accept", Pass: "pass", Refuse: "refuse"}
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 _CREDENTIALS = struct.Struct("3i")
 
@@ -49,6 +51,7 @@ class Site:
     catalog: SiteCatalog
     chooser: Chooser
     policy: Policy
+    answers: Answers = field(default_factory=Answers, compare=False)
 
 
 class Statistics:
@@ -57,7 +60,7 @@ class Statistics:
     def __init__(self) -> None:
         self.answers: Counter[str] = Counter()
         self.dropped_records = 0
-        self._seconds: deque[float] = deque(maxlen=4096)
+        self._seconds: deque[float] = deque(maxlen=1024)
 
     def note(self, verdict: str, seconds: float) -> None:
         """One request was answered."""
@@ -71,10 +74,9 @@ class Statistics:
 
 
 class SubmitService:
-    """Answers requests. Thread-safe: `use` may be called while requests are answered.
+    """Answers requests. `use` may be called from any thread, everything else from one at a time.
 
-    `recorder` gets each granted decision in a thread of its own, after the answer; a slow one never delays an answer,
-    and where it falls 10,000 decisions behind further ones are dropped and counted.
+    A granted decision waits until `record` is called, when nobody waits for an answer.
     """
 
     def __init__(
@@ -89,13 +91,12 @@ class SubmitService:
     ) -> None:
         """`slurm_uids`: besides root, who may ask on behalf of others (the uid of SlurmUser)."""
         self._site = Site(catalog, chooser, policy or Policy())
-        self._speakers = frozenset({0, *slurm_uids})
         self._clock = clock
         self._recorder = recorder
-        self._waiting: queue.Queue[Decision | None] = queue.Queue(maxsize=10_000)
+        self._unrecorded: deque[tuple[Decision, str, float]] = deque(maxlen=MOST_UNRECORDED)
+        #: who may ask on behalf of others
+        self.speakers = frozenset({0, *slurm_uids})
         self.statistics = Statistics()
-        self._thread = threading.Thread(target=self._record, name="migbatch-decisions", daemon=True)
-        self._thread.start()
 
     def use(
         self, *, catalog: SiteCatalog | None = None, chooser: Chooser | None = None, policy: Policy | None = None
@@ -110,45 +111,61 @@ class SubmitService:
         Root and SlurmUser get decisions, for anybody; everybody else gets advice about himself, which is not recorded.
         """
         began = time.perf_counter()
+        site, speaker = self._site, peer_uid in self.speakers
+        given = site.answers.get(request) if speaker else None
+        if given is not None:
+            name = ""
+            if given.decision is not None:
+                name = new_id()
+                self._remember(given.decision, name, self._clock())
+            self.statistics.note(given.verdict, time.perf_counter() - began)
+            return given.named(name)
         try:
-            job = JobRequest.from_fields(protocol.decode(request))
-            speaker = peer_uid in self._speakers
-            if not speaker and job.uid != peer_uid:
-                raise RequestError(f"uid {peer_uid} may ask only for himself")
-            site = self._site
-            answer = rewrite(job, site.catalog, site.chooser, site.policy, decision_id=new_id(), ts=self._clock())
+            verdict, message = self._answer(request, peer_uid, site, speaker=speaker)
         except RequestError as error:
-            self.statistics.note("error", time.perf_counter() - began)
-            return protocol.encode({"verdict": "error", "message": str(error)})
+            verdict, message = "error", protocol.encode({"verdict": "error", "message": str(error)})
         except Exception:  # the shim decides by its table then; a bug here must not stop submissions
             log.exception("a submit request could not be answered")
-            self.statistics.note("error", time.perf_counter() - began)
-            return protocol.encode({"verdict": "error", "message": "the submit service failed"})
-        if speaker and isinstance(answer, Accept) and answer.decision is not None:
-            self._remember(answer.decision)
-        verdict = {Accept: "accept", Pass: "pass", Refuse: "refuse"}[type(answer)]
+            verdict, message = "error", protocol.encode({"verdict": "error", "message": "the submit service failed"})
         self.statistics.note(verdict, time.perf_counter() - began)
-        return protocol.encode_answer(answer)
+        return message
+
+    def _answer(self, request: bytes, peer_uid: int, site: Site, *, speaker: bool) -> tuple[str, bytes]:
+        job = JobRequest.from_fields(protocol.decode(request))
+        if not speaker and job.uid != peer_uid:
+            raise RequestError(f"uid {peer_uid} may ask only for himself")
+        name, now = new_id(), self._clock()
+        answer = rewrite(job, site.catalog, site.chooser, site.policy, decision_id=name, ts=now)
+        verdict, message = _VERDICTS[type(answer)], protocol.encode_answer(answer)
+        if speaker:
+            decision = answer.decision if isinstance(answer, Accept) else None
+            site.answers.keep(request, verdict, message, decision, name)
+            if decision is not None:
+                self._remember(decision, decision.id, now)
+        return verdict, message
+
+    def _remember(self, decision: Decision, name: str, ts: float) -> None:
+        if self._recorder is None:
+            return
+        if len(self._unrecorded) == MOST_UNRECORDED:
+            self.statistics.dropped_records += 1
+        self._unrecorded.append((decision, name, ts))
+
+    def record(self) -> bool:
+        """Hand the oldest waiting decision to the recorder; whether more wait."""
+        if not self._unrecorded or self._recorder is None:
+            return False
+        decision, name, ts = self._unrecorded.popleft()
+        try:
+            self._recorder(decision if name == decision.id else replace(decision, id=name, ts=ts))
+        except Exception:
+            log.exception("decision %s could not be recorded", name)
+        return bool(self._unrecorded)
 
     def close(self) -> None:
-        """Record what waits, then stop."""
-        self._waiting.put(None)
-        self._thread.join()
-
-    def _remember(self, decision: Decision) -> None:
-        try:
-            self._waiting.put_nowait(decision)
-        except queue.Full:
-            self.statistics.dropped_records += 1
-
-    def _record(self) -> None:
-        while (decision := self._waiting.get()) is not None:
-            if self._recorder is None:
-                continue
-            try:
-                self._recorder(decision)
-            except Exception:
-                log.exception("decision %s could not be recorded", decision.id)
+        """Record what waits."""
+        while self.record():
+            pass
 
 
 def listen(path: Path, *, mode: int = 0o666) -> socket.socket:

@@ -6,23 +6,18 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
 from daemon_fakes import GEOMETRY, FakeSigner, FakeSlurm, FakeStore, Node, gpu, inventory
 from daemon_running import Running, eventually
 
 from slurm_migbatch.config import GpuConfig, ModelConfig, loads
 from slurm_migbatch.daemon.catalog import build
-from slurm_migbatch.daemon.doorkeeper import QuickService
 from slurm_migbatch.daemon.facts import chooser_of
 from slurm_migbatch.daemon.frontdoor import _text
 from slurm_migbatch.workload.gpufacts import facts_of, short_name
 from slurm_migbatch.daemon.service import Service
-from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import NodeRow
-from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.client import ask
 from slurm_migbatch.submit.request import Accept, JobRequest, Refuse
-from slurm_migbatch.workload.catalog import Partition, SiteCatalog
 
 
 def row(name, *partitions):
@@ -109,48 +104,6 @@ def test_the_process_that_answers_is_started_again(running, node, slurm, store, 
     assert isinstance(answer, Accept)
     eventually(lambda: store.decisions)
     assert "ended with -9" in caplog.text
-
-
-def test_the_same_request_gets_the_same_answer_under_a_new_name(make_quick):
-    service, recorded = make_quick()
-    asked = protocol.encode(request(tres_per_node="gres:mig:auto", comment="migbatch: mem=15gb").to_fields())
-    answers = [service.handle(asked) for _ in range(3)]
-    service.close()
-    assert len({decision.id for decision in recorded}) == 3
-    for answer, decision in zip(answers, recorded, strict=True):
-        assert decision.id in protocol.decode_answer(answer).changes["comment"]
-        assert answer.replace(decision.id.encode(), b"") == answers[0].replace(recorded[0].id.encode(), b"")
-    assert service.statistics.answers["accept"] == 3
-
-
-def test_a_changed_site_changes_answers(make_quick):
-    service, _ = make_quick()
-    asked = protocol.encode(request(tres_per_node="gres:mig:auto").to_fields())
-    assert b"1g.10gb" in service.handle(asked)
-    kinds = service._site.catalog.kinds.values()
-    service.use(catalog=SiteCatalog({"gpu": Partition("gpu", tuple(kinds), Profile.parse("3g.40gb"))}))
-    assert b"3g.40gb" in service.handle(asked)
-    assert b"3g.40gb" in service.handle(asked)
-    service.close()
-
-
-def test_an_ordinary_user_may_not_ask_for_another_whatever_was_asked_before(make_quick):
-    service, recorded = make_quick()
-    asked = protocol.encode(request(tres_per_node="gres:mig:auto").to_fields())
-    assert b"verdict=accept" in service.handle(asked, 0)
-    assert b"verdict=error" in service.handle(asked, 1001)
-    service.close()
-    assert len(recorded) == 1
-
-
-@pytest.fixture
-def make_quick(config):
-    def make():
-        recorded = []
-        catalog = build({"n1": [gpu(0)]}, [row("n1", "gpu")], config)
-        return QuickService(catalog, chooser_of(config), recorded.append), recorded
-
-    return make
 
 
 def test_decisions_of_the_last_moment_are_recorded(config, slurm, store, signer):

@@ -13,7 +13,7 @@ sys.path.append(str(Path(__file__).parents[1] / "predict"))
 from gpu_kinds import SITE
 from lua_shim import Shim
 
-from slurm_migbatch.predict.prior import PhysicalPrior
+from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit.table import compile_table, write_table
 
@@ -26,7 +26,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def chooser() -> Chooser:
-    return Chooser(PhysicalPrior())
+    return Chooser(LearnedPredictor())
 
 
 @pytest.fixture(scope="session")

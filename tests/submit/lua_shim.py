@@ -100,6 +100,7 @@ class Shim:
         catalog: SiteCatalog = SITE,
         policy: Policy | None = None,
         deadline_ms: int = 2000,  # a slow machine must not decide whether service or table answers
+        rest_s: int = 5,
     ) -> None:
         source = render(
             JOB_SUBMIT,
@@ -110,6 +111,7 @@ class Shim:
             policy=policy or Policy(),
             deadline_ms=deadline_ms,
         )
+        source = source.replace(f"{deadline_ms}, 5\n", f"{deadline_ms}, {rest_s}\n", 1)
         script, harness = folder / "job_submit.lua", folder / "harness.lua"
         script.write_text(source, encoding="utf-8")
         harness.write_text(HARNESS, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The submit socket: answers at once, is not held up by the silent, and leaves nothing behind."""
+"""The submit socket: answers at once, keeps slurmctld's connection, is not held up by the silent, leaves nothing."""
 
 import os
 import socket
@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from slurm_migbatch.submit import doorman as doormen
 from slurm_migbatch.submit.doorman import Doorman
 from slurm_migbatch.submit.service import PER_USER
 
@@ -22,13 +23,19 @@ def eventually(check, timeout=120.0):
 class Echo:
     """Stands in for the service: says who asked what."""
 
+    speakers = frozenset({0})
+
     def __init__(self):
-        self.gate = threading.Event()
-        self.gate.set()
+        self.left = 0
+        self.recorded = 0
 
     def handle(self, request, peer_uid=0):
-        self.gate.wait(120)
+        self.left += 1
         return b"%d:%s" % (peer_uid, request)
+
+    def record(self):
+        self.recorded += 1
+        return self.recorded < self.left
 
 
 @pytest.fixture
@@ -37,8 +44,13 @@ def path(tmp_path):
 
 
 @pytest.fixture
-def doorman(path):
-    doorman = Doorman(path, Echo())
+def echo():
+    return Echo()
+
+
+@pytest.fixture
+def doorman(path, echo):
+    doorman = Doorman(path, echo)
     doorman.start()
     yield doorman
     doorman.stop()
@@ -68,26 +80,91 @@ def test_the_silent_hold_up_nobody(doorman, path):
     assert silent[3].recv(100) == b"%d:late" % os.getuid()
     for client in silent:
         client.close()
-    eventually(lambda: not doorman._waiting)
+    eventually(lambda: not doorman._clients)
 
 
 def test_the_silent_are_sent_away(doorman, path, monkeypatch):
-    monkeypatch.setattr("slurm_migbatch.submit.doorman.IDLE_S", 0.05)
+    monkeypatch.setattr(doormen, "IDLE_S", 0.05)
     with connect(path) as client:
         assert client.recv(100) == b""
 
 
 def test_a_user_cannot_keep_many_connections(doorman, path, monkeypatch):
-    monkeypatch.setattr("slurm_migbatch.submit.doorman.peer_uid", lambda client: 1000)
+    monkeypatch.setattr(doormen, "peer_uid", lambda client: 1000)
     silent = [connect(path) for _ in range(PER_USER)]
-    eventually(lambda: len(doorman._waiting) == PER_USER)
+    eventually(lambda: len(doorman._clients) == PER_USER)
     with connect(path) as client:
         assert client.recv(100) == b""
     silent[0].close()
-    eventually(lambda: len(doorman._waiting) < PER_USER)
+    eventually(lambda: len(doorman._clients) < PER_USER)
     assert ask(path, b"again") == b"1000:again"
     for client in silent:
         client.close()
+
+
+def test_root_keeps_its_connection(doorman, path):
+    with connect(path) as client:
+        for n in range(100):
+            client.send(b"%d" % n)
+            assert client.recv(100) == b"0:%d" % n
+        assert ask(path, b"another") == b"0:another"
+    eventually(lambda: not doorman._clients)
+
+
+def test_others_are_answered_once(doorman, path, monkeypatch):
+    monkeypatch.setattr(doormen, "peer_uid", lambda client: 1000)
+    with connect(path) as client:
+        client.send(b"advice")
+        assert client.recv(100) == b"1000:advice"
+        assert client.recv(100) == b""
+
+
+def test_a_kept_connection_may_be_silent_for_long(doorman, path, monkeypatch):
+    with connect(path) as client:
+        client.send(b"first")
+        assert client.recv(100) == b"0:first"
+        monkeypatch.setattr(doormen, "IDLE_S", 0.05)
+        with connect(path) as silent:
+            assert silent.recv(100) == b""
+        client.send(b"second")
+        assert client.recv(100) == b"0:second"
+
+
+def test_not_too_many_connections_are_kept(doorman, path, monkeypatch):
+    monkeypatch.setattr(doormen, "KEPT", 2)
+    clients = [connect(path) for _ in range(3)]
+    for client in clients:
+        client.send(b"x")
+        assert client.recv(100) == b"0:x"
+    assert clients[2].recv(100) == b""
+    for client in clients:
+        client.close()
+    assert ask(path, b"x") == b"0:x"
+
+
+def test_what_answers_leave_is_done_when_nobody_waits(doorman, path, echo):
+    for n in range(20):
+        ask(path, b"%d" % n)
+    eventually(lambda: echo.recorded >= 20)
+
+
+def test_chores_set_their_own_pace(path, echo):
+    calls, done = [], threading.Event()
+
+    def chore():
+        calls.append(time.monotonic())
+        if len(calls) < 3:
+            return 0.05
+        done.set()
+        return None
+
+    doorman = Doorman(path, echo, chore)
+    doorman.start()
+    assert not done.wait(0.3) and not calls  # nothing was answered yet
+    ask(path, b"x")
+    assert done.wait(120)
+    doorman.stop()
+    assert len(calls) == 3 and calls[2] - calls[0] >= 0.1
 
 
 def test_clients_that_leave_early(doorman, path):
@@ -102,7 +179,7 @@ def test_stop_leaves_no_socket_and_no_thread(path):
     doorman = Doorman(path, Echo())
     doorman.start()
     waiting = connect(path)
-    eventually(lambda: doorman._waiting)
+    eventually(lambda: doorman._clients)
     doorman.stop()
     assert not path.exists()
     assert waiting.recv(100) == b""

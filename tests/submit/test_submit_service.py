@@ -143,6 +143,46 @@ def test_a_service_that_talks_nonsense_is_not_heard(tmp_path: Path, table: Path,
         thread.join(5)
 
 
+def test_the_shim_keeps_its_connection_and_finds_a_new_service(
+    tmp_path: Path, service: SubmitService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, accepted = tmp_path / "submit.sock", []
+    monkeypatch.setattr("slurm_migbatch.submit.doorman.peer_uid", lambda link: accepted.append(link.fileno()) or 0)
+    with Shim(tmp_path, socket=str(path)) as shim:
+        for round_ in (1, 2):
+            with running(path, service):
+                for _ in range(5):
+                    assert "#" in shim(auto()).changes["comment"]
+            assert len(accepted) == round_
+            assert "#" not in shim(auto()).changes["comment"]  # nobody serves
+
+
+def test_a_late_answer_is_not_taken_for_the_next(tmp_path: Path) -> None:
+    """It comes after the shim has decided by itself; the next request must not find it."""
+    path = tmp_path / "slow.sock"
+    answers = [protocol.encode_answer(Accept({"comment": f"answer {n} [mig:1g.10gb:1]"}, "")) for n in range(3)]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as slow:
+        slow.bind(str(path))
+        slow.listen(8)
+        with Shim(tmp_path, socket=str(path), deadline_ms=2000, rest_s=0) as shim:
+            results: list[object] = []
+            asking = threading.Thread(target=lambda: results.extend(shim(auto()).changes["comment"] for _ in range(3)))
+            asking.start()
+            first = slow.accept()[0]
+            first.recv(65536)
+            first.send(answers[0])
+            first.recv(65536)  # the second request is answered once the shim has given up
+            second = slow.accept()[0]
+            with suppress(OSError):
+                first.send(answers[1])
+            second.recv(65536)
+            second.send(answers[2])
+            asking.join(120)
+            first.close()
+            second.close()
+    assert results == ["answer 0 [mig:1g.10gb:1]", "[mig:1g.10gb:1]", "answer 2 [mig:1g.10gb:1]"]
+
+
 def test_a_peer_that_hangs_up_does_not_kill_the_shim(tmp_path: Path, table: Path) -> None:
     """No SIGPIPE may reach slurmctld: the shim sends to a peer that has closed already."""
     path = tmp_path / "gone.sock"
@@ -227,11 +267,10 @@ def test_a_broken_chooser_is_an_error_not_an_end(chooser: Chooser, caplog: pytes
     service.close()
 
 
-def test_a_slow_or_failing_record_delays_nothing(chooser: Chooser, caplog: pytest.LogCaptureFixture) -> None:
-    release, seen = threading.Event(), []
+def test_the_record_comes_after_the_answers(chooser: Chooser, caplog: pytest.LogCaptureFixture) -> None:
+    seen = []
 
     def record(decision: Decision) -> None:
-        release.wait(120)
         seen.append(decision)
         raise OSError("disk full")
 
@@ -239,10 +278,21 @@ def test_a_slow_or_failing_record_delays_nothing(chooser: Chooser, caplog: pytes
     message = protocol.encode(auto().to_fields())
     for _ in range(20):
         service.handle(message)
-    assert seen == []  # all answered while the record stood still
-    release.set()
+    assert seen == []
     service.close()
     assert len(seen) == 20 and "could not be recorded" in caplog.text
+
+
+def test_of_a_record_that_falls_behind_the_oldest_are_given_up(
+    chooser: Chooser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slurm_migbatch.submit.service.MOST_UNRECORDED", 5)
+    seen: list[Decision] = []
+    service = SubmitService(SITE, chooser, seen.append)
+    answers = [service.handle(protocol.encode(auto().to_fields())) for _ in range(8)]
+    service.close()
+    assert service.statistics.dropped_records == 3
+    assert all(decision.id.encode() in answer for decision, answer in zip(seen, answers[3:], strict=True))
 
 
 def test_idle_and_greedy_clients_do_not_block_others(address: Path) -> None:

@@ -1,0 +1,50 @@
+"""Answers that were given before: users submit one script many times over.
+
+A request that is the same to the last byte gets the same answer, under a new name for the decision, for as long as the
+site is the same: the answers belong to a `Site` and go with it.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from slurm_migbatch.submit.decision import Decision
+
+MOST: Final = 4096
+
+
+class Given(NamedTuple):
+    """One answer. Its bytes are `before`, the decision's name, `after`; without a decision `before` is all."""
+
+    verdict: str
+    before: bytes
+    after: bytes
+    decision: Decision | None
+
+    def named(self, id: str) -> bytes:
+        """The answer under another name."""
+        return self.before + id.encode() + self.after if self.decision is not None else self.before
+
+
+class Answers:
+    """Answers by request; where there are too many, all are forgotten."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._given: dict[bytes, Given] = {}
+        self._most = most
+
+    def get(self, request: bytes) -> Given | None:
+        """The answer to the very same request."""
+        return self._given.get(request)
+
+    def keep(self, request: bytes, verdict: str, answer: bytes, decision: Decision | None, name: str) -> None:
+        """Remember an answer, made under `name`; not one whose decision keeps an older name or shows it twice."""
+        before, after = answer, b""
+        if decision is not None:
+            parts = answer.split(name.encode())
+            if decision.id != name or len(parts) != 2:
+                return
+            before, after = parts
+        if len(self._given) >= self._most:
+            self._given.clear()
+        self._given[request] = Given(verdict, before, after, decision)

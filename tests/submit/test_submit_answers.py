@@ -1,0 +1,86 @@
+"""Answers that are given again: the same words under a new name, only to the same request and on the same site."""
+
+from __future__ import annotations
+
+import pytest
+from gpu_kinds import H100, SITE
+
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.submit import protocol
+from slurm_migbatch.submit.answers import Answers
+from slurm_migbatch.submit.decision import Decision
+from slurm_migbatch.submit.request import Accept, JobRequest, Present
+from slurm_migbatch.submit.service import SubmitService
+from slurm_migbatch.workload.catalog import Partition, SiteCatalog
+
+
+@pytest.fixture
+def decisions() -> list[Decision]:
+    return []
+
+
+@pytest.fixture
+def service(chooser: Chooser, decisions: list[Decision]) -> SubmitService:
+    return SubmitService(SITE, chooser, decisions.append)
+
+
+def asked(**fields: object) -> bytes:
+    values = {"partition": "gpu", "tres_per_node": "gres/mig:auto", **fields}
+    return protocol.encode(JobRequest(1001, **values).to_fields())
+
+
+def changes(answer: bytes) -> dict[str, str]:
+    got = protocol.decode_answer(answer)
+    assert isinstance(got, Accept)
+    return dict(got.changes)
+
+
+def test_the_same_request_gets_the_same_answer_under_a_new_name(
+    service: SubmitService, decisions: list[Decision]
+) -> None:
+    answers = [service.handle(asked(comment="migbatch: mem=15gb")) for _ in range(3)]
+    service.close()
+    assert len({decision.id for decision in decisions}) == 3
+    for answer, decision in zip(answers, decisions, strict=True):
+        assert decision.id in changes(answer)["comment"]
+        assert answer.replace(decision.id.encode(), b"") == answers[0].replace(decisions[0].id.encode(), b"")
+    assert service.statistics.answers["accept"] == 3
+
+
+def test_refusals_and_passes_are_given_again(service: SubmitService, decisions: list[Decision]) -> None:
+    for fields in ({"tres_per_node": "gres/mig:1g"}, {"tres_per_node": "gres/fpga:1"}):
+        assert service.handle(asked(**fields)) == service.handle(asked(**fields))
+    service.close()
+    assert service.statistics.answers == {"refuse": 2, "pass": 2} and decisions == []
+
+
+def test_a_changed_site_changes_answers(service: SubmitService) -> None:
+    assert "1g.10gb" in changes(service.handle(asked()))["tres_per_node"]
+    service.use(catalog=SiteCatalog({"gpu": Partition("gpu", (H100,), Profile.parse("3g.40gb"))}))
+    for _ in range(2):
+        assert "3g.40gb" in changes(service.handle(asked()))["tres_per_node"]
+
+
+def test_an_ordinary_user_may_not_ask_for_another_whatever_was_asked_before(
+    service: SubmitService, decisions: list[Decision]
+) -> None:
+    assert b"verdict=accept" in service.handle(asked(), 0)
+    assert b"verdict=error" in service.handle(asked(), 1002)
+    assert b"verdict=accept" in service.handle(asked(), 1001)
+    service.close()
+    assert len(decisions) == 1
+
+
+def test_a_decision_that_keeps_its_name_keeps_it_again(service: SubmitService) -> None:
+    now = Present(True, "gpu", "gres/mig:2g.20gb:1", comment="a [mig:2g.20gb:1#old]")
+    request = protocol.encode(JobRequest(1001, comment="b", now=now).to_fields())
+    for _ in range(3):
+        assert changes(service.handle(request)) == {"comment": "b [mig:2g.20gb:1#old]"}
+
+
+def test_too_many_answers_are_forgotten() -> None:
+    answers = Answers(most=2)
+    for number in range(3):
+        answers.keep(b"%d" % number, "pass", b"answer", None, "")
+    assert [answers.get(b"%d" % number) is None for number in range(3)] == [True, True, False]
