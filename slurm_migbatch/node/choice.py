@@ -37,12 +37,16 @@ class View(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """One place for one slice. `warm` is the idle instance that will be used as it is; `evict` goes before."""
+    """One place for one slice. `warm` is the idle instance that will be used as it is; `evict` goes before.
+
+    `planned` says whether the plan had this slot for this profile.
+    """
 
     gpu: str
     slot: Slot
     warm: Slice | None
     evict: tuple[Slice, ...]
+    planned: bool = False
 
 
 def claim(
@@ -101,7 +105,7 @@ def _options(
             disturbed = 0 if planned else sum(s.placement.overlaps(slot.placement) for s in free_plan)
             fresh = sum(piece.state == "idle" for piece in evict)
             cost = (not planned, disturbed, warm is None, fresh, room, slot != preferred, view.order)
-            yield (*[int(part) for part in cost], slot.placement.start), Claim(view.uuid, slot, warm, evict)
+            yield (*[int(part) for part in cost], slot.placement.start), Claim(view.uuid, slot, warm, evict, planned)
 
 
 def _warm(view: View, slot: Slot, uid: int, reuse: str) -> Slice | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from slurm_migbatch.mig.driver import DriverError
 from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment
@@ -124,7 +125,7 @@ class Executor:
         try:
             started = self._starter.start(env, grant, who, deadline)
         except Misfit as error:
-            return self._send_back(env, str(error), deadline, who)
+            return self._send_back(env, str(error), deadline, who, error.account)
         except Unsafe as error:
             return self._unsafe(env, str(error), deadline, who)
         except (DriverError, CapsError) as error:
@@ -211,22 +212,34 @@ class Executor:
 
     # -- when it does not work -----------------------------------------------------------------------------------
 
-    def _send_back(self, env: HookEnv, why: str, deadline: Deadline, who: str) -> Outcome:
-        """Back to the queue; until then a hand-off makes each task of the run fail rather than run without a slice."""
+    def _send_back(self, env: HookEnv, why: str, deadline: Deadline, who: str, account: str = "") -> Outcome:
+        """Back to the queue; until then a hand-off makes each task of the run fail rather than run without a slice.
+
+        `account` says who has what instead; it goes where the administrators look, not to the job's user.
+        """
         from slurm_migbatch.node import scontrol
 
+        full = f"{why[:500]}: {account or self._account(env)}".removesuffix(": ")
         restart = env.restart or 0
         run = Run(env.job, restart, env.uid, env.user, env.account, env.partition, "", "misfit", who)
         asked = _gres(env.comment)
         with self.journal.write():
             self.journal.put_run(run)
-            self.journal.event("misfit", {"job": env.job, "restart": restart, "grant": asked, "reason": why[:500]})
+            self.journal.event("misfit", {"job": env.job, "restart": restart, "grant": asked, "reason": full})
         handoff.write(self.paths.job, handoff.Handoff(env.job, restart, env.uid, (), why[:500]))
         try:
             scontrol.requeue(self.config, env.job, max(deadline.remaining, 2.0))
         except scontrol.ScontrolError as error:
-            return exits.OK, f"{env.run}: {why}; cannot be requeued ({error}), so its tasks will fail"
-        return exits.OK, f"{env.run}: {why}; sent back to the queue"
+            return exits.OK, f"{env.run}: cannot be requeued ({error}), so its tasks will fail; {full}"
+        return exits.OK, f"{env.run}: sent back to the queue; {full}"
+
+    def _account(self, env: HookEnv) -> str:
+        """Who has what, for a run that failed for another reason than a lack of room; empty where nobody can tell."""
+        with suppress(DriverError, JournalError, GrantError):
+            grant = parse_comment(env.comment)
+            if grant is not None:
+                return self._starter.account(grant)
+        return ""
 
     def _unsafe(self, env: HookEnv, why: str, deadline: Deadline, who: str) -> Outcome:
         """A GPU is lost: tell Slurm to drain the node with the reason, and send the job elsewhere."""

@@ -14,7 +14,7 @@ Whatever is half done belongs to an owner that is dead afterwards, and `repair.p
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from slurm_migbatch.mig.grant import Grant
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.node import choice, effects, handoff, owner, plan, progress
+from slurm_migbatch.node.account import Site, account
 from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.config import Config
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
@@ -37,7 +38,15 @@ GRACE_S = 2.0
 
 
 class Misfit(Exception):
-    """This node has no place for the job now; the message says why."""
+    """This node has no place for the job now; the message says why, and `account` who has what."""
+
+    def __init__(self, why: str, account: str) -> None:
+        super().__init__(why)
+        self.account = account
+
+
+class _Full(Exception):
+    """The journal knows of no place; the message is the account."""
 
 
 class Unsafe(Exception):
@@ -88,15 +97,17 @@ class Starter:
         why = ""
         for _ in range(ATTEMPTS):
             deadline.check(f"giving {env.run} its slices")
-            claims = self._claim(env, grant, who, barred, lost, deadline)
-            if claims is None:
+            try:
+                claims = self._claim(env, grant, who, barred, lost, deadline)
+            except _Full as full:
                 if not repaired:
                     self._repair_all(deadline)
                     repaired = True
                     continue
                 if lost:
-                    raise Unsafe("; ".join(lost.values()))
-                raise Misfit(f"no place for {grant.gres} beside what is in use{'; ' + why if why else ''}")
+                    raise Unsafe("; ".join(lost.values())) from None
+                tried = f"; {why}" if why else ""
+                raise Misfit(f"no place for {grant.gres} beside what is in use{tried}", str(full)) from None
             try:
                 return self._carry_out(env, grant, who, deadline, claims)
             except _Again as again:
@@ -107,7 +118,16 @@ class Starter:
                 self._gpus.reset()
                 for claim in claims:
                     lost[claim.gpu] = f"{claim.gpu}: {error}"
-        raise Misfit(f"no place for {grant.gres} after {ATTEMPTS} attempts; {why}")
+        raise Misfit(f"no place for {grant.gres} after {ATTEMPTS} attempts; {why}", self.account(grant))
+
+    def account(self, grant: Grant) -> str:
+        """What this node was to offer of the grant, and who has what now. Raises DriverError, JournalError."""
+        return self._account(grant, plan.load(self._paths.state_dir), self._gpus.listed())
+
+    def _account(self, grant: Grant, told: plan.Plan, gpus: Iterable[Gpu], note: str = "") -> str:
+        sites = [Site(gpu.index, gpu.uuid) for gpu in gpus]
+        runs = self._journal.runs("state IN ('starting','running','ending')")
+        return account(grant, told, sites, self._journal.slices(), runs, note)
 
     def _repair_all(self, deadline: Deadline) -> None:
         self._repairer.all(deadline, retry=True)
@@ -124,12 +144,12 @@ class Starter:
         barred: set[choice.Place],
         lost: dict[str, str],
         deadline: Deadline,
-    ) -> tuple[choice.Claim, ...] | None:
-        """Choose and claim places in one transaction; None where there are none."""
+    ) -> tuple[choice.Claim, ...]:
+        """Choose and claim places in one transaction. Raises _Full where there are none."""
         self._mend_abandoned(deadline)
         gpus = [gpu for gpu in self._gpus.managed() if gpu.uuid not in lost]
         shapes = {gpu.uuid: self._gpus.geometry(gpu) for gpu in gpus}
-        planned = plan.load(self._paths.state_dir).slots
+        told = plan.load(self._paths.state_dir)
         try:
             with self._journal.write():
                 rows = self._journal.slices("state<>'lost'")
@@ -140,13 +160,14 @@ class Starter:
                         geometry=shapes[gpu.uuid],
                         used=tuple({r.slot for r in rows if r.gpu == gpu.uuid and r.state not in ("idle", "evict")}),
                         idle=tuple([r for r in rows if r.gpu == gpu.uuid and r.state in ("idle", "evict")]),
-                        planned=planned.get(gpu.uuid, ()),
+                        planned=told.slots.get(gpu.uuid, ()),
                     )
                     for gpu in gpus
                 ]
                 claims = choice.claim(views, grant.profiles, env.uid, self._config.warm_reuse, barred)
                 if claims is None:
-                    return None
+                    tried = ", ".join(f"{slot} on {gpu[:12]}" for gpu, slot in sorted(barred))
+                    raise _Full(self._account(grant, told, gpus, f"Tried in vain: {tried}" if tried else ""))
                 self._write_claims(env, grant, who, claims)
                 return claims
         except Overlap as error:
@@ -232,7 +253,8 @@ class Starter:
             [handoff.Given(r.mig_uuid or "", str(r.slot.profile), memory[r.slot.profile], r.gpu) for r in done]
         )
         self._hand_over(env, given)
-        return self._commit(env, who, done, round(deadline.elapsed * 1000))
+        planned = all(claim.planned for claim in claims)
+        return self._commit(env, who, done, planned, round(deadline.elapsed * 1000))
 
     def _hand_over(self, env: HookEnv, given: tuple[handoff.Given, ...]) -> None:
         job, restart, shown = env.job, env.restart or 0, f"{self._paths.progress_dir}/{env.job}.{env.restart or 0}"
@@ -322,7 +344,7 @@ class Starter:
     def _memory(self, gpu: Gpu, profile: Profile) -> int:
         return self._gpus.geometry(gpu).info(profile).memory_mib
 
-    def _commit(self, env: HookEnv, who: str, done: Sequence[Slice], elapsed_ms: int) -> Started:
+    def _commit(self, env: HookEnv, who: str, done: Sequence[Slice], planned: bool, elapsed_ms: int) -> Started:
         restart = env.restart or 0
         now = time.time()
         with self._journal.write():
@@ -343,6 +365,7 @@ class Starter:
                     "partition": env.partition,
                     "decision": _decision(run.marker),
                     "warm": started.warm,
+                    "planned": planned,
                     "elapsed_ms": elapsed_ms,
                     "slices": [row.told for row in held],
                 },

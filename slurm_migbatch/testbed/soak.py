@@ -91,6 +91,7 @@ def run_jobs(bed: Cluster, jobs: int, seed: int, timeout: float) -> dict[str, ob
         "unfinished": len(_unfinished(bed)) + sum(n for state, n in _states(bed).items() if state != "COMPLETED"),
         "starts": kinds.get("start", 0),
         "warm_starts": kinds.get("warm", 0),
+        "unplanned_starts": kinds.get("unplanned", 0),
         "creates": kinds.get("create", 0),
         "destroys": kinds.get("destroy", 0),
         "misfits": kinds.get("misfit", 0),
@@ -135,8 +136,9 @@ def _events(bed: Cluster) -> dict[str, int]:
     with open_store(f"sqlite:///{bed.product.state}/migbatch.db", readonly=True) as store, store.reading() as link:
         counts = link.execute(select(NodeEvent.kind, func.count()).group_by(NodeEvent.kind))
         found: dict[str, int] = {kind: count for kind, count in counts}  # noqa: C416 - rows, not pairs
-        starts = link.execute(select(NodeEvent.payload).where(NodeEvent.kind == "start")).scalars()
+        starts = list(link.execute(select(NodeEvent.payload).where(NodeEvent.kind == "start")).scalars())
         found["warm"] = sum(1 for event in starts if event.get("warm"))
+        found["unplanned"] = sum(1 for event in starts if not event.get("planned"))
     return found
 
 

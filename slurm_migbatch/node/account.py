@@ -1,0 +1,94 @@
+"""Why a node has no place for a job: what it was told to offer, and who has what. For the administrator's eyes.
+
+A misfit means that somebody's promise was broken: the controller's, the node's, or that of whoever changed Slurm's
+counts or the GPUs by hand. Which one can be read from the three things that are said here: the slots that the plan has
+for what was granted, what lies across them, and everything that is taken on the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from slurm_migbatch.mig.grant import Grant
+from slurm_migbatch.mig.layout import Slot
+from slurm_migbatch.node.journal import Run, Slice
+from slurm_migbatch.node.plan import Plan
+
+LONGEST = 1500
+"""Characters of an account; eight GPUs full of small slices fit in."""
+
+
+class Site(NamedTuple):
+    """A GPU as an account names it."""
+
+    number: int
+    uuid: str
+
+    def __str__(self) -> str:
+        return f"GPU {self.number} ({self.uuid[:12]})"
+
+
+def account(
+    grant: Grant, plan: Plan, sites: Sequence[Site], rows: Iterable[Slice], runs: Iterable[Run], note: str = ""
+) -> str:
+    """One paragraph, to stand after a colon. `rows` and `runs` are the journal's.
+
+    Idle instances are in nobody's way and not named.
+    """
+    users: dict[tuple[int | None, int | None], str] = {(run.job, run.restart): run.user for run in runs}
+    pieces = list(rows)
+    taken = {
+        site: sorted((r for r in pieces if r.gpu == site.uuid and r.state not in ("idle", "lost")), key=_place)
+        for site in sites
+    }
+    parts = [_offered(grant, plan, taken)]
+    held = [
+        f"{site}: " + ", ".join(_told(row, users, plan.slots.get(site.uuid, ())) for row in found)
+        for site, found in taken.items()
+        if found
+    ]
+    parts.append("Taken: " + "; ".join(held) if held else "Nothing is taken")
+    if note:
+        parts.append(note)
+    text = ". ".join(parts)
+    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+
+
+def _offered(grant: Grant, plan: Plan, taken: Mapping[Site, Sequence[Slice]]) -> str:
+    if not plan.version:
+        return "the controller has told this node no plan"
+    found = []
+    for profile in dict.fromkeys(grant.profiles):
+        slots = []
+        for site, rows in taken.items():
+            for slot in plan.slots.get(site.uuid, ()):
+                if slot.profile == profile:
+                    across = [r for r in rows if r.slot.placement.overlaps(slot.placement)]
+                    state = "taken" if any(r.slot == slot for r in across) else "blocked" if across else "free"
+                    slots.append(f"{slot.placement} of GPU {site.number} ({state})")
+        found.append(f"{profile} at {', '.join(slots)}" if slots else f"no {profile}")
+    text = f"plan {plan.version} has {' and '.join(found)}"
+    if any(part.startswith("no ") for part in found):
+        text += ", so Slurm had other counts than the controller's: after a restart, a reconfigure, or by hand"
+    return text
+
+
+def _told(row: Slice, users: Mapping[tuple[int | None, int | None], str], planned: Sequence[Slot]) -> str:
+    job = f"job {row.job}"
+    user = users.get((row.job, row.restart))
+    if user:
+        job += f" of {user}"
+    if row.state == "intent":
+        text = f"{row.slot} being made for {job}"
+    elif row.state == "held":
+        text = f"{row.slot} by {job}"
+    elif row.state == "evict":
+        return f"{row.slot} being destroyed"
+    else:
+        return f"{row.slot} {row.reason}" if row.state == "foreign" else f"{row.slot} out of use ({row.reason})"
+    return text if not planned or row.slot in planned else text + " beside the plan"
+
+
+def _place(row: Slice) -> tuple[int, int]:
+    return row.slot.placement.start, row.slot.placement.size
