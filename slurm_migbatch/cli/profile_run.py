@@ -18,7 +18,7 @@ import click
 from slurm_migbatch.cli.common import Failure, print_table
 from slurm_migbatch.profiling import cells as cells_
 from slurm_migbatch.profiling.cells import Cell, CellError
-from slurm_migbatch.profiling.measurement import KINDS, Measurement
+from slurm_migbatch.profiling.measurement import KINDS, TEXT_LENGTHS, Measurement
 from slurm_migbatch.profiling.target import Python, TargetError, parse_command, parse_python
 from slurm_migbatch.profiling.timing import Effort
 
@@ -59,7 +59,9 @@ def _count(ctx: click.Context, param: click.Parameter, value: str | None) -> flo
 @click.option("--command", metavar="TEXT", help="A program to measure instead of TARGET; see above.")
 @click.option("--model", required=True, metavar="NAME", help="What jobs will write as model=NAME.")
 @click.option("--family", default="", metavar="WORD", help="cnn, vit, encoder, decoder, ...")
-@click.option("--kind", type=click.Choice(KINDS), default="infer", show_default=True, help="What a batch is.")
+@click.option(
+    "--kind", type=click.Choice(KINDS), default="infer", show_default=True, help="A batch is a forward pass, or a step."
+)
 @click.option(
     "--batches",
     callback=_numbers(doubling=True),
@@ -161,6 +163,8 @@ def run(
         raise click.UsageError(str(error)) from None
     if plot is not None and plot.suffix.lower() != _PLOT:
         raise click.UsageError(f"--plot draws SVG: name it {plot.with_suffix(_PLOT)}")
+    if source is not None and len(source) > TEXT_LENGTHS["source"]:
+        raise click.UsageError(f"--source takes at most {TEXT_LENGTHS['source']} characters")
     earlier = _earlier(path, resume)
     where = find_device(device, os.environ)
     subject = Subject(
@@ -197,8 +201,6 @@ def run(
         click.echo(json.dumps(_json(subject, where, found, path)))
     else:
         _print(found, path, len(earlier))
-    if not where.is_cpu and any(getattr(outcome, "gpu_used", True) is False for outcome in found.outcomes.values()):
-        click.echo("warning: the target used no memory of the GPU: does it put its model there?", err=True)
 
 
 def _target(target: str | None, command: str | None, inputs: Sequence[int] | None) -> Python | tuple[str, ...]:
@@ -345,7 +347,7 @@ def _print(found: Findings, path: Path, earlier: int) -> None:
     for curve in curves(found.rows):
         if curve.knee is not None and len(curve.points) > 1:
             at = f" at {curve.name}" if curve.name else ""
-            click.echo(f"knee{at}: batch {curve.knee.batch} has {NEAR_BEST:.0%} of the best throughput")
+            click.echo(f"knee{at}: batch {curve.knee.batch}, the smallest with {NEAR_BEST:.0%} of the best throughput")
     if found.unfit:
         click.echo(f"not tried, because less did not fit: {len(found.unfit)} points")
     click.echo(f"{path}: {len(found.outcomes)} new rows" + (f", {earlier} were there" if earlier else ""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Collection, Iterator, Mapping
@@ -16,6 +17,8 @@ CPU = "cpu"
 """The name in the column `gpu` for a trial without a GPU."""
 
 _NO_GPU = ("", "-1", "nodevfiles", "none", "void")
+# jax and TensorFlow otherwise take most of a GPU's memory at once, whatever they need
+_ALLOCATE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 _INTERVAL_S = 0.05
 _DEFAULT_MEMORY_SLICES = GpuFacts(0, 0).memory_slices
 
@@ -43,8 +46,8 @@ class Device:
         return not self.visible
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """The environment in which a program sees this device only."""
-        return {**base, "CUDA_VISIBLE_DEVICES": self.visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        """The environment in which a program sees this device only, and takes no more of its memory than it needs."""
+        return {**_ALLOCATE, **base, "CUDA_VISIBLE_DEVICES": self.visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
     def __str__(self) -> str:
         if self.is_cpu:
@@ -89,12 +92,14 @@ class NvmlMeter:
     """Asks NVML twenty times a second.
 
     While nobody else is on the device, what counts is how much more of its memory is in use than before: that is what
-    must fit. Otherwise only the processes of the sessions count, as far as NVML tells their share.
+    must fit. Otherwise only the processes of the sessions count, as far as NVML tells their share. In use before is the
+    least that was seen before any point, as memory of the last one may still be going back.
     """
 
     def __init__(self, visible: str, library: str | None = None) -> None:
         self._visible = visible
         self._library = library
+        self._idle = math.inf
 
     @contextmanager
     def watch(self, sessions: Collection[int]) -> Iterator[Peak]:
@@ -103,12 +108,12 @@ class NvmlMeter:
 
         peak, over = Peak(), threading.Event()
         with VisibleDevice(self._visible, self._library) as device:
-            before = device.usage().used
+            self._idle = min(self._idle, device.usage().used)
 
             def note(usage: Usage) -> None:
                 own = [mib or 0.0 for pid, mib in usage.processes if _session(pid) in sessions]
                 alone = len(own) == len(usage.processes)
-                peak.note(usage.used - before if alone or not sum(own) else sum(own))
+                peak.note(usage.used - self._idle if alone or not sum(own) else sum(own))
 
             def look() -> None:
                 while not over.wait(_INTERVAL_S):

@@ -30,8 +30,8 @@ _POLL_S = 0.5
 _END_S = 10.0
 _ROOT: Final = str(Path(slurm_migbatch.__file__).resolve().parents[1])
 _START: Final = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from slurm_migbatch.profiling.worker import main; "
-    "sys.path.remove(sys.argv[1]); del sys.argv[1:]; main()"
+    "import sys; root, parent = sys.argv[1:]; del sys.argv[1:]; sys.path.insert(0, root); "
+    "from slurm_migbatch.profiling.worker import main; sys.path.remove(root); main(int(parent))"
 )
 """Our package is found for this one import only, so that nothing of our Python's packages mixes with the program's."""
 
@@ -45,8 +45,8 @@ class Ran:
     """A cell that ran.
 
     `throughput` counts items of all processes a second, `summary` has the times of one batch (all processes' together),
-    `memory_mib` is the peak of all processes together. `params`, `flops_per_item`, `software`, `sm_count` and
-    `gpu_used` (whether a GPU was; None: cannot be told) are what the program or its framework says of itself.
+    `memory_mib` is the peak of all processes together. `params`, `flops_per_item`, `software` and `sm_count` are what
+    the program or its framework says of itself.
     """
 
     throughput: float
@@ -56,7 +56,6 @@ class Ran:
     flops_per_item: float | None = None
     software: str = ""
     sm_count: int | None = None
-    gpu_used: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,11 @@ class Program:
 
 
 def measure(program: Program, device: Device, meter: Meter, cell: Cell) -> Ran | DidNotFit:
-    """Run the cell in processes of its own. Raises PointFailed, and DriverError where the device cannot be asked."""
+    """Run the cell in processes of its own.
+
+    Raises PointFailed, also where the program did its work elsewhere than on the device, and DriverError where that
+    cannot be asked.
+    """
     events: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
     sessions: set[int] = set()
     with ExitStack() as stack:
@@ -161,6 +164,11 @@ def _result(results: Sequence[dict[str, Any]], cell: Cell, device: Device, peak_
         throughput += items / math.fsum(piece[1] for piece in result["pieces"])
         times += [seconds * cell.batch / items for items, seconds in result["pieces"]]
     first = results[0]
+    if not device.is_cpu and peak_mib is None and "sm_count" not in first:
+        raise PointFailed(
+            f"{cell}: the target used no memory of {device.gpu}, so it ran elsewhere: put the model on the GPU, or "
+            "give --device cpu for a trial"
+        )
     told = _total(results, "memory_mib")
     if device.is_cpu:
         memory = told or _total(results, "rss_mib")
@@ -174,7 +182,6 @@ def _result(results: Sequence[dict[str, Any]], cell: Cell, device: Device, peak_
         flops_per_item=first["flops_per_item"],
         software=first["software"],
         sm_count=first.get("sm_count"),
-        gpu_used=None if device.is_cpu else "sm_count" in first or peak_mib is not None,
     )
 
 
@@ -198,7 +205,7 @@ class _Child:
         self._number, self._events = number, events
         self._errors: IO[bytes] = tempfile.TemporaryFile("a+b")  # noqa: SIM115 (appends wherever tail() reads)
         self._process = subprocess.Popen(
-            [program.interpreter, "-c", _START, _ROOT],
+            [program.interpreter, "-c", _START, _ROOT, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
+from itertools import cycle
 from typing import NamedTuple
 
 from slurm_migbatch.profiling.curves import NEAR_BEST, Curve, curves
@@ -31,7 +32,7 @@ def draw(rows: Iterable[Measurement], title: str) -> str:
     x = _log2_axis(batches or [1])
     names = [curve.name for curve in found if curve.name]
     width = _LEFT + 2 * _PANEL_W + _GAP + 20
-    height = _TOP + _PANEL_H + _BELOW + _LINE * (len(names) + 1)
+    height = _TOP + _PANEL_H + _BELOW + _LINE * (1 + (len(found) if names else 0))
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         'font-family="sans-serif" font-size="12">',
@@ -44,19 +45,20 @@ def draw(rows: Iterable[Measurement], title: str) -> str:
     right = _LEFT + _PANEL_W + _GAP
     out += _frame(_LEFT, "throughput, items/s", x, linear := _linear_axis(rates))
     out += _frame(right, "latency of a batch, ms (dashed: 99th percentile)", x, log := _log10_axis(delays))
-    for curve, colour in zip(found, _COLOURS * (1 + len(found) // len(_COLOURS)), strict=False):
+    coloured = list(zip(found, cycle(_COLOURS), strict=False))
+    for curve, colour in coloured:
         out += _line(_LEFT, x, linear, [(p.batch, p.rate or 0.0) for p in curve.points], colour)
         out += _line(right, x, log, [(p.batch, 1000 * (p.seconds or 0.0)) for p in curve.points], colour)
         tails = [(p.batch, 1000 * p.latency_p99_s) for p in curve.points if p.latency_p99_s]
         out += _line(right, x, log, tails, colour, dashed=True)
         out += _marks(curve, x, linear, log, colour, right)
     below = _TOP + _PANEL_H + _BELOW
-    for number, (curve, colour) in enumerate(zip(found, _COLOURS * 99, strict=False) if names else ()):
+    for number, (curve, colour) in enumerate(coloured if names else ()):
         y = below + _LINE * number
         out.append(f'<path d="M{_LEFT} {y - 4}h24" stroke="{colour}" stroke-width="2"/>')
         out.append(f'<text x="{_LEFT + 32}" y="{y}">{escape(curve.name or "no input size")}</text>')
     note = f"ring: smallest batch with {NEAR_BEST:.0%} of the best throughput; cross: does not fit"
-    out.append(f'<text x="{_LEFT}" y="{below + _LINE * len(names)}" fill="#666666">{note}</text>')
+    out.append(f'<text x="{_LEFT}" y="{height - _LINE}" fill="#666666">{note}</text>')
     return "\n".join([*out, "</svg>", ""])
 
 
@@ -132,11 +134,10 @@ def _linear_axis(values: Sequence[float]) -> Axis:
 def _log10_axis(values: Sequence[float]) -> Axis:
     least, most = min(values, default=1.0), max(values, default=1.0)
     low, high = math.floor(math.log10(least)), math.ceil(math.log10(most))
-    high += low == high
     factors = (1, 2, 5) if high - low <= 2 else (1,)
-    steps = [factor * 10.0**power for power in range(low, high + 1) for factor in factors]
-    top = min(step for step in steps if step >= most)
-    bottom = max(step for step in steps if step <= least and step < top)
+    steps = [factor * 10.0**power for power in range(low - 1, high + 2) for factor in factors]
+    bottom = max(step for step in steps if step <= least)
+    top = min(step for step in steps if step >= most and step > bottom)
     span = math.log10(top / bottom)
     return Axis(lambda value: math.log10(value / bottom) / span, tuple(s for s in steps if bottom <= s <= top))
 

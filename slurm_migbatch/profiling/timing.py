@@ -28,8 +28,9 @@ class Effort:
     """How much is measured.
 
     Attributes:
-        warmup: batches before anything counts; more follow until their times settle.
-        warmup_seconds: the end of warming up, settled or not.
+        warmup: batches before anything counts; more follow until half of `min_seconds` is over (clocks rise while a GPU
+            works) and their times settle.
+        warmup_seconds: the end of warming up, settled or not; the first batch, which may compile, is not counted.
         repeats: batches that are timed at least,
         min_seconds: and seconds of work at least,
         max_seconds: but no more than these, once LEAST batches are timed.
@@ -52,11 +53,13 @@ def settled(times: Sequence[float]) -> bool:
 
 def warm_up(once: Callable[[], float], effort: Effort) -> int:
     """Run batches until their times settle; returns how many. `once` runs one batch and returns its seconds."""
-    times: list[float] = []
-    while len(times) < MAX_BATCHES:
-        times.append(once())
-        if sum(times) >= effort.warmup_seconds or (len(times) >= effort.warmup and settled(times)):
+    times = [once()]
+    spent = 0.0
+    while len(times) < MAX_BATCHES and spent < effort.warmup_seconds:
+        if len(times) >= effort.warmup and spent >= effort.min_seconds / 2 and settled(times):
             break
+        times.append(once())
+        spent += times[-1]
     return len(times)
 
 

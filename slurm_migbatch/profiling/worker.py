@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import resource
 import select
 import signal
@@ -30,11 +31,16 @@ from slurm_migbatch.profiling import oom, target, timing
 
 _MIB = 1 << 20
 _PR_SET_PDEATHSIG = 1
+_OURS = re.compile(r"/slurm_migbatch/profiling/|<frozen importlib|/importlib/__init__\.py")
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
 class CommandFailed(target.TargetError):
     """A command that ended with an error of its own; what it wrote may tell that memory ran out."""
+
+
+class OutOfMemory(MemoryError):
+    """A command that ran out of memory; the message says how it is known."""
 
 
 class Parent:
@@ -69,10 +75,12 @@ class Parent:
         return b"\n" not in self._waiting and not select.select([self._in], [], [], 0)[0]
 
 
-def main() -> None:
-    """Measure one point as ordered on standard input."""
+def main(ordered_by: int) -> None:
+    """Measure one point as ordered on standard input by the process `ordered_by`, and not outlive it."""
     with contextlib.suppress(OSError, AttributeError):  # where the C library has no prctl, the parent's kill must do
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != ordered_by:
+        return
     parent = Parent()
     try:
         order = json.loads(parent.listen())
@@ -80,11 +88,13 @@ def main() -> None:
         result = (_command if "command" in order else _python)(parent, order, effort)
     except target.TargetError as error:
         parent.say("error", text=str(error), of_command=isinstance(error, CommandFailed))
+    except OutOfMemory as error:
+        parent.say("oom", text=str(error), software="")
     except (Exception, SystemExit) as error:
         if oom.is_oom(error):
             parent.say("oom", text=_last_line(error), software=_software())
         else:
-            traceback.print_exc()
+            _explain(error)
             parent.say("error", text=_last_line(error))
     else:
         parent.say("done", **result)
@@ -245,8 +255,10 @@ def _command(parent: Parent, order: dict[str, Any], effort: timing.Effort) -> di
         except target.TargetError:
             program.kill()
             raise
-    if full or program.returncode in _KILLED:
-        raise MemoryError("the command said so" if full else "the command was killed (SIGKILL), most likely for memory")
+    if full:
+        raise OutOfMemory("the command said so")
+    if program.returncode in _KILLED:
+        raise OutOfMemory("the command was killed (SIGKILL), most likely for memory")
     if program.returncode:
         sys.stderr.flush()
         raise CommandFailed(f"the command ended with {_status(program.returncode)}")
@@ -276,10 +288,14 @@ def _status(code: int) -> str:
         return f"signal {-code}"
 
 
+def _explain(error: BaseException) -> None:
+    """The traceback on standard error, from the first line that is the target's own."""
+    trace = error.__traceback__
+    while trace is not None and _OURS.search(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    traceback.print_exception(type(error), error, trace or error.__traceback__)
+
+
 def _last_line(error: BaseException) -> str:
     lines = traceback.format_exception_only(type(error), error)
     return (lines[-1].strip() if lines else type(error).__name__)[:500]
-
-
-if __name__ == "__main__":
-    main()

@@ -120,9 +120,7 @@ class VisibleDevice:
             return handle
         first = next(self._mig_devices(handle), None)
         if first is None:
-            raise NotFound(
-                0, f"GPU {name} is in MIG mode and shows no slice here: ask Slurm for one, --gres=mig:<profile>"
-            )
+            raise NotFound(0, f"GPU {name} is in MIG mode and has no slice: ask Slurm for one, --gres=mig:<profile>")
         return first
 
     def _by_beginning(self, name: str) -> Any:

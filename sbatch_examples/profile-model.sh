@@ -1,0 +1,36 @@
+#!/bin/bash
+# Measures a model on one slice, so that jobs which name it get the smallest slice that is quick enough.
+# On another slice: sbatch --gres=mig:1g.10gb profile-model.sh. Each writes a table of its own.
+#SBATCH --job-name=profile-model
+#SBATCH --gres=mig:2g.20gb
+#SBATCH --time=00:30:00
+#SBATCH --requeue
+#SBATCH --output=%x-%j.out
+
+# make(batch, input_size) prepares a model and returns a function that processes one batch; this one multiplies
+# matrices, on the GPU where torch is there. Put your own into a file beside this script and name it below.
+BENCH=${BENCH:-$PWD/bench-$SLURM_JOB_ID.py}
+[ -e "$BENCH" ] || cat >"$BENCH" <<'PYTHON'
+def make(batch, width):
+    try:
+        import torch
+    except ImportError:
+        rows = [[1.0] * width for _ in range(batch)]
+        return lambda: [sum(a * b for a, b in zip(row, row)) for row in rows]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    layer = torch.nn.Linear(width, width, device=device)
+    items = torch.rand(batch, width, device=device)
+
+    @torch.inference_mode()
+    def step():
+        layer(items)
+
+    return step
+PYTHON
+
+# Without torch, try it on the CPU: sbatch --export=ALL,DEVICE=cpu profile-model.sh
+# --resume: a job that was requeued goes on where it stopped.
+srun --ntasks=1 migbatch profile run "$BENCH:make" --model "${MODEL:-linear}" --batches "${BATCHES:-1-64}" \
+	--inputs "${INPUTS:-256,1024}" ${DEVICE:+--device "$DEVICE"} --resume -o "${MODEL:-linear}-$SLURM_JOB_ID.csv" --plot "${MODEL:-linear}-$SLURM_JOB_ID.svg"
+
+# An administrator takes the tables into the record: migbatch profile import linear-*.csv

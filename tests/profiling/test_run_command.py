@@ -1,0 +1,247 @@
+"""`migbatch profile run` as a user meets it, on the CPU and on a simulated slice."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from slurm_migbatch.cli.common import run
+from slurm_migbatch.cli.main import cli
+from slurm_migbatch.mig.layout import Slot
+from slurm_migbatch.mig.nvml import NvmlDriver
+from slurm_migbatch.profiling.measurement import COLUMNS
+from slurm_migbatch.profiling.table import read_folder
+from slurm_migbatch.testbed.simdriver import Machine
+
+ROOT = Path(__file__).parents[2]
+QUICK = ["--device", "cpu", "--warmup", "1", "--repeats", "3", "--min-seconds", "0"]
+
+BENCH = """
+    import os, time
+    def make(batch, size):
+        if batch * size > 1000:
+            raise MemoryError("the activations do not fit")
+        data = list(range(size))
+        return lambda: [sum(data) for _ in range(batch)]
+
+    def plain(batch):
+        if batch == 4:
+            raise ValueError("batch 4 is cursed")
+        return lambda: None
+
+    def slow(batch):
+        return lambda: time.sleep(0.01 if batch == 1 else 600)
+
+    def on_slice(batch):
+        from slurm_migbatch.testbed.simdriver import Machine
+        if batch * 5000 > 20000:
+            raise RuntimeError("CUDA error: out of memory")
+        Machine(os.environ["SIM"]).start_process(os.environ["CUDA_VISIBLE_DEVICES"], memory_mib=batch * 5000)
+        return lambda: time.sleep(0.06)
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    (tmp_path / "bench.py").write_text(textwrap.dedent(BENCH))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    monkeypatch.delenv("CONDA_PREFIX", raising=False)
+    return tmp_path
+
+
+def go(capsys, *args):
+    code = run(cli, "migbatch", ["profile", "run", *map(str, args)])
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+def test_a_model_is_measured_until_memory_ends(capsys):
+    code, out, err = go(
+        capsys,
+        "bench.py:make",
+        "--model",
+        "Toy-Net",
+        "--family",
+        "CNN",
+        "--batches",
+        "1-16",
+        "--inputs",
+        "100,300",
+        *QUICK,
+    )
+    assert code == 0
+    rows = read_folder(Path("toy-net.csv"))
+    assert Path("toy-net.csv").read_text().splitlines()[0] == ",".join(COLUMNS)
+    ran = {(row.batch, row.input_size) for row in rows if row.ran}
+    assert ran == {(1, 100), (2, 100), (4, 100), (8, 100), (1, 300), (2, 300)}
+    assert {(row.batch, row.input_size) for row in rows if not row.ran} == {(16, 100), (4, 300)}
+    assert {(row.gpu, row.model, row.family, row.kind, row.profile) for row in rows} == {
+        ("cpu", "toy-net", "cnn", "infer", "")
+    }
+    assert all(row.rate > 0 and row.memory_mib > 0 for row in rows if row.ran)
+    assert "does not fit" in out and "knee at input 100: batch" in out and "toy-net.csv: 8 new rows" in out
+    assert "not tried, because less did not fit: 2 points" in out
+    assert "toy-net on the CPU" in err and "batch 16, input 100: does not fit" in err
+
+
+def test_json_holds_the_rows_and_what_the_table_has_no_column_for(capsys):
+    code, out, err = go(
+        capsys, "bench.py:make", "--model", "m", "--batches", "2-8", "--inputs", 250, "--json", "-q", *QUICK
+    )
+    assert (code, err) == (0, "")
+    result = json.loads(out)
+    points = result["points"]
+    assert [(point["batch"], point["ran"]) for point in points] == [(2, True), (4, True), (8, False)]
+    assert set(COLUMNS) <= set(points[0])
+    assert points[0]["samples"] >= 3 and points[0]["latency_p50_s"] > 0
+    assert "do not fit" in points[2]["why"] and result["unfit"] == []
+    assert result["device"]["gpu"] == "cpu" and result["table"] == "m.csv"
+    assert [set(knee) for knee in result["knees"]] == [{"input_size", "procs", "batch"}]
+
+
+def test_several_processes_are_points_of_their_own(capsys):
+    code, _, _ = go(
+        capsys, "bench.py:make", "--model", "m", "--batches", "2", "--inputs", "100", "--procs", "1-2", *QUICK
+    )
+    assert code == 0
+    assert [(row.batch, row.procs) for row in read_folder(Path("m.csv"))] == [(2, 1), (2, 2)]
+
+
+def test_a_run_that_failed_is_resumed(capsys):
+    code, out, err = go(capsys, "bench.py:plain", "--model", "m", "--batches", "1-4", *QUICK)
+    assert code == 1 and out == ""
+    assert "migbatch: error: batch 4: ValueError: batch 4 is cursed" in err
+    before = read_folder(Path("m.csv"))
+    assert [row.batch for row in before] == [1, 2]
+
+    code, _, err = go(capsys, "bench.py:plain", "--model", "m", "--batches", "1-4", *QUICK)
+    assert code == 1 and "m.csv exists: --resume" in err
+
+    code, out, _ = go(capsys, "bench.py:plain", "--model", "m", "--batches", "1,2,8", "--resume", *QUICK)
+    assert code == 0 and "1 new rows, 2 were there" in out
+    after = read_folder(Path("m.csv"))
+    assert after[:2] == before and [row.batch for row in after] == [1, 2, 8]
+
+
+def test_the_curves_are_drawn(capsys):
+    args = ("bench.py:make", "--model", "m<&>", "--batches", "1-16", "--inputs", "100,200", *QUICK)
+    code, _, err = go(capsys, *args, "--plot", "m.svg")
+    assert code == 2 and "--model is a name" in err
+    code, _, err = go(capsys, args[0], "--model", "m", *args[3:], "--plot", "m.png")
+    assert code == 2 and "name it m.svg" in err
+    code, _, _ = go(capsys, args[0], "--model", "m", *args[3:], "--plot", "m.svg")
+    assert code == 0
+    drawing = ET.parse("m.svg").getroot()
+    texts = [element.text for element in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"m on cpu", "input 100", "input 200", "batch"} <= set(texts)
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        ([], "give a TARGET"),
+        (["bench.py:make", "--command", "x {batch}"], "one of them"),
+        (["bench.py"], "module:callable"),
+        (["nowhere.py:make"], "no file nowhere.py"),
+        (["--command", "prog"], "{batch}"),
+        (["bench.py:make", "--batches", "0"], "above 0"),
+        (["bench.py:make", "--params", "many"], "25.6m"),
+    ],
+)
+def test_wrong_usage_says_what_to_write(capsys, args, text):
+    code, out, err = go(capsys, *args, "--model", "m", "--device", "cpu")
+    assert (code, out) == (2, "")
+    assert text in err
+    assert not Path("m.csv").exists()
+
+
+def test_what_no_table_can_hold_is_refused_before_measuring(capsys):
+    code, _, err = go(capsys, "bench.py:plain", "--model", "n", "--source", "x" * 300, *QUICK)
+    assert code == 2 and "256 characters" in err and not Path("n.csv").exists()
+    code, _, err = go(capsys, "bench.py:plain", "--model", "n", "--family", "a\nb", *QUICK)
+    assert code == 1 and "family" in err and not Path("n.csv").exists()
+    code, _, err = go(capsys, "bench.py:plain", "--model", "n", "-o", "nowhere/n.csv", *QUICK)
+    assert code == 1 and "no directory" in err
+    code, _, err = go(capsys, "bench.py:plain", "--model", "n", "--python", "no-such-python", *QUICK)
+    assert code == 1 and "no-such-python cannot be run" in err
+
+
+def test_counts_are_written_as_people_do(capsys):
+    code, _, _ = go(
+        capsys, "bench.py:plain", "--model", "m", "--batches", "1", "--params", "25.6M", "--flops", "8.2e9", *QUICK
+    )
+    assert code == 0
+    (row,) = read_folder(Path("m.csv"))
+    assert (row.params, row.flops_per_item) == (25.6e6, 8.2e9)
+
+
+def test_a_command_in_another_language(capsys, place):
+    script = place / "prog.sh"
+    script.write_text('#!/bin/sh\nfor i in 1 2 3; do echo "migbatch: items=$1 seconds=0.5"; done\n')
+    script.chmod(0o755)
+    code, _, _ = go(capsys, "--command", "./prog.sh {batch}", "--model", "m", "--batches", "4", *QUICK)
+    assert code == 0
+    (row,) = read_folder(Path("m.csv"))
+    assert (row.throughput_per_s, row.latency_s) == (8.0, 0.5)
+
+
+def test_an_interrupted_run_keeps_what_it_measured():
+    code = "import sys; from slurm_migbatch.cli.main import main; main()"
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "profile",
+        "run",
+        "bench.py:slow",
+        "--model",
+        "m",
+        "--batches",
+        "1,2",
+        *QUICK,
+    ]
+    with subprocess.Popen(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True
+    ) as running:
+        lines = []
+        for line in running.stderr:
+            lines.append(line)
+            if line.startswith("batch 1:"):
+                running.send_signal(signal.SIGINT)
+    assert running.returncode == 130
+    assert "what was measured is in m.csv, and --resume goes on from there" in "".join(lines)
+    assert [row.batch for row in read_folder(Path("m.csv"))] == [1]
+
+
+def test_on_a_slice_rows_name_it_and_memory_is_the_slices(place):
+    machine = Machine.create(place / "sim", gpus=["h100-80gb"])
+    with NvmlDriver(str(machine.library)) as driver:
+        uuid = driver.gpus()[0].create(Slot.of("2g.20gb", 0, 2)).mig_uuid
+    code = "import sys; from slurm_migbatch.cli.main import main; main()"
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "LD_LIBRARY_PATH": str(machine.directory),
+        "CUDA_VISIBLE_DEVICES": uuid,
+        "SIM": str(machine.directory),
+    }
+    args = ["bench.py:on_slice", "--model", "m", "--batches", "1-8", "--json", *QUICK[2:]]
+    done = subprocess.run(
+        [sys.executable, "-c", code, "profile", "run", *args], env=environ, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["device"]["uuid"] == uuid and result["device"]["profile"] == "2g.20gb"
+    rows = read_folder(Path("m.csv"))
+    assert {(row.gpu, row.profile, row.sm_count, row.memory_slices) for row in rows} == {
+        ("NVIDIA H100 80GB HBM3", "2g.20gb", 32, 2)
+    }
+    assert [(row.batch, row.memory_mib) for row in rows] == [(1, 5000), (2, 10000), (4, 20000), (8, None)]
+    assert not rows[-1].ran

@@ -1,0 +1,169 @@
+"""What is found out about the device at hand, with the simulated driver in the driver's place."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from slurm_migbatch.mig.driver import DriverMissing, NotFound, Refused
+from slurm_migbatch.mig.layout import Slot
+from slurm_migbatch.mig.nvml import NvmlDriver
+from slurm_migbatch.mig.nvml.visible import VisibleDevice
+from slurm_migbatch.profiling.device import CPU, Device, NvmlMeter, find_device
+from slurm_migbatch.testbed.simdriver import GPU_MODELS, Machine
+
+FOR_ROOT = {
+    "nvmlDeviceGetGpuInstances",
+    "nvmlDeviceGetGpuInstanceById",
+    "nvmlDeviceGetGpuInstancePossiblePlacements",
+    "nvmlDeviceGetGpuInstancePossiblePlacements_v2",
+    "nvmlGpuInstanceGetComputeInstances",
+}
+
+
+@pytest.fixture
+def machine(tmp_path):
+    return Machine.create(tmp_path / "sim", gpus=["h100-80gb", "a30"])
+
+
+def slices(machine, *slots, gpu=0):
+    with NvmlDriver(str(machine.library)) as driver:
+        return [driver.gpus()[gpu].create(Slot.of(*slot)).mig_uuid for slot in slots]
+
+
+def find(machine, visible=None, asked=None):
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    return find_device(asked, environ, str(machine.library))
+
+
+def test_a_slice_is_described_without_asking_what_only_root_may(machine):
+    uuid, _ = slices(machine, ("2g.20gb", 0, 2), ("1g.20gb", 2, 2))
+    machine.calls(reset=True)
+    device = find(machine, uuid)
+    assert (device.gpu, device.profile, device.visible) == ("NVIDIA H100 80GB HBM3", "2g.20gb", uuid)
+    assert (device.compute_slices, device.memory_slices, device.sm_count) == (2, 2, 32)
+    assert not FOR_ROOT & set(machine.calls())
+
+
+def test_every_slice_of_every_gpu_is_described_as_its_profile_says(tmp_path):
+    """The slices' shares come out as the placements of the geometry, which users may not ask for."""
+    machine = Machine.create(tmp_path / "all", gpus=GPU_MODELS)
+    for index in range(len(GPU_MODELS)):
+        with NvmlDriver(str(machine.library)) as driver:
+            gpu = driver.gpus()[index]
+            for info in gpu.geometry().profiles:
+                instance = gpu.create(info.slots[0])
+                device = find(machine, instance.mig_uuid)
+                found = (device.gpu, device.profile, device.compute_slices, device.memory_slices, device.sm_count)
+                assert found == (
+                    gpu.name,
+                    info.profile.name,
+                    info.compute_slices,
+                    info.memory_slices,
+                    info.sm_count,
+                )
+                assert device.memory_mib == info.memory_mib
+                gpu.destroy(instance)
+
+
+def test_a_whole_gpu_has_no_profile(tmp_path):
+    machine = Machine.create(tmp_path / "off", gpus=["a100-40gb"], mig=False)
+    device = find(machine)
+    assert (device.gpu, device.profile) == ("NVIDIA A100-SXM4-40GB", "")
+    assert (device.compute_slices, device.memory_slices, device.sm_count) == (None, None, 108)
+    assert device.visible == find(machine, "0").visible == find(machine, device.visible[:12]).visible
+
+
+def test_a_gpu_in_mig_mode_means_its_first_slice(machine):
+    first, second = slices(machine, ("1g.10gb", 0, 1), ("2g.20gb", 2, 2))
+    assert find(machine).visible == find(machine, "0").visible
+    assert find(machine).visible in (first, second)  # NVML's order is by the instances' ids
+    assert find(machine, f"{second},{first}").visible == second
+    with pytest.raises(NotFound, match="in MIG mode and has no slice"):
+        find(machine, "1")
+
+
+@pytest.mark.parametrize("visible", ["", "-1", "NoDevFiles"])
+def test_no_visible_device_means_the_cpu(machine, visible):
+    assert find(machine, visible) == find(machine, asked="cpu") == Device()
+    assert Device().is_cpu and Device().gpu == CPU
+
+
+@pytest.mark.parametrize("visible", ["7", "GPU-00000000", "MIG-5f1c8a1e-0000-0000-0000-000000000000", "first"])
+def test_a_device_that_is_not_there_is_an_error(machine, visible):
+    with pytest.raises((NotFound, Refused)):
+        find(machine, visible)
+
+
+def test_without_a_driver_only_a_named_device_is_an_error(tmp_path):
+    missing = str(tmp_path / "libnvidia-ml.so.1")
+    assert find_device(None, {}, missing) == Device()
+    with pytest.raises(DriverMissing):
+        find_device(None, {"CUDA_VISIBLE_DEVICES": "0"}, missing)
+
+
+def test_programs_see_only_the_device():
+    environ = Device("GPU", "MIG-1").environment({"CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2", "HOME": "/"})
+    assert environ["CUDA_VISIBLE_DEVICES"] == "MIG-1" and environ["HOME"] == "/"
+    assert environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+    own = {"CUDA_VISIBLE_DEVICES": "0", "XLA_PYTHON_CLIENT_PREALLOCATE": "true"}
+    assert Device().environment(own)["CUDA_VISIBLE_DEVICES"] == ""
+    assert Device().environment(own)["XLA_PYTHON_CLIENT_PREALLOCATE"] == "true"
+
+
+# -- memory --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sleeper():
+    """A process in a session of its own, as each that is measured."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True) as process:
+        yield process
+        process.kill()
+
+
+def seen(peak, mib):
+    for _ in range(1000):
+        if peak.mib == mib:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_memory_is_what_came_on_top_of_what_was_there(machine, sleeper):
+    (uuid,) = slices(machine, ("2g.20gb", 0, 2))
+    meter = NvmlMeter(uuid, str(machine.library))
+    with meter.watch({sleeper.pid}) as peak:
+        assert peak.mib is None
+        machine.start_process(uuid, sleeper.pid, memory_mib=1500)
+        assert seen(peak, 1500)
+        machine.end_process(sleeper.pid)
+    assert peak.mib == 1500
+
+
+def test_other_processes_on_the_device_do_not_count(machine, sleeper):
+    (uuid,) = slices(machine, ("2g.20gb", 0, 2))
+    machine.start_process(uuid, os.getpid(), memory_mib=700)
+    with NvmlMeter(uuid, str(machine.library)).watch({sleeper.pid}) as peak:
+        machine.start_process(uuid, sleeper.pid, memory_mib=1500)
+        assert seen(peak, 1500)
+
+
+def test_memory_that_the_last_point_still_gives_back_is_not_taken_off(machine, sleeper):
+    (uuid,) = slices(machine, ("2g.20gb", 0, 2))
+    meter = NvmlMeter(uuid, str(machine.library))
+    with meter.watch({sleeper.pid}):
+        pass
+    machine.start_process(uuid, sleeper.pid, memory_mib=400)
+    with meter.watch({sleeper.pid}) as peak:
+        assert seen(peak, 400)
+
+
+def test_the_library_is_let_go(machine):
+    (uuid,) = slices(machine, ("1g.10gb", 0, 1))
+    with VisibleDevice(uuid, str(machine.library)) as device:
+        assert device.usage().used == 0 and device.usage().processes == ()
+        device.close()
+    find(Machine.create(machine.directory / "other", gpus=["a30"], mig=False))

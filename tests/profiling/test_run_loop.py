@@ -1,0 +1,161 @@
+"""The way through the points, with measuring replaced by a model of a device's memory."""
+
+from dataclasses import replace
+
+import pytest
+
+from slurm_migbatch.profiling.cells import Cell, product
+from slurm_migbatch.profiling.device import Device
+from slurm_migbatch.profiling.measure import DidNotFit, PointFailed, Ran
+from slurm_migbatch.profiling.measurement import Measurement
+from slurm_migbatch.profiling.runner import AtMost, Chosen, Grid, Subject, run, save
+from slurm_migbatch.profiling.table import read_folder
+from slurm_migbatch.profiling.timing import Summary
+
+SLICE = Device("NVIDIA H100 80GB HBM3", "MIG-1", "2g.20gb", 2, 2, 32, 20096, "560.35")
+SUBJECT = Subject(SLICE, "bert-large", "encoder", source="test")
+
+
+class Bench:
+    """Something to measure: fits up to `room` items times processes; `breaks_at` is a batch that fails otherwise."""
+
+    def __init__(self, room=10**9, breaks_at=None):
+        self.room, self.breaks_at, self.tried = room, breaks_at, []
+
+    def __call__(self, cell):
+        self.tried.append(cell)
+        if cell.batch == self.breaks_at:
+            raise PointFailed(f"{cell}: broken")
+        if cell.batch * (cell.input_size or 1) * cell.procs > self.room:
+            return DidNotFit("out of memory")
+        mean = 0.01 + 0.001 * cell.batch
+        return Ran(
+            cell.procs * cell.batch / mean, Summary(20, mean, mean, None), 100.0 * cell.batch, 3e8, None, "torch"
+        )
+
+
+class Saved(list):
+    """What was saved, each time."""
+
+    def __call__(self, rows):
+        self.append(list(rows))
+
+
+class Quiet:
+    def starts(self, cell): ...
+
+    def ends(self, row, outcome, left): ...
+
+
+def go(cells, bench, rule=None, earlier=(), saved=None):
+    return run(SUBJECT, cells, rule or Grid(), bench, earlier, Saved() if saved is None else saved, Quiet())
+
+
+def test_the_grid_is_measured_in_ascending_order_and_saved_after_each_point():
+    cells, bench, saved = product([1, 2, 4], [None], [1, 2]), Bench(), Saved()
+    found = go(cells, bench, saved=saved)
+    assert bench.tried == list(cells)
+    assert [len(rows) for rows in saved] == [1, 2, 3, 4, 5, 6]
+    assert saved[-1] == found.rows and found.unfit == ()
+
+
+def test_rows_hold_what_is_known_of_the_device_and_the_point():
+    found = go([Cell(4, 128, 2)], Bench())
+    (row,) = found.rows
+    assert row == Measurement(
+        gpu="NVIDIA H100 80GB HBM3",
+        model="bert-large",
+        family="encoder",
+        profile="2g.20gb",
+        compute_slices=2,
+        memory_slices=2,
+        sm_count=32,
+        batch=4,
+        input_size=128,
+        procs=2,
+        throughput_per_s=571.429,
+        latency_s=0.014,
+        memory_mib=400.0,
+        params=3e8,
+        source="test torch driver 560.35",
+    )
+
+
+def test_where_memory_ends_nothing_larger_is_tried():
+    cells, bench = product([1, 2, 4, 8, 16], [10, 20], [1]), Bench(room=45)
+    found = go(cells, bench)
+    assert [(c.batch, c.input_size) for c in bench.tried] == [
+        (1, 10),
+        (2, 10),
+        (4, 10),
+        (8, 10),
+        (1, 20),
+        (2, 20),
+        (4, 20),
+    ]
+    unfit = [row for row in found.rows if not row.ran]
+    assert [(row.batch, row.input_size) for row in unfit] == [(8, 10), (4, 20)]
+    assert all(row.latency_s is row.throughput_per_s is row.memory_mib is None for row in unfit)
+    assert {(c.batch, c.input_size) for c in found.unfit} == {(16, 10), (8, 20), (16, 20)}
+
+
+def test_another_failure_ends_the_run_with_what_was_measured_saved():
+    saved = Saved()
+    with pytest.raises(PointFailed, match="broken"):
+        go(product([1, 2, 4], [None], [1]), Bench(breaks_at=4), saved=saved)
+    assert [row.batch for row in saved[-1]] == [1, 2]
+
+
+def test_a_run_goes_on_where_the_last_one_stopped():
+    cells = product([1, 2, 4, 8], [None], [1])
+    first = go(cells, Bench(room=4), AtMost(2, Grid()))
+    bench, saved = Bench(room=4), Saved()
+    second = go(cells, bench, earlier=first.rows, saved=saved)
+    assert [cell.batch for cell in bench.tried] == [4, 8]
+    assert [row.batch for row in saved[-1]] == [1, 2, 4, 8]
+    assert set(second.outcomes) == {Cell(4), Cell(8)}
+    third = Bench()
+    go(product([8, 16], [None], [1]), third, earlier=second.rows)
+    assert third.tried == []  # 8 was seen not to fit, so 16 does not either
+
+
+@pytest.mark.parametrize("other", [{"model": "vit"}, {"profile": "1g.10gb"}, {"kind": "train"}, {"gpu": "cpu"}])
+def test_rows_of_other_models_and_devices_are_kept_and_measure_nothing(other):
+    foreign = replace(go([Cell(1)], Bench()).rows[0], **other)
+    bench, saved = Bench(), Saved()
+    found = go([Cell(1)], bench, earlier=[foreign], saved=saved)
+    assert bench.tried == [Cell(1)]
+    assert saved[-1] == [foreign, *found.rows]
+
+
+def test_a_rule_chooses_what_is_measured_and_when_it_is_enough():
+    def outermost(done, remaining):
+        return None if len(done) == 3 else max(remaining, key=lambda cell: cell.batch)
+
+    bench = Bench(room=8)
+    found = go(product([1, 2, 4, 8, 16], [None], [1]), bench, Chosen(outermost))
+    assert [cell.batch for cell in bench.tried] == [16, 8, 4]
+    assert found.unfit == ()  # 1 and 2 were not ruled out, only not chosen
+
+
+def test_what_the_user_knows_goes_before_what_the_program_says():
+    subject = replace(SUBJECT, params=1e6, flops_per_item=2e9)
+    row = subject.row(Cell(1), Bench()(Cell(1)))
+    assert (row.params, row.flops_per_item) == (1e6, 2e9)
+
+
+def test_a_saved_table_reads_back(tmp_path):
+    rows = go(product([1, 2, 4, 8], [16], [1]), Bench(room=64)).rows
+    save(tmp_path / "t.csv", rows)
+    save(tmp_path / "t.csv", rows)
+    assert read_folder(tmp_path / "t.csv") == rows
+    assert [file.name for file in tmp_path.iterdir()] == ["t.csv"]
+
+
+def test_a_table_that_cannot_be_written_leaves_the_old_one(tmp_path):
+    rows = go([Cell(1)], Bench()).rows
+    save(tmp_path / "t.csv", rows)
+    with pytest.raises(AttributeError):
+        save(tmp_path / "t.csv", [*rows, None])
+    assert read_folder(tmp_path / "t.csv") == rows
+    assert [file.name for file in tmp_path.iterdir()] == ["t.csv"]
