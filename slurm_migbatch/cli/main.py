@@ -13,6 +13,7 @@ COMMANDS = {
     "bench": (f"{_HERE}.bench:bench", "Measure what the filter and the hooks cost on this machine.", "controller"),
     "config": (f"{_HERE}.config:config", "Check the configuration and render what Slurm needs.", "controller"),
     "doctor": (f"{_HERE}.doctor:doctor", "Check this installation and say what to do.", "controller"),
+    "eval": (f"{_HERE}.eval:eval_", "Score the predictor on measured tables.", "controller"),
     "explain": (f"{_HERE}.explain:explain", "Show what a request would become, without submitting.", "controller"),
     "node": (f"{_HERE}.node:node", "Everything that runs on a compute node: agent, init, reconcile, status.", "node"),
     "nodes": (f"{_HERE}.nodes:nodes", "Show nodes, GPUs, layouts and slices.", "controller"),

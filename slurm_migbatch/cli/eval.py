@@ -1,0 +1,77 @@
+"""`migbatch eval`: how well the predictor does on models that it has not seen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from slurm_migbatch.cli.bench import print_bars
+from slurm_migbatch.cli.common import HELP, print_table
+
+_folder = click.Path(exists=True, path_type=Path)
+data_option = click.option("--data", required=True, metavar="DIR", type=_folder, help="Folder of tables to score.")
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object, its bars under 'bars'.")
+
+
+@click.group("eval", context_settings=HELP)
+def eval_() -> None:
+    """Score the predictor on measured tables, beside simple rules that know as much.
+
+    Tables are neutral ones (`migbatch profile export`), or the folder of a laboratory that `migbatch profile import`
+    knows. The exit code is 0 where it could be measured, whether or not the bars are met.
+    """
+
+
+@eval_.command()
+@data_option
+@click.option("--train", metavar="DIR", type=_folder, help="Learn from these tables, instead of from the other models.")
+@click.option("--points", type=click.IntRange(0, 3), default=3, show_default=True, help="Most profiled points.")
+@click.option("--level", type=click.FloatRange(0.5, 0.98), default=0.9, show_default=True, help="Of the margin.")
+@click.option("--leave", type=click.Choice(["model", "family"]), default="model", show_default=True, help="Leave out.")
+@click.option("--blind", is_flag=True, help="Forget what is publicly known of models.")
+@json_option
+def predictor(
+    data: Path, train: Path | None, points: int, level: float, leave: str, blind: bool, as_json: bool
+) -> None:
+    """Error, interval coverage and quality of choice for each model, left out of the training in turn."""
+    from slurm_migbatch.evaluate.predictor import Options, evaluate
+    from slurm_migbatch.profiling.table import read_folder
+
+    options = Options(points, level, "family" if leave == "family" else "model", blind)
+    learned_from = None if train is None else read_folder(train)
+    result = evaluate(
+        read_folder(data), learned_from, options, say=lambda text: click.echo(f"scoring {text} ...", err=True)
+    )
+    result = {"data": str(data), "train": None if train is None else str(train), **result}
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    _print_predictor(result)
+
+
+def _print_predictor(result: dict[str, Any]) -> None:
+    for note in result["notes"]:
+        click.echo(f"note: {note}")
+    for kind, found in result["kinds"].items():
+        for figure, label in (("time", "throughput"), ("memory", "memory")):
+            if found[figure]:
+                click.echo(f"\n{kind}: error of {label} in %, and how often intervals held")
+                _print_errors(found[figure])
+    print_bars(result)
+
+
+def _print_errors(series: list[dict[str, Any]]) -> None:
+    header = ["k", "mean", "median", "p90", "points", "models", "all procs"]
+    levels = [cover["level"] for cover in series[0]["coverage"]]
+    header += [f"{level:.0%}" for level in levels] + [f"width {level:.0%}" for level in levels]
+    lines = []
+    for each in series:
+        line = [str(each["k"]), *(f"{each[name]:.1f}" for name in ("mape", "median", "p90"))]
+        line += [str(each["points"]), str(each["models"]), f"{each.get('all_procs', each)['mape']:.1f}"]
+        line += [f"{cover['mean']:.1%}" for cover in each["coverage"]]
+        line += [f"x{cover['half_width_median']:.2f}" for cover in each["coverage"]]
+        lines.append(line)
+    print_table(header, lines)

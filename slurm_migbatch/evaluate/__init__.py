@@ -1,0 +1,1 @@
+"""How well the predictor does on models that it has not seen, beside simple rules that know as much."""

@@ -1,0 +1,176 @@
+"""Predictions for models that were left out of the training, after 0, 1, 2, ... points chosen by the stated rule.
+
+A model is left out under every name that it has and from every laboratory in the table. Where a second table is learned
+from, a model that another laboratory measured there may stay (users have such tables too); what the scored laboratory
+itself measured of it never does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from slurm_migbatch.predict.calibration import Calibration
+from slurm_migbatch.predict.cells import Array
+from slurm_migbatch.predict.known import Knowledge
+from slurm_migbatch.predict.samples import NOISE, Sample, samples_of
+from slurm_migbatch.predict.state import SURFACES, Learned
+from slurm_migbatch.predict.surface import paced_by_device
+from slurm_migbatch.predict.training import learn, observed, steps
+from slurm_migbatch.profiling.measurement import Measurement
+
+MOST_FOLDS: Final = 24
+"""With more models than this several are left out at once: a fold, none of which is trained on."""
+Leave = Literal["model", "family"]
+Learn = Callable[[Sequence[Measurement], Knowledge], Learned]
+_NAMES: Final = Knowledge()
+
+
+def identity(name: str) -> str:
+    """A model under all of its names: `org/ResNet_50` and `resnet50` are one, whether or not facts are used."""
+    return re.sub(r"[^a-z0-9]", "", _NAMES.canonical(name))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was predicted of one figure of one sample after `points` points, beside what was measured.
+
+    All arrays have one entry for each measured cell, those profiled (`done`) too; `logs` are natural logarithms of
+    seconds a batch, or of MiB. `seen` says that the training table has the model, from another laboratory.
+    """
+
+    sample: Sample
+    figure: str
+    points: int
+    done: tuple[int, ...]
+    value: Array
+    spread: Array
+    by_device: Array
+    logs: Array
+    procs: Array
+    calibration: Calibration
+    seen: bool
+
+    @property
+    def open(self) -> Array:
+        """True for each cell that was not profiled: only these are scored."""
+        mask = np.ones(len(self.logs), dtype=bool)
+        mask[list(self.done)] = False
+        return mask.astype(bool)
+
+    @property
+    def errors(self) -> Array:
+        """Relative error of each throughput (of memory: of the MiB), in [0, inf)."""
+        distance = self.logs - self.value if self.figure == "time" else self.value - self.logs
+        return np.asarray(np.abs(np.expm1(distance)), dtype=np.float64)
+
+    def half_width(self, level: float) -> Array:
+        """Half the width of the two-sided interval that should hold with probability `level`, in logarithms."""
+        return self.calibration.factor(level, self.points, self.by_device) * self.spread
+
+    def held(self, level: float) -> Array:
+        """1.0 where the interval of `level` holds what was measured, else 0.0."""
+        return (np.abs(self.logs - self.value) <= self.half_width(level)).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Samples to score, and what was learned without their models."""
+
+    samples: tuple[Sample, ...]
+    learned: Learned
+    seen: frozenset[str]
+
+
+def folds(
+    rows: Sequence[Measurement],
+    knowledge: Knowledge,
+    *,
+    train: Sequence[Measurement] | None = None,
+    leave: Leave = "model",
+    learn: Learn = learn,
+) -> Iterator[Fold]:
+    """The models of `rows` in turn, each with what is learned without it: from the other rows, or from `train`.
+
+    `leave` "family" leaves a model's whole family out. A fold is learned when it is asked for.
+    """
+    samples = samples_of(rows, knowledge)
+    family = {sample.model: sample.known.family for sample in samples}
+
+    def key(name: str) -> str:
+        return identity(name) if leave == "model" else family.get(knowledge.canonical(name), identity(name))
+
+    groups: dict[str, list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(key(sample.model), []).append(sample)
+    if train is not None:
+        yield from _elsewhere(rows, train, knowledge, groups.values(), learn)
+        return
+    names = sorted(groups)
+    for start in range(min(len(names), MOST_FOLDS)):
+        out = set(names[start::MOST_FOLDS])
+        without = [row for row in rows if key(row.model) not in out]
+        here = tuple(sample for name in sorted(out) for sample in groups[name])
+        yield Fold(here, learn(without, knowledge), frozenset())
+
+
+def _elsewhere(
+    rows: Sequence[Measurement],
+    train: Sequence[Measurement],
+    knowledge: Knowledge,
+    groups: Iterable[Sequence[Sample]],
+    learn: Learn,
+) -> Iterator[Fold]:
+    """Scored on one table, learned from another. Of a scored model, rows of the same GPU and source are not taken: they
+    may be the very points that are scored."""
+    laboratories = {(row.gpu, row.source) for row in rows}
+    shared = {identity(row.model) for row in train if (row.gpu, row.source) in laboratories}
+    whole: Learned | None = None
+    for group in groups:
+        names = {identity(sample.model) for sample in group}
+        usable = [row for row in train if identity(row.model) not in names or (row.gpu, row.source) not in laboratories]
+        if names & shared:
+            learned = learn(usable, knowledge)
+        else:
+            learned = whole = whole or learn(train, knowledge)
+        seen = {identity(row.model) for row in usable} & names
+        yield Fold(tuple(group), learned, frozenset(seen))
+
+
+def outcomes(fold: Fold, figure: str = "time", most: int = 3) -> Iterator[Outcome]:
+    """The predictions for a fold's samples after 0, 1, ... `most` points; fewer where a sample has no more cells."""
+    surface = SURFACES[figure]
+    for sample in fold.samples:
+        cells, _, _ = observed(figure, sample)
+        if not len(cells):
+            continue
+        population = fold.learned.population(figure, sample.kind)
+        prior = population.prior(sample.model, sample.known, sample.gpu, sample.stack)
+        calibration = fold.learned.calibration(figure, sample.kind)
+        for points, done, belief, cells, logs in steps(figure, sample, prior, most):
+            value, deviation = belief.predict(surface, cells)
+            yield Outcome(
+                sample,
+                figure,
+                points,
+                tuple(done),
+                value,
+                np.sqrt(deviation**2 + NOISE**2),
+                paced_by_device(surface, belief, cells),
+                logs,
+                cells.procs,
+                calibration,
+                identity(sample.model) in fold.seen,
+            )
+
+
+def by_points(found: Iterable[Outcome]) -> Mapping[int, list[Outcome]]:
+    """The outcomes by the number of points profiled."""
+    groups: dict[int, list[Outcome]] = {}
+    for outcome in found:
+        groups.setdefault(outcome.points, []).append(outcome)
+    return groups
