@@ -30,7 +30,9 @@ PYTHON
 
 # Without torch, try it on the CPU: sbatch --export=ALL,DEVICE=cpu profile-model.sh
 # --resume: a job that was requeued goes on where it stopped.
-srun --ntasks=1 migbatch profile run "$BENCH:make" --model "${MODEL:-linear}" --batches "${BATCHES:-1-64}" \
-	--inputs "${INPUTS:-256,1024}" ${DEVICE:+--device "$DEVICE"} --resume -o "${MODEL:-linear}-$SLURM_JOB_ID.csv" --plot "${MODEL:-linear}-$SLURM_JOB_ID.svg"
+NAME=${MODEL:-linear}
+srun --ntasks=1 migbatch profile run "$BENCH:make" --model "$NAME" --batches "${BATCHES:-1-64}" \
+	--inputs "${INPUTS:-256,1024}" ${DEVICE:+--device "$DEVICE"} --resume \
+	-o "$NAME-$SLURM_JOB_ID.csv" --plot "$NAME-$SLURM_JOB_ID.svg"
 
-# An administrator takes the tables into the record: migbatch profile import linear-*.csv
+# An administrator takes the tables into the record: migbatch profile import NAME-*.csv

@@ -185,7 +185,8 @@ def run(
         count_flops=kind == "infer" and flops is None,
     )
     meter = NoMeter() if where.is_cpu else NvmlMeter(where.visible)
-    with _progress(subject, cells, quiet) as watch:
+    points = len(cells_.open_cells(cells, filter(subject.owns, earlier)))
+    with _progress(subject, points, quiet) as watch:
         try:
             found = run_points(
                 subject, cells, Grid(), partial(measure, program, where, meter), earlier, partial(save, path), watch
@@ -304,15 +305,15 @@ class _Bar:
 
 
 @contextmanager
-def _progress(subject: Subject, cells: Sequence[Cell], quiet: bool) -> Iterator[_Lines | _Silent | _Bar]:
+def _progress(subject: Subject, points: int, quiet: bool) -> Iterator[_Lines | _Silent | _Bar]:
     if quiet:
         yield _Silent()
         return
-    click.echo(f"{subject.model} on {subject.device}: {len(cells)} points at most", err=True)
+    click.echo(f"{subject.model} on {subject.device}: {points} points at most", err=True)
     if not sys.stderr.isatty():
         yield _Lines()
         return
-    bar = _Bar(len(cells))
+    bar = _Bar(points)
     with bar.progress:
         yield bar
 
@@ -329,7 +330,7 @@ def _ms(seconds: float | None) -> str:
 
 
 def _print(found: Findings, path: Path, earlier: int) -> None:
-    from slurm_migbatch.profiling.curves import NEAR_BEST, curves
+    from slurm_migbatch.profiling.curves import KNEE_SHARE, curves
 
     lines = [
         (
@@ -347,7 +348,7 @@ def _print(found: Findings, path: Path, earlier: int) -> None:
     for curve in curves(found.rows):
         if curve.knee is not None and len(curve.points) > 1:
             at = f" at {curve.name}" if curve.name else ""
-            click.echo(f"knee{at}: batch {curve.knee.batch}, the smallest with {NEAR_BEST:.0%} of the best throughput")
+            click.echo(f"knee{at}: batch {curve.knee.batch}, the smallest with {KNEE_SHARE:.0%} of the best throughput")
     if found.unfit:
         click.echo(f"not tried, because less did not fit: {len(found.unfit)} points")
     click.echo(f"{path}: {len(found.outcomes)} new rows" + (f", {earlier} were there" if earlier else ""))

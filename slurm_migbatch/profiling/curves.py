@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from slurm_migbatch.profiling.measurement import Measurement
 
-NEAR_BEST = 0.9
-"""From this share of the best throughput on, a larger batch buys little but latency."""
+KNEE_SHARE = 0.8
+"""From this share of the best throughput on, a larger batch buys little but latency (PARIS's knee)."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Curve:
 
     @property
     def knee(self) -> Measurement | None:
-        """The smallest batch with at least NEAR_BEST of the best throughput; None where nothing ran."""
+        """The smallest batch with at least KNEE_SHARE of the best throughput; None where nothing ran."""
         best = max((point.rate or 0.0 for point in self.points), default=0.0)
-        return next((point for point in self.points if (point.rate or 0.0) >= NEAR_BEST * best), None)
+        return next((point for point in self.points if (point.rate or 0.0) >= KNEE_SHARE * best), None)
 
     @property
     def name(self) -> str:

@@ -8,7 +8,7 @@ from html import escape
 from itertools import cycle
 from typing import NamedTuple
 
-from slurm_migbatch.profiling.curves import NEAR_BEST, Curve, curves
+from slurm_migbatch.profiling.curves import KNEE_SHARE, Curve, curves
 from slurm_migbatch.profiling.measurement import Measurement
 
 # distinguishable by people with any colour vision (Okabe and Ito)
@@ -57,7 +57,7 @@ def draw(rows: Iterable[Measurement], title: str) -> str:
         y = below + _LINE * number
         out.append(f'<path d="M{_LEFT} {y - 4}h24" stroke="{colour}" stroke-width="2"/>')
         out.append(f'<text x="{_LEFT + 32}" y="{y}">{escape(curve.name or "no input size")}</text>')
-    note = f"ring: smallest batch with {NEAR_BEST:.0%} of the best throughput; cross: does not fit"
+    note = f"ring: smallest batch with {KNEE_SHARE:.0%} of the best throughput; cross: does not fit"
     out.append(f'<text x="{_LEFT}" y="{height - _LINE}" fill="#666666">{note}</text>')
     return "\n".join([*out, "</svg>", ""])
 

@@ -24,7 +24,8 @@ class Rule(Protocol):
     def next(self, done: Sequence[Measurement], remaining: Sequence[Cell]) -> int | None:
         """The index in `remaining` of the cell to measure; None: enough.
 
-        `done` holds what was measured of this model on this device, `remaining` the cells that were not and may fit.
+        `done` holds what the table has of this model on this kind of GPU, on the device at hand and on other slices;
+        `remaining` the cells that the device at hand still lacks and that may fit.
         """
 
 
@@ -86,8 +87,11 @@ class Subject:
 
     def owns(self, row: Measurement) -> bool:
         """Whether an earlier row is of this model on such a device."""
-        mine = (self.device.gpu, self.device.profile, self.model, self.kind)
-        return (row.gpu, row.profile, row.model, row.kind) == mine
+        return self.is_about(row) and row.profile == self.device.profile
+
+    def is_about(self, row: Measurement) -> bool:
+        """Whether an earlier row is of this model on such a GPU or any slice of one."""
+        return (row.gpu, row.model, row.kind) == (self.device.gpu, self.model, self.kind)
 
     def row(self, cell: Cell, outcome: Ran | DidNotFit, software: str = "") -> Measurement:
         """The row that an outcome makes; one without speed where the cell did not fit."""
@@ -145,7 +149,7 @@ def run(
     kept, software = list(earlier), ""
     found = Findings([row for row in earlier if subject.owns(row)])
     while remaining := open_cells(cells, found.rows):
-        index = rule.next(found.rows, remaining)
+        index = rule.next([row for row in kept if subject.is_about(row)], remaining)
         if index is None:
             break
         cell = remaining[index]

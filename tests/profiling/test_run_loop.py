@@ -138,6 +138,18 @@ def test_a_rule_chooses_what_is_measured_and_when_it_is_enough():
     assert found.unfit == ()  # 1 and 2 were not ruled out, only not chosen
 
 
+def test_a_rule_knows_what_was_measured_on_other_slices():
+    other = replace(go([Cell(1)], Bench()).rows[0], profile="1g.10gb")
+    heard = []
+
+    def listen(done, remaining):
+        heard.append([(row.profile, row.batch) for row in done])
+        return remaining[0]
+
+    go([Cell(1), Cell(2)], Bench(), Chosen(listen), earlier=[other, replace(other, model="vit")])
+    assert heard == [[("1g.10gb", 1)], [("1g.10gb", 1), ("2g.20gb", 1)]]
+
+
 def test_what_the_user_knows_goes_before_what_the_program_says():
     subject = replace(SUBJECT, params=1e6, flops_per_item=2e9)
     row = subject.row(Cell(1), Bench()(Cell(1)))
