@@ -74,7 +74,11 @@ class Demo:
         self.checks = Checks()
         # A checkout may lie where ordinary users cannot look.
         self.examples = bed.directory / "examples"
-        shutil.copytree(_EXAMPLES, self.examples)
+        self.examples.mkdir()
+        self.examples.chmod(0o755)
+        for script in _EXAMPLES.iterdir():
+            shutil.copyfile(script, self.examples / script.name)
+            (self.examples / script.name).chmod(0o644)
 
     def run(self) -> int:
         """The whole demonstration; 0 if everything that it claims was seen to be so."""
