@@ -22,7 +22,7 @@ from slurm_migbatch.daemon.inventory import Inventory
 from slurm_migbatch.daemon.log import Trouble
 from slurm_migbatch.daemon.poll import Snapshot
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
-from slurm_migbatch.predict.prior import PhysicalPrior
+from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit.rewrite import Policy
 from slurm_migbatch.submit.table import compile_table, write_table
@@ -39,7 +39,7 @@ def chooser_of(config: Config) -> Chooser:
         ModelFacts(name=name.rsplit("/", 1)[-1].replace("_", "-"), **{key: getattr(facts, key) for key in keys})
         for name, facts in config.models.items()
     ]
-    return Chooser(PhysicalPrior([*BUILT_IN, *own]))
+    return Chooser(LearnedPredictor(None, [*BUILT_IN, *own]))
 
 
 def policy_of(config: Config) -> Policy:

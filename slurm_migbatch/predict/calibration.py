@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any, Final
 
 import numpy as np
@@ -100,6 +101,4 @@ def _quantile(scores: Sequence[Score], models: int, level: float) -> float:
 
 def _normal(level: float) -> float:
     """Without left-out models: a normal distribution's multiple, half as much again for what it does not know."""
-    from scipy.stats import norm
-
-    return 1.5 * float(norm.ppf(0.5 + level / 2.0))
+    return 1.5 * NormalDist().inv_cdf(0.5 + level / 2.0)

@@ -11,8 +11,6 @@ from functools import lru_cache
 from typing import Final
 
 import numpy as np
-from scipy.optimize import least_squares
-from scipy.stats import norm, qmc
 
 from slurm_migbatch.predict.cells import Array, Cells
 from slurm_migbatch.predict.surface import Belief, Surface
@@ -29,8 +27,10 @@ def adapt(surface: Surface, prior: Belief, cells: Cells, logs: Array, noise: Arr
     """
     if not len(cells):
         return prior
-    root = np.linalg.cholesky(prior.covariance)
-    weight = np.asarray(1.0 / np.broadcast_to(noise, logs.shape), dtype=np.float64)
+    from scipy.optimize import least_squares  # slow to import, and answering requests does without
+
+    root: Array = np.asarray(np.linalg.cholesky(prior.covariance), dtype=np.float64)
+    weight: Array = np.asarray(np.ones(len(logs)) / noise, dtype=np.float64)
 
     def residual(z: Array) -> Array:
         value, _ = surface.value(prior.mean + root @ z, cells)
@@ -64,6 +64,8 @@ def _starts(surface: Surface, prior: Belief, root: Array, cells: Cells, logs: Ar
 @lru_cache(maxsize=8)
 def even_draws(size: int) -> Array:
     """Standard normal places that fill the space evenly, the same each time."""
+    from scipy.stats import norm, qmc
+
     points = qmc.Sobol(size, seed=20).random(DRAWS)
     drawn: Array = norm.ppf(0.002 + 0.996 * points)
     return drawn

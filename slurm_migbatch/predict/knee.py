@@ -4,11 +4,12 @@ The knee of a slice is the smallest batch that reaches a share (80 %) of the sli
 partitioning, with throughput in the place of utilisation: a reconstruction; D-STACK's knee is the same idea along the
 other axis). Edges of batch buckets come from the curves: every knee is an edge, and between edges the predicted time
 grows by at most a quarter on any slice, so a request that is rounded up to its edge is charged at most that much more.
+Powers of two, which most requests are, are edges too, so that those are charged nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 import numpy as np
@@ -32,22 +33,23 @@ def batch_edges(seconds: Array) -> tuple[int, ...]:
     """Edges of a model's batch buckets; row i of `seconds` are the times of batch i + 1 on each slice."""
     largest, slices = seconds.shape
     batches = range(1, largest + 1)
-    knees = {knee(batches, seconds[:, i]) for i in range(slices)}
+    fixed = {knee(batches, seconds[:, i]) for i in range(slices)} | {2**i for i in range(largest.bit_length())}
     edges = [1]
     while (batch := edges[-1]) < largest:
         within = (seconds[batch:] <= GROWTH * seconds[batch - 1]).all(axis=1)
         following = batch + max(int(np.argmin(within)) if not within.all() else len(within), 1)
-        edges.append(min((edge for edge in knees if batch < edge < following), default=following))
+        edges.append(min((edge for edge in fixed if batch < edge < following), default=following))
     return tuple(edges)
 
 
-def input_edges(work: Callable[[float], float], unit: str, largest: int) -> tuple[int, ...]:
-    """Edges of the input buckets: work grows by at most half between them; whole multiples of 16 tokens or pixels."""
-    edges, size = [], 16
+def input_edges(work: Callable[[float], float], anchors: Collection[int], largest: int) -> tuple[int, ...]:
+    """Edges of the input buckets, multiples of 16 tokens or pixels between which the work of an item grows by at most
+    half, and the `anchors`: sizes that were measured or that the model is made for."""
+    edges, size = {*anchors, largest}, 16
     while size < largest:
-        edges.append(size)
+        edges.add(size)
         following = size + 16
         while following + 16 <= largest and work(following + 16) <= INPUT_GROWTH * work(size):
             following += 16
         size = following
-    return (*edges, largest)
+    return tuple(sorted(edges))

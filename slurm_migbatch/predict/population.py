@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
-from sklearn.linear_model import Ridge
 
 from slurm_migbatch.predict.cells import Array, Gpu
 from slurm_migbatch.predict.known import TEXT_FAMILIES, Known
@@ -155,6 +154,8 @@ def pool(surface: Surface, kind: str, units: Sequence[Unit]) -> Population:
     size = len(surface.names)
     if not units:
         return Population(surface, kind, 0, np.zeros(size), None)
+    from sklearn.linear_model import Ridge  # a second to import, and only learning needs it
+
     distances = np.array([u.theta - surface.expected(u.known, u.gpu.facts, kind) for u in units])
     spread = surface.spread(0) ** 2
     names = sorted({unit.model for unit in units})

@@ -27,13 +27,14 @@ class StateError(ValueError):
 
 @dataclass(frozen=True)
 class Fitted:
-    """One measured model on one GPU: what is believed of it, from how many points, and the batches that were seen."""
+    """One measured model on one GPU: what is believed of it, from how many points, and the input sizes that it had."""
 
     model: str
     kind: str
     gpu: str
     stack: str
     points: int
+    inputs: tuple[int, ...]
     beliefs: Mapping[str, Belief]
     """By figure, `time` or `memory`; a figure of which nothing was measured is missing."""
 
@@ -119,6 +120,7 @@ def _fitted(each: Fitted) -> dict[str, Any]:
         "gpu": each.gpu,
         "stack": each.stack,
         "points": each.points,
+        "inputs": list(each.inputs),
         "beliefs": {
             figure: {"mean": belief.mean.tolist(), "covariance": belief.covariance.tolist()}
             for figure, belief in each.beliefs.items()
@@ -139,7 +141,12 @@ def _read_fitted(data: Mapping[str, Any]) -> Fitted:
         beliefs[figure] = Belief(mean, covariance)
     if data["kind"] not in KINDS:
         raise ValueError(f"unknown kind of work {data['kind']!r}")
-    return Fitted(str(data["model"]), data["kind"], str(data["gpu"]), str(data["stack"]), int(data["points"]), beliefs)
+    inputs = tuple(int(size) for size in data["inputs"])
+    if any(not 1 <= size <= 10**9 for size in inputs):
+        raise ValueError("an input size is out of range")
+    return Fitted(
+        str(data["model"]), data["kind"], str(data["gpu"]), str(data["stack"]), int(data["points"]), inputs, beliefs
+    )
 
 
 def _known(data: Mapping[str, Any]) -> Known:

@@ -162,3 +162,10 @@ class Belief:
         value, slopes = surface.value(self.mean, cells)
         variance = np.einsum("ij,jk,ik->i", slopes, self.covariance, slopes)
         return value, np.sqrt(np.maximum(variance, 0.0))
+
+
+def paced_by_device(surface: Surface, belief: Belief, cells: Cells) -> Array:
+    """1 where what grows with the items sets the pace (the device; for memory: what the batch adds), else 0."""
+    _, slopes = surface.value(belief.mean, cells)
+    paced: Array = (slopes[:, surface.names.index("item")] > 0.5).astype(np.float64)
+    return paced

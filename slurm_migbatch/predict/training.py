@@ -15,7 +15,7 @@ from slurm_migbatch.predict.points import next_point
 from slurm_migbatch.predict.population import Population, Unit, pool
 from slurm_migbatch.predict.samples import MEMORY_NOISE, NOISE, RUNS, Sample, samples_of
 from slurm_migbatch.predict.state import KINDS, SURFACES, Fitted, Learned
-from slurm_migbatch.predict.surface import Belief, Surface
+from slurm_migbatch.predict.surface import Belief, Surface, paced_by_device
 from slurm_migbatch.profiling.measurement import Measurement
 
 ENOUGH: Final = 6
@@ -112,14 +112,6 @@ def _scores(
             yield Score(model, points, bool(device[i]), float(distance[i]))
 
 
-def paced_by_device(surface: Surface, belief: Belief, cells: Cells) -> Array:
-    """1 where the item's part of the parameters sets the pace (device; for memory: what the batch adds), else 0."""
-    _, slopes = surface.value(belief.mean, cells)
-    item = surface.names.index("item")
-    paced: Array = (slopes[:, item] > 0.5).astype(np.float64)
-    return paced
-
-
 def _by_key(samples: Sequence[Sample]) -> Mapping[tuple[str, str, str], list[Sample]]:
     found: dict[tuple[str, str, str], list[Sample]] = {}
     for sample in samples:
@@ -134,6 +126,7 @@ def _fit(samples: Sequence[Sample], populations: Mapping[tuple[str, str], Popula
     """
     main = max(samples, key=lambda sample: (sample.stack.endswith(LOCAL), len(sample.rows), sample.stack))
     runs = next((sample for sample in samples if sample.stack.endswith(f"|{RUNS}")), None)
+    inputs = tuple(sorted({row.input_size for sample in samples for row in sample.rows if row.input_size}))
     beliefs = {}
     for figure, surface in SURFACES.items():
         cells, logs, noise = observed(figure, main)
@@ -144,4 +137,4 @@ def _fit(samples: Sequence[Sample], populations: Mapping[tuple[str, str], Popula
             population = populations.get((figure, kind)) or pool(surface, kind, ())
             prior = population.prior(main.model, main.known, main.gpu, main.stack)
             beliefs[figure] = adapt(surface, prior, cells, logs, noise)
-    return Fitted(main.model, kind, main.gpu.name, main.stack, len(main.rows), beliefs)
+    return Fitted(main.model, kind, main.gpu.name, main.stack, len(main.rows), inputs, beliefs)

@@ -13,7 +13,7 @@ from slurm_migbatch.bench.bars import Bar, Times, mean_with_interval, quantile
 from slurm_migbatch.bench.submit import time_table
 from slurm_migbatch.cli.main import cli
 from slurm_migbatch.mig.geometry import Geometry
-from slurm_migbatch.predict.prior import PhysicalPrior
+from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.site import template_folder
 from slurm_migbatch.submit import shim
@@ -73,7 +73,7 @@ def test_the_shims_own_answers_are_timed_in_lua(tmp_path):
     script.write_text(
         shim.render(shim.JOB_SUBMIT, template_folder(), socket="", table=str(table), catalog=catalog, policy=Policy())
     )
-    table.write_text(compile_table(catalog, Chooser(PhysicalPrior())))
+    table.write_text(compile_table(catalog, Chooser(LearnedPredictor())))
     figures = time_table(script, table, rounds=3)
     assert 0 < figures["lookup_us"]["median"] <= figures["lookup_us"]["p99"]
     assert figures["whole_answer_us"]["median"] > figures["lookup_us"]["median"]

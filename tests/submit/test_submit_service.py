@@ -72,13 +72,13 @@ def test_a_decision_is_answered_and_recorded(address: Path, service: SubmitServi
     row = decision.to_dict()
     assert row["asked"] == {"tres_per_node": "gres/mig:auto", "comment": "migbatch: model=bert-large slo=1s"}
     assert row["hints"] == {"model": "bert-large", "slo_us": 1_000_000}
-    assert row["candidates"][0]["ok"] and row["predictor"] == "prior-1"
+    assert row["candidates"][0]["ok"] and row["predictor"] == "prior"
 
 
 def test_the_shim_takes_the_services_word(tmp_path: Path, address: Path, decisions: list[Decision]) -> None:
     with Shim(tmp_path, socket=str(address)) as shim:
         answer = shim(auto(comment="migbatch: model=bert-large batch=32 slo=200ms"))
-        assert isinstance(answer, Accept) and "1g.20gb" in answer.changes["tres_per_node"]
+        assert isinstance(answer, Accept) and "3g.40gb" in answer.changes["tres_per_node"]
         assert "#" in answer.changes["comment"]  # a decision's name: the shim alone, without table, knows no model
         odd = shim(auto(comment="ma\xf1ana 100% [x]\n"))
         assert odd.changes["comment"].startswith("ma\xf1ana 100% [x]\n [mig:1g.10gb:1#")
@@ -90,7 +90,7 @@ def test_the_shim_takes_the_services_word(tmp_path: Path, address: Path, decisio
 def test_without_the_service_the_shim_goes_on(tmp_path: Path, table: Path) -> None:
     with Shim(tmp_path, socket=str(tmp_path / "nobody.sock"), table=str(table)) as shim:
         answer = shim(auto(comment="migbatch: model=bert-large batch=32 slo=200ms"))
-        assert answer.changes["comment"].endswith("slo=200ms [mig:1g.20gb:1]")
+        assert answer.changes["comment"].endswith("slo=200ms [mig:3g.40gb:1]")
 
 
 def test_without_service_and_table_there_is_the_default(tmp_path: Path) -> None:

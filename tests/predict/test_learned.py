@@ -1,4 +1,4 @@
-"""The physical prior: it must follow the hardware, not the g in a profile's name, and say how unsure it is."""
+"""The predictor without a measurement: it follows the hardware, not the g in a profile's name, and says how unsure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_migbatch.predict.facts import BUILT_IN, FactsError, ModelFacts, load
-from slurm_migbatch.predict.prior import PhysicalPrior
+from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.workload.buckets import Bucket
 
-PRIOR = PhysicalPrior()
+PRIOR = LearnedPredictor()
 cells = st.builds(
     lambda facts, role, batch, size: Bucket(facts.name, role, batch, size, facts.unit),
     st.sampled_from(BUILT_IN),
@@ -60,14 +60,14 @@ def test_it_goes_by_sms_and_memory_slices() -> None:
     def ratio(one: str, two: str) -> float:
         return figures[P(one)].latency_s.mid / figures[P(two)].latency_s.mid
 
-    assert ratio("3g.40gb", "4g.40gb") == pytest.approx(64 / 60)
-    assert ratio("1g.10gb", "1g.20gb") == pytest.approx(26 / 16)
-    assert ratio("1g.10gb", "7g.80gb") == pytest.approx(132 / 16)
+    assert 1.0 < ratio("3g.40gb", "4g.40gb") < 64 / 60  # never 4/3: it is the SMs that count
+    assert 1.4 < ratio("1g.10gb", "1g.20gb") < 2.0
+    assert 5.0 < ratio("1g.10gb", "7g.80gb") <= 132 / 16
 
 
 def test_small_batches_are_bound_by_the_host() -> None:
-    figures = PRIOR.figures(Bucket("resnet50", "infer", 1, 224, "px"), H100)
-    assert figures[P("1g.10gb")].latency_s == figures[P("7g.80gb")].latency_s
+    figures = PRIOR.figures(Bucket("densenet201", "infer", 1, 224, "px"), H100)
+    assert figures[P("3g.40gb")].latency_s.mid == pytest.approx(figures[P("7g.80gb")].latency_s.mid, rel=0.02)
 
 
 def test_memory_of_known_models() -> None:
@@ -102,7 +102,7 @@ def test_a_site_adds_its_own(tmp_path: Path) -> None:
         "aliases": ["ours"],
     }
     path.write_text(json.dumps([row]))
-    prior = PhysicalPrior((*BUILT_IN, *load(path)))
+    prior = LearnedPredictor(None, (*BUILT_IN, *load(path)))
     assert prior.aliases()["ours"] == "mine"
     assert prior.figures(Bucket("mine", "infer", 1, 224, "px"), H100)
 
