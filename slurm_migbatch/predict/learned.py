@@ -1,0 +1,143 @@
+"""The predictor: figures of any known model on any slice, from what was learned.
+
+Without any measurement it is the physical prior, and its intervals say so. Each measured model, of the site's own or an
+imported laboratory's, makes the first guess for all others better, and its own much better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import numpy as np
+
+from slurm_migbatch.mig.geometry import ProfileInfo
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.predict.calibration import MOST_POINTS
+from slurm_migbatch.predict.candidate import Figures, Interval
+from slurm_migbatch.predict.cells import Array, Cells, Gpu
+from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
+from slurm_migbatch.predict.knee import LARGEST_BATCH, batch_edges, input_edges
+from slurm_migbatch.predict.known import Knowledge, Known
+from slurm_migbatch.predict.samples import MEMORY_NOISE, NOISE
+from slurm_migbatch.predict.state import SURFACES, Learned
+from slurm_migbatch.predict.surface import Belief, paced_by_device
+from slurm_migbatch.workload.buckets import Bucket, Grid
+from slurm_migbatch.workload.catalog import GpuKind
+from slurm_migbatch.workload.gpufacts import facts_of
+
+CONFIDENCE: Final = 0.9
+"""Probability with which a promise is to be kept: the upper end of a latency, the lower end of a rate."""
+LARGEST_INPUT: Final = {"encoder": 512, "decoder": 32768}
+LARGEST_PIXELS: Final = 1024
+EDGE_SHARES: Final = ((1, 1), (2, 2), (3, 4), (4, 4), (7, 8))
+"""Slices whose knees make the bucket edges: compute slices of 7 and memory slices of 8."""
+EDGE_GPU: Final = "a100-80gb"
+_NOISE: Final = {"time": NOISE, "memory": MEMORY_NOISE}
+_MOST: Final = 6.0
+"""Half of the widest interval, in logarithms."""
+
+
+class LearnedPredictor:
+    """Implements `candidate.Predictor` on a `Learned` state."""
+
+    def __init__(
+        self, learned: Learned | None = None, facts: Iterable[ModelFacts] = BUILT_IN, *, confidence: float = CONFIDENCE
+    ) -> None:
+        """`facts`: public facts of models, later ones replace earlier ones of the same name. `confidence`: 0.5 to
+        0.99."""
+        self.learned = learned or Learned()
+        self.knowledge = Knowledge(facts)
+        self._level = max(2.0 * confidence - 1.0, 0.0)
+        self._known = {name: self.knowledge.of(name) for name in self.knowledge.facts}
+        self._known.update({name: known for name, known in self.learned.known.items() if name not in self._known})
+        self._grids = {name: self._grid(name, known) for name, known in self._known.items()}
+
+    @property
+    def version(self) -> str:
+        """Which predictor: `prior`, or `learned-<version>`."""
+        return f"learned-{self.learned.version}" if self.learned.version else "prior"
+
+    def grids(self) -> Mapping[str, Grid]:
+        """The known models with their bucket edges."""
+        return self._grids
+
+    def aliases(self) -> Mapping[str, str]:
+        """Other names of known models."""
+        return self.knowledge.aliases
+
+    def figures(self, cell: Bucket, kind: GpuKind) -> Mapping[Profile, Figures]:
+        """Figures of every plain profile; none for a model that is not known."""
+        known = self._known.get(cell.model)
+        if known is None:
+            return {}
+        gpu = Gpu.of_kind(kind)
+        infos = [info for info in kind.geometry.profiles if not info.profile.suffix]
+        cells = Cells.grid(cell.batch, cell.input, infos, gpu, known)
+        seconds = _monotone(self.interval("time", cell.model, known, gpu, cell.role, cells), infos)
+        mib = self.interval("memory", cell.model, known, gpu, cell.role, cells)
+        return {
+            info.profile: Figures(
+                Interval(*seconds[:, i].tolist()),
+                Interval(*(cell.batch / seconds[::-1, i]).tolist()),
+                Interval(*mib[:, i].tolist()),
+            )
+            for i, info in enumerate(infos)
+        }
+
+    def interval(self, figure: str, model: str, known: Known, gpu: Gpu, role: str, cells: Cells) -> Array:
+        """Lower end, best guess and upper end (3 x points) of a figure: seconds of a batch, or MiB in use."""
+        belief, points = self.belief(figure, model, known, gpu, role)
+        surface = SURFACES[figure]
+        value, deviation = belief.predict(surface, cells)
+        factor = self.learned.calibration(figure, role).factor(
+            self._level, points, paced_by_device(surface, belief, cells)
+        )
+        half = np.clip(factor * np.sqrt(deviation**2 + _NOISE[figure] ** 2), 1e-3, _MOST)
+        ends: Array = np.exp(np.stack([value - half, value, value + half]))
+        return ends
+
+    def belief(self, figure: str, model: str, known: Known, gpu: Gpu, role: str) -> tuple[Belief, int]:
+        """What is believed of a model, and the number of points that it was measured at (0: from other models)."""
+        fitted = self.learned.fitted.get((model, role, gpu.name))
+        if fitted is not None and figure in fitted.beliefs:
+            return fitted.beliefs[figure], min(fitted.points, MOST_POINTS)
+        return self.learned.population(figure, role).prior(model, known, gpu), 0
+
+    def _grid(self, model: str, known: Known) -> Grid:
+        """Bucket edges from the model's own curve, of its inference where both kinds of work are known."""
+        facts = facts_of(EDGE_GPU)
+        assert facts is not None
+        gpu = Gpu(EDGE_GPU, facts, 80)
+        measured = [each for each in self.learned.fitted.values() if each.model == model and "time" in each.beliefs]
+        if measured:
+            belief = min(measured, key=lambda each: (each.kind, -each.points, each.gpu)).beliefs["time"]
+        else:
+            belief = self.learned.population("time", "infer").prior(model, known, gpu)
+        batches = np.arange(1, LARGEST_BATCH + 1, dtype=np.float64)
+        columns = []
+        for compute, memory in EDGE_SHARES:
+            ones = np.ones(len(batches))
+            cells = Cells(batches, 14 * compute / 108 * ones, memory / 8 * ones, ones, ones, ones)
+            columns.append(np.exp(SURFACES["time"].value(belief.mean, cells)[0]))
+        anchors = {known.reference, *(size for each in measured for size in each.inputs)}
+        largest = LARGEST_PIXELS if known.unit == "px" else LARGEST_INPUT.get(known.family, LARGEST_INPUT["decoder"])
+        return Grid(
+            known.unit,
+            input_edges(known.work, anchors, max(largest, *anchors)),
+            batch_edges(np.column_stack(columns)),
+            known.reference,
+        )
+
+
+def _monotone(seconds: Array, infos: list[ProfileInfo]) -> Array:
+    """More hardware is never slower: each end of a slice's interval is at most that of any slice that lies within."""
+    result: Array = np.empty_like(seconds)
+    for i, info in enumerate(infos):
+        within = [
+            j
+            for j, other in enumerate(infos)
+            if other.sm_count <= info.sm_count and other.memory_slices <= info.memory_slices
+        ]
+        result[:, i] = np.min(seconds[:, within], axis=1)
+    return result
