@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from slurm_migbatch.config import Config, GpuConfig
-from slurm_migbatch.workload.gpufacts import facts_of, guess, short_name
 from slurm_migbatch.daemon.inventory import Inventory
 from slurm_migbatch.mig.geometry import Geometry, GeometryError
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import NodeRow
 from slurm_migbatch.workload.catalog import GpuKind, Partition, SiteCatalog
+from slurm_migbatch.workload.gpufacts import facts_of, guess, short_name
 
 log = logging.getLogger(__name__)
 
