@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import click
 
 from slurm_migbatch.cli.common import Failure, config_option, job_argument, open_record, print_pairs
 from slurm_migbatch.config import Config
+from slurm_migbatch.report.columns import measured_by, percentage, prediction_error
 from slurm_migbatch.slurm.times import format_duration, time_formatter
 from slurm_migbatch.store.queries import JobId, RunFilter, RunRow
 
@@ -56,10 +58,27 @@ def describe(row: RunRow, decision: Mapping[str, Any] | None) -> Iterator[tuple[
     yield "Got", _got(run)
     yield from (("", line) for line in _slices(row.slices))
     yield "Predicted", figures(run, "predicted_")
-    yield "Measured", figures(run, "measured_")
+    yield from pairs_of("Measured", measured(run))
     if decision:
         yield "Why", printable((decision["message"] or "the job named its profile").removeprefix("migbatch: "))
         yield from pairs_of("Candidates", candidate_lines(decision))
+
+
+def measured(run: Mapping[str, Any]) -> Iterator[str]:
+    """What the run achieved, by whose word, how far off the prediction was, and what of it was not believed."""
+    facts = run["measured_facts"] if isinstance(run["measured_facts"], dict) else {}
+    items = f"{run['measured_items']:.0f} items" if run["measured_items"] is not None else ""
+    known = [part for part in (figures(run, "measured_"), items) if part and (part != "nothing" or not items)]
+    yield ", ".join(known)
+    words = {"job": "by the job's own words", "driver": "memory as the driver saw it"}
+    whose = [words.get(who, f"by the {printable(who)}") for who in measured_by(facts)]
+    if whose:
+        yield "; ".join(reversed(whose))
+    error = prediction_error(SimpleNamespace(**run))
+    if error is not None:
+        yield f"throughput {percentage(error)} against the prediction"
+    for doubt in facts.get("doubts") or ():
+        yield f"not believed: {printable(doubt)}"
 
 
 _TIMES = (("submitted", "submitted"), ("started", "started"), ("ended", "ended"))

@@ -97,7 +97,8 @@ class Report(NamedTuple):
     """What all reports of a run on this node say together; the fields of a `progress` event.
 
     `items` and `throughput_per_s` are sums over tasks, `latency_ms` (of one batch) their mean, `latency_p99_ms` the
-    worst. `tasks` is how many told apart what they did, `refused` how many of the lines read made no sense.
+    worst. `tasks` is how many told apart what they did; with `whole` it was one that spoke for the whole job. `refused`
+    is how many of the lines read made no sense.
     """
 
     items: int | None
@@ -106,6 +107,7 @@ class Report(NamedTuple):
     latency_p99_ms: float | None
     batch: int | None
     tasks: int
+    whole: bool
     done: bool
     refused: int
 
@@ -214,7 +216,7 @@ def understand(content: Content, started: float, *, ended: bool = False) -> Repo
     first, _ = _lines(content.head, cut=False, ended=False)
     last, refused = _lines(content.tail, cut=content.size > len(content.tail), ended=ended)
     if not last:
-        return None if not refused else Report(None, None, None, None, None, 0, False, refused)
+        return None if not refused else Report(None, None, None, None, None, 0, False, False, refused)
     first, last = ([_timed(line, started, content.changed) for line in lines] for lines in (first, last))
     together = last[-1].task is not None
     begins: dict[int | None, Line] = {}
@@ -239,6 +241,7 @@ def understand(content: Content, started: float, *, ended: bool = False) -> Repo
         latency_p99_ms=max((line.p99_ms for line in ends.values() if line.p99_ms is not None), default=None),
         batch=batches.pop() if len(batches) == 1 else None,
         tasks=len(ends),
+        whole=not together,
         done=all(line.done for line in ends.values()),
         refused=refused,
     )

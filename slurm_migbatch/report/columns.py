@@ -145,6 +145,28 @@ def asked(run: Fields) -> str:
     return first.removeprefix("gres:").removeprefix("gres/")
 
 
+def prediction_error(run: Fields) -> float | None:
+    """Measured throughput over the predicted, less 1; None where one of them is not known.
+
+    Predicted is one slice, measured the whole run.
+    """
+    predicted = (run.predicted_throughput_per_s or 0.0) * (run.slice_count or 0)
+    if run.measured_throughput_per_s is None or predicted <= 0:
+        return None
+    return float(run.measured_throughput_per_s / predicted - 1)
+
+
+def percentage(share: float | None) -> str:
+    """`+12%`, `-3.5%`."""
+    return "" if share is None else f"{share:+.0%}" if abs(share) >= 0.0995 else f"{share:+.1%}"
+
+
+def measured_by(facts: Any) -> list[str]:
+    """Who measured, from `Run.measured_facts`."""
+    by = facts.get("by") if isinstance(facts, dict) else None
+    return sorted({str(who) for who in by.values()}) if isinstance(by, dict) else []
+
+
 def _duration(seconds: float | None) -> str:
     return "" if seconds is None else format_duration(seconds)
 
@@ -166,6 +188,8 @@ _PLACE = ("node", "gpu", "gpu_index", "slot_start", "slot_size")
 def _place_cell(piece: Fields, number: int, context: Context) -> str:
     return place(piece)
 
+
+_SPEED = ("predicted_throughput_per_s", "measured_throughput_per_s", "slice_count")
 
 COLUMNS: tuple[Column, ...] = (
     Column(
@@ -265,6 +289,12 @@ COLUMNS: tuple[Column, ...] = (
     Column("MeasRate", 10, "Measured throughput in items per second.", ("measured_throughput_per_s",),
            _figure("measured_throughput_per_s", "/s")),
     Column("MeasMemory", 10, "Measured memory.", ("measured_memory_mib",), _memory("measured_memory_mib")),
+    Column("MeasItems", 10, "Items that the job said it had done.", ("measured_items",),
+           lambda run, slices, context: "" if run.measured_items is None else f"{run.measured_items:.0f}"),
+    Column("PredErr", 8, "Measured throughput against the predicted: +10% is faster than predicted.", _SPEED,
+           lambda run, slices, context: percentage(prediction_error(run))),
+    Column("MeasBy", 10, "Whose the measured figures are: the job's own words, the driver's, or both.",
+           ("measured_facts",), lambda run, slices, context: ",".join(measured_by(run.measured_facts))),
 )  # fmt: skip
 
 
@@ -276,5 +306,5 @@ BRIEF = "jobid,state,exitcode"
 DEFAULT = "jobid,user,partition,asked,bucket,profile,placement,state,exitcode,elapsed"
 LONG = (
     "jobid,jobidraw,jobname,user,account,partition,asked,bucket,decision,source,profile,slices,placement,nodelist,"
-    "miguuid,warm,setup,predicted,measured,submit,start,end,queuewait,elapsed,timelimit,restarts,state,exitcode,reason"
+    "miguuid,warm,setup,predicted,measured,prederr,submit,start,end,queuewait,elapsed,timelimit,restarts,state,exitcode,reason"
 )

@@ -18,10 +18,12 @@ from slurm_migbatch.store.engines import READ_OPTION, make_engine
 from slurm_migbatch.store.errors import OlderDatabaseError, StoreError
 from slurm_migbatch.store.history import HISTORY
 from slurm_migbatch.store.migrations import migrate, pending
+from slurm_migbatch.store.numbering import number
 from slurm_migbatch.store.queries import LeaseRow, RunFilter, RunRow
 
 if TYPE_CHECKING:
     from slurm_migbatch.profiling.measurement import Measurement
+    from slurm_migbatch.store.lessons import Lesson
     from slurm_migbatch.store.measurements import Added
 
 log = logging.getLogger(__name__)
@@ -106,7 +108,9 @@ class Store:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 with Session(self.engine) as session, session.begin():
-                    return work(session)
+                    result = work(session)
+                    number(session)
+                    return result
             except (IntegrityError, OperationalError) as error:
                 # two migbatchd on one server, a deadlock or a lost connection; a second look decides. SQLite has
                 # waited for its lock already
@@ -159,11 +163,33 @@ class Store:
 
         self._write(lambda session: record_supply(session, node, ts, version, counts, why))
 
-    def record_measured(self, job: int, restart: int, figures: Mapping[str, float]) -> bool:
-        """Keep measured figures (latency_ms, throughput_per_s, memory_mib) of a run; False if there is no such run."""
-        from slurm_migbatch.store.decisions import record_measured
+    def record_measured(self, job: int, restart: int, figures: Mapping[str, float], by: str = "controller") -> bool:
+        """Keep measured figures of a run; False if there is no such run.
 
-        return self._write(lambda session: record_measured(session, job, restart, figures))
+        Args:
+            figures: latency_ms, throughput_per_s, memory_mib, items, as far as known.
+            by: who measured them.
+
+        Raises:
+            ValueError: there is no such figure, or a value cannot be.
+        """
+        from slurm_migbatch.store.measured import record_measured
+
+        return self._write(lambda session: record_measured(session, job, restart, figures, by))
+
+    def lessons(self, since: int = 0, limit: int = 10_000) -> list[Lesson]:
+        """Runs that ended, in the order in which they became fit to learn from, with what was asked and predicted.
+
+        A run about which something becomes known later (its last report, Slurm's word on how it ended) comes once more
+        under a higher number.
+
+        Args:
+            since: the highest `Lesson.number` that the caller has seen.
+        """
+        from slurm_migbatch.store.lessons import lessons
+
+        with self.reading() as connection:
+            return lessons(connection, since, limit)
 
     def add_measurements(self, rows: Iterable[Measurement]) -> Added:
         """Take in measured points in one transaction; a point that is there already gets the new values.

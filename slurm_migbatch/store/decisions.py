@@ -1,4 +1,4 @@
-"""Records that the controller itself makes: decisions, supply changes, measured figures."""
+"""Records that the controller itself makes: decisions and supply changes."""
 
 from __future__ import annotations
 
@@ -64,18 +64,3 @@ def record_supply(session: Session, node: str, ts: float, version: int, counts: 
             why=clean.text(why, 8192),
         )
     )  # fmt: skip
-
-
-def record_measured(session: Session, job: int, restart: int, figures: Mapping[str, float]) -> bool:
-    """Keep measured figures of a run; unknown names are an error, None leaves a figure as it is."""
-    if unknown := set(figures) - set(_FIGURES):
-        raise ValueError(f"no such figure: {sorted(unknown)[0]!r}; known are {', '.join(_FIGURES)}")
-    run = session.scalars(
-        select(Run).where(Run.job_id == job, Run.restart == restart).order_by(Run.reuse.desc()).limit(1)
-    ).first()
-    if run is None:
-        return False
-    for name, value in figures.items():
-        if (number := clean.real(value)) is not None:
-            setattr(run, f"measured_{name}", number)
-    return True

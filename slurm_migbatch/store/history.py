@@ -20,7 +20,10 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    inspect,
+    text,
 )
+from sqlalchemy.schema import CreateColumn
 
 from slurm_migbatch.store.migrations import Migration
 from slurm_migbatch.store.models import TABLE_OPTIONS
@@ -156,8 +159,24 @@ def _measurements(connection: Connection) -> None:
     meta.create_all(connection, checkfirst=True)
 
 
+def _achieved(connection: Connection) -> None:
+    there = {column["name"] for column in inspect(connection).get_columns("runs")}
+    columns = (Column("measured_items", Double), Column("measured_facts", JSON), Column("lesson", BigInteger))
+    runs = Table("runs", MetaData(), Column("id", _BIG, primary_key=True), *columns)
+    for column in columns:
+        if column.name not in there:
+            told = CreateColumn(column).compile(dialect=connection.dialect)
+            connection.execute(text(f"ALTER TABLE runs ADD COLUMN {told}"))
+    Index("ix_runs_lesson", runs.c.lesson).create(connection, checkfirst=True)
+    if "lesson" not in there:
+        connection.execute(
+            text("UPDATE runs SET lesson = id WHERE started IS NOT NULL AND ended IS NOT NULL AND slice_count > 0")
+        )
+
+
 #: In order; a released one is never changed, removed or moved.
 HISTORY: tuple[Migration, ...] = (
     Migration("0001 first tables", _first_tables),
     Migration("0002 measurements", _measurements),
+    Migration("0003 what runs achieved", _achieved),
 )

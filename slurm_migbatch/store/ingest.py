@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import func, insert, select
 from sqlalchemy.orm import Session
 
-from slurm_migbatch.store import clean
+from slurm_migbatch.store import clean, measured
 from slurm_migbatch.store.lifecycle import SliceFacts, link, lose_leases, lose_run, run_of, start_run, stop_run
 from slurm_migbatch.store.models import Gpu, Journal, Lease, Node, NodeEvent
 
@@ -238,7 +238,15 @@ def _stop(session: Session, machine: Node, journal: Journal, ts: float, event: d
     job, restart = _identity(event)
     run = run_of(session, job, restart, ts, starts=False)
     code = clean.whole(event.get("exit_code"), 0, 255)
+    measured.keep_memory(run, machine.node, event.get("memory_mib"), [facts.profile for facts in _slices(event)])
     stop_run(session, run, machine.node, journal.journal, ts, _slices(event), code)
+
+
+def _progress(session: Session, machine: Node, journal: Journal, ts: float, event: dict[str, Any]) -> None:
+    run = measured.known_run(session, *_identity(event))
+    if run is None:
+        raise ValueError(f"job {event['job']} has no run {event.get('restart')}")
+    measured.keep_report(run, machine.node, ts, event)
 
 
 def _misfit(session: Session, machine: Node, journal: Journal, ts: float, event: dict[str, Any]) -> None:
@@ -272,4 +280,11 @@ def _slices(event: dict[str, Any]) -> list[SliceFacts]:
     return list(found.values())
 
 
-_EFFECTS = {"boot": _boot, "inventory": _inventory, "start": _start, "stop": _stop, "misfit": _misfit}
+_EFFECTS = {
+    "boot": _boot,
+    "inventory": _inventory,
+    "start": _start,
+    "stop": _stop,
+    "misfit": _misfit,
+    "progress": _progress,
+}

@@ -9,11 +9,30 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Double, ForeignKey, Index, Integer, String, Text, UniqueConstraint, event
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    String,
+    Text,
+    UniqueConstraint,
+    event,
+    inspect,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, Mapper, mapped_column
 
 #: A span class c >= 1 holds the runs that last (submission to end) less than 4**c seconds and at least 4**(c-1).
 OPEN, LAST_SPAN_CLASS = 0, 16
+
+#: what a change of which makes an ended run a new lesson
+_TEACHING = (
+    "started", "ended", "state", "profile", "slice_count", "decision", "measured_latency_ms",
+    "measured_throughput_per_s", "measured_memory_mib", "measured_items", "measured_facts", "predicted_latency_ms",
+    "predicted_throughput_per_s", "predicted_memory_mib",
+)  # fmt: skip
 
 BigId = BigInteger().with_variant(Integer(), "sqlite")
 
@@ -50,6 +69,7 @@ class Run(Base):
         Index("ix_runs_het_job", "het_job"),
         Index("ix_runs_window", "span_class", "ended"),
         Index("ix_runs_decision", "decision"),
+        Index("ix_runs_lesson", "lesson"),
         TABLE_OPTIONS,
     )
 
@@ -100,6 +120,12 @@ class Run(Base):
     measured_latency_ms: Mapped[float | None]
     measured_throughput_per_s: Mapped[float | None]
     measured_memory_mib: Mapped[float | None]
+    #: what the job counts (images, sequences), over all its nodes
+    measured_items: Mapped[float | None]
+    #: whose figures these are, and what each node told: see `store.measured`
+    measured_facts: Mapped[Any | None] = mapped_column(JSON(none_as_null=True))
+    #: the order in which runs became fit to learn from, see `store.numbering`; below 0 until the transaction ends
+    lesson: Mapped[int | None]
 
     def settle(self) -> None:
         """Bring `began` and `span_class` in line with the other moments."""
@@ -112,6 +138,11 @@ class Run(Base):
 @event.listens_for(Run, "before_update")
 def _settle(_mapper: Mapper[Run], _connection: object, run: Run) -> None:
     run.settle()
+    if run.ended is None or run.started is None or not run.slice_count:
+        return
+    state = inspect(run)
+    if (run.lesson or 0) >= 0 and any(state.attrs[name].history.has_changes() for name in _TEACHING):
+        run.lesson = -1 - (run.lesson or 0)
 
 
 class Lease(Base):

@@ -149,6 +149,8 @@ def test_allocations_only(cli: Cli) -> None:
         (["-j", "2", "-P", "-o", "predmemory,measmemory", "--noconvert"], "6144M|5000M\n"),
         (["-j", "2", "-P", "-o", "predmemory,measmemory", "--units=g"], "6G|4.88G\n"),
         (["-j", "2", "-P", "-o", "predlatency,predrate,measlatency,measrate"], "12.3ms|2593/s|11ms|\n"),
+        (["-j", "2", "-P", "-o", "measitems,prederr,measby"], "||controller\n"),
+        (["-j", "1", "-P", "-o", "measrate,measitems,prederr,measby"], "|||\n"),
         (["-j", "2", "-P", "-o", "queuewait,queuewaitraw,elapsedraw,timelimit"], "00:01:30|90|3665|02:00:00\n"),
         (["-j", "2", "-P", "-o", "decision,source,warm,setup,restarts"], "7fq3k|service|no|203ms|0\n"),
         (["-j", "2", "-P", "-o", "request"], "--gres=mig:auto --comment='migbatch: model=bert-large'\n"),
@@ -325,8 +327,8 @@ def test_names_in_json_keep_their_meaning(cli: Cli) -> None:
         "account", "partition", "name", "nodes", "state", "reason", "exit_code", "signal", "submitted_unix_s",
         "started_unix_s", "ended_unix_s", "time_limit_s", "asked", "bucket", "decision", "source", "profile",
         "slice_count", "warm", "setup_ms", "predicted_latency_ms", "predicted_throughput_per_s", "predicted_memory_mib",
-        "measured_latency_ms", "measured_throughput_per_s", "measured_memory_mib", "elapsed_s",
-        "queue_wait_s", "slices",
+        "measured_latency_ms", "measured_throughput_per_s", "measured_memory_mib", "measured_items",
+        "measured_by", "prediction_error", "elapsed_s", "queue_wait_s", "slices",
     }  # fmt: skip
     assert set(document["jobs"][0]["slices"][0]) == {
         "node", "gpu_uuid", "gpu_index", "profile", "placement_start", "placement_size", "gpu_instance_id",

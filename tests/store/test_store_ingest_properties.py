@@ -68,7 +68,7 @@ def record(store: Store) -> list[Any]:
     """All that the store shows, without row numbers."""
     found = []
     for row in store.runs():
-        run = {name: value for name, value in row.run.items() if name != "id"}
+        run = {name: value for name, value in row.run.items() if name not in ("id", "lesson")}
         pieces = [{name: value for name, value in p.items() if name not in ("id", "run_id")} for p in row.slices]
         found.append((run, pieces))
     return found

@@ -1,0 +1,166 @@
+"""Ended runs as lessons: what was asked for, what was predicted, what it got, and how it went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, and_, or_, select
+
+from slurm_migbatch.store import clean
+from slurm_migbatch.store.models import Decision, Gpu, Lease, Run
+
+_AT_ONCE = 500
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One run that has ended. None: not known (a silent job, an explicit profile, a run on unlike slices).
+
+    Attributes:
+        number: its place in the order of lessons, to go on from; `run` is the same when it comes once more.
+        decision: id of the submit filter's decision.
+        model, role, batch, input, unit, items_hint: the user's hints; `role` is "infer" where a model was named without
+            one, `batch` is the job's own word where it reported one.
+        profile, gpu: of its slices, where they are all alike; `gpu` is NVML's name of the model.
+        slices: in all, over `nodes` nodes; `slices_per_node` where they are even.
+        tasks: how many reported on their own.
+        elapsed_s: from its start to its end; the whole life of the job, loading included.
+        throughput_per_s, items, latency_s, latency_p99_s: of the whole run, by its own words (`reported_by` "job").
+        memory_mib: the most that one slice held, as the driver saw it (`memory_by` "driver").
+        predictor: version of what predicted; `predicted_*` are its best guesses for one slice of the profile.
+        reason: why this profile was chosen.
+    """
+
+    number: int
+    run: int
+    job: int
+    restart: int
+    ended: float
+    started: float
+    user: str | None
+    partition: str | None
+    state: str
+    decision: str | None
+    model: str | None
+    role: str | None
+    batch: int | None
+    input: int | None
+    unit: str
+    items_hint: int | None
+    profile: str | None
+    gpu: str | None
+    slices: int
+    slices_per_node: int | None
+    nodes: int
+    tasks: int | None
+    elapsed_s: float
+    throughput_per_s: float | None
+    latency_s: float | None
+    latency_p99_s: float | None
+    memory_mib: float | None
+    items: float | None
+    reported_by: str | None
+    memory_by: str | None
+    predictor: str | None
+    reason: str | None
+    predicted_throughput_per_s: float | None
+    predicted_latency_s: float | None
+    predicted_memory_mib: float | None
+
+    @property
+    def throughput_per_slice(self) -> float | None:
+        """Items per second of one slice, which is what is predicted."""
+        return None if self.throughput_per_s is None or not self.slices else self.throughput_per_s / self.slices
+
+
+def lessons(connection: Connection, since: int, limit: int) -> list[Lesson]:
+    """See `Store.lessons`."""
+    statement = (
+        select(Run.__table__, Decision.hints, Decision.facts)
+        .outerjoin(Decision, Decision.id == Run.decision)
+        .where(Run.lesson > max(since, 0))
+        .order_by(Run.lesson)
+        .limit(limit)
+    )
+    rows = connection.execute(statement).all()
+    held = _held(connection, [row.id for row in rows])
+    return [_lesson(row, held.get(row.id, [])) for row in rows]
+
+
+def _held(connection: Connection, runs: Sequence[int]) -> dict[int, list[Any]]:
+    """Node, profile and GPU model of every slice, by run."""
+    found: dict[int, list[Any]] = {}
+    for start in range(0, len(runs), _AT_ONCE):
+        statement = (
+            select(Lease.run_id, Lease.node, Lease.profile, Gpu.name)
+            .outerjoin(Gpu, and_(Gpu.node == Lease.node, Gpu.uuid == Lease.gpu))
+            .where(Lease.run_id.in_(runs[start : start + _AT_ONCE]))
+            .where(or_(Lease.outcome.is_(None), Lease.outcome != "moved"))
+        )
+        for row in connection.execute(statement):
+            found.setdefault(row.run_id, []).append(row)
+    return found
+
+
+def _lesson(row: Any, slices: Sequence[Any]) -> Lesson:
+    hints, facts, told = _object(row.hints), _object(row.facts), _object(row.measured_facts)
+    by = _object(told.get("by"))
+    model = clean.text(hints.get("model"), 128)
+    counts = [sum(piece.node == node for piece in slices) for node in {piece.node for piece in slices}]
+    return Lesson(
+        number=row.lesson,
+        run=row.id,
+        job=row.job_id,
+        restart=row.restart,
+        ended=row.ended,
+        started=row.started,
+        user=row.user,
+        partition=row.partition,
+        state=row.state,
+        decision=row.decision,
+        model=model,
+        role=clean.text(hints.get("role"), 16) or ("infer" if model else None),
+        batch=clean.whole(told.get("batch"), 1) or clean.whole(hints.get("batch"), 1),
+        input=clean.whole(hints.get("input"), 1),
+        unit=clean.text(hints.get("input_unit"), 8) or "",
+        items_hint=clean.whole(hints.get("items"), 1),
+        profile=_only(piece.profile for piece in slices),
+        gpu=_only(piece.name for piece in slices),
+        slices=len(slices),
+        slices_per_node=_only(counts),
+        nodes=len(counts),
+        tasks=clean.whole(told.get("tasks"), 1),
+        elapsed_s=max(0.0, row.ended - row.started),
+        throughput_per_s=row.measured_throughput_per_s,
+        latency_s=_seconds(row.measured_latency_ms),
+        latency_p99_s=_seconds(clean.real(told.get("p99_ms"))),
+        memory_mib=row.measured_memory_mib,
+        items=row.measured_items,
+        reported_by=_whose(by, "throughput_per_s", "items", "latency_ms"),
+        memory_by=_whose(by, "memory_mib"),
+        predictor=clean.text(facts.get("predictor"), 64),
+        reason=clean.text(facts.get("reason"), 64),
+        predicted_throughput_per_s=row.predicted_throughput_per_s,
+        predicted_latency_s=_seconds(row.predicted_latency_ms),
+        predicted_memory_mib=row.predicted_memory_mib,
+    )
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _only(values: Any) -> Any:
+    """The value that all have; None where they differ or there are none."""
+    found = set(values)
+    return found.pop() if len(found) == 1 else None
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1e3
+
+
+def _whose(by: Mapping[str, Any], *figures: str) -> str | None:
+    return next((str(by[figure]) for figure in figures if figure in by), None)

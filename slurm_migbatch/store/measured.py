@@ -1,0 +1,161 @@
+"""What runs achieved: who says so, what of it can be believed, and how the nodes of a run add up.
+
+`Run.measured_facts` is {"by": {figure: who}, "nodes": {node: its last report}, "p99_ms", "batch", "tasks", "doubts"}.
+Who is "job" (its own words, `migbatch progress`), "driver" (sampled on the node) or another caller of the store. A user
+can lie about his own jobs; whoever learns from figures may want to weigh that.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from slurm_migbatch.store import clean
+from slurm_migbatch.store.models import Run
+
+log = logging.getLogger(__name__)
+
+#: each figure with the largest value that any hardware could reach
+FIGURES = {"latency_ms": 1e9, "throughput_per_s": 1e9, "memory_mib": 1 << 24, "items": 1e15}
+JOB, DRIVER = "job", "driver"
+#: a run's clock and the job's own may differ by this much
+_SLACK_S, _SLACK_SHARE = 60.0, 1.1
+_MAX_DOUBTS = 8
+
+
+def known_run(session: Session, job: int, restart: int) -> Run | None:
+    """The newest run (job, restart)."""
+    wanted = select(Run).where(Run.job_id == job, Run.restart == restart).order_by(Run.reuse.desc()).limit(1)
+    return session.scalars(wanted).first()
+
+
+def record_measured(session: Session, job: int, restart: int, figures: Mapping[str, float], by: str) -> bool:
+    """See `Store.record_measured`. None and what is no number leave a figure as it is."""
+    if unknown := set(figures) - set(FIGURES):
+        raise ValueError(f"no such figure: {sorted(unknown)[0]!r}; known are {', '.join(FIGURES)}")
+    run = known_run(session, job, restart)
+    if run is None:
+        return False
+    for name, value in figures.items():
+        number = clean.real(value)
+        if number is not None and not 0 < number <= FIGURES[name]:
+            raise ValueError(f"{name}={number:g} cannot be")
+    keep(run, figures, by)
+    return True
+
+
+def keep(run: Run, figures: Mapping[str, float | None], by: str) -> None:
+    """Write figures into a run with whose they are; None leaves a figure as it is."""
+    facts = _facts(run)
+    for name, value in figures.items():
+        if (number := clean.real(value)) is not None:
+            setattr(run, f"measured_{name}", number)
+            facts["by"] = {**facts.get("by", {}), name: by}
+    run.measured_facts = facts
+
+
+def keep_report(run: Run, node: str, ts: float, event: Mapping[str, Any]) -> None:
+    """Take in what a job said on one node; its last word there counts, however often and late it comes."""
+    facts = _facts(run)
+    nodes = dict(facts.get("nodes") or {})
+    before = nodes.get(node) or {}
+    if before.get("ts") is not None and before["ts"] > ts:
+        return
+    doubts: list[str] = []
+    report = _believed(run, ts, event, doubts)
+    nodes[node] = {"ts": ts, **report, **({"memory_mib": before["memory_mib"]} if "memory_mib" in before else {})}
+    facts["nodes"] = nodes
+    if doubts:
+        log.warning("%s: progress of job %d run %d: %s", node, run.job_id, run.restart, "; ".join(doubts))
+        facts["doubts"] = list(dict.fromkeys([*facts.get("doubts", []), *doubts]))[-_MAX_DOUBTS:]
+    figures = _together([known for known in nodes.values() if "items" in known or "tasks" in known])
+    facts.update({name: figures.pop(name) for name in ("p99_ms", "batch", "tasks")})
+    for name in ("items", "throughput_per_s", "latency_ms"):
+        if figures[name] is None and facts.get("by", {}).get(name) == JOB:  # what it said before does not hold any more
+            setattr(run, f"measured_{name}", None)
+            facts["by"] = {figure: who for figure, who in facts["by"].items() if figure != name}
+    run.measured_facts = facts
+    keep(run, figures, JOB)
+
+
+def keep_memory(run: Run, node: str, mib: Any, profiles: Collection[str]) -> None:
+    """Take in what one node saw its fullest slice of the run hold; the fullest of all nodes counts."""
+    number = clean.real(mib)
+    if number is None:
+        return
+    room = max((_room_mib(profile) for profile in profiles), default=math.inf)
+    if not 0 < number <= room:
+        log.warning("%s: job %d run %d: %g MiB in a slice cannot be", node, run.job_id, run.restart, number)
+        return
+    facts = _facts(run)
+    nodes = dict(facts.get("nodes") or {})
+    nodes[node] = {**(nodes.get(node) or {}), "memory_mib": number}
+    run.measured_facts = {**facts, "nodes": nodes}
+    keep(run, {"memory_mib": max(known.get("memory_mib", 0) for known in nodes.values())}, DRIVER)
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    return dict(run.measured_facts) if isinstance(run.measured_facts, dict) else {}
+
+
+def _believed(run: Run, ts: float, event: Mapping[str, Any], doubts: list[str]) -> dict[str, Any]:
+    """The fields of a `progress` event that can be; what cannot is named in `doubts`."""
+    found: dict[str, Any] = {
+        "tasks": clean.whole(event.get("tasks"), 0, 1 << 20) or 0,
+        "whole": event.get("whole") is True,
+        "done": event.get("done") is True,
+    }
+    limits = {
+        "items": FIGURES["items"], "throughput_per_s": FIGURES["throughput_per_s"], "batch": 1e7,
+        "latency_ms": FIGURES["latency_ms"], "latency_p99_ms": FIGURES["latency_ms"],
+    }  # fmt: skip
+    for name, most in limits.items():
+        value = event.get(name)
+        number = clean.real(value)
+        if number is not None and 0 < number <= most:
+            found[name] = number
+        elif value is not None and number != 0:
+            doubts.append(f"{name}={str(value)[:40]} cannot be")
+    refused = clean.whole(event.get("refused"), 1, 1 << 30)
+    if refused:
+        doubts.append(f"{refused} lines of its progress file make no sense")
+    rate, items = found.get("throughput_per_s"), found.get("items")
+    if rate and items and run.started is not None and ts > run.started:
+        ran = ts - run.started
+        if items / rate > ran * _SLACK_SHARE + _SLACK_S:
+            doubts.append(f"{items:g} items at {rate:g}/s take longer than the {ran:.0f} s that it ran")
+            del found["throughput_per_s"]
+    return found
+
+
+def _together(reports: Collection[Mapping[str, Any]]) -> dict[str, Any]:
+    """The figures of a run from what its nodes told; those that speak for the whole job before those of tasks."""
+    chosen = [report for report in reports if report.get("whole")] or list(reports)
+    counting = [report for report in chosen if report.get("items")]
+    rates = [report.get("throughput_per_s") for report in counting]
+    batches = {report["batch"] for report in chosen if report.get("batch")}
+    return {
+        "items": math.fsum(report["items"] for report in counting) if counting else None,
+        "throughput_per_s": math.fsum(filter(None, rates)) if rates and None not in rates else None,
+        "latency_ms": _mean(report.get("latency_ms") for report in chosen),
+        "p99_ms": max((report["latency_p99_ms"] for report in chosen if report.get("latency_p99_ms")), default=None),
+        "batch": batches.pop() if len(batches) == 1 else None,
+        "tasks": sum(report.get("tasks", 0) for report in chosen),
+    }
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value]
+    return math.fsum(known) / len(known) if known else None
+
+
+def _room_mib(profile: str) -> float:
+    """More than a slice of this profile can hold, from its name; no limit where it has none."""
+    named = re.search(r"\.(\d{1,5})gb", profile)
+    return int(named[1]) * 1024 * 1.1 if named else math.inf

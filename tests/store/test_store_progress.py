@@ -1,0 +1,257 @@
+"""What jobs report and the driver saw, in the record; and ended runs as lessons."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from store_events import Node, job, piece, run_of
+
+from slurm_migbatch.store.db import Store, open_store
+from slurm_migbatch.store.lessons import Lesson
+
+GPU = {"uuid": "GPU-a", "index": 0, "minor": 0, "name": "NVIDIA H100 80GB HBM3", "mig": True, "geometry": {}}
+DECISION = {
+    "id": "abc", "ts": 90.0, "asked": "--gres=mig:auto", "bucket": "bert-large/infer/b32/128tok",
+    "hints": {"model": "bert-large", "batch": 32, "input": 128, "input_unit": "tok"}, "chosen": "mig:1g.10gb:1",
+    "predictor": "prior/1", "reason": "smallest", "message": "because", "source": "service",
+    "candidates": [{"profile": "1g.10gb", "latency_ms": 20.0, "throughput_per_s": 100.0, "memory_mib": 5000}],
+}  # fmt: skip
+
+
+def report(node: Node, ts: float, job: int = 7, restart: int = 0, **fields: Any) -> dict[str, Any]:
+    told = {"tasks": 1, "whole": True, "done": False, "refused": 0, "final": False, **fields}
+    return node.event("progress", ts, job=job, restart=restart, **told)
+
+
+def stop(node: Node, ts: float, job: int = 7, memory: float | None = None, **fields: Any) -> dict[str, Any]:
+    return {**node.stop(ts, job, **fields), "memory_mib": memory}
+
+
+def measured(store: Store, job: int = 7, restart: int = 0) -> tuple[Any, ...]:
+    run = run_of(store, job, restart).run
+    return tuple(run[f"measured_{name}"] for name in ("items", "throughput_per_s", "latency_ms", "memory_mib"))
+
+
+def facts(store: Store) -> dict[str, Any]:
+    found: dict[str, Any] = run_of(store, 7).run["measured_facts"]
+    return found
+
+
+def test_the_last_report_counts(store: Store) -> None:
+    node = Node(store)
+    node.send(node.start(100, 7), report(node, 130, items=300, throughput_per_s=10.0, latency_ms=40.0))
+    assert measured(store) == (300, 10, 40, None)
+    node.send(report(node, 160, items=900, throughput_per_s=15.0, latency_p99_ms=55.0, batch=16, final=True))
+    node.send(stop(node, 161, memory=5120))
+    assert measured(store) == (900, 15, None, 5120)
+    assert (facts(store)["p99_ms"], facts(store)["batch"]) == (55, 16)
+    assert facts(store)["by"] == {"items": "job", "throughput_per_s": "job", "memory_mib": "driver"}
+
+
+def test_nodes_add_up_and_the_fullest_slice_counts(store: Store) -> None:
+    one, two = Node(store, "n1"), Node(store, "n2")
+    for node, items, rate, memory in ((one, 100, 5.0, 900), (two, 50, 2.5, 1100)):
+        node.send(
+            node.start(100, 7),
+            report(node, 120, items=items, throughput_per_s=rate, tasks=2, whole=False),
+            stop(node, 121, memory=memory),
+        )
+    assert measured(store) == (150, 7.5, None, 1100)
+    assert facts(store)["tasks"] == 4
+
+
+def test_the_batch_scripts_word_is_not_added_to_those_of_the_tasks(store: Store) -> None:
+    one, two = Node(store, "n1"), Node(store, "n2")
+    one.send(one.start(100, 7), report(one, 130, items=160, throughput_per_s=8.0, done=True))
+    two.send(two.start(100, 7), report(two, 120, items=50, throughput_per_s=2.5, whole=False))
+    assert measured(store)[:2] == (160, 8)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15, deadline=None)
+@given(st.permutations(range(5)), st.lists(st.integers(0, 4), max_size=4))
+def test_however_they_come_they_count_once_and_in_their_order(
+    tmp_path: Any, order: list[int], again: list[int]
+) -> None:
+    from sqlalchemy import text
+
+    with open_store(f"sqlite:///{tmp_path}/x.db") as store:
+        with store.engine.begin() as connection:
+            for table in ("leases", "runs", "node_events", "journals", "nodes"):
+                connection.execute(text(f"DELETE FROM {table}"))
+        node = Node(store)
+        events = [
+            node.start(100, 7),
+            report(node, 110, items=50, throughput_per_s=5.0),
+            report(node, 120, items=100, throughput_per_s=6.0),
+            report(node, 130, items=200, throughput_per_s=7.0, final=True),
+            stop(node, 130, memory=700),
+        ]
+        for i in order:
+            node.send(events[i])
+        for i in again:
+            node.send(events[i])
+        node.send(*events)
+        assert measured(store) == (200, 7, None, 700)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("items", -5), ("items", 1e16), ("items", "many"), ("items", float("nan")), ("throughput_per_s", 1e10),
+        ("throughput_per_s", float("inf")), ("latency_ms", -1.0), ("latency_ms", [1]), ("batch", 1e9),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_and_said(
+    store: Store, caplog: pytest.LogCaptureFixture, field: str, value: Any
+) -> None:
+    node = Node(store)
+    good = {"items": 100, "throughput_per_s": 10.0, "latency_ms": 30.0, "batch": 8}
+    node.send(node.start(100, 7), report(node, 130, **{**good, field: value}))
+    run = run_of(store, 7).run
+    kept = {"items": run["measured_items"], "throughput_per_s": run["measured_throughput_per_s"]}
+    kept |= {"latency_ms": run["measured_latency_ms"], "batch": facts(store)["batch"]}
+    assert kept[field] is None
+    assert {name: kept[name] for name in good if name != field and (field, name) != ("items", "throughput_per_s")} == {
+        name: good[name] for name in good if name != field and (field, name) != ("items", "throughput_per_s")
+    }
+    assert any(field in record.getMessage() for record in caplog.records)
+    assert field in facts(store)["doubts"][0]
+
+
+def test_a_speed_that_the_run_was_too_short_for_is_refused(store: Store) -> None:
+    node = Node(store)
+    node.send(node.start(100, 7), report(node, 160, items=1e6, throughput_per_s=10.0))
+    assert measured(store)[:2] == (1e6, None)
+    assert "take longer than the 60 s" in facts(store)["doubts"][0]
+
+
+def test_figures_that_are_withdrawn_go(store: Store) -> None:
+    node = Node(store)
+    node.send(node.start(100, 7), report(node, 110, items=50, throughput_per_s=5.0))
+    node.send(report(node, 120, items=60))
+    assert measured(store)[:2] == (60, None)
+    assert facts(store)["by"] == {"items": "job"}
+
+
+@pytest.mark.parametrize("memory", [-1, 0, 20000, float("nan"), "much"])
+def test_more_memory_than_the_slice_has_is_refused(store: Store, memory: Any) -> None:
+    node = Node(store)
+    node.send(node.start(100, 7), stop(node, 130, memory=memory))
+    assert measured(store)[3] is None
+
+
+def test_reports_of_unknown_runs_stop_nothing(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    node = Node(store)
+    assert node.send(report(node, 110, items=5), node.event("progress", 111), node.start(112, 8)) == 3
+    assert [row.run["job_id"] for row in store.runs()] == [8]
+    assert "has no run" in caplog.text
+
+
+def test_each_run_has_its_own(store: Store) -> None:
+    node = Node(store)
+    node.send(node.start(100, 7), report(node, 110, items=50), stop(node, 111))
+    node.send(node.start(120, 7, restart=1), report(node, 130, restart=1, items=70))
+    assert (measured(store, 7, 0)[0], measured(store, 7, 1)[0]) == (50, 70)
+
+
+def test_others_may_measure_too(store: Store) -> None:
+    node = Node(store)
+    node.send(node.start(100, 7))
+    assert store.record_measured(7, 0, {"items": 5, "throughput_per_s": 3.5}, by="profile")
+    assert measured(store)[:2] == (5, 3.5)
+    assert facts(store)["by"] == {"items": "profile", "throughput_per_s": "profile"}
+    with pytest.raises(ValueError, match="cannot be"):
+        store.record_measured(7, 0, {"items": -5})
+
+
+# -- lessons
+
+
+def taught(store: Store, since: int = 0) -> list[Lesson]:
+    return store.lessons(since)
+
+
+def test_a_lesson_says_all_that_is_known(store: Store) -> None:
+    store.record_decision(DECISION)
+    node = Node(store)
+    node.send(node.event("inventory", 50, gpus=[GPU]))
+    node.send(node.start(100, 7, decision="abc"), report(node, 159, items=600, throughput_per_s=12.0, latency_ms=25.0))
+    assert taught(store) == []
+    node.send(stop(node, 160, memory=5120))
+    (lesson,) = taught(store)
+    assert lesson == Lesson(
+        number=1, run=lesson.run, job=7, restart=0, ended=160, started=100, user="alice", partition="gpu",
+        state="COMPLETED", decision="abc", model="bert-large", role="infer", batch=32, input=128, unit="tok",
+        items_hint=None, profile="1g.10gb", gpu="NVIDIA H100 80GB HBM3", slices=1, slices_per_node=1, nodes=1, tasks=1,
+        elapsed_s=60, throughput_per_s=12, latency_s=0.025, latency_p99_s=None, memory_mib=5120, items=600,
+        reported_by="job", memory_by="driver", predictor="prior/1", reason="smallest", predicted_throughput_per_s=100,
+        predicted_latency_s=0.02, predicted_memory_mib=5000,
+    )  # fmt: skip
+    assert lesson.throughput_per_slice == 12
+    assert taught(store, lesson.number) == []
+
+
+def test_silent_runs_and_explicit_profiles_still_teach_what_they_can(store: Store) -> None:
+    node = Node(store)
+    held = [piece(0), piece(1), piece(4, 4, "3g.40gb")]
+    node.send(node.start(100, 7, *held), {**node.stop(160, 7, *held), "memory_mib": 800})
+    (lesson,) = taught(store)
+    assert (lesson.model, lesson.profile, lesson.gpu, lesson.slices) == (None, None, None, 3)
+    assert (lesson.elapsed_s, lesson.memory_mib, lesson.throughput_per_s, lesson.reported_by) == (60, 800, None, None)
+
+
+def test_what_is_learned_later_comes_once_more(store: Store) -> None:
+    node = Node(store)
+    node.send(node.start(100, 7, decision="abc"), node.start(101, 8), node.stop(150, 8), node.stop(160, 7))
+    first = taught(store)
+    assert [(lesson.job, lesson.number, lesson.model) for lesson in first] == [(8, 1, None), (7, 2, None)]
+    store.record_decision(DECISION)
+    assert [(lesson.job, lesson.number, lesson.model) for lesson in taught(store, 2)] == [(7, 3, "bert-large")]
+    store.upsert_jobs([job(7, "COMPLETED", exit_code="0:0", end=160.0)])
+    assert taught(store, 3) == []
+    store.upsert_jobs([job(8, "OUT_OF_MEMORY", exit_code="0:125", end=150.0)])
+    assert [(lesson.job, lesson.state) for lesson in taught(store, 3)] == [(8, "OUT_OF_MEMORY")]
+
+
+def test_a_reader_that_goes_on_misses_nothing(store: Store) -> None:
+    """Runs end in another order than they began, several in one message, and pages are short."""
+    node = Node(store)
+    jobs = list(range(1, 30))
+    node.send(*[node.start(100 + n, n, piece(n % 7)) for n in jobs])
+    for some in itertools.batched(reversed(jobs), 4) if hasattr(itertools, "batched") else [tuple(jobs)]:
+        node.send(*[node.stop(500 + n, n, piece(n % 7)) for n in some])
+    seen: list[Lesson] = []
+    while page := store.lessons(seen[-1].number if seen else 0, limit=3):
+        seen += page
+    assert {lesson.job for lesson in seen} >= {n for n in jobs if run_of(store, n).run["ended"] is not None}
+    assert [lesson.number for lesson in seen] == sorted({lesson.number for lesson in seen})
+
+
+def test_runs_of_earlier_versions_are_lessons_too(url: str) -> None:
+    from slurm_migbatch.store.engines import make_engine
+    from slurm_migbatch.store.history import HISTORY
+    from slurm_migbatch.store.migrations import migrate
+
+    engine = make_engine(url, readonly=False)
+    migrate(engine, HISTORY[:2])
+    with engine.begin() as connection:
+        from sqlalchemy import text
+
+        for number, ended in ((1, "200.0"), (2, "NULL")):
+            connection.execute(
+                text(
+                    "INSERT INTO runs (job_id, restart, reuse, latest, state, state_from, started, ended, began,"
+                    f" span_class, slice_count) VALUES ({number}, 0, 0, 1, 'COMPLETED', 'slurm', 100.0, {ended}, 100.0,"
+                    " 1, 1)"
+                )
+            )
+    engine.dispose()
+    with open_store(url) as store:
+        assert [lesson.job for lesson in taught(store)] == [1]
+        node = Node(store)
+        node.send(node.start(300, 5), node.stop(310, 5))
+        assert [lesson.job for lesson in taught(store, 1)] == [5]
