@@ -49,6 +49,7 @@ soak: venv system ## 500 short jobs of three users on 2 nodes x 4 simulated GPUs
 
 $(ROOTS)/%/.done: | venv
 	@./.ci/system-packages debootstrap
+	rm -rf --one-file-system $(ROOTS)/$*
 	$(BIN)/migbatch testbed root $* $(ROOTS)/$*
 	touch $@
 
