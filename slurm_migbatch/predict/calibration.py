@@ -84,19 +84,22 @@ def calibrate(scores: Sequence[Score]) -> Calibration:
 
 
 def _quantile(scores: Sequence[Score], models: int, level: float) -> float:
-    """The score below which `level` of the next model's points lie: models weigh alike, and the next one, of which
-    nothing is known, counts as one more."""
+    """The score below which `level` of the points lie, where models weigh alike.
+
+    The usual correction for finite samples (the next model counts as one more, with the worst score) is left out: with
+    ten models it makes intervals of 90 % hold 97 %, and every tenth of width is paid with larger slices.
+    """
     size: dict[str, int] = {}
     for score in scores:
         size[score.model] = size.get(score.model, 0) + 1
     ordered = sorted(scores, key=lambda score: score.value)
     reached, last = 0.0, 1.0
     for score in ordered:
-        reached += 1.0 / size[score.model] / (models + 1)
+        reached += 1.0 / size[score.model] / models
         last = max(score.value, 1e-3)
         if reached >= level:
-            return last
-    return 1.25 * last
+            break
+    return last
 
 
 def _normal(level: float) -> float:

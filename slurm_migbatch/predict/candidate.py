@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.workload.buckets import Bucket, Grid
+from slurm_migbatch.workload.buckets import Bucket, Grid, preferred
 from slurm_migbatch.workload.catalog import GpuKind, Offer
+
+NEED_BITS: Final = 5
+"""Leading bits of a memory need after the first: it is rounded up by at most a thirty-second."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,11 @@ class Interval:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a slice does with a workload: seconds for one batch, items per second, MiB in use."""
+    """What a slice does with a workload: seconds for one batch, items per second, MiB in use.
+
+    What to count on is rounded to the demanding side. Latency and rate go to the preferred numbers that limits go to
+    (`workload.buckets`), so this changes no comparison with a limit; but it lets the compiled table be small.
+    """
 
     latency_s: Interval
     throughput_per_s: Interval
@@ -48,18 +55,21 @@ class Figures:
 
     @property
     def latency_us(self) -> int:
-        """The latency to count on: the upper bound in whole microseconds."""
-        return math.ceil(self.latency_s.high * 1e6)
+        """The latency to count on: the upper bound in whole microseconds, up to a preferred number."""
+        return preferred(math.ceil(self.latency_s.high * 1e6), ceiling=True)
 
     @property
     def rate(self) -> int:
-        """The throughput to count on: the lower bound in whole thousandths of items per second."""
-        return math.floor(self.throughput_per_s.low * 1e3)
+        """The throughput to count on: the lower bound in whole thousandths of items per second, down to a preferred
+        number."""
+        return preferred(math.floor(self.throughput_per_s.low * 1e3), ceiling=False)
 
     @property
     def need_mib(self) -> int:
-        """The memory to count on: the upper bound in whole MiB."""
-        return math.ceil(self.memory_mib.high)
+        """The memory to count on: the upper bound in whole MiB, up to six leading bits."""
+        mib = math.ceil(self.memory_mib.high)
+        step = 1 << max(mib.bit_length() - 1 - NEED_BITS, 0)
+        return -(-mib // step) * step
 
 
 @dataclass(frozen=True)
