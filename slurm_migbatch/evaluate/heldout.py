@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from slurm_migbatch.predict.calibration import Calibration
 from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.known import Knowledge
-from slurm_migbatch.predict.samples import NOISE, Sample, samples_of
+from slurm_migbatch.predict import samples as noise
+from slurm_migbatch.predict.samples import Sample, samples_of
 from slurm_migbatch.predict.state import SURFACES, Learned
 from slurm_migbatch.predict.surface import paced_by_device
 from slurm_migbatch.predict.training import learn, observed, steps
@@ -27,6 +29,9 @@ MOST_FOLDS: Final = 24
 """With more models than this several are left out at once: a fold, none of which is trained on."""
 Leave = Literal["model", "family"]
 Learn = Callable[[Sequence[Measurement], Knowledge], Learned]
+Mask = npt.NDArray[np.bool_]
+OURS: Final = "predictor"
+NOISE: Final = {"time": noise.NOISE, "memory": noise.MEMORY_NOISE}
 _NAMES: Final = Knowledge()
 
 
@@ -36,37 +41,48 @@ def identity(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What was predicted of one figure of one sample after `points` points, beside what was measured.
+class Guess:
+    """What somebody says of one figure of one sample who was given the measurements `done`, beside what was measured.
 
-    All arrays have one entry for each measured cell, those profiled (`done`) too; `logs` are natural logarithms of
-    seconds a batch, or of MiB. `seen` says that the training table has the model, from another laboratory.
+    All arrays have one entry for each measured cell, those profiled too; `value` and `logs` are natural logarithms of
+    seconds a batch, or of MiB. `value` is NaN where the method says nothing. `points` is how many single points the
+    method profiles (-1: a whole curve over the batch).
     """
 
+    method: str
     sample: Sample
     figure: str
     points: int
     done: tuple[int, ...]
     value: Array
-    spread: Array
-    by_device: Array
     logs: Array
     procs: Array
-    calibration: Calibration
-    seen: bool
 
     @property
-    def open(self) -> Array:
-        """True for each cell that was not profiled: only these are scored."""
-        mask = np.ones(len(self.logs), dtype=bool)
+    def open(self) -> Mask:
+        """True for each cell that was not profiled and of which something is said: only these are scored."""
+        mask: Mask = np.isfinite(self.value)
         mask[list(self.done)] = False
-        return mask.astype(bool)
+        return mask
 
     @property
     def errors(self) -> Array:
         """Relative error of each throughput (of memory: of the MiB), in [0, inf)."""
         distance = self.logs - self.value if self.figure == "time" else self.value - self.logs
         return np.asarray(np.abs(np.expm1(distance)), dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Outcome(Guess):
+    """What the predictor says, with its intervals.
+
+    `seen` says that the training table has the model, from another laboratory.
+    """
+
+    spread: Array
+    by_device: Array
+    calibration: Calibration
+    seen: bool
 
     def half_width(self, level: float) -> Array:
         """Half the width of the two-sided interval that should hold with probability `level`, in logarithms."""
@@ -79,9 +95,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Fold:
-    """Samples to score, and what was learned without their models."""
+    """Samples to score, and what was learned, from which rows, without their models."""
 
     samples: tuple[Sample, ...]
+    rows: Sequence[Measurement]
     learned: Learned
     seen: frozenset[str]
 
@@ -115,7 +132,7 @@ def folds(
         out = set(names[start::MOST_FOLDS])
         without = [row for row in rows if key(row.model) not in out]
         here = tuple(sample for name in sorted(out) for sample in groups[name])
-        yield Fold(here, learn(without, knowledge), frozenset())
+        yield Fold(here, without, learn(without, knowledge), frozenset())
 
 
 def _elsewhere(
@@ -138,7 +155,7 @@ def _elsewhere(
         else:
             learned = whole = whole or learn(train, knowledge)
         seen = {identity(row.model) for row in usable} & names
-        yield Fold(tuple(group), learned, frozenset(seen))
+        yield Fold(tuple(group), usable, learned, frozenset(seen))
 
 
 def outcomes(fold: Fold, figure: str = "time", most: int = 3) -> Iterator[Outcome]:
@@ -154,15 +171,16 @@ def outcomes(fold: Fold, figure: str = "time", most: int = 3) -> Iterator[Outcom
         for points, done, belief, cells, logs in steps(figure, sample, prior, most):
             value, deviation = belief.predict(surface, cells)
             yield Outcome(
+                OURS,
                 sample,
                 figure,
                 points,
                 tuple(done),
                 value,
-                np.sqrt(deviation**2 + NOISE**2),
-                paced_by_device(surface, belief, cells),
                 logs,
                 cells.procs,
+                np.sqrt(deviation**2 + NOISE[figure] ** 2),
+                paced_by_device(surface, belief, cells),
                 calibration,
                 identity(sample.model) in fold.seen,
             )

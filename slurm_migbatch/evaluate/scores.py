@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from slurm_migbatch.evaluate.heldout import Outcome
+from slurm_migbatch.evaluate.heldout import Guess, Mask, Outcome
 from slurm_migbatch.predict.cells import Array
 
-Mask = npt.NDArray[np.bool_]
+G = TypeVar("G", bound=Guess)
 LEVELS: Final = (0.8, 0.9)
 """Levels at which coverage is reported."""
 
@@ -51,19 +50,20 @@ class Errors:
         }
 
 
-def collect(found: Sequence[Outcome], values: Callable[[Outcome], Array], mask: Callable[[Outcome], Mask]) -> Errors:
+def collect(found: Sequence[G], values: Callable[[G], Array], mask: Callable[[G], Mask]) -> Errors:
     """One value for each cell that `mask` lets through, by model."""
     parts: dict[str, list[Array]] = {}
-    for outcome in found:
-        chosen = values(outcome)[mask(outcome)]
+    for guess in found:
+        chosen = values(guess)[mask(guess)]
         if len(chosen):
-            parts.setdefault(outcome.sample.model, []).append(chosen)
-    family = {outcome.sample.model: outcome.sample.known.family for outcome in found}
+            parts.setdefault(guess.sample.model, []).append(chosen)
+    family = {guess.sample.model: guess.sample.known.family for guess in found}
     return Errors({model: np.concatenate(arrays) for model, arrays in parts.items()}, family)
 
 
 def coverage(found: Sequence[Outcome], level: float, mask: Callable[[Outcome], Mask]) -> dict[str, float]:
-    """How often the intervals of `level` held: the mean over models, all points pooled; and how wide they were."""
+    """How often the intervals of `level` held: the mean over models, all points pooled; and how wide they were, as the
+    factor from the middle to an end."""
     held = collect(found, lambda outcome: outcome.held(level), mask).by_model
     if not held:
         return {}
@@ -73,16 +73,16 @@ def coverage(found: Sequence[Outcome], level: float, mask: Callable[[Outcome], M
         "mean": round(float(np.mean([values.mean() for values in held.values()])), 4),
         "pooled": round(float(np.concatenate(list(held.values())).mean()), 4),
         "worst_model": round(float(min(values.mean() for values in held.values())), 4),
-        "half_width_median": round(float(np.median(np.concatenate(list(widths.values())))), 3),
+        "width_factor": round(float(np.median(np.concatenate(list(widths.values())))), 3),
     }
 
 
-def scored(outcome: Outcome) -> Mask:
+def scored(guess: Guess) -> Mask:
     """What counts: cells of one process that were not profiled."""
-    mask: Mask = outcome.open.astype(bool) & (outcome.procs == 1)
+    mask: Mask = guess.open & (guess.procs == 1)
     return mask
 
 
-def scored_all(outcome: Outcome) -> Mask:
+def scored_all(guess: Guess) -> Mask:
     """Cells of any number of processes that were not profiled."""
-    return outcome.open.astype(bool)
+    return guess.open
