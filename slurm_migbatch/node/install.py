@@ -61,6 +61,7 @@ HOOKS = {
 DEFAULT_CONF = """\
 # Settings of migbatch on this node. Key=Value; %n is the node's name in Slurm. These are the defaults.
 #StateDir=/var/lib/migbatch/%n
+#ProgressDir=/var/lib/migbatch/%n.progress
 #RunDir=/run/migbatch/%n
 #Controller=http://controller:6830
 #Auth=munge
@@ -69,6 +70,8 @@ DEFAULT_CONF = """\
 #OnError=requeue
 #HookDeadline=30
 #ScontrolPath=/usr/bin/scontrol
+#SampleEvery=15
+#ProgressEvery=120
 """
 
 

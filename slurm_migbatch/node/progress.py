@@ -51,7 +51,7 @@ CLOCKS_S = 60.0
 """How far the clock that a job goes by may be from the node's."""
 
 _NAME = re.compile(r"([0-9]{1,10})\.([0-9]{1,5})")
-_NUMBER = re.compile(rb"[0-9]{1,15}(?:\.[0-9]{1,17})?(?:[eE][+-]?[0-9]{1,2})?")
+_NUMBER = re.compile(rb"[0-9]{1,15}(?:\.[0-9]{1,22})?(?:[eE][+-]?[0-9]{1,2})?")
 _LIMITS: dict[str, tuple[float, float]] = {
     "items": (0, 1e15),
     "seconds": (1e-6, 1e9),

@@ -1,0 +1,92 @@
+"""`migbatch progress`: what it writes is what the node understands, and it never harms a job."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurm_migbatch.node import progress
+
+
+def report(path: Path | None, *arguments: str, **environ: str) -> tuple[int, str]:
+    """Exit code and stderr, in the environment of a job."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "MIGBATCH_"))}
+    told = {} if path is None else {"MIGBATCH_PROGRESS": str(path)}
+    line = [sys.executable, "-m", "slurm_migbatch.cli", "progress", *arguments]
+    done = subprocess.run(line, env={**kept, **told, **environ}, capture_output=True, text=True, check=False)
+    assert done.stdout == ""
+    return done.returncode, done.stderr
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "17.0"
+    path.touch()
+    return path
+
+
+def understood(file: Path) -> list[progress.Line | None]:
+    return [progress.parse(line) for line in file.read_bytes().splitlines()]
+
+
+def test_the_node_understands_what_it_writes(file: Path) -> None:
+    told = (
+        "--items",
+        "5e3",
+        "--seconds",
+        "12.5",
+        "--batch",
+        "32",
+        "--latency-ms",
+        "0.0004",
+        "--p99-ms",
+        "31",
+        "--done",
+    )
+    assert report(file, *told) == (0, "")
+    assert report(file, "--items", "6000") == (0, "")
+    first, second = understood(file)
+    assert first is not None and second is not None
+    assert first._replace(at=None) == progress.Line(5000, 12.5, 32, 0.0004, 31, None, None, 1)
+    assert first.at is not None and second.at is not None and first.at <= second.at
+    assert second.items == 6000
+
+
+@pytest.mark.parametrize(
+    ("environ", "task"),
+    [
+        ({}, None),
+        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "3"}, 3),
+        ({"SLURM_STEP_ID": "-5", "SLURM_PROCID": "0"}, None),
+        ({"SLURM_STEP_ID": "4294967291", "SLURM_PROCID": "0"}, None),
+        ({"SLURM_PROCID": "0"}, None),
+    ],
+)
+def test_tasks_of_a_step_tell_who_they_are(file: Path, environ: dict[str, str], task: int | None) -> None:
+    assert report(file, "--items", "1", **environ)[0] == 0
+    (line,) = understood(file)
+    assert line is not None and line.task == task
+
+
+def test_without_a_slice_or_a_file_the_job_goes_on(tmp_path: Path) -> None:
+    code, said = report(None, "--items", "1")
+    assert (code, "nothing reported" in said) == (0, True)
+    code, said = report(tmp_path / "gone", "--items", "1")
+    assert (code, "No such file" in said) == (0, True)
+    (tmp_path / "link").symlink_to("/etc/passwd")
+    assert report(tmp_path / "link", "--items", "1")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["--batch", "3"], ["--items", "-1"], ["--items", "1.5"], ["--items", "nan"], ["--items", "1e16"],
+     ["--items", "1", "--seconds", "0"], ["--items", "1", "--latency-ms", "x"]],
+)  # fmt: skip
+def test_nonsense_is_wrong_usage(file: Path, arguments: list[str]) -> None:
+    code, said = report(file, *arguments)
+    assert (code, said.count("\n")) == (2, 1)
+    assert file.read_text() == ""
