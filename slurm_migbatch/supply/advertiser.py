@@ -30,11 +30,13 @@ Every step is idempotent: where nothing differs nothing is called. All updates o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from slurm_migbatch.mig.layout import Layout
+from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient, SlurmError
 from slurm_migbatch.supply.demand import FILLER, GRES, slices
 from slurm_migbatch.supply.model import Node, NodePlan
@@ -171,8 +173,9 @@ class Advertiser:
                 done.unacknowledged.append(plan.node)
                 correct[plan.node] = self._shrunk.get(plan.node, _filled({}, nodes[plan.node].total))
             elif plan.fixed:
-                if self._plans.current(plan.node) is not None:
-                    correct[plan.node] = wanted
+                present = self._plans.current(plan.node)
+                if present is not None:
+                    correct[plan.node] = _backed(wanted, present, nodes[plan.node].total)
             elif self._same(plan):
                 self._shrunk.pop(plan.node, None)
                 correct[plan.node] = wanted
@@ -297,6 +300,15 @@ def _filled(counts: Mapping[str, int], total: int) -> dict[str, int]:
     if spare > 0:
         kept[FILLER] = spare
     return kept
+
+
+def _backed(wanted: Mapping[str, int], plan: PublishedPlan, total: int) -> dict[str, int]:
+    """No more of a type than the node's plan has slots of it.
+
+    Where the plan is not made anew, a lease may be beside it: in truth, or because its end was not heard of yet.
+    """
+    slots = Counter(Profile.parse(profile).gres_type for rows in plan.gpus.values() for profile, _, _ in rows)
+    return _filled({kind: min(n, slots[kind]) for kind, n in wanted.items()}, total)
 
 
 def _nonzero(counts: Mapping[str, int]) -> dict[str, int]:

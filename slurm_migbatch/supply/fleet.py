@@ -104,8 +104,14 @@ class Fleet:
         self.by_node[node.name] = seats = []
         short: Counter[Profile] = Counter()
         if held:
-            have = Counter(slot.profile for gpu in node.gpus for slot in gpu.offered.slots)
+            have = Counter(slot.profile for gpu in node.gpus for slot in gpu.free.slots)
             short = held - have
+            # A lease that lies across planned slots may be over without our having heard so, and one of these in use.
+            for gpu in node.gpus:
+                if gpu.offered is not gpu.free:
+                    hidden = gpu.offered.minus(gpu.free)
+                    short |= Counter({slot.profile: held[slot.profile] for slot in hidden.slots})
+            short = +short
         if short:
             self.unexplained[node.name] = short
         still = node.mode is Mode.FROZEN or bool(short)

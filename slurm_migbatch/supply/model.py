@@ -150,7 +150,7 @@ class NodePlan:
     """The new plan of a node.
 
     `layouts`: GPU uuid -> every slot that its jobs may have, used and free. `offers`: free slots by profile that Slurm
-    may be told of. `withdrawn`: profiles of which a slot that was free in the old plan is not free in this one.
+    may be told of. `withdrawn`: profiles of which a slot that nobody holds by the old plan is not in this one.
     `fixed`: the slots are not to be changed now, only what Slurm says of them. `open`: Slurm may start jobs there.
     """
 

@@ -343,6 +343,8 @@ class _Round:
             free.update(final.free)
             layouts[gpu.uuid] = final.layout
             withdrawn |= final.withdrawn
+            if gpu.offered is not gpu.free:  # slots that something lies across, or did when it was last heard of
+                withdrawn.update(slot.profile for slot in gpu.offered.slots if slot not in final.layout)
             changed = changed or final.changed
         self._keep_total(node, layouts, free, optional)
         held = node.unmatched()

@@ -249,6 +249,8 @@ class FakeNodes:
         self.zombies: dict[str, dict[str, list[Slot]]] = {}
         self.misfits: list[int] = []
         self.deaf: set[str] = set()
+        #: jobs that Slurm counts no more and whose Epilogs have not run: their nodes get no new job until then
+        self.ending: set[int] = set()
         self.random = random.Random(seed)
 
     def add(self, name: str, *geometries: Geometry) -> None:
@@ -287,8 +289,8 @@ class FakeNodes:
         for uuid in self.gpus[node]:
             layout = Layout(Slot.of(*row) for row in plan.gpus.get(uuid, ()))
             self.gpus[node][uuid].check(layout)
-            for held in self.held[node][uuid]:
-                for slot in layout.slots:
+            for held, run in self.held[node][uuid].items():
+                for slot in layout.slots if run[0] not in self.ending else ():
                     assert slot == held or not slot.placement.overlaps(held.placement), (
                         f"{held} is in use, {slot} is not it"
                     )

@@ -1,0 +1,206 @@
+"""Everything that can happen between two questions that the loop asks: no such order may make a misfit.
+
+migbatchd asks for the queue first and for the nodes then, the nodes' reports come whenever they come, and jobs start
+and end all the time, also between the shrinking of an offer and the look back.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fake_slurm import backed
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from supply_world import World
+from test_supply_loop import EXAMPLES
+
+from slurm_migbatch.slurm import gres
+from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.supply.loop import SupplyLoop
+
+NAMES = ("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb", "1g.10gb.me")
+
+
+class Restless:
+    """A Slurm in which something happens before every answer and after it."""
+
+    def __init__(self, world: RacyWorld) -> None:
+        self._world = world
+
+    def jobs(self) -> list[JobRow]:
+        self._world.happen()
+        found = self._world.slurm.jobs()
+        self._world.happen()
+        return found
+
+    def nodes(self) -> list[NodeRow]:
+        self._world.happen()
+        found = self._world.slurm.nodes()
+        self._world.happen()
+        return found
+
+    def set_gres(self, updates: Mapping[str, str]) -> None:
+        self._world.happen()
+        self._world.slurm.set_gres(updates)
+        self._world.happen()
+
+
+class RacyWorld(World):
+    """Jobs start, end and are told of one by one, in any order that Slurm and the nodes allow."""
+
+    def new_loop(self, told: dict[str, dict[str, int]] | None = None) -> None:
+        self.ending: list[JobRow] = []
+        self.loop = SupplyLoop(
+            Restless(self),  # type: ignore[arg-type]
+            self.nodes,
+            self.nodes,  # type: ignore[arg-type]
+            self.clock,
+            lambda *row: None,
+            self.settings,
+        )
+
+    def look(self) -> None:
+        """One round as migbatchd makes it: the queue, the nodes, and then what follows."""
+        client = Restless(self)
+        jobs = client.jobs()
+        rows = client.nodes()
+        for name in self.slurm.machines:
+            self.nodes.board.heard(name)
+        self.loop.round(jobs, rows)
+
+    def happen(self) -> None:
+        """Up to three things."""
+        for _ in range(self.random.choice((0, 0, 1, 1, 2, 3))):
+            self.random.choice((self.start, self.prolog, self.prolog, self.end, self.epilog, self.tell, self.hear))()
+
+    def submit(self, rnd: random.Random) -> None:
+        several = rnd.random() < 0.2
+        want = f"mig:{rnd.choice(NAMES)}:1" + (f",mig:{rnd.choice(NAMES[:3])}:2" if several else "")
+        self.slurm.submit(want, priority=rnd.randrange(3), tasks=rnd.choice([1, 1, 3]))
+
+    def prolog(self) -> None:
+        """One of the started jobs gets its slices."""
+        if self.to_start:
+            row, where = self.to_start.pop(self.random.randrange(len(self.to_start)))
+            if self.nodes.prolog(row, where):
+                self.ends[row.job_id] = 0.0
+
+    def end(self) -> None:
+        """Slurm counts the slices of one job as free; its nodes are completing until the Epilogs are through."""
+        if self.ends:
+            job = self.random.choice(sorted(self.ends))
+            del self.ends[job]
+            row = self.slurm.queue[job]
+            for name in row.nodes:
+                self.slurm.machines[name].used.subtract(gres.counts(row.gres, "mig"))
+                self.slurm.machines[name].completing += 1
+            self.slurm.queue[job] = replace(row, state="COMPLETING")
+            self.ending.append(row)
+            self.nodes.ending.add(job)
+
+    def epilog(self) -> None:
+        if self.ending:
+            row = self.ending.pop(self.random.randrange(len(self.ending)))
+            self.nodes.epilog(row.job_id)
+            self.nodes.ending.remove(row.job_id)
+            del self.slurm.queue[row.job_id]
+            for name in row.nodes:
+                self.slurm.machines[name].completing -= 1
+
+    def tell(self) -> None:
+        """What one node has reported so far arrives."""
+        name = self.random.choice(sorted(self.nodes.gpus))
+        self.nodes.told[name] = {uuid: dict(slots) for uuid, slots in self.nodes.held[name].items()}
+
+    def hear(self) -> None:
+        name = self.random.choice(sorted(self.nodes.gpus))
+        if name not in self.nodes.deaf:
+            self.nodes.pull(name)
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(seed=st.integers(0, 10**6), nodes=st.integers(1, 3), gpus=st.integers(1, 2))
+def test_nothing_that_happens_between_two_questions_makes_a_misfit(seed: int, nodes: int, gpus: int) -> None:
+    world = RacyWorld(nodes=nodes, gpus=gpus, seed=seed)
+    rnd = world.random
+    world.slurm.reconfigure()
+    for machine in world.slurm.machines.values():
+        machine.gres = {"none": sum(machine.conf.values())}  # what slurm.conf offers is nobody's promise
+    for _ in range(150):
+        what = rnd.randrange(8)
+        if what == 0:
+            world.submit(rnd)
+        elif what == 1 and rnd.random() < 0.2:
+            world.nodes.deaf ^= {f"n{rnd.randint(1, nodes)}"}
+        elif what < 5:
+            world.happen()
+        else:
+            world.clock.sleep(1)
+            world.look()
+        assert not world.nodes.misfits, world.slurm.queue[world.nodes.misfits[0]]
+    assert world.slurm.started
+
+
+def test_a_start_that_is_heard_of_late_hides_no_free_slot() -> None:
+    """A job came and went unheard and its room was offered anew; then the news of its start comes, but not of its end.
+
+    The slots of the new plan lie under what it seems to hold. Slurm goes on starting jobs on them, so they are
+    withdrawn like any others: nothing of their kinds starts before the plan changes, and who did start keeps the slot.
+    """
+    world = RacyWorld(nodes=1, gpus=1)
+    world.random = random.Random(5)
+    world.happen = lambda: None  # type: ignore[method-assign]
+    slurm, nodes = world.slurm, world.nodes
+    slurm.submit("mig:7g.80gb:1")
+    world.look()
+    world.start()
+    world.prolog()
+    early = {uuid: dict(slots) for uuid, slots in nodes.held["n1"].items()}
+    world.end()
+    world.epilog()
+    for _ in range(3):
+        slurm.submit("mig:2g.20gb:1")
+    world.look()
+    assert slurm.machines["n1"].gres["2g.20gb"] == 3
+    nodes.told["n1"] = early
+    jobs, rows = slurm.jobs(), slurm.nodes()
+    world.start()
+    world.prolog()
+    world.loop.round(jobs, rows)
+    assert len(slurm.started) == 4
+    for _ in range(2):
+        world.prolog()
+    assert not nodes.misfits and len(world.ends) == 3
+    world.tell()
+    world.look()
+    (known,), (held,) = nodes.known["n1"].values(), nodes.held["n1"].values()
+    assert len(held) == 3 and set(held) <= set(known.slots)
+
+
+def test_nothing_is_offered_that_only_an_outdated_lease_stands_for() -> None:
+    """The same, but a job is seen to run: the node is left alone, and what it is said to hold is no offer."""
+    world = RacyWorld(nodes=1, gpus=1)
+    world.happen = lambda: None  # type: ignore[method-assign]
+    slurm, nodes = world.slurm, world.nodes
+    slurm.submit("mig:7g.80gb:1")
+    world.look()
+    world.start()
+    world.prolog()
+    early = {uuid: dict(slots) for uuid, slots in nodes.held["n1"].items()}
+    world.end()
+    world.epilog()
+    for _ in range(2):
+        slurm.submit("mig:2g.20gb:1")
+    world.look()
+    nodes.told["n1"] = early
+    world.start()
+    slurm.submit("mig:7g.80gb:1")
+    world.look()
+    backed(slurm, nodes)
+    assert "7g.80gb" not in slurm.machines["n1"].gres
+    world.start()
+    for _ in range(3):
+        world.prolog()
+    assert not nodes.misfits and len(world.ends) == 2
