@@ -55,23 +55,89 @@ def predictor(
 def _print_predictor(result: dict[str, Any]) -> None:
     for note in result["notes"]:
         click.echo(f"note: {note}")
+    click.echo(f"points are chosen by one rule: {result['rule']}")
     for kind, found in result["kinds"].items():
         for figure, label in (("time", "throughput"), ("memory", "memory")):
             if found[figure]:
                 click.echo(f"\n{kind}: error of {label} in %, and how often intervals held")
                 _print_errors(found[figure])
+        if found["time"]:
+            click.echo(f"\n{kind}: mean error of throughput in % by model")
+            _print_models(found["time"])
+        if found["rules"]:
+            click.echo(f"\n{kind}: simple rules, and the predictor on the cells that neither was shown")
+            _print_rules(found["rules"])
+        if found["choice"] and kind == "infer":
+            click.echo(f"\n{kind}: slice and batch with the most throughput per slice under a latency limit")
+            _print_choices(found["choice"])
+        if found["relative"]:
+            click.echo(f"\n{kind}: speed of a slice relative to the largest, mean absolute error")
+            lines = [
+                (
+                    one["method"],
+                    _k(one["k"]),
+                    f"{one['mae']:.3f}",
+                    f"{one['mae_mean_of_models']:.3f}",
+                    str(one["points"]),
+                )
+                for one in found["relative"]
+            ]
+            print_table(("method", "k", "pooled", "mean of models", "cells"), lines)
+    click.echo()
     print_bars(result)
 
 
 def _print_errors(series: list[dict[str, Any]]) -> None:
-    header = ["k", "mean", "median", "p90", "points", "models", "all procs"]
     levels = [cover["level"] for cover in series[0]["coverage"]]
-    header += [f"{level:.0%}" for level in levels] + [f"width {level:.0%}" for level in levels]
+    header = ["k", "mean", "median", "p90", "cells", "models", "all procs"]
+    header += [f"{level:.0%} held" for level in levels] + [f"{level:.0%} width" for level in levels]
     lines = []
     for each in series:
         line = [str(each["k"]), *(f"{each[name]:.1f}" for name in ("mape", "median", "p90"))]
         line += [str(each["points"]), str(each["models"]), f"{each.get('all_procs', each)['mape']:.1f}"]
         line += [f"{cover['mean']:.1%}" for cover in each["coverage"]]
-        line += [f"x{cover['half_width_median']:.2f}" for cover in each["coverage"]]
+        line += [f"x{cover['width_factor']:.2f}" for cover in each["coverage"]]
         lines.append(line)
     print_table(header, lines)
+
+
+def _print_models(series: list[dict[str, Any]]) -> None:
+    header = ["", *(f"k={each['k']}" for each in series)]
+    lines = []
+    for label, group in (("", "per_model"), ("all ", "per_family")):
+        for name in series[0][group]:
+            lines.append(
+                [label + name, *(f"{each[group][name]:.1f}" if name in each[group] else "-" for each in series)]
+            )
+    print_table(header, lines)
+
+
+def _print_rules(rules: list[dict[str, Any]]) -> None:
+    lines = []
+    for each in rules:
+        same = each["same_points"]
+        line = [each["method"], _k(each["k"]), f"{each['mape']:.1f}", f"{each['median']:.1f}", str(each["points"])]
+        if same:
+            line += [str(same["points"]), f"{same['rule']:.1f}", f"{same['predictor']:.1f} (k={same['predictor_k']})"]
+        lines.append(line + [""] * (8 - len(line)))
+    print_table(("rule", "k", "mean", "median", "cells", "both", "rule", "predictor"), lines)
+
+
+def _print_choices(choices: list[dict[str, Any]]) -> None:
+    lines = [
+        (
+            each["method"],
+            _k(each["k"]),
+            "middle" if each["level"] is None else f"{each['level']:.0%}",
+            f"{each['broken']:.1%}",
+            f"{each['quality']:.3f}",
+            f"{each['not_offered']:.1%}",
+            str(each["cases"]),
+        )
+        for each in choices
+    ]
+    print_table(("method", "k", "margin", "broken", "of the best", "no choice", "cases"), lines)
+
+
+def _k(points: int) -> str:
+    return "curve" if points < 0 else str(points)

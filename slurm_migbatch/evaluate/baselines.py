@@ -16,7 +16,6 @@ at batch 8 for three. Rules marked `our points` are given those that the predict
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -24,25 +23,26 @@ from typing import Final
 import numpy as np
 
 from slurm_migbatch.evaluate.curves import Curves
-from slurm_migbatch.evaluate.heldout import Fold, Guess, Outcome
+from slurm_migbatch.evaluate.heldout import Guess, Outcome
 from slurm_migbatch.predict.cells import Array
-from slurm_migbatch.predict.known import Knowledge
-from slurm_migbatch.predict.samples import Sample, samples_of
+from slurm_migbatch.predict.samples import Sample
 
 CURVE: Final = -1
 """In the place of a number of points: a whole curve over the batch."""
 FLOOR_FACTOR: Final = 1.2
 TREES: Final = 150
+MOST_ROWS: Final = 4000
+"""Of larger training tables an even choice of rows, so that a run stays within minutes."""
 ENOUGH: Final = 3
 """So many models on the same GPU teach trees; with fewer all GPUs are taken together."""
 
 
 def guesses(
-    fold: Fold, knowledge: Knowledge, ours: Sequence[Outcome], most: int = 3, *, trees: bool = True
+    samples: Iterable[Sample], others: Sequence[Curves], ours: Sequence[Outcome], most: int = 3, *, trees: bool = True
 ) -> Iterator[Guess]:
-    """What the rules say of a fold's samples. `ours` are the predictor's outcomes, for the points that it chose."""
-    others = [Curves.of(sample) for sample in samples_of(fold.rows, knowledge)]
-    for sample in fold.samples:
+    """What the rules say of the samples, learning from `others`; `ours` are the predictor's outcomes, for the points
+    that it chose. Without `trees` only the rules that learn nothing."""
+    for sample in samples:
         curves = Curves.of(sample)
         if not len(curves):
             continue
@@ -217,8 +217,10 @@ def _ratio(curves: Curves, done: Sequence[int], taught: Sequence[tuple[Curves, S
 def _boosted(features: Sequence[Array], targets: Sequence[Array], asked: Array) -> Array:
     from sklearn.ensemble import GradientBoostingRegressor
 
+    told, wanted = np.vstack(features), np.concatenate(targets)
+    if len(told) > MOST_ROWS:
+        some = np.linspace(0, len(told) - 1, MOST_ROWS).astype(int)
+        told, wanted = told[some], wanted[some]
     trees = GradientBoostingRegressor(n_estimators=TREES, max_depth=3, random_state=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trees.fit(np.vstack(features), np.concatenate(targets))
+    trees.fit(told, wanted)
     return np.asarray(trees.predict(asked), dtype=np.float64)

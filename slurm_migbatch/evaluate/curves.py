@@ -56,8 +56,8 @@ class Curves:
 
     def take(self, places: npt.NDArray[np.intp]) -> Curves:
         """The points at `places`."""
-        arrays = (self.index, self.batch, self.share, self.slices, self.work, self.size, self.seconds)
-        return Curves(self.sample, *(array[places] for array in arrays))
+        columns = (self.batch, self.share, self.slices, self.work, self.size, self.seconds)
+        return Curves(self.sample, self.index[places], *(column[places] for column in columns))
 
     @property
     def full(self) -> npt.NDArray[np.bool_]:

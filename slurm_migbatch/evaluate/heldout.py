@@ -15,13 +15,13 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from slurm_migbatch.predict import samples as noise
 from slurm_migbatch.predict.calibration import Calibration
 from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.known import Knowledge
-from slurm_migbatch.predict import samples as noise
 from slurm_migbatch.predict.samples import Sample, samples_of
 from slurm_migbatch.predict.state import SURFACES, Learned
-from slurm_migbatch.predict.surface import paced_by_device
+from slurm_migbatch.predict.surface import Belief, paced_by_device
 from slurm_migbatch.predict.training import learn, observed, steps
 from slurm_migbatch.profiling.measurement import Measurement
 
@@ -79,6 +79,7 @@ class Outcome(Guess):
     `seen` says that the training table has the model, from another laboratory.
     """
 
+    belief: Belief
     spread: Array
     by_device: Array
     calibration: Calibration
@@ -179,6 +180,7 @@ def outcomes(fold: Fold, figure: str = "time", most: int = 3) -> Iterator[Outcom
                 value,
                 logs,
                 cells.procs,
+                belief,
                 np.sqrt(deviation**2 + NOISE[figure] ** 2),
                 paced_by_device(surface, belief, cells),
                 calibration,
@@ -191,4 +193,4 @@ def by_points(found: Iterable[Outcome]) -> Mapping[int, list[Outcome]]:
     groups: dict[int, list[Outcome]] = {}
     for outcome in found:
         groups.setdefault(outcome.points, []).append(outcome)
-    return groups
+    return dict(sorted(groups.items()))
