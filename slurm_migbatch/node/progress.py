@@ -40,7 +40,7 @@ from typing import NamedTuple
 from slurm_migbatch.node import effects
 
 HEAD = 4096
-TAIL = 32768
+TAIL = 16384
 MAX_BYTES = 1 << 20
 MAX_LINE = 400
 MAX_TASKS = 1024

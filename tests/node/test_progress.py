@@ -9,10 +9,11 @@ import subprocess
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nodes import ALICE, BOB
+from nodes import ALICE, BOB, in_child
 from test_task_prolog import exported
 
 from slurm_migbatch.node import exits, progress
+from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.progress import Content, Line, ProgressError, parse, understand
 
 
@@ -401,3 +402,23 @@ def test_a_directory_that_others_may_write_to_is_refused(node):
 
     with pytest.raises(PathsError, match="755"):
         Paths.open(node.config)
+
+
+def test_killed_at_any_moment_of_the_release_it_is_told_once(many_nodes):
+    """And no file stays behind."""
+    node = many_nodes(name="count")
+    node.prolog(1, "[mig:1g.10gb:1]")
+    node.forget_executor()
+    _, count = in_child(lambda: Executor(node.config).run(node.env("epilog", 1))[0])
+    assert count > 5
+    for k in range(1, count + 1):
+        node = many_nodes(name=f"k{k}")
+        node.prolog(1, "[mig:1g.10gb:1]")
+        write(node, "items=5 seconds=1\n")
+        node.forget_executor()
+        status, _ = in_child(lambda node=node: Executor(node.config).run(node.env("epilog", 1))[0], kill_at=k)
+        assert os.WIFSIGNALED(status)
+        node.epilog(1)
+        assert [event["items"] for event in node.events("progress")] == [5]
+        assert list((node.root / "state.progress").iterdir()) == []
+        node.close()
