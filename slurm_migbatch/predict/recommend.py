@@ -1,0 +1,52 @@
+"""What a job is advised to do with its slice: the batch size, and how many processes to run side by side.
+
+The batch of best efficacy, `batch / latency**2` (D-STACK's objective at a given slice, without the time to assemble a
+batch, which batch jobs do not wait for): while the host sets the pace a larger batch costs nothing, and past the knee
+it buys throughput with latency. A latency limit cuts it to the largest that keeps the limit, and memory cuts it too.
+Processes are added as long as each adds a tenth of throughput and memory holds them; they pay where the host sets the
+pace, and raise the latency of each, so a job with a latency limit runs one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from slurm_migbatch.predict.cells import Array
+
+WORTH: Final = 1.1
+"""Ratio of throughputs at which one more process pays."""
+MOST_COPIES: Final = 4
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Items in a batch, and processes on the slice."""
+
+    batch: int
+    copies: int
+
+
+def advise(batches: Sequence[int], seconds: Array, memory_mib: Array, capacity_mib: float) -> Advice | None:
+    """The advice for a slice of `capacity_mib`; None where not even the smallest batch is predicted to fit.
+
+    Row p - 1 of `seconds` (best guesses) and `memory_mib` (to be counted on, all processes together) belong to p
+    processes, columns to the ascending `batches`.
+    """
+    fits = memory_mib <= capacity_mib
+    holds = np.flatnonzero(fits[0])
+    if not len(holds):
+        return None
+    efficacy = np.asarray(batches, dtype=np.float64) / seconds[0] ** 2
+    best = int(holds[int(np.argmax(efficacy[holds]))])
+    copies = 1
+    rate = batches[best] / seconds[0, best]
+    for extra in range(1, len(seconds)):
+        more = (extra + 1) * batches[best] / seconds[extra, best]
+        if not fits[extra, best] or more < WORTH * rate:
+            break
+        copies, rate = extra + 1, more
+    return Advice(int(batches[best]), copies)

@@ -1,0 +1,228 @@
+"""Learning from measurements: what is measured of some models makes the first guess for others better, and says how
+sure it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu_kinds import H100, P
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from laboratory import A100, MODELS, known, measure, table, truth
+
+from slurm_migbatch.predict.calibration import LEVELS, Calibration, Score, calibrate
+from slurm_migbatch.predict.cells import Cells, Gpu
+from slurm_migbatch.predict.knee import GROWTH, batch_edges, input_edges, knee
+from slurm_migbatch.predict.known import Knowledge
+from slurm_migbatch.predict.learned import LearnedPredictor
+from slurm_migbatch.predict.points import next_point
+from slurm_migbatch.predict.population import pool
+from slurm_migbatch.predict.state import Learned, StateError
+from slurm_migbatch.predict.surface import TIME
+from slurm_migbatch.predict.training import learn
+from slurm_migbatch.profiling.measurement import Measurement
+from slurm_migbatch.workload.buckets import Bucket
+
+KNOWLEDGE = Knowledge()
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Measurement]:
+    return table()
+
+
+@pytest.fixture(scope="module")
+def learned(rows: list[Measurement]) -> Learned:
+    return learn(rows, KNOWLEDGE, version=3, created=1e9)
+
+
+def test_other_models_teach() -> None:
+    """The laboratory's items cost three times what physics says: models that it measured tell so of one that it did
+    not."""
+    slow = table(shift=1.1)
+    before, after = [], []
+    for name in MODELS[:4]:
+        others = learn([row for row in slow if row.model != name], KNOWLEDGE)
+        found = [row for row in slow if row.model == name]
+        cells = Cells.of_rows(found, A100, known(name))
+        for state, errors in ((Learned(), before), (others, after)):
+            prior = state.population("time", "infer").prior(name, known(name), A100, "a100-80gb|lab")
+            value, _ = prior.predict(TIME, cells)
+            errors.append(float(np.abs(value - np.log([row.seconds or 0.0 for row in found])).mean()))
+    assert np.mean(after) < 0.6 * np.mean(before)
+
+
+def test_measured_models_are_known_and_narrow(learned: Learned) -> None:
+    predictor, blank = LearnedPredictor(learned), LearnedPredictor()
+    assert (predictor.version, blank.version) == ("learned-3", "prior")
+    cell = Bucket("resnet50", "infer", 32, 224, "px")
+    kind = replace(H100, name="a100-80gb", tflops=312, bandwidth_gbs=2039, sm_count=108)
+    sure, unsure = predictor.figures(cell, kind)[P("2g.20gb")], blank.figures(cell, kind)[P("2g.20gb")]
+    assert sure.latency_s.high / sure.latency_s.low < 1.5 < unsure.latency_s.high / unsure.latency_s.low
+    assert sure.memory_mib.high / sure.memory_mib.low < unsure.memory_mib.high / unsure.memory_mib.low
+
+
+def test_confidence_widens(learned: Learned) -> None:
+    cell = Bucket("resnet50", "infer", 32, 224, "px")
+    low, high = (LearnedPredictor(learned, confidence=c).figures(cell, H100)[P("2g.20gb")] for c in (0.7, 0.95))
+    assert low.latency_s.high < high.latency_s.high
+
+
+def test_another_gpu_starts_from_what_is_known_here(rows: list[Measurement]) -> None:
+    """A model twice as slow as physics says here is expected to be slow on a GPU where it was not measured."""
+    slow = truth("vgg16", 0, 0.4)
+    slow[1] += 1.0
+    changed = [row for row in rows if row.model != "vgg16"] + measure("vgg16", slow)
+    there = Gpu("h100-80gb", A100.facts._replace(tflops=989, bandwidth_gbs=3350), 80)
+    item = TIME.names.index("item")
+
+    def guess(found: list[Measurement]) -> float:
+        population = learn(found, KNOWLEDGE).population("time", "infer")
+        return float(population.prior("vgg16", known("vgg16"), there).mean[item])
+
+    assert guess(changed) - guess(rows) > 0.5
+
+
+def test_rows_that_did_not_run_teach_nothing(rows: list[Measurement]) -> None:
+    failed = [replace(row, latency_s=None, throughput_per_s=None, memory_mib=None, batch=512) for row in rows[:30]]
+    one, two = learn(rows, KNOWLEDGE), learn([*rows, *failed], KNOWLEDGE)
+    assert replace(two, rows=one.rows).to_dict() == one.to_dict()
+
+
+def test_nothing_measured_is_the_prior() -> None:
+    assert learn([], KNOWLEDGE).populations == {}
+    one_point = measure("vgg16", truth("vgg16", 0), batches=(8,))[:1]
+    assert LearnedPredictor(learn(one_point, KNOWLEDGE)).figures(Bucket("vgg16", "infer", 8, 224, "px"), H100)
+
+
+def test_models_that_no_facts_describe(rows: list[Measurement]) -> None:
+    mine = [replace(row, model="our-net", params=2e7, flops_per_item=5e9) for row in rows if row.model == "resnet50"]
+    predictor = LearnedPredictor(learn([*rows, *mine], KNOWLEDGE))
+    assert predictor.grids()["our-net"].unit == "px" and 224 in predictor.grids()["our-net"].inputs
+    assert predictor.figures(Bucket("our-net", "infer", 8, 224, "px"), H100)
+
+
+# -- as a value -------------------------------------------------------------------------------------------------------
+
+
+def test_a_state_comes_back_from_json(learned: Learned) -> None:
+    text = json.dumps(learned.to_dict())
+    again = Learned.from_dict(json.loads(text))
+    assert again.to_dict() == learned.to_dict()
+    cell = Bucket("bert-base", "infer", 16, 128, "tok")
+    assert LearnedPredictor(again).figures(cell, H100) == LearnedPredictor(learned).figures(cell, H100)
+
+
+def spoil(path: tuple[Any, ...], value: Any) -> Callable[[dict[str, Any]], None]:
+    def change(data: dict[str, Any]) -> None:
+        for key in path[:-1]:
+            data = data[key]
+        data[path[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        spoil(("format",), 99),
+        spoil(("fitted",), None),
+        spoil(("fitted", 0, "kind"), "serve"),
+        spoil(("fitted", 0, "inputs"), [0]),
+        spoil(("fitted", 0, "beliefs", "time", "mean"), [1.0]),
+        spoil(("fitted", 0, "beliefs", "time", "mean", 0), float("nan")),
+        spoil(("fitted", 0, "beliefs"), {"speed": {}}),
+        spoil(("populations", "time/infer", "covariance", 0, 0), -1.0),
+        spoil(("populations", "time/infer", "mean"), "fast"),
+        spoil(("populations",), {"time/serve": {}}),
+        spoil(("calibrations", "time/infer", "1*"), [1.0]),
+        spoil(("calibrations", "time/infer", "1*", 0), float("inf")),
+        spoil(("rows",), "many"),
+    ],
+)
+def test_spoiled_states_are_refused(learned: Learned, change: Callable[[dict[str, Any]], None]) -> None:
+    data = json.loads(json.dumps(learned.to_dict()))
+    change(data)
+    with pytest.raises(StateError):
+        Learned.from_dict(data)
+    with pytest.raises(StateError):
+        Learned.from_dict([])
+
+
+# -- which points, which edges, how wide ------------------------------------------------------------------------------
+
+
+def test_the_rule_of_points() -> None:
+    """Largest slice and smallest batch; middle slice at 32; smallest slice at 8; then wherever most is learned."""
+    found = measure("resnet50", truth("resnet50", 0), procs=(1, 2))
+    cells = Cells.of_rows(found, A100, known("resnet50"))
+    belief = pool(TIME, "infer", ()).prior("resnet50", known("resnet50"), A100)
+    done: list[int] = []
+    for _ in range(6):
+        left = [i for i in range(len(found)) if i not in done]
+        chosen = next_point(TIME, belief, cells, 0.05, done, left)
+        assert chosen is not None and chosen not in done
+        done.append(chosen)
+    assert [(found[i].profile, found[i].batch, found[i].procs) for i in done[:3]] == [
+        ("7g.80gb", 1, 1),
+        ("3g.40gb", 32, 1),
+        ("1g.10gb", 8, 1),
+    ]
+    assert next_point(TIME, belief, cells, 0.05, done, []) is None
+    # what does not fit is left out: the nearest takes its place
+    left = [i for i in range(len(found)) if i != done[2]]
+    instead = next_point(TIME, belief, cells, 0.05, done[:2], left)
+    assert instead is not None and (found[instead].profile, found[instead].batch) == ("1g.10gb", 4)
+
+
+@given(st.lists(st.floats(1e-4, 1.0), min_size=1, max_size=5), st.floats(1e-4, 1e-1), st.integers(2, 300))
+@settings(max_examples=60, deadline=None)
+def test_edges_charge_at_most_a_quarter(items: list[float], host: float, largest: int) -> None:
+    batches = np.arange(1, largest + 1, dtype=float)
+    seconds = np.column_stack([np.maximum(host, item * batches) for item in items])
+    edges = batch_edges(seconds)
+    assert edges[0] == 1 and edges[-1] == largest and list(edges) == sorted(set(edges))
+    for one, two in pairwise(edges):
+        assert two == one + 1 or (seconds[two - 1] <= GROWTH * seconds[one - 1] * (1 + 1e-9)).all()
+    for column in seconds.T:
+        assert knee(range(1, largest + 1), column) in edges
+    assert {2**i for i in range(9) if 2**i <= largest} <= set(edges)
+
+
+def test_input_edges_hold_the_sizes_that_were_measured() -> None:
+    edges = input_edges(known("resnet50").work, {224, 299}, 1024)
+    assert {224, 299, 1024} <= set(edges) and list(edges) == sorted(set(edges))
+
+
+@given(st.integers(3, 30), st.integers(0, 1000))
+@settings(max_examples=30, deadline=None)
+def test_calibration_holds_over_models(models: int, seed: int) -> None:
+    """A factor's share of points within, where models count alike, is the level, give or take a model."""
+    draw = np.random.default_rng(seed)
+    scores = [
+        Score(str(model), 1, bool(draw.random() < 0.5), float(value))
+        for model in range(models)
+        for value in draw.exponential(draw.exponential(1.0) + 0.1, 1 + int(draw.integers(1, 30)))
+    ]
+    calibration = calibrate(scores)
+    factors = calibration.factors["1*"]
+    assert list(factors) == sorted(factors)
+    for level, factor in zip(LEVELS, factors, strict=True):
+        shares = [
+            np.mean([score.value <= factor for score in scores if score.model == str(model)]) for model in range(models)
+        ]
+        assert np.mean(shares) >= level - 1e-9
+    assert Calibration.from_dict(json.loads(json.dumps(calibration.to_dict()))) == calibration
+
+
+def test_without_left_out_models_intervals_are_wide() -> None:
+    wide = Calibration({}).factor(0.9, 0, np.zeros(1))[0]
+    assert wide > 2.0
+    few = calibrate([Score("one", 0, True, 0.1), Score("two", 0, True, 0.1)])
+    assert few.factor(0.9, 0, np.zeros(1))[0] == wide
