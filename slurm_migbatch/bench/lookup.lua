@@ -5,7 +5,6 @@ local shim, table_path, rounds = arg[1], arg[2], tonumber(arg[3])
 
 slurm = { SUCCESS = 0, ERROR = -1, log_user = function() end, log_error = function() end }
 dofile(shim)
-local site = dofile(table_path)
 
 -- the shim exports nothing but Slurm's entry points; what they use is found among their upvalues
 local function find(name, from, seen)
@@ -22,6 +21,7 @@ local function find(name, from, seen)
 end
 
 local core = find("core", slurm_job_submit, {})
+local site = assert(core.open(table_path), "no compiled table")
 local submit = find("submit", core.rewrite, {})
 local figures_of = find("figures_of", submit, {})
 local bucket_of = find("bucket_of", submit, {})

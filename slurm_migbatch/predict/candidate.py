@@ -13,6 +13,8 @@ from slurm_migbatch.workload.catalog import GpuKind, Offer
 
 NEED_BITS: Final = 5
 """Leading bits of a memory need after the first: it is rounded up by at most a thirty-second."""
+MOST_MIB: Final = 2**32
+"""A need beyond this is told as this."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Figures:
     @property
     def need_mib(self) -> int:
         """The memory to count on: the upper bound in whole MiB, up to six leading bits."""
-        mib = math.ceil(self.memory_mib.high)
+        mib = min(math.ceil(self.memory_mib.high), MOST_MIB)
         step = 1 << max(mib.bit_length() - 1 - NEED_BITS, 0)
         return -(-mib // step) * step
 

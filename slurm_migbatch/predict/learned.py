@@ -85,6 +85,30 @@ class LearnedPredictor:
             for i, info in enumerate(infos)
         }
 
+    def sheet(self, model: str, role: str, kind: GpuKind) -> Mapping[Profile, tuple[Array, Array, Array]]:
+        """What to count on in every cell of a model at once (`submit.table.Sheets`); the numbers of `figures`."""
+        known, grid, gpu = self._known[model], self._grids[model], Gpu.of_kind(kind)
+        infos = [info for info in kind.geometry.profiles if not info.profile.suffix]
+        one = Cells.grid(1, known.reference, infos, gpu, known)
+        batches = np.repeat(np.array(grid.batches, dtype=np.float64), len(grid.inputs))
+        size, points = len(infos), len(batches)
+
+        def over_inputs(values: Iterable[float]) -> Array:
+            return np.repeat(np.tile(np.array(list(values)), len(grid.batches)), size)
+
+        cells = Cells(
+            np.repeat(batches, size),
+            np.tile(one.sm, points),
+            np.tile(one.memory, points),
+            np.ones(points * size),
+            over_inputs(known.work(value) for value in grid.inputs),
+            over_inputs(known.volume(value) for value in grid.inputs),
+        )
+        slowest = self.interval("time", model, known, gpu, role, cells)[2].reshape(points, size)
+        seconds = _monotone(slowest, infos)
+        mib = self.interval("memory", model, known, gpu, role, cells)[2].reshape(points, size)
+        return {info.profile: (seconds[:, i], batches / seconds[:, i], mib[:, i]) for i, info in enumerate(infos)}
+
     def interval(self, figure: str, model: str, known: Known, gpu: Gpu, role: str, cells: Cells) -> Array:
         """Lower end, best guess and upper end (3 x points) of a figure: seconds of a batch, or MiB in use."""
         belief, points = self.belief(figure, model, known, gpu, role)

@@ -4,37 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from slurm_migbatch.predict.candidate import Figures
-from slurm_migbatch.predict.selection import REASONS, Chooser
+from slurm_migbatch.predict.selection import REASONS
 from slurm_migbatch.submit.request import OPTIONS
 from slurm_migbatch.submit.rewrite import DECISION_BYTES, MESSAGES, Policy
-from slurm_migbatch.submit.table import TABLE_VERSION, compile_table, quote
-from slurm_migbatch.workload.buckets import R20, Grid
+from slurm_migbatch.submit.table import (
+    BASE,
+    MIDDLE,
+    NEED_DIGITS,
+    ROLES,
+    TABLE_VERSION,
+    TIME_DIGITS,
+    ZERO,
+    quote,
+    site_source,
+)
+from slurm_migbatch.workload.buckets import R20
 from slurm_migbatch.workload.catalog import SiteCatalog
 from slurm_migbatch.workload.hints import FORMS, MAX_BYTES
 from slurm_migbatch.workload.refusal import SENTENCES
 
 JOB_SUBMIT: Final = "job_submit.lua"
 CLI_FILTER: Final = "cli_filter.lua"
-
-
-class _NoPredictor:
-    """What is rendered into the shim knows no model: it must not grow with the site's knowledge."""
-
-    version = "none"
-
-    def grids(self) -> dict[str, Grid]:
-        return {}
-
-    def aliases(self) -> dict[str, str]:
-        return {}
-
-    def figures(self, cell: Any, kind: Any) -> dict[Any, Figures]:
-        return {}
 
 
 def render(
@@ -68,6 +62,12 @@ def render(
         table_path=table,
         deadline_ms=int(deadline_ms),
         table_version=TABLE_VERSION,
+        base=BASE,
+        zero=ZERO,
+        middle=MIDDLE,
+        time_digits=TIME_DIGITS,
+        need_digits=NEED_DIGITS,
+        roles={role: number for number, role in enumerate(ROLES)},
         sentences=dict(SENTENCES),
         messages=MESSAGES,
         reasons=REASONS,
@@ -80,5 +80,5 @@ def render(
         trusted=dict.fromkeys(sorted(trusted), True),
         r20=R20,
         default_partition=default_partition,
-        built_in=compile_table(catalog, Chooser(_NoPredictor())).removeprefix("return ").strip(),
+        built_in=site_source(catalog),  # without the models: it must not grow with the site's knowledge
     )

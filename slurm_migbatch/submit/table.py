@@ -1,10 +1,19 @@
-"""The compiled table: the whole request grid as one Lua file, for the times when the service is away.
+"""The compiled table: the whole request grid as one file, for the times when the service is away.
 
-`return {...}` with partitions, GPU kinds, models with their bucket edges, and for each kind and model-and-role one
-string of cells: batch after batch, within it input after input, cells separated by `;`, in a cell one
-`latency_us:rate:need_mib` for each plain profile (in the kind's order), separated by `,`; `-` where nothing is known.
-The shim finds a request's cell, compares its figures with the request and so gives the service's answers; objectives
-need no cells of their own.
+A first line `migbatch table <version> <bytes>`, so many bytes of Lua (`return {...}`: partitions, GPU kinds, where the
+records of each model begin), then records of printable characters that are read one by one when they are needed: what
+slurmctld loads and keeps does not grow with the grid. The shim finds a request's cell, compares its figures with the
+request and so gives the service's answers; objectives need no cells of their own.
+
+A model's record is a line `unit;input;batch;inputs;batches` (what is assumed, then the edges), and after it a cell for
+each GPU kind, role (infer, train), batch and input, in this order. A cell is two numbers: its entry in the kind's pool
+of times and in its pool of memory needs. An entry of times has for each plain profile (in the kind's order) the code of
+the latency, 0 where nothing is known, and how many codes the rate is above or below the batch divided by that latency;
+an entry of needs has MiB. Numbers are digits to the base 94, from `!`.
+
+Why pools: figures are on preferred numbers (`predict.candidate`), and what a model does on the other slices follows
+from few patterns, so many cells are alike. Cells cost five or six bytes for some twenty figures, written out it is
+more than a hundred.
 """
 
 from __future__ import annotations
@@ -13,14 +22,40 @@ import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
+
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.predict.candidate import MOST_MIB, NEED_BITS
 from slurm_migbatch.predict.selection import Chooser
-from slurm_migbatch.workload.buckets import Bucket, Grid
+from slurm_migbatch.workload.buckets import R20, Bucket, Grid
 from slurm_migbatch.workload.catalog import GpuKind, Partition, SiteCatalog
 
-TABLE_VERSION: Final = 1
+TABLE_VERSION: Final = 2
+ROLES: Final = ("infer", "train")
+BASE: Final = 94
+ZERO: Final = ord("!")
+TIME_DIGITS: Final = 2
+NEED_DIGITS: Final = 5
+MIDDLE: Final = BASE**TIME_DIGITS // 2
+"""What is added to the difference of a rate, which may be negative."""
+SCALE: Final = np.array([*range(100), *(number * 10**decade for decade in range(13) for number in R20)], dtype=float)
+"""The preferred numbers by code: 0 to 99 themselves, then twenty to a decade."""
 _INDENT: Final = " "
+
+Array = npt.NDArray[Any]
+
+
+@runtime_checkable
+class Sheets(Protocol):
+    """A predictor that tells all cells of a model at once, which may be far quicker than one after the other."""
+
+    def sheet(self, model: str, role: str, kind: GpuKind) -> Mapping[Profile, tuple[Array, Array, Array]]:
+        """For each plain profile what to count on in each cell, batch after batch and within it input after input:
+        seconds of a batch (upper end), items per second (lower end), MiB (upper end). The numbers of `figures`."""
+        ...
 
 
 def quote(value: Any) -> str:
@@ -45,28 +80,49 @@ def _escaped(byte: int) -> str:
     return char if " " <= char <= "~" else f"\\{byte:03d}"
 
 
+def site_source(catalog: SiteCatalog, *, refuse_misses: bool = False, records: Mapping[str, Any] | None = None) -> str:
+    """The site as a Lua expression; `records`: what of it tells where the records are."""
+    parts = {
+        "version": TABLE_VERSION,
+        "refuse_misses": refuse_misses,
+        "names": catalog.names,
+        "partitions": {part.name: _partition(part) for part in catalog.partitions.values()},
+        "kinds": {name: _kind(kind) for name, kind in catalog.kinds.items()},
+        **(records or {"models": {}, "aliases": {}}),
+    }
+    return "{\n" + "".join(f"{_INDENT}{name} = {quote(value)},\n" for name, value in parts.items()) + "}"
+
+
 def compile_table(catalog: SiteCatalog, chooser: Chooser, *, models: Iterable[str] | None = None) -> str:
-    """The table as Lua source. `models` limits it to those (canonical names); all known ones without it."""
+    """The table's text, all ASCII. `models` limits it to those (canonical names); all known ones without it."""
     grids = chooser.grids
     wanted = sorted(grids if models is None else set(models) & set(grids))
-    parts = [
-        f"version = {TABLE_VERSION}",
-        f"refuse_misses = {quote(chooser.refuse_misses)}",
-        f"names = {quote(catalog.names)}",
-        f"partitions = {quote({part.name: _partition(part) for part in catalog.partitions.values()})}",
-        f"kinds = {quote({name: _kind(kind) for name, kind in catalog.kinds.items()})}",
-        f"models = {quote({name: _grid(grids[name]) for name in wanted})}",
-        f"aliases = {quote({old: new for old, new in sorted(chooser.aliases.items()) if new in wanted})}",
-    ]
-    cells = ",\n".join(
-        f"{_INDENT}[{quote(name)}] = {{\n" + _rows(kind, wanted, chooser) + f"{_INDENT}}}"
-        for name, kind in catalog.kinds.items()
-    )
-    return (
-        "return {\n"
-        + ",\n".join(_INDENT + part for part in parts)
-        + f",\n{_INDENT}cells = {{\n{cells}\n{_INDENT}}}\n}}\n"
-    )
+    kinds = list(catalog.kinds.values())
+    times, needs = [_Pool() for _ in kinds], [_Pool() for _ in kinds]
+    cells: dict[str, list[tuple[Array, Array]]] = {
+        model: [
+            _pooled(*_figures(chooser, model, role, kind), grids[model], times[number], needs[number])
+            for number, kind in enumerate(kinds)
+            for role in ROLES
+        ]
+        for model in wanted
+    }
+    digits = [max((pool.digits for pool in pools), default=1) for pools in (times, needs)]
+    records = _Records()
+    kept: dict[str, Any] = {
+        "digits": digits,
+        "order": {kind.name: number for number, kind in enumerate(kinds)},
+        "times": {kind.name: records.add(pool.text) for kind, pool in zip(kinds, times, strict=True)},
+        "needs": {kind.name: records.add(pool.text) for kind, pool in zip(kinds, needs, strict=True)},
+        "models": {},
+        "aliases": {old: new for old, new in sorted(chooser.aliases.items()) if new in cells},
+    }
+    for model, sheets in cells.items():
+        kept["models"][model] = records.add(_grid_line(grids[model]))
+        for pair in sheets:
+            records.add(np.hstack([_text(ids, width) for ids, width in zip(pair, digits, strict=True)]).tobytes())
+    header = f"return {site_source(catalog, refuse_misses=chooser.refuse_misses, records=kept)}\n"
+    return f"migbatch table {TABLE_VERSION} {len(header)}\n{header}{b''.join(records.parts).decode('ascii')}\n"
 
 
 def write_table(path: Path, source: str) -> None:
@@ -109,32 +165,92 @@ def _kind(kind: GpuKind) -> dict[str, Any]:
     }
 
 
-def _grid(grid: Grid) -> dict[str, Any]:
-    return {
-        "unit": grid.unit,
-        "default_input": grid.default_input,
-        "default_batch": grid.default_batch,
-        "inputs": list(grid.inputs),
-        "batches": list(grid.batches),
-    }
+def _grid_line(grid: Grid) -> bytes:
+    edges = (",".join(map(str, edges)) for edges in (grid.inputs, grid.batches))
+    return ";".join([grid.unit, str(grid.default_input), str(grid.default_batch), *edges, "\n"]).encode("ascii")
 
 
-def _rows(kind: GpuKind, models: Iterable[str], chooser: Chooser) -> str:
-    lines = []
-    for model in models:
-        grid = chooser.grids[model]
-        for role in ("infer", "train"):
-            cells = ";".join(
-                _cell(Bucket(model, role, batch, size, grid.unit), kind, chooser)
-                for batch in grid.batches
-                for size in grid.inputs
-            )
-            lines.append(f'{_INDENT * 2}["{model}/{role}"] = {quote(cells)},\n')
-    return "".join(lines)
+class _Records:
+    """Pieces of the file in order; `add` gives the place of a piece."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self._length = 0
+
+    def add(self, part: bytes) -> int:
+        self.parts.append(part)
+        self._length += len(part)
+        return self._length - len(part)
 
 
-def _cell(bucket: Bucket, kind: GpuKind, chooser: Chooser) -> str:
-    figures = chooser.predictor.figures(bucket, kind)
+class _Pool:
+    """Different entries, all of one length, by number."""
+
+    def __init__(self) -> None:
+        self._entries: dict[bytes, int] = {}
+
+    def numbers(self, rows: Array) -> Array:
+        """The number of each row of characters, new ones added."""
+        data, width, entries = rows.tobytes(), rows.shape[1], self._entries
+        found = (entries.setdefault(data[at : at + width], len(entries)) for at in range(0, len(data), width))
+        return np.fromiter(found, dtype=np.int64, count=len(rows))
+
+    @property
+    def digits(self) -> int:
+        """Digits that every number has room in."""
+        digits = 1
+        while BASE**digits < len(self._entries):
+            digits += 1
+        return digits
+
+    @property
+    def text(self) -> bytes:
+        """All entries in order."""
+        return b"".join(self._entries)
+
+
+def _text(codes: Array, digits: int) -> Array:
+    """Codes as `digits` characters each: an array of bytes with one more dimension."""
+    powers = BASE ** np.arange(digits - 1, -1, -1, dtype=np.int64)
+    found: Array = (codes[..., None] // powers % BASE + ZERO).astype(np.uint8)
+    return found
+
+
+def _figures(chooser: Chooser, model: str, role: str, kind: GpuKind) -> tuple[Array, Array, Array]:
+    """Seconds, items per second and MiB to count on, cells x plain profiles; not a number where nothing is known."""
     plain = [info.profile for info in kind.geometry.profiles if not info.profile.suffix]
-    known = [figures.get(profile) for profile in plain]
-    return ",".join("-" if f is None else f"{f.latency_us}:{f.rate}:{f.need_mib}" for f in known)
+    grid, predictor = chooser.grids[model], chooser.predictor
+    size = len(grid.batches) * len(grid.inputs), len(plain)
+    found = np.full((3, *size), np.nan)
+    if isinstance(predictor, Sheets):
+        for profile, columns in predictor.sheet(model, role, kind).items():
+            found[:, :, plain.index(profile)] = columns
+        return found[0], found[1], found[2]
+    cells = (Bucket(model, role, batch, size, grid.unit) for batch in grid.batches for size in grid.inputs)
+    for number, cell in enumerate(cells):
+        figures = predictor.figures(cell, kind)
+        for place, profile in enumerate(plain):
+            if (known := figures.get(profile)) is not None:
+                bounds = known.latency_s.high, known.throughput_per_s.low, known.memory_mib.high
+                found[:, number, place] = bounds
+    return found[0], found[1], found[2]
+
+
+def _pooled(
+    seconds: Array, per_second: Array, mib: Array, grid: Grid, times: _Pool, needs: _Pool
+) -> tuple[Array, Array]:
+    """The numbers of each cell's entries in the pools; rounded as in `predict.candidate.Figures`."""
+    known = ~np.isnan(seconds)
+    latency = np.searchsorted(SCALE, np.ceil(np.where(known, seconds, 0.0) * 1e6), "left").clip(max=len(SCALE) - 1)
+    rate = np.searchsorted(SCALE, np.floor(np.where(known, per_second, 0.0) * 1e3), "right") - 1
+    batches = np.repeat(np.array(grid.batches, dtype=float), len(grid.inputs))[:, None]
+    usual = np.searchsorted(SCALE, np.floor(batches * 1e9 / np.maximum(SCALE[latency], 1.0)), "right") - 1
+    codes = np.stack([np.where(known, latency + 1, 0), np.where(known, rate - usual + MIDDLE, 0)], axis=2)
+    need = np.ceil(np.where(known, mib, 0.0)).clip(max=MOST_MIB).astype(np.int64)
+    step = np.maximum(1, 2.0 ** (np.floor(np.log2(np.maximum(need, 1))) - NEED_BITS)).astype(np.int64)
+    need = -(-need // step) * step
+    rows = len(seconds)
+    return (
+        times.numbers(_text(codes, TIME_DIGITS).reshape(rows, -1)),
+        needs.numbers(_text(need, NEED_DIGITS).reshape(rows, -1)),
+    )

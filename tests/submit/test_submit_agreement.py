@@ -226,14 +226,16 @@ OBJECTIVES = (
 
 
 @pytest.mark.parametrize("partition", ["gpu", "mixed"])
-def test_the_table_holds_every_bucket(shim: Shim, chooser: Chooser, partition: str) -> None:
-    """Every model, role, batch and input bucket of the grid, objectives in turn."""
+def test_the_table_gives_the_services_answers(shim: Shim, chooser: Chooser, partition: str) -> None:
+    """Of all models, roles, batches and inputs every so many a bucket, objectives in turn."""
     objectives = itertools.cycle(OBJECTIVES)
-    seen = 0
-    for model, grid in chooser.grids.items():
-        for role, batch, size in itertools.product(("infer", "train"), grid.batches, grid.inputs):
-            hint = f"migbatch: model={model} role={role} batch={batch} input={size}{grid.unit}{next(objectives)}"
-            asked = JobRequest(USER, partition=partition, tres_per_node="gres/mig:auto", comment=hint)
-            agree(asked, shim, chooser)
-            seen += 1
-    assert seen > 5000
+    buckets = [
+        f"migbatch: model={model} role={role} batch={batch} input={size}{grid.unit}"
+        for model, grid in chooser.grids.items()
+        for role, batch, size in itertools.product(("infer", "train"), grid.batches, grid.inputs)
+    ]
+    some = buckets[:: max(len(buckets) // 3000, 1)]
+    assert len(some) >= 3000
+    for bucket in some:
+        asked = JobRequest(USER, partition=partition, tres_per_node="gres/mig:auto", comment=bucket + next(objectives))
+        agree(asked, shim, chooser)

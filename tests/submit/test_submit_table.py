@@ -1,0 +1,142 @@
+"""The compiled table: its records against the service, its size, and files that are no tables of ours."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from gpu_kinds import H100, SITE
+from lua_shim import Shim
+from test_submit_agreement import OBJECTIVES, USER, agree
+
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.predict.candidate import Figures, Interval
+from slurm_migbatch.predict.facts import BUILT_IN
+from slurm_migbatch.predict.learned import LearnedPredictor
+from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.submit.request import Accept, JobRequest
+from slurm_migbatch.submit.table import Sheets, compile_table, write_table
+from slurm_migbatch.workload.buckets import Bucket, Grid
+from slurm_migbatch.workload.catalog import GpuKind, Partition, SiteCatalog
+
+GRIDS = {
+    "small": Grid("tok", (128,), (1,), 128, 1),
+    "odd": Grid("px", (32, 224, 1024), (1, 3, 50, 65536), 224),
+    "long": Grid("tok", tuple(range(1, 60)), (1, 2), 7),
+}
+
+
+class Arbitrary:
+    """Figures that follow no model: many decades, no order between slices, gaps."""
+
+    version = "arbitrary"
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def grids(self) -> Mapping[str, Grid]:
+        return GRIDS
+
+    def aliases(self) -> Mapping[str, str]:
+        return {"tiny": "small", "gone": "nowhere"}
+
+    def figures(self, cell: Bucket, kind: GpuKind) -> Mapping[Profile, Figures]:
+        chance = random.Random(f"{self._seed} {cell} {kind.name}")
+
+        def about(low: float, high: float) -> Interval:
+            value = 10 ** chance.uniform(low, high)
+            return Interval(value / 2, value, value * 1.5)
+
+        return {
+            info.profile: Figures(about(-7, 6), about(-5, 8), about(0, 7))
+            for info in kind.geometry.profiles
+            if not info.profile.suffix and chance.random() < 0.9
+        }
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_figures_come_back_as_they_were(tmp_path: Path, seed: int) -> None:
+    chooser, table = Chooser(Arbitrary(seed)), tmp_path / "table.lua"
+    write_table(table, compile_table(SITE, chooser))
+    with Shim(tmp_path, table=str(table)) as shim:
+        for name in (*GRIDS, "tiny", "gone"):
+            grid = GRIDS.get(name, GRIDS["small"])
+            for batch in grid.batches:
+                for size in grid.inputs:
+                    objective = OBJECTIVES[(batch + size) % len(OBJECTIVES)]
+                    hint = f"migbatch: model={name} batch={batch} input={size}{grid.unit}{objective}"
+                    for partition in ("gpu", "mixed"):
+                        asked = JobRequest(USER, partition=partition, tres_per_node="gres/mig:auto", comment=hint)
+                        agree(asked, shim, chooser)
+
+
+def test_all_cells_at_once_are_the_cells_one_by_one() -> None:
+    class Plain:
+        def __init__(self) -> None:
+            self._inner = LearnedPredictor()
+            self.version, self.grids, self.aliases = self._inner.version, self._inner.grids, self._inner.aliases
+            self.figures = self._inner.figures
+
+    assert isinstance(LearnedPredictor(), Sheets) and not isinstance(Plain(), Sheets)
+    models = ["bert-large"]
+    at_once = compile_table(SITE, Chooser(LearnedPredictor()), models=models)
+    assert at_once == compile_table(SITE, Chooser(Plain()), models=models)
+
+
+def test_what_slurmctld_loads_does_not_grow_with_the_grid() -> None:
+    site = SiteCatalog({"gpu": Partition("gpu", (H100,))})
+    facts = [
+        replace(model, name=f"{model.name}-{number}", aliases=(), gflops=model.gflops * (1 + number / 7))
+        for number in range(2)
+        for model in BUILT_IN
+    ]
+    chooser = Chooser(LearnedPredictor(None, facts))
+    text = compile_table(site, chooser)
+    header = int(text.split("\n", 1)[0].split()[-1])
+    cells = sum(2 * len(grid.batches) * len(grid.inputs) for grid in chooser.grids.values())
+    assert text.isascii()
+    assert header < 2000 + 60 * len(chooser.grids)
+    assert len(text) < 15 * cells
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: text[:50],
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace("migbatch table 2", "migbatch table 1", 1),
+        lambda text: text.replace("return {", "return nil --", 1),
+        lambda text: text.replace("return {", "os.exit(3) x = {", 1),
+        lambda text: text[: int(text.split("\n", 1)[0].split()[-1]) + 40],
+    ],
+)
+def test_a_damaged_table_is_no_obstacle(tmp_path: Path, chooser: Chooser, damage: object) -> None:
+    table = tmp_path / "table.lua"
+    write_table(table, damage(compile_table(SITE, chooser, models=["bert-large", "resnet50"])))  # type: ignore[operator]
+    with Shim(tmp_path, table=str(table)) as shim:
+        asked = JobRequest(USER, partition="gpu", tres_per_node="gres/mig:auto", comment="migbatch: model=resnet50")
+        assert isinstance(shim(asked), Accept) and shim.errors == []
+
+
+def test_a_new_table_is_taken_up_and_a_lost_one_is_kept(tmp_path: Path, chooser: Chooser) -> None:
+    table, larger = tmp_path / "table.lua", Partition("gpu", (H100,), Profile.parse("3g.40gb"))
+    asked = JobRequest(USER, partition="gpu", tres_per_node="gres/mig:auto")
+
+    def granted(shim: Shim) -> str:
+        answer = shim(asked)
+        assert isinstance(answer, Accept)
+        return answer.changes["tres_per_node"]
+
+    write_table(table, compile_table(SITE, chooser, models=["resnet50"]))
+    with Shim(tmp_path, table=str(table)) as shim:
+        assert granted(shim) == "gres/mig:1g.10gb:1"
+        write_table(table, compile_table(SiteCatalog({"gpu": larger}), chooser, models=["bert-large"]))
+        assert granted(shim) == "gres/mig:3g.40gb:1"
+        table.unlink()
+        assert granted(shim) == "gres/mig:3g.40gb:1"
+        known = shim(replace(asked, comment="migbatch: model=bert-large batch=32 slo=200ms"))
+        assert isinstance(known, Accept) and "bert-large/infer" in known.message
