@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,30 +19,54 @@ from slurm_migbatch.submit.shim import CLI_FILTER, JOB_SUBMIT, render
 from slurm_migbatch.submit.table import compile_table, write_table
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.workload.catalog import Partition, SiteCatalog
+from slurm_migbatch.workload.hints import parse
 
 pytestmark = pytest.mark.slurm
 
 SITE = SiteCatalog({"gpu": Partition("gpu", (H100,))})
-COUNTS = {"1g.10gb": 4, "1g.10gb.me": 1, "1g.20gb": 1, "2g.20gb": 2, "7g.80gb": 2, "none": 4}
+COUNTS = {
+    "1g.10gb": 4,
+    "1g.10gb.me": 1,
+    "1g.20gb": 1,
+    "2g.20gb": 2,
+    "3g.40gb": 1,
+    "4g.40gb": 1,
+    "7g.80gb": 2,
+    "none": 4,
+}
 HINTS = "migbatch: model=bert-large batch=32 slo=200ms"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Socket, table and scripts, where slurmctld finds them."""
-    made = tmp_path_factory.mktemp("filter")
+def folder() -> Iterator[Path]:
+    """Socket, table and scripts, where slurmctld finds them: a Slurm of --slurm-root has /run in common with us."""
+    with tempfile.TemporaryDirectory(prefix="migbatch-filter-", dir="/run") as made:
+        _render(Path(made))
+        yield Path(made)
+
+
+def _render(made: Path) -> None:
+    made.chmod(0o755)
     names = {"socket": str(made / "submit.sock"), "table": str(made / "table.lua"), "catalog": SITE, "policy": Policy()}
     for name in (JOB_SUBMIT, CLI_FILTER):
         # a slow machine must not decide whether service or table answers
         text = render(name, TEMPLATES, default_partition="gpu", deadline_ms=2000, **names)
         (made / name).write_text(text, encoding="utf-8")
-    return made
 
 
 @pytest.fixture(scope="module")
-def bed(folder: Path) -> Iterator[Cluster]:
-    with Cluster(None, nodes=1, job_submit=str(folder / JOB_SUBMIT), counts=COUNTS) as cluster:
+def bed(folder: Path, slurm_root: str) -> Iterator[Cluster]:
+    spec = {"nodes": 1, "job_submit": str(folder / JOB_SUBMIT), "counts": COUNTS}
+    with Cluster(None, slurm_root=slurm_root, **spec) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def chosen(chooser: Chooser) -> str:
+    """What the predictor has for HINTS: another slice than the default, which a shim that knows nothing would take."""
+    profile = chooser.choose(parse(HINTS), SITE.partitions["gpu"]).offer.profile.gres_type
+    assert profile != "1g.10gb"
+    return profile
 
 
 def said(bed: Cluster, *command: str) -> subprocess.CompletedProcess[str]:
@@ -55,27 +80,27 @@ def job_of(bed: Cluster, job: int) -> tuple[str, str]:
     return values.get("TresPerNode", "").replace("gres/", "gres:"), values.get("Comment", "")
 
 
-def test_with_the_service(bed: Cluster, folder: Path, chooser: Chooser) -> None:
+def test_with_the_service(bed: Cluster, folder: Path, chooser: Chooser, chosen: str) -> None:
     seen: list[object] = []
     service = SubmitService(SITE, chooser, seen.append)
     with running(folder / "submit.sock", service):
         job = bed.submit("-H", "--gres=mig:auto", f"--comment={HINTS}", wrap="true")
         tres, comment = job_of(bed, job)
-        assert tres == "gres:mig:1g.20gb:1" and comment.startswith(f"{HINTS} [mig:1g.20gb:1#")
+        assert tres == f"gres:mig:{chosen}:1" and comment.startswith(f"{HINTS} [mig:{chosen}:1#")
         told = said(bed, "sbatch", "-H", "--gres=mig:auto", f"--comment={HINTS}", "--wrap=true").stderr
-        assert "1g.20gb for mig:auto: the smallest slice that does it" in told
+        assert f"{chosen} for mig:auto: the smallest slice that does it" in told
     service.close()
-    assert [decision.granted for decision in seen] == ["mig:1g.20gb:1"] * 2
+    assert [decision.granted for decision in seen] == [f"mig:{chosen}:1"] * 2
     assert seen[0].id in comment
 
 
-def test_without_the_service_the_table_answers(bed: Cluster, folder: Path, chooser: Chooser) -> None:
+def test_without_the_service_the_table_answers(bed: Cluster, folder: Path, chooser: Chooser, chosen: str) -> None:
     write_table(folder / "table.lua", compile_table(SITE, chooser))
     job = bed.submit("-H", "--gres=mig:auto", f"--comment={HINTS}", wrap="true")
-    assert job_of(bed, job) == ("gres:mig:1g.20gb:1", f"{HINTS} [mig:1g.20gb:1]")
+    assert job_of(bed, job) == (f"gres:mig:{chosen}:1", f"{HINTS} [mig:{chosen}:1]")
     (folder / "table.lua").chmod(0o666)  # anybody's table is nobody's: what was read before stays
     job = bed.submit("-H", "--gres=mig:auto", f"--comment={HINTS}", wrap="true")
-    assert job_of(bed, job)[0] == "gres:mig:1g.20gb:1"
+    assert job_of(bed, job)[0] == f"gres:mig:{chosen}:1"
 
 
 @pytest.mark.parametrize(
@@ -150,10 +175,10 @@ def test_a_running_job_keeps_its_marker(bed: Cluster) -> None:
     assert said(bed, "scancel", str(job)).returncode == 0
 
 
-def test_the_users_side(folder: Path) -> None:
+def test_the_users_side(folder: Path, slurm_root: str) -> None:
     """With cli_filter, srun's own steps ask for what the job has; bad requests do not reach slurmctld."""
     scripts = {"job_submit": str(folder / JOB_SUBMIT), "cli_filter": str(folder / CLI_FILTER)}
-    with Cluster(None, nodes=1, counts=COUNTS, **scripts) as bed:
+    with Cluster(None, nodes=1, counts=COUNTS, slurm_root=slurm_root, **scripts) as bed:
         for option in ("mig:auto", "mig", "mig:1g.10gb", "mig:1g.10gb+me", "gpu:1", "mig:1g.10gb,mig:2g.20gb"):
             assert said(bed, "srun", "--immediate=180", f"--gres={option}", "true").returncode == 0, option
         for options in (["--gpus=1"], ["--gpus-per-node=1"], ["--gpus-per-task=1", "-n1", "-N1"]):
