@@ -85,7 +85,10 @@ def _count(ctx: click.Context, param: click.Parameter, value: str | None) -> flo
     metavar="LIST",
     help="Identical processes at once: 1-3. They share the device as it is set up (MPS, else time slicing).",
 )
-@click.option("--grid", is_flag=True, help="All combinations, ascending (the default).")
+@click.option(
+    "--points", type=click.IntRange(1, 1000), metavar="N", help="Measure N combinations, those that teach most."
+)
+@click.option("--grid", is_flag=True, help="Measure all combinations, ascending (the default).")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Table [default: NAME.csv].")
 @click.option("--resume", is_flag=True, help="Go on with the table: keep its rows, measure what it lacks.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.svg", help="Draw the curves.")
@@ -110,6 +113,7 @@ def run(
     batches: Sequence[int],
     inputs: Sequence[int] | None,
     procs: Sequence[int],
+    points: int | None,
     grid: bool,
     output: Path | None,
     resume: bool,
@@ -152,9 +156,11 @@ def run(
     """
     from slurm_migbatch.profiling.device import NoMeter, NvmlMeter, find_device
     from slurm_migbatch.profiling.measure import DidNotFit, Program, measure
-    from slurm_migbatch.profiling.runner import Grid, Subject, save
+    from slurm_migbatch.profiling.runner import AtMost, Chosen, Grid, Rule, Subject, save
     from slurm_migbatch.profiling.runner import run as run_points
 
+    if points is not None and grid:
+        raise click.UsageError("give --points N or --grid, one of them")
     wanted = _target(target, command, inputs)
     path = output or Path(f"{model.replace('/', '_').lower()}.csv")
     try:
@@ -185,11 +191,12 @@ def run(
         count_flops=kind == "infer" and flops is None,
     )
     meter = NoMeter() if where.is_cpu else NvmlMeter(where.visible)
-    points = len(cells_.open_cells(cells, filter(subject.owns, earlier)))
-    with _progress(subject, points, quiet) as watch:
+    rule: Rule = Grid() if points is None else AtMost(points, Chosen(partial(_most_telling, subject)))
+    most = len(cells_.open_cells(cells, filter(subject.owns, earlier)))
+    with _progress(subject, most if points is None else min(points, most), quiet) as watch:
         try:
             found = run_points(
-                subject, cells, Grid(), partial(measure, program, where, meter), earlier, partial(save, path), watch
+                subject, cells, rule, partial(measure, program, where, meter), earlier, partial(save, path), watch
             )
         except KeyboardInterrupt:
             click.echo(f"interrupted; what was measured is in {path}, and --resume goes on from there", err=True)
@@ -202,6 +209,22 @@ def run(
         click.echo(json.dumps(_json(subject, where, found, path)))
     else:
         _print(found, path, len(earlier))
+
+
+def _most_telling(subject: Subject, done: Sequence[Measurement], open_: Sequence[Cell]) -> Cell | None:
+    """The predictor's own rule: which of the cells to measure next."""
+    try:
+        from slurm_migbatch.predict.known import Knowledge
+        from slurm_migbatch.predict.points import choose
+    except ImportError as error:
+        raise click.ClickException(
+            f"--points asks the predictor, which is not installed here ({error}): install slurm-migbatch[controller], "
+            "or measure all combinations with --grid"
+        ) from None
+    from slurm_migbatch.profiling.measure import DidNotFit
+
+    index = choose(done, [subject.row(cell, DidNotFit("")) for cell in open_], Knowledge())
+    return None if index is None else open_[index]
 
 
 def _target(target: str | None, command: str | None, inputs: Sequence[int] | None) -> Python | tuple[str, ...]:

@@ -23,9 +23,13 @@ from typing import Final
 
 import numpy as np
 
-from slurm_migbatch.predict.cells import Array, Cells
-from slurm_migbatch.predict.fewshot import even_draws
-from slurm_migbatch.predict.surface import Belief, Surface
+from slurm_migbatch.predict.cells import Array, Cells, Gpu
+from slurm_migbatch.predict.fewshot import adapt, even_draws
+from slurm_migbatch.predict.known import Knowledge
+from slurm_migbatch.predict.population import pool
+from slurm_migbatch.predict.samples import NOISE
+from slurm_migbatch.predict.surface import TIME, Belief, Surface
+from slurm_migbatch.profiling.measurement import Measurement
 
 MIDDLE_BATCH: Final = 32.0
 SMALL_BATCH: Final = 8.0
@@ -52,6 +56,28 @@ def next_point(
         )
     worth = gains(surface, belief, cells, noise)
     return max(left, key=lambda index: (float(worth[index]), -index))
+
+
+def choose(done: Sequence[Measurement], open_: Sequence[Measurement], knowledge: Knowledge) -> int | None:
+    """Index of the point to measure next among the rows `open_`, which have no figures yet; None where none is left.
+
+    `done` are the rows of the same model on the same kind of GPU, on whichever slice. Measuring one point on the whole
+    GPU, one on a middle slice and one on the smallest, each in a job of its own, follows the rule as three points of
+    one grid would.
+    """
+    if not open_:
+        return None
+    ran = [row for row in done if row.seconds is not None]
+    rows = [*ran, *open_]
+    first = rows[0]
+    known, gpu = knowledge.of(first.model, rows), Gpu.of_rows(rows)
+    cells = Cells.of_rows(rows, gpu, known)
+    logs = np.array([np.log(row.seconds or 1.0) for row in ran])
+    count = list(range(len(ran)))
+    prior = pool(TIME, first.kind, ()).prior(first.model, known, gpu)
+    belief = adapt(TIME, prior, cells.take(count), logs, NOISE)
+    chosen = next_point(TIME, belief, cells, NOISE, count, list(range(len(ran), len(rows))))
+    return None if chosen is None else chosen - len(ran)
 
 
 def _corner(cells: Cells, step: int) -> tuple[float, float] | None:

@@ -15,6 +15,10 @@ from slurm_migbatch.profiling.measurement import Measurement
 NOISE: Final = 0.05
 """Standard deviation of a measured time's logarithm, with what the surface cannot follow."""
 MEMORY_NOISE: Final = 0.05
+SITE: Final = "site"
+"""What every table that `migbatch profile run` made counts as, whenever it was: this site's own software."""
+OWN_TABLES: Final = "migbatch profile run"
+"""How the source of such rows begins."""
 RUNS: Final = "runs"
 """Source of rows that finished jobs reported; they include what else a job does, so they are believed less."""
 RUNS_NOISE: Final = 0.15
@@ -64,7 +68,8 @@ def samples_of(rows: Iterable[Measurement], knowledge: Knowledge) -> list[Sample
     for name, found in by_model.items():
         for row in found:
             gpu = gpus[row.gpu]
-            groups.setdefault((name, row.kind, gpu.name, f"{gpu.name}|{row.source}"), []).append(row)
+            source = SITE if row.source.startswith(OWN_TABLES) else row.source
+            groups.setdefault((name, row.kind, gpu.name, f"{gpu.name}|{source}"), []).append(row)
     return [
         _sample(name, kind, gpus[found[0].gpu], stack, known[name], found)
         for (name, kind, _, stack), found in sorted(groups.items())

@@ -13,14 +13,14 @@ from slurm_migbatch.predict.fewshot import adapt
 from slurm_migbatch.predict.known import Knowledge
 from slurm_migbatch.predict.points import next_point
 from slurm_migbatch.predict.population import Population, Unit, pool
-from slurm_migbatch.predict.samples import MEMORY_NOISE, NOISE, RUNS, Sample, samples_of
+from slurm_migbatch.predict.samples import MEMORY_NOISE, NOISE, RUNS, SITE, Sample, samples_of
 from slurm_migbatch.predict.state import KINDS, SURFACES, Fitted, Learned
 from slurm_migbatch.predict.surface import Belief, Surface, paced_by_device
 from slurm_migbatch.profiling.measurement import Measurement
 
 ENOUGH: Final = 6
 """Points that make a model's fit worth pooling."""
-LOCAL: Final = ("|site", f"|{RUNS}")
+LOCAL: Final = (f"|{SITE}", f"|{RUNS}")
 """Endings of the stacks that this site measured itself."""
 LEFT_OUT: Final = 40
 """Models that calibration leaves out in turn; with more known, an even choice of them."""

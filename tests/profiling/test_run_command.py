@@ -245,3 +245,20 @@ def test_on_a_slice_rows_name_it_and_memory_is_the_slices(place):
     }
     assert [(row.batch, row.memory_mib) for row in rows] == [(1, 5000), (2, 10000), (4, 20000), (8, None)]
     assert not rows[-1].ran
+
+
+def test_a_few_points_are_the_predictors_choice(capsys):
+    """Smallest batch, 32, 8; the next run adds the point that teaches most, and never one twice."""
+    wanted = ["bench.py:plain2", "--model", "m", "--batches", "1-64", *QUICK, "--json"]
+    Path("bench.py").write_text(Path("bench.py").read_text() + "\ndef plain2(batch):\n    return lambda: None\n")
+    code, out, _ = go(capsys, *wanted, "--points", 3)
+    assert code == 0, out
+    assert [row.batch for row in read_folder(Path.cwd())] == [1, 32, 8]
+    code, _, _ = go(capsys, *wanted, "--points", 2, "--resume")
+    batches = [row.batch for row in read_folder(Path.cwd())]
+    assert code == 0 and len(batches) == len(set(batches)) == 5 and {1, 8, 32} <= set(batches)
+
+
+def test_points_or_grid(capsys):
+    code, _, err = go(capsys, "bench.py:make", "--model", "m", "--points", 1, "--grid", *QUICK)
+    assert code == 2 and "one of them" in err
