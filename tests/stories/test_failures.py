@@ -86,7 +86,9 @@ def test_without_migbatchd_everything_goes_on_and_is_told_later(new_cluster: New
     opened, waiting = gate(bed)
     across, _ = sbatch(bed, "--gres=mig:1g.10gb:1", wrap=f"{SHOW}; {waiting}")
     bed.wait_job(across, "RUNNING")
+    right_again(bed)  # what is on offer now stays so
     bed.kill("migbatchd")
+    opened.touch()
 
     alone, said_alone = sbatch(bed, "--gres=mig:auto", HINTS)
     assert said_alone.splitlines()[1:] == said.splitlines()[1:] != []
@@ -97,7 +99,6 @@ def test_without_migbatchd_everything_goes_on_and_is_told_later(new_cluster: New
     for forged in ("[mig:7g.80gb:1]", "x [mig:7g.80gb:1#abc] y"):
         assert "must not hold '[mig:'" in refused(bed, "--gres=mig:1g.10gb:1", f"--comment={forged}")
         assert "must not hold '[mig:'" in refused(bed, f"--comment={forged}")
-    opened.touch()
     for job in (across, alone, explicit):
         assert bed.wait_job(job) == "COMPLETED"
     until("the ends", lambda: not held(bed))
