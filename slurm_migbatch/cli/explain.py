@@ -126,7 +126,7 @@ def _object(request: JobRequest, answer: Answer, told: Answer | None) -> dict[st
     if isinstance(answer, Accept) and answer.decision is not None:
         row = answer.decision.to_dict()
         found["decision"] = {
-            key: row[key] for key in ("hints", "bucket", "predictor", "candidates", "granted", "reason")
+            key: row[key] for key in ("hints", "bucket", "predictor", "candidates", "granted", "reason", "advice")
         }
     if told is not None:
         found["service"] = _verdict(told)
@@ -179,9 +179,15 @@ def _decision(decision: Decision) -> list[tuple[str, str]]:
     return [
         ("hints", hints or "none"),
         ("bucket", decision.bucket or "none: no known model is named"),
+        ("advice", _advice(decision)),
         ("predictor", decision.predictor),
         ("granted", f"{decision.granted} ({decision.reason.replace('_', ' ')})"),
     ]
+
+
+def _advice(decision: Decision) -> str:
+    advice = decision.advice
+    return "none" if advice is None else f"MIGBATCH_BATCH={advice.batch} MIGBATCH_COPIES={advice.copies}"
 
 
 def _candidates(candidates: tuple[Candidate, ...]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.predict.recommend import Advice
 from slurm_migbatch.workload.buckets import Bucket, Grid, preferred
 from slurm_migbatch.workload.catalog import GpuKind, Offer
 
@@ -124,4 +125,9 @@ class Predictor(Protocol):
 
     def figures(self, cell: Bucket, kind: GpuKind) -> Mapping[Profile, Figures]:
         """What each plain profile of one kind of GPU does with the cell; profiles without figures are missing."""
+        ...
+
+    def advice(self, bucket: Bucket, kind: GpuKind, profile: Profile) -> Advice | None:
+        """The batch and copies to run on a slice under the bucket's latency limit, whatever its batch; None where
+        nothing can be said."""
         ...

@@ -7,6 +7,7 @@ imported laboratory's, makes the first guess for all others better, and its own 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -19,6 +20,7 @@ from slurm_migbatch.predict.cells import Array, Cells, Gpu
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.knee import LARGEST_BATCH, batch_edges, input_edges
 from slurm_migbatch.predict.known import Knowledge, Known
+from slurm_migbatch.predict.recommend import MOST_COPIES, Advice, advise
 from slurm_migbatch.predict.samples import MEMORY_NOISE, NOISE
 from slurm_migbatch.predict.state import SURFACES, Learned
 from slurm_migbatch.predict.surface import Belief, paced_by_device
@@ -108,6 +110,25 @@ class LearnedPredictor:
         seconds = _monotone(slowest, infos)
         mib = self.interval("memory", model, known, gpu, role, cells)[2].reshape(points, size)
         return {info.profile: (seconds[:, i], batches / seconds[:, i], mib[:, i]) for i, info in enumerate(infos)}
+
+    def advice(self, bucket: Bucket, kind: GpuKind, profile: Profile) -> Advice | None:
+        """See `candidate.Predictor`. Only for inference: what a training job's batch means is its own."""
+        known, grid = self._known.get(bucket.model), self._grids.get(bucket.model)
+        if known is None or grid is None or bucket.role != "infer" or profile not in kind.geometry:
+            return None
+        info, gpu = kind.geometry.info(profile), Gpu.of_kind(kind)
+        count, copies = len(grid.batches), 1 if bucket.slo_us else MOST_COPIES
+        one = Cells.grid(1, bucket.input, [info] * (count * copies), gpu, known)
+        cells = replace(
+            one,
+            batch=np.tile(np.array(grid.batches, dtype=np.float64), copies),
+            procs=np.repeat(np.arange(1.0, copies + 1.0), count),
+        )
+        seconds = self.interval("time", bucket.model, known, gpu, bucket.role, cells)
+        mib = self.interval("memory", bucket.model, known, gpu, bucket.role, cells)[2].reshape(copies, count)
+        if bucket.slo_us:
+            mib = np.where(seconds[2] * 1e6 <= bucket.slo_us, mib, np.inf)
+        return advise(grid.batches, seconds[1].reshape(copies, count), mib, info.memory_mib)
 
     def interval(self, figure: str, model: str, known: Known, gpu: Gpu, role: str, cells: Cells) -> Array:
         """Lower end, best guess and upper end (3 x points) of a figure: seconds of a batch, or MiB in use."""

@@ -7,10 +7,12 @@ the one the Lua shim follows on the compiled table.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.candidate import Candidate, Figures, Predictor
+from slurm_migbatch.predict.recommend import Advice
 from slurm_migbatch.workload.buckets import Bucket, Grid, bucket_of
 from slurm_migbatch.workload.catalog import Offer, Partition
 from slurm_migbatch.workload.hints import Hints
@@ -94,6 +96,7 @@ class Chooser:
         self.refuse_misses = refuse_misses
         self._remember = remember
         self._figures: dict[tuple[Bucket, tuple[str, ...]], Mapping[str, Figures]] = {}
+        self._advice: dict[tuple[Bucket, tuple[str, ...], Profile], Advice | None] = {}
         self._grids = predictor.grids()
         self._aliases = predictor.aliases()
 
@@ -141,6 +144,20 @@ class Chooser:
             if worst is not None:
                 merged[offer.profile.gres_type] = worst
         return merged
+
+    def advice(self, workload: Bucket, partition: Partition, offer: Offer) -> Advice | None:
+        """The batch and copies for a slice, such as do on every kind of GPU that the job may get; None: unknown."""
+        alike = replace(workload, batch=0, rate=None)
+        key = (alike, tuple(kind.name for kind in partition.kinds), offer.profile)
+        if key not in self._advice:
+            if len(self._advice) >= self._remember:
+                self._advice.clear()
+            kinds = [kind for kind in partition.kinds if offer.profile in kind.geometry]
+            each = [self.predictor.advice(alike, kind, offer.profile) for kind in kinds]
+            known = [advice for advice in each if advice is not None]
+            whole = Advice(min(a.batch for a in known), min(a.copies for a in known)) if known else None
+            self._advice[key] = whole if len(known) == len(each) else None
+        return self._advice[key]
 
     def rank(self, workload: Bucket, partition: Partition, limits: Limits = NO_LIMITS) -> tuple[Candidate, ...]:
         """Every plain profile of the partition, those that will do first, each group from the cheapest to the

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurm_migbatch.predict.candidate import Candidate
+from slurm_migbatch.predict.recommend import Advice
 from slurm_migbatch.workload.hints import Hints
 
 
@@ -15,7 +16,8 @@ class Decision:
     """One decision. `id` is also in the job's marker; `ts` is unix seconds.
 
     `asked` holds the user's own words (GRES fields, comment, extra) as far as given; `bucket` is its stable name, empty
-    where no known model was named; `reason` is a key of `predict.selection.REASONS`, or `explicit`, or `whole_gpu`.
+    where no known model was named; `advice` is what the job is told of batch and copies; `reason` is a key of
+    `predict.selection.REASONS`, or `explicit`, or `whole_gpu`.
     """
 
     id: str
@@ -33,6 +35,7 @@ class Decision:
     reason: str
     message: str
     source: str = "service"
+    advice: Advice | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form; texts of the user that are not UTF-8 have their odd bytes replaced."""
@@ -52,4 +55,5 @@ class Decision:
             "reason": self.reason,
             "message": self.message,
             "source": self.source,
+            "advice": None if self.advice is None else {"batch": self.advice.batch, "copies": self.advice.copies},
         }

@@ -44,13 +44,14 @@ def decode(message: bytes) -> dict[str, str]:
 
 
 def encode_answer(answer: Answer) -> bytes:
-    """An answer as a message; changed fields are `set_<name>`."""
+    """An answer as a message; changed fields are `set_<name>`, advice is `advise_<name>`."""
     if isinstance(answer, Refuse):
         return encode({"verdict": "refuse", "message": answer.sentence, "code": answer.code})
     if isinstance(answer, Pass):
         return encode({"verdict": "pass", "message": answer.message})
     changes = {f"set_{name}": value for name, value in answer.changes.items()}
-    return encode({"verdict": "accept", "message": answer.message, **changes})
+    advice = {f"advise_{name}": str(value) for name, value in answer.advice.items()}
+    return encode({"verdict": "accept", "message": answer.message, **changes, **advice})
 
 
 def decode_answer(message: bytes) -> Answer:
@@ -62,5 +63,7 @@ def decode_answer(message: bytes) -> Answer:
     if verdict == "pass":
         return Pass(text)
     if verdict == "accept":
-        return Accept({key[4:]: value for key, value in fields.items() if key.startswith("set_")}, text)
+        changes = {key[4:]: value for key, value in fields.items() if key.startswith("set_")}
+        advice = {key[7:]: int(value) for key, value in fields.items() if key.startswith("advise_")}
+        return Accept(changes, text, advice=advice)
     raise RequestError(text or "the answer has no verdict")

@@ -148,11 +148,13 @@ class Pass:
 
 @dataclass(frozen=True)
 class Accept:
-    """The fields to set ("" clears one), the line for the user, and the record of the decision."""
+    """The fields to set ("" clears one), the line for the user, the record of the decision, and the advice for the job,
+    variables of its environment by name, which only the service gives."""
 
     changes: Mapping[str, str]
     message: str
     decision: Decision | None = field(default=None, compare=False)
+    advice: Mapping[str, int] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,13 @@ from typing import Final
 
 from slurm_migbatch.mig.grant import MARKER_OPEN, MAX_PARTS, Grant, GrantError, parse_comment
 from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.predict.recommend import Advice
 from slurm_migbatch.predict.selection import NO_LIMITS, Choice, Chooser, Limits, gib, limits_of
 from slurm_migbatch.submit.asking import AUTO, FILLER, MAX_COUNT, Asking, Part, count_of, mentions, per_node, read
 from slurm_migbatch.submit.decision import Decision
 from slurm_migbatch.submit.request import TEXT_FIELDS, TRES_FIELDS, Accept, Answer, JobRequest, Pass, Present, Refuse
 from slurm_migbatch.workload import hints as hinting
+from slurm_migbatch.workload.buckets import Bucket
 from slurm_migbatch.workload.catalog import Offer, Partition, SiteCatalog
 from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.refusal import Refusal, lower, show
@@ -219,6 +221,7 @@ class _Job:
         message = "migbatch: " + "; ".join(dict.fromkeys(messages)) if messages else ""
         changes = _changes(request, asking, grant)
         bucket = choice.bucket if choice is not None else None
+        advice = self._advice(bucket, hints, partition, grant)
         decision = Decision(
             id=grant.decision,
             ts=self.ts,
@@ -234,8 +237,22 @@ class _Job:
             granted=grant.gres,
             reason=reason,
             message=message,
+            advice=advice,
         )
-        return Accept(changes, message, decision)
+        told = {} if advice is None else {"batch": advice.batch, "copies": advice.copies}
+        return Accept(changes, message, decision, told)
+
+    def _advice(self, bucket: Bucket | None, hints: Hints, partition: Partition, grant: Grant) -> Advice | None:
+        """For jobs whose slices are all of one profile; each slice is advised alike. It is never a reason to refuse."""
+        if len(grant.parts) != 1:
+            return None
+        try:
+            bucket = bucket or self.chooser.bucket(hints)
+        except Refusal:
+            return None
+        if bucket is None:
+            return None
+        return self.chooser.advice(bucket, partition, partition.offers[grant.parts[0][0].gres_type])
 
     def _named(self, grant: Grant, old_marker: str) -> Grant:
         """The grant with its decision's name: the old one where nothing but the comment changes."""

@@ -34,6 +34,9 @@ class Told:
     def aliases(self) -> Mapping[str, str]:
         return {"em": "m"}
 
+    def advice(self, bucket: Bucket, kind: GpuKind, profile: Profile) -> None:
+        """None is given."""
+
     def figures(self, cell: Bucket, kind: GpuKind) -> Mapping[Profile, Figures]:
         return {
             profile: Figures(

@@ -40,6 +40,20 @@ def test_auto_becomes_a_slice_and_everything_is_remembered(stack: Cluster) -> No
     settled(stack)
 
 
+def test_batch_jobs_find_advice_in_their_environment(stack: Cluster) -> None:
+    """Batch and copies for the slice, which a script may follow; what the user sets himself stays."""
+    wrap = "echo $MIGBATCH_BATCH $MIGBATCH_COPIES"
+    hints = ("--gres=mig:auto", "--comment=migbatch: model=resnet50")
+    own = ("--export=ALL,MIGBATCH_BATCH=7", *hints)
+    free, _ = sbatch(stack, *hints, wrap=wrap)
+    mine, _ = sbatch(stack, *own, wrap=wrap)
+    assert stack.wait_job(free) == stack.wait_job(mine) == "COMPLETED"
+    batch, copies = stack.output(free).split()
+    assert int(batch) >= 1 and 1 <= int(copies) <= 4
+    assert stack.output(mine).split() == ["7", copies]
+    settled(stack)
+
+
 def test_three_slices_three_tasks(stack: Cluster) -> None:
     job, _ = sbatch(stack, "-N1", "-n3", "--gres=mig:1g.10gb:3")
     assert stack.wait_job(job) == "COMPLETED"

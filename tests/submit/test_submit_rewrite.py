@@ -216,6 +216,20 @@ def test_a_slow_model_gets_a_larger_slice_and_a_tight_fit_a_warning(ask) -> None
     assert "predicted to need" in warned.message and granted(warned) == "mig:1g.10gb:1"
 
 
+def test_jobs_are_advised_on_batch_and_copies(ask) -> None:
+    """The batch of best efficacy; under a latency limit a smaller one and one process; nothing for training."""
+    free = ask("gres:mig:3g.40gb", "migbatch: model=resnet50 batch=8")
+    bound = ask("gres:mig:3g.40gb", "migbatch: model=resnet50 slo=20ms")
+    assert free.advice["batch"] >= 1 and free.advice["copies"] >= 1
+    assert bound.advice["copies"] == 1 and bound.advice["batch"] <= free.advice["batch"]
+    assert ask("gres:mig:auto", "migbatch: model=resnet50").advice
+    assert free.decision.advice is not None and free.decision.to_dict()["advice"] == dict(free.advice)
+    for comment in ("migbatch: model=resnet50 role=train", "migbatch: model=never-heard-of", "migbatch: mem=5gb"):
+        assert ask("gres:mig:3g.40gb", comment).advice == {}
+    assert ask("gres:mig:3g.40gb,gres:mig:1g.10gb", "migbatch: model=resnet50").advice == {}
+    assert ask("gres:gpu:1", "migbatch: model=resnet50 input=100tok").advice == {}, "advice refuses nothing"
+
+
 # -- changes of a job ------------------------------------------------------------------------------------------------
 
 JOB = Present(True, "gpu", "gres:mig:2g.20gb:1", comment="mine [mig:2g.20gb:1#old]")

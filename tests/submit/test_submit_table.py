@@ -43,6 +43,9 @@ class Arbitrary:
     def aliases(self) -> Mapping[str, str]:
         return {"tiny": "small", "gone": "nowhere"}
 
+    def advice(self, bucket: Bucket, kind: GpuKind, profile: Profile) -> None:
+        """None is given."""
+
     def figures(self, cell: Bucket, kind: GpuKind) -> Mapping[Profile, Figures]:
         chance = random.Random(f"{self._seed} {cell} {kind.name}")
 
