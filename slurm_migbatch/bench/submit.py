@@ -9,28 +9,40 @@ from __future__ import annotations
 
 import json
 import math
+import random
+import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from slurm_migbatch.bench.bars import Bar, Times, mean_with_interval, quantile
 from slurm_migbatch.bench.hooks import BenchError
-from slurm_migbatch.submit import shim
-from slurm_migbatch.submit.client import ask
+from slurm_migbatch.predict.facts import BUILT_IN
+from slurm_migbatch.predict.learned import LearnedPredictor
+from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.submit import protocol, shim
 from slurm_migbatch.submit.request import Accept, JobRequest
+from slurm_migbatch.submit.service import SubmitService
+from slurm_migbatch.submit.table import compile_table, write_table
 from slurm_migbatch.testbed.cluster import Cluster
+from slurm_migbatch.workload.catalog import SiteCatalog, load
 
 RATIO_TARGET, SERVICE_TARGET_MS, TABLE_TARGET_US = 1.05, 2.0, 50.0
 _USER = "mbalice"
 _ASKED = ("--gres=mig:auto", "--comment=migbatch: model=bert-large batch=32 slo=200ms")
 _GRANTED = ("--gres=mig:1g.10gb:1", "--comment=migbatch: model=bert-large batch=32 slo=200ms")
+_MODELS = ("bert-large", "resnet50", "vit-b-16", "gpt2", "llama-3.1-8b", "unknown-model", "mobilenet-v2")
 #: seconds between two requests to the service
 _PACE_S = 0.002
+#: known models of a large site
+_MANY = 1000
 #: runs inside the test bed as the user: n submissions, one after the other; prints the seconds of each
 _SUBMIT = """
 import json, os, sys, time
@@ -77,12 +89,16 @@ def measure(
         progress("the service over its socket")
         service = time_service(filtered.product.state / "submit.sock", requests)
         progress("the compiled table in Lua")
-        table = time_table(filtered.product.etc / shim.JOB_SUBMIT, filtered.product.state / "table.lua")
+        script = filtered.product.etc / shim.JOB_SUBMIT
+        table = time_table(script, filtered.product.state / "table.lua")
+        progress(f"{_MANY} known models")
+        many = time_many(load(filtered.product.state / "catalog.json"), script, requests)
         version = ".".join(f"{number:02d}" for number in filtered.root.version())
     bars = [
         Bar("sbatch with the filter over without, wall time", sbatch["ratio"], RATIO_TARGET),
         Bar("filter service p99, ms", service["p99_ms"], SERVICE_TARGET_MS),
         Bar("compiled-table look-up median, us", table["lookup_us"]["median"], TABLE_TARGET_US),
+        Bar(f"one decision with {_MANY} known models p99, ms", many["decision"]["p99_ms"], SERVICE_TARGET_MS),
     ]
     return {
         "bench": "submit",
@@ -92,6 +108,7 @@ def measure(
         "sbatch_with_cli_filter": advice,
         "service": service,
         "table": table,
+        "many_models": many,
         "bars": [bar.to_dict() for bar in bars],
     }
 
@@ -154,30 +171,71 @@ def _submit(cluster: Cluster, options: Sequence[str], conf: Path, count: int) ->
 
 
 def time_service(path: Path, requests: int) -> dict[str, Any]:
-    """Ask the running service, as slurmctld would: connect, send, receive, close; many different buckets.
+    """Ask the running service as slurmctld does, over one connection; many different buckets.
 
-    About 400 times a second, which is more than slurmctld can submit: every decision is also recorded, by the service's
-    other threads and processes, and those shall have their share of the time.
+    About 400 times a second, which is more than slurmctld can submit: every decision is also recorded, by the service
+    and by other processes, and those shall have their share of the time.
     """
-    models = ("bert-large", "resnet50", "vit-b-16", "gpt2", "llama-3.1-8b", "unknown-model", "mobilenet-v2")
     spent = []
-    for number in range(requests + 50):
-        comment = f"migbatch: model={models[number % len(models)]} batch={1 << number % 8} slo={40 + number % 400}ms"
-        request = JobRequest(
-            uid=1000, user="ann", partition="gpu", tres_per_node="gres:mig:auto", comment=comment, num_tasks=1
-        )
-        time.sleep(_PACE_S)
-        began = time.perf_counter()
-        answer = ask(path, request)
-        if number >= 50:
-            spent.append(time.perf_counter() - began)
-        if not isinstance(answer, Accept):
-            raise BenchError(f"the service did not grant {comment!r}: {answer}")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+        link.settimeout(10.0)
+        link.connect(str(path))
+        for number in range(requests + 50):
+            message = protocol.encode(_request(_MODELS[number % len(_MODELS)], number).to_fields())
+            time.sleep(_PACE_S)
+            began = time.perf_counter()
+            link.sendall(message)
+            reply = link.recv(protocol.MAX_REQUEST)
+            if number >= 50:
+                spent.append(time.perf_counter() - began)
+            if not isinstance(protocol.decode_answer(reply), Accept):
+                raise BenchError(f"the service did not grant {message!r}: {reply!r}")
     return Times.of(spent).to_dict()
 
 
+def _request(model: str, number: int) -> JobRequest:
+    comment = f"migbatch: model={model} batch={1 << number % 8} slo={40 + number % 400}ms"
+    return JobRequest(1000, partition="gpu", tres_per_node="gres:mig:auto", comment=comment, num_tasks=1)
+
+
+def time_many(catalog: SiteCatalog, script: Path, requests: int, models: int = _MANY) -> dict[str, Any]:
+    """The service's work on one request, and the compiled table, where many models are known."""
+    chance = random.Random(models)  # noqa: S311  (the same models each time, no secret)
+    facts = []
+    for number in range(models):
+        like, work = BUILT_IN[number % len(BUILT_IN)], chance.uniform(0.3, 3.0)
+        facts.append(replace(like, name=f"model-{number}", aliases=(), gflops=like.gflops * work))
+    chooser = Chooser(LearnedPredictor(None, facts))
+    service = SubmitService(catalog, chooser, lambda decision: None)
+    spent = []
+    for number in range(requests):
+        message = protocol.encode(_request(f"model-{chance.randrange(models)}", number).to_fields())
+        began = time.perf_counter()
+        service.handle(message)
+        spent.append(time.perf_counter() - began)
+        service.record()
+    if service.statistics.answers["accept"] != requests:
+        raise BenchError(f"the service did not grant every request: {dict(service.statistics.answers)}")
+    began = time.perf_counter()
+    text = compile_table(catalog, chooser)
+    compiled = time.perf_counter() - began
+    with tempfile.TemporaryDirectory() as folder:
+        table = Path(folder) / "table.lua"
+        write_table(table, text)
+        return {
+            "models": models,
+            "buckets": sum(2 * len(grid.batches) * len(grid.inputs) for grid in chooser.grids.values()),
+            "decision": Times.of(spent).to_dict(),
+            "compile_s": round(compiled, 3),
+            "table": time_table(script, table, rounds=50),
+        }
+
+
 def time_table(script: Path, table: Path, rounds: int = 200) -> dict[str, Any]:
-    """The shim's own answer in lua5.1: figures of one bucket, and the whole rewrite; microseconds for one call."""
+    """The shim's own answer in lua5.1: figures of one bucket, and the whole rewrite; microseconds for one call.
+
+    And how long slurmctld takes to open a table, in milliseconds.
+    """
     harness = Path(__file__).with_name("lookup.lua")
     try:
         done = subprocess.run(
@@ -187,9 +245,10 @@ def time_table(script: Path, table: Path, rounds: int = 200) -> dict[str, Any]:
         raise BenchError("lua5.1 is missing; `make system` installs it") from None
     if done.returncode:
         raise BenchError(f"the shim could not be timed: {done.stderr.strip()[-300:]}")
-    lookup, answer = ([float(word) for word in line.split()] for line in done.stdout.splitlines())
+    lookup, answer, opened = ([float(word) for word in line.split()] for line in done.stdout.splitlines())
     return {
         "table_bytes": table.stat().st_size,
         "lookup_us": {"median": statistics.median(lookup), "p99": quantile(lookup, 0.99)},
         "whole_answer_us": {"median": statistics.median(answer), "p99": quantile(answer, 0.99)},
+        "open_ms": statistics.median(opened),
     }

@@ -70,6 +70,13 @@ def submit(submissions: int, as_json: bool) -> None:
         f"table: {table['lookup_us']['median']:.1f} us for a look-up, "
         f"{table['whole_answer_us']['median']:.1f} us for a whole answer"
     )
+    many = result["many_models"]
+    click.echo(
+        f"with {many['models']} models: {many['decision']['median_ms']:.2f} ms, p99 {many['decision']['p99_ms']:.2f} "
+        f"ms for one decision; table of {many['buckets']} buckets compiled in {many['compile_s']:.1f} s, "
+        f"{many['table']['table_bytes'] / 1e6:.1f} MB, opened in {many['table']['open_ms']:.2f} ms, "
+        f"{many['table']['lookup_us']['median']:.1f} us for a look-up"
+    )
     print_bars(result)
 
 
