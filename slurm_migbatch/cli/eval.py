@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -13,6 +13,9 @@ from slurm_migbatch.cli.common import HELP, print_table
 
 _folder = click.Path(exists=True, path_type=Path)
 data_option = click.option("--data", required=True, metavar="DIR", type=_folder, help="Folder of tables to score.")
+leave_option = click.option(
+    "--leave", type=click.Choice(["model", "family"]), default="model", show_default=True, help="What is left out."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object, its bars under 'bars'.")
 
 
@@ -29,27 +32,72 @@ def eval_() -> None:
 @data_option
 @click.option("--train", metavar="DIR", type=_folder, help="Learn from these tables, instead of from the other models.")
 @click.option("--points", type=click.IntRange(0, 3), default=3, show_default=True, help="Most profiled points.")
-@click.option("--level", type=click.FloatRange(0.5, 0.98), default=0.9, show_default=True, help="Of the margin.")
-@click.option("--leave", type=click.Choice(["model", "family"]), default="model", show_default=True, help="Leave out.")
+@click.option("--level", type=click.FloatRange(0.1, 0.98), default=0.9, show_default=True, help="Of the margin.")
+@leave_option
 @click.option("--blind", is_flag=True, help="Forget what is publicly known of models.")
 @json_option
 def predictor(
-    data: Path, train: Path | None, points: int, level: float, leave: str, blind: bool, as_json: bool
+    data: Path,
+    train: Path | None,
+    points: int,
+    level: float,
+    leave: Literal["model", "family"],
+    blind: bool,
+    as_json: bool,
 ) -> None:
     """Error, interval coverage and quality of choice for each model, left out of the training in turn."""
     from slurm_migbatch.evaluate.predictor import Options, evaluate
     from slurm_migbatch.profiling.table import read_folder
 
-    options = Options(points, level, "family" if leave == "family" else "model", blind)
+    options = Options(points, level, leave, blind)
     learned_from = None if train is None else read_folder(train)
-    result = evaluate(
-        read_folder(data), learned_from, options, say=lambda text: click.echo(f"scoring {text} ...", err=True)
-    )
+    result = evaluate(read_folder(data), learned_from, options, say=_progress)
     result = {"data": str(data), "train": None if train is None else str(train), **result}
     if as_json:
         click.echo(json.dumps(result))
         return
     _print_predictor(result)
+
+
+@eval_.command()
+@data_option
+@click.option("--level", type=click.FloatRange(0.1, 0.98), default=0.8, show_default=True, help="Of the margin.")
+@leave_option
+@json_option
+def profiling(data: Path, level: float, leave: Literal["model", "family"], as_json: bool) -> None:
+    """What measuring less costs: slices and broken limits of scenarios against the share of cells measured.
+
+    Scenarios are ParvaGPU's where its SLO files lie below DIR, else made up from each model's largest slice.
+    """
+    from slurm_migbatch.evaluate.profiling import evaluate
+    from slurm_migbatch.profiling.table import read_folder
+
+    result = {"data": str(data), **evaluate(data, read_folder(data), level=level, leave=leave, say=_progress)}
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    for note in result["notes"]:
+        click.echo(f"note: {note}")
+    lines = [
+        (
+            each["measured"],
+            f"{each['cells_share']:.1%}",
+            each["way"],
+            f"{each['slices']:.0f}",
+            f"{each['best']:.0f}",
+            "-" if each["extra"] is None else f"{each['extra']:+.1%}",
+            f"{each['broken']} of {each['services']}",
+            str(each["short"]),
+        )
+        for each in result["totals"]
+    ]
+    header = ("measured", "cells", "chosen by", "slices", "least", "extra", "limit broken", "short")
+    print_table(header, lines)
+    print_bars(result)
+
+
+def _progress(text: str) -> None:
+    click.echo(f"{text} ...", err=True)
 
 
 def _print_predictor(result: dict[str, Any]) -> None:
