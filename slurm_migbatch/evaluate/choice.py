@@ -3,8 +3,9 @@
 A case is a model on one GPU with a limit of 1, 1.5, 2, 4 or 8 times its measured latency at batch 8 on the largest
 slice. Picked is, of the measured cells of one process, the one with the most predicted throughput for each compute
 slice among those that are said to keep the limit: by the middle figure, or by the upper end of the interval of a level
-(the margin). Of cells that the method was shown it knows the measured figure. A limit is broken where the measured latency is over it. Quality is the measured throughput for each
-compute slice against the best that keeps the limit, over the cases that kept it; no choice counts 0.
+(the margin). Of cells that the method was shown it knows the measured figure. A limit is broken where the measured
+latency is over it. Quality is the measured throughput for each compute slice against the best that keeps the limit,
+over the cases that kept it; no choice counts 0.
 """
 
 from __future__ import annotations

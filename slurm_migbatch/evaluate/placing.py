@@ -29,10 +29,10 @@ def plan(rates: Array, slices: Array, allowed: Mask, wanted: float) -> Plan | No
     An unbounded knapsack: the most throughput for each number of slices.
     """
     best: dict[int, int] = {}
-    for i in np.flatnonzero(allowed):
-        size = round(float(slices[i]))
-        if size not in best or rates[i] > rates[best[size]]:
-            best[size] = int(i)
+    for place in np.flatnonzero(allowed):
+        size = round(float(slices[place]))
+        if size not in best or rates[place] > rates[best[size]]:
+            best[size] = int(place)
     if not best:
         return None
     scale = 1
@@ -43,19 +43,19 @@ def plan(rates: Array, slices: Array, allowed: Mask, wanted: float) -> Plan | No
     reached = np.zeros(most + 1)
     taken = [0] * (most + 1)
     for n in range(1, most + 1):
-        reached[n], taken[n] = reached[n - 1], 0
+        reached[n] = reached[n - 1]
         for size, i in best.items():
             if size <= n and reached[n - size] + rates[i] > reached[n]:
                 reached[n], taken[n] = reached[n - size] + rates[i], size
+    # the cells of the best plan, from its last instance backwards
     enough = np.flatnonzero(reached * (1 + 1e-9) >= wanted / scale)
-    n = int(enough[0]) if len(enough) else most
+    left = int(enough[0]) if len(enough) else most
     instances: dict[int, int] = {}
-    while n > 0:
-        if taken[n] == 0:
-            n -= 1
-            continue
-        instances[best[taken[n]]] = instances.get(best[taken[n]], 0) + scale
-        n -= taken[n]
+    while left > 0:
+        size = taken[left]
+        if size:
+            instances[best[size]] = instances.get(best[size], 0) + scale
+        left -= size or 1
     return Plan(instances, sum(count * float(slices[i]) for i, count in instances.items()))
 
 

@@ -15,7 +15,7 @@ from slurm_migbatch.evaluate.curves import Curves
 from slurm_migbatch.evaluate.heldout import Guess, Mask, Outcome
 from slurm_migbatch.evaluate.scores import Errors
 from slurm_migbatch.predict.cells import Array
-from slurm_migbatch.predict.fewshot import even_draws
+from slurm_migbatch.predict.speed import relative_speed
 from slurm_migbatch.predict.surface import TIME
 
 TARGET: Final = 0.161
@@ -51,15 +51,16 @@ def score(groups: Sequence[tuple[str, int, Sequence[tuple[Guess, Sequence[Curves
 
 
 def _said(guess: Guess) -> Array:
-    """The predictor's mean over its belief: where little is known, a slice's speed may be its share of the GPU or
-    nearly that of the whole, and the mean lies between. Other methods have one figure."""
-    curves = Curves.of(guess.sample)
+    """The predictor's expectation over its belief; other methods have one figure."""
     if not isinstance(guess, Outcome):
         return _middle(guess)
-    root = np.linalg.cholesky(guess.belief.covariance)
-    cells = guess.sample.cells.take(curves.index)
-    drawn = [TIME.value(guess.belief.mean + root @ z, cells)[0] for z in even_draws(len(root))]
-    return np.asarray(np.mean([speeds(curves, logs)[0] for logs in drawn], axis=0), dtype=np.float64)
+    curves = Curves.of(guess.sample)
+    said = np.full(len(curves), np.nan)
+    at = curves.on_full()
+    some = np.flatnonzero(at >= 0)
+    cells = guess.sample.cells
+    said[some] = relative_speed(TIME, guess.belief, cells.take(curves.index[some]), cells.take(curves.index[at[some]]))
+    return said
 
 
 def _middle(guess: Guess) -> Array:
