@@ -59,14 +59,20 @@ def no_jobs_left(stack: Cluster) -> Iterator[None]:
 
 
 def holding(bed: Cluster, job: int) -> tuple[str, str]:
-    """Node and slice of a running job."""
-    found = [
-        (node, piece["mig_uuid"])
-        for node in bed.spec.node_names
-        for gpu in status(bed, node)["gpus"]
-        for piece in gpu["slices"]
-        if piece["job"] == job
-    ]
+    """Node and slice of a running job, once it has it: Slurm's word may come earlier."""
+    found: list[tuple[str, str]] = []
+
+    def there() -> bool:
+        found[:] = [
+            (node, piece["mig_uuid"])
+            for node in bed.spec.node_names
+            for gpu in status(bed, node)["gpus"]
+            for piece in gpu["slices"]
+            if piece["job"] == job and piece["state"] == "held"
+        ]
+        return bool(found)
+
+    until(f"the slice of job {job}", there)
     assert len(found) == 1
     return found[0]
 
