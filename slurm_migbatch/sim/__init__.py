@@ -1,0 +1,1 @@
+"""The simulator: clusters of GPUs with MIG, replayed traces, and the policies that the live loops use."""
