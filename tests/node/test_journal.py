@@ -206,7 +206,7 @@ def applied(repairs, rows, instances):
     """What the repairs do, on paper."""
     rows = {row.id: row for row in rows}
     there = {i.gi_id: i for i in instances}
-    fresh = 1000
+    fresh = max(1000, *rows, 0)
     for repair in repairs:
         row, instance = repair.row, repair.instance
         if (
