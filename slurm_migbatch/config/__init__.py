@@ -6,13 +6,14 @@ from slurm_migbatch.config.schema import (
     Config,
     DaemonConfig,
     GpuConfig,
+    LearningConfig,
     ModelConfig,
     NodeApiConfig,
     StoreConfig,
     SubmitConfig,
     SupplyConfig,
 )
-from slurm_migbatch.config.writer import render
+from slurm_migbatch.config.writer import render, text_of
 
 __all__ = [
     "DEFAULT_PATH",
@@ -21,6 +22,7 @@ __all__ = [
     "ConfigError",
     "DaemonConfig",
     "GpuConfig",
+    "LearningConfig",
     "ModelConfig",
     "NodeApiConfig",
     "Problem",
@@ -30,4 +32,5 @@ __all__ = [
     "load",
     "loads",
     "render",
+    "text_of",
 ]

@@ -159,6 +159,34 @@ class SupplyConfig:
 
 
 @dataclass(frozen=True)
+class LearningConfig:
+    """What finished runs and imported measurements teach the predictor."""
+
+    enabled: bool = key(True, "Refit in the background; false: predictions stay as they are (`migbatch model refit`).")
+    models: str = key(
+        "/var/lib/migbatch/models",
+        "Directory of learned models, written by migbatchd and `migbatch model`; nobody else may write there.",
+        absolute,
+    )
+    every_s: float = key(300.0, "Seconds between two looks for new runs to learn from.", between(0.2, 7 * 86400))
+    min_new: int = key(
+        20, "New runs with figures that make a refit worth while; an import is one at once.", between(1, 10**6)
+    )
+    runs: int = key(10_000, "Newest runs that are learned from.", between(10, 10**6))
+    keep: int = key(5, "Versions that are kept to go back to.", between(2, 1000))
+    confidence: float = key(
+        0.9, "Probability with which a predicted limit is to hold: higher means larger slices.", between(0.5, 0.99)
+    )
+    tolerance: float = key(
+        0.05,
+        "How much further off than the current model a new one may be, on figures held out (0.05: by a twentieth), "
+        "before it is refused.",
+        between(0, 10),
+    )
+    limit_s: float = key(1800.0, "Seconds after which a refit is given up.", between(1, 7 * 86400))
+
+
+@dataclass(frozen=True)
 class StoreConfig:
     """The record of decisions, runs and slices."""
 
@@ -229,6 +257,7 @@ class Config:
     cluster: ClusterConfig = ClusterConfig()
     submit: SubmitConfig = SubmitConfig()
     supply: SupplyConfig = SupplyConfig()
+    learning: LearningConfig = LearningConfig()
     store: StoreConfig = StoreConfig()
     node_api: NodeApiConfig = NodeApiConfig()
     daemon: DaemonConfig = DaemonConfig()

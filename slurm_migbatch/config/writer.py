@@ -38,6 +38,11 @@ def render(values: Mapping[str, Mapping[str, Any]] | None = None) -> str:
     return "\n".join(blocks)
 
 
+def text_of(config: Config) -> str:
+    """The configuration as a file that reads as the same."""
+    return render({section: values for section, values in dataclasses.asdict(config).items() if section != "path"})
+
+
 def _section(name: str, values: Mapping[str, Any]) -> Iterator[str]:
     default = getattr(Config(), name)
     fields = {f.name: f for f in dataclasses.fields(default)}

@@ -1,7 +1,8 @@
 """The process that answers submissions, so that nothing else in migbatchd ever makes sbatch wait.
 
 It is a child of migbatchd. Lines of JSON come in on stdin, first `{"config": "<migbatch.toml>", "level": ...,
-"catalog": {...}}`, then `{"catalog": {...}}` whenever the site changes; the end of stdin is the end of the process.
+"catalog": {...}}`, then `{"catalog": {...}}` whenever the site changes and `{"model": <version>}` when another learned
+model counts, which is read from its file; the end of stdin is the end of the process.
 Lines go out on stdout: `{"decision": {...}}` for the record, `{"statistics": {...}}` about every second while there are
 answers.
 
@@ -192,7 +193,11 @@ def main() -> None:
     doorman.start()
     output.send({"serving": True})
     for line in sys.stdin.buffer:
-        service.use(catalog=SiteCatalog.from_dict(json.loads(line)["catalog"]))
+        news = json.loads(line)
+        if "model" in news:
+            service.use(chooser=chooser_of(config))
+        else:
+            service.use(catalog=SiteCatalog.from_dict(news["catalog"]))
     doorman.stop()
     service.close()
     scribe.close(_STOP_S)

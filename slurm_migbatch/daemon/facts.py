@@ -24,6 +24,7 @@ from slurm_migbatch.daemon.poll import Snapshot
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.predict.statefile import ModelDirectory
 from slurm_migbatch.submit.rewrite import Policy
 from slurm_migbatch.submit.table import compile_table, write_table
 from slurm_migbatch.workload.catalog import CatalogError, SiteCatalog, load
@@ -31,15 +32,34 @@ from slurm_migbatch.workload.catalog import CatalogError, SiteCatalog, load
 log = logging.getLogger(__name__)
 
 
-def chooser_of(config: Config) -> Chooser:
-    """The chooser over the built-in models and the site's own."""
+def known_models(config: Config) -> list[ModelFacts]:
+    """Facts of the built-in models and of the site's own."""
     keys = [field.name for field in fields(ModelFacts) if field.name != "name"]
     own = [
         # requests are matched without the organisation in front (predict.selection.canonical)
         ModelFacts(name=name.rsplit("/", 1)[-1].replace("_", "-"), **{key: getattr(facts, key) for key in keys})
         for name, facts in config.models.items()
     ]
-    return Chooser(LearnedPredictor(None, [*BUILT_IN, *own]))
+    return [*BUILT_IN, *own]
+
+
+def models_of(config: Config) -> ModelDirectory:
+    """Where learned models lie, and whose files are believed there."""
+    return ModelDirectory(Path(config.learning.models), slurm_uids(config))
+
+
+def chooser_of(config: Config) -> Chooser:
+    """The chooser over the built-in models and the site's own, with what was learned last.
+
+    What is wrong with the files of learned models is logged; older ones do then, or the physical prior.
+    """
+    current = models_of(config).current()
+    for trouble in current.troubles:
+        log.error("a learned model is passed over: %s", trouble)
+    learned = current.saved.learned
+    if current.troubles:
+        log.error("predictions are made with %s", f"version {learned.version}" if learned.version else "physics alone")
+    return Chooser(LearnedPredictor(learned, known_models(config), confidence=config.learning.confidence))
 
 
 def policy_of(config: Config) -> Policy:
@@ -81,6 +101,10 @@ class SiteFacts:
         self._unwritten = True  # the predictor may have changed, and with it the table
         return found
 
+    def use(self, chooser: Chooser) -> None:
+        """Compile the table with another predictor from now on."""
+        self._chooser, self._unwritten = chooser, True
+
     def inventory(self, inventory: Inventory) -> None:
         """The nodes' GPUs changed."""
         self._inventory = inventory
@@ -110,20 +134,24 @@ class SiteFacts:
         """Write catalog and table where they differ from the files; for a worker thread, compiling takes a while."""
         if not self._unwritten:
             return
-        catalog = self.catalog
+        self._unwritten = False
+        catalog, chooser = self.catalog, self._chooser
         try:
             for path in (self._config.submit.catalog, self._config.submit.table):
                 Path(path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             _replace(Path(self._config.submit.catalog), json.dumps(catalog.to_dict()))
-            table, text = Path(self._config.submit.table), compile_table(catalog, self._chooser)
+            table, text = Path(self._config.submit.table), compile_table(catalog, chooser)
             if not _holds(table, text):
                 write_table(table, text)
                 log.info("compiled table written", extra={"path": table, "bytes": len(text)})
         except OSError as error:
+            self._unwritten = True
             self._trouble.failed(error)
             return
+        except BaseException:
+            self._unwritten = True
+            raise
         self._trouble.succeeded()
-        self._unwritten = catalog is not self.catalog
 
 
 def _holds(path: Path, text: str) -> bool:

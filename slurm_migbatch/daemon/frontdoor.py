@@ -9,11 +9,10 @@ import logging
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from slurm_migbatch.config import Config, render
+from slurm_migbatch.config import Config, text_of
 from slurm_migbatch.daemon.facts import SiteFacts, chooser_of
 from slurm_migbatch.daemon.metrics import Labels, Metrics
 from slurm_migbatch.daemon.writer import StoreWriter
@@ -42,6 +41,7 @@ class FrontDoor:
         self._rows: list[Mapping[str, Any]] = []
         self._statistics: Mapping[str, Any] = {}
         self.facts = SiteFacts(config, chooser_of(config), self._changed)
+        self._taking: asyncio.Task[None] | None = None
         #: set while submissions are answered
         self.serving = asyncio.Event()
         if self.facts.catalog.partitions:
@@ -61,7 +61,7 @@ class FrontDoor:
             sys.executable, "-m", "slurm_migbatch.daemon.doorkeeper", stdin=PIPE, stdout=PIPE, limit=_LINE_BYTES
         )
         try:
-            start = {"config": _text(self._config), "level": self._config.daemon.log_level}
+            start = {"config": text_of(self._config), "level": self._config.daemon.log_level}
             self._send({**start, "catalog": self.facts.catalog.to_dict()})
             await self._listen(child)
             raise RuntimeError(f"the process that answers submissions ended with {await child.wait()}")
@@ -82,6 +82,17 @@ class FrontDoor:
         while True:
             await asyncio.to_thread(self.facts.write)
             await asyncio.sleep(_WRITE_EVERY_S)
+
+    def model_changed(self, version: int) -> None:
+        """Predict with the model that is current now, here and in the process that answers."""
+        self._send({"model": version})
+        self._taking = asyncio.create_task(self._take_model())
+
+    async def _take_model(self) -> None:
+        try:
+            self.facts.use(await asyncio.to_thread(chooser_of, self._config))
+        except Exception:  # the table stays as it is; submissions are answered by the other process
+            log.exception("the new model cannot be taken over into the compiled table")
 
     async def _listen(self, child: Process) -> None:
         assert child.stdout is not None
@@ -128,8 +139,3 @@ class FrontDoor:
 
     def _times(self) -> Mapping[Labels, float]:
         return {(("quantile", name),): self._statistics[name] for name in ("p50", "p99") if name in self._statistics}
-
-
-def _text(config: Config) -> str:
-    """The configuration as a file that reads as the same."""
-    return render({section: values for section, values in asdict(config).items() if section != "path"})

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.decisions import record_decision
-from slurm_migbatch.store.models import NodeEvent
+from slurm_migbatch.store.models import MeasuredPoint, NodeEvent, Run
 
 #: of the creates and destroys, only the newest matter: what lies idle where is a preference, not a fact to rely on
 _NEWEST = 20_000
+
+
+class Learnable(NamedTuple):
+    """The number of the newest lesson, and the moment of the newest import of measurements (unix seconds)."""
+
+    lesson: int = 0
+    imported: float = 0.0
 
 
 class HistoryStore(Store):
@@ -31,6 +38,13 @@ class HistoryStore(Store):
                 record_decision(session, decision, time.time())
 
         self._write(work)
+
+    def learnable(self) -> Learnable:
+        """How far the record goes."""
+        with self.reading() as connection:
+            lesson = connection.scalar(select(func.max(Run.lesson)))
+            imported = connection.scalar(select(func.max(MeasuredPoint.imported)))
+        return Learnable(max(lesson or 0, 0), imported or 0.0)
 
     def instance_events(self) -> dict[str, list[dict[str, Any]]]:
         """Events about instances by node, in their order, since the node's last boot."""

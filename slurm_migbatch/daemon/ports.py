@@ -39,5 +39,8 @@ class Store(Protocol):
     def record_supply(self, node: str, ts: float, version: int, counts: Mapping[str, int], why: str) -> None:
         """Keep what Slurm was told about a node."""
 
+    def learnable(self) -> tuple[int, float]:
+        """The number of the newest lesson, and the moment of the newest import of measurements."""
+
     def close(self) -> None:
         """Let go of the database."""

@@ -18,6 +18,7 @@ from slurm_migbatch.daemon.api import ApiLimits, NodeApi
 from slurm_migbatch.daemon.audit import Auditor
 from slurm_migbatch.daemon.frontdoor import FrontDoor
 from slurm_migbatch.daemon.inventory import KINDS, InventoryKeeper
+from slurm_migbatch.daemon.learning import Learning
 from slurm_migbatch.daemon.log import Trouble
 from slurm_migbatch.daemon.metrics import Metrics
 from slurm_migbatch.daemon.plans import PlanBoard
@@ -47,6 +48,7 @@ class Service:
         self.poller = Poller(client, config.cluster.poll_s, self._seen)
         self.inventory = InventoryKeeper(self.writer)
         self.door = FrontDoor(config, self.writer, self.metrics, self._decided)
+        self.learning = Learning(config, self.writer, self.metrics, self.door.model_changed)
         self._auditor = Auditor()
         self._unsaved = UnsavedJobs()
         self._ended: set[int] = set()
@@ -87,6 +89,7 @@ class Service:
                 "files": self.door.keep_files,
                 "decisions": self.door.keep_record,
                 "leases": self.supply.load,
+                "learning": self.learning.run,
             }
             tasks = [asyncio.create_task(keep(name, loop), name=name) for name, loop in loops.items()]
             ready()

@@ -6,6 +6,7 @@ Shares of a slice come from its SM count and memory slices, never from the g in 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -21,6 +22,8 @@ from slurm_migbatch.workload.gpufacts import GpuFacts, facts_of, guess, short_na
 
 Array = npt.NDArray[np.float64]
 
+_SHORT = re.compile(r"[a-z0-9-]+-([0-9]{1,4})gb(?:-v[0-9]+)?")
+_VARIANT = re.compile(r"-v[0-9]+$")
 USABLE_SHARE = 98 / 108
 """SMs of the largest MIG profile against all of the GPU on an A100, where a table does not say."""
 
@@ -38,13 +41,17 @@ class Gpu:
         """The GPU of a site's catalog."""
         sms = kind.sm_count or kind.full.sm_count
         facts = GpuFacts(kind.tflops, kind.bandwidth_gbs, sms, kind.geometry.memory_slices)
-        return cls(kind.name, facts, kind.full.profile.memory_gb)
+        # GPUs that differ in what their drivers let be cut are equally fast
+        return cls(_VARIANT.sub("", kind.name), facts, kind.full.profile.memory_gb)
 
     @classmethod
     def of_rows(cls, rows: Sequence[Measurement]) -> Gpu:
         """The GPU that rows of one GPU name describe."""
         name = rows[0].gpu
-        largest = max((Profile.parse(row.profile).memory_gb for row in rows if row.profile), default=0)
+        named = _SHORT.fullmatch(name)
+        # our own short names tell the memory of the whole GPU, which need not have been measured
+        measured = (Profile.parse(row.profile).memory_gb for row in rows if row.profile)
+        largest = int(named[1]) if named else max(measured, default=0)
         facts = facts_of(name)
         if facts is None:
             sms = max((row.sm_count or 0 for row in rows), default=0)

@@ -22,6 +22,10 @@ OWN_TABLES: Final = "migbatch profile run"
 RUNS: Final = "runs"
 """Source of rows that finished jobs reported; they include what else a job does, so they are believed less."""
 RUNS_NOISE: Final = 0.15
+SILENT: Final = "runs that did not tell"
+"""Source of rows of jobs that told nothing: the items they were to do, over their whole life."""
+SILENT_NOISE: Final = 0.5
+_NOISES: Final = {RUNS: RUNS_NOISE, SILENT: SILENT_NOISE}
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ def samples_of(rows: Iterable[Measurement], knowledge: Knowledge) -> list[Sample
     for name, found in by_model.items():
         for row in found:
             gpu = gpus[row.gpu]
-            source = SITE if row.source.startswith(OWN_TABLES) else row.source
+            source = RUNS if row.source == SILENT else SITE if row.source.startswith(OWN_TABLES) else row.source
             groups.setdefault((name, row.kind, gpu.name, f"{gpu.name}|{source}"), []).append(row)
     return [
         _sample(name, kind, gpus[found[0].gpu], stack, known[name], found)
@@ -88,7 +92,7 @@ def _sample(model: str, kind: str, gpu: Gpu, stack: str, known: Known, rows: Seq
         tuple(ran),
         Cells.of_rows(ran, gpu, known),
         np.array([np.log(row.seconds or 1.0) for row in ran]),
-        np.array([RUNS_NOISE if row.source == RUNS else NOISE for row in ran]),
+        np.array([_NOISES.get(row.source, NOISE) for row in ran]),
         Cells.of_rows(weighed, gpu, known),
         np.array([np.log(row.memory_mib or 1.0) for row in weighed]),
     )

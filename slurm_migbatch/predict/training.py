@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -44,6 +45,22 @@ def learn(rows: Iterable[Measurement], knowledge: Knowledge, *, version: int = 1
             fitted[key] = _fit(found, populations, kind)
     unknown = {s.model: s.known for s in samples if s.model not in knowledge.facts}
     return Learned(version, created, len(rows), populations, calibrations, fitted, unknown)
+
+
+def settle(learned: Learned, rows: Iterable[Measurement], knowledge: Knowledge) -> Learned:
+    """What is believed of each model after `rows`, with what models have in common as it was learned before.
+
+    It costs a fraction of `learn`, and differs little where `rows` are a few more than those learned from.
+    """
+    rows = list(rows)
+    samples = samples_of(rows, knowledge)
+    fitted = {
+        key: _fit(found, learned.populations, kind)
+        for kind in KINDS
+        for key, found in _by_key([sample for sample in samples if sample.kind == kind]).items()
+    }
+    unknown = {s.model: s.known for s in samples if s.model not in knowledge.facts}
+    return replace(learned, rows=len(rows), fitted=fitted, known=unknown)
 
 
 def observed(figure: str, sample: Sample) -> tuple[Cells, Array, Array]:

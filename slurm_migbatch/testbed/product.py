@@ -181,6 +181,7 @@ class Product:
                 # a busy machine may be slow, and it must not depend on that which of the two answers: service or table
                 "deadline_ms": 2000,
             },
+            "learning": {"models": str(self.state / "models")},
             "store": {"url": f"sqlite:///{self.state}/migbatch.db"},
             "node_api": {
                 "listen": "127.0.0.1",

@@ -78,6 +78,10 @@ class FakeStore:
                 seq += 1
             return seq
 
+    def learnable(self):
+        self._check()
+        return (0, 0.0)
+
     def instance_events(self):
         self._check()
         return {}

@@ -9,10 +9,9 @@ from pathlib import Path
 from daemon_fakes import GEOMETRY, FakeSigner, FakeSlurm, FakeStore, Node, gpu, inventory
 from daemon_running import Running, eventually
 
-from slurm_migbatch.config import GpuConfig, ModelConfig, loads
+from slurm_migbatch.config import GpuConfig, ModelConfig, loads, text_of
 from slurm_migbatch.daemon.catalog import build
 from slurm_migbatch.daemon.facts import chooser_of
-from slurm_migbatch.daemon.frontdoor import _text
 from slurm_migbatch.workload.gpufacts import facts_of, short_name
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.slurm.client import NodeRow
@@ -161,7 +160,7 @@ def test_the_sites_models_are_known(config):
         },
     )
     assert {"net-1", "x", "bert-large"} <= set(chooser_of(config).grids)
-    assert loads(_text(config), "") == dataclasses.replace(config, path="")
+    assert loads(text_of(config), "") == dataclasses.replace(config, path="")
 
 
 def test_gpu_names():

@@ -1,0 +1,267 @@
+"""`migbatch model`: what the predictor has learned, how it does, and the way back."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from slurm_migbatch.cli.common import HELP, Failure, config_option, open_record, print_pairs, print_table
+from slurm_migbatch.config import Config
+
+if TYPE_CHECKING:
+    from slurm_migbatch.predict.statefile import Index, ModelDirectory, Saved
+
+_DRIFTS = 1.5
+"""Measured over predicted, as a factor either way, from which a model is marked."""
+json_option = click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+
+
+@click.group(context_settings=HELP)
+def model() -> None:
+    """What the predictor has learned from finished runs and imported measurements.
+
+    migbatchd learns by itself ([learning] of migbatch.toml) and takes over within seconds what is changed here.
+    """
+
+
+@model.command("list")
+@config_option
+@json_option
+def list_(config: Config, as_json: bool) -> None:
+    """The versions that are kept, and the last refits."""
+    directory = _directory(config)
+    index = directory.index()
+    versions = [_described(directory, index, version) for version in reversed(directory.versions())]
+    if as_json:
+        click.echo(json.dumps({"current": index.current, "versions": versions, "refits": list(index.tries)}))
+        return
+    if not versions:
+        click.echo("nothing was learned yet: predictions follow physics and data sheets")
+    else:
+        _print_versions(versions, index)
+    if index.tries:
+        click.echo("\nlast refits")
+        print_table(("WHEN", "OUTCOME", "VERSION", "BECAUSE OF", "WHY"), [_try(each) for each in reversed(index.tries)])
+
+
+@model.command()
+@click.argument("version", type=click.IntRange(min=1), required=False)
+@config_option
+@json_option
+def show(config: Config, version: int | None, as_json: bool) -> None:
+    """One version [default: the current one]: what it was made of, how it does since, which models drift.
+
+    RATIO is measured over predicted (time of a batch; memory), the median; THEN on the runs that the version learned
+    from, NOW on those since. KEPT says how many runs since kept the predicted limit.
+    """
+    from slurm_migbatch.daemon.facts import known_models
+    from slurm_migbatch.daemon.refit import due, gather, watch
+
+    directory = _directory(config)
+    index = directory.index()
+    current = directory.current()
+    saved = current.saved if version is None else directory.load(version)
+    facts = known_models(config)
+    with open_record(config) as store:
+        material = gather(store, facts, config.learning.runs, saved)
+    found = {
+        "version": saved.learned.version,
+        "current": index.current,
+        "troubles": list(current.troubles),
+        "created": saved.learned.created,
+        "rows": saved.learned.rows,
+        "models": len({each.model for each in saved.learned.fitted.values()}),
+        "report": dict(saved.report),
+        "watch": watch(saved, material, facts, config.learning.confidence),
+        "waiting": {
+            "runs": sum(each.number > index.seen.get("lesson", 0) for each in material.told),
+            "due": due(index, material, facts, config.learning.min_new),
+        },
+    }
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    for trouble in current.troubles:
+        click.echo(f"warning: {trouble}", err=True)
+    _print_model(found, config)
+
+
+@model.command()
+@config_option
+@json_option
+def refit(config: Config, as_json: bool) -> int:
+    """Learn now from the whole record, whether or not there is much news (as root or SlurmUser).
+
+    The same check decides as for migbatchd: exit code 3 says that the new model is further off and was refused.
+    """
+    from slurm_migbatch.daemon.refit import run
+
+    _may_write(config)
+    result = run(config, force="asked for", say=lambda text: click.echo(f"{text} ...", err=True))["refit"]
+    if as_json:
+        click.echo(json.dumps(result))
+    elif result["outcome"] == "taken":
+        click.echo(f"version {result['version']} is current: {_error(result)}")
+    else:
+        click.echo(f"no new version: {result['why']}")
+    return 0 if result["outcome"] == "taken" else 3
+
+
+@model.command()
+@click.argument("version", type=click.IntRange(min=0), required=False)
+@config_option
+def rollback(config: Config, version: int | None) -> None:
+    """Go back to an earlier version [default: the last one before the current], or 0 for physics alone.
+
+    The version that one goes back from is rejected: it is not used any more unless it is named here. migbatchd waits
+    for new runs before it learns again; [learning] enabled = false keeps it from learning at all.
+    """
+    from slurm_migbatch.daemon.facts import known_models
+    from slurm_migbatch.daemon.refit import seen_of
+
+    _may_write(config)
+    with open_record(config) as store:
+        seen = seen_of(store.learnable(), known_models(config))
+    before, now = _directory(config).roll_back(version, time.time(), seen)
+    click.echo(f"predictions are made with {_named(now)} instead of {_named(before)}")
+
+
+def _directory(config: Config) -> ModelDirectory:
+    from slurm_migbatch.daemon.facts import models_of
+
+    return models_of(config)
+
+
+def _may_write(config: Config) -> None:
+    """Refuse before the work, and before a file of somebody else's lies where migbatchd would not believe it."""
+    from pathlib import Path
+
+    path = Path(config.learning.models)
+    there = next(each for each in (path, *path.parents) if each.exists())
+    if not os.access(there, os.W_OK) or (path.exists() and os.geteuid() not in (0, path.stat().st_uid)):
+        raise Failure(f"{path} is not yours to change; run this as root or SlurmUser")
+
+
+def _described(directory: ModelDirectory, index: Index, version: int) -> dict[str, Any]:
+    from slurm_migbatch.predict.state import StateError
+
+    found: dict[str, Any] = {"version": version, "status": _status(index, version)}
+    try:
+        saved = directory.load(version)
+    except StateError as error:
+        return {**found, "status": "unusable", "why": str(error)}
+    return {**found, "created": saved.learned.created, "rows": saved.learned.rows, **_counts(saved)}
+
+
+def _counts(saved: Saved) -> dict[str, Any]:
+    report = saved.report
+    return {
+        "runs": report.get("runs"),
+        "models": len({each.model for each in saved.learned.fitted.values()}),
+        "check": report.get("check"),
+        "seconds": report.get("seconds"),
+    }
+
+
+def _status(index: Index, version: int) -> str:
+    if version == index.current:
+        return "current"
+    return "rejected" if version in index.rejected else ""
+
+
+def _print_versions(versions: list[dict[str, Any]], index: Index) -> None:
+    rows = [
+        (
+            str(each["version"]),
+            each["status"],
+            _moment(each["created"]) if "created" in each else "",
+            str(each.get("runs", "")),
+            str(each.get("rows", "")),
+            str(each.get("models", "")),
+            _error(each) if "created" in each else each["why"],
+        )
+        for each in versions
+    ]
+    print_table(("VERSION", "STATUS", "CREATED", "RUNS", "ROWS", "MODELS", "HELD OUT"), rows)
+    if not index.current:
+        click.echo("none of them is current: predictions follow physics and data sheets")
+
+
+def _try(each: Mapping[str, Any]) -> tuple[str, ...]:
+    version = str(each.get("version", ""))
+    return (_moment(each["ts"]), each["outcome"], version, each.get("reason", ""), each.get("why", ""))
+
+
+def _error(each: Mapping[str, Any]) -> str:
+    """The check, in words: by what factor predictions were off on figures held out."""
+    check = each.get("check")
+    if not check or not check["candidate"]:
+        return "nothing to check it on"
+    parts = [
+        f"{figure} x{math.exp(mine['error']):.2f} (before x{math.exp(check['current'][figure]['error']):.2f})"
+        for figure, mine in check["candidate"].items()
+    ]
+    return ", ".join(parts)
+
+
+def _named(version: int) -> str:
+    return f"version {version}" if version else "physics alone (version 0)"
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
+
+
+def _print_model(found: Mapping[str, Any], config: Config) -> None:
+    report, watched = found["report"], found["watch"]
+    pairs = [("version", _named(found["version"]) + ("" if found["version"] == found["current"] else ", not current"))]
+    if found["version"]:
+        pairs += [
+            ("created", f"{_moment(found['created'])}, because of {report.get('reason', '?')}"),
+            ("learned from", f"{report.get('runs', 0)} runs, {report.get('measured', 0)} measured points"),
+            ("rows", f"{found['rows']} of {found['models']} models"),
+            ("held out", _error(report)),
+        ]
+    for figure, kept in watched["kept"].items():
+        mark = ", FEWER THAN PROMISED" if kept["broken"] else ""
+        promised = f"promised {config.learning.confidence:.0%}"
+        pairs.append((f"{figure} kept", f"{kept['share']:.0%} of {kept['runs']} runs since ({promised}){mark}"))
+    waiting = found["waiting"]
+    next_ = f"due: {waiting['due']}" if waiting["due"] else f"{waiting['runs']} of {config.learning.min_new} new runs"
+    pairs.append(("next refit", next_ if config.learning.enabled else f"{next_}; switched off in migbatch.toml"))
+    print_pairs(pairs)
+    rows = list(_drifts(report.get("trained", {}), watched["models"]))
+    if rows:
+        click.echo()
+        print_table(("MODEL", "FIGURE", "THEN", "RUNS", "NOW", "RUNS", ""), rows)
+    _print_left_out(report.get("left_out", {}))
+
+
+def _drifts(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for name in sorted({*then, *now}):
+        for figure in ("time", "memory"):
+            before, since = then.get(name, {}).get(figure), now.get(name, {}).get(figure)
+            if before is None and since is None:
+                continue
+            ratio = since["ratio"] / (before["ratio"] if before else 1.0) if since else 1.0
+            mark = "drifts: the next refit takes it in" if not 1 / _DRIFTS < ratio < _DRIFTS else ""
+            yield (name, figure, *_ratio(before), *_ratio(since), mark)
+
+
+def _ratio(each: Mapping[str, Any] | None) -> tuple[str, str]:
+    return ("-", "0") if each is None else (f"{each['ratio']:.2f}", str(each["runs"]))
+
+
+def _print_left_out(left_out: Mapping[str, Any]) -> None:
+    for name, figures in sorted(left_out.items()):
+        for figure, each in sorted(figures.items()):
+            click.echo(
+                f"not believed: {figure} of {name} in {each['runs']} runs of {each['users']} users, up to a factor of "
+                f"{each['factor']:g} from what others or physics say"
+            )

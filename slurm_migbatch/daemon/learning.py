@@ -1,0 +1,191 @@
+"""The loop from finished runs back to predictions: looks for news, lets a child refit, takes the result over.
+
+The work itself is `daemon.refit`'s, in a process of its own: learning computes for seconds to minutes, and neither the
+event loop nor submissions may wait for it. Here only the index of the models is looked at, once a second, so that a
+version made or gone back from by `migbatch model` counts at once too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from slurm_migbatch.config import Config, text_of
+from slurm_migbatch.daemon.facts import known_models, models_of
+from slurm_migbatch.daemon.history import Learnable
+from slurm_migbatch.daemon.log import Trouble
+from slurm_migbatch.daemon.metrics import Labels, Metrics
+from slurm_migbatch.daemon.refit import news
+from slurm_migbatch.daemon.writer import Overloaded, StoreWriter
+from slurm_migbatch.predict.state import StateError
+from slurm_migbatch.predict.statefile import Index
+
+log = logging.getLogger(__name__)
+
+_LOOK_S: Final = 1.0
+_MOST_SHOWN: Final = 50
+"""Models whose drift is a metric: those furthest off."""
+_ENOUGH: Final = 5
+"""Runs that make a model's drift worth showing."""
+_ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class RefitFailed(RuntimeError):
+    """The child did not come to its end; the message says why."""
+
+
+class Learning:
+    """Refits in the background, and tells `changed` of each new current version."""
+
+    def __init__(self, config: Config, writer: StoreWriter, metrics: Metrics, changed: Callable[[int], None]) -> None:
+        self._config, self._writer, self._changed = config, writer, changed
+        self._directory = models_of(config)
+        self._facts = known_models(config)
+        self._current: int | None = None
+        self._done: tuple[Learnable, int] | None = None
+        self._asked = 0.0
+        self._watch: Mapping[str, Any] = {}
+        advice = "predictions stay as they are; see 'migbatch model show', or refit by hand with 'migbatch model refit'"
+        self._trouble = Trouble("learning from finished runs", advice, log, first=30.0, longest=3600.0)
+        self._broken = Trouble(
+            "predicted limits hold less often than promised",
+            "see 'migbatch model show' for the models that drift; the next refit takes new runs in",
+            log,
+        )
+        self._refits = metrics.counter("migbatch_model_refits_total", "Refits of the predictor, by outcome.")
+        gauge = metrics.gauge
+        gauge("migbatch_model_version", "Learned model that predictions are made with; 0: physics.", self._version)
+        gauge("migbatch_model_kept_share", "Share of runs since the last refit that kept the limit.", self._shares)
+        gauge("migbatch_model_kept_runs", "Runs since the last refit that told the figure.", self._runs)
+        gauge("migbatch_model_drift", "Measured over predicted since the last refit, the median by model.", self._drift)
+
+    async def run(self) -> None:
+        """Look for ever."""
+        wait = 0.0
+        while True:
+            self._look_at_index()
+            if self._config.learning.enabled and time.monotonic() >= self._asked + wait:
+                try:
+                    await self._learn()
+                except (RefitFailed, StateError, OSError, Overloaded) as error:
+                    self._refits.add(outcome="failed")
+                    wait = max(self._trouble.failed(error), self._config.learning.every_s)
+                else:
+                    self._trouble.succeeded()
+                    wait = self._config.learning.every_s
+                self._asked = time.monotonic()
+                self._look_at_index()
+            await asyncio.sleep(min(_LOOK_S, self._config.learning.every_s))
+
+    def _look_at_index(self) -> None:
+        index = self._index()
+        if index is None or index.current == self._current:
+            return
+        before, self._current = self._current, index.current
+        if before is None:  # what all parts of the service start with
+            return
+        log.info("predictions are made with another model", extra={"version": index.current, "before": before})
+        self._changed(index.current)
+
+    def _index(self) -> Index | None:
+        try:
+            return self._directory.index()
+        except StateError as error:
+            self._trouble.failed(error)
+            return None
+
+    async def _learn(self) -> None:
+        reach = Learnable(*await asyncio.wrap_future(self._writer.call(lambda store: store.learnable(), "learnable")))
+        index = self._directory.index()
+        done = reach, index.current
+        if done == self._done or not news(index, reach, self._facts):
+            return
+        found = await self._refit()
+        self._done = done
+        self._watch = found["watch"]
+        self._tell_kept()
+        result = found["refit"]
+        if result is None:
+            return
+        self._refits.add(outcome=result["outcome"])
+        told = {name: result[name] for name in ("reason", "runs", "measured", "seconds", "version") if name in result}
+        if result["outcome"] == "taken":
+            log.info("the predictor has learned", extra=told)
+        else:
+            log.warning("no new predictor: %s", result["why"], extra=told)
+
+    def _tell_kept(self) -> None:
+        broken = {name: each for name, each in self._watch["kept"].items() if each["broken"]}
+        if not broken:
+            self._broken.succeeded()
+            return
+        promised = f"{self._config.learning.confidence:.0%}"
+        parts = (f"{name}: {each['share']:.0%} of {each['runs']} runs" for name, each in sorted(broken.items()))
+        self._broken.failed(f"{', '.join(parts)}, promised are {promised} (version {self._watch['version']})")
+
+    async def _refit(self) -> dict[str, Any]:
+        """Let a child do it; it ends with us.
+
+        Raises:
+            RefitFailed: it took too long, or ended otherwise than with a result.
+        """
+        child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "slurm_migbatch.daemon.refit",
+            stdin=PIPE,
+            stdout=PIPE,
+            limit=1 << 26,
+            env={**os.environ, **_ONE_THREAD},
+        )
+        try:
+            start = {"config": text_of(self._config), "level": self._config.daemon.log_level}
+            return await asyncio.wait_for(_answer(child, start), self._config.learning.limit_s)
+        except asyncio.TimeoutError:
+            raise RefitFailed(f"it took longer than [learning] limit_s = {self._config.learning.limit_s:g}") from None
+        finally:
+            if child.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    child.kill()
+                await asyncio.shield(child.wait())
+
+    def _version(self) -> Mapping[Labels, float]:
+        return {(): float(self._current or 0)}
+
+    def _shares(self) -> Mapping[Labels, float]:
+        return {(("figure", name),): float(each["share"]) for name, each in self._watch.get("kept", {}).items()}
+
+    def _runs(self) -> Mapping[Labels, float]:
+        return {(("figure", name),): float(each["runs"]) for name, each in self._watch.get("kept", {}).items()}
+
+    def _drift(self) -> Mapping[Labels, float]:
+        found = [
+            (float(each["ratio"]), (("figure", figure), ("model", name)))
+            for name, figures in self._watch.get("models", {}).items()
+            for figure, each in figures.items()
+            if each["runs"] >= _ENOUGH
+        ]
+        found.sort(key=lambda pair: -max(pair[0], 1.0 / max(pair[0], 1e-9)))
+        return {labels: ratio for ratio, labels in found[:_MOST_SHOWN]}
+
+
+async def _answer(child: Process, start: Mapping[str, Any]) -> dict[str, Any]:
+    assert child.stdin is not None and child.stdout is not None
+    with contextlib.suppress(ConnectionError):  # it has ended already, and its exit status says more
+        child.stdin.write(json.dumps(start).encode() + b"\n")
+        await child.stdin.drain()
+    line = await child.stdout.readline()
+    # the end of stdin is the end of the child, so that stays open until it has answered
+    code = await child.wait() if not line else 0
+    if not line:
+        raise RefitFailed(f"the process that refits ended with {code}; its words are in the log above")
+    found: dict[str, Any] = json.loads(line)
+    return found

@@ -1,0 +1,271 @@
+"""One refit: what the record holds becomes a candidate, is held against the present model, and counts from then on.
+
+As a program it is a child of migbatchd: one line of JSON comes in on stdin, `{"config": "<migbatch.toml>", ...}`, one
+goes out on stdout; the end of stdin is the end of the process, whatever it is doing. It runs at the lowest priority and
+with one thread of numpy's, so that nothing else on the controller's host waits for it.
+
+The check: a fifth of the runs and of the measured points, another one each time, is held out from the candidate's fit.
+If it is further off there than the model that counts now, it is refused, and the record says why. Else every model's
+belief takes in the held-out figures too, and that is the new version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, TypeVar
+
+from slurm_migbatch.config import Config, loads
+from slurm_migbatch.daemon import log as logs
+from slurm_migbatch.daemon.facts import known_models, models_of
+from slurm_migbatch.daemon.history import HistoryStore, Learnable, open_history
+from slurm_migbatch.mig.geometry import Geometry, GeometryError
+from slurm_migbatch.predict.check import expected_by, misses, promises, ratios, worse
+from slurm_migbatch.predict.facts import ModelFacts
+from slurm_migbatch.predict.known import Knowledge
+from slurm_migbatch.predict.learned import LearnedPredictor
+from slurm_migbatch.predict.runs import Heard, Told, hear, rows_of, told_by
+from slurm_migbatch.predict.statefile import Index, ModelDirectory, Saved
+from slurm_migbatch.predict.training import learn, settle
+from slurm_migbatch.profiling.measurement import Measurement
+
+T = TypeVar("T")
+Say = Callable[[str], None]
+
+PARTS: Final = 5
+"""One in so many figures is held out."""
+_PAGE: Final = 5000
+_FURTHEST: Final = 50
+"""Ended runs that are looked at, for each run that is learned from, before the record is left: most jobs may not tell
+what they are."""
+_NICE: Final = 19
+
+
+@dataclass(frozen=True)
+class Material:
+    """What there is to learn from.
+
+    `told` are the newest runs that say something, `heard` what of it is believed, `table` the imported points.
+    """
+
+    reach: Learnable
+    told: tuple[Told, ...]
+    heard: Heard
+    table: tuple[Measurement, ...]
+
+    @property
+    def lesson(self) -> int:
+        """The newest run that says something."""
+        return max((each.number for each in self.told), default=0)
+
+
+def gather(store: HistoryStore, facts: Sequence[ModelFacts], runs: int, present: Saved) -> Material:
+    """Read the record. `present` is the model whose curves tell which figures of different users are alike."""
+    knowledge = Knowledge(facts)
+    reach = store.learnable()
+    geometries = _geometries(store.inventory())
+    told: list[Told] = []
+    high = reach.lesson
+    while high > 0 and len(told) < runs and reach.lesson - high < _FURTHEST * runs:
+        low = max(high - _PAGE, 0)
+        page = [lesson for lesson in store.lessons(low, _PAGE) if lesson.number <= high]
+        told = told_by(page, geometries, knowledge) + told
+        high = low
+    told = told[-runs:]
+    return Material(
+        reach, tuple(told), hear(told, knowledge, expected_by(present.learned)), tuple(store.measurements())
+    )
+
+
+def _geometries(inventory: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Geometry]:
+    found: dict[str, Geometry] = {}
+    for gpus in inventory.values():
+        for gpu in gpus:
+            if isinstance(gpu.get("geometry"), Mapping):
+                with contextlib.suppress(GeometryError):
+                    found[str(gpu.get("name"))] = Geometry.from_dict(gpu["geometry"])
+    return found
+
+
+def digest(facts: Iterable[ModelFacts]) -> str:
+    """Which facts of models something was learned with."""
+    text = json.dumps([asdict(each) for each in facts], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def seen_of(reach: Learnable, facts: Iterable[ModelFacts]) -> dict[str, Any]:
+    """How far a refit has read, for `Index.seen`."""
+    return {"lesson": reach.lesson, "imported": reach.imported, "facts": digest(facts)}
+
+
+def news(index: Index, reach: Learnable, facts: Iterable[ModelFacts]) -> bool:
+    """Whether there is anything since the last refit: runs that ended, an import, or other facts of models."""
+    seen = index.seen
+    if reach.lesson > seen.get("lesson", 0) or reach.imported > seen.get("imported", 0.0):
+        return True
+    return index.current > 0 and seen.get("facts") != digest(facts)
+
+
+def due(index: Index, material: Material, facts: Iterable[ModelFacts], min_new: int) -> str:
+    """Why it is time for a refit; "" where it is not."""
+    seen = index.seen
+    fresh = sum(each.number > seen.get("lesson", 0) for each in material.told)
+    if fresh >= min_new:
+        return f"{fresh} new runs"
+    if material.reach.imported > seen.get("imported", 0.0):
+        return "imported measurements"
+    if index.current > 0 and seen.get("facts") != digest(facts):
+        return "other facts of models"
+    return ""
+
+
+def watch(saved: Saved, material: Material, facts: Sequence[ModelFacts], confidence: float) -> dict[str, Any]:
+    """How the present model does on the runs that it has not learned from: promises kept, ratios by model."""
+    since = int(saved.report.get("lesson", 0))
+    fresh = [each for each in material.heard.told if each.number > since]
+    predictor = LearnedPredictor(saved.learned, facts, confidence=confidence)
+    kept = promises(predictor, fresh, confidence)
+    return {
+        "version": saved.learned.version,
+        "since": since,
+        "runs": len(fresh),
+        "kept": {figure: each.to_dict() for figure, each in kept.items()},
+        "models": ratios(saved.learned, [each.row for each in fresh], predictor.knowledge),
+    }
+
+
+def refit(
+    directory: ModelDirectory,
+    config: Config,
+    material: Material,
+    present: Saved,
+    why: str,
+    say: Say = lambda text: None,
+) -> dict[str, Any]:
+    """Learn, check, and write the new version or the refusal.
+
+    Returns:
+        `outcome` ("taken", "refused" or "nothing"), `version` where one was made, `why`, and figures.
+
+    Raises:
+        StateError, OSError: the directory of models cannot be used.
+    """
+    began = time.monotonic()
+    facts, learning = known_models(config), config.learning
+    knowledge = Knowledge(facts)
+    heard, table = material.heard.told, material.table
+    seen = seen_of(material.reach, facts)
+    result: dict[str, Any] = {"ts": time.time(), "reason": why, "runs": len(heard), "measured": len(table)}
+
+    def none(outcome: str, text: str) -> dict[str, Any]:
+        directory.note({**result, "outcome": outcome, "why": text}, seen)
+        return {**result, "outcome": outcome, "why": text}
+
+    if not heard and not table:
+        return none("nothing", "no run has told what it achieved yet, and nothing was imported")
+    salt = directory.index().last
+    apart, kept = _split(heard, lambda each: f"{salt}:{each.run}")
+    aside, rest = _split(table, lambda row: f"{salt}:{row.point}")
+    say(f"learning from {len(kept)} runs and {len(rest)} measured points")
+    candidate = learn([*rest, *rows_of(kept)], knowledge)
+    # what runs say counts where they say anything; else what was measured
+    judge = [each.row for each in apart] or list(aside)
+    mine, theirs = misses(candidate, judge, knowledge), misses(present.learned, judge, knowledge)
+    result["check"] = {
+        "held_out": "runs" if apart else "measured points",
+        "candidate": {figure: miss.to_dict() for figure, miss in mine.items()},
+        "current": {figure: miss.to_dict() for figure, miss in theirs.items()},
+    }
+    refusal = worse(mine, theirs, learning.tolerance)
+    if refusal:
+        result["seconds"] = round(time.monotonic() - began, 2)
+        return none("refused", refusal)
+    say("taking in the figures that were held out")
+    rows = [*table, *rows_of(heard)]
+    learned = settle(candidate, rows, knowledge)
+    report = {
+        **result,
+        "lesson": material.lesson,
+        "rows": len(rows),
+        "users": len({each.user for each in heard}),
+        "predecessor": present.learned.version,
+        "trained": ratios(learned, [each.row for each in heard], knowledge),
+        "left_out": _left_out(material.heard),
+        "before": watch(present, material, facts, learning.confidence) if heard else None,
+        "seconds": round(time.monotonic() - began, 2),
+    }
+    version = directory.add(learned, report, seen, learning.keep, result["ts"])
+    return {**result, "outcome": "taken", "version": version, "rows": len(rows), "seconds": report["seconds"]}
+
+
+def _split(items: Sequence[T], name: Callable[[T], str]) -> tuple[list[T], list[T]]:
+    """A fifth of the items by the digests of their names, and the others, each in their order."""
+    ordered = sorted(items, key=lambda item: hashlib.sha256(name(item).encode()).digest())
+    count = len(items) // PARTS or (1 if len(items) > 1 else 0)
+    chosen = {id(item) for item in ordered[:count]}
+    return [item for item in items if id(item) in chosen], [item for item in items if id(item) not in chosen]
+
+
+def _left_out(heard: Heard) -> dict[str, Any]:
+    """Figures that were not believed, by model and figure; which user it was stays in the record of runs."""
+    found: dict[str, Any] = {}
+    for each in heard.unheard:
+        of = found.setdefault("/".join(each.key), {}).setdefault(each.figure, {"runs": 0, "users": 0, "factor": 0.0})
+        of["runs"] += each.count
+        of["users"] += 1
+        of["factor"] = max(of["factor"], round(each.factor, 1))
+    return found
+
+
+def run(config: Config, *, force: str = "", say: Say = lambda text: None) -> dict[str, Any]:
+    """Look at the record, see how the present model does, and refit where it is time (or `force` says why).
+
+    Returns:
+        `watch`, and `refit`: see `refit`; None where it is not time.
+
+    Raises:
+        StoreError, StateError, OSError: the record or the models cannot be used.
+    """
+    directory, facts = models_of(config), known_models(config)
+    present = directory.current().saved
+    say("reading the record")
+    with open_history(config.store.url, readonly=True) as store:
+        material = gather(store, facts, config.learning.runs, present)
+    found: dict[str, Any] = {
+        "reach": list(material.reach),
+        "watch": watch(present, material, facts, config.learning.confidence),
+        "refit": None,
+    }
+    why = force or due(directory.index(), material, facts, config.learning.min_new)
+    if why:
+        found["refit"] = refit(directory, config, material, present, why, say)
+    return found
+
+
+def main() -> None:
+    """Do one refit for migbatchd."""
+    first = sys.stdin.buffer.readline()
+    if not first:
+        return
+    start = json.loads(first)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+    logs.setup(start["level"])
+    print(json.dumps(run(loads(start["config"]))), flush=True)  # noqa: T201 the parent reads it
+
+
+def _end_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

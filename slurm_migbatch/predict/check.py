@@ -1,0 +1,155 @@
+"""Predictions held against what was measured: whether a new model is better, whether promises are kept, what drifts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any, Final
+
+import numpy as np
+
+from slurm_migbatch.predict.cells import Array, Cells, Gpu
+from slurm_migbatch.predict.known import Knowledge, Known
+from slurm_migbatch.predict.learned import LearnedPredictor
+from slurm_migbatch.predict.runs import Expect, Key, Told
+from slurm_migbatch.predict.state import SURFACES, Learned
+from slurm_migbatch.predict.surface import Belief
+from slurm_migbatch.profiling.measurement import Measurement
+
+LARGEST_MISS: Final = math.log(10.0)
+"""A miss counts at most as one by a factor of ten, so that one wild figure does not decide."""
+SLACK: Final = 0.02
+"""Difference of two errors (of logarithms) that means nothing."""
+ENOUGH: Final = 20
+"""Runs that tell whether promises are kept."""
+
+
+@dataclass(frozen=True)
+class Miss:
+    """Mean absolute logarithm of measured over predicted, each model counting once; how many models and points."""
+
+    error: float
+    models: int
+    points: int
+
+    def to_dict(self) -> dict[str, float]:
+        """JSON-able form."""
+        return {"error": round(self.error, 5), "models": self.models, "points": self.points}
+
+
+def expected_by(learned: Learned) -> Expect:
+    """Best guesses of a learned state, for `runs.hear` and for the misses."""
+
+    def expect(figure: str, key: Key, rows: Sequence[Measurement], known: Known, gpu: Gpu) -> Sequence[float]:
+        belief = belief_of(learned, figure, key, known, gpu)
+        values: list[float] = belief.predict(SURFACES[figure], Cells.of_rows(rows, gpu, known))[0].tolist()
+        return values
+
+    return expect
+
+
+def belief_of(learned: Learned, figure: str, key: Key, known: Known, gpu: Gpu) -> Belief:
+    """What is believed of a model: its own fit, else what the population says."""
+    fitted = learned.fitted.get((key[0], key[1], gpu.name))
+    if fitted is not None and figure in fitted.beliefs:
+        return fitted.beliefs[figure]
+    return learned.population(figure, key[1]).prior(key[0], known, gpu)
+
+
+def distances(learned: Learned, rows: Iterable[Measurement], knowledge: Knowledge) -> dict[tuple[str, Key], Array]:
+    """Logarithm of measured over predicted of every row that has the figure, by figure (time, memory) and key."""
+    expect = expected_by(learned)
+    groups: dict[Key, list[Measurement]] = {}
+    for row in rows:
+        groups.setdefault((knowledge.canonical(row.model), row.kind, row.gpu), []).append(row)
+    found: dict[tuple[str, Key], Array] = {}
+    for key, group in groups.items():
+        known, gpu = knowledge.of(key[0], group), Gpu.of_rows(group)
+        for figure in SURFACES:
+            here = [row for row in group if _value(figure, row) is not None]
+            if here:
+                values = np.log([_value(figure, row) or 1.0 for row in here])
+                found[figure, key] = values - np.asarray(expect(figure, key, here, known, gpu))
+    return found
+
+
+def _value(figure: str, row: Measurement) -> float | None:
+    return row.seconds if figure == "time" else row.memory_mib
+
+
+def misses(learned: Learned, rows: Iterable[Measurement], knowledge: Knowledge) -> dict[str, Miss]:
+    """How far predictions are from rows, by figure; figures without rows are missing."""
+    found: dict[str, list[Array]] = {}
+    for (figure, _), away in distances(learned, rows, knowledge).items():
+        found.setdefault(figure, []).append(np.minimum(np.abs(away), LARGEST_MISS))
+    return {
+        figure: Miss(fmean(float(np.mean(each)) for each in arrays), len(arrays), sum(len(each) for each in arrays))
+        for figure, arrays in found.items()
+    }
+
+
+def worse(candidate: Mapping[str, Miss], current: Mapping[str, Miss], tolerance: float) -> str:
+    """Why a candidate is refused, "" where it is not: the figure in which it is further off than the current one."""
+    for figure, mine in candidate.items():
+        theirs = current[figure]
+        if mine.error > theirs.error * (1.0 + tolerance) + SLACK:
+            return (
+                f"its {figure} is off by a factor of {math.exp(mine.error):.2f} on figures held out, "
+                f"that of the current one by {math.exp(theirs.error):.2f}"
+            )
+    return ""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How often a promise was kept: `share` of `runs` ended within the bound that was given for `confidence`."""
+
+    runs: int
+    kept: int
+    confidence: float
+
+    @property
+    def share(self) -> float:
+        """Between 0 and 1; 1 without runs."""
+        return self.kept / self.runs if self.runs else 1.0
+
+    @property
+    def broken(self) -> bool:
+        """Whether fewer than promised kept it, beyond what chance does to so many runs (two standard deviations)."""
+        chance = 2.0 * math.sqrt(self.confidence * (1.0 - self.confidence) / max(self.runs, 1))
+        return self.runs >= ENOUGH and self.share < self.confidence - chance
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return {"runs": self.runs, "share": round(self.share, 4), "broken": self.broken}
+
+
+def promises(predictor: LearnedPredictor, told: Iterable[Told], confidence: float) -> dict[str, Kept]:
+    """Whether runs ended within the upper bounds of their time and memory, by figure."""
+    groups: dict[Key, list[Measurement]] = {}
+    for each in told:
+        groups.setdefault(each.key, []).append(each.row)
+    runs: dict[str, int] = {}
+    kept: dict[str, int] = {}
+    for key, group in groups.items():
+        known, gpu = predictor.knowledge.of(key[0], group), Gpu.of_rows(group)
+        for figure in SURFACES:
+            here = [row for row in group if _value(figure, row) is not None]
+            if not here:
+                continue
+            high = predictor.interval(figure, key[0], known, gpu, key[1], Cells.of_rows(here, gpu, known))[2]
+            values = np.array([_value(figure, row) or 0.0 for row in here])
+            runs[figure] = runs.get(figure, 0) + len(here)
+            kept[figure] = kept.get(figure, 0) + int(np.sum(values <= high))
+    return {figure: Kept(count, kept[figure], confidence) for figure, count in runs.items()}
+
+
+def ratios(learned: Learned, rows: Iterable[Measurement], knowledge: Knowledge) -> dict[str, dict[str, Any]]:
+    """Measured over predicted by `model/kind/gpu` and figure: the median, and of how many rows."""
+    found: dict[str, dict[str, Any]] = {}
+    for (figure, key), away in distances(learned, rows, knowledge).items():
+        each = {"ratio": round(math.exp(float(median(away.tolist()))), 4), "runs": len(away)}
+        found.setdefault("/".join(key), {})[figure] = each
+    return found

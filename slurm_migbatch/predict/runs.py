@@ -1,0 +1,374 @@
+"""Finished runs as measured rows: what of them can be learned from, and whose word counts how much.
+
+A run on one slice teaches speed where the job told it (`migbatch progress`), and memory as the driver saw it. A silent
+job that came to its end still teaches that it did its items (`items=` among the hints) in its whole life: a lower bound
+of the rate, start-up included, so only long runs count and they are believed less (`samples.SILENT`), and not at all
+beside runs that told.
+
+Jobs can lie, or count other things than the rest of the site does. So:
+
+- figures more than ABSURD times away from what physics lets expect are dropped, whoever tells them;
+- what one user tells of a model counts once: by the median of his runs, first for each cell;
+- a user whose figures of a model are more than APART times away from those of the others (the median over users; of
+  two, the one nearer to physics) is not heard about this model.
+
+Memory is what the process took, which may be more than it needs (frameworks that take what is there). A completed run
+has shown that its peak is enough, so of several slices the smallest peak counts. A run that failed with its slice full
+says that it needs more than that: its peak counts where no run of the same kind completed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.profile import Profile, ProfileError
+from slurm_migbatch.predict.cells import Cells, Gpu
+from slurm_migbatch.predict.known import TEXT_FAMILIES, Knowledge, Known
+from slurm_migbatch.predict.population import pool
+from slurm_migbatch.predict.samples import RUNS, SILENT
+from slurm_migbatch.predict.state import KINDS, SURFACES
+from slurm_migbatch.profiling.measurement import Measurement, MeasurementError
+from slurm_migbatch.workload.gpufacts import short_name
+
+ABSURD: Final = 100.0
+APART: Final = 5.0
+SILENT_S: Final = 300.0
+"""Shortest silent run that counts: start-up is a small part of it then."""
+FULL: Final = 0.9
+"""Share of its slice's memory that a failed run held where memory was what it lacked."""
+MOST_RUNS: Final = 50
+"""Newest runs of one user in one cell that count."""
+MOST_CELLS: Final = 40
+"""Cells of one model on one GPU that are learned from; those with the most runs."""
+AGREE: Final = 1.5
+"""Latency and rate that differ by more than this do not speak of the same thing: the job waits for its input."""
+_ENDED_WELL: Final = frozenset({"COMPLETED", "TIMEOUT", "CANCELLED", "PREEMPTED"})
+
+Key = tuple[str, str, str]
+"""Model, kind of work, GPU: what a belief is held about."""
+
+
+class Ended(Protocol):
+    """A run that has ended, as `store.lessons.Lesson` has it."""
+
+    @property
+    def number(self) -> int: ...  # noqa: D102 - the attributes are described there
+    @property
+    def run(self) -> int: ...  # noqa: D102
+    @property
+    def user(self) -> str | None: ...  # noqa: D102
+    @property
+    def state(self) -> str: ...  # noqa: D102
+    @property
+    def model(self) -> str | None: ...  # noqa: D102
+    @property
+    def role(self) -> str | None: ...  # noqa: D102
+    @property
+    def batch(self) -> int | None: ...  # noqa: D102
+    @property
+    def input(self) -> int | None: ...  # noqa: D102
+    @property
+    def unit(self) -> str: ...  # noqa: D102
+    @property
+    def items_hint(self) -> int | None: ...  # noqa: D102
+    @property
+    def profile(self) -> str | None: ...  # noqa: D102
+    @property
+    def gpu(self) -> str | None: ...  # noqa: D102
+    @property
+    def slices(self) -> int: ...  # noqa: D102
+    @property
+    def elapsed_s(self) -> float: ...  # noqa: D102
+    @property
+    def throughput_per_s(self) -> float | None: ...  # noqa: D102
+    @property
+    def latency_s(self) -> float | None: ...  # noqa: D102
+    @property
+    def latency_p99_s(self) -> float | None: ...  # noqa: D102
+    @property
+    def memory_mib(self) -> float | None: ...  # noqa: D102
+    @property
+    def items(self) -> float | None: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one run says: a row of the neutral table under the site's short name of the GPU, by whom and when.
+
+    `short` says that it failed with its slice full, so its memory is less than what is needed.
+    """
+
+    number: int
+    run: int
+    user: str
+    row: Measurement
+    short: bool = False
+
+    @property
+    def key(self) -> Key:
+        """What it is about."""
+        return (self.row.model, self.row.kind, self.row.gpu)
+
+    @property
+    def cell(self) -> tuple[Any, ...]:
+        """Runs alike."""
+        row = self.row
+        return (row.model, row.kind, row.gpu, row.profile, row.batch, row.input_size, row.source)
+
+    def value(self, figure: str) -> float | None:
+        """Logarithm of seconds a batch (`time`) or of MiB (`memory`)."""
+        found = self.row.seconds if figure == "time" else self.row.memory_mib
+        return None if found is None else math.log(found)
+
+
+@dataclass(frozen=True)
+class Unheard:
+    """A user's figures of one model that are left out: how many, and how far away (as a factor) from what."""
+
+    key: Key
+    user: str
+    figure: str
+    count: int
+    factor: float
+    why: str
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What is learned from, and what is left out."""
+
+    told: tuple[Told, ...]
+    unheard: tuple[Unheard, ...]
+
+
+def told_by(runs: Iterable[Ended], geometries: Mapping[str, Geometry], knowledge: Knowledge) -> list[Told]:
+    """What runs say, one entry for each that says anything. `geometries`: by NVML's name of the GPU."""
+    latest: dict[int, Told] = {}
+    for run in runs:
+        found = _told(run, geometries, knowledge)
+        latest.pop(run.run, None)
+        if found is not None:
+            latest[run.run] = found
+    return list(latest.values())
+
+
+def _told(run: Ended, geometries: Mapping[str, Geometry], knowledge: Knowledge) -> Told | None:
+    geometry = None if run.gpu is None else geometries.get(run.gpu)
+    if geometry is None or run.model is None or run.batch is None or run.profile is None or run.slices != 1:
+        return None
+    kind = run.role or "infer"
+    model = knowledge.canonical(run.model)
+    facts = knowledge.facts.get(model)
+    if kind not in KINDS or (facts is not None and run.unit and run.unit != facts.unit):
+        return None
+    try:
+        profile = Profile.parse(run.profile)
+        info = geometry.info(profile)
+    except (ProfileError, KeyError):
+        return None
+    speed, source = _speed(run)
+    peak = run.memory_mib if run.memory_mib and run.memory_mib > 0 else None
+    short = run.state not in _ENDED_WELL
+    if short and (peak is None or peak < FULL * info.memory_mib):
+        return None  # it may have died of anything, at any time
+    if short:
+        speed = {}
+    if not speed and peak is None:
+        return None
+    try:
+        row = Measurement(
+            gpu=short_name(geometry.name, geometry.full.profile.memory_gb),
+            model=model,
+            family=facts.family if facts is not None else _family(run.unit),
+            kind=kind,
+            profile=profile.name,
+            compute_slices=info.compute_slices,
+            memory_slices=info.memory_slices,
+            sm_count=info.sm_count or None,
+            batch=run.batch,
+            input_size=run.input,
+            memory_mib=peak,
+            source=source,
+            **speed,
+        )
+    except MeasurementError:
+        return None
+    return Told(run.number, run.run, run.user or "?", row, short)
+
+
+def _speed(run: Ended) -> tuple[dict[str, Any], str]:
+    """The figures of speed in a run, and whose word they are."""
+    latency, rate = run.latency_s, run.throughput_per_s
+    assert run.batch is not None
+    if latency is not None and latency > 0:
+        found: dict[str, Any] = {"latency_s": latency}
+        if rate is not None and 1 / AGREE <= rate * latency / run.batch <= AGREE:
+            found["throughput_per_s"] = rate
+        if run.latency_p99_s is not None and run.latency_p99_s >= latency:
+            found["latency_p99_s"] = run.latency_p99_s
+        return found, RUNS
+    if rate is not None and rate > 0:
+        return {"throughput_per_s": rate}, RUNS
+    items = run.items or run.items_hint
+    if items and run.state == "COMPLETED" and run.elapsed_s >= SILENT_S:
+        return {"throughput_per_s": items / run.elapsed_s}, SILENT
+    return {}, RUNS
+
+
+def _family(unit: str) -> str:
+    return {"tok": TEXT_FAMILIES[0], "px": "cnn"}.get(unit, "")
+
+
+Expect = Callable[[str, Key, Sequence[Measurement], Known, Gpu], Sequence[float]]
+"""What is expected of rows of one key: logarithms of a figure."""
+
+
+def physics(figure: str, key: Key, rows: Sequence[Measurement], known: Known, gpu: Gpu) -> Sequence[float]:
+    """What data sheets and operation counts let expect."""
+    surface = SURFACES[figure]
+    prior = pool(surface, key[1], ()).prior(key[0], known, gpu)
+    values: list[float] = surface.value(prior.mean, Cells.of_rows(rows, gpu, known))[0].tolist()
+    return values
+
+
+def hear(told: Sequence[Told], knowledge: Knowledge, expect: Expect = physics) -> Heard:
+    """Leave out whom one cannot believe. `expect`: the present predictor, whose curves tell which figures are alike."""
+    groups: dict[Key, list[Told]] = {}
+    for each in told:
+        groups.setdefault(each.key, []).append(each)
+    kept: list[Told] = []
+    unheard: list[Unheard] = []
+    for key, group in groups.items():
+        rows = [each.row for each in group]
+        known, gpu = knowledge.of(key[0], rows), Gpu.of_rows(rows)
+        for figure in SURFACES:
+            left = [each for each in group if each.value(figure) is not None]
+            if not left:
+                continue
+            here = [each.row for each in left]
+            away = dict(zip(map(id, left), physics(figure, key, here, known, gpu), strict=True))
+            against = dict(zip(map(id, left), expect(figure, key, here, known, gpu), strict=True))
+            bad = _unbelieved(figure, key, left, away, against, unheard)
+            group = [each if id(each) not in bad else _without(figure, each) for each in group]
+        kept += [each for each in group if each.value("time") is not None or each.value("memory") is not None]
+    return Heard(tuple(sorted(kept, key=lambda each: each.number)), tuple(unheard))
+
+
+def _unbelieved(
+    figure: str,
+    key: Key,
+    told: Sequence[Told],
+    physical: Mapping[int, float],
+    present: Mapping[int, float],
+    unheard: list[Unheard],
+) -> set[int]:
+    def distance(each: Told, expected: Mapping[int, float]) -> float:
+        value = each.value(figure)
+        assert value is not None
+        return value - expected[id(each)]
+
+    bad: set[int] = set()
+    for user, mine in _by_user(told).items():
+        absurd = [d for each in mine if abs(d := distance(each, physical)) > math.log(ABSURD)]
+        bad |= {id(each) for each in mine if abs(distance(each, physical)) > math.log(ABSURD)}
+        if absurd:
+            factor = math.exp(min(abs(median(absurd)), 50.0))
+            unheard.append(Unheard(key, user, figure, len(absurd), factor, "physics"))
+    users = _by_user([each for each in told if id(each) not in bad])
+    middle = {user: median(distance(each, present) for each in mine) for user, mine in users.items()}
+    if len(users) < 2:
+        return bad
+    agreed = median(middle.values())
+    if len(users) == 2 and abs(np.diff(list(middle.values()))[0]) > math.log(APART):
+        agreed = middle[min(users, key=lambda user: abs(median(distance(each, physical) for each in users[user])))]
+    for user, mine in users.items():
+        if abs(middle[user] - agreed) > math.log(APART):
+            bad |= {id(each) for each in mine}
+            factor = math.exp(min(abs(middle[user] - agreed), 50.0))
+            unheard.append(Unheard(key, user, figure, len(mine), factor, "others"))
+    return bad
+
+
+def _by_user(told: Iterable[Told]) -> dict[str, list[Told]]:
+    found: dict[str, list[Told]] = {}
+    for each in told:
+        found.setdefault(each.user, []).append(each)
+    return found
+
+
+def _without(figure: str, told: Told) -> Told:
+    if figure == "memory":
+        return replace(told, row=replace(told.row, memory_mib=None))
+    return replace(told, row=replace(told.row, throughput_per_s=None, latency_s=None, latency_p99_s=None))
+
+
+def rows_of(told: Sequence[Told]) -> list[Measurement]:
+    """The table that runs make: each cell once, by medians; the same rows whatever the order of users."""
+    cells: dict[tuple[Any, ...], list[Told]] = {}
+    for each in sorted(told, key=lambda each: each.number):
+        cells.setdefault(each.cell, []).append(each)
+    outspoken = {cell[:-1] for cell, group in cells.items() if cell[-1] == RUNS and _any(group, "time")}
+    memory = _memories(told)
+    found: dict[Key, list[tuple[int, Measurement]]] = {}
+    for cell, group in cells.items():
+        seconds = None if cell[-1] == SILENT and cell[:-1] in outspoken else _agreed(group, "time")
+        first = group[0].row
+        peak = memory.pop((*group[0].key, first.batch, first.input_size, first.profile), None)
+        if seconds is None and peak is None:
+            continue
+        row = replace(
+            first,
+            throughput_per_s=None if seconds is None else first.batch / seconds,
+            latency_s=None,
+            latency_p99_s=None,
+            memory_mib=peak,
+        )
+        found.setdefault(group[0].key, []).append((len(group), row))
+    return [row for _, rows in sorted(found.items()) for _, row in sorted(rows, key=lambda each: -each[0])[:MOST_CELLS]]
+
+
+def _memories(told: Sequence[Told]) -> dict[tuple[Any, ...], float]:
+    """Peak by key, batch, input and profile: that of the profile where it was smallest."""
+    groups: dict[tuple[Any, ...], dict[str, list[Told]]] = {}
+    weighed = [each for each in told if each.row.memory_mib is not None]
+    enough = {(*each.key, each.row.batch, each.row.input_size) for each in weighed if not each.short}
+    for each in weighed:
+        of = (*each.key, each.row.batch, each.row.input_size)
+        if not (each.short and of in enough):
+            groups.setdefault(of, {}).setdefault(each.row.profile, []).append(each)
+    found: dict[tuple[Any, ...], float] = {}
+    for of, profiles in groups.items():
+        peaks = {profile: peak for profile, group in profiles.items() if (peak := _agreed(group, "memory")) is not None}
+        # of runs that all failed the largest peak is nearest to the need
+        best = (min if of in enough else max)(peaks, key=peaks.__getitem__)
+        place = (*of, best)
+        found[place] = peaks[best]
+    return found
+
+
+def _any(group: Iterable[Told], figure: str) -> bool:
+    return any(each.value(figure) is not None for each in group)
+
+
+def _agreed(group: Sequence[Told], figure: str) -> float | None:
+    """The figure of one cell: the median of each user's newest runs, then the median over users."""
+    users = _by_user(each for each in group if each.value(figure) is not None)
+    if not users:
+        return None
+    mine = [
+        median([v for each in said[-MOST_RUNS:] if (v := each.value(figure)) is not None]) for said in users.values()
+    ]
+    return math.exp(median(mine))
+
+
+def usable(told: Iterable[Told], after: int) -> Counter[Key]:
+    """How many runs with a number above `after` say something, by what they are about."""
+    return Counter(each.key for each in told if each.number > after)

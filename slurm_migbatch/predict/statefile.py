@@ -1,0 +1,412 @@
+"""Learned models on disk: one file for each version, and an index that says which one counts.
+
+    models/index.json           which version is current, which were rejected, how far the record was read
+    models/model-7.json.gz      lines of JSON: what was learned without its models, then one measured model a line
+
+Nothing here can run: files are JSON, and every number is checked. Still only what root or migbatchd wrote is read:
+directory and files must belong to one of them and be writable by nobody else, files must be regular and of bounded
+size, also unpacked. Files appear whole (temporary file, fsync, rename), so a reader sees the old one or the new one;
+writers take turns by a lock. A version that an administrator went back from is rejected: it does not come back when its
+successor turns out to be unreadable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gzip
+import json
+import os
+import re
+import secrets
+import stat
+import zlib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from slurm_migbatch.predict.cells import Array
+from slurm_migbatch.predict.state import Learned, StateError
+
+FORMAT: Final = 1
+INDEX: Final = "index.json"
+MOST_BYTES: Final = 32 << 20
+"""Of a file. A thousand measured models take 0.7 MB."""
+MOST_UNPACKED: Final = 256 << 20
+MOST_TRIES: Final = 20
+"""Refits that the index remembers."""
+LARGEST_LOG: Final = 60.0
+"""Parameters are logarithms and exponents: larger ones are no measurement of this world, and would overflow."""
+_NAME: Final = re.compile(r"model-([1-9][0-9]{0,8})\.json\.gz")
+_LOCK: Final = ".lock"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A version as it was written: what was learned, and the report of how."""
+
+    learned: Learned
+    report: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Index:
+    """Which version counts.
+
+    Attributes:
+        current: the version that predictions are made with; 0 is the physical prior.
+        last: the highest version that was ever given.
+        rejected: versions that an administrator went back from, with the moment (unix seconds).
+        seen: how far the record had been read at the last refit or rollback.
+        tries: the last refits, oldest first, with their outcome.
+    """
+
+    current: int = 0
+    last: int = 0
+    rejected: Mapping[int, float] = field(default_factory=dict)
+    seen: Mapping[str, Any] = field(default_factory=dict)
+    tries: tuple[Mapping[str, Any], ...] = ()
+
+    def tried(self, seen: Mapping[str, Any], outcome: Mapping[str, Any]) -> Index:
+        """After one more refit."""
+        return replace(self, seen=dict(seen), tries=(*self.tries, dict(outcome))[-MOST_TRIES:])
+
+
+@dataclass(frozen=True)
+class Current:
+    """What predictions are made with, and what was wrong with anything newer."""
+
+    saved: Saved
+    troubles: tuple[str, ...] = ()
+
+
+PRIOR: Final = Saved(Learned(), {})
+
+
+class ModelDirectory:
+    """The models of one site. Reading needs no lock; `add`, `note` and `roll_back` take turns with other writers."""
+
+    def __init__(self, path: Path, uids: Collection[int]) -> None:
+        """`uids`: whose files are believed, besides root's."""
+        self.path = path
+        self._uids = frozenset({0, *uids})
+
+    def index(self) -> Index:
+        """Which version counts; nothing was learned where there is no directory yet.
+
+        Raises:
+            StateError: it cannot be read or is not safe.
+        """
+        with self._opened() as folder:
+            return Index() if folder is None else self._index(folder)
+
+    def versions(self) -> list[int]:
+        """The versions that have a file, ascending; raises StateError."""
+        with self._opened() as folder:
+            return [] if folder is None else _versions(folder)
+
+    def load(self, version: int) -> Saved:
+        """One version; raises StateError where it is missing, unsafe or not understood."""
+        with self._opened() as folder:
+            if folder is None:
+                raise StateError(f"{self.path}: nothing was learned yet")
+            return self._load(folder, version)
+
+    def current(self) -> Current:
+        """What to predict with: the current version, else the newest earlier one that can be used, else the prior."""
+        troubles: list[str] = []
+        try:
+            with self._opened() as folder:
+                if folder is None:
+                    return Current(PRIOR)
+                index = self._index(folder)
+                if not index.current:
+                    return Current(PRIOR)
+                earlier = [v for v in _versions(folder) if v < index.current and v not in index.rejected]
+                for version in (index.current, *reversed(earlier)):
+                    try:
+                        return Current(self._load(folder, version), tuple(troubles))
+                    except StateError as error:
+                        troubles.append(str(error))
+        except StateError as error:
+            troubles.append(str(error))
+        return Current(PRIOR, tuple(troubles))
+
+    def add(
+        self, learned: Learned, report: Mapping[str, Any], seen: Mapping[str, Any], keep: int, created: float
+    ) -> int:
+        """Write a new version and make it current; of older ones the last `keep` - 1 stay.
+
+        Returns:
+            Its number.
+
+        Raises:
+            StateError: the directory is not safe to write to.
+            OSError: it cannot be written.
+        """
+        with self._changing() as folder:
+            index = self._repaired(folder)
+            version = 1 + max([index.last, *_versions(folder)])
+            saved = Saved(replace(learned, version=version, created=created), report)
+            _write(folder, _name(version), _packed(saved))
+            outcome = {"ts": created, "outcome": "taken", "version": version, **_summary(report)}
+            self._put(folder, replace(index, current=version, last=version).tried(seen, outcome))
+            for old in _versions(folder)[:-keep]:
+                if old != version:
+                    os.unlink(_name(old), dir_fd=folder)
+            return version
+
+    def note(self, outcome: Mapping[str, Any], seen: Mapping[str, Any]) -> None:
+        """Remember a refit that gave no new version, and how far it had read; raises as `add`."""
+        with self._changing() as folder:
+            self._put(folder, self._repaired(folder).tried(seen, outcome))
+
+    def roll_back(self, version: int | None, now: float, seen: Mapping[str, Any]) -> tuple[int, int]:
+        """Make an earlier version current: the one named, else the newest that is neither current nor rejected.
+
+        The one that was current is rejected where it is newer; one that is named is not rejected any more. 0 is the
+        physical prior.
+
+        Returns:
+            The version that was current and the one that is now.
+
+        Raises:
+            StateError: there is nothing to go back to, or it cannot be read.
+            OSError: the directory cannot be written.
+        """
+        with self._changing() as folder:
+            index = self._index(folder)
+            if version is None:
+                if not index.current:
+                    raise StateError("nothing was learned that one could go back from; the physical prior is current")
+                earlier = [v for v in _versions(folder) if v < index.current and v not in index.rejected]
+                version = earlier[-1] if earlier else 0
+            if version == index.current:
+                raise StateError(f"version {version} is current already")
+            if version:
+                self._load(folder, version)
+            rejected = {number: when for number, when in index.rejected.items() if number != version}
+            if index.current > version:
+                rejected[index.current] = now
+            outcome = {"ts": now, "outcome": "rolled back", "version": version, "from": index.current}
+            changed = replace(index, current=version, rejected=rejected).tried({**index.seen, **seen}, outcome)
+            self._put(folder, changed)
+            return index.current, version
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int | None]:
+        """A descriptor of the directory; None where it does not exist."""
+        try:
+            folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            yield None
+            return
+        except OSError as error:
+            raise StateError(f"{self.path} is not used: {error.strerror}; it must be a directory") from None
+        try:
+            self._check(os.fstat(folder), str(self.path))
+            yield folder
+        finally:
+            os.close(folder)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[int]:
+        self.path.mkdir(mode=0o755, parents=True, exist_ok=True)
+        with self._opened() as folder:
+            if folder is None:
+                raise StateError(f"{self.path} has just been removed")
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            lock = os.open(_LOCK, flags, 0o644, dir_fd=folder)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                for name in os.listdir(folder):  # noqa: PTH208 of an open directory
+                    if name.startswith(".") and name != _LOCK:  # left by a writer that was killed
+                        os.unlink(name, dir_fd=folder)
+                yield folder
+            finally:
+                os.close(lock)
+
+    def _index(self, folder: int) -> Index:
+        try:
+            text = self._read(folder, INDEX)
+        except FileNotFoundError:
+            return Index()
+        where = f"{self.path / INDEX}"
+        data = _json(text, where)
+        try:
+            if data["format"] != FORMAT:
+                raise ValueError("it was written by another release")
+            index = Index(
+                int(data["current"]),
+                int(data["last"]),
+                {int(version): float(when) for version, when in data["rejected"].items()},
+                dict(data["seen"]),
+                tuple(dict(each) for each in data["tries"]),
+            )
+            if not 0 <= index.current <= index.last:
+                raise ValueError("the current version is not among those given")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StateError(f"{where} is not understood: {error!r}") from None
+        return index
+
+    def _repaired(self, folder: int) -> Index:
+        """The index, or a new one where it is broken: a writer must be able to go on."""
+        try:
+            return self._index(folder)
+        except StateError:
+            return Index(last=max(_versions(folder), default=0))
+
+    def _put(self, folder: int, index: Index) -> None:
+        _write(folder, INDEX, json.dumps({"format": FORMAT, **asdict(index)}, indent=1).encode())
+
+    def _load(self, folder: int, version: int) -> Saved:
+        where = f"{self.path / _name(version)}"
+        try:
+            packed = self._read(folder, _name(version))
+        except FileNotFoundError:
+            raise StateError(f"{where} is missing") from None
+        head, *lines = _unpacked(packed, where).splitlines() or [b""]
+        data = _json(head, where)
+        fitted = [_json(line, where) for line in lines]
+        try:
+            report, values = data["report"], {**data["learned"], "fitted": fitted}
+            if data["format"] != FORMAT or not isinstance(report, dict):
+                raise ValueError("it was written by another release")
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"{where} is not understood: {error!r}") from None
+        try:
+            learned = Learned.from_dict(values)
+            _check_numbers(learned)
+        except StateError as error:
+            raise StateError(f"{where}: {error}") from None
+        if learned.version != version:
+            raise StateError(f"{where} says that it is version {learned.version}")
+        return Saved(learned, report)
+
+    def _read(self, folder: int, name: str) -> bytes:
+        where = f"{self.path / name}"
+        try:
+            # not waiting keeps a FIFO in the file's place from holding us up
+            file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StateError(f"{where} is not used: {error.strerror}; it must be a regular file") from None
+        with os.fdopen(file, "rb") as stream:
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode):
+                raise StateError(f"{where} is not used: it is no regular file")
+            self._check(status, where)
+            if status.st_size > MOST_BYTES:
+                raise StateError(f"{where} is not used: {status.st_size} bytes are more than {MOST_BYTES}")
+            try:
+                return stream.read(MOST_BYTES)
+            except OSError as error:
+                raise StateError(f"{where} cannot be read: {error.strerror}") from None
+
+    def _check(self, status: os.stat_result, where: str) -> None:
+        if status.st_uid not in self._uids:
+            raise StateError(
+                f"{where} is not used: it belongs to uid {status.st_uid}, and only what root or migbatchd wrote is "
+                "believed"
+            )
+        if status.st_mode & 0o022:
+            raise StateError(f"{where} is not used: others may write it; chmod go-w {where}")
+
+
+def _name(version: int) -> str:
+    return f"model-{version}.json.gz"
+
+
+def _versions(folder: int) -> list[int]:
+    names = os.listdir(folder)
+    return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
+
+
+def _write(folder: int, name: str, content: bytes) -> None:
+    beside = f".{name}.{secrets.token_hex(4)}"
+    file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    try:
+        with os.fdopen(file, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fchmod(file, 0o644)  # `migbatch explain` is everybody's
+            os.fsync(file)
+        os.rename(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(beside, dir_fd=folder)
+        raise
+    os.fsync(folder)
+
+
+def _packed(saved: Saved) -> bytes:
+    # a line for each model: reading one holds the interpreter for microseconds, and the submit service goes on
+    values = saved.learned.to_dict()
+    fitted = values.pop("fitted")
+    head = {"format": FORMAT, "report": dict(saved.report), "learned": values}
+    lines = [json.dumps(part, separators=(",", ":"), allow_nan=False) for part in (head, *fitted)]
+    return gzip.compress("\n".join(lines).encode(), mtime=0)
+
+
+def _unpacked(packed: bytes, where: str) -> bytes:
+    reader = zlib.decompressobj(wbits=31)
+    try:
+        text = reader.decompress(packed, MOST_UNPACKED)
+    except zlib.error:
+        raise StateError(f"{where} is not gzip, or damaged") from None
+    if reader.unconsumed_tail:
+        raise StateError(f"{where} is not used: unpacked it is larger than {MOST_UNPACKED} bytes")
+    if not reader.eof or reader.unused_data:
+        raise StateError(f"{where} is cut short or has something behind its end")
+    return text
+
+
+def _json(text: bytes, where: str) -> Any:
+    def refuse(word: str) -> Any:
+        raise ValueError(f"{word} is no number")
+
+    try:
+        found = json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise StateError(f"{where} is not understood: {str(error)[:200]}") from None
+    if not isinstance(found, dict):
+        raise StateError(f"{where} is not understood: an object is needed")
+    return found
+
+
+def _check_numbers(learned: Learned) -> None:
+    """What `Learned.from_dict` does not look at: that figures made of these numbers stay finite."""
+    for each in learned.fitted.values():
+        for figure, belief in each.beliefs.items():
+            where = f"the {figure} of {each.model!a} on {each.gpu!a}"
+            _check_parameters(belief.mean, belief.covariance, where)
+            _check_parameters(np.concatenate([belief.places.ravel(), belief.offsets, belief.noise]), None, where)
+        if each.points < 0:
+            raise StateError(f"{each.model!a} on {each.gpu!a} was measured at {each.points} points")
+    for (figure, kind), population in learned.populations.items():
+        where = f"the population of {figure}/{kind}"
+        _check_parameters(population.mean, population.covariance, where)
+        for vector in (*population.shifts.values(), *population.own.values()):
+            _check_parameters(vector, None, where)
+        for array in (population.slopes, population.centre):
+            if array is not None and not np.all(np.abs(array) <= LARGEST_LOG):
+                raise StateError(f"{where} has parameters out of range")
+
+
+def _check_parameters(mean: Array, covariance: Array | None, where: str) -> None:
+    if not np.all(np.abs(mean) <= LARGEST_LOG):
+        raise StateError(f"{where} has parameters out of range")
+    if covariance is None:
+        return
+    if not np.allclose(covariance, covariance.T) or not np.all(np.abs(covariance) <= LARGEST_LOG**2):
+        raise StateError(f"{where} has a spread that cannot be")
+    if np.linalg.eigvalsh(covariance)[0] < -1e-6:
+        raise StateError(f"{where} has a spread that cannot be")
+
+
+def _summary(report: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: report[name] for name in ("check", "runs", "rows", "seconds") if name in report}
