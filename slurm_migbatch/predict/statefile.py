@@ -214,13 +214,14 @@ class ModelDirectory:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[int]:
-        self.path.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self._make()
         with self._opened() as folder:
             if folder is None:
                 raise StateError(f"{self.path} has just been removed")
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            lock = os.open(_LOCK, flags, 0o644, dir_fd=folder)
+            lock = os.open(_LOCK, flags, 0o600, dir_fd=folder)  # whoever could open it could hold it for ever
             try:
+                _hand_over(lock, folder)
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 for name in os.listdir(folder):  # noqa: PTH208 of an open directory
                     if name.startswith(".") and name != _LOCK:  # left by a writer that was killed
@@ -228,6 +229,16 @@ class ModelDirectory:
                 yield folder
             finally:
                 os.close(lock)
+
+    def _make(self) -> None:
+        self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(mode=0o755)
+        except FileExistsError:
+            return
+        owner = self.path.parent.stat()
+        if os.geteuid() == 0 and owner.st_uid in self._uids:  # migbatchd's, where root is the first to write
+            os.chown(self.path, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
     def _index(self, folder: int) -> Index:
         try:
@@ -295,17 +306,19 @@ class ModelDirectory:
             raise
         except OSError as error:
             raise StateError(f"{where} is not used: {error.strerror}; it must be a regular file") from None
-        with os.fdopen(file, "rb") as stream:
+        try:
             status = os.fstat(file)
             if not stat.S_ISREG(status.st_mode):
                 raise StateError(f"{where} is not used: it is no regular file")
             self._check(status, where)
             if status.st_size > MOST_BYTES:
                 raise StateError(f"{where} is not used: {status.st_size} bytes are more than {MOST_BYTES}")
-            try:
+            with os.fdopen(file, "rb", closefd=False) as stream:
                 return stream.read(MOST_BYTES)
-            except OSError as error:
-                raise StateError(f"{where} cannot be read: {error.strerror}") from None
+        except OSError as error:
+            raise StateError(f"{where} cannot be read: {error.strerror}") from None
+        finally:
+            os.close(file)
 
     def _check(self, status: os.stat_result, where: str) -> None:
         if status.st_uid not in self._uids:
@@ -334,6 +347,7 @@ def _write(folder: int, name: str, content: bytes) -> None:
             stream.write(content)
             stream.flush()
             os.fchmod(file, 0o644)  # `migbatch explain` is everybody's
+            _hand_over(file, folder)
             os.fsync(file)
         os.rename(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
@@ -341,6 +355,13 @@ def _write(folder: int, name: str, content: bytes) -> None:
             os.unlink(beside, dir_fd=folder)
         raise
     os.fsync(folder)
+
+
+def _hand_over(file: int, folder: int) -> None:
+    """What root writes for a migbatchd that runs as another user belongs to that one."""
+    owner = os.fstat(folder)
+    if os.geteuid() == 0 and owner.st_uid != 0:
+        os.fchown(file, owner.st_uid, owner.st_gid)
 
 
 def _packed(saved: Saved) -> bytes:

@@ -1,0 +1,212 @@
+"""What finished runs teach, and whom the site does not believe."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from gpu_kinds import H100
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.predict.check import misses
+from slurm_migbatch.predict.known import Knowledge
+from slurm_migbatch.predict.runs import ABSURD, MOST_CELLS, SILENT_S, Told, hear, rows_of, told_by
+from slurm_migbatch.predict.samples import RUNS, SILENT
+from slurm_migbatch.predict.state import Learned
+from slurm_migbatch.predict.training import learn
+
+NAME = "NVIDIA H100 80GB HBM3"
+KNOWLEDGE = Knowledge()
+GEOMETRIES = {NAME: H100.geometry}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of bert-large on one slice that told its latency; what the physical prior expects of 7g is 9 ms."""
+
+    number: int = 1
+    user: str | None = "ann"
+    state: str = "COMPLETED"
+    model: str | None = "bert-large"
+    role: str | None = "infer"
+    batch: int | None = 8
+    input: int | None = 128
+    unit: str = "tok"
+    items_hint: int | None = None
+    profile: str | None = "7g.80gb"
+    gpu: str | None = NAME
+    slices: int = 1
+    elapsed_s: float = 60.0
+    throughput_per_s: float | None = None
+    latency_s: float | None = 0.02
+    latency_p99_s: float | None = None
+    memory_mib: float | None = None
+    items: float | None = None
+
+    again: int | None = None
+
+    @property
+    def run(self) -> int:
+        return self.again or self.number
+
+
+def told(*runs: Run) -> list[Told]:
+    return told_by(runs, GEOMETRIES, KNOWLEDGE)
+
+
+def only(*runs: Run) -> Told:
+    (found,) = told(*runs)
+    return found
+
+
+def seconds(runs: Sequence[Run]) -> dict[tuple[str, int], float]:
+    heard = hear(told(*runs), KNOWLEDGE)
+    rows = rows_of(heard.told)
+    return {(row.profile, row.batch): row.seconds for row in rows if row.seconds is not None}
+
+
+def test_a_run_becomes_a_row_under_the_sites_name_of_the_gpu() -> None:
+    row = only(Run(model="bert_large", memory_mib=4000.0, latency_p99_s=0.03)).row
+    assert (row.gpu, row.model, row.profile, row.sm_count) == ("h100-80gb", "bert-large", "7g.80gb", 132)
+    assert (row.latency_s, row.latency_p99_s, row.memory_mib, row.source) == (0.02, 0.03, 4000.0, RUNS)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        Run(model=None),
+        Run(batch=None),
+        Run(gpu=None),
+        Run(gpu="NVIDIA Unheard Of"),
+        Run(profile=None),
+        Run(profile="2g.99gb"),
+        Run(slices=2),
+        Run(role="dream"),
+        Run(unit="px"),
+        Run(latency_s=None),
+        Run(state="FAILED"),
+        Run(state="FAILED", memory_mib=1000.0),
+    ],
+)
+def test_what_says_nothing_is_passed_over(run: Run) -> None:
+    assert told(run) == []
+
+
+def test_a_job_that_waits_for_its_input_tells_its_latency() -> None:
+    """An inference service with little to do: 10 requests a second, though it could do 400."""
+    row = only(Run(throughput_per_s=10.0)).row
+    assert (row.seconds, row.throughput_per_s) == (0.02, None)
+    assert only(Run(throughput_per_s=380.0)).row.throughput_per_s == 380.0
+    assert only(Run(throughput_per_s=100.0, latency_s=None)).row.seconds == pytest.approx(0.08)
+
+
+def test_silent_runs_count_where_they_were_long_and_nobody_told() -> None:
+    silent = Run(latency_s=None, items_hint=100_000, elapsed_s=1000.0)
+    row = only(silent).row
+    assert (row.throughput_per_s, row.source) == (100.0, SILENT)
+    assert told(Run(latency_s=None, items_hint=100_000, elapsed_s=SILENT_S - 1)) == []
+    assert told(Run(latency_s=None, items_hint=100_000, elapsed_s=1000.0, state="TIMEOUT")) == []
+    (only_row,) = rows_of(told(silent, Run(2)))
+    assert (only_row.source, only_row.seconds) == (RUNS, pytest.approx(0.02))
+
+
+def test_silent_runs_are_believed_less() -> None:
+    def predicted(source: str) -> float:
+        (row,) = rows_of(told(Run(latency_s=None, items_hint=20_000, elapsed_s=1000.0)))
+        row = row if source == SILENT else only(Run(latency_s=row.seconds)).row
+        learned = learn([row], KNOWLEDGE)
+        return misses(learned, [row], KNOWLEDGE)["time"].error
+
+    assert predicted(RUNS) < 0.5 * predicted(SILENT)
+
+
+def test_a_later_word_about_a_run_replaces_an_earlier_one() -> None:
+    assert [each.row.latency_s for each in told(Run(1), Run(2, latency_s=0.04, again=1))] == [0.04]
+
+
+def test_the_median_of_many_runs_counts() -> None:
+    runs = [Run(n, latency_s=0.02) for n in range(9)] + [Run(n, latency_s=0.09) for n in range(9, 12)]
+    assert seconds(runs) == {("7g.80gb", 8): pytest.approx(0.02)}
+
+
+@pytest.mark.parametrize("lie", [1e-9, 1e-3 / 16, 16.0, 1e6])
+@pytest.mark.parametrize("cell", [8, 32])
+def test_one_users_absurd_report_moves_nothing(lie: float, cell: int) -> None:
+    """Among others who use the model, in a cell of theirs or in one of his own, however often he says it."""
+    honest = [Run(n, user, latency_s=0.02) for n, user in enumerate(("ann", "bob", "cat"))]
+    lies = [Run(100 + n, "eve", batch=cell, latency_s=0.02 * lie) for n in range(50)]
+    heard = hear(told(*honest, *lies), KNOWLEDGE)
+    assert {each.user for each in heard.told} == {"ann", "bob", "cat"}
+    (unheard,) = heard.unheard
+    assert (unheard.user, unheard.count, unheard.figure) == ("eve", 50, "time")
+    assert seconds([*honest, *lies]) == {("7g.80gb", 8): pytest.approx(0.02)}
+
+
+def test_of_two_the_one_nearer_to_physics_is_heard() -> None:
+    assert seconds([Run(1, "ann"), *(Run(n, "eve", latency_s=0.4) for n in range(2, 9))]) == {
+        ("7g.80gb", 8): pytest.approx(0.02)
+    }
+
+
+def test_alone_one_is_heard_up_to_what_cannot_be() -> None:
+    assert seconds([Run(1, latency_s=0.4)]) == {("7g.80gb", 8): pytest.approx(0.4)}
+    heard = hear(told(Run(1), Run(2, latency_s=0.009 * ABSURD * 3)), KNOWLEDGE)
+    assert len(heard.told) == 1 and heard.unheard[0].why == "physics"
+
+
+def test_users_who_agree_are_heard_against_physics() -> None:
+    runs = [Run(n, user, latency_s=0.3 * (1 + 0.1 * n)) for n, user in enumerate(("ann", "bob", "cat"))]
+    assert seconds(runs) == {("7g.80gb", 8): pytest.approx(0.33)}
+
+
+def test_each_user_counts_once() -> None:
+    runs = [Run(n, "ann", latency_s=0.03) for n in range(100)]
+    runs += [Run(100, "bob", latency_s=0.02), Run(101, "cat", latency_s=0.021)]
+    assert seconds(runs) == {("7g.80gb", 8): pytest.approx(0.021)}
+
+
+@given(st.permutations(range(12)), st.integers(0, 2**31))
+def test_the_order_in_which_runs_are_told_changes_nothing(order: list[int], seed: int) -> None:
+    rng = random.Random(seed)
+    runs = [
+        Run(n, rng.choice("abc"), batch=rng.choice([1, 8]), latency_s=0.02 * rng.uniform(0.5, 2)) for n in range(12)
+    ]
+    assert seconds([runs[n] for n in order]) == seconds(runs)
+
+
+def test_memory_that_was_enough_is_what_is_needed() -> None:
+    """A framework that takes three quarters of any slice: the smallest slice on which it ran is nearest to the need."""
+    runs = [Run(1, profile="7g.80gb", memory_mib=60_000.0), Run(2, profile="1g.10gb", memory_mib=7_500.0)]
+    found = {row.profile: row.memory_mib for row in rows_of(told(*runs))}
+    assert found == {"7g.80gb": None, "1g.10gb": pytest.approx(7_500.0)}
+
+
+def test_a_run_that_failed_with_its_slice_full_says_that_it_needs_more() -> None:
+    failed = Run(1, state="FAILED", profile="1g.10gb", memory_mib=9_800.0)
+    (row,) = rows_of(told(failed))
+    assert (row.memory_mib, row.ran) == (pytest.approx(9_800.0), False)
+    more = [row.memory_mib for row in rows_of(told(failed, Run(2, profile="1g.20gb", memory_mib=15_000.0)))]
+    assert more == [pytest.approx(15_000.0)]
+
+
+def test_models_with_very_many_cells_are_learned_from_those_used_most() -> None:
+    runs = [Run(n, batch=1 + n % 200) for n in range(300)]
+    assert len(rows_of(told(*runs))) == MOST_CELLS
+
+
+def test_after_a_few_runs_predictions_are_near_what_was_told() -> None:
+    runs = [
+        Run(n, user, profile=profile, batch=batch, latency_s=0.05 * math.sqrt(batch), memory_mib=3000.0 + 10 * batch)
+        for n, (user, profile, batch) in enumerate(
+            (user, profile, batch) for user in "ab" for profile in ("7g.80gb", "3g.40gb") for batch in (8, 32)
+        )
+    ]
+    heard = hear(told(*runs), KNOWLEDGE)
+    rows = rows_of(heard.told)
+    before, after = misses(Learned(), rows, KNOWLEDGE), misses(learn(rows, KNOWLEDGE), rows, KNOWLEDGE)
+    assert after["time"].error < 0.25 * before["time"].error
+    assert after["memory"].error < 0.1
