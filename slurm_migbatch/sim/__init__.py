@@ -1,1 +1,44 @@
-"""The simulator: clusters of GPUs with MIG, replayed traces, and the policies that the live loops use."""
+"""An event-driven simulator of GPU clusters with MIG, for the policies that the live loops use.
+
+How it fits together, from the inside out:
+
+- `job`: `Job`, `Costs`, `Request`, `Demand` are values: what is asked. Work is in seconds at speed 1.
+- `run`: `Run` is the course of one job, from its arrival over all interruptions to its end. Policies read it
+  (`remaining(now)`, `attained(now)`, `end()`, `places`, `note`) and never change it, but for `note`.
+- `gpus`: `geometry("a100-80gb")` with MIG, `whole("a100-80gb")` without.
+- `cluster`: `Cluster.of(geometry, gpus)`; `Place(gpu, slot)`; `Gpu.used` (held slots), `Gpu.layout` (idle instances
+  too); `cluster.empty` and `cluster.alike[geometry, used]` are sets of GPUs as bits (`lowest`, `each`).
+- `placing`: first fit, best fit and packed whole GPUs over `mig.planning`.
+- `speeds`: `Speeds` (a Protocol: `speed(job, places, steps)` and `slowdown(run, others)`) with `Whole`, `Linear`,
+  `Table` (`measured`) and the predictor (`predicted`); `Neighbours` is what busy slices beside a job cost it.
+- `policy`: `Policy` (a Protocol: `begin`, `arrive`, `complete`, `demand`, `timer`, `decide`) and the base `Quiet`.
+- `engine`: `Simulation(cluster, jobs, policy, speeds, ...)` with the actions `start`, `move`, `preempt`, `wake`, and
+  `run(until)`, which returns a `Result`.
+- `metrics`: `summarise(result)`; `over_seeds` gives means with their intervals.
+- `policies`: baselines for training traces; `registry` knows all policies by name for configuration files.
+- `traces`: readers of public and of a site's own traces; all return `Trace`.
+- `scenario`, `plots`, `page`: what `migbatch simulate` does.
+
+A policy of one's own::
+
+    class Mine(Quiet):
+        def begin(self, sim):
+            self.queue = []
+
+        def arrive(self, sim, run):
+            self.queue.append(run)
+
+        def decide(self, sim):
+            # call the pure function of slurm_migbatch.policy, then act
+            while self.queue and sim.cluster.empty:
+                gpu = sim.cluster.gpus[lowest(sim.cluster.empty)]
+                sim.start(self.queue.pop(0), [gpu.whole])
+
+    result = Simulation(Cluster.of(whole("a100-80gb"), 8), jobs, Mine(), Whole()).run()
+
+Two runs share a slice when both are started at the same place: `Speeds.slowdown` says how much each suffers. A GPU is
+split by `sim.move(run, [Place(gpu, smaller slot)])` and starting the other beside it. An elastic job grows and shrinks
+by `sim.move` with more or fewer places (`save` and `pause` override what that costs). Reclaiming a slice for inference
+is `sim.move` or `sim.preempt` of the training job and then `sim.start` at the same instant: that the newcomer waits for
+the checkpoint and for the new instance is charged by the engine.
+"""

@@ -1,80 +1,128 @@
-"""MIG geometries of GPUs for experiments, where no driver can be asked.
+"""The GPUs that can be simulated: MIG geometry, and how long it takes to make and remove an instance.
 
-The rows are what the simulated driver of the test bed reports (`testbed/driver/tables.c`; a test holds them equal), in
-NVML's figures: profile, device profile id, compute slices, memory slices, usable MiB, SMs, copy engines, decoders,
-encoders, JPEG engines, OFAs, most instances, placements as start:size.
+The figures are those of the simulated driver in `testbed/driver` (a test holds them together), which has them from
+NVIDIA's MIG user guide and from measured listings. They are repeated here because whoever simulates a cluster needs no
+C compiler. A live system never reads them: there every geometry comes from NVML.
 """
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Final
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final, TypeAlias
 
 from slurm_migbatch.mig.geometry import Geometry, ProfileInfo
 from slurm_migbatch.mig.placement import Placement
 from slurm_migbatch.mig.profile import Profile
 
-_TABLES: Final = {
-    "a30": (
-        "NVIDIA A30",
-        """
-        4g.24gb  0  4 4  24064  56 4  4 0 1 1  1  0:4
-        2g.12gb  5  2 2  11968  28 2  2 0 0 0  2  0:2 2:2
-        2g.12gb+me  6  2 2  11968  28 2  2 0 1 1  1  0:2 2:2
-        1g.6gb  14  1 1  5952  14 1  0 0 0 0  4  0:1 1:1 2:1 3:1
-        1g.6gb+me  21  1 1  5952  14 1  1 0 1 1  1  0:1 1:1 2:1 3:1
-        """,
-    ),
-    "a100-40gb": (
-        "NVIDIA A100-SXM4-40GB",
-        """
-        7g.40gb  0  7 8  40192  98 7  5 0 1 1  1  0:8
-        4g.20gb  5  4 4  19968  56 4  2 0 0 0  1  0:4
-        3g.20gb  9  3 4  19968  42 3  2 0 0 0  2  0:4 4:4
-        2g.10gb  14  2 2  9856  28 2  1 0 0 0  3  0:2 2:2 4:2
-        1g.10gb  15  1 2  9856  14 1  1 0 0 0  4  0:2 2:2 4:2 6:2
-        1g.5gb  19  1 1  4864  14 1  0 0 0 0  7  0:1 1:1 2:1 3:1 4:1 5:1 6:1
-        1g.5gb+me  20  1 1  4864  14 1  1 0 1 1  1  0:1 1:1 2:1 3:1 4:1 5:1 6:1
-        """,
-    ),
-    "a100-80gb": (
-        "NVIDIA A100-SXM4-80GB",
-        """
-        7g.80gb  0  7 8  80896  98 7  5 0 1 1  1  0:8
-        4g.40gb  5  4 4  40192  56 4  2 0 0 0  1  0:4
-        3g.40gb  9  3 4  40192  42 3  2 0 0 0  2  0:4 4:4
-        2g.20gb  14  2 2  19968  28 2  1 0 0 0  3  0:2 2:2 4:2
-        1g.20gb  15  1 2  19968  14 1  1 0 0 0  4  0:2 2:2 4:2 6:2
-        1g.10gb  19  1 1  9728  14 1  0 0 0 0  7  0:1 1:1 2:1 3:1 4:1 5:1 6:1
-        1g.10gb+me  20  1 1  9728  14 1  1 0 1 1  1  0:1 1:1 2:1 3:1 4:1 5:1 6:1
-        """,
-    ),
-    "h100-80gb": (
-        "NVIDIA H100 80GB HBM3",
-        """
-        7g.80gb  0  7 8  81152  132 8  7 0 7 1  1  0:8
-        4g.40gb  5  4 4  40448  64 4  4 0 4 0  1  0:4
-        3g.40gb  9  3 4  40448  60 3  3 0 3 0  2  0:4 4:4
-        2g.20gb  14  2 2  20096  32 2  2 0 2 0  3  0:2 2:2 4:2
-        1g.20gb  15  1 2  20096  26 1  1 0 1 0  4  0:2 2:2 4:2 6:2
-        1g.10gb  19  1 1  9984  16 1  1 0 1 0  7  0:1 1:1 2:1 3:1 4:1 5:1 6:1
-        1g.10gb+me  20  1 1  9984  16 1  1 0 1 1  1  0:1 1:1 2:1 3:1 4:1 5:1 6:1
-        """,
-    ),
-}
-GPUS: Final = tuple(_TABLES)
+_Row: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...]]
+"""Profile, (id, compute, memory, MiB, SMs, copy engines, decoders, encoders, JPEG, OFA, max instances), starts."""
+
+CREATE_S: Final = {1: 0.16, 2: 0.17, 3: 0.20, 4: 0.21, 7: 0.24}
+"""Seconds to create an instance with its compute instance, by compute slices (measured on A100, public figures)."""
+DESTROY_S: Final = {1: 0.20, 2: 0.20, 3: 0.21, 4: 0.21, 7: 0.22}
+"""Seconds to destroy one."""
+MIG_TAX: Final = 0.034
+"""How much slower the whole GPU is as one instance than without MIG (MIGER: 3.4 % on average, 9.2 % at most)."""
+
+_TABLE: Final[Mapping[str, tuple[str, tuple[_Row, ...]]]] = {
+    "a30": ("NVIDIA A30", (
+        ("4g.24gb", (0, 4, 4, 24064, 56, 4, 4, 0, 1, 1, 1), (0,)),
+        ("2g.12gb", (5, 2, 2, 11968, 28, 2, 2, 0, 0, 0, 2), (0, 2)),
+        ("2g.12gb+me", (6, 2, 2, 11968, 28, 2, 2, 0, 1, 1, 1), (0, 2)),
+        ("1g.6gb", (14, 1, 1, 5952, 14, 1, 0, 0, 0, 0, 4), (0, 1, 2, 3)),
+        ("1g.6gb+me", (21, 1, 1, 5952, 14, 1, 1, 0, 1, 1, 1), (0, 1, 2, 3)),
+    )),
+    "a100-40gb": ("NVIDIA A100-SXM4-40GB", (
+        ("7g.40gb", (0, 7, 8, 40192, 98, 7, 5, 0, 1, 1, 1), (0,)),
+        ("4g.20gb", (5, 4, 4, 19968, 56, 4, 2, 0, 0, 0, 1), (0,)),
+        ("3g.20gb", (9, 3, 4, 19968, 42, 3, 2, 0, 0, 0, 2), (0, 4)),
+        ("2g.10gb", (14, 2, 2, 9856, 28, 2, 1, 0, 0, 0, 3), (0, 2, 4)),
+        ("1g.10gb", (15, 1, 2, 9856, 14, 1, 1, 0, 0, 0, 4), (0, 2, 4, 6)),
+        ("1g.5gb", (19, 1, 1, 4864, 14, 1, 0, 0, 0, 0, 7), (0, 1, 2, 3, 4, 5, 6)),
+        ("1g.5gb+me", (20, 1, 1, 4864, 14, 1, 1, 0, 1, 1, 1), (0, 1, 2, 3, 4, 5, 6)),
+    )),
+    "a100-80gb": ("NVIDIA A100-SXM4-80GB", (
+        ("7g.80gb", (0, 7, 8, 80896, 98, 7, 5, 0, 1, 1, 1), (0,)),
+        ("4g.40gb", (5, 4, 4, 40192, 56, 4, 2, 0, 0, 0, 1), (0,)),
+        ("3g.40gb", (9, 3, 4, 40192, 42, 3, 2, 0, 0, 0, 2), (0, 4)),
+        ("2g.20gb", (14, 2, 2, 19968, 28, 2, 1, 0, 0, 0, 3), (0, 2, 4)),
+        ("1g.20gb", (15, 1, 2, 19968, 14, 1, 1, 0, 0, 0, 4), (0, 2, 4, 6)),
+        ("1g.10gb", (19, 1, 1, 9728, 14, 1, 0, 0, 0, 0, 7), (0, 1, 2, 3, 4, 5, 6)),
+        ("1g.10gb+me", (20, 1, 1, 9728, 14, 1, 1, 0, 1, 1, 1), (0, 1, 2, 3, 4, 5, 6)),
+    )),
+    "h100-80gb": ("NVIDIA H100 80GB HBM3", (
+        ("7g.80gb", (0, 7, 8, 81152, 132, 8, 7, 0, 7, 1, 1), (0,)),
+        ("4g.40gb", (5, 4, 4, 40448, 64, 4, 4, 0, 4, 0, 1), (0,)),
+        ("3g.40gb", (9, 3, 4, 40448, 60, 3, 3, 0, 3, 0, 2), (0, 4)),
+        ("2g.20gb", (14, 2, 2, 20096, 32, 2, 2, 0, 2, 0, 3), (0, 2, 4)),
+        ("1g.20gb", (15, 1, 2, 20096, 26, 1, 1, 0, 1, 0, 4), (0, 2, 4, 6)),
+        ("1g.10gb", (19, 1, 1, 9984, 16, 1, 1, 0, 1, 0, 7), (0, 1, 2, 3, 4, 5, 6)),
+        ("1g.10gb+me", (20, 1, 1, 9984, 16, 1, 1, 0, 1, 1, 1), (0, 1, 2, 3, 4, 5, 6)),
+    )),
+    "h200": ("NVIDIA H200", (
+        ("7g.141gb", (0, 7, 8, 143104, 132, 8, 7, 0, 7, 1, 1), (0,)),
+        ("4g.71gb", (5, 4, 4, 71168, 64, 4, 4, 0, 4, 0, 1), (0,)),
+        ("3g.71gb", (9, 3, 4, 71168, 60, 3, 3, 0, 3, 0, 2), (0, 4)),
+        ("2g.35gb", (14, 2, 2, 33024, 32, 2, 2, 0, 2, 0, 3), (0, 2, 4)),
+        ("1g.35gb", (15, 1, 2, 33024, 26, 1, 1, 0, 1, 0, 4), (0, 2, 4, 6)),
+        ("1g.18gb", (19, 1, 1, 16384, 16, 1, 1, 0, 1, 0, 7), (0, 1, 2, 3, 4, 5, 6)),
+        ("1g.18gb+me", (20, 1, 1, 16384, 16, 1, 1, 0, 1, 1, 1), (0, 1, 2, 3, 4, 5, 6)),
+    )),
+    "b200": ("NVIDIA B200", (
+        ("7g.180gb", (0, 7, 8, 182784, 148, 16, 7, 0, 7, 1, 1), (0,)),
+        ("4g.90gb", (5, 4, 4, 91136, 72, 8, 4, 0, 4, 0, 1), (0,)),
+        ("3g.90gb", (9, 3, 4, 91136, 68, 6, 3, 0, 3, 0, 2), (0, 4)),
+        ("2g.45gb", (14, 2, 2, 45312, 36, 4, 2, 0, 2, 0, 3), (0, 2, 4)),
+        ("1g.45gb", (15, 1, 2, 45312, 30, 2, 1, 0, 1, 0, 4), (0, 2, 4, 6)),
+        ("1g.23gb", (19, 1, 1, 20992, 18, 2, 1, 0, 1, 0, 7), (0, 1, 2, 3, 4, 5, 6)),
+        ("1g.23gb+me", (20, 1, 1, 20992, 18, 2, 1, 0, 1, 1, 1), (0, 1, 2, 3, 4, 5, 6)),
+    )),
+    "rtx-pro-6000": ("NVIDIA RTX PRO 6000 Blackwell Server Edition", (
+        ("4g.96gb", (0, 4, 12, 97408, 188, 4, 4, 4, 4, 1, 1), (0,)),
+        ("4g.96gb+gfx", (32, 4, 12, 97408, 188, 4, 4, 4, 4, 1, 1), (0,)),
+        ("2g.48gb", (5, 2, 6, 48512, 94, 2, 2, 2, 2, 0, 2), (0, 6)),
+        ("2g.48gb+gfx", (35, 2, 6, 48512, 94, 2, 2, 2, 2, 0, 2), (0, 6)),
+        ("2g.48gb+me.all", (64, 2, 6, 48512, 94, 2, 4, 4, 4, 1, 1), (0, 6)),
+        ("2g.48gb-me", (66, 2, 6, 48512, 94, 2, 0, 0, 0, 0, 2), (0, 6)),
+        ("1g.24gb", (14, 1, 3, 24192, 46, 1, 1, 1, 1, 0, 4), (0, 3, 6, 9)),
+        ("1g.24gb+gfx", (47, 1, 3, 24192, 46, 1, 1, 1, 1, 0, 4), (0, 3, 6, 9)),
+        ("1g.24gb+me", (21, 1, 3, 24192, 46, 1, 1, 1, 1, 1, 1), (0, 3, 6, 9)),
+        ("1g.24gb+me.all", (65, 1, 3, 24192, 46, 1, 4, 4, 4, 1, 1), (0, 3, 6, 9)),
+        ("1g.24gb-me", (67, 1, 3, 24192, 46, 1, 0, 0, 0, 0, 4), (0, 3, 6, 9)),
+    )),
+}  # fmt: skip
+"""NVML name and profiles of each model; a placement's size is the profile's memory slices."""
 
 
-@cache
-def geometry(name: str) -> Geometry:
-    """The geometry of `a30`, `a100-40gb`, `a100-80gb` or `h100-80gb`; raises KeyError with the names."""
-    try:
-        title, table = _TABLES[name]
-    except KeyError:
-        raise KeyError(f"no geometry is kept for {name}; there are {', '.join(GPUS)}") from None
-    return Geometry(title, [_row(line.split()) for line in table.splitlines() if line.strip()])
+class UnknownGpu(ValueError):
+    """A name of no GPU that can be simulated; the message lists those that can."""
 
 
-def _row(cells: list[str]) -> ProfileInfo:
-    placements = tuple(Placement.parse(text) for text in cells[12:])
-    return ProfileInfo._make((Profile.parse(cells[0]), *(int(cell) for cell in cells[1:12]), placements))
+@lru_cache(maxsize=64)
+def geometry(gpu: str) -> Geometry:
+    """The geometry of a model by its short name, `a100-80gb`; raises UnknownGpu."""
+    if gpu not in _TABLE:
+        raise UnknownGpu(f"{gpu!r} is no GPU that can be simulated; known are {', '.join(_TABLE)}")
+    name, rows = _TABLE[gpu]
+    return Geometry(name, [_info(*row) for row in rows])
+
+
+@lru_cache(maxsize=64)
+def whole(gpu: str) -> Geometry:
+    """The same GPU without MIG: one profile that takes all of it; raises UnknownGpu."""
+    with_mig = geometry(gpu)
+    return Geometry(f"{with_mig.name} without MIG", [with_mig.full])
+
+
+def models() -> tuple[str, ...]:
+    """Short names of the models."""
+    return tuple(_TABLE)
+
+
+def _info(profile: str, counts: tuple[int, ...], starts: tuple[int, ...]) -> ProfileInfo:
+    number, compute, memory, mib, sms, copies, decoders, encoders, jpegs, ofas, most = counts
+    places = tuple(Placement(start, memory) for start in starts)
+    return ProfileInfo(
+        Profile.parse(profile), number, compute, memory, mib, sms, copies, decoders, encoders, jpegs, ofas, most, places
+    )

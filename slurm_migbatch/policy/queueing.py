@@ -1,0 +1,159 @@
+"""Queues of jobs that need several of one thing (GPUs, slices) at once, in the orders of published schedulers.
+
+- First come, first served, with the head blocking the rest.
+- Shortest job first, starting whatever fits (Lai et al., "wise resource sharing", the SJF baseline of their code).
+- EASY backfilling: Lifka, "The ANL/IBM SP scheduling system", JSSPP 1995; Mu'alem and Feitelson, TPDS 2001. The head
+  of the queue has a reservation; others may start if they do not delay it.
+- Least attained service in levels: Gu et al., "Tiresias", NSDI 2019, section 3 (discretised 2D-LAS). A reconstruction:
+  promotion of starved jobs is left out, and the thresholds are parameters.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import merge
+from itertools import chain, islice
+from typing import Any, Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+
+class Lanes(Generic[T]):
+    """Waiting things, each with a key (its turn) and a need, kept in order for each need.
+
+    "The first by key that fits" looks at one thing per distinct need and never at the whole queue. Traces know about
+    ten needs, so this takes microseconds however long the queue is. Keys must be comparable, and all different.
+    """
+
+    def __init__(self) -> None:
+        self._lanes: dict[int, _Lane[T]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def push(self, key: Any, need: int, item: T) -> None:
+        """Put one into its lane."""
+        lane = self._lanes.get(need)
+        if lane is None:
+            lane = self._lanes[need] = _Lane()
+        insort(lane.entries, (key, item), lane.start)
+        self._count += 1
+
+    def first(self, free: int | None = None) -> tuple[int, T] | None:
+        """Need and item with the least key, of those that need no more than `free`; None where there is none."""
+        best: tuple[Any, T] | None = None
+        at = 0
+        for need, lane in self._lanes.items():
+            if lane.start < len(lane.entries) and (free is None or need <= free):
+                head = lane.entries[lane.start]
+                if best is None or head[0] < best[0]:
+                    best, at = head, need
+        return None if best is None else (at, best[1])
+
+    def pop(self, need: int) -> T:
+        """Take the first of a lane away."""
+        lane = self._lanes[need]
+        item = lane.entries[lane.start][1]
+        lane.start += 1
+        if lane.start > 1024 and lane.start * 2 > len(lane.entries):
+            del lane.entries[: lane.start]
+            lane.start = 0
+        self._count -= 1
+        return item
+
+    def ordered(self, most: int) -> list[tuple[int, T]]:
+        """The first `most` by key, with their needs; they stay."""
+        streams = [_stream(need, lane.entries[lane.start : lane.start + most]) for need, lane in self._lanes.items()]
+        found = merge(*streams, key=_key) if len(streams) > 1 else chain.from_iterable(streams)
+        return [(need, item) for _, need, item in islice(found, most)]
+
+    def drop(self, key: Any, need: int) -> None:
+        """Take the one with this key away; raises KeyError where there is none."""
+        lane = self._lanes[need]
+        index = bisect_left(lane.entries, key, lane.start, key=_key)
+        if index == len(lane.entries) or lane.entries[index][0] != key:
+            raise KeyError(key)
+        del lane.entries[index]
+        self._count -= 1
+
+
+class _Lane(Generic[T]):
+    """Entries by key from `start` on; those before it are gone."""
+
+    __slots__ = ("entries", "start")
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[Any, T]] = []
+        self.start = 0
+
+
+def _stream(need: int, entries: Iterable[tuple[Any, T]]) -> Iterator[tuple[Any, int, T]]:
+    return ((key, need, item) for key, item in entries)
+
+
+def _key(entry: tuple[Any, ...]) -> Any:
+    return entry[0]
+
+
+class Holding(NamedTuple):
+    """What runs: until when (as claimed) it holds how many."""
+
+    end: float
+    need: int
+
+
+class Shadow(NamedTuple):
+    """When the head of a queue can start at the latest, and how many are to spare then."""
+
+    time: float
+    spare: int
+
+
+def shadow(need: int, free: int, holdings: Iterable[Holding], now: float) -> Shadow:
+    """EASY's reservation: `holdings` by their ends. Ends in the past (claims that were too short) count as now.
+
+    Raises ValueError where even all of them together do not suffice.
+    """
+    for end, held in holdings:
+        if free >= need:
+            break
+        free += held
+        now = max(now, end)
+    if free < need:
+        raise ValueError(f"{need} are needed and there will never be more than {free}")
+    return Shadow(now, free - need)
+
+
+def may_backfill(need: int, claimed: float, free: int, now: float, reserved: Shadow) -> bool:
+    """Whether a job that needs `need` for `claimed` seconds can start now and not delay the reservation."""
+    return need <= free and (now + claimed <= reserved.time or need <= reserved.spare)
+
+
+def level(attained: float, limits: Sequence[float]) -> int:
+    """Tiresias's queue for a job that has attained so much service: 0 is served first."""
+    return sum(attained >= limit for limit in limits)
+
+
+def victims(need: int, free: int, running: Iterable[tuple[int, T]]) -> list[T] | None:
+    """Who has to go so that `need` are free: `running` are (held, who) in the order in which they are given up.
+
+    None where all together do not suffice; empty where nobody has to. Those that turn out not to be needed, because a
+    later one frees enough alone, stay.
+    """
+    chosen: list[tuple[int, T]] = []
+    for held, who in running:
+        if free >= need:
+            break
+        chosen.append((held, who))
+        free += held
+    if free < need:
+        return None
+    kept: list[T] = []
+    for held, who in chosen:
+        if free - held >= need:
+            free -= held
+        else:
+            kept.append(who)
+    return kept

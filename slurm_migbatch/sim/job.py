@@ -1,0 +1,115 @@
+"""What is asked of a cluster: jobs, single requests, and demand over time. All of them are values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+from slurm_migbatch.mig.profile import Profile
+
+Kind: TypeAlias = Literal["infer", "train"]
+
+
+class JobError(ValueError):
+    """Values that make no job; the message says which and what to write instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds that a job pays beside its work.
+
+    Attributes:
+        cold_start_s: from a slice that is there to the first progress, at the first start.
+        restart_s: the same after an interruption or a move.
+        checkpoint_s: to save the work when told to stop; whoever gets its slices waits that long for them.
+        checkpoint_every_s: seconds of progress between the checkpoints that it writes by itself; only work up to the
+            last of them survives where it is stopped without saving. Infinite: it writes none.
+    """
+
+    cold_start_s: float = 0.0
+    restart_s: float = 0.0
+    checkpoint_s: float = 0.0
+    checkpoint_every_s: float = math.inf
+
+
+FREE = Costs()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job as it is submitted.
+
+    Attributes:
+        id: unique; also breaks ties, so that a simulation is deterministic.
+        arrival: seconds on the simulation's clock.
+        work: how much there is to do, in seconds at speed 1. Speed 1 is what `Speeds` says of the job on what it asks
+            for: usually all its `gpus` as whole GPUs of the reference kind.
+        kind: `train` jobs may be paused and moved, `infer` jobs have users that wait.
+        gpus: GPUs, or slices where `profile` is given, that it asks for (a gang: all at once).
+        profile: the smallest slice it asks for; None asks for whole GPUs.
+        largest: the largest slice that is of use to it; None where any is.
+        least, most: between how many GPUs or slices an elastic job can work; both are `gpus` where it cannot.
+        app: model or application, in the words of the table of speeds.
+        batch: items in one step, 0 where not known.
+        user: whom fairness is counted for.
+        slo_s: seconds after its arrival within which it has to be done; None where nobody waits for it.
+        estimate: seconds that its user claims it takes (a time limit); None: its true work.
+        tasks: requests that an inference job stands for, 0 where not known.
+    """
+
+    id: int
+    name: str
+    arrival: float
+    work: float
+    kind: Kind = "train"
+    gpus: int = 1
+    profile: Profile | None = None
+    largest: Profile | None = None
+    least: int = 0
+    most: int = 0
+    app: str = ""
+    batch: int = 0
+    user: str = ""
+    costs: Costs = FREE
+    slo_s: float | None = None
+    estimate: float | None = None
+    tasks: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.arrival) and self.arrival >= 0):
+            raise JobError(f"{self.name}: arrival must be 0 s or later, not {self.arrival}")
+        if not (math.isfinite(self.work) and self.work > 0):
+            raise JobError(f"{self.name}: work must be above 0 s, not {self.work}")
+        if self.gpus < 1:
+            raise JobError(f"{self.name}: must ask for at least 1 GPU, not {self.gpus}")
+        if not self.least:
+            object.__setattr__(self, "least", self.gpus)
+        if not self.most:
+            object.__setattr__(self, "most", self.gpus)
+        if not 1 <= self.least <= self.gpus <= self.most:
+            raise JobError(
+                f"{self.name}: least <= gpus <= most is needed, not {self.least}, {self.gpus} and {self.most}"
+            )
+
+    @property
+    def claimed(self) -> float:
+        """Seconds that the job is said to take."""
+        return self.work if self.estimate is None else self.estimate
+
+
+class Request(NamedTuple):
+    """One inference request: what queues in front of a stocked slice. `items` is the batch or, of text, the tokens."""
+
+    time: float
+    app: str
+    items: int
+    output: int = 0
+
+
+class Demand(NamedTuple):
+    """From `time` on, `app` (a service, a partition) needs `value` (GPUs, requests a second: the reader says which)."""
+
+    time: float
+    app: str
+    value: float

@@ -1,0 +1,112 @@
+"""Lines of a CSV file, plain or gzipped, with an error that names file and line for whatever is wrong with one."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TextIO
+
+from slurm_migbatch.workload.refusal import show
+
+
+class TraceError(ValueError):
+    """A trace that cannot be read: `path:line: what is wrong and what it should be`."""
+
+    def __init__(self, path: Path, line: int, text: str) -> None:
+        super().__init__(f"{path}:{line}: {text}" if line else f"{path}: {text}")
+        self.path, self.line = path, line
+
+
+class Line:
+    """One row: cells by column name, with readers that say where they failed."""
+
+    __slots__ = ("_cells", "_columns", "number", "path")
+
+    def __init__(self, path: Path, number: int, columns: dict[str, int], cells: Sequence[str]) -> None:
+        self.path, self.number = path, number
+        self._columns, self._cells = columns, cells
+
+    def wrong(self, text: str) -> TraceError:
+        """The error that this line is not right."""
+        return TraceError(self.path, self.number, text)
+
+    def text(self, column: str) -> str:
+        """A cell as it stands, without blanks around it."""
+        return self._cells[self._columns[column]].strip()
+
+    def number_of(self, column: str, low: float = -math.inf, high: float = math.inf) -> float:
+        """A finite number within bounds."""
+        text = self._cells[self._columns[column]]
+        try:
+            value = float(text)
+        except ValueError:
+            raise self.wrong(f"{column} must be a number, not '{show(text)}'") from None
+        if not low <= value <= high or value in (math.inf, -math.inf):
+            raise self.wrong(f"{column} must be {_range(low, high)}, not {show(text)}")
+        return value
+
+    def count_of(self, column: str, low: int = 0) -> int:
+        """A whole number of at least `low`."""
+        value = self.number_of(column, low)
+        if value != int(value):
+            raise self.wrong(f"{column} must be a whole number, not {value}")
+        return int(value)
+
+    def moment(self, column: str) -> float:
+        """A date and time such as `2017-10-09 07:01:55`, in seconds since 1970 as if it were UTC (no zone is given)."""
+        text = self.text(column)
+        head, dot, fraction = text.partition(".")
+        try:
+            seconds = datetime.fromisoformat(head).replace(tzinfo=timezone.utc).timestamp()
+            return seconds + float(f"0.{fraction}") if dot else seconds
+        except (ValueError, OverflowError):
+            raise self.wrong(f"{column} must be a time such as 2017-10-09 07:01:55, not '{show(text)}'") from None
+
+
+def _range(low: float, high: float) -> str:
+    if high == math.inf:
+        return f"{low:g} or more" if low > -math.inf else "a finite number"
+    return f"between {low:g} and {high:g}"
+
+
+def lines(path: Path, columns: Sequence[str], *, delimiter: str = ",") -> Iterator[Line]:
+    """Every row of a file whose header names at least these columns.
+
+    Raises:
+        TraceError: it cannot be read, lacks a column, is empty, or a row has too few or too many cells.
+    """
+    try:
+        with open_text(path) as file:
+            rows = csv.reader(file, delimiter=delimiter)
+            header = next(rows, None)
+            if header is None:
+                raise TraceError(path, 0, f"is empty; its first line should name {', '.join(columns)}")
+            places = {name.strip(): number for number, name in enumerate(header)}
+            if missing := [name for name in columns if name not in places]:
+                raise TraceError(path, 1, f"names no {', '.join(missing)}; found are {show(', '.join(header))}")
+            width = len(header)
+            for cells in rows:
+                if len(cells) != width:
+                    if not cells:
+                        continue
+                    raise TraceError(path, rows.line_num, f"has {len(cells)} cells, the header has {width}")
+                yield Line(path, rows.line_num, places, cells)
+    except UnicodeDecodeError as error:
+        raise TraceError(path, 0, f"is not UTF-8 text (byte {error.start})") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise TraceError(path, 0, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    except csv.Error as error:
+        raise TraceError(path, rows.line_num, f"is not CSV here: {error}") from None
+
+
+def open_text(path: Path) -> TextIO:
+    """The file as text, unpacked where its name ends in .gz."""
+    if path.suffix == ".gz":
+        return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8", newline="")
+    return path.open(encoding="utf-8", newline="")
