@@ -87,6 +87,8 @@ def test_without_migbatchd_everything_goes_on_and_is_told_later(new_cluster: New
     across, _ = sbatch(bed, "--gres=mig:1g.10gb:1", wrap=f"{SHOW}; {waiting}")
     bed.wait_job(across, "RUNNING")
     right_again(bed)  # what is on offer now stays so
+    kind = marked(bed, reference)[0].partition(":")[0]
+    assert any(on_offer(bed, node)[kind] for node in bed.spec.node_names), kind
     bed.kill("migbatchd")
     opened.touch()
 
@@ -154,9 +156,10 @@ def test_without_agents_the_hooks_do_it_themselves(new_cluster: NewCluster) -> N
     opened, waiting = gate(bed)
     across, _ = sbatch(bed, "--gres=mig:1g.20gb:1", wrap=f"{SHOW}; {waiting}")
     bed.wait_job(across, "RUNNING")
+    right_again(bed)  # without agents nothing is offered anew
     for node in bed.spec.node_names:
         bed.kill(f"agent-{node}")
-    alone, _ = sbatch(bed, "--gres=mig:auto", HINTS)
+    alone, _ = sbatch(bed, "--gres=mig:auto", "--comment=migbatch: min=1g.20gb max=1g.20gb")
     opened.touch()
     assert [bed.wait_job(job) for job in (across, alone)] == ["COMPLETED", "COMPLETED"]
     until("the ends", lambda: not held(bed))
