@@ -16,13 +16,21 @@ from slurm_migbatch.predict.points import next_point
 from slurm_migbatch.predict.population import Population, Unit, pool
 from slurm_migbatch.predict.samples import MEMORY_NOISE, NOISE, RUNS, SITE, Sample, samples_of
 from slurm_migbatch.predict.state import KINDS, SURFACES, Fitted, Learned
-from slurm_migbatch.predict.surface import Belief, Surface, paced_by_device
+from slurm_migbatch.predict.surface import Belief, Surface, paces
 from slurm_migbatch.profiling.measurement import Measurement
 
 ENOUGH: Final = 6
 """Points that make a model's fit worth pooling."""
 LOCAL: Final = (f"|{SITE}", f"|{RUNS}")
 """Endings of the stacks that this site measured itself."""
+SURPRISE: Final = 4.0
+"""How much further off (squared, in standard deviations) than its points are many a fit may be without a doubt."""
+DOUBT: Final = 6.0
+"""-2 ln of the odds that facts are wrong."""
+NOTHING: Final = 2
+"""`Known.doubt` of a model of which nothing is known."""
+HOST: Final = ("host",)
+"""Parameters of what is not the device's."""
 LEFT_OUT: Final = 40
 """Models that calibration leaves out in turn; with more known, an even choice of them."""
 
@@ -152,6 +160,42 @@ def _fit(samples: Sequence[Sample], populations: Mapping[tuple[str, str], Popula
             cells, logs, noise = cells.join(more[0]), np.concatenate([logs, more[1]]), np.concatenate([noise, more[2]])
         if len(cells):
             population = populations.get((figure, kind)) or pool(surface, kind, ())
-            prior = population.prior(main.model, main.known, main.gpu, main.stack)
-            beliefs[figure] = adapt(surface, prior, cells, logs, noise)
+            beliefs[figure] = _believed(surface, population, main, cells, logs, noise)
     return Fitted(main.model, kind, main.gpu.name, main.stack, len(main.rows), inputs, beliefs)
+
+
+def _believed(
+    surface: Surface, population: Population, sample: Sample, cells: Cells, logs: Array, noise: Array
+) -> Belief:
+    """What measurements make of the prior; where they contradict it, of one that takes the model's facts for less.
+
+    Facts may be wrong by any factor. Held on to, they would push the contradiction into whatever gives way most
+    cheaply. First what is known of the device's work is doubted, and the host's only where that does not do: if it was
+    the host, the next runs, on other slices, tell; from the opposite mistake (no slice is any faster) nothing more
+    would be learned. Which of the three counts is a matter of evidence (Laplace's approximation of it), in which each
+    doubt has to be worth DOUBT.
+    """
+    prior = population.prior(sample.model, sample.known, sample.gpu, sample.stack)
+    more = np.maximum(surface.spread(NOTHING) ** 2 - surface.spread(sample.known.doubt) ** 2, 0.0)
+    device = np.where([name in HOST for name in surface.names], 0.0, more)
+    found: list[tuple[float, int, Belief]] = []
+    for doubts, spread in enumerate((np.zeros_like(more), device, more)):
+        wider = Belief(prior.mean, prior.covariance + np.diag(spread))
+        belief = adapt(surface, wider, cells, logs, noise)
+        cost = _cost(surface, wider, belief, cells, logs, noise)
+        evidence = cost + _volume(wider) - _volume(belief) + DOUBT * doubts
+        found.append((evidence, doubts, belief))
+        if cost < len(cells) + SURPRISE:
+            break
+    return min(found, key=lambda each: each[:2])[2]
+
+
+def _cost(surface: Surface, prior: Belief, belief: Belief, cells: Cells, logs: Array, noise: Array) -> float:
+    """Squared distance, in standard deviations, of a fit from its prior and from what was measured."""
+    away = belief.mean - prior.mean
+    missed = (surface.value(belief.mean, cells)[0] - logs) / noise
+    return float(away @ np.linalg.solve(prior.covariance, away) + missed @ missed)
+
+
+def _volume(belief: Belief) -> float:
+    return float(np.linalg.slogdet(belief.covariance)[1])
