@@ -1,0 +1,252 @@
+"""Which stocked slice a pending piece of work goes to.
+
+ELSA (Kim et al., DAC 2022, arXiv 2202.13481, the scheduler beside PARIS) estimates for every partition when it would
+finish a query, and gives the query to the smallest one that leaves slack before its deadline. The text behind the
+abstract was not available: `elsa` and its figures alpha and beta are a reconstruction. It binds a query to a partition
+at once, so on equal partitions it stacks queries on the first that has slack while others idle.
+
+`Central` is ours and keeps ELSA's two ideas, slack and the cheapest slice first, but binds late: work waits in one
+place until a slice is idle.
+
+- Work that comes takes the idle slice on which it is cheapest and keeps its limit. Cost is seconds times price; the
+  price of a slice is its compute slices unless the caller knows better. The cheapest kind of slice is the work's
+  **home**.
+- A slice that falls idle takes, of all work that it can still finish in time: first what has no slack left for its
+  home, then its own (those whose home it is) by least slack, then anyone else's, the smallest loss of cost first. So
+  work that is postponed moves to a larger slice exactly when waiting for the smaller one would break its limit.
+- It never idles while some work that it can finish in time waits.
+- Work that can no longer be in time yields to work that can, but only for `PATIENCE` of its limits; then it goes first.
+
+Times are seconds on one clock; a kind is an index into the caller's list of slice profiles, a class one into its works.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+PATIENCE: Final = 2.0
+"""After this many limits, late work goes before all other."""
+_GRAIN_S: Final = 1e-9
+"""Rounding of clocks: less slack than this is none lost."""
+_URGENT: Final = 0.1
+"""Ranks: urgent work lies at 0 to 0.1 per unit of relative loss, own work at its share of slack left, others' at 1 and
+more. Own work with nearly no slack so comes before others' that would cost far more here."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A class of work: all its pieces take equally long.
+
+    Attributes:
+        share: of all pieces that come, how many are of this class; only ratios matter.
+        limit_s: seconds from arrival within which a piece has to be finished.
+        seconds: what a piece takes on each kind of slice; infinite where it does not fit.
+        group: whose pieces count together when the share that was late is looked at (a model).
+    """
+
+    share: float
+    limit_s: float
+    seconds: tuple[float, ...]
+    group: int = 0
+
+
+class Waiting(NamedTuple):
+    """A piece of work that waits: when it came, its class, and what the caller knows it by."""
+
+    arrived: float
+    work: int
+    name: int = 0
+
+
+class Board:
+    """What can be known before any work comes: costs and homes, for given stocks of each kind.
+
+    `prices` are the worth of one second of each kind of slice. Kinds without stock are no one's home.
+    """
+
+    def __init__(self, works: Sequence[Work], prices: Sequence[float], stock: Sequence[int]) -> None:
+        self.works = tuple(works)
+        self.stock = tuple(stock)
+        kinds = [k for k, count in enumerate(stock) if count]
+        self.fastest = [min((work.seconds[k] for k in kinds), default=math.inf) for work in works]
+        self.allowed: list[list[int]] = []
+        """Kinds that keep the limit of each class, the cheapest first."""
+        rows: list[list[tuple[float, float, float, float] | None]] = [[] for _ in stock]
+        for work in works:
+            cost = {k: prices[k] * work.seconds[k] for k in kinds if work.seconds[k] <= work.limit_s}
+            order = sorted(cost, key=lambda k: (cost[k], k))
+            self.allowed.append(order)
+            for k, row in enumerate(rows):
+                if k not in cost:
+                    row.append(None)
+                    continue
+                home = order[0]
+                loss = cost[k] / cost[home] - 1 if cost[home] > 0 else 0.0
+                row.append((work.limit_s - work.seconds[k], work.limit_s - work.seconds[home], loss, work.limit_s))
+        self.rows = rows
+
+    def home(self, work: int) -> int | None:
+        """The kind on which this class is cheapest within its limit; None where no stocked kind keeps it."""
+        return next(iter(self.allowed[work]), None)
+
+
+class Central:
+    """Work that waits and the idle slices; see the module. One instance follows one stream of events in time order."""
+
+    def __init__(self, board: Board, idle: Sequence[int] | None = None) -> None:
+        """`idle` slices of each kind to begin with; all of the stock where not given."""
+        self.board = board
+        self.idle = list(board.stock if idle is None else idle)
+        self.late: deque[Waiting] = deque()
+        """What can no longer be in time, longest known first."""
+        self._queues: dict[int, deque[Waiting]] = {}
+
+    def __len__(self) -> int:
+        return len(self.late) + sum(len(queue) for queue in self._queues.values())
+
+    def arrive(self, piece: Waiting) -> int | None:
+        """A piece comes now: the kind of idle slice that it starts on at once, or None where it waits."""
+        for kind in self.board.allowed[piece.work]:
+            if self.idle[kind]:
+                self.idle[kind] -= 1
+                return kind
+        self.wait(piece)
+        return None
+
+    def wait(self, piece: Waiting) -> None:
+        """Put a piece with those that wait; of one class, those that came first must come first."""
+        queue = self._queues.get(piece.work)
+        if queue is None:
+            self._queues[piece.work] = deque((piece,))
+        else:
+            queue.append(piece)
+
+    def release(self, now: float, kind: int) -> Waiting | None:
+        """A slice falls idle: the piece that starts on it now, or None and it stays idle."""
+        piece = self._take(now, kind)
+        if piece is None:
+            self.idle[kind] += 1
+        return piece
+
+    def start_idle(self, now: float) -> list[tuple[Waiting, int]]:
+        """Pieces that start on slices that are idle already, the cheapest kinds first."""
+        started: list[tuple[Waiting, int]] = []
+        for kind, count in enumerate(self.idle):
+            for _ in range(count):
+                if not (self._queues or self.late):
+                    return started
+                piece = self._take(now, kind)
+                if piece is None:
+                    break
+                self.idle[kind] -= 1
+                started.append((piece, kind))
+        return started
+
+    def _take(self, now: float, kind: int) -> Waiting | None:
+        if self._queues:
+            self._give_up(now)
+        if self.late:
+            first = self.late[0]
+            limit = self.board.works[first.work].limit_s
+            if now - first.arrived > PATIENCE * limit and (piece := self._take_late(kind)):
+                return piece
+        row = self.board.rows[kind]
+        best, best_rank = -1, math.inf
+        for work, queue in self._queues.items():
+            cell = row[work]
+            if cell is None:
+                continue
+            waited = now - queue[0].arrived
+            latest, home_latest, loss, limit = cell
+            if waited > latest + _GRAIN_S:
+                continue
+            slack = home_latest - waited
+            rank = slack / limit if loss == 0.0 else _URGENT * loss if slack < 0 else 1.0 + loss
+            if rank < best_rank:
+                best, best_rank = work, rank
+        if best < 0:
+            return self._take_late(kind) if self.late else None
+        queue = self._queues[best]
+        piece = queue.popleft()
+        if not queue:
+            del self._queues[best]
+        return piece
+
+    def _give_up(self, now: float) -> None:
+        """Move what can be in time nowhere any more to the late."""
+        works, fastest = self.board.works, self.board.fastest
+        emptied = []
+        for work, queue in self._queues.items():
+            last = works[work].limit_s - fastest[work] + _GRAIN_S
+            while queue and now - queue[0].arrived > last:
+                self.late.append(queue.popleft())
+            if not queue:
+                emptied.append(work)
+        for work in emptied:
+            del self._queues[work]
+
+    def _take_late(self, kind: int) -> Waiting | None:
+        works = self.board.works
+        for i, piece in enumerate(self.late):
+            if works[piece.work].seconds[kind] < math.inf:
+                del self.late[i]
+                return piece
+        return None
+
+
+def assign(now: float, waiting: Sequence[Waiting], idle: Sequence[int], board: Board) -> list[tuple[Waiting, int]]:
+    """Which pieces start on which kinds now: what a live dispatcher asks at each look at its queue.
+
+    Args:
+        now: the time.
+        waiting: pieces in any order, each with a name of its own.
+        idle: idle slices of each kind; the stock of the board counts the busy ones too.
+        board: costs and homes.
+    """
+    central = Central(board, idle)
+    for piece in sorted(waiting):
+        central.wait(piece)
+    return central.start_idle(now)
+
+
+class Choice(NamedTuple):
+    """A partition chosen for a query: its kind, its number among that kind, and when it will be done."""
+
+    kind: int
+    number: int
+    finish: float
+
+
+def elsa(
+    now: float, work: Work, free_at: Sequence[Sequence[float]], alpha: float = 1.0, beta: float = 1.0
+) -> Choice | None:
+    """ELSA's choice (reconstruction): the first partition, smallest kinds first, with slack above 0.
+
+    slack = limit - alpha * (wait + beta * seconds). Where none has slack, the one that finishes first, which breaks
+    the limit least (step B). None where the work fits nowhere.
+
+    Args:
+        now: the time, at which the query comes.
+        work: its class.
+        free_at: for each kind, and each of its partitions, when all that is queued there will be done.
+        alpha: how pessimistic the whole estimate is, 1 or more.
+        beta: how pessimistic the query's own time is, 1 or more.
+    """
+    best: Choice | None = None
+    best_finish = math.inf
+    for kind, times in enumerate(free_at):
+        own = work.seconds[kind]
+        if not times or own == math.inf:
+            continue
+        last = now + work.limit_s / alpha - beta * own + _GRAIN_S
+        for number, free in enumerate(times):
+            if free <= last and now <= last:
+                return Choice(kind, number, max(free, now) + own)
+            if free + own < best_finish:
+                best_finish = free + own
+                best = Choice(kind, number, max(free, now) + own)
+    return best
