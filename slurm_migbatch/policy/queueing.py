@@ -11,29 +11,30 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import chain, islice
 from typing import Any, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
+Need = TypeVar("Need", bound=Hashable)
 
 
-class Lanes(Generic[T]):
-    """Waiting things, each with a key (its turn) and a need, kept in order for each need.
+class Lanes(Generic[Need, T]):
+    """Waiting things, each with a key (its turn) and a need (a number of GPUs, say), kept in order for each need.
 
     "The first by key that fits" looks at one thing per distinct need and never at the whole queue. Traces know about
     ten needs, so this takes microseconds however long the queue is. Keys must be comparable, and all different.
     """
 
     def __init__(self) -> None:
-        self._lanes: dict[int, _Lane[T]] = {}
+        self._lanes: dict[Need, _Lane[T]] = {}
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def push(self, key: Any, need: int, item: T) -> None:
+    def push(self, key: Any, need: Need, item: T) -> None:
         """Put one into its lane."""
         lane = self._lanes.get(need)
         if lane is None:
@@ -41,18 +42,17 @@ class Lanes(Generic[T]):
         insort(lane.entries, (key, item), lane.start)
         self._count += 1
 
-    def first(self, free: int | None = None) -> tuple[int, T] | None:
-        """Need and item with the least key, of those that need no more than `free`; None where there is none."""
-        best: tuple[Any, T] | None = None
-        at = 0
+    def first(self, fits: Callable[[Need], bool] | None = None) -> tuple[Need, T] | None:
+        """Need and item with the least key, of those needs that fit; None where there is none."""
+        best: tuple[Any, Need, T] | None = None
         for need, lane in self._lanes.items():
-            if lane.start < len(lane.entries) and (free is None or need <= free):
-                head = lane.entries[lane.start]
-                if best is None or head[0] < best[0]:
-                    best, at = head, need
-        return None if best is None else (at, best[1])
+            if lane.start < len(lane.entries):
+                key, item = lane.entries[lane.start]
+                if (best is None or key < best[0]) and (fits is None or fits(need)):
+                    best = key, need, item
+        return None if best is None else best[1:]
 
-    def pop(self, need: int) -> T:
+    def pop(self, need: Need) -> T:
         """Take the first of a lane away."""
         lane = self._lanes[need]
         item = lane.entries[lane.start][1]
@@ -63,13 +63,13 @@ class Lanes(Generic[T]):
         self._count -= 1
         return item
 
-    def ordered(self, most: int) -> list[tuple[int, T]]:
+    def ordered(self, most: int) -> list[tuple[Need, T]]:
         """The first `most` by key, with their needs; they stay."""
         streams = [_stream(need, lane.entries[lane.start : lane.start + most]) for need, lane in self._lanes.items()]
         found = merge(*streams, key=_key) if len(streams) > 1 else chain.from_iterable(streams)
         return [(need, item) for _, need, item in islice(found, most)]
 
-    def drop(self, key: Any, need: int) -> None:
+    def drop(self, key: Any, need: Need) -> None:
         """Take the one with this key away; raises KeyError where there is none."""
         lane = self._lanes[need]
         index = bisect_left(lane.entries, key, lane.start, key=_key)
@@ -89,7 +89,7 @@ class _Lane(Generic[T]):
         self.start = 0
 
 
-def _stream(need: int, entries: Iterable[tuple[Any, T]]) -> Iterator[tuple[Any, int, T]]:
+def _stream(need: Need, entries: Iterable[tuple[Any, T]]) -> Iterator[tuple[Any, Need, T]]:
     return ((key, need, item) for key, item in entries)
 
 

@@ -162,9 +162,9 @@ class Simulation:
         if not run.places:
             raise SimulationError(f"at {self.now:.3f} s: {run.job.name} cannot move, it does not run")
         costs = run.job.costs
-        save = costs.checkpoint_s if save is None else save
-        pause = costs.restart_s if pause is None else pause
         run.settle(self.now)
+        save = self._saving(run) if save is None else save
+        pause = costs.restart_s if pause is None else pause
         kept = tuple(place for place in run.places if place in places)
         gone = tuple(place for place in run.places if place not in places)
         for place in gone:
@@ -193,8 +193,8 @@ class Simulation:
         if not save:
             run.lose()
         places = run.places
-        until = self.now + (run.job.costs.checkpoint_s if save else 0.0)
-        run.ready = until
+        until = self.now + (self._saving(run) if save else 0.0)
+        run.ready = max(run.ready, until)
         self._part(run, until)
         run.preempted += 1
         self._queued += 1
@@ -370,6 +370,10 @@ class Simulation:
             cell.resumes = runs[0].resumes
         elif runs:
             cell.resumes = min(run.resumes for run in runs)
+
+    def _saving(self, run: Run) -> float:
+        """Seconds until its work is saved: nothing is to be saved where it has made no progress since it was."""
+        return run.job.costs.checkpoint_s if run.progress_clock > 0 else 0.0
 
     # -- speed -------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ class Fifo(Quiet):
 
     def __init__(self, nodes: range | None = None) -> None:
         self.nodes = nodes
-        self.queue: Lanes[Run] = Lanes()
+        self.queue: Lanes[int, Run] = Lanes()
         self.part = Part(0, 0, 0)
 
     def begin(self, sim: Simulation) -> None:
@@ -63,7 +63,7 @@ class Sjf(Fifo):
 
     def decide(self, sim: Simulation) -> None:
         """Start what fits, in order."""
-        while (head := self.queue.first(self.free(sim))) is not None:
+        while (head := self.queue.first(self.free(sim).__ge__)) is not None:
             places = whole_gpus(sim.cluster, head[0], self.part)
             assert places is not None
             self.launch(sim, self.queue.pop(head[0]), places)

@@ -1,0 +1,142 @@
+"""Jobs on MIG slices: each on the slice that it asks for, made where it fits, or on partitions that never change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from typing import Literal
+
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.layout import Layout, layouts
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.policy.queueing import Lanes
+from slurm_migbatch.sim.cluster import Part, Place
+from slurm_migbatch.sim.engine import Simulation
+from slurm_migbatch.sim.placing import Rule, slices, whole_gpus
+from slurm_migbatch.sim.policy import Quiet
+from slurm_migbatch.sim.run import Run
+
+Ask = tuple[Profile | None, int]
+
+
+class Slices(Quiet):
+    """Every job gets the slices that it asks for (whole GPUs where it names no profile), made where they fit.
+
+    `order` is `fifo` (first come first served among what fits) or `sjf`. With `block`, nobody passes a job that does
+    not fit. Free space is planned by `mig.planning`: on a GPU the placement that keeps the largest useful space, among
+    GPUs by `rule`.
+    """
+
+    def __init__(
+        self,
+        nodes: range | None = None,
+        order: Literal["fifo", "sjf"] = "fifo",
+        rule: Rule = "best",
+        block: bool = False,
+    ) -> None:
+        self.nodes, self.order, self.rule, self.block = nodes, order, rule, block
+        self.part = Part(0, 0, 0)
+        self.queue: Lanes[Ask, Run] = Lanes()
+        self.full: set[Ask] = set()
+
+    def begin(self, sim: Simulation) -> None:
+        """Learn which GPUs are ours."""
+        self.part = sim.cluster.part(self.nodes)
+
+    def arrive(self, sim: Simulation, run: Run) -> None:
+        """Queue it."""
+        key = run.job.arrival if self.order == "fifo" else run.job.claimed
+        self.queue.push((key, run.job.id), (run.job.profile, run.job.gpus), run)
+
+    def complete(self, sim: Simulation, run: Run) -> None:
+        """There is room again."""
+        self.full.clear()
+
+    def decide(self, sim: Simulation) -> None:
+        """Start what fits; what did not fit is not tried again until something has ended."""
+        while (head := self.queue.first(None if self.block else self._open)) is not None:
+            ask, run = head
+            places = None if ask in self.full else self.places(sim, ask)
+            if places is not None:
+                self.queue.pop(ask)
+                sim.start(run, places)
+            else:
+                self.full.add(ask)
+                if self.block:
+                    return
+
+    def places(self, sim: Simulation, ask: Ask) -> list[Place] | None:
+        """Where an ask fits now."""
+        profile, count = ask
+        if profile is None:
+            return whole_gpus(sim.cluster, count, self.part)
+        return slices(sim.cluster, profile, count, self.part, self.rule)
+
+    def _open(self, ask: Ask) -> bool:
+        return ask not in self.full
+
+
+class Static(Quiet):
+    """Partitions that never change: every GPU has the same layout; a job takes the smallest free slice that it fits.
+
+    A job that names no profile takes the largest free slices, as many as it asks for GPUs. The order is first come
+    first served, among what fits.
+    """
+
+    def __init__(self, layout: Layout, nodes: range | None = None) -> None:
+        self.layout, self.nodes = layout, nodes
+        self.free: dict[Profile, list[Place]] = {}
+        self.queue: Lanes[Ask, Run] = Lanes()
+
+    def begin(self, sim: Simulation) -> None:
+        """Lay out the GPUs."""
+        for gpu in sim.cluster.gpus:
+            if sim.cluster.part(self.nodes).gpus >> gpu.index & 1:
+                sim.cluster.configure(gpu.index, self.layout)
+                for slot in self.layout.slots:
+                    heappush(self.free.setdefault(slot.profile, []), Place(gpu.index, slot))
+
+    def arrive(self, sim: Simulation, run: Run) -> None:
+        """Queue it."""
+        self.queue.push((run.job.arrival, run.job.id), (run.job.profile, run.job.gpus), run)
+
+    def complete(self, sim: Simulation, run: Run) -> None:
+        """Its slices are free again."""
+        assert isinstance(run.note, list)
+        for place in run.note:
+            heappush(self.free[place.slot.profile], place)
+
+    def decide(self, sim: Simulation) -> None:
+        """Start what fits, in order."""
+        while (head := self.queue.first(self._fits)) is not None:
+            ask, run = head
+            self.queue.pop(ask)
+            run.note = [heappop(self.free[profile]) for profile in self._wanted(ask)]
+            sim.start(run, run.note)
+
+    def _fits(self, ask: Ask) -> bool:
+        return len(self._wanted(ask)) == ask[1]
+
+    def _wanted(self, ask: Ask) -> list[Profile]:
+        profile, count = ask
+        found: list[Profile] = []
+        for one in sorted(self.free, reverse=profile is None):
+            if profile is None or (one.compute >= profile.compute and one.memory_gb >= profile.memory_gb):
+                found += [one] * len(self.free[one])
+        return found[:count]
+
+
+def partitions(geometry: Geometry) -> Iterator[Layout]:
+    """Every layout to which nothing can be added, one for each set of profiles: the candidates of a static partition.
+
+    Profiles with a suffix (media engines) are left out.
+    """
+    seen: set[tuple[Profile, ...]] = set()
+    plain = [slot for slot in geometry.slots if not slot.profile.suffix]
+    for layout in layouts(geometry):
+        profiles = layout.profiles
+        if profiles in seen or any(profile.suffix for profile in profiles):
+            continue
+        if not any(geometry.fits(layout, slot) for slot in plain):
+            seen.add(profiles)
+            yield layout
