@@ -2,8 +2,8 @@
 
 A stream is drawn once, with gaps of mean 1, and squeezed to any rate, so that every stock and every rate meets the same
 pieces of work. The **latency-bounded rate** is the highest at which no group of work has more than its allowed share of
-pieces late (`ALLOWED` keeps the 95th percentile of latency within the limit) and no piece takes more than `WORST` limits
-(nobody is starved to reach it).
+pieces late (`ALLOWED` keeps the 95th percentile of latency within the limit) and no piece takes more than `WORST`
+limits (nobody is starved to reach it).
 """
 
 from __future__ import annotations
