@@ -243,7 +243,7 @@ COMMAND = """
         print("no such file: weights.pt", file=sys.stderr)
         sys.exit(3)
     if batch == 9:
-        print("migbatch: seconds=fast")
+        print("migbatch: seconds=fast", flush=True)
         import time; time.sleep(600)
     if batch == 10:
         sys.exit()
