@@ -3,9 +3,11 @@
 A case is a model on one GPU with a limit of 1, 1.5, 2, 4 or 8 times its measured latency at batch 8 on the largest
 slice. Picked is, of the measured cells of one process, the one with the most predicted throughput for each compute
 slice among those that are said to keep the limit: by the middle figure, or by the upper end of the interval of a level
-(the margin). Of cells that the method was shown it knows the measured figure. A limit is broken where the measured
-latency is over it. Quality is the measured throughput for each compute slice against the best that keeps the limit,
-over the cases that kept it; no choice counts 0.
+(the margin). A prediction keeps a limit that it exceeds by less than a careful measurement's noise (2 %): a limit is
+itself a measured figure here, and whole slices must not hang on its last digit. Of cells that the method was shown it
+knows the measured figure. A limit is broken where the measured latency is over it, by however little. Quality is the
+measured throughput for each compute slice against the best that keeps the limit, over the cases that kept it; no
+choice counts 0.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from slurm_migbatch.evaluate.curves import Curves
 from slurm_migbatch.evaluate.heldout import Guess, Outcome
 from slurm_migbatch.predict.calibration import LEVELS
 from slurm_migbatch.predict.cells import Array
+from slurm_migbatch.predict.surface import NUGGET
 
 FACTORS: Final = (1.0, 1.5, 2.0, 4.0, 8.0)
 LIMIT_BATCH: Final = 8.0
@@ -56,7 +59,7 @@ def cases(guess: Guess, level: float | None) -> list[Case]:
         limit = float(curves.seconds[at]) * factor
         kept = curves.seconds <= limit * _ROUNDING
         worth = curves.batch / curves.seconds / curves.slices
-        allowed = np.isfinite(value) & (np.exp(np.nan_to_num(upper, nan=np.inf)) <= limit * _ROUNDING)
+        allowed = np.isfinite(value) & (np.exp(np.nan_to_num(upper, nan=np.inf)) <= limit * (1.0 + NUGGET))
         if not allowed.any():
             found.append(Case(guess.sample.model, limit, False, False, 0.0))
             continue

@@ -44,7 +44,7 @@ class Curves:
             sample,
             index,
             cells.batch[index],
-            np.round(cells.sm[index], 6),
+            cells.sm[index],
             np.array([compute_slices(row, whole) for row in rows]),
             work / np.median(work) if len(work) else work,
             np.array([float(row.input_size or 0) for row in rows]),
@@ -62,7 +62,7 @@ class Curves:
     @property
     def full(self) -> npt.NDArray[np.bool_]:
         """True for the points on the largest slice that was measured."""
-        mask: npt.NDArray[np.bool_] = self.share >= self.share.max() - 1e-6
+        mask: npt.NDArray[np.bool_] = self.share >= self.share.max(initial=0.0) - 1e-6
         return mask
 
     @property

@@ -21,7 +21,7 @@ from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.known import Knowledge
 from slurm_migbatch.predict.samples import Sample, samples_of
 from slurm_migbatch.predict.state import SURFACES, Learned
-from slurm_migbatch.predict.surface import Belief, paced_by_device
+from slurm_migbatch.predict.surface import Belief, paces
 from slurm_migbatch.predict.training import learn, observed, steps
 from slurm_migbatch.profiling.measurement import Measurement
 
@@ -81,13 +81,13 @@ class Outcome(Guess):
 
     belief: Belief
     spread: Array
-    by_device: Array
+    pace: npt.NDArray[np.intp]
     calibration: Calibration
     seen: bool
 
     def half_width(self, level: float) -> Array:
         """Half the width of the two-sided interval that should hold with probability `level`, in logarithms."""
-        return self.calibration.factor(level, self.points, self.by_device) * self.spread
+        return self.calibration.factor(level, self.points, self.pace) * self.spread
 
     def held(self, level: float) -> Array:
         """1.0 where the interval of `level` holds what was measured, else 0.0."""
@@ -181,8 +181,8 @@ def outcomes(fold: Fold, figure: str = "time", most: int = 3) -> Iterator[Outcom
                 logs,
                 cells.procs,
                 belief,
-                np.sqrt(deviation**2 + NOISE[figure] ** 2),
-                paced_by_device(surface, belief, cells),
+                deviation,
+                paces(surface, belief, cells),
                 calibration,
                 identity(sample.model) in fold.seen,
             )

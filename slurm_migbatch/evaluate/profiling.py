@@ -27,7 +27,7 @@ from slurm_migbatch.predict.fewshot import adapt
 from slurm_migbatch.predict.known import Knowledge
 from slurm_migbatch.predict.points import next_point
 from slurm_migbatch.predict.samples import Sample
-from slurm_migbatch.predict.surface import TIME, Belief, paced_by_device
+from slurm_migbatch.predict.surface import TIME, Belief, paces
 from slurm_migbatch.profiling.measurement import Measurement
 
 SHARES: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
@@ -36,6 +36,7 @@ EXTRA_TARGET: Final = 0.05
 BROKEN_TARGET: Final = 0.05
 EVERY_POINT: Final = 0.2
 """Up to this share the belief is refitted after each point, beyond it after every fourth: nothing else changes."""
+_LABELS: Final = (*(f"{k} points" for k in range(4)), *(f"{share:.0%}" for share in SHARES))
 PREDICTED, MARGIN, MEASURED = "middle figures", "with margin", "measured cells only"
 
 
@@ -92,14 +93,15 @@ def evaluate(
                 measured.setdefault(stage.label, []).append(len(stage.done) / len(sample.cells))
                 for way in (PREDICTED, MARGIN, MEASURED):
                     results = [_place(service, stage, way) for service in possible]
-                    found.setdefault((stage.label, way), []).extend(r for r in results if r is not None)
+                    found.setdefault((stage.label, way), []).extend(each for each in results if each is not None)
     notes = [origin, f"each {leave} is left out of the training; cells that did not run are no part of a model's grid"]
     if impossible:
         notes.append(f"{impossible} services have a limit that no measured cell keeps: left out")
     totals = [
-        {"measured": label, "cells_share": round(float(np.mean(measured[label])), 4), "way": way, **_summary(results)}
-        for (label, way), results in found.items()
-        if results
+        {"measured": label, "cells_share": round(float(np.mean(measured[label])), 4), "way": way, **_summary(placed)}
+        for label in _LABELS
+        for way in (PREDICTED, MARGIN, MEASURED)
+        if (placed := found.get((label, way)))
     ]
     return {
         "models": len(models_of(served)),
@@ -117,13 +119,15 @@ def stages(sample: Sample, fold: Fold, level: float) -> Iterator[Stage]:
     prior = fold.learned.population("time", sample.kind).prior(sample.model, sample.known, sample.gpu, sample.stack)
     calibration = fold.learned.calibration("time", sample.kind)
     count = len(sample.cells)
-    wanted = {k: f"{k} points" for k in range(min(4, count + 1))}
-    wanted.update({max(1, round(share * count)): f"{share:.0%}" for share in SHARES})
+    wanted = [(k, f"{k} points") for k in range(min(4, count + 1))]
+    wanted += [(max(1, round(share * count)), f"{share:.0%}") for share in SHARES]
     belief, done = prior, list[int]()
     for n in range(count + 1):
-        if n in wanted:
+        labels = [label for number, label in wanted if number == n]
+        if labels:
             belief = _fit(prior, sample, done)
-            yield _stage(wanted[n], sample, belief, done, calibration, level)
+        for label in labels:
+            yield _stage(label, sample, belief, done, calibration, level)
         if n == count:
             return
         left = sorted(set(range(count)) - set(done))
@@ -142,8 +146,8 @@ def _stage(
     label: str, sample: Sample, belief: Belief, done: Sequence[int], calibration: Calibration, level: float
 ) -> Stage:
     value, deviation = belief.predict(TIME, sample.cells)
-    factor = calibration.factor(level, len(done), paced_by_device(TIME, belief, sample.cells))
-    half = factor * np.sqrt(deviation**2 + NOISE["time"] ** 2)
+    factor = calibration.factor(level, len(done), paces(TIME, belief, sample.cells))
+    half = factor * deviation
     value, half = value.copy(), half.copy()
     value[list(done)], half[list(done)] = sample.logs[list(done)], 0.0
     return Stage(label, tuple(done), value, half)

@@ -70,7 +70,7 @@ def _middle(guess: Guess) -> Array:
 
 def _share(guess: Guess) -> Array:
     curves = Curves.of(guess.sample)
-    return np.asarray(curves.slices / curves.slices[curves.full].max(), dtype=np.float64)
+    return np.asarray(curves.slices / curves.slices[curves.full].max(initial=1.0), dtype=np.float64)
 
 
 def _mean(guess: Guess, others: Iterable[Curves]) -> Array:

@@ -2,8 +2,8 @@
 
 The surfaces' own standard deviations say which points are less sure; how many of them make an interval is taken from
 models that were left out. Scores (distance over standard deviation) are grouped by the number of measured points and by
-whether host or device sets the pace, and models count equally, so that the promise is made for the next *model* (split
-conformal prediction with models as the exchangeable units; a model that is like none before can still miss more).
+what sets the pace, and models count equally, so that the promise is made for the next *model* (split conformal
+prediction with models as the exchangeable units; a model that is like none before can still miss more).
 """
 
 from __future__ import annotations
@@ -15,43 +15,55 @@ from statistics import NormalDist
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from slurm_migbatch.predict.cells import Array
 
-LEVELS: Final = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
+LEVELS: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
 MOST_POINTS: Final = 3
 """Models with more measured points are taken as having this many."""
-FEW_MODELS: Final = 3
-"""With fewer models in a group the groups of both regimes are taken together."""
+FEW, MANY = 3, 30
+"""Models that make a group of their own: of all points, and of one pace."""
+_GROUPS: Final = {"*": FEW, "a": FEW, "s": FEW, "h": MANY, "d": MANY}
+_LETTERS: Final = ("ha*", "da*", "s*")
+"""Groups that points of each pace (host, device, shared) belong to, the finest first."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """A left-out model's score at one point: the group it counts for and its distance in standard deviations."""
+    """A left-out model's score at one point: its distance in standard deviations, after `points` measured ones.
+
+    `pace` is what sets the pace there (`surface.paces`).
+    """
 
     model: str
     points: int
-    by_device: bool
+    pace: int
     value: float
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Multiples of the standard deviation by group (`2d`: two points, paced by the device) for each of LEVELS."""
+    """Multiples of the standard deviation for each of LEVELS, by group.
+
+    A group is a number of measured points and a letter: `h` and `d` (paced by host or device) where there are MANY
+    models, `a` for both (one process alone), `s` for processes that share the slice, `*` for all.
+    """
 
     factors: Mapping[str, tuple[float, ...]]
 
-    def factor(self, level: float, points: int, by_device: Array) -> Array:
+    def factor(self, level: float, points: int, pace: npt.NDArray[np.intp]) -> Array:
         """The multiple for two-sided intervals that hold with probability `level`, for each point."""
-        host, device = (self._one(level, min(points, MOST_POINTS), letter) for letter in "hd")
-        chosen: Array = np.where(by_device > 0.5, device, host)
+        each = np.array([self._one(level, min(points, MOST_POINTS), letters) for letters in _LETTERS])
+        chosen: Array = each[pace]
         return chosen
 
-    def _one(self, level: float, points: int, letter: str) -> float:
-        known = self.factors.get(f"{points}{letter}") or self.factors.get(f"{points}*")
-        if known is None:
-            return _normal(level)
-        return float(np.interp(level, LEVELS, known))
+    def _one(self, level: float, points: int, letters: str) -> float:
+        for letter in letters:
+            known = self.factors.get(f"{points}{letter}")
+            if known is not None:
+                return float(np.interp(level, LEVELS, known))
+        return _normal(level)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
@@ -72,34 +84,45 @@ def calibrate(scores: Sequence[Score]) -> Calibration:
     factors = {}
     for points in range(MOST_POINTS + 1):
         here = [score for score in scores if score.points == points]
-        for letter, group in (
-            ("*", here),
-            ("h", [score for score in here if not score.by_device]),
-            ("d", [score for score in here if score.by_device]),
-        ):
-            models = {score.model for score in group}
-            if len(models) >= FEW_MODELS:
-                factors[f"{points}{letter}"] = tuple(_quantile(group, len(models), level) for level in LEVELS)
+        for letter, least in _GROUPS.items():
+            group = [score for score in here if letter in _LETTERS[score.pace]]
+            by_model: dict[str, list[float]] = {}
+            for score in group:
+                by_model.setdefault(score.model, []).append(max(score.value, 1e-3))
+            if len(by_model) >= least:
+                factors[f"{points}{letter}"] = _factors([np.sort(values) for values in by_model.values()])
     return Calibration(factors)
 
 
-def _quantile(scores: Sequence[Score], models: int, level: float) -> float:
-    """The score below which `level` of the points lie, where models weigh alike.
+def _factors(models: Sequence[Array]) -> tuple[float, ...]:
+    """The score that holds each of LEVELS for a model that is left out, from the sorted scores of each model.
 
-    The usual correction for finite samples (the next model counts as one more, with the worst score) is left out: with
-    ten models it makes intervals of 90 % hold 97 %, and every tenth of width is paid with larger slices.
+    Which quantile that is, is found by leaving the models out once more: each is held against the quantile of the
+    others. With few models, one of which is unlike the rest, the quantile at the level itself would hold more.
     """
-    size: dict[str, int] = {}
-    for score in scores:
-        size[score.model] = size.get(score.model, 0) + 1
-    ordered = sorted(scores, key=lambda score: score.value)
-    reached, last = 0.0, 1.0
-    for score in ordered:
-        reached += 1.0 / size[score.model] / models
-        last = max(score.value, 1e-3)
-        if reached >= level:
-            break
-    return last
+    tried = np.concatenate([np.arange(0.02, 0.9, 0.02), np.arange(0.9, 1.0, 0.005), [1.0]])
+    held = np.zeros(len(tried))
+    for i, model in enumerate(models):
+        held += [np.searchsorted(model, q, side="right") / len(model) for q in _quantiles(_without(models, i), tried)]
+    held /= len(models)
+    chosen = [tried[min(int(np.argmax(held >= level)) if held[-1] >= level else -1, len(tried))] for level in LEVELS]
+    found = np.maximum.accumulate(_quantiles(models, np.array(chosen)))
+    return tuple(float(value) for value in found)
+
+
+def _without(models: Sequence[Array], index: int) -> list[Array]:
+    return [model for i, model in enumerate(models) if i != index]
+
+
+def _quantiles(models: Sequence[Array], shares: Array) -> Array:
+    """The scores below which `shares` of the points lie, where models weigh alike."""
+    values = np.concatenate(models)
+    weight = np.concatenate([np.full(len(model), 1.0 / len(model) / len(models)) for model in models])
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weight[order])
+    index = np.minimum(np.searchsorted(reached, shares - 1e-12), len(values) - 1)
+    found: Array = values[order][index]
+    return found
 
 
 def _normal(level: float) -> float:

@@ -11,13 +11,16 @@ from functools import lru_cache
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from slurm_migbatch.predict.cells import Array, Cells
-from slurm_migbatch.predict.surface import Belief, Surface
+from slurm_migbatch.predict.surface import MISFIT, NUGGET, Belief, Surface, places_of
 
 STARTS: Final = 3
 """Places where the search starts besides the prior's mean."""
 DRAWS: Final = 128
+MOST_PLACES: Final = 256
+"""Measured points that are kept for what lies near them."""
 
 
 def adapt(surface: Surface, prior: Belief, cells: Cells, logs: Array, noise: Array | float) -> Belief:
@@ -48,7 +51,20 @@ def adapt(surface: Surface, prior: Belief, cells: Cells, logs: Array, noise: Arr
     assert best is not None
     inner = np.linalg.inv(best.jac.T @ best.jac)
     covariance = root @ inner @ root.T
-    return Belief(prior.mean + root @ best.x, 0.5 * (covariance + covariance.T))
+    mean = prior.mean + root @ best.x
+    kept = _even(len(cells), MOST_PLACES)
+    return Belief(
+        mean,
+        0.5 * (covariance + covariance.T),
+        places_of(cells)[kept],
+        (logs - surface.value(mean, cells)[0])[kept],
+        np.sqrt(np.maximum(weight**-2.0 - MISFIT**2, NUGGET**2))[kept],
+    )
+
+
+def _even(count: int, most: int) -> npt.NDArray[np.intp]:
+    """Indices of all, or of an even choice where there are too many."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.intp))
 
 
 def _starts(surface: Surface, prior: Belief, root: Array, cells: Cells, logs: Array, weight: Array) -> list[Array]:

@@ -21,9 +21,8 @@ from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.knee import LARGEST_BATCH, batch_edges, input_edges
 from slurm_migbatch.predict.known import Knowledge, Known
 from slurm_migbatch.predict.recommend import MOST_COPIES, Advice, advise
-from slurm_migbatch.predict.samples import MEMORY_NOISE, NOISE
 from slurm_migbatch.predict.state import SURFACES, Learned
-from slurm_migbatch.predict.surface import Belief, paced_by_device
+from slurm_migbatch.predict.surface import Belief, paces
 from slurm_migbatch.workload.buckets import Bucket, Grid
 from slurm_migbatch.workload.catalog import GpuKind
 from slurm_migbatch.workload.gpufacts import facts_of
@@ -35,7 +34,6 @@ LARGEST_PIXELS: Final = 1024
 EDGE_SHARES: Final = ((1, 1), (2, 2), (3, 4), (4, 4), (7, 8))
 """Slices whose knees make the bucket edges: compute slices of 7 and memory slices of 8."""
 EDGE_GPU: Final = "a100-80gb"
-_NOISE: Final = {"time": NOISE, "memory": MEMORY_NOISE}
 _MOST: Final = 6.0
 """Half of the widest interval, in logarithms."""
 
@@ -135,10 +133,8 @@ class LearnedPredictor:
         belief, points = self.belief(figure, model, known, gpu, role)
         surface = SURFACES[figure]
         value, deviation = belief.predict(surface, cells)
-        factor = self.learned.calibration(figure, role).factor(
-            self._level, points, paced_by_device(surface, belief, cells)
-        )
-        half = np.clip(factor * np.sqrt(deviation**2 + _NOISE[figure] ** 2), 1e-3, _MOST)
+        factor = self.learned.calibration(figure, role).factor(self._level, points, paces(surface, belief, cells))
+        half = np.clip(factor * deviation, 1e-3, _MOST)
         ends: Array = np.exp(np.stack([value - half, value, value + half]))
         return ends
 

@@ -2,7 +2,7 @@
 
 The rule, for a grid of slices and batches:
 
-1. the largest slice at the smallest batch (what the host costs);
+1. the largest slice at batch 4 (what the host costs, and for a heavy model what an item costs);
 2. the middle slice at batch 32 (what an item costs, far from both ends of the grid);
 3. the smallest slice at batch 8 (how the cost grows as the slice shrinks);
 4. from then on the point after which the predictions of the whole grid are expected to be surest.
@@ -31,6 +31,7 @@ from slurm_migbatch.predict.samples import NOISE
 from slurm_migbatch.predict.surface import TIME, Belief, Surface
 from slurm_migbatch.profiling.measurement import Measurement
 
+FIRST_BATCH: Final = 4.0
 MIDDLE_BATCH: Final = 32.0
 SMALL_BATCH: Final = 8.0
 
@@ -84,7 +85,7 @@ def _corner(cells: Cells, step: int) -> tuple[float, float] | None:
     """SM share and batch of the rule's first three points."""
     sizes = np.unique(cells.sm)
     if step == 0:
-        return float(sizes[-1]), float(cells.batch.min())
+        return float(sizes[-1]), FIRST_BATCH
     if step == 1:
         return float(sizes[(len(sizes) - 1) // 2]), MIDDLE_BATCH
     if step == 2:

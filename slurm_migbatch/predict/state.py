@@ -19,6 +19,7 @@ from slurm_migbatch.predict.surface import MEMORY, TIME, Belief, Surface
 FORMAT: Final = 1
 SURFACES: Final[Mapping[str, Surface]] = {"time": TIME, "memory": MEMORY}
 KINDS: Final = ("infer", "train")
+_PARTS: Final = ("mean", "covariance", "places", "offsets", "noise")
 
 
 class StateError(ValueError):
@@ -122,8 +123,7 @@ def _fitted(each: Fitted) -> dict[str, Any]:
         "points": each.points,
         "inputs": list(each.inputs),
         "beliefs": {
-            figure: {"mean": belief.mean.tolist(), "covariance": belief.covariance.tolist()}
-            for figure, belief in each.beliefs.items()
+            figure: {name: getattr(belief, name).tolist() for name in _PARTS} for figure, belief in each.beliefs.items()
         },
     }
 
@@ -131,14 +131,15 @@ def _fitted(each: Fitted) -> dict[str, Any]:
 def _read_fitted(data: Mapping[str, Any]) -> Fitted:
     beliefs = {}
     for figure, values in data["beliefs"].items():
-        mean = np.asarray(values["mean"], dtype=np.float64)
-        covariance = np.asarray(values["covariance"], dtype=np.float64)
-        size = len(SURFACES[figure].names)
-        if mean.shape != (size,) or covariance.shape != (size, size):
+        parts = {name: np.asarray(values[name], dtype=np.float64) for name in _PARTS}
+        size, count = len(SURFACES[figure].names), len(parts["offsets"])
+        parts["places"] = parts["places"].reshape(count, 5)
+        shapes = {"mean": (size,), "covariance": (size, size), "offsets": (count,), "noise": (count,)}
+        if any(parts[name].shape != shape for name, shape in shapes.items()):
             raise ValueError(f"the belief of {figure} has another size")
-        if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
+        if not all(np.isfinite(part).all() for part in parts.values()) or not (parts["noise"] > 0).all():
             raise ValueError("a belief is not finite")
-        beliefs[figure] = Belief(mean, covariance)
+        beliefs[figure] = Belief(**parts)
     if data["kind"] not in KINDS:
         raise ValueError(f"unknown kind of work {data['kind']!r}")
     inputs = tuple(int(size) for size in data["inputs"])

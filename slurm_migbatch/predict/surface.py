@@ -7,10 +7,12 @@ that they have in common with D-STACK's and PARIS's curves is where the device's
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from slurm_migbatch.predict.cells import Array, Cells
 from slurm_migbatch.predict.known import Known
@@ -18,6 +20,14 @@ from slurm_migbatch.workload.gpufacts import GpuFacts
 
 SHARPNESS: Final = 7.0
 """How sharply the larger of host and device time wins: the exponent of a smooth maximum."""
+
+
+MISFIT: Final = 0.045
+"""Standard deviation (of logarithms) of what a model does that its surface cannot follow."""
+NUGGET: Final = 0.02
+"""Standard deviation of a careful measurement."""
+_REACH: Final = np.array([1.5, 1.0, 1.0, 1.0, 1.0])
+"""How far a misfit reaches, in the logarithms of batch, shares, processes and work."""
 
 
 class Surface(Protocol):
@@ -147,25 +157,64 @@ TIME: Final = TimeSurface()
 MEMORY: Final = MemorySurface()
 
 
+def _no_places() -> Array:
+    return np.zeros((0, 5))
+
+
 @dataclass(frozen=True)
 class Belief:
-    """A Gaussian over the parameters of one model: `mean` and covariance."""
+    """What is believed of one model: a Gaussian over the parameters, and how measured points lie off the surface.
+
+    `mean` and `covariance` are those of the parameters. `places` (points x 5, logarithms of batch, shares, processes
+    and work), `offsets` (logarithms) and `noise` (standard deviations of single measurements) are the measured points:
+    what no parameters follow is taken over to points nearby (a Gaussian process of standard deviation MISFIT).
+    """
 
     mean: Array
     covariance: Array
+    places: Array = field(default_factory=_no_places)
+    offsets: Array = field(default_factory=lambda: np.zeros(0))
+    noise: Array = field(default_factory=lambda: np.zeros(0))
 
     def __post_init__(self) -> None:
         assert self.covariance.shape == (len(self.mean), len(self.mean))
+        assert len(self.places) == len(self.offsets) == len(self.noise)
 
     def predict(self, surface: Surface, cells: Cells) -> tuple[Array, Array]:
-        """Log of the figure at each point, and its standard deviation from the parameters' (to first order)."""
+        """Log of the figure at each point, and the standard deviation of a measurement there (to first order)."""
         value, slopes = surface.value(self.mean, cells)
-        variance = np.einsum("ij,jk,ik->i", slopes, self.covariance, slopes)
-        return value, np.sqrt(np.maximum(variance, 0.0))
+        variance = np.maximum(np.einsum("ij,jk,ik->i", slopes, self.covariance, slopes), 0.0)
+        misfit = np.full(len(cells), MISFIT**2)
+        if len(self.offsets):
+            near = _near(places_of(cells), self.places)
+            value = value + near @ (self._inverse @ self.offsets)
+            misfit = np.maximum(misfit - np.einsum("ij,jk,ik->i", near, self._inverse, near), 0.0)
+        return value, np.sqrt(variance + misfit + NUGGET**2)
+
+    @cached_property
+    def _inverse(self) -> Array:
+        covariance = _near(self.places, self.places) + np.diag(self.noise**2)
+        return np.asarray(np.linalg.inv(covariance), dtype=np.float64)
 
 
-def paced_by_device(surface: Surface, belief: Belief, cells: Cells) -> Array:
-    """1 where what grows with the items sets the pace (the device; for memory: what the batch adds), else 0."""
+def places_of(cells: Cells) -> Array:
+    """Where points lie, for what is taken over between them."""
+    return np.log(np.column_stack([cells.batch, cells.sm, cells.memory, cells.procs, cells.work]))
+
+
+def _near(one: Array, two: Array) -> Array:
+    """Covariance of the misfit between points."""
+    apart = (one[:, None, :] - two[None, :, :]) / _REACH
+    return np.asarray(MISFIT**2 * np.exp(-0.5 * np.sum(apart**2, axis=2)))
+
+
+HOST, DEVICE, SHARED = 0, 1, 2
+"""What sets the pace at a point: the host (for memory: what is there whatever the batch), the device (the items), or
+several processes that share the slice."""
+
+
+def paces(surface: Surface, belief: Belief, cells: Cells) -> npt.NDArray[np.intp]:
+    """Which of HOST, DEVICE and SHARED each point is."""
     _, slopes = surface.value(belief.mean, cells)
-    paced: Array = (slopes[:, surface.names.index("item")] > 0.5).astype(np.float64)
-    return paced
+    by_items = slopes[:, surface.names.index("item")] > 0.5
+    return np.where(cells.procs > 1, SHARED, np.where(by_items, DEVICE, HOST)).astype(np.intp)

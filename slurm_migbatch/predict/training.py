@@ -130,11 +130,11 @@ def _scores(
     model: str, surface: Surface, points: int, done: Sequence[int], belief: Belief, cells: Cells, logs: Array
 ) -> Iterable[Score]:
     value, deviation = belief.predict(surface, cells)
-    device = paced_by_device(surface, belief, cells)
-    distance = np.abs(logs - value) / np.sqrt(deviation**2 + NOISE**2)
+    pace = paces(surface, belief, cells)
+    distance = np.abs(logs - value) / deviation
     for i in range(len(cells)):
         if i not in done:
-            yield Score(model, points, bool(device[i]), float(distance[i]))
+            yield Score(model, points, int(pace[i]), float(distance[i]))
 
 
 def _by_key(samples: Sequence[Sample]) -> Mapping[tuple[str, str, str], list[Sample]]:

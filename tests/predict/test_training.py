@@ -159,7 +159,7 @@ def test_spoiled_states_are_refused(learned: Learned, change: Callable[[dict[str
 
 
 def test_the_rule_of_points() -> None:
-    """Largest slice and smallest batch; middle slice at 32; smallest slice at 8; then wherever most is learned."""
+    """Largest slice at batch 4; middle slice at 32; smallest slice at 8; then wherever most is learned."""
     found = measure("resnet50", truth("resnet50", 0), procs=(1, 2))
     cells = Cells.of_rows(found, A100, known("resnet50"))
     belief = pool(TIME, "infer", ()).prior("resnet50", known("resnet50"), A100)
@@ -170,7 +170,7 @@ def test_the_rule_of_points() -> None:
         assert chosen is not None and chosen not in done
         done.append(chosen)
     assert [(found[i].profile, found[i].batch, found[i].procs) for i in done[:3]] == [
-        ("7g.80gb", 1, 1),
+        ("7g.80gb", 4, 1),
         ("3g.40gb", 32, 1),
         ("1g.10gb", 8, 1),
     ]
@@ -200,29 +200,25 @@ def test_input_edges_hold_the_sizes_that_were_measured() -> None:
     assert {224, 299, 1024} <= set(edges) and list(edges) == sorted(set(edges))
 
 
-@given(st.integers(3, 30), st.integers(0, 1000))
-@settings(max_examples=30, deadline=None)
-def test_calibration_holds_over_models(models: int, seed: int) -> None:
-    """A factor's share of points within, where models count alike, is the level, give or take a model."""
+@given(st.integers(4, 40), st.integers(0, 1000))
+@settings(max_examples=20, deadline=None)
+def test_calibration_holds_for_models_left_out(models: int, seed: int) -> None:
+    """Factors grow with the level; for models that were left out, alike and unlike, levels hold within a few models."""
     draw = np.random.default_rng(seed)
-    scores = [
-        Score(str(model), 1, bool(draw.random() < 0.5), float(value))
-        for model in range(models)
-        for value in draw.exponential(draw.exponential(1.0) + 0.1, 1 + int(draw.integers(1, 30)))
-    ]
-    calibration = calibrate(scores)
+
+    def scores(model: str) -> list[Score]:
+        return [Score(model, 1, 0, value) for value in draw.exponential(draw.exponential(1.0) + 0.1, 20).tolist()]
+
+    calibration = calibrate([score for model in range(models) for score in scores(str(model))])
     factors = calibration.factors["1*"]
-    assert list(factors) == sorted(factors)
-    for level, factor in zip(LEVELS, factors, strict=True):
-        shares = [
-            np.mean([score.value <= factor for score in scores if score.model == str(model)]) for model in range(models)
-        ]
-        assert np.mean(shares) >= level - 1e-9
+    assert list(factors) == sorted(factors) and calibration.factors["1a"] == factors
+    held = np.mean([[score.value <= factors[LEVELS.index(0.8)] for score in scores("new")] for _ in range(200)])
+    assert 0.8 - 1.5 / np.sqrt(models) <= held
     assert Calibration.from_dict(json.loads(json.dumps(calibration.to_dict()))) == calibration
 
 
 def test_without_left_out_models_intervals_are_wide() -> None:
-    wide = Calibration({}).factor(0.9, 0, np.zeros(1))[0]
+    wide = Calibration({}).factor(0.9, 0, np.zeros(1, dtype=np.intp))[0]
     assert wide > 2.0
-    few = calibrate([Score("one", 0, True, 0.1), Score("two", 0, True, 0.1)])
-    assert few.factor(0.9, 0, np.zeros(1))[0] == wide
+    few = calibrate([Score("one", 0, 1, 0.1), Score("two", 0, 1, 0.1)])
+    assert few.factor(0.9, 0, np.zeros(1, dtype=np.intp))[0] == wide

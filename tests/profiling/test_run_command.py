@@ -248,15 +248,15 @@ def test_on_a_slice_rows_name_it_and_memory_is_the_slices(place):
 
 
 def test_a_few_points_are_the_predictors_choice(capsys):
-    """Smallest batch, 32, 8; the next run adds the point that teaches most, and never one twice."""
+    """Batch 4, 32, 8; the next run adds the point that teaches most, and never one twice."""
     wanted = ["bench.py:plain2", "--model", "m", "--batches", "1-64", *QUICK, "--json"]
     Path("bench.py").write_text(Path("bench.py").read_text() + "\ndef plain2(batch):\n    return lambda: None\n")
     code, out, _ = go(capsys, *wanted, "--points", 3)
     assert code == 0, out
-    assert [row.batch for row in read_folder(Path.cwd())] == [1, 32, 8]
+    assert [row.batch for row in read_folder(Path.cwd())] == [4, 32, 8]
     code, _, _ = go(capsys, *wanted, "--points", 2, "--resume")
     batches = [row.batch for row in read_folder(Path.cwd())]
-    assert code == 0 and len(batches) == len(set(batches)) == 5 and {1, 8, 32} <= set(batches)
+    assert code == 0 and len(batches) == len(set(batches)) == 5 and {4, 8, 32} <= set(batches)
 
 
 def test_points_or_grid(capsys):

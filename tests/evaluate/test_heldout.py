@@ -1,0 +1,133 @@
+"""Whoever is scored was not learned from, and no profiled point is scored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from small_laboratory import MODELS, laboratory
+
+from slurm_migbatch.evaluate.heldout import MOST_FOLDS, Outcome, folds, identity, outcomes
+from slurm_migbatch.evaluate.scores import collect, coverage, scored, scored_all
+from slurm_migbatch.predict.calibration import LEVELS, Calibration
+from slurm_migbatch.predict.known import Knowledge
+from slurm_migbatch.predict.state import Learned
+from slurm_migbatch.profiling.measurement import Measurement
+
+
+class Spy:
+    """Learns nothing and remembers from what."""
+
+    def __init__(self) -> None:
+        self.tables: list[list[Measurement]] = []
+
+    def __call__(self, rows: Sequence[Measurement], knowledge: Knowledge) -> Learned:
+        self.tables.append(list(rows))
+        return Learned()
+
+
+@pytest.mark.parametrize("blind", [False, True])
+def test_a_scored_model_is_never_learned_from_under_any_of_its_names(blind: bool) -> None:
+    rows = laboratory()
+    names = {"resnet50": "org/ResNet_50", "bert-base": "bert-base-uncased"}
+    other = [replace(row, source="there", model=names.get(row.model, row.model)) for row in rows]
+    spy = Spy()
+    seen = set()
+    for fold in folds([*rows, *other], Knowledge(blind=blind), learn=spy):
+        scored_here = {identity(sample.model) for sample in fold.samples}
+        assert not scored_here & {identity(row.model) for row in spy.tables[-1]}
+        assert len({identity(row.model) for row in spy.tables[-1]}) == len(MODELS) - 1
+        assert len(fold.samples) == 2
+        seen |= scored_here
+    assert seen == {identity(name) for name in MODELS}
+
+
+def test_a_family_is_left_out_whole() -> None:
+    spy = Spy()
+    left = [
+        {sample.model for sample in fold.samples}
+        for fold in folds(laboratory(), Knowledge(), leave="family", learn=spy)
+    ]
+    assert sorted(map(sorted, left)) == [["bert-base"], ["densenet121", "resnet101", "resnet50", "vgg16"]]
+    assert {row.model for row in spy.tables[0]} | {row.model for row in spy.tables[1]} == set(MODELS)
+
+
+def test_many_models_are_left_out_in_folds_none_of_which_is_learned_from() -> None:
+    rows = [replace(row, model=f"net-{i}") for i in range(60) for row in laboratory(models=("vgg16",), batches=(1,))]
+    spy = Spy()
+    scored_models = []
+    for fold in folds(rows, Knowledge(), learn=spy):
+        here = {sample.model for sample in fold.samples}
+        assert not here & {row.model for row in spy.tables[-1]}
+        scored_models += sorted(here)
+    assert len(spy.tables) == MOST_FOLDS
+    assert sorted(scored_models) == sorted({row.model for row in rows})
+
+
+def test_another_table_may_know_the_model_but_not_from_the_same_laboratory() -> None:
+    mine, theirs = laboratory(models=("vgg16", "resnet50")), laboratory(models=("vgg16",), source="there")
+    both = [*mine, *theirs, *laboratory(models=("resnet101",), source="there")]
+    spy = Spy()
+    found = {fold.samples[0].model: fold for fold in folds(mine, Knowledge(), train=both, learn=spy)}
+    assert found["vgg16"].seen == {"vgg16"} and not found["resnet50"].seen
+    for name, fold in found.items():
+        assert all(row.source == "there" for row in fold.rows if row.model == name)
+    assert {row.model for row in found["resnet50"].rows} == {"vgg16", "resnet101"}
+
+
+def test_another_table_without_the_models_is_learned_once() -> None:
+    spy = Spy()
+    theirs = laboratory(models=("resnet101", "densenet121"), source="there")
+    assert len(list(folds(laboratory(models=("vgg16", "resnet50")), Knowledge(), train=theirs, learn=spy))) == 2
+    assert len(spy.tables) == 1
+
+
+def test_profiled_points_are_never_scored() -> None:
+    rows = laboratory(noise=0.02, procs=(1, 2), models=("vgg16", "resnet50"))
+    for fold in folds(rows, Knowledge(), learn=Spy()):
+        for outcome in outcomes(fold):
+            assert len(set(outcome.done)) == outcome.points
+            assert not scored(outcome)[list(outcome.done)].any()
+            assert not scored_all(outcome)[list(outcome.done)].any()
+            assert scored_all(outcome).sum() == len(outcome.logs) - outcome.points
+            assert (outcome.procs[scored(outcome)] == 1).all()
+
+
+def test_points_that_were_not_measured_do_not_move_the_prediction() -> None:
+    """The prediction after k points is a function of these k figures alone."""
+    rows = laboratory(models=("vgg16", "resnet50"))
+    fold = next(iter(folds(rows, Knowledge(), learn=Spy())))
+    for outcome in outcomes(fold):
+        other = replace(fold.samples[0], logs=fold.samples[0].logs + 1.0)
+        other.logs[list(outcome.done)] = fold.samples[0].logs[list(outcome.done)]
+        again = [each for each in outcomes(replace(fold, samples=(other,))) if each.points == outcome.points]
+        assert again[0].done == outcome.done
+        np.testing.assert_array_equal(again[0].value, outcome.value)
+
+
+def fake(sure: float = 0.1) -> Outcome:
+    """Two points off by 5 % and 20 %, with standard deviations of `sure`."""
+    fold = next(iter(folds(laboratory(models=("vgg16",), batches=(1,)), Knowledge(), learn=Spy())))
+    outcome = next(iter(outcomes(fold)))
+    count = len(outcome.logs)
+    return replace(
+        outcome,
+        value=outcome.logs - np.log([1.05, 1.2, 1.0, 1.0][:count]),
+        spread=np.full(count, sure),
+        calibration=Calibration({"0h": tuple([1.0] * len(LEVELS)), "0d": tuple([1.0] * len(LEVELS))}),
+    )
+
+
+def test_errors_are_those_of_the_throughput() -> None:
+    errors = collect([fake()], lambda outcome: outcome.errors, scored)
+    assert errors.to_dict()["mape"] == pytest.approx(100 * (0.05 + 0.2) / 4)
+    assert errors.to_dict()["points"] == 4
+
+
+def test_coverage_is_the_share_of_points_within() -> None:
+    assert coverage([fake(0.1)], 0.8, scored)["mean"] == 0.75
+    assert coverage([fake(0.2)], 0.8, scored)["mean"] == 1.0
+    assert coverage([fake(0.1)], 0.8, scored)["width_factor"] == pytest.approx(np.exp(0.1), abs=1e-3)
+    assert coverage([], 0.8, scored) == {}

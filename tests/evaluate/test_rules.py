@@ -1,0 +1,148 @@
+"""The simple rules, choice and relative speed on laboratories whose figures can be told beforehand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from small_laboratory import GPU, MODELS, added, laboratory, proportional, samples, sharp
+
+from slurm_migbatch.evaluate import choice, relative
+from slurm_migbatch.evaluate.baselines import CURVE, guesses
+from slurm_migbatch.evaluate.curves import Curves
+from slurm_migbatch.evaluate.heldout import Guess, folds, outcomes
+from slurm_migbatch.evaluate.scores import collect, scored
+from slurm_migbatch.predict.known import Knowledge
+from slurm_migbatch.predict.state import Learned
+from slurm_migbatch.profiling.measurement import Measurement
+
+
+def errors(rows: list[Measurement], *, trees: bool = False) -> dict[tuple[str, int], float]:
+    found: dict[tuple[str, int], list[Guess]] = {}
+    every = samples(rows)
+    for sample in every:
+        others = [Curves.of(one) for one in every if one.model != sample.model]
+        for guess in guesses([sample], others, [], trees=trees):
+            found.setdefault((guess.method, guess.points), []).append(guess)
+    return {key: collect(group, lambda guess: guess.errors, scored).mape for key, group in found.items()}
+
+
+def test_linear_is_exact_where_nothing_but_the_device_counts() -> None:
+    found = errors(laboratory(proportional))
+    assert found["linear", CURVE] == pytest.approx(0, abs=1e-6)
+    assert found["roofline", CURVE] == pytest.approx(0, abs=1e-6)
+    assert all(found["physics", k] == pytest.approx(0, abs=1e-6) for k in (1, 2, 3))
+
+
+def test_physics_is_exact_for_its_own_form_from_two_points_on() -> None:
+    found = errors(laboratory(added))
+    assert found["physics", 1] > 5
+    assert found["physics", 2] == pytest.approx(0, abs=1e-6)
+    assert found["physics", 3] == pytest.approx(0, abs=1e-6)
+
+
+def test_roofline_knows_the_floor() -> None:
+    found = errors(laboratory(sharp))
+    assert found["roofline", CURVE] == pytest.approx(0, abs=1e-6)
+    assert found["linear", CURVE] > 20
+
+
+def test_linear_scores_nothing_on_the_slice_that_it_was_shown() -> None:
+    sample = samples(laboratory(models=("vgg16",)))[0]
+    linear = next(guess for guess in guesses([sample], [], []) if guess.method == "linear")
+    assert {sample.rows[i].profile for i in np.flatnonzero(scored(linear))} == {"1g.10gb", "2g.20gb", "3g.40gb"}
+
+
+def test_a_batch_that_the_largest_slice_did_not_run_has_no_linear_figure() -> None:
+    rows = [row for row in laboratory(models=("vgg16",)) if not (row.profile == "7g.80gb" and row.batch == 16)]
+    sample = samples(rows)[0]
+    linear = next(guess for guess in guesses([sample], [], []) if guess.method == "linear")
+    assert {sample.rows[i].batch for i in np.flatnonzero(~np.isfinite(linear.value))} == {16}
+    assert not scored(linear)[~np.isfinite(linear.value)].any()
+
+
+def test_trees_learn_what_models_have_in_common() -> None:
+    """The largest of host and device is what the form gets wrong, and wrong in the same way for every model."""
+    found = errors(laboratory(sharp, models=("vgg16", "resnet50", "resnet101", "densenet121")), trees=True)
+    assert {method for method, _ in found} == {
+        "linear", "roofline", "physics", "gbm", "gbm ratio", "residual gbm", "residual gbm with facts",
+    }  # fmt: skip
+    assert found["residual gbm", 2] < found["physics", 2]
+
+
+def test_rules_are_given_our_points_too() -> None:
+    for fold in folds(laboratory(models=("vgg16", "resnet50", "resnet101")), Knowledge(), learn=lambda r, k: Learned()):
+        ours = list(outcomes(fold))
+        others = [Curves.of(sample) for sample in samples(list(fold.rows))]
+        done = {g.points: g.done for g in guesses(fold.samples, others, ours) if g.method == "physics, our points"}
+        assert done == {outcome.points: outcome.done for outcome in ours if outcome.points}
+
+
+def truth(rows: list[Measurement], factor: float = 1.0) -> Guess:
+    sample = samples(rows)[0]
+    return Guess("told", sample, "time", 0, (), sample.logs + np.log(factor), sample.logs, sample.cells.procs)
+
+
+def test_who_knows_the_truth_chooses_best() -> None:
+    cases = choice.cases(truth(laboratory(models=("resnet50",))), None)
+    assert len(cases) == len(choice.FACTORS)
+    assert choice.summary(cases) == {"cases": 5, "broken": 0.0, "not_offered": 0.0, "quality": 1.0}
+    reference = MODELS["resnet50"][0] / 1e3
+    assert [case.limit_s for case in cases] == pytest.approx([reference * factor for factor in choice.FACTORS])
+
+
+def test_hope_breaks_limits_and_fear_offers_nothing() -> None:
+    rows = laboratory(added, models=("vgg16",))
+    assert choice.summary(choice.cases(truth(rows, 0.3), None))["broken"] > 0.5
+    feared = choice.summary(choice.cases(truth(rows, 1e6), None))
+    assert feared == {"cases": 5, "broken": 0.0, "not_offered": 1.0, "quality": 0.0}
+
+
+def test_what_was_measured_is_known() -> None:
+    guess = truth(laboratory(proportional, models=("vgg16",)), 1e6)
+    full = tuple(i for i, row in enumerate(guess.sample.rows) if row.profile == "7g.80gb")
+    found = choice.summary(choice.cases(replace(guess, done=full), None))
+    assert (found["broken"], found["not_offered"]) == (0.0, 0.0)
+
+
+def test_a_margin_is_careful() -> None:
+    fold = next(iter(folds(laboratory(models=("vgg16",)), Knowledge(), learn=lambda r, k: Learned())))
+    outcome = next(iter(outcomes(fold)))
+    with_margin, without = choice.cases(outcome, 0.9), choice.cases(outcome, None)
+    assert sum(case.broken for case in with_margin) <= sum(case.broken for case in without)
+    assert sum(case.offered for case in with_margin) <= sum(case.offered for case in without)
+
+
+def test_relative_speed_of_a_device_bound_laboratory_is_the_share() -> None:
+    every = samples(laboratory(proportional, kind="train"))
+    curves = [Curves.of(sample) for sample in every]
+    told = [
+        (Guess("told", s, "time", 0, (), s.logs, s.logs, s.cells.procs), [c for c in curves if c.sample is not s])
+        for s in every
+    ]
+    found = {each["method"]: each["mae"] for each in relative.score([("told", 0, told)])}
+    assert found == {"told": 0.0, "share of compute slices": 0.0, "mean of other models": 0.0}
+
+
+def test_the_mean_of_other_models_is_theirs_on_the_same_slice() -> None:
+    """Two models at one batch: one waits for the host (speed 1 on any slice), one for the device (speed = share)."""
+    host = [replace(r, latency_s=0.01, throughput_per_s=None) for r in laboratory(models=("vgg16",), batches=(8,))]
+    device = laboratory(proportional, models=("resnet50",), batches=(8,))
+    first, second = samples([*host, *device])
+    guess = Guess("none", second, "time", 0, (), second.logs, second.logs, second.cells.procs)
+    found = {each["method"]: each["mae"] for each in relative.score([("none", 0, [(guess, [Curves.of(first)])])])}
+    off = {"resnet50": 0.0, "vgg16": 0.0}
+    off[second.model] = float(np.mean([1 - slices / 7 for slices in (1, 2, 3)]))
+    assert found["mean of other models"] == pytest.approx(off[second.model], abs=1e-3)
+    own = 0.0 if second.model == "resnet50" else off[second.model]
+    assert found["share of compute slices"] == pytest.approx(own, abs=1e-3)
+
+
+def test_a_whole_gpu_counts_all_of_its_slices() -> None:
+    rows = [
+        replace(row, profile="", compute_slices=None, memory_slices=None, sm_count=None, gpu=GPU)
+        for row in laboratory(models=("vgg16",))
+        if row.profile == "7g.80gb"
+    ]
+    assert set(Curves.of(samples(rows)[0]).slices) == {7.0}
