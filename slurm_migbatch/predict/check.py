@@ -96,7 +96,7 @@ def worse(candidate: Mapping[str, Miss], current: Mapping[str, Miss], tolerance:
         theirs = current[figure]
         if mine.error > theirs.error * (1.0 + tolerance) + SLACK:
             return (
-                f"its {figure} is off by a factor of {math.exp(mine.error):.2f} on figures held out, "
+                f"its {figure} is off by a factor of {math.exp(mine.error):.2f} where it was checked, "
                 f"that of the current one by {math.exp(theirs.error):.2f}"
             )
     return ""

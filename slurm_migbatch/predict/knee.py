@@ -3,8 +3,9 @@
 The knee of a slice is the smallest batch that reaches a share (80 %) of the slice's best throughput (PARIS, section on
 partitioning, with throughput in the place of utilisation: a reconstruction; D-STACK's knee is the same idea along the
 other axis). Edges of batch buckets come from the curves: every knee is an edge, and between edges the predicted time
-grows by at most a quarter on any slice, so a request that is rounded up to its edge is charged at most that much more.
-Powers of two, which most requests are, are edges too, so that those are charged nothing.
+grows by at most 42 % on any slice (a little over the square root of two), so a request that is rounded up to its edge
+is charged at most that much more. Powers of two, which most requests are, are edges too, so that those are charged
+nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from slurm_migbatch.predict.cells import Array
 
 KNEE_SHARE: Final = 0.8
-GROWTH: Final = 1.25
+GROWTH: Final = 1.42
 """Largest ratio of predicted times at neighbouring batch edges."""
 INPUT_GROWTH: Final = 1.5
 LARGEST_BATCH: Final = 1024
