@@ -40,6 +40,10 @@ class Line:
         """A cell as it stands, without blanks around it."""
         return self._cells[self._columns[column]].strip()
 
+    def has(self, column: str) -> bool:
+        """Whether the file has this column."""
+        return column in self._columns
+
     def number_of(self, column: str, low: float = -math.inf, high: float = math.inf) -> float:
         """A finite number within bounds."""
         text = self._cells[self._columns[column]]
