@@ -72,13 +72,14 @@ class Product:
         )
 
     def start(self) -> None:
-        """Start migbatchd and the agents; wait until migbatchd knows every node's GPUs."""
+        """Start migbatchd and the agents; wait until migbatchd knows every node's GPUs and has told slurmctld."""
         self.start_daemon()
         for node in self.bed.spec.node_names:
             self.start_agent(node)
         self.bed.wait("the nodes' reports to migbatchd", self._knows_the_nodes)
         self.render_shims()
         self.bed.wait("the submit service", self._answers_submissions)
+        self.bed.wait("the compiled table", (self.state / "table.lua").exists)
 
     def render_shims(self, *shims: str) -> None:
         """Write the Lua shims (both) with what migbatchd knows of the site by now.
