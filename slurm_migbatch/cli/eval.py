@@ -34,6 +34,7 @@ def eval_() -> None:
 @click.option("--points", type=click.IntRange(0, 3), default=3, show_default=True, help="Most profiled points.")
 @click.option("--level", type=click.FloatRange(0.1, 0.98), default=0.9, show_default=True, help="Of the margin.")
 @leave_option
+@click.option("--quick", is_flag=True, help="Without the rules that must be learned themselves.")
 @click.option("--blind", is_flag=True, help="Forget what is publicly known of models.")
 @json_option
 def predictor(
@@ -42,6 +43,7 @@ def predictor(
     points: int,
     level: float,
     leave: Literal["model", "family"],
+    quick: bool,
     blind: bool,
     as_json: bool,
 ) -> None:
@@ -49,7 +51,7 @@ def predictor(
     from slurm_migbatch.evaluate.predictor import Options, evaluate
     from slurm_migbatch.profiling.table import read_folder
 
-    options = Options(points, level, leave, blind)
+    options = Options(points, level, leave, blind, trees=not quick)
     learned_from = None if train is None else read_folder(train)
     result = evaluate(read_folder(data), learned_from, options, say=_progress)
     result = {"data": str(data), "train": None if train is None else str(train), **result}

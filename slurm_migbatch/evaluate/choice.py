@@ -59,7 +59,8 @@ def cases(guess: Guess, level: float | None) -> list[Case]:
         limit = float(curves.seconds[at]) * factor
         kept = curves.seconds <= limit * _ROUNDING
         worth = curves.batch / curves.seconds / curves.slices
-        allowed = np.isfinite(value) & (np.exp(np.nan_to_num(upper, nan=np.inf)) <= limit * (1.0 + NUGGET))
+        noise = np.where(shown, _ROUNDING, 1.0 + NUGGET)
+        allowed = np.isfinite(value) & (np.exp(np.nan_to_num(upper, nan=np.inf)) <= limit * noise)
         if not allowed.any():
             found.append(Case(guess.sample.model, limit, False, False, 0.0))
             continue

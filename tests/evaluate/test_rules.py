@@ -146,3 +146,15 @@ def test_a_whole_gpu_counts_all_of_its_slices() -> None:
         if row.profile == "7g.80gb"
     ]
     assert set(Curves.of(samples(rows)[0]).slices) == {7.0}
+
+
+def test_whole_slices_do_not_hang_on_the_last_digit_of_a_limit() -> None:
+    """A host-bound model takes as long at batch 1 as at the batch that the limit was measured at, give or take."""
+    rows = laboratory(sharp, models=("densenet121",), batches=(1, 4, 8))
+    told = truth(rows, 1.01)
+    assert choice.summary(choice.cases(told, None)) == {"cases": 5, "broken": 0.0, "not_offered": 0.0, "quality": 1.0}
+    # a figure that was shown is no prediction: there the limit is the limit
+    slow = replace(rows[0], latency_s=(rows[0].seconds or 0.0) * 1.01, throughput_per_s=None)
+    guess = truth([slow, *rows[1:]])
+    first = choice.cases(replace(guess, done=tuple(range(len(guess.logs)))), None)[0]
+    assert first.offered and not first.broken
