@@ -107,7 +107,7 @@ def refit(config: Config, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(result))
     elif result["outcome"] == "taken":
-        click.echo(f"version {result['version']} is current: {_error(result)}")
+        click.echo(f"version {result['version']} is current: {_check(result)}")
     else:
         click.echo(f"no new version: {result['why']}")
     return 0 if result["outcome"] == "taken" else 3
@@ -184,11 +184,11 @@ def _print_versions(versions: list[dict[str, Any]], index: Index) -> None:
             str(each.get("runs", "")),
             str(each.get("rows", "")),
             str(each.get("models", "")),
-            _error(each) if "created" in each else each["why"],
+            _check(each) if "created" in each else each["why"],
         )
         for each in versions
     ]
-    print_table(("VERSION", "STATUS", "CREATED", "RUNS", "ROWS", "MODELS", "HELD OUT"), rows)
+    print_table(("VERSION", "STATUS", "CREATED", "RUNS", "ROWS", "MODELS", "CHECK: OFF BY"), rows)
     if not index.current:
         click.echo("none of them is current: predictions follow physics and data sheets")
 
@@ -198,8 +198,8 @@ def _try(each: Mapping[str, Any]) -> tuple[str, ...]:
     return (_moment(each["ts"]), each["outcome"], version, each.get("reason", ""), each.get("why", ""))
 
 
-def _error(each: Mapping[str, Any]) -> str:
-    """The check, in words: by what factor predictions were off on figures held out."""
+def _check(each: Mapping[str, Any]) -> str:
+    """The check, in words: by what factor predictions were off where they were checked."""
     check = each.get("check")
     if not check or not check["candidate"]:
         return "nothing to check it on"
@@ -226,7 +226,7 @@ def _print_model(found: Mapping[str, Any], config: Config) -> None:
             ("created", f"{_moment(found['created'])}, because of {report.get('reason', '?')}"),
             ("learned from", f"{report.get('runs', 0)} runs, {report.get('measured', 0)} measured points"),
             ("rows", f"{found['rows']} of {found['models']} models"),
-            ("held out", _error(report)),
+            ("check", _check(report)),
         ]
     for figure, kept in watched["kept"].items():
         mark = ", FEWER THAN PROMISED" if kept["broken"] else ""

@@ -179,7 +179,7 @@ class LearningConfig:
     )
     tolerance: float = key(
         0.05,
-        "How much further off than the current model a new one may be, on figures held out (0.05: by a twentieth), "
+        "How much further off than the current model a new one may be, on new figures held out (0.05: by a twentieth), "
         "before it is refused.",
         between(0, 10),
     )

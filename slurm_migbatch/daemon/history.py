@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from slurm_migbatch.profiling.measurement import COLUMNS, Measurement
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.decisions import record_decision
 from slurm_migbatch.store.models import MeasuredPoint, NodeEvent, Run
@@ -45,6 +46,13 @@ class HistoryStore(Store):
             lesson = connection.scalar(select(func.max(Run.lesson)))
             imported = connection.scalar(select(func.max(MeasuredPoint.imported)))
         return Learnable(max(lesson or 0, 0), imported or 0.0)
+
+    def measured_since(self, imported: float) -> list[Measurement]:
+        """Measured points that came, or got other values, after that moment (unix seconds)."""
+        columns = (MeasuredPoint.__table__.c[name] for name in COLUMNS)
+        statement = select(*columns).where(MeasuredPoint.imported > imported).order_by(MeasuredPoint.id)
+        with self.reading() as connection:
+            return [Measurement(*row) for row in connection.execute(statement)]
 
     def instance_events(self) -> dict[str, list[dict[str, Any]]]:
         """Events about instances by node, in their order, since the node's last boot."""

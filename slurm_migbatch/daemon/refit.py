@@ -4,9 +4,10 @@ As a program it is a child of migbatchd: one line of JSON comes in on stdin, `{"
 goes out on stdout; the end of stdin is the end of the process, whatever it is doing. It runs at the lowest priority and
 with one thread of numpy's, so that nothing else on the controller's host waits for it.
 
-The check: a fifth of the runs and of the measured points, another one each time, is held out from the candidate's fit.
-If it is further off there than the model that counts now, it is refused, and the record says why. Else every model's
-belief takes in the held-out figures too, and that is the new version.
+The check: of what the present model has not learned from, up to a half is held out from the candidate's fit, runs where
+there are any, else measured points. Neither has seen these, and where the candidate is further off than the present
+model it is refused, and the record says why. (Where there is nothing new to hold out, both are held against what both
+have seen.) Else every model's belief takes in the held-out figures too, and that is the new version.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from slurm_migbatch.profiling.measurement import Measurement
 T = TypeVar("T")
 Say = Callable[[str], None]
 
-PARTS: Final = 5
-"""One in so many figures is held out."""
+MOST_HELD: Final = 5
+"""At most one in so many figures is held out."""
 _PAGE: Final = 5000
 _FURTHEST: Final = 50
 """Ended runs that are looked at, for each run that is learned from, before the record is left: most jobs may not tell
@@ -52,13 +53,15 @@ _NICE: Final = 19
 class Material:
     """What there is to learn from.
 
-    `told` are the newest runs that say something, `heard` what of it is believed, `table` the imported points.
+    `told` are the newest runs that say something, `heard` what of it is believed, `table` the imported points and
+    `fresh` those imported since the present model was learned.
     """
 
     reach: Learnable
     told: tuple[Told, ...]
     heard: Heard
     table: tuple[Measurement, ...]
+    fresh: tuple[Measurement, ...]
 
     @property
     def lesson(self) -> int:
@@ -79,9 +82,9 @@ def gather(store: HistoryStore, facts: Sequence[ModelFacts], runs: int, present:
         told = told_by(page, geometries, knowledge) + told
         high = low
     told = told[-runs:]
-    return Material(
-        reach, tuple(told), hear(told, knowledge, expected_by(present.learned)), tuple(store.measurements())
-    )
+    heard = hear(told, knowledge, expected_by(present.learned))
+    since = float(present.report.get("imported", 0.0))
+    return Material(reach, tuple(told), heard, tuple(store.measurements()), tuple(store.measured_since(since)))
 
 
 def _geometries(inventory: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Geometry]:
@@ -170,16 +173,12 @@ def refit(
 
     if not heard and not table:
         return none("nothing", "no run has told what it achieved yet, and nothing was imported")
-    salt = directory.index().last
-    apart, kept = _split(heard, lambda each: f"{salt}:{each.run}")
-    aside, rest = _split(table, lambda row: f"{salt}:{row.point}")
-    say(f"learning from {len(kept)} runs and {len(rest)} measured points")
-    candidate = learn([*rest, *rows_of(kept)], knowledge)
-    # what runs say counts where they say anything; else what was measured
-    judge = [each.row for each in apart] or list(aside)
-    mine, theirs = misses(candidate, judge, knowledge), misses(present.learned, judge, knowledge)
+    split = _hold_out(material, present, str(directory.index().last))
+    say(f"learning from {len(split.runs)} runs and {len(split.table)} measured points")
+    candidate = learn([*split.table, *rows_of(split.runs)], knowledge)
+    mine, theirs = misses(candidate, split.judge, knowledge), misses(present.learned, split.judge, knowledge)
     result["check"] = {
-        "held_out": "runs" if apart else "measured points",
+        "on": split.name,
         "candidate": {figure: miss.to_dict() for figure, miss in mine.items()},
         "current": {figure: miss.to_dict() for figure, miss in theirs.items()},
     }
@@ -193,6 +192,7 @@ def refit(
     report = {
         **result,
         "lesson": material.lesson,
+        "imported": material.reach.imported,
         "rows": len(rows),
         "users": len({each.user for each in heard}),
         "predecessor": present.learned.version,
@@ -205,12 +205,38 @@ def refit(
     return {**result, "outcome": "taken", "version": version, "rows": len(rows), "seconds": report["seconds"]}
 
 
-def _split(items: Sequence[T], name: Callable[[T], str]) -> tuple[list[T], list[T]]:
-    """A fifth of the items by the digests of their names, and the others, each in their order."""
-    ordered = sorted(items, key=lambda item: hashlib.sha256(name(item).encode()).digest())
-    count = len(items) // PARTS or (1 if len(items) > 1 else 0)
-    chosen = {id(item) for item in ordered[:count]}
-    return [item for item in items if id(item) in chosen], [item for item in items if id(item) not in chosen]
+@dataclass(frozen=True)
+class _Split:
+    """What the candidate is fitted on, and the rows that it is judged by."""
+
+    runs: Sequence[Told]
+    table: Sequence[Measurement]
+    judge: Sequence[Measurement]
+    name: str
+
+
+def _hold_out(material: Material, present: Saved, salt: str) -> _Split:
+    heard, table = material.heard.told, material.table
+    since = int(present.report.get("lesson", 0))
+    fresh = [each for each in heard if each.number > since]
+    held = _some(fresh, len(heard), lambda each: f"{salt}:{each.run}")
+    if held:
+        apart = {each.run for each in held}
+        rest = [each for each in heard if each.run not in apart]
+        return _Split(rest, table, [each.row for each in held], "new runs held out")
+    if heard:
+        return _Split(heard, table, [each.row for each in heard], "runs that both have seen")
+    points = _some(material.fresh, len(table), lambda row: f"{salt}:{row.point}")
+    if points:
+        outside = {row.point for row in points}
+        return _Split(heard, [row for row in table if row.point not in outside], points, "new points held out")
+    return _Split(heard, table, table, "points that both have seen")
+
+
+def _some(fresh: Sequence[T], total: int, name: Callable[[T], str]) -> list[T]:
+    """Half of the fresh items by the digests of their names, but not more than a fifth of all."""
+    ordered = sorted(fresh, key=lambda item: hashlib.sha256(name(item).encode()).digest())
+    return ordered[: min(len(fresh) // 2, max(1, total // MOST_HELD))]
 
 
 def _left_out(heard: Heard) -> dict[str, Any]:

@@ -21,7 +21,10 @@ from slurm_migbatch.profiling.measurement import Measurement
 LARGEST_MISS: Final = math.log(10.0)
 """A miss counts at most as one by a factor of ten, so that one wild figure does not decide."""
 SLACK: Final = 0.02
-"""Difference of two errors (of logarithms) that means nothing."""
+CHANCE: Final = 0.1
+"""Difference of two mean errors (of logarithms) that means nothing: SLACK, and CHANCE over the root of the points."""
+MUCH: Final = math.log(1.25)
+"""Worsening of one figure that no better other figure makes up for."""
 ENOUGH: Final = 20
 """Runs that tell whether promises are kept."""
 
@@ -91,13 +94,21 @@ def misses(learned: Learned, rows: Iterable[Measurement], knowledge: Knowledge) 
 
 
 def worse(candidate: Mapping[str, Miss], current: Mapping[str, Miss], tolerance: float) -> str:
-    """Why a candidate is refused, "" where it is not: the figure in which it is further off than the current one."""
-    for figure, mine in candidate.items():
-        theirs = current[figure]
-        if mine.error > theirs.error * (1.0 + tolerance) + SLACK:
+    """Why a candidate is refused, "" where it is not: it is further off than the current one over all figures, or
+    much further in one of them."""
+    if not candidate:
+        return ""
+    points = max(miss.points for miss in candidate.values())
+    nothing = SLACK + CHANCE / math.sqrt(points)
+    mine, theirs = (fmean(miss.error for miss in misses.values()) for misses in (candidate, current))
+    if mine > theirs * (1.0 + tolerance) + nothing:
+        factors = math.exp(mine), math.exp(theirs)
+        return "it is off by a factor of {:.2f} where it was checked, the current one by {:.2f}".format(*factors)
+    for figure, miss in candidate.items():
+        if miss.error > current[figure].error * (1.0 + tolerance) + nothing + MUCH:
             return (
-                f"its {figure} is off by a factor of {math.exp(mine.error):.2f} where it was checked, "
-                f"that of the current one by {math.exp(theirs.error):.2f}"
+                f"its {figure} is off by a factor of {math.exp(miss.error):.2f} where it was checked, that of the "
+                f"current one by {math.exp(current[figure].error):.2f}"
             )
     return ""
 
