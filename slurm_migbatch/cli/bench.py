@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import click
@@ -77,6 +78,48 @@ def submit(submissions: int, as_json: bool) -> None:
         f"{many['table']['table_bytes'] / 1e6:.1f} MB, opened in {many['table']['open_ms']:.2f} ms, "
         f"{many['table']['lookup_us']['median']:.1f} us for a look-up"
     )
+    print_bars(result)
+
+
+@bench.command()
+@click.option(
+    "--data", required=True, metavar="DIR", type=click.Path(exists=True, path_type=Path), help="Philly's trace."
+)
+@click.option("--scale", "scales", type=click.IntRange(1, 64), multiple=True, help="Copies (default 1, 2, 4 and 8).")
+@json_option
+def simulator(data: Path, scales: tuple[int, ...], as_json: bool) -> None:
+    """How fast the simulator is: the Philly trace on 550 GPUs, and how its time grows with both."""
+    from slurm_migbatch.bench.simulator import measure
+
+    result = measure(data, scales or (1, 2, 4, 8), say=lambda text: click.echo(f"{text} ...", err=True))
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    click.echo(f"reading {result['jobs']} jobs: {result['read_s']:.2f} s")
+    for run in result["runs"]:
+        click.echo(
+            f"  {run['jobs']:>8} jobs on {run['gpus']:>5} GPUs: {run['cpu_s']:7.2f} s "
+            f"({1e6 * run['cpu_s'] / run['jobs']:.1f} us a job; {run['wall_s']:.2f} s by the clock)"
+        )
+    print_bars(result)
+
+
+@bench.command()
+@click.option("--nodes", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Nodes.")
+@click.option("--gpus", type=click.IntRange(1, 16), default=8, show_default=True, help="GPUs of each.")
+@click.option("--pending", type=click.IntRange(0, 10**6), default=10_000, show_default=True, help="Jobs that wait.")
+@json_option
+def scale(nodes: int, gpus: int, pending: int, as_json: bool) -> None:
+    """A round of the supply loop on a large site: plan and advertise, with Slurm answering at once."""
+    from slurm_migbatch.bench.scale import measure
+
+    result = measure(nodes=nodes, gpus=gpus, pending=pending)
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    for number, each in enumerate(result["rounds"], 1):
+        parts = ", ".join(f"{part} {each[part]:.3f} s" for part in ("observe", "plan", "advertise"))
+        click.echo(f"  round {number}: {each['total_s']:.3f} s ({parts}), {each['updates']:.0f} nodes updated")
     print_bars(result)
 
 

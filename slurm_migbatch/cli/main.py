@@ -21,6 +21,7 @@ COMMANDS = {
     "profile": (f"{_HERE}.profile:profile", "Measure models, and keep what was measured.", "controller"),
     "progress": (f"{_HERE}.progress:progress", "Say, inside a job, what it has achieved so far.", "node"),
     "show": (f"{_HERE}.show:show", "Show one job: asked, bucket, got, predicted, measured, why.", "controller"),
+    "simulate": (f"{_HERE}.simulate:simulate", "Replay a trace under a policy on a simulated cluster.", "controller"),
     "testbed": (f"{_HERE}.testbed:testbed", "Start and stop a private Slurm cluster with simulated GPUs.", "dev"),
     "why": (f"{_HERE}.why:why", "Say why a job waits and what it would take.", "controller"),
 }

@@ -53,7 +53,9 @@ class Job:
         app: model or application, in the words of the table of speeds.
         batch: items in one step, 0 where not known.
         user: whom fairness is counted for.
-        slo_s: seconds after its arrival within which it has to be done; None where nobody waits for it.
+        slo_s: seconds after its arrival within which it has to be done; None where nobody waits for its end.
+        start_slo_s: seconds after its arrival within which it has to make its first progress (a service has to be up);
+            None where nobody waits for that.
         estimate: seconds that its user claims it takes (a time limit); None: its true work.
         tasks: requests that an inference job stands for, 0 where not known.
     """
@@ -73,6 +75,7 @@ class Job:
     user: str = ""
     costs: Costs = FREE
     slo_s: float | None = None
+    start_slo_s: float | None = None
     estimate: float | None = None
     tasks: int = 0
 

@@ -53,7 +53,8 @@ def of_jobs(runs: Sequence[Run], end: float) -> dict[str, Any]:
 
     - `jct_s`: from arrival to completion, of those that were done by `end`;
     - `queue_s`: until they first held slices; `delay_s`: until their first progress, of those that got so far;
-    - `slo`: how many had a limit, how many broke it (late, or still not done when it had passed), and the share;
+    - `slo`: how many had a limit (on their end or on their start), how many broke one (late, or still not there when it
+      had passed), and the share;
     - `restarts`: how often a job was interrupted or moved (`interrupted` plus `moved`), mean and most;
     - `lost_s`: work done twice; `paused_s`: on slices without progress;
     - `jain`: fairness over users, of each user's mean of work / JCT (1: all are slowed down alike).
@@ -125,13 +126,13 @@ def _spread(values: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float | 
 def _slo(runs: Sequence[Run], end: float) -> dict[str, Any]:
     limited = broken = 0
     for run in runs:
-        if run.job.slo_s is None:
-            continue
-        took = (end if run.ended is None else run.ended) - run.job.arrival
-        if run.ended is None and took <= run.job.slo_s:
-            continue
-        limited += 1
-        broken += took > run.job.slo_s
+        judged = [
+            (end if moment is None else moment) - run.job.arrival > limit
+            for moment, limit in ((run.ended, run.job.slo_s), (run.began, run.job.start_slo_s))
+            if limit is not None and (moment is not None or end - run.job.arrival > limit)
+        ]
+        limited += bool(judged)
+        broken += any(judged)
     return {"jobs": limited, "broken": broken, "share": broken / limited if limited else None}
 
 

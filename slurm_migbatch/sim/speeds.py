@@ -7,7 +7,7 @@ the predictor's (then they decide on what they believe and the engine charges th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -57,6 +57,22 @@ class Linear:
     def _share(self, place: Place) -> float:
         geometry = self.cluster.gpus[place.gpu].geometry
         return place.slot.profile.compute / geometry.compute_slices
+
+
+class Paired:
+    """Another `Speeds`, with measured slowdowns of pairs inside one slice."""
+
+    def __init__(self, alone: Speeds, xi: Mapping[tuple[str, str], float], default: float = 2.0) -> None:
+        """`xi[a, b]` is how many times slower application a gets beside b; `default` where a pair is not known."""
+        self.alone, self.xi, self.default = alone, xi, default
+
+    def speed(self, job: Job, places: Sequence[Place], steps: int = 1) -> float:
+        """As the other says."""
+        return self.alone.speed(job, places, steps)
+
+    def slowdown(self, run: Run, others: Sequence[Run]) -> float:
+        """The excesses of all pairs added up."""
+        return 1.0 + sum(self.xi.get((run.job.app, one.job.app), self.default) - 1.0 for one in others)
 
 
 class Whole:
