@@ -84,7 +84,7 @@ class Subject:
         the interval that is kept with `confidence`, and the best guess."""
         sample, known = self.sample, list(done)
         learned = settle(self.fold.learned, [sample.rows[i] for i in known], self.knowledge)
-        predictor = LearnedPredictor(learned, confidence=confidence)
+        predictor = LearnedPredictor(learned, (), confidence=confidence)
         _, expected, slow = predictor.interval(
             "time", sample.model, sample.known, sample.gpu, sample.kind, sample.cells
         )

@@ -17,7 +17,7 @@ next. It is an integer programme over what each GPU can still hold (`slices.bund
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -87,53 +87,41 @@ class BestFit:
         return None
 
 
-@dataclass(frozen=True)
-class Fgd:
-    """The place with the least growth of the free slices that the mix cannot use: of a GPU on which a profile does not
-    fit, all free compute slices count with the profile's weight. Equal growth: best fit."""
+class _Least:
+    """The place at which a measure of a GPU grows least; equal growth: best fit. Answers are remembered by layout."""
 
-    mix: Mix
+    measure: Callable[[Geometry, Layout, Mix], float]
 
-    def place(self, geometry: Geometry, layouts: Mapping[Layout, int], profile: Profile) -> tuple[Layout, Slot] | None:
-        """See `Rule`."""
-        return _least(geometry, layouts, profile, lambda layout: wasted(geometry, layout, self.mix))
-
-
-@dataclass(frozen=True)
-class LeastLoss:
-    """The place with the least growth of the demand that cannot be placed (`unplaceable`). Equal growth: best fit."""
-
-    mix: Mix
+    def __init__(self, asked: Mix) -> None:
+        self.mix = asked
+        self._known: dict[tuple[Geometry, Layout, Profile], tuple[float, int, Slot] | None] = {}
 
     def place(self, geometry: Geometry, layouts: Mapping[Layout, int], profile: Profile) -> tuple[Layout, Slot] | None:
         """See `Rule`."""
-        return _least(geometry, layouts, profile, lambda layout: unplaceable(geometry, layout, self.mix))
+        best: tuple[tuple[float, int, int], Layout, Slot] | None = None
+        for layout, gpu in layouts.items():
+            found = self._on(geometry, layout, profile)
+            if found is not None:
+                key = (found[0], found[1], gpu)
+                if best is None or key < best[0]:
+                    best = (key, layout, found[2])
+        return None if best is None else (best[1], best[2])
 
+    def _on(self, geometry: Geometry, layout: Layout, profile: Profile) -> tuple[float, int, Slot] | None:
+        """Growth of the measure, free slices, and the best place on GPUs of this layout; None where there is none."""
+        key = (geometry, layout, profile)
+        if key not in self._known:
+            before, measure = type(self).measure(geometry, layout, self.mix), type(self).measure
+            grown = [
+                (round(measure(geometry, layout.add(slot), self.mix) - before, 9), slot)
+                for slot in places(geometry, layout, profile)
+            ]
+            found = min(grown, default=None)
+            self._known[key] = found and (found[0], free_slices(geometry, layout), found[1])
+        return self._known[key]
 
-class _Score(Protocol):
-    def __call__(self, layout: Layout, /) -> float: ...
-
-
-def _least(
-    geometry: Geometry, layouts: Mapping[Layout, int], profile: Profile, score: _Score
-) -> tuple[Layout, Slot] | None:
-    best: tuple[tuple[float, int, int, int], Layout, Slot] | None = None
-    for layout, gpu in layouts.items():
-        found = places(geometry, layout, profile)
-        if not found:
-            continue
-        before, free = score(layout), free_slices(geometry, layout)
-        for slot in found:
-            growth = round(score(_with(layout, slot)) - before, 9)
-            key = (growth, free, gpu, slot.placement.start)
-            if best is None or key < best[0]:
-                best = (key, layout, slot)
-    return None if best is None else (best[1], best[2])
-
-
-@lru_cache(maxsize=1 << 16)
-def _with(layout: Layout, slot: Slot) -> Layout:
-    return layout.add(slot)
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{profile}: {weight:.3g}' for profile, weight in self.mix)})"
 
 
 @lru_cache(maxsize=1 << 16)
@@ -169,6 +157,18 @@ def unplaceable(geometry: Geometry, layout: Layout, asked: Mix) -> float:
         lost += worth * (most - capacity(geometry, layout, profile))
         possible += worth * most
     return lost / possible
+
+
+class Fgd(_Least):
+    """The place with the least growth of the free slices that the mix cannot use (`wasted`)."""
+
+    measure = staticmethod(wasted)
+
+
+class LeastLoss(_Least):
+    """The place with the least growth of the demand that cannot be placed (`unplaceable`)."""
+
+    measure = staticmethod(unplaceable)
 
 
 def divide(
