@@ -20,7 +20,7 @@ from slurm_migbatch.profiling.measurement import Measurement
 
 RULE: Final = (
     f"largest slice at batch {FIRST_BATCH:g}; middle slice at batch {MIDDLE_BATCH:g}; smallest slice at batch "
-    f"{SMALL_BATCH:g}; then the point that is expected to make the whole grid surest (slurm_migbatch/predict/points.py)"
+    f"{SMALL_BATCH:g}; then the point likeliest to be chosen and least sure (slurm_migbatch/predict/points.py)"
 )
 MAPE_TARGETS: Final = (60.0, 30.0, 10.0, 8.0)
 """Mean error in per cent at 0, 1, 2, 3 points, for inference."""

@@ -19,7 +19,7 @@ import numpy as np
 from slurm_migbatch.bench.bars import Bar
 from slurm_migbatch.evaluate import placing
 from slurm_migbatch.evaluate.curves import compute_slices
-from slurm_migbatch.evaluate.heldout import NOISE, Fold, Leave, folds
+from slurm_migbatch.evaluate.heldout import Fold, Leave, folds
 from slurm_migbatch.evaluate.scenarios import Service, models_of, services
 from slurm_migbatch.predict.calibration import Calibration
 from slurm_migbatch.predict.cells import Array
@@ -131,7 +131,7 @@ def stages(sample: Sample, fold: Fold, level: float) -> Iterator[Stage]:
         if n == count:
             return
         left = sorted(set(range(count)) - set(done))
-        chosen = next_point(TIME, belief, sample.cells, NOISE["time"], done, left)
+        chosen = next_point(TIME, belief, sample.cells, done, left)
         assert chosen is not None
         done.append(chosen)
         if len(done) <= EVERY_POINT * count or len(done) % 4 == 0:

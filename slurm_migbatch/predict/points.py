@@ -5,15 +5,16 @@ The rule, for a grid of slices and batches:
 1. the largest slice at batch 4 (what the host costs, and for a heavy model what an item costs);
 2. the middle slice at batch 32 (what an item costs, far from both ends of the grid);
 3. the smallest slice at batch 8 (how the cost grows as the slice shrinks);
-4. from then on the point after which the predictions of the whole grid are expected to be surest.
+4. from then on the point that is likeliest to be worth choosing and least sure.
 
 Where the grid lacks such a point, the nearest in the logarithms of slice and batch is taken. A point that turns out not
 to fit is left out and the next best is taken. No figure of the grid is looked at before its point is chosen.
 
-The fourth step: with parameters drawn from the belief, each point has a spread of predictions; measuring point c
-removes the part `cov(i, c)**2 / (var(c) + noise**2)` of the variance at point i, and the point with the largest sum is
-taken. It would do for the first three as well, and does better where a model is like others that were measured, but a
-model that is like no other (work on the host that nothing overlaps) is caught only by looking at the corners.
+The fourth step: a point is worth choosing where no quicker one gives as much throughput for the SMs that it takes; how
+likely that is, is the share of parameters drawn from the belief for which it holds, and it is weighed with the standard
+deviation of the point's prediction. (Ours. The points after which the whole grid is expected to be surest would teach
+the curve, but measure much that nobody would ever choose; the first three are corners because a model that is like no
+other is caught only there.)
 """
 
 from __future__ import annotations
@@ -36,12 +37,10 @@ MIDDLE_BATCH: Final = 32.0
 SMALL_BATCH: Final = 8.0
 
 
-def next_point(
-    surface: Surface, belief: Belief, cells: Cells, noise: float, done: Sequence[int], left: Sequence[int]
-) -> int | None:
+def next_point(surface: Surface, belief: Belief, cells: Cells, done: Sequence[int], left: Sequence[int]) -> int | None:
     """Index of the point of `cells` to measure next among those `left`; None where none is left.
 
-    `done` are the points that ran, `noise` the standard deviation of a measurement's logarithm.
+    `done` are the points that ran.
     """
     if not left:
         return None
@@ -55,7 +54,8 @@ def next_point(
                 i,
             ),
         )
-    worth = gains(surface, belief, cells, noise)
+    unsure = belief.predict(surface, cells)[1]
+    worth = (worth_choosing(surface, belief, cells) + 1e-3) * unsure
     return max(left, key=lambda index: (float(worth[index]), -index))
 
 
@@ -77,7 +77,7 @@ def choose(done: Sequence[Measurement], open_: Sequence[Measurement], knowledge:
     count = list(range(len(ran)))
     prior = pool(TIME, first.kind, ()).prior(first.model, known, gpu)
     belief = adapt(TIME, prior, cells.take(count), logs, NOISE)
-    chosen = next_point(TIME, belief, cells, NOISE, count, list(range(len(ran), len(rows))))
+    chosen = next_point(TIME, belief, cells, count, list(range(len(ran), len(rows))))
     return None if chosen is None else chosen - len(ran)
 
 
@@ -93,11 +93,17 @@ def _corner(cells: Cells, step: int) -> tuple[float, float] | None:
     return None
 
 
-def gains(surface: Surface, belief: Belief, cells: Cells, noise: float) -> Array:
-    """Variance (of the log) that measuring each point would remove from the grid, summed over the grid."""
+def worth_choosing(surface: Surface, belief: Belief, cells: Cells) -> Array:
+    """For each point the probability that no quicker one gives as much throughput for the SMs that it takes."""
     root = np.linalg.cholesky(belief.covariance)
-    drawn = np.array([surface.value(belief.mean + root @ z, cells)[0] for z in even_draws(len(belief.mean))])
-    drawn = drawn - drawn.mean(axis=0)
-    shared = drawn.T @ drawn / len(drawn)
-    removed: Array = (shared**2).sum(axis=0) / (np.diag(shared) + noise**2)
-    return removed
+    draws = even_draws(len(belief.mean))[::4]
+    items = np.log(cells.batch * cells.procs) - np.log(cells.sm)
+    share = np.zeros(len(cells))
+    for draw in draws:
+        value, _ = surface.value(belief.mean + root @ draw, cells)
+        order = np.argsort(value, kind="stable")
+        efficiency = (items - value)[order]
+        best = np.concatenate([[-np.inf], np.maximum.accumulate(efficiency)[:-1]])
+        share[order] += efficiency > best
+    found: Array = share / len(draws)
+    return found

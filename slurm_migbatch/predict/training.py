@@ -14,7 +14,7 @@ from slurm_migbatch.predict.fewshot import adapt
 from slurm_migbatch.predict.known import Knowledge
 from slurm_migbatch.predict.points import next_point
 from slurm_migbatch.predict.population import Population, Unit, pool
-from slurm_migbatch.predict.samples import MEMORY_NOISE, NOISE, RUNS, SITE, Sample, samples_of
+from slurm_migbatch.predict.samples import MEMORY_NOISE, RUNS, SITE, Sample, samples_of
 from slurm_migbatch.predict.state import KINDS, SURFACES, Fitted, Learned
 from slurm_migbatch.predict.surface import Belief, Surface, paces
 from slurm_migbatch.profiling.measurement import Measurement
@@ -119,7 +119,7 @@ def steps(
     for points in range(most + 1):
         yield points, list(done), belief, cells, logs
         left = [i for i in range(len(cells)) if i not in done]
-        chosen = next_point(surface, belief, cells, NOISE, done, left)
+        chosen = next_point(surface, belief, cells, done, left)
         if points == most or chosen is None:
             return
         done.append(chosen)

@@ -166,7 +166,7 @@ def test_the_rule_of_points() -> None:
     done: list[int] = []
     for _ in range(6):
         left = [i for i in range(len(found)) if i not in done]
-        chosen = next_point(TIME, belief, cells, 0.05, done, left)
+        chosen = next_point(TIME, belief, cells, done, left)
         assert chosen is not None and chosen not in done
         done.append(chosen)
     assert [(found[i].profile, found[i].batch, found[i].procs) for i in done[:3]] == [
@@ -174,10 +174,10 @@ def test_the_rule_of_points() -> None:
         ("3g.40gb", 32, 1),
         ("1g.10gb", 8, 1),
     ]
-    assert next_point(TIME, belief, cells, 0.05, done, []) is None
+    assert next_point(TIME, belief, cells, done, []) is None
     # what does not fit is left out: the nearest takes its place
     left = [i for i in range(len(found)) if i != done[2]]
-    instead = next_point(TIME, belief, cells, 0.05, done[:2], left)
+    instead = next_point(TIME, belief, cells, done[:2], left)
     assert instead is not None and (found[instead].profile, found[instead].batch) == ("1g.10gb", 4)
 
 
