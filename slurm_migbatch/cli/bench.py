@@ -139,6 +139,31 @@ def reports(runs: int, as_json: bool) -> None:
     print_bars(result)
 
 
+@bench.command()
+@click.option("--runs", type=click.IntRange(min=100), default=10_000, show_default=True, help="Finished runs.")
+@click.option("--models", type=click.IntRange(100, 100_000), default=1000, show_default=True, help="Known models.")
+@json_option
+def learn(runs: int, models: int, as_json: bool) -> None:
+    """A refit of the predictor on many runs, and predictions where many models are known."""
+    from slurm_migbatch.bench.learn import measure
+
+    result = measure(runs, models, progress=lambda text: click.echo(f"{text} ...", err=True))
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    for name, refit in result["refit"].items():
+        click.echo(
+            f"refit, {name}: {refit['wall_s']:.1f} s ({refit['cpu_s']:.1f} s of this process), {refit['rows']} rows, "
+            f"{refit['outcome']}"
+        )
+    times = result["prediction"]["times"]
+    click.echo(
+        f"prediction of a cell that is new, {result['prediction']['known']} models known: {times['median_ms']:.2f} ms, "
+        f"p99 {times['p99_ms']:.2f} ms; reading the model takes {result['prediction']['loading_s']:.1f} s"
+    )
+    print_bars(result)
+
+
 def print_bars(result: dict[str, Any]) -> None:
     """The bars, for people."""
     for bar in result["bars"]:
