@@ -30,28 +30,37 @@ def adapt(surface: Surface, prior: Belief, cells: Cells, logs: Array, noise: Arr
     """
     if not len(cells):
         return prior
-    from scipy.optimize import least_squares  # slow to import, and answering requests does without
+    from scipy.optimize import leastsq  # slow to import, and answering requests does without
 
     root: Array = np.asarray(np.linalg.cholesky(prior.covariance), dtype=np.float64)
     weight: Array = np.asarray(np.ones(len(logs)) / noise, dtype=np.float64)
+    ones = np.ones(len(root))
+    last: tuple[bytes, Array, Array] = (b"", logs, logs)
+
+    def evaluated(z: Array) -> tuple[Array, Array]:
+        nonlocal last  # the search asks for the slopes where it has just asked for the value
+        if last[0] != z.tobytes():
+            last = (z.tobytes(), *surface.value(prior.mean + root @ z, cells))
+        return last[1], last[2]
 
     def residual(z: Array) -> Array:
-        value, _ = surface.value(prior.mean + root @ z, cells)
-        return np.concatenate([(value - logs) * weight, z])
+        return np.concatenate([(evaluated(z)[0] - logs) * weight, z])
 
     def slopes(z: Array) -> Array:
-        _, matrix = surface.value(prior.mean + root @ z, cells)
-        return np.vstack([(matrix * weight[:, None]) @ root, np.eye(len(z))])
+        return np.vstack([(evaluated(z)[1] * weight[:, None]) @ root, np.diag(ones)])
 
-    best = None
+    best, cost = ones, np.inf
     for start in _starts(surface, prior, root, cells, logs, weight):
-        found = least_squares(residual, start, jac=slopes, method="lm", max_nfev=200)
-        if best is None or found.cost < best.cost:
-            best = found
-    assert best is not None
-    inner = np.linalg.inv(best.jac.T @ best.jac)
+        found = leastsq(
+            residual, start, Dfun=slopes, full_output=True, ftol=1e-8, xtol=1e-8, gtol=1e-8, maxfev=200, diag=ones
+        )
+        reached = float(np.sum(residual(found[0]) ** 2))
+        if reached < cost:
+            best, cost = found[0], reached
+    matrix = slopes(best)
+    inner = np.linalg.inv(matrix.T @ matrix)
     covariance = root @ inner @ root.T
-    mean = prior.mean + root @ best.x
+    mean = prior.mean + root @ best
     kept = _even(len(cells), MOST_PLACES)
     return Belief(
         mean,
@@ -69,11 +78,9 @@ def _even(count: int, most: int) -> npt.NDArray[np.intp]:
 
 def _starts(surface: Surface, prior: Belief, root: Array, cells: Cells, logs: Array, weight: Array) -> list[Array]:
     draws = even_draws(len(prior.mean))
+    values, _ = surface.value((prior.mean + draws @ root.T).T[:, :, None], cells)
     # a quarter of the weight: the draws are coarse, and a good basin must not lose to a lucky draw in a bad one
-    costs = [
-        float(np.sum(((surface.value(prior.mean + root @ z, cells)[0] - logs) * weight * 0.25) ** 2) + z @ z)
-        for z in draws
-    ]
+    costs = np.sum(((values - logs) * weight * 0.25) ** 2, axis=1) + np.sum(draws**2, axis=1)
     return [np.zeros(len(prior.mean)), *(draws[i] for i in np.argsort(costs)[:STARTS])]
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from slurm_migbatch.predict.cells import Array, Gpu
 from slurm_migbatch.predict.known import TEXT_FAMILIES, Known
+from slurm_migbatch.predict.samples import RUNS, SITE
 from slurm_migbatch.predict.surface import Belief, Surface
 
 PSEUDO: Final = 2.0
@@ -27,6 +28,13 @@ SAME_MODEL: Final = 0.8
 """How much of a model's own distance carries over to another GPU or laboratory."""
 RIDGE: Final = 10.0
 """Penalty of the dependence on features: with ten models it explains little, with hundreds what there is."""
+ELSEWHERE: Final = 0.5
+"""Part of the physical spread by which one laboratory's software differs from another's (the same model on the same
+slice differs by 17 % at the median between two public laboratories)."""
+LOCAL: Final = (SITE, RUNS)
+"""Sources of rows that this site measured itself."""
+OF_THE_STACK: Final = ("host", "item", "serial", "base")
+"""Parameters that the software decides on."""
 TAIL: Final = 4.0
 """Degrees of freedom of the spread: an outlying model counts less."""
 
@@ -55,6 +63,7 @@ class Population:
     slopes: Array | None = None
     centre: Array | None = None
     own: dict[str, Array] = field(default_factory=dict)
+    stacks: tuple[str, ...] = ()
 
     def prior(self, model: str, known: Known, gpu: Gpu, stack: str | None = None) -> Belief:
         """What is believed of a model before it is measured on a GPU in a stack (None: of a typical stack there)."""
@@ -66,6 +75,9 @@ class Population:
         if self.slopes is not None and self.centre is not None:
             distance = distance + self.slopes @ (features(known) - self.centre)
         covariance = self.covariance
+        if not self._at_home(gpu, stack):
+            theirs = np.isin(self.surface.names, OF_THE_STACK)
+            covariance = covariance + np.diag(theirs * ELSEWHERE**2 * self.surface.spread(0) ** 2)
         if known.doubt:
             # what the features would have said of launches and work is not known
             covariance = covariance + spread - np.diag(self.surface.spread(0) ** 2)
@@ -74,6 +86,12 @@ class Population:
             distance = distance + SAME_MODEL * own
             covariance = covariance * (1.0 - SAME_MODEL**2)
         return Belief(expected + distance, covariance)
+
+    def _at_home(self, gpu: Gpu, stack: str | None) -> bool:
+        """Whether models were measured on this very stack, or (None) by this site on such a GPU."""
+        if stack is not None:
+            return stack in self.stacks
+        return any(f"{gpu.name}|{source}" in self.stacks for source in LOCAL)
 
     def _shift(self, gpu: Gpu, stack: str | None) -> Array:
         if stack is not None and stack in self.shifts:
@@ -96,6 +114,7 @@ class Population:
             "slopes": plain(self.slopes),
             "centre": plain(self.centre),
             "own": {name: plain(own) for name, own in self.own.items()},
+            "stacks": list(self.stacks),
         }
 
     @classmethod
@@ -131,6 +150,7 @@ class Population:
             matrix(data["slopes"], len(FEATURES)),
             None if centre is None else np.asarray(centre, dtype=np.float64).reshape(len(FEATURES)),
             {str(name): vector(own) for name, own in data["own"].items()},
+            tuple(str(name) for name in data["stacks"]),
         )
 
 
@@ -158,9 +178,11 @@ def pool(surface: Surface, kind: str, units: Sequence[Unit]) -> Population:
 
     distances = np.array([u.theta - surface.expected(u.known, u.gpu.facts, kind) for u in units])
     spread = surface.spread(0) ** 2
-    names = sorted({unit.model for unit in units})
     # a model that many laboratories measured counts once
-    share = np.array([1.0 / sum(other.model == unit.model for other in units) for unit in units])
+    of_model: dict[str, list[int]] = {}
+    for i, unit in enumerate(units):
+        of_model.setdefault(unit.model, []).append(i)
+    share = np.array([1.0 / len(of_model[unit.model]) for unit in units])
     weight = share.copy()
     mean = np.zeros(size)
     covariance = np.diag(spread)
@@ -182,10 +204,11 @@ def pool(surface: Surface, kind: str, units: Sequence[Unit]) -> Population:
         weight = share * (TAIL + size) / (TAIL + far)
         covariance = (PSEUDO * np.diag(spread) + (left * weight[:, None]).T @ left) / (PSEUDO + share.sum())
     total = share.sum()
-    own = {name: np.mean([left[i] for i, unit in enumerate(units) if unit.model == name], axis=0) for name in names}
+    own = {name: np.mean(left[mine], axis=0) for name, mine in sorted(of_model.items())}
     return Population(
-        surface, kind, len(names), mean, covariance * (1.0 + 1.0 / (total + 1.0)), shifts, slopes, centre, own
-    )
+        surface, kind, len(own), mean, covariance * (1.0 + 1.0 / (total + 1.0)), shifts, slopes, centre, own,
+        tuple(sorted({unit.stack for unit in units})),
+    )  # fmt: skip
 
 
 def _shifts(units: Sequence[Unit], rest: Array, share: Array) -> dict[str, Array]:

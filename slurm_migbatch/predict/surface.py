@@ -39,7 +39,10 @@ class Surface(Protocol):
         ...
 
     def value(self, theta: Array, cells: Cells) -> tuple[Array, Array]:
-        """Log of the figure at each point, and its derivatives (points x parameters)."""
+        """Log of the figure at each point, and its derivatives (points x parameters).
+
+        For several draws at once `theta` has the shape (parameters, draws, 1); the result has draws in front.
+        """
         ...
 
     def expected(self, known: Known, gpu: GpuFacts, kind: str) -> Array:
@@ -82,7 +85,7 @@ class TimeSurface:
         value = np.logaddexp(both, added)
         overlapped = _sigmoid(both - added)
         to_device = overlapped * by_device
-        slopes = np.column_stack(
+        slopes = np.stack(
             [
                 overlapped * (1.0 - by_device),
                 to_device,
@@ -93,7 +96,8 @@ class TimeSurface:
                 1.0 - overlapped,
                 to_device * procs,
                 to_device * work,
-            ]
+            ],
+            axis=-1,
         )
         return value, slopes
 
@@ -138,7 +142,7 @@ class MemorySurface:
         procs = np.log(cells.procs)
         total = np.logaddexp(shared, grown)
         fixed = _sigmoid(shared - grown)
-        return total + procs, np.column_stack([fixed, 1.0 - fixed, fixed * np.log(cells.sm)])
+        return total + procs, np.stack([fixed, 1.0 - fixed, fixed * np.log(cells.sm)], axis=-1)
 
     def expected(self, known: Known, gpu: GpuFacts, kind: str) -> Array:
         """See `Surface`. A context of 700 MiB, weights (four times in training: gradients and two moments), activations
