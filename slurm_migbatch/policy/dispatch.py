@@ -32,6 +32,8 @@ PATIENCE: Final = 2.0
 """After this many limits, late work goes before all other."""
 _GRAIN_S: Final = 1e-9
 """Rounding of clocks: less slack than this is none lost."""
+_SAME: Final = 1e-6
+"""Costs that differ by less are equal: such work is at home on both."""
 _URGENT: Final = 0.1
 """Ranks: urgent work lies at 0 to 0.1 per unit of relative loss, own work at its share of slack left, others' at 1 and
 more. Own work with nearly no slack so comes before others' that would cost far more here."""
@@ -65,7 +67,7 @@ class Waiting(NamedTuple):
 class Board:
     """What can be known before any work comes: costs and homes, for given stocks of each kind.
 
-    `prices` are the worth of one second of each kind of slice. Kinds without stock are no one's home.
+    `prices` are the worth of one second of each kind of slice, above 0. Kinds without stock are no one's home.
     """
 
     def __init__(self, works: Sequence[Work], prices: Sequence[float], stock: Sequence[int]) -> None:
@@ -85,7 +87,8 @@ class Board:
                     row.append(None)
                     continue
                 home = order[0]
-                loss = cost[k] / cost[home] - 1 if cost[home] > 0 else 0.0
+                loss = cost[k] / cost[home] - 1
+                loss = 0.0 if loss < _SAME else loss
                 row.append((work.limit_s - work.seconds[k], work.limit_s - work.seconds[home], loss, work.limit_s))
         self.rows = rows
 

@@ -25,7 +25,7 @@ from typing import Final
 
 import numpy as np
 from scipy import sparse
-from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout
@@ -238,6 +238,38 @@ def flow(works: Sequence[Work], ways: Sequence[Counts], gpus: int, *, whole: boo
         return Flow(0.0, (0.0,) * len(ways))
     chosen = found.x[n + 1 :]
     return Flow(float(found.x[n]) / unit, tuple((np.rint(chosen) if whole else chosen).tolist()))
+
+
+def split(works: Sequence[Work], stock: Sequence[float]) -> list[list[float]]:
+    """How the work of each class is best split over the kinds of one fixed stock: fractions by class and kind.
+
+        minimise u  such that  sum_c share_c seconds_ck f_ck <= u stock_k  for each kind k,  sum_k f_ck = 1
+
+    with f_ck = 0 where the limit is not kept or nothing is in stock. A class that fits nowhere has zeros.
+    """
+    fractions = [[0.0] * len(stock) for _ in works]
+    cells = [
+        (c, k)
+        for c, work in enumerate(works)
+        for k, n in enumerate(stock)
+        if n and work.seconds[k] <= work.limit_s and work.seconds[k] < math.inf
+    ]
+    if not cells:
+        return fractions
+    served = sorted({c for c, _ in cells})
+    unit = max(works[c].share * works[c].seconds[k] for c, k in cells)
+    load = np.zeros((len(stock), len(cells) + 1))
+    whole = np.zeros((len(served), len(cells) + 1))
+    for j, (c, k) in enumerate(cells):
+        load[k, j] = works[c].share * works[c].seconds[k] / unit
+        whole[served.index(c), j] = 1.0
+    load[:, -1] = [-float(n) for n in stock]
+    cost = np.zeros(len(cells) + 1)
+    cost[-1] = 1.0
+    found = linprog(cost, A_ub=load, b_ub=np.zeros(len(stock)), A_eq=whole, b_eq=np.ones(len(served)))
+    for (c, k), value in zip(cells, found.x[:-1].tolist(), strict=True):
+        fractions[c][k] = max(0.0, value)
+    return fractions
 
 
 def partition(

@@ -1,0 +1,372 @@
+"""Sizes and sessions on one GPU (E5): work done under all deadlines, against a GPU that could be divided at will.
+
+Random mixes of 2 to 7 models share one GPU. Each model has a latency objective for its batches (25 to 100 ms, more
+where nothing would fit; a batch may take half of it), and its work comes in windows of half an hour to two hours and is
+due at their ends. The demanded mix is random too. For every scheduler the load is raised until a deadline is missed:
+what is measured is the largest load without a miss, as items a second and over the ideal.
+
+Batches are either **chosen** by the scheduler, the best within the objective on each slice, or they are the jobs'
+**own**: at most 1, 2, 4, 8 or 16 items, as users ask for. The ideal and all schedulers have the same batches to choose
+from.
+
+**Ideal.** A GPU whose compute slices can be divided at will, without placement rules, instances to make or pieces of
+work that cannot be cut. A model's items a second at g slices are interpolated by straight lines through 0 and the
+measured sizes; the linear programme "highest load in the demanded mix, slice-seconds within the GPU's" then puts every
+model at its best measured items per slice, and has the closed form 7 / sum(items_m / max_k(rate_mk / k)).
+
+**Schedulers.** Temporal sharing (one run at a time on the whole GPU, at its best batch there); D-STACK, reconstructed
+(one setting for each model, of highest efficacy at most at its knee, earliest deadline first); the same at each model's
+leanest slice, with the most items per slice; most items first, and least served first (max-min), at that slice too; one
+layout for all mixes, the best on average; the best static layout of each mix, found by trying; and ours, frames of
+layouts, or the static one where that does better.
+
+Utilisation and fairness are looked at at half the ideal load, with gaps used out of turn. A run makes use of its
+compute slices up to the knee of its batch, so a whole GPU that runs a batch with a knee of 3 slices is used to 3/7.
+Fairness is Jain's index of compute-slice time.
+
+Seconds are those of the measured table, one process on a slice; no predictor takes part, so there are no training
+models to keep out.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from slurm_migbatch.bench.bars import Bar, mean_with_interval
+from slurm_migbatch.bench.dispatch import GPU, NotMeasurable, kinds_of
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.policy.dispatch import Work
+from slurm_migbatch.policy.partition import Counts, flow, ways
+from slurm_migbatch.policy.rightsize import GUARD, jain, leanest, rightsize, useful
+from slurm_migbatch.policy.session import (
+    Frames,
+    Hosted,
+    Order,
+    Ready,
+    Schedule,
+    at_size,
+    earliest_due,
+    framed,
+    frames,
+    session_s,
+)
+from slurm_migbatch.policy.slices import Setting, best_settings
+from slurm_migbatch.profiling.measurement import Measurement
+from slurm_migbatch.profiling.table import read_folder
+from slurm_migbatch.sim.gpus import geometry
+
+SIZES: Final = (2, 3, 4, 5, 6, 7)
+SLO_S: Final = (0.025, 0.1)
+LEAST_SLO: Final = 2.2
+"""Objectives are at least so many times the fastest batch."""
+WINDOWS_S: Final = (1800.0, 3600.0, 7200.0)
+RUN_S: Final = 30.0
+"""About how long one run takes on the model's most efficient slice."""
+SESSIONS: Final = 2
+PRECISION: Final = 0.005
+OWN_BATCHES: Final = (1, 2, 4, 8, 16)
+BATCHES: Final = ("chosen", "own")
+IDEAL_TARGET: Final = 0.9
+UTILISATION_TARGET: Final = 1.6
+HALF: Final = 0.5
+"""The load at which utilisation and fairness are looked at."""
+
+Settings = Mapping[Profile, Setting]
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A model in a mix: its settings, the best within its objective on each kind, window, and items a second at the
+    ideal load."""
+
+    name: str
+    settings: tuple[Setting, ...]
+    best: Mapping[Profile, Setting]
+    slo_s: float
+    window_s: float
+    items_per_s: float
+
+
+def settings_of(rows: Sequence[Measurement], kinds: Sequence[Profile]) -> dict[str, tuple[Setting, ...]]:
+    """What was measured of each model with one process; models that were measured on all kinds."""
+    names = {kind.name: kind for kind in kinds}
+    found: dict[str, dict[tuple[Profile, int], Setting]] = {}
+    for row in rows:
+        if row.kind == "infer" and row.procs == 1 and row.gpu == GPU and row.profile in names and row.seconds:
+            setting = Setting(names[row.profile], row.batch, 1, row.seconds)
+            found.setdefault(row.model, {}).setdefault((setting.profile, setting.batch), setting)
+    return {
+        model: tuple(points.values())
+        for model, points in sorted(found.items())
+        if {profile for profile, _ in points} == set(kinds)
+    }
+
+
+def draw(
+    models: Mapping[str, tuple[Setting, ...]], size: int, slices: int, batches: str, chance: np.random.Generator
+) -> list[Guest]:
+    """A random mix whose demand is just what the ideal GPU carries; `batches` is one of BATCHES."""
+    guests = []
+    for i in sorted(chance.choice(len(models), size=size, replace=False).tolist()):
+        name = list(models)[i]
+        slo = math.exp(chance.uniform(math.log(SLO_S[0]), math.log(SLO_S[1])))
+        window = float(chance.choice(WINDOWS_S))
+        asked = float(chance.uniform(0.5, 1.5))
+        most = int(chance.choice(OWN_BATCHES))
+        settings = tuple(s for s in models[name] if batches == "chosen" or s.batch <= most)
+        slo = max(slo, LEAST_SLO * min(s.seconds for s in settings))
+        guests.append(Guest(name, settings, best_settings(settings, GUARD * slo), slo, window, asked))
+    together = sum(guest.items_per_s for guest in guests)
+    return [replace(g, items_per_s=g.items_per_s / together * slices * per_slice(g.best)) for g in guests]
+
+
+def per_slice(settings: Mapping[Profile, Setting]) -> float:
+    """The most items a second for one compute slice."""
+    best = leanest(settings)
+    return best.rate / best.profile.compute
+
+
+class Mix:
+    """Guests on one GPU, at any load over the ideal, in the form that the schedulers take."""
+
+    def __init__(self, guests: Sequence[Guest], gpu: Geometry, kinds: Sequence[Profile]) -> None:
+        self.guests, self.gpu, self.kinds = guests, gpu, kinds
+        self.best: list[Settings] = [guest.best for guest in guests]
+        self.lean: list[Settings] = [_one(leanest(guest.best)) for guest in guests]
+        self.whole: list[Settings] = [{p: s for p, s in guest.best.items() if p == kinds[-1]} for guest in guests]
+        sized = [rightsize(guest.settings, guest.slo_s, gpu.compute_slices) for guest in guests]
+        self.knee: list[Settings] = [_one(s) if s else {} for s in sized]
+        self.demand = [
+            Work(g.items_per_s, math.inf, tuple(1 / g.best[k].rate if k in g.best else math.inf for k in kinds))
+            for g in guests
+        ]
+        self.ideal = sum(guest.items_per_s for guest in guests)
+
+    def hosted(self, load: float, settings: Sequence[Settings]) -> list[Hosted]:
+        """The guests at a load, with these settings."""
+        found = []
+        for guest, own in zip(self.guests, settings, strict=True):
+            items = load * guest.items_per_s * guest.window_s
+            pieces = max(1, math.ceil(items / (RUN_S * leanest(guest.best).rate)))
+            rates = tuple(own[kind].rate if kind in own else 0.0 for kind in self.kinds)
+            found.append(Hosted(guest.name, rates, guest.window_s, items, pieces))
+        return found
+
+    def sized(self, settings: Sequence[Settings], load: float, fill: bool, order: Order = earliest_due) -> Schedule:
+        """One setting for each model."""
+        sizes = [self.kinds.index(next(iter(own))) for own in settings]
+        hosted = self.hosted(load, settings)
+        return at_size(self.gpu, self.kinds, hosted, sizes, SESSIONS, fill=fill, order=order)
+
+    def framed(self, held: Frames, load: float, fill: bool) -> Schedule:
+        """Layouts by plan."""
+        return framed(self.gpu, self.kinds, self.hosted(load, self.best), held, SESSIONS, fill=fill)
+
+
+def _one(setting: Setting) -> Settings:
+    return {setting.profile: setting}
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """A way to run a mix: settings of each guest, and schedules at a load, with or without runs out of turn."""
+
+    settings: Sequence[Settings]
+    run: Callable[[float, bool], Schedule]
+
+
+def schedulers(mix: Mix) -> dict[str, Scheduler]:
+    """Those that need no layout to be chosen."""
+    shares = [guest.items_per_s / per_slice(guest.best) for guest in mix.guests]
+    items = [per_slice(guest.best) for guest in mix.guests]
+
+    def most_items(ready: Ready, spent: Sequence[float]) -> tuple[float, ...]:
+        return (-items[ready.model], ready.due)
+
+    def least_served(ready: Ready, spent: Sequence[float]) -> tuple[float, ...]:
+        return (spent[ready.model] / shares[ready.model], ready.due)
+
+    def sized(settings: Sequence[Settings], order: Order) -> Scheduler:
+        return Scheduler(settings, lambda load, fill: mix.sized(settings, load, fill, order))
+
+    found = {
+        "temporal sharing": sized(mix.whole, earliest_due),
+        "EDF at the leanest slice": sized(mix.lean, earliest_due),
+        "most items first": sized(mix.lean, most_items),
+        "least served first": sized(mix.lean, least_served),
+    }
+    if all(mix.knee):
+        found["D-STACK"] = sized(mix.knee, earliest_due)
+    return found
+
+
+def in_frames(mix: Mix, held: Frames) -> Scheduler:
+    """Layouts by plan; one layout alone is a static partition."""
+    return Scheduler(mix.best, lambda load, fill: mix.framed(held, load, fill))
+
+
+def largest_load(scheduler: Scheduler, bound: float = 1.0) -> float:
+    """The largest load, over the ideal, without a missed deadline, of those up to a bound."""
+    low, high = 0.9 * bound, bound
+    while scheduler.run(low, False).missed:
+        low, high = 0.8 * low, low
+        if low < PRECISION:
+            return 0.0
+    while high - low > PRECISION:
+        middle = (low + high) / 2
+        if scheduler.run(middle, False).missed:
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def measure(
+    data: Path,
+    mixes: int = 10,
+    sizes: Sequence[int] = SIZES,
+    batches: Sequence[str] = BATCHES,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """The whole experiment on a folder with measured tables.
+
+    Raises:
+        NotMeasurable: too few models were measured on all slices.
+        TableError, OSError: the folder cannot be read.
+    """
+    gpu = geometry(GPU)
+    kinds = kinds_of(gpu)
+    models = settings_of(read_folder(data), kinds)
+    if len(models) < max(sizes):
+        raise NotMeasurable(
+            f"{data} has {len(models)} models that were measured with one process on "
+            f"{', '.join(k.name for k in kinds)} of an {GPU}; mixes of {max(sizes)} are asked for"
+        )
+    results = []
+    for which in batches:
+        rows = []
+        for size in sizes:
+            for number in range(mixes):
+                say(f"batches {which}: {size} models, mix {number + 1} of {mixes}")
+                chance = np.random.Generator(np.random.PCG64([size, number]))
+                mix = Mix(draw(models, size, gpu.compute_slices, which, chance), gpu, kinds)
+                rows.append({"size": size, "mix": number, **_row(mix)})
+        _common_layout(rows)
+        by_size = {str(size): _summary([row for row in rows if row["size"] == size]) for size in sizes}
+        results.append({"batches": which, "all": _summary(rows), "sizes": by_size, "rows": rows})
+    return {
+        "bench": "dstack",
+        "data": str(data),
+        "gpu": GPU,
+        "mixes": mixes,
+        "results": results,
+        "bars": [bar.to_dict() for result in results for bar in _bars(result)],
+    }
+
+
+def _row(mix: Mix) -> dict[str, Any]:
+    found = schedulers(mix)
+    loads = {name: largest_load(scheduler) for name, scheduler in found.items()}
+    static: dict[Counts, float] = {}
+    for way in ways(mix.gpu, mix.kinds):
+        bound = flow(mix.demand, [way], 1, whole=False).rate / mix.ideal
+        static[way] = largest_load(in_frames(mix, ((way, 1.0),)), bound) if bound else 0.0
+    best = max(static, key=lambda way: static[way])
+    held = frames(mix.gpu, mix.kinds, mix.hosted(1.0, mix.best))
+    found["best static layout"] = in_frames(mix, ((best, 1.0),))
+    loads["best static layout"] = loads["ours"] = static[best]
+    if len(held) > 1 and (planned := largest_load(in_frames(mix, held))) > static[best]:
+        loads["ours"] = planned
+    else:
+        held = ((best, 1.0),)
+    found["ours"] = in_frames(mix, held)
+    return {
+        "models": [guest.name for guest in mix.guests],
+        "ideal_items_per_s": round(mix.ideal, 1),
+        "bound": round(flow(mix.demand, ways(mix.gpu, mix.kinds), 1, whole=False).rate / mix.ideal, 4),
+        "load": {name: round(load, 4) for name, load in loads.items()},
+        "layouts": [[list(way), round(share, 3)] for way, share in held],
+        "static": [[list(way), round(load, 4)] for way, load in static.items()],
+        "filled": {name: _filled(mix, scheduler) for name, scheduler in found.items()},
+    }
+
+
+def _common_layout(rows: Sequence[dict[str, Any]]) -> None:
+    """Add the one static layout that carries most on average over all mixes."""
+    best = max(range(len(rows[0]["static"])), key=lambda i: sum(row["static"][i][1] for row in rows))
+    for row in rows:
+        way, load = row["static"][best]
+        row["load"]["one layout for all mixes"] = load
+        row["common_layout"] = way
+
+
+def _filled(mix: Mix, scheduler: Scheduler) -> dict[str, float]:
+    """Utilisation and fairness at half the ideal load, with gaps used out of turn; what runs after the end is cut."""
+    schedule = scheduler.run(HALF, True)
+    horizon = SESSIONS * session_s(mix.hosted(HALF, mix.best))
+    whole = mix.gpu.compute_slices * horizon
+    knees = [
+        {p: useful(s, guest.settings) for p, s in own.items()}
+        for guest, own in zip(mix.guests, scheduler.settings, strict=True)
+    ]
+    used, held = 0.0, [0.0] * len(mix.guests)
+    for run in schedule.runs:
+        seconds = max(0.0, min(run.end, horizon) - run.start)
+        used += seconds * knees[run.model][run.slot.profile]
+        held[run.model] += seconds * run.slot.profile.compute
+    return {
+        "utilisation": round(used / whole, 4),
+        "busy": round(sum(held) / whole, 4),
+        "jain": round(jain(held), 4),
+        "missed": schedule.missed,
+    }
+
+
+def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    names = list(dict.fromkeys(name for row in rows for name in row["load"]))
+    items = [
+        sum(row["load"]["ours"] * row["ideal_items_per_s"] for row in rows),
+        sum(row["ideal_items_per_s"] for row in rows),
+    ]
+    return {
+        "load": {name: _interval([row["load"][name] for row in rows if name in row["load"]]) for name in names},
+        "least": {name: min(row["load"][name] for row in rows if name in row["load"]) for name in names},
+        "bound": _interval([row["bound"] for row in rows]),
+        "items_over_ideal": round(items[0] / items[1], 4),
+        "filled": {
+            name: {
+                figure: round(statistics.fmean(row["filled"][name][figure] for row in rows if name in row["filled"]), 4)
+                for figure in ("utilisation", "busy", "jain", "missed")
+            }
+            for name in names
+            if name in rows[0]["filled"]
+        },
+        "utilisation_over_temporal": _interval(
+            [row["filled"]["ours"]["utilisation"] / row["filled"]["temporal sharing"]["utilisation"] for row in rows]
+        ),
+        "items_over_temporal": _interval([row["load"]["ours"] / row["load"]["temporal sharing"] for row in rows]),
+    }
+
+
+def _interval(values: Sequence[float]) -> list[float]:
+    return [round(value, 4) for value in mean_with_interval(values)]
+
+
+def _bars(result: Mapping[str, Any]) -> list[Bar]:
+    batches, found = f"batches {result['batches']}", result["all"]
+    return [
+        Bar(f"{batches}: the ideal's items/s over ours", 1 / found["load"]["ours"][0], 1 / IDEAL_TARGET),
+        Bar(
+            f"{batches}: utilisation of temporal sharing over ours",
+            1 / found["utilisation_over_temporal"][0],
+            1 / UTILISATION_TARGET,
+        ),
+    ]
