@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from slurm_migbatch.bench.bars import Bar
-from slurm_migbatch.cli.common import HELP
+from slurm_migbatch.cli.common import HELP, Failure, print_table
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object, its bars under 'bars'.")
 
@@ -162,6 +162,109 @@ def learn(runs: int, models: int, as_json: bool) -> None:
         f"p99 {times['p99_ms']:.2f} ms; reading the model takes {result['prediction']['loading_s']:.1f} s"
     )
     print_bars(result)
+
+
+_data_option = click.option(
+    "--data",
+    required=True,
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder of public data sets, or the one that is read.",
+)
+
+
+@bench.command()
+@_data_option
+@json_option
+def instances(data: Path, as_json: bool) -> None:
+    """GPUs for services with rates and latency limits: ParvaGPU's scenarios, with measured and predicted figures."""
+    from slurm_migbatch.bench.instances import NotMeasurable, measure
+
+    try:
+        result = measure(data, say=_progress)
+    except NotMeasurable as error:
+        raise Failure(str(error)) from None
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    _print_notes(result)
+    names = result["scenarios"]
+    print_table(
+        ("GPUs", *names, "total"),
+        [(row["name"], *(f"{each:g}" for each in row["gpus"]), str(row["total"])) for row in result["rows"]],
+    )
+    click.echo(f"\npredicted, counted on at {result['confidence']:g}; settings in use are measured between rounds")
+    lines = [
+        (
+            each["known"] if number == 0 else "",
+            str(number),
+            *(str(gpus) for gpus in at["gpus"]),
+            str(at["total"]),
+            str(at["broken"]),
+            str(at["short"]),
+        )
+        for each in (*result["predicted"], *result["measured_share"])
+        for number, at in enumerate(each["rounds"])
+    ]
+    print_table(("known", "round", *names, "total", "limits broken", "rates short"), lines)
+    click.echo("\nfirst placement by confidence")
+    lines = [
+        (
+            str(m["points"]),
+            f"{m['confidence']:g}",
+            str(m["total"]),
+            str(m["broken"]),
+            str(m["slo_broken"]),
+            str(m["short"]),
+        )
+        for m in result["margins"]
+    ]
+    print_table(("points", "confidence", "GPUs", "limits broken", "SLOs broken", "rates short"), lines)
+    print_bars(result)
+
+
+@bench.command()
+@_data_option
+@click.option("--seeds", type=click.IntRange(2, 1000), default=10, show_default=True, help="Draws of the arrivals.")
+@json_option
+def fragmentation(data: Path, seeds: int, as_json: bool) -> None:
+    """Jobs that find a place at once, by the rule that places them: pods of the openb trace on 100 GPUs."""
+    from slurm_migbatch.bench.fragmentation import NotMeasurable, measure
+    from slurm_migbatch.sim.traces.lines import TraceError
+
+    try:
+        result = measure(data, seeds, say=_progress)
+    except (NotMeasurable, TraceError) as error:
+        raise Failure(str(error)) from None
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    _print_notes(result)
+    for name, population in result["populations"].items():
+        click.echo(f"\n{name}: {population['pods']} pods, mean and 95 % interval of {seeds} draws")
+        lines = [
+            (
+                f"{load['load']:g}",
+                row["rule"],
+                f"{row['accepted'][0]:.1%}",
+                "{:+.1%} ({:+.1%} to {:+.1%})".format(*row["gain_jobs"]),
+                "{:+.1%} ({:+.1%} to {:+.1%})".format(*row["gain_slices"]),
+                f"{row['busy'][0]:.1%}",
+            )
+            for load in population["loads"]
+            for row in load["rules"]
+        ]
+        print_table(("load", "rule", "accepted", "jobs against first fit", "slices against first fit", "busy"), lines)
+    print_bars(result)
+
+
+def _progress(text: str) -> None:
+    click.echo(f"{text} ...", err=True)
+
+
+def _print_notes(result: dict[str, Any]) -> None:
+    for note in result["notes"]:
+        click.echo(f"note: {note}")
 
 
 def print_bars(result: dict[str, Any]) -> None:

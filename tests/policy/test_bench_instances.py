@@ -1,0 +1,101 @@
+"""The instances experiment on made-up laboratories with ParvaGPU's scenarios: baselines, bounds, replay."""
+
+import json
+import math
+
+import pytest
+from click.testing import CliRunner
+
+from slurm_migbatch.bench import instances
+from slurm_migbatch.bench.instances import MEASURED, NotMeasurable, measure
+from slurm_migbatch.cli.bench import bench
+
+MODELS = {"bert": 3.0, "densenet121": 1.0, "resnet50": 0.8, "vgg16": 2.0}
+SLICES = (1, 2, 3, 4, 7)
+
+
+def seconds(work, gpc, batch, procs):
+    """A host that takes 3 ms, and a device whose time grows with the work and shrinks with the slice."""
+    return max(0.003, work * 1e-3 * batch * procs / gpc) + 0.0005 * procs
+
+
+@pytest.fixture(scope="module")
+def parvagpu(tmp_path_factory):
+    """ParvaGPU's folder with four made-up models, every figure of which follows one law, and two scenarios."""
+    tmp_path = tmp_path_factory.mktemp("data")
+    lines = ["model,gpc,batch,procs,throughput_per_s,latency_s"]
+    for model, work in MODELS.items():
+        for gpc in SLICES:
+            for batch in (1, 2, 4, 8, 16, 32):
+                for procs in (1, 2, 3):
+                    took = seconds(work, gpc, batch, procs)
+                    lines.append(f"{model},{gpc},{batch},{procs},{batch / took:.6f},{took:.6f}")
+    folder = tmp_path / "parvagpu"
+    (folder / "raw" / "SLO").mkdir(parents=True)
+    (folder / "parvagpu_a100_80gb_mig.csv").write_text("\n".join(lines) + "\n")
+    (folder / "raw" / "SLO" / "SLO_latency.csv").write_text("200,100,N/A,150\n400,200,160,300\n")
+    (folder / "raw" / "SLO" / "SLO_req_rate.csv").write_text("300,500,N/A,400\n600,1500,2000,1000")
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def result(parvagpu):
+    """The experiment, shortened."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(instances, "LEVELS", (0.5, 0.9))
+        patch.setattr(instances, "SHARES", (0.1,))
+        return measure(parvagpu)
+
+
+def test_the_rows_are_ordered_as_their_meaning_says(result):
+    rows = {row["name"]: row for row in result["rows"]}
+    assert result["scenarios"] == ["S1", "S2"]
+    assert result["services"] == 7
+    assert "ParvaGPU" not in rows  # these are not its six scenarios
+    divided, whole = rows["bound: slices divided at will"], rows["bound: whole instances, no packing"]
+    alone, ours = rows["each service alone, then packed"], rows[MEASURED]
+    dedicated, shared = rows["MIG off, a GPU for each model"], rows["MIG off, ideal sharing in time"]
+    assert ours["exact"]
+    for i in range(2):
+        assert divided["gpus"][i] <= whole["gpus"][i] + 0.01 <= ours["gpus"][i] + 0.02
+        assert ours["gpus"][i] <= alone["gpus"][i] <= dedicated["gpus"][i]
+        assert shared["gpus"][i] <= dedicated["gpus"][i]
+        assert dedicated["gpus"][i] >= (3, 4)[i]
+        assert math.ceil(whole["gpus"][i] - 0.01) <= ours["gpus"][i]
+
+
+def test_predictions_are_replayed_round_by_round_until_all_in_use_is_measured(result):
+    ours = next(row for row in result["rows"] if row["name"] == MEASURED)
+    for each in (*result["predicted"], *result["measured_share"]):
+        rounds = each["rounds"]
+        assert all(at["exact"] for at in rounds)
+        # the last plan uses measured settings only, so it serves every rate within every limit
+        assert rounds[-1]["broken"] == rounds[-1]["short"] == 0
+        assert all(mine >= best for mine, best in zip(rounds[-1]["gpus"], ours["gpus"], strict=True))
+    knowing_nothing, three = result["predicted"]
+    assert knowing_nothing["cells_share"] == 0
+    assert three["cells_share"] == pytest.approx(3 / (5 * 6 * 3), abs=1e-4)
+    assert [margin["confidence"] for margin in result["margins"]] == [0.5, 0.9, 0.5, 0.9]
+    assert [bar["target"] for bar in result["bars"]] == [47, 47, 47, 0]
+
+
+def test_the_command_prints_one_object_or_a_table(parvagpu, result, monkeypatch):
+    monkeypatch.setattr(instances, "measure", lambda data, say: result)
+    runner = CliRunner()
+    found = runner.invoke(bench, ["instances", "--data", str(parvagpu), "--json"])
+    assert found.exit_code == 0, found.output
+    assert len(json.loads(found.stdout)["bars"]) == 4
+    told = runner.invoke(bench, ["instances", "--data", str(parvagpu)])
+    assert told.exit_code == 0, told.output
+    assert MEASURED in told.stdout
+
+
+def test_a_table_without_services_on_a_known_gpu_is_told(tmp_path):
+    lines = ["kind,model,gpu,profile,batch,procs,throughput_per_s"]
+    lines += [f"infer,resnet50,gpu-of-nobody,,{batch},1,{100 + batch}" for batch in (1, 2, 4, 8)]
+    (tmp_path / "table.csv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(NotMeasurable, match="name ParvaGPU's folder"):
+        measure(tmp_path)
+    found = CliRunner().invoke(bench, ["instances", "--data", str(tmp_path)])
+    assert found.exit_code == 1
+    assert "name ParvaGPU's folder" in found.output
