@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
 from slurm_migbatch.evaluate.heldout import Mask
+from slurm_migbatch.policy.instances import fewest_slices
 from slurm_migbatch.predict.cells import Array
-
-MOST_SLICES: Final = 5000
-"""A service that needs more is scaled down: the remainder of one slice does not matter there."""
 
 
 @dataclass(frozen=True)
@@ -24,38 +21,12 @@ class Plan:
 
 
 def plan(rates: Array, slices: Array, allowed: Mask, wanted: float) -> Plan | None:
-    """The plan with the fewest slices whose `rates` reach `wanted`, of allowed cells; None where none is allowed.
-
-    An unbounded knapsack: the most throughput for each number of slices.
-    """
-    best: dict[int, int] = {}
-    for place in np.flatnonzero(allowed):
-        size = round(float(slices[place]))
-        if size not in best or rates[place] > rates[best[size]]:
-            best[size] = int(place)
-    if not best:
+    """The plan with the fewest slices whose `rates` reach `wanted`, of allowed cells; None where none is allowed."""
+    cells = np.flatnonzero(allowed).tolist()
+    if not cells:
         return None
-    scale = 1
-    most = int(np.ceil(wanted / max(rates[i] / size for size, i in best.items()))) + max(best)
-    if most > MOST_SLICES:
-        scale = -(-most // MOST_SLICES)
-        most = most // scale + max(best)
-    reached = np.zeros(most + 1)
-    taken = [0] * (most + 1)
-    for n in range(1, most + 1):
-        reached[n] = reached[n - 1]
-        for size, i in best.items():
-            if size <= n and reached[n - size] + rates[i] > reached[n]:
-                reached[n], taken[n] = reached[n - size] + rates[i], size
-    # the cells of the best plan, from its last instance backwards
-    enough = np.flatnonzero(reached * (1 + 1e-9) >= wanted / scale)
-    left = int(enough[0]) if len(enough) else most
-    instances: dict[int, int] = {}
-    while left > 0:
-        size = taken[left]
-        if size:
-            instances[best[size]] = instances.get(best[size], 0) + scale
-        left -= size or 1
+    chosen = fewest_slices([float(rates[i]) for i in cells], [round(float(slices[i])) for i in cells], wanted)
+    instances = {cells[i]: count for i, count in chosen.items()}
     return Plan(instances, sum(count * float(slices[i]) for i, count in instances.items()))
 
 
