@@ -183,6 +183,11 @@ def measure(
         "kinds": [kind.name for kind in kinds],
         "seeds": seeds,
         "pieces": pieces,
+        "notes": [
+            f"{len(found)} models; seconds as measured, no predictor; {len(kinds)} profiles on {GPUS} GPUs; legal "
+            "layouts only; cuts were chosen on other arrivals than they are measured on",
+            "PARIS and ELSA are reconstructions",
+        ],
         "results": results,
         "bars": [bar.to_dict() for result in results for bar in _bars(result)],
     }

@@ -153,13 +153,14 @@ def learn(runs: int, models: int, as_json: bool) -> None:
         return
     for name, refit in result["refit"].items():
         click.echo(
-            f"refit, {name}: {refit['wall_s']:.1f} s ({refit['cpu_s']:.1f} s of this process), {refit['rows']} rows, "
-            f"{refit['outcome']}"
+            f"refit, {name}: {refit['own_s']:.1f} s of its own, {refit['wall_s']:.1f} s by the clock, "
+            f"{refit['rows']} rows, {refit['outcome']}"
         )
-    times = result["prediction"]["times"]
+    found = result["prediction"]
     click.echo(
-        f"prediction of a cell that is new, {result['prediction']['known']} models known: {times['median_ms']:.2f} ms, "
-        f"p99 {times['p99_ms']:.2f} ms; reading the model takes {result['prediction']['loading_s']:.1f} s"
+        f"prediction of a cell that is new, {found['known']} models known: median {found['own']['median_ms']:.2f} ms, "
+        f"p99 {found['own']['p99_ms']:.2f} ms (by the clock {found['wall']['median_ms']:.2f} and "
+        f"{found['wall']['p99_ms']:.2f}); reading the model takes {found['loading_s']:.1f} s"
     )
     print_bars(result)
 

@@ -12,8 +12,8 @@ minutes to hours, and a run is some seconds or minutes of one model's batches.
   sizes fragment the GPU. Instead `frames` finds by linear programme (`partition.flow` with parts of time in place of
   GPUs) the layouts to hold, and each one's share of the time, that carry the most work in the demanded mix, and
   `partition.split` how much of each model's work goes to each kind of slice. A slice that is free takes from the model
-  that is furthest behind its part there, then anyone's that costs least; so no window falls behind another. Layouts
-  change once or twice in the shortest window; no run is begun that would end after its slice is gone.
+  that is furthest behind its part there, then anyone's that costs least; so no window falls behind another. In the
+  shortest window every layout is held once; no run is begun that would end after its slice is gone.
 
 Times are seconds. Making an instance costs `Costs.create_s`, removing one `Costs.destroy_s`, for whoever comes next.
 """
@@ -25,6 +25,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from slurm_migbatch.mig.geometry import Geometry
@@ -36,8 +37,6 @@ from slurm_migbatch.policy.partition import Counts, flow, split, ways
 
 HISTORY: Final = 10
 """Sessions over which GPU time is compared."""
-FRAMES: Final = 1
-"""Rounds of all layouts in the shortest window."""
 LEAST_SHARE: Final = 0.02
 """A layout that would be held for less of the time is not worth its changes."""
 _GRAIN_S: Final = 1e-6
@@ -243,6 +242,7 @@ def at_size(
     return ledger.schedule(sum(map(len, ready)))
 
 
+@lru_cache(maxsize=4096)
 def _place(
     geometry: Geometry, used: Layout, idle: Layout, profile: Profile, costs: Costs
 ) -> tuple[Slot, float, Layout] | None:
@@ -395,8 +395,11 @@ def _demand(models: Sequence[Hosted]) -> list[Work]:
 def _spans(
     geometry: Geometry, kinds: Sequence[Profile], held: Frames, shortest: float, horizon: float, costs: Costs
 ) -> list[tuple[Slot, float, float]]:
-    """Each slice, from when it can run something to when it has to be free."""
-    round_s = shortest / FRAMES if len(held) > 1 else horizon
+    """Each slice, from when it can run something to when it has to be free.
+
+    A round holds every layout once, every other one in reverse order, so that most layouts stand twice in a row.
+    """
+    round_s = shortest if len(held) > 1 else horizon
     spans: list[tuple[Slot, float, float]] = []
     standing: dict[Slot, float] = {}
     layout = EMPTY
