@@ -32,6 +32,8 @@ from slurm_migbatch.mig.planning import capacity, choose, plan_free
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.policy.slices import bundles
 
+_Room = tuple[tuple[int, ...], ...]
+"""What a GPU can still hold: its bundles. GPUs with the same are alike, however they got there."""
 Mix = tuple[tuple[Profile, float], ...]
 """How often each profile is asked for: weights of any scale, sorted by profile."""
 
@@ -190,15 +192,16 @@ def divide(
     must = {profile: count for profile, count in (least or {}).items() if count > 0}
     wanted = {*dict(asked), *must}
     profiles = tuple(info.profile for info in geometry.profiles if info.profile in wanted)
-    conditions = Counter(used)
-    columns = [(layout, counts) for layout in conditions for counts in bundles(geometry, profiles, layout)]
+    rooms = [bundles(geometry, profiles, layout) for layout in used]
+    conditions = Counter(rooms)
+    columns = [(room, counts) for room in conditions for counts in room]
     values = _divided(geometry, profiles, conditions, columns, dict(asked), must, time_limit_s)
-    chosen: dict[Layout, list[tuple[int, ...]]] = {layout: [] for layout in conditions}
-    for (layout, counts), times in zip(columns, values, strict=True):
-        chosen[layout] += [counts] * times
+    chosen: dict[_Room, list[tuple[int, ...]]] = {room: [] for room in conditions}
+    for (room, counts), times in zip(columns, values, strict=True):
+        chosen[room] += [counts] * times
     offers = []
-    for layout in used:
-        counts = chosen[layout].pop() if chosen[layout] else (0,) * len(profiles)
+    for layout, room in zip(used, rooms, strict=True):
+        counts = chosen[room].pop() if chosen[room] else (0,) * len(profiles)
         listed = [profile for profile, count in zip(profiles, counts, strict=True) for _ in range(count)]
         offers.append(plan_free(geometry, layout, listed))
     return tuple(offers)
@@ -207,21 +210,21 @@ def divide(
 def _divided(
     geometry: Geometry,
     profiles: tuple[Profile, ...],
-    conditions: Mapping[Layout, int],
-    columns: Sequence[tuple[Layout, tuple[int, ...]]],
+    conditions: Mapping[_Room, int],
+    columns: Sequence[tuple[_Room, tuple[int, ...]]],
     weight: Mapping[Profile, float],
     must: Mapping[Profile, int],
     time_limit_s: float,
 ) -> list[int]:
-    """How often each column (a GPU of this layout, filled with this bundle) is used.
+    """How often each column (a GPU that has room for these bundles, filled with this one) is used.
 
     After the columns the programme has, for each profile, what lacks of `must`, and the smallest ratio.
     """
     n, ratio = len(columns), len(columns) + len(profiles)
     counts = np.array([c for _, c in columns], dtype=np.float64).reshape(n, len(profiles)).T
     rows, low, high = [], [], []
-    for layout, count in conditions.items():
-        rows.append([float(of == layout) for of, _ in columns] + [0.0] * (len(profiles) + 1))
+    for room, count in conditions.items():
+        rows.append([float(of is room) for of, _ in columns] + [0.0] * (len(profiles) + 1))
         low.append(0.0)
         high.append(float(count))
     for k, profile in enumerate(profiles):
