@@ -82,9 +82,7 @@ def submit(submissions: int, as_json: bool) -> None:
 
 
 @bench.command()
-@click.option(
-    "--data", required=True, metavar="DIR", type=click.Path(exists=True, path_type=Path), help="Philly's trace."
-)
+@click.option("--data", required=True, metavar="DIR", type=click.Path(exists=True, path_type=Path), help="With Philly.")
 @click.option("--scale", "scales", type=click.IntRange(1, 64), multiple=True, help="Copies (default 1, 2, 4 and 8).")
 @json_option
 def simulator(data: Path, scales: tuple[int, ...], as_json: bool) -> None:
@@ -256,6 +254,75 @@ def fragmentation(data: Path, seeds: int, as_json: bool) -> None:
             for row in load["rules"]
         ]
         print_table(("load", "rule", "accepted", "jobs against first fit", "slices against first fit", "busy"), lines)
+    print_bars(result)
+
+
+@bench.command()
+@_data_option
+@click.option("--seeds", type=click.IntRange(2, 1000), default=10, show_default=True, help="Streams of arrivals.")
+@json_option
+def dispatch(data: Path, seeds: int, as_json: bool) -> None:
+    """Work that 8 GPUs carry in time: cut and served our way, all alike, and as PARIS and ELSA would."""
+    from slurm_migbatch.bench.dispatch import NotMeasurable, measure
+
+    try:
+        result = measure(data, seeds, say=_progress)
+    except NotMeasurable as error:
+        raise Failure(str(error)) from None
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    _print_notes(result)
+    for found in result["results"]:
+        click.echo(f"\nbatches of variance {found['variance']:g}: pieces of work a second, means of {seeds} streams")
+        names = list(found["models"][0]["rates"])
+        lines = [
+            (
+                row["model"],
+                *(f"{row['rates'][name]:.0f}" for name in names),
+                f"{row['bound']:.0f}",
+                "{:.2f} ({:.2f} to {:.2f})".format(*row["ratio"]),
+                f"{row['best_homogeneous']['cut']}, {row['best_homogeneous']['served']}",
+            )
+            for row in found["models"]
+        ]
+        print_table(("model", *names, "bound", "ours over best homogeneous", "which is"), lines)
+    print_bars(result)
+
+
+@bench.command()
+@_data_option
+@click.option("--mixes", type=click.IntRange(2, 1000), default=10, show_default=True, help="Of each number of models.")
+@json_option
+def dstack(data: Path, mixes: int, as_json: bool) -> None:
+    """Work that one GPU does under deadlines, over that of a GPU that could be divided at will."""
+    from slurm_migbatch.bench.dispatch import NotMeasurable
+    from slurm_migbatch.bench.dstack import measure
+
+    try:
+        result = measure(data, mixes, say=_progress)
+    except NotMeasurable as error:
+        raise Failure(str(error)) from None
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    _print_notes(result)
+    for found in result["results"]:
+        click.echo(f"\nbatches {found['batches']}: load under all deadlines over the ideal's, means over mixes")
+        lines = [
+            (
+                name,
+                *(f"{each['load'][name][0]:.3f}" for each in found["sizes"].values()),
+                "{:.3f} ({:.3f} to {:.3f})".format(*load),
+                *(
+                    f"{found['all']['filled'][name][figure]:.3f}" if name in found["all"]["filled"] else ""
+                    for figure in ("utilisation", "busy", "jain")
+                ),
+            )
+            for name, load in found["all"]["load"].items()
+        ]
+        sizes = [f"{size} models" for size in found["sizes"]]
+        print_table(("scheduler", *sizes, "all", "utilisation", "busy", "Jain"), lines)
     print_bars(result)
 
 
