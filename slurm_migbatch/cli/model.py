@@ -261,7 +261,118 @@ def _ratio(each: Mapping[str, Any] | None) -> tuple[str, str]:
 def _print_left_out(left_out: Mapping[str, Any]) -> None:
     for name, figures in sorted(left_out.items()):
         for figure, each in sorted(figures.items()):
+            whose = f"{_count(each['runs'], 'run')} of {_count(each['users'], 'user')}"
+            away = f"up to a factor of {each['factor']:g} from what others or physics say"
+            click.echo(f"not believed: {figure} of {name} in {whose}, {away}")
+
+
+def _counts(saved: Saved) -> dict[str, Any]:
+    report = saved.report
+    return {
+        "runs": report.get("runs"),
+        "models": len({each.model for each in saved.learned.fitted.values()}),
+        "check": report.get("check"),
+        "seconds": report.get("seconds"),
+    }
+
+
+def _status(index: Index, version: int) -> str:
+    if version == index.current:
+        return "current"
+    return "rejected" if version in index.rejected else ""
+
+
+def _print_versions(versions: list[dict[str, Any]], index: Index) -> None:
+    rows = [
+        (
+            str(each["version"]),
+            each["status"],
+            _moment(each["created"]) if "created" in each else "",
+            str(each.get("runs", "")),
+            str(each.get("rows", "")),
+            str(each.get("models", "")),
+            _check(each) if "created" in each else each["why"],
+        )
+        for each in versions
+    ]
+    print_table(("VERSION", "STATUS", "CREATED", "RUNS", "ROWS", "MODELS", "CHECK: OFF BY"), rows)
+    if not index.current:
+        click.echo("none of them is current: predictions follow physics and data sheets")
+
+
+def _try(each: Mapping[str, Any]) -> tuple[str, ...]:
+    version = str(each.get("version", ""))
+    return (_moment(each["ts"]), each["outcome"], version, each.get("reason", ""), each.get("why", ""))
+
+
+def _check(each: Mapping[str, Any]) -> str:
+    """The check, in words: by what factor predictions were off where they were checked."""
+    check = each.get("check")
+    if not check or not check["candidate"]:
+        return "nothing to check it on"
+    parts = [
+        f"{figure} x{math.exp(mine['error']):.2f} (before x{math.exp(check['current'][figure]['error']):.2f})"
+        for figure, mine in check["candidate"].items()
+    ]
+    return ", ".join(parts)
+
+
+def _named(version: int) -> str:
+    return f"version {version}" if version else "physics alone (version 0)"
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
+
+
+def _print_model(found: Mapping[str, Any], config: Config) -> None:
+    report, watched = found["report"], found["watch"]
+    pairs = [("version", _named(found["version"]) + ("" if found["version"] == found["current"] else ", not current"))]
+    if found["version"]:
+        pairs += [
+            ("created", f"{_moment(found['created'])}, because of {report.get('reason', '?')}"),
+            ("learned from", f"{report.get('runs', 0)} runs, {report.get('measured', 0)} measured points"),
+            ("rows", f"{found['rows']} of {found['models']} models"),
+            ("check", _check(report)),
+        ]
+    for figure, kept in watched["kept"].items():
+        mark = ", FEWER THAN PROMISED" if kept["broken"] else ""
+        promised = f"promised {config.learning.confidence:.0%}"
+        pairs.append((f"{figure} kept", f"{kept['share']:.0%} of {kept['runs']} runs since ({promised}){mark}"))
+    waiting = found["waiting"]
+    next_ = f"due: {waiting['due']}" if waiting["due"] else f"{waiting['runs']} of {config.learning.min_new} new runs"
+    pairs.append(("next refit", next_ if config.learning.enabled else f"{next_}; switched off in migbatch.toml"))
+    print_pairs(pairs)
+    rows = list(_drifts(report.get("trained", {}), watched["models"]))
+    if rows:
+        click.echo()
+        print_table(("MODEL", "FIGURE", "THEN", "RUNS", "NOW", "RUNS", ""), rows)
+    _print_left_out(report.get("left_out", {}))
+
+
+def _drifts(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for name in sorted({*then, *now}):
+        for figure in ("time", "memory"):
+            before, since = then.get(name, {}).get(figure), now.get(name, {}).get(figure)
+            if before is None and since is None:
+                continue
+            ratio = since["ratio"] / (before["ratio"] if before else 1.0) if since else 1.0
+            mark = "drifts: the next refit takes it in" if not 1 / _DRIFTS < ratio < _DRIFTS else ""
+            yield (name, figure, *_ratio(before), *_ratio(since), mark)
+
+
+def _ratio(each: Mapping[str, Any] | None) -> tuple[str, str]:
+    return ("-", "0") if each is None else (f"{each['ratio']:.2f}", str(each["runs"]))
+
+
+def _print_left_out(left_out: Mapping[str, Any]) -> None:
+    for name, figures in sorted(left_out.items()):
+        for figure, each in sorted(figures.items()):
             click.echo(
-                f"not believed: {figure} of {name} in {each['runs']} runs of {each['users']} users, up to a factor of "
-                f"{each['factor']:g} from what others or physics say"
+                f"not believed: {figure} of {name} in {_count(each['runs'], 'run')} of {_count(each['users'], 'user')}, "
+                f"up to a factor of {each['factor']:g} from what others or physics say"
             )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -32,7 +32,7 @@ from slurm_migbatch.predict.check import expected_by, misses, promises, ratios, 
 from slurm_migbatch.predict.facts import ModelFacts
 from slurm_migbatch.predict.known import Knowledge
 from slurm_migbatch.predict.learned import LearnedPredictor
-from slurm_migbatch.predict.runs import Heard, Told, hear, rows_of, told_by
+from slurm_migbatch.predict.runs import Heard, Told, Unheard, hear, rows_of, told_by
 from slurm_migbatch.predict.statefile import Index, ModelDirectory, Saved
 from slurm_migbatch.predict.training import learn, settle
 from slurm_migbatch.profiling.measurement import Measurement
@@ -241,13 +241,20 @@ def _some(fresh: Sequence[T], total: int, name: Callable[[T], str]) -> list[T]:
 
 def _left_out(heard: Heard) -> dict[str, Any]:
     """Figures that were not believed, by model and figure; which user it was stays in the record of runs."""
-    found: dict[str, Any] = {}
+    groups: dict[str, dict[str, list[Unheard]]] = {}
     for each in heard.unheard:
-        of = found.setdefault("/".join(each.key), {}).setdefault(each.figure, {"runs": 0, "users": 0, "factor": 0.0})
-        of["runs"] += each.count
-        of["users"] += 1
-        of["factor"] = max(of["factor"], round(each.factor, 1))
-    return found
+        groups.setdefault("/".join(each.key), {}).setdefault(each.figure, []).append(each)
+    return {
+        name: {
+            figure: {
+                "runs": sum(each.count for each in group),
+                "users": len({each.user for each in group}),
+                "factor": round(max(each.factor for each in group), 1),
+            }
+            for figure, group in figures.items()
+        }
+        for name, figures in groups.items()
+    }
 
 
 def run(config: Config, *, force: str = "", say: Say = lambda text: None) -> dict[str, Any]:

@@ -430,4 +430,4 @@ def _check_parameters(mean: Array, covariance: Array | None, where: str) -> None
 
 
 def _summary(report: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: report[name] for name in ("check", "runs", "rows", "seconds") if name in report}
+    return {name: report[name] for name in ("reason", "check", "runs", "rows", "seconds") if name in report}

@@ -6,8 +6,10 @@ import logging
 import pytest
 from daemon_fakes import FakeSigner, FakeSlurm, FakeStore, Node
 from daemon_running import Running
+from learning_record import FACTS, Record
 
 from slurm_migbatch.config import Config
+from slurm_migbatch.daemon.history import open_history
 from slurm_migbatch.daemon.service import Service
 
 
@@ -43,6 +45,24 @@ def config(tmp_path):
         learning=dataclasses.replace(base.learning, models=str(tmp_path / "models")),
         daemon=dataclasses.replace(base.daemon, run_dir=str(tmp_path / "run"), queue=20),
     )
+
+
+@pytest.fixture
+def site(config, tmp_path):
+    """The same with a record of its own and a model of which the site's facts say too much."""
+    return dataclasses.replace(
+        config,
+        models={"net": FACTS},
+        store=dataclasses.replace(config.store, url=f"sqlite:///{tmp_path}/record.db"),
+        learning=dataclasses.replace(config.learning, min_new=5, every_s=0.2),
+    )
+
+
+@pytest.fixture
+def record(site):
+    """What `site` remembers, to which runs can be added."""
+    with open_history(site.store.url) as store:
+        yield Record(store)
 
 
 @pytest.fixture

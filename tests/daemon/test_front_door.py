@@ -12,11 +12,11 @@ from daemon_running import Running, eventually
 from slurm_migbatch.config import GpuConfig, ModelConfig, loads, text_of
 from slurm_migbatch.daemon.catalog import build
 from slurm_migbatch.daemon.facts import chooser_of
-from slurm_migbatch.workload.gpufacts import facts_of, short_name
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.slurm.client import NodeRow
 from slurm_migbatch.submit.client import ask
 from slurm_migbatch.submit.request import Accept, JobRequest, Refuse
+from slurm_migbatch.workload.gpufacts import facts_of, short_name
 
 
 def row(name, *partitions):

@@ -1,0 +1,54 @@
+"""A record with runs of a model whose truth is known, and a configuration whose facts are far from it."""
+
+import math
+import random
+
+from daemon_fakes import GEOMETRY
+from sqlalchemy import insert
+
+from slurm_migbatch.config import ModelConfig
+from slurm_migbatch.store.models import Decision, Gpu, Lease, Node, Run
+
+FACTS = ModelConfig(
+    family="encoder", params_m=110, gflops=440.0, reference=128, kernels=170, activation_mib=40, weight_bytes=4
+)
+SMS = {"1g.10gb": 16, "2g.20gb": 32, "3g.40gb": 48, "7g.80gb": 112}
+
+
+def truth_s(profile: str, batch: int = 32) -> float:
+    """Seconds of a batch in truth: a twentieth of what the facts say."""
+    return 0.003 + 0.006 * batch / 32 * 112 / SMS[profile]
+
+
+class Record:
+    """The record of a site with one node that has an H100."""
+
+    def __init__(self, store):
+        self.store, self.count, self.chance = store, 0, random.Random(1)
+        entry = {"uuid": "GPU-0", "name": GEOMETRY["name"], "mig": True, "geometry": GEOMETRY, "facts": {}}
+        with store.engine.begin() as connection:
+            connection.execute(insert(Node).values(node="n1", seen=1.0))
+            connection.execute(insert(Gpu).values(node="n1", minor=0, gpu_index=0, present=True, seen=1.0, **entry))
+
+    def add(self, count, *, factor=1.0, user=None, profiles=tuple(SMS), model="net", noise=0.05):
+        """Finished runs on slices, `factor` slower than in truth; told by their jobs."""
+        with self.store.engine.begin() as connection:
+            for _ in range(count):
+                self.count += 1
+                n, profile = self.count, profiles[self.count % len(profiles)]
+                batch = (8, 32)[self.count // len(profiles) % 2]
+                seconds = truth_s(profile, batch) * factor * math.exp(self.chance.gauss(0, noise))
+                hints = {"model": model, "batch": batch, "role": "infer"}
+                connection.execute(insert(Decision).values(id=f"d{n}", ts=1.0, hints=hints, candidates=[], facts={}))
+                told = {"by": {"latency_ms": "job", "memory_mib": "driver"}}
+                fields = {
+                    "id": n, "job_id": n, "restart": 0, "reuse": 0, "latest": True, "state": "COMPLETED",
+                    "state_from": "slurm", "user": user or ("ann", "bob", "cat")[n % 3], "started": 10.0 * n,
+                    "ended": 10.0 * n + 5, "began": 10.0 * n, "span_class": 2, "decision": f"d{n}", "profile": profile,
+                    "slice_count": 1, "measured_latency_ms": 1e3 * seconds, "measured_memory_mib": 2000.0 + 10 * batch,
+                    "measured_facts": told, "lesson": n,
+                }  # fmt: skip
+                connection.execute(insert(Run).values(**fields))
+                lease = {"run_id": n, "job_id": n, "restart": 0, "node": "n1", "journal": "j", "position": 0}
+                place = {"gpu": "GPU-0", "profile": profile, "slot_start": 0, "slot_size": 1}
+                connection.execute(insert(Lease).values(**lease, **place))
