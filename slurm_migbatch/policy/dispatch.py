@@ -23,6 +23,7 @@ Times are seconds on one clock; a kind is an index into the caller's list of sli
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -104,8 +105,8 @@ class Central:
         """`idle` slices of each kind to begin with; all of the stock where not given."""
         self.board = board
         self.idle = list(board.stock if idle is None else idle)
-        self.late: deque[Waiting] = deque()
-        """What can no longer be in time, longest known first."""
+        self.late: list[Waiting] = []
+        """What can no longer be in time, those first that came first."""
         self._queues: dict[int, deque[Waiting]] = {}
 
     def __len__(self) -> int:
@@ -169,7 +170,7 @@ class Central:
                 continue
             slack = home_latest - waited
             rank = slack / limit if loss == 0.0 else _URGENT * loss if slack < 0 else 1.0 + loss
-            if rank < best_rank:
+            if rank < best_rank or (rank == best_rank and work < best):
                 best, best_rank = work, rank
         if best < 0:
             return self._take_late(kind) if self.late else None
@@ -186,7 +187,7 @@ class Central:
         for work, queue in self._queues.items():
             last = works[work].limit_s - fastest[work] + _GRAIN_S
             while queue and now - queue[0].arrived > last:
-                self.late.append(queue.popleft())
+                insort(self.late, queue.popleft())
             if not queue:
                 emptied.append(work)
         for work in emptied:

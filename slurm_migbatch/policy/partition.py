@@ -316,6 +316,8 @@ def partition(
         tried[cut.stock] = rate
         if rate > best_cut.rate:
             best_cut = Cut(cut.kinds, cut.gpus, rate, cut.origin)
+    if not best_cut.rate:
+        return best_cut
     return _climb(best_cut, possible, judge, tried, neighbours)
 
 
