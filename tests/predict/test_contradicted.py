@@ -1,0 +1,72 @@
+"""Facts that are wrong by any factor: what runs say leads, over a few jobs, to the slice that is right."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from gpu_kinds import H100, SITE, P
+
+from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
+from slurm_migbatch.predict.known import Knowledge
+from slurm_migbatch.predict.learned import LearnedPredictor
+from slurm_migbatch.predict.runs import hear, rows_of, told_by
+from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.predict.training import learn
+from slurm_migbatch.workload.hints import parse
+
+SILENT = {"items_hint": None, "items": None, "throughput_per_s": None, "latency_p99_s": None, "memory_mib": None}
+
+
+def truth_ms(profile: str, host_ms: float, full_ms: float) -> float:
+    """Milliseconds of a batch: the host's part, and the device's on all SMs shared out."""
+    return host_ms + full_ms * 132 / H100.geometry.info(P(profile)).sm_count
+
+
+def choices(facts: ModelFacts, slo_ms: int, host_ms: float, full_ms: float, jobs: int = 5) -> list[tuple[str, float]]:
+    """Profiles of one job after the other, each learned from before the next, and measured over predicted."""
+    known = [*BUILT_IN, facts]
+    knowledge, partition = Knowledge(known), SITE.partitions["gpu"]
+    runs: list[SimpleNamespace] = []
+    learned, found = None, []
+    for number in range(1, jobs + 1):
+        chooser = Chooser(LearnedPredictor(learned, known))
+        choice = chooser.choose(parse(f"migbatch: model={facts.name} batch=32 slo={slo_ms}ms"), partition)
+        profile = choice.offer.profile.name
+        figures = next(c.figures for c in choice.candidates if c.profile.name == profile)
+        took = truth_ms(profile, host_ms, full_ms) / 1e3
+        found.append((profile, took / figures.latency_s.mid))
+        fields = {"model": facts.name, "role": "infer", "batch": 32, "input": None, "unit": "", "profile": profile}
+        place = {"gpu": H100.geometry.name, "slices": 1, "elapsed_s": 60.0, "state": "COMPLETED", "user": "ann"}
+        runs.append(SimpleNamespace(number=number, run=number, latency_s=took, **fields, **place, **SILENT))
+        heard = hear(told_by(runs, {H100.geometry.name: H100.geometry}, knowledge), knowledge)
+        learned = learn(rows_of(heard.told), knowledge)
+    return found
+
+
+def net(gflops: float, kernels: int = 170, activation_mib: float = 40.0) -> ModelFacts:
+    return ModelFacts("net", "encoder", 110, gflops, "tok", 128, kernels, activation_mib)
+
+
+@pytest.mark.parametrize(
+    ("facts", "slo_ms", "right"),
+    [
+        (net(440.0), 80, {"1g.10gb", "1g.20gb", "2g.20gb"}),
+        (net(1.1), 40, {"1g.20gb", "2g.20gb"}),
+        (net(1.1, activation_mib=2.0), 40, {"1g.20gb", "2g.20gb"}),
+        (net(1.1, kernels=9, activation_mib=2.0), 40, {"1g.20gb", "2g.20gb"}),
+    ],
+    ids=["20 times too much", "too little", "too little of everything on the device", "too little of everything"],
+)
+def test_the_right_slice_is_found(facts: ModelFacts, slo_ms: int, right: set[str]) -> None:
+    found = choices(facts, slo_ms, host_ms=3.0, full_ms=6.0)
+    assert found[-1][0] in right, found
+    assert 0.8 < found[-1][1] < 1.25, found
+
+
+@pytest.mark.parametrize("facts", [net(22.0), net(1.1, activation_mib=2.0)])
+def test_where_the_host_is_slow_large_slices_are_given_up(facts: ModelFacts) -> None:
+    """Code that takes 60 ms a batch whatever the slice: a larger one is tried, and the small ones come back."""
+    found = choices(facts, 40, host_ms=60.0, full_ms=1.0)
+    assert found[-1][0] in {"1g.10gb", "1g.20gb"}, found
+    assert 0.8 < found[-1][1] < 1.25, found
