@@ -30,6 +30,7 @@ from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.planning import capacity
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.policy.placement import BestFit, Fgd, FirstFit, LeastLoss, Mix, Rule, mix
+from slurm_migbatch.policy.slices import plain
 from slurm_migbatch.sim.gpus import geometry
 from slurm_migbatch.sim.job import Job
 from slurm_migbatch.sim.traces.lines import lines
@@ -152,13 +153,14 @@ def _rules(gpu: Geometry, kinds: Sequence[Kind], asked: Mix, load: float, seeds:
         "best fit, careful place": lambda: Cluster(gpu, GPUS, BestFit(careful=True)).place,
         "FGD": lambda: Cluster(gpu, GPUS, fgd).place,
         OURS: lambda: Cluster(gpu, GPUS, ours).place,
+        "least loss, mix unknown": lambda: Cluster(gpu, GPUS, unknown).place,
         POOL: lambda: Pool(gpu, GPUS).place,
         **{
             f"equal {profile}": lambda profile=profile: Equal(gpu, GPUS, profile).place  # type: ignore[misc]
             for profile, _ in asked
         },
     }
-    fgd, ours = Fgd(asked), LeastLoss(asked)
+    fgd, ours, unknown = Fgd(asked), LeastLoss(asked), LeastLoss(mix(dict.fromkeys(plain(gpu), 1.0)))
     outcomes: dict[str, list[Outcome]] = {name: [] for name in rules}
     for seed in range(seeds):
         rng = np.random.Generator(np.random.PCG64(seed))

@@ -239,8 +239,9 @@ def fragmentation(data: Path, seeds: int, as_json: bool) -> None:
         click.echo(json.dumps(result))
         return
     _print_notes(result)
-    for name, population in result["populations"].items():
-        click.echo(f"\n{name}: {population['pods']} pods, mean and 95 % interval of {seeds} draws")
+    classes = ("latency sensitive", "best effort")
+    for title, population in result["populations"].items():
+        click.echo(f"\n{title}: {population['pods']} pods, mean and 95 % interval of {seeds} draws")
         lines = [
             (
                 f"{load['load']:g}",
@@ -249,11 +250,13 @@ def fragmentation(data: Path, seeds: int, as_json: bool) -> None:
                 "{:+.1%} ({:+.1%} to {:+.1%})".format(*row["gain_jobs"]),
                 "{:+.1%} ({:+.1%} to {:+.1%})".format(*row["gain_slices"]),
                 f"{row['busy'][0]:.1%}",
+                *(f"{row['by_class'][name]:.1%}" if name in row["by_class"] else "-" for name in classes),
             )
             for load in population["loads"]
             for row in load["rules"]
         ]
-        print_table(("load", "rule", "accepted", "jobs against first fit", "slices against first fit", "busy"), lines)
+        gains = ("jobs against first fit", "slices against first fit")
+        print_table(("load", "rule", "accepted", *gains, "busy", *classes), lines)
     print_bars(result)
 
 
