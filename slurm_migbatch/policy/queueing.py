@@ -39,7 +39,11 @@ class Lanes(Generic[Need, T]):
         lane = self._lanes.get(need)
         if lane is None:
             lane = self._lanes[need] = _Lane()
-        insort(lane.entries, (key, item), lane.start)
+        entries = lane.entries
+        if not entries or key > entries[-1][0]:
+            entries.append((key, item))  # in order of arrival, as most are
+        else:
+            insort(entries, (key, item), lane.start)
         self._count += 1
 
     def first(self, fits: Callable[[Need], bool] | None = None) -> tuple[Need, T] | None:

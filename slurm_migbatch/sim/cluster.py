@@ -65,9 +65,16 @@ class Cell:
 
 
 class Gpu:
-    """One GPU. `held` is how many of its compute slices are taken, `blocked` slices whose last holder still saves."""
+    """One GPU.
 
-    __slots__ = ("blocked", "cells", "geometry", "held", "index", "layout", "node", "used")
+    Attributes:
+        layout: its instances, idle ones too. `used`: those that are held, by `cells`.
+        held: how many of its compute slices are.
+        blocked: memory slices whose last holder still saves its work, as bits, and until when.
+        whole: all of it as one place.
+    """
+
+    __slots__ = ("blocked", "cells", "geometry", "held", "index", "layout", "node", "used", "whole")
 
     def __init__(self, index: int, node: int, geometry: Geometry) -> None:
         self.index = index
@@ -78,11 +85,7 @@ class Gpu:
         self.cells: dict[Slot, Cell] = {}
         self.held = 0
         self.blocked: list[tuple[int, float]] = []
-
-    @property
-    def whole(self) -> Place:
-        """All of it as one slice."""
-        return Place(self.index, _whole(self.geometry))
+        self.whole = Place(index, geometry.full.slots[0])
 
     def wait(self, slot: Slot, now: float) -> float:
         """Seconds until whoever held these memory slices last has saved its work."""
@@ -251,11 +254,6 @@ def each(bits: int) -> Iterator[int]:
         low = bits & -bits
         yield low.bit_length() - 1
         bits ^= low
-
-
-@lru_cache(maxsize=64)
-def _whole(geometry: Geometry) -> Slot:
-    return geometry.full.slots[0]
 
 
 @lru_cache(maxsize=1 << 14)

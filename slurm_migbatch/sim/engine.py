@@ -14,6 +14,7 @@ What is charged to whom:
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -211,7 +212,19 @@ class Simulation:
         """Simulate until nothing can happen any more, or to the moment `until`.
 
         `progress` is called now and then with the number of jobs that are done and the number of all.
+
+        The cyclic garbage collector rests meanwhile: the engine makes no cycles, and scanning every job again and again
+        took a quarter of the time at 650,000 jobs.
         """
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            return self._run(until, progress)
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _run(self, until: float, progress: Callable[[int, int], None] | None) -> Result:
         policy, arrivals, heap = self.policy, self._arrivals, self._heap
         total, position, at_once = len(arrivals), 0, 0
         begin = arrivals[0].job.arrival if arrivals else (heap[0][0] if heap else 0.0)
