@@ -295,7 +295,7 @@ def _row(mix: Mix) -> dict[str, Any]:
     found["best static layout"] = in_frames(mix, ((best, 1.0),))
     loads["best static layout"] = static[best]
     found["frames of layouts"] = in_frames(mix, held)
-    loads["frames of layouts"] = largest_load(found["frames of layouts"]) if len(held) > 1 else 0.0
+    loads["frames of layouts"] = largest_load(found["frames of layouts"]) if len(held) > 1 else static[held[0][0]]
     chosen = max(("best static layout", "frames of layouts", "EDF at the leanest slice"), key=lambda name: loads[name])
     found["ours"], loads["ours"] = found[chosen], loads[chosen]
     return {
