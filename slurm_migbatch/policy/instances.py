@@ -23,7 +23,7 @@ stay free. The size of the programme does not depend on rates or on the number o
 Where rates are predicted, a setting's own rate is what can be counted on, and a service may `hope` for more from some
 of its settings. Hopes never count towards the rate that is to be served, nor do they cost a GPU; but among the
 solutions with the fewest GPUs those are preferred that try hopeful settings, since what is seen there saves slices
-when planning again (ElasticBatch learns from its runs too; how, is not public).
+when planning again. (This part is our own.)
 """
 
 from __future__ import annotations
@@ -48,13 +48,20 @@ TOLERANCE: Final = 1e-9
 """Relative shortfall of a rate that counts as none: rounding of sums."""
 _SOLVER_TOLERANCE: Final = 1e-6
 """The solver may miss a rate by this share; what it missed is asked for again, so that no answer does."""
+_INFEASIBLE: Final = 2
+"""The solver's word for "there is no solution"."""
 MOST_SLICES: Final = 5000
+"""A larger demand is scaled down before the fewest slices for it are sought."""
 TIME_LIMIT_S: Final = 20.0
 """For each programme. When it ends the best solution found so far is used, and `Allocation.exact` is False."""
 
 
 class Unservable(ValueError):
     """A service whose limit no slice keeps; the message names it."""
+
+
+class Undecided(RuntimeError):
+    """The time was too short to find any allocation, or to show that there is none."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +189,7 @@ def allocate(
 ) -> Allocation | None:
     """The fewest GPUs that serve everything, what runs on them and where; None where `most_gpus` are too few.
 
-    Raises Unservable, and UnknownProfile where a setting is for a slice that the GPU does not have.
+    Raises Unservable; UnknownProfile where a setting is for a slice that the GPU does not have; Undecided.
     """
     programme = _Programme(geometry, services)
     if not services:
@@ -192,7 +199,10 @@ def allocate(
         return None
     gpus = round(float(programme.gpus @ fewest.values))
     bound = math.ceil(fewest.bound - 1e-6)
-    least = programme.solve(programme.slices, gpus, time_limit_s)
+    try:
+        least = programme.solve(programme.slices, gpus, time_limit_s)
+    except Undecided:
+        least = None
     values = fewest.values if least is None else least.values
     used, placed = programme.lay_out(values)
     return Allocation(used, placed, bound >= gpus, min(bound, gpus))
@@ -270,14 +280,16 @@ class _Programme:
                 options={"time_limit": time_limit_s, "mip_rel_gap": 0.0},
             )
             if found.x is None:
-                return None
+                if found.status == _INFEASIBLE:
+                    return None
+                raise Undecided(f"no allocation was found within {time_limit_s:g} s: {found.message}")
             values = np.round(found.x)
             short = (self.matrix[: len(self.services)] @ values) * (1 + TOLERANCE) < 1.0
             if not short.any():
                 bound = found.mip_dual_bound if found.mip_dual_bound is not None else found.fun
                 return _Solution(values, float(bound))
             demanded[: len(self.services)][short] += 10 * _SOLVER_TOLERANCE
-        return None
+        raise Undecided(f"the solver misses a rate by more than {_SOLVER_TOLERANCE:g}")
 
     def lay_out(self, values: Any) -> tuple[int, tuple[Placed, ...]]:
         """GPUs in use and every instance in its place: bundles are filled one by one with what they were meant for."""

@@ -10,6 +10,7 @@ from slurm_migbatch.mig.layout import layouts
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.policy.instances import (
     Service,
+    Undecided,
     Unservable,
     allocate,
     compose,
@@ -150,6 +151,13 @@ def test_a_service_that_no_slice_serves_is_told_by_name():
     for solve in (lambda s: allocate(A100, [s]), compose, lambda s: fluid([s], 7)):
         with pytest.raises(Unservable, match="bert: no slice keeps the latency limit"):
             solve(Service("bert", 1.0, tuple(best_settings([]).values())))
+
+
+def test_no_time_is_told_apart_from_no_solution():
+    one = service("a", 15.0, A100, 1.0, 1.0, 2.0, 3.0, 4.0, 7.0)
+    assert allocate(A100, [one], most_gpus=2) is None
+    with pytest.raises(Undecided, match="no allocation was found within"):
+        allocate(A100, [one, service("b", 9.5, A100, 1.0, 1.0, 2.1, 3.2, 4.1, 6.0)], time_limit_s=0.0)
 
 
 def test_nothing_to_serve_needs_no_gpu():
