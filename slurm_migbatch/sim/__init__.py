@@ -9,15 +9,16 @@ How it fits together, from the inside out:
 - `cluster`: `Cluster.of(geometry, gpus)`; `Place(gpu, slot)`; `Gpu.used` (held slots), `Gpu.layout` (idle instances
   too); `cluster.empty` and `cluster.alike[geometry, used]` are sets of GPUs as bits (`lowest`, `each`).
 - `placing`: first fit, best fit and packed whole GPUs over `mig.planning`.
-- `speeds`: `Speeds` (a Protocol: `speed(job, places, steps)` and `slowdown(run, others)`) with `Whole`, `Linear`,
-  `Table` (`measured`) and the predictor (`predicted`); `Neighbours` is what busy slices beside a job cost it.
+- `speeds`: `Speeds` (a Protocol: `speed(job, places, steps)` and `slowdown(run, others)`) with `Whole`, `Linear` and
+  `Paired` (measured slowdowns of pairs on top of another); `Neighbours` is what busy slices beside a job cost it.
+- `curves`: `Curves`, the `Speeds` of real models, over a measured `Table` or what the predictor expects (`Predicted`).
 - `policy`: `Policy` (a Protocol: `begin`, `arrive`, `complete`, `demand`, `timer`, `decide`) and the base `Quiet`.
 - `engine`: `Simulation(cluster, jobs, policy, speeds, ...)` with the actions `start`, `move`, `preempt`, `wake`, and
   `run(until)`, which returns a `Result`.
-- `metrics`: `summarise(result)`; `over_seeds` gives means with their intervals.
+- `metrics`: `summarise(result)`; `over_seeds` gives means with their intervals. `log`, `spans`: what happened.
 - `policies`: baselines for training traces; `registry` knows all policies by name for configuration files.
 - `traces`: readers of public and of a site's own traces; all return `Trace`.
-- `scenario`, `plots`, `page`: what `migbatch simulate` does.
+- `scenario` (a TOML file), `play`, `plots`, `page`: what `migbatch simulate` does.
 
 A policy of one's own::
 

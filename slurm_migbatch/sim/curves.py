@@ -2,8 +2,8 @@
 
 A source gives, for an application, a batch and a kind of work, the items a second that each profile of a GPU does (none
 where it does not fit). A job's speed is its rate over that of the whole GPU with all of its batch, so micro-steps
-(`steps`) and small slices both show. Jobs of several GPUs are as fast as their places together, as a share of what they
-ask for.
+(`steps`) and small slices both show. A job of several GPUs divides its batch among them, and is as fast as its places
+together, as a share of what it asks for.
 """
 
 from __future__ import annotations
@@ -70,19 +70,17 @@ class Curves:
         """Speed on one slice against the whole GPU; 0 where it does not fit."""
         if not job.app:
             return profile.compute / self._full.compute
-        key = job.app, job.batch, job.kind, steps, profile
+        key = job.app, -(-job.batch // job.gpus), job.kind, steps, profile
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = self._relative(job, profile, steps)
+            known = self._known[key] = self._relative(*key)
         return known
 
-    def _relative(self, job: Job, profile: Profile, steps: int) -> float:
-        whole = self.source.rates(job.app, job.batch, job.kind).get(self._full)
+    def _relative(self, app: str, batch: int, kind: Kind, steps: int, profile: Profile) -> float:
+        whole = self.source.rates(app, batch, kind).get(self._full)
         if whole is None:
-            raise SpeedError(
-                f"{job.name}: {job.app} with batch {job.batch} does not fit on a whole {self.geometry.name}"
-            )
-        part = self.source.rates(job.app, max(1, math.ceil(job.batch / steps)), job.kind)
+            raise SpeedError(f"{app} with batch {batch} does not fit on a whole {self.geometry.name}")
+        part = self.source.rates(app, max(1, math.ceil(batch / steps)), kind)
         return part.get(profile, 0.0) / whole
 
 

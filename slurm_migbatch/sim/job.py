@@ -51,7 +51,7 @@ class Job:
         largest: the largest slice that is of use to it; None where any is.
         least, most: between how many GPUs or slices an elastic job can work; both are `gpus` where it cannot.
         app: model or application, in the words of the table of speeds.
-        batch: items in one step, 0 where not known.
+        batch: items in one step of all its GPUs together, 0 where not known.
         user: whom fairness is counted for.
         slo_s: seconds after its arrival within which it has to be done; None where nobody waits for its end.
         start_slo_s: seconds after its arrival within which it has to make its first progress (a service has to be up);

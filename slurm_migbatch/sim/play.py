@@ -66,7 +66,7 @@ class Workload:
         for job, (first, second) in zip(jobs, draws, strict=True):
             app = apps[job.kind][int(first * len(apps[job.kind]))]
             batches = source.batches(app, job.kind)
-            found.append(replace(job, app=app, batch=batches[int(second * len(batches))]))
+            found.append(replace(job, app=app, batch=job.gpus * batches[int(second * len(batches))]))
         return tuple(found)
 
     def _known(self, jobs: tuple[Job, ...], source: Source) -> tuple[Job, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heappop, heappush
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, layouts
@@ -12,6 +12,7 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.policy.queueing import Lanes
 from slurm_migbatch.sim.cluster import Part, Place
 from slurm_migbatch.sim.engine import Simulation
+from slurm_migbatch.sim.job import Kind
 from slurm_migbatch.sim.placing import Rule, slices, whole_gpus
 from slurm_migbatch.sim.policy import Quiet
 from slurm_migbatch.sim.run import Run
@@ -79,14 +80,15 @@ class Slices(Quiet):
 class Static(Quiet):
     """Partitions that never change: every GPU has the same layout; a job takes the smallest free slice that it fits.
 
-    A job that names no profile takes the largest free slices, as many as it asks for GPUs. The order is first come
-    first served, among what fits.
+    A job that names no profile takes the largest free slices, as many as it asks for GPUs. Slices on which the
+    simulation's speeds say that it does not fit are none for it. The order is first come first served, among what fits.
     """
 
     def __init__(self, layout: Layout, nodes: range | None = None) -> None:
         self.layout, self.nodes = layout, nodes
         self.free: dict[Profile, list[Place]] = {}
-        self.queue: Lanes[Ask, Run] = Lanes()
+        self.queue: Lanes[_Like, Run] = Lanes()
+        self._fitting: dict[tuple[_Like, Profile], bool] = {}
 
     def begin(self, sim: Simulation) -> None:
         """Lay out the GPUs."""
@@ -98,7 +100,13 @@ class Static(Quiet):
 
     def arrive(self, sim: Simulation, run: Run) -> None:
         """Queue it."""
-        self.queue.push((run.job.arrival, run.job.id), (run.job.profile, run.job.gpus), run)
+        job = run.job
+        like = _Like(job.profile, job.gpus, job.kind, job.app, job.batch)
+        for profile, places in self.free.items():
+            if (like, profile) not in self._fitting:
+                at = places[0] if places else Place(0, next(s for s in self.layout.slots if s.profile == profile))
+                self._fitting[like, profile] = _holds(profile, job.profile) and sim.speeds.speed(job, [at]) > 0
+        self.queue.push((job.arrival, job.id), like, run)
 
     def complete(self, sim: Simulation, run: Run) -> None:
         """Its slices are free again."""
@@ -109,21 +117,34 @@ class Static(Quiet):
     def decide(self, sim: Simulation) -> None:
         """Start what fits, in order."""
         while (head := self.queue.first(self._fits)) is not None:
-            ask, run = head
-            self.queue.pop(ask)
-            run.note = [heappop(self.free[profile]) for profile in self._wanted(ask)]
+            like, run = head
+            self.queue.pop(like)
+            run.note = [heappop(self.free[profile]) for profile in self._wanted(like)]
             sim.start(run, run.note)
 
-    def _fits(self, ask: Ask) -> bool:
-        return len(self._wanted(ask)) == ask[1]
+    def _fits(self, like: _Like) -> bool:
+        return len(self._wanted(like)) == like.gpus
 
-    def _wanted(self, ask: Ask) -> list[Profile]:
-        profile, count = ask
+    def _wanted(self, like: _Like) -> list[Profile]:
         found: list[Profile] = []
-        for one in sorted(self.free, reverse=profile is None):
-            if profile is None or (one.compute >= profile.compute and one.memory_gb >= profile.memory_gb):
-                found += [one] * len(self.free[one])
-        return found[:count]
+        for profile in sorted(self.free, reverse=like.profile is None):
+            if self._fitting[like, profile]:
+                found += [profile] * len(self.free[profile])
+        return found[: like.gpus]
+
+
+class _Like(NamedTuple):
+    """Jobs that are alike as far as it matters where they fit."""
+
+    profile: Profile | None
+    gpus: int
+    kind: Kind
+    app: str
+    batch: int
+
+
+def _holds(profile: Profile, wanted: Profile | None) -> bool:
+    return wanted is None or (profile.compute >= wanted.compute and profile.memory_gb >= wanted.memory_gb)
 
 
 def partitions(geometry: Geometry) -> Iterator[Layout]:

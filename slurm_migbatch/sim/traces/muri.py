@@ -2,7 +2,8 @@
 
 What to mind: times are in milliseconds. `duration` and `iterations` x `iteration_time` differ (0.99 on average, 0.19 to
 1.30 for single jobs); the published schedulers count in iterations, so this is the work here, and `duration` is what
-the user claims. Jobs ask for up to 32 GPUs.
+the user claims. Jobs ask for up to 32 GPUs. Whether `batch_size` is that of each GPU the files do not say; it is taken
+as such, since `iteration_time` does not depend on the GPUs.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def read(path: Path) -> Trace:
                 work,
                 gpus=line.count_of("num_gpu", 1),
                 app=line.text("model_name"),
-                batch=line.count_of("batch_size", 1),
+                batch=line.count_of("batch_size", 1) * line.count_of("num_gpu", 1),
                 estimate=line.number_of("duration", 0) / 1000 or None,
             )
         )

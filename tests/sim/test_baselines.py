@@ -1,0 +1,288 @@
+"""Baseline schedulers on cases solved by hand, and against each other on made-up ones."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.mig.layout import Layout, Slot
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.sim import registry
+from slurm_migbatch.sim.cluster import Cluster, PlaceError
+from slurm_migbatch.sim.engine import Result, Simulation
+from slurm_migbatch.sim.gpus import geometry, whole
+from slurm_migbatch.sim.job import Costs, Job
+from slurm_migbatch.sim.placing import slices, whole_gpus
+from slurm_migbatch.sim.policies.ffs import SjfFfs
+from slurm_migbatch.sim.policies.halves import Halves
+from slurm_migbatch.sim.policies.queued import Easy, Fifo, Sjf
+from slurm_migbatch.sim.policies.sliced import Slices, Static, partitions
+from slurm_migbatch.sim.policies.tiresias import Tiresias
+from slurm_migbatch.sim.policy import Policy
+from slurm_migbatch.sim.run import Run
+from slurm_migbatch.sim.speeds import Linear, Whole
+
+A100 = geometry("a100-80gb")
+
+
+def play(policy: Policy, jobs: Sequence[Job], gpus: int, *, per_node: int = 8, shared: float = 2.0) -> dict[str, Run]:
+    cluster = Cluster.of(whole("a100-80gb"), gpus, per_node)
+    result = Simulation(cluster, jobs, policy, Linear(cluster, shared=shared)).run()
+    return {run.job.name: run for run in result.runs}
+
+
+def jobs_of(*rows: tuple[str, float, float, int], **named: Any) -> list[Job]:
+    return [Job(n, name, at, work, gpus=gpus, **named) for n, (name, at, work, gpus) in enumerate(rows)]
+
+
+#: a runs on one of two GPUs; b needs both; c and d would fit beside a
+BLOCKED = jobs_of(("a", 0, 10, 1), ("b", 1, 5, 2), ("c", 2, 7, 1), ("d", 3, 20, 1), ("e", 4, 1, 1))
+
+
+def test_first_come_first_served_blocks_behind_a_large_job() -> None:
+    runs = play(Fifo(), BLOCKED, 2)
+    assert [runs[name].started for name in "abcde"] == [0, 10, 15, 15, 22]
+
+
+def test_shortest_first_starts_whatever_fits() -> None:
+    runs = play(Sjf(), BLOCKED, 2)
+    # at 9 only e fits; at 10 both GPUs are free and b is the shortest
+    assert [runs[name].started for name in "abcde"] == [0, 10, 2, 15, 9]
+
+
+def test_backfilling_never_delays_the_head() -> None:
+    runs = play(Easy(), BLOCKED, 2)
+    # c ends at 9 and e at 10, before b's turn; d would not
+    assert [runs[name].started for name in "abcde"] == [0, 10, 2, 15, 9]
+
+
+def test_backfilling_uses_what_the_head_leaves() -> None:
+    rows = jobs_of(("a", 0, 10, 2), ("b", 1, 5, 3), ("c", 2, 100, 1), ("d", 3, 100, 1))
+    runs = play(Easy(), rows, 4)
+    # b takes three of four at 10: one is to spare, for c but not for d too
+    assert (runs["b"].started, runs["c"].started, runs["d"].started) == (10, 2, 15)
+
+
+def test_a_claim_that_was_too_short_is_survived() -> None:
+    jobs = [
+        Job(0, "a", 0, 30, gpus=1, estimate=5),
+        Job(1, "b", 1, 5, gpus=2, estimate=5),
+        Job(2, "c", 10, 5, gpus=1, estimate=1),
+    ]
+    runs = play(Easy(), jobs, 2)
+    assert runs["b"].started == 30
+    assert all(run.ended is not None for run in runs.values())
+
+
+@given(st.integers(0, 2**31))
+def test_backfilling_by_true_times_starts_no_head_later_than_its_reservation(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = [
+        (f"j{n}", float(rng.integers(0, 50)), float(rng.integers(1, 40)), int(rng.integers(1, 5))) for n in range(12)
+    ]
+
+    class Watched(Easy):
+        def __init__(self) -> None:
+            super().__init__()
+            self.promised: dict[int, float] = {}
+
+        def decide(self, sim: Simulation) -> None:
+            super().decide(sim)
+            head = self.queue.first()
+            if head is not None:
+                need, run = head
+                free, now = self.free(sim), sim.now
+                for end, _, held in self._ends:
+                    if free >= need:
+                        break
+                    free, now = free + held, end
+                self.promised.setdefault(run.job.id, now)
+
+    policy = Watched()
+    runs = play(policy, jobs_of(*rows), 4)
+    for run in runs.values():
+        assert run.started is not None
+        assert run.started <= policy.promised.get(run.job.id, run.started) + 1e-9
+
+
+def test_sharing_takes_empty_gpus_first_and_never_a_third_job() -> None:
+    rows = jobs_of(("a", 0, 10, 1), ("b", 0, 10, 1), ("c", 1, 10, 1), ("d", 1, 4, 2), ("e", 1, 100, 1))
+    runs = play(SjfFfs(), rows, 2, shared=1.5)
+    # d (the shortest) goes beside a and b; nobody else fits until it is done after 6 s
+    assert runs["d"].started == 1
+    assert runs["d"].ended == 7
+    assert runs["c"].started == 7
+    assert runs["e"].started == 7
+    assert runs["a"].ended == runs["b"].ended == 1 + 9 * 1.5
+
+
+def test_least_attained_service_preempts_whoever_had_more() -> None:
+    costs = Costs(restart_s=1, checkpoint_s=2)
+    rows = jobs_of(("long", 0, 100, 1), ("short", 50, 10, 1), costs=costs)
+    runs = play(Tiresias(limits=(20, 1000)), rows, 1)
+    # the long one has sunk at 20, so the short one takes its GPU once it has saved
+    assert (runs["short"].began, runs["short"].ended) == (52, 62)
+    assert (runs["long"].preempted, runs["long"].ended) == (1, 62 + 1 + 50)
+    rows = jobs_of(("first", 0, 15, 1), ("second", 5, 10, 1))
+    runs = play(Tiresias(limits=(20, 1000)), rows, 1)
+    assert runs["second"].started == 15  # equals are not preempted
+
+
+def test_least_attained_service_frees_no_more_than_it_needs() -> None:
+    rows = jobs_of(("a", 0, 500, 1), ("b", 0, 500, 2), ("c", 0, 500, 1), ("new", 300, 10, 2))
+    runs = play(Tiresias(limits=(100, 10000)), rows, 4)
+    assert [runs[name].preempted for name in "abc"] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("make", [Fifo, Sjf, Easy, SjfFfs, Tiresias, Slices])
+def test_a_job_larger_than_the_cluster_waits_for_ever_and_harms_nobody(make: Any) -> None:
+    rows = jobs_of(("huge", 0, 10, 9), ("fine", 1, 10, 1))
+    runs = play(make(), rows, 2)
+    assert runs["huge"].ended is None
+    assert runs["fine"].ended == 11
+
+
+@pytest.mark.parametrize("make", [Fifo, Sjf, Easy, SjfFfs, Tiresias])
+@given(seed=st.integers(0, 2**31))
+def test_every_job_that_fits_is_done_and_exclusive_ones_never_share(make: Any, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = [(f"j{n}", float(rng.uniform(0, 30)), float(rng.uniform(1, 20)), int(rng.integers(1, 5))) for n in range(10)]
+    runs = play(make(), jobs_of(*rows), 4, per_node=2, shared=1.3)
+    assert all(run.ended is not None for run in runs.values())
+    if make not in (SjfFfs, Tiresias):
+        for run in runs.values():
+            assert run.ended == pytest.approx(run.started + run.job.work)
+
+
+def test_halves_keep_apart() -> None:
+    jobs = [Job(n, f"t{n}", 0, 10) for n in range(3)] + [Job(9, "i", 5, 1, "infer")]
+    runs = play(Halves(Fifo(range(1)), Fifo(range(1, 2))), jobs, 4, per_node=2)
+    assert sorted(run.started for run in runs.values()) == [0, 0, 5, 10]
+    assert runs["i"].started == 5
+
+
+def test_slices_are_made_where_they_fit_and_wait_where_not() -> None:
+    profile = Profile.parse("3g.40gb")
+    cluster = Cluster.of(A100, 1)
+    jobs = [Job(n, f"j{n}", 0, 10, profile=profile) for n in range(3)]
+    jobs.append(Job(3, "one", 1, 10, profile=Profile.parse("1g.10gb")))
+    result = Simulation(cluster, jobs, Slices(), Whole()).run()
+    started = [run.started for run in result.runs]
+    assert started[:2] == [0, 0]
+    assert started[2] == pytest.approx(10.2)
+    assert started[3] == pytest.approx(10.2)  # two 3g take all memory
+
+
+def test_a_blocked_head_blocks_only_where_asked() -> None:
+    big, small = Profile.parse("4g.40gb"), Profile.parse("1g.10gb")
+    jobs = [Job(0, "a", 0, 10, profile=big), Job(1, "b", 1, 10, profile=big), Job(2, "c", 2, 5, profile=small)]
+    for block, began in ((False, 2), (True, pytest.approx(10.21))):
+        result = Simulation(Cluster.of(A100, 1), jobs, Slices(block=block), Whole()).run()
+        assert result.runs[2].started == began
+
+
+def test_a_static_partition_gives_the_smallest_that_fits() -> None:
+    layout = Layout([Slot.of("4g.40gb", 0, 4), Slot.of("2g.20gb", 4, 2), Slot.of("1g.10gb", 6, 1)])
+    jobs = [
+        Job(0, "small", 0, 10, profile=Profile.parse("1g.10gb")),
+        Job(1, "again", 0, 10, profile=Profile.parse("1g.10gb")),
+        Job(2, "large", 0, 10),
+        Job(3, "wait", 0, 10, profile=Profile.parse("3g.40gb")),
+    ]
+    cluster = Cluster.of(A100, 1)
+    result = Simulation(cluster, jobs, Static(layout), Linear(cluster), log=True).run()
+    names = [str(event.places[0].slot.profile) for event in result.events if event.what == "start"]
+    assert names == ["1g.10gb", "2g.20gb", "4g.40gb", "4g.40gb"]
+    assert result.runs[3].started == result.runs[2].ended
+    assert result.created == result.destroyed == 0
+
+
+def test_partitions_are_all_that_nothing_can_be_added_to() -> None:
+    found = {tuple(str(profile) for profile in layout.profiles) for layout in partitions(A100)}
+    assert ("7g.80gb",) in found
+    assert ("3g.40gb", "3g.40gb") in found
+    assert ("1g.10gb",) * 7 in found
+    assert ("4g.40gb",) not in found
+    assert len(found) == len(list(partitions(A100)))
+
+
+def test_whole_gpus_come_from_the_fullest_node_that_has_enough() -> None:
+    cluster = Cluster.of(whole("a30"), 12, per_node=4)
+    part = cluster.part()
+    runs = [Run(Job(n, f"j{n}", 0, 1)) for n in range(12)]
+    for gpu in (0, 4, 5):
+        cluster.take(cluster.gpus[gpu].whole, runs[gpu], 0.0)
+
+    def of(count: int) -> list[int] | None:
+        places = whole_gpus(cluster, count, part)
+        return None if places is None else [place.gpu for place in places]
+
+    assert of(1) == [6]
+    assert of(2) == [6, 7]
+    assert of(3) == [1, 2, 3]
+    assert of(4) == [8, 9, 10, 11]
+    assert of(5) == [8, 9, 10, 11, 1]
+    assert of(9) == [8, 9, 10, 11, 1, 2, 3, 6, 7]
+    assert of(10) is None
+    assert [place.gpu for place in whole_gpus(cluster, 1, cluster.part(range(2, 3))) or []] == [8]
+
+
+def test_slices_fit_best_where_the_least_is_left() -> None:
+    cluster = Cluster.of(A100, 3)
+    part = cluster.part()
+    run = Run(Job(0, "x", 0, 1))
+    one, four = Profile.parse("1g.10gb"), Profile.parse("4g.40gb")
+    first = slices(cluster, four, 1, part)
+    assert first is not None
+    assert first[0].gpu == 0
+    cluster.take(first[0]._replace(gpu=1), run, 0.0)
+    assert [place.gpu for place in slices(cluster, one, 1, part, "best") or []] == [1]
+    assert [place.gpu for place in slices(cluster, one, 1, part, "first") or []] == [0]
+    assert [place.gpu for place in slices(cluster, four, 2, part) or []] == [0, 2]
+    assert slices(cluster, four, 3, part) is None
+    together = slices(cluster, one, 5, part) or []
+    assert [place.gpu for place in together] == [1, 1, 1, 0, 0]
+    assert len(set(together)) == 5
+    assert [place.gpu for place in slices(cluster, one, 3, part, apart=True) or []] == [1, 0, 2]
+    assert slices(cluster, Profile.parse("1g.6gb"), 1, part) is None
+
+
+def test_every_registered_policy_can_be_made_and_plays() -> None:
+    jobs = [Job(n, f"j{n}", n, 10, "infer" if n % 2 else "train") for n in range(8)]
+    for name in registry.POLICIES:
+        kind = registry.find(name)
+        assert kind.about
+        if not kind.__module__.startswith("slurm_migbatch.sim.registry"):
+            continue
+        cluster = Cluster.of(A100, 4, per_node=2)
+        result: Result = Simulation(cluster, jobs, kind.make(kind.params(), cluster), Linear(cluster)).run(1e6)
+        assert sum(run.ended is not None for run in result.runs) == 8, name
+
+
+def test_policies_that_cannot_be_made_say_why() -> None:
+    static, halves = registry.find("static"), registry.find("halves")
+    with pytest.raises(PlaceError, match=r"cannot be cut into 4g\.40gb, 4g\.40gb"):
+        static.make(static.params(layout=("4g.40gb", "4g.40gb")), Cluster.of(A100, 1))
+    with pytest.raises(PlaceError, match="1 nodes cannot be divided"):
+        halves.make(halves.params(), Cluster.of(A100, 4))
+
+
+def test_the_best_static_partition_is_one_of_all() -> None:
+    """Searching the partitions finds at least what any of them does."""
+    one, two = Profile.parse("1g.10gb"), Profile.parse("2g.20gb")
+    jobs = [Job(n, f"j{n}", 0, 10, profile=(one, two)[n % 2]) for n in range(6)]
+    spans = {}
+    for layout in itertools.islice(partitions(A100), 100):
+        cluster = Cluster.of(A100, 1)
+        result = Simulation(cluster, jobs, Static(layout), Whole()).run()
+        if all(run.ended is not None for run in result.runs):
+            spans[layout.profiles] = result.end
+    # three of 1g and three of 2g take nine slices, so two rounds are needed; on a whole GPU six are
+    assert min(spans.values()) == spans[(one,) * 3 + (two,) * 2] == 20
+    assert max(spans.values()) == spans[(Profile.parse("7g.80gb"),)] == 60

@@ -1,0 +1,145 @@
+"""Metrics, spans, levels and plots of small simulations."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from io import StringIO
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.sim import log, plots
+from slurm_migbatch.sim.cluster import Cluster
+from slurm_migbatch.sim.engine import Result, Simulation
+from slurm_migbatch.sim.gpus import geometry, whole
+from slurm_migbatch.sim.job import Costs, Job
+from slurm_migbatch.sim.metrics import jain, over_seeds, summarise
+from slurm_migbatch.sim.page import page
+from slurm_migbatch.sim.policies.queued import Fifo
+from slurm_migbatch.sim.policies.tiresias import Tiresias
+from slurm_migbatch.sim.spans import levels, spans
+from slurm_migbatch.sim.speeds import Linear, Whole
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    """Three jobs one after the other on one GPU, then one that is never done."""
+    jobs = [
+        Job(0, "a", 0, 10, user="ann", slo_s=10),
+        Job(1, "b", 0, 20, user="bob", slo_s=25),
+        Job(2, "c", 40, 5, "infer", user="bob", start_slo_s=1, costs=Costs(cold_start_s=2)),
+        Job(3, "d", 50, 1, gpus=2, slo_s=1000),
+    ]
+    return Simulation(Cluster.of(whole("a30"), 1), jobs, Fifo(), Whole(), log=True).run()
+
+
+def test_figures_are_those_of_the_case(result: Result) -> None:
+    figures = summarise(result)
+    assert figures["makespan_s"] == 50
+    assert figures["held"] == pytest.approx(37 / 50)
+    assert figures["busy_of_held"] == pytest.approx(35 / 37)
+    assert figures["busy"] == pytest.approx(35 / 50)
+    every = figures["all"]
+    assert (every["jobs"], every["done"]) == (4, 3)
+    assert every["jct_s"] == {"mean": (10 + 30 + 7) / 3, "p50": 10, "p95": 30, "p99": 30, "max": 30}
+    assert every["queue_s"]["mean"] == pytest.approx(10 / 3)
+    # b is late and c was up too late; of d, which has time until 1050, nothing can be said
+    assert every["slo"] == {"jobs": 3, "broken": 2, "share": pytest.approx(2 / 3)}
+    assert figures["infer"]["delay_s"]["mean"] == 2
+    assert figures["train"]["jobs"] == 3
+    ann, bob = 1.0, (20 / 30 + 5 / 7) / 2
+    assert every["jain"] == pytest.approx((ann + bob) ** 2 / (2 * (ann**2 + bob**2)))
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=20))
+def test_jain_is_one_for_equals_and_one_over_n_for_one(values: list[float]) -> None:
+    found = jain(values)
+    assert found is not None
+    assert 1 / len(values) - 1e-9 <= found <= 1 + 1e-9
+    assert jain([values[0]] * 5) == pytest.approx(1)
+    assert jain([0, 0, 0, values[0]]) == pytest.approx(0.25)
+    assert jain([]) is None
+
+
+def test_figures_of_seeds_become_means_with_intervals() -> None:
+    merged = over_seeds([{"a": {"b": 1.0, "c": None}, "d": 5}, {"a": {"b": 3.0, "c": 1.0}, "d": 5}])
+    assert merged["a"]["c"] is None
+    assert merged["d"] == {"mean": 5, "low": 5, "high": 5}
+    assert merged["a"]["b"]["mean"] == 2
+    assert merged["a"]["b"]["high"] - 2 == pytest.approx(2 - merged["a"]["b"]["low"])
+    assert merged["a"]["b"]["high"] > 3
+    assert over_seeds([{"a": 1}])["a"] == {"mean": 1, "low": None, "high": None}
+
+
+def test_spans_are_the_stays_on_places(result: Result) -> None:
+    found = spans(result.events, result.end)
+    assert [(span.name, span.begin, span.end, span.paused) for span in found] == [
+        ("a", 0, 10, 0), ("b", 10, 30, 0), ("c", 40, 47, 2),
+    ]  # fmt: skip
+
+
+def _preempted() -> tuple[Result, Cluster]:
+    cluster = Cluster.of(geometry("a100-80gb"), 2, per_node=1)
+    jobs = [Job(n, f"j<{n}>", 3.0 * n, 20.0 + n, gpus=1 + n % 2) for n in range(8)]
+    result = Simulation(cluster, jobs, Tiresias(limits=(5, 40)), Linear(cluster), log=True).run()
+    return result, cluster
+
+
+def test_levels_add_up_to_what_the_engine_booked() -> None:
+    result, _ = _preempted()
+    found = levels(result.events, result.begin, result.end, result.slices, parts=37)
+    assert sum(found.held) / 37 == pytest.approx(result.held / result.slices / (result.end - result.begin))
+    assert sum(found.waiting) / 37 == pytest.approx(result.waiting)
+    assert max(found.held) <= 1 + 1e-9
+    assert sum(span.end - span.begin for span in spans(result.events, result.end)) * 7 == pytest.approx(result.held)
+
+
+def test_the_log_is_json_lines(result: Result) -> None:
+    file = StringIO()
+    log.write(result.events, file)
+    rows = [json.loads(line) for line in file.getvalue().splitlines()]
+    assert rows[1] == {
+        "time": 0.0, "what": "arrive", "job": 1, "places": [], "seconds": 0.0, "name": "b",
+        "destroyed": 0, "created": 0,
+    }  # fmt: skip
+    assert rows[2]["places"] == [[0, "4g.24gb@0:4"]]
+
+
+def _numbers(svg: str) -> list[float]:
+    root = ElementTree.fromstring(svg)
+    points = [line.get("points", "") for line in root.iter("{http://www.w3.org/2000/svg}polyline")]
+    return [float(number) for text in points for number in re.split("[ ,]", text) if number]
+
+
+def test_plots_are_documents_with_finite_points() -> None:
+    result, cluster = _preempted()
+    times = [run.ended - run.job.arrival for run in result.runs if run.ended is not None]
+    svg = plots.cdf({"ours <&>": times, "none": [], "zero": [0.0]}, "title & <more>")
+    assert all(math.isfinite(number) for number in _numbers(svg))
+    svg = plots.use(levels(result.events, result.begin, result.end, result.slices), "use")
+    assert all(math.isfinite(number) for number in _numbers(svg))
+    svg = plots.timeline(spans(result.events, result.end), cluster, "layouts", gpus=1)
+    root = ElementTree.fromstring(svg)
+    titles = [title.text or "" for title in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert any(title.startswith("j<0>: 7g.80gb@0:8") for title in titles)
+    assert plots.cdf({}, "nothing") == plots.timeline([], cluster, "nothing") == ""
+
+
+def test_the_page_escapes_all_but_our_own_plots() -> None:
+    text = page("<t>", "a & b", ("x", "y"), [("<r>", "1")], ["<svg>ok</svg>", ""], "[p]\nname = '<'", ["<n>"])
+    assert "<svg>ok</svg>" in text
+    for raw in ("<t>", "<r>", "<n>", "a & b"):
+        assert raw not in text
+    assert text.count("<svg") == 1
+
+
+def test_empty_simulations_have_no_figures() -> None:
+    empty: Any = Simulation(Cluster.of(whole("a30"), 1), [], Fifo(), Whole()).run()
+    figures = summarise(empty)
+    assert figures["all"]["jct_s"]["mean"] is None
+    assert figures["held"] is None

@@ -1,0 +1,162 @@
+"""`migbatch simulate`, its scenarios, and the benchmarks that go with it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from slurm_migbatch.bench import scale, simulator
+from slurm_migbatch.cli.main import cli
+from slurm_migbatch.cli.simulate import simulate
+from slurm_migbatch.config.reader import ConfigError
+from slurm_migbatch.sim import scenario
+from slurm_migbatch.sim.play import Workload, play
+
+PHILLY = "timestamp,duration,num_gpus,gpu_time,cluster\n" + "".join(
+    f"2017-10-09 06:{n:02d}:00,{300 + 40 * n},{1 + n % 3},1,vc{n % 2}\n" for n in range(20)
+)
+TABLE = """gpu,model,kind,profile,batch,throughput_per_s
+a100-40gb,net,train,7g.40gb,8,100
+a100-40gb,net,train,3g.20gb,8,60
+a100-40gb,big,train,7g.40gb,8,50
+"""
+BASE = """
+[cluster]
+nodes = 2
+gpus = 2
+[workload]
+trace = "philly"
+path = "philly.csv"
+[policy]
+name = "easy"
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    (tmp_path / "philly.csv").write_text(PHILLY)
+    (tmp_path / "table.csv").write_text(TABLE)
+
+    def make(text: str = BASE) -> Path:
+        path = tmp_path / "scenario.toml"
+        path.write_text(text)
+        return path
+
+    return make
+
+
+def test_a_scenario_is_played_and_summarised(write: Callable[..., Path], tmp_path: Path) -> None:
+    done = CliRunner().invoke(
+        simulate, [str(write()), "--html", str(tmp_path / "r.html"), "--log", str(tmp_path / "r.jsonl")]
+    )
+    assert done.exit_code == 0, done.output
+    assert "easy on philly" in done.output
+    assert "mean JCT" in done.output
+    page = (tmp_path / "r.html").read_text()
+    assert page.count("<svg") == 3
+    assert "trace = &#34;philly&#34;" in page
+    rows = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
+    assert sum(row["what"] == "complete" for row in rows) == 20
+
+
+def test_json_has_every_seed_and_their_means(write: Callable[..., Path]) -> None:
+    text = BASE.replace('"philly.csv"', '"philly.csv"\nmodels = "draw"\ncopies = 2') + (
+        '[run]\nseeds = 3\n[speeds]\nkind = "table"\npath = "table.csv"\n'
+    )
+    done = CliRunner().invoke(simulate, [str(write(text)), "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output)
+    assert found["seeds"] == [0, 1, 2]
+    means = [one["all"]["jct_s"]["mean"] for one in found["each"]]
+    assert len(set(means)) == 3
+    assert found["figures"]["all"]["jct_s"]["mean"]["mean"] == pytest.approx(sum(means) / 3)
+    assert found["figures"]["all"]["jobs"]["mean"] == 40
+    again = json.loads(CliRunner().invoke(simulate, [str(write(text)), "--json"]).output)
+    assert again == found
+
+
+def test_limits_load_and_window_are_applied(write: Callable[..., Path]) -> None:
+    text = BASE.replace(
+        '"philly.csv"', '"philly.csv"\nbegin_s = 120\nend_s = 600\nlimit = 5\nload = 2.0\nstart_slo_s = 1.0'
+    )
+    loaded = scenario.load(write(text))
+    jobs = Workload(loaded).jobs(0)
+    assert [job.arrival for job in jobs] == [0, 30, 60, 90, 120]
+    assert all(job.start_slo_s is None for job in jobs)  # nobody waits for training
+    assert all(run.ended is not None for run in play(loaded, Workload(loaded), 0).runs)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("nodes = 2", "node = 2"), ":3: unknown key 'node', did you mean 'nodes'? in [cluster]"),
+        (("nodes = 2", 'nodes = "2"'), ":3: cluster.nodes must be a whole number"),
+        (("[cluster]", "[clusters]"), ":2: unknown section 'clusters', did you mean 'cluster'?"),
+        (('"philly"', '"phily"'), ":6: workload.trace must be one of 'philly', 'openb'"),
+        (('"philly.csv"', '"none.csv"'), ":7: workload.path: "),
+        (('"philly"', '"azure"'), ":6: azure holds no jobs"),
+        (('"philly"', '"pollux"'), ":6: pollux workloads name no durations: workload.profiles is needed"),
+        (('path = "philly.csv"', ""), ":5: [workload] needs path"),
+        (('"easy"', '"easyy"'), ":9: unknown policy 'easyy', did you mean 'easy'?"),
+        (('name = "easy"', ""), ":8: [policy] needs name, one of fifo"),
+        (('"easy"', '"easy"\ndept = 3'), ":10: unknown key 'dept', did you mean 'depth'? in [policy]"),
+        (('"easy"', '"easy"\ndepth = 0'), ":10: policy.depth must be between 1 and 1e+06, not 0"),
+        (('"easy"', '"easy"\n[speeds]\nkind = "table"'), ":11: speeds of kind 'table' need speeds.path"),
+        (('"easy"', '"easy"\n[speeds]\nkind = "table"\npath = "x"'), ":12: speeds.path: "),
+        (('"philly.csv"', '"philly.csv"\nmodels = "draw"'), ":8: models can only be drawn from a table"),
+        (('"philly.csv"', '"philly.csv"\nbegin_s = 9\nend_s = 3'), ":8: workload.begin_s must be before end_s"),
+        (('"easy"', '"easy'), ":9: is not TOML here"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_line(write: Callable[..., Path], change: tuple[str, str], said: str) -> None:
+    path = write(BASE.replace(*change))
+    with pytest.raises(ConfigError) as caught:
+        scenario.load(path)
+    assert f"{path}{said}" in str(caught.value)
+
+
+def test_models_without_speeds_are_named(write: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "mixed.csv").write_text(
+        "name,time,application,num_replicas,batch_size,duration,num_task\na,1,net,1,8,10,-1\nb,2,odd,1,8,10,-1\n"
+    )
+    text = BASE.replace("philly.csv", "mixed.csv").replace("philly", "mixed")
+    path = write(text + '[speeds]\nkind = "table"\npath = "table.csv"\n')
+    with pytest.raises(ConfigError, match=r"there are no train speeds of odd; .*\(it has big, net\)"):
+        Workload(scenario.load(path)).jobs(0)
+
+
+def test_an_example_can_be_filled_in_and_policies_are_listed(write: Callable[..., Path]) -> None:
+    example = CliRunner().invoke(cli, ["simulate", "--example"]).output
+    filled = example.replace('trace = "..."', 'trace = "philly"').replace('path = "..."', 'path = "philly.csv"')
+    assert scenario.load(write(filled)).policy == "easy"
+    uncommented = "\n".join(
+        line[1:] if line.startswith("#") and " = " in line else line for line in filled.splitlines()
+    )
+    assert scenario.load(write(uncommented)).cluster.nodes == 1
+    listed = CliRunner().invoke(cli, ["simulate", "--policies"]).output
+    assert "tiresias" in listed
+    assert CliRunner().invoke(cli, ["simulate"]).exit_code == 2
+
+
+def test_the_simulator_is_timed_and_its_growth_fitted(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "philly_jobs.csv.gz").write_bytes(gzip.compress(PHILLY.encode()))
+    result = simulator.measure(tmp_path, (1, 2))
+    assert [run["jobs"] for run in result["runs"]] == [20, 40]
+    assert [bar["name"] for bar in result["bars"]] == ["20 Philly jobs on 550 GPUs [s]", "time growth exponent"]
+    assert simulator.exponent([(1, 3), (10, 300)]) == pytest.approx(2)
+    assert simulator.exponent([(1, 3)]) is None
+    with pytest.raises(FileNotFoundError):
+        simulator.measure(tmp_path / "none")
+
+
+def test_a_small_site_can_be_timed() -> None:
+    result = scale.measure(nodes=2, gpus=1, pending=5, rounds=2)
+    assert [bar["target"] for bar in result["bars"]] == [1.0, 1.0]
+    assert len(result["rounds"]) == 2
+    assert result["rounds"][0]["total_s"] > 0

@@ -1,0 +1,114 @@
+"""GPUs that can be simulated, and speeds of models on their slices."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from slurm_migbatch.mig.layout import Slot
+from slurm_migbatch.mig.nvml import NvmlDriver
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.predict.learned import LearnedPredictor
+from slurm_migbatch.profiling.measurement import Measurement
+from slurm_migbatch.sim import gpus
+from slurm_migbatch.sim.cluster import Cluster, Place
+from slurm_migbatch.sim.curves import Curves, Predicted, SpeedError, Table
+from slurm_migbatch.sim.job import Job
+from slurm_migbatch.sim.run import Run
+from slurm_migbatch.sim.speeds import Linear, Neighbours, Paired, Whole
+from slurm_migbatch.testbed.simdriver import GPU_MODELS, Machine
+
+A100 = gpus.geometry("a100-80gb")
+FULL, HALF, ONE = (Profile.parse(name) for name in ("7g.80gb", "3g.40gb", "1g.10gb"))
+
+
+def at(profile: Profile, gpu: int = 0) -> Place:
+    return Place(gpu, Slot(profile, A100.info(profile).placements[0]))
+
+
+def test_geometries_are_those_of_the_simulated_driver(tmp_path_factory: pytest.TempPathFactory) -> None:
+    machine = Machine.create(tmp_path_factory.mktemp("sim") / "all", gpus=GPU_MODELS)
+    with NvmlDriver(str(machine.library)) as driver:
+        assert gpus.models() == GPU_MODELS
+        for model, gpu in zip(GPU_MODELS, driver.gpus(), strict=True):
+            assert gpus.geometry(model) == gpu.geometry()
+    with pytest.raises(gpus.UnknownGpu, match="'k80' is no GPU that can be simulated; known are a30"):
+        gpus.geometry("k80")
+    assert [info.profile for info in gpus.whole("h200").profiles] == [Profile.parse("7g.141gb")]
+
+
+def rows() -> list[Measurement]:
+    def row(profile: str, batch: int, rate: float | None, **more: object) -> Measurement:
+        return Measurement("a100-40gb", "net", "cnn", "train", profile, batch=batch, throughput_per_s=rate, **more)
+
+    return [
+        row("7g.40gb", 8, 100.0),
+        row("3g.20gb", 8, 60.0),
+        row("1g.5gb", 8, 30.0),
+        row("7g.40gb", 32, 200.0),
+        row("3g.20gb", 32, 90.0),
+        row("1g.5gb", 32, None),
+        row("3g.20gb", 64, 90.0),  # nothing to compare it with
+        row("1g.5gb", 8, 500.0, procs=3),
+    ]
+
+
+def job(batch: int = 8, n: int = 1, app: str = "net") -> Job:
+    return Job(1, "j", 0, 10, gpus=n, app=app, batch=batch)
+
+
+def test_measured_speeds_are_relative_to_the_whole_gpu() -> None:
+    table = Table(rows(), A100)
+    curves = Curves(table, A100)
+    assert curves.speed(job(), [at(FULL)]) == 1
+    assert curves.speed(job(), [at(HALF)]) == pytest.approx(0.6)
+    assert curves.speed(job(), [at(ONE)]) == pytest.approx(0.3)
+    assert curves.speed(job(32), [at(HALF)]) == pytest.approx(0.45)
+    assert curves.speed(job(32), [at(ONE)]) == 0  # out of memory
+    assert curves.speed(job(20), [at(HALF)]) == pytest.approx(0.45)  # 32 is nearer to 20 than 8 is
+    assert curves.speed(job(16, 2), [at(FULL), at(FULL, 1)]) == 1
+    assert curves.speed(job(16, 2), [at(FULL), at(HALF, 1)]) == pytest.approx(0.8)
+    # in four micro-steps it fits the small slice again, at the rate of batch 8
+    assert curves.speed(job(32), [at(ONE)], steps=4) == pytest.approx(30 / 200)
+    assert curves.speed(job(app=""), [at(HALF)]) == pytest.approx(3 / 7)
+    assert table.apps("train") == ["net"]
+    assert table.batches("net", "train") == [8, 32]
+    with pytest.raises(SpeedError, match="no train speeds of other; it has net"):
+        curves.speed(job(app="other"), [at(HALF)])
+
+
+def test_the_predictor_gives_speeds_between_none_and_whole() -> None:
+    source = Predicted(LearnedPredictor(), A100, "a100-80gb")
+    curves = Curves(source, A100)
+    for app in ("resnet50", "bert-base"):
+        assert app in source.apps("train")
+        one, half, full = (curves.speed(job(8, app=app), [at(profile)]) for profile in (ONE, HALF, FULL))
+        assert 0 < one < half < full == 1
+    assert curves.speed(job(128, app="resnet50"), [at(ONE)]) == 0
+    with pytest.raises(SpeedError, match="resnet50 with batch 65536 does not fit on a whole NVIDIA A100"):
+        curves.speed(job(65536, app="resnet50"), [at(FULL)])
+    assert source.batches("resnet50", "train")[0] == 1
+    with pytest.raises(SpeedError, match="the predictor knows no model 'nothing'"):
+        source.rates("nothing", 1, "train")
+
+
+def test_rules_of_thumb() -> None:
+    cluster = Cluster.of(A100, 2)
+    assert Linear(cluster).speed(job(), [at(HALF)]) == pytest.approx(3 / 7)
+    assert Linear(cluster, exponent=0.5).speed(job(), [at(ONE)]) == pytest.approx((1 / 7) ** 0.5)
+    assert Linear(cluster).speed(job(), [at(FULL), at(FULL, 1)]) == 1
+    assert Linear(cluster, most=9).speed(job(), [at(FULL), at(FULL, 1)]) == 2
+    assert Whole().speed(job(8, 4), [at(ONE)]) == 0.25
+    one, two = Run(job(app="a")), Run(job(app="b"))
+    paired = Paired(Whole(), {("a", "b"): 1.1, ("b", "a"): 1.4}, default=1.8)
+    assert (paired.slowdown(one, [two]), paired.slowdown(two, [one])) == (pytest.approx(1.1), pytest.approx(1.4))
+    assert paired.slowdown(one, [two, one]) == pytest.approx(1.9)
+
+
+def test_sensitivities_have_the_mean_and_the_worst_that_were_measured() -> None:
+    draws = Neighbours(0.019, 0.07).draw(200_000, np.random.default_rng(1))
+    assert np.mean(draws) == pytest.approx(0.019, rel=0.01)
+    assert 0 <= min(draws) < max(draws) <= 0.07
+    assert Neighbours(0).draw(3, np.random.default_rng(1)) == [0, 0, 0]
+    with pytest.raises(ValueError, match="the mean must be below half"):
+        Neighbours(0.05, 0.07)

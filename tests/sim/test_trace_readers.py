@@ -1,0 +1,300 @@
+"""Readers on tiny made-up files, right ones and wrong ones."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.sim.gpus import geometry
+from slurm_migbatch.sim.job import Demand, Job, Request
+from slurm_migbatch.sim.traces import azure, helios, mixed, mooncake, muri, openb, philly, pollux, sacct
+from slurm_migbatch.sim.traces.lines import TraceError
+from slurm_migbatch.sim.traces.trace import Trace
+
+A100 = geometry("a100-80gb")
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def make(text: str, name: str = "trace.csv") -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".gz":
+            path.write_bytes(gzip.compress(text.encode()))
+        else:
+            path.write_text(text)
+        return path
+
+    return make
+
+
+PHILLY = """timestamp,duration,num_gpus,gpu_time,cluster
+2017-10-09 07:01:55,66.0,1,66.0,a
+2017-10-09 06:13:03,2951.0,4,11804.0,b
+"""
+
+
+@pytest.mark.parametrize("name", ["trace.csv", "trace.csv.gz"])
+def test_philly_is_sorted_and_begins_at_its_first_submission(write: Write, name: str) -> None:
+    first, second = philly.read(write(PHILLY, name)).jobs
+    assert (first.arrival, first.work, first.gpus, first.user) == (0, 2951, 4, "b")
+    assert (second.arrival, second.work, second.gpus, second.user) == (2932, 66, 1, "a")
+    assert (first.id, second.id) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty; its first line should name timestamp, duration, num_gpus, cluster"),
+        ("timestamp,duration,gpus,cluster\n", ":1: names no num_gpus; found are timestamp, duration, gpus, cluster"),
+        (PHILLY + "2017-10-09 06:13:03,x,1,1,b\n", ":4: duration must be a number, not 'x'"),
+        (PHILLY + "2017-10-09 06:13:03,-1,1,1,b\n", ":4: duration must be 0 or more, not -1"),
+        (PHILLY + "2017-10-09 06:13:03,0,1,1,b\n", ":4: duration must be above 0 s"),
+        (PHILLY + "2017-10-09 06:13:03,nan,1,1,b\n", ":4: duration must be 0 or more, not nan"),
+        (PHILLY + "2017-10-09 06:13:03,1,0,1,b\n", ":4: num_gpus must be 1 or more, not 0"),
+        (PHILLY + "2017-10-09 06:13:03,1,1.5,1,b\n", ":4: num_gpus must be a whole number, not 1.5"),
+        (PHILLY + "yesterday,1,1,1,b\n", ":4: timestamp must be a time such as 2017-10-09 07:01:55, not 'yesterday'"),
+        (PHILLY + "2017-10-09 06:13:03,1,1\n", ":4: has 3 cells, the header has 5"),
+    ],
+)
+def test_a_bad_line_is_named(write: Write, text: str, said: str) -> None:
+    path = write(text)
+    with pytest.raises(TraceError) as caught:
+        philly.read(path)
+    assert str(caught.value) == f"{path}{said if said.startswith(':') else ': ' + said}"
+
+
+def test_files_that_cannot_be_read_are_named(write: Write, tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"none\.csv: cannot be read: No such file"):
+        philly.read(tmp_path / "none.csv")
+    broken = write(PHILLY, "broken.csv.gz")
+    broken.write_bytes(broken.read_bytes()[:-20])
+    with pytest.raises(TraceError, match=r"broken\.csv\.gz: cannot be read"):
+        philly.read(broken)
+    plain = write(PHILLY, "plain.csv")
+    with pytest.raises(TraceError, match=r"named\.csv\.gz: cannot be read: Not a gzipped file"):
+        philly.read(plain.rename(tmp_path / "named.csv.gz"))
+    latin = tmp_path / "latin.csv"
+    latin.write_bytes(PHILLY.encode() + b"2017-10-09 06:13:03,1,1,1,\xe9\n")
+    with pytest.raises(TraceError, match="is not UTF-8 text"):
+        philly.read(latin)
+
+
+OPENB = """name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time
+old,1,1,1,1000,,LS,Running,0,9999999,0
+half,1,1,1,500,,BE,Running,9072010,9072110,9072020
+small,1,1,1,140,,LS,Running,9072001,9072110,9072010
+whole,1,1,2,1000,,Burstable,Running,9072000,9072300,9072100
+cpu,1,1,0,0,,LS,Running,9072000,9072300,9072100
+never,1,1,1,500,,LS,Pending,9072000,9072300,
+"""
+
+
+def test_openb_becomes_slices_from_day_105_on(write: Write) -> None:
+    trace = openb.read(write(OPENB), A100)
+    whole, small, half = trace.jobs
+    assert (whole.name, whole.arrival, whole.work, whole.gpus, whole.profile, whole.kind) == (
+        "whole", 0, 200, 2, None, "infer",
+    )  # fmt: skip
+    assert (small.arrival, small.work, small.profile, small.kind) == (1, 100, Profile.parse("1g.20gb"), "infer")
+    assert (half.arrival, half.profile, half.kind) == (10, Profile.parse("4g.40gb"), "train")
+    assert trace.notices == (
+        "1 pods that ask for no GPU are left out",
+        "1 pods that were never scheduled are left out",
+        "1 pods that came before day 105 are left out",
+    )
+
+
+def test_a_share_becomes_the_smallest_slice_with_that_much_of_both() -> None:
+    shares = {0.12: "1g.10gb", 1 / 7: "1g.20gb", 0.25: "2g.20gb", 0.42: "3g.40gb", 0.5: "4g.40gb", 0.6: None}
+    for share, name in shares.items():
+        assert openb.slice_of(A100, share) == (Profile.parse(name) if name else None)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("x,1,1,2,500,,LS,Running,9072000,9072300,9072100", "a pod with 2 GPUs takes whole ones"),
+        ("x,1,1,1,0,,LS,Running,9072000,9072300,9072100", "gpu_milli must be between 1 and 1000, not 0"),
+        ("x,1,1,1,1001,,LS,Running,9072000,9072300,9072100", "gpu_milli must be between 1 and 1000, not 1001"),
+        ("x,1,1,1,500,,LS,Running,soon,9072300,9072100", "creation_time must be a number"),
+    ],
+)
+def test_openb_says_what_is_wrong(write: Write, row: str, said: str) -> None:
+    with pytest.raises(TraceError, match=f":8: {said}"):
+        openb.read(write(OPENB + row + "\n"), A100)
+
+
+HELIOS = """vc,time,running_gpu_jobs,pending_gpu_jobs,total_gpus,running_gpus,pending_gpus,idle_gpus,gpu_allocation_fraction
+a,2020-05-01 00:00:00,1,1,8,4,2,4,0.5
+a,2020-05-01 00:10:00,1,1,8,4,3,4,0.5
+a,2020-05-01 00:20:00,1,1,8,6,3,2,0.75
+b,2020-05-01 00:00:00,1,1,16,1,0,15,0.1
+"""  # noqa: E501
+
+
+def test_helios_tells_changes_of_demand_only(write: Write) -> None:
+    path = write(HELIOS)
+    assert helios.read(path).demands == (Demand(0, "a", 4), Demand(0, "b", 1), Demand(1200, "a", 6))
+    assert helios.read(path, "wanted").demands[-2:] == (Demand(600, "a", 7), Demand(1200, "a", 9))
+    assert helios.sizes(path) == {"a": 8, "b": 16}
+    with pytest.raises(TraceError, match=":6: running_gpus must be at most total_gpus, not 9"):
+        helios.read(write(HELIOS + "a,2020-05-01 00:30:00,1,1,8,9,0,0,1\n"))
+
+
+MURI = """job_id,num_gpu,submit_time,iterations,model_name,batch_size,duration,interval,iteration_time,resource_time_0
+1,8,1534000,1463,vgg16,16,281000,28000,214,82
+0,8,0,10956,gpt2,4,5095000,91000,437,0.6
+"""
+
+
+def test_muri_counts_in_milliseconds_and_iterations(write: Write) -> None:
+    first, second = muri.read(write(MURI)).jobs
+    assert (first.id, first.app, first.batch, first.gpus) == (0, "gpt2", 32, 8)
+    assert first.work == pytest.approx(10956 * 0.437)
+    assert first.claimed == 5095
+    assert second.arrival == 1534
+    with pytest.raises(TraceError, match=":4: job_id 0 is there twice"):
+        muri.read(write(MURI + "0,8,0,10956,gpt2,4,5095000,91000,437,0.6\n"))
+
+
+@pytest.fixture
+def profiles(write: Write, tmp_path: Path) -> dict[str, pollux.Profile]:
+    write(
+        "placement,local_bsz,step_time,sync_time\n1,8,0.1,0.0\n1,16,0.2,0.0\n4,8,0.15,0.05\n4,8,0.17,0.07\n"
+        "44,8,0.3,0.1\n",
+        "traces/net/placements.csv.gz",
+    )
+    write("num_nodes,num_replicas,local_bsz,step_time,sync_time\n5,20,8,0.5,0.2\n", "traces/net/scalability.csv")
+    write("progress,iteration,metric\n1,500,0.1\n2,1000,0.5\n", "traces/net/validation-8.csv.gz")
+    write("progress,iteration,metric\n2,250,0.5\n", "traces/net/validation-32.csv.gz")
+    (tmp_path / "traces" / "other").mkdir()
+    return pollux.profiles(tmp_path / "traces")
+
+
+def test_pollux_profiles_give_steps_and_iterations(profiles: dict[str, pollux.Profile]) -> None:
+    net = profiles["net"]
+    assert list(profiles) == ["net"]
+    assert net.step_s(1, 12) == pytest.approx(0.15)
+    assert net.step_s(1, 4) == 0.1
+    # three of 16 at once, each without the exchange but the last
+    assert net.step_s(1, 48) == pytest.approx(0.6)
+    assert net.step_s(4, 64) == pytest.approx(0.16 + 0.16 - 0.06)
+    assert net.step_s(8, 64) == 0.3
+    # 6 replicas were not measured: the next larger number was
+    assert net.step_s(6, 48) == 0.3
+    assert net.iterations_of(8) == 1000
+    assert net.iterations_of(16) == pytest.approx(500)
+    assert net.seconds(1, 8) == pytest.approx(100)
+
+
+def test_pollux_workloads_take_their_durations_from_profiles(
+    write: Write, profiles: dict[str, pollux.Profile], tmp_path: Path
+) -> None:
+    head = "name,time,application,num_replicas,batch_size\n"
+    (job,) = pollux.read(write(head + "net-0,107,net,4,32\n"), profiles).jobs
+    assert (job.name, job.arrival, job.gpus, job.app, job.batch) == ("net-0", 107, 4, "net", 32)
+    assert job.work == pytest.approx(250 * 0.16)
+    with pytest.raises(TraceError, match=":2: application 'bert' has no profile; there are net"):
+        pollux.read(write(head + "x,1,bert,4,32\n"), profiles)
+    with pytest.raises(TraceError, match=":2: net was not measured on 64 GPUs"):
+        pollux.read(write(head + "x,1,net,64,32\n"), profiles)
+    with pytest.raises(TraceError, match="holds no folders with placements"):
+        pollux.profiles(tmp_path / "traces" / "other")
+
+
+def test_requests_have_times_and_tokens(write: Write) -> None:
+    path = write("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:04.5000000,7,8\n2023-11-16 18:17:03,5,6\n")
+    assert azure.read(path).requests == (Request(0, "llm", 5, 6), Request(1.5, "llm", 7, 8))
+    path = write("timestamp_ms,input_tokens,output_tokens,n_prefix_blocks_512\n3000,9,1,1\n3000,8,1,1\n4500,7,2,1\n")
+    assert mooncake.read(path, "chat").requests == (
+        Request(0, "chat", 8, 1), Request(0, "chat", 9, 1), Request(1.5, "chat", 7, 2),
+    )  # fmt: skip
+    with pytest.raises(TraceError, match=":2: ContextTokens must be 0 or more, not -5"):
+        azure.read(write("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,-5,6\n"))
+
+
+MIXED = """name,time,application,num_replicas,batch_size,duration,num_task
+inference-bert-5,58,infer-bert-1,1,1,4.0,4927
+net-0,10,net,4,32,4.0,-1
+"""
+
+
+def test_mixed_rows_with_tasks_are_inference(write: Write, profiles: dict[str, pollux.Profile]) -> None:
+    train, infer = mixed.read(write(MIXED)).jobs
+    assert (infer.kind, infer.arrival, infer.work, infer.tasks, infer.app) == ("infer", 58, 4, 4927, "infer-bert-1")
+    assert (train.kind, train.arrival, train.work, train.gpus, train.tasks) == ("train", 10, 4, 4, 0)
+    train, infer = mixed.read(write(MIXED), profiles).jobs
+    assert train.work == pytest.approx(250 * 0.16)
+    assert infer.work == 4
+    with pytest.raises(TraceError, match=":4: application 'x' has no profile"):
+        mixed.read(write(MIXED + "n,1,x,1,1,1,-1\n"), profiles)
+    with pytest.raises(TraceError, match=":4: duration must be above 0 s"):
+        mixed.read(write(MIXED + "n,1,x,1,1,0,5\n"))
+
+
+SACCT = """JobID|JobName|User|Partition|Submit|Start|End|Elapsed|Timelimit|State|ReqTRES|AllocTRES
+101|train|ann|gpu|2026-01-05T10:00:00|2026-01-05T10:05:00|2026-01-05T11:05:00|01:00:00|1-00:00:00|COMPLETED|x|billing=8,cpu=8,gres/gpu:a100=2,gres/gpu=2,mem=64G,node=1
+101.batch|batch||||||01:00:00||COMPLETED||cpu=8
+102_3|serve|bob|live|2026-01-05T09:59:00|2026-01-05T10:00:00|2026-01-05T10:00:30|00:00:30|UNLIMITED|CANCELLED by 1000||billing=1,cpu=1,gres/mig:1g.10gb=2,mem=1.50G
+103|cpu|ann|cpu|2026-01-05T10:00:00|2026-01-05T10:05:00|2026-01-05T11:05:00|01:00:00|1:00|COMPLETED||billing=8,cpu=8
+104|wait|ann|gpu|2026-01-05T10:00:00|Unknown|Unknown|00:00:00|1:00|PENDING|gres/gpu=1|
+105|now|ann|gpu|2026-01-05T10:00:00|2026-01-05T10:00:00|Unknown|00:10:00|1:00|RUNNING||gres/gpu=1
+106|quick|ann|gpu|2026-01-05T10:00:00|2026-01-05T10:00:00|2026-01-05T10:00:00|00:00:00|1:00|FAILED||gres/gpu=1
+107|old|cy|gpu|2026-01-05T10:00:01|2026-01-05T10:00:01|2026-01-05T10:01:01|00:01:00|Partition_Limit|TIMEOUT||gres/gpu:a100_3g.40gb=1
+"""  # noqa: E501
+
+
+def test_sacct_tells_gpus_slices_and_what_it_left_out(write: Write) -> None:
+    trace = sacct.read(write(SACCT), infer=("live",))
+    serve, train, old = trace.jobs
+    assert (serve.name, serve.arrival, serve.work, serve.kind, serve.user) == ("102_3", 0, 30, "infer", "bob")
+    assert (serve.profile, serve.gpus, serve.estimate) == (Profile.parse("1g.10gb"), 2, None)
+    assert (train.name, train.arrival, train.work, train.kind) == ("101", 60, 3600, "train")
+    assert (train.profile, train.gpus, train.estimate, train.app) == (None, 2, 86400, "train")
+    assert (old.profile, old.gpus) == (Profile.parse("3g.40gb"), 1)
+    assert sorted(trace.notices) == [
+        "1 jobs that ended within a second are left out",
+        "1 jobs without a GPU are left out",
+        "1 steps of jobs are left out",
+        "2 jobs that have not run or not ended are left out",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("9|n|u|gpu|soon|2026-01-05T10:00:00|x|1:00|1:00|FAILED||gres/gpu=1", "Submit must be a time such as"),
+        ("9|n|u|gpu|2026-01-05T10:00:00|2026-01-05T10:00:00|x|long|1:00|FAILED||gres/gpu=1", "Elapsed must be a dur"),
+        ("9|n|u|gpu|2026-01-05T10:00:00|2026-01-05T10:00:00|x|1:00|1:00|FAILED||gres/gpu=", "AllocTRES is not und"),
+        ("9|n|u|gpu|2026-01-05T10:00:00|2026-01-05T10:00:00|x|1:00", "has 8 cells, the header has 12"),
+    ],
+)
+def test_sacct_says_what_is_wrong(write: Write, line: str, said: str) -> None:
+    with pytest.raises(TraceError, match=f":10: {said}"):
+        sacct.read(write(SACCT + line + "\n"))
+
+
+def test_a_trace_can_be_cut_sped_up_and_repeated() -> None:
+    trace = Trace(
+        "t",
+        tuple(Job(n, f"j{n}", n * 10.0, 5.0, user="u") for n in range(4)),
+        (Request(5, "a", 1), Request(15, "a", 1)),
+        (Demand(5, "a", 1), Demand(25, "a", 2)),
+    )
+    cut = trace.window(10, 30)
+    assert [job.arrival for job in cut.jobs] == [0, 10]
+    assert (cut.requests, cut.demands) == ((Request(5, "a", 1),), (Demand(15, "a", 2),))
+    assert [job.arrival for job in trace.faster(2).jobs] == [0, 5, 10, 15]
+    assert len(trace.first(3).jobs) == 3
+    copies = trace.copies(3, jitter=100, seed=1)
+    assert [job.id for job in copies.jobs] == list(range(12))
+    assert sorted(job.arrival for job in copies.jobs) == [job.arrival for job in copies.jobs]
+    assert copies == trace.copies(3, jitter=100, seed=1)
+    assert copies != trace.copies(3, jitter=100, seed=2)
+    assert [job.id for job in trace.changed(lambda job: job if job.id % 2 else None).jobs] == [1, 3]
