@@ -239,6 +239,22 @@ def test_the_service_learns_by_itself_and_all_parts_take_it_over(make, site, rec
         eventually(lambda: "migbatch_model_version 1" in running.service.metrics.text())
 
 
+def test_promises_that_are_broken_are_warned_of(site, record, signer, caplog):
+    record.add(30)
+    run(site)
+    patient = dataclasses.replace(site, learning=dataclasses.replace(site.learning, min_new=1000))
+    record.add(25, factor=3.0)
+    open_store = lambda: open_history(site.store.url)  # noqa: E731
+    with Running(Service(patient, client=FakeSlurm(), open_store=open_store, signer=signer)) as running:
+        metrics = running.service.metrics
+        eventually(lambda: 'migbatch_model_kept_share{figure="time"} 0' in metrics.text())
+        drift = 'migbatch_model_drift{figure="time",model="net/infer/h100-80gb"} '
+        (line,) = (line for line in metrics.text().splitlines() if line.startswith(drift))
+        assert 2.5 < float(line.removeprefix(drift)) < 3.5
+    said = "predicted limits hold less often than promised: time: 0% of 25 runs, promised are 90% (version 1)"
+    assert said in caplog.text
+
+
 def test_a_refit_that_takes_too_long_is_given_up(make, site, record, signer, caplog, monkeypatch):
     record.add(30)
     service = make()

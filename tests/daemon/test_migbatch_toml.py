@@ -72,6 +72,13 @@ def test_all_problems_are_told_at_once_in_file_order():
     assert "1g.10gb" in said[5]
 
 
+def test_learning_is_checked_like_the_rest():
+    said = problems('[learning]\nmodels = "here"\nevery = 5\nkeep = 1\nconfidence = 1.0\n')
+    assert [line.split(": ")[0] for line in said] == [f"m.toml:{n}" for n in (2, 3, 4, 5)]
+    assert "absolute path" in said[0] and "every_s" in said[1]
+    assert "#min_new = 20" in render() and loads(render({"learning": {"keep": 9}})).learning.keep == 9
+
+
 def test_syntax_error_names_its_line():
     (said,) = problems("[cluster]\npoll_s = 1\npoll_s == 2\n")
     assert said.startswith("m.toml:3: is not TOML here: ")
