@@ -55,8 +55,8 @@ $(ROOTS)/%/.done: | venv
 
 test-matrix: venv system $(ROOTS)/trixie/.done $(ROOTS)/forky/.done ## the tests on a real Slurm, with 22.05, 24.11 and 26.05
 	$(BIN)/pytest -m slurm
-	$(BIN)/pytest -m slurm --slurm-root $(ROOTS)/trixie
-	$(BIN)/pytest -m slurm --slurm-root $(ROOTS)/forky
+	$(BIN)/pytest -m slurm --slurm-root=$(ROOTS)/trixie
+	$(BIN)/pytest -m slurm --slurm-root=$(ROOTS)/forky
 
 clean: ## remove what make has built here
 	rm -rf $(VENV) build

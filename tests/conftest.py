@@ -1,6 +1,6 @@
 """Fixtures that several rooms share: private Slurm clusters.
 
-`pytest --slurm-root DIR` runs them with the Slurm of a debootstrapped Debian (`migbatch testbed root trixie DIR`).
+`pytest --slurm-root=DIR` runs them with the Slurm of a debootstrapped Debian (`migbatch testbed root trixie DIR`).
 """
 
 from __future__ import annotations
