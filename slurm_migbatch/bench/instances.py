@@ -128,13 +128,19 @@ def measure(data: Path, say: Callable[[str], None] = lambda text: None) -> dict[
         shares.append(bench.rounds(known, f"{share:.0%} of the cells"))
     ours = next(row for row in rows if row["name"] == MEASURED)
     default = predicted[-1]
-    first, last = default["rounds"][0], default["rounds"][-1]
+    first, last, most = default["rounds"][0], default["rounds"][-1], shares[-1]["rounds"][0]
     bars = [
         Bar("GPUs with measured figures", ours["total"], TARGET),
         Bar(f"GPUs with predicted figures, {POINTS} points, as first placed", first["total"], TARGET),
         Bar(f"GPUs with predicted figures, {POINTS} points, settings in use measured", last["total"], TARGET),
+        Bar(f"GPUs with predicted figures, {SHARES[-1]:.0%} of the cells, as first placed", most["total"], TARGET),
         Bar(
-            "limits broken and rates not reached with predicted figures, in all rounds",
+            f"limits broken and rates not reached after {SHARES[-1]:.0%} of the cells, as first placed",
+            most["broken"] + most["short"],
+            0,
+        ),
+        Bar(
+            f"limits broken and rates not reached after {POINTS} points, in all rounds",
             sum(each["broken"] + each["short"] for each in default["rounds"]),
             0,
         ),

@@ -76,7 +76,7 @@ def test_predictions_are_replayed_round_by_round_until_all_in_use_is_measured(re
     assert knowing_nothing["cells_share"] == 0
     assert three["cells_share"] == pytest.approx(3 / (5 * 6 * 3), abs=1e-4)
     assert [margin["confidence"] for margin in result["margins"]] == [0.5, 0.9, 0.5, 0.9]
-    assert [bar["target"] for bar in result["bars"]] == [47, 47, 47, 0]
+    assert [bar["target"] for bar in result["bars"]] == [47, 47, 47, 47, 0, 0]
 
 
 def test_the_command_prints_one_object_or_a_table(parvagpu, result, monkeypatch):
@@ -84,7 +84,7 @@ def test_the_command_prints_one_object_or_a_table(parvagpu, result, monkeypatch)
     runner = CliRunner()
     found = runner.invoke(bench, ["instances", "--data", str(parvagpu), "--json"])
     assert found.exit_code == 0, found.output
-    assert len(json.loads(found.stdout)["bars"]) == 4
+    assert len(json.loads(found.stdout)["bars"]) == 6
     told = runner.invoke(bench, ["instances", "--data", str(parvagpu)])
     assert told.exit_code == 0, told.output
     assert MEASURED in told.stdout
