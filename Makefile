@@ -39,10 +39,11 @@ lint: venv ## ruff and mypy
 test: venv system ## every test, those on a real private Slurm cluster included
 	$(BIN)/pytest
 
-bench: venv system ## what the filter, the hooks and the reports cost, as ratios
+bench: venv system ## what the filter, the hooks, the reports and the learning cost
 	$(BIN)/migbatch bench submit
 	$(BIN)/migbatch bench hooks
 	$(BIN)/migbatch bench reports
+	$(BIN)/migbatch bench learn
 
 soak: venv system ## 500 short jobs of three users on 2 nodes x 4 simulated GPUs
 	$(BIN)/python -m slurm_migbatch.testbed.soak
