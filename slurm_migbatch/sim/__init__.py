@@ -10,7 +10,8 @@ How it fits together, from the inside out:
   too); `cluster.empty` and `cluster.alike[geometry, used]` are sets of GPUs as bits (`lowest`, `each`).
 - `placing`: first fit, best fit and packed whole GPUs over `mig.planning`.
 - `speeds`: `Speeds` (a Protocol: `speed(job, places, steps)` and `slowdown(run, others)`) with `Whole`, `Linear` and
-  `Paired` (measured slowdowns of pairs on top of another); `Neighbours` is what busy slices beside a job cost it.
+  `Paired` (measured slowdowns of pairs, read by `pairs`, on top of another); `Neighbours` is what busy slices beside a
+  job cost it.
 - `curves`: `Curves`, the `Speeds` of real models, over a measured `Table` or what the predictor expects (`Predicted`).
 - `policy`: `Policy` (a Protocol: `begin`, `arrive`, `complete`, `demand`, `timer`, `decide`) and the base `Quiet`.
 - `engine`: `Simulation(cluster, jobs, policy, speeds, ...)` with the actions `start`, `move`, `preempt`, `wake`, and

@@ -15,14 +15,14 @@ from slurm_migbatch.config.reader import ConfigError, Problem
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.training import learn
 from slurm_migbatch.profiling.table import read_folder
-from slurm_migbatch.sim import gpus, registry
+from slurm_migbatch.sim import gpus, pairs, registry
 from slurm_migbatch.sim.cluster import Cluster
 from slurm_migbatch.sim.curves import Curves, Predicted, Source, Table
 from slurm_migbatch.sim.engine import Result, Simulation
 from slurm_migbatch.sim.job import Costs, Job
 from slurm_migbatch.sim.policy import Policy
 from slurm_migbatch.sim.scenario import Scenario
-from slurm_migbatch.sim.speeds import Linear, Neighbours, Speeds, Whole
+from slurm_migbatch.sim.speeds import Linear, Neighbours, Paired, Speeds, Whole
 from slurm_migbatch.sim.traces import mixed, muri, openb, philly, pollux, sacct
 from slurm_migbatch.sim.traces.trace import Trace
 
@@ -102,7 +102,7 @@ def play(
         workload.jobs(seed),
         policy,
         _speeds(scenario, cluster, workload.source),
-        neighbours=Neighbours(part.neighbours) if part.mig else None,
+        neighbours=Neighbours(part.neighbours, part.neighbours_worst) if part.mig else None,
         seed=seed,
         log=log,
     )
@@ -112,11 +112,12 @@ def play(
 
 def _speeds(scenario: Scenario, cluster: Cluster, source: Source | None) -> Speeds:
     part = scenario.speeds
+    speeds: Speeds = Whole()
     if source is not None:
-        return Curves(source, scenario.geometry, shared=part.shared)
-    if part.kind == "linear":
-        return Linear(cluster, exponent=part.exponent, shared=part.shared)
-    return Whole()
+        speeds = Curves(source, scenario.geometry, shared=part.shared)
+    elif part.kind == "linear":
+        speeds = Linear(cluster, exponent=part.exponent, shared=part.shared)
+    return Paired(speeds, pairs.read(scenario.near(part.pairs)), part.shared) if part.pairs else speeds
 
 
 def _source(scenario: Scenario) -> Source | None:

@@ -39,7 +39,8 @@ class ClusterPart:
     nodes: int = key(1, "Nodes.", between(1, 100_000))
     gpus: int = key(8, "GPUs of each node.", between(1, 64))
     mig: bool = key(True, "Whether the GPUs can be cut into slices.")
-    neighbours: float = key(0.019, "What busy slices beside it cost a job on average.", between(0.0, 0.03))
+    neighbours: float = key(0.019, "What busy slices beside it cost a job on average (A30: 0.084).", between(0.0, 0.5))
+    neighbours_worst: float = key(0.07, "And at worst (A30: 0.12).", between(0.0, 1.0))
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class SpeedsPart:
     path: str = key("", "Table or folder of measurements (table), or of what the predictor learns from (predictor).")
     exponent: float = key(1.0, "linear: speed is the share of compute slices to this power.", between(0.0, 2.0))
     shared: float = key(2.0, "How many times slower two jobs in one slice make each other.", between(1.0, 100.0))
+    pairs: str = key("", "Table app1,app2,slowdown1,slowdown2 of what pairs in one slice do, where that is known.")
 
 
 @dataclass(frozen=True)
@@ -204,8 +206,14 @@ def _apart(scenario: Scenario, where: Mapping[tuple[str, ...], int]) -> Iterator
         yield Problem(at("speeds", "kind"), f"speeds of kind {speeds.kind!r} need speeds.path")
     if workload.models == "draw" and speeds.kind not in ("table", "predictor"):
         yield Problem(at("workload", "models"), "models can only be drawn from a table or from the predictor")
-    for section, path in (("workload", workload.path), ("workload", workload.profiles), ("speeds", speeds.path)):
-        word = "profiles" if path == workload.profiles and path else "path"
+    if scenario.cluster.neighbours >= scenario.cluster.neighbours_worst > 0:
+        yield Problem(at("cluster", "neighbours"), "cluster.neighbours must be below neighbours_worst")
+    for section, word, path in (
+        ("workload", "path", workload.path),
+        ("workload", "profiles", workload.profiles),
+        ("speeds", "path", speeds.path),
+        ("speeds", "pairs", speeds.pairs),
+    ):
         if path and not scenario.near(path).exists():
             yield Problem(at(section, word), f"{section}.{word}: {scenario.near(path)} does not exist")
     if workload.begin_s >= workload.end_s:

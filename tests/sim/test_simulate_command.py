@@ -110,6 +110,8 @@ def test_limits_load_and_window_are_applied(write: Callable[..., Path]) -> None:
         (('"easy"', '"easy"\n[speeds]\nkind = "table"\npath = "x"'), ":12: speeds.path: "),
         (('"philly.csv"', '"philly.csv"\nmodels = "draw"'), ":8: models can only be drawn from a table"),
         (('"philly.csv"', '"philly.csv"\nbegin_s = 9\nend_s = 3'), ":8: workload.begin_s must be before end_s"),
+        (('"easy"', '"easy"\n[speeds]\npairs = "x"'), ":11: speeds.pairs: "),
+        (("nodes = 2", "neighbours = 0.1"), ":3: cluster.neighbours must be below neighbours_worst"),
         (('"easy"', '"easy'), ":9: is not TOML here"),
     ],
 )
@@ -118,6 +120,19 @@ def test_what_is_wrong_is_said_with_its_line(write: Callable[..., Path], change:
     with pytest.raises(ConfigError) as caught:
         scenario.load(path)
     assert f"{path}{said}" in str(caught.value)
+
+
+def test_pairs_say_how_sharers_slow_each_other_down(write: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "mixed.csv").write_text(
+        "name,time,application,num_replicas,batch_size,duration,num_task\na,0,x,1,8,100,-1\nb,10,y,1,8,20,-1\n"
+    )
+    (tmp_path / "pairs.csv").write_text("app1,app2,slowdown1,slowdown2\nx,y,1.25,2.0\n")
+    text = BASE.replace("philly.csv", "mixed.csv").replace("philly", "mixed").replace("easy", "sjf-ffs")
+    text = text.replace("nodes = 2\ngpus = 2", "nodes = 1\ngpus = 1\nmig = false")
+    loaded = scenario.load(write(text + '[speeds]\npairs = "pairs.csv"\n'))
+    first, second = play(loaded, Workload(loaded), 0).runs
+    assert second.ended == 10 + 20 * 2
+    assert first.ended == pytest.approx(50 + 100 - 10 - 40 / 1.25)
 
 
 def test_models_without_speeds_are_named(write: Callable[..., Path], tmp_path: Path) -> None:

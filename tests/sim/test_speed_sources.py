@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -10,12 +12,13 @@ from slurm_migbatch.mig.nvml import NvmlDriver
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.profiling.measurement import Measurement
-from slurm_migbatch.sim import gpus
+from slurm_migbatch.sim import gpus, pairs
 from slurm_migbatch.sim.cluster import Cluster, Place
 from slurm_migbatch.sim.curves import Curves, Predicted, SpeedError, Table
 from slurm_migbatch.sim.job import Job
 from slurm_migbatch.sim.run import Run
 from slurm_migbatch.sim.speeds import Linear, Neighbours, Paired, Whole
+from slurm_migbatch.sim.traces.lines import TraceError
 from slurm_migbatch.testbed.simdriver import GPU_MODELS, Machine
 
 A100 = gpus.geometry("a100-80gb")
@@ -109,6 +112,23 @@ def test_sensitivities_have_the_mean_and_the_worst_that_were_measured() -> None:
     draws = Neighbours(0.019, 0.07).draw(200_000, np.random.default_rng(1))
     assert np.mean(draws) == pytest.approx(0.019, rel=0.01)
     assert 0 <= min(draws) < max(draws) <= 0.07
+    assert np.mean(Neighbours(0.084, 0.12).draw(200_000, np.random.default_rng(1))) == pytest.approx(0.084, rel=0.01)
     assert Neighbours(0).draw(3, np.random.default_rng(1)) == [0, 0, 0]
-    with pytest.raises(ValueError, match="the mean must be below half"):
-        Neighbours(0.05, 0.07)
+    with pytest.raises(ValueError, match="the mean must be below the worst"):
+        Neighbours(0.08, 0.07)
+
+
+def test_tables_of_pairs(tmp_path: Path) -> None:
+    table = tmp_path / "pairs.csv"
+    table.write_text("app1,app2,slowdown1,slowdown2\na,b,1.1,1.4\nc,c,1.5,1.5\n")
+    assert pairs.read(table) == {("a", "b"): 1.1, ("b", "a"): 1.4, ("c", "c"): 1.5}
+    table.write_text("app1,app2,slowdown1,slowdown2\na,b,0.9,1.4\n")
+    with pytest.raises(TraceError, match=r"pairs\.csv:2: slowdown1 must be between 1 and 1e\+06, not 0\.9"):
+        pairs.read(table)
+    table.write_text(
+        "gpu,job1,workers1,job2,workers2,steps_per_s_1,steps_per_s_2\n"
+        "v100,A,1,,,10,\nv100,B,1,,,4,\nv100,A,1,B,1,8,4.1\nv100,A,1,A,1,0.0,0.0\nk80,A,1,,,1,\nv100,A,2,B,2,1,1\n"
+    )
+    assert pairs.gavel(table) == {("A", "B"): 1.25, ("B", "A"): 1.0}
+    with pytest.raises(TraceError, match="holds nothing that was measured alone on a p100"):
+        pairs.gavel(table, "p100")
