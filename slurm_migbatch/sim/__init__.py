@@ -15,7 +15,7 @@ How it fits together, from the inside out:
 - `curves`: `Curves`, the `Speeds` of real models, over a measured `Table` or what the predictor expects (`Predicted`).
 - `policy`: `Policy` (a Protocol: `begin`, `arrive`, `complete`, `demand`, `timer`, `decide`) and the base `Quiet`.
 - `engine`: `Simulation(cluster, jobs, policy, speeds, ...)` with the actions `start`, `move`, `preempt`, `wake`, and
-  `run(until)`, which returns a `Result`.
+  `run(until)`, which returns a `result.Result`.
 - `metrics`: `summarise(result)`; `over_seeds` gives means with their intervals. `log`, `spans`: what happened.
 - `policies`: baselines for training traces; `registry` knows all policies by name for configuration files.
 - `traces`: readers of public and of a site's own traces; all return `Trace`.

@@ -17,7 +17,6 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -27,6 +26,7 @@ from slurm_migbatch.sim.cluster import Cell, Cluster, Place, PlaceError
 from slurm_migbatch.sim.job import Demand, Job
 from slurm_migbatch.sim.log import Event, What
 from slurm_migbatch.sim.policy import Policy
+from slurm_migbatch.sim.result import Result
 from slurm_migbatch.sim.run import Run
 from slurm_migbatch.sim.speeds import Neighbours, Speeds
 
@@ -39,37 +39,6 @@ _STALE = 1 << 16
 
 class SimulationError(RuntimeError):
     """A policy did what cannot be done; the message says what and when."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a simulation leaves behind.
-
-    Attributes:
-        runs: the course of every job that arrived, in the order of their ids.
-        begin, end: first arrival and last event, in seconds.
-        gpus, slices: of the cluster; slices are compute slices.
-        held: compute-slice seconds that were held. `busy`: those in which somebody made progress.
-        fragmentation: mean over GPUs and time, 0 to 1.
-        waiting: mean number of jobs that waited.
-        created, destroyed: instances.
-        events: the log; empty where none was asked for.
-        steps: moments at which something happened.
-    """
-
-    runs: tuple[Run, ...]
-    begin: float
-    end: float
-    gpus: int
-    slices: int
-    held: float
-    busy: float
-    fragmentation: float
-    waiting: float
-    created: int
-    destroyed: int
-    steps: int
-    events: tuple[Event, ...] = field(default=(), repr=False)
 
 
 class Simulation:
