@@ -159,23 +159,27 @@ class Central:
             if now - first.arrived > PATIENCE * limit and (piece := self._take_late(kind)):
                 return piece
         row = self.board.rows[kind]
-        best, best_rank = -1, math.inf
+        best, best_place, best_rank = -1, 0, math.inf
         for work, queue in self._queues.items():
             cell = row[work]
             if cell is None:
                 continue
-            waited = now - queue[0].arrived
             latest, home_latest, loss, limit = cell
-            if waited > latest + _GRAIN_S:
-                continue
+            place, waited = 0, now - queue[0].arrived
+            if waited > latest + _GRAIN_S:  # too late here, but perhaps not for those that came after
+                behind = next((i for i, p in enumerate(queue) if now - p.arrived <= latest + _GRAIN_S), None)
+                if behind is None:
+                    continue
+                place, waited = behind, now - queue[behind].arrived
             slack = home_latest - waited
             rank = slack / limit if loss == 0.0 else _URGENT * loss if slack < 0 else 1.0 + loss
             if rank < best_rank or (rank == best_rank and work < best):
-                best, best_rank = work, rank
+                best, best_place, best_rank = work, place, rank
         if best < 0:
             return self._take_late(kind) if self.late else None
         queue = self._queues[best]
-        piece = queue.popleft()
+        piece = queue[best_place]
+        del queue[best_place]
         if not queue:
             del self._queues[best]
         return piece

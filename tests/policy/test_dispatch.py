@@ -51,6 +51,15 @@ def test_work_is_postponed_while_it_has_slack_and_moves_to_the_larger_slice_when
         assert queue.release(now, LARGE).name == taken
 
 
+def test_work_that_is_too_late_for_a_slice_does_not_keep_it_from_what_came_after():
+    """The first must have the large slice by now (8); the small one is still in time (6) for the second."""
+    queue = Central(BOARD, [0, 0])
+    queue.wait(Waiting(0.0, 0, 1))
+    queue.wait(Waiting(3.0, 0, 2))
+    assert queue.release(7.0, SMALL).name == 2
+    assert queue.release(7.5, LARGE).name == 1
+
+
 def test_late_work_yields_but_not_for_ever():
     queue = Central(BOARD, [0, 0])
     queue.wait(Waiting(0.0, 1, 1))
