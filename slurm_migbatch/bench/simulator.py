@@ -34,8 +34,8 @@ def measure(
     """Read the trace and simulate it first come first served; `data` is its file or a folder that it lies below.
 
     Returns:
-        {"jobs", "gpus", "read_s", "exponent", "bars", "runs"}; a run has "scale", "jobs", "gpus", "moments", "cpu_s" and
-        "wall_s".
+        {"jobs", "gpus", "read_s", "exponent", "bars", "runs"}; a run has "scale", "jobs", "gpus", "moments", "cpu_s"
+        and "wall_s".
 
     Raises:
         FileNotFoundError: there is none.

@@ -79,7 +79,7 @@ def loads(text: str, path: str = "migbatch.toml") -> Config:
         line = int(where[1]) if where else len(text.splitlines())
         what = str(error).split(" (at ")[0]
         raise ConfigError(path, [Problem(line, f"is not TOML here: {what[:1].lower()}{what[1:]}")]) from None
-    lines = dict(_locate(text))
+    lines = dict(lines_of(text))
     problems: list[Problem] = []
     parts: dict[str, Any] = {"path": path}
     sections = {f.name: f for f in dataclasses.fields(Config) if f.name != "path"}
@@ -87,7 +87,9 @@ def loads(text: str, path: str = "migbatch.toml") -> Config:
     for name, value in data.items():
         line = lines.get((name,), 0)
         if name not in sections:
-            problems.append(Problem(line, _unknown("section" if isinstance(value, dict) else "key", name, sections)))
+            problems.append(
+                Problem(line, unknown_word("section" if isinstance(value, dict) else "key", name, sections))
+            )
         elif not isinstance(value, dict):
             problems.append(Problem(line, f"{name} must be a section, [{name}]"))
         elif name in tables:
@@ -98,28 +100,29 @@ def loads(text: str, path: str = "migbatch.toml") -> Config:
                 elif not isinstance(facts, dict):
                     problems.append(Problem(lines.get((name, key), line), f"{name}.{key} must be a section"))
                 else:
-                    parts[name][key] = _section((name, key), tables[name], facts, lines, problems)
+                    parts[name][key] = read_section((name, key), tables[name], facts, lines, problems)
         else:
-            parts[name] = _section((name,), type(getattr(Config(), name)), value, lines, problems)
+            parts[name] = read_section((name,), type(getattr(Config(), name)), value, lines, problems)
     if problems:
         raise ConfigError(path, problems)
     return Config(**parts)
 
 
-def _section(
+def read_section(
     where: tuple[str, ...],
     cls: type,
     values: Mapping[str, Any],
     lines: Mapping[tuple[str, ...], int],
     problems: list[Problem],
 ) -> Any:
+    """One section as an instance of `cls`; what is wrong with it is added to `problems`, and defaults stand in."""
     name, header = ".".join(where), next((lines[where[:n]] for n in (2, 1) if where[:n] in lines), 0)
     fields = {f.name: f for f in dataclasses.fields(cls)}
     found: dict[str, Any] = {}
     for word, value in values.items():
         line = lines.get((*where, word), header)
         if word not in fields:
-            problems.append(Problem(line, _unknown("key", word, fields) + f" in [{name}]"))
+            problems.append(Problem(line, unknown_word("key", word, fields) + f" in [{name}]"))
             continue
         kind = str(fields[word].type)
         ok, value = _convert(kind, value)
@@ -155,13 +158,14 @@ def _convert(kind: str, value: Any) -> tuple[bool, Any]:
     return isinstance(value, {"str": str, "int": int}[kind]), value
 
 
-def _unknown(what: str, word: str, known: typing.Iterable[str]) -> str:
+def unknown_word(what: str, word: str, known: typing.Iterable[str]) -> str:
+    """That a word is unknown, with the one that was perhaps meant."""
     known = list(known)
     near = difflib.get_close_matches(word, known, n=1)
     return f"unknown {what} {word!r}" + (f", did you mean {near[0]!r}?" if near else f" (known: {', '.join(known)})")
 
 
-def _locate(text: str) -> Iterator[tuple[tuple[str, ...], int]]:
+def lines_of(text: str) -> Iterator[tuple[tuple[str, ...], int]]:
     """The line of every section header and key. tomllib does not tell; the text is known to be valid TOML."""
     section: tuple[str, ...] = ()
     quote = ""

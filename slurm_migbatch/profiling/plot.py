@@ -12,7 +12,7 @@ from slurm_migbatch.profiling.curves import KNEE_SHARE, Curve, curves
 from slurm_migbatch.profiling.measurement import Measurement
 
 # distinguishable by people with any colour vision (Okabe and Ito)
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31")
 _PANEL_W, _PANEL_H = 420, 300
 _LEFT, _TOP, _GAP, _BELOW, _LINE = 70, 56, 80, 54, 18
 _TICKS = 5
@@ -43,9 +43,9 @@ def draw(rows: Iterable[Measurement], title: str) -> str:
     delays = [1000 * (point.seconds or 0.0) for curve in found for point in curve.points]
     delays += [1000 * p.latency_p99_s for curve in found for p in curve.points if p.latency_p99_s]
     right = _LEFT + _PANEL_W + _GAP
-    out += _frame(_LEFT, "throughput, items/s", x, linear := _linear_axis(rates))
-    out += _frame(right, "latency of a batch, ms (dashed: 99th percentile)", x, log := _log10_axis(delays))
-    coloured = list(zip(found, cycle(_COLOURS), strict=False))
+    out += _frame(_LEFT, "throughput, items/s", x, linear := linear_axis(rates))
+    out += _frame(right, "latency of a batch, ms (dashed: 99th percentile)", x, log := log10_axis(delays))
+    coloured = list(zip(found, cycle(COLOURS), strict=False))
     for curve, colour in coloured:
         out += _line(_LEFT, x, linear, [(p.batch, p.rate or 0.0) for p in curve.points], colour)
         out += _line(right, x, log, [(p.batch, 1000 * (p.seconds or 0.0)) for p in curve.points], colour)
@@ -67,11 +67,11 @@ def _frame(left: float, title: str, x: Axis, y: Axis) -> list[str]:
     for tick in y.ticks:
         at = _y(y, tick)
         out.append(f'<path d="M{left} {at:.1f}h{_PANEL_W}" stroke="#dddddd"/>')
-        out.append(f'<text x="{left - 6}" y="{at + 4:.1f}" text-anchor="end">{_number(tick)}</text>')
+        out.append(f'<text x="{left - 6}" y="{at + 4:.1f}" text-anchor="end">{shown_number(tick)}</text>')
     for tick in x.ticks:
         at = _x(left, x, tick)
         out.append(f'<path d="M{at:.1f} {_TOP + _PANEL_H}v4" stroke="#333333"/>')
-        out.append(f'<text x="{at:.1f}" y="{_TOP + _PANEL_H + 17}" text-anchor="middle">{_number(tick)}</text>')
+        out.append(f'<text x="{at:.1f}" y="{_TOP + _PANEL_H + 17}" text-anchor="middle">{shown_number(tick)}</text>')
     out.append(f'<path d="M{left} {_TOP}v{_PANEL_H}h{_PANEL_W}" fill="none" stroke="#333333"/>')
     out.append(f'<text x="{left + _PANEL_W / 2}" y="{_TOP + _PANEL_H + 34}" text-anchor="middle">batch</text>')
     return out
@@ -122,7 +122,8 @@ def _log2_axis(values: Sequence[float]) -> Axis:
     return Axis(lambda value: (math.log2(value) - low) / (high - low) if high > low else 0.5, ticks)
 
 
-def _linear_axis(values: Sequence[float]) -> Axis:
+def linear_axis(values: Sequence[float]) -> Axis:
+    """From 0 to a round number above all values."""
     most = max(values, default=0.0) or 1.0
     raw = most / _TICKS
     unit = 10.0 ** math.floor(math.log10(raw))
@@ -131,7 +132,8 @@ def _linear_axis(values: Sequence[float]) -> Axis:
     return Axis(lambda value: value / top, tuple(step * i for i in range(round(top / step) + 1)))
 
 
-def _log10_axis(values: Sequence[float]) -> Axis:
+def log10_axis(values: Sequence[float]) -> Axis:
+    """Whole decades around the values, which are above 0."""
     least, most = min(values, default=1.0), max(values, default=1.0)
     low, high = math.floor(math.log10(least)), math.ceil(math.log10(most))
     factors = (1, 2, 5) if high - low <= 2 else (1,)
@@ -142,7 +144,8 @@ def _log10_axis(values: Sequence[float]) -> Axis:
     return Axis(lambda value: math.log10(value / bottom) / span, tuple(s for s in steps if bottom <= s <= top))
 
 
-def _number(value: float) -> str:
+def shown_number(value: float) -> str:
+    """A tick's number, short."""
     for factor, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if value >= factor:
             return f"{value / (1e3 if unit == 'k' else factor):g}{unit}"

@@ -8,7 +8,7 @@ from html import escape
 from itertools import cycle
 from typing import Final
 
-from slurm_migbatch.profiling.plot import _COLOURS, Axis, _linear_axis, _log10_axis, _number
+from slurm_migbatch.profiling.plot import COLOURS, Axis, linear_axis, log10_axis, shown_number
 from slurm_migbatch.sim.cluster import Cluster
 from slurm_migbatch.sim.spans import Levels, Span
 
@@ -24,10 +24,10 @@ def cdf(series: Mapping[str, Sequence[float]], title: str, unit: str = "s") -> s
     shown = {name: sorted(max(value, 1e-3) for value in values) for name, values in series.items() if len(values)}
     if not shown:
         return ""
-    x = _log10_axis([values[0] for values in shown.values()] + [values[-1] for values in shown.values()])
+    x = log10_axis([values[0] for values in shown.values()] + [values[-1] for values in shown.values()])
     y = Axis(lambda value: value, (0.0, 0.25, 0.5, 0.75, 1.0))
     lines = []
-    for (_, values), colour in zip(shown.items(), cycle(_COLOURS), strict=False):
+    for (_, values), colour in zip(shown.items(), cycle(COLOURS), strict=False):
         step = max(1, len(values) // _MOST_POINTS)
         chosen = [*range(0, len(values), step), len(values) - 1]
         lines.append(_line([(values[i], (i + 1) / len(values)) for i in chosen], x, y, colour))
@@ -38,12 +38,12 @@ def use(levels: Levels, title: str) -> str:
     """Share of the compute slices that is held, and the waiting jobs against their most, over time."""
     hours = [time / 3600 for time in levels.times]
     most = max(levels.waiting, default=0.0)
-    x = _linear_axis(hours)
+    x = linear_axis(hours)
     y = Axis(lambda value: value, (0.0, 0.25, 0.5, 0.75, 1.0))
-    lines = [_line(list(zip(hours, levels.held, strict=True)), x, y, _COLOURS[0])]
+    lines = [_line(list(zip(hours, levels.held, strict=True)), x, y, COLOURS[0])]
     names = ["compute slices held"]
     if most > 0:
-        lines.append(_line([(h, w / most) for h, w in zip(hours, levels.waiting, strict=True)], x, y, _COLOURS[1]))
+        lines.append(_line([(h, w / most) for h, w in zip(hours, levels.waiting, strict=True)], x, y, COLOURS[1]))
         names.append(f"jobs waiting (1 = {most:.0f})")
     return _chart(title, "hours", x, y, lines, names)
 
@@ -57,7 +57,7 @@ def timeline(spans: Sequence[Span], cluster: Cluster, title: str, gpus: int = 24
     rows = min(gpus, len(cluster.gpus))
     if not chosen:
         return ""
-    x = _linear_axis([span.end / 3600 for span in chosen])
+    x = linear_axis([span.end / 3600 for span in chosen])
     height = _TOP + rows * _ROW + _BELOW
     out = [_head(height, title)]
     for row in range(rows):
@@ -71,7 +71,7 @@ def timeline(spans: Sequence[Span], cluster: Cluster, title: str, gpus: int = 24
         top = _TOP + (span.place.gpu + 1) * _ROW - 2 - placement.end * unit
         left, right = _x(x, span.begin / 3600), _x(x, span.end / 3600)
         middle = _x(x, (span.begin + span.paused) / 3600)
-        colour = _COLOURS[span.job % len(_COLOURS)]
+        colour = COLOURS[span.job % len(COLOURS)]
         tip = escape(f"{span.name}: {span.place.slot}, {span.begin:.0f} to {span.end:.0f} s")
         box = f'y="{top:.1f}" height="{placement.size * unit - 0.5:.1f}" fill="{colour}"'
         out.append(f'<g><title>{tip}</title><rect x="{left:.1f}" width="{max(right - left, 0.3):.1f}" {box} ')
@@ -91,10 +91,10 @@ def _chart(title: str, label: str, x: Axis, y: Axis, lines: Sequence[str], names
     for tick in y.ticks:
         at = _y(y, tick)
         out.append(f'<path d="M{_LEFT} {at:.1f}h{_W}" stroke="#dddddd"/>')
-        out.append(f'<text x="{_LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{_number(tick)}</text>')
+        out.append(f'<text x="{_LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{shown_number(tick)}</text>')
     out += _ticks(x, _TOP + _H, label)
     out += lines
-    for number, (name, colour) in enumerate(zip(names, cycle(_COLOURS), strict=False)):
+    for number, (name, colour) in enumerate(zip(names, cycle(COLOURS), strict=False)):
         at = _TOP + _H + _BELOW + _LINE * number
         out.append(f'<path d="M{_LEFT} {at - 4}h24" stroke="{colour}" stroke-width="2"/>')
         out.append(f'<text x="{_LEFT + 32}" y="{at}">{escape(name)}</text>')
@@ -114,7 +114,7 @@ def _ticks(x: Axis, at: float, label: str) -> list[str]:
     out = [f'<path d="M{_LEFT} {at}h{_W}" stroke="#333333"/>']
     for tick in x.ticks:
         out.append(f'<path d="M{_x(x, tick):.1f} {at}v4" stroke="#333333"/>')
-        out.append(f'<text x="{_x(x, tick):.1f}" y="{at + 16}" text-anchor="middle">{_number(tick)}</text>')
+        out.append(f'<text x="{_x(x, tick):.1f}" y="{at + 16}" text-anchor="middle">{shown_number(tick)}</text>')
     out.append(f'<text x="{_LEFT + _W / 2}" y="{at + 32}" text-anchor="middle">{escape(label)}</text>')
     return out
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from slurm_migbatch.config.reader import ConfigError, Problem, _locate, _section, _unknown
+from slurm_migbatch.config.reader import ConfigError, Problem, lines_of, read_section, unknown_word
 from slurm_migbatch.config.schema import Check, between, key, one_of, required
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.sim import gpus, registry
@@ -142,13 +142,13 @@ def load(path: Path) -> Scenario:
     for name, value in data.items():
         line = where.get((name,), 0)
         if name not in PARTS and name != "policy":
-            problems.append(Problem(line, _unknown("section", name, [*PARTS, "policy"])))
+            problems.append(Problem(line, unknown_word("section", name, [*PARTS, "policy"])))
         elif not isinstance(value, dict):
             problems.append(Problem(line, f"{name} must be a section, [{name}]"))
     for name, part in PARTS.items():
         value = data.get(name, {})
         if isinstance(value, dict):
-            parts[name] = _section((name,), part, value, where, problems)
+            parts[name] = read_section((name,), part, value, where, problems)
     policy, params = _policy(data.get("policy", {}), where, problems)
     if problems:
         raise ConfigError(str(path), problems)
@@ -161,7 +161,7 @@ def load(path: Path) -> Scenario:
 def _parse(path: Path) -> tuple[dict[str, Any], Mapping[tuple[str, ...], int]]:
     try:
         text = path.read_bytes().decode()
-        return tomllib.loads(text), dict(_locate(text))
+        return tomllib.loads(text), dict(lines_of(text))
     except OSError as error:
         raise ConfigError(str(path), [Problem(0, f"cannot be read ({error.strerror})")]) from None
     except UnicodeDecodeError as error:
@@ -182,10 +182,12 @@ def _policy(values: object, where: Mapping[tuple[str, ...], int], problems: list
         problems.append(Problem(line, f"[policy] needs name, one of {', '.join(registry.POLICIES)}"))
         return "", None
     if not isinstance(name, str) or name not in registry.POLICIES:
-        problems.append(Problem(where.get(("policy", "name"), line), _unknown("policy", str(name), registry.POLICIES)))
+        problems.append(
+            Problem(where.get(("policy", "name"), line), unknown_word("policy", str(name), registry.POLICIES))
+        )
         return "", None
     rest = {word: value for word, value in values.items() if word != "name"}
-    return name, _section(("policy",), registry.find(name).params, rest, where, problems)
+    return name, read_section(("policy",), registry.find(name).params, rest, where, problems)
 
 
 def _apart(scenario: Scenario, where: Mapping[tuple[str, ...], int]) -> Iterator[Problem]:
