@@ -102,15 +102,16 @@ def test_one_look_leaves_no_idle_slice_that_could_finish_something_in_time(kinds
     taken = [sum(kind == k for _, kind in pairs) for k in range(3)]
     assert all(t <= n for t, n in zip(taken, idle, strict=True))
 
-    def in_time(piece, kind):
-        return 30.0 + kinds[piece.work].seconds[kind] <= piece.arrived + kinds[piece.work].limit_s - 1e-6
+    def slack(piece, kind):
+        work = kinds[piece.work]
+        return piece.arrived + work.limit_s - 30.0 - work.seconds[kind]
 
     for piece in waiting:
         if piece.name not in started:
-            assert not any(in_time(piece, k) for k in range(3) if taken[k] < idle[k])
-    for piece, kind in pairs:  # a piece starts where it would be late only when it would be late on every stocked kind
-        if not in_time(piece, kind):
-            assert not any(in_time(piece, k) for k in range(3) if kinds[piece.work].seconds[k] < 29)
+            assert not any(slack(piece, k) > 1e-6 for k in range(3) if taken[k] < idle[k])
+    for piece, kind in pairs:  # what starts where it is late would be late on every stocked kind
+        if slack(piece, kind) < -1e-6:
+            assert not any(slack(piece, k) > 1e-6 for k in range(3))
 
 
 @given(st.integers(0, 10_000), st.lists(st.integers(0, 2), min_size=3, max_size=3).filter(any), st.floats(0.2, 3))
