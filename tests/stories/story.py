@@ -31,6 +31,12 @@ def sbatch(bed: Cluster, *options: str, wrap: str = SHOW, user: str = "mbalice")
     return (int(found[1]) if found else 0), done.stdout + done.stderr
 
 
+def exporting(bed: Cluster, variables: list[str], *options: str, wrap: str) -> int:
+    """A job whose owner had these variables in his environment (26.05 starts a login shell for `--export=NAME=...`)."""
+    argv = ["env", *variables, bed.root.locate("sbatch"), "--parsable", "--export=ALL", *options, "--wrap", wrap]
+    return int(bed.run(argv, "mbalice").stdout)
+
+
 def refused(bed: Cluster, *options: str, user: str = "mbalice") -> str:
     """What the user is told; fails where the job was accepted."""
     job, said = sbatch(bed, *options, user=user)

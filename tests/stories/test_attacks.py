@@ -19,6 +19,7 @@ from story import (
     SHOW,
     account,
     capabilities,
+    exporting,
     first_step,
     hasten,
     held,
@@ -79,12 +80,6 @@ def running(bed: Cluster, *options: str, user: str = "mbalice", wrap: str = f"{S
     bed.wait_job(job, "RUNNING")
     first_step(bed, job, user)
     return job
-
-
-def exporting(bed: Cluster, variables: list[str], *options: str, wrap: str) -> int:
-    """A job whose owner had these variables in his environment (26.05 starts a login shell for `--export=NAME=...`)."""
-    argv = ["env", *variables, bed.root.locate("sbatch"), "--parsable", "--export=ALL", *options, "--wrap", wrap]
-    return int(bed.run(argv, "mbalice").stdout)
 
 
 def cancel(bed: Cluster, *jobs: int) -> None:

@@ -10,6 +10,7 @@ from story import (
     PATIENCE_S,
     SHOW,
     account,
+    exporting,
     first_step,
     gate,
     hasten,
@@ -44,9 +45,8 @@ def test_batch_jobs_find_advice_in_their_environment(stack: Cluster) -> None:
     """Batch and copies for the slice, which a script may follow; what the user sets himself stays."""
     wrap = "echo $MIGBATCH_BATCH $MIGBATCH_COPIES"
     hints = ("--gres=mig:auto", "--comment=migbatch: model=resnet50")
-    own = ("--export=ALL,MIGBATCH_BATCH=7", *hints)
     free, _ = sbatch(stack, *hints, wrap=wrap)
-    mine, _ = sbatch(stack, *own, wrap=wrap)
+    mine = exporting(stack, ["MIGBATCH_BATCH=7"], *hints, wrap=wrap)
     assert stack.wait_job(free) == stack.wait_job(mine) == "COMPLETED"
     batch, copies = stack.output(free).split()
     assert int(batch) >= 1 and 1 <= int(copies) <= 4
