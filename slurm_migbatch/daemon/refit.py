@@ -296,7 +296,9 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
+    # not through sys.stdin: Python aborts at its end where a thread sits in there
+    while os.read(0, 4096):
+        pass
     os._exit(1)
 
 

@@ -300,9 +300,9 @@ def test_the_child_is_the_least_of_processes(site, record):
     child.stdin.write(start + "\n")
     child.stdin.flush()
     result, nice = child.stdout.readline(), child.stdout.readline()
+    assert child.wait(120) == 0  # with its stdin open
     child.stdin.close()
     child.stdout.close()
-    child.wait(120)
     assert json.loads(result)["refit"]["outcome"] == "taken"
     assert int(nice) == min(19, os.nice(0) + 19)
 
