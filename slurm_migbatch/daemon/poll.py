@@ -94,6 +94,11 @@ class UnsavedJobs:
             self._seen = now
             return bool(self._rows) or self._left, gone
 
+    def lists(self, job_id: int) -> bool:
+        """Whether the job was in the queue at the last look."""
+        with self._lock:
+            return job_id in self._seen
+
     def save(self, store: Store) -> None:
         """Write what waits; on failure it keeps waiting."""
         with self._lock:

@@ -128,6 +128,9 @@ class Service:
             self._events.add(kind=str(event.get("kind"))[:32])
         if any(event.get("kind") in KINDS for event in events):
             self.inventory.look_again()
+        # a job shorter than the pause between two looks leaves no queue that it was seen in
+        stopped = (event.get("job") for event in events if event.get("kind") == "stop")
+        self._ended.update(job for job in stopped if isinstance(job, int) and not self._unsaved.lists(job))
         self.supply.ingested(node, events)
         self.poller.nudge()
 

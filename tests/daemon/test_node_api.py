@@ -212,6 +212,14 @@ def start(job, *slices, seq=2, restart=0):
     return {"seq": seq, "ts": 1.0, "kind": "start", "job": job, "restart": restart, "slices": held}
 
 
+def test_how_a_job_ended_is_asked_too_where_no_look_at_the_queue_caught_it(running, node, slurm, store):
+    """It was shorter than the pause between two looks; its node alone tells of it, and cannot know of the scancel."""
+    slurm.ends[9] = {"job_id": 9, "state": "CANCELLED", "exit_code": "0:15", "restarts": 0}
+    run = start(9, ("1g.10gb", 0, 1))
+    node.events(inventory(gpu(0)), run, {**run, "seq": 3, "kind": "stop", "exit_code": 0})
+    eventually(lambda: store.jobs.get(9, {}).get("state") == "CANCELLED")
+
+
 def test_a_job_that_holds_more_than_slurm_allocated_is_cancelled(running, node, slurm, caplog):
     slurm.queue[1] = JobRow(1, state="RUNNING", nodes=("n1",), gres="gres/mig:1g.10gb:1")
     slurm.queue[2] = JobRow(2, state="RUNNING", nodes=("n1",), gres="gres:mig:1g.10gb:2")
