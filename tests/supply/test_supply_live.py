@@ -133,7 +133,7 @@ def test_a_whole_gpu_is_not_starved_by_a_stream_of_small_jobs(new_cluster: Calla
         submit(site, "--gres=mig:1g.10gb:1", "-t", "1", seconds=20)  # until all the others are submitted
     site.until("small jobs run", lambda: sum(r.active for r in site.client.jobs()) >= 5)
     large = submit(site, "--gres=mig:7g.80gb:1", "-t", "1", seconds=2)
-    later = [submit(site, "--gres=mig:1g.10gb:1", "-t", "1", seconds=3) for _ in range(20)]
+    later = [submit(site, "--gres=mig:1g.10gb:1", "-t", "1", seconds=3) for _ in range(35)]
     assert "7g.80gb" not in site.offered("n1")
     site.until("the large job", lambda: site.state(large) in ("RUNNING", "COMPLETING", "COMPLETED"))
     site.until("the rest", lambda: not any(r.pending for r in site.client.jobs()))
