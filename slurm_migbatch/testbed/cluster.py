@@ -80,7 +80,7 @@ class Cluster(Bed):
             self._start()
         except BaseException:
             if self._registered:  # else it is somebody else's, or nothing was made
-                self.down()
+                self._surely_down()
             raise
         finally:
             os.umask(mask)
@@ -97,6 +97,14 @@ class Cluster(Bed):
                 self._daemons.reap()
                 self._daemons = None
 
+    def _surely_down(self) -> None:
+        """`down`, also where Ctrl-C is pressed again before that has begun."""
+        while True:
+            try:
+                return self.down()
+            except (KeyboardInterrupt, SystemExit):
+                continue
+
     def keep(self) -> None:
         """Let the cluster outlive this process; it stays until `down`."""
         with registry.locked():
@@ -111,7 +119,7 @@ class Cluster(Bed):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.down()
+        self._surely_down()
 
     def _register(self) -> None:
         """Write down what will be made, then make it: a kill in between leaves nothing that nobody knows of."""
