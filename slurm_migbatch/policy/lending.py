@@ -1,0 +1,295 @@
+"""Training on slices that inference does not need: who gets how many, and who gives back when it does.
+
+DeepBoot (Chen et al., IEEE TPDS 2023), as its authors' simulator has it:
+
+- `allocate`: the training half of adaptive task scaling. A group knapsack: of each job one choice, its worth the
+  speedup relative to its fair share; a change is worth less the more often it was restarted (`ats_worth`). Slices of
+  several kinds are ours: a job works on slices of one kind, and the kinds' knapsacks are solved in turn, each exactly,
+  until none gains. With one kind this is the authors' dynamic program.
+- `reclaim`: the inference half. The loans that cost least to end, one start at a time. The authors compare sums of
+  speedups; to add what the restart costs, to put what is protected last and to free one large slice by several loans
+  on the same GPU are ours.
+- `Replica` and `serve`: an instance that has served stays ready, protected at first and asleep afterwards.
+- `Elastic`: restarts with warm containers (AFE) cost the less the less changes.
+
+Their weak spot is churn (11 restarts a job in their own simulator). Ours against it: `paid_worth` (a change has to earn
+its restart back in the time that the forecast gives it), `Calm` (the longer between changes of one's own will the more
+of them there were; loans have a least length and slices rest after a reclaim), and lending only what `forecast.Levels`
+says will be idle long enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+import numpy as np
+
+Kind = TypeVar("Kind", bound=Hashable)
+Slot = TypeVar("Slot", bound=Hashable)
+
+_GAIN: Final = 1e-9
+PROTECT_S: Final = 30.0
+PROTECT_PER_HIT_S: Final = 15.0
+PROTECT_MOST_S: Final = 120.0
+
+
+# -- the training half -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Choice(Generic[Kind]):
+    """So many slices of one kind for one job."""
+
+    kind: Kind
+    count: int
+
+
+def ats_worth(speedup: float, fair: float, *, changed: bool, age_s: float, restarts: int) -> float:
+    """DeepBoot's worth: speedup over that of the fair share, less for a change, the more restarts it had."""
+    worth = speedup / fair
+    return worth * max(age_s - 10.0 * restarts, 0.0) / (age_s + 10.0) if changed else worth
+
+
+def paid_worth(speedup: float, fair: float, *, restart_s: float, stay_s: float) -> float:
+    """What is left of a speedup over the time that it lasts, when the restart has been paid; at least 0."""
+    return speedup / fair * max(0.0, 1.0 - restart_s / stay_s) if stay_s > 0 else 0.0
+
+
+def allocate(worths: Sequence[Mapping[Choice[Kind], float]], capacity: Mapping[Kind, int]) -> list[Choice[Kind] | None]:
+    """For each job the choice that makes the sum of worths greatest, within the capacity of every kind.
+
+    None: it gets nothing. A job is given only what its mapping offers, so its least and most are kept by not offering
+    others. Exact for one kind; for several each kind in turn until no turn gains. Takes the jobs times their choices
+    times the capacity.
+    """
+    chosen: list[Choice[Kind] | None] = [None] * len(worths)
+    kinds = [kind for kind, count in capacity.items() if count > 0]
+    total = 0.0
+    while True:
+        for kind in kinds:
+            _turn(worths, kind, capacity[kind], chosen)
+        now = sum(worths[job][choice] for job, choice in enumerate(chosen) if choice is not None)
+        if len(kinds) < 2 or now <= total + _GAIN:
+            return chosen
+        total = now
+
+
+def _turn(
+    worths: Sequence[Mapping[Choice[Kind], float]], kind: Kind, capacity: int, chosen: list[Choice[Kind] | None]
+) -> None:
+    """Solve one kind, with what the jobs have of other kinds as what they fall back to."""
+    best = np.zeros(capacity + 1)
+    taken = np.zeros((len(worths), capacity + 1), dtype=np.int64)
+    for job, offers in enumerate(worths):
+        have = chosen[job]
+        new = best + (offers[have] if have is not None and have.kind != kind else 0.0)
+        row = taken[job]
+        for choice, worth in offers.items():
+            count = choice.count
+            if choice.kind == kind and 0 < count <= capacity and worth > 0:
+                other = best[: capacity + 1 - count] + worth
+                better = other > new[count:] + _GAIN
+                new[count:][better] = other[better]
+                row[count:][better] = count
+        best = new
+    left = capacity
+    for job in range(len(worths) - 1, -1, -1):
+        count = int(taken[job, left])
+        have = chosen[job]
+        if count:
+            chosen[job] = Choice(kind, count)
+            left -= count
+        elif have is not None and have.kind == kind:
+            chosen[job] = None
+
+
+@dataclass(frozen=True)
+class Calm:
+    """When a job may be changed of one's own will, and a slice be lent.
+
+    Attributes:
+        first_s: after its start or last change a job is left alone so long, `growth` times longer for each restart.
+        loan_s: a window must be expected to last so long, or nothing is lent into it.
+        idle_s: a slice must have been idle so long.
+        rest_s: after a reclaim a slice is not lent again for so long.
+        gain: a change must make the job at least so many times faster.
+    """
+
+    first_s: float = 600.0
+    growth: float = 2.0
+    loan_s: float = 900.0
+    idle_s: float = 120.0
+    rest_s: float = 600.0
+    gain: float = 1.2
+
+    def may_change(self, now: float, changed: float, restarts: int) -> bool:
+        """Whether a job that was started or changed at that moment may be changed again."""
+        return now - changed >= self.first_s * self.growth ** min(restarts, 60)
+
+    def may_lend(self, now: float, idle_since: float, reclaimed: float | None) -> bool:
+        """Whether a slice that is idle since then, and was last called back at that moment, may be lent."""
+        return now - idle_since >= self.idle_s and (reclaimed is None or now - reclaimed >= self.rest_s)
+
+
+@dataclass(frozen=True)
+class Elastic:
+    """What restarts cost, in seconds: `full` from nothing, `resize` where workers stay (AFE)."""
+
+    full: float
+    resize: float
+
+    def seconds(self, before: int, after: int, kept: bool = True) -> float:
+        """From so many slices to so many; `kept`: those that are in both are the same."""
+        if not before or not kept or before == after:
+            return self.full if after else 0.0
+        if after < before:
+            return self.resize if after else 0.0
+        return self.resize + (self.full - self.resize) * (after - before) / after
+
+
+# -- the inference half ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Replica(Generic[Slot]):
+    """An instance of an application that has its model loaded.
+
+    Attributes:
+        hits: how often it has served. `busy`: it serves now.
+        idle_since: when it last ended, where it does not.
+    """
+
+    slot: Slot
+    app: str
+    hits: int = 0
+    busy: bool = True
+    idle_since: float = 0.0
+
+    def protected(self, now: float, times: float = 1.0) -> bool:
+        """Whether it serves, or has served so lately for its hits that nothing may take its place."""
+        return self.busy or now - self.idle_since < protect_s(self.hits, times)
+
+
+def protect_s(hits: int, times: float = 1.0) -> float:
+    """How long what was hit so often is protected after its end."""
+    return times * min(PROTECT_S + PROTECT_PER_HIT_S * hits, PROTECT_MOST_S)
+
+
+def serve(app: str, replicas: Sequence[Replica[Slot]]) -> Replica[Slot] | None:
+    """The idle replica that a request of this application takes without a cold start: the most hit one."""
+    ready = [replica for replica in replicas if replica.app == app and not replica.busy]
+    return max(ready, key=lambda replica: replica.hits, default=None)
+
+
+def displaced(replicas: Sequence[Replica[Slot]], now: float) -> Replica[Slot] | None:
+    """The replica of another application whose slot is taken: asleep, the least hit, the longest idle."""
+    asleep = [replica for replica in replicas if not replica.protected(now)]
+    return min(asleep, key=lambda replica: (replica.hits, replica.idle_since), default=None)
+
+
+@dataclass(frozen=True)
+class Loan(Generic[Slot]):
+    """A training job with slices that can be called back.
+
+    Attributes:
+        slots: those slices. `count`: all that it has, its own too.
+        least: with fewer it has to stop.
+        speedups: speed with 0, 1, ... `count` slices.
+        since: when it last started or changed.
+        hits: how often it had to give back already.
+        horizon_s: for how long it will miss what it gives back.
+    """
+
+    job: Hashable
+    slots: frozenset[Slot]
+    count: int
+    least: int
+    speedups: Sequence[float]
+    costs: Elastic
+    since: float
+    hits: int = 0
+    horizon_s: float = 600.0
+
+    def loss(self, gone: int) -> float:
+        """Work lost, in seconds of one slice's speed, when `gone` slices are given back."""
+        if not gone:
+            return 0.0
+        after = self.count - gone
+        if after < max(1, self.least):
+            return self.speedups[self.count] * self.horizon_s + self.costs.full * self.speedups[self.count]
+        lost = max(0.0, self.speedups[self.count] - self.speedups[after]) * self.horizon_s
+        return lost + self.costs.seconds(self.count, after) * self.speedups[after]
+
+    def protected(self, now: float, protect: float = 60.0) -> bool:
+        """Whether it started or gave back so lately, and gave back so often, that others have to come first."""
+        return now - self.since < protect * (1 + self.hits)
+
+
+@dataclass(frozen=True)
+class Reclaim(Generic[Slot]):
+    """Slots that are called back, in the order of the starts that they serve, and the jobs that must stop for it.
+
+    `served` is how many starts find room.
+    """
+
+    slots: tuple[Slot, ...]
+    stopped: tuple[Hashable, ...]
+    served: int
+
+
+def reclaim(
+    loans: Sequence[Loan[Slot]], rooms: Sequence[frozenset[Slot]], starts: int, now: float, protect: float = 60.0
+) -> Reclaim[Slot]:
+    """The loans whose end costs least, so that `starts` instances find room.
+
+    Each of `rooms` is a set of lent slots all of which must go for one start: one slot where the instance is of its
+    size, three 1g for one 3g. Rooms that touch a protected loan come after all others. A slot of a job that has to stop
+    becomes free without further loss, so that rooms of it are taken next.
+    """
+    owner = {slot: loan for loan in loans for slot in loan.slots}
+    gone: dict[Hashable, int] = {}
+    stopped: dict[Hashable, None] = {}
+    taken: set[Slot] = set()
+    order: list[Slot] = []
+    served = 0
+    left = [room for room in rooms if room and all(slot in owner for slot in room)]
+    while served < starts and left:
+        ranked = min(enumerate(left), key=lambda one: (*_rank(one[1], owner, gone, stopped, now, protect), one[0]))
+        room = left.pop(ranked[0])
+        for slot in sorted(room, key=str):
+            loan = owner[slot]
+            taken.add(slot)
+            order.append(slot)
+            gone[loan.job] = gone.get(loan.job, 0) + 1
+            if loan.count - gone[loan.job] < max(1, loan.least):
+                stopped[loan.job] = None
+        left = [other for other in left if not other & taken]
+        served += 1
+    return Reclaim(tuple(order), tuple(stopped), served)
+
+
+def _rank(
+    room: frozenset[Slot],
+    owner: Mapping[Slot, Loan[Slot]],
+    gone: Mapping[Hashable, int],
+    stopped: Mapping[Hashable, None],
+    now: float,
+    protect: float,
+) -> tuple[bool, float]:
+    """Whether it touches what is protected (and not yet touched), and the loss that it adds."""
+    more: dict[Hashable, int] = {}
+    loan_of: dict[Hashable, Loan[Slot]] = {}
+    for slot in room:
+        loan = owner[slot]
+        more[loan.job] = more.get(loan.job, 0) + 1
+        loan_of[loan.job] = loan
+    shielded, loss = False, 0.0
+    for job, count in more.items():
+        if job in stopped:
+            continue
+        had = gone.get(job, 0)
+        loss += loan_of[job].loss(had + count) - loan_of[job].loss(had)
+        shielded = shielded or (not had and loan_of[job].protected(now, protect))
+    return shielded, loss

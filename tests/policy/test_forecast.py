@@ -1,0 +1,92 @@
+"""Idle windows: what was seen before is expected again, and what was not seen is not counted on."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.policy.forecast import DAY_S, Gaps, Levels
+
+
+def test_a_gap_that_has_lasted_is_a_long_one():
+    gaps = Gaps()
+    for _ in range(90):
+        gaps.add(60.0)
+    for _ in range(10):
+        gaps.add(3600.0)
+    assert gaps.lasting(0, 600) == pytest.approx(10 / 101)
+    assert gaps.lasting(120, 600) == pytest.approx(10 / 11)
+
+
+def test_nothing_is_counted_on_that_was_never_seen():
+    gaps = Gaps()
+    assert gaps.lasting(0, 1) == 0.0
+    gaps.add(100.0)
+    assert gaps.lasting(100, 1) == 0.0
+
+
+def test_old_gaps_are_forgotten():
+    gaps = Gaps(most=3)
+    for seconds in (1000.0, 1.0, 1.0, 1.0):
+        gaps.add(seconds)
+    assert len(gaps) == 3
+    assert gaps.lasting(0, 10) == 0.0
+
+
+@given(
+    st.lists(st.floats(0.1, 1e5), max_size=60),
+    st.floats(0, 1e4),
+    st.floats(0, 1e4),
+    st.floats(0, 1e4),
+)
+def test_survival_is_a_probability_that_falls_with_the_window(lengths, idle, short, more):
+    gaps = Gaps()
+    for seconds in lengths:
+        gaps.add(seconds)
+    assert 0 <= gaps.lasting(idle, short + more) <= gaps.lasting(idle, short) < 1
+
+
+def days(levels, count, busy, quiet=2):
+    """So many days with `busy` slices needed from 9 to 17 o'clock and `quiet` otherwise."""
+    for day in range(count):
+        for minute in range(24 * 60):
+            at = day * DAY_S + minute * 60
+            levels.demand(at, busy if 540 <= minute < 1020 else quiet, 1)
+    return count * DAY_S
+
+
+def test_the_time_of_day_says_what_is_needed():
+    levels = Levels()
+    now = days(levels, 3, 20)
+    assert levels.days == pytest.approx(3)
+    assert levels.needed(now + 3 * 3600, 1800) == 2
+    for minute in range(8 * 60 + 50):
+        levels.demand(now + minute * 60, 2, 1)
+    assert levels.needed(now + (8 * 60 + 50) * 60, 1800) == 20
+
+
+def test_without_history_what_was_needed_last_is_what_is_known():
+    levels = Levels()
+    levels.demand(0, 5)
+    levels.demand(30, 1)
+    assert levels.needed(60, 1800) == 5
+    assert levels.needed(1500, 1800) == 1
+
+
+def test_a_rate_above_the_usual_raises_what_is_expected():
+    levels = Levels()
+    now = days(levels, 2, 8, quiet=8)
+    assert levels.needed(now, 600) == 8
+    for minute in range(30):
+        levels.demand(now + minute * 60, 8, 4)
+    assert 8 < levels.needed(now + 1800, 600) <= 8 * 3
+
+
+@given(st.lists(st.tuples(st.floats(0, 4000), st.integers(0, 30)), min_size=1, max_size=40), st.floats(60, 7200))
+def test_never_less_than_now_and_longer_never_needs_less(steps, horizon):
+    levels = Levels()
+    now = 0.0
+    for wait, level in steps:
+        now += wait
+        levels.demand(now, level)
+    assert levels.needed(now, horizon) >= steps[-1][1]
+    assert levels.needed(now, horizon * 2) >= levels.needed(now, horizon)
