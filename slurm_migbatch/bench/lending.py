@@ -1,0 +1,316 @@
+"""Training on idle GPUs of inference (E7): 16 nodes of four GPUs, half of them inference's.
+
+Training jobs are Pollux's workloads (160 each), elastic between 1 and 32 GPUs. Their speed is the goodput model fitted
+to Pollux's measured steps, with the noise scale that was measured with them (over all of a training at the smallest
+batch); the same model decides and is the truth, so the gain is one of scheduling only.
+
+Inference is made up, since no public trace has both. Requests come with the burst shape of a measured LLM trace (Azure
+2023, or Mooncake): its arrivals, one stream for each application from a point of its own, are stretched in time to a
+rate that follows the day (highest over lowest hour 4, as Twitter's) and, about once an hour, is four times as high for
+three minutes. Request times are log-normal. Number of requests, applications and mean times are those of DeepBoot's
+three workloads; costs of starts and restarts are the authors' table. Three days before are drawn in the same way and
+are the history that the forecast has.
+
+- *half*: our rules for training on its own half, inference on the other. *half, ATS*: DeepBoot's rules there.
+- *servers*: whole idle nodes are lent and called back (Lyra's loans; a reconstruction). *no forecast*: ours, lending
+  whatever is idle. *DeepBoot*: its rules throughout. *ours*.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from slurm_migbatch.bench.bars import Bar, mean_with_interval
+from slurm_migbatch.policy.forecast import DAY_S, Levels
+from slurm_migbatch.policy.goodput import Goodput, GoodputError, Observed, fit
+from slurm_migbatch.policy.lending import Elastic
+from slurm_migbatch.sim.cluster import Cluster
+from slurm_migbatch.sim.engine import Simulation
+from slurm_migbatch.sim.gpus import whole
+from slurm_migbatch.sim.job import Costs, Job
+from slurm_migbatch.sim.metrics import of_jobs
+from slurm_migbatch.sim.policies.lending import SIZES, Learning, Lending, Way
+from slurm_migbatch.sim.traces import azure, mooncake, pollux
+from slurm_migbatch.sim.traces.lines import lines
+
+NODES: Final = 16
+PER_NODE: Final = 4
+MOST: Final = SIZES[-1]
+SPAN_S: Final = 55_400.0
+HISTORY_DAYS: Final = 3
+OPENING_S: Final = 8 * 3600.0
+"""Time of day at which the training jobs begin to come."""
+DAY_SWING: Final = 0.6
+BURST: Final = 4.0
+BURST_EVERY_S: Final = 3600.0
+BURST_S: Final = 180.0
+SPREAD: Final = 0.67
+"""Of the logarithm of a request's time: Alibaba's image generation has a median of 23 s and a 95th percentile of 69."""
+TARGET_JCT: Final = 0.60
+TARGET_DELAY_S: Final = 8.0
+TARGET_RESTARTS: Final = 3.0
+
+AFE: Final[Mapping[str, Elastic]] = {
+    "bert": Elastic(103, 5),
+    "cifar10": Elastic(24, 3),
+    "ncf": Elastic(25, 2),
+    "deepspeech2": Elastic(18, 1),
+    "yolov3": Elastic(26, 3),
+    "imagenet": Elastic(35, 3),
+}
+COLD_S: Final = (8.0, 6.0, 6.0, 6.0, 4.0, 4.0)
+"""Cold starts of the authors' six inference applications."""
+
+WAYS: Final[Mapping[str, Way]] = {
+    "half": Way(lend=False),
+    "half, ATS": Way(lend=False, calm=None),
+    "servers": Way(servers=True, forecast=False),
+    "no forecast": Way(forecast=False),
+    "DeepBoot": Way(forecast=False, calm=None),
+    "ours": Way(),
+}
+
+_GRADIENTS: Final = ("grad_sqr", "grad_var")
+
+
+class NotMeasurable(ValueError):
+    """The data does not hold what this experiment needs."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """How much inference there is: requests in `SPAN_S`, applications, mean seconds of a request."""
+
+    name: str
+    requests: int
+    apps: int
+    mean_s: float
+
+
+LOADS: Final = (Load("small", 3200, 6, 5.0), Load("middle", 16_000, 18, 10.0), Load("large", 32_000, 30, 15.0))
+
+
+def goodputs(folder: Path) -> dict[str, Goodput]:
+    """The model of each application in a folder of Pollux's traces. Raises TraceError, GoodputError."""
+    found = {}
+    for app, profile in pollux.profiles(folder).items():
+        rows = [
+            Observed(nodes, replicas, step.batch, step.seconds - step.sync, step.seconds)
+            for (nodes, replicas), steps in profile.steps.items()
+            for step in steps
+            if step.seconds > step.sync
+        ]
+        batches = [batch for batch, _ in profile.iterations]
+        local = [row.local for row in rows]
+        found[app] = Goodput(
+            fit(rows), _noise(folder / app, batches[0]), batches[0], batches[-1], int(min(local)), int(max(local))
+        )
+    return found
+
+
+def _noise(folder: Path, batch: int) -> float:
+    """The gradient noise scale: mean variance over mean square of the gradients of the training at this batch."""
+    path = next(path for path in sorted(folder.glob(f"validation-{batch}.csv*")))
+    rows = [(line.number_of("grad_var", 0), line.number_of("grad_sqr", 0)) for line in lines(path, _GRADIENTS)]
+    square = math.fsum(sqr for _, sqr in rows)
+    return batch * math.fsum(var for var, _ in rows) / square if square else 0.0
+
+
+def training(path: Path, known: dict[str, pollux.Profile], models: Mapping[str, Goodput]) -> list[Job]:
+    """A workload's jobs, elastic; work is seconds on one GPU at its best batch."""
+    jobs = []
+    for job in pollux.read(path, known).jobs:
+        model = models[job.app]
+        one = model.best(1)
+        if one is None or job.app not in AFE:
+            raise NotMeasurable(f"{path}: {job.app} cannot be trained on one GPU, or its restarts are not known")
+        items = known[job.app].iterations_of(model.first_batch) * model.first_batch
+        most = max(size for size in SIZES if size <= MOST and model.speedup(size, -(-size // PER_NODE)) > 0)
+        costs = Costs(AFE[job.app].full, AFE[job.app].full, AFE[job.app].resize)
+        jobs.append(replace(job, work=items / one.goodput, gpus=1, least=1, most=most, costs=costs))
+    return jobs
+
+
+def inference(load: Load, shape: np.ndarray[Any, np.dtype[np.float64]], seed: int) -> tuple[list[Job], Levels]:
+    """The requests of the run, and the history before it; see the module."""
+    rng = np.random.Generator(np.random.PCG64([seed, load.requests]))
+    before = HISTORY_DAYS * DAY_S
+    grid = np.arange(0.0, before + SPAN_S + 60.0, 60.0)
+    hours = (grid + OPENING_S) / DAY_S * 2 * math.pi
+    rate = 1.0 - DAY_SWING * np.cos(hours - 2 * math.pi * 2 / 24)
+    for begin in np.cumsum(rng.exponential(BURST_EVERY_S, int(2 * grid[-1] / BURST_EVERY_S))).tolist():
+        rate[(grid >= begin) & (grid < begin + max(60.0, rng.exponential(BURST_S)))] *= BURST
+    whole_run = np.concatenate([[0.0], np.cumsum(rate)[:-1] * 60.0])
+    share = 1.0 / np.arange(1, load.apps + 1)
+    share /= share.sum()
+    per_unit = load.requests / (whole_run[-1] - np.interp(before, grid, whole_run))
+    events: list[tuple[float, int, float]] = []
+    gaps = np.diff(shape)
+    gaps = gaps / gaps.mean()
+    for app in range(load.apps):
+        count = int(whole_run[-1] * per_unit * share[app])
+        turns = np.take(gaps, np.arange(count) + int(rng.integers(len(gaps))), mode="wrap")
+        at = np.interp(np.cumsum(turns) / (per_unit * share[app]), whole_run, grid, right=math.inf)
+        times = rng.lognormal(math.log(load.mean_s) - SPREAD**2 / 2, SPREAD, count)
+        events += [(t, app, s) for t, s in zip(at.tolist(), times.tolist(), strict=True) if t < before + SPAN_S]
+    events.sort()
+    return _split(events, before)
+
+
+def _split(events: Sequence[tuple[float, int, float]], before: float) -> tuple[list[Job], Levels]:
+    levels = Levels()
+    changes = sorted(
+        change for at, _, seconds in events if at < before for change in ((at, 1), (min(at + seconds, before), -1))
+    )
+    level = 0
+    for at, by in changes:
+        level += by
+        levels.demand(at, level, max(by, 0))
+    jobs = [
+        Job(
+            1_000_000 + number,
+            f"infer{app}-{number}",
+            at - before,
+            max(seconds, 0.1),
+            kind="infer",
+            app=f"infer{app}",
+            costs=Costs(cold_start_s=COLD_S[app % len(COLD_S)]),
+        )
+        for number, (at, app, seconds) in enumerate(events)
+        if at >= before
+    ]
+    return jobs, levels
+
+
+def simulate(
+    jobs: Sequence[Job],
+    load: Load,
+    shape: np.ndarray[Any, np.dtype[np.float64]],
+    learning: Learning,
+    way: Way,
+    seed: int,
+) -> dict[str, float]:
+    """One simulation and its figures."""
+    requests, levels = inference(load, shape, seed)
+    half = NODES // 2 * PER_NODE
+    policy = Lending(range(half), range(half, 2 * half), learning, AFE, way, levels, HISTORY_DAYS * DAY_S)
+    cluster = Cluster.of(whole("a100-80gb"), NODES * PER_NODE, PER_NODE)
+    result = Simulation(cluster, [*jobs, *requests], policy, learning, seed=seed).run()
+    train = of_jobs([run for run in result.runs if run.job.kind == "train"], result.end)
+    infer = of_jobs([run for run in result.runs if run.job.kind == "infer"], result.end)
+    if train["done"] < train["jobs"] or infer["done"] < infer["jobs"]:
+        raise NotMeasurable("a job was never done: the simulation is at fault")
+    return {
+        "jct_s": train["jct_s"]["mean"],
+        "jct_p50_s": train["jct_s"]["p50"],
+        "jct_p99_s": train["jct_s"]["p99"],
+        "restarts": train["restarts"]["mean"],
+        "restarts_max": train["restarts"]["max"],
+        "delay_mean_s": infer["delay_s"]["mean"],
+        "delay_p95_s": infer["delay_s"]["p95"],
+        "delay_p99_s": infer["delay_s"]["p99"],
+        "delay_max_s": infer["delay_s"]["max"],
+        "reclaimed": policy.reclaims,
+        "paused_s": train["paused_s"],
+    }
+
+
+def measure(
+    data: Path,
+    seeds: int = 10,
+    loads: Sequence[Load] = LOADS,
+    ways: Mapping[str, Way] = WAYS,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """The whole experiment on a folder with Pollux's data and a measured request trace.
+
+    Seed n takes workload n (in turn) and requests of its own.
+
+    Raises:
+        NotMeasurable: something is missing.
+        TraceError, OSError: a file cannot be read.
+    """
+    traces = next((path.parent.parent for path in sorted(data.rglob("cifar10/placements.csv*"))), None)
+    workloads = sorted(data.rglob("workloads/workload-*.csv"))
+    if traces is None or not workloads:
+        raise NotMeasurable(f"{data} has no Pollux data (cifar10/placements.csv, workloads/workload-1.csv) below it")
+    try:
+        models = goodputs(traces)
+    except GoodputError as error:
+        raise NotMeasurable(f"{traces}: {error}") from None
+    known = pollux.profiles(traces)
+    origin, shape = _shape(data)
+    learning = Learning(models, PER_NODE)
+    jobs = [training(path, known, models) for path in workloads[:seeds]]
+    results = []
+    for load in loads:
+        figures: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+        for seed in range(seeds):
+            for name, way in ways.items():
+                say(f"{load.name}: seed {seed}, {name}")
+                figures[name].append(simulate(jobs[seed % len(jobs)], load, shape, learning, way, seed))
+        results.append(_summary(load, figures))
+    return {
+        "bench": "lending",
+        "data": str(data),
+        "seeds": seeds,
+        "nodes": NODES,
+        "gpus": NODES * PER_NODE,
+        "notes": [
+            f"training: {len(jobs)} Pollux workloads of {len(jobs[0])} jobs on whole GPUs; inference: made up, bursts "
+            f"from {origin}, day pattern, {HISTORY_DAYS} days of history",
+            "Lyra's loans of whole servers are a reconstruction; all ways share replicas, placing and restart costs",
+        ],
+        "results": results,
+        "bars": [bar.to_dict() for result in results for bar in _bars(result)],
+    }
+
+
+def _shape(data: Path) -> tuple[str, np.ndarray[Any, np.dtype[np.float64]]]:
+    readers: tuple[tuple[str, str, Callable[[Path], Any]], ...] = (
+        ("Azure 2023", "AzureLLMInferenceTrace_conv.csv*", azure.read),
+        ("Mooncake", "mooncake_conversation_1h.csv*", mooncake.read),
+    )
+    for name, pattern, read in readers:
+        for path in sorted(data.rglob(pattern)):
+            times = np.array([request.time for request in read(path).requests])
+            if len(times) > 2 and times[-1] > times[0]:
+                return name, times
+    raise NotMeasurable(f"{data} has no request trace (Azure's of 2023 or Mooncake's) below it")
+
+
+def _summary(load: Load, figures: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
+    base = [one["jct_s"] for one in figures["half"]]
+    ways = {}
+    for name, runs in figures.items():
+        ratio = [run["jct_s"] / half for run, half in zip(runs, base, strict=True)]
+        ways[name] = {
+            "jct_ratio": [round(value, 4) for value in _interval(ratio)],
+            **{key: round(statistics.fmean(run[key] for run in runs), 3) for key in runs[0]},
+            "restarts_interval": [round(value, 3) for value in _interval([run["restarts"] for run in runs])],
+        }
+    return {"load": load.name, "requests": load.requests, "apps": load.apps, "mean_s": load.mean_s, "ways": ways}
+
+
+def _interval(values: Sequence[float]) -> list[float]:
+    return [value for value in mean_with_interval(values) if math.isfinite(value)]
+
+
+def _bars(result: Mapping[str, Any]) -> list[Bar]:
+    ours, half = result["ways"]["ours"], result["ways"]["half"]
+    return [
+        Bar(f"{result['load']}: mean JCT over training half only", ours["jct_ratio"][0], TARGET_JCT),
+        Bar(
+            f"{result['load']}: p95 start delay beyond a dedicated half [s]",
+            ours["delay_p95_s"] - half["delay_p95_s"],
+            TARGET_DELAY_S,
+        ),
+        Bar(f"{result['load']}: restarts per training job", ours["restarts"], TARGET_RESTARTS),
+    ]
