@@ -1,8 +1,9 @@
 """Training on idle GPUs of inference (E7): 16 nodes of four GPUs, half of them inference's.
 
-Training jobs are Pollux's workloads (160 each), elastic between 1 and 32 GPUs. Their speed is the goodput model fitted
-to Pollux's measured steps, with the noise scale that was measured with them (over all of a training at the smallest
-batch); the same model decides and is the truth, so the gain is one of scheduling only.
+Training jobs are Pollux's workloads (160 each), elastic between 1 and 64 GPUs. Their speed is the goodput model fitted
+to Pollux's measured steps, with the noise scale that explains its measured iterations to the target at several batches;
+the same model decides and is the truth, so the gain is one of scheduling only. How much the other half is worth hangs
+on that scale: with less noise jobs gain less from more GPUs, whoever lends them.
 
 Inference is made up, since no public trace has both. Requests come with the burst shape of a measured LLM trace (Azure
 2023, or Mooncake): its arrivals, one stream for each application from a point of its own, are stretched in time to a
@@ -38,7 +39,6 @@ from slurm_migbatch.sim.job import Costs, Job
 from slurm_migbatch.sim.metrics import of_jobs
 from slurm_migbatch.sim.policies.lending import SIZES, Learning, Lending, Way
 from slurm_migbatch.sim.traces import azure, mooncake, pollux
-from slurm_migbatch.sim.traces.lines import lines
 
 NODES: Final = 16
 PER_NODE: Final = 4
@@ -77,8 +77,6 @@ WAYS: Final[Mapping[str, Way]] = {
     "ours": Way(),
 }
 
-_GRADIENTS: Final = ("grad_sqr", "grad_var")
-
 
 class NotMeasurable(ValueError):
     """The data does not hold what this experiment needs."""
@@ -110,17 +108,22 @@ def goodputs(folder: Path) -> dict[str, Goodput]:
         batches = [batch for batch, _ in profile.iterations]
         local = [row.local for row in rows]
         found[app] = Goodput(
-            fit(rows), _noise(folder / app, batches[0]), batches[0], batches[-1], int(min(local)), int(max(local))
+            fit(rows), _noise(profile.iterations), batches[0], batches[-1], int(min(local)), int(max(local))
         )
     return found
 
 
-def _noise(folder: Path, batch: int) -> float:
-    """The gradient noise scale: mean variance over mean square of the gradients of the training at this batch."""
-    path = next(path for path in sorted(folder.glob(f"validation-{batch}.csv*")))
-    rows = [(line.number_of("grad_var", 0), line.number_of("grad_sqr", 0)) for line in lines(path, _GRADIENTS)]
-    square = math.fsum(sqr for _, sqr in rows)
-    return batch * math.fsum(var for var, _ in rows) / square if square else 0.0
+def _noise(iterations: Sequence[tuple[int, float]]) -> float:
+    """The noise scale that explains best how many more items larger batches took to the same target.
+
+    Least squares of the logarithms, over a grid from a tenth of the smallest batch to a thousand of the largest.
+    """
+    batches = np.array([batch for batch, _ in iterations], dtype=np.float64)
+    items = batches * np.array([count for _, count in iterations])
+    grid = np.geomspace(batches[0] / 10, batches[-1] * 1000, 400)[:, None]
+    expected = np.log((grid + batches) / (grid + batches[0]))
+    errors = np.square(expected - np.log(items / items[0])).sum(axis=1)
+    return float(grid[int(errors.argmin()), 0])
 
 
 def training(path: Path, known: dict[str, pollux.Profile], models: Mapping[str, Goodput]) -> list[Job]:

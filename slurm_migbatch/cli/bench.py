@@ -329,6 +329,43 @@ def dstack(data: Path, mixes: int, as_json: bool) -> None:
     print_bars(result)
 
 
+@bench.command()
+@click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path), required=True, help="Folder.")
+@click.option("--seeds", type=click.IntRange(1, 1000), default=10, show_default=True, help="Workloads and requests.")
+@json_option
+def lending(data: Path, seeds: int, as_json: bool) -> None:
+    """Training jobs on idle GPUs of inference, against training on its own half and other ways to lend (simulated)."""
+    from slurm_migbatch.bench.lending import NotMeasurable, measure
+    from slurm_migbatch.sim.traces.lines import TraceError
+
+    try:
+        result = measure(data, seeds, say=_progress)
+    except (NotMeasurable, TraceError) as error:
+        raise Failure(str(error)) from None
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    _print_notes(result)
+    for found in result["results"]:
+        click.echo(f"\n{found['load']}: {found['requests']} requests of {found['apps']} applications, means over seeds")
+        print_table(
+            ("way", "mean JCT", "over half", "restarts", "most", "delay mean", "p95", "max", "called back"),
+            [
+                (
+                    name,
+                    f"{way['jct_s']:.0f} s",
+                    f"{way['jct_ratio'][0]:.3f}",
+                    f"{way['restarts']:.2f}",
+                    f"{way['restarts_max']:.0f}",
+                    *(f"{way[key]:.2f} s" for key in ("delay_mean_s", "delay_p95_s", "delay_max_s")),
+                    f"{way['reclaimed']:.0f}",
+                )
+                for name, way in found["ways"].items()
+            ],
+        )
+    print_bars(result)
+
+
 def _progress(text: str) -> None:
     click.echo(f"{text} ...", err=True)
 

@@ -110,7 +110,8 @@ class Calm:
     """When a job may be changed of one's own will, and a slice be lent.
 
     Attributes:
-        first_s: after its start or last change a job is left alone so long, `growth` times longer for each restart.
+        first_s: after its start or last change a job is left alone so long, `growth` times longer for each restart, but
+            never longer than `most_s`.
         loan_s: a window must be expected to last so long, or nothing is lent into it.
         idle_s: a slice must have been idle so long.
         rest_s: after a reclaim a slice is not lent again for so long.
@@ -119,6 +120,7 @@ class Calm:
 
     first_s: float = 600.0
     growth: float = 2.0
+    most_s: float = 3600.0
     loan_s: float = 900.0
     idle_s: float = 120.0
     rest_s: float = 600.0
@@ -126,7 +128,7 @@ class Calm:
 
     def may_change(self, now: float, changed: float, restarts: int) -> bool:
         """Whether a job that was started or changed at that moment may be changed again."""
-        return now - changed >= self.first_s * self.growth ** min(restarts, 60)
+        return now - changed >= min(self.most_s, self.first_s * self.growth ** min(restarts, 60))
 
     def may_lend(self, now: float, idle_since: float, reclaimed: float | None) -> bool:
         """Whether a slice that is idle since then, and was last called back at that moment, may be lent."""

@@ -79,11 +79,12 @@ def test_worth_falls_with_restarts_and_with_what_they_cost():
 
 
 def test_the_more_restarts_the_longer_a_job_is_left_alone():
-    calm = Calm(first_s=600, growth=2)
+    calm = Calm(first_s=600, growth=2, most_s=5000)
     assert not calm.may_change(599, 0, 0)
     assert calm.may_change(600, 0, 0)
     assert not calm.may_change(4799, 0, 3)
     assert calm.may_change(4800, 0, 3)
+    assert calm.may_change(5000, 0, 10**6)
 
 
 def test_a_slice_is_lent_when_it_was_idle_and_has_rested():

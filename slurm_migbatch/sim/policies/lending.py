@@ -36,7 +36,7 @@ from slurm_migbatch.sim.policy import Quiet
 from slurm_migbatch.sim.run import Run
 
 PERIOD_S: Final = 60.0
-SIZES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+SIZES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of GPUs that a job is given; changes between neighbours are not worth a restart."""
 _ROUND: Final = "round"
 

@@ -1,0 +1,140 @@
+"""The lending experiment on made-up traces, and what its policy keeps whatever it is asked."""
+
+import functools
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurm_migbatch.bench import lending
+from slurm_migbatch.bench.lending import AFE, WAYS, Load, NotMeasurable
+from slurm_migbatch.cli.main import cli
+from slurm_migbatch.policy.forecast import Levels
+from slurm_migbatch.policy.goodput import Goodput, Steps
+from slurm_migbatch.sim.cluster import Cluster
+from slurm_migbatch.sim.engine import Simulation
+from slurm_migbatch.sim.gpus import whole
+from slurm_migbatch.sim.job import Costs, Job
+from slurm_migbatch.sim.policies.lending import Learning, Lending
+
+STEPS = Steps(0.05, 0.001, 0.02, 0.001, 0.01, 0.0005, 1.5)
+MODELS = {"cifar10": Goodput(STEPS, 4000.0, 128, 4096, 32, 1024)}
+TINY = Load("tiny", 120, 3, 10.0)
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Two workloads of one application, and a request trace."""
+    app = tmp_path / "sched" / "traces" / "cifar10"
+    app.mkdir(parents=True)
+    rows = ["placement,local_bsz,step_time,sync_time"]
+    for placement, replicas in (("1", 1), ("2", 2), ("4", 4), ("44", 8), ("4444", 16)):
+        for local in (32, 64, 128, 256):
+            step = STEPS.iteration_s(replicas, len(placement), local)
+            rows.append(f"{placement},{local},{step},{step - STEPS.gradient_s(local)}")
+    (app / "placements.csv").write_text("\n".join(rows) + "\n")
+    for batch in (128, 512, 2048):
+        iterations = round(2_000_000 * (4000 + batch) / (4128 * batch))
+        (app / f"validation-{batch}.csv").write_text(f"iteration\n{iterations}\n")
+    loads = tmp_path / "workloads"
+    loads.mkdir()
+    for number in (1, 2):
+        jobs = [f"cifar10-{n},{n * 200 * number},cifar10,1,128" for n in range(12)]
+        text = "\n".join(["name,time,application,num_replicas,batch_size", *jobs])
+        (loads / f"workload-{number}.csv").write_text(text + "\n")
+    rng = np.random.Generator(np.random.PCG64(1))
+    times = np.cumsum(rng.exponential(300, 400)).astype(int)
+    requests = [f"{at},10,5" for at in times.tolist()]
+    (tmp_path / "mooncake_conversation_1h.csv").write_text(
+        "\n".join(["timestamp_ms,input_tokens,output_tokens", *requests]) + "\n"
+    )
+    return tmp_path
+
+
+def test_every_way_is_measured_and_repeats_itself(data):
+    measure = functools.partial(lending.measure, data, seeds=2, loads=[TINY])
+    result = measure()
+    assert result == measure()
+    (found,) = result["results"]
+    assert set(found["ways"]) == set(WAYS)
+    assert found["ways"]["half"]["jct_ratio"][0] == 1.0
+    assert found["ways"]["half"]["reclaimed"] == 0
+    assert found["ways"]["ours"]["jct_s"] < found["ways"]["half"]["jct_s"]
+    assert [bar["name"].split(":")[0] for bar in result["bars"]] == ["tiny"] * 3
+    json.dumps(result)
+
+
+def test_the_noise_is_what_made_the_iterations(data):
+    model = lending.goodputs(data / "sched" / "traces")["cifar10"]
+    assert model.noise == pytest.approx(4000, rel=0.05)
+    assert (model.first_batch, model.largest_batch) == (128, 2048)
+
+
+def test_requests_follow_the_day_and_the_count(data):
+    _, shape = lending._shape(data)
+    load = Load("many", 6000, 4, 5.0)
+    jobs, levels = lending.inference(load, shape, 3)
+    assert 0.6 * load.requests < len(jobs) < 1.6 * load.requests
+    assert np.mean([job.work for job in jobs]) == pytest.approx(5.0, rel=0.1)
+    assert levels.days == pytest.approx(lending.HISTORY_DAYS, abs=0.05)
+    day = sum(3 * 3600 <= job.arrival < 9 * 3600 for job in jobs)
+    assert day > 1.5 * sum(job.arrival >= 9.5 * 3600 for job in jobs)
+
+
+def test_what_is_missing_is_named(tmp_path, data):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(NotMeasurable, match="no Pollux data"):
+        lending.measure(empty)
+    (data / "mooncake_conversation_1h.csv").unlink()
+    with pytest.raises(NotMeasurable, match="no request trace"):
+        lending.measure(data)
+
+
+def test_the_command_says_what_is_missing(tmp_path):
+    answer = CliRunner().invoke(cli, ["bench", "lending", "--data", str(tmp_path)])
+    assert answer.exit_code != 0
+    assert "no Pollux data" in answer.output
+
+
+class Watched(Lending):
+    """Checks after every decision what must always hold."""
+
+    def decide(self, sim):
+        super().decide(sim)
+        held = [place.gpu for run in self.training for place in run.places]
+        assert len(held) == len(set(held))
+        assert set(held) == set(self.holder)
+        assert not set(held) & set(self.serving.values())
+        assert not set(held) & set(self.replicas)
+        for run in self.training:
+            assert not run.places or run.job.least <= len(run.places) <= run.job.most
+        if not self.way.lend:
+            assert set(held) <= set(self.own)
+        if self.waiting:
+            assert not set(held) & set(self.lent)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    nodes=st.integers(1, 3),
+    name=st.sampled_from(sorted(WAYS)),
+    training=st.lists(st.tuples(st.floats(0, 3000), st.floats(10, 5000), st.integers(1, 8)), min_size=1, max_size=8),
+    requests=st.lists(st.tuples(st.floats(0, 4000), st.floats(1, 200), st.integers(0, 2)), max_size=25),
+)
+def test_lending_keeps_to_capacity_and_limits_for_any_cluster(nodes, name, training, requests):
+    half = nodes * 2
+    jobs = [
+        Job(n, f"t{n}", at, work, least=1, most=most, app="cifar10", costs=Costs(24, 24, 3))
+        for n, (at, work, most) in enumerate(training)
+    ] + [
+        Job(100 + n, f"i{n}", at, work, kind="infer", app=f"i{app}", costs=Costs(cold_start_s=6))
+        for n, (at, work, app) in enumerate(requests)
+    ]
+    learning = Learning(MODELS, 2)
+    policy = Watched(range(half), range(half, 2 * half), learning, AFE, WAYS[name], Levels())
+    result = Simulation(Cluster.of(whole("a100-80gb"), 2 * half, 2), jobs, policy, learning).run()
+    assert all(run.ended is not None for run in result.runs)
