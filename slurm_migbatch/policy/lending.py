@@ -118,13 +118,13 @@ class Calm:
         gain: a change must make the job at least so many times faster.
     """
 
-    first_s: float = 600.0
+    first_s: float = 300.0
     growth: float = 2.0
     most_s: float = 3600.0
-    loan_s: float = 900.0
+    loan_s: float = 600.0
     idle_s: float = 120.0
-    rest_s: float = 600.0
-    gain: float = 1.2
+    rest_s: float = 900.0
+    gain: float = 1.35
 
     def may_change(self, now: float, changed: float, restarts: int) -> bool:
         """Whether a job that was started or changed at that moment may be changed again."""

@@ -77,15 +77,13 @@ class Way:
         lend: whether at all. `servers`: only whole nodes (as Lyra does). `forecast`: only into windows that last.
         calm: hysteresis; None: DeepBoot's own, a worth that falls with restarts.
         sure: how probable it must be that the window lasts.
-        ahead: GPUs that are called back beyond what is needed at once, where the forecast sees more demand coming.
     """
 
     lend: bool = True
     servers: bool = False
     forecast: bool = True
     calm: Calm | None = field(default_factory=Calm)
-    sure: float = 0.95
-    ahead: int = 4
+    sure: float = 0.8
 
 
 @dataclass
@@ -173,8 +171,8 @@ class Lending(Quiet):
             if gpu is None and self._reclaim(sim, len(self.waiting) - position):
                 gpu, warm = self._place(sim, run.job.app)
             if gpu is None:
-                left.append(run)
-                continue
+                left = self.waiting[position:]  # every GPU serves
+                break
             replica = self.replicas.get(gpu)
             if replica is None or not warm:
                 replica = self.replicas[gpu] = Replica(gpu, run.job.app)
@@ -214,9 +212,6 @@ class Lending(Quiet):
                 lent.setdefault(self.holder[gpu], set()).add(gpu)
         if not lent:
             return False
-        if self.way.forecast:
-            more = self.levels.needed(self.clock + sim.now, 300.0, 0.9) - len(self.serving) - starts
-            starts += max(0, min(self.way.ahead, more))
         loans = [self._loan(sim, run, gpus) for run, gpus in lent.items()]
         if self.way.servers:
             rooms = [frozenset(gpu for gpu in node if gpu in self.holder) for node in self._nodes()]
