@@ -13,7 +13,7 @@ sides of one measured pair together); uniform between 1 and 2.2, each side by it
 of each job, exactly. GPUs are whole, memory suffices for two jobs, and starting costs nothing: as in the paper.
 
 - *FIFO* and *SJF* do not share; *SJF-FFS* shares always; *BSBF* by the pair test of the authors' code (these two take
-  partners as their code does); *ours* by `policy.sharing.choose`.
+  partners as their code does); *ours* by `policy.sharing.plan`.
 
 A ratio is of mean completion times in the same draw; its interval is over draws (95 %, Student's t). Where nothing is
 drawn there is one run and no interval.
@@ -108,9 +108,7 @@ def source(data: Path) -> Source:
     jobs = tuple(replace(job, estimate=None) for job in muri.read(_one(data, "cluster_trace.csv*")).jobs)
     known = pollux.profiles(_one(data, "placements.csv*").parent.parent)
     pool = tuple(
-        (job.app, job.work)
-        for path in sorted(data.rglob("workload-*.csv*"))
-        for job in pollux.read(path, known).jobs
+        (job.app, job.work) for path in sorted(data.rglob("workload-*.csv*")) for job in pollux.read(path, known).jobs
     )
     if not pool:
         raise NotMeasurable(f"{data} holds no workload-*.csv of Pollux")
@@ -144,9 +142,7 @@ def populations(found: Source) -> list[Population]:
     return result
 
 
-def _small(
-    found: Source, gpus: int, mix: Mapping[int, int], load: float
-) -> Callable[[np.random.Generator], list[Job]]:
+def _small(found: Source, gpus: int, mix: Mapping[int, int], load: float) -> Callable[[np.random.Generator], list[Job]]:
     def draw(rng: np.random.Generator) -> list[Job]:
         needs = rng.permutation([need for need, count in mix.items() for _ in range(count)])
         picks = [found.pool[int(pick)] for pick in rng.integers(len(found.pool), size=len(needs))]
@@ -256,7 +252,11 @@ def _bars(cells: Sequence[Mapping[str, Any]]) -> list[Bar]:
         worst = max(cells, key=lambda cell: _least(cell["ours_over"][name]))
         where = f"{worst['jobs']}, slowdown {worst['slowdown']}"
         bars.append(
-            Bar(f"ours over {name}, lower end of the interval, worst cell ({where})", _least(worst["ours_over"][name]), 1.0)
+            Bar(
+                f"ours over {name}, lower end of the interval, worst cell ({where})",
+                _least(worst["ours_over"][name]),
+                1.0,
+            )
         )
     return bars
 

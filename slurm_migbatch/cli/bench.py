@@ -336,6 +336,16 @@ def dstack(data: Path, mixes: int, as_json: bool) -> None:
 def lending(data: Path, seeds: int, as_json: bool) -> None:
     """Training jobs on idle GPUs of inference, against training on its own half and other ways to lend (simulated)."""
     from slurm_migbatch.bench.lending import NotMeasurable, measure
+
+
+@_data_option
+@click.option(
+    "--seeds", type=click.IntRange(2, 1000), default=10, show_default=True, help="Draws of jobs and slowdowns."
+)
+@json_option
+def sharing(data: Path, seeds: int, as_json: bool) -> None:
+    """Completion times where two jobs may share a GPU: share or wait, our way, by the pair, always and never."""
+    from slurm_migbatch.bench.sharing import BASELINES, NotMeasurable, measure
     from slurm_migbatch.sim.traces.lines import TraceError
 
     try:
@@ -364,6 +374,24 @@ def lending(data: Path, seeds: int, as_json: bool) -> None:
             ],
         )
     print_bars(result)
+
+    names = list(result["cells"][0]["jct_s"])
+    lines = [
+        (
+            cell["jobs"],
+            cell["slowdown"],
+            str(cell["draws"]),
+            *(f"{cell['jct_s'][name]:.0f}" for name in names),
+            *(_ratio(*cell["ours_over"][name]) for name in BASELINES),
+        )
+        for cell in result["cells"]
+    ]
+    print_table(("jobs", "slowdown", "draws", *names, *(f"over {name}" for name in BASELINES)), lines)
+    print_bars(result)
+
+
+def _ratio(mean: float, low: float | None, high: float | None) -> str:
+    return f"{mean:.3f}" if low is None or high is None else f"{mean:.3f} ({low:.3f} to {high:.3f})"
 
 
 def _progress(text: str) -> None:

@@ -12,8 +12,9 @@ Reconstructions and additions of ours:
 - `split`: sharing by cutting a GPU with MIG, where the slowdown is speed(whole) / speed(slice) and the change costs
   two reconfigurations and checkpoints;
 - `plan`: the pair test minds two jobs only. It is too shy where a queue waits behind them (the rule refuses equal jobs
-  from a slowdown of 1.5, and throughput grows up to 2) and too bold where what is shared would soon be wanted by others.
-  `plan` plays the whole queue to its end under several rules and begins as the best of them does.
+  from a slowdown of 1.5, and throughput grows up to 2), and too bold for gangs (each partner is tested by itself, all
+  are slowed down) and where what is shared would soon be wanted by others. `plan` plays the whole queue to its end
+  under several rules, begins as the best of them does, and then asks of each start by itself whether it is better left.
 
 All times are seconds; a slowdown says how many times longer a job takes, at least 1.
 """
@@ -277,14 +278,18 @@ def _rate(own: float, other: float, slow_own: float, slow_other: float) -> float
 NEVER: Final = Rule("never", None)
 ANY: Final = Rule("any", lambda own, other, slow_own, slow_other: True)
 PAIR: Final = Rule("pair", pays, together)
-FASTEST: Final = Rule("any, fastest pair first", lambda own, other, so, st: 1 / so + 1 / st > 1, _rate)
-GAINING: Final = Rule("pair, largest gain first", pays, _gain)
-BRIEF: Final = Rule(
-    "pair, fastest first, if it ends before the other",
+FASTEST: Final = Rule("any that is faster together", lambda own, other, so, st: 1 / so + 1 / st > 1, _rate)
+FAST: Final = Rule("1.3 times as fast together", lambda own, other, so, st: 1 / so + 1 / st > 1.3, _rate)
+GAINING: Final = Rule(
+    "a fifth earlier", lambda own, other, so, st: together(own, other, so, st) < 0.8 * apart(own, other), _gain
+)
+BRIEF: Final = Rule("ends before the other", lambda own, other, so, st: so * own <= st * other, _rate)
+BRIEF_PAIR: Final = Rule(
+    "pair, ends before the other",
     lambda own, other, so, st: so * own <= st * other and pays(own, other, so, st),
     _rate,
 )
-RULES: Final = (NEVER, PAIR, ANY, FASTEST, GAINING, BRIEF)
+RULES: Final = (NEVER, PAIR, FASTEST, FAST, GAINING, BRIEF, BRIEF_PAIR)
 """What `plan` chooses from."""
 
 
@@ -370,8 +375,11 @@ class Board:
         willing: list[tuple[float, int, Task]] = []
         have = 0
         for other in self.single:
-            pair = task.left, other.remaining(self.now), self.slowdown(task.app, other.app), self.slowdown(
-                other.app, task.app
+            pair = (
+                task.left,
+                other.remaining(self.now),
+                self.slowdown(task.app, other.app),
+                self.slowdown(other.app, task.app),
             )
             if rule.accepts(*pair):
                 willing.append((rule.rank(*pair) if rule.rank is not None else 0.0, len(willing), other))
@@ -406,10 +414,11 @@ class Board:
         task.version += 1
 
 
-def rollout(board: Board, rule: Rule, most: float = math.inf) -> float:
+def rollout(board: Board, rule: Rule, most: float = math.inf, *, hold: bool = False) -> float:
     """Sum of finishes, counted from now, of all on the board if nobody comes and the rule is kept to; plays it through.
 
-    Stops early with infinity where it would exceed `most`. Jobs that never fit are left out.
+    Stops early with infinity where it would exceed `most`. With `hold` nothing starts before the first has ended. Jobs
+    that never fit are left out.
     """
     begin = board.now
     total = 0.0
@@ -421,7 +430,8 @@ def rollout(board: Board, rule: Rule, most: float = math.inf) -> float:
     for task in board.tasks.values():
         ends.append((board.now + task.remaining(board.now) / task.rate, task.key, task.version, task))
     heapify(ends)
-    _launch(board, rule, foresee)
+    if not hold or not ends:
+        _launch(board, rule, foresee)
     while ends:
         moment, _, version, task = heappop(ends)
         if version != task.version:
@@ -446,24 +456,65 @@ def _launch(board: Board, rule: Rule, foresee: Callable[[Task], None]) -> None:
             foresee(other)
 
 
-def plan(board: Board, rules: Sequence[Rule] = RULES, depth: int = 64) -> list[Start]:
-    """What to start now, by the rule under which the queue as it stands has the least mean finish; changes the board.
+def choose(board: Board, rules: Sequence[Rule] = RULES, depth: int = 64) -> tuple[Rule, float]:
+    """The rule under which the queue as it stands has the least mean finish, and the sum of finishes.
 
     At most `depth` waiting jobs are played. Of equals the first rule is taken.
     """
-    return begin(board, choose(board, rules, depth))
-
-
-def choose(board: Board, rules: Sequence[Rule] = RULES, depth: int = 64) -> Rule:
-    """The rule under which the queue as it stands has the least mean finish."""
-    if not board.queue or len(rules) == 1 or not any(board.free + board.lone >= task.need for task in board.queue):
-        return rules[0]
     least, chosen = math.inf, rules[0]
     for rule in rules:
         total = rollout(board.copy(depth), rule, least)
         if total < least:
             least, chosen = total, rule
-    return chosen
+    return chosen, least
+
+
+def plan(board: Board, rules: Sequence[Rule] = RULES, depth: int = 64, tries: int = 8) -> list[Start]:
+    """What to start now for the least mean finish of the queue as it stands; changes the board.
+
+    First as the best of the rules does. Then up to `tries` single changes, each kept where the rest, played by that
+    rule, ends earlier on average: to leave a start that shares, and to start one that would wait where it is fastest.
+    """
+    if len(rules) == 1 or not any(board.free + board.lone >= task.need for task in board.queue):
+        return begin(board, rules[0])
+    rule, least = choose(board, rules, depth)
+    starts = begin(board.copy(depth), rule)
+    for one in [start for start in starts if start.beside][:tries]:
+        if one in starts:
+            least, starts = _better(board, rule, depth, least, starts, _without(starts, one))
+    for _ in range(tries):
+        twin = board.copy(depth)
+        apply(twin, starts)
+        more = next(iter(begin(twin, FASTEST)), None)
+        if more is None:
+            break
+        before = starts
+        least, starts = _better(board, rule, depth, least, starts, [*starts, more])
+        if starts is before:
+            break
+    apply(board, starts)
+    return starts
+
+
+def _without(starts: Sequence[Start], gone: Start) -> list[Start]:
+    """Leave one, and with it those that would start beside it."""
+    keys = {gone.key}
+    kept = []
+    for start in starts:
+        if start.key in keys or any(key in keys for key, _ in start.beside):
+            keys.add(start.key)
+        else:
+            kept.append(start)
+    return kept
+
+
+def _better(
+    board: Board, rule: Rule, depth: int, least: float, starts: list[Start], other: list[Start]
+) -> tuple[float, list[Start]]:
+    twin = board.copy(depth)
+    apply(twin, other)
+    total = rollout(twin, rule, least, hold=True)
+    return (total, other) if total < least * (1 - 1e-9) else (least, starts)
 
 
 def begin(board: Board, rule: Rule) -> list[Start]:
@@ -472,3 +523,13 @@ def begin(board: Board, rule: Rule) -> list[Start]:
         Start(task.key, empty, tuple((other.key, count) for other, count in beside))
         for task, empty, beside in board.start(rule)
     ]
+
+
+def apply(board: Board, starts: Sequence[Start]) -> None:
+    """Start these."""
+    waiting = {task.key: task for task in board.queue}
+    for start in starts:
+        task = waiting.pop(start.key)
+        board.run(task, start.empty, [(board.tasks[key], count) for key, count in start.beside])
+    if starts:
+        board.queue = list(waiting.values())

@@ -40,6 +40,8 @@ POLICIES: Final[dict[str, str]] = {
     "slices": f"{_KINDS}:SLICES",
     "static": f"{_KINDS}:STATIC",
     "halves": f"{_KINDS}:HALVES",
+    "sjf-bsbf": "slurm_migbatch.sim.policies.sharing:BSBF",
+    "sharing": "slurm_migbatch.sim.policies.sharing:SHARING",
 }
 """Name -> module:attribute."""
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurm_migbatch.config.schema import between, key
-from slurm_migbatch.policy.sharing import PAIR, RULES, Board, Rule, Start, Task, begin, choose
+from slurm_migbatch.policy.sharing import PAIR, RULES, Board, Rule, Start, Task, plan
 from slurm_migbatch.sim.cluster import Cluster, Place
 from slurm_migbatch.sim.engine import Simulation
 from slurm_migbatch.sim.policy import Quiet
@@ -20,7 +20,7 @@ from slurm_migbatch.sim.run import Run
 
 
 class Sharing(Quiet):
-    """Shortest first, alone or beside one other, by the best of `rules` as `policy.sharing.choose` finds it."""
+    """Shortest first, alone or beside one other, by the best of `rules` as `policy.sharing.plan` finds it."""
 
     def __init__(self, rules: Sequence[Rule] = (PAIR,), depth: int = 64) -> None:
         self.rules, self.depth = tuple(rules), depth
@@ -54,7 +54,7 @@ class Sharing(Quiet):
         self.board.now = sim.now
         if not self.board.queue:
             return
-        for start in begin(self.board, choose(self.board, self.rules, self.depth)):
+        for start in plan(self.board, self.rules, self.depth):
             run = self.runs[start.key]
             sim.start(run, self._places(sim, start))
 
