@@ -25,6 +25,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import Final, NamedTuple
 
 from slurm_migbatch.mig.geometry import Geometry
@@ -194,7 +195,7 @@ def split(
     """How to cut a GPU that the other job holds whole so that a newcomer starts at once; None: it should wait.
 
     `..._speed` is the speed on a slot with the whole GPU as 1; 0 where the job does not fit. Every legal pair of plain
-    slots is looked at. Waiting costs the newcomer the instance that it needs then only where sizes differ, so nothing.
+    slots is looked at. Waiting costs nothing: the whole GPU is there already when the other has ended.
     """
     slots = [slot for slot in geometry.slots if not slot.profile.suffix]
     best: Split | None = None
@@ -300,7 +301,7 @@ class Board:
     """
 
     def __init__(self, free: int, slowdown: Slowdown) -> None:
-        self.free = free
+        self.size = self.free = free
         self.slowdown = slowdown
         self.now = 0.0
         self.single: dict[Task, None] = {}
@@ -309,8 +310,9 @@ class Board:
         self.queue: list[Task] = []
 
     def copy(self, waiting: int) -> Board:
-        """Another one with the first `waiting` of the queue, to play with."""
-        twin = Board(self.free, self.slowdown)
+        """Another one to play with: with the first `waiting` of the queue, without those that can never fit."""
+        twin = Board(self.size, self.slowdown)
+        twin.free = self.free
         twin.now, twin.lone = self.now, self.lone
         for task in self.tasks.values():
             other = twin.tasks[task.key] = Task(task.key, task.app, task.need, task.left)
@@ -318,7 +320,8 @@ class Board:
         for task in self.tasks.values():
             twin.tasks[task.key].beside = {twin.tasks[one.key]: count for one, count in task.beside.items()}
         twin.single = dict.fromkeys(twin.tasks[task.key] for task in self.single)
-        twin.queue = [Task(task.key, task.app, task.need, task.left) for task in self.queue[:waiting]]
+        fitting = islice((task for task in self.queue if task.need <= self.size), waiting)
+        twin.queue = [Task(task.key, task.app, task.need, task.left) for task in fitting]
         return twin
 
     def run(self, task: Task, empty: int, beside: Sequence[tuple[Task, int]]) -> list[Task]:
@@ -417,8 +420,8 @@ class Board:
 def rollout(board: Board, rule: Rule, most: float = math.inf, *, hold: bool = False) -> float:
     """Sum of finishes, counted from now, of all on the board if nobody comes and the rule is kept to; plays it through.
 
-    Stops early with infinity where it would exceed `most`. With `hold` nothing starts before the first has ended. Jobs
-    that never fit are left out.
+    Stops early with infinity where it would exceed `most`. With `hold` nothing starts before the first has ended.
+    All jobs must fit at some time (`Board.copy` sees to it).
     """
     begin = board.now
     total = 0.0
@@ -474,6 +477,7 @@ def plan(board: Board, rules: Sequence[Rule] = RULES, depth: int = 64, tries: in
 
     First as the best of the rules does. Then up to `tries` single changes, each kept where the rest, played by that
     rule, ends earlier on average: to leave a start that shares, and to start one that would wait where it is fastest.
+    Jobs that are further back than `depth` start on GPUs that would stay empty, and share with nobody.
     """
     if len(rules) == 1 or not any(board.free + board.lone >= task.need for task in board.queue):
         return begin(board, rules[0])
@@ -493,6 +497,8 @@ def plan(board: Board, rules: Sequence[Rule] = RULES, depth: int = 64, tries: in
         if starts is before:
             break
     apply(board, starts)
+    if len(board.queue) > depth:
+        starts = [*starts, *begin(board, NEVER)]
     return starts
 
 

@@ -401,6 +401,16 @@ def _resumed(made, starts):
     return board
 
 
+def test_jobs_that_were_not_played_start_on_what_would_stay_empty():
+    board = board_of(2, [(2, 30.0), (2, 31.0), (1, 50.0)], [[3.0]], running=[(1, 20.0)])
+    assert plan(board, depth=1) == [Start(3, 1, ())]
+
+
+def test_a_job_that_can_never_fit_is_not_waited_for():
+    board = board_of(1, [(3, 1.0), (1, 10.0), (1, 10.0)], [[1.1]])
+    assert [start.key for start in plan(board)] == [1, 2]
+
+
 def test_with_one_rule_the_plan_is_that_rule():
     made = 3, [(1, 10.0), (2, 20.0), (1, 30.0)], [[1.3]]
     running = [(2, 50.0), (1, 40.0)]

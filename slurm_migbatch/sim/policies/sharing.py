@@ -1,7 +1,8 @@
 """SJF-BSBF and its far-sighted form on whole GPUs: `policy.sharing` on the simulator's queue.
 
-The policy keeps a `Board`, told of every start and end, and takes from the engine what each job has left. Slowdowns are
-those of the engine's `Speeds`, asked for pairs. Memory is taken to suffice for two jobs on a GPU, as in the baselines.
+The policy keeps a `Board`, told of every start and end; what a job has left follows from what it claims and from how
+fast it went since. Slowdowns are those of the engine's `Speeds`, asked for pairs. Memory is taken to suffice for two
+jobs on a GPU, as in the baselines, and the cost of starting is not foreseen.
 """
 
 from __future__ import annotations
