@@ -336,16 +336,6 @@ def dstack(data: Path, mixes: int, as_json: bool) -> None:
 def lending(data: Path, seeds: int, as_json: bool) -> None:
     """Training jobs on idle GPUs of inference, against training on its own half and other ways to lend (simulated)."""
     from slurm_migbatch.bench.lending import NotMeasurable, measure
-
-
-@_data_option
-@click.option(
-    "--seeds", type=click.IntRange(2, 1000), default=10, show_default=True, help="Draws of jobs and slowdowns."
-)
-@json_option
-def sharing(data: Path, seeds: int, as_json: bool) -> None:
-    """Completion times where two jobs may share a GPU: share or wait, our way, by the pair, always and never."""
-    from slurm_migbatch.bench.sharing import BASELINES, NotMeasurable, measure
     from slurm_migbatch.sim.traces.lines import TraceError
 
     try:
@@ -375,6 +365,26 @@ def sharing(data: Path, seeds: int, as_json: bool) -> None:
         )
     print_bars(result)
 
+
+@bench.command()
+@_data_option
+@click.option(
+    "--seeds", type=click.IntRange(2, 1000), default=10, show_default=True, help="Draws of jobs and slowdowns."
+)
+@json_option
+def sharing(data: Path, seeds: int, as_json: bool) -> None:
+    """Completion times where two jobs may share a GPU: share or wait, our way, by the pair, always and never."""
+    from slurm_migbatch.bench.sharing import BASELINES, NotMeasurable, measure
+    from slurm_migbatch.sim.traces.lines import TraceError
+
+    try:
+        result = measure(data, seeds, say=_progress)
+    except (NotMeasurable, TraceError) as error:
+        raise Failure(str(error)) from None
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    _print_notes(result)
     names = list(result["cells"][0]["jct_s"])
     lines = [
         (
