@@ -394,10 +394,15 @@ def test_a_slot_that_was_taken_by_hand(new_cluster: NewCluster, nodes: int) -> N
     bed = new_cluster(nodes=nodes, gpus=1, migbatch="all", node_conf={"ReconcileEvery": "2"})
     for node in bed.spec.node_names:
         assert instances(bed, node) == []
-    uuid = make_by_hand(bed, "n1")
     kind = "4g.40gb"  # on offer on every node from the start, so that Slurm takes n1
+    until("the offer", lambda: all(on_offer(bed, node)[kind] for node in bed.spec.node_names))
+    daemon = bed.daemons.get("migbatchd")
+    assert daemon is not None
+    daemon.id.signal(signal.SIGSTOP)  # it would be told, and withdraw the offer, before or after the job came
+    uuid = make_by_hand(bed, "n1")
     job, _ = sbatch(bed, f"--gres=mig:{kind}:1", "--open-mode=append")
     until("the misfit", lambda: re.search(r"\bRestarts=[1-9]", shown(bed, job)) is not None)
+    daemon.id.signal(signal.SIGCONT)
     until("the news", lambda: on_offer(bed, "n1")[kind] == 0)
     if nodes == 1:
         bed.wait_job(job, "PENDING")
