@@ -104,9 +104,11 @@ class CgroupCage:
                     break
                 except FileNotFoundError:
                     break
-                except OSError as error:  # EBUSY while the last member is being buried
+                except OSError as error:  # EBUSY while the last member is being buried, or where one has just come:
+                    # what was started at the moment of an interrupt may have been on its way in
                     if time.monotonic() > deadline:
                         raise TestbedError(f"control group {group} cannot be removed: {error}") from error
+                    _kill_all(self)
                     time.sleep(0.01)
 
 
