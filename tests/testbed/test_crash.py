@@ -157,3 +157,25 @@ def test_processes_are_found_without_control_groups(directory: Path) -> None:
     assert scan.members() == set()
     directory.rmdir()
     assert not [pid for pid in found if start_time(pid) is not None]
+
+
+def test_who_comes_into_the_control_group_while_it_is_cleared_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an interrupted starter had just forked may join a moment later."""
+    hierarchy = cage.CgroupCage.hierarchy()
+    if hierarchy is None:
+        return  # processes are found in another way here, see above
+    group = cage.CgroupCage(hierarchy / f"migbatch-test-{os.getpid()}")
+    late: list[subprocess.Popen[bytes]] = []
+    kill_all = cage._kill_all
+
+    def kill_all_but_one(what: cage.Cage) -> None:
+        kill_all(what)
+        if not late:
+            late.append(subprocess.Popen(group.enter(["sleep", "300"])))
+            wait_until(group.members, PATIENCE_S, "the late one")
+
+    monkeypatch.setattr(cage, "_kill_all", kill_all_but_one)
+    group.create()
+    group.destroy()
+    assert not group.path.exists()
+    assert late[0].wait(PATIENCE_S) == -signal.SIGKILL
