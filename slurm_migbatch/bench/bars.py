@@ -4,31 +4,43 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One figure that should not exceed its target."""
+    """One figure that should not exceed its target or, with `at_least`, should reach it."""
 
     name: str
     value: float
     target: float
+    at_least: bool = False
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Bar:
+        """From what `to_dict` returned."""
+        return cls(values["name"], values["value"], values["target"], values.get("at_least", False))
 
     @property
     def ok(self) -> bool:
         """Whether the bar is met."""
-        return self.value <= self.target
+        return self.value >= self.target if self.at_least else self.value <= self.target
+
+    @property
+    def sign(self) -> str:
+        """How the value should stand to the target."""
+        return ">=" if self.at_least else "<="
 
     def to_dict(self) -> dict[str, Any]:
-        """`{"name", "value", "target", "ok"}`."""
-        return {"name": self.name, "value": round(self.value, 6), "target": self.target, "ok": self.ok}
+        """`{"name", "value", "target", "ok"}`, and `"at_least": true` where more is better."""
+        told = {"name": self.name, "value": round(self.value, 6), "target": self.target, "ok": self.ok}
+        return {**told, "at_least": True} if self.at_least else told
 
     def line(self) -> str:
         """For people."""
-        return f"{'ok' if self.ok else 'MISSED':<7} {self.name}: {self.value:.4g} (target <= {self.target:g})"
+        return f"{'ok' if self.ok else 'MISSED':<7} {self.name}: {self.value:.4g} (target {self.sign} {self.target:g})"
 
 
 def quantile(values: Iterable[float], share: float) -> float:

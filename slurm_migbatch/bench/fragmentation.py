@@ -318,6 +318,6 @@ def _bars(found: Mapping[str, Mapping[str, Any]]) -> list[Bar]:
         heavy = next(each for each in population["loads"] if each["load"] == HEAVY)
         rows = {row["rule"]: row for row in heavy["rules"]}
         ours, pool = rows[OURS]["gain_jobs"][0], rows[POOL]["gain_jobs"][0]
-        label = f"{name}, load {HEAVY:g}: jobs accepted by first fit over ours (the pool: {1 / (1 + pool):.3f})"
-        bars.append(Bar(label, 1 / (1 + ours), 1 / GAIN_TARGET))
+        label = f"{name}, load {HEAVY:g}: accepted jobs over first fit (a pool without places: {1 + pool:.3f})"
+        bars.append(Bar(label, 1 + ours, GAIN_TARGET, at_least=True))
     return bars

@@ -416,4 +416,4 @@ def _print_notes(result: dict[str, Any]) -> None:
 def print_bars(result: dict[str, Any]) -> None:
     """The bars, for people."""
     for bar in result["bars"]:
-        click.echo(Bar(bar["name"], bar["value"], bar["target"]).line())
+        click.echo(Bar.from_dict(bar).line())

@@ -16,6 +16,7 @@ from typing import Any
 from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
+from slurm_migbatch.bench.bars import Bar
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.models import Lease, Run, span_class
 
@@ -105,7 +106,7 @@ def measure(runs: int = 1_000_000, days: float = 365.0, repeats: int = 5) -> dic
         "fill_s": fill_s,
         "file_mb": size / 1e6,
         "queries": queries,
-        "bars": [{"name": "migacct, slowest query [s]", "value": worst, "target": TARGET_S, "ok": worst < TARGET_S}],
+        "bars": [Bar("migacct, slowest query [s]", worst, TARGET_S).to_dict()],
     }
 
 

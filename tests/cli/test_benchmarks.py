@@ -82,7 +82,18 @@ def test_the_shims_own_answers_are_timed_in_lua(tmp_path):
 def test_bars():
     assert Bar("x", 1.05, 1.05).ok
     assert not Bar("x", 1.06, 1.05).ok
-    assert Bar("x", 1.06, 1.05).line().startswith("MISSED  x: 1.06")
+    assert Bar("x", 1.06, 1.05).line().startswith("MISSED  x: 1.06 (target <= 1.05)")
+
+
+def test_bars_that_more_is_better_for_say_so():
+    met, missed = Bar("x", 1.2, 1.2, at_least=True), Bar("x", 1.19, 1.2, at_least=True)
+    assert met.ok
+    assert not missed.ok
+    assert missed.line() == "MISSED  x: 1.19 (target >= 1.2)"
+    assert met.to_dict() == {"name": "x", "value": 1.2, "target": 1.2, "ok": True, "at_least": True}
+    assert set(Bar("x", 1, 2).to_dict()) == {"name", "value", "target", "ok"}
+    for bar in (met, missed, Bar("x", 1, 2)):
+        assert Bar.from_dict(bar.to_dict()) == bar
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50), st.floats(0.01, 1.0))
