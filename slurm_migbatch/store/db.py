@@ -24,6 +24,7 @@ from slurm_migbatch.store.queries import LeaseRow, RunFilter, RunRow
 if TYPE_CHECKING:
     from slurm_migbatch.profiling.measurement import Measurement
     from slurm_migbatch.store.lessons import Lesson
+    from slurm_migbatch.store.loans import Speed, Use
     from slurm_migbatch.store.measurements import Added
 
 log = logging.getLogger(__name__)
@@ -162,6 +163,45 @@ class Store:
         from slurm_migbatch.store.decisions import record_supply
 
         self._write(lambda session: record_supply(session, node, ts, version, counts, why))
+
+    def save_loans(self, loans: Sequence[Mapping[str, Any]], actions: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Keep loans as they are now (columns of `models.Loan` by name) and what was done to jobs (`models.Action`).
+
+        A loan is known by job_id, restart and decided; where it is in the record it gets the new values.
+        """
+        from slurm_migbatch.store.loans import save_loans
+
+        self._write(lambda session: save_loans(session, loans, actions))
+
+    def loans(
+        self, jobs: Collection[int] = (), *, active: bool = False, since: float | None = None
+    ) -> list[dict[str, Any]]:
+        """Loans by their decision: of these jobs (() for all), those that go on, those that still did at `since`."""
+        from slurm_migbatch.store.loans import loans
+
+        with self.reading() as connection:
+            return loans(connection, jobs, active=active, since=since)
+
+    def actions(self, jobs: Collection[int] = (), limit: int = 1000) -> list[dict[str, Any]]:
+        """The newest things that were done to jobs, the oldest of them first."""
+        from slurm_migbatch.store.loans import actions
+
+        with self.reading() as connection:
+            return actions(connection, jobs, limit)
+
+    def uses(self, since: float) -> list[Use]:
+        """Slices that jobs other than loans held at that moment or later, by their beginning."""
+        from slurm_migbatch.store.loans import uses
+
+        with self.reading() as connection:
+            return uses(connection, since)
+
+    def speeds(self, jobs: Collection[int]) -> list[Speed]:
+        """What these jobs achieved on slices of each profile, by their own words."""
+        from slurm_migbatch.store.loans import speeds
+
+        with self.reading() as connection:
+            return speeds(connection, jobs)
 
     def record_measured(self, job: int, restart: int, figures: Mapping[str, float], by: str = "controller") -> bool:
         """Keep measured figures of a run; False if there is no such run.

@@ -174,9 +174,47 @@ def _achieved(connection: Connection) -> None:
         )
 
 
+def _loans(connection: Connection) -> None:
+    meta = MetaData()
+
+    def text(name: str, length: int, *, null: bool = True) -> Column[object]:
+        return Column(name, String(length), nullable=null)
+
+    def real(name: str, *, null: bool = True) -> Column[object]:
+        return Column(name, Double, nullable=null)
+
+    Table(
+        "loans",
+        meta,
+        Column("id", _BIG, primary_key=True),
+        Column("job_id", BigInteger, nullable=False), Column("restart", Integer, nullable=False),
+        Column("uid", BigInteger), text("user", 128), text("account", 128), text("partition", 128),
+        text("profile", 32, null=False), text("state", 16, null=False), text("node", 255), text("gpu", 128),
+        real("decided", null=False), real("released"), real("started"), real("signalled"), real("checkpoint"),
+        real("requeued"), real("ended"), Column("why", Text), Column("why_ended", Text),
+        UniqueConstraint("job_id", "restart", "decided", name="uq_loans_identity"),
+        Index("ix_loans_ended", "ended"),
+        **TABLE_OPTIONS,
+    )  # fmt: skip
+    Table(
+        "actions",
+        meta,
+        Column("id", _BIG, primary_key=True),
+        real("ts", null=False),
+        Column("job_id", BigInteger, nullable=False), Column("restart", Integer, nullable=False),
+        text("kind", 16, null=False), text("before", 512), text("after", 512), Column("why", Text),
+        Column("dry_run", Boolean, nullable=False), text("outcome", 512),
+        Index("ix_actions_job", "job_id"),
+        Index("ix_actions_ts", "ts"),
+        **TABLE_OPTIONS,
+    )  # fmt: skip
+    meta.create_all(connection, checkfirst=True)
+
+
 #: In order; a released one is never changed, removed or moved.
 HISTORY: tuple[Migration, ...] = (
     Migration("0001 first tables", _first_tables),
     Migration("0002 measurements", _measurements),
     Migration("0003 what runs achieved", _achieved),
+    Migration("0004 loans and actions", _loans),
 )

@@ -283,6 +283,64 @@ class Job(Base):
     facts: Mapped[Any] = mapped_column(JSON)
 
 
+class Loan(Base):
+    """One release of one elastic training job, from the decision to its end; `ended` is empty while it goes on.
+
+    `state`: released, running, signalled, requeued, withdrawn, ended (see `cosched.ledger`).
+    """
+
+    __tablename__ = "loans"
+    __table_args__ = (
+        UniqueConstraint("job_id", "restart", "decided", name="uq_loans_identity"),
+        Index("ix_loans_ended", "ended"),
+        TABLE_OPTIONS,
+    )
+
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    job_id: Mapped[int]
+    #: Slurm's restart count of the run that it is meant for
+    restart: Mapped[int] = mapped_column(Integer)
+    uid: Mapped[int | None]
+    user: Mapped[str | None] = mapped_column(String(128))
+    account: Mapped[str | None] = mapped_column(String(128))
+    partition: Mapped[str | None] = mapped_column(String(128))
+    profile: Mapped[str] = mapped_column(String(32))
+    state: Mapped[str] = mapped_column(String(16))
+    node: Mapped[str | None] = mapped_column(String(255))
+    gpu: Mapped[str | None] = mapped_column(String(128))
+    decided: Mapped[float]
+    released: Mapped[float | None]
+    started: Mapped[float | None]
+    signalled: Mapped[float | None]
+    #: when the job said that the checkpoint was written that the signal asked for
+    checkpoint: Mapped[float | None]
+    requeued: Mapped[float | None]
+    ended: Mapped[float | None]
+    why: Mapped[str | None] = mapped_column(Text)
+    why_ended: Mapped[str | None] = mapped_column(Text)
+
+
+class Action(Base):
+    """One thing that the co-scheduler did to a job, or with `dry_run` would have done.
+
+    `kind`: release, withdraw, signal, requeue, retype, throttle, share. `outcome` is empty where Slurm did it.
+    """
+
+    __tablename__ = "actions"
+    __table_args__ = (Index("ix_actions_job", "job_id"), Index("ix_actions_ts", "ts"), TABLE_OPTIONS)
+
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    ts: Mapped[float]
+    job_id: Mapped[int]
+    restart: Mapped[int] = mapped_column(Integer)
+    kind: Mapped[str] = mapped_column(String(16))
+    before: Mapped[str | None] = mapped_column(String(512))
+    after: Mapped[str | None] = mapped_column(String(512))
+    why: Mapped[str | None] = mapped_column(Text)
+    dry_run: Mapped[bool]
+    outcome: Mapped[str | None] = mapped_column(String(512))
+
+
 class MeasuredPoint(Base):
     """One measured point of a model: the columns of `profiling.measurement.Measurement`, and whence it came."""
 

@@ -1,0 +1,124 @@
+"""The record of the co-scheduler: loans of slices to training jobs, what was done to jobs, and what it forecasts from.
+
+A loan is written before Slurm is told anything (its intention) and again after every change, under the same identity
+(job, restart, moment of the decision), so that a service that was killed in between knows what it was about to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, select
+from sqlalchemy.orm import Session
+
+from slurm_migbatch.store import clean
+from slurm_migbatch.store.models import Action, Lease, Loan, Run
+
+_MOMENTS = ("released", "started", "signalled", "checkpoint", "requeued", "ended")
+_TEXTS = {
+    "user": 128, "account": 128, "partition": 128, "profile": 32, "state": 16, "node": 255, "gpu": 128, "why": 8192,
+    "why_ended": 8192,
+}  # fmt: skip
+_LOAN = [column for column in Loan.__table__.columns if column.name != "id"]
+_ACTION = [column for column in Action.__table__.columns if column.name != "id"]
+_CHUNK = 500
+
+
+class Use(NamedTuple):
+    """A slice of a job that was no loan: its profile, when it was taken and when given back (None: still held)."""
+
+    profile: str
+    since: float
+    until: float | None
+
+
+class Speed(NamedTuple):
+    """What a job achieved on slices of one profile, in its own items a second."""
+
+    job: int
+    profile: str
+    items_per_s: float
+
+
+def save_loans(session: Session, loans: Sequence[Mapping[str, Any]], actions: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Keep loans as they are now, and actions once each."""
+    for start in range(0, len(loans), _CHUNK):
+        _save(session, loans[start : start + _CHUNK])
+    for action in actions:
+        session.add(
+            Action(
+                ts=action["ts"], job_id=action["job_id"], restart=action["restart"],
+                kind=clean.text(action["kind"], 16) or "?", before=clean.text(action.get("before"), 512),
+                after=clean.text(action.get("after"), 512), why=clean.text(action.get("why"), 8192),
+                dry_run=bool(action.get("dry_run")), outcome=clean.text(action.get("outcome"), 512),
+            )
+        )  # fmt: skip
+
+
+def _save(session: Session, loans: Sequence[Mapping[str, Any]]) -> None:
+    jobs = {int(loan["job_id"]) for loan in loans}
+    known = {
+        (row.job_id, row.restart, row.decided): row
+        for row in session.scalars(select(Loan).where(Loan.job_id.in_(jobs)))
+    }
+    for loan in loans:
+        key = (int(loan["job_id"]), int(loan["restart"]), float(loan["decided"]))
+        row = known.get(key)
+        if row is None:
+            row = known[key] = Loan(job_id=key[0], restart=key[1], decided=key[2])
+            session.add(row)
+        row.uid = clean.whole(loan.get("uid"))
+        for name, length in _TEXTS.items():
+            setattr(row, name, clean.text(loan.get(name), length))
+        for name in _MOMENTS:
+            setattr(row, name, clean.moment(loan.get(name)))
+
+
+def loans(
+    connection: Connection, jobs: Collection[int] = (), *, active: bool = False, since: float | None = None
+) -> list[dict[str, Any]]:
+    """Loans in the order of their decisions.
+
+    Args:
+        jobs: of these only; () for all.
+        active: those that have not ended.
+        since: those that were decided, or had not ended, at that moment or later (unix seconds).
+    """
+    statement = select(*_LOAN).order_by(Loan.decided, Loan.id)
+    if jobs:
+        statement = statement.where(Loan.job_id.in_(jobs))
+    if active:
+        statement = statement.where(Loan.ended.is_(None))
+    if since is not None:
+        statement = statement.where((Loan.ended.is_(None)) | (Loan.ended >= since))
+    return [dict(row._mapping) for row in connection.execute(statement)]
+
+
+def actions(connection: Connection, jobs: Collection[int] = (), limit: int = 1000) -> list[dict[str, Any]]:
+    """The newest actions, the oldest of them first; of these jobs only, () for all."""
+    statement = select(*_ACTION).order_by(Action.id.desc()).limit(limit)
+    if jobs:
+        statement = statement.where(Action.job_id.in_(jobs))
+    return [dict(row._mapping) for row in connection.execute(statement)][::-1]
+
+
+def uses(connection: Connection, since: float) -> list[Use]:
+    """Slices that jobs other than loans held at that moment or later, by their beginning; what a forecast knows."""
+    lent = select(Loan.id).where(Loan.job_id == Lease.job_id, Loan.restart == Lease.restart).exists()
+    statement = (
+        select(Lease.profile, Lease.since, Lease.until)
+        .where(Lease.since.is_not(None), (Lease.until.is_(None)) | (Lease.until >= since), ~lent)
+        .order_by(Lease.since)
+    )
+    return [Use(profile, float(began or 0), until) for profile, began, until in connection.execute(statement)]
+
+
+def speeds(connection: Connection, jobs: Collection[int]) -> list[Speed]:
+    """What these jobs achieved on each profile, the earliest runs first."""
+    statement = (
+        select(Run.job_id, Run.profile, Run.measured_throughput_per_s)
+        .where(Run.job_id.in_(jobs), Run.profile.is_not(None), Run.measured_throughput_per_s > 0, Run.slice_count == 1)
+        .order_by(Run.job_id, Run.reuse, Run.restart)
+    )
+    return [Speed(job, str(profile), float(rate or 0)) for job, profile, rate in connection.execute(statement)]

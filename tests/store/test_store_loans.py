@@ -1,0 +1,79 @@
+"""The record of loans and actions, and what forecasts and speeds are read from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from store_events import Node, piece
+
+from slurm_migbatch.store.db import Store
+
+
+def loan(job: int, decided: float = 100.0, restart: int = 0, state: str = "released", **fields: Any) -> dict[str, Any]:
+    """A loan as the ledger hands it over."""
+    who = {"uid": 1001, "user": "alice", "account": "ml", "partition": "train"}
+    own = {"job_id": job, "restart": restart, "decided": decided, "profile": "1g.10gb", "state": state, "why": "idle"}
+    return {**who, **own, **fields}
+
+
+def test_a_loan_is_kept_once_under_its_identity(store: Store) -> None:
+    store.save_loans([loan(7)])
+    store.save_loans([loan(7, state="running", released=101.0, started=102.0, node="n1", gpu="GPU-a"), loan(8, 103.0)])
+    found = store.loans()
+    assert [(row["job_id"], row["state"], row["started"]) for row in found] == [
+        (7, "running", 102.0),
+        (8, "released", None),
+    ]
+    store.save_loans([loan(7, state="ended", ended=110.0, why_ended="reclaimed"), loan(7, 120.0, restart=1)])
+    assert [(row["job_id"], row["restart"]) for row in store.loans(active=True)] == [(8, 0), (7, 1)]
+    assert [row["why_ended"] for row in store.loans([7])] == ["reclaimed", None]
+    assert [row["job_id"] for row in store.loans(since=111.0)] == [8, 7]
+
+
+def test_actions_are_kept_in_their_order(store: Store) -> None:
+    made = [
+        {
+            "ts": float(n),
+            "job_id": n % 2,
+            "restart": 0,
+            "kind": "release",
+            "before": "mig:loan:1",
+            "after": "mig:1g.10gb:1",
+        }
+        for n in range(1, 6)
+    ]
+    store.save_loans([], made)
+    store.save_loans([], [{**made[0], "ts": 9.0, "dry_run": True, "outcome": "Slurm refused"}])
+    assert [row["ts"] for row in store.actions()] == [1, 2, 3, 4, 5, 9]
+    assert [row["ts"] for row in store.actions([1], limit=2)] == [5, 9]
+    assert [(row["dry_run"], row["outcome"]) for row in store.actions(limit=1)] == [(True, "Slurm refused")]
+
+
+def test_text_from_outside_is_made_fit(store: Store) -> None:
+    store.save_loans([loan(7, user="a\0" + "b" * 200, why="w" * 10_000)], [])
+    (found,) = store.loans()
+    assert found["user"] == "a" + "b" * 127
+    assert len(found["why"]) == 8192
+
+
+def test_uses_leave_loans_out(store: Store) -> None:
+    node = Node(store)
+    node.send(
+        node.start(100, 1, piece(0)),
+        node.start(110, 2, piece(1)),
+        node.start(120, 3, piece(2)),
+        node.stop(130, 1, piece(0)),
+        node.stop(140, 2, piece(1)),
+    )
+    store.save_loans([loan(2)])
+    assert [tuple(use) for use in store.uses(0.0)] == [("1g.10gb", 100.0, 130.0), ("1g.10gb", 120.0, None)]
+    assert [use.since for use in store.uses(131.0)] == [120.0]
+
+
+def test_speeds_of_a_job_by_profile(store: Store) -> None:
+    node = Node(store)
+    node.send(node.start(100, 7), node.stop(120, 7))
+    node.send(node.start(130, 7, piece(4, 4, "3g.40gb"), restart=1))
+    for restart, rate in ((0, 5.0), (1, 12.0)):
+        assert store.record_measured(7, restart, {"throughput_per_s": rate})
+    assert [tuple(speed) for speed in store.speeds([7, 8])] == [(7, "1g.10gb", 5.0), (7, "3g.40gb", 12.0)]
