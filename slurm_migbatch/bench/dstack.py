@@ -18,7 +18,7 @@ model at its best measured items per slice, and has the closed form 7 / sum(item
 (one setting for each model, of highest efficacy at most at its knee, earliest deadline first); the same at each model's
 leanest slice, with the most items per slice; most items first, and least served first (max-min), at that slice too; one
 layout for all mixes, the best on average; the best static layout of each mix, found by trying; frames of layouts; and
-ours, whichever of the last two and EDF at the leanest slice carries most when tried on the mix's first session.
+ours, the plan that `policy.sessionplan` chooses among the last two and EDF at the leanest slice.
 
 Utilisation and fairness are looked at at half the ideal load, with gaps used out of turn. A run makes use of its
 compute slices up to the knee of its batch, so a whole GPU that runs a batch with a knee of 3 slices is used to 3/7.
@@ -44,20 +44,10 @@ from slurm_migbatch.bench.dispatch import GPU, NotMeasurable, kinds_of
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.policy.dispatch import Work
-from slurm_migbatch.policy.partition import Counts, flow, ways
+from slurm_migbatch.policy.partition import flow, ways
 from slurm_migbatch.policy.rightsize import GUARD, jain, leanest, rightsize, useful
-from slurm_migbatch.policy.session import (
-    Frames,
-    Hosted,
-    Order,
-    Ready,
-    Schedule,
-    at_size,
-    earliest_due,
-    framed,
-    frames,
-    session_s,
-)
+from slurm_migbatch.policy.session import Hosted, Order, Ready, Schedule, at_size, earliest_due, session_s
+from slurm_migbatch.policy.sessionplan import Plan, at_load, best, carried, largest, play
 from slurm_migbatch.policy.slices import Setting, best_settings
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.profiling.table import read_folder
@@ -73,7 +63,6 @@ RUN_S: Final = 30.0
 SESSIONS: Final = 1
 """For the largest load: every window begins anew, so one tells as much as many."""
 FILLED_SESSIONS: Final = 2
-PRECISION: Final = 0.005
 OWN_BATCHES: Final = (1, 2, 4, 8, 16)
 BATCHES: Final = ("chosen", "own")
 IDEAL_TARGET: Final = 0.9
@@ -156,10 +145,10 @@ class Mix:
         """The guests at a load, with these settings."""
         found = []
         for guest, own in zip(self.guests, settings, strict=True):
-            items = load * guest.items_per_s * guest.window_s
+            items = guest.items_per_s * guest.window_s
             pieces = max(1, math.ceil(items / (RUN_S * leanest(guest.best).rate)))
             rates = tuple(own[kind].rate if kind in own else 0.0 for kind in self.kinds)
-            found.append(Hosted(guest.name, rates, guest.window_s, items, pieces))
+            found.append(at_load(Hosted(guest.name, rates, guest.window_s, items, pieces), load))
         return found
 
     def sized(self, settings: Sequence[Settings], load: float, fill: bool, order: Order = earliest_due) -> Schedule:
@@ -168,9 +157,10 @@ class Mix:
         hosted = self.hosted(load, settings)
         return at_size(self.gpu, self.kinds, hosted, sizes, _sessions(fill), fill=fill, order=order)
 
-    def framed(self, held: Frames, load: float, fill: bool) -> Schedule:
-        """Layouts by plan."""
-        return framed(self.gpu, self.kinds, self.hosted(load, self.best), held, _sessions(fill), fill=fill)
+    def planned(self, plan: Plan, load: float, fill: bool) -> Schedule:
+        """As one of the policy's plans."""
+        hosted = self.hosted(1.0, self.best)
+        return play(self.gpu, self.kinds, hosted, plan, load, _sessions(fill), fill=fill)
 
 
 def _sessions(fill: bool) -> int:
@@ -187,6 +177,10 @@ class Scheduler:
 
     settings: Sequence[Settings]
     run: Callable[[float, bool], Schedule]
+
+    def misses(self, load: float) -> bool:
+        """Whether a deadline is missed at a load."""
+        return self.run(load, False).missed > 0
 
 
 def schedulers(mix: Mix) -> dict[str, Scheduler]:
@@ -205,7 +199,6 @@ def schedulers(mix: Mix) -> dict[str, Scheduler]:
 
     found = {
         "temporal sharing": sized(mix.whole, earliest_due),
-        "EDF at the leanest slice": sized(mix.lean, earliest_due),
         "most items first": sized(mix.lean, most_items),
         "least served first": sized(mix.lean, least_served),
     }
@@ -214,25 +207,9 @@ def schedulers(mix: Mix) -> dict[str, Scheduler]:
     return found
 
 
-def in_frames(mix: Mix, held: Frames) -> Scheduler:
-    """Layouts by plan; one layout alone is a static partition."""
-    return Scheduler(mix.best, lambda load, fill: mix.framed(held, load, fill))
-
-
-def largest_load(scheduler: Scheduler, bound: float = 1.0) -> float:
-    """The largest load, over the ideal, without a missed deadline, of those up to a bound."""
-    low, high = 0.9 * bound, bound
-    while scheduler.run(low, False).missed:
-        low, high = 0.8 * low, low
-        if low < PRECISION:
-            return 0.0
-    while high - low > PRECISION:
-        middle = (low + high) / 2
-        if scheduler.run(middle, False).missed:
-            high = middle
-        else:
-            low = middle
-    return low
+def by_plan(mix: Mix, plan: Plan) -> Scheduler:
+    """One of the policy's plans."""
+    return Scheduler(mix.best, lambda load, fill: mix.planned(plan, load, fill))
 
 
 def measure(
@@ -285,27 +262,26 @@ def measure(
 
 def _row(mix: Mix) -> dict[str, Any]:
     found = schedulers(mix)
-    loads = {name: largest_load(scheduler) for name, scheduler in found.items()}
-    static: dict[Counts, float] = {}
-    for way in ways(mix.gpu, mix.kinds):
-        bound = flow(mix.demand, [way], 1, whole=False).rate / mix.ideal
-        static[way] = largest_load(in_frames(mix, ((way, 1.0),)), bound) if bound else 0.0
-    best = max(static, key=lambda way: static[way])
-    held = frames(mix.gpu, mix.kinds, mix.hosted(1.0, mix.best))
-    found["best static layout"] = in_frames(mix, ((best, 1.0),))
-    loads["best static layout"] = static[best]
-    found["frames of layouts"] = in_frames(mix, held)
-    loads["frames of layouts"] = largest_load(found["frames of layouts"]) if len(held) > 1 else static[held[0][0]]
-    chosen = max(("best static layout", "frames of layouts", "EDF at the leanest slice"), key=lambda name: loads[name])
-    found["ours"], loads["ours"] = found[chosen], loads[chosen]
+    loads = {name: largest(each.misses) for name, each in found.items()}
+    tried = carried(mix.gpu, mix.kinds, mix.hosted(1.0, mix.best))
+    alone = [each for each in tried if len(each.plan.held) == 1]
+    turns = [each for each in tried if len(each.plan.held) > 1]
+    kept = {
+        "EDF at the leanest slice": next(each for each in tried if not each.plan.held),
+        "best static layout": best(alone),
+        "frames of layouts": best(turns or alone),
+    }
+    ours = best(tried)
+    for name, one in (*kept.items(), ("ours", ours)):
+        found[name], loads[name] = by_plan(mix, one.plan), one.load
     return {
         "models": [guest.name for guest in mix.guests],
         "ideal_items_per_s": round(mix.ideal, 1),
         "bound": round(flow(mix.demand, ways(mix.gpu, mix.kinds), 1, whole=False).rate / mix.ideal, 4),
         "load": {name: round(load, 4) for name, load in loads.items()},
-        "ours": chosen,
-        "frames": [[list(way), round(share, 3)] for way, share in held],
-        "static": [[list(way), round(load, 4)] for way, load in static.items()],
+        "ours": next(name for name, one in kept.items() if one.plan == ours.plan),
+        "frames": [[list(way), round(share, 3)] for way, share in kept["frames of layouts"].plan.held],
+        "static": [[list(each.plan.held[0][0]), round(each.load, 4)] for each in alone],
         "filled": {name: _filled(mix, scheduler) for name, scheduler in found.items()},
     }
 

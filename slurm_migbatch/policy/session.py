@@ -15,6 +15,8 @@ minutes to hours, and a run is some seconds or minutes of one model's batches.
   that is furthest behind its part there, then anyone's that costs least; so no window falls behind another. In the
   shortest window every layout is held once; no run is begun that would end after its slice is gone.
 
+Which of them a GPU is run by is `sessionplan`'s choice.
+
 Times are seconds. Making an instance costs `Costs.create_s`, removing one `Costs.destroy_s`, for whoever comes next.
 """
 
@@ -289,7 +291,7 @@ def _fill_in(
 def frames(geometry: Geometry, kinds: Sequence[Profile], models: Sequence[Hosted]) -> Frames:
     """The layouts that carry the most work in the demanded mix, and the share of time of each, the longest first."""
     possible = ways(geometry, kinds)
-    best = flow(_demand(models), possible, 1, whole=False)
+    best = flow(demand_of(models), possible, 1, whole=False)
     held = [(way, share) for way, share in zip(possible, best.ways, strict=True) if share >= LEAST_SHARE]
     together = sum(share for _, share in held)
     return tuple(sorted(((way, share / together) for way, share in held), key=lambda frame: (-frame[1], frame[0])))
@@ -320,7 +322,7 @@ def framed(
     stock = [sum(way[k] * share for way, share in held) for k in range(len(kinds))]
     waiting = [
         _Window(model, shares, ledger.horizon)
-        for model, shares in zip(models, split(_demand(models), stock), strict=True)
+        for model, shares in zip(models, split(demand_of(models), stock), strict=True)
     ]
     free = [
         (since, kinds.index(slot.profile), slot, until)
@@ -385,7 +387,7 @@ class _Window:
         return self.due
 
 
-def _demand(models: Sequence[Hosted]) -> list[Work]:
+def demand_of(models: Sequence[Hosted]) -> list[Work]:
     """One class for each model: its items a second, and seconds for one item on each kind."""
     return [
         Work(m.items / m.window_s, math.inf, tuple(1 / rate if rate else math.inf for rate in m.rates)) for m in models
