@@ -30,6 +30,7 @@ _TYPES = {
     "float": "a number",
     "tuple[str, ...]": 'a list of texts, ["a", "b"]',
 }
+_TABLE = "Mapping[str, int]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +126,9 @@ def read_section(
             problems.append(Problem(line, unknown_word("key", word, fields) + f" in [{name}]"))
             continue
         kind = str(fields[word].type)
+        if kind == _TABLE:
+            found[word] = _table(where, fields[word], value, lines, line, problems)
+            continue
         ok, value = _convert(kind, value)
         if not ok:
             problems.append(Problem(line, f"{name}.{word} must be {_TYPES[kind]}"))
@@ -136,12 +140,35 @@ def read_section(
             problems.append(Problem(line, f"{name}.{word} holds an unprintable character"))
         else:
             found[word] = value
-    missing = [f.name for f in fields.values() if f.default is dataclasses.MISSING and f.name not in values]
+    needed = [f.name for f in fields.values() if f.default is f.default_factory is dataclasses.MISSING]
+    missing = [word for word in needed if word not in values]
     if missing:
         problems.append(Problem(header, f"[{name}] needs {' and '.join(missing)}"))
-    return (
-        None if any(f.default is dataclasses.MISSING and f.name not in found for f in fields.values()) else cls(**found)
-    )
+    return cls(**found) if all(word in found for word in needed) else None
+
+
+def _table(
+    where: tuple[str, ...],
+    field: dataclasses.Field[Any],
+    values: Any,
+    lines: Mapping[tuple[str, ...], int],
+    line: int,
+    problems: list[Problem],
+) -> dict[str, int]:
+    """A table of whole numbers, entry by entry."""
+    name, found = ".".join((*where, field.name)), {}
+    if not isinstance(values, dict):
+        problems.append(Problem(line, f"{name} must be a table, [{name}] with one line for each"))
+        return {}
+    for word, value in values.items():
+        at = lines.get((*where, field.name, word), line)
+        if not isinstance(value, int) or isinstance(value, bool):
+            problems.append(Problem(at, f"{name}.{word} must be a whole number"))
+        elif wrong := field.metadata["check"]({word: value}):
+            problems.append(Problem(at, f"{name}.{word} {wrong}, not {value!r}"))
+        else:
+            found[word] = value
+    return found
 
 
 def _convert(kind: str, value: Any) -> tuple[bool, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from slurm_migbatch.config.hours import Hours, HoursError
 from slurm_migbatch.mig.profile import Profile, ProfileError
 
 #: A check returns what is wrong with a value as the end of a sentence ("must be ..."), or None.
@@ -25,6 +26,11 @@ def key(default: Any, doc: str, check: Check | None = None) -> Any:
 def required(doc: str, check: Check | None = None) -> Any:
     """A key without a default, for tables that exist only where somebody writes them."""
     return field(metadata={"doc": doc, "check": check})
+
+
+def table(doc: str, check: Check | None = None) -> Any:
+    """A table of whole numbers with words of the site's own, empty by default; `check` gets one entry at a time."""
+    return field(default_factory=dict, metadata={"doc": doc, "check": check})
 
 
 def between(low: float, high: float) -> Check:
@@ -94,6 +100,26 @@ def profiles(values: tuple[str, ...]) -> str | None:
     return None
 
 
+def hours(values: tuple[str, ...]) -> str | None:
+    """Hours of the day, on some days of the week."""
+    for value in values:
+        try:
+            Hours.parse(value)
+        except HoursError as error:
+            return f"must hold hours such as '08:00-18:00' or 'Mon-Fri 08:00-18:00' ({error})"
+    return None
+
+
+def share_of(entry: Mapping[str, int]) -> str | None:
+    """How much one account may have."""
+    for word, value in entry.items():
+        if name(word):
+            return "must be the plain name of an account (letters, digits, _ . -)"
+        if not 0 <= value <= 10**6:
+            return "must be between 0 and 1000000"
+    return None
+
+
 @dataclass(frozen=True)
 class ClusterConfig:
     """Which part of the Slurm cluster migbatch looks after, and how to talk to Slurm."""
@@ -156,6 +182,79 @@ class SupplyConfig:
     node_silence_s: float = key(
         90.0, "Seconds without a word from a node after which its offer is left as it is.", between(1, 3600)
     )
+
+
+@dataclass(frozen=True)
+class LendingConfig:
+    """Idle inference slices lent to training jobs (role=train, no profile named) of some partitions."""
+
+    enabled: bool = key(
+        False, "Lend. Training jobs of these partitions then wait with the GRES mig:loan:1 until a slice is idle."
+    )
+    dry_run: bool = key(
+        False, "Only record what would be done (`migbatch loans`); no job is released, told to stop or changed."
+    )
+    partitions: tuple[str, ...] = key(
+        (),
+        "Partitions whose elastic training jobs may be lent slices. Slurm itself must be allowed to requeue their jobs "
+        "(PreemptMode=REQUEUE, a lower PriorityTier): that frees slices while migbatchd is away.",
+        names,
+    )
+    min_idle_s: float = key(120.0, "Seconds that a slice must have been idle before it is lent.", between(0, 7 * 86400))
+    horizon_s: float = key(
+        600.0,
+        "Seconds for which inference must be expected not to need what is lent.",
+        between(1, 7 * 86400),
+    )
+    sure: float = key(
+        0.95, "Probability with which inference is to find room during those seconds.", between(0.5, 0.9999)
+    )
+    forecast_days: int = key(14, "Days of history that the forecast of inference looks at.", between(1, 366))
+    grace_s: float = key(
+        60.0, "Seconds that a job with signal= has for its checkpoint when its slice is needed.", between(0, 3600)
+    )
+    start_s: float = key(
+        60.0, "Seconds after which a released job that has not started is put back to waiting.", between(5, 3600)
+    )
+    reclaim: bool = key(True, "Call loans back when inference needs room; false: they stay until they end.")
+    most_releases: int = key(8, "Most jobs released in one round.", between(1, 1000))
+    max_restarts: int = key(
+        3,
+        "A job that was stopped so often is never stopped for the sake of a larger slice, and for inference only where "
+        "no other loan would do.",
+        between(0, 1000),
+    )
+    quota: Mapping[str, int] = table(
+        "Most compute slices lent at once, by account; accounts that are not named have no bound.", share_of
+    )
+    blackout: tuple[str, ...] = key(
+        (),
+        "Hours in which nothing is lent, in local time: '08:00-18:00', 'Mon-Fri 22:00-06:00' (until next morning), "
+        "'Sat,Sun 00:00-24:00'.",
+        hours,
+    )
+    share: bool = key(False, "Let two training jobs of one user share a slice where both gain.")
+    restart_s: float = key(
+        30.0, "Seconds that a restart costs a job of which no restart has been measured.", between(0, 86400)
+    )
+    checkpoint_s: float = key(
+        10.0, "Seconds that a checkpoint takes a job that has not reported any.", between(0, 86400)
+    )
+
+
+@dataclass(frozen=True)
+class DispatchConfig:
+    """Pending jobs follow supply: `auto` jobs to another acceptable profile, elastic arrays by their throttle."""
+
+    enabled: bool = key(
+        True,
+        "Give a pending mig:auto job another profile that keeps its promise where that starts it sooner; never a job "
+        "whose user named a profile.",
+    )
+    arrays: bool = key(
+        True, "Let the number of running tasks of arrays with deadline= and items= follow what the deadline needs."
+    )
+    every_s: float = key(5.0, "Least seconds between two looks at what waits.", between(0.1, 3600))
 
 
 @dataclass(frozen=True)
@@ -257,6 +356,8 @@ class Config:
     cluster: ClusterConfig = ClusterConfig()
     submit: SubmitConfig = SubmitConfig()
     supply: SupplyConfig = SupplyConfig()
+    dispatch: DispatchConfig = DispatchConfig()
+    lending: LendingConfig = LendingConfig()
     learning: LearningConfig = LearningConfig()
     store: StoreConfig = StoreConfig()
     node_api: NodeApiConfig = NodeApiConfig()

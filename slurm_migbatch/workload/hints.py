@@ -15,6 +15,7 @@ of a slice and never more: they reach no shell, no file name and no SQL text.
 | mem | GPU memory that the job needs (replaces the estimate) | 18gb (10^9), 18GiB, 18G (2^30) |
 | role | infer or train | infer, train |
 | min, max | smallest and largest profile to be chosen | 1g.10gb, 3g.40gb |
+| signal | on this signal the job writes a checkpoint and goes on | usr1, usr2 |
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ FORMS: Final = {
     "role": "infer or train",
     "min": PROFILE_FORM,
     "max": PROFILE_FORM,
+    "signal": "usr1 or usr2",
 }
 """What to write for each key; rendered into the Lua shims too."""
 
@@ -70,6 +72,7 @@ class Hints:
     role: str | None = None
     min: str | None = None
     max: str | None = None
+    signal: str | None = None
 
     def to_dict(self) -> dict[str, str | int]:
         """The hints that were given, JSON-able."""
@@ -169,6 +172,10 @@ def _role(text: str) -> dict[str, str | int] | None:
     return {"role": text} if text in ("infer", "train") else None
 
 
+def _signal(text: str) -> dict[str, str | int] | None:
+    return {"signal": text} if text in ("usr1", "usr2") else None
+
+
 def _profile(name: str) -> Reader:
     def read(text: str) -> dict[str, str | int] | None:
         spelled = text.replace("+", ".")
@@ -188,4 +195,5 @@ _READERS: dict[str, Reader] = {
     "role": _role,
     "min": _profile("min"),
     "max": _profile("max"),
+    "signal": _signal,
 }

@@ -54,7 +54,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "hint_form": "'%s' is no hint: write key=value pairs separated by blanks, for example model=bert-large "
         "batch=32",
         "hint_key": "there is no hint '%s': write one of batch, deadline, input, items, max, mem, min, model, role, "
-        "slo",
+        "signal, slo",
         "hint_twice": "the hint '%s' is given twice: write it once",
         "hint_value": "%s=%s is not understood: write %s",
         "deadline_alone": "deadline= tells nothing without the amount of work: add items=, for example items=1m "

@@ -1,10 +1,12 @@
 """migbatch.toml: what is accepted, and what is said on which line about the rest."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.config import Config, ConfigError, load, loads, render
+from slurm_migbatch.config import Config, ConfigError, load, loads, render, text_of
 
 
 def problems(text):
@@ -136,3 +138,31 @@ def test_any_text_is_a_config_or_a_config_error(text):
         loads(text)
     except ConfigError as error:
         assert error.problems
+
+
+def test_lending_is_checked_line_by_line():
+    said = problems(
+        '[lending]\nenabeld = true\nblackout = ["Mon-Fri 8:00-18:00", "Funday 08:00-09:00"]\nsure = 1\n'
+        "partitions = ['a b']\n[lending.quota]\nml = 56\nvision = '3'\nnlp = -1\n\"a b\" = 2\n"
+    )
+    assert [line.split(": ")[0] for line in said] == [f"m.toml:{n}" for n in (2, 3, 4, 5, 8, 9, 10)]
+    assert "did you mean 'enabled'" in said[0]
+    assert "'funday' is no day" in said[1]
+    assert said[4] == "m.toml:8: lending.quota.vision must be a whole number"
+    assert said[5] == "m.toml:9: lending.quota.nlp must be between 0 and 1000000, not -1"
+    assert "plain name of an account" in said[6]
+    assert problems("[lending]\nquota = 3\n")[0].startswith("m.toml:2: lending.quota must be a table")
+
+
+def test_a_quota_is_a_table_or_written_on_one_line():
+    quotas = {"ml": 56, "vision.lab": 0}
+    written = loads(render({"lending": {"enabled": True, "quota": quotas, "blackout": ["22:00-06:00"]}}))
+    assert written.lending.quota == quotas and written.lending.blackout == ("22:00-06:00",)
+    assert loads('[lending.quota]\nml = 56\n"vision.lab" = 0\n').lending.quota == quotas
+    assert loads(text_of(written), "") == replace(written, path="")
+    assert loads("[lending]\n").lending.quota == {} and not loads("").lending.enabled
+
+
+def test_dispatch_has_a_section_of_its_own():
+    assert loads("[dispatch]\nenabled = false\n").dispatch.enabled is False
+    assert problems("[dispatch]\nevery_s = 0\n") == ["m.toml:2: dispatch.every_s must be between 0.1 and 3600, not 0"]

@@ -71,6 +71,7 @@ pairs = st.one_of(
     st.builds("role={}".format, st.sampled_from(["infer", "train", "INFER", "both"])),
     st.builds("min={}".format, types),
     st.builds("max={}".format, types),
+    st.builds("signal={}".format, words("usr1 usr2 USR1 kill term 10")),
     st.sampled_from(
         ["colour=red", "model", "=x", "batch=", "a==b", "batch=3;rm", "x=$(id)", "batch=3\xff", "batch=3\n"]
     ),
@@ -97,6 +98,7 @@ VALUES = {
     "role": "infer train",
     "min": "1g.10gb 2g.20gb 1g.20gb 4g.40gb 2g.10gb",
     "max": "7g.80gb 4g.40gb 3g.40gb 2g.20gb 7g.40gb 1g.10gb+me",
+    "signal": "usr1 usr2 USR1",
 }
 
 

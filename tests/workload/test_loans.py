@@ -1,0 +1,129 @@
+"""Who is an elastic training job, what is known of it, and how it changes its type."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.mig.grant import GrantError, parse_comment
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.workload.loans import (
+    GUEST,
+    LOAN,
+    LONGEST_MARK,
+    LoanHints,
+    decision_name,
+    is_marked,
+    loan_hints,
+    retyped,
+)
+
+HINTS = "migbatch: role=train model=Org/Net-1 batch=64 input=128tok min=1g.10gb max=3g.40gb signal=usr1 mem=9GiB"
+WAITING = f"{HINTS} [mig:loan:1#loan7fq3k000]"
+LENDS = {"train", "night"}
+
+
+def told(**more: object) -> LoanHints:
+    known = {
+        "min": Profile(1, 10), "max": Profile(3, 40), "signal": "usr1", "mem_mib": 9216, "model": "org/net-1",
+        "batch": 64, "input": 128, "input_unit": "tok",
+    }  # fmt: skip
+    return LoanHints(**{**known, **more})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("gres", ["gres:mig:loan:1", "gres/mig:loan:1", "mig:loan:1", "gres:fpga:2,gres:mig:loan:1"])
+def test_a_job_that_waits(gres: str) -> None:
+    found = loan_hints(WAITING, "train", gres, LENDS)
+    assert found == told() and found.waiting
+
+
+def test_a_job_that_was_released_or_runs() -> None:
+    fields = retyped("gres:mig:loan:1", WAITING, "2g.20gb")
+    assert fields == {"Gres": "mig:2g.20gb:1", "Comment": f"{HINTS} [mig:2g.20gb:1#loan7fq3k000]"}
+    found = loan_hints(fields["Comment"], "train", "gres/mig:2g.20gb:1", LENDS)
+    assert found == told(slice=Profile(2, 20)) and not found.waiting
+
+
+def test_back_to_waiting() -> None:
+    released = retyped("gres:mig:loan:1", WAITING, "1g.10gb.me")
+    assert retyped(released["Gres"], released["Comment"], LOAN) == {"Gres": "mig:loan:1", "Comment": WAITING}
+
+
+def test_a_guest_has_its_hosts_profile_in_its_marker() -> None:
+    fields = retyped("gres:mig:loan:1", WAITING, GUEST, slice="3g.40gb")
+    assert fields["Gres"] == "mig:guest:1" and fields["Comment"].endswith("[mig:3g.40gb:1#loan7fq3k000]")
+    assert loan_hints(fields["Comment"], "train", "gres:mig:guest:1", LENDS) == told(guest=True)
+
+
+@pytest.mark.parametrize(
+    ("comment", "partition", "gres"),
+    [
+        (f"{HINTS} [mig:2g.20gb:1#7fq3k000]", "train", "gres:mig:2g.20gb:1"),  # named by its user
+        (HINTS, "train", "gres:mig:2g.20gb:1"),
+        (WAITING, "gpu", "gres:mig:loan:1"),
+        (WAITING, "train,gpu", "gres:mig:loan:1"),
+        (WAITING, "", "gres:mig:loan:1"),
+        (WAITING, "train", ""),
+        (WAITING, "train", "gres:mig:1"),
+        (WAITING, "train", "gres:mig:loan:2"),
+        (WAITING, "train", "gres:mig:none:1"),
+        (WAITING, "train", "gres:mig:loan:1,gres:mig:1g.10gb:1"),
+        (WAITING, "train", "gres:mig:loan:x y"),
+        # what a user may write where the filter is not
+        (f"{HINTS} #loan7fq3k000]", "train", "gres:mig:2g.20gb:1"),
+        (f"{HINTS} [mig:2g.20gb:1#loan1] [mig:2g.20gb:1#abc]", "train", "gres:mig:2g.20gb:1"),
+        (f"{HINTS} [mig:2g.20gb:1#loan1] tail", "train", "gres:mig:2g.20gb:1"),
+    ],
+)
+def test_others_are_none(comment: str, partition: str, gres: str) -> None:
+    assert loan_hints(comment, partition, gres, LENDS) is None
+
+
+def test_several_partitions_that_all_lend() -> None:
+    assert loan_hints(WAITING, "train,night", "mig:loan:1", LENDS) == told()
+
+
+def test_hints_that_are_not_understood_are_none() -> None:
+    assert loan_hints("migbatch: min=77g.1gb max=1g colour=red", "train", "mig:loan:1", LENDS) == LoanHints()
+    assert loan_hints("migbatch: min=00g.1gb signal=usr2", "train", "mig:loan:1", LENDS) == LoanHints(signal="usr2")
+
+
+def test_hints_from_extra() -> None:
+    assert loan_hints("mine [mig:loan:1#loan]", "train", "mig:loan:1", LENDS, "migbatch: signal=usr2") == LoanHints(
+        signal="usr2"
+    )
+
+
+def test_other_gres_and_odd_comments_survive() -> None:
+    fields = retyped("gres/fpga:2,gres/mig:loan:1,gres/nic:a:1", "", "1g.10gb")
+    assert fields == {"Gres": "fpga:2,nic:a:1,mig:1g.10gb:1", "Comment": "[mig:1g.10gb:1#loan]"}
+    assert retyped("mig:loan", " ", "1g.10gb")["Comment"] == "[mig:1g.10gb:1#loan]"
+
+
+def test_a_decisions_name() -> None:
+    assert decision_name("7fq3k000") == "loan7fq3k000"
+    assert decision_name("") == "loan"
+    assert decision_name("loan7fq3k000") == "loan7fq3k000"
+
+
+@given(
+    text=st.text(max_size=60).filter(lambda text: "[mig:" not in text),
+    kinds=st.lists(st.sampled_from([LOAN, "1g.10gb", "10g.1000gb.me.all", "2g.20gb"]), min_size=1, max_size=5),
+    id=st.text(alphabet="0123456789abcdefghijklmnopqrstuvwxyz", max_size=8),
+)
+def test_the_marker_always_says_what_the_gres_says(text: str, kinds: list[str], id: str) -> None:
+    first = f"[mig:loan:1#{decision_name(id)}]"
+    gres, comment = "gres:mig:loan:1", f"{text} {first}" if text else first
+    for kind in kinds:
+        fields = retyped(gres, comment, kind)
+        gres, comment = fields["Gres"], fields["Comment"]
+        assert gres == f"mig:{kind}:1" and is_marked(comment)
+        assert comment.count("[mig:") == 1 and comment.startswith(text.strip(" ") and text)
+        assert len(comment) - len(text) - 1 <= LONGEST_MARK
+        if kind == LOAN:  # no hook makes a slice of it
+            with pytest.raises(GrantError):
+                parse_comment(comment)
+        else:
+            grant = parse_comment(comment)
+            assert grant is not None and grant.gres == gres and grant.decision == decision_name(id)
