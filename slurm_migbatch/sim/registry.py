@@ -37,6 +37,7 @@ POLICIES: Final[dict[str, str]] = {
     "sjf-ffs": f"{_KINDS}:SJF_FFS",
     "easy": f"{_KINDS}:EASY",
     "tiresias": f"{_KINDS}:TIRESIAS",
+    "pollux": "slurm_migbatch.sim.policies.pollux:POLLUX",
     "slices": f"{_KINDS}:SLICES",
     "static": f"{_KINDS}:STATIC",
     "halves": f"{_KINDS}:HALVES",
