@@ -196,6 +196,13 @@ class Store:
         with self.reading() as connection:
             return uses(connection, since)
 
+    def freed(self, since: float) -> dict[str, float]:
+        """When a job other than a loan last gave a slice back on each GPU, by UUID, from that moment on."""
+        from slurm_migbatch.store.loans import freed
+
+        with self.reading() as connection:
+            return freed(connection, since)
+
     def speeds(self, jobs: Collection[int]) -> list[Speed]:
         """What these jobs achieved on slices of each profile, by their own words."""
         from slurm_migbatch.store.loans import speeds

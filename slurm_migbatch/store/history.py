@@ -191,7 +191,7 @@ def _loans(connection: Connection) -> None:
         Column("uid", BigInteger), text("user", 128), text("account", 128), text("partition", 128),
         text("profile", 32, null=False), text("state", 16, null=False), text("node", 255), text("gpu", 128),
         real("decided", null=False), real("released"), real("started"), real("signalled"), real("checkpoint"),
-        real("requeued"), real("ended"), Column("why", Text), Column("why_ended", Text),
+        real("requeued"), real("ended"), Column("why", Text), text("cause", 16), Column("why_ended", Text),
         UniqueConstraint("job_id", "restart", "decided", name="uq_loans_identity"),
         Index("ix_loans_ended", "ended"),
         **TABLE_OPTIONS,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.store import clean
@@ -18,7 +18,7 @@ from slurm_migbatch.store.models import Action, Lease, Loan, Run
 _MOMENTS = ("released", "started", "signalled", "checkpoint", "requeued", "ended")
 _TEXTS = {
     "user": 128, "account": 128, "partition": 128, "profile": 32, "state": 16, "node": 255, "gpu": 128, "why": 8192,
-    "why_ended": 8192,
+    "cause": 16, "why_ended": 8192,
 }  # fmt: skip
 _LOAN = [column for column in Loan.__table__.columns if column.name != "id"]
 _ACTION = [column for column in Action.__table__.columns if column.name != "id"]
@@ -112,6 +112,13 @@ def uses(connection: Connection, since: float) -> list[Use]:
         .order_by(Lease.since)
     )
     return [Use(profile, float(began or 0), until) for profile, began, until in connection.execute(statement)]
+
+
+def freed(connection: Connection, since: float) -> dict[str, float]:
+    """When a job other than a loan last gave a slice back on each GPU (by UUID), where that was not before `since`."""
+    lent = select(Loan.id).where(Loan.job_id == Lease.job_id, Loan.restart == Lease.restart).exists()
+    last = select(Lease.gpu, func.max(Lease.until)).where(Lease.until >= since, ~lent).group_by(Lease.gpu)
+    return {gpu: float(until) for gpu, until in connection.execute(last)}
 
 
 def speeds(connection: Connection, jobs: Collection[int]) -> list[Speed]:

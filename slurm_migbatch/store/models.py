@@ -317,6 +317,8 @@ class Loan(Base):
     requeued: Mapped[float | None]
     ended: Mapped[float | None]
     why: Mapped[str | None] = mapped_column(Text)
+    #: what ends it, or ended it: reclaim, forecast, grow, late, slurm, left, refused
+    cause: Mapped[str | None] = mapped_column(String(16))
     why_ended: Mapped[str | None] = mapped_column(Text)
 
 

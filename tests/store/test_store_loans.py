@@ -68,6 +68,8 @@ def test_uses_leave_loans_out(store: Store) -> None:
     store.save_loans([loan(2)])
     assert [tuple(use) for use in store.uses(0.0)] == [("1g.10gb", 100.0, 130.0), ("1g.10gb", 120.0, None)]
     assert [use.since for use in store.uses(131.0)] == [120.0]
+    assert store.freed(0.0) == {"GPU-a": 130.0}
+    assert store.freed(131.0) == {}
 
 
 def test_speeds_of_a_job_by_profile(store: Store) -> None:
