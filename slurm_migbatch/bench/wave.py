@@ -1,0 +1,102 @@
+"""A wave of work: inference that comes and goes as over a day, and training that waits throughout.
+
+One value for both sides of `migbatch bench live`: it is submitted to a real Slurm, and the simulator says beforehand
+what becomes of it. Time is compressed: a day lasts some minutes, while starts, checkpoints and restarts cost what they
+cost, so lending has it harder here than on a real day.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from typing import Final
+
+MIX: Final = (("1g.10gb", 0.5), ("2g.20gb", 0.25), ("3g.40gb", 0.2), ("7g.80gb", 0.05))
+"""Profiles of inference jobs, and how often each is drawn."""
+SPREAD: Final = 0.67
+"""Of the logarithm of an inference job's time, as in `bench.lending`."""
+SWING: Final = 0.8
+"""Highest and lowest rate of a day are 1 + SWING and 1 - SWING times the mean: 9 to 1."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """An inference job: it comes `at` seconds after the wave's begin, and works for so many `seconds`."""
+
+    at: float
+    profile: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Training:
+    """An elastic training job: `steps` steps, each of which takes `step_s` seconds on a whole GPU."""
+
+    at: float
+    steps: int
+    step_s: float
+    least: str
+    most: str
+
+    @property
+    def work_s(self) -> float:
+        """Seconds on a whole GPU."""
+        return self.steps * self.step_s
+
+
+@dataclass(frozen=True)
+class Wave:
+    """The work, and the cluster it is for: inference belongs on the first half of the nodes, training on the other.
+
+    `day_s` is the length of a day.
+    """
+
+    requests: tuple[Request, ...]
+    trainings: tuple[Training, ...]
+    day_s: float
+    nodes: int = 2
+    gpus: int = 4
+    gpu_type: str = "h100-80gb"
+
+
+def draw(
+    seed: int,
+    *,
+    requests: int = 120,
+    trainings: int = 30,
+    day_s: float = 300.0,
+    mean_s: float = 12.0,
+    train_s: float = 36.0,
+    least: str = "2g.20gb",
+    most: str = "4g.40gb",
+) -> Wave:
+    """A wave drawn at random.
+
+    Args:
+        seed: of everything.
+        requests: inference jobs in the day; their rate follows it, lowest at its begin.
+        trainings: training jobs; they come within the first third of the day, so that some always wait.
+        day_s: length of the day, seconds.
+        mean_s: mean time of an inference job, seconds.
+        train_s: mean time of a training job on a whole GPU, seconds.
+        least, most: profiles between which training jobs are elastic.
+    """
+    dice = random.Random(seed)  # noqa: S311 - a reproducible draw, no secret
+    names, weights = zip(*MIX, strict=True)
+    arrivals = []
+    while len(arrivals) < requests:  # thinning
+        at = dice.uniform(0.0, day_s)
+        if dice.uniform(0.0, 1.0 + SWING) < 1.0 - SWING * math.cos(2 * math.pi * at / day_s):
+            arrivals.append(at)
+    centre = math.log(mean_s) - SPREAD**2 / 2
+    inference = tuple(
+        Request(round(at, 2), dice.choices(names, weights)[0], round(max(1.0, dice.lognormvariate(centre, SPREAD)), 2))
+        for at in sorted(arrivals)
+    )
+    jobs = []
+    for number in range(trainings):
+        at = number * day_s / 3 / trainings
+        steps = max(20, round(dice.uniform(0.5, 1.5) * train_s / 0.2))
+        jobs.append(Training(round(at, 2), steps, 0.2, least, most))
+    return Wave(inference, tuple(jobs), day_s)
