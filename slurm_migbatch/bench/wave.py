@@ -83,8 +83,9 @@ def draw(
         least, most: profiles between which training jobs are elastic.
     """
     dice = random.Random(seed)  # noqa: S311 - a reproducible draw, no secret
-    names, weights = zip(*MIX, strict=True)
-    arrivals = []
+    names = [name for name, _ in MIX]
+    weights = [weight for _, weight in MIX]
+    arrivals: list[float] = []
     while len(arrivals) < requests:  # thinning
         at = dice.uniform(0.0, day_s)
         if dice.uniform(0.0, 1.0 + SWING) < 1.0 - SWING * math.cos(2 * math.pi * at / day_s):
