@@ -13,6 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_migbatch.mig.layout import EMPTY
+from slurm_migbatch.mig.planning import plan_free
+from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.sim import log, plots
 from slurm_migbatch.sim.cluster import Cluster
 from slurm_migbatch.sim.engine import Result, Simulation
@@ -128,6 +131,43 @@ def test_plots_are_documents_with_finite_points() -> None:
     titles = [title.text or "" for title in root.iter("{http://www.w3.org/2000/svg}title")]
     assert any(title.startswith("j<0>: 7g.80gb@0:8") for title in titles)
     assert plots.cdf({}, "nothing") == plots.timeline([], cluster, "nothing") == ""
+
+
+def _tags(svg: str, tag: str, kind: str) -> list[ElementTree.Element]:
+    return [one for one in ElementTree.fromstring(svg).iter(f"{{http://www.w3.org/2000/svg}}{tag}")
+            if one.get("class") == kind]  # fmt: skip
+
+
+def test_bars_are_as_long_as_their_values_and_show_their_intervals() -> None:
+    groups = {"load <1>": [plots.Bar("ours", 2.0, 1.0, 3.0), plots.Bar("others & all", 4.0)], "load 2": []}
+    svg = plots.bars(groups, "title <&>", "jobs", mark=1.0)
+    widths = [
+        float(one.get("width", ""))
+        for one in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}rect")
+        if one.get("opacity")
+    ]
+    assert widths[1] == pytest.approx(2 * widths[0], rel=0.01)
+    assert len(_tags(svg, "path", "interval")) == len(_tags(svg, "path", "mark")) == 1
+    assert plots.bars({}, "nothing", "x") == plots.bars({"a": []}, "nothing", "x") == ""
+
+
+def test_curves_and_linear_distributions_begin_at_nought() -> None:
+    svg = plots.curves({"a": [(0.0, 0.0), (2.0, 4.0)], "b": []}, "t", "load")
+    assert _numbers(svg)[0] < _numbers(svg)[2]
+    assert _numbers(svg)[1] > _numbers(svg)[3]
+    assert plots.curves({"b": []}, "t", "load") == ""
+    assert "logarithmic" not in plots.cdf({"a": [0.5, 1.0]}, "t", "of the ideal", linear=True)
+
+
+def test_layouts_show_every_slice_at_its_place() -> None:
+    a100 = geometry("a100-80gb")
+    layout = plan_free(a100, EMPTY, [Profile.parse(name) for name in ("4g.40gb", "2g.20gb", "1g.10gb")])
+    slots = _tags(plots.layouts([("GPU <0>", layout), ("empty", EMPTY)], a100, "cuts"), "rect", "slot")
+    assert len(slots) == 3
+    widths = sorted(float(slot.get("width", "")) + 2 for slot in slots)
+    assert widths[2] == pytest.approx(2 * widths[1], abs=0.2)
+    assert widths[1] == pytest.approx(2 * widths[0], abs=0.2)
+    assert plots.layouts([], a100, "none") == ""
 
 
 def test_the_page_escapes_all_but_our_own_plots() -> None:
