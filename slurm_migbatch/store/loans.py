@@ -118,7 +118,7 @@ def freed(connection: Connection, since: float) -> dict[str, float]:
     """When a job other than a loan last gave a slice back on each GPU (by UUID), where that was not before `since`."""
     lent = select(Loan.id).where(Loan.job_id == Lease.job_id, Loan.restart == Lease.restart).exists()
     last = select(Lease.gpu, func.max(Lease.until)).where(Lease.until >= since, ~lent).group_by(Lease.gpu)
-    return {gpu: float(until) for gpu, until in connection.execute(last)}
+    return {gpu: float(until or 0) for gpu, until in connection.execute(last)}
 
 
 def speeds(connection: Connection, jobs: Collection[int]) -> list[Speed]:
