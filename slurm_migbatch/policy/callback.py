@@ -25,7 +25,7 @@ def rooms_for(profile: Profile, spaces: Iterable[Space]) -> list[frozenset[Seat]
     return [
         frozenset(Seat(space.node, space.gpu, slot) for slot in slots)
         for space in spaces
-        if profile in space.geometry
+        if profile in space.geometry and not space.own
         for slots in _rooms(space.geometry, space.taken, tuple(one.slot for one in space.lent), profile)
     ]
 
@@ -113,7 +113,7 @@ def _free(profile: Profile, spaces: Iterable[Space]) -> Space | None:
     """The GPU with room for it that loses least."""
     found: tuple[tuple[int, int], Space] | None = None
     for space in spaces:
-        if profile in space.geometry:
+        if profile in space.geometry and not space.own:
             lost = loss(space.geometry, space.used, (), profile)
             if lost is not None and (found is None or lost < found[0]):
                 found = lost, space

@@ -62,7 +62,9 @@ class Levels:
     `demand` may be called at any rate; time must not go backwards.
     """
 
-    def __init__(self, days: int = 14) -> None:
+    def __init__(self, days: int = 14, day_s: float = DAY_S) -> None:
+        """`day_s`: how long a day is, where time is compressed; all spans are compressed with it."""
+        self._bin = BIN_S * day_s / DAY_S
         self._keep = int(days * DAY_S / BIN_S)
         self._first = 0
         self._peaks: list[int] = []
@@ -90,7 +92,7 @@ class Levels:
         peaks = self._peaks
         end = len(peaks)
         recent = max(peaks[max(0, end - int(RECENT_S / BIN_S)) :])
-        span = max(1, math.ceil(horizon_s / BIN_S))
+        span = max(1, math.ceil(horizon_s / self._bin))
         around, day = int(AROUND_S / BIN_S), int(DAY_S / BIN_S)
         tops: list[int] = []
         usual = moments = 0
@@ -113,7 +115,7 @@ class Levels:
 
     def _reach(self, now: float) -> None:
         """Open the bins up to this moment; what is needed goes on being needed."""
-        bin_ = int(now // BIN_S)
+        bin_ = int(now // self._bin)
         if not self._peaks:
             self._first = bin_
             self._peaks.append(self._level)

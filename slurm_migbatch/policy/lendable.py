@@ -46,6 +46,7 @@ class Space:
         lent: slots of loans, those that are about to end too (until they have).
         idle_since: since when its free space has been as large as it is, unix seconds.
         reclaimed: when a loan was last called back here.
+        own: whether it is training's: inference never starts there, so nothing is kept for it and no rest is needed.
     """
 
     node: str
@@ -55,6 +56,7 @@ class Space:
     lent: tuple[Lent, ...] = ()
     idle_since: float = 0.0
     reclaimed: float | None = None
+    own: bool = False
 
     @property
     def used(self) -> Layout:

@@ -62,22 +62,14 @@ class Board:
 
     def __init__(self, spaces: Sequence[Space], trainees: Sequence[Trainee], now: float, calm: Calm) -> None:
         self.now, self.calm = now, calm
-        regions = list(dict.fromkeys(one.nodes for one in trainees if one.nodes is not None))
-        groups: dict[tuple[int, ...], int] = {}
-        self.members: dict[frozenset[str] | None, set[int]] = {region: set() for region in [None, *regions]}
-        group_of: dict[str, int] = {}
-        for node in dict.fromkeys(space.node for space in spaces):
-            inside = tuple(number for number, region in enumerate(regions) if node in region)
-            group_of[node] = group = groups.setdefault(inside, len(groups))
-            for number in inside:
-                self.members[regions[number]].add(group)
-            self.members[None].add(group)
+        self.regions, groups = _groups(spaces, trainees)
+        self.reserve_in = {group for group, space in zip(groups, spaces, strict=True) if not space.own}
         known: dict[Layout, Layout] = {}  # equal ones as one object: faster to look up
         self.rooms = []
-        for space in spaces:
+        for space, group in zip(spaces, groups, strict=True):
             used = space.used
-            lendable = calm.may_lend(now, space.idle_since, space.reclaimed)
-            self.rooms.append(_Room(space, known.setdefault(used, used), lendable, group_of[space.node]))
+            lendable = space.own or calm.may_lend(now, space.idle_since, space.reclaimed)
+            self.rooms.append(_Room(space, known.setdefault(used, used), lendable, group))
         self.place_of = {(space.node, space.gpu): index for index, space in enumerate(spaces)}
         self.geometries: dict[int, dict[Geometry, None]] = {}
         for room in self.rooms:
@@ -90,7 +82,7 @@ class Board:
             for slot in room.space.taken
         )
         self.share = max(1.0, (slices - taken) / max(1, len(trainees)))
-        self.heaps: dict[tuple[int, bool, Profile], list[tuple[int, int, int, int]]] = {}
+        self.heaps: dict[tuple[int, bool, Profile], list[_Entry]] = {}
         self.by_group: dict[tuple[int, bool], list[int]] = {}
         for index, room in enumerate(self.rooms):
             self.by_group.setdefault((room.group, room.lendable), []).append(index)
@@ -102,9 +94,9 @@ class Board:
         short: dict[Profile, int] = {}
         for profile in sorted(reserve, key=by_size, reverse=True):
             for count in range(reserve[profile], 0, -1):
-                room = self.best(profile, self.members[None], False)
+                room = self.best(profile, self.reserve_in, False)
                 if room is None:
-                    room = self.best(profile, self.members[None], True)
+                    room = self.best(profile, self.reserve_in, True)
                 if room is None:
                     short[profile] = count
                     break
@@ -114,7 +106,7 @@ class Board:
 
     def useful(self, one: Trainee) -> tuple[Profile, ...]:
         """Profiles that it runs on and that GPUs within its reach have, from small to large."""
-        groups = self.members[one.nodes]
+        groups = self.regions[one.nodes]
         known = [geometry for group in groups for geometry in self.geometries[group]]
         found = [p for p, speed in one.speeds.items() if speed > 0 and any(p in geometry for geometry in known)]
         return tuple(sorted(found, key=by_size))
@@ -122,7 +114,7 @@ class Board:
     def smallest(self, one: Trainee, useful: Sequence[Profile]) -> tuple[int, Profile] | None:
         """The smallest profile with room, and the GPU."""
         for profile in useful:
-            room = self.best(profile, self.members[one.nodes], True)
+            room = self.best(profile, self.regions[one.nodes], True)
             if room is not None:
                 return room, profile
         return None
@@ -131,7 +123,7 @@ class Board:
         """Why there is no room for it."""
         if not useful:
             return "profile"
-        groups = self.members[one.nodes]
+        groups = self.regions[one.nodes]
         for room in self.rooms:
             if room.held and room.group in groups and room.lendable:
                 lent = room.wishes
@@ -144,13 +136,13 @@ class Board:
         return "room"
 
     def best(self, profile: Profile, groups: Iterable[int], lendable: bool) -> int | None:
-        """The GPU that loses least by one more such slice; None where none has room."""
-        found: tuple[int, int, int, int] | None = None
+        """The GPU that loses least by one more such slice, of training's own if it can be; None where none has room."""
+        found: _Entry | None = None
         for group in groups:
             top = self._top(group, lendable, profile)
             if top is not None and (found is None or top < found):
                 found = top
-        return None if found is None else found[2]
+        return None if found is None else found[3]
 
     def put(self, index: int, profile: Profile) -> None:
         """One more slice on a GPU."""
@@ -199,7 +191,7 @@ class Board:
         if after in room.geometry and fits(room.geometry, room.used, wishes):
             self._become(each.room, wishes)
         else:
-            found = self.best(after, self.members[each.one.nodes], True) if move else None
+            found = self.best(after, self.regions[each.one.nodes], True) if move else None
             if found is None:
                 return False
             self.drop(each.room, each.profile)
@@ -248,7 +240,7 @@ class Board:
         if of_a[b.profile] + of_b[a.profile] <= of_a[a.profile] + of_b[b.profile] + _GAIN:
             return False
         rooms = self.rooms
-        if rooms[b.room].group not in self.members[a.one.nodes] or rooms[a.room].group not in self.members[b.one.nodes]:
+        if rooms[b.room].group not in self.regions[a.one.nodes] or rooms[a.room].group not in self.regions[b.one.nodes]:
             return False
         a.profile, b.profile, a.room, b.room = b.profile, a.profile, b.room, a.room
         return True
@@ -292,7 +284,7 @@ class Board:
                 room.used = used
                 self._become(own, wishes)
                 return own
-        found = self.best(profile, self.members[one.nodes], True)
+        found = self.best(profile, self.regions[one.nodes], True)
         if found is not None:
             self.put(found, profile)
         return found
@@ -340,25 +332,27 @@ class Board:
                 if entry is not None:
                     heappush(heap, entry)
 
-    def _top(self, group: int, lendable: bool, profile: Profile) -> tuple[int, int, int, int] | None:
+    def _top(self, group: int, lendable: bool, profile: Profile) -> _Entry | None:
         key = group, lendable, profile
         heap = self.heaps.get(key)
         if heap is None:
             entries = (self._entry(index, profile) for index in self.by_group.get((group, lendable), ()))
             heap = self.heaps[key] = [entry for entry in entries if entry is not None]
             heapify(heap)
-        while heap and self.rooms[heap[0][2]].version != heap[0][3]:
+        while heap and self.rooms[heap[0][3]].version != heap[0][4]:
             heappop(heap)
         return heap[0] if heap else None
 
-    def _entry(self, index: int, profile: Profile) -> tuple[int, int, int, int] | None:
+    def _entry(self, index: int, profile: Profile) -> _Entry | None:
         room = self.rooms[index]
         if profile not in room.geometry:
             return None
         lost = loss(room.geometry, room.used, room.wishes, profile)
-        return None if lost is None else (*lost, index, room.version)
+        return None if lost is None else (not room.space.own, *lost, index, room.version)
 
 
+_Entry: TypeAlias = tuple[bool, int, int, int, int]
+"""Whether it is a loan, what the GPU loses, what it has free, its index, and the version for which that holds."""
 _Step: TypeAlias = tuple[float, int, int, Profile, Profile]
 
 
@@ -370,3 +364,20 @@ def _steps(number: int, each: Given) -> Iterable[_Step]:
         if gain > _GAIN and by_size(profile) > by_size(have):
             more = profile.compute - have.compute + (profile.memory_gb - have.memory_gb) / max(1, have.memory_gb)
             yield -gain / max(more, _GAIN), profile.compute, number, have, profile
+
+
+def _groups(
+    spaces: Sequence[Space], trainees: Sequence[Trainee]
+) -> tuple[dict[frozenset[str] | None, set[int]], list[int]]:
+    """GPUs that the same jobs may use, as groups: of each set of nodes those that it has, and of each GPU its own."""
+    regions = list(dict.fromkeys(one.nodes for one in trainees if one.nodes is not None))
+    inside = {
+        node: tuple(number for number, region in enumerate(regions) if node in region)
+        for node in dict.fromkeys(space.node for space in spaces)
+    }
+    numbers: dict[tuple[bool, tuple[int, ...]], int] = {}
+    groups = [numbers.setdefault((space.own, inside[space.node]), len(numbers)) for space in spaces]
+    members: dict[frozenset[str] | None, set[int]] = {None: set(groups)}
+    for number, region in enumerate(regions):
+        members[region] = {group for (_, some), group in numbers.items() if number in some}
+    return members, groups

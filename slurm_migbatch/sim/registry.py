@@ -42,6 +42,7 @@ POLICIES: Final[dict[str, str]] = {
     "static": f"{_KINDS}:STATIC",
     "halves": f"{_KINDS}:HALVES",
     "sjf-bsbf": "slurm_migbatch.sim.policies.sharing:BSBF",
+    "lending-slices": "slurm_migbatch.sim.policies.slicelending:SLICE_LENDING",
     "sharing": "slurm_migbatch.sim.policies.sharing:SHARING",
 }
 """Name -> module:attribute."""

@@ -312,6 +312,15 @@ def test_the_reserve_lies_where_nothing_may_be_lent_if_it_can():
     assert not found.short
 
 
+def test_trainings_own_gpus_come_first_and_keep_nothing_for_inference():
+    spaces = [gpu(0, own=True, idle_since=NOW), gpu(1)]
+    found = lend(spaces, [waits("a"), waits("b")], {ALL: 1}, NOW, RULES)
+    assert [one.seat.gpu for one in found.grants] == [0, 0]
+    assert lend(spaces[:1], [waits("a")], {ALL: 1}, NOW, RULES).short == {ALL: 1}
+    mine = gpu(0, own=True, lent=[Lent(slot(ALL, 0), "a")])
+    assert call_back([ONE], [mine], [runs("a", Seat("n0", 0, slot(ALL, 0)))], NOW).unserved == (ONE,)
+
+
 def test_a_reserve_that_has_no_room_is_told_and_the_rest_is_lent():
     found = lend([gpu(taken=[slot(FOUR, 0)])], [waits("a")], {FOUR: 2}, NOW, RULES)
     assert found.short == {FOUR: 2}

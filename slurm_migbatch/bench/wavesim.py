@@ -1,0 +1,136 @@
+"""What the simulator expects of a wave: the same work, the same rules, the same costs as on the real Slurm.
+
+Training runs on slices of its own half and, with lending, on what inference leaves of the other; what differs from the
+real thing is that starts, checkpoints and looks at the queue take as long as they are said to, every time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from slurm_migbatch.bench.wave import Wave
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.policy.lending import Calm
+from slurm_migbatch.policy.loans import Limits, usual_speed
+from slurm_migbatch.sim.cluster import Cluster, Place
+from slurm_migbatch.sim.engine import Simulation
+from slurm_migbatch.sim.gpus import geometry
+from slurm_migbatch.sim.job import Costs, Job
+from slurm_migbatch.sim.metrics import of_jobs
+from slurm_migbatch.sim.policies.slicelending import SliceLending, SliceWay
+from slurm_migbatch.sim.run import Run
+
+_FIRST_TRAINING: Final = 1_000_000
+
+
+@dataclass(frozen=True)
+class Overheads:
+    """Seconds that things take beside the work.
+
+    Attributes:
+        infer_start_s: of inference, from submission to its first item, where there is room.
+        train_start_s: of training, from its release to its first step. `train_restart_s`: the same when it comes back.
+        checkpoint_s: from being told to stop until its slice can be had by others.
+        look_s: between looks at the queue: then loans end and training is released. Inference that has room does not
+            wait for it.
+    """
+
+    infer_start_s: float = 2.0
+    train_start_s: float = 5.0
+    train_restart_s: float = 5.0
+    checkpoint_s: float = 2.0
+    look_s: float = 2.0
+
+
+LIVE_CALM: Final = Calm(first_s=30.0, growth=2.0, most_s=300.0, loan_s=30.0, idle_s=0.0, rest_s=5.0, gain=1.35)
+
+
+class _Speeds:
+    """Inference runs at 1 on what it asks for, training as fast as is usual of its slice."""
+
+    def __init__(self, gpu: Geometry, speed: Callable[[Geometry, Profile], float]) -> None:
+        self.gpu, self.of = gpu, speed
+
+    def speed(self, job: Job, places: Sequence[Place], steps: int = 1) -> float:
+        """See `sim.speeds.Speeds`."""
+        return 1.0 if job.kind == "infer" else self.of(self.gpu, places[0].slot.profile)
+
+    def slowdown(self, run: Run, others: Sequence[Run]) -> float:
+        """Nobody shares a slice here; as many times slower as there are."""
+        return 1.0 + len(others)
+
+
+def jobs(wave: Wave, costs: Overheads) -> list[Job]:
+    """The wave as the simulator has it."""
+    infer, train = Costs(costs.infer_start_s), Costs(costs.train_start_s, costs.train_restart_s, costs.checkpoint_s)
+    inference = [
+        Job(n, f"infer{n}", one.at, one.seconds, "infer", profile=Profile.parse(one.profile), costs=infer)
+        for n, one in enumerate(wave.requests)
+    ]
+    training = [
+        Job(
+            _FIRST_TRAINING + n,
+            f"train{n}",
+            one.at,
+            one.work_s,
+            profile=Profile.parse(one.least),
+            largest=Profile.parse(one.most),
+            costs=train,
+        )
+        for n, one in enumerate(wave.trainings)
+    ]
+    return [*inference, *training]
+
+
+def predict(
+    wave: Wave,
+    lending: bool,
+    costs: Overheads = Overheads(),
+    way: SliceWay | None = None,
+    speed: Callable[[Geometry, Profile], float] = usual_speed,
+) -> dict[str, Any]:
+    """The wave with lending or without it.
+
+    Args:
+        wave: the work and its cluster; inference has the first half of the nodes.
+        lending: whether inference's half is lent.
+        costs: what starts and ends take.
+        way: the rules; where not given those of `LIVE_CALM` with a look every `costs.look_s`.
+        speed: of training on a slice, the whole GPU being 1.
+
+    Returns:
+        {"jct_s", "jct_p50_s", "jct_p95_s", "restarts", "restarts_max", "delay_mean_s", "delay_p95_s", "delay_max_s",
+        "reclaimed", "end_s", "refused", "unfinished"}: means over training jobs of the time from submission to the end
+        and of restarts; start delays of inference jobs; loans that were called back; when all was done; inference jobs
+        that never ran, and jobs that never ended.
+    """
+    gpu = geometry(wave.gpu_type)
+    cluster = Cluster.of(gpu, wave.nodes * wave.gpus, wave.gpus)
+    half = wave.nodes // 2 * wave.gpus
+    if way is None:
+        way = SliceWay(calm=LIVE_CALM, round_s=costs.look_s, prompt=False, limits=Limits())
+    policy = SliceLending(
+        range(half, wave.nodes * wave.gpus), range(half), replace(way, lend=lending), day_s=wave.day_s
+    )
+    result = Simulation(cluster, jobs(wave, costs), policy, _Speeds(gpu, speed)).run()
+    train = of_jobs([run for run in result.runs if run.job.kind == "train"], result.end)
+    infer = of_jobs([run for run in result.runs if run.job.kind == "infer"], result.end)
+    last = max((run.ended for run in result.runs if run.ended is not None), default=math.nan)
+    return {
+        "jct_s": train["jct_s"]["mean"],
+        "jct_p50_s": train["jct_s"]["p50"],
+        "jct_p95_s": train["jct_s"]["p95"],
+        "restarts": train["restarts"]["mean"],
+        "restarts_max": train["restarts"]["max"],
+        "delay_mean_s": infer["delay_s"]["mean"],
+        "delay_p95_s": infer["delay_s"]["p95"],
+        "delay_max_s": infer["delay_s"]["max"],
+        "reclaimed": policy.reclaims,
+        "end_s": last,
+        "refused": sum(run.started is None for run in result.runs if run.job.kind == "infer"),
+        "unfinished": train["jobs"] + infer["jobs"] - train["done"] - infer["done"],
+    }

@@ -1,0 +1,178 @@
+"""Lending of slices in the simulator: inference first, loans legal at every moment, what a wave comes to."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from slurm_migbatch.bench.wave import Request, Training, Wave, draw
+from slurm_migbatch.bench.wavesim import LIVE_CALM, Overheads, predict
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.policy.forecast import DAY_S, Levels
+from slurm_migbatch.policy.loans import usual_speed
+from slurm_migbatch.sim import registry
+from slurm_migbatch.sim.cluster import Cluster, PlaceError
+from slurm_migbatch.sim.engine import Simulation
+from slurm_migbatch.sim.gpus import geometry
+from slurm_migbatch.sim.job import Costs, Job
+from slurm_migbatch.sim.policies.slicelending import CALM, SliceLending, SliceWay
+
+H100 = geometry("h100-80gb")
+ONE, TWO, THREE, FOUR, ALL = (Profile.parse(p) for p in ("1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"))
+COSTS = Costs(10, 10, 5)
+
+
+class Root:
+    """Training as fast as the square root of its slice, inference at 1."""
+
+    def speed(self, job, places, steps=1):
+        return 1.0 if job.kind == "infer" else usual_speed(H100, places[0].slot.profile)
+
+    def slowdown(self, run, others):
+        return 1.0 + len(others)
+
+
+def train(number, at=0.0, work=1000.0, least=None, most=None):
+    return Job(number, f"t{number}", at, work, profile=least, largest=most, costs=COSTS)
+
+
+def infer(number, at, seconds=60.0, profile=ALL, gpus=1):
+    return Job(number, f"i{number}", at, seconds, "infer", profile=profile, gpus=gpus, costs=Costs(2))
+
+
+def played(jobs, way=None, own=0, lent=1, levels=None, kind=SliceLending, log=False):
+    policy = kind(range(own), range(own, own + lent), way or SliceWay(), levels)
+    result = Simulation(Cluster.of(H100, own + lent), jobs, policy, Root(), log=log).run()
+    return {run.job.name: run for run in result.runs}, policy, result
+
+
+def test_a_loan_ends_for_inference_which_waits_for_its_checkpoint_only():
+    runs, policy, _ = played([train(0), infer(1, 200.0)])
+    assert runs["i1"].began == pytest.approx(200 + 5 + 2, abs=1)
+    assert (runs["t0"].preempted, policy.reclaims) == (1, 1)
+    assert runs["t0"].ended > 260
+
+
+def test_without_lending_training_keeps_to_its_own():
+    runs, policy, result = played(
+        [train(n) for n in range(4)] + [infer(9, 100.0)], SliceWay(lend=False), own=1, lent=1, log=True
+    )
+    assert {place.gpu for event in result.events if event.job < 9 for place in event.places} == {0}
+    assert policy.reclaims == 0
+    assert runs["i9"].began == pytest.approx(102, abs=1)
+
+
+def test_what_inference_is_expected_to_need_is_kept_free():
+    levels = Levels()
+    for minute in range(0, int(2 * DAY_S), 60):
+        levels.demand(minute, 1)  # one 4g at every moment of two days
+    way = SliceWay()
+    kept, policy, _ = played([train(0, work=50.0), infer(1, 45.0, profile=FOUR)], way, levels={FOUR: levels})
+    assert policy.reclaims == 0
+    assert kept["t0"].ended is not None
+    _, policy, _ = played([train(0, work=50.0), infer(1, 45.0, profile=FOUR)], SliceWay(forecast=False))
+    assert policy.reclaims == 1
+
+
+def test_a_job_that_is_alone_grows_when_others_have_ended():
+    runs, _, _ = played([train(0, work=5000.0), *(train(n, work=200.0) for n in range(1, 7))])
+    assert runs["t0"].moves == 1
+    assert runs["t0"].ended < 5000 + 1500
+
+
+def test_what_fits_nowhere_waits_for_ever_and_holds_up_nobody():
+    strange = Profile.parse("1g.24gb")
+    runs, _, _ = played(
+        [train(0, least=Profile.parse("7g.141gb")), infer(1, 0.0, profile=strange), infer(2, 0.0, gpus=3), train(3)]
+    )
+    assert [name for name, run in sorted(runs.items()) if run.ended is None] == ["i1", "i2", "t0"]
+
+
+class Watched(SliceLending):
+    """Checks after every decision what must always hold."""
+
+    def decide(self, sim):
+        super().decide(sim)
+        for gpu in sim.cluster.gpus:
+            gpu.geometry.check(gpu.used)
+            for cell in gpu.cells.values():
+                (run,) = cell.runs
+                if run.job.kind == "infer":
+                    assert gpu.index in self.lent
+                elif not self.way.lend:
+                    assert gpu.index in self.own
+        for run in self.training.values():
+            for place in run.places:
+                p, least, most = place.slot.profile, run.job.profile, run.job.largest
+                assert least is None or (p.compute >= least.compute and p.memory_gb >= least.memory_gb)
+                assert most is None or (p.compute <= most.compute and p.memory_gb <= most.memory_gb)
+        if self.inference and self.way.prompt:
+            lent = [run for run in self.training.values() if run.places and run.places[0].gpu in self.lent]
+            for run in self.inference:  # loans stay only where their end would not help
+                assert run.job.gpus > 1 or not lent or run.job.profile is not ALL
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(
+    own=st.integers(0, 2),
+    lent=st.integers(1, 3),
+    lend=st.booleans(),
+    forecast=st.booleans(),
+    prompt=st.booleans(),
+    training=st.lists(
+        st.tuples(st.floats(0, 2000), st.floats(10, 3000), st.sampled_from([(None, None), (TWO, FOUR), (ALL, None)])),
+        max_size=12,
+    ),
+    requests=st.lists(
+        st.tuples(st.floats(0, 3000), st.floats(1, 300), st.sampled_from([ONE, TWO, THREE, ALL]), st.integers(1, 2)),
+        max_size=25,
+    ),
+)
+def test_any_cluster(own, lent, lend, forecast, prompt, training, requests):
+    lend = lend or not own
+    jobs = [train(n, at, work, *bounds) for n, (at, work, bounds) in enumerate(training)]
+    jobs += [infer(100 + n, *one) for n, one in enumerate(requests)]
+    way = SliceWay(lend, forecast, prompt=prompt)
+    runs, _, _ = played(jobs, way, own, lent, kind=Watched)
+    for run in runs.values():
+        never = run.job.kind == "infer" and run.job.profile == ALL and run.job.gpus > lent
+        assert (run.ended is None) == never
+
+
+def test_by_name():
+    kind = registry.find("lending-slices")
+    params = kind.params()
+    policy = kind.make(params, Cluster.of(H100, 8, 4))
+    assert (policy.own, policy.lent) == (tuple(range(4)), tuple(range(4, 8)))
+    assert policy.way == SliceWay(calm=CALM)
+    with pytest.raises(PlaceError, match="give it more nodes"):
+        kind.make(params, Cluster.of(H100, 4, 4))
+    with pytest.raises(ValueError, match="inference needs GPUs"):
+        SliceLending([], [0], SliceWay(lend=False))
+
+
+# -- a wave ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_wave_by_hand():
+    wave = Wave((Request(50.0, "7g.80gb", 20.0),), (Training(0.0, 100, 1.0, "7g.80gb", "7g.80gb"),) * 2, 300.0, 2, 1)
+    costs = Overheads(infer_start_s=2, train_start_s=5, train_restart_s=5, checkpoint_s=3, look_s=1)
+    alone = predict(wave, False, costs)
+    # Released at the first look, one after the other: 1 + 5 + 100, and again.
+    assert alone["jct_s"] == pytest.approx((106 + 212) / 2, abs=2)
+    assert (alone["delay_p95_s"], alone["restarts"]) == (pytest.approx(2.24), 0)  # making the slice takes 0.24 s
+    lent = predict(wave, True, costs)
+    # The second gets 44 s done on inference's GPU, leaves, and takes the 56 s that are left when the first has ended.
+    assert lent["reclaimed"] == 1
+    assert lent["jct_s"] == pytest.approx((106 + 106 + 6 + 56) / 2, abs=16)
+    assert lent["delay_p95_s"] == pytest.approx(2 + 3, abs=1.5)
+
+
+def test_a_drawn_wave_gains_and_repeats_itself():
+    wave = draw(1)
+    alone, lent = predict(wave, False), predict(wave, True)
+    assert lent == predict(wave, True)
+    assert lent["jct_s"] < 0.95 * alone["jct_s"]
+    assert lent["restarts"] <= 3
+    assert (alone["refused"], alone["unfinished"], lent["refused"], lent["unfinished"]) == (0, 0, 0, 0)
+    assert alone["reclaimed"] == 0 < lent["reclaimed"]
+    assert LIVE_CALM.loan_s < CALM.loan_s
