@@ -4,11 +4,17 @@
 
     items=1200 seconds=4.5
     items=2400 seconds=9.1 batch=32 latency_ms=26 p99_ms=31 task=0 at=1790000000.5 done=1
+    steps=1200 checkpoint=1790000000.4 ckpt_s=2.5 restored=800
 
 Each line is a whole report; the last one of a task counts. TaskProlog names the file as MIGBATCH_PROGRESS, and
 `migbatch progress` or any program appends to it. `items` counts from the job's start. `seconds` is the time that they
 took; without it the time between a task's first and last report counts, or else the time since the job's start. Tasks
 that report each their own items tell themselves apart by `task`; a report without one speaks for the whole job.
+
+A training that can be interrupted tells what is safe: `steps` of its optimizer over the job's whole life, the time of
+its newest `checkpoint` (unix seconds; of this run, so not before its start), how long that took to write (`ckpt_s`),
+and the step that this run was `restored` at. Whether the job or its tasks speak of these is told apart from who speaks
+of items: the batch script may report checkpoints while tasks count.
 
 Root never opens what a user could have put in the file's place:
 
@@ -33,7 +39,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
@@ -61,10 +67,19 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "task": (0, 1e7),
     "at": (0, 1e11),
     "done": (0, 1),
+    "steps": (0, 1e15),
+    "checkpoint": (0, 1e11),
+    "ckpt_s": (0, 1e6),
+    "restored": (0, 1e15),
 }
 """Every key of a line with the smallest and largest value that is taken."""
 
-WHOLE = ("items", "batch", "task", "done")
+WHOLE = ("items", "batch", "task", "done", "steps", "restored")
+SPEED = ("items", "latency_ms", "p99_ms", "done")
+"""One of these makes a report of speed."""
+
+SAFETY = ("steps", "checkpoint", "restored")
+"""One of these makes a report of what is safe."""
 
 
 class ProgressError(RuntimeError):
@@ -91,6 +106,16 @@ class Line(NamedTuple):
     task: int | None = None
     at: float | None = None
     done: int = 0
+    steps: int | None = None
+    checkpoint: float | None = None
+    ckpt_s: float | None = None
+    restored: int | None = None
+
+    def tells(self, keys: Iterable[str]) -> bool:
+        """Whether it says one of these."""
+        return any(getattr(self, key) is not None for key in keys if key != "done") or (
+            "done" in keys and self.done > 0
+        )
 
 
 class Report(NamedTuple):
@@ -99,6 +124,10 @@ class Report(NamedTuple):
     `items` and `throughput_per_s` are sums over tasks, `latency_ms` (of one batch) their mean, `latency_p99_ms` the
     worst. `tasks` is how many told apart what they did; with `whole` it was one that spoke for the whole job. `refused`
     is how many of the lines read made no sense.
+
+    `steps`, `checkpoint` (unix s) and `restored` are the least that a task told, because a checkpoint is one when all
+    have theirs; `ckpt_s` is the longest. Absent, they say nothing new: a file is read at its ends only, and what was
+    told before still holds.
     """
 
     items: int | None
@@ -110,6 +139,10 @@ class Report(NamedTuple):
     whole: bool
     done: bool
     refused: int
+    steps: int | None = None
+    checkpoint: float | None = None
+    ckpt_s: float | None = None
+    restored: int | None = None
 
 
 # -- the file ----------------------------------------------------------------------------------------------------
@@ -218,17 +251,21 @@ def understand(content: Content, started: float, *, ended: bool = False) -> Repo
     if not last:
         return None if not refused else Report(None, None, None, None, None, 0, False, False, refused)
     first, last = ([_timed(line, started, content.changed) for line in lines] for lines in (first, last))
-    together = last[-1].task is not None
-    begins: dict[int | None, Line] = {}
-    ends: dict[int | None, Line] = {}
-    for line in (*first, *last):
-        if (line.task is not None) == together:
-            begins.setdefault(line.task, line)
-    for line in last:
-        if (line.task is not None) == together and (line.task in ends or len(ends) < MAX_TASKS):
-            ends[line.task] = _merged(ends.get(line.task), line)
+    _, safe = _by_task([], last, SAFETY)
+    return _speed(first, last, started, content.changed)._replace(
+        refused=refused,
+        steps=min((line.steps for line in safe.values() if line.steps is not None), default=None),
+        checkpoint=min((line.checkpoint for line in safe.values() if line.checkpoint is not None), default=None),
+        ckpt_s=max((line.ckpt_s for line in safe.values() if line.ckpt_s is not None), default=None),
+        restored=min((line.restored for line in safe.values() if line.restored is not None), default=None),
+    )
+
+
+def _speed(first: list[Line], last: list[Line], started: float, changed: float) -> Report:
+    """What was done, and how fast; `refused` and what is safe are left to the caller."""
+    begins, ends = _by_task(first, last, SPEED)
     rates = [
-        _rate(begins[task], line, started, content.changed if line.at is None else line.at)
+        _rate(begins[task], line, started, changed if line.at is None else line.at)
         for task, line in ends.items()
         if line.items is not None
     ]
@@ -241,16 +278,39 @@ def understand(content: Content, started: float, *, ended: bool = False) -> Repo
         latency_p99_ms=max((line.p99_ms for line in ends.values() if line.p99_ms is not None), default=None),
         batch=batches.pop() if len(batches) == 1 else None,
         tasks=len(ends),
-        whole=not together,
-        done=all(line.done for line in ends.values()),
-        refused=refused,
+        whole=None in ends,
+        done=bool(ends) and all(line.done for line in ends.values()),
+        refused=0,
     )
 
 
+def _by_task(
+    first: Iterable[Line], last: Sequence[Line], keys: Sequence[str]
+) -> tuple[dict[int | None, Line], dict[int | None, Line]]:
+    """Each task's first and latest reports of what `keys` are about; the job's own (None) where it spoke last."""
+    about = [line for line in last if line.tells(keys)]
+    begins: dict[int | None, Line] = {}
+    ends: dict[int | None, Line] = {}
+    if not about:
+        return begins, ends
+    together = about[-1].task is not None
+    for line in (*first, *about):
+        if (line.task is not None) == together and line.tells(keys):
+            begins.setdefault(line.task, line)
+    for line in about:
+        if (line.task is not None) == together and (line.task in ends or len(ends) < MAX_TASKS):
+            ends[line.task] = _merged(ends.get(line.task), line)
+    return begins, ends
+
+
 def _timed(line: Line, started: float, changed: float) -> Line:
-    """Without its time where that is not of the run: then the file's own is used."""
-    odd = line.at is not None and not started - CLOCKS_S <= line.at <= changed + CLOCKS_S
-    return line._replace(at=None) if odd else line
+    """Without its times where they are not of the run; for that of the report the file's own is used then."""
+    return line._replace(at=_of_run(line.at, started, changed), checkpoint=_of_run(line.checkpoint, started, changed))
+
+
+def _of_run(moment: float | None, started: float, changed: float) -> float | None:
+    within = moment is not None and started - CLOCKS_S <= moment <= changed + CLOCKS_S
+    return moment if within else None
 
 
 def _merged(before: Line | None, line: Line) -> Line:
@@ -310,6 +370,6 @@ def parse(row: bytes) -> Line | None:
         if not low <= number <= high or (key in WHOLE and not number.is_integer()):
             return None
         values[key] = int(number) if key in WHOLE else number
-    if not {"items", "latency_ms", "p99_ms", "done"} & set(values):
+    if not {*SPEED, *SAFETY} & set(values):
         return None
     return Line(**values)  # type: ignore[arg-type]  # the keys are its fields, whole numbers where they must be

@@ -1,0 +1,273 @@
+"""Checkpoint files: whole or not there, whatever happens while one is written.
+
+    DIRECTORY/step-000000001200.ckpt
+
+    migbatch-checkpoint 1 <sha256> <bytes of facts> <bytes of state>
+    {"steps": 1200, ...}        facts, JSON, also for other programs
+    ...                         the state, by pickle or torch
+
+The checksum is of all that follows the first line. A file is written beside its place, its first line last; it is
+synced, then renamed, then the directory is synced. Only then older ones go. So at any instant, SIGKILL and a power cut
+included, the newest file that is whole holds a whole state, and it is the last but one at worst.
+
+A file is read only where it is a regular file of the user's own that others may not write, because reading a state can
+run code. What is torn, alien or unreadable is passed over, with a sentence why, for the next older one.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from slurm_migbatch.elastic import states
+from slurm_migbatch.elastic.disk import Disk
+from slurm_migbatch.elastic.errors import ElasticError
+
+_MAGIC = b"migbatch-checkpoint 1"
+_FIRST = re.compile(rb"migbatch-checkpoint (\d+) ([0-9a-f]{64}) (\d{8}) (\d{20})\n")
+_FIRST_BYTES = len(_MAGIC) + 1 + 64 + 1 + 8 + 1 + 20 + 1
+_NAME = re.compile(r"step-(\d{12})\.ckpt")
+_BESIDE = re.compile(r"\.step-\d{12}\.[A-Za-z0-9_.-]+\.tmp")
+_BLOCK = 1 << 20
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Checkpoint(NamedTuple):
+    """One that was read: the steps done, its facts, and the state."""
+
+    path: Path
+    steps: int
+    facts: Mapping[str, Any]
+    state: Any
+
+
+class Torn(Exception):
+    """This file is no checkpoint that may be used; the message says why."""
+
+
+class Checkpoints:
+    """The checkpoints of one training, in a directory of their own.
+
+    Attributes:
+        passed_over: sentences on files that `newest` could not use.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        keep: int = 2,
+        mark: str = "",
+        disk: Disk | None = None,
+        ready: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`keep` newest are kept, `mark` tells this run's unfinished files from those of others.
+
+        `ready` is called before a file is put into its place, and may raise.
+        """
+        if keep < 1:
+            raise ElasticError(f"keep={keep} checkpoints keeps none; it must be 1 or more")
+        self.directory, self.keep, self.disk = directory, keep, disk or Disk()
+        self.passed_over: list[str] = []
+        self._mark = mark or str(os.getpid())
+        self._ready = ready
+        self._unusable: set[str] = set()
+
+    def names(self) -> list[str]:
+        """Every file with a checkpoint's name, the newest first."""
+        return sorted((name for name in os.listdir(self.directory) if _NAME.fullmatch(name)), reverse=True)  # noqa: PTH208
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def write(self, steps: int, facts: Mapping[str, Any], state: Any) -> float:
+        """Write one; the seconds that it took. A full disk costs the older ones before it costs this one.
+
+        Raises:
+            OSError: it could not be written; those that were there still are, but for ones older than the newest.
+        """
+        begun = time.monotonic()
+        try:
+            self._write(steps, facts, state)
+        except OSError as error:
+            if error.errno not in _NO_ROOM or not self._thin(1):
+                raise
+            self._write(steps, facts, state)
+        with suppress(OSError):  # the new one is safe; what is left over goes next time
+            self._thin(self.keep)
+        return time.monotonic() - begun
+
+    def _write(self, steps: int, facts: Mapping[str, Any], state: Any) -> None:
+        form = states.form_of(state)
+        head = json.dumps({**facts, "steps": steps, "form": form, "written": round(time.time(), 3)}).encode()
+        name = f"step-{steps:012d}.ckpt"
+        beside = self.directory / f".{name.removesuffix('.ckpt')}.{self._mark}.tmp"
+        with suppress(FileNotFoundError):
+            self.disk.unlink(beside)
+        try:
+            handle = self.disk.create(beside)
+            try:
+                sink = _Sink(self.disk, handle, _FIRST_BYTES)
+                with io.BufferedWriter(sink, _BLOCK) as file:
+                    file.write(head)
+                    states.dump(state, form, file)
+                size = sink.offset - _FIRST_BYTES - len(head)
+                first = b"%s %s %08d %020d\n" % (_MAGIC, sink.digest.hexdigest().encode(), len(head), size)
+                _all(self.disk, handle, first, 0)
+                self.disk.sync(handle)
+            finally:
+                os.close(handle)
+            self._ready()
+            self.disk.rename(beside, self.directory / name)
+        except BaseException:
+            with suppress(OSError):
+                self.disk.unlink(beside)
+            raise
+        self.disk.sync_directory(self.directory)
+        self._unusable.discard(name)
+
+    def _thin(self, keep: int) -> int:
+        """Take away all but the newest `keep`; how many that were. Files that were passed over stay for the user."""
+        old = [name for name in self.names() if name not in self._unusable][keep:]
+        for name in old:
+            self.disk.unlink(self.directory / name)
+        return len(old)
+
+    def tidy(self) -> None:
+        """Take away what runs that were killed left unfinished. Only for who has the directory to himself."""
+        for name in os.listdir(self.directory):  # noqa: PTH208
+            if _BESIDE.fullmatch(name):
+                with suppress(OSError):
+                    self.disk.unlink(self.directory / name)
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def newest(self) -> Checkpoint | None:
+        """The newest that is whole; None where the training has not begun.
+
+        Raises:
+            ElasticError: there are checkpoints but none can be used, or a whole one needs code that is not there.
+        """
+        names = self.names()
+        self.passed_over.clear()
+        for name in names:
+            path = self.directory / name
+            try:
+                return self._read(path)
+            except (Torn, OSError) as error:
+                reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+                self._unusable.add(name)
+                self.passed_over.append(f"{path} is passed over: {reason}")
+        if names:
+            raise ElasticError(
+                f"none of the {len(names)} checkpoints in {self.directory} can be used, and nothing is begun anew over "
+                f"them: {'; '.join(self.passed_over)}. Put a whole one there, or name another directory"
+            )
+        return None
+
+    def _read(self, path: Path) -> Checkpoint:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode):
+                raise Torn("it is no file")
+            if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+                raise Torn("it belongs to somebody else, or others may write it")
+            with open(handle, "rb", closefd=False) as file:
+                return self._understand(path, file, status.st_size)
+        finally:
+            os.close(handle)
+
+    @staticmethod
+    def _understand(path: Path, file: io.BufferedReader, length: int) -> Checkpoint:
+        match = _FIRST.fullmatch(file.read(_FIRST_BYTES))
+        if match is None:
+            raise Torn("it is no checkpoint of this library, or its writing was cut short")
+        if match[1] != b"1":
+            raise Torn(f"it is of a newer form ({match[1].decode()}) than this release knows")
+        head, size = int(match[3]), int(match[4])
+        if length != _FIRST_BYTES + head + size:
+            raise Torn(f"it has {length} bytes and should have {_FIRST_BYTES + head + size}")
+        digest = hashlib.sha256()
+        while block := file.read(_BLOCK):
+            digest.update(block)
+        if digest.hexdigest().encode() != match[2]:
+            raise Torn("its checksum is wrong: the file was damaged or changed")
+        file.seek(_FIRST_BYTES)
+        facts = json.loads(file.read(head))
+        section = io.BufferedReader(_Section(file, _FIRST_BYTES + head, size), _BLOCK)
+        try:
+            state = states.load(facts["form"], section)
+        except Exception as error:
+            raise ElasticError(
+                f"{path} is whole, but its state cannot be made again: {type(error).__name__}: {error}. Has the "
+                "program changed? Run it with the code that wrote it, or name another directory"
+            ) from error
+        return Checkpoint(path, int(facts["steps"]), facts, state)
+
+
+def _all(disk: Disk, handle: int, data: bytes | memoryview, offset: int) -> None:
+    """Write all of it; one call may take less (a signal, a disk that is nearly full)."""
+    view = memoryview(data)
+    while view:
+        count = disk.write(handle, view, offset)
+        view, offset = view[count:], offset + count
+
+
+class _Sink(io.RawIOBase):
+    """Takes bytes one after the other, and their checksum."""
+
+    def __init__(self, disk: Disk, handle: int, offset: int) -> None:
+        self.offset = offset
+        self.digest = hashlib.sha256()
+        self._disk, self._handle = disk, handle
+
+    def writable(self) -> bool:
+        """True."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """All of it."""
+        view = memoryview(data).cast("B")
+        _all(self._disk, self._handle, view, self.offset)
+        self.digest.update(view)
+        self.offset += len(view)
+        return len(view)
+
+
+class _Section(io.RawIOBase):
+    """A part of a file, as if it were one of its own."""
+
+    def __init__(self, file: io.BufferedReader, begin: int, size: int) -> None:
+        self._file, self._begin, self._size, self._at = file, begin, size, 0
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def seekable(self) -> bool:
+        """True."""
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """As in files."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """As in files."""
+        view = memoryview(buffer).cast("B")[: max(0, self._size - self._at)]
+        self._file.seek(self._begin + self._at)
+        count = self._file.readinto(view)
+        self._at += count
+        return count

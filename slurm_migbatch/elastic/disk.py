@@ -1,0 +1,38 @@
+"""What saving a checkpoint does to a file system, one method for each effect: tests end the process at each of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+class Disk:
+    """The real one. All methods raise OSError."""
+
+    def create(self, path: Path) -> int:
+        """A new file of the user's own, for writing."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+    def write(self, handle: int, data: bytes | memoryview, offset: int) -> int:
+        """Bytes written of `data`."""
+        return os.pwrite(handle, data, offset)
+
+    def sync(self, handle: int) -> None:
+        """Wait until a file's content has reached the disk."""
+        os.fsync(handle)
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Put a file in its place, in one step."""
+        os.rename(old, new)  # noqa: PTH104
+
+    def unlink(self, path: Path) -> None:
+        """Take a file away."""
+        os.unlink(path)  # noqa: PTH108
+
+    def sync_directory(self, path: Path) -> None:
+        """Wait until names in a directory have reached the disk."""
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

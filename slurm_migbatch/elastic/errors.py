@@ -1,0 +1,15 @@
+"""What can go wrong for the user of the library, and how a run ends when it is told to."""
+
+from __future__ import annotations
+
+
+class ElasticError(RuntimeError):
+    """The training cannot go on as it was called; the message says why and what to do."""
+
+
+class Superseded(ElasticError):
+    """Another run has taken the checkpoint directory over; this one must write nothing more."""
+
+
+class Leave(SystemExit):
+    """The run was told to end (TERM) and has saved what it could. Passes through `except Exception`."""

@@ -1,0 +1,87 @@
+"""One run at a time in a checkpoint directory.
+
+A requeued job may begin while its former self still writes its last checkpoint, on the same node or on another one. The
+lock is flock(2), which Linux carries over NFS too. Where the file system has no locks, and after one was lost (an NFS
+server that was away), the name in the lock file decides: the run that wrote it last goes on, and the other one notices
+before it puts a checkpoint in its place.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from slurm_migbatch.elastic.errors import ElasticError, Superseded
+
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+_EVERY_S = 0.2
+log = logging.getLogger("migbatch.elastic")
+
+
+class Lock:
+    """The lock of one directory; `take` it before anything else, `give` it back at the end."""
+
+    def __init__(self, directory: Path, environ: Mapping[str, str]) -> None:
+        self._path = directory / "lock"
+        self._handle = -1
+        job, restart = environ.get("SLURM_JOB_ID", "none"), environ.get("SLURM_RESTART_COUNT", "0")
+        self.mark = f"{socket.gethostname()}.{os.getpid()}.{time.time_ns():x}"
+        self._name = f"job {job} restart {restart} process {os.getpid()} on {socket.gethostname()} {self.mark}"
+
+    def take(self, patience_s: float, waiting: Callable[[float], object]) -> None:
+        """Have it, or wait for it; `waiting` is called with the seconds to wait, and may raise.
+
+        Raises:
+            ElasticError: somebody else still has it after that time.
+            OSError: the file cannot be made.
+        """
+        self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        end = time.monotonic() + patience_s
+        while True:
+            try:
+                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                log.warning("%s: no locks on this file system; the run that began last goes on", self._path.parent)
+                break
+            left = end - time.monotonic()
+            if left <= 0:
+                holder = self._holder()
+                self.give()
+                raise ElasticError(
+                    f"{self._path.parent} is in use by {holder or 'another run'}: two runs cannot train in one "
+                    "directory. End that one, or name another directory"
+                )
+            waiting(min(_EVERY_S, left))
+        os.ftruncate(self._handle, 0)
+        os.pwrite(self._handle, self._name.encode(), 0)
+
+    @property
+    def held(self) -> bool:
+        """Between `take` and `give`."""
+        return self._handle >= 0
+
+    def check(self) -> None:
+        """Raises Superseded where another run has taken the directory over."""
+        holder = self._holder()
+        if holder != self._name:
+            raise Superseded(f"{self._path.parent} was taken over by {holder or 'another run'}; this run stops")
+
+    def give(self) -> None:
+        """Let the next run have it."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+    def _holder(self) -> str:
+        return os.pread(self._handle, 1024, 0).decode("utf-8", "replace")

@@ -1,0 +1,77 @@
+"""Signals as letters that are opened at the boundary of a step: pause (USR1, USR2) and leave (TERM).
+
+Slurm sends USR1 by `scancel --signal=USR1`, `--signal=USR1@60`, or when migbatch asks for a slice back; TERM before
+KILL when a job is requeued, cancelled or out of time. A handler takes a note and returns, so a step is never cut.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+from slurm_migbatch.elastic.errors import ElasticError
+
+PAUSE = ("SIGUSR1", "SIGUSR2")
+
+
+class Mail:
+    """The handlers of this process, from `open` to `close`.
+
+    Attributes:
+        pause: told to save and to stand still.
+        leave_since: when it was told to leave (time.monotonic), else None.
+    """
+
+    def __init__(self, pausing: Sequence[str] = PAUSE) -> None:
+        """`pausing` are the names of signals that mean a pause."""
+        self.pause = False
+        self.leave_since: float | None = None
+        self._pausing = [signal.Signals[name] for name in pausing]
+        self._before: dict[int, Any] = {}
+        self._process = os.getpid()
+        self._bell, self._rung = -1, -1
+
+    def open(self) -> None:
+        """From here on signals are noted. Raises ElasticError outside the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            raise ElasticError("signals reach the main thread only: make the Trainer there")
+        self._process = os.getpid()
+        self._bell, self._rung = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        for number in (*self._pausing, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._note)
+
+    def close(self) -> None:
+        """As it was before."""
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._before.clear()
+        for handle in (self._bell, self._rung):
+            if handle >= 0:
+                os.close(handle)
+        self._bell = self._rung = -1
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, at most until the next signal."""
+        if select.select([self._bell], [], [], max(0.0, seconds))[0]:
+            os.read(self._bell, 4096)
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a data loader's worker, say, which inherited this
+            if number == signal.SIGTERM:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            return
+        if number == signal.SIGTERM:
+            self.leave_since = time.monotonic() if self.leave_since is None else self.leave_since
+        else:
+            self.pause = True
+        try:
+            os.write(self._rung, b"!")
+        except BlockingIOError:
+            return  # enough letters lie there

@@ -1,0 +1,42 @@
+"""Lines for the file that MIGBATCH_PROGRESS names; `node/progress.py` has their form.
+
+What cannot be reported is no reason to fail: a job trains without being watched.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+
+VARIABLE = "MIGBATCH_PROGRESS"
+FIRST_SPECIAL_STEP = 0xFFFFFFF0
+"""Slurm numbers the batch, extern and interactive steps from here up, or below zero."""
+
+
+def line(environ: Mapping[str, str], values: Mapping[str, str | float | int | None]) -> str:
+    """A report: what is not None, the task that speaks, and the time."""
+    words = {**values, "at": f"{time.time():.3f}"}
+    if words.get("task") is None:
+        words["task"] = own_task(environ)
+    return " ".join(f"{key}={_text(value)}" for key, value in words.items() if value is not None)
+
+
+def _text(value: str | float) -> str:
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def own_task(environ: Mapping[str, str]) -> str | None:
+    """The task that this runs in; None in batch scripts and shells, which speak for the whole job."""
+    step, rank = environ.get("SLURM_STEP_ID", ""), environ.get("SLURM_PROCID", "")
+    in_step = step.isdigit() and int(step) < FIRST_SPECIAL_STEP
+    return rank if in_step and rank.isdigit() else None
+
+
+def append(path: str, text: str) -> None:
+    """Add a line in one write, which others' lines do not mix with. Raises OSError."""
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.write(handle, f"{text}\n".encode())
+    finally:
+        os.close(handle)

@@ -1,0 +1,96 @@
+"""The slice that this process has, as migbatch's TaskProlog tells it, and how large a micro-batch fits into it.
+
+`MIGBATCH_BATCH` is not asked: it is advice for the profile of the submission, and an elastic job runs on others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from slurm_migbatch.elastic.errors import ElasticError
+
+MIB = 1 << 20
+
+
+class Slice(NamedTuple):
+    """What there is to train on. `profile` is empty and `memory_mib` None outside a job with a slice.
+
+    `profile` is in GRES spelling (`1g.10gb.me`); `memory_mib` is the memory of the slice, of several the smallest.
+    """
+
+    profile: str = ""
+    memory_mib: int | None = None
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Slice:
+        """Read it from the environment of a task."""
+        memory = environ.get("MIGBATCH_MEMORY_MIB", "")
+        profile = environ.get("MIGBATCH_PROFILE", "").partition(",")[0].replace("+", ".")
+        return cls(profile, int(memory) if memory.isascii() and memory.isdigit() else None)
+
+    def __str__(self) -> str:
+        size = "" if self.memory_mib is None else f" ({self.memory_mib} MiB)"
+        return f"slice {self.profile}{size}" if self.profile else "no slice"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The largest micro-batch by a model of memory: fixed_bytes + n * bytes_per_item <= (1 - headroom) * slice.
+
+    Attributes:
+        bytes_per_item: activations and inputs of one item.
+        fixed_bytes: weights, gradients, optimizer, the CUDA context (some 400 MiB).
+        headroom: share of the slice that is left free, for fragments.
+    """
+
+    bytes_per_item: float
+    fixed_bytes: float = 0.0
+    headroom: float = 0.08
+
+    def __post_init__(self) -> None:
+        if not (self.bytes_per_item > 0 and self.fixed_bytes >= 0 and 0 <= self.headroom < 1):
+            raise ElasticError(
+                f"memory of {self.bytes_per_item} bytes an item and {self.fixed_bytes} besides, with headroom "
+                f"{self.headroom}, is none: items need more than 0 bytes, and headroom is 0 to below 1"
+            )
+
+    def __call__(self, piece: Slice) -> int | None:
+        """Items that fit; None where the memory is not known."""
+        if piece.memory_mib is None:
+            return None
+        return int((piece.memory_mib * MIB * (1.0 - self.headroom) - self.fixed_bytes) // self.bytes_per_item)
+
+
+Fits = int | Mapping[str, int] | Memory | Callable[[Slice], int | None] | None
+"""How large a micro-batch may be: the same everywhere, a table by profile, by memory, or a function of the slice."""
+
+
+def largest(fits: Fits, piece: Slice, batch: int) -> int:
+    """The largest micro-batch for this slice, at most the whole `batch`.
+
+    Outside a job with a slice (a trial at a desk), and with `fits` None, that is the whole batch; a table may have an
+    entry "" for it.
+
+    Raises:
+        ElasticError: not even one item fits, or the table does not know the profile.
+    """
+    if fits is None:
+        return batch
+    if isinstance(fits, int):
+        most: int | None = fits
+    elif isinstance(fits, Mapping):
+        most = fits.get(piece.profile)
+        if most is None and piece.profile:
+            raise ElasticError(
+                f"fits= has no entry for {piece.profile}, only for {', '.join(sorted(filter(None, fits)))}: add it, or "
+                "bound the job with min= and max= in its comment"
+            )
+    else:
+        most = fits(piece)
+    if most is None:
+        return batch
+    if most < 1:
+        raise ElasticError(f"not even one item fits on {piece}: ask for more with min= in the job's comment")
+    return min(int(most), batch)

@@ -1,0 +1,308 @@
+"""One training that may be interrupted at any step, and resumed on a slice of another size."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from slurm_migbatch.elastic import report, split
+from slurm_migbatch.elastic.checkpoints import Checkpoints
+from slurm_migbatch.elastic.disk import Disk
+from slurm_migbatch.elastic.errors import ElasticError, Leave
+from slurm_migbatch.elastic.lock import Lock
+from slurm_migbatch.elastic.mail import PAUSE, Mail
+from slurm_migbatch.elastic.order import Order
+from slurm_migbatch.elastic.slices import Fits, Slice, largest
+from slurm_migbatch.elastic.split import Step
+
+LEFT = 128 + 15
+"""Exit code of a run that ended because it was told to, as a shell tells it."""
+
+CHECKPOINT_SHARE = 20.0
+"""A checkpoint that takes t seconds is followed by at least this many times t of training, unless it was asked for."""
+
+AGAIN_S = 5.0
+"""Seconds of training after which a checkpoint that failed is tried again."""
+
+log = logging.getLogger("migbatch.elastic")
+
+
+@dataclass(frozen=True)
+class Care:
+    """How often and how long, in seconds.
+
+    Attributes:
+        every_s: training between two checkpoints that nobody asked for.
+        keep: checkpoints that are kept.
+        idle_s: after USR1 the run stands still for so long, and then goes on if nothing has come.
+        leave_s: time between TERM and KILL (Slurm's KillWait is 30 s); a checkpoint that is known to take longer than
+            what is left of it is not begun.
+        lock_s: a former self that still ends is waited for so long.
+        report_s: between two reports of progress.
+        pausing: names of the signals that ask for a checkpoint.
+    """
+
+    every_s: float = 600.0
+    keep: int = 2
+    idle_s: float = 120.0
+    leave_s: float = 25.0
+    lock_s: float = 120.0
+    report_s: float = 10.0
+    pausing: tuple[str, ...] = PAUSE
+
+
+class Trainer:
+    """See the package. Use it as a context, in the main thread; call `restore`, then loop over `steps`.
+
+    Attributes:
+        slice: what this process has to train on.
+        micro: the largest micro-batch.
+        done: steps of the optimizer that are done, over the job's whole life.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        effective_batch: int,
+        items: int | None = None,
+        fits: Fits = None,
+        micro: int | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        care: Care = Care(),
+        environ: Mapping[str, str] | None = None,
+        disk: Disk | None = None,
+    ) -> None:
+        """A training in `directory`, which is made where it is missing and belongs to this training alone.
+
+        Args:
+            effective_batch: items of one step of the optimizer.
+            items: size of the data set; None for data without an end.
+            fits: how large a micro-batch this slice can take: a number, a table by profile, `Memory`, or a function of
+                the `Slice`. None: the whole batch.
+            micro: always split into micro-batches of this size, if it fits. Then sums are made in the same order on
+                every slice, and so is what depends on the micro-batch, as batch normalisation does.
+            seed, shuffle, drop_last: of the order of the data, see `Order`.
+            environ: in place of os.environ.
+
+        Raises:
+            ElasticError: no step can be made of this, or it does not fit on this slice.
+        """
+        self._environ = os.environ if environ is None else environ
+        self.slice = Slice.of(self._environ)
+        self.order = Order(items, effective_batch, seed=seed, shuffle=shuffle, drop_last=drop_last)
+        most = largest(fits, self.slice, effective_batch)
+        if micro is not None and not 1 <= micro <= most:
+            raise ElasticError(f"micro-batches of {micro} items do not fit on {self.slice}, which takes {most}")
+        self.micro, self._fixed = most if micro is None else micro, micro is not None
+        self.done, self._begun_from = 0, 0
+        self._care = care
+        self._directory = Path(directory)
+        self._lock = Lock(self._directory, self._environ)
+        self._mail = Mail(care.pausing)
+        self._files = Checkpoints(
+            self._directory, keep=care.keep, mark=self._lock.mark, disk=disk, ready=self._lock.check
+        )
+        self._restored = False
+        self._saved: int | None = None
+        self._saved_at = self._tried_at = 0.0
+        self._cost_s: float | None = None
+        self._failing = ""
+        self._items, self._busy_s, self._told_at = 0, 0.0, -1e9
+        self._deaf = False
+
+    def __enter__(self) -> Trainer:
+        """Listen to signals, and have the directory. Raises ElasticError, Leave, OSError."""
+        self._mail.open()
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._lock.take(self._care.lock_s, self._wait)
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        self._mail.close()
+        self._lock.give()
+
+    def restore(self) -> Any:
+        """The state of the newest checkpoint that is whole; None where the training begins.
+
+        Raises:
+            ElasticError: no checkpoint can be used, or it belongs to a training with another batch or data.
+            OSError: the directory cannot be read.
+        """
+        if not self._lock.held:
+            raise ElasticError("use the Trainer as a context (`with elastic.Trainer(...) as run:`), and restore in it")
+        self._files.tidy()
+        found = self._files.newest()
+        for sentence in self._files.passed_over:
+            log.warning("%s", sentence)
+        self._restored = True
+        self._saved_at = self._tried_at = time.monotonic()
+        if found is None:
+            return None
+        own = self._facts()
+        other = [key for key in own if found.facts.get(key) != own[key]]
+        if other:
+            told = ", ".join(f"{key}={found.facts.get(key)} (now {own[key]})" for key in other)
+            raise ElasticError(
+                f"{found.path} was written by a training with {told}. It would not be the same training any more: keep "
+                "these, or name another directory"
+            )
+        self.done = self._begun_from = self._saved = found.steps
+        log.info("%s: going on after step %d, on %s, micro-batch %d", found.path, self.done, self.slice, self.micro)
+        self._tell(steps=self.done, restored=self.done)
+        return found.state
+
+    def steps(self, total: int, save: Callable[[], Any]) -> Iterator[Step]:
+        """The steps of the optimizer that are still to do, up to `total` in the training's whole life.
+
+        A step counts as done when the loop comes back for the next one. In between, and only there, `save()` is called
+        for the state that a checkpoint holds: model, optimizer, learning-rate schedule, whatever else changes.
+
+        Raises:
+            Leave: told to end (in the loop, as SystemExit).
+            Superseded: another run has taken the directory.
+            ElasticError: `restore` was not called.
+        """
+        if not self._restored:
+            raise ElasticError("call restore() before steps(): a training that was interrupted must not begin anew")
+        while self.done < total:
+            self._boundary(save)
+            step = self._step()
+            begun = time.monotonic()
+            yield step
+            self._busy_s += time.monotonic() - begun
+            if step.again and self._fixed:
+                raise ElasticError(f"micro={self.micro} is pinned and does not fit: pin less, or leave micro= out")
+            if step.again:
+                self.micro = -(-step.micro // 2)
+                log.warning("step %d did not fit; micro-batches have %d items now", step.number, self.micro)
+                continue
+            self.done += 1
+            self._items += step.size
+            if time.monotonic() - self._told_at >= self._care.report_s:
+                self._tell(**self._figures())
+        self._checkpoint(save)
+        self._tell(**self._figures(), done=1)
+
+    def _step(self) -> Step:
+        epoch, position, size = self.order.place(self.done)
+        sizes = split.fixed(size, self.micro) if self._fixed else split.even(size, self.micro)
+        return Step(self.done, epoch, position, self.order.draw(self.done), self.order.indices(self.done), sizes)
+
+    # -- between two steps ---------------------------------------------------------------------------------------
+
+    def _boundary(self, save: Callable[[], Any]) -> None:
+        if self._mail.leave_since is not None:
+            self._leave(save)
+        held_back = bool(self._failing) and time.monotonic() - self._tried_at < AGAIN_S
+        if self._mail.pause and not held_back:
+            self._pause(save)
+        elif self._due() and not held_back:
+            self._checkpoint(save)
+        if self._mail.leave_since is not None:
+            self._leave(save)
+
+    def _due(self) -> bool:
+        """The first step of all is saved at once: it shows that saving works, and what it costs."""
+        if self._saved is None:
+            return self.done > 0
+        return time.monotonic() - self._saved_at >= max(self._care.every_s, CHECKPOINT_SHARE * (self._cost_s or 0.0))
+
+    def _checkpoint(self, save: Callable[[], Any]) -> bool:
+        """Whether what is done is safe. A disk that is full or broken is told, and the training goes on."""
+        if self._saved != self.done:
+            try:
+                self._cost_s = self._files.write(self.done, self._facts(), save())
+            except OSError as error:
+                self._fail(error)
+                return False
+            finally:
+                self._tried_at = time.monotonic()
+            if self._failing:
+                log.warning("checkpoints can be written again; step %d is safe", self.done)
+            self._failing = ""
+            self._saved, self._saved_at = self.done, time.monotonic()
+        self._tell(**self._figures(), checkpoint=f"{time.time():.3f}", ckpt_s=self._cost_s)
+        return True
+
+    def _fail(self, error: OSError) -> None:
+        reason = error.strerror or str(error)
+        if reason != self._failing:
+            kept = "nothing is safe yet" if self._saved is None else f"the one of step {self._saved} is still there"
+            log.error(
+                "no checkpoint of step %d could be written to %s: %s; %s, training goes on",
+                self.done, self._directory, reason, kept,
+            )  # fmt: skip
+        self._failing = reason
+
+    def _pause(self, save: Callable[[], Any]) -> None:
+        """Save, then do nothing until TERM comes, or for idle_s; another USR1 is answered as the first was."""
+        while self._mail.pause:
+            self._mail.pause = False
+            if not self._checkpoint(save):
+                self._mail.pause = True  # it stays asked for
+                return
+            log.info("step %d is safe; standing still for what comes", self.done)
+            end = time.monotonic() + self._care.idle_s
+            while not self._mail.pause and (left := end - time.monotonic()) > 0:
+                self._wait(left)
+        log.info("nothing has come in %.0f s; training goes on", self._care.idle_s)
+
+    def _wait(self, seconds: float) -> None:
+        """Raises Leave where TERM has come, and nothing is to be saved."""
+        if self._mail.leave_since is None:
+            self._mail.wait(seconds)
+        if self._mail.leave_since is not None:
+            raise Leave(LEFT)
+
+    def _leave(self, save: Callable[[], Any]) -> None:
+        assert self._mail.leave_since is not None
+        left = self._mail.leave_since + self._care.leave_s - time.monotonic()
+        if self._saved != self.done and (self._cost_s or 0.0) <= left:
+            self._checkpoint(save)
+        log.info("told to end after step %d; step %s is safe", self.done, self._saved)
+        raise Leave(LEFT)
+
+    # -- what is told --------------------------------------------------------------------------------------------
+
+    def _facts(self) -> dict[str, Any]:
+        order = self.order
+        return {
+            "effective_batch": order.batch, "items": order.items, "seed": order.seed, "shuffle": order.shuffle,
+            "drop_last": order.drop_last, "micro": self.micro if self._fixed else None,
+        }  # fmt: skip
+
+    def _figures(self) -> dict[str, str | float | int | None]:
+        """Items and seconds are this run's, steps those of the whole life."""
+        if not self._items or self._busy_s <= 0:
+            return {"steps": self.done}
+        return {"items": self._items, "seconds": self._busy_s, "batch": self.micro, "steps": self.done}
+
+    def _tell(self, **values: str | float | int | None) -> None:
+        path = self._environ.get(report.VARIABLE)
+        self._told_at = time.monotonic()
+        if not path:
+            return
+        try:
+            report.append(path, report.line(self._environ, values))
+        except OSError as error:
+            if not self._deaf:
+                log.warning("progress is not reported: %s: %s", path, error.strerror)
+            self._deaf = True

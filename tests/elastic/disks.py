@@ -1,0 +1,120 @@
+"""Disks on which the process dies, or the power fails, at a chosen effect."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from slurm_migbatch.elastic.disk import Disk
+
+
+class Deadly(Disk):
+    """Ends the process by SIGKILL right before its k-th effect; in a write, after half of it. Counts them."""
+
+    def __init__(self, kill_at=0):
+        self.kill_at, self.count, self.half = kill_at, 0, False
+
+    def _effect(self, half=None):
+        self.count += 1
+        if self.count == self.kill_at:
+            if half is not None:
+                half()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def create(self, path):
+        self._effect()
+        return super().create(path)
+
+    def write(self, handle, data, offset):
+        self._effect(lambda: super(Deadly, self).write(handle, bytes(data)[: len(data) // 2], offset))
+        return super().write(handle, data, offset)
+
+    def sync(self, handle):
+        self._effect()
+        super().sync(handle)
+
+    def rename(self, old, new):
+        self._effect()
+        super().rename(old, new)
+
+    def unlink(self, path):
+        self._effect()
+        super().unlink(path)
+
+    def sync_directory(self, path):
+        self._effect()
+        super().sync_directory(path)
+
+
+class Recorded(Disk):
+    """Notes every effect, so that `after_power_cut` can make what a disk may hold when the power fails."""
+
+    def __init__(self, *, syncs=True):
+        self.effects, self.syncs = [], syncs
+        self._inodes, self._open = 0, {}
+
+    def create(self, path):
+        handle = super().create(path)
+        self._inodes += 1
+        self._open[handle] = self._inodes
+        self.effects.append(("create", path.name, self._inodes))
+        return handle
+
+    def write(self, handle, data, offset):
+        count = super().write(handle, data, offset)
+        self.effects.append(("write", self._open[handle], offset, bytes(data)[:count]))
+        return count
+
+    def sync(self, handle):
+        super().sync(handle)
+        if self.syncs:
+            self.effects.append(("sync", self._open[handle]))
+
+    def rename(self, old, new):
+        super().rename(old, new)
+        self.effects.append(("rename", old.name, new.name))
+
+    def unlink(self, path):
+        super().unlink(path)
+        self.effects.append(("unlink", path.name))
+
+    def sync_directory(self, path):
+        super().sync_directory(path)
+        if self.syncs:
+            self.effects.append(("sync directory",))
+
+
+def after_power_cut(effects, survives, names_kept):
+    """Files by name after a cut behind `effects`.
+
+    What was synced is there. Of later writes to a file those are for which `survives(number)` holds, in any mixture;
+    of later changes of names the first `names_kept(n)` of n.
+    """
+    synced = {}
+    names_synced = 0
+    for number, effect in enumerate(effects):
+        if effect[0] == "sync":
+            synced[effect[1]] = number
+        elif effect[0] == "sync directory":
+            names_synced = number
+    content = {}
+    for number, effect in enumerate(effects):
+        if effect[0] == "create":
+            content.setdefault(effect[2], bytearray())
+        if effect[0] == "write" and (number < synced.get(effect[1], -1) or survives(number)):
+            _, inode, offset, data = effect
+            held = content[inode]
+            held.extend(bytes(max(0, offset + len(data) - len(held))))
+            held[offset : offset + len(data)] = data
+    changes = [(number, effect) for number, effect in enumerate(effects) if effect[0] in ("create", "rename", "unlink")]
+    certain = [effect for number, effect in changes if number < names_synced]
+    doubtful = [effect for number, effect in changes if number >= names_synced]
+    names = {}
+    for effect in [*certain, *doubtful[: names_kept(len(doubtful))]]:
+        if effect[0] == "create":
+            names[effect[1]] = effect[2]
+        elif effect[0] == "rename":
+            names[effect[2]] = names.pop(effect[1])
+        else:
+            names.pop(effect[1], None)
+    return {name: bytes(content[inode]) for name, inode in names.items()}

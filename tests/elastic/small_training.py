@@ -1,0 +1,85 @@
+"""A real training, small: a network of two layers on generated data, with momentum, noise and a learning-rate schedule.
+
+python small_training.py DIRECTORY LOSSES MOST [key=value of Care ...]     prints the number of every step that begins
+
+It appends "step loss" to LOSSES, the loss before the step's update. MOST is the largest micro-batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from slurm_migbatch import elastic
+
+ITEMS, BATCH, TOTAL = 203, 32, 90
+PAUSE_S = float(os.environ.get("STEP_S", "0.004"))
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(7)
+    x = rng.normal(size=(ITEMS, 5))
+    return x, np.sin(x[:, 0]) + x[:, 1] * x[:, 2] + 0.05 * rng.normal(size=ITEMS)
+
+
+def fresh() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(3)
+    model = {"a": rng.normal(size=(5, 12)) * 0.4, "b": np.zeros(12), "c": rng.normal(size=12) * 0.3}
+    return model | {f"v{name}": np.zeros_like(value) for name, value in model.items()}
+
+
+def gradient(model, x, y):
+    """Mean squared error and its gradient."""
+    hidden = np.tanh(x @ model["a"] + model["b"])
+    miss = hidden @ model["c"] - y
+    back = (2 / len(y)) * miss[:, None] * model["c"] * (1 - hidden**2)
+    return np.mean(miss**2), {"a": x.T @ back, "b": back.sum(axis=0), "c": (2 / len(y)) * hidden.T @ miss}
+
+
+def rate(step: int) -> float:
+    """Warm-up, then a cosine."""
+    return 0.05 * min(1.0, (step + 1) / 8) * 0.5 * (1 + math.cos(math.pi * step / TOTAL))
+
+
+def train(run: elastic.Trainer, losses, total: int = TOTAL, say=lambda step: None) -> dict[str, np.ndarray]:
+    x, y = data()
+    model = run.restore() or fresh()
+    for step in run.steps(total, save=lambda: model):
+        say(step.number)
+        total_loss, added = 0.0, {}
+        for micro in step:
+            noise = [np.random.default_rng([step.seed, index]).normal(size=5) for index in micro.indices]
+            chosen = list(micro.indices)
+            loss, gradients = gradient(model, x[chosen] + 0.1 * np.array(noise), y[chosen])
+            total_loss += micro.weight * loss
+            for name, value in gradients.items():
+                added[name] = added.get(name, 0.0) + micro.weight * value
+        for name, value in added.items():
+            model[f"v{name}"] = 0.9 * model[f"v{name}"] + value
+            model[name] = model[name] - rate(step.number) * model[f"v{name}"]
+        losses.write(f"{step.number} {float(total_loss)!r}\n")
+        losses.flush()
+        time.sleep(PAUSE_S)
+    return model
+
+
+def main(directory: str, losses: str, most: str, *care: str) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    told = {key: float(value) for key, value in (word.split("=") for word in care)}
+    with (
+        Path(losses).open("a") as file,
+        elastic.Trainer(
+            directory, items=ITEMS, effective_batch=BATCH, fits=int(most), seed=11, care=elastic.Care(**told)
+        ) as run,
+    ):
+        train(run, file, say=lambda number: print(number, flush=True))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,413 @@
+"""A checkpoint is whole or not there: killed at every effect, power cut, full disk, damaged and alien files."""
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from disks import Deadly, Recorded, after_power_cut
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurm_migbatch import elastic
+from slurm_migbatch.elastic.checkpoints import Checkpoints
+from slurm_migbatch.elastic.disk import Disk
+from slurm_migbatch.elastic.lock import Lock
+
+FACTS = {"effective_batch": 4}
+
+
+def state(steps, size=50_000):
+    """Something whose every part says to which step it belongs."""
+    return {"steps": steps, "weights": [steps] * 100, "bulk": bytes([steps % 256]) * size}
+
+
+def whole(found):
+    return found is not None and found.state == state(found.steps, len(found.state["bulk"]))
+
+
+def names(directory):
+    return sorted(os.listdir(directory))
+
+
+def test_what_is_written_is_read(tmp_path):
+    files = Checkpoints(tmp_path)
+    assert files.newest() is None
+    assert files.write(3, FACTS, state(3)) >= 0
+    found = files.newest()
+    assert (found.steps, found.state, found.facts["effective_batch"]) == (3, state(3), 4)
+    assert names(tmp_path) == ["step-000000000003.ckpt"]
+    assert (tmp_path / names(tmp_path)[0]).stat().st_mode & 0o777 == 0o600
+
+
+@given(st.integers(1, 5), st.lists(st.integers(0, 10**9), unique=True, min_size=1, max_size=12).map(sorted))
+def test_the_newest_are_kept(keep, steps):
+    with tempfile.TemporaryDirectory() as directory:
+        files = Checkpoints(Path(directory), keep=keep)
+        for number in steps:
+            files.write(number, FACTS, {"steps": number})
+        assert names(directory) == [f"step-{number:012d}.ckpt" for number in steps[-keep:]]
+        assert files.newest().steps == steps[-1]
+
+
+# -- SIGKILL
+
+
+def in_child(work):
+    """Wait status of a child that does it."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitpid(pid, 0)[1]
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_killed_at_any_effect_a_whole_state_is_there(tmp_path, keep):
+    """The number of effects is found by counting: the last child is not killed any more."""
+    for kill_at in range(1, 100):
+        directory = tmp_path / str(kill_at)
+        directory.mkdir()
+        files = Checkpoints(directory, keep=keep)
+        for steps in (1, 2):
+            files.write(steps, FACTS, state(steps))
+
+        def work(directory=directory, kill_at=kill_at):
+            Checkpoints(directory, keep=keep, disk=Deadly(kill_at)).write(3, FACTS, state(3, 3 << 20))
+
+        status = in_child(work)
+        found = Checkpoints(directory, keep=keep).newest()
+        assert whole(found)
+        assert found.steps in (2, 3)
+        after = Checkpoints(directory, keep=keep)
+        after.tidy()
+        after.write(4, FACTS, state(4))
+        assert whole(after.newest())
+        assert len(names(directory)) == keep
+        if status == 0:
+            assert found.steps == 3
+            break
+        assert os.WTERMSIG(status) == signal.SIGKILL
+    assert kill_at > 8
+
+
+# -- power
+
+
+def recorded(directory, *, syncs):
+    """Two checkpoints one after the other, keeping one; effects, and how many of them the first took."""
+    disk = Recorded(syncs=syncs)
+    files = Checkpoints(directory, keep=1, disk=disk)
+    files.write(1, FACTS, state(1))
+    first = len(disk.effects)
+    files.write(2, FACTS, state(2, 3 << 20))
+    return disk.effects, first
+
+
+@pytest.fixture(scope="module")
+def effects(tmp_path_factory):
+    return recorded(tmp_path_factory.mktemp("recorded"), syncs=True)
+
+
+def found_after(files):
+    with tempfile.TemporaryDirectory() as directory:
+        for name, content in files.items():
+            path = Path(directory, name)
+            path.write_bytes(content)
+            path.chmod(0o600)
+        return Checkpoints(Path(directory)).newest()
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_after_a_power_cut_a_whole_state_is_there(effects, data):
+    """Whichever of the writes and names that were not synced yet have reached the disk."""
+    all_effects, first = effects
+    cut = data.draw(st.integers(first, len(all_effects)))
+    found = found_after(
+        after_power_cut(
+            all_effects[:cut], lambda _: data.draw(st.booleans()), lambda count: data.draw(st.integers(0, count))
+        )
+    )
+    assert whole(found)
+    assert found.steps == 2 or cut < len(all_effects)
+
+
+def test_without_its_syncs_the_state_would_be_lost(tmp_path):
+    """That the cuts of the test above do find what they look for."""
+    lazy, _ = recorded(tmp_path, syncs=False)
+    with pytest.raises(elastic.ElasticError, match="none of the 1 checkpoints"):
+        found_after(after_power_cut(lazy, lambda _: False, lambda count: count))
+
+
+# -- a full disk
+
+
+@contextmanager
+def small_disk(path, size):
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def test_a_full_disk_costs_old_checkpoints_first_and_the_newest_never(tmp_path):
+    with small_disk(tmp_path / "disk", "80k") as disk:
+        files = Checkpoints(disk, keep=3)
+        files.write(1, FACTS, state(1, 30_000))
+        files.write(2, FACTS, state(2, 30_000))
+        files.write(3, FACTS, state(3, 30_000))
+        assert names(disk) == ["step-000000000002.ckpt", "step-000000000003.ckpt"]
+        for _ in range(3):
+            with pytest.raises(OSError, match="No space left"):
+                files.write(4, FACTS, state(4, 90_000))
+            assert whole(files.newest()) and files.newest().steps == 3
+            assert names(disk) == ["step-000000000003.ckpt"]
+
+
+def test_training_goes_on_where_nothing_can_be_saved(tmp_path, caplog):
+    with small_disk(tmp_path / "disk", "32k") as disk:
+        bulk = {"now": 1000}
+        values = {"effective_batch": 4, "items": 16, "environ": {}, "care": elastic.Care(every_s=0, keep=1)}
+        with elastic.Trainer(disk, **values) as run:
+            run.restore()
+            for step in run.steps(12, save=lambda: b"x" * bulk["now"]):
+                bulk["now"] = 60_000 if 3 <= step.number < 9 else 1000
+                time.sleep(0.02)
+                run._tried_at = 0.0  # and not after five seconds
+        with elastic.Trainer(disk, **values) as run:
+            assert run.restore() == b"x" * 1000
+            assert run.done == 12
+        assert names(disk) == ["lock", "step-000000000012.ckpt"]
+    said = [record.getMessage() for record in caplog.records]
+    failed = [line for line in said if "could be written" in line]
+    assert len(failed) == 1
+    assert re.search(
+        r"no checkpoint of step \d+ .*No space left on device; the one of step \d is still there", failed[0]
+    )
+    assert len([line for line in said if "can be written again" in line]) == 1
+
+
+# -- files that are none
+
+
+def spoil_middle(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def alien(path):
+    path.write_bytes(b"PK\x03\x04" + b"\0" * 200)
+
+
+def newer(path):
+    path.write_bytes(path.read_bytes().replace(b"checkpoint 1 ", b"checkpoint 2 ", 1))
+
+
+def symlink(path):
+    path.rename(path.with_suffix(".real"))
+    path.symlink_to(path.with_suffix(".real"))
+
+
+def fifo(path):
+    path.unlink()
+    os.mkfifo(path, 0o600)
+
+
+def directory(path):
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda path: os.truncate(path, 5000), "has 5000 bytes and should have"),
+        (lambda path: os.truncate(path, 10), "cut short"),
+        (lambda path: path.write_bytes(b""), "cut short"),
+        (lambda path: path.write_bytes(path.read_bytes() + b"x"), "should have"),
+        (spoil_middle, "checksum is wrong"),
+        (alien, "no checkpoint of this library"),
+        (newer, "newer form"),
+        (lambda path: os.chown(path, 12345, -1), "belongs to somebody else"),
+        (lambda path: path.chmod(0o666), "others may write it"),
+        (symlink, "symbolic links"),
+        (fifo, "no file"),
+        (directory, "no file|directory"),
+    ],
+)
+def test_what_is_torn_or_alien_is_passed_over(tmp_path, caplog, spoil, reason):
+    with elastic.Trainer(tmp_path, effective_batch=4, environ={}) as run:
+        run.restore()
+        for step in run.steps(9, save=lambda: {"done": run.done}):
+            if step.number == 7:
+                run._checkpoint(lambda: {"done": run.done})
+    spoil(tmp_path / "step-000000000009.ckpt")
+    caplog.clear()
+    with elastic.Trainer(tmp_path, effective_batch=4, environ={}) as run:
+        assert run.restore() == {"done": run.done}
+        assert run.done == 7
+        (said,) = [record.getMessage() for record in caplog.records if "passed over" in record.getMessage()]
+        assert re.search(rf"step-000000000009.ckpt is passed over: .*({reason})", said)
+
+
+def test_nothing_is_begun_anew_over_checkpoints_that_cannot_be_used(tmp_path):
+    files = Checkpoints(tmp_path)
+    for steps in (1, 2):
+        files.write(steps, FACTS, state(steps))
+    for path in tmp_path.iterdir():
+        os.truncate(path, 7)
+    with pytest.raises(elastic.ElasticError, match=r"none of the 2 checkpoints .* nothing is begun anew"):
+        files.newest()
+    files.write(3, FACTS, state(3))
+    assert files.newest().steps == 3
+    assert len(names(tmp_path)) == 3  # what could not be used is the user's to look at
+
+
+class Gone:
+    """A class that the program does not have any more when it resumes."""
+
+
+def test_a_state_that_the_program_cannot_make_again_is_an_error(tmp_path, monkeypatch):
+    Checkpoints(tmp_path).write(1, FACTS, Gone())
+    monkeypatch.delitem(globals(), "Gone")
+    with pytest.raises(elastic.ElasticError, match="is whole, but its state cannot be made again: AttributeError"):
+        Checkpoints(tmp_path).newest()
+
+
+def test_a_state_that_cannot_be_written_is_the_programs_error(tmp_path):
+    with elastic.Trainer(tmp_path, effective_batch=4, environ={}) as run:
+        run.restore()
+        with pytest.raises((AttributeError, TypeError), match="pickle"):
+            for _ in run.steps(5, save=lambda: lambda: None):
+                pass
+        assert run.done == 1  # told at once, and not when the first slice is taken back
+    assert names(tmp_path) == ["lock"]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [({"effective_batch": 8}, r"effective_batch=4 \(now 8\)"), ({"items": 99}, r"items=50 \(now 99\)"),
+     ({"seed": 2}, r"seed=0 \(now 2\)"), ({"drop_last": True}, "drop_last"), ({"micro": 2}, "micro=None")],
+)  # fmt: skip
+def test_another_training_is_refused(tmp_path, change, told):
+    values = {"effective_batch": 4, "items": 50, "environ": {}}
+    with elastic.Trainer(tmp_path, **values) as run:
+        run.restore()
+        list(run.steps(3, save=dict))
+    with elastic.Trainer(tmp_path, **{**values, **change}) as run, pytest.raises(elastic.ElasticError, match=told):
+        run.restore()
+    with elastic.Trainer(tmp_path, **values, fits=1) as run:  # another slice is none
+        run.restore()
+
+
+def test_without_restore_there_are_no_steps(tmp_path):
+    run = elastic.Trainer(tmp_path, effective_batch=4, environ={})
+    with pytest.raises(elastic.ElasticError, match="as a context"):
+        run.restore()
+    with run, pytest.raises(elastic.ElasticError, match="call restore"):
+        next(run.steps(1, save=dict))
+
+
+# -- the lock
+
+HOLD = """
+import sys, time
+from slurm_migbatch import elastic
+with elastic.Trainer(sys.argv[1], effective_batch=4, environ={"SLURM_JOB_ID": "17"}):
+    print("held", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+@contextmanager
+def holder(directory, seconds):
+    child = subprocess.Popen([sys.executable, "-c", HOLD, str(directory), str(seconds)], stdout=subprocess.PIPE)
+    assert child.stdout.readline() == b"held\n"
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+def waiting(directory, seconds):
+    return elastic.Trainer(directory, effective_batch=4, environ={}, care=elastic.Care(lock_s=seconds))
+
+
+def test_two_runs_cannot_have_one_directory(tmp_path):
+    with holder(tmp_path, 600) as other:
+        told = rf"in use by job 17 restart 0 process {other.pid} on .*two runs cannot train in one directory"
+        with pytest.raises(elastic.ElasticError, match=told):
+            waiting(tmp_path, 0.3).__enter__()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_former_self_that_ends_is_waited_for(tmp_path):
+    with holder(tmp_path, 1.0), waiting(tmp_path, 600):
+        assert b"job none" in (tmp_path / "lock").read_bytes()
+
+
+def test_a_former_self_that_was_killed_is_in_nobodys_way(tmp_path):
+    with holder(tmp_path, 600) as other:
+        other.kill()
+        with waiting(tmp_path, 600):
+            pass
+
+
+def test_unfinished_files_of_the_dead_are_removed(tmp_path):
+    left = tmp_path / ".step-000000000005.host.77.abc.tmp"
+    left.write_bytes(b"x" * 1000)
+    (tmp_path / ".mine.tmp").write_text("not ours to remove")
+    with waiting(tmp_path, 1) as run:
+        run.restore()
+    assert names(tmp_path) == [".mine.tmp", "lock"]
+
+
+def test_without_locks_the_later_run_goes_on_and_the_other_stops(tmp_path, monkeypatch, caplog):
+    """And what the former one was writing is not put into place."""
+
+    def none(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    first, second = (Lock(tmp_path, {"SLURM_JOB_ID": "5", "SLURM_RESTART_COUNT": str(n)}) for n in range(2))
+    first.take(1, time.sleep)
+    Checkpoints(tmp_path, mark=first.mark, ready=first.check).write(1, FACTS, state(1))
+    second.take(1, time.sleep)
+    assert "no locks on this file system" in caplog.text
+    with pytest.raises(elastic.Superseded, match="taken over by job 5 restart 1"):
+        Checkpoints(tmp_path, mark=first.mark, ready=first.check).write(2, FACTS, state(2))
+    Checkpoints(tmp_path, mark=second.mark, ready=second.check).write(3, FACTS, state(3))
+    assert names(tmp_path) == ["lock", "step-000000000001.ckpt", "step-000000000003.ckpt"]
+    first.give()
+    second.give()
+
+
+def test_short_writes_are_continued(tmp_path):
+    class Stingy(Disk):
+        def write(self, handle, data, offset):
+            return super().write(handle, bytes(data)[:999], offset)
+
+    files = Checkpoints(tmp_path, disk=Stingy())
+    files.write(1, FACTS, state(1))
+    assert whole(files.newest())
+    shutil.copy(tmp_path / "step-000000000001.ckpt", tmp_path / "step-000000000002.ckpt")
+    assert files.newest().steps == 1  # the name does not count

@@ -1,0 +1,236 @@
+"""What stays the same on every slice and through every interruption (the package's docstring), for all of them."""
+
+import itertools
+import tempfile
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurm_migbatch import elastic
+from slurm_migbatch.elastic import split
+from slurm_migbatch.elastic.order import Order
+from slurm_migbatch.elastic.slices import MIB, Slice, largest
+
+QUICK = elastic.Care(every_s=1e9)
+
+
+def trainer(directory="/nowhere", **values):
+    return elastic.Trainer(directory, **{"environ": {}, "care": QUICK, **values})
+
+
+def step_of(run, number):
+    run.done = number
+    return run._step()
+
+
+batches = st.integers(1, 300)
+mosts = st.integers(1, 400)
+data_sets = st.one_of(st.none(), st.integers(1, 500))
+
+
+# -- batch and gradient
+
+
+@given(batches, data_sets, mosts, st.booleans(), st.integers(0, 2000))
+def test_micro_batches_are_the_step(batch, items, most, pinned, number):
+    if pinned:
+        run = trainer(effective_batch=batch, items=items, fits=max(most, 1), micro=min(most, batch))
+    else:
+        run = trainer(effective_batch=batch, items=items, fits=most)
+    step = step_of(run, number)
+    parts = list(step)
+    assert [index for part in parts for index in part.indices] == list(run.order.indices(number))
+    assert all(1 <= len(part) <= most for part in parts)
+    assert len(parts) == len(step)
+    assert [part.last for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert step.size == run.order.place(number).size
+    if items is None:
+        assert step.size == batch
+    if not pinned:
+        assert len(parts) == -(-step.size // most)
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@given(batches, mosts, st.booleans(), st.data())
+def test_weighted_means_are_the_mean_of_the_whole_batch(batch, most, pinned, data):
+    """Also where the last micro-batch is short, which equal weights would get wrong."""
+    values = data.draw(st.lists(st.floats(-1e3, 1e3), min_size=batch, max_size=batch))
+    sizes = split.fixed(batch, most) if pinned else split.even(batch, most)
+    step = elastic.Step(0, 0, 0, 0, range(batch), sizes)
+    found = sum(part.weight * (sum(values[i] for i in part.indices) / len(part)) for part in step)
+    assert found == pytest.approx(sum(values) / batch, abs=1e-9 * 1e3)
+    assert sum(part.weight for part in step) == pytest.approx(1.0)
+    assert [part.weight * step.size for part in step] == pytest.approx([len(part) for part in step])
+
+
+def test_equal_weights_would_be_wrong():
+    step = elastic.Step(0, 0, 0, 0, range(5), split.fixed(5, 4))
+    values = [0.0, 0.0, 0.0, 0.0, 10.0]
+    means = [sum(values[i] for i in part.indices) / len(part) for part in step]
+    assert sum(part.weight * mean for part, mean in zip(step, means, strict=True)) == 2.0
+    assert sum(means) / 2 == 5.0
+
+
+# -- order
+
+
+@given(st.integers(1, 400), st.integers(1, 90), st.integers(0, 5), st.integers(0, 3), st.booleans())
+def test_an_epoch_takes_every_item_once(items, batch, seed, epoch, shuffle):
+    order = Order(items, batch, seed=seed, shuffle=shuffle)
+    many = order.steps_per_epoch
+    taken = [order.indices(step) for step in range(epoch * many, (epoch + 1) * many)]
+    assert sorted(itertools.chain(*taken)) == list(range(items))
+    assert [len(part) for part in taken[:-1]] == [batch] * (many - 1)
+    assert {order.place(step).epoch for step in range(epoch * many, (epoch + 1) * many)} == {epoch}
+
+
+@given(st.integers(1, 300), st.integers(1, 50), st.integers(0, 3), st.permutations(range(12)))
+def test_a_steps_items_hang_on_nothing_but_its_number(items, batch, seed, asked):
+    """Whatever was asked before, by whatever object."""
+    one = Order(items, batch, seed=seed)
+    straight = [list(one.indices(step)) for step in range(12)]
+    other = Order(items, batch, seed=seed)
+    assert {step: list(other.indices(step)) for step in asked} == dict(enumerate(straight))
+    assert [one.draw(step) for step in asked] == [other.draw(step) for step in asked]
+
+
+def test_orders_of_epochs_and_seeds_differ():
+    order = Order(1000, 1000, seed=1)
+    assert list(order.indices(0)) != list(order.indices(1))
+    assert list(order.indices(0)) != list(Order(1000, 1000, seed=2).indices(0))
+    assert order.draw(0) != order.draw(1) != Order(1000, 1000, seed=2).draw(1)
+
+
+def test_the_order_is_the_same_in_every_release():
+    """A training that began with another release goes on with the same data."""
+    assert list(Order(10, 10, seed=5).indices(3)) == [8, 3, 9, 1, 5, 6, 2, 0, 4, 7]
+    assert Order(10, 10, seed=5).draw(3) == 1010823500719264698
+
+
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_without_the_last_batch_all_are_full(items, batch):
+    if items < batch:
+        with pytest.raises(elastic.ElasticError, match="never fill"):
+            Order(items, batch, drop_last=True)
+        return
+    order = Order(items, batch, drop_last=True)
+    assert {order.place(step).size for step in range(3 * order.steps_per_epoch)} == {batch}
+
+
+# -- a whole life, exactly
+
+
+def live(directory, ends, *, batch, items, total):
+    """Train through interruptions: `ends` are (steps until the end, largest micro-batch, whether it can save)."""
+    prime = 2**61 - 1
+    seen = []
+    for length, most, saves in [*ends, (total + 1, batch, True)]:
+        with trainer(directory, effective_batch=batch, items=items, fits=most, seed=3) as run:
+            model = run.restore() or {"weight": 1, "steps": 0}
+            assert model["steps"] == run.done
+            left = length
+            for step in run.steps(total, save=lambda model=model: dict(model)):
+                if not left:
+                    if saves:
+                        run._checkpoint(lambda model=model: dict(model))
+                    break
+                added = sum(sum(pow(i + 2, model["weight"] % 7 + 1, prime) for i in part.indices) for part in step)
+                model["weight"] = (model["weight"] * 31 + added * (step.number + 1) + step.seed) % prime
+                model["steps"] += 1
+                seen.append(step.number)
+                left -= 1
+    assert run.done == total
+    return model, seen
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(1, 40),
+    st.one_of(st.none(), st.integers(1, 120)),
+    st.integers(0, 20),
+    st.lists(st.tuples(st.integers(0, 8), st.integers(1, 50), st.booleans()), max_size=5),
+)
+def test_an_interrupted_and_resized_training_ends_where_an_uninterrupted_one_does(batch, items, total, ends):
+    """Exactly, in arithmetic that does not round; and what is done again is what was not saved."""
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+        expected, straight = live(one, [], batch=batch, items=items, total=total)
+        found, seen = live(other, ends, batch=batch, items=items, total=total)
+    assert straight == list(range(total))
+    assert found == expected
+    assert sorted(set(seen)) == list(range(total))
+    if all(saves for _, _, saves in ends):
+        assert seen == list(range(total))
+
+
+# -- the slice
+
+
+@given(st.floats(1e3, 1e9), st.floats(0, 2e10), st.floats(0, 0.9), st.integers(1, 200_000), st.integers(1, 5000))
+def test_what_memory_holds(per_item, besides, headroom, mib, batch):
+    memory = elastic.Memory(per_item, besides, headroom)
+    piece = Slice("1g.10gb", mib)
+    room = mib * MIB * (1 - headroom)
+    if besides + per_item > room * (1 + 1e-9):
+        with pytest.raises(elastic.ElasticError, match=r"not even one item fits on slice 1g.10gb"):
+            largest(memory, piece, batch)
+    elif besides + per_item < room * (1 - 1e-9):
+        most = largest(memory, piece, batch)
+        assert 1 <= most <= batch
+        assert besides + most * per_item <= room * (1 + 1e-9)
+        assert most == batch or besides + (most + 1) * per_item >= room * (1 - 1e-9)
+
+
+def test_the_slice_is_what_task_prolog_tells():
+    told = {"MIGBATCH_PROFILE": "1g.10gb+me,1g.10gb", "MIGBATCH_MEMORY_MIB": "9856", "MIGBATCH_BATCH": "64"}
+    assert Slice.of(told) == ("1g.10gb.me", 9856)
+    assert Slice.of({}) == ("", None)
+
+
+def test_a_table_by_profile():
+    table = {"1g.10gb": 8, "3g.40gb": 32}
+    assert largest(table, Slice("3g.40gb", 40192), 256) == 32
+    assert largest(table, Slice("3g.40gb", 40192), 20) == 20
+    assert largest(table, Slice(), 256) == 256
+    with pytest.raises(elastic.ElasticError, match=r"no entry for 2g.20gb, only for 1g.10gb, 3g.40gb"):
+        largest(table, Slice("2g.20gb", 20096), 256)
+
+
+def test_a_function_of_the_slice():
+    assert largest(lambda piece: piece.memory_mib // 100, Slice("1g.10gb", 1000), 256) == 10
+    assert largest(None, Slice("1g.10gb", 1000), 256) == 256
+
+
+def test_a_micro_batch_that_is_pinned_must_fit():
+    with pytest.raises(elastic.ElasticError, match="micro-batches of 16 items do not fit"):
+        trainer(effective_batch=64, items=100, fits=8, micro=16)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"effective_batch": 0}, {"effective_batch": 4, "items": 0}, {"effective_batch": 4, "fits": 0},
+     {"effective_batch": 4, "care": elastic.Care(keep=0)}],
+)  # fmt: skip
+def test_what_makes_no_step_is_refused(wrong):
+    with pytest.raises(elastic.ElasticError):
+        trainer(**wrong)
+
+
+def test_a_step_that_does_not_fit_comes_again_in_halves(tmp_path):
+    tried = []
+    with trainer(tmp_path, effective_batch=32, items=64) as run:
+        run.restore()
+        for step in run.steps(3, save=dict):
+            tried.append((step.number, max(len(part) for part in step)))
+            if step.micro > 10:
+                step.halve()
+    assert tried == [(0, 32), (0, 16), (0, 8), (1, 8), (2, 8)]
+    with trainer(tmp_path / "other", effective_batch=1) as run:
+        run.restore()
+        with pytest.raises(elastic.ElasticError, match="micro-batches of one item do not fit"):
+            next(iter(run.steps(1, save=dict))).halve()
+    with trainer(tmp_path / "pinned", effective_batch=8, micro=4) as run:
+        run.restore()
+        with pytest.raises(elastic.ElasticError, match="micro=4 is pinned"):
+            for step in run.steps(1, save=dict):
+                step.halve()

@@ -1,0 +1,325 @@
+"""A real training, interrupted by signals at random steps and resumed with other micro-batches, beside one left alone.
+
+The tolerance is what adding up the same numbers in another order costs: losses of 90 steps agree to 1e-9 of themselves.
+"""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import small_training
+from small_training import BATCH, ITEMS, TOTAL, train
+
+from slurm_migbatch import elastic
+from slurm_migbatch.node import progress
+
+PROGRAM = str(Path(small_training.__file__))
+TOLERANCE = 1e-9
+KINDS = ("leave", "pause and leave", "kill", "pause and kill", "pause, nothing, and leave")
+
+
+class Losses:
+    """What runs wrote: "step loss" lines; a step that was done again stands there again."""
+
+    def __init__(self):
+        self.text = ""
+
+    def write(self, text):
+        self.text += text
+
+    def flush(self):
+        pass
+
+    def curve(self):
+        return read_curve(self.text)
+
+
+def read_curve(text):
+    """The loss of each step; what was done again must have come out the same."""
+    curve = {}
+    for line in text.splitlines():
+        step, loss = line.split()
+        if int(step) in curve:
+            assert float(loss) == pytest.approx(curve[int(step)], rel=TOLERANCE)
+        curve[int(step)] = float(loss)
+    return curve
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """The curve of a training on a large slice that nobody interrupts."""
+    losses = Losses()
+    directory = tmp_path_factory.mktemp("straight")
+    with elastic.Trainer(directory, items=ITEMS, effective_batch=BATCH, seed=11, environ={}) as run:
+        train(run, losses)
+    curve = losses.curve()
+    assert list(curve) == list(range(TOTAL))
+    losses_by_step = list(curve.values())
+    assert sum(losses_by_step[-7:]) < 0.6 * sum(losses_by_step[:7])  # it does learn
+    return curve
+
+
+class Life:
+    """A training as a process that is started again and again."""
+
+    def __init__(self, directory):
+        self.directory, self.losses = directory, directory / "losses"
+        self.progress = directory / "17.0"
+        self.losses.touch()
+
+    def start(self, most, **care):
+        self.progress.write_text("")
+        told = [f"{key}={value}" for key, value in {"every_s": 0.0, "idle_s": 60.0, **care}.items()]
+        return subprocess.Popen(
+            [sys.executable, "-W", "error", PROGRAM, str(self.directory / "checkpoints"), str(self.losses), str(most),
+             *told],
+            env={"PYTHONPATH": ":".join(sys.path), "MIGBATCH_PROGRESS": str(self.progress)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def reports(self):
+        return [progress.parse(line) for line in self.progress.read_bytes().splitlines()]
+
+    def checkpoint(self):
+        """The time of the newest that was reported."""
+        return max((line.checkpoint for line in self.reports() if line.checkpoint), default=0.0)
+
+    def curve(self):
+        return read_curve(self.losses.read_text())
+
+
+def ended(child):
+    """Exit code and what it said."""
+    _, said = child.communicate(timeout=60)
+    return child.returncode, said
+
+
+def until(ready):
+    end = time.monotonic() + 60
+    while not ready():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def reach(child, step):
+    """Read until a step begins; False where the training ended before."""
+    return any(int(line) >= step for line in child.stdout)
+
+
+def interrupt(life, child, kind):
+    """End a run in one of the ways in which it may end."""
+    if kind.startswith("pause"):
+        before = time.time()
+        child.send_signal(signal.SIGUSR1)
+        until(lambda: life.checkpoint() >= before)
+        size = life.losses.stat().st_size
+        if "nothing" in kind:
+            until(lambda: life.losses.stat().st_size > size)
+        else:
+            time.sleep(0.05)
+            assert life.losses.stat().st_size == size  # it stands still
+    child.send_signal(signal.SIGKILL if kind.endswith("kill") else signal.SIGTERM)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_interrupted_and_resized_it_learns_the_same(tmp_path, straight, seed):
+    chance = random.Random(seed)
+    life = Life(tmp_path)
+    safe = 0
+    for kind in chance.sample(KINDS, len(KINDS)):
+        child = life.start(chance.choice((1, 3, 7, 16, 32)), idle_s=0.2 if "nothing" in kind else 60.0)
+        assert reach(child, len(life.curve()) + chance.randrange(8))
+        interrupt(life, child, kind)
+        code, said = ended(child)
+        assert code == (-signal.SIGKILL if kind.endswith("kill") else 143), said
+        assert "Traceback" not in said
+        lines = life.reports()
+        restored = next((line.restored for line in lines if line.restored is not None), 0)
+        assert restored >= safe
+        safe = max([line.steps for line in lines if line.checkpoint is not None], default=restored)
+        if kind != "kill":
+            assert safe == len(life.curve())  # nothing is lost
+    assert ended(life.start(8))[0] == 0
+    assert life.reports()[0].restored >= safe
+    curve = life.curve()
+    assert sorted(curve) == list(range(TOTAL))
+    assert [curve[step] for step in range(TOTAL)] == pytest.approx(
+        [straight[step] for step in range(TOTAL)], rel=TOLERANCE
+    )
+
+
+def test_pinned_micro_batches_give_the_very_same_numbers(tmp_path):
+    """micro= fixes the order of additions: not even the last digit differs."""
+    curves = []
+    for most, breaks in ((32, ()), (5, (10, 33))):
+        losses = Losses()
+        for end in (*breaks, TOTAL):
+            with elastic.Trainer(
+                tmp_path / str(most), items=ITEMS, effective_batch=BATCH, fits=most, micro=5, seed=11, environ={}
+            ) as run:
+                x, _ = small_training.data()
+                assert x.shape == (ITEMS, 5)
+                train(run, losses, end)
+        curves.append(losses.curve())
+    assert curves[0] == curves[1]
+
+
+def test_other_micro_batches_give_other_last_digits(tmp_path, straight):
+    """Which is all that the tolerance is for."""
+    losses = Losses()
+    with elastic.Trainer(tmp_path, items=ITEMS, effective_batch=BATCH, fits=3, seed=11, environ={}) as run:
+        train(run, losses)
+    curve = losses.curve()
+    assert curve != straight
+    assert max(abs(curve[step] / straight[step] - 1) for step in curve) < TOLERANCE
+
+
+def test_equal_weights_would_learn_something_else(tmp_path, straight, monkeypatch):
+    """That the comparison of curves does see a wrong weight of the short last micro-batch."""
+    from slurm_migbatch.elastic import split
+
+    def equal(self):
+        begin = 0
+        for size in self._sizes:
+            yield split.Micro(self._indices[begin : begin + size], 1 / len(self._sizes), False)
+            begin += size
+
+    monkeypatch.setattr(split.Step, "__iter__", equal)
+    losses = Losses()
+    with elastic.Trainer(tmp_path, items=ITEMS, effective_batch=BATCH, fits=5, seed=11, environ={}) as run:
+        train(run, losses)
+    assert max(abs(losses.curve()[step] / straight[step] - 1) for step in straight) > 1e-3
+
+
+# -- signals, one by one
+
+
+def test_after_usr1_it_stands_still_and_uses_no_time(tmp_path):
+    life = Life(tmp_path)
+    child = life.start(8)
+    assert reach(child, 5)
+    before = time.time()
+    child.send_signal(signal.SIGUSR1)
+    until(lambda: life.checkpoint() > before)
+    clock = Path(f"/proc/{child.pid}/stat").read_text().split()[13:15]
+    size = life.losses.stat().st_size
+    time.sleep(0.5)
+    assert life.losses.stat().st_size == size
+    after = Path(f"/proc/{child.pid}/stat").read_text().split()[13:15]
+    assert sum(map(int, after)) - sum(map(int, clock)) <= 2  # ticks of 10 ms
+    child.send_signal(signal.SIGTERM)
+    assert ended(child)[0] == 143
+    assert life.reports()[-1].steps == len(life.curve())
+
+
+def test_a_second_usr1_is_answered_without_writing_again(tmp_path):
+    life = Life(tmp_path)
+    child = life.start(8)
+    assert reach(child, 5)
+    for _ in range(3):
+        before = time.time()
+        child.send_signal(signal.SIGUSR1)
+        until(lambda before=before: life.checkpoint() > before)
+    files = {path: path.stat().st_ino for path in (tmp_path / "checkpoints").glob("step-*")}
+    before = time.time()
+    child.send_signal(signal.SIGUSR2)
+    until(lambda: life.checkpoint() > before)
+    assert {path: path.stat().st_ino for path in (tmp_path / "checkpoints").glob("step-*")} == files
+    child.terminate()
+    assert ended(child)[0] == 143
+
+
+def test_if_nothing_comes_after_usr1_it_goes_on(tmp_path):
+    """A reclaim may be taken back."""
+    life = Life(tmp_path)
+    child = life.start(8, idle_s=0.3)
+    assert reach(child, 5)
+    child.send_signal(signal.SIGUSR1)
+    code, said = ended(child)
+    assert code == 0
+    assert "training goes on" in said
+    assert list(life.curve()) == list(range(TOTAL))
+    assert life.reports()[-1].done == 1
+
+
+def test_term_saves_before_it_ends(tmp_path):
+    life = Life(tmp_path)
+    child = life.start(8, every_s=1e6)
+    assert reach(child, 20)
+    child.terminate()
+    code, said = ended(child)
+    assert code == 143
+    done = len(life.curve())
+    assert f"step {done} is safe" in said
+    assert ended(life.start(3))[0] == 0
+    assert [line.restored for line in life.reports() if line.restored is not None] == [done]
+    assert len(life.losses.read_text().splitlines()) == TOTAL  # nothing was done twice
+
+
+def test_where_a_checkpoint_takes_longer_than_there_is_none_is_begun(tmp_path):
+    life = Life(tmp_path)
+    child = life.start(8, every_s=1e6, leave_s=0.0)
+    assert reach(child, 20)
+    child.terminate()
+    code, said = ended(child)
+    assert (code, "step 1 is safe" in said) == (143, True)
+
+
+def test_signals_are_as_before_afterwards(tmp_path):
+    before = [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)]
+    with elastic.Trainer(tmp_path, effective_batch=1, environ={}):
+        assert signal.getsignal(signal.SIGUSR1) not in before
+    assert [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)] == before
+
+
+def test_workers_of_a_data_loader_end_by_term_and_not_by_usr1(tmp_path):
+    """They inherit the handlers, and get the signals too."""
+    with elastic.Trainer(tmp_path, effective_batch=1, environ={}) as run:
+        import os
+
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.write(write, b"x")
+            while True:
+                time.sleep(1)
+        os.read(read, 1)
+        os.kill(pid, signal.SIGUSR1)
+        time.sleep(0.1)
+        assert os.waitpid(pid, os.WNOHANG) == (0, 0)
+        os.kill(pid, signal.SIGTERM)
+        assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGTERM
+        os.close(read)
+        os.close(write)
+        assert not run._mail.pause
+
+
+# -- what is told
+
+
+def test_what_a_run_tells_is_what_the_node_understands(tmp_path):
+    life = Life(tmp_path)
+    begun = time.time()
+    assert ended(life.start(8, report_s=0.0))[0] == 0
+    lines = life.reports()
+    assert None not in lines
+    content = progress.Content(b"", life.progress.read_bytes(), 1, time.time())
+    report = progress.understand(content, begun, ended=True)
+    items = sum(min(BATCH, ITEMS - number % 7 * BATCH) for number in range(TOTAL))
+    assert (report.items, report.steps, report.batch, report.done, report.refused) == (items, TOTAL, 8, True, 0)
+    assert report.throughput_per_s > 0
+    assert begun <= report.checkpoint <= time.time()
+    assert 0 < report.ckpt_s < 60
+    assert report.restored is None
+
+
+def test_who_cannot_report_trains_all_the_same(tmp_path, caplog):
+    environ = {"MIGBATCH_PROGRESS": str(tmp_path / "gone" / "17.0")}
+    with elastic.Trainer(tmp_path / "run", effective_batch=1, environ=environ) as run:
+        run.restore()
+        assert len(list(run.steps(5, save=dict))) == 5
+    assert len([r for r in caplog.records if "progress is not reported" in r.getMessage()]) == 1
