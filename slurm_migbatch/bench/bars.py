@@ -83,3 +83,12 @@ def mean_with_interval(values: Sequence[float]) -> tuple[float, float, float]:
     t = float(student.ppf(0.975, len(values) - 1))
     half = t * statistics.stdev(values) / math.sqrt(len(values))
     return mean, mean - half, mean + half
+
+
+def exponent(points: Sequence[tuple[float, float]]) -> float | None:
+    """The slope of a line through the logarithms, by least squares; None for fewer than two points."""
+    if len(points) < 2:
+        return None
+    xs, ys = [math.log(x) for x, _ in points], [math.log(y) for _, y in points]
+    mx, my = sum(xs) / len(xs), sum(ys) / len(ys)
+    return sum((x - mx) * (y - my) for x, y in zip(xs, ys, strict=True)) / sum((x - mx) ** 2 for x in xs)

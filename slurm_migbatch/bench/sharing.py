@@ -52,6 +52,8 @@ MIXES: Final[Mapping[int, Mapping[int, int]]] = {
     32: {1: 20, 2: 17, 4: 12, 8: 8, 16: 4},
 }
 """GPUs of the cluster -> GPUs of a job -> how many jobs."""
+QUANTILES: Final = tuple(n / 40 for n in range(1, 41))
+"""Of the completion times in the first draw of a cell, for plots."""
 _SEED: Final = 4000
 _MURI_GPUS: Final = 64
 POLICIES: Final[Mapping[str, Callable[[], Policy]]] = {
@@ -182,13 +184,13 @@ def slowdowns(found: Source) -> list[Slowdowns]:
     return [*map(same, FIXED), Slowdowns("Gavel", gavel), Slowdowns(f"uniform 1 to {WIDEST:g}", uniform)]
 
 
-def completion(jobs: Sequence[Job], gpus: int, policy: Policy, xi: Mapping[tuple[str, str], float]) -> float:
-    """Mean seconds from arrival to end."""
+def completion(jobs: Sequence[Job], gpus: int, policy: Policy, xi: Mapping[tuple[str, str], float]) -> list[float]:
+    """Seconds from arrival to end of each job."""
     result = Simulation(Cluster.of(whole(GPU), gpus, 4), jobs, policy, Paired(Whole(), xi)).run()
     ends = [run.ended - run.job.arrival for run in result.runs if run.ended is not None]
     if len(ends) < len(jobs):
         raise NotMeasurable(f"{len(jobs) - len(ends)} of {len(jobs)} jobs need more than {gpus} GPUs")
-    return statistics.fmean(ends)
+    return ends
 
 
 def measure(data: Path, seeds: int = 10, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
@@ -222,11 +224,14 @@ def measure(data: Path, seeds: int = 10, say: Callable[[str], None] = lambda tex
 
 def _cell(population: Population, kind: Slowdowns, number: int, seeds: int) -> dict[str, Any]:
     times: dict[str, list[float]] = {name: [] for name in POLICIES}
+    spread: dict[str, list[float]] = {}
     for seed in range(seeds if population.drawn or kind.drawn else 1):
         jobs = population.draw(np.random.Generator(np.random.PCG64((_SEED + seed, number))))
         xi = kind.draw(np.random.Generator(np.random.PCG64(_SEED + seed)), sorted({job.app for job in jobs}))
         for name, make in POLICIES.items():
-            times[name].append(completion(jobs, population.gpus, make(), xi))
+            ends = completion(jobs, population.gpus, make(), xi)
+            times[name].append(statistics.fmean(ends))
+            spread.setdefault(name, np.quantile(ends, QUANTILES, method="inverted_cdf").round(1).tolist())
     ratios = {
         name: mean_with_interval([ours / theirs for ours, theirs in zip(times["ours"], times[name], strict=True)])
         for name in POLICIES
@@ -239,6 +244,7 @@ def _cell(population: Population, kind: Slowdowns, number: int, seeds: int) -> d
         "draws": len(times["ours"]),
         "jct_s": {name: round(statistics.fmean(each), 1) for name, each in times.items()},
         "ours_over": {name: _finite(ratio) for name, ratio in ratios.items()},
+        "quantiles_s": spread,
     }
 
 

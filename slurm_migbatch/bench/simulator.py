@@ -7,13 +7,13 @@ wall clock is given beside them.
 from __future__ import annotations
 
 import gc
-import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from slurm_migbatch.bench.bars import Bar
+from slurm_migbatch.bench import lentphilly
+from slurm_migbatch.bench.bars import Bar, exponent
 from slurm_migbatch.sim.cluster import Cluster
 from slurm_migbatch.sim.engine import Simulation
 from slurm_migbatch.sim.gpus import whole
@@ -29,17 +29,24 @@ _FILE: Final = "philly_jobs.csv.gz"
 
 
 def measure(
-    data: Path, scales: Sequence[int] = (1, 2, 4, 8), say: Callable[[str], None] = lambda text: None
+    data: Path,
+    scales: Sequence[int] = (1, 2, 4, 8),
+    say: Callable[[str], None] = lambda text: None,
+    *,
+    lending: bool = False,
 ) -> dict[str, Any]:
     """Read the trace and simulate it first come first served; `data` is its file or a folder that it lies below.
 
+    With `lending` it is simulated under the full lending policy too (`lentphilly`); then `data` is a folder.
+
     Returns:
         {"jobs", "gpus", "read_s", "exponent", "bars", "runs"}; a run has "scale", "jobs", "gpus", "moments", "cpu_s"
-        and "wall_s".
+        and "wall_s". With `lending` also "lending", as `lentphilly.measure` returns it.
 
     Raises:
         FileNotFoundError: there is none.
         TraceError: it cannot be read.
+        NotMeasurable: lending needs Pollux's profiles.
     """
     began = time.process_time()
     trace = philly.read(_find(data))
@@ -66,23 +73,16 @@ def measure(
     bars = [Bar(f"{len(trace.jobs)} Philly jobs on {GPUS} GPUs [s]", read_s + runs[0]["cpu_s"], TARGET_S)]
     if growth is not None:
         bars.append(Bar("time growth exponent", growth, TARGET_EXPONENT))
+    lent = lentphilly.measure(data, trace, scales, say) if lending else None
     return {
         "jobs": len(trace.jobs),
         "gpus": GPUS,
         "read_s": round(read_s, 3),
         "runs": runs,
         "exponent": growth,
-        "bars": [bar.to_dict() for bar in bars],
+        "bars": [*(bar.to_dict() for bar in bars), *(lent["bars"] if lent else ())],
+        **({"lending": lent} if lent else {}),
     }
-
-
-def exponent(points: Sequence[tuple[float, float]]) -> float | None:
-    """The slope of a line through the logarithms, by least squares; None for fewer than two points."""
-    if len(points) < 2:
-        return None
-    xs, ys = [math.log(x) for x, _ in points], [math.log(y) for _, y in points]
-    mx, my = sum(xs) / len(xs), sum(ys) / len(ys)
-    return sum((x - mx) * (y - my) for x, y in zip(xs, ys, strict=True)) / sum((x - mx) ** 2 for x in xs)
 
 
 def _find(data: Path) -> Path:

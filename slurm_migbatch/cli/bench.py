@@ -1,4 +1,4 @@
-"""`migbatch bench`: measures what migbatch costs on this machine."""
+"""`migbatch bench`: what migbatch costs on this machine, and what its policies do on public data."""
 
 from __future__ import annotations
 
@@ -9,18 +9,30 @@ from typing import Any
 import click
 
 from slurm_migbatch.bench.bars import Bar
+from slurm_migbatch.cli.benchcommon import (
+    data_option,
+    json_option,
+    plot_option,
+    print_bars,
+    print_notes,
+    progress,
+    write_plots,
+)
 from slurm_migbatch.cli.common import HELP, Failure, print_table
-
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object, its bars under 'bars'.")
+from slurm_migbatch.cli.experiments import COMMANDS
 
 
 @click.group(context_settings=HELP)
 def bench() -> None:
-    """Measure what the filter and the hooks cost on this machine.
+    """Measure what migbatch costs on this machine, and what its policies do on public data.
 
-    Everything is a ratio within one run, so that other machines can be compared. The exit code is 0 where it could be
+    Costs are ratios within one run, so that other machines can be compared. The exit code is 0 where it could be
     measured, whether or not the bars are met.
     """
+
+
+for _experiment in COMMANDS:
+    bench.add_command(_experiment)
 
 
 @bench.command()
@@ -53,7 +65,7 @@ def submit(submissions: int, as_json: bool) -> None:
     """Sbatch with and without the filter, its service and its table (as root, on two private clusters)."""
     from slurm_migbatch.bench.submit import measure
 
-    result = measure(submissions, progress=lambda text: click.echo(f"{text} ...", err=True))
+    result = measure(submissions, progress=progress)
     if as_json:
         click.echo(json.dumps(result))
         return
@@ -84,22 +96,39 @@ def submit(submissions: int, as_json: bool) -> None:
 @bench.command()
 @click.option("--data", required=True, metavar="DIR", type=click.Path(exists=True, path_type=Path), help="With Philly.")
 @click.option("--scale", "scales", type=click.IntRange(1, 64), multiple=True, help="Copies (default 1, 2, 4 and 8).")
+@click.option("--lending", is_flag=True, help="Under the full lending policy too (minutes; needs Pollux's data).")
 @json_option
-def simulator(data: Path, scales: tuple[int, ...], as_json: bool) -> None:
+def simulator(data: Path, scales: tuple[int, ...], lending: bool, as_json: bool) -> None:
     """How fast the simulator is: the Philly trace on 550 GPUs, and how its time grows with both."""
+    from slurm_migbatch.bench.lending import NotMeasurable
     from slurm_migbatch.bench.simulator import measure
 
-    result = measure(data, scales or (1, 2, 4, 8), say=lambda text: click.echo(f"{text} ...", err=True))
+    try:
+        result = measure(data, scales or (1, 2, 4, 8), say=progress, lending=lending)
+    except NotMeasurable as error:
+        raise Failure(str(error)) from None
     if as_json:
         click.echo(json.dumps(result))
         return
     click.echo(f"reading {result['jobs']} jobs: {result['read_s']:.2f} s")
     for run in result["runs"]:
-        click.echo(
-            f"  {run['jobs']:>8} jobs on {run['gpus']:>5} GPUs: {run['cpu_s']:7.2f} s "
-            f"({1e6 * run['cpu_s'] / run['jobs']:.1f} us a job; {run['wall_s']:.2f} s by the clock)"
-        )
+        click.echo(f"  {run['jobs']:>8} jobs on {run['gpus']:>5} GPUs: {_timed(run)}")
+    if lent := result.get("lending"):
+        print_notes(lent)
+        for run in (lent["whole"], *lent["growth"]):
+            click.echo(
+                f"  lending, {run['days']:g} days: {run['jobs']:>6} jobs and {run['sessions']:>6} of inference on "
+                f"{run['gpus']:>5} GPUs, {run['trained_on']:.0f} of them held by training: {_timed(run)}"
+            )
+        if lent["exponent"] is not None:
+            click.echo(f"  lending: the time grows with an exponent of {lent['exponent']:.2f}")
     print_bars(result)
+
+
+def _timed(run: dict[str, Any]) -> str:
+    return (
+        f"{run['cpu_s']:7.2f} s ({1e6 * run['cpu_s'] / run['jobs']:.1f} us a job; {run['wall_s']:.2f} s by the clock)"
+    )
 
 
 @bench.command()
@@ -145,7 +174,7 @@ def learn(runs: int, models: int, as_json: bool) -> None:
     """A refit of the predictor on many runs, and predictions where many models are known."""
     from slurm_migbatch.bench.learn import measure
 
-    result = measure(runs, models, progress=lambda text: click.echo(f"{text} ...", err=True))
+    result = measure(runs, models, progress=progress)
     if as_json:
         click.echo(json.dumps(result))
         return
@@ -163,257 +192,53 @@ def learn(runs: int, models: int, as_json: bool) -> None:
     print_bars(result)
 
 
-_data_option = click.option(
-    "--data",
-    required=True,
-    metavar="DIR",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder of public data sets, or the one that is read.",
-)
-
-
-@bench.command()
-@_data_option
+@bench.command("all")
+@data_option
+@click.option("--seeds", type=click.IntRange(2, 1000), help="Draws of whatever is drawn; default: of each its own.")
+@click.option("--quick", is_flag=True, help="Two draws of each, and the simulator without the lending policy: minutes.")
+@plot_option
 @json_option
-def instances(data: Path, as_json: bool) -> None:
-    """GPUs for services with rates and latency limits: ParvaGPU's scenarios, with measured and predicted figures."""
-    from slurm_migbatch.bench.instances import NotMeasurable, measure
+def every(data: Path, seeds: int | None, quick: bool, plot: Path | None, as_json: bool) -> None:
+    """All experiments, the simulator's speed and the supply loop's: one table of bars, and the papers' headlines.
 
-    try:
-        result = measure(data, say=_progress)
-    except NotMeasurable as error:
-        raise Failure(str(error)) from None
+    Takes about half an hour on two processors. Ends with 0 where all could be measured, with 1 where not.
+    """
+    from slurm_migbatch.bench.every import measure
+
+    result = measure(data, seeds, quick=quick, say=progress)
+    if plot is not None:
+        for row in result["experiments"]:
+            if not row["error"]:
+                write_plots(row["name"], row["result"], plot)
     if as_json:
         click.echo(json.dumps(result))
-        return
-    _print_notes(result)
-    names = result["scenarios"]
-    print_table(
-        ("GPUs", *names, "total"),
-        [(row["name"], *(f"{each:g}" for each in row["gpus"]), str(row["total"])) for row in result["rows"]],
-    )
-    click.echo(f"\npredicted, counted on at {result['confidence']:g}; settings in use are measured between rounds")
-    lines = [
-        (
-            each["known"] if number == 0 else "",
-            str(number),
-            *(str(gpus) for gpus in at["gpus"]),
-            str(at["total"]),
-            str(at["broken"]),
-            str(at["short"]),
-        )
-        for each in (*result["predicted"], *result["measured_share"])
-        for number, at in enumerate(each["rounds"])
-    ]
-    print_table(("known", "round", *names, "total", "limits broken", "rates short"), lines)
-    click.echo("\nfirst placement by confidence")
-    lines = [
-        (
-            str(m["points"]),
-            f"{m['confidence']:g}",
-            str(m["total"]),
-            str(m["broken"]),
-            str(m["slo_broken"]),
-            str(m["short"]),
-        )
-        for m in result["margins"]
-    ]
-    print_table(("points", "confidence", "GPUs", "limits broken", "SLOs broken", "rates short"), lines)
-    print_bars(result)
+    else:
+        _print_all(result)
+    if result["failed"]:
+        raise Failure(f"could not be measured: {', '.join(result['failed'])}")
 
 
-@bench.command()
-@_data_option
-@click.option("--seeds", type=click.IntRange(2, 1000), default=10, show_default=True, help="Draws of the arrivals.")
-@json_option
-def fragmentation(data: Path, seeds: int, as_json: bool) -> None:
-    """Jobs that find a place at once, by the rule that places them: pods of the openb trace on 100 GPUs."""
-    from slurm_migbatch.bench.fragmentation import NotMeasurable, measure
-    from slurm_migbatch.sim.traces.lines import TraceError
+def _print_all(result: dict[str, Any]) -> None:
+    from slurm_migbatch.bench.headlines import Headline
 
-    try:
-        result = measure(data, seeds, say=_progress)
-    except (NotMeasurable, TraceError) as error:
-        raise Failure(str(error)) from None
-    if as_json:
-        click.echo(json.dumps(result))
-        return
-    _print_notes(result)
-    classes = ("latency sensitive", "best effort")
-    for title, population in result["populations"].items():
-        click.echo(f"\n{title}: {population['pods']} pods, mean and 95 % interval of {seeds} draws")
-        lines = [
-            (
-                f"{load['load']:g}",
-                row["rule"],
-                f"{row['accepted'][0]:.1%}",
-                "{:+.1%} ({:+.1%} to {:+.1%})".format(*row["gain_jobs"]),
-                "{:+.1%} ({:+.1%} to {:+.1%})".format(*row["gain_slices"]),
-                f"{row['busy'][0]:.1%}",
-                *(f"{row['by_class'][name]:.1%}" if name in row["by_class"] else "-" for name in classes),
-            )
-            for load in population["loads"]
-            for row in load["rules"]
-        ]
-        gains = ("jobs against first fit", "slices against first fit")
-        print_table(("load", "rule", "accepted", *gains, "busy", *classes), lines)
-    print_bars(result)
-
-
-@bench.command()
-@_data_option
-@click.option("--seeds", type=click.IntRange(2, 1000), default=10, show_default=True, help="Streams of arrivals.")
-@json_option
-def dispatch(data: Path, seeds: int, as_json: bool) -> None:
-    """Work that 8 GPUs carry in time: cut and served our way, all alike, and as PARIS and ELSA would."""
-    from slurm_migbatch.bench.dispatch import NotMeasurable, measure
-
-    try:
-        result = measure(data, seeds, say=_progress)
-    except NotMeasurable as error:
-        raise Failure(str(error)) from None
-    if as_json:
-        click.echo(json.dumps(result))
-        return
-    _print_notes(result)
-    for found in result["results"]:
-        click.echo(f"\nbatches of variance {found['variance']:g}: pieces of work a second, means of {seeds} streams")
-        names = list(found["models"][0]["rates"])
-        lines = [
-            (
-                row["model"],
-                *(f"{row['rates'][name]:.0f}" for name in names),
-                f"{row['bound']:.0f}",
-                "{:.2f} ({:.2f} to {:.2f})".format(*row["ratio"]),
-                f"{row['best_homogeneous']['cut']}, {row['best_homogeneous']['served']}",
-            )
-            for row in found["models"]
-        ]
-        print_table(("model", *names, "bound", "ours over best homogeneous", "which is"), lines)
-    print_bars(result)
-
-
-@bench.command()
-@_data_option
-@click.option("--mixes", type=click.IntRange(2, 1000), default=10, show_default=True, help="Of each number of models.")
-@json_option
-def dstack(data: Path, mixes: int, as_json: bool) -> None:
-    """Work that one GPU does under deadlines, over that of a GPU that could be divided at will."""
-    from slurm_migbatch.bench.dispatch import NotMeasurable
-    from slurm_migbatch.bench.dstack import measure
-
-    try:
-        result = measure(data, mixes, say=_progress)
-    except NotMeasurable as error:
-        raise Failure(str(error)) from None
-    if as_json:
-        click.echo(json.dumps(result))
-        return
-    _print_notes(result)
-    for found in result["results"]:
-        click.echo(f"\nbatches {found['batches']}: load under all deadlines over the ideal's, means over mixes")
-        lines = [
-            (
-                name,
-                *(f"{each['load'][name][0]:.3f}" for each in found["sizes"].values()),
-                "{:.3f} ({:.3f} to {:.3f})".format(*load),
-                *(
-                    f"{found['all']['filled'][name][figure]:.3f}" if name in found["all"]["filled"] else ""
-                    for figure in ("utilisation", "busy", "jain")
-                ),
-            )
-            for name, load in found["all"]["load"].items()
-        ]
-        sizes = [f"{size} models" for size in found["sizes"]]
-        print_table(("scheduler", *sizes, "all", "utilisation", "busy", "Jain"), lines)
-    print_bars(result)
-
-
-@bench.command()
-@click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path), required=True, help="Folder.")
-@click.option("--seeds", type=click.IntRange(1, 1000), default=10, show_default=True, help="Workloads and requests.")
-@json_option
-def lending(data: Path, seeds: int, as_json: bool) -> None:
-    """Training jobs on idle GPUs of inference, against training on its own half and other ways to lend (simulated)."""
-    from slurm_migbatch.bench.lending import NotMeasurable, measure
-    from slurm_migbatch.sim.traces.lines import TraceError
-
-    try:
-        result = measure(data, seeds, say=_progress)
-    except (NotMeasurable, TraceError) as error:
-        raise Failure(str(error)) from None
-    if as_json:
-        click.echo(json.dumps(result))
-        return
-    _print_notes(result)
-    for found in result["results"]:
-        click.echo(f"\n{found['load']}: {found['requests']} requests of {found['apps']} applications, means over seeds")
-        print_table(
-            ("way", "mean JCT", "over half", "restarts", "most", "delay mean", "p95", "max", "called back"),
-            [
-                (
-                    name,
-                    f"{way['jct_s']:.0f} s",
-                    f"{way['jct_ratio'][0]:.3f}",
-                    f"{way['restarts']:.2f}",
-                    f"{way['restarts_max']:.0f}",
-                    *(f"{way[key]:.2f} s" for key in ("delay_mean_s", "delay_p95_s", "delay_max_s")),
-                    f"{way['reclaimed']:.0f}",
-                )
-                for name, way in found["ways"].items()
-            ],
-        )
-    print_bars(result)
-
-
-@bench.command()
-@_data_option
-@click.option(
-    "--seeds", type=click.IntRange(2, 1000), default=10, show_default=True, help="Draws of jobs and slowdowns."
-)
-@json_option
-def sharing(data: Path, seeds: int, as_json: bool) -> None:
-    """Completion times where two jobs may share a GPU: share or wait, our way, by the pair, always and never."""
-    from slurm_migbatch.bench.sharing import BASELINES, NotMeasurable, measure
-    from slurm_migbatch.sim.traces.lines import TraceError
-
-    try:
-        result = measure(data, seeds, say=_progress)
-    except (NotMeasurable, TraceError) as error:
-        raise Failure(str(error)) from None
-    if as_json:
-        click.echo(json.dumps(result))
-        return
-    _print_notes(result)
-    names = list(result["cells"][0]["jct_s"])
-    lines = [
-        (
-            cell["jobs"],
-            cell["slowdown"],
-            str(cell["draws"]),
-            *(f"{cell['jct_s'][name]:.0f}" for name in names),
-            *(_ratio(*cell["ours_over"][name]) for name in BASELINES),
-        )
-        for cell in result["cells"]
-    ]
-    print_table(("jobs", "slowdown", "draws", *names, *(f"over {name}" for name in BASELINES)), lines)
-    print_bars(result)
-
-
-def _ratio(mean: float, low: float | None, high: float | None) -> str:
-    return f"{mean:.3f}" if low is None or high is None else f"{mean:.3f} ({low:.3f} to {high:.3f})"
-
-
-def _progress(text: str) -> None:
-    click.echo(f"{text} ...", err=True)
-
-
-def _print_notes(result: dict[str, Any]) -> None:
-    for note in result["notes"]:
-        click.echo(f"note: {note}")
-
-
-def print_bars(result: dict[str, Any]) -> None:
-    """The bars, for people."""
-    for bar in result["bars"]:
-        click.echo(Bar.from_dict(bar).line())
+    lines: list[tuple[str, ...]] = []
+    for row in result["experiments"]:
+        bars = [Bar.from_dict(bar) for bar in row["result"].get("bars", ())]
+        for number, bar in enumerate(bars):
+            first = (row["name"], f"{row['seconds']:.0f}") if number == 0 else ("", "")
+            said = "ok" if bar.ok else "MISSED"
+            lines.append((first[0], bar.name, f"{bar.value:.4g}", f"{bar.sign} {bar.target:g}", said, first[1]))
+        if row["error"]:
+            lines.append((row["name"], "could not be measured", "", "", "FAILED", f"{row['seconds']:.0f}"))
+    print_table(("EXPERIMENT", "BAR", "VALUE", "TARGET", "OK", "SECONDS"), lines)
+    click.echo("\nheadlines of the papers, on their kind of workload:")
+    for row in result["experiments"]:
+        if row["error"]:
+            said = f"FAILED: {row['error']}"
+        elif row["headline"] is None:
+            said = "no paper has a figure of this"
+        else:
+            said = Headline(**row["headline"]).line()
+        click.echo(f"  {row['name']}: {said}")
+    draws = ", ".join(f"{row['name']} {row['seeds']}" for row in result["experiments"] if row["seeds"] is not None)
+    click.echo(f"\ndraws: {draws}; {result['seconds'] / 60:.1f} minutes in all")

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import click
 
-from slurm_migbatch.cli.bench import print_bars
+from slurm_migbatch.cli.benchcommon import print_bars
 from slurm_migbatch.cli.common import HELP, print_table
 
 _folder = click.Path(exists=True, path_type=Path)

@@ -102,11 +102,15 @@ def test_dstack_holds_every_scheduler_against_the_ideal(tmp_path):
     ("dispatch", dispatch, {"pieces": 300, "variances": (0.9,)}),
     ("dstack", dstack, {"sizes": (2,), "batches": ("chosen",)}),
 ])  # fmt: skip
-def test_the_commands_print_one_object_or_tables(monkeypatch, table, name, module, small):
+def test_the_commands_print_one_object_or_tables(monkeypatch, table, tmp_path, name, module, small):
     monkeypatch.setattr(module, "measure", functools.partial(module.measure, **small))
     count = ["--seeds" if name == "dispatch" else "--mixes", "2"]
-    done = CliRunner().invoke(cli, ["bench", name, "--data", str(table), *count, "--json"], standalone_mode=False)
+    plots = ["--plot", str(tmp_path / "plots"), "--json"]
+    done = CliRunner().invoke(cli, ["bench", name, "--data", str(table), *count, *plots], standalone_mode=False)
     assert done.exception is None, done.exception
+    for path in (drawn := sorted((tmp_path / "plots").glob(f"{name}-*.svg"))):
+        assert "</svg>" in path.read_text(encoding="utf-8")
+    assert len(drawn) >= 2
     keys = frozenset(("name", "value", "target", "ok", "at_least"))
     assert {frozenset(bar) for bar in json.loads(done.stdout)["bars"]} == {keys}
     done = CliRunner().invoke(cli, ["bench", name, "--data", str(table), *count], standalone_mode=False)

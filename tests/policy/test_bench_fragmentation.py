@@ -89,11 +89,13 @@ def test_the_experiment_repeats_itself_and_tells_both_populations(openb):
     assert len(result["bars"]) == 2
 
 
-def test_the_command_prints_one_object_or_a_table(openb):
+def test_the_command_prints_one_object_or_a_table(openb, tmp_path):
     runner = CliRunner()
-    found = runner.invoke(bench, ["fragmentation", "--data", str(openb), "--seeds", "2", "--json"])
+    plots = ["--plot", str(tmp_path / "plots")]
+    found = runner.invoke(bench, ["fragmentation", "--data", str(openb), "--seeds", "2", "--json", *plots])
     assert found.exit_code == 0, found.output
     assert json.loads(found.stdout)["bars"]
+    assert len(list((tmp_path / "plots").glob("fragmentation-*.svg"))) == 4
     told = runner.invoke(bench, ["fragmentation", "--data", str(openb), "--seeds", "2"])
     assert told.exit_code == 0, told.output
     assert "least loss" in told.stdout

@@ -11,6 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_migbatch.bench import scale, simulator
+from slurm_migbatch.bench.bars import exponent
+from slurm_migbatch.bench.lending import NotMeasurable
 from slurm_migbatch.cli.main import cli
 from slurm_migbatch.cli.simulate import simulate
 from slurm_migbatch.config.reader import ConfigError
@@ -164,8 +166,10 @@ def test_the_simulator_is_timed_and_its_growth_fitted(tmp_path: Path) -> None:
     result = simulator.measure(tmp_path, (1, 2))
     assert [run["jobs"] for run in result["runs"]] == [20, 40]
     assert [bar["name"] for bar in result["bars"]] == ["20 Philly jobs on 550 GPUs [s]", "time growth exponent"]
-    assert simulator.exponent([(1, 3), (10, 300)]) == pytest.approx(2)
-    assert simulator.exponent([(1, 3)]) is None
+    assert exponent([(1, 3), (10, 300)]) == pytest.approx(2)
+    assert exponent([(1, 3)]) is None
+    with pytest.raises(NotMeasurable, match="Pollux"):
+        simulator.measure(tmp_path, (1,), lending=True)
     with pytest.raises(FileNotFoundError):
         simulator.measure(tmp_path / "none")
 

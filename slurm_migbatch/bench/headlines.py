@@ -1,0 +1,117 @@
+"""What the papers claim, and what our experiments say of it on the same kind of workload.
+
+A headline is beaten, not beaten or cannot be judged; which of the three follows from an experiment's result alone. None
+of them is a reproduction: the papers' traces, models and hardware are not public, ours are.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+Result = Mapping[str, Any]
+Claim = tuple[str, float, float]
+"""What is measured, ours, and the paper's figure; more is better in both."""
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A paper's claim beside ours.
+
+    Attributes:
+        claim: whose, and what it says.
+        ours: what was measured.
+        beaten: whether ours is at least as good in everything that it names; None where it cannot be judged.
+    """
+
+    claim: str
+    ours: str
+    beaten: bool | None
+
+    def line(self) -> str:
+        """For people."""
+        said = {True: "beaten", False: "not beaten", None: "cannot be judged"}[self.beaten]
+        return f"{said}: {self.claim}; ours: {self.ours}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return asdict(self)
+
+
+def _judged(claim: str, found: list[Claim]) -> Headline:
+    ours = "; ".join(f"{what} {value:.3g} (theirs {theirs:g})" for what, value, theirs in found)
+    return Headline(claim, ours, all(value >= theirs for _, value, theirs in found))
+
+
+def instances(result: Result) -> Headline:
+    """GPUs saved against MIG off, on ParvaGPU's scenarios."""
+    rows = {row["name"]: row for row in result["rows"]}
+    ours, off = rows["ours, measured figures"], rows["MIG off, a GPU for each model"]
+    saved = 1 - ours["total"] / off["total"]
+    mean = statistics.fmean(1 - mine / theirs for mine, theirs in zip(ours["gpus"], off["gpus"], strict=True))
+    found = [("saved in all", 100 * saved, 50.0), ("mean of scenarios", 100 * mean, 50.0)]
+    return _judged("ElasticBatch, 50 % fewer GPU instances than with MIG off", found)
+
+
+def fragmentation(result: Result) -> Headline:
+    """Accepted jobs over first fit at heavy load."""
+    bars = [(bar["name"].split(":")[0], 100 * (bar["value"] - 1), 10.0) for bar in result["bars"]]
+    return _judged("fragmentation-aware placing (arXiv 2511.18906), 10 % more accepted work at heavy load", bars)
+
+
+def dispatch(result: Result) -> Headline:
+    """PARIS and ELSA name no ratio that could be found: ours is told against their reconstruction."""
+    found = []
+    for each in result["results"]:
+        means = each["mean_over_best_homogeneous"]
+        ratio = means["ours"] / means["PARIS, ELSA"] if means["PARIS, ELSA"] else float("inf")
+        found.append(f"variance {each['variance']:g}: {ratio:.2f} times their reconstruction's rate")
+    return Headline("PARIS and ELSA, whose ratios are not public", "; ".join(found), None)
+
+
+def dstack(result: Result) -> Headline:
+    """Share of the ideal's throughput, and utilisation and throughput over temporal sharing."""
+    found: list[Claim] = []
+    for each in result["results"]:
+        every, which = each["all"], f"batches {each['batches']}:"
+        found += [
+            (f"{which} of the ideal", every["load"]["ours"][0], 0.9),
+            (f"{which} utilisation over temporal sharing", every["utilisation_over_temporal"][0], 1.6),
+            (f"{which} throughput over temporal sharing", every["items_over_temporal"][0], 4.0),
+        ]
+    return _judged("D-STACK, 0.9 of an ideal scheduler, up to 1.6 x utilisation and 4 x throughput", found)
+
+
+def sharing(result: Result) -> Headline:
+    """The largest gain over sharing always on the large trace; the gain over SJF is told beside it."""
+    large = [cell for cell in result["cells"] if cell["jobs"].startswith("Muri")]
+    most = max(100 * (1 - cell["ours_over"]["SJF-FFS"][0]) for cell in large)
+    means = {
+        name: 100 * (1 - statistics.fmean(cell["ours_over"][name][0] for cell in result["cells"]))
+        for name in ("SJF", "SJF-FFS", "BSBF")
+    }
+    told = _judged(
+        "SJF-BSBF, up to 17 % less than SJF-FFS on large traces (its 27 to 33 % are against schedulers that preempt)",
+        [("most gained over SJF-FFS", most, 17.0)],
+    )
+    beside = ", ".join(f"{value:.1f} % over {name}" for name, value in means.items())
+    return Headline(told.claim, f"{told.ours}; mean gain of all cells: {beside}", told.beaten)
+
+
+def lending(result: Result) -> Headline:
+    """Completion time saved against training on its own half."""
+    found = [(each["load"], 100 * (1 - each["ways"]["ours"]["jct_ratio"][0]), 38.0) for each in result["results"]]
+    return _judged("DeepBoot, 38 % less completion time in simulation than without idle GPUs of inference", found)
+
+
+HEADLINES: Final[Mapping[str, Callable[[Result], Headline]]] = {
+    "instances": instances,
+    "fragmentation": fragmentation,
+    "dispatch": dispatch,
+    "dstack": dstack,
+    "sharing": sharing,
+    "lending": lending,
+}
+"""Experiment -> its headline; the others have none."""

@@ -1,0 +1,150 @@
+"""All experiments in one run: a failing one is told and the others go on; headlines follow from results alone."""
+
+import functools
+import json
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+from slurm_migbatch.bench import every, headlines, plots
+from slurm_migbatch.bench.every import EXPERIMENTS, SHOWN, Experiment, child, measure
+from slurm_migbatch.bench.headlines import HEADLINES, Headline
+from slurm_migbatch.cli.main import cli
+
+SCALE = Experiment("scale", fixed=("--nodes", "2", "--gpus", "1", "--pending", "5"), data=False, alone=True)
+
+BAR = {"name": "x: gain", "value": 1.2, "target": 1.1, "ok": True, "at_least": True}
+INSTANCES = {
+    "notes": ["a note"],
+    "rows": [
+        {"name": "MIG off, a GPU for each model", "gpus": [4, 8], "total": 12},
+        {"name": "ours, measured figures", "gpus": [1, 5], "total": 6},
+        {"name": "ParvaGPU", "gpus": [2, 5], "total": 7},
+    ],
+    "predicted": [{"known": "3 points", "rounds": [{"total": 8}, {"total": 6}]}],
+    "measured_share": [{"known": "20% of the cells", "rounds": [{"total": 7}]}],
+    "margins": [{"points": 3, "confidence": 0.9, "total": 8}],
+    "bars": [{"name": "GPUs", "value": 6, "target": 47, "ok": True}],
+}
+SHARING = {
+    "notes": [],
+    "cells": [
+        {
+            "jobs": jobs,
+            "slowdown": "Gavel",
+            "ours_over": {"SJF": [0.5, 0.4, 0.6], "SJF-FFS": [ffs, None, None], "BSBF": [0.9, 0.8, 1.0]},
+            "quantiles_s": {"ours": [1.0, 2.0], "SJF": [1.0, 4.0]},
+        }
+        for jobs, ffs in (("Muri", 0.8), ("30 jobs, load 2", 0.6))
+    ],
+    "bars": [],
+}
+WAY = {"jct_ratio": [0.5, 0.4, 0.6], "restarts": 2.0, "restarts_interval": [2.0, 1.0, 3.0], "delay_p95_s": 8.0}
+LENDING = {
+    "notes": [],
+    "results": [
+        {"load": load, "ways": {"ours": {**WAY, "jct_ratio": [ratio, ratio - 0.1, ratio + 0.1]}, "half": WAY}}
+        for load, ratio in (("small", 0.5), ("large", 0.7))
+    ],
+    "bars": [],
+}
+
+
+def test_headlines_are_judged_by_figures():
+    instances = headlines.instances(INSTANCES)
+    assert instances.beaten
+    assert "saved in all 50 (theirs 50)" in instances.ours
+    assert headlines.sharing(SHARING).beaten  # 20 % on the large trace; the 40 % on a small one do not count
+    assert "50.0 % over SJF" in headlines.sharing(SHARING).ours
+    assert headlines.lending(LENDING).beaten is False
+    assert headlines.lending(LENDING).line().startswith("not beaten: DeepBoot")
+    assert headlines.fragmentation({"bars": [BAR]}).beaten
+    paris = {"results": [{"variance": 0.9, "mean_over_best_homogeneous": {"ours": 1.2, "PARIS, ELSA": 0.8}}]}
+    assert headlines.dispatch(paris).beaten is None
+    assert "1.50 times" in headlines.dispatch(paris).line()
+    every_mix = {"load": {"ours": [0.92, 0.9, 0.94]}, "utilisation_over_temporal": [1.7], "items_over_temporal": [3.0]}
+    assert headlines.dstack({"results": [{"batches": "own", "all": every_mix}]}).beaten is False
+
+
+@pytest.mark.parametrize(("name", "result"), [("instances", INSTANCES), ("sharing", SHARING), ("lending", LENDING)])
+def test_plots_are_documents(tmp_path, name, result):
+    written = plots.write(name, result, tmp_path / "new")
+    assert written
+    for path in written:
+        assert path.name.startswith(f"{name}-")
+        assert ElementTree.fromstring(path.read_text(encoding="utf-8")).tag.endswith("svg")
+
+
+def test_what_fails_is_told_and_the_others_go_on(tmp_path):
+    def run(words):
+        if words[0] == "lending":
+            raise RuntimeError("no Pollux data")
+        return {"instances": INSTANCES, "sharing": {"cells": "nonsense", "notes": ["n"]}, "scale": {"bars": [BAR]}}[
+            words[0]
+        ]
+
+    found = measure(
+        tmp_path,
+        experiments=(Experiment("sharing"), Experiment("lending"), Experiment("instances"), SCALE),
+        run=run,
+        together=2,
+    )
+    assert [row["name"] for row in found["experiments"]] == ["instances", "sharing", "lending", "scale"]
+    assert found["failed"] == ["sharing", "lending"]
+    rows = {row["name"]: row for row in found["experiments"]}
+    assert rows["lending"]["error"] == "no Pollux data"
+    assert "not as expected" in rows["sharing"]["error"]
+    assert Headline(**rows["instances"]["headline"]).beaten
+    assert rows["scale"]["headline"] is None
+    assert [(bar["experiment"], bar["name"]) for bar in found["bars"]] == [("instances", "GPUs"), ("scale", "x: gain")]
+
+
+def test_draws_and_options_reach_the_commands(tmp_path):
+    asked = []
+
+    def run(words):
+        asked.append(words)
+        return {"bars": []}
+
+    kinds = {each.name: each for each in EXPERIMENTS}
+    assert set(kinds) == set(SHOWN) >= set(HEADLINES)
+    for seeds, quick in ((None, False), (None, True), (12, True)):
+        measure(tmp_path, seeds, quick=quick, experiments=(kinds["dstack"], kinds["simulator"]), run=run, together=1)
+    mixes = [words[words.index("--mixes") + 1] for words in asked if words[0] == "dstack"]
+    assert mixes == [str(kinds["dstack"].default), "2", "12"]
+    lent = ["--lending" in words for words in asked if words[0] == "simulator"]
+    assert lent == [True, False, False]
+    assert kinds["dstack"].default >= 10
+
+
+def test_a_child_returns_its_json_or_says_what_is_wrong(tmp_path):
+    assert len(child([*SCALE.options(tmp_path, None, quick=False)])["bars"]) == 2
+    with pytest.raises(RuntimeError, match="openb_pod_list_default"):
+        child(["fragmentation", "--data", str(tmp_path), "--json"])
+
+
+@pytest.fixture
+def small(monkeypatch):
+    chosen = (Experiment("instances"), SCALE)
+    monkeypatch.setattr(every, "measure", functools.partial(every.measure, experiments=chosen))
+
+
+def test_the_command_prints_one_table_and_fails_where_something_did(small, tmp_path):
+    done = CliRunner().invoke(cli, ["bench", "all", "--data", str(tmp_path)])
+    assert done.exit_code == 1
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert lines[0] == ["EXPERIMENT", "BAR", "VALUE", "TARGET", "OK", "SECONDS"]
+    assert any(line[0] == "instances" and "FAILED" in line for line in lines if line)
+    assert sum("<=" in line for line in lines) == 2
+    assert "scale: no paper has a figure of this" in done.stdout
+    assert "minutes in all" in done.stdout
+
+
+def test_the_command_prints_one_object(monkeypatch, tmp_path):
+    monkeypatch.setattr(every, "measure", functools.partial(every.measure, experiments=(SCALE,)))
+    done = CliRunner().invoke(cli, ["bench", "all", "--data", str(tmp_path), "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["failed"] == []
+    assert {bar["experiment"] for bar in found["bars"]} == {"scale"}
