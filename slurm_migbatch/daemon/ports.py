@@ -42,5 +42,28 @@ class Store(Protocol):
     def learnable(self) -> tuple[int, float]:
         """The number of the newest lesson, and the moment of the newest import of measurements."""
 
+    def save_loans(self, loans: Sequence[Mapping[str, Any]], actions: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Keep loans as they are now, and what was done to jobs."""
+
+    def loans(
+        self, jobs: Collection[int] = (), *, active: bool = False, since: float | None = None
+    ) -> Sequence[Mapping[str, Any]]:
+        """Loans by their decision."""
+
+    def actions(self, jobs: Collection[int] = (), limit: int = 1000) -> Sequence[Mapping[str, Any]]:
+        """What was done to jobs."""
+
+    def uses(self, since: float) -> Sequence[tuple[str, float, float | None]]:
+        """Profile, beginning and end of what jobs other than loans held."""
+
+    def freed(self, since: float) -> Mapping[str, float]:
+        """When a job other than a loan last gave a slice back, by GPU."""
+
+    def progress(self, since: float) -> Sequence[Mapping[str, Any]]:
+        """What jobs told of themselves."""
+
+    def speeds(self, jobs: Collection[int]) -> Sequence[tuple[int, str, float]]:
+        """Job, profile and items a second."""
+
     def close(self) -> None:
         """Let go of the database."""

@@ -203,6 +203,13 @@ class Store:
         with self.reading() as connection:
             return freed(connection, since)
 
+    def progress(self, since: float) -> list[dict[str, Any]]:
+        """The `progress` events from that moment on, the oldest first."""
+        from slurm_migbatch.store.loans import progress
+
+        with self.reading() as connection:
+            return progress(connection, since)
+
     def speeds(self, jobs: Collection[int]) -> list[Speed]:
         """What these jobs achieved on slices of each profile, by their own words."""
         from slurm_migbatch.store.loans import speeds

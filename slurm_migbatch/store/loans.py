@@ -13,7 +13,7 @@ from sqlalchemy import Connection, func, select
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.store import clean
-from slurm_migbatch.store.models import Action, Lease, Loan, Run
+from slurm_migbatch.store.models import Action, Lease, Loan, NodeEvent, Run
 
 _MOMENTS = ("released", "started", "signalled", "checkpoint", "requeued", "ended")
 _TEXTS = {
@@ -119,6 +119,12 @@ def freed(connection: Connection, since: float) -> dict[str, float]:
     lent = select(Loan.id).where(Loan.job_id == Lease.job_id, Loan.restart == Lease.restart).exists()
     last = select(Lease.gpu, func.max(Lease.until)).where(Lease.until >= since, ~lent).group_by(Lease.gpu)
     return {gpu: float(until or 0) for gpu, until in connection.execute(last)}
+
+
+def progress(connection: Connection, since: float) -> list[dict[str, Any]]:
+    """What jobs told of themselves from that moment on, the oldest first."""
+    told = select(NodeEvent.payload).where(NodeEvent.kind == "progress", NodeEvent.ts >= since).order_by(NodeEvent.id)
+    return [payload for payload in connection.scalars(told) if isinstance(payload, dict)]
 
 
 def speeds(connection: Connection, jobs: Collection[int]) -> list[Speed]:

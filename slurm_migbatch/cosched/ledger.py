@@ -1,0 +1,337 @@
+"""The states of loans, as what Slurm shows moves them on.
+
+A loan is one release of one elastic training job:
+
+    released -> running -> signalled -> requeued -> ended
+        |          |                                  ^
+        +-> withdrawn, or it left in any other way ---+
+
+Slurm's list is the truth. Nothing is concluded from having called Slurm: a loan that was to be released but still shows
+`mig:loan` was not, a loan that was to be requeued and still runs still runs. What is added here is what Slurm does not
+know: why, since when, and the grace that a signalled job has.
+
+A state is an intention, which is written down before Slurm is called; its moment (`released`, `signalled`, `requeued`)
+is set once Slurm has taken it. A service that was killed in between finds the intention without its moment, looks what
+Slurm shows, and calls again only where that does not show it done. A job that comes back to the queue by itself
+(preemption, a node that died, `scontrol requeue`), is cancelled or completes ends its loan in whatever state that is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from enum import Enum
+from typing import Any, Final
+
+from slurm_migbatch.mig.layout import Slot
+from slurm_migbatch.mig.profile import Profile, ProfileError
+from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.workload.loans import LoanHints
+
+SLACK_S: Final = 1.0
+"""A job may cut the moment of its checkpoint down to whole seconds."""
+STALE_S: Final = 3600.0
+"""What a job's past weighs is forgotten so long after it left Slurm's list."""
+
+
+class State(str, Enum):
+    """Where a loan stands."""
+
+    RELEASED = "released"
+    RUNNING = "running"
+    SIGNALLED = "signalled"
+    REQUEUED = "requeued"
+    WITHDRAWN = "withdrawn"
+    ENDED = "ended"
+
+
+class Cause(str, Enum):
+    """What ends a loan: inference that waits or is expected, a larger slice, a start that did not come, Slurm itself
+    (preemption, a node that died, somebody's requeue), that the job left Slurm's list, or that Slurm refused it."""
+
+    NONE = ""
+    RECLAIM = "reclaim"
+    FORECAST = "forecast"
+    GROW = "grow"
+    LATE = "late"
+    SLURM = "slurm"
+    LEFT = "left"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class Loan:
+    """One release of one job; moments in unix seconds. The fields are those of the record.
+
+    Attributes:
+        restart: Slurm's restart count of the run that it is meant for.
+        profile: in NVML spelling.
+        node, gpu: where it runs; the UUID of the GPU.
+        decided: when it was decided; part of its identity.
+        released, signalled, requeued: when Slurm took that. `checkpoint`: of a checkpoint after the signal.
+        why, why_ended: sentences.
+    """
+
+    job_id: int
+    restart: int
+    decided: float
+    profile: str
+    state: State
+    why: str = ""
+    uid: int = 0
+    user: str = ""
+    account: str = ""
+    partition: str = ""
+    node: str = ""
+    gpu: str = ""
+    released: float | None = None
+    started: float | None = None
+    signalled: float | None = None
+    checkpoint: float | None = None
+    requeued: float | None = None
+    ended: float | None = None
+    cause: Cause = Cause.NONE
+    why_ended: str = ""
+
+    def row(self) -> dict[str, Any]:
+        """As the record takes it."""
+        return {**asdict(self), "state": self.state.value, "cause": self.cause.value}
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Loan | None:
+        """As the record gives it; None where it makes no sense."""
+        known = {field.name for field in fields(cls)}
+        texts = {"why", "user", "account", "partition", "node", "gpu", "why_ended", "cause"}
+        values: dict[str, Any] = {
+            name: (value or "") if name in texts else value for name, value in row.items() if name in known
+        }
+        try:
+            values["state"], values["cause"] = State(row["state"]), Cause(values.get("cause", ""))
+            Profile.parse(row["profile"])
+        except (KeyError, ValueError, ProfileError):
+            return None
+        return cls(**{**values, "uid": values.get("uid") or 0})
+
+    @property
+    def slice(self) -> Profile:
+        """Its profile as a value."""
+        return Profile.parse(self.profile)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether its slice is on its way back already."""
+        return self.state in (State.SIGNALLED, State.REQUEUED)
+
+
+@dataclass(frozen=True)
+class Sight:
+    """An elastic training job as Slurm shows it now."""
+
+    row: JobRow
+    hints: LoanHints
+
+
+@dataclass(frozen=True)
+class Past:
+    """What earlier loans of a job say about it: how often it was called back; restart count and end of the last."""
+
+    hits: int = 0
+    restart: int = -1
+    ended: float = 0.0
+
+
+Place = tuple[str, str, Slot]
+"""Node, UUID of the GPU, and slot of a run."""
+
+
+class Ledger:
+    """Every loan that goes on, by job, and what is remembered of those that ended."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, Loan] = {}
+        self.past: dict[int, Past] = {}
+        #: when a loan was last called back from a GPU, by its UUID
+        self.reclaimed: dict[str, float] = {}
+        self._unsaved: dict[tuple[int, int, float], Loan] = {}
+
+    def load(self, loans: Iterable[Loan]) -> None:
+        """Start from the record: loans that go on and such as ended not long ago, in the order of their decisions."""
+        for loan in loans:
+            if loan.ended is not None:
+                self._remember(loan)
+                continue
+            before = self.open.get(loan.job_id)
+            if before is not None:
+                self._close(before, loan.decided, Cause.LEFT, "a later release of this job is in the record")
+            self.open[loan.job_id] = loan
+
+    def unsaved(self) -> list[Loan]:
+        """Loans that changed since this was last asked."""
+        changed = list(self._unsaved.values())
+        self._unsaved.clear()
+        return changed
+
+    def unsave(self, loans: Iterable[Loan]) -> None:
+        """These could not be written: hand them out again, unless they have changed since."""
+        for loan in loans:
+            self._unsaved.setdefault(_identity(loan), loan)
+
+    def states(self) -> Counter[str]:
+        """How many loans are in each state."""
+        return Counter(loan.state.value for loan in self.open.values())
+
+    # -- what Slurm shows ------------------------------------------------------------------------------------------
+
+    def follow(
+        self,
+        sights: Mapping[int, Sight],
+        places: Mapping[tuple[int, int], Place],
+        checkpoints: Mapping[tuple[int, int], float],
+        now: float,
+    ) -> list[Loan]:
+        """Bring every loan in line with Slurm's list.
+
+        Args:
+            sights: every elastic training job that Slurm lists.
+            places: where each run (job, restart count) is that has a slice, as the nodes tell.
+            checkpoints: the newest complete checkpoint of each run, by its own words.
+
+        Returns:
+            The loans that ended.
+        """
+        ended = []
+        for job, loan in list(self.open.items()):
+            sight, run = sights.get(job), (job, loan.restart)
+            if sight is None:
+                ended.append(self._close(loan, now, Cause.LEFT, "the job has left Slurm's list"))
+            elif sight.row.restarts > loan.restart or (sight.row.pending and loan.started is not None):
+                ended.append(self._came_back(loan, now))
+            elif sight.row.pending:
+                ended += self._still_waits(loan, sight, now)
+            elif sight.row.active:
+                self._runs(loan, sight.row, places.get(run), checkpoints.get(run), now)
+        for job, sight in sights.items():
+            if job not in self.open and sight.row.active and sight.hints.slice is not None:
+                self._adopt(sight, sight.hints.slice, places.get((job, sight.row.restarts)), now)
+        for job in [job for job, past in self.past.items() if job not in sights and now - past.ended > STALE_S]:
+            del self.past[job]
+        return ended
+
+    def _came_back(self, loan: Loan, now: float) -> Loan:
+        if loan.state is State.REQUEUED:
+            return self._close(replace(loan, requeued=loan.requeued or now), now, loan.cause, loan.why_ended)
+        why = "Slurm put it back into the queue (preemption, a node that died, scontrol requeue)"
+        if loan.started is None:
+            why = "it started and came straight back to the queue; the node's log tells why"
+        return self._close(loan, now, Cause.SLURM, why)
+
+    def _still_waits(self, loan: Loan, sight: Sight, now: float) -> list[Loan]:
+        if sight.hints.slice == loan.slice:
+            if loan.released is None:  # Slurm was told, and we did not live to note it
+                self._put(replace(loan, released=now))
+            return []
+        if loan.state is State.WITHDRAWN:
+            return [self._close(loan, now, loan.cause, loan.why_ended)]
+        if loan.released is None:
+            return [self._close(loan, now, Cause.REFUSED, "Slurm was not told of it")]
+        return [self._close(loan, now, Cause.SLURM, "somebody gave the job another GRES")]
+
+    def _runs(self, loan: Loan, row: JobRow, place: Place | None, checkpoint: float | None, now: float) -> None:
+        changes: dict[str, Any] = {}
+        if loan.state in (State.RELEASED, State.WITHDRAWN):
+            changes = {"state": State.RUNNING, "started": row.start or now, "cause": Cause.NONE, "why_ended": ""}
+            changes["released"] = loan.released or loan.decided
+        if row.nodes and not loan.node:
+            changes["node"] = row.nodes[0]
+        if place is not None and loan.gpu != place[1]:
+            changes["node"], changes["gpu"] = place[0], place[1]
+        asked = loan.signalled is not None and loan.checkpoint is None
+        if asked and checkpoint is not None and checkpoint >= (loan.signalled or 0.0) - SLACK_S:
+            changes["checkpoint"] = checkpoint
+        if changes:
+            self._put(replace(loan, **changes))
+
+    def _adopt(self, sight: Sight, profile: Profile, place: Place | None, now: float) -> None:
+        row = sight.row
+        began = row.start or now
+        node, gpu = (place[0], place[1]) if place is not None else (row.nodes[0] if row.nodes else "", "")
+        loan = _new(row, profile, began, "found running; the record did not know of it")
+        self._put(replace(loan, state=State.RUNNING, released=began, started=began, node=node, gpu=gpu))
+
+    # -- what we intend, and what became of it ---------------------------------------------------------------------
+
+    def release(self, row: JobRow, profile: Profile, why: str, now: float) -> None:
+        """The job is about to be given that profile."""
+        self._put(_new(row, profile, now, why))
+
+    def withdraw(self, job: int, cause: Cause, why: str) -> None:
+        """The release is about to be taken back."""
+        self._put(replace(self.open[job], state=State.WITHDRAWN, cause=cause, why_ended=why))
+
+    def signal(self, job: int, cause: Cause, why: str) -> None:
+        """The job is about to be told to write a checkpoint."""
+        loan = replace(self.open[job], state=State.SIGNALLED, signalled=None, checkpoint=None)
+        self._put(replace(loan, cause=cause, why_ended=why))
+
+    def requeue(self, job: int, cause: Cause, why: str) -> None:
+        """The job is about to be put back into the queue."""
+        loan = replace(self.open[job], state=State.REQUEUED)
+        self._put(loan if loan.cause else replace(loan, cause=cause, why_ended=why))
+
+    def took(self, job: int, at: float) -> None:
+        """Slurm took what was last intended with this job, called at that moment."""
+        loan = self.open.get(job)
+        moments = {State.RELEASED: "released", State.SIGNALLED: "signalled", State.REQUEUED: "requeued"}
+        if loan is not None and loan.state in moments:
+            self._put(replace(loan, **{moments[loan.state]: at}))  # type: ignore[arg-type]
+
+    def refused(self, job: int, error: str, now: float) -> None:
+        """Slurm refused what was last intended: no release; a job that cannot be signalled is requeued."""
+        loan = self.open.get(job)
+        if loan is None:
+            return
+        if loan.state is State.RELEASED and loan.released is None:
+            self._close(loan, now, Cause.REFUSED, error)
+        elif loan.state is State.SIGNALLED and loan.signalled is None:
+            self._put(replace(loan, state=State.REQUEUED))
+
+    # -- small things ----------------------------------------------------------------------------------------------
+
+    def _put(self, loan: Loan) -> None:
+        self.open[loan.job_id] = loan
+        self._unsaved[_identity(loan)] = loan
+
+    def _close(self, loan: Loan, now: float, cause: Cause, why: str) -> Loan:
+        ended = replace(loan, state=State.ENDED, ended=max(now, loan.decided), cause=cause, why_ended=why)
+        self.open.pop(loan.job_id, None)
+        self._unsaved[_identity(ended)] = ended
+        self._remember(ended)
+        return ended
+
+    def _remember(self, loan: Loan) -> None:
+        past = self.past.get(loan.job_id, Past())
+        called = loan.cause in (Cause.RECLAIM, Cause.FORECAST) and loan.started is not None
+        ended = loan.ended or loan.decided
+        self.past[loan.job_id] = Past(past.hits + called, max(past.restart, loan.restart), max(past.ended, ended))
+        if called and loan.gpu:
+            self.reclaimed[loan.gpu] = max(self.reclaimed.get(loan.gpu, 0.0), ended)
+
+
+def _new(row: JobRow, profile: Profile, now: float, why: str) -> Loan:
+    return Loan(
+        job_id=row.job_id,
+        restart=row.restarts,
+        decided=now,
+        profile=profile.name,
+        state=State.RELEASED,
+        why=why,
+        uid=row.uid,
+        user=row.user,
+        account=row.account,
+        partition=row.partition,
+    )
+
+
+def _identity(loan: Loan) -> tuple[int, int, float]:
+    return loan.job_id, loan.restart, loan.decided

@@ -1,0 +1,156 @@
+"""What is known of training jobs beside what Slurm shows: how fast they are on each slice, and what stopping costs.
+
+Speeds are relative to the whole GPU. They come from the predictor where the job names a model that it knows, else from
+what training of slices does on the whole (`policy.lendable.usual_speed`); what a job itself achieved on a profile
+stands above both and moves the rest with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from slurm_migbatch.cosched.ledger import Sight
+from slurm_migbatch.cosched.look import Costs, Run
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.policy.lendable import usual_speed, within
+from slurm_migbatch.workload.loans import LoanHints
+
+Predict = Callable[[LoanHints, str], Mapping[Profile, float]]
+"""Speeds of a model on the slices that hold it, for the partitions of a job; empty where it is not known."""
+
+_FUTURE_S: Final = 60.0
+_MOST_S: Final = 86_400.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run last said: its newest complete checkpoint (unix s), how long that took (s), its rate (items/s)."""
+
+    checkpoint: float | None = None
+    ckpt_s: float | None = None
+    rate: float | None = None
+
+
+def report_of(event: Mapping[str, Any], now: float) -> tuple[Run, Report] | None:
+    """A `progress` event; None where it names no run. What cannot be is left out: the job wrote it."""
+    job, restart = event.get("job"), event.get("restart", 0)
+    if type(job) is not int or type(restart) is not int:
+        return None
+    checkpoint = _number(event.get("checkpoint"), now + _FUTURE_S)
+    took, rate = _number(event.get("ckpt_s"), _MOST_S), _number(event.get("throughput_per_s"), 1e9)
+    return (job, restart), Report(checkpoint, took, rate)
+
+
+class Trainees:
+    """Keeps what is known of jobs, for as long as Slurm lists them."""
+
+    def __init__(self, predict: Predict, restart_s: float, checkpoint_s: float) -> None:
+        """`restart_s`, `checkpoint_s`: what is assumed of a job that has told nothing."""
+        self._predict = predict
+        self._restart_s, self._checkpoint_s = restart_s, checkpoint_s
+        self._reports: dict[Run, Report] = {}
+        self._achieved: dict[int, dict[Profile, float]] = {}
+        self._geometries: tuple[Geometry, ...] = ()
+        self._usual: dict[LoanHints, Mapping[Profile, float]] = {}
+        self._predicted: dict[tuple[LoanHints, str], Mapping[Profile, float]] = {}
+
+    # -- what comes in ---------------------------------------------------------------------------------------------
+
+    def gpus(self, geometries: Iterable[Geometry]) -> None:
+        """The kinds of GPUs that there are."""
+        now = tuple(dict.fromkeys(geometries))
+        if now != self._geometries:
+            self._geometries = now
+            self._usual.clear()
+            self._predicted.clear()
+
+    def forget_predictions(self) -> None:
+        """Another model is current, or the site has changed."""
+        self._predicted.clear()
+
+    def report(self, run: Run, report: Report) -> None:
+        """A run has said something; a field that it left out stays as it was."""
+        before = self._reports.get(run, Report())
+        told = {name: value for name, value in vars(report).items() if value is not None}
+        self._reports[run] = replace(before, **told)
+
+    def achieved(self, job: int, profile: Profile, rate: float) -> None:
+        """A job did so many of its items a second on such a slice."""
+        self._achieved.setdefault(job, {})[profile] = rate
+
+    def look(self, sights: Mapping[int, Sight], held: Mapping[Run, Profile]) -> None:
+        """Slurm's list of now, and the profile of each run; jobs that are gone are forgotten."""
+        for run, report in list(self._reports.items()):
+            sight = sights.get(run[0])
+            if sight is None or sight.row.restarts > run[1]:
+                del self._reports[run]
+            elif report.rate is not None and run in held:
+                self.achieved(run[0], held[run], report.rate)
+        for job in [job for job in self._achieved if job not in sights]:
+            del self._achieved[job]
+        if len(self._usual) > 10_000 or len(self._predicted) > 10_000:
+            self._usual.clear()
+            self._predicted.clear()
+
+    # -- what is asked ---------------------------------------------------------------------------------------------
+
+    def checkpoints(self) -> dict[Run, float]:
+        """The newest complete checkpoint of each run that has told of one."""
+        return {run: report.checkpoint for run, report in self._reports.items() if report.checkpoint is not None}
+
+    def speeds(self, sight: Sight) -> Mapping[Profile, float]:
+        """Of each profile that the job may have, its speed relative to the whole GPU."""
+        expected = self._expected(sight)
+        own = {p: rate for p, rate in self._achieved.get(sight.row.job_id, {}).items() if expected.get(p, 0.0) > 0}
+        if not own:
+            return expected
+        scale = math.exp(math.fsum(math.log(rate / expected[p]) for p, rate in own.items()) / len(own))
+        return {p: own[p] / scale if p in own else speed for p, speed in expected.items()}
+
+    def costs(self, sight: Sight, now: float) -> Costs:
+        """What stopping the job now costs it."""
+        report = self._reports.get((sight.row.job_id, sight.row.restarts), Report())
+        took = report.ckpt_s if report.ckpt_s is not None else self._checkpoint_s
+        saved = max(report.checkpoint or 0.0, sight.row.start or now)
+        return Costs(self._restart_s + (took if sight.hints.signal else 0.0), max(0.0, now - saved))
+
+    def left_s(self, sight: Sight, now: float) -> float:
+        """Seconds on the whole GPU that its time limit leaves a running job at most; infinite where nothing does."""
+        row = sight.row
+        if row.time_limit_s is None or row.start is None or sight.hints.slice is None or not row.active:
+            return math.inf
+        speed = self.speeds(sight).get(sight.hints.slice, 0.0)
+        return max(0.0, row.start + row.time_limit_s - now) * speed
+
+    def _expected(self, sight: Sight) -> Mapping[Profile, float]:
+        hints = replace(sight.hints, slice=None)
+        key = hints, sight.row.partition
+        if hints.model is not None:
+            if key not in self._predicted:
+                told = self._predict(hints, sight.row.partition)
+                may = {p for geometry in self._geometries for p in within(geometry, hints.min, hints.max)}
+                self._predicted[key] = {p: speed for p, speed in told.items() if p in may and speed > 0}
+            if self._predicted[key]:
+                return self._predicted[key]
+        if hints not in self._usual:
+            self._usual[hints] = self._unknown(hints)
+        return self._usual[hints]
+
+    def _unknown(self, hints: LoanHints) -> dict[Profile, float]:
+        found: dict[Profile, float] = {}
+        for geometry in self._geometries:
+            for profile in within(geometry, hints.min, hints.max):
+                if hints.mem_mib is None or geometry.info(profile).memory_mib >= hints.mem_mib:
+                    speed = usual_speed(geometry, profile)
+                    found[profile] = min(found.get(profile, speed), speed)
+        return found
+
+
+def _number(value: Any, most: float) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value) if 0 <= value <= most else None
