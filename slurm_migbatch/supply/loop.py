@@ -19,7 +19,7 @@ from slurm_migbatch.supply.advertiser import Advertised, Advertiser, Plans, Publ
 from slurm_migbatch.supply.audit import Excess, audit
 from slurm_migbatch.supply.demand import GRES, could_run, demands, profiles, slices
 from slurm_migbatch.supply.known import KnownGpu
-from slurm_migbatch.supply.model import Mode, Node, Plan, Reservation
+from slurm_migbatch.supply.model import Demand, Mode, Node, Plan, Reservation
 from slurm_migbatch.supply.planner import Planner
 from slurm_migbatch.supply.view import NodeFacts, NodesView
 
@@ -149,6 +149,7 @@ class SupplyLoop:
         self._hasten: set[int] = set()
         self._gpus: dict[str, KnownGpu] = {}
         self._plan: Plan | None = None
+        self._wanted: Sequence[Demand] = ()
         self._jobs: dict[int, JobRow] = {}
 
     def recall(self, told: Mapping[str, Mapping[str, int]]) -> None:
@@ -188,7 +189,7 @@ class SupplyLoop:
         nodes = self._nodes(by_name, jobs, now, notes)
         wanted = demands(jobs, rows, nodes.keys(), now, self._avoided(now))
         plan = self._planner.plan(list(nodes.values()), wanted, now, self._reservations, self.settings.preference)
-        self._plan, self._jobs = plan, {row.job_id: row for row in jobs}
+        self._plan, self._wanted, self._jobs = plan, wanted, {row.job_id: row for row in jobs}
         self._reservations = plan.reservations
         self._watch(plan, jobs, now)
         planned = self._clock.monotonic()
@@ -227,6 +228,11 @@ class SupplyLoop:
                 "advertise": self._clock.monotonic() - planned,
             },
         )
+
+    @property
+    def latest(self) -> tuple[Plan, Sequence[Demand]] | None:
+        """The plan of the last round and the demands that it was made for; None before the first."""
+        return None if self._plan is None else (self._plan, self._wanted)
 
     # -- for `migbatch why` ------------------------------------------------------------------------------------
 
