@@ -1,9 +1,10 @@
 """What Slurm granted a job, as the submit filter leaves it at the end of the job's comment.
 
 The marker `[mig:2g.20gb:1,1g.10gb:2#7fq3k]` says: on each node one 2g.20gb and two 1g.10gb; `7fq3k` names the decision
-record and may be missing. Profiles are in GRES spelling. Root's hooks read this from a text that users influence, so
-only one form is accepted and everything else is refused: at most 8 parts, each profile once, counts 1 to 64, ASCII, at
-the very end, after a space or at the beginning, and only one marker in the whole comment.
+record and may be missing. Profiles are in GRES spelling. `[mig:guest:1]` is the only other one: a place beside another
+job of the same user, on the slice that the node's plan names. Root's hooks read this from a text that users influence,
+so only these forms are accepted and everything else is refused: at most 8 parts, each profile once, counts 1 to 64,
+ASCII, at the very end, after a space or at the beginning, and only one marker in the whole comment.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from slurm_migbatch.mig._frozen import Frozen
 from slurm_migbatch.mig.profile import SUFFIXES, Profile
 
 MARKER_OPEN = "[mig:"
+GUEST = "guest"
 MAX_PARTS = 8
 MAX_COUNT = 64
 
 _OPEN = MARKER_OPEN.encode()
 _PART = rb"[1-9][0-9]?g\.(?:0|[1-9][0-9]{0,3})gb(?:\.me\.all|\.me|\.gfx|-me)?:[1-9][0-9]?"
-_MARKER = re.compile(rb"(?:\A|(?<= ))\[mig:(" + _PART + rb"(?:," + _PART + rb"){0,7})(?:#([0-9a-z]{1,16}))?\]\Z")
+_GUEST = f"{GUEST}:1".encode()
+_PARTS = _PART + rb"(?:," + _PART + rb"){0,7}"
+_MARKER = re.compile(rb"(?:\A|(?<= ))\[mig:(" + _GUEST + rb"|" + _PARTS + rb")(?:#([0-9a-z]{1,16}))?\]\Z")
 _DECISION = re.compile(r"[0-9a-z]{0,16}", re.ASCII)
 
 
@@ -29,17 +33,23 @@ class GrantError(ValueError):
 
 
 class Grant(Frozen):
-    """How many slices of which profile a job has on each of its nodes, and the decision that led to it."""
+    """How many slices of which profile a job has on each of its nodes, and the decision that led to it.
 
-    __slots__ = ("decision", "parts")
+    A `guest` has none of its own (`parts` is empty), but a place on one slice beside another job.
+    """
+
+    __slots__ = ("decision", "guest", "parts")
 
     parts: tuple[tuple[Profile, int], ...]
     decision: str
+    guest: bool
 
-    def __init__(self, parts: Iterable[tuple[Profile, int]], decision: str = "") -> None:
+    def __init__(self, parts: Iterable[tuple[Profile, int]], decision: str = "", guest: bool = False) -> None:
         """Raises GrantError where the marker could not be read back."""
         listed = tuple([(Profile(*profile), count) for profile, count in parts])
-        if not 1 <= len(listed) <= MAX_PARTS:
+        if guest and listed:
+            raise GrantError("a guest has no slices of its own")
+        if not guest and not 1 <= len(listed) <= MAX_PARTS:
             raise GrantError(f"a grant has 1 to {MAX_PARTS} different profiles, not {len(listed)}")
         for profile, count in listed:
             if not (1 <= profile.compute <= 99 and 0 <= profile.memory_gb <= 9999 and profile.suffix in SUFFIXES):
@@ -50,18 +60,22 @@ class Grant(Frozen):
             raise GrantError("a grant names each profile once")
         if not _DECISION.fullmatch(decision):
             raise GrantError("a decision is named by at most 16 of 0-9 and a-z")
-        self._init(parts=listed, decision=decision)
+        self._init(parts=listed, decision=decision, guest=guest)
 
     @property
     def marker(self) -> str:
         """`[mig:2g.20gb:1,1g.10gb:2#7fq3k]`."""
-        listed = ",".join(f"{profile.gres_type}:{count}" for profile, count in self.parts)
+        listed = ",".join(f"{kind}:{count}" for kind, count in self._kinds)
         return f"{MARKER_OPEN}{listed}{'#' if self.decision else ''}{self.decision}]"
 
     @property
     def gres(self) -> str:
         """The request as Slurm takes it, `mig:2g.20gb:1,mig:1g.10gb:2`."""
-        return ",".join(f"mig:{profile.gres_type}:{count}" for profile, count in self.parts)
+        return ",".join(f"mig:{kind}:{count}" for kind, count in self._kinds)
+
+    @property
+    def _kinds(self) -> list[tuple[str, int]]:
+        return [(GUEST, 1)] if self.guest else [(profile.gres_type, count) for profile, count in self.parts]
 
     @property
     def profiles(self) -> tuple[Profile, ...]:
@@ -70,8 +84,8 @@ class Grant(Frozen):
 
     @property
     def total(self) -> int:
-        """Slices on each node."""
-        return sum(count for _, count in self.parts)
+        """Slices on each node, a shared one included."""
+        return sum(count for _, count in self._kinds)
 
     def attach(self, comment: str) -> str:
         """The comment with this grant's marker at its end; raises GrantError where it already holds one."""
@@ -82,13 +96,13 @@ class Grant(Frozen):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Grant):
             return NotImplemented
-        return self.parts == other.parts and self.decision == other.decision
+        return (self.parts, self.decision, self.guest) == (other.parts, other.decision, other.guest)
 
     def __hash__(self) -> int:
-        return hash((self.parts, self.decision))
+        return hash((self.parts, self.decision, self.guest))
 
-    def __reduce__(self) -> tuple[type[Grant], tuple[tuple[tuple[Profile, int], ...], str]]:
-        return (Grant, (self.parts, self.decision))
+    def __reduce__(self) -> tuple[type[Grant], tuple[tuple[tuple[Profile, int], ...], str, bool]]:
+        return (Grant, (self.parts, self.decision, self.guest))
 
     def __repr__(self) -> str:
         return f"Grant({self.marker!r})"
@@ -107,11 +121,14 @@ def parse_comment(comment: bytes | str) -> Grant | None:
     match = _MARKER.match(raw, raw.find(_OPEN))
     if found > 1 or match is None:
         raise GrantError("the job's comment holds a MIG marker that the submit filter did not write")
+    decision = (match[2] or b"").decode("ascii")
+    if match[1] == _GUEST:
+        return Grant((), decision, guest=True)
     parts = []
     for part in match[1].decode("ascii").split(","):
         name, _, count = part.rpartition(":")
         parts.append((Profile.parse(name), int(count)))
-    return Grant(parts, (match[2] or b"").decode("ascii"))
+    return Grant(parts, decision)
 
 
 def strip(comment: str) -> str:

@@ -58,6 +58,9 @@ def account(
 def _offered(grant: Grant, plan: Plan, taken: Mapping[Site, Sequence[Slice]]) -> str:
     if not plan.version:
         return "the controller has told this node no plan"
+    if grant.guest:
+        places = [f"job {job} beside job {s.host[0]} on {s.slot} of {s.gpu[:12]}" for job, s in plan.guests.items()]
+        return f"plan {plan.version} has as guests {', '.join(places) if places else 'nobody'}"
     found = []
     for profile in dict.fromkeys(grant.profiles):
         slots = []
@@ -82,7 +85,7 @@ def _told(row: Slice, users: Mapping[tuple[int | None, int | None], str], planne
     if row.state == "intent":
         text = f"{row.slot} being made for {job}"
     elif row.state == "held":
-        text = f"{row.slot} by {job}"
+        text = f"{row.slot} by {job}" + (" as a guest" if row.beside is not None else "")
     elif row.state == "evict":
         return f"{row.slot} being destroyed"
     else:

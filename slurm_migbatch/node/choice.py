@@ -39,7 +39,7 @@ class View(NamedTuple):
 class Claim(NamedTuple):
     """One place for one slice. `warm` is the idle instance that will be used as it is; `evict` goes before.
 
-    `planned` says whether the plan had this slot for this profile.
+    `planned` says whether the plan had this slot for this profile. `host` is who has the slice, where it is shared.
     """
 
     gpu: str
@@ -47,6 +47,7 @@ class Claim(NamedTuple):
     warm: Slice | None
     evict: tuple[Slice, ...]
     planned: bool = False
+    host: Slice | None = None
 
 
 def claim(

@@ -36,6 +36,8 @@ def gather(paths: Paths, run: Run, pieces: Sequence[Slice]) -> Figures:
             report = progress.understand(content, started, ended=True)
     except (progress.ProgressError, OSError):
         pass
+    if any(piece.shared for piece in pieces):
+        return Figures(report)  # the driver tells of a slice, not of the two jobs on it
     peak = peaks.load(paths.run).get((run.job, run.restart))
     memory = None if peak is None else peak.believable(time.time() - started)
     return Figures(report, memory)

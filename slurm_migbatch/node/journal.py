@@ -11,6 +11,12 @@ Life of a slice's row:
 
 `intent` and `evict` are in flight: they belong to an owner (`owner.py`) and are void once it is dead. Several intents,
 also of several owners, may lie across one `evict`; the first of them that has the GPU's lock destroys what is there.
+
+A slice may have a second holder: a row of its own for the same slot, `beside` the first one's, intent -> held. It makes
+no instance and opens no device. Where the first holder leaves, the second takes over its row (`leave`); the slice is
+free when nobody is left. That there are never more than two, both of one user, holds whoever writes: triggers see to it
+(an agent of the release before may still have the file open while this one is being installed).
+
 Life of a run:
 starting -> running -> ending -> ended, or misfit -> ended.
 """
@@ -37,7 +43,7 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.node import effects
 
 NAME = "journal.db"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 APPLICATION_ID = 0x4D494742  # "MIGB"
 KEEP_RUNS_S = 7 * 86400.0
 IN_FLIGHT = ("intent", "evict")
@@ -60,6 +66,24 @@ CREATE TABLE runs (
 CREATE TABLE events (seq INTEGER PRIMARY KEY AUTOINCREMENT, body TEXT NOT NULL);
 """
 
+_SHARING = (
+    "ALTER TABLE slices ADD COLUMN beside INTEGER",
+    "ALTER TABLE slices ADD COLUMN shared INTEGER NOT NULL DEFAULT 0",
+    "CREATE INDEX slices_beside ON slices (beside)",
+    """CREATE TRIGGER slices_guest BEFORE INSERT ON slices WHEN NEW.beside IS NOT NULL AND (NOT EXISTS (
+        SELECT 1 FROM slices h WHERE h.id=NEW.beside AND h.beside IS NULL AND h.state IN ('held','lost')
+        AND h.uid=NEW.uid AND h.gpu=NEW.gpu AND h.profile=NEW.profile AND h.start=NEW.start AND h.size=NEW.size)
+        OR EXISTS (SELECT 1 FROM slices g WHERE g.beside=NEW.beside AND g.id IS NOT NEW.id))
+    BEGIN SELECT RAISE(ABORT, 'a slice is shared with its holder, and by one user only'); END""",
+    """CREATE TRIGGER slices_host BEFORE INSERT ON slices WHEN EXISTS (
+        SELECT 1 FROM slices g WHERE g.beside=NEW.id AND (NEW.state NOT IN ('held','lost') OR g.uid IS NOT NEW.uid
+        OR g.gpu<>NEW.gpu OR g.profile<>NEW.profile OR g.start<>NEW.start OR g.size<>NEW.size))
+    BEGIN SELECT RAISE(ABORT, 'the slice has a second holder'); END""",
+    """CREATE TRIGGER slices_gone BEFORE DELETE ON slices WHEN EXISTS (SELECT 1 FROM slices WHERE beside=OLD.id)
+    BEGIN SELECT RAISE(ABORT, 'the slice has a second holder'); END""",
+)
+"""From schema 1 to 2. Rows are only ever written by INSERT OR REPLACE, so there is no trigger on UPDATE."""
+
 
 class JournalError(RuntimeError):
     """The journal cannot be used: full disk, read-only, or of a newer release. The message says which."""
@@ -74,7 +98,11 @@ class Overlap(AssertionError):
 
 
 class Slice(NamedTuple):
-    """One row of `slices`. `uid` of an idle row is its last user; `cap_gi` and `cap_ci` are capability minors."""
+    """One row of `slices`. `uid` of an idle row is its last user; `cap_gi` and `cap_ci` are capability minors.
+
+    `beside` is the id of the first holder's row where this is a second holder's; `shared` says that this holder has had
+    company, if only for a while.
+    """
 
     gpu: str
     slot: Slot
@@ -92,6 +120,8 @@ class Slice(NamedTuple):
     owner: str = ""
     since: float = 0.0
     reason: str = ""
+    beside: int | None = None
+    shared: bool = False
     id: int | None = None
 
     @property
@@ -120,6 +150,7 @@ class Slice(NamedTuple):
             ordinal=None,
             owner="",
             warm=False,
+            shared=False,
             since=time.time(),
         )
 
@@ -177,6 +208,8 @@ class Journal:
                 raise JournalError(f"{path} was written by a newer release (schema {version}); update this node")
             if not self._complete():
                 raise Corrupt(f"{path} is damaged: tables are missing")
+            if version < SCHEMA_VERSION:
+                self._migrate()
             status = os.stat(path)
             self._file = (status.st_dev, status.st_ino)
 
@@ -198,6 +231,14 @@ class Journal:
     def _complete(self) -> bool:
         names = {row[0] for row in self._link.execute("SELECT name FROM sqlite_master WHERE type='table'")}
         return {"meta", "slices", "runs", "events"} <= names
+
+    def _migrate(self) -> None:
+        """Bring a journal of the release before up to date, in one transaction and with everything in it."""
+        with self.write():
+            if self._link.execute("PRAGMA user_version").fetchone()[0] < SCHEMA_VERSION:  # nobody else has done it
+                for statement in _SHARING:
+                    self._link.execute(statement)
+                self._link.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
     def check(self) -> None:
         """Look through the whole file; raises Corrupt."""
@@ -251,17 +292,20 @@ class Journal:
         with _errors(self.path):
             rows = self._link.execute(
                 "SELECT gpu,profile,start,size,state,gi,ci,mig_uuid,cap_gi,cap_ci,job,restart,ordinal,uid,warm,owner,"
-                f"since,reason,id FROM slices WHERE {where} ORDER BY gpu,start,id",
+                f"since,reason,beside,shared,id FROM slices WHERE {where} ORDER BY gpu,start,id",
                 tuple(values),
             ).fetchall()
         return [_slice(row) for row in rows]
 
     def put(self, piece: Slice) -> Slice:
-        """Write a new row, or the row with its id. Raises Overlap rather than give a place two owners."""
-        if piece.state in OCCUPYING:
+        """Write a new row, or the row with its id. Raises Overlap rather than give a place two owners.
+
+        A second holder is none that way: what holds for him the triggers enforce, with sqlite3.IntegrityError.
+        """
+        if piece.state in OCCUPYING and piece.beside is None:
             placement = piece.slot.placement
             clash = self.slices(
-                "gpu=? AND start<? AND start+size>? AND id IS NOT ? AND state<>'lost' "
+                "gpu=? AND start<? AND start+size>? AND id IS NOT ? AND state<>'lost' AND beside IS NULL "
                 "AND NOT (state='evict' AND (owner=? OR ?='intent'))",
                 (piece.gpu, placement.end, placement.start, piece.id, piece.owner, piece.state),
             )
@@ -271,11 +315,13 @@ class Journal:
             *(piece.gpu, piece.slot.profile.name, piece.slot.placement.start, piece.slot.placement.size),
             *(piece.state, piece.gi, piece.ci, piece.mig_uuid, piece.cap_gi, piece.cap_ci, piece.job, piece.restart),
             *(piece.ordinal, piece.uid, int(piece.warm), piece.owner, piece.since or time.time(), piece.reason),
+            *(piece.beside, int(piece.shared)),
         )
         with _errors(self.path):
             cursor = self._link.execute(
                 "INSERT OR REPLACE INTO slices (id,gpu,profile,start,size,state,gi,ci,mig_uuid,cap_gi,cap_ci,job,"
-                "restart,ordinal,uid,warm,owner,since,reason) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+                "restart,ordinal,uid,warm,owner,since,reason,beside,shared) "
+                "VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
                 (piece.id, *values),
             )
         return piece._replace(id=cursor.lastrowid)
@@ -284,6 +330,31 @@ class Journal:
         """Delete a row."""
         with _errors(self.path):
             self._link.execute("DELETE FROM slices WHERE id=?", (piece.id,))
+
+    def guest_of(self, piece: Slice) -> Slice | None:
+        """The second holder's row of a slice; None where it has but one."""
+        rows = self.slices("beside=?", (piece.id,))
+        return rows[0] if rows else None
+
+    def leave(self, piece: Slice, state: str = "idle", reason: str = "") -> Slice | None:
+        """The holder of `piece` goes; part of the transaction that is open.
+
+        Who is left has the slice from then on, still in flight if that is how far it got. Where nobody is left the
+        slice goes to `state`. Returns the slice's row; None where that is not touched (a second holder went) or no
+        longer there (it was lost).
+        """
+        if piece.beside is not None:
+            self.drop(piece)
+            return None
+        guest = self.guest_of(piece)
+        if guest is not None:
+            self.drop(guest)
+            heir = guest._replace(gi=piece.gi, ci=piece.ci, mig_uuid=piece.mig_uuid, cap_gi=piece.cap_gi)
+            return self.put(heir._replace(cap_ci=piece.cap_ci, beside=None, shared=True, id=piece.id))
+        if piece.state == "lost":
+            self.drop(piece)
+            return None
+        return self.put(piece.freed(state, reason))
 
     # -- runs --------------------------------------------------------------------------------------------------
 
@@ -342,7 +413,7 @@ class Journal:
 
 def _slice(row: Sequence[Any]) -> Slice:
     slot = Slot(Profile.parse(row[1]), Placement(row[2], row[3]))
-    return Slice._make((row[0], slot, *row[4:14], bool(row[14]), *row[15:]))
+    return Slice._make((row[0], slot, *row[4:14], bool(row[14]), *row[15:19], bool(row[19]), row[20]))
 
 
 @contextmanager
@@ -381,7 +452,7 @@ def _create(path: str) -> None:
             try:
                 link.execute("PRAGMA journal_mode=WAL")
                 statements = "".join(f"{statement};" for statement in _SCHEMA.strip().rstrip(";").split(";"))
-                link.executescript(f"BEGIN; {statements} COMMIT;")
+                link.executescript(f"BEGIN; {statements} {''.join(f'{text};' for text in _SHARING)} COMMIT;")
                 link.execute("INSERT INTO meta VALUES ('journal', ?)", (os.urandom(8).hex(),))
                 link.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
                 link.execute(f"PRAGMA application_id={APPLICATION_ID}")

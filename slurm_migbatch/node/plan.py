@@ -1,9 +1,12 @@
 """The controller's plan as this node last heard it: which slots each GPU is to have. `StateDir/plan.json`.
 
-    {"version": 12, "gpus": {"GPU-...": [["2g.20gb", 0, 2], ...]}, "jobs": {"17": "[mig:2g.20gb:1]"}}
+    {"version": 12, "gpus": {"GPU-...": [["2g.20gb", 0, 2], ...]}, "jobs": {"17": "[mig:2g.20gb:1]"},
+     "guests": {"18": ["GPU-...", "2g.20gb", 0, 2, 17, 0]}}
 
-`jobs` may be missing. Where it names a job, that grant counts, not the one in the job's comment. A plan is advice about
-places: without one, or with a broken one, the node chooses for itself.
+`jobs` and `guests` may be missing. Where `jobs` names a job, that grant counts, not the one in the job's comment.
+`guests` says beside which run a job may have a place, and on which slot: here job 18 beside job 17's run 0. A plan is
+advice about places: without one, or with a broken one, the node chooses for itself; but only what is named in `guests`
+is ever shared.
 """
 
 # Hooks do without pathlib: importing it takes longer than a warm start.
@@ -29,27 +32,41 @@ class PlanError(ValueError):
     """A plan that is not in the form above."""
 
 
+class Shared(NamedTuple):
+    """The slot that a guest shares, and with which run (job and restart count)."""
+
+    gpu: str
+    slot: Slot
+    host: tuple[int, int]
+
+
 class Plan(NamedTuple):
     """Version 0 is no plan at all."""
 
     version: int = 0
     slots: Mapping[str, tuple[Slot, ...]] = {}
     jobs: Mapping[int, Grant] = {}
+    guests: Mapping[int, Shared] = {}
 
 
 def parse(data: object) -> Plan:
     """Check a plan's wire form. Raises PlanError."""
     if not isinstance(data, dict) or type(data.get("version")) is not int or not 0 <= data["version"] < 1 << 62:
         raise PlanError("a plan has a version number")
-    gpus, jobs = data.get("gpus", {}), data.get("jobs", {})
-    if not isinstance(gpus, dict) or not isinstance(jobs, dict):
-        raise PlanError("a plan's gpus and jobs are objects")
+    gpus, jobs, guests = data.get("gpus", {}), data.get("jobs", {}), data.get("guests", {})
+    if not isinstance(gpus, dict) or not isinstance(jobs, dict) or not isinstance(guests, dict):
+        raise PlanError("a plan's gpus, jobs and guests are objects")
     try:
         slots = {str(gpu): tuple([Slot.of(str(p), s, n) for p, s, n in rows]) for gpu, rows in gpus.items()}
         grants = {int(job): parse_comment(str(marker)) for job, marker in jobs.items()}
+        shared = {
+            int(guest): Shared(str(gpu), Slot.of(str(p), s, n), (int(job), int(restart)))
+            for guest, (gpu, p, s, n, job, restart) in guests.items()
+        }
     except (TypeError, ValueError, LayoutError, ProfileError, GrantError) as error:
         raise PlanError(f"a plan with a bad slot or grant: {error}") from None
-    return Plan(data["version"], slots, {job: grant for job, grant in grants.items() if grant is not None})
+    known = {job: grant for job, grant in grants.items() if grant is not None}
+    return Plan(data["version"], slots, known, shared)
 
 
 def load(state_dir: str) -> Plan:

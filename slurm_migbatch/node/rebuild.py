@@ -1,7 +1,8 @@
 """A new journal after the old one was damaged: the driver says what exists, the hand-offs say whose it is.
 
 Hand-offs are root's files in RunDir, so they can be believed. An instance that no hand-off names is idle where nothing
-lives on it and nobody but root may open it; otherwise it is parked, because its owner is unknown.
+lives on it and nobody but root may open it; otherwise it is parked, because its owner is unknown. Of two hand-offs of
+one user that name the same instance the second is a guest's, whoever came first: it makes no difference any more.
 """
 
 from __future__ import annotations
@@ -19,26 +20,37 @@ from slurm_migbatch.node.paths import Paths
 def rebuild(journal: Journal, paths: Paths, gpus: Gpus, caps: Caps, aside: str) -> None:
     """Fill an empty journal. Raises DriverError, JournalError."""
     given = [handoff.load(paths.job, job, restart) for job, restart in sorted(set(handoff.listed(paths.job)))]
-    owners = {piece.mig_uuid: (h, i) for h in given if h is not None for i, piece in enumerate(h.slices)}
+    owners: dict[str, list[tuple[handoff.Handoff, int]]] = {}
+    for h in given:
+        for i, piece in enumerate(h.slices if h is not None else ()):
+            if h is not None:
+                owners.setdefault(piece.mig_uuid, []).append((h, i))
     rows: list[Slice] = []
+    guests: list[Slice] = []
     for gpu in gpus.managed():
         for instance in gpu.instances():
             minors, uid = _devices(caps, gpu.minor, instance)
             row = Slice(gpu.uuid, instance.slot, "idle", since=time.time()).on(instance, minors)
-            known = owners.get(instance.mig_uuid or "")
-            if known is not None:
-                handed, ordinal = known
-                row = row._replace(
-                    state="held", job=handed.job, restart=handed.restart, uid=handed.uid, ordinal=ordinal
-                )
-            elif gpu.processes(instance) or uid != 0:
+            known = owners.get(instance.mig_uuid or "", [])
+            if known and len(known) <= 2 and len({handed.uid for handed, _ in known}) == 1:
+                two = len(known) > 1
+                holders = [
+                    row._replace(state="held", job=h.job, restart=h.restart, uid=h.uid, ordinal=i, shared=two)
+                    for h, i in known
+                ]
+                row = holders[0]
+                guests += holders[1:]
+            elif known or gpu.processes(instance) or uid != 0:
                 row = row._replace(state="zombie", uid=uid, reason="its owner is unknown since the journal was lost")
             rows.append(row)
     with journal.write():
+        ids = {}
         for row in rows:
-            journal.put(row)
+            ids[row.gpu, row.slot] = journal.put(row).id
             if row.state == "zombie":
                 journal.event("zombie", {**row.place, "reason": row.reason})
+        for guest in guests:
+            journal.put(guest._replace(beside=ids[guest.gpu, guest.slot]))
         for found in given:
             if found is not None:
                 state = "running" if found.slices else "misfit"

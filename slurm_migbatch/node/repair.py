@@ -35,7 +35,7 @@ tells TaskProlog, which then sends it back once more instead of letting it run.
 class Repair(NamedTuple):
     """One thing to do on a GPU, with the row and the instance that it concerns."""
 
-    # A method of Repairer: undo, forget, lose, regain, adopt, respect, complete, park, clear, release, guard
+    # A method of Repairer: undo, leave, forget, lose, regain, adopt, respect, complete, park, clear, release, guard
     action: str
     row: Slice | None
     instance: Instance | None
@@ -62,9 +62,12 @@ def diagnose(
 
     `processes` maps instance ids to the processes on them, `exposed` holds the ids whose capability devices are not
     the right user's. Rows in flight of a living owner are left alone, and so is what they cover: what a dead owner was
-    to destroy may be in the way of a living one, which then does that.
+    to destroy may be in the way of a living one, which then does that. What becomes of a slice's second holder follows
+    from what becomes of the first one's row.
     """
-    found: list[Repair] = []
+    joining = [row for row in rows if row.beside is not None and row.state in IN_FLIGHT and not alive(row.owner)]
+    found = [Repair("leave", row, None, "whoever was to share it is gone") for row in joining]
+    rows = [row for row in rows if row.beside is None]
     by_slot = {instance.slot: instance for instance in instances}
     accounted: set[int] = set()
     busy_places = [row.slot.placement for row in rows if row.state in IN_FLIGHT and alive(row.owner)]
@@ -206,7 +209,7 @@ class Repairer:
         by_slot = {i.slot: i for i in instances if i.ci_id is not None}
         for row in rows:
             instance = by_slot.get(row.slot)
-            if row.state not in ("held", "idle", "zombie") or instance is None:
+            if row.state not in ("held", "idle", "zombie") or row.beside is not None or instance is None:
                 continue
             uid = (row.uid or 0) if row.state == "held" else 0
             try:
@@ -221,6 +224,12 @@ class Repairer:
     def _undo(self, gpu: Gpu, row: Slice, instance: Instance, why: str) -> None:
         """Half-done work: what exists becomes idle, whole and closed to everybody."""
         self._settle(gpu, row, instance)
+
+    def _leave(self, gpu: Gpu, row: Slice, instance: None, why: str) -> None:
+        """A second holder that never came to be. If the first one has left meanwhile, the row is no longer this one."""
+        with self._journal.write():
+            for now in self._journal.slices("id=? AND beside=? AND owner=?", (row.id, row.beside, row.owner)):
+                self._journal.leave(now)
 
     def _adopt(self, gpu: Gpu, row: None, instance: Instance, why: str) -> None:
         self._settle(gpu, Slice(gpu.uuid, instance.slot, "idle"), instance, event="create")
@@ -279,13 +288,22 @@ class Repairer:
 
     def _lose(self, gpu: Gpu | None, row: Slice, instance: None, why: str) -> None:
         with self._journal.write():
+            guest = self._journal.guest_of(row)
+            if guest is not None and guest.state in IN_FLIGHT:
+                self._journal.leave(guest)  # its Prolog finds out and looks again
             self._journal.put(row._replace(state="lost", reason=why))
             what = f"job {row.job} run {row.restart}: {row} is gone"
+            if guest is not None and guest.state == "held":
+                self._journal.put(guest._replace(state="lost", reason=why))
+                what += f", and with it what job {guest.job} shared"
             self._journal.event("fault", {"gpu": row.gpu, "what": what, "action": "noted", "drain": False})
 
     def _regain(self, gpu: Gpu, row: Slice, instance: Instance, why: str) -> None:
         with self._journal.write():
             row = self._journal.put(row.on(instance, (row.cap_gi, row.cap_ci))._replace(state="held", reason=""))
+            guest = self._journal.guest_of(row)
+            if guest is not None:
+                self._journal.put(guest._replace(state="held", reason=""))
         self._guard(gpu, row, instance, why)
 
     def _respect(self, gpu: Gpu, row: None, instance: Instance, why: str) -> None:
@@ -314,10 +332,13 @@ class Repairer:
                 )
 
     def _runs_on(self, row: Slice) -> bool:
-        """Whether the run that held the slice when it was looked at still does, and nobody has begun to end it."""
-        runs = self._journal.runs("job=? AND restart=? AND state='running'", (row.job, row.restart))
-        mine = self._journal.slices("id=? AND state='held' AND job=? AND restart=?", (row.id, row.job, row.restart))
-        return bool(runs and mine)
+        """Whether the slice is still its user's: held since it was looked at, and a holder's end has not begun.
+
+        Where two share it and one has gone, the other counts.
+        """
+        values = row.id, row.id, row.mig_uuid, row.uid
+        held = self._journal.slices("(id=? OR beside=?) AND state='held' AND mig_uuid IS ? AND uid IS ?", values)
+        return any(self._journal.runs("job=? AND restart=? AND state='running'", (r.job, r.restart)) for r in held)
 
     # -- steps that the hooks use too ------------------------------------------------------------------------------
 
@@ -418,6 +439,8 @@ class Repairer:
         for row in self._journal.slices():
             if row.gpu in present or row.state == "lost" or (row.state in IN_FLIGHT and owner.alive(row.owner)):
                 continue
+            if row.beside is not None and row.state == "held":
+                continue  # lost with the first holder's
             done.append(f"{row}: its GPU is not there or has MIG off")
             if not dry:
                 (self._lose if row.state == "held" else self._forget)(None, row, None, "its GPU is gone")
@@ -426,45 +449,65 @@ class Repairer:
     def finish(self, run: Run) -> list[str]:
         """The second half of a release: caps back to root, hand-off void, slices idle, the run ended.
 
-        The run must be `ending` in the journal already. Returns what went wrong, as sentences; a slice whose devices
+        The run must be `ending` in the journal already, so that nobody begins to share its slices any more. A slice
+        that is shared stays open, to the other holder. Returns what went wrong, as sentences; a slice whose devices
         could not be taken back is parked.
         """
-        pieces = self._journal.slices("job=? AND restart=?", (run.job, run.restart))
-        failed: dict[int | None, str] = {}
-        for piece in pieces:
-            minors = [minor for minor in (piece.cap_gi, piece.cap_ci) if minor is not None]
-            if piece.state == "held" and minors:
-                try:
-                    self._caps.assign(minors, 0)
-                except CapsError as error:
-                    failed[piece.id] = str(error)
+        pieces = self._pieces(run)
+        closed = self._close(pieces, {})
         if pieces:
             ended = "it was requeued and came back before this node could prepare for it"
             handoff.write(self._paths.job, handoff.Handoff(run.job, run.restart, run.uid, (), ended))
         else:
             handoff.remove(self._paths.job, run.job, run.restart)
         achieved = figures.gather(self._paths, run, pieces)
-        told = [
-            piece.told
-            for piece in sorted(pieces, key=lambda piece: piece.ordinal or 0)
-            if piece.state in ("held", "lost")
-        ]
+        while (problems := self._end(run, achieved, closed)) is None:
+            closed = self._close(self._pieces(run), closed)  # the other holder of a slice has left meanwhile
+        progress.remove(self._paths.progress, run.job, run.restart)
+        return problems
+
+    def _pieces(self, run: Run) -> list[Slice]:
+        return self._journal.slices("job=? AND restart=?", (run.job, run.restart))
+
+    def _close(self, pieces: Iterable[Slice], closed: Mapping[int | None, str]) -> dict[int | None, str]:
+        """Take the devices of slices back that nobody else holds; by row what is closed, and what went wrong."""
+        done = dict(closed)
+        for piece in pieces:
+            if piece.id in done or not self._sole(piece):
+                continue
+            minors = [minor for minor in (piece.cap_gi, piece.cap_ci) if minor is not None]
+            done[piece.id] = ""
+            if minors:
+                try:
+                    self._caps.assign(minors, 0)
+                except CapsError as error:
+                    done[piece.id] = str(error)
+        return done
+
+    def _sole(self, piece: Slice) -> bool:
+        return piece.state == "held" and piece.beside is None and self._journal.guest_of(piece) is None
+
+    def _end(self, run: Run, achieved: figures.Figures, closed: Mapping[int | None, str]) -> list[str] | None:
+        """The end in the journal; None, with nothing done, where a slice is to be freed that was not closed."""
         with self._journal.write():
+            pieces = self._pieces(run)
+            if any(piece.id not in closed and self._sole(piece) for piece in pieces):
+                return None
+            failed = [piece for piece in pieces if closed.get(piece.id) and self._sole(piece)]
             for piece in pieces:
-                if piece.state == "lost":
-                    self._journal.drop(piece)
-                elif piece.state == "held" and piece.id in failed:
-                    zombie = self._journal.put(piece.freed("zombie", failed[piece.id]))
-                    self._journal.event("zombie", {**zombie.place, "reason": failed[piece.id]})
-                elif piece.state == "held":
-                    self._journal.put(piece.freed("idle"))
+                if piece in failed:
+                    zombie = self._journal.put(piece.freed("zombie", closed[piece.id]))
+                    self._journal.event("zombie", {**zombie.place, "reason": closed[piece.id]})
+                elif piece.state in ("held", "lost"):
+                    self._journal.leave(piece)
             self._journal.put_run(run._replace(state="ended", owner="", since=time.time()))
+            told = [p for p in sorted(pieces, key=lambda p: p.ordinal or 0) if p.state in ("held", "lost")]
             if told:
                 achieved.tell(self._journal, run)
-                fields = {"job": run.job, "restart": run.restart, "exit_code": run.exit_code, "slices": told}
-                self._journal.event("stop", fields | {"memory_mib": achieved.memory_mib})
-        progress.remove(self._paths.progress, run.job, run.restart)
-        return [f"{piece}: {failed[piece.id]}" for piece in pieces if piece.id in failed]
+                fields = {"job": run.job, "restart": run.restart, "exit_code": run.exit_code, **_company(told)}
+                fields |= {"slices": [piece.told for piece in told], "memory_mib": achieved.memory_mib}
+                self._journal.event("stop", fields)
+        return [f"{piece}: {closed[piece.id]}" for piece in failed]
 
 
 def boot_id(path: str) -> str:
@@ -513,7 +556,7 @@ def void_all(journal: Journal, paths: Paths) -> None:
 def forget_all(journal: Journal, rows: Iterable[Slice]) -> None:
     """End every run and drop every slice, in the open transaction."""
     held: dict[tuple[int | None, int | None], list[dict[str, object]]] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: row.beside is None):  # second holders first
         if row.state in ("held", "lost"):
             held.setdefault((row.job, row.restart), []).append(row.told)
         journal.drop(row)
@@ -523,6 +566,11 @@ def forget_all(journal: Journal, rows: Iterable[Slice]) -> None:
             fields = {"job": run.job, "restart": run.restart, "exit_code": None, "slices": slices}
             journal.event("stop", fields)
         journal.put_run(run._replace(state="ended", owner="", since=time.time()))
+
+
+def _company(pieces: Iterable[Slice]) -> dict[str, object]:
+    """What a `stop` says of a run that had company: its speed and its memory were not its slice's alone."""
+    return {"shared": True} if any(piece.shared for piece in pieces) else {}
 
 
 def lock_names(gpus: Iterable[Gpu]) -> list[str]:

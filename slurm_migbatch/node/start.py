@@ -9,6 +9,9 @@ The order of things is what makes it safe against SIGKILL at any instant:
 5. One transaction says that the job holds its slices, and spools the event.
 
 Whatever is half done belongs to an owner that is dead afterwards, and `repair.py` undoes it.
+
+A guest (`guest.py`) goes the same way with a claim beside its host's: nothing is made and no device changes hands. If
+the host leaves meanwhile, the claim has become one of the whole slice (`Journal.leave`).
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from slurm_migbatch.mig.driver import Busy, DriverError, Gpu, GpuLost, Instance,
 from slurm_migbatch.mig.grant import Grant
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.node import choice, effects, handoff, owner, plan, progress
+from slurm_migbatch.node import choice, effects, guest, handoff, owner, plan, progress
 from slurm_migbatch.node.account import Site, account
 from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.config import Config
@@ -35,6 +38,9 @@ from slurm_migbatch.node.repair import Repairer, lock_names
 
 ATTEMPTS = 12
 GRACE_S = 2.0
+HOST_TURNS_S = 3.0
+"""How long a guest waits for a host that is starting or ending."""
+HOST_LOOKS_S = 0.05
 
 
 class Misfit(Exception):
@@ -98,7 +104,8 @@ class Starter:
         for _ in range(ATTEMPTS):
             deadline.check(f"giving {env.run} its slices")
             try:
-                claims = self._claim(env, grant, who, barred, lost, deadline)
+                claiming = self._claim_guest if grant.guest else self._claim
+                claims = claiming(env, grant, who, barred, lost, deadline)
             except _Full as full:
                 if not repaired:
                     self._repair_all(deadline)
@@ -173,6 +180,51 @@ class Starter:
         except Overlap as error:
             raise _never(error) from error
 
+    def _claim_guest(
+        self,
+        env: HookEnv,
+        grant: Grant,
+        who: str,
+        barred: set[choice.Place],
+        lost: dict[str, str],
+        deadline: Deadline,
+    ) -> tuple[choice.Claim, ...]:
+        """Claim the place that the plan names for this guest, in one transaction. Raises _Full, Misfit."""
+        until = time.monotonic() + min(HOST_TURNS_S, deadline.remaining / 2)
+        while True:
+            self._mend_abandoned(deadline)
+            gpus = [gpu for gpu in self._gpus.managed() if gpu.uuid not in lost]
+            told = plan.load(self._paths.state_dir)
+            place = told.guests.get(env.job)
+            gpu = next((gpu for gpu in gpus if place is not None and gpu.uuid == place.gpu), None)
+            if place is None or gpu is None:
+                raise Misfit("this node's plan names no slice that it may share", self._account(grant, told, gpus))
+            planned = place.slot in told.slots.get(place.gpu, ())
+            shape = self._gpus.geometry(gpu)
+            with self._journal.write():
+                rows = self._journal.slices("gpu=? AND state<>'lost'", (gpu.uuid,))
+                runs = {(run.job, run.restart): run for run in self._journal.runs("state<>'ended'")}
+                found = guest.verdict(place, env.uid, rows, runs, planned)
+                claims: tuple[choice.Claim, ...] | None = None
+                if found.way is guest.Way.JOIN:
+                    claims = (choice.Claim(place.gpu, place.slot, None, (), planned, found.host),)
+                elif found.way is guest.Way.ALONE and place.slot.profile in shape:
+                    used = tuple({row.slot for row in rows if row.state not in guest.FREE})
+                    idle = tuple([row for row in rows if row.state in guest.FREE])
+                    view = choice.View(gpu.uuid, gpu.index, shape, used, idle, (place.slot,))
+                    others = {(gpu.uuid, slot) for slot in shape.info(place.slot.profile).slots if slot != place.slot}
+                    claims = choice.claim(
+                        [view], [place.slot.profile], env.uid, self._config.warm_reuse, barred | others
+                    )
+                if claims is not None:
+                    self._write_claims(env, grant, who, claims)
+                    return claims
+            if found.way is guest.Way.ALONE:
+                raise _Full(self._account(grant, told, gpus))
+            if found.way is guest.Way.NO or time.monotonic() > until:
+                raise Misfit(found.why, self._account(grant, told, gpus))
+            time.sleep(HOST_LOOKS_S)
+
     def _mend_abandoned(self, deadline: Deadline) -> None:
         """Undo what dead owners left in flight before its places are counted as taken."""
         abandoned = {
@@ -192,6 +244,8 @@ class Starter:
                 if piece.state == "idle":  # else another hook has marked it, and we may wait for that one
                     self._journal.put(piece._replace(state="evict", owner=who))
             base = claim.warm or Slice(claim.gpu, claim.slot, "intent")
+            if claim.host is not None:
+                base = claim.host._replace(id=None, beside=claim.host.id, uid=env.uid, shared=True, reason="")
             self._journal.put(
                 base._replace(
                     state="intent",
@@ -200,7 +254,7 @@ class Starter:
                     ordinal=ordinal,
                     owner=who,
                     since=time.time(),
-                    warm=claim.warm is not None,
+                    warm=claim.warm is not None or claim.host is not None,
                 )
             )
         run = Run(
@@ -246,6 +300,9 @@ class Starter:
         for row in sorted(rows, key=lambda row: row.ordinal or 0):
             deadline.check(f"making {row.slot}")
             gpu = gpus[row.gpu]
+            if row.beside is not None:
+                done.append(self._joined(gpu, row, there[row.gpu]))
+                continue
             instance = self._warm(gpu, row, there[row.gpu]) if row.warm else self._make(gpu, row)
             done.append(self._open(gpu, row, instance, env))
         memory = {row.slot.profile: self._memory(gpus[row.gpu], row.slot.profile) for row in done}
@@ -316,6 +373,14 @@ class Starter:
             raise _Again(None, f"processes still live on {row}")
         return instance
 
+    def _joined(self, gpu: Gpu, row: Slice, there: dict[Slot, Instance]) -> Slice:
+        """The shared slice, if it is there; its devices are the user's already."""
+        instance = there.get(row.slot)
+        if instance is None or instance.mig_uuid != row.mig_uuid:
+            self._repairer.gpu(gpu, Deadline(GRACE_S), have_lock=True)
+            raise _Again(None, f"{row} is not what the journal says")
+        return row
+
     def _make(self, gpu: Gpu, row: Slice) -> Instance:
         start = time.monotonic()
         effects.point("driver create")
@@ -351,7 +416,8 @@ class Starter:
             run = self._journal.runs("job=? AND restart=?", (env.job, restart))[0]
             if run.owner != who:
                 raise JournalError(f"{run} was taken over by another hook")
-            held = tuple([self._journal.put(row._replace(state="held", owner="", since=now)) for row in done])
+            now_rows = [self._as_it_is(row, who) for row in done]
+            held = tuple([self._journal.put(row._replace(state="held", owner="", since=now)) for row in now_rows])
             self._journal.put_run(run._replace(state="running", owner="", since=now))
             started = Started(held, elapsed_ms)
             self._journal.event(
@@ -368,9 +434,30 @@ class Starter:
                     "planned": planned,
                     "elapsed_ms": elapsed_ms,
                     "slices": [row.told for row in held],
+                    **self._company(held),
                 },
             )
         return started
+
+    def _as_it_is(self, row: Slice, who: str) -> Slice:
+        """A claim beside somebody may have become one of the whole slice since it was looked at, or void."""
+        if row.beside is None:
+            return row
+        rows = self._journal.slices("owner=? AND state='intent' AND ordinal IS ?", (who, row.ordinal))
+        if not rows:
+            raise _Again(None, f"{row} was to be shared and is gone")
+        return rows[0]
+
+    def _company(self, held: Sequence[Slice]) -> dict[str, list[int]]:
+        """What a `start` says of a guest: with which run it shares. That one is known to have had company from now on.
+
+        It counts as a guest only where it has company when it starts.
+        """
+        for row in held:
+            for host in self._journal.slices("id=?", (row.beside,)) if row.beside is not None else ():
+                self._journal.put(host._replace(shared=True))
+                return {"beside": [host.job or 0, host.restart or 0]}
+        return {}
 
 
 def _decision(marker: str) -> str:

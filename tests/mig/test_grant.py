@@ -9,7 +9,8 @@ from slurm_migbatch.mig.profile import SUFFIXES, Profile
 
 profiles = st.builds(Profile, st.integers(1, 99), st.integers(0, 9999), st.sampled_from(SUFFIXES))
 parts = st.lists(st.tuples(profiles, st.integers(1, 64)), min_size=1, max_size=8, unique_by=lambda part: part[0])
-grants = st.builds(Grant, parts, st.from_regex(r"\A[0-9a-z]{0,16}\Z"))
+decisions = st.from_regex(r"\A[0-9a-z]{0,16}\Z")
+grants = st.builds(Grant, parts, decisions) | st.builds(Grant, st.just(()), decisions, st.just(True))
 comments = st.text(max_size=200).filter(lambda text: MARKER_OPEN not in text)
 
 WELL_FORMED = [
@@ -27,6 +28,8 @@ WELL_FORMED = [
     "1",
     "64",
     "7fq3k",
+    "guest",
+    "guest:1",
 ]
 ODD = ["\n", "+me", "none", "auto", "0", "65", "001", "[MIG:", "\x00", "\u0661", "\udcff", "[", "$(id)", ";", "'"]
 pieces = st.sampled_from([*WELL_FORMED, *ODD])
@@ -61,6 +64,10 @@ def test_comments_need_not_be_utf8(grant, raw):
 @example("[mig:1g.10gb:1] [mig:1g.10gb:1]")
 @example("[mig:1g.10gb:1,1g.10gb:2]")
 @example("[mig:" + ",".join(f"{i}g.10gb:1" for i in range(1, 10)) + "]")
+@example("[mig:guest:1]")
+@example("[mig:guest:2]")
+@example("[mig:guest:1,1g.10gb:1]")
+@example("[mig:1g.10gb:1,guest:1]")
 @example("[mig:1g.10gb:1#]")
 @example("[mig:1g.10gb:1#ABC]")
 @example("[mig:1g.10gb:1#" + "a" * 17 + "]")
@@ -75,7 +82,7 @@ def test_only_one_well_formed_marker_at_the_end_is_accepted(text):
             if grant is not None:
                 assert text == grant.marker or text.endswith(" " + grant.marker)
                 assert text.count(MARKER_OPEN) == 1
-                assert 1 <= len(grant.parts) <= 8
+                assert 1 <= len(grant.parts) <= 8 or (grant.guest and not grant.parts)
                 assert all(1 <= count <= 64 for _, count in grant.parts)
 
 
@@ -106,6 +113,18 @@ def test_a_long_comment_is_read_quickly_and_a_second_marker_in_it_refused():
     assert parse_comment(filler + " [mig:1g.10gb:1]").total == 1
     with pytest.raises(GrantError):
         parse_comment("[mig:7g.80gb:8] " + filler + " [mig:1g.10gb:1]")
+
+
+def test_a_guest_has_a_place_and_no_slice_of_its_own():
+    grant = parse_comment("finetune [mig:guest:1#7fq3k]")
+    assert grant == Grant((), "7fq3k", guest=True) != Grant((), guest=True)
+    assert (grant.marker, grant.gres, grant.total) == ("[mig:guest:1#7fq3k]", "mig:guest:1", 1)
+    assert grant.profiles == () and grant.guest and not Grant([(Profile(1, 10), 1)]).guest
+    with pytest.raises(GrantError):
+        Grant([(Profile(1, 10), 1)], guest=True)
+    for text in ("[mig:guest:2]", "[mig:guest:1,1g.10gb:1]", "[mig:Guest:1]", "[mig:guest]"):
+        with pytest.raises(GrantError):
+            parse_comment(text)
 
 
 def test_users_cannot_prepare_a_marker():

@@ -163,10 +163,18 @@ class Node:
         there = self.instances()
         rows = [row for row in self.journal.slices() if row.state != "lost"]
         assert not [row for row in rows if row.state in ("intent", "evict")], "something is still in flight"
+        hosts = {row.id: row for row in rows if row.beside is None}
+        guests = [row for row in rows if row.beside is not None]
+        assert len({row.beside for row in guests}) == len(guests), "a slice has three holders"
+        for guest in guests:
+            host = hosts[guest.beside]
+            assert host.state == guest.state == "held" and (host.gpu, host.slot) == (guest.gpu, guest.slot)
+            assert host.uid == guest.uid, "two users hold one slice"
+            assert (host.job, host.restart) != (guest.job, guest.restart)
         assert {(row.gpu, row.slot) for row in rows} == set(there), "journal and driver differ"
-        assert len(rows) == len(there), "a slot has two rows"
+        assert len(hosts) == len(there), "a slot has two rows"
         for gpu in {row.gpu for row in rows}:
-            Layout([row.slot for row in rows if row.gpu == gpu])
+            Layout([row.slot for row in hosts.values() if row.gpu == gpu])
         runs = {(run.job, run.restart): run for run in self.journal.runs()}
         for row in rows:
             instance = there[row.gpu, row.slot]

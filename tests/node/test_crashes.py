@@ -3,14 +3,17 @@
 The number of side effects is found by counting, so a new one is killed too without anybody thinking of it.
 """
 
+import json
 import os
 import signal
 
 import pytest
 from nodes import ALICE, BOB, in_child
 
-from slurm_migbatch.node import exits
+from slurm_migbatch.node import exits, plan
 from slurm_migbatch.node.executor import Executor
+
+GUEST = "[mig:guest:1]"
 
 
 def effects_of(node, scene):
@@ -80,7 +83,62 @@ def rebooted(node):
     return hook_in_child(node, "prolog", 1, "[mig:1g.10gb:1]")
 
 
+def publish(node):
+    """Job 1 may share what job 9 holds."""
+    (row,) = node.slices("held")
+    slot = [row.slot.profile.name, *row.slot.placement]
+    raw = {"version": 7, "gpus": {row.gpu: [slot]}, "guests": {"1": [row.gpu, *slot, 9, 0]}}
+    plan.store(str(node.config.state_dir), json.dumps(raw).encode())
+
+
+def joining(node):
+    node.prolog(9, "[mig:2g.20gb:1]")
+    publish(node)
+    return hook_in_child(node, "prolog", 1, GUEST)
+
+
+def joining_alone(node):
+    """The host has left, and its instance is another's shape by now."""
+    node.prolog(9, "[mig:2g.20gb:1]")
+    publish(node)
+    node.epilog(9)
+    node.prolog(8, "[mig:7g.80gb:1]")
+    node.epilog(8)
+    return hook_in_child(node, "prolog", 1, GUEST)
+
+
+def shared(node):
+    assert node.prolog(1, GUEST)[0] == exits.OK
+    assert {row.job for row in node.slices("held")} == {1, 9}
+
+
+def guest_ending(node):
+    joining(node)
+    shared(node)
+    return hook_in_child(node, "epilog", 1)
+
+
+def host_ending(node):
+    joining(node)
+    shared(node)
+    return hook_in_child(node, "epilog", 9)
+
+
+def last_ending(node):
+    host_ending(node)
+    node.epilog(9)
+    return hook_in_child(node, "epilog", 1)
+
+
+def guest_misfit(node):
+    """Another user's slice."""
+    node.prolog(9, "[mig:7g.80gb:1]")
+    publish(node)
+    return hook_in_child(node, "prolog", 1, GUEST, uid=BOB)
+
+
 SCENES = [cold, warm, evicting, replacing, ending, misfit, rebooted]
+SCENES += [joining, joining_alone, guest_ending, host_ending, last_ending, guest_misfit]
 
 
 def next_hook(node):
@@ -112,6 +170,11 @@ def same_again(node):
         code, line = node.prolog(1, marker, uid=uid)
         assert code == exits.OK, line
         assert len([row for row in node.slices("held") if row.job == 1]) == 2
+    if node.scene in (joining, joining_alone):
+        code, line = node.prolog(1, GUEST)
+        assert code == exits.OK, line
+        assert [row.slot.profile.name for row in node.slices("held") if row.job == 1] == ["2g.20gb"]
+        node.check()
     node.epilog(1)
     node.epilog(1)
     node.epilog(9)

@@ -241,7 +241,7 @@ def test_a_hook_that_is_killed_at_any_moment_leaves_the_waiting_one_its_claim(ma
         node = many_nodes(name=f"k{k}")
         claiming(node)
         node.forget_executor()
-        first, stopped = stopping_child(node, "[mig:4g.40gb:1]", k)
+        first, stopped = stopping_child(node, node.env("prolog", 1, "[mig:4g.40gb:1]"), k)
         found = []
 
         def work(node=node, found=found):
@@ -279,8 +279,8 @@ def test_a_hook_that_is_killed_at_any_moment_leaves_the_waiting_one_its_claim(ma
     assert k > 5
 
 
-def stopping_child(node, marker, k):
-    """Job 1's Prolog in a child that stops itself before its k-th effect; its id, and whether it got there."""
+def stopping_child(node, env, k):
+    """A hook in a child that stops itself before its k-th effect; the child's id, and whether it got there."""
     pid = os.fork()
     if pid == 0:
         count = 0
@@ -293,7 +293,7 @@ def stopping_child(node, marker, k):
 
         effects.hook = hook
         try:
-            Executor(node.config).run(node.env("prolog", 1, marker))
+            Executor(node.config).run(env)
         finally:
             os._exit(0)
     status = os.waitpid(pid, os.WUNTRACED)[1]
