@@ -254,7 +254,9 @@ class DispatchConfig:
     arrays: bool = key(
         True, "Let the number of running tasks of arrays with deadline= and items= follow what the deadline needs."
     )
+    dry_run: bool = key(False, "Only record what would be done (`migacct`, the log); no job is changed.")
     every_s: float = key(5.0, "Least seconds between two looks at what waits.", between(0.1, 3600))
+    hold_s: float = key(60.0, "Seconds for which a job keeps the profile that it was given.", between(0, 86400))
 
 
 @dataclass(frozen=True)
