@@ -210,6 +210,9 @@ class LendingConfig:
         0.95, "Probability with which inference is to find room during those seconds.", between(0.5, 0.9999)
     )
     forecast_days: int = key(14, "Days of history that the forecast of inference looks at.", between(1, 366))
+    day_s: float = key(
+        86400.0, "Length of such a day in seconds; less only where a day is replayed in less time.", between(60, 86400)
+    )
     grace_s: float = key(
         60.0, "Seconds that a job with signal= has for its checkpoint when its slice is needed.", between(0, 3600)
     )
