@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import func, select
@@ -13,6 +13,7 @@ from slurm_migbatch.profiling.measurement import COLUMNS, Measurement
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.decisions import record_decision
 from slurm_migbatch.store.models import MeasuredPoint, NodeEvent, Run
+from slurm_migbatch.store.work import Past, TaskRun, array_runs, past_work
 
 #: of the creates and destroys, only the newest matter: what lies idle where is a preference, not a fact to rely on
 _NEWEST = 20_000
@@ -77,6 +78,16 @@ class HistoryStore(Store):
             if isinstance(payload, dict):
                 found.setdefault(node, []).append({**payload, "kind": kind})
         return found
+
+    def array_runs(self, arrays: Collection[int]) -> dict[int, list[TaskRun]]:
+        """How the tasks of these arrays went that have started."""
+        with self.reading() as connection:
+            return array_runs(connection, arrays)
+
+    def past_work(self, since: float) -> list[Past]:
+        """What slices were used for since that moment (unix seconds), loans left out."""
+        with self.reading() as connection:
+            return past_work(connection, since)
 
 
 def open_history(url: str, *, readonly: bool = False) -> HistoryStore:

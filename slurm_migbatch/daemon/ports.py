@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from slurm_migbatch.slurm.client import SlurmClient
+from slurm_migbatch.store.work import Past, TaskRun
 
 
 class Slurm(SlurmClient, Protocol):
@@ -64,6 +65,15 @@ class Store(Protocol):
 
     def speeds(self, jobs: Collection[int]) -> Sequence[tuple[int, str, float]]:
         """Job, profile and items a second."""
+
+    def decision(self, id: str) -> Mapping[str, Any] | None:
+        """One decision of the submit filter in full."""
+
+    def array_runs(self, arrays: Collection[int]) -> Mapping[int, Sequence[TaskRun]]:
+        """How the tasks of these arrays went that have started."""
+
+    def past_work(self, since: float) -> Sequence[Past]:
+        """What slices were used for since that moment (unix seconds), loans left out."""
 
     def close(self) -> None:
         """Let go of the database."""

@@ -1,0 +1,55 @@
+"""What dispatch asks of the record: how tasks of arrays went, and what slices were used for lately."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from sqlalchemy import Connection, func, select
+
+from slurm_migbatch.store.models import Loan, Run
+from slurm_migbatch.store.queries import overlapping
+
+
+class TaskRun(NamedTuple):
+    """One run of a task of an array that has started: unix seconds, and Slurm's word for how it ended."""
+
+    started: float
+    ended: float | None
+    state: str
+
+
+class Past(NamedTuple):
+    """Runs alike: of one bucket (empty: none), with so many slices of `profile` each, and how long they took."""
+
+    bucket: str
+    profile: str
+    slices: int
+    runs: int
+    seconds: float
+
+
+def array_runs(connection: Connection, arrays: Collection[int]) -> dict[int, list[TaskRun]]:
+    """The runs of these arrays' tasks in the order in which they ended, those that go on last."""
+    found: dict[int, list[TaskRun]] = {array: [] for array in arrays}
+    statement = select(Run.array_job, Run.started, Run.ended, Run.state).where(
+        Run.array_job.in_(arrays), Run.started.is_not(None)
+    )
+    for array, started, ended, state in connection.execute(statement):
+        found[array].append(TaskRun(started, ended, state))
+    for runs in found.values():
+        runs.sort(key=lambda run: (run.ended is None, run.ended or run.started))
+    return found
+
+
+def past_work(connection: Connection, since: float) -> list[Past]:
+    """What ended at that moment (unix seconds) or later and was no loan, the most runs first."""
+    lent = select(Loan.id).where(Loan.job_id == Run.job_id, Loan.restart == Run.restart).exists()
+    count, seconds = func.count(), func.avg(Run.ended - Run.started)
+    statement = (
+        select(func.coalesce(Run.bucket, ""), Run.profile, Run.slice_count, count, seconds)
+        .where(overlapping(since, None), Run.ended.is_not(None), Run.started.is_not(None), Run.slice_count > 0, ~lent)
+        .group_by(func.coalesce(Run.bucket, ""), Run.profile, Run.slice_count)
+        .order_by(count.desc(), Run.profile)
+    )
+    return [Past(*row) for row in connection.execute(statement) if row[1] and row[4] is not None]

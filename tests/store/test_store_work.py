@@ -1,0 +1,58 @@
+"""How tasks of arrays went, and what slices were used for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slurm_migbatch.daemon.history import HistoryStore, open_history
+from slurm_migbatch.store.work import Past, TaskRun
+
+
+def store(tmp_path: Path) -> HistoryStore:
+    return open_history(f"sqlite:///{tmp_path}/db")
+
+
+def piece(start: int, profile: str = "1g.10gb") -> dict[str, object]:
+    return {"gpu": "GPU-1", "profile": profile, "start": start, "size": 1, "gi": 1, "ci": 0, "mig_uuid": "MIG-1"}
+
+
+def ran(db: HistoryStore, job: int, began: float, ended: float | None, slices: int = 1, **fields: object) -> None:
+    pieces = [piece(i) for i in range(slices)]
+    common = {"job": job, "restart": 0, "uid": 1, "slices": pieces}
+    seq = 2 * job - 1
+    start = {"seq": seq, "ts": began, "kind": "start", **common}
+    db.upsert_jobs([{"job_id": job, "state": "RUNNING", "submit": began - 1, "start": began, **fields}])
+    db.ingest("n1", f"j{job}", "b", [{**start, "seq": 1}])
+    if ended is not None:
+        db.ingest("n1", f"j{job}", "b", [{**start, "seq": 2, "ts": ended, "kind": "stop", "exit_code": 0}])
+
+
+def test_tasks_of_an_array_come_in_the_order_of_their_ends(tmp_path: Path) -> None:
+    with store(tmp_path) as db:
+        ran(db, 11, 100, 160, array_job=10, array_task="1")
+        ran(db, 12, 100, 130, array_job=10, array_task="2")
+        ran(db, 13, 130, None, array_job=10, array_task="3")
+        ran(db, 14, 100, 110)
+        db.upsert_jobs([{"job_id": 10, "array_job": 10, "array_task": "4-9", "state": "PENDING", "submit": 99.0}])
+        found = db.array_runs([10, 77])
+    assert found[77] == []
+    assert found[10] == [
+        TaskRun(100, 130, "COMPLETED"), TaskRun(100, 160, "COMPLETED"), TaskRun(130, None, "RUNNING")
+    ]  # fmt: skip
+
+
+def test_past_work_is_summed_up_by_what_was_asked_for(tmp_path: Path) -> None:
+    with store(tmp_path) as db:
+        ran(db, 1, 100, 160)
+        ran(db, 2, 100, 120)
+        ran(db, 3, 100, 120, slices=2)
+        ran(db, 4, 10, 20)
+        ran(db, 5, 100, None)
+        assert db.past_work(50.0) == [Past("", "1g.10gb", 1, 2, 40.0), Past("", "1g.10gb:2", 2, 1, 20.0)]
+
+
+def test_loans_are_no_work_of_users_to_plan_for(tmp_path: Path) -> None:
+    with store(tmp_path) as db:
+        ran(db, 1, 100, 160)
+        db.save_loans([{"job_id": 1, "restart": 0, "decided": 99.0, "profile": "1g.10gb", "state": "ended"}])
+        assert db.past_work(50.0) == []
