@@ -150,6 +150,7 @@ class SupplyLoop:
         self._gpus: dict[str, KnownGpu] = {}
         self._plan: Plan | None = None
         self._wanted: Sequence[Demand] = ()
+        self._told: Mapping[str, Node] = {}
         self._jobs: dict[int, JobRow] = {}
 
     def recall(self, told: Mapping[str, Mapping[str, int]]) -> None:
@@ -190,6 +191,7 @@ class SupplyLoop:
         wanted = demands(jobs, rows, nodes.keys(), now, self._avoided(now))
         plan = self._planner.plan(list(nodes.values()), wanted, now, self._reservations, self.settings.preference)
         self._plan, self._wanted, self._jobs = plan, wanted, {row.job_id: row for row in jobs}
+        self._told = nodes
         self._reservations = plan.reservations
         self._watch(plan, jobs, now)
         planned = self._clock.monotonic()
@@ -233,6 +235,11 @@ class SupplyLoop:
     def latest(self) -> tuple[Plan, Sequence[Demand]] | None:
         """The plan of the last round and the demands that it was made for; None before the first."""
         return None if self._plan is None else (self._plan, self._wanted)
+
+    @property
+    def told(self) -> Mapping[str, Node]:
+        """The nodes as the planner of the last round was told of them."""
+        return self._told
 
     # -- for `migbatch why` ------------------------------------------------------------------------------------
 
