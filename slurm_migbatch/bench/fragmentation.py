@@ -116,6 +116,7 @@ def measure(data: Path, seeds: int = 10, say: Callable[[str], None] = lambda tex
         "notes": [
             *notices,
             f"jobs longer than {LONGEST_S / 3600:g} h count as that long; pods of several GPUs are left out",
+            *_ceilings(found),
         ],
         "populations": found,
         "bars": [bar.to_dict() for bar in _bars(found)],
@@ -310,6 +311,22 @@ def _row(name: str, found: Sequence[Outcome], first: Sequence[Outcome]) -> dict[
             if (offered := sum(each.offered_by_class[served] for each in found))
         },
     }
+
+
+def _ceilings(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What a pool without places gains over first fit, to judge the target by: how much places cost at all."""
+    told = []
+    for name, population in found.items():
+        pool = {
+            each["load"]: next(row for row in each["rules"] if row["rule"] == POOL)["gain_jobs"][0]
+            for each in population["loads"]
+        }
+        best = max(pool, key=lambda load: pool[load])
+        told.append(
+            f"{name}: without any fragmentation (the pool) {pool[HEAVY]:+.1%} jobs over first fit at load {HEAVY:g}, "
+            f"{pool[best]:+.1%} at most, at load {best:g}; the bar asks for {GAIN_TARGET - 1:+.0%}"
+        )
+    return told
 
 
 def _bars(found: Mapping[str, Mapping[str, Any]]) -> list[Bar]:
