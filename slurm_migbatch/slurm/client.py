@@ -30,6 +30,23 @@ class SlurmError(RuntimeError):
         self.stderr = stderr
 
 
+class SlurmRefused(SlurmError):
+    """Slurm was asked for several changes and refused some; the others are done.
+
+    Attributes:
+        refused: job id or node name, as it was given -> Slurm's words.
+    """
+
+    def __init__(self, refused: Mapping[str, str], asked: int, command: Sequence[str] = ()) -> None:
+        words = [f"{name}: {why}" for name, why in list(refused.items())[:5]]
+        rest = f"; and {len(refused) - 5} more" if len(refused) > 5 else ""
+        of = f"{len(refused)} of {asked} changes" if asked > 1 else "the change"
+        super().__init__(
+            f"Slurm refused {of}: {'; '.join(words)}{rest}", command, 1, "\n".join(refused.values())[:2000]
+        )
+        self.refused = dict(refused)
+
+
 #: Base states in which a job holds or may still hold its allocation.
 ACTIVE = frozenset(
     {"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING"}
@@ -67,7 +84,8 @@ class JobRow:
     """One job as Slurm shows it. Times are unix seconds.
 
     The tasks of a job array that have not been started yet share one row, of the array's own id, with
-    `array_task` such as "4-400:2%4" and `tasks` their number. `start` of a pending job is Slurm's estimate, if any.
+    `array_task` such as "4-400:2%4" and `tasks` their number; one that was requeued or changed
+    alone has its own row. `start` of a pending job is Slurm's estimate, if any.
     """
 
     job_id: int
@@ -135,6 +153,37 @@ class NodeRow:
         return bool(self.states & {"INVAL", "INVALID_REG"})
 
 
+@dataclass(frozen=True)
+class RpcCount:
+    """How often slurmctld was asked for something, and how many seconds it took for all of that."""
+
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Diag:
+    """slurmctld's statistics of remote procedure calls since its start (or since midnight UTC, or `sdiag --reset`)."""
+
+    types: Mapping[str, RpcCount] = field(default_factory=dict)  # REQUEST_UPDATE_JOB ...
+    users: Mapping[str, RpcCount] = field(default_factory=dict)
+
+    def since(self, before: Diag) -> Diag:
+        """What came since `before`, without what did not come; a reset in between shows as the counts since it."""
+        return Diag(_since(self.types, before.types), _since(self.users, before.users))
+
+
+def _since(now: Mapping[str, RpcCount], before: Mapping[str, RpcCount]) -> dict[str, RpcCount]:
+    grown = {}
+    for name, total in now.items():
+        old = before.get(name, RpcCount(0, 0.0))
+        if old.count > total.count:
+            old = RpcCount(0, 0.0)
+        if total.count > old.count:
+            grown[name] = RpcCount(total.count - old.count, max(0.0, total.seconds - old.seconds))
+    return grown
+
+
 class SlurmClient(Protocol):
     """What the controller asks of Slurm. Every method may raise SlurmError."""
 
@@ -151,17 +200,59 @@ class SlurmClient(Protocol):
         """Set nodes' GRES: node name -> the whole string, such as "mig:1g.10gb:7,mig:none:9".
 
         Other gres of a node (gpu) must be part of the string. Where Slurm refuses some, the rest is still done and
-        the error names those refused.
+        `SlurmRefused` names those refused.
         """
 
     def update_job(self, job_id: int, **fields: str) -> None:
-        """`scontrol update JobId=... Key=value`: keys as scontrol spells them (Gres, Comment, StartTime)."""
+        """`update_jobs` for one job: keys as scontrol spells them (Gres, Comment, StartTime)."""
+
+    def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
+        """`scontrol update JobId=... Key=value ...` of any number of jobs at once.
+
+        Args:
+            updates: job id as Slurm writes it ("123", "123_4", "123_[5-7]") -> keys as scontrol spells them (Gres,
+                Comment, StartTime, ArrayTaskThrottle, TimeLimit) -> value.
+
+        Where Slurm refuses some, the rest is still done and `SlurmRefused` names those refused. Facts (22.05, 24.11,
+        26.05):
+
+        - `Gres` of a pending job keeps its submit and eligible times and its priority, as long as some node lists the
+          new type, be it DOWN. With a type that no node lists the job gets reason BadConstraints and priority 0, and a
+          new place in the queue where it is typed back.
+        - `Gres` of a job that has started, or is being started, is refused ("no longer pending execution").
+        - `Gres` of a job array's own id re-types all tasks that have not started, running ones are left alone without
+          an error; that of "N_4" re-types this task, which then is a row of its own in `jobs`.
+        - A job that was just requeued may be re-typed at once, while it is still COMPLETING.
+        - `ArrayTaskThrottle` counts for the whole array: 0 means no limit.
+        """
 
     def requeue(self, job_id: int) -> None:
-        """Put a running batch job back into the queue. Slurm then delays its start by about two minutes: `hasten`."""
+        """`requeue_all` for one job."""
+
+    def requeue_all(self, job_ids: Iterable[int | str]) -> None:
+        """Put running batch jobs back into the queue. Slurm then delays their start by minutes: `hasten`.
+
+        Nothing happens to a job that waits, is on its way out or has ended: Slurm alone would run one again that has
+        just completed. Where Slurm refuses some (unknown, or not to be requeued), the rest is still done and
+        `SlurmRefused` names those refused.
+        """
 
     def hasten(self, job_id: int) -> None:
         """Drop the start delay of a requeued job that is pending again, but for the two seconds that slurmd needs."""
+
+    def signal(self, job_id: int | str, name: str, full: bool = True) -> None:
+        """`signal_all` for one job."""
+
+    def signal_all(self, job_ids: Iterable[int | str], name: str, full: bool = True) -> None:
+        """Send a signal ("USR1") to running jobs; to those that do not run (any more) nothing is sent, and no error.
+
+        Args:
+            job_ids: of jobs or single array tasks.
+            name: the signal without "SIG".
+            full: to the batch script and all its children as well as to the steps.
+
+        Where Slurm refuses some, the others get theirs and `SlurmRefused` names those refused.
+        """
 
     def hold(self, job_id: int) -> None:
         """Keep a pending job from starting."""
@@ -171,6 +262,9 @@ class SlurmClient(Protocol):
 
     def cancel(self, job_id: int) -> None:
         """End a job for good; one that has gone already is no error."""
+
+    def diag(self) -> Diag:
+        """slurmctld's counts of remote procedure calls."""
 
     def default_partition(self) -> str:
         """The partition of jobs that name none; empty where there is no such."""

@@ -11,7 +11,7 @@ import argparse
 import time
 from pathlib import Path
 
-from slurm_migbatch.slurm.cli import NODES_COMMAND, squeue_command
+from slurm_migbatch.slurm.listing import NODES_COMMAND, squeue_command
 from slurm_migbatch.slurm.versions import parse_version
 from slurm_migbatch.testbed.cluster import Cluster
 

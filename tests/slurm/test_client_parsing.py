@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import stat
 from pathlib import Path
 
@@ -10,14 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.slurm.cli import (
-    SQUEUE_FIELDS,
-    CliClient,
-    count_tasks,
-    parse_jobs,
-    parse_nodes,
-)
-from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, merge_partitions
+from slurm_migbatch.slurm.cli import CliClient
+from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused, merge_partitions
+from slurm_migbatch.slurm.dialog import line
+from slurm_migbatch.slurm.listing import SQUEUE_FIELDS, count_tasks, parse_jobs, parse_nodes
 from slurm_migbatch.slurm.versions import parse_version
 
 ASSETS = Path(__file__).parent / "assets"
@@ -230,20 +227,145 @@ def test_the_callers_environment_does_not_reach_slurm(tools: Path, monkeypatch: 
     assert client.version() == (24, 11)
 
 
-def test_many_updates_are_one_process_and_refusals_are_named(tools: Path) -> None:
-    log = tools / "log"
-    script = f"""
-echo "$@" >> {log}
-if [ "$1" = --quiet ]; then cat >> {log}; exit 1; fi
-case "$*" in *NodeName=bad*) echo Invalid node name >&2; exit 1;; esac
+#: a scontrol that knows its own language: refuses what names "bad", answers what it does not know as Slurm's does
+SCONTROL = """
+request() {
+    case "$*" in
+        *bad*) echo "Invalid node name specified" >&2; status=1;;
+        update*|requeue*) echo "$*" >> LOG;;
+        *) echo "invalid keyword: $1" >&2; status=1;;
+    esac
+}
+status=0
+echo "-- $1" >> LOG
+if [ $# -gt 0 ]; then request "$@"; exit $status; fi
+while read -r line; do
+    [ "$line" = exit ] && exit $status
+    [ "$line" = "update die" ] && exit 1
+    printf "scontrol: %s\\n" "$line"
+    request $line
+done
+exit $status
+"""
+
+
+@pytest.fixture
+def scontrol(tools: Path) -> CliClient:
+    return tool(tools, "scontrol", SCONTROL.replace("LOG", str(tools / "log")))
+
+
+def heard(tools: Path) -> list[str]:
+    return [line for line in (tools / "log").read_text().splitlines() if not line.startswith("--")]
+
+
+def test_many_updates_are_one_process_and_refusals_are_named(tools: Path, scontrol: CliClient) -> None:
+    with pytest.raises(SlurmRefused, match="refused 1 of 3 changes: bad: Invalid node name") as caught:
+        scontrol.set_gres({"n1": "mig:none:1", "n2": "mig:none:1", "bad": "mig:none:2"})
+    assert caught.value.refused == {"bad": "Invalid node name specified"}
+    assert heard(tools) == ["update NodeName=n1,n2 Gres=mig:none:1"]
+    assert scontrol.calls == 1
+
+
+def test_a_node_that_is_refused_does_not_keep_others_from_their_update(tools: Path, scontrol: CliClient) -> None:
+    with pytest.raises(SlurmRefused) as caught:
+        scontrol.set_gres({"n1": "mig:none:1", "bad": "mig:none:1", "n2": "mig:none:1"})
+    assert caught.value.refused == {"bad": "Invalid node name specified"}
+    assert heard(tools) == ["update NodeName=n1 Gres=mig:none:1", "update NodeName=n2 Gres=mig:none:1"]
+
+
+def test_many_jobs_are_one_process_and_the_refused_are_named(tools: Path, scontrol: CliClient) -> None:
+    updates = {str(job): {"Gres": "mig:2g.20gb:1"} for job in range(1, 200)}
+    updates["7"] = {"Gres": "mig:bad:1"}
+    updates["150_4"] = {"Comment": "bad luck", "StartTime": "now+2"}
+    with pytest.raises(SlurmRefused, match="refused 2 of 200 changes") as caught:
+        scontrol.update_jobs(updates)
+    assert set(caught.value.refused) == {"7", "150_4"}
+    assert heard(tools) == [f"update JobId={j} Gres=mig:2g.20gb:1" for j in range(1, 200) if j != 7]
+    assert scontrol.calls == 1
+
+
+def test_a_text_of_a_user_goes_as_one_argument_beside_the_others(tools: Path, scontrol: CliClient) -> None:
+    hostile = 'x" NodeName=n1\tState=DOWN\nupdate NodeName=n1 State=DOWN'
+    scontrol.update_jobs({"1": {"Gres": "mig:none:1"}, "2": {"Comment": hostile}, "3": {"Gres": "mig:none:1"}})
+    log = (tools / "log").read_text()
+    assert log == (
+        "-- \nupdate JobId=1 Gres=mig:none:1\nupdate JobId=3 Gres=mig:none:1\n"
+        f"-- update\nupdate JobId=2 Comment={hostile}\n"
+    )
+
+
+@given(value=st.text(max_size=40))
+def test_what_goes_into_the_dialog_is_one_line_of_plain_words(value: str) -> None:
+    text = line(("update", "JobId=1", f"Comment={value}"))
+    if text is not None:
+        assert text.isascii() and text.isprintable()
+        assert not set(text) & set("\\'`$!&|<>#")
+        assert shlex.split(text) == ["update", "JobId=1", f"Comment={value}"]
+
+
+def test_what_scontrol_did_not_tell_about_is_asked_again(tools: Path) -> None:
+    client = tool(
+        tools,
+        "scontrol",
+        SCONTROL.replace("LOG", str(tools / "log")).replace("update die", "update JobId=2 Gres=mig:none:1"),
+    )
+    client.update_jobs({str(job): {"Gres": "mig:none:1"} for job in (1, 2, 3)})
+    assert heard(tools) == [f"update JobId={job} Gres=mig:none:1" for job in (1, 2, 3)]
+
+
+def test_a_slurmctld_that_is_away_has_refused_nothing(tools: Path) -> None:
+    script = """
+say() { case "$1" in after*) echo "invalid keyword: $1" >&2;; *) echo "Unable to contact slurm controller" >&2;; esac; }
+[ $# -gt 0 ] && say "$@"
+while read -r line; do say $line; done
+exit 1
 """
     client = tool(tools, "scontrol", script)
-    with pytest.raises(SlurmError, match="Invalid node name"):
-        client.set_gres({"n1": "mig:none:1", "n2": "mig:none:1", "bad": "mig:none:2"})
-    lines = log.read_text().splitlines()
-    assert lines[0] == "--quiet"
-    assert lines[1:3] == ["update NodeName=n1,n2 Gres=mig:none:1", "update NodeName=bad Gres=mig:none:2"]
-    assert lines[3:] == ["update NodeName=n1,n2 Gres=mig:none:1", "update NodeName=bad Gres=mig:none:2"]
+    for updates in ({"1": {"Gres": "mig:none:1"}, "2": {"Gres": "mig:none:1"}}, {"1": {"Gres": "mig:none:1"}}):
+        with pytest.raises(SlurmError, match="Unable to contact") as caught:
+            client.update_jobs(updates)
+        assert not isinstance(caught.value, SlurmRefused)
+
+
+@pytest.mark.parametrize("job", ["", "1 2", "1\nshutdown", "1,2", "x", "-1", "1_", "1_[", "1_[1]x", "1;2", "\u0661"])
+def test_no_job_id_reaches_slurm_that_is_none(tools: Path, scontrol: CliClient, job: str) -> None:
+    for ask in (
+        lambda: scontrol.update_jobs({job: {"Gres": "mig:none:1"}}),
+        lambda: scontrol.requeue_all([job]),
+        lambda: scontrol.signal_all([job], "USR1"),
+    ):
+        with pytest.raises(ValueError, match="no job id"):
+            ask()
+    assert scontrol.calls == 0
+
+
+def test_signals_of_gone_jobs_are_no_error_and_refused_ones_are_named(tools: Path) -> None:
+    script = """
+echo "$*" > LOG
+echo "scancel: error: Kill job error on job id 5: Invalid job id specified" >&2
+echo "scancel: error: Kill job error on job id 6: Job/step already completing or completed" >&2
+case "$*" in *7_1*) echo "scancel: error: Kill job error on job id 7_1: Access/permission denied" >&2;; esac
+exit 1
+"""
+    client = tool(tools, "scancel", script.replace("LOG", str(tools / "log")))
+    client.signal_all([5, "6"], "USR1")
+    assert (tools / "log").read_text() == "--full --state=RUNNING --signal=USR1 5 6\n"
+    with pytest.raises(SlurmRefused) as caught:
+        client.signal_all([5, 6, "7_1"], "USR2", full=False)
+    assert caught.value.refused == {"7_1": "Access/permission denied"}
+    assert (tools / "log").read_text() == "--state=RUNNING --signal=USR2 5 6 7_1\n"
+
+
+def test_a_scancel_that_fails_otherwise_is_an_error(tools: Path) -> None:
+    client = tool(tools, "scancel", "echo scancel: error: no slurm.conf >&2; exit 1")
+    with pytest.raises(SlurmError, match=r"no slurm\.conf"):
+        client.signal(5, "USR1")
+
+
+@pytest.mark.parametrize("name", ["", "usr1", "USR1 7", "-9"])
+def test_only_names_of_signals_are_signals(tools: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="is no signal"):
+        CliClient(tools).signal(5, name)
 
 
 @pytest.mark.parametrize("updates", [{"n1": "mig:none:1\nshutdown"}, {"n1 Foo=1": "mig:none:1"}, {"n1": ""}])
@@ -257,6 +379,10 @@ def test_nothing_but_names_and_gres_reaches_scontrol(tools: Path, updates: dict[
 def test_no_updates_are_no_call(tools: Path) -> None:
     client = CliClient(tools)
     client.set_gres({})
+    client.update_jobs({})
+    client.update_jobs({"1": {}})
+    client.requeue_all([])
+    client.signal_all([], "USR1")
     assert client.calls == 0
 
 

@@ -1,0 +1,60 @@
+"""Many requests to one scontrol process, and what became of each.
+
+scontrol without arguments reads requests line by line from its standard input. It tells on stderr what was refused, but
+not always of which request, and its exit status is that of the worst. So a word that is no request stands before,
+between and after the requests; scontrol answers `invalid keyword: WORD` at once, and whatever stands on stderr between
+two such answers belongs to the request between them (seen on 22.05, 24.11 and 26.05).
+
+Debian's scontrol reads its input with readline, for which control characters are editing commands (a tab completes file
+names), and then cuts it into words as a shell does. Only words of plain characters go this way; a request that holds
+anything else is an argument list of a process of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Sequence
+
+#: a request: the words after `scontrol`
+Request = tuple[str, ...]
+
+_PLAIN = re.compile(r"[A-Za-z0-9_.,:;+/%=@()\[\]*~^-]+")
+_SPACED = re.compile(r"([A-Za-z]+)=([A-Za-z0-9_.,:;+/%=@()\[\]*~^ -]*)")
+#: scontrol's line is cut at 4095 bytes where it was built without readline
+_LONGEST = 4000
+
+
+def line(request: Request) -> str | None:
+    """The request as a line for scontrol's standard input; None where it cannot safely be one."""
+    words = []
+    for word in request:
+        if _PLAIN.fullmatch(word):
+            words.append(word)
+        elif match := _SPACED.fullmatch(word):
+            words.append(f'{match[1]}="{match[2]}"')
+        else:
+            return None
+    text = " ".join(words)
+    return text if words and len(text) <= _LONGEST else None
+
+
+class Dialog:
+    """The input for some lines, and the reader of what scontrol says to it."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self._count = len(lines)
+        self._mark = f"after-{secrets.token_hex(6)}-"
+        marks = [f"{self._mark}{number}" for number in range(self._count + 1)]
+        self.stdin = "".join(f"{text}\n" for pair in zip(marks, [*lines, "exit"], strict=True) for text in pair)
+
+    def outcomes(self, stderr: str) -> list[str | None]:
+        """Of each line what scontrol said: "" where it was done, the refusal, None where that cannot be told."""
+        answer = re.compile(rf"^.*{self._mark}(\d+).*$\n?", re.MULTILINE)
+        ends = {int(match[1]): match.span() for match in answer.finditer(stderr)}
+        return [
+            " / ".join(stderr[ends[number][1] : ends[number + 1][0]].split("\n")).strip(" /")
+            if number in ends and number + 1 in ends
+            else None
+            for number in range(self._count)
+        ]
