@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from slurm_migbatch.store.lessons import Lesson
     from slurm_migbatch.store.loans import Speed, Use
     from slurm_migbatch.store.measurements import Added
+    from slurm_migbatch.store.progress import RunProgress
 
 log = logging.getLogger(__name__)
 
@@ -216,6 +217,13 @@ class Store:
 
         with self.reading() as connection:
             return speeds(connection, jobs)
+
+    def job_progress(self, jobs: Collection[int]) -> list[RunProgress]:
+        """Runs of these jobs by their latest reports, each job's in their order."""
+        from slurm_migbatch.store.progress import reports
+
+        with self.reading() as connection:
+            return reports(connection, jobs)
 
     def record_measured(self, job: int, restart: int, figures: Mapping[str, float], by: str = "controller") -> bool:
         """Keep measured figures of a run; False if there is no such run.

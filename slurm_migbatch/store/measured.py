@@ -1,6 +1,7 @@
 """What runs achieved: who says so, what of it can be believed, and how the nodes of a run add up.
 
-`Run.measured_facts` is {"by": {figure: who}, "nodes": {node: its last report}, "p99_ms", "batch", "tasks", "doubts"}.
+`Run.measured_facts` is {"by": {figure: who}, "nodes": {node: its last report}, "p99_ms", "batch", "tasks", "doubts",
+"safe"}; `progress.py` has the last.
 Who is "job" (its own words, `migbatch progress`), "driver" (sampled on the node) or another caller of the store. A user
 can lie about his own jobs; whoever learns from figures may want to weigh that.
 """
@@ -16,7 +17,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from slurm_migbatch.store import clean
+from slurm_migbatch.store import clean, progress
 from slurm_migbatch.store.models import Run
 
 log = logging.getLogger(__name__)
@@ -69,8 +70,12 @@ def keep_report(run: Run, node: str, ts: float, event: Mapping[str, Any]) -> Non
         return
     doubts: list[str] = []
     report = _believed(run, ts, event, doubts)
+    if safe := progress.safe_of(event, ts, run.started, before.get("safe"), doubts):
+        report["safe"] = safe
     nodes[node] = {"ts": ts, **report, **({"memory_mib": before["memory_mib"]} if "memory_mib" in before else {})}
     facts["nodes"] = nodes
+    if safe := progress.together(nodes.values()):
+        facts["safe"] = safe
     if doubts:
         log.warning("%s: progress of job %d run %d: %s", node, run.job_id, run.restart, "; ".join(doubts))
         facts["doubts"] = list(dict.fromkeys([*facts.get("doubts", []), *doubts]))[-_MAX_DOUBTS:]

@@ -12,6 +12,7 @@ from store_events import Node, job, piece, run_of
 
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.lessons import Lesson
+from slurm_migbatch.store.progress import RunProgress
 
 GPU = {"uuid": "GPU-a", "index": 0, "minor": 0, "name": "NVIDIA H100 80GB HBM3", "mig": True, "geometry": {}}
 DECISION = {
@@ -166,6 +167,59 @@ def test_others_may_measure_too(store: Store) -> None:
     assert facts(store)["by"] == {"items": "profile", "throughput_per_s": "profile"}
     with pytest.raises(ValueError, match="cannot be"):
         store.record_measured(7, 0, {"items": -5})
+
+
+# -- what is safe
+
+
+def test_what_a_training_has_safe_is_kept(store: Store) -> None:
+    """A report that leaves it out changes nothing: files are read at their ends only."""
+    node = Node(store)
+    node.send(node.start(100, 7), report(node, 110, steps=40, restored=30))
+    node.send(report(node, 130, items=320, throughput_per_s=16.0, batch=8, steps=70, checkpoint=129.5, ckpt_s=0.5))
+    (told,) = store.job_progress([7])
+    assert told == RunProgress(
+        job=7, restart=0, profile="1g.10gb", started=100, ended=None, told=130, items=320, items_per_s=16, batch=8,
+        steps=70, checkpoint=129.5, ckpt_s=0.5, restored=30,
+    )  # fmt: skip
+    node.send(report(node, 150, items=400, throughput_per_s=16.0), stop(node, 151))
+    (told,) = store.job_progress([7])
+    assert (told.items, told.steps, told.checkpoint, told.restored, told.ended) == (400, 70, 129.5, 30, 151)
+    assert store.job_progress([8]) == [] == store.job_progress([])
+
+
+def test_each_run_of_a_job_has_its_own_and_the_ids_next_job_another(store: Store) -> None:
+    node = Node(store)
+    node.send(node.start(100, 7), report(node, 130, steps=50, checkpoint=130.0), stop(node, 131))
+    node.send(
+        node.start(200, 7, piece(0, 4, "3g.40gb"), restart=1),
+        report(node, 230, restart=1, steps=90, checkpoint=229.0, restored=50),
+    )
+    assert [(r.restart, r.profile, r.steps, r.restored) for r in store.job_progress([7])] == [
+        (0, "1g.10gb", 50, None), (1, "3g.40gb", 90, 50),
+    ]  # fmt: skip
+
+
+def test_nodes_have_safe_what_all_of_them_have(store: Store) -> None:
+    one, two = Node(store, "n1"), Node(store, "n2")
+    for node, steps, checkpoint, seconds in ((one, 80, 125.0, 3.0), (two, 75, 128.0, 1.0)):
+        node.send(node.start(100, 7), report(node, 130, steps=steps, checkpoint=checkpoint, ckpt_s=seconds))
+    (told,) = store.job_progress([7])
+    assert (told.steps, told.checkpoint, told.ckpt_s) == (75, 125, 3)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("steps", -1), ("steps", 1e16), ("steps", "many"), ("checkpoint", 39.0), ("checkpoint", 191.0),
+     ("checkpoint", float("nan")), ("checkpoint", [1]), ("ckpt_s", -0.1), ("ckpt_s", 1e7), ("restored", "x")],
+)  # fmt: skip
+def test_what_cannot_be_safe_is_refused_and_said(store: Store, field: str, value: Any) -> None:
+    good = {"steps": 70, "checkpoint": 120.0, "ckpt_s": 0.5, "restored": 30}
+    node = Node(store)
+    node.send(node.start(100, 7), report(node, 130, **{**good, field: value}))
+    (told,) = store.job_progress([7])
+    assert {name: getattr(told, name) for name in good} == {**good, field: None}
+    assert field in facts(store)["doubts"][0]
 
 
 # -- lessons

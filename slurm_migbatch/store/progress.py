@@ -1,0 +1,109 @@
+"""What trainings have safe: the newest checkpoint of a run, the step that it holds, what it cost; and runs as they go.
+
+A `progress` event of a node has, beside job, restart, seq and ts (unix s), `final`, and the fields of
+`node.progress.Report` that are known: items, throughput_per_s, latency_ms, latency_p99_ms, batch, tasks, whole, done,
+refused; and of trainings
+
+| field | |
+|---|---|
+| steps | optimizer steps done over the job's whole life |
+| checkpoint | when its newest checkpoint of this run was complete, unix s by the node's clock |
+| ckpt_s | seconds that this took to write |
+| restored | steps that this run began from; absent where it began from nothing |
+
+A new `checkpoint` is told within a second or two, the rest every ProgressEvery seconds and at the end (`final`). What
+an event leaves out of these four still holds; what it leaves out of the others does not. All of it is the job's own
+word, within the bounds of `node.progress` (a checkpoint is never older than the run nor later than the event, but for a
+minute between clocks). `Run.measured_facts["safe"]` keeps it, for each node in `["nodes"][node]["safe"]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, select
+
+from slurm_migbatch.store import clean
+from slurm_migbatch.store.models import Run
+
+CLOCKS_S = 60.0
+_LARGEST = {"steps": 1e15, "checkpoint": 1e11, "ckpt_s": 1e6, "restored": 1e15}
+
+
+class RunProgress(NamedTuple):
+    """A run by its latest report: what `policy.trainspeed` and a reclaim go by. None: not told."""
+
+    job: int
+    restart: int
+    profile: str | None
+    started: float | None
+    ended: float | None
+    told: float | None
+    items: float | None
+    items_per_s: float | None
+    batch: float | None
+    steps: int | None
+    checkpoint: float | None
+    ckpt_s: float | None
+    restored: int | None
+
+
+def safe_of(
+    event: Mapping[str, Any], ts: float, started: float | None, before: Any, doubts: list[str]
+) -> dict[str, float | int]:
+    """What a node's reports say is safe, after `before` and this event; what cannot be is named in `doubts`."""
+    found: dict[str, float | int] = dict(before) if isinstance(before, dict) else {}
+    for name, most in _LARGEST.items():
+        value = event.get(name)
+        number = clean.real(value)
+        if value is None:
+            continue
+        early = name == "checkpoint" and started is not None and number is not None and number < started - CLOCKS_S
+        late = name == "checkpoint" and number is not None and number > ts + CLOCKS_S
+        if number is None or not 0 <= number <= most or early or late:
+            doubts.append(f"{name}={str(value)[:40]} cannot be")
+        else:
+            found[name] = int(number) if name in ("steps", "restored") else number
+    return found
+
+
+def together(nodes: Iterable[Mapping[str, Any]]) -> dict[str, float | int]:
+    """A run on several nodes has safe what all that speak of it have safe; it takes as long as the slowest."""
+    told = [node["safe"] for node in nodes if isinstance(node.get("safe"), dict)]
+    found: dict[str, float | int] = {}
+    for name in _LARGEST:
+        values = [safe[name] for safe in told if name in safe]
+        if values:
+            found[name] = max(values) if name == "ckpt_s" else min(values)
+    return found
+
+
+def reports(connection: Connection, jobs: Collection[int]) -> list[RunProgress]:
+    """The runs of these jobs, each job's in their order; of an id that Slurm used again, those of the newest job."""
+    statement = (
+        select(
+            Run.job_id, Run.restart, Run.profile, Run.started, Run.ended, Run.measured_items,
+            Run.measured_throughput_per_s, Run.measured_facts, Run.reuse,
+        )
+        .where(Run.job_id.in_(jobs))
+        .order_by(Run.job_id, Run.reuse, Run.restart)
+    )  # fmt: skip
+    rows = [tuple(row) for row in connection.execute(statement)]
+    newest = {row[0]: row[-1] for row in rows}
+    return [_row(*row[:-1]) for row in rows if row[-1] == newest[row[0]]]
+
+
+def _row(
+    job: int, restart: int, profile: str | None, started: float | None, ended: float | None, items: float | None,
+    rate: float | None, facts: Any,
+) -> RunProgress:  # fmt: skip
+    facts = facts if isinstance(facts, dict) else {}
+    nodes = facts.get("nodes") or {}
+    safe = facts.get("safe") or {}
+    return RunProgress(
+        job, restart, profile, started, ended,
+        max((node["ts"] for node in nodes.values() if node.get("ts") is not None), default=None),
+        items, rate, facts.get("batch"), safe.get("steps"), safe.get("checkpoint"), safe.get("ckpt_s"),
+        safe.get("restored"),
+    )  # fmt: skip
