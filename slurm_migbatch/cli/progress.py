@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 import click
 
+from slurm_migbatch.elastic import report
+
 Check = Callable[[click.Context, click.Parameter, "str | None"], "str | None"]
-VARIABLE = "MIGBATCH_PROGRESS"
-FIRST_SPECIAL_STEP = 0xFFFFFFF0
-"""Slurm numbers the batch, extern and interactive steps from here up, or below zero."""
+NOW = "now"
 
 
 def _number(*, whole: bool = False, positive: bool = False) -> Check:
@@ -38,6 +38,19 @@ def _number(*, whole: bool = False, positive: bool = False) -> Check:
     return check
 
 
+def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Unix seconds, as text with milliseconds."""
+    if value is None:
+        return None
+    try:
+        number = time.time() if value == NOW else float(value)
+    except ValueError:
+        number = math.nan
+    if not 0 < number <= 1e11:
+        raise click.BadParameter(f"{value!r} is no time; say unix seconds, or nothing for now", ctx, param)
+    return f"{number:.3f}"
+
+
 @click.command()
 @click.option(
     "--items", callback=_number(whole=True), metavar="N", help="Items done since the job's start, all in all."
@@ -55,6 +68,21 @@ def _number(*, whole: bool = False, positive: bool = False) -> Check:
 @click.option(
     "--task", callback=_number(whole=True), metavar="I", help="Which task this is about [in steps: SLURM_PROCID]."
 )
+@click.option(
+    "--steps", callback=_number(whole=True), metavar="N", help="Training steps done over the job's whole life."
+)
+@click.option(
+    "--checkpoint",
+    is_flag=False,
+    flag_value=NOW,
+    callback=_moment,
+    metavar="[TIME]",
+    help="A checkpoint is complete since TIME (unix seconds) [now].",
+)
+@click.option("--ckpt-seconds", callback=_number(), metavar="S", help="Time that writing it took.")
+@click.option(
+    "--restored", callback=_number(whole=True), metavar="N", help="Steps that this run began from, after a requeue."
+)
 @click.option("--done", is_flag=True, help="Nothing more will be reported.")
 def progress(
     items: str | None,
@@ -63,6 +91,10 @@ def progress(
     latency_ms: str | None,
     p99_ms: str | None,
     task: str | None,
+    steps: str | None,
+    checkpoint: str | None,
+    ckpt_seconds: str | None,
+    restored: str | None,
     done: bool,
 ) -> None:
     """Tell migbatch what this job has achieved so far: migbatch progress --items 5000
@@ -70,41 +102,25 @@ def progress(
     Predictions for the next jobs of the same model get better by it, and migacct shows it. Numbers count from the job's
     start; call it as often as you like (every few seconds is plenty), the last report of each task counts. Outside a
     job with a slice it does nothing. A program can append the line itself: items=5000 seconds=12.5
+
+    A training that was told to save (USR1) answers with --checkpoint once the file is whole; then its slice may be
+    taken back without loss.
     """
-    if items is None and latency_ms is None and p99_ms is None and not done:
-        raise click.UsageError("nothing to report; say at least --items N, --latency-ms L or --done")
-    words = {
-        "items": items,
-        "seconds": seconds,
-        "batch": batch,
-        "latency_ms": latency_ms,
-        "p99_ms": p99_ms,
-        "task": task if task is not None else own_task(),
-        "at": f"{time.time():.3f}",
-        "done": "1" if done else None,
-    }
-    line = " ".join(f"{key}={value}" for key, value in words.items() if value is not None)
-    path = os.environ.get(VARIABLE)
+    if {items, latency_ms, p99_ms, steps, checkpoint, restored} == {None} and not done:
+        raise click.UsageError("nothing to report; say at least --items N, --latency-ms L, --checkpoint or --done")
+    line = report.line(
+        os.environ,
+        {
+            "items": items, "seconds": seconds, "batch": batch, "latency_ms": latency_ms, "p99_ms": p99_ms,
+            "task": task, "steps": steps, "checkpoint": checkpoint, "ckpt_s": ckpt_seconds, "restored": restored,
+            "done": "1" if done else None,
+        },
+    )  # fmt: skip
+    path = os.environ.get(report.VARIABLE)
     if not path:
-        click.echo(f"migbatch: nothing reported: no {VARIABLE} here, which a job with a slice has", err=True)
+        click.echo(f"migbatch: nothing reported: no {report.VARIABLE} here, which a job with a slice has", err=True)
         return
     try:
-        append(path, line)
+        report.append(path, line)
     except OSError as error:
         click.echo(f"migbatch: warning: nothing reported: {path}: {error.strerror}", err=True)
-
-
-def own_task() -> str | None:
-    """The task that this runs in; None in batch scripts and shells, which speak for the whole job."""
-    step, rank = os.environ.get("SLURM_STEP_ID", ""), os.environ.get("SLURM_PROCID", "")
-    in_step = step.isdigit() and int(step) < FIRST_SPECIAL_STEP
-    return rank if in_step and rank.isdigit() else None
-
-
-def append(path: str, line: str) -> None:
-    """Add a line in one write, which others' lines do not mix with. Raises OSError."""
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        os.write(handle, f"{line}\n".encode())
-    finally:
-        os.close(handle)

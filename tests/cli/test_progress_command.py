@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,20 @@ def test_the_node_understands_what_it_writes(file: Path) -> None:
     assert second.items == 6000
 
 
+def test_a_training_says_what_is_safe(file: Path) -> None:
+    begun = time.time()
+    assert report(file, "--restored", "800") == (0, "")
+    assert report(file, "--steps", "1200", "--checkpoint", "--ckpt-seconds", "2.5") == (0, "")
+    assert report(file, "--checkpoint=1790000000.5") == (0, "")
+    assert report(file, "--checkpoint", "1790000001") == (0, "")
+    restored, now, *given = understood(file)
+    assert restored is not None and now is not None
+    assert restored.restored == 800
+    assert (now.steps, now.ckpt_s) == (1200, 2.5)
+    assert now.checkpoint is not None and begun - 0.001 <= now.checkpoint <= time.time()
+    assert [line.checkpoint for line in given if line is not None] == [1790000000.5, 1790000001]
+
+
 @pytest.mark.parametrize(
     ("environ", "task"),
     [
@@ -84,7 +99,8 @@ def test_without_a_slice_or_a_file_the_job_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [[], ["--batch", "3"], ["--items", "-1"], ["--items", "1.5"], ["--items", "nan"], ["--items", "1e16"],
-     ["--items", "1", "--seconds", "0"], ["--items", "1", "--latency-ms", "x"]],
+     ["--items", "1", "--seconds", "0"], ["--items", "1", "--latency-ms", "x"], ["--steps", "1.5"],
+     ["--checkpoint", "soon"], ["--checkpoint", "-5"], ["--checkpoint", "nan"], ["--ckpt-seconds", "3"]],
 )  # fmt: skip
 def test_nonsense_is_wrong_usage(file: Path, arguments: list[str]) -> None:
     code, said = report(file, *arguments)
