@@ -35,5 +35,8 @@ class Auditor:
 
 def _nodes(facts: Mapping[str, NodeFacts]) -> Iterable[Node]:
     for name, node in facts.items():
-        gpus = (Gpu(g.uuid, g.geometry, tuple(Lease(slot, run[0]) for slot, run in g.leases)) for g in node.gpus)
+        gpus = (
+            Gpu(g.uuid, g.geometry, tuple(Lease(slot, run[0]) for slot, run in (*g.leases, *g.guests)))
+            for g in node.gpus
+        )
         yield Node(name, tuple(gpus))

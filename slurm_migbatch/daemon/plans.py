@@ -6,10 +6,12 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 #: GPU uuid -> slots of its layout, used and free, each (profile, start, size in memory slices)
 GpuSlots = Mapping[str, Sequence[tuple[str, int, int]]]
+#: second job of a shared slot -> GPU uuid, profile, start, size, first job and its restart count
+Guests = Mapping[int, tuple[str, str, int, int, int, int]]
 
 
 @dataclass(frozen=True)
@@ -18,10 +20,14 @@ class Plan:
 
     version: int
     gpus: Mapping[str, tuple[tuple[str, int, int], ...]]
+    guests: Guests = field(default_factory=dict)
 
     def to_wire(self) -> dict[str, object]:
         """The JSON form that nodes read."""
-        return {"version": self.version, "gpus": {uuid: [list(s) for s in slots] for uuid, slots in self.gpus.items()}}
+        wire = {"version": self.version, "gpus": {uuid: [list(s) for s in slots] for uuid, slots in self.gpus.items()}}
+        if self.guests:
+            wire["guests"] = {str(job): list(place) for job, place in self.guests.items()}
+        return wire
 
 
 @dataclass
@@ -46,18 +52,20 @@ class PlanBoard:
         #: called with the node's name after a new acknowledgement, from the thread that polled
         self.on_ack: Callable[[str], None] = lambda node: None
 
-    def publish(self, node: str, gpus: GpuSlots) -> int:
-        """Make `gpus` the plan of `node`.
+    def publish(self, node: str, gpus: GpuSlots, guests: Guests | None = None) -> int:
+        """Make `gpus` the plan of `node`, with `guests` as those who may share a slot that is taken.
 
         Returns:
             Its version; that of the current plan where nothing changed.
         """
         frozen = {uuid: tuple((p, s, n) for p, s, n in slots) for uuid, slots in gpus.items()}
+        shared = dict(guests or {})
         with self._acked:
             entry = self._nodes.setdefault(node, _Node())
-            if entry.plan is not None and entry.plan.gpus == frozen and entry.plan.version >= entry.have:
-                return entry.plan.version
-            entry.plan = Plan(self._next(entry), frozen)
+            old = entry.plan
+            if old is not None and (old.gpus, old.guests) == (frozen, shared) and old.version >= entry.have:
+                return old.version
+            entry.plan = Plan(self._next(entry), frozen, shared)
             version = entry.plan.version
             self._wake(node)
         return version
@@ -98,7 +106,7 @@ class PlanBoard:
             news = have != entry.have
             entry.have = have
             if entry.plan is not None and have > entry.plan.version:
-                entry.plan = Plan(self._next(entry), entry.plan.gpus)
+                entry.plan = Plan(self._next(entry), entry.plan.gpus, entry.plan.guests)
             self._acked.notify_all()
         if news:
             self.on_ack(node)

@@ -39,6 +39,7 @@ from slurm_migbatch.mig.layout import Layout
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient, SlurmError
 from slurm_migbatch.supply.demand import FILLER, GRES, slices
+from slurm_migbatch.supply.guests import ALONE, GUEST, Place, Sharing, is_guest
 from slurm_migbatch.supply.model import Node, NodePlan
 
 #: GPU uuid -> slots as the nodes read them: (profile, start, size in memory slices)
@@ -56,6 +57,10 @@ class PublishedPlan(Protocol):
     def gpus(self) -> Mapping[str, tuple[tuple[str, int, int], ...]]:
         """Every slot, used and free, by GPU uuid."""
 
+    @property
+    def guests(self) -> Mapping[int, Place]:
+        """Who may share a slot that is taken: the second job, and where and with whom."""
+
 
 class Plans(Protocol):
     """Where plans are published and acknowledged (the daemon's plan board)."""
@@ -63,7 +68,7 @@ class Plans(Protocol):
     def current(self, node: str) -> PublishedPlan | None:
         """The newest plan of `node`; None until one was published."""
 
-    def publish(self, node: str, gpus: WirePlan) -> int:
+    def publish(self, node: str, gpus: WirePlan, guests: Mapping[int, Place] | None = None) -> int:
         """Make this the plan of `node` and return its version."""
 
     def acked(self, node: str) -> int:
@@ -116,6 +121,7 @@ class Advertiser:
         self._published: dict[str, tuple[int, Mapping[str, Layout]]] = {}
         #: what a node was shrunk to for a plan that it has not acknowledged
         self._shrunk: dict[str, dict[str, int]] = {}
+        self._sharing: Mapping[str, Sharing] = {}
 
     def recall(self, told: Mapping[str, Mapping[str, int]]) -> None:
         """Learn the counts that nodes were given before a restart of the service, filler included."""
@@ -153,6 +159,7 @@ class Advertiser:
         rows: Mapping[str, NodeRow],
         jobs: Iterable[JobRow],
         monotonic: Callable[[], float],
+        sharing: Mapping[str, Sharing] | None = None,
     ) -> Advertised:
         """Bring Slurm and the nodes from where they are to these plans, as far as that goes now.
 
@@ -161,8 +168,10 @@ class Advertiser:
             nodes: what the planner was told of them.
             rows, jobs: Slurm's view of nodes and queue that the plans were made from.
             monotonic: seconds, for the wait.
+            sharing: nodes on which jobs share slices, or are to.
         """
         done = Advertised()
+        self._sharing = sharing or {}
         shrink: dict[str, dict[str, int]] = {}
         moving: list[NodePlan] = []
         correct: dict[str, dict[str, int]] = {}
@@ -202,7 +211,8 @@ class Advertiser:
                 done.overtaken.append(plan.node)
                 continue
             self._shrunk[plan.node] = shrink[plan.node]
-            version = self._plans.publish(plan.node, _wire(plan.layouts))
+            places = self._shared(plan.node).places
+            version = self._plans.publish(plan.node, _wire(plan.layouts), dict(places))
             self._published[plan.node] = (version, plan.layouts)
             published.append((plan, version))
         grow: dict[str, dict[str, int]] = {}
@@ -216,9 +226,12 @@ class Advertiser:
         self._tell(grow, current, done)
         return done
 
+    def _shared(self, node: str) -> Sharing:
+        return self._sharing.get(node, ALONE)
+
     def _same(self, plan: NodePlan) -> bool:
         current = self._plans.current(plan.node)
-        if current is None:
+        if current is None or dict(current.guests) != dict(self._shared(plan.node).places):
             return False
         known = self._published.get(plan.node)
         if known is not None and known[0] == current.version:
@@ -230,21 +243,32 @@ class Advertiser:
 
     def _risky(self, plan: NodePlan, row: NodeRow) -> frozenset[str]:
         """Types of which a job that starts now might get a slot that the new plan does not have."""
-        if self._plans.current(plan.node) is None:
+        current = self._plans.current(plan.node)
+        if current is None:
             return frozenset(row.gres)  # the node has a plan of an earlier life that nobody here knows
-        return frozenset(profile.gres_type for profile in plan.withdrawn)
+        risky = frozenset(profile.gres_type for profile in plan.withdrawn)
+        places = self._shared(plan.node).places
+        kept = all(places.get(guest) == place for guest, place in current.guests.items())
+        return risky if kept else risky | {GUEST}
 
-    @staticmethod
-    def _wanted(plan: NodePlan, node: Node, done: Advertised) -> dict[str, int]:
+    def _wanted(self, plan: NodePlan, node: Node, done: Advertised) -> dict[str, int]:
         """Counts by GRES type, the filler included, with the registered sum."""
+        shared = self._shared(plan.node)
         counts = {p.gres_type: max(node.used.get(p, 0), node.leased[p]) for p in {*node.used, *node.leased}}
-        room = node.total - sum(counts.values())
+        in_use = dict(counts)
+        room = node.total - sum(counts.values()) - shared.running
         for profile, offered in sorted(plan.offers.items(), reverse=True):
             granted = max(0, min(offered, room))
             if granted < offered and plan.node not in done.cut:
                 done.cut.append(plan.node)
             counts[profile.gres_type] = counts.get(profile.gres_type, 0) + granted
             room -= granted
+        if shared is not ALONE:
+            for profile in shared.held_back:
+                kind = profile.gres_type
+                used = in_use.get(kind, 0)
+                counts[kind] = shared.shown(profile, used, counts.get(kind, 0) - used)
+            counts[GUEST] = shared.running + max(0, min(shared.waiting, room))
         return _filled(counts, node.total)
 
     def _tell(
@@ -266,11 +290,13 @@ class Advertiser:
         except SlurmError as error:
             done.errors.append(str(error))
             return True
+        told = {name: self._told.get(name) for name in differing}
         self._told.update(differing)
         if record:
             for name, counts in differing.items():
                 plan = self._plans.current(name)
-                done.changes.append(Change(name, plan.version if plan else 0, counts, reset))
+                forgotten = reset and told.get(name) != _nonzero(rows[name].gres)
+                done.changes.append(Change(name, plan.version if plan else 0, counts, forgotten))
         return True
 
 
@@ -280,7 +306,7 @@ def _newcomers(before: Iterable[JobRow], after: Iterable[JobRow]) -> dict[str, s
     found: dict[str, set[str]] = {}
     for row in after:
         if row.active and (row.job_id, row.restarts) not in known:
-            kinds = {profile.gres_type for profile in slices(row.gres)}
+            kinds = {profile.gres_type for profile in slices(row.gres)} | ({GUEST} if is_guest(row.gres) else set())
             for node in row.nodes:
                 found.setdefault(node, set()).update(kinds)
     return found

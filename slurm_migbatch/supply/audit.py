@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.supply.demand import slices
+from slurm_migbatch.supply.guests import guests
 from slurm_migbatch.supply.model import Node
 
 
@@ -32,8 +33,11 @@ class Excess:
 def audit(nodes: Iterable[Node], jobs: Iterable[JobRow]) -> list[Excess]:
     """Jobs that are active in Slurm and hold more than their allocation.
 
-    Jobs that Slurm no longer lists are none: their Epilog has not been heard of yet.
+    Jobs that Slurm no longer lists are none: their Epilog has not been heard of yet. A guest may hold one slice of any
+    profile: that of its host.
     """
+    jobs = list(jobs)
+    sharing = guests(jobs)
     allowed = {row.job_id: slices(row.gres) for row in jobs if row.active}
     found: list[Excess] = []
     for node in nodes:
@@ -43,5 +47,9 @@ def audit(nodes: Iterable[Node], jobs: Iterable[JobRow]) -> list[Excess]:
             granted = allowed.get(job) if job is not None else None
             if job is not None and granted is not None and count > granted.get(profile, 0):
                 surplus.setdefault(job, {})[profile] = count - granted.get(profile, 0)
-        found.extend(Excess(job, node.name, more) for job, more in surplus.items())
+        found.extend(
+            Excess(job, node.name, more)
+            for job, more in surplus.items()
+            if job not in sharing or sum(more.values()) > 1
+        )
     return found

@@ -14,6 +14,7 @@ from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Slot
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.supply.guests import Place
 from slurm_migbatch.supply.loop import Report, Settings, SupplyLoop
 from slurm_migbatch.supply.view import LiveView
 
@@ -91,9 +92,12 @@ class _Site:
     def current(self, node: str) -> Any:
         return self._plans.get(node)
 
-    def publish(self, node: str, gpus: Mapping[str, Sequence[tuple[str, int, int]]]) -> int:
+    def publish(
+        self, node: str, gpus: Mapping[str, Sequence[tuple[str, int, int]]], guests: Mapping[int, Place] | None = None
+    ) -> int:
         old = self._plans.get(node)
-        self._plans[node] = SimpleNamespace(version=old.version + 1 if old else 1, gpus=dict(gpus))
+        plan = SimpleNamespace(version=old.version + 1 if old else 1, gpus=dict(gpus), guests=guests or {})
+        self._plans[node] = plan
         return int(self._plans[node].version)
 
     def acked(self, node: str) -> int:

@@ -18,23 +18,35 @@ class KnownGpu:
     facts: GpuFacts
     rows: tuple[tuple[str, int, int], ...]
     until: tuple[float | None, ...]
+    guests: tuple[bool, ...]
     #: None where the node says of it what cannot be: `odd`
     gpu: Gpu | None
     odd: str = ""
 
     @classmethod
-    def of(cls, facts: GpuFacts, rows: tuple[tuple[str, int, int], ...], until: tuple[float | None, ...]) -> KnownGpu:
-        """Args: what the node says; the slots of its present plan; when each lease should end."""
+    def of(
+        cls,
+        facts: GpuFacts,
+        rows: tuple[tuple[str, int, int], ...],
+        until: tuple[float | None, ...],
+        guests: tuple[bool, ...] = (),
+    ) -> KnownGpu:
+        """Args: what the node says; the slots of its present plan; when each lease should end; whether Slurm counts
+        it as a guest (none: none of them).
+        """
         odd = _contradiction(facts)
         if odd:
-            return cls(facts, rows, until, None, odd)
-        leases = [Lease(slot, run[0], end) for (slot, run), end in zip(facts.leases, until, strict=True)]
+            return cls(facts, rows, until, guests, None, odd)
+        alone = guests or (False,) * len(until)
+        leases = [
+            Lease(slot, run[0], end, guest) for (slot, run), end, guest in zip(facts.leases, until, alone, strict=True)
+        ]
         leases += [Lease(slot) for slot in facts.zombies]
         taken = {slot for slot, _ in facts.leases}
         offered = _sensible(facts.geometry, rows)
         if not taken.isdisjoint(offered.slots):
             offered = Layout(s for s in offered.slots if s not in taken)
-        return cls(facts, rows, until, Gpu(facts.uuid, facts.geometry, tuple(leases), offered, facts.warm))
+        return cls(facts, rows, until, guests, Gpu(facts.uuid, facts.geometry, tuple(leases), offered, facts.warm))
 
 
 def _contradiction(facts: GpuFacts) -> str:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient, SlurmError
+from slurm_migbatch.supply import guests as sharers
 from slurm_migbatch.supply.advertiser import Advertised, Advertiser, Plans, PublishedPlan
 from slurm_migbatch.supply.audit import Excess, audit
 from slurm_migbatch.supply.demand import GRES, could_run, demands, profiles, slices
@@ -152,6 +153,21 @@ class SupplyLoop:
         self._wanted: Sequence[Demand] = ()
         self._told: Mapping[str, Node] = {}
         self._jobs: dict[int, JobRow] = {}
+        self._pairs: Mapping[int, int] = {}
+        self._sharing: dict[str, sharers.Sharing] = {}
+
+    def guests(self, pairs: Mapping[int, int]) -> None:
+        """Let these pending jobs share slices: second job -> first job, of the same user, which runs.
+
+        Where a pair can be offered, the next round does so: the node's plan names it and Slurm is told of a `guest`
+        there. It is withdrawn when it is no longer named here, when its first job has left, and when it has come true.
+        """
+        self._pairs = dict(pairs)
+
+    @property
+    def offered_guests(self) -> Mapping[int, str]:
+        """The pairs that the last round has put into a plan: second job -> node, whether acknowledged yet or not."""
+        return {guest: node for node, found in self._sharing.items() for guest in found.places}
 
     def recall(self, told: Mapping[str, Mapping[str, int]]) -> None:
         """Learn what each node was last told before the service was restarted (GRES type -> count, as recorded).
@@ -198,7 +214,9 @@ class SupplyLoop:
         trouble = ""
         done = Advertised()
         try:
-            done = self._advertiser.advertise(plan.nodes.values(), nodes, by_name, jobs, self._clock.monotonic)
+            due = sharers.due(plan, wanted) if self._sharing else {}
+            sharing = {node: replace(found, due=due.get(node, {})) for node, found in self._sharing.items()}
+            done = self._advertiser.advertise(plan.nodes.values(), nodes, by_name, jobs, self._clock.monotonic, sharing)
         except SlurmError as failure:
             trouble = f"the new offers could not be read back; the next round tries again: {failure}"
         notes.extend(f"Slurm refused an update; the next round tries again: {text}" for text in done.errors)
@@ -283,6 +301,8 @@ class SupplyLoop:
     ) -> dict[str, Node]:
         ends = {row.job_id: _until(row, now) for row in jobs if row.active}
         running = _by_node(jobs)
+        listed, started = {row.job_id: row for row in jobs}, sharers.guests(jobs)
+        self._sharing = {}
         found = {}
         seen = self._view.facts()
         present = {gpu.uuid for facts in seen.values() for gpu in facts.gpus}
@@ -300,7 +320,14 @@ class SupplyLoop:
                     f"Slurm holds {name} for invalid ({row.reason or 'no reason'}): the sum of its mig counts in "
                     f"slurm.conf and gres.conf must be the same; then scontrol update NodeName={name} State=RESUME"
                 )
-            found[name] = self._node(row, facts, running.get(name, []), ends, now, notes)
+            if self._pairs or started:
+                plan = self._board.current(name)
+                places = {} if plan is None else plan.guests
+                used = row.used.get(sharers.GUEST, 0)
+                shared = sharers.sharing(name, facts, self._pairs, listed, started, used, places)
+                if shared != sharers.ALONE:
+                    self._sharing[name] = shared
+            found[name] = self._node(row, facts, running.get(name, []), ends, started, now, notes)
         return found
 
     def _node(
@@ -309,6 +336,7 @@ class SupplyLoop:
         facts: NodeFacts,
         running: Sequence[JobRow],
         ends: Mapping[int, float | None],
+        guests: Collection[int],
         now: float,
         notes: list[str],
     ) -> Node:
@@ -318,9 +346,13 @@ class SupplyLoop:
         for gpu in facts.gpus:
             known = self._gpus.get(gpu.uuid)
             rows = () if plan is None else tuple(plan.gpus.get(gpu.uuid, ()))
-            until = tuple([ends.get(run[0], now) for _, run in gpu.leases])
-            if known is None or known.facts is not gpu or known.until != until or known.rows != rows:
-                known = self._gpus[gpu.uuid] = KnownGpu.of(gpu, rows, until)
+            until, alone = sharers.ends(gpu, ends, now), sharers.whose(gpu, guests)
+            if (
+                known is None
+                or known.facts is not gpu
+                or (known.until, known.guests, known.rows) != (until, alone, rows)
+            ):
+                known = self._gpus[gpu.uuid] = KnownGpu.of(gpu, rows, until, alone)
             if known.gpu is not None:
                 gpus.append(known.gpu)
             else:
@@ -332,7 +364,7 @@ class SupplyLoop:
             name=row.name,
             gpus=tuple(gpus),
             used=profiles(row.used),
-            unlocated=_unlocated(running, facts),
+            unlocated=_unlocated(running, facts) + Counter(self._sharing.get(row.name, sharers.ALONE).unlocated),
             total=self._advertiser.total(row),
             mode=mode,
         )
@@ -441,13 +473,13 @@ def _by_node(jobs: Sequence[JobRow]) -> dict[str, list[JobRow]]:
     return found
 
 
-def _unlocated(running: Sequence[JobRow], facts: NodeFacts) -> dict[Profile, int]:
+def _unlocated(running: Sequence[JobRow], facts: NodeFacts) -> Counter[Profile]:
     located = {run for gpu in facts.gpus for _, run in gpu.leases}
     found: Counter[Profile] = Counter()
     for row in running:
         if (row.job_id, row.restarts) not in located:
             found.update(slices(row.gres))
-    return dict(found)
+    return found
 
 
 def _until(row: JobRow, now: float) -> float | None:

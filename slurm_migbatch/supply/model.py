@@ -20,12 +20,14 @@ _layout = lru_cache(maxsize=1 << 15)(Layout)
 class Lease:
     """A slot that is taken: by a run of a job, or by a zombie (an instance that could not be destroyed; job None).
 
-    `until` is when it should be free by the job's time limit; None where nothing bounds it.
+    `until` is when it should be free by the job's time limit; None where nothing bounds it. With `guest` Slurm does not
+    count it under its profile: the job came to share it, and is alone there by now.
     """
 
     slot: Slot
     job: int | None = None
     until: float | None = None
+    guest: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,8 +106,10 @@ class Node:
 
     @cached_property
     def leased(self) -> Counter[Profile]:
-        """Slices of jobs that have a lease."""
-        return Counter([slot.profile for gpu in self.gpus for slot in gpu.leased.slots])
+        """Slices of jobs that have a lease, as far as Slurm counts them under their profiles."""
+        guests = [lease.slot.profile for gpu in self.gpus for lease in gpu.leases if lease.guest]
+        found = Counter([slot.profile for gpu in self.gpus for slot in gpu.leased.slots])
+        return found - Counter(guests) if guests else found
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,17 @@ from slurm_migbatch.mig.profile import ProfileError
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """One GPU: its geometry, the slot of each lease with its run (job and restart count), zombies, idle instances."""
+    """One GPU: its geometry, the slot of each lease with its run (job and restart count), zombies, idle instances.
+
+    `guests` are second holders of slots that are among the leases.
+    """
 
     uuid: str
     geometry: Geometry
     leases: tuple[tuple[Slot, tuple[int, int]], ...] = ()
     zombies: tuple[Slot, ...] = ()
     warm: Layout = EMPTY
+    guests: tuple[tuple[Slot, tuple[int, int]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class LeaseLike(Protocol):
 class _Gpu:
     geometry: Geometry
     held: dict[Slot, tuple[int, int]] = field(default_factory=dict)  # slot -> (job, restart)
+    guests: dict[Slot, tuple[int, int]] = field(default_factory=dict)  # second holders of held slots
     zombies: set[Slot] = field(default_factory=set)
     made: set[Slot] = field(default_factory=set)
 
@@ -71,7 +76,27 @@ class _Gpu:
             leases=tuple(sorted(self.held.items())),
             zombies=tuple(sorted(s for s in self.zombies if s not in self.held)),
             warm=_disjoint(idle),
+            guests=tuple(sorted(self.guests.items())),
         )
+
+    def take(self, slot: Slot, run: tuple[int, int], beside: tuple[int, int] | None) -> None:
+        """A run has the slot now; with `beside`, together with that run."""
+        if beside is not None and self.held.get(slot) == beside:
+            self.guests[slot] = run
+        else:  # of an earlier holder the end was not heard
+            self.held[slot] = run
+            self.guests.pop(slot, None)
+        self.made.add(slot)
+
+    def give(self, slot: Slot, run: tuple[int, int]) -> None:
+        """A run has it no more; who shared it has it alone."""
+        if self.guests.get(slot) == run:
+            del self.guests[slot]
+        elif self.held.get(slot) == run:
+            if slot in self.guests:
+                self.held[slot] = self.guests.pop(slot)
+            else:
+                del self.held[slot]
 
 
 class LiveView:
@@ -84,7 +109,7 @@ class LiveView:
         self._facts: dict[str, NodeFacts] = {}
 
     def load(self, inventory: Mapping[str, Sequence[Mapping[str, Any]]], leases: Iterable[LeaseLike]) -> None:
-        """Start from what the store knows."""
+        """Start from what the store knows. Of two leases of one slot the first one's run came first."""
         with self._lock:
             for node, gpus in inventory.items():
                 self._inventory(node, gpus)
@@ -92,7 +117,7 @@ class LiveView:
                 gpu = self._nodes.get(lease.node, {}).get(lease.gpu)
                 slot = _slot(lease.profile, lease.start, lease.size)
                 if gpu is not None and slot is not None:
-                    gpu.held[slot] = (lease.job, lease.restart)
+                    (gpu.guests if slot in gpu.held else gpu.held)[slot] = (lease.job, lease.restart)
                 self._facts.pop(lease.node, None)
 
     def apply(self, node: str, events: Iterable[Mapping[str, Any]]) -> None:
@@ -122,6 +147,7 @@ class LiveView:
         elif kind == "boot":
             for gpu in self._nodes.get(node, {}).values():
                 gpu.held.clear()
+                gpu.guests.clear()
                 gpu.zombies.clear()
                 gpu.made.clear()
         elif kind == "fault":
@@ -130,7 +156,7 @@ class LiveView:
         elif kind in ("start", "stop"):
             run = (int(event.get("job", 0)), int(event.get("restart", 0)))
             for piece in event.get("slices") or ():
-                self._slice(node, piece, run, kind == "start")
+                self._slice(node, piece, run, kind == "start", _run(event.get("beside")))
         elif kind in ("create", "destroy", "zombie", "cleared"):
             self._instance(node, event, str(kind))
 
@@ -150,16 +176,17 @@ class LiveView:
         self._nodes[node] = now
         self._facts.pop(node, None)
 
-    def _slice(self, node: str, piece: Mapping[str, Any], run: tuple[int, int], starts: bool) -> None:
+    def _slice(
+        self, node: str, piece: Mapping[str, Any], run: tuple[int, int], starts: bool, beside: tuple[int, int] | None
+    ) -> None:
         gpu = self._nodes.get(node, {}).get(str(piece.get("gpu")))
         slot = _slot(piece.get("profile"), piece.get("start"), piece.get("size"))
         if gpu is None or slot is None:
             return
         if starts:
-            gpu.held[slot] = run
-            gpu.made.add(slot)
-        elif gpu.held.get(slot) == run:
-            del gpu.held[slot]
+            gpu.take(slot, run, beside)
+        else:
+            gpu.give(slot, run)
 
     def _instance(self, node: str, event: Mapping[str, Any], kind: str) -> None:
         gpu = self._nodes.get(node, {}).get(str(event.get("gpu")))
@@ -174,6 +201,12 @@ class LiveView:
             gpu.zombies.discard(slot)
             if kind == "destroy":
                 gpu.made.discard(slot)
+
+
+def _run(pair: object) -> tuple[int, int] | None:
+    if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(type(part) is int for part in pair):
+        return None
+    return pair[0], pair[1]
 
 
 def _slot(profile: object, start: object, size: object) -> Slot | None:

@@ -266,8 +266,8 @@ class FakeNodes:
     def current(self, node: str) -> object:
         return self.board.current(node)
 
-    def publish(self, node: str, gpus: Mapping[str, object]) -> int:
-        return self.board.publish(node, gpus)  # type: ignore[arg-type]
+    def publish(self, node: str, gpus: Mapping[str, object], guests: Mapping[int, object] | None = None) -> int:
+        return self.board.publish(node, gpus, guests)  # type: ignore[arg-type]
 
     def acked(self, node: str) -> int:
         return self.board.acked(node)
