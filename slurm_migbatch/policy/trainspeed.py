@@ -1,4 +1,4 @@
-"""How fast a training job is on each profile: what it measured itself, and the predictor's figures where it has not run.
+"""How fast a training job is on each profile: what it measured itself, else the predictor's figures.
 
 A job that was on a 1g and a 3g slice knows how they compare better than any predictor. Its items are in a unit of its
 own, so one profile alone tells nothing; of several each is shifted by how far it is off from what all of them are on
