@@ -83,7 +83,7 @@ class Agent:
         threads = [threading.Thread(target=self._worker, name=f"hook-{i}") for i in range(self._workers)]
         threads.append(threading.Thread(target=self._housekeeping, name="housekeeping"))
         threads += courier.threads()
-        watch = Watcher(self._config, self._gpus).thread(self._stopping)
+        watch = Watcher(self._config, self._gpus).thread(self._stopping, self._wake)
         threads += [watch] if watch is not None else []
         for thread in threads:
             thread.start()
@@ -93,7 +93,7 @@ class Agent:
         try:
             self._accept(listener)
         finally:
-            self._stopping.set()
+            self.stop()
             notify.notify("STOPPING=1")
             with suppress(FileNotFoundError):
                 Path(f"{self._config.run_dir}/{SOCKET}").unlink()

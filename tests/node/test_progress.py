@@ -134,6 +134,77 @@ def test_long_files_are_read_at_both_ends(node):
     assert report.throughput_per_s == pytest.approx(10)
 
 
+# -- what is safe
+
+
+def test_a_line_of_a_training():
+    line = parse(b"steps=1200 checkpoint=1790000000.4 ckpt_s=2.5 restored=800")
+    assert (line.steps, line.checkpoint, line.ckpt_s, line.restored) == (1200, 1790000000.4, 2.5, 800)
+
+
+@pytest.mark.parametrize(
+    "row",
+    ["steps=1.5", "steps=-1", "restored=0.5", "checkpoint=now", "checkpoint=1e12", "checkpoint=-5", "ckpt_s=3",
+     "steps=1 ckpt_s=1e7", "steps=1 ckpt_s=nan", "steps=1 steps=2", "steps=9999999999999999"],
+)  # fmt: skip
+def test_lines_of_a_training_that_are_none(row):
+    assert parse(row.encode()) is None
+
+
+def safe(text, **values):
+    report = told(text, **{"started": 1000.0, "changed": 2000.0, **values})
+    return report.steps, report.checkpoint, report.ckpt_s, report.restored
+
+
+def test_the_last_word_on_each_counts():
+    assert safe("restored=5 steps=5\nsteps=9 checkpoint=1500 ckpt_s=2\nsteps=12\n") == (12, 1500, 2, 5)
+    assert safe("items=5 seconds=1\n") == (None, None, None, None)
+    assert safe("steps=0 restored=0\n") == (0, None, None, 0)
+
+
+def test_a_checkpoint_that_is_not_the_runs_is_none():
+    """One of the run before, or one that is still to come, would keep the job from being waited for."""
+    for moment in (0, 939, 2061, 99999):
+        assert safe(f"steps=3 checkpoint={moment}\n") == (3, None, None, None)
+    assert safe("steps=3 checkpoint=940\n")[1] == 940
+    assert safe("steps=3 checkpoint=2060\n")[1] == 2060
+    assert safe("steps=3 checkpoint=1500\nsteps=4 checkpoint=5\n")[1] == 1500
+
+
+def test_a_checkpoint_is_one_when_all_tasks_have_theirs():
+    assert safe("task=0 steps=9 checkpoint=1500 ckpt_s=1\ntask=1 steps=8 checkpoint=1400 ckpt_s=3\n") == (
+        8,
+        1400,
+        3,
+        None,
+    )
+
+
+def test_who_speaks_of_checkpoints_need_not_be_who_counts():
+    """The batch script traps USR1 while tasks count items; neither silences the other, in whatever order."""
+    counts = ["items=100 seconds=10 task=0", "items=50 seconds=10 task=1"]
+    for lines in (["steps=7 checkpoint=1500", *counts], [*counts, "steps=7 checkpoint=1500"]):
+        report = told("\n".join(lines) + "\n", started=1000.0, changed=2000.0)
+        assert (report.items, report.throughput_per_s, report.tasks, report.whole) == (150, 15, 2, False)
+        assert (report.steps, report.checkpoint) == (7, 1500)
+
+
+def test_a_training_that_counts_nothing_has_no_speed():
+    report = told("steps=7 checkpoint=1500\n", started=1000.0, changed=2000.0)
+    assert (report.items, report.throughput_per_s, report.tasks, report.done) == (None, None, 0, False)
+
+
+def test_the_last_event_of_a_run_tells_what_is_safe(node):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    since = node.slices("held")[0].since
+    write(node, f"steps=7 checkpoint={since + 0.5} ckpt_s=0.25 restored=2\n")
+    node.epilog(1)
+    (event,) = node.events("progress")
+    assert {key: event[key] for key in ("steps", "checkpoint", "ckpt_s", "restored", "final")} == {
+        "steps": 7, "checkpoint": since + 0.5, "ckpt_s": 0.25, "restored": 2, "final": True,
+    }  # fmt: skip
+
+
 # -- the file
 
 

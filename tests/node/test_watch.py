@@ -2,6 +2,8 @@
 
 import os
 import threading
+import time
+from pathlib import Path
 
 import pytest
 from nodes import ALICE, BOB
@@ -9,8 +11,9 @@ from test_agent import agent_process, run_hook
 from test_progress import path, write
 
 from slurm_migbatch.node import peaks, progress
+from slurm_migbatch.node.notice import Notice
 from slurm_migbatch.node.peaks import Peak
-from slurm_migbatch.node.watch import Watcher
+from slurm_migbatch.node.watch import AGAIN_S, AT_ONCE, GLANCE_S, Watcher
 from slurm_migbatch.testbed.proc import wait_until
 
 PID = 2**22 + 7
@@ -168,6 +171,51 @@ def test_progress_is_told_as_it_comes_but_not_more_often_than_asked(node, look):
     ]  # fmt: skip
 
 
+def test_a_checkpoint_is_told_at_once(node, look):
+    """Who takes a slice back waits for it; other news have time."""
+    start = node.prolog(1, "[mig:1g.10gb:1]") and node.slices("held")[0].since
+    write(node, "steps=10 restored=10\n")
+    look()
+    write(node, f"items=20 seconds=2 steps=20 checkpoint={start + 1} ckpt_s=0.5\n")
+    look(1.0)
+    write(node, "items=30 seconds=3 steps=30\n")
+    look(1.0)
+    write(node, f"items=40 seconds=4 steps=40 checkpoint={start + 2}\n")
+    look(1.0)
+    told = [(e.get("steps"), e.get("checkpoint"), e.get("restored")) for e in node.events("progress")]
+    assert told == [(10, None, 10), (20, start + 1, 10), (40, start + 2, 10)]
+    assert {event.get("ckpt_s") for event in node.events("progress")} == {None, 0.5}
+
+
+def test_checkpoints_without_end_harm_only_who_reports_them(node, look):
+    start = node.prolog(1, "[mig:1g.10gb:1]") and node.slices("held")[0].since
+    for number in range(200):
+        write(node, f"steps={number} checkpoint={start + number / 1000}\n")
+        look(1.0)
+    assert AT_ONCE < len(node.events("progress")) <= AT_ONCE + 200 / AGAIN_S + 200 / node.config.progress_every + 1
+    look(AGAIN_S)
+    write(node, f"steps=200 checkpoint={start + 0.9}\n")
+    look(1.0)
+    assert node.events("progress")[-1]["steps"] == 200
+
+
+def test_a_glance_is_for_those_that_wrote(node, look):
+    for job in (1, 2):
+        node.prolog(job, "[mig:1g.10gb:1]")
+        write(node, f"items={job} seconds=1\n", job)
+
+    def glance(written):
+        look.now += 1
+        look.watcher.glance(node.journal, node.executor.paths, written, look.now)
+        return [event["job"] for event in node.events("progress")]
+
+    node.machine.calls(reset=True)
+    assert glance(set()) == []
+    assert glance({(2, 0), (3, 0), (2, 7)}) == [2]
+    assert glance(None) == [2, 1]
+    assert not node.machine.calls()
+
+
 def test_a_file_that_grows_without_end_is_emptied_and_what_it_said_kept(node, look):
     node.prolog(1, "[mig:1g.10gb:1]")
     write(node, "items=5 seconds=1\n" * 80000)
@@ -221,6 +269,95 @@ def test_the_agent_does_all_that(new_node):
     assert stops(node)[1, 0] in (6000, None)  # None where this machine was too busy to look for half of the time
 
 
+def test_the_kernel_tells_who_writes(tmp_path):
+    handle = os.open(tmp_path, os.O_RDONLY)
+    notice = Notice(handle)
+    wake, woken = os.pipe()
+    try:
+        assert not notice.wait(0.0, wake)
+        for name in ("17.0", "18.3", "notes", "17.0x"):
+            (tmp_path / name).write_text("items=1\n")
+        assert notice.wait(60.0, wake)
+        assert notice.written() == {(17, 0), (18, 3)}
+        assert notice.written() == set()
+        (tmp_path / "17.0").unlink()
+        assert not notice.wait(0.0, wake)
+        with open(tmp_path / "1.0", "a") as one, open(tmp_path / "2.0", "a") as two:
+            for _ in range(int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())):
+                for file in (one, two):  # in turns, or the kernel takes them together
+                    file.write("x")
+                    file.flush()
+        assert notice.written() is None  # more than it keeps
+        os.write(woken, b"x")
+        assert not notice.wait(60.0, wake)
+    finally:
+        notice.close()
+        for number in (handle, wake, woken):
+            os.close(number)
+
+
+def test_the_agent_notices_a_checkpoint_long_before_its_next_look(new_node):
+    node = new_node(SampleEvery=600, ProgressEvery=600)
+    with agent_process(node) as agent:
+        assert run_hook(node, "prolog", 1, "[mig:2g.20gb:1]", uid=ALICE)[0] == 0
+        # the agent may not listen yet
+        wait_until(lambda: write(node, "steps=1\n") or node.events("progress"), 60.0, "the first report")
+        write(node, f"steps=2 checkpoint={time.time():.3f}\n")
+        wait_until(lambda: len(node.events("progress")) > 1, 60.0, "the checkpoint")
+        agent.stop()
+    assert [event["steps"] for event in node.events("progress")] == [1, 2]
+
+
+def looking(node, monkeypatch, work):
+    """What the watcher's thread did while `work` went on: names of calls."""
+    calls = []
+    for name in ("look", "glance"):
+        before = getattr(Watcher, name)
+        monkeypatch.setattr(Watcher, name, lambda *a, n=name, b=before: (b(*a), calls.append(n))[0])
+    stopping, (wake, woken) = threading.Event(), os.pipe()
+    thread = Watcher(node.config, node.executor.gpus).thread(stopping, wake)
+    thread.start()
+    try:
+        wait_until(lambda: write(node, "steps=1\n") or calls, 60.0, "the first word")
+        work(calls)
+    finally:
+        stopping.set()
+        os.write(woken, b"x")
+        thread.join()
+        os.close(wake)
+        os.close(woken)
+    return calls
+
+
+def test_while_nobody_reports_nothing_is_done(new_node, monkeypatch):
+    node = new_node(SampleEvery=600)
+    node.prolog(1, "[mig:1g.10gb:1]")
+
+    def work(calls):
+        time.sleep(2 * GLANCE_S)  # for what was written last
+        calls.clear()
+        path(node).read_text()
+        time.sleep(2 * GLANCE_S)
+
+    assert looking(node, monkeypatch, work) == []
+
+
+def test_without_help_of_the_kernel_it_looks_now_and_then(new_node, monkeypatch, caplog):
+    def none(*_):
+        raise OSError(24, "inotify_init1: Too many open files")
+
+    monkeypatch.setattr("slurm_migbatch.node.watch.Notice", none)
+    node = new_node(SampleEvery=0.05, ProgressEvery=0)
+    node.prolog(1, "[mig:1g.10gb:1]")
+
+    def work(calls):
+        write(node, "steps=5\n")
+        wait_until(lambda: node.events("progress")[-1:] and node.events("progress")[-1]["steps"] == 5, 60.0, "it")
+
+    assert set(looking(node, monkeypatch, work)) == {"look"}
+    assert "every 0.05 s only: " in caplog.text
+
+
 def test_it_can_be_switched_off(new_node):
     node = new_node(SampleEvery=0)
-    assert Watcher(node.config, node.executor.gpus).thread(threading.Event()) is None
+    assert Watcher(node.config, node.executor.gpus).thread(threading.Event(), -1) is None
