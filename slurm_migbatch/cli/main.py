@@ -15,6 +15,7 @@ COMMANDS = {
     "doctor": (f"{_HERE}.doctor:doctor", "Check this installation and say what to do.", "controller"),
     "eval": (f"{_HERE}.eval:eval_", "Score the predictor on measured tables.", "controller"),
     "explain": (f"{_HERE}.explain:explain", "Show what a request would become, without submitting.", "controller"),
+    "loans": (f"{_HERE}.loans:loans", "Show slices on loan to training jobs, and who waits for one.", "controller"),
     "model": (f"{_HERE}.model:model", "Show what the predictor has learned; refit, roll back.", "controller"),
     "node": (f"{_HERE}.node:node", "Everything that runs on a compute node: agent, init, reconcile, status.", "node"),
     "nodes": (f"{_HERE}.nodes:nodes", "Show nodes, GPUs, layouts and slices.", "controller"),

@@ -19,6 +19,7 @@ from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.store.errors import StoreError
 from slurm_migbatch.store.queries import JobId
 from slurm_migbatch.supply.demand import slices
+from slurm_migbatch.workload.loans import LoanHints, loan_hints
 
 
 @click.command()
@@ -38,7 +39,8 @@ def why(job: JobId, config: Config) -> None:
         raise Failure(
             f"job {name_of(job)} does not wait, it is {row.state.lower()}; see `migbatch show {name_of(job)}`"
         )
-    print_pairs(describe(row, queue, client.nodes(), _decision(config, row), ask(config, row.job_id)))
+    elastic = loan_hints(row.comment, row.partition, row.gres, config.lending.partitions)
+    print_pairs(describe(row, queue, client.nodes(), _decision(config, row), ask(config, row.job_id), elastic))
 
 
 def find(queue: Sequence[JobRow], job: JobId) -> JobRow | None:
@@ -62,8 +64,9 @@ def describe(
     nodes: Sequence[NodeRow],
     decision: Mapping[str, Any] | None,
     supply: str,
+    elastic: LoanHints | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """The lines about a waiting job."""
+    """The lines about a waiting job; `elastic` where it is a training job that waits for a slice on loan."""
     wants = slices(row.gres)
     yield "Job", f"{row.job_id} of {row.user} in {row.partition}" + (f", {row.tasks} tasks" if row.tasks > 1 else "")
     if decision:
@@ -71,14 +74,23 @@ def describe(
         yield "Bucket", printable(decision.get("bucket") or "none: no model that is known")
         yield "Chosen", printable((decision.get("message") or "the job named its profile").removeprefix("migbatch: "))
     each = f" on each of {row.num_nodes} nodes" if row.num_nodes > 1 else ""
-    yield "Wants", (", ".join(f"{n} x {p}" for p, n in sorted(wants.items(), reverse=True)) or "no slice") + each
+    nothing = "no slice" if elastic is None else f"a slice on loan{_bounds(elastic)}"
+    yield "Wants", (", ".join(f"{n} x {p}" for p, n in sorted(wants.items(), reverse=True)) or nothing) + each
     ahead = sum(1 for other in queue if other.pending and other.priority > row.priority)
     yield "Slurm", f"{row.reason or 'no reason yet'}; {ahead} waiting jobs have a higher priority"
     if wants:
         yield from pairs_of("Offered", offers(wants, nodes))
+    if elastic is not None:
+        yield "Lending", supply
+    elif wants:
         yield "Supply", supply
     if decision:
         yield from pairs_of("Candidates", candidate_lines(decision))
+
+
+def _bounds(elastic: LoanHints) -> str:
+    least = f", at least {elastic.min}" if elastic.min is not None else ""
+    return least + (f", at most {elastic.max}" if elastic.max is not None else "")
 
 
 def offers(wants: Mapping[Any, int], nodes: Sequence[NodeRow]) -> Iterator[str]:

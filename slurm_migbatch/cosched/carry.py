@@ -1,18 +1,18 @@
-"""Does what a round decided, through Slurm: what frees slices first, then all changes of GRES in one process.
+"""Does what a round decided, through Slurm: what frees slices first, then all changes of GRES.
 
-Every call may be repeated without harm, and none is trusted: the next look at Slurm shows what became of it. An error
-is told for each order that it may concern; where one process carried several, that is all of them.
+One process for each signal, one for requeues, one for updates, however many jobs there are. Every call may be repeated
+without harm, and none is trusted: the next look at Slurm shows what became of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from slurm_migbatch.cosched.ledger import Sight
 from slurm_migbatch.cosched.picture import Kind, Order
-from slurm_migbatch.slurm.client import JobRow, SlurmError
+from slurm_migbatch.slurm.client import JobRow, SlurmError, SlurmRefused
 from slurm_migbatch.workload.loans import LOAN, retyped
 
 HASTENED = "now+2"
@@ -20,15 +20,15 @@ HASTENED = "now+2"
 
 
 class Hands(Protocol):
-    """What the co-scheduler asks of Slurm; every method may raise SlurmError. Jobs are named as Slurm prints them."""
+    """What the co-scheduler asks of Slurm (`slurm.client.SlurmClient`)."""
 
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
-        """`scontrol update` of many jobs in one process."""
+        """`scontrol update` of many jobs."""
 
-    def signal(self, jobs: Sequence[str], name: str) -> None:
-        """Send a signal ("USR1") to everything that these jobs run."""
+    def signal_all(self, job_ids: Iterable[int | str], name: str) -> None:
+        """Send a signal ("USR1") to everything that these jobs run, their batch scripts too."""
 
-    def requeue(self, jobs: Sequence[str]) -> None:
+    def requeue_all(self, job_ids: Iterable[int | str]) -> None:
         """Put running batch jobs back into the queue."""
 
 
@@ -44,34 +44,32 @@ class Done:
 
 
 def carry(orders: Sequence[Order], sights: Mapping[int, Sight], hands: Hands, clock: Callable[[], float]) -> list[Done]:
-    """Carry the orders out; at most one process for each signal, one for requeues, one for updates."""
+    """Carry the orders out."""
     done: list[Done] = []
-    for kind in (Kind.SIGNAL, Kind.REQUEUE):
-        by_signal: dict[str, list[Order]] = {}
-        for order in orders:
-            if order.kind is kind:
-                by_signal.setdefault(order.signal if kind is Kind.SIGNAL else "", []).append(order)
-        for signal, some in by_signal.items():
-            names = [name_of(sights[order.job].row) for order in some]
-            at = clock()
-            call = (lambda: hands.signal(names, signal)) if kind is Kind.SIGNAL else (lambda: hands.requeue(names))  # noqa: B023 - called at once
-            error = _tried(call)
-            done += [Done(order, sights[order.job].row.state, signal or "PENDING", at, error) for order in some]
+    names = {order.job: name_of(sights[order.job].row) for order in orders}
+
+    def ask(some: Sequence[tuple[Order, str, str]], call: Callable[[], None]) -> None:
+        at = clock()
+        errors = _tried(call, [names[order.job] for order, _, _ in some])
+        done.extend(Done(order, before, after, at, errors.get(names[order.job], "")) for order, before, after in some)
+
+    for signal in dict.fromkeys(order.signal for order in orders if order.kind is Kind.SIGNAL):
+        told = [(o, sights[o.job].row.state, o.signal) for o in orders if o.kind is Kind.SIGNAL and o.signal == signal]
+        listed = [names[order.job] for order, _, _ in told]
+        ask(told, lambda listed=listed, signal=signal: hands.signal_all(listed, signal))  # type: ignore[misc]
+    back = [(order, sights[order.job].row.state, "PENDING") for order in orders if order.kind is Kind.REQUEUE]
+    if back:
+        ask(back, lambda: hands.requeue_all([names[order.job] for order, _, _ in back]))
     updates: dict[str, Mapping[str, str]] = {}
     changing: list[tuple[Order, str, str]] = []
     for order in orders:
         if order.kind in (Kind.RELEASE, Kind.WITHDRAW, Kind.RETYPE):
             row = sights[order.job].row
-            kind_of_slice = order.profile.gres_type if order.profile is not None else LOAN
-            fields = retyped(row.gres, row.comment, kind_of_slice)
-            if order.kind is Kind.RELEASE and row.reason.startswith("BeginTime"):
-                fields["StartTime"] = HASTENED
-            updates[name_of(row)] = fields
+            fields = _fields(order, row)
+            updates[names[order.job]] = fields
             changing.append((order, row.gres, fields["Gres"]))
-    if updates:
-        at = clock()
-        error = _tried(lambda: hands.update_jobs(updates))
-        done += [Done(order, before, after, at, error) for order, before, after in changing]
+    if changing:
+        ask(changing, lambda: hands.update_jobs(updates))
     return done
 
 
@@ -81,9 +79,20 @@ def name_of(row: JobRow) -> str:
     return f"{row.array_job}_{row.array_task}" if alone else str(row.job_id)
 
 
-def _tried(call: Callable[[], None]) -> str:
+def _fields(order: Order, row: JobRow) -> dict[str, str]:
+    kind = LOAN if order.profile is None else order.profile.gres_type
+    fields = retyped(row.gres, row.comment, kind)
+    if order.kind is Kind.RELEASE and row.reason.startswith("BeginTime"):
+        fields["StartTime"] = HASTENED
+    return fields
+
+
+def _tried(call: Callable[[], None], names: Iterable[str]) -> Mapping[str, str]:
+    """What Slurm objected to each of these jobs."""
     try:
         call()
+    except SlurmRefused as refusal:
+        return refusal.refused
     except SlurmError as error:
-        return str(error) or type(error).__name__
-    return ""
+        return dict.fromkeys(names, str(error) or type(error).__name__)
+    return {}

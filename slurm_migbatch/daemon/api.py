@@ -62,6 +62,8 @@ class NodeApi:
     ingested: Callable[[str, Sequence[Mapping[str, Any]]], None]
     #: why a job waits, as far as supply goes
     why: Callable[[int], str] = lambda job: "supply is not managed here"
+    #: training jobs that wait for a slice to be lent, and why
+    waiting: Callable[[], Mapping[int, str]] = dict
     limits: ApiLimits = ApiLimits()
 
     def app(self) -> Starlette:
@@ -75,6 +77,7 @@ class NodeApi:
                 Route("/healthz", self._healthz, methods=["GET"]),
                 Route("/metrics", self._metrics, methods=["GET"]),
                 Route("/v1/why/{job:int}", self._why, methods=["GET"]),
+                Route("/v1/waiting", self._waiting, methods=["GET"]),
             ],
         )
 
@@ -123,6 +126,11 @@ class NodeApi:
         if request.client is None or not _is_loopback(request.client.host):
             return _json({"error": "ask on the controller host"}, 403)
         return _json({"why": self.why(int(request.path_params["job"]))})
+
+    async def _waiting(self, request: Request) -> Response:
+        if request.client is None or not _is_loopback(request.client.host):
+            return _json({"error": "ask on the controller host"}, 403)
+        return _json({"waiting": {str(job): why for job, why in self.waiting().items()}})
 
     async def _metrics(self, request: Request) -> Response:
         return PlainTextResponse(self.metrics.text(), media_type="text/plain; version=0.0.4")

@@ -21,13 +21,17 @@ from slurm_migbatch.daemon import catalog as catalogs
 from slurm_migbatch.daemon.inventory import Inventory
 from slurm_migbatch.daemon.log import Trouble
 from slurm_migbatch.daemon.poll import Snapshot
+from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.learned import LearnedPredictor
-from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.predict.selection import Choice, Chooser
 from slurm_migbatch.predict.statefile import ModelDirectory
 from slurm_migbatch.submit.rewrite import Policy
 from slurm_migbatch.submit.table import compile_table, write_table
-from slurm_migbatch.workload.catalog import CatalogError, SiteCatalog, load
+from slurm_migbatch.workload.catalog import CatalogError, Partition, SiteCatalog, load
+from slurm_migbatch.workload.hints import Hints
+from slurm_migbatch.workload.loans import LoanHints
+from slurm_migbatch.workload.refusal import Refusal
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +108,58 @@ class SiteFacts:
     def use(self, chooser: Chooser) -> None:
         """Compile the table with another predictor from now on."""
         self._chooser, self._unwritten = chooser, True
+
+    def training_speeds(self, hints: LoanHints, partition: str) -> dict[Profile, float]:
+        """Speeds of a training job relative to the whole GPU, on each slice that is predicted to hold it.
+
+        Nothing where its model is not known.
+        """
+        known = {name: getattr(hints, name) for name in ("model", "batch", "input", "input_unit")}
+        names = [name for name in partition.split(",") if name in self.catalog]
+        try:
+            bucket = self._chooser.bucket(Hints(**known, role="train"))
+        except Refusal:
+            return {}
+        if bucket is None or not names:
+            return {}
+        place = self.catalog.view(names)
+        figures = self._chooser.figures(bucket, place)
+        rates = {
+            offer.profile: found.throughput_per_s.mid
+            for offer in place.plain
+            if (found := figures.get(offer.profile.gres_type)) is not None
+            and offer.memory_mib >= (hints.mem_mib or found.need_mib)
+        }
+        whole = max((found.throughput_per_s.mid for found in figures.values()), default=0.0)
+        return {profile: rate / whole for profile, rate in rates.items()} if whole > 0 else {}
+
+    def choice(self, hints: Hints, partition: str) -> Choice | None:
+        """What would be chosen for a job with these hints now; None where it would be refused."""
+        place = self._view(partition)
+        try:
+            return None if place is None else self._chooser.choose(hints, place)
+        except Refusal:
+            return None
+
+    def rates(self, hints: Hints, partition: str) -> dict[Profile, float]:
+        """Items a second that can be counted on of one slice of each profile; nothing where the model is not known."""
+        place = self._view(partition)
+        try:
+            bucket = self._chooser.bucket(hints)
+        except Refusal:
+            return {}
+        if bucket is None or place is None:
+            return {}
+        figures = self._chooser.figures(bucket, place)
+        return {
+            offer.profile: found.rate / 1000
+            for offer in place.plain
+            if (found := figures.get(offer.profile.gres_type)) is not None
+        }
+
+    def _view(self, partition: str) -> Partition | None:
+        names = [name for name in partition.split(",") if name in self.catalog]
+        return self.catalog.view(names) if names else None
 
     def inventory(self, inventory: Inventory) -> None:
         """The nodes' GPUs changed."""

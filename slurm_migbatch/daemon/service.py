@@ -16,6 +16,7 @@ from typing import Any
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.api import ApiLimits, NodeApi
 from slurm_migbatch.daemon.audit import Auditor
+from slurm_migbatch.daemon.cosched import CoschedRoom
 from slurm_migbatch.daemon.frontdoor import FrontDoor
 from slurm_migbatch.daemon.inventory import KINDS, InventoryKeeper
 from slurm_migbatch.daemon.learning import Learning
@@ -55,6 +56,10 @@ class Service:
         self._asking = False
         self._errands: set[asyncio.Task[None]] = set()
         self.supply = SupplyRoom(config.supply, client, self.board, self.writer, self.metrics)
+        facts = self.door.facts
+        self.cosched = CoschedRoom(
+            config.lending, client, self.supply, self.writer, self.metrics, predict=facts.training_speeds
+        )
         api = NodeApi(
             signer=signer,
             board=self.board,
@@ -62,7 +67,8 @@ class Service:
             metrics=self.metrics,
             health=self.health,
             ingested=self._ingested,
-            why=self.supply.why,
+            why=self.why,
+            waiting=self.cosched.waiting,
             limits=ApiLimits(body_bytes=config.node_api.max_body_kb * 1024),
         )
         self.api = ApiServer(api.app(), config.node_api.listen, config.node_api.port)
@@ -89,6 +95,7 @@ class Service:
                 "files": self.door.keep_files,
                 "decisions": self.door.keep_record,
                 "leases": self.supply.load,
+                "loans": self.cosched.load,
                 "learning": self.learning.run,
             }
             tasks = [asyncio.create_task(keep(name, loop), name=name) for name, loop in loops.items()]
@@ -111,9 +118,15 @@ class Service:
             "database": self.writer.trouble.error,
             "supply": self.supply.error,
         }
+        if self.config.lending.enabled:
+            checks["lending"] = self.cosched.error
         if not self.poller.trouble.open and self.poller.latest is None:
             checks["slurm"] = "not asked yet"
         return {"ok": not any(checks.values()), "checks": {name: text or "ok" for name, text in checks.items()}}
+
+    def why(self, job: int) -> str:
+        """Why a job waits."""
+        return self.cosched.why(job) or self.supply.why(job)
 
     def _decided(self, gres: str) -> None:
         """A job was let in: look soon where it asks for what is not on offer.
@@ -132,6 +145,7 @@ class Service:
         stopped = (event.get("job") for event in events if event.get("kind") == "stop")
         self._ended.update(job for job in stopped if isinstance(job, int) and not self._unsaved.lists(job))
         self.supply.ingested(node, events)
+        self.cosched.ingested(events)
         self.poller.nudge()
 
     async def _seen(self, snapshot: Snapshot) -> bool:
@@ -147,7 +161,8 @@ class Service:
         if self.config.daemon.audit:
             for excess in self._auditor.check(self.supply.view.facts(), snapshot.jobs):
                 self._errand(self._cancel(excess))
-        return await self.supply.follow(snapshot)
+        soon = await self.supply.follow(snapshot)
+        return await self.cosched.follow(snapshot) or soon
 
     async def _ask_ends(self, jobs: frozenset[int]) -> None:
         try:

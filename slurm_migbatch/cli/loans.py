@@ -1,0 +1,195 @@
+"""`migbatch loans`: slices that are on loan to training jobs, and the training jobs that wait for one.
+
+Slurm says who waits and who runs, the record why and since when, migbatchd why not yet. Each is asked for what it knows
+best, so this tells the truth also while migbatchd is down: a job that Slurm shows running runs, whatever the record was
+told last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import click
+
+from slurm_migbatch.cli.common import Failure, config_option, open_record, print_table, slurm_client
+from slurm_migbatch.cli.show import printable
+from slurm_migbatch.config import Config
+from slurm_migbatch.cosched.ledger import Loan, Sight, State
+from slurm_migbatch.cosched.look import sights_of
+from slurm_migbatch.slurm.times import time_formatter
+
+COLUMNS = ("JOBID", "USER", "ACCOUNT", "PROFILE", "NODE", "GPU", "SINCE", "STATE", "RESTARTS", "WHY")
+
+
+@dataclass(frozen=True)
+class LoanView:
+    """One line. `since` in unix seconds; `gpu` is the GPU's index where the node has told it, else its UUID."""
+
+    job: int
+    user: str
+    account: str
+    profile: str
+    node: str
+    gpu: str
+    since: float
+    state: str
+    restarts: int
+    why: str
+
+
+@click.command()
+@config_option
+@click.option("-j", "--jobs", "ids", metavar="ID,...", help="Of these jobs only.")
+@click.option("-a", "--all", "everything", is_flag=True, help="Loans that are over too.")
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+@click.option("-p", "--parsable", is_flag=True, help="Columns separated, and lines ended, by '|'.")
+@click.option("-P", "--parsable2", is_flag=True, help="Columns separated by '|'.")
+@click.option("-n", "--noheader", is_flag=True, help="No header line.")
+def loans(
+    config: Config, ids: str | None, everything: bool, as_json: bool, parsable: bool, parsable2: bool, noheader: bool
+) -> None:
+    """Show slices on loan to training jobs, and training jobs that wait for one.
+
+    STATE is waiting, released (it may start), running, signalled (told to write a checkpoint), requeued, withdrawn, or
+    ended. Of other users' jobs those are shown that squeue shows too.
+    """
+    wanted = _ids(ids)
+    sights = sights_of(slurm_client(config).jobs(), config.lending.partitions)
+    with open_record(config) as store:
+        rows = store.loans(wanted, active=not everything)
+        would = _would(store.actions(wanted)) if config.lending.dry_run else {}
+        indexes = {
+            gpu["uuid"]: gpu["index"] for gpus in store.inventory().values() for gpu in gpus if gpu["index"] is not None
+        }
+    known = [loan for row in rows if (loan := Loan.from_row(row)) is not None]
+    reasons = waiting(config) if any(sight.row.pending for sight in sights.values()) else {}
+    views = view(sights, known, {**reasons, **would}, indexes, wanted)
+    mine = os.geteuid()
+    if mine:
+        hidden = {loan.job_id for loan in known if loan.uid != mine and loan.job_id not in sights}
+        views = [one for one in views if one.job not in hidden]
+    if as_json:
+        click.echo(json.dumps({"version": 1, "loans": [asdict(one) for one in views]}))
+    elif parsable or parsable2:
+        end = "|" if parsable and not parsable2 else ""
+        for line in ([] if noheader else [COLUMNS]) + [_cells(one) for one in views]:
+            click.echo("|".join(line) + end)
+    else:
+        print_table(COLUMNS, map(_cells, views), show_header=not noheader)
+
+
+def view(
+    sights: Mapping[int, Sight],
+    loans: Iterable[Loan],
+    reasons: Mapping[int, str],
+    indexes: Mapping[str, int],
+    wanted: Collection[int] = (),
+) -> list[LoanView]:
+    """Loans that are over first, then those that go on and jobs that wait in Slurm's order.
+
+    Args:
+        sights: elastic training jobs as Slurm shows them now.
+        loans: of the record, by their decision.
+        reasons: why jobs wait.
+        indexes: of GPUs by UUID.
+        wanted: of these jobs (or arrays) only; () for all.
+    """
+    over: list[LoanView] = []
+    going: dict[int, LoanView] = {}
+    for loan in loans:
+        sight = sights.get(loan.job_id)
+        current = sight is not None and loan.ended is None and sight.row.restarts == loan.restart
+        gpu = str(indexes.get(loan.gpu, loan.gpu))
+        if current and sight is not None:
+            going[loan.job_id] = _going(loan, sight, gpu)
+        else:
+            over.append(
+                _line(loan, gpu, loan.ended or loan.decided, "ended", loan.why_ended or "it is not there any more")
+            )
+    found = list(over)
+    for job, sight in sights.items():
+        row = sight.row
+        if wanted and job not in wanted and row.array_job not in wanted:
+            continue
+        if job in going:
+            found.append(going[job])
+            continue
+        held = sight.hints.slice if row.active else None
+        state = "running" if row.active else "waiting"
+        why = "" if row.active else reasons.get(job, f"Slurm: {row.reason}" if row.reason else "")
+        profile, since = held.name if held is not None else "", (row.start or 0.0) if row.active else row.submit
+        node = row.nodes[0] if row.nodes else ""
+        found.append(LoanView(job, row.user, row.account, profile, node, "", since, state, row.restarts, why))
+    return found
+
+
+def _going(loan: Loan, sight: Sight, gpu: str) -> LoanView:
+    state, since = loan.state, loan.decided
+    moments = {
+        State.RUNNING: loan.started,
+        State.SIGNALLED: loan.signalled,
+        State.REQUEUED: loan.requeued,
+    }
+    if sight.row.active and state in (State.RELEASED, State.WITHDRAWN):
+        state, since = State.RUNNING, sight.row.start or loan.decided
+    else:
+        since = moments.get(state) or loan.decided
+    return _line(loan, gpu, since, state.value, loan.why_ended if loan.leaving else loan.why)
+
+
+def _line(loan: Loan, gpu: str, since: float, state: str, why: str) -> LoanView:
+    return LoanView(
+        loan.job_id,
+        loan.user,
+        loan.account,
+        loan.profile,
+        loan.node,
+        gpu,
+        since,
+        state,
+        loan.restart,
+        why,
+    )
+
+
+def waiting(config: Config) -> dict[int, str]:
+    """Why each job waits, as the running service says; nothing, and a word on stderr, where it does not answer."""
+    host = "127.0.0.1" if config.node_api.listen in ("0.0.0.0", "") else config.node_api.listen  # noqa: S104
+    url = f"http://{host}:{config.node_api.port}/v1/waiting"
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return {int(job): str(why) for job, why in json.loads(answer.read())["waiting"].items()}
+    except (OSError, ValueError, KeyError) as error:
+        reason = getattr(error, "reason", error)
+        click.echo(f"migbatch: migbatchd does not say at {url} why jobs wait ({reason})", err=True)
+        return {}
+
+
+def _would(actions: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+    """What a dry run would do last with each job."""
+    return {
+        row["job_id"]: f"dry run: would {row['kind']}, {row['before']} -> {row['after']} ({row['why']})"
+        for row in actions
+        if row["dry_run"]
+    }
+
+
+def _ids(text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return ()
+    words = [word.partition("_")[0].partition("+")[0] for word in text.split(",") if word]
+    if not words or not all(word.isdigit() and len(word) < 19 for word in words):
+        raise Failure(f"{text!r} names no jobs; write 123 or 123,124")
+    return tuple(map(int, words))
+
+
+def _cells(one: LoanView) -> tuple[str, ...]:
+    moment = time_formatter(os.environ.get("SLURM_TIME_FORMAT"))
+    texts = (str(one.job), one.user, one.account, one.profile, one.node, one.gpu, moment(one.since), one.state)
+    return (*(printable(text) if text else "-" for text in texts), str(one.restarts), printable(one.why or "-"))

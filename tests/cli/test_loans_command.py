@@ -1,0 +1,131 @@
+"""`migbatch loans` over a real record; Slurm's queue and the running service are played to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from slurm_migbatch.cli import loans as command
+from slurm_migbatch.cli.main import cli
+from slurm_migbatch.cli.why import describe
+from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.store.db import open_store
+from slurm_migbatch.workload.loans import loan_hints
+
+COMMENT = "migbatch: role=train signal=usr1 max=3g.40gb [mig:%s:1#loan0001]"
+
+
+def elastic(job: int, kind: str = "loan", state: str = "PENDING", **more: Any) -> JobRow:
+    values = {"user": "alice", "uid": 1001, "account": "ml", "partition": "train", "submit": 50.0, **more}
+    return JobRow(job, state=state, gres=f"gres:mig:{kind}:1", comment=COMMENT % kind, **values)
+
+
+def loan(job: int, state: str = "running", **more: Any) -> dict[str, Any]:
+    own = {"job_id": job, "restart": 0, "decided": 100.0, "profile": "1g.10gb", "state": state, "why": "idle on n1"}
+    who = {"uid": 1001, "user": "alice", "account": "ml", "partition": "train", "released": 100.5}
+    return {**own, **who, **more}
+
+
+Call = Callable[..., Result]
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    config = tmp_path / "m.toml"
+    url = f"sqlite:///{tmp_path}/db"
+
+    def run(
+        queue: list[JobRow], rows: list[dict[str, Any]], *arguments: str, dry_run: bool = False, actions: Any = ()
+    ) -> Result:
+        config.write_text(
+            f"[store]\nurl = '{url}'\n[lending]\nenabled = true\npartitions = ['train']\n"
+            f"dry_run = {str(dry_run).lower()}\n"
+        )
+        with open_store(url) as store:
+            store.save_loans(rows, actions)
+        monkeypatch.setattr(command, "slurm_client", lambda config: type("C", (), {"jobs": lambda self: queue})())
+        monkeypatch.setattr(command, "waiting", lambda config: {3: "no GPU has room"})
+        return CliRunner().invoke(cli, ["loans", "-c", str(config), *arguments])
+
+    return run
+
+
+QUEUE = [
+    elastic(1, "1g.10gb", "RUNNING", start=101.0, nodes=("n1",)),
+    elastic(2, "1g.10gb", "RUNNING", start=102.0, nodes=("n1",)),
+    elastic(3),
+    JobRow(4, user="bob", partition="gpu", gres="gres:mig:1g.10gb:1", state="RUNNING"),
+]
+ROWS = [
+    loan(1, started=101.0, node="n1", gpu="GPU-a"),
+    loan(2, "signalled", started=102.0, signalled=150.0, node="n1", gpu="GPU-a", why_ended="job 9 needs 3g.40gb"),
+    loan(5, "ended", started=90.0, ended=140.0, why_ended="the job has left Slurm's list", cause="left"),
+]
+
+
+def test_loans_and_who_waits(call: Call) -> None:
+    found = json.loads(call(QUEUE, ROWS, "--json").output)["loans"]
+    assert [(one["job"], one["state"], one["profile"], one["since"], one["why"]) for one in found] == [
+        (1, "running", "1g.10gb", 101.0, "idle on n1"),
+        (2, "signalled", "1g.10gb", 150.0, "job 9 needs 3g.40gb"),
+        (3, "waiting", "", 50.0, "no GPU has room"),
+    ]
+
+
+def test_those_that_are_over_with_all(call: Call) -> None:
+    lines = call(QUEUE, ROWS, "--all", "-P", "-n").output.splitlines()
+    assert [line.split("|")[0] for line in lines] == ["5", "1", "2", "3"]
+    assert lines[0].split("|")[7:] == ["ended", "0", "the job has left Slurm's list"]
+    assert call(QUEUE, ROWS, "-p").output.splitlines()[0] == "|".join(command.COLUMNS) + "|"
+
+
+def test_only_the_jobs_that_were_asked_for(call: Call) -> None:
+    assert [line.split("|")[0] for line in call(QUEUE, ROWS, "-j", "2,3", "-P", "-n").output.splitlines()] == ["2", "3"]
+    assert call(QUEUE, ROWS, "-j", "x").exit_code == 1
+
+
+def test_slurm_is_believed_where_the_record_is_older(call: Call) -> None:
+    """migbatchd has died: one job has started since, one was requeued, one is gone."""
+    queue = [elastic(1, "1g.10gb", "RUNNING", start=101.0, nodes=("n1",)), elastic(2, restarts=1, reason="BeginTime")]
+    rows = [loan(1, "released"), loan(2, started=102.0), loan(3, started=103.0)]
+    found = json.loads(call(queue, rows, "--json").output)["loans"]
+    assert [(one["job"], one["state"], one["restarts"]) for one in found] == [
+        (2, "ended", 0),
+        (3, "ended", 0),
+        (1, "running", 0),
+        (2, "waiting", 1),
+    ]
+
+
+def test_others_are_shown_as_squeue_shows_them(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command.os, "geteuid", lambda: 1002)
+    assert "5|" not in call(QUEUE, ROWS, "--all", "-P").output
+    hidden = [row for row in QUEUE if row.job_id == 3]  # PrivateData=jobs
+    assert [one.split("|")[0] for one in call(hidden, ROWS, "-P", "-n").output.splitlines()] == ["3"]
+
+
+def test_a_dry_run_says_what_it_would_do(call: Call) -> None:
+    action = {
+        "ts": 100.0, "job_id": 3, "restart": 0, "kind": "release", "before": "gres:mig:loan:1",
+        "after": "mig:2g.20gb:1", "why": "2g.20gb is idle on n1", "dry_run": True,
+    }  # fmt: skip
+    out = call(QUEUE, ROWS, "-P", "-n", "-j", "3", dry_run=True, actions=[action]).output
+    assert "dry run: would release, gres:mig:loan:1 -> mig:2g.20gb:1 (2g.20gb is idle on n1)" in out
+
+
+def test_what_a_user_wrote_cannot_act_on_a_terminal(call: Call) -> None:
+    out = call([], [loan(1, "ended", ended=120.0, user="al\x1bice", why_ended="\x1b[2J")], "--all").output
+    assert "\x1b" not in out
+
+
+def test_why_speaks_of_lending() -> None:
+    row = elastic(3, reason="ReqNodeNotAvail")
+    hints = loan_hints(row.comment, row.partition, row.gres, ["train"])
+    pairs = dict(describe(row, [row], [], None, "nothing is idle", hints))
+    assert pairs["Wants"] == "a slice on loan, at most 3g.40gb"
+    assert pairs["Lending"] == "nothing is idle"

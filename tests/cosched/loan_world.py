@@ -1,0 +1,295 @@
+"""A small cluster that lends: supply's fakes, a Slurm that signals and requeues, training jobs, and the real room.
+
+`LendingSlurm` refuses what Slurm refuses: other GRES for a job that runs, signals for one that does not, names that it
+does not know. A requeued job completes for a while, is pending with its restart count raised, and may not begin for two
+minutes. `Training` is what a job does with its time: it makes steps, writes a checkpoint when told, or does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+from fake_slurm import FakeSlurm
+from supply_world import World
+
+from slurm_migbatch.config import LendingConfig
+from slurm_migbatch.daemon.cosched import CoschedRoom
+from slurm_migbatch.daemon.metrics import Metrics
+from slurm_migbatch.daemon.poll import Snapshot
+from slurm_migbatch.daemon.writer import StoreWriter
+from slurm_migbatch.slurm import gres
+from slurm_migbatch.slurm.client import JobRow, SlurmError, SlurmRefused
+from slurm_migbatch.store.db import Store, open_store
+from slurm_migbatch.supply.demand import slices
+from slurm_migbatch.supply.loop import Report
+from slurm_migbatch.workload.loans import LOAN
+
+PATIENCE_S = 60.0
+DELAY_S = 120.0
+RULES = {
+    "enabled": True,
+    "partitions": ("train",),
+    "min_idle_s": 5.0,
+    "horizon_s": 20.0,
+    "day_s": 864.0,
+    "grace_s": 10.0,
+    "start_s": 15.0,
+    "restart_s": 5.0,
+    "checkpoint_s": 2.0,
+}
+
+
+@dataclass
+class Training:
+    """What one job does: `needs` seconds of work in all, a checkpoint `after` seconds from the signal (None: never)."""
+
+    needs: float
+    after: float | None = 1.0
+    done: float = 0.0
+    saved: float = 0.0
+    told: float | None = None
+
+
+class LendingSlurm(FakeSlurm):
+    """See the module."""
+
+    def __init__(self, clock: Any) -> None:
+        super().__init__(clock)
+        self.signals: list[tuple[int, str]] = []
+        self.requeues: list[int] = []
+        self.leaving: dict[int, float] = {}
+        self.refuse: set[str] = set()
+        #: what dies with the service: called before a call is done, and after it
+        self.before_call: Any = lambda what: None
+        self.after_call: Any = lambda what: None
+
+    def order(self) -> list[JobRow]:
+        """Inference has the higher tier."""
+        tier = {"gpu": 10, "train": 1}
+        rows = self.queue.values()
+        return sorted(rows, key=lambda r: (not r.pending, -tier.get(r.partition, 1), -r.priority, r.job_id))
+
+    def _fit(self, row: JobRow, without: Any = ()) -> tuple[str, ...] | None:
+        if LOAN in gres.counts(row.gres, "mig"):
+            return None
+        return super()._fit(row, without)
+
+    def tick(self) -> list[int]:
+        """Time passes; jobs that are pending again."""
+        now, back = self.clock.time(), []
+        for job, row in list(self.queue.items()):
+            if row.pending and row.reason == "BeginTime" and (row.eligible or 0) <= now:
+                self.queue[job] = replace(row, reason="None")
+            if LOAN in gres.counts(row.gres, "mig") and row.reason in ("None", "Resources"):
+                self.queue[job] = replace(self.queue[job], reason="ReqNodeNotAvail")
+        for job, at in list(self.leaving.items()):
+            if at <= now:
+                del self.leaving[job]
+                self.requeue_now(job)
+                row = self.queue[job]
+                self.queue[job] = replace(row, reason="BeginTime", eligible=now + DELAY_S)
+                back.append(job)
+        return back
+
+    def _row(self, name: str) -> JobRow | None:
+        return self.queue.get(int(name)) if name.isdigit() else None
+
+    def _call(self, what: str) -> None:
+        self._asked(what)
+        if what in self.refuse:
+            raise SlurmError(f"slurmctld refuses to {what}")
+        self.before_call(what)
+
+    def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
+        self._call("update_jobs")
+        refused = {name: why for name, fields in updates.items() if (why := self._update(name, fields))}
+        self.after_call("update_jobs")
+        if refused:
+            raise SlurmRefused(refused, len(updates))
+
+    def _update(self, name: str, fields: Mapping[str, str]) -> str:
+        row = self._row(name)
+        if row is None:
+            return "Invalid job id specified"
+        if not row.pending:
+            return "Job is no longer pending execution"
+        assert set(fields) <= {"Gres", "Comment", "StartTime"}, fields
+        assert gres.counts(fields["Gres"], "mig"), fields
+        assert row.comment.partition(" [mig:")[0] == fields["Comment"].partition(" [mig:")[0], "the user's own text"
+        reason = "None" if fields.get("StartTime") == "now+2" else row.reason
+        reason = "None" if reason in ("ReqNodeNotAvail", "Resources") else reason
+        self.queue[row.job_id] = replace(row, gres="gres:" + fields["Gres"], comment=fields["Comment"], reason=reason)
+        return ""
+
+    def signal_all(self, job_ids: Iterable[int | str], name: str, full: bool = True) -> None:
+        self._call("signal_all")
+        assert name in ("USR1", "USR2")
+        for job in job_ids:
+            row = self._row(str(job))
+            if row is not None and row.state == "RUNNING":
+                self.signals.append((row.job_id, name))
+        self.after_call("signal_all")
+
+    def requeue_all(self, job_ids: Iterable[int | str]) -> None:
+        self._call("requeue_all")
+        refused = {}
+        for job in job_ids:
+            row = self._row(str(job))
+            if row is None:
+                refused[str(job)] = "Invalid job id specified"
+            elif row.state == "RUNNING":
+                self.queue[row.job_id] = replace(row, state="COMPLETING")
+                self.leaving[row.job_id] = self.clock.time() + 2.0
+                self.requeues.append(row.job_id)
+        self.after_call("requeue_all")
+        if refused:
+            raise SlurmRefused(refused, len(refused))
+
+
+class LoanWorld(World):
+    """`step` is one second; `room` is the service's, which can be killed and started again over the same record."""
+
+    def __init__(self, url: str, nodes: int = 1, gpus: int = 1, **rules: Any) -> None:
+        super().__init__(nodes=nodes, gpus=gpus)
+        self.slurm = LendingSlurm(self.clock)
+        for name in self.nodes.gpus:
+            slots = 7 * gpus
+            self.slurm.add_node(name, {"1g.10gb": slots, "none": slots}, partitions=("gpu", "train"))
+        self.new_loop()
+        self.url, self.rules = url, {**RULES, **rules}
+        self.training: dict[int, Training] = {}
+        self.loop_ = asyncio.new_event_loop()
+        self.ended: list[int] = []
+        self.seq = 0
+        self.start_service()
+
+    # -- the service -----------------------------------------------------------------------------------------------
+
+    def start_service(self) -> None:
+        """migbatchd is started (again)."""
+        self.writer = StoreWriter(lambda: open_store(self.url), 1000)
+        self.writer.start()
+        supply: Any = SimpleNamespace(loop=None, view=self.nodes)
+        self.metrics = Metrics()
+        self.room = CoschedRoom(
+            LendingConfig(**self.rules), self.slurm, supply, self.writer, self.metrics, clock=self.clock.time
+        )
+        self.supply = supply
+        self.new_loop()
+        self.run(self._load())
+
+    async def _load(self) -> None:
+        task = asyncio.ensure_future(self.room.load())
+        await asyncio.wait_for(self.room._loaded.wait(), PATIENCE_S)
+        task.cancel()
+
+    def kill(self) -> None:
+        """migbatchd is gone; what it had queued for the record is written or not, as it was."""
+        self.writer.stop(PATIENCE_S)
+
+    def restart(self, **rules: Any) -> None:
+        """Killed and started again."""
+        self.kill()
+        self.rules.update(rules)
+        self.start_service()
+
+    def close(self) -> None:
+        self.kill()
+        self.loop_.close()
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.loop_.run_until_complete(work)
+
+    def round(self) -> Report:
+        report = super().round()
+        self.supply.loop = self.loop
+        snapshot = Snapshot(self.clock.monotonic(), tuple(self.slurm.jobs()), tuple(self.slurm.nodes()))
+        self.run(self.room.follow(snapshot))
+        return report
+
+    def store(self) -> Store:
+        """The record, with everything in it that was on its way."""
+        self.writer.call(lambda store: None, "flush").result(PATIENCE_S)
+        return open_store(self.url, readonly=True)
+
+    # -- jobs ------------------------------------------------------------------------------------------------------
+
+    def train(self, needs: float = 1000.0, hints: str = "signal=usr1", after: float | None = 1.0, **kw: Any) -> int:
+        """Submit an elastic training job."""
+        comment = f"migbatch: role=train {hints}".strip() + " [mig:loan:1#loan0001]"
+        values = {"partition": "train", "priority": 100, "account": "ml", "user": "alice", "uid": 1001, **kw}
+        job = self.slurm.submit("gres:mig:loan:1", runs=10**9, limit=None, comment=comment, **values)
+        self.training[job] = Training(needs, after)
+        return job
+
+    def infer(self, profile: str, runs: float = 30.0, **kw: Any) -> int:
+        """Submit an inference job."""
+        return self.slurm.submit(f"gres:mig:{profile}:1", runs=runs, user="bob", uid=1002, account="web", **kw)
+
+    def row(self, job: int) -> JobRow:
+        return self.slurm.queue[job]
+
+    def running(self) -> set[int]:
+        return {job for job, row in self.slurm.queue.items() if row.state == "RUNNING"}
+
+    def loaned(self) -> dict[int, str]:
+        """Profiles of training jobs that run."""
+        return {job: next(iter(slices(self.row(job).gres))).name for job in self.training if job in self.running()}
+
+    def step(self, seconds: float = 1.0) -> Report:
+        self.clock.sleep(seconds)
+        for job in self.slurm.tick():
+            self.nodes.epilog(job)
+            self.ends.pop(job, None)
+        self._work(seconds)
+        self.finish()
+        self.nodes.report()
+        self.nodes.poll()
+        report = self.round()
+        self.start()
+        self.prologs()
+        self.nodes.report()
+        return report
+
+    def _work(self, seconds: float) -> None:
+        now = self.clock.time()
+        for job, state in self.training.items():
+            row = self.slurm.queue.get(job)
+            if row is None or row.state != "RUNNING":
+                continue
+            if self.ends.get(job, 0) - now > 10**8 and row.start is not None and row.start >= now - seconds:
+                state.done = state.saved  # it begins from its checkpoint
+                state.told = None
+            state.done += seconds
+            if state.told is None and (job, "USR1") in self.slurm.signals[-20:] and self._fresh(job):
+                state.told = now
+            if state.told is not None and state.after is not None and now - state.told >= state.after:
+                state.saved, state.told = state.done, None
+                self.tell(job, row.restarts, checkpoint=now)
+            if state.done >= state.needs:
+                self.ends[job] = now
+
+    def _fresh(self, job: int) -> bool:
+        loan = self.room.ledger.open.get(job)
+        return loan is not None and loan.state.value == "signalled" and loan.checkpoint is None
+
+    def tell(self, job: int, restart: int, **fields: Any) -> None:
+        """A progress event: into the record, then to the service."""
+        self.seq += 1
+        event = {"seq": self.seq, "ts": self.clock.time(), "kind": "progress", "job": job, "restart": restart, **fields}
+        self.writer.call(lambda store: store.ingest("n1", "aa", "boot", [event]), "events").result(PATIENCE_S)
+        self.room.ingested([event])
+
+    def until(self, done: Any, most: int = 400) -> int:
+        """Steps until it is so; how many."""
+        for number in range(most):
+            if done():
+                return number
+            self.step()
+        raise AssertionError(
+            f"not within {most} s; {[(j, r.state, r.reason, r.gres) for j, r in self.slurm.queue.items()]}"
+        )

@@ -1,0 +1,312 @@
+"""Lending from its beginning to its end, on a Slurm that is strict, over a real record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loan_world import LoanWorld
+
+MakeWorld = Callable[..., LoanWorld]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[MakeWorld]:
+    made: list[LoanWorld] = []
+
+    def make(**options: Any) -> LoanWorld:
+        made.append(LoanWorld(f"sqlite:///{tmp_path}/{len(made)}.db", **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def history(w: LoanWorld, job: int) -> list[tuple[int, str, str]]:
+    """Restart, state and cause of each loan of a job."""
+    with w.store() as store:
+        return [(row["restart"], row["state"], row["cause"]) for row in store.loans([job])]
+
+
+def kinds(w: LoanWorld, job: int, *, dry_run: bool = False) -> list[str]:
+    """What was done to a job and not refused."""
+    with w.store() as store:
+        rows = [row for row in store.actions([job]) if row["dry_run"] is dry_run and not row["outcome"]]
+    return [row["kind"] for row in rows]
+
+
+def filled(w: LoanWorld, **options: Any) -> list[int]:
+    """Seven training jobs on one GPU, which have run for a while."""
+    jobs = [w.train(**{"needs": 500, "hints": "signal=usr1 max=1g.10gb", **options}) for _ in range(7)]
+    w.until(lambda: len(w.loaned()) == 7)
+    for _ in range(20):
+        w.step()
+    return jobs
+
+
+def test_training_starts_on_what_is_idle_and_ends_by_itself(world: MakeWorld) -> None:
+    w = world()
+    first, second = w.train(needs=30), w.train(needs=30)
+    w.until(lambda: len(w.loaned()) == 2)
+    w.until(lambda: first not in w.slurm.queue and second not in w.slurm.queue)
+    w.step()
+    for job in (first, second):
+        assert history(w, job) == [(0, "ended", "left")]
+        assert kinds(w, job) == ["release"]
+    with w.store() as store:
+        assert all(row["released"] <= row["started"] < row["ended"] for row in store.loans())
+    assert not w.nodes.misfits
+
+
+def test_three_small_loans_end_for_one_large_slice_and_come_back_with_their_progress(world: MakeWorld) -> None:
+    w = world()
+    jobs = filled(w)
+    done = {job: w.training[job].done for job in jobs}
+    inference = w.infer("3g.40gb", runs=40)
+    took = w.until(lambda: inference in w.running())
+    victims = {job for job, _ in w.slurm.signals}
+    assert 3 <= len(victims) <= 4
+    assert took <= 12
+    assert sorted(w.slurm.requeues) == sorted(victims)
+    assert all(w.training[job].saved >= done[job] for job in victims)
+    assert set(w.loaned()) == set(jobs) - victims
+    w.until(lambda: inference not in w.slurm.queue)
+    w.until(lambda: victims <= set(w.loaned()))
+    w.until(lambda: not w.slurm.queue, 1500)
+    assert not w.nodes.misfits
+    with w.store() as store:
+        loans = store.loans()
+    called = [row for row in loans if row["cause"] == "reclaim"]
+    assert {row["job_id"] for row in called} == victims
+    assert all(row["signalled"] <= row["checkpoint"] <= row["requeued"] <= row["ended"] for row in called)
+    assert all(f"inference job {inference} needs 3g.40gb" in row["why_ended"] for row in called)
+    for job in victims:
+        assert kinds(w, job) == ["release", "signal", "requeue", "retype", "release"]
+
+
+def test_a_job_that_ignores_the_signal_is_requeued_when_its_grace_is_over(world: MakeWorld) -> None:
+    w = world()
+    filled(w, after=None)
+    inference = w.infer("7g.80gb", runs=10)
+    w.until(lambda: len(w.slurm.signals) == 7)
+    signalled = w.clock.now
+    w.until(lambda: len(w.slurm.requeues) == 7)
+    assert w.clock.now - signalled == w.room.rules.grace_s
+    w.until(lambda: inference in w.running())
+    w.until(lambda: len(w.loaned()) == 7)
+
+
+def test_a_job_without_a_signal_is_requeued_at_once(world: MakeWorld) -> None:
+    w = world()
+    filled(w, hints="max=1g.10gb")
+    inference = w.infer("7g.80gb", runs=10)
+    w.step()
+    assert not w.slurm.signals
+    assert len(w.slurm.requeues) == 7
+    w.until(lambda: inference in w.running())
+
+
+def test_only_as_many_loans_end_as_inference_needs(world: MakeWorld) -> None:
+    w = world(nodes=2)
+    for _ in range(2):
+        filled(w)
+    first, second = w.infer("1g.10gb", runs=60), w.infer("1g.10gb", runs=60)
+    w.until(lambda: {first, second} <= w.running())
+    for _ in range(20):
+        w.step()
+    assert len(w.slurm.requeues) == 2
+
+
+@pytest.mark.parametrize("moment", ["released", "running", "signalled", "requeued"])
+@pytest.mark.parametrize("what", ["cancelled", "requeued by Slurm"])
+def test_whatever_slurm_does_meanwhile_the_ledger_follows(world: MakeWorld, moment: str, what: str) -> None:
+    w = world()
+    job = w.train(hints="signal=usr1 max=7g.80gb", after=None)
+    w.until(lambda: job in w.room.ledger.open)
+    if moment != "released":
+        w.until(lambda: job in w.running() and w.room.ledger.open[job].state.value == "running")
+        for _ in range(10):
+            w.step()
+    if moment in ("signalled", "requeued"):
+        w.infer("7g.80gb", runs=10)
+        w.until(lambda: w.room.ledger.open[job].state.value == moment)
+    if what == "cancelled":
+        w.nodes.epilog(job)
+        w.slurm.finish(job) if job in w.running() else w.slurm.queue.pop(job)
+        w.ends.pop(job, None)
+        w.slurm.leaving.pop(job, None)
+        w.step()
+        w.step()
+        assert job not in w.room.ledger.open
+        assert history(w, job) == [(0, "ended", "left")]
+    elif job in w.running():
+        w.slurm.requeue_all([job])
+        w.until(lambda: job not in w.room.ledger.open)
+        ((restart, state, cause),) = history(w, job)
+        assert (restart, state, cause) == (0, "ended", "reclaim" if moment == "requeued" else "slurm")
+        w.until(lambda: job in w.loaned())
+        assert w.room.ledger.open[job].restart == w.row(job).restarts
+
+
+def test_a_released_job_that_does_not_start_is_taken_back(world: MakeWorld) -> None:
+    w = world()
+    job = w.train()
+    w.nodes.deaf.add("n1")  # it learns of no new plan, so nothing can be offered there
+    w.slurm.machines["n1"].gres = {"none": 14}
+    w.until(lambda: job in w.room.ledger.open)
+    w.slurm.machines["n1"].states = {"DOWN"}
+    w.until(lambda: "withdraw" in kinds(w, job))
+    w.step()
+    assert history(w, job) == [(0, "ended", "late")]
+    assert "loan" in w.row(job).gres
+    assert w.row(job).comment.endswith("[mig:loan:1#loan0001]")
+    w.slurm.machines["n1"].states = {"IDLE"}
+    w.nodes.deaf.clear()
+    w.until(lambda: job in w.loaned())
+
+
+def test_quota_counts_compute_slices_of_an_account(world: MakeWorld) -> None:
+    w = world(quota={"ml": 3})
+    jobs = [w.train(hints="max=2g.20gb", account="ml") for _ in range(4)]
+    other = w.train(hints="max=1g.10gb", account="web")
+    w.until(lambda: other in w.loaned() and len(w.loaned()) >= 3)
+    for _ in range(30):
+        w.step()
+    mine = [profile for job, profile in w.loaned().items() if job in jobs]
+    assert 2 <= len(mine) <= 3
+    assert sum(int(profile[0]) for profile in mine) <= 3
+    waiting = next(job for job in jobs if job not in w.loaned())
+    assert "quota" in (w.room.why(waiting) or "")
+
+
+def test_nothing_is_lent_in_blackout_hours_and_jobs_are_told_so(world: MakeWorld) -> None:
+    w = world(blackout=("00:00-24:00",))
+    job = w.train()
+    for _ in range(30):
+        w.step()
+    assert not w.loaned()
+    assert "blackout" in (w.room.why(job) or "")
+
+
+def test_a_slice_rests_before_it_is_lent(world: MakeWorld) -> None:
+    w = world(min_idle_s=30.0)
+    inference = w.infer("7g.80gb", runs=20)
+    w.until(lambda: inference in w.running())
+    job = w.train()
+    w.until(lambda: inference not in w.slurm.queue)
+    over = w.clock.now
+    for _ in range(10):
+        w.step()
+    assert "idle long enough" in (w.room.why(job) or "") or "expected" in (w.room.why(job) or "")
+    w.until(lambda: job in w.loaned())
+    assert w.clock.now - over >= 30
+
+
+def test_no_more_are_released_in_a_round_than_allowed(world: MakeWorld) -> None:
+    w = world(most_releases=2)
+    jobs = [w.train(hints="max=1g.10gb") for _ in range(7)]
+    before = 0
+    while len(w.loaned()) < 7:
+        w.step()
+        open_now = len(w.room.ledger.open)
+        assert open_now - before <= 2
+        before = open_now
+    assert set(w.loaned()) == set(jobs)
+
+
+def test_a_dry_run_decides_the_same_touches_nothing_and_says_it_once(world: MakeWorld) -> None:
+    w, live = world(dry_run=True), world()
+    for each in (w, live):
+        for _ in range(3):
+            each.train(hints="max=2g.20gb")
+    queue = dict(w.slurm.queue)
+    for _ in range(40):
+        w.step()
+    assert not {"update_jobs", "signal_all", "requeue_all"} & set(w.slurm.calls)
+    assert {job: row.gres for job, row in w.slurm.queue.items()} == {job: row.gres for job, row in queue.items()}
+    assert not w.room.ledger.open
+    live.until(lambda: len(live.loaned()) == 3)
+    with w.store() as store, live.store() as real:
+        would, did = store.actions(), real.actions()
+        assert store.loans() == []
+    assert all(row["dry_run"] for row in would)
+    assert not any(row["dry_run"] for row in did)
+    told = [(row["job_id"], row["kind"], row["before"], row["after"], row["why"]) for row in would]
+    assert told == [(row["job_id"], row["kind"], row["before"], row["after"], row["why"]) for row in did]
+    w.restart()
+    for _ in range(10):
+        w.step()
+    with w.store() as store:
+        assert len(store.actions()) == len(would)
+
+
+def test_while_slurm_refuses_nothing_is_asked_every_second(world: MakeWorld) -> None:
+    w = world()
+    job = w.train()
+    w.slurm.refuse = {"update_jobs"}
+    for _ in range(60):
+        w.step()
+    assert 2 <= w.slurm.calls["update_jobs"] <= 8
+    w.slurm.refuse = set()
+    w.until(lambda: job in w.loaned())
+    with w.store() as store:
+        assert "refuses" in store.actions([job])[0]["outcome"]
+
+
+CALLS = ["signal_all", "requeue_all", "update_jobs"]
+
+
+class Killed(BaseException):
+    """The service is gone in the middle of what it did."""
+
+
+@pytest.mark.parametrize("what", CALLS)
+@pytest.mark.parametrize("when", ["before_call", "after_call"])
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_service_that_is_killed_at_any_call_goes_on_where_it_was(
+    world: MakeWorld, what: str, when: str, nth: int
+) -> None:
+    w = world()
+    jobs = [w.train(hints="signal=usr1 max=1g.10gb", needs=10**6) for _ in range(7)]
+    left = nth
+
+    def die(called: str) -> None:
+        nonlocal left
+        if called == what:
+            left -= 1
+            if not left:
+                setattr(w.slurm, when, lambda called: None)
+                raise Killed
+
+    def step() -> None:
+        try:
+            w.step()
+        except Killed:
+            w.restart()
+
+    setattr(w.slurm, when, die)
+    inference = 0
+    for _ in range(300):
+        step()
+        if not inference and len(w.loaned()) == 7:
+            for _ in range(10):
+                step()
+            inference = w.infer("3g.40gb", runs=30)
+        if inference and inference not in w.slurm.queue and len(w.loaned()) == 7:
+            break
+    assert left <= 0 or nth == 2, "it was not killed"
+    assert set(w.loaned()) == set(jobs)
+    assert not w.nodes.misfits
+    victims = set(w.slurm.requeues)
+    assert len(w.slurm.requeues) == len(victims)
+    assert len(w.slurm.signals) <= len(victims) * (2 if (what, when) == ("signal_all", "after_call") else 1)
+    assert all(w.row(job).restarts == (job in victims) for job in jobs)
+    with w.store() as store:
+        open_loans = store.loans(active=True)
+        ended = [row for row in store.loans() if row["ended"] is not None and row["cause"] != "refused"]
+    assert {row["job_id"] for row in open_loans} == set(jobs)
+    assert len(open_loans) == 7
+    assert sorted(row["job_id"] for row in ended) == sorted(victims)
