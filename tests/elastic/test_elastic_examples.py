@@ -1,0 +1,164 @@
+"""The examples, as Slurm runs them: told by USR1, ended by TERM or KILL, started again, with a quiet run's result."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import slurm_migbatch
+from slurm_migbatch.node import progress
+
+ROOT = Path(slurm_migbatch.__file__).parent.parent
+EXAMPLES = ROOT / "sbatch_examples"
+SIZES = [("1g.10gb", 9856), ("3g.40gb", 40192), ("2g.20gb", 20096)]
+
+
+class Job:
+    """A batch job of 120 steps that is requeued and started again in the same directory."""
+
+    def __init__(self, script, directory):
+        self.script, self.directory, self.restarts = script, directory, 0
+        self.progress = directory / "progress"
+        self.out = directory / "out"
+
+    def start(self):
+        """A run, in a process group of its own as Slurm signals it."""
+        profile, memory = SIZES[self.restarts % len(SIZES)]
+        self.progress.write_text("")
+        environ = {
+            "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHON": sys.executable, "STEPS": "120",
+            "STEP_SECONDS": "0.01", "EVERY": "10", "SLURM_SUBMIT_DIR": str(self.directory), "SLURM_JOB_ID": "17",
+            "TRAINING": str(EXAMPLES / "elastic_training.py"), "MIGBATCH_PROGRESS": str(self.progress),
+            "MIGBATCH_PROFILE": profile, "MIGBATCH_MEMORY_MIB": str(memory), "IDLE_SECONDS": "600",
+            "SLURM_RESTART_COUNT": str(self.restarts),
+        }  # fmt: skip
+        self.restarts += 1
+        with self.out.open("ab") as out:
+            return subprocess.Popen(
+                ["bash", str(EXAMPLES / self.script)], env=environ, stdout=out, stderr=out, start_new_session=True
+            )
+
+    def reports(self):
+        return [progress.parse(line) for line in self.progress.read_bytes().splitlines()]
+
+    def checkpoint(self):
+        return max((line.checkpoint for line in self.reports() if line.checkpoint), default=0.0)
+
+    def steps(self):
+        return max((line.steps for line in self.reports() if line.steps), default=0)
+
+    def result(self):
+        return [
+            line for line in self.out.read_text().splitlines() if line.startswith(("step 100:", "state", "trained"))
+        ]
+
+
+def until(ready):
+    end = time.monotonic() + 60
+    while not ready():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def tell(child, number):
+    """To every process of the job, as `scancel --full` and the end of a job do."""
+    os.killpg(child.pid, number)
+
+
+@pytest.fixture(params=["elastic_training.sh", "elastic_bash.sh"])
+def job(request, tmp_path):
+    return Job(request.param, tmp_path)
+
+
+@pytest.fixture
+def quiet(job, tmp_path_factory):
+    """The last lines of a run that nobody interrupts."""
+    alone = Job(job.script, tmp_path_factory.mktemp("quiet"))
+    assert alone.start().wait(60) == 0
+    assert alone.reports()[-1].done == 1
+    return alone.result()
+
+
+def test_interrupted_it_ends_with_the_same_result(job, quiet):
+    child = job.start()
+    until(job.reports)
+    asked = time.time()
+    tell(child, signal.SIGUSR1)
+    until(lambda: job.checkpoint() >= asked)
+    time.sleep(0.1)
+    stood = job.steps()
+    assert child.poll() is None
+    tell(child, signal.SIGTERM)
+    assert child.wait(60) == 143
+
+    child = job.start()  # killed without a word: what was done since the last checkpoint is done again
+    until(job.reports)
+    assert job.reports()[0].restored == stood
+    time.sleep(0.3)
+    assert child.poll() is None
+    tell(child, signal.SIGKILL)
+    child.wait()
+
+    child = job.start()
+    until(job.reports)
+    tell(child, signal.SIGTERM)
+    assert child.wait(60) == 143
+
+    child = job.start()
+    assert child.wait(60) == 0, job.out.read_text()
+    assert job.reports()[-1].done == 1
+    assert None not in job.reports()
+    assert job.result() == quiet
+    profiles = [line for line in job.out.read_text().splitlines() if "from step" in line]
+    assert len(profiles) == 4 and "3g.40gb" in profiles[1]
+
+
+def test_a_bash_job_goes_on_where_nothing_comes_after_usr1(tmp_path):
+    job = Job("elastic_bash.sh", tmp_path)
+    child = job.start()
+    until(job.reports)
+    asked = time.time()
+    tell(child, signal.SIGUSR1)
+    until(lambda: job.checkpoint() >= asked)
+    asked = time.time()
+    tell(child, signal.SIGUSR1)  # which ends the wait
+    until(lambda: job.checkpoint() >= asked)
+    tell(child, signal.SIGTERM)
+    assert child.wait(60) == 143
+
+
+def test_a_bash_job_whose_disk_is_full_keeps_its_checkpoint(tmp_path):
+    job = Job("elastic_bash.sh", tmp_path)
+    child = job.start()
+    until(job.checkpoint)
+    whole = tmp_path / "elastic-17.state"
+    beside = tmp_path / "elastic-17.state.new"
+    until(lambda: not beside.exists())
+    beside.symlink_to("/dev/full")
+    until(lambda: "No space left" in job.out.read_text())
+    step, state = whole.read_text().split()
+    assert int(step) > 0 and int(state) > 0
+    tell(child, signal.SIGKILL)
+    child.wait()
+
+
+def test_a_program_that_fails_ends_the_bash_job(tmp_path):
+    script = (EXAMPLES / "elastic_bash.sh").read_text().replace("exec sleep", "exec false")
+    (tmp_path / "failing.sh").write_text(script)
+    done = subprocess.run(
+        ["bash", str(tmp_path / "failing.sh")], env={"PATH": os.environ["PATH"], "SLURM_SUBMIT_DIR": str(tmp_path)}
+    )
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("name", ["elastic_training.sh", "elastic_bash.sh"])
+def test_they_ask_for_what_they_need(name):
+    options = [line for line in (EXAMPLES / name).read_text().splitlines() if line.startswith("#SBATCH")]
+    for option in ("--requeue", "--open-mode=append", "--gres=mig:auto"):
+        assert f"#SBATCH {option}" in options
+    (comment,) = [line for line in options if "--comment" in line]
+    assert "role=train" in comment and "signal=usr1" in comment and len(comment) < 200
