@@ -128,6 +128,12 @@ def _slice_elapsed_s(piece: Fields, now: float) -> float | None:
     return max(0.0, float((now if piece.slice_until is None else piece.slice_until) - piece.slice_since))
 
 
+def retyped(run: Fields) -> str:
+    """`1g.10gb>2g.20gb`: how the profile changed that a run asked for while it waited; empty where it did not."""
+    before, after = run.retyped_before, run.retyped_after
+    return f"{before}>{after}" if before and after and before != after else ""
+
+
 def exit_code(run: Fields) -> str:
     """`code:signal` as sacct; 0:0 where none is known."""
     return f"{run.exit_code or 0}:{run.signal or 0}"
@@ -189,6 +195,7 @@ def _place_cell(piece: Fields, number: int, context: Context) -> str:
     return place(piece)
 
 
+RETYPED = ("retyped_before", "retyped_after")
 _SPEED = ("predicted_throughput_per_s", "measured_throughput_per_s", "slice_count")
 
 COLUMNS: tuple[Column, ...] = (
@@ -214,6 +221,12 @@ COLUMNS: tuple[Column, ...] = (
         "Profile", 9, "MIG profile it got; profile:n for n of them.", ("profile",), _text("profile"),
         ("profile",), _slice_text("profile"),
     ),
+    Column(
+        "Retyped", -24, "From which profile to which it was moved while it waited: 1g.10gb>2g.20gb.",
+        RETYPED, lambda run, slices, context: retyped(run),
+    ),
+    Column("RetypedWhy", -60, "Why it was moved.", (*RETYPED, "retyped_why"),
+           lambda run, slices, context: run.retyped_why or "" if retyped(run) else ""),
     Column("Slices", 6, "Number of slices it got.", ("slice_count",), _text("slice_count")),
     Column(
         "Placement", 14, "Where its slices are: node:gpu@start:size, start and size in memory slices.", (),
@@ -305,6 +318,6 @@ def _user(run: Fields) -> str:
 BRIEF = "jobid,state,exitcode"
 DEFAULT = "jobid,user,partition,asked,bucket,profile,placement,state,exitcode,elapsed"
 LONG = (
-    "jobid,jobidraw,jobname,user,account,partition,asked,bucket,decision,source,profile,slices,placement,nodelist,"
+    "jobid,jobidraw,jobname,user,account,partition,asked,bucket,decision,source,profile,retyped,slices,placement,nodelist,"
     "miguuid,warm,setup,predicted,measured,prederr,submit,start,end,queuewait,elapsed,timelimit,restarts,state,exitcode,reason"
 )

@@ -17,7 +17,7 @@ RUN_FIELDS = (
     "name", "nodes", "state", "reason", "exit_code", "signal", "submitted", "started", "ended", "time_limit_s", "asked",
     "bucket", "decision", "source", "profile", "slice_count", "warm", "setup_ms", "predicted_latency_ms",
     "predicted_throughput_per_s", "predicted_memory_mib", "measured_latency_ms", "measured_throughput_per_s",
-    "measured_memory_mib", "measured_items", "measured_facts",
+    "measured_memory_mib", "measured_items", "measured_facts", "retyped_before", "retyped_after", "retyped_why",
 )  # fmt: skip
 SLICE_FIELDS = (
     "node", "gpu", "gpu_index", "profile", "slot_start", "slot_size", "gi", "ci", "mig_uuid", "since", "until",
@@ -65,6 +65,8 @@ def _job(run: Any, slices: Any, now: float) -> dict[str, Any]:
     made: dict[str, Any] = {"job": job_id(run)}
     made.update((_RENAMED.get(name, name), getattr(run, name)) for name in RUN_FIELDS)
     made["measured_by"] = measured_by(made.pop("measured_facts"))
+    before, after, why = (made.pop(f"retyped_{name}") for name in ("before", "after", "why"))
+    made["retyped"] = {"from": before, "to": after, "why": why} if before and before != after else None
     made["prediction_error"] = prediction_error(run)
     made["elapsed_s"], made["queue_wait_s"] = elapsed_s(run, now), queue_wait_s(run, now)
     made["nodes"] = run.nodes.split(",") if run.nodes else []

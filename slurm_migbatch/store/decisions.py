@@ -41,10 +41,12 @@ def record_decision(session: Session, decision: Mapping[str, Any], now: float) -
 
 
 def copy_decision(decision: Decision, run: Run) -> None:
-    """Write into a run what reports show of its decision."""
+    """Write into a run what reports show of its decision; figures are of the profile that it got once it has one,
+    which may be another than was chosen first."""
     run.asked, run.bucket, run.source = decision.asked or run.asked, decision.bucket, decision.source
+    got = run.profile or decision.chosen
     for candidate in decision.candidates if isinstance(decision.candidates, list) else ():
-        if isinstance(candidate, dict) and decision.chosen and candidate.get("profile") in _profiles(decision.chosen):
+        if isinstance(candidate, dict) and got and candidate.get("profile") in _profiles(got):
             for figure in _FIGURES:
                 setattr(run, f"predicted_{figure}", clean.real(candidate.get(figure)))
             return

@@ -273,7 +273,12 @@ def summarise(session: Session, run: Run) -> None:
         session.scalars(select(Lease.profile).where(Lease.run_id == run.id, Lease.outcome.is_distinct_from("moved")))
     )
     run.slice_count = sum(got.values())
+    before = run.profile
     run.profile = ",".join(name if n == 1 else f"{name}:{n}" for name, n in sorted(got.items()))[:512] or None
+    if run.profile != before and run.decision and (decision := session.get(Decision, run.decision)) is not None:
+        from slurm_migbatch.store.decisions import copy_decision
+
+        copy_decision(decision, run)
 
 
 def link(session: Session, run: Run, decision_id: str | None) -> None:

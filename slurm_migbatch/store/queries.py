@@ -8,15 +8,37 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, false, literal, or_, select
+from sqlalchemy import ColumnElement, Connection, Label, and_, false, literal, or_, select
 from sqlalchemy.engine import Row
-from sqlalchemy.orm import aliased
+from sqlalchemy.orm import InstrumentedAttribute, aliased
 
-from slurm_migbatch.store.models import LAST_SPAN_CLASS, OPEN, Decision, Gpu, Lease, Run
+from slurm_migbatch.store.models import LAST_SPAN_CLASS, OPEN, Action, Decision, Gpu, Lease, Run
 
 #: columns of a run and of a slice that can be asked for, by name
 RUN_FIELDS = {column.key: column for column in Run.__table__.columns}
 SLICE_FIELDS = {column.key: column for column in Lease.__table__.columns}
+
+
+def _retyped(field: InstrumentedAttribute[Any], *, last: bool) -> Label[Any]:
+    """A field of the first or last time that a run was given another profile while it waited; none: null.
+
+    A change of an array's tasks is kept under the array, so that of a task it is one that led to what the task got.
+    """
+    mine = or_(
+        Action.job_id == Run.job_id,
+        and_(Action.job_id == Run.array_job, Action.after == Run.profile),
+    )
+    order = Action.id.desc() if last else Action.id
+    done = and_(Action.kind == "retype", Action.restart == Run.restart, Action.dry_run.is_(False))
+    statement = select(field).where(mine, done, Action.outcome.is_(None)).order_by(order).limit(1)
+    return statement.correlate(Run).scalar_subquery().label(f"retyped_{field.key}")
+
+
+#: what can be asked for of a run besides: from which profile it was moved to which, and why, while it waited
+RETYPED_FIELDS = {
+    f"retyped_{field.key}": _retyped(field, last=last)
+    for field, last in ((Action.before, False), (Action.after, True), (Action.why, True))
+}
 
 #: columns of a LeaseRow, in its order
 _LEASE_ROW = ("node", "gpu", "profile", "slot_start", "slot_size", "job_id", "restart", "since", "until", "mig_uuid")
@@ -86,13 +108,14 @@ def select_runs(
     """The wanted runs by job id, each with its slices, in one statement that fetches no other fields.
 
     Args:
-        run_fields: names in RUN_FIELDS; "id" comes too.
+        run_fields: names in RUN_FIELDS and RETYPED_FIELDS; "id" comes too.
         slice_fields: names in SLICE_FIELDS, which appear as slice_<name>; () does not look at slices at all.
 
     Yields:
         (row with the run's fields, rows with its slices' fields). With slices, the first slice's row is the run's.
     """
-    columns = [Run.__table__.c.id, *(RUN_FIELDS[name] for name in run_fields if name != "id")]
+    columns: list[ColumnElement[Any]] = [Run.__table__.c.id]
+    columns += [RUN_FIELDS[name] if name in RUN_FIELDS else RETYPED_FIELDS[name] for name in run_fields if name != "id"]
     conditions = list(_conditions(wanted))
     order = [Run.job_id, Run.reuse, Run.restart]
     if not slice_fields:

@@ -36,7 +36,7 @@ def array_runs(connection: Connection, arrays: Collection[int]) -> dict[int, lis
         Run.array_job.in_(arrays), Run.started.is_not(None)
     )
     for array, started, ended, state in connection.execute(statement):
-        found[array].append(TaskRun(started, ended, state))
+        found[int(array or 0)].append(TaskRun(float(started or 0.0), ended, state))
     for runs in found.values():
         runs.sort(key=lambda run: (run.ended is None, run.ended or run.started))
     return found

@@ -328,7 +328,7 @@ def test_names_in_json_keep_their_meaning(cli: Cli) -> None:
         "started_unix_s", "ended_unix_s", "time_limit_s", "asked", "bucket", "decision", "source", "profile",
         "slice_count", "warm", "setup_ms", "predicted_latency_ms", "predicted_throughput_per_s", "predicted_memory_mib",
         "measured_latency_ms", "measured_throughput_per_s", "measured_memory_mib", "measured_items",
-        "measured_by", "prediction_error", "elapsed_s", "queue_wait_s", "slices",
+        "measured_by", "prediction_error", "elapsed_s", "queue_wait_s", "slices", "retyped",
     }  # fmt: skip
     assert set(document["jobs"][0]["slices"][0]) == {
         "node", "gpu_uuid", "gpu_index", "profile", "placement_start", "placement_size", "gpu_instance_id",
