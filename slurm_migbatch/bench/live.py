@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from slurm_migbatch.bench.bars import Bar, quantile
 from slurm_migbatch.bench.wave import Wave, draw
+from slurm_migbatch.bench.wavesim import predict
 from slurm_migbatch.testbed.bed import FINAL
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.proc import wait_until
@@ -71,13 +72,11 @@ def measure(seed: int = 1, wave: Wave | None = None, say: Callable[[str], None] 
         NotMeasurable: a job was refused, or did not end.
         TestbedError: the test bed is at fault.
     """
-    from slurm_migbatch.bench import wave as waves
-
     wave = wave or draw(seed)
     ways: dict[str, dict[str, Any]] = {}
     for name, lending in (("half", False), ("lending", True)):
         say(f"{name}: the simulator")
-        predicted = waves.predict(wave, lending)
+        predicted = predict(wave, lending)
         say(f"{name}: {len(wave.requests)} inference and {len(wave.trainings)} training jobs on a real Slurm")
         ways[name] = {**run(wave, lending, say), "predicted": predicted}
     return {
@@ -110,7 +109,7 @@ def _bars(half: Mapping[str, Any], ours: Mapping[str, Any]) -> list[Bar]:
 
 def run(wave: Wave, lending: bool, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """One way, on a test bed of its own; its figures."""
-    config = {"lending": dict(LENDING), "cluster": {"poll_s": 0.5}}
+    config = {"lending": {**LENDING, "day_s": wave.day_s}, "cluster": {"poll_s": 0.5}}
     with Cluster(
         nodes=wave.nodes,
         gpus=wave.gpus,

@@ -63,11 +63,11 @@ class Wave:
 def draw(
     seed: int,
     *,
-    requests: int = 120,
-    trainings: int = 30,
-    day_s: float = 300.0,
+    requests: int = 90,
+    trainings: int = 48,
+    day_s: float = 360.0,
     mean_s: float = 12.0,
-    train_s: float = 36.0,
+    train_s: float = 40.0,
     least: str = "2g.20gb",
     most: str = "4g.40gb",
 ) -> Wave:
