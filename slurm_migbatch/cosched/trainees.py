@@ -1,8 +1,8 @@
 """What is known of training jobs beside what Slurm shows: how fast they are on each slice, and what stopping costs.
 
 Speeds are relative to the whole GPU. They come from the predictor where the job names a model that it knows, else from
-what training of slices does on the whole (`policy.lendable.usual_speed`); what a job itself achieved on a profile
-stands above both and moves the rest with it.
+what training on slices does on the whole (`policy.lendable.usual_speed`); what a job itself achieved on several
+profiles is weighed against both (`policy.trainspeed`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from slurm_migbatch.cosched.look import Costs, Run
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.policy.lendable import usual_speed, within
+from slurm_migbatch.policy.trainspeed import Heard, speeds
 from slurm_migbatch.workload.loans import LoanHints
 
 Predict = Callable[[LoanHints, str], Mapping[Profile, float]]
@@ -24,14 +25,16 @@ Predict = Callable[[LoanHints, str], Mapping[Profile, float]]
 
 _FUTURE_S: Final = 60.0
 _MOST_S: Final = 86_400.0
+_MOST_KINDS: Final = 10_000
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a run last said: its newest complete checkpoint (unix s), how long that took (s), its rate (items/s)."""
+    """What a run last said: its newest complete checkpoint (unix s), seconds that took, items, and items a second."""
 
     checkpoint: float | None = None
     ckpt_s: float | None = None
+    items: float | None = None
     rate: float | None = None
 
 
@@ -41,8 +44,8 @@ def report_of(event: Mapping[str, Any], now: float) -> tuple[Run, Report] | None
     if type(job) is not int or type(restart) is not int:
         return None
     checkpoint = _number(event.get("checkpoint"), now + _FUTURE_S)
-    took, rate = _number(event.get("ckpt_s"), _MOST_S), _number(event.get("throughput_per_s"), 1e9)
-    return (job, restart), Report(checkpoint, took, rate)
+    items, rate = _number(event.get("items"), 1e15), _number(event.get("throughput_per_s"), 1e9)
+    return (job, restart), Report(checkpoint, _number(event.get("ckpt_s"), _MOST_S), items, rate)
 
 
 class Trainees:
@@ -53,7 +56,7 @@ class Trainees:
         self._predict = predict
         self._restart_s, self._checkpoint_s = restart_s, checkpoint_s
         self._reports: dict[Run, Report] = {}
-        self._achieved: dict[int, dict[Profile, float]] = {}
+        self._heard: dict[int, dict[int, Heard]] = {}
         self._geometries: tuple[Geometry, ...] = ()
         self._usual: dict[LoanHints, Mapping[Profile, float]] = {}
         self._predicted: dict[tuple[LoanHints, str], Mapping[Profile, float]] = {}
@@ -78,9 +81,10 @@ class Trainees:
         told = {name: value for name, value in vars(report).items() if value is not None}
         self._reports[run] = replace(before, **told)
 
-    def achieved(self, job: int, profile: Profile, rate: float) -> None:
-        """A job did so many of its items a second on such a slice."""
-        self._achieved.setdefault(job, {})[profile] = rate
+    def recall(self, run: Run, profile: Profile, report: Report) -> None:
+        """What the record has of a run, on a slice of this profile."""
+        self._reports.setdefault(run, report)
+        self._hear(run, profile, report)
 
     def look(self, sights: Mapping[int, Sight], held: Mapping[Run, Profile]) -> None:
         """Slurm's list of now, and the profile of each run; jobs that are gone are forgotten."""
@@ -88,13 +92,18 @@ class Trainees:
             sight = sights.get(run[0])
             if sight is None or sight.row.restarts > run[1]:
                 del self._reports[run]
-            elif report.rate is not None and run in held:
-                self.achieved(run[0], held[run], report.rate)
-        for job in [job for job in self._achieved if job not in sights]:
-            del self._achieved[job]
-        if len(self._usual) > 10_000 or len(self._predicted) > 10_000:
+            elif run in held:
+                self._hear(run, held[run], report)
+        for job in [job for job in self._heard if job not in sights]:
+            del self._heard[job]
+        if len(self._usual) > _MOST_KINDS or len(self._predicted) > _MOST_KINDS:
             self._usual.clear()
             self._predicted.clear()
+
+    def _hear(self, run: Run, profile: Profile, report: Report) -> None:
+        if report.items and report.rate:
+            heard = Heard(profile.name, report.items, report.items / report.rate)
+            self._heard.setdefault(run[0], {})[run[1]] = heard
 
     # -- what is asked ---------------------------------------------------------------------------------------------
 
@@ -105,11 +114,11 @@ class Trainees:
     def speeds(self, sight: Sight) -> Mapping[Profile, float]:
         """Of each profile that the job may have, its speed relative to the whole GPU."""
         expected = self._expected(sight)
-        own = {p: rate for p, rate in self._achieved.get(sight.row.job_id, {}).items() if expected.get(p, 0.0) > 0}
-        if not own:
+        heard = self._heard.get(sight.row.job_id)
+        if not heard:
             return expected
-        scale = math.exp(math.fsum(math.log(rate / expected[p]) for p, rate in own.items()) / len(own))
-        return {p: own[p] / scale if p in own else speed for p, speed in expected.items()}
+        by_name = speeds({profile.name: speed for profile, speed in expected.items()}, list(heard.values()))
+        return {profile: by_name[profile.name] for profile in expected}
 
     def costs(self, sight: Sight, now: float) -> Costs:
         """What stopping the job now costs it."""

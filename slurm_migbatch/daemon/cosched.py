@@ -22,7 +22,7 @@ from slurm_migbatch.cosched.ledger import Ledger, Loan, Sight
 from slurm_migbatch.cosched.lend import decide
 from slurm_migbatch.cosched.look import Idleness, Knowledge, Run, Scene, picture_of, places_of, sights_of
 from slurm_migbatch.cosched.picture import Kind, Order, Round, Rules
-from slurm_migbatch.cosched.trainees import Predict, Trainees, report_of
+from slurm_migbatch.cosched.trainees import Predict, Report, Trainees, report_of
 from slurm_migbatch.daemon.log import Trouble
 from slurm_migbatch.daemon.metrics import Labels, Metrics
 from slurm_migbatch.daemon.poll import Snapshot
@@ -31,6 +31,7 @@ from slurm_migbatch.daemon.supply import SupplyRoom
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.policy.lending import Calm
+from slurm_migbatch.store.progress import RunProgress
 
 log = logging.getLogger(__name__)
 
@@ -113,10 +114,9 @@ class CoschedRoom:
             self.ledger.load(loan for row in past.loans if (loan := Loan.from_row(row)) is not None)
             self._expected.learn(past.uses, now)
             self._idle.since.update(past.freed)
-            for event in past.progress:
-                self._heard(event, now)
+            self._recall(past.runs)
             for row in past.actions:
-                if row["dry_run"]:
+                if row["dry_run"] and row["kind"] in {kind.value for kind in Kind}:  # dispatch keeps its own there too
                     self._said[row["job_id"], Kind(row["kind"])] = row["after"] or "", row["ts"]
             self._loaded.set()
         await asyncio.Event().wait()
@@ -213,16 +213,20 @@ class CoschedRoom:
             return
         self._asked |= unknown
         try:
-            future = asyncio.wrap_future(self._writer.call(lambda store: store.speeds(unknown), "speeds"))
+            future = asyncio.wrap_future(self._writer.call(lambda store: store.job_progress(unknown), "progress"))
             found = await asyncio.wait_for(future, _SAVE_S)
         except Exception as error:  # what is usual has to do
             log.debug("what jobs achieved is not known yet: %s", error)
             self._asked -= unknown
             return
-        for job, name, rate in found:
+        self._recall(found)
+
+    def _recall(self, runs: Iterable[RunProgress]) -> None:
+        for run in runs:
+            report = Report(run.checkpoint, run.ckpt_s, run.items, run.items_per_s)
             try:
-                self.trainees.achieved(job, Profile.parse(name), rate)
-            except ProfileError:
+                self.trainees.recall((run.job, run.restart), Profile.parse(run.profile or ""), report)
+            except ProfileError:  # it had several slices, or none
                 continue
 
     async def _act(self, orders: Sequence[Order], sights: Mapping[int, Sight]) -> bool:
@@ -355,14 +359,16 @@ class _Past:
     loans: Sequence[Mapping[str, Any]]
     uses: Sequence[tuple[str, float, float | None]]
     freed: Mapping[str, float]
-    progress: Sequence[Mapping[str, Any]]
+    runs: Sequence[RunProgress]
     actions: Sequence[Mapping[str, Any]]
 
 
 def _past(store: Store, now: float, history_s: float) -> _Past:
     loans = store.loans(since=now - max(history_s, _DAY_S))
-    since = min((row["decided"] for row in loans if row["ended"] is None), default=now)
-    return _Past(loans, store.uses(now - history_s), store.freed(now - _DAY_S), store.progress(since), store.actions())
+    going = [row["job_id"] for row in loans if row["ended"] is None]
+    return _Past(
+        loans, store.uses(now - history_s), store.freed(now - _DAY_S), store.job_progress(going), store.actions()
+    )
 
 
 def _inference(

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from slurm_migbatch.slurm.client import SlurmClient
+from slurm_migbatch.store.progress import RunProgress
 from slurm_migbatch.store.work import Past, TaskRun
 
 
@@ -60,11 +61,8 @@ class Store(Protocol):
     def freed(self, since: float) -> Mapping[str, float]:
         """When a job other than a loan last gave a slice back, by GPU."""
 
-    def progress(self, since: float) -> Sequence[Mapping[str, Any]]:
-        """What jobs told of themselves."""
-
-    def speeds(self, jobs: Collection[int]) -> Sequence[tuple[int, str, float]]:
-        """Job, profile and items a second."""
+    def job_progress(self, jobs: Collection[int]) -> Sequence[RunProgress]:
+        """The runs of these jobs by what they last told."""
 
     def decision(self, id: str) -> Mapping[str, Any] | None:
         """One decision of the submit filter in full."""

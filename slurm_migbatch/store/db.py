@@ -24,7 +24,7 @@ from slurm_migbatch.store.queries import LeaseRow, RunFilter, RunRow
 if TYPE_CHECKING:
     from slurm_migbatch.profiling.measurement import Measurement
     from slurm_migbatch.store.lessons import Lesson
-    from slurm_migbatch.store.loans import Speed, Use
+    from slurm_migbatch.store.loans import Use
     from slurm_migbatch.store.measurements import Added
     from slurm_migbatch.store.progress import RunProgress
 
@@ -203,20 +203,6 @@ class Store:
 
         with self.reading() as connection:
             return freed(connection, since)
-
-    def progress(self, since: float) -> list[dict[str, Any]]:
-        """The `progress` events from that moment on, the oldest first."""
-        from slurm_migbatch.store.loans import progress
-
-        with self.reading() as connection:
-            return progress(connection, since)
-
-    def speeds(self, jobs: Collection[int]) -> list[Speed]:
-        """What these jobs achieved on slices of each profile, by their own words."""
-        from slurm_migbatch.store.loans import speeds
-
-        with self.reading() as connection:
-            return speeds(connection, jobs)
 
     def job_progress(self, jobs: Collection[int]) -> list[RunProgress]:
         """Runs of these jobs by their latest reports, each job's in their order."""

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, func, select
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.store import clean
-from slurm_migbatch.store.models import Action, Lease, Loan, NodeEvent, Run
+from slurm_migbatch.store.models import Action, Lease, Loan
 
 _MOMENTS = ("released", "started", "signalled", "checkpoint", "requeued", "ended")
 _TEXTS = {
@@ -31,14 +31,6 @@ class Use(NamedTuple):
     profile: str
     since: float
     until: float | None
-
-
-class Speed(NamedTuple):
-    """What a job achieved on slices of one profile, in its own items a second."""
-
-    job: int
-    profile: str
-    items_per_s: float
 
 
 def save_loans(session: Session, loans: Sequence[Mapping[str, Any]], actions: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -119,19 +111,3 @@ def freed(connection: Connection, since: float) -> dict[str, float]:
     lent = select(Loan.id).where(Loan.job_id == Lease.job_id, Loan.restart == Lease.restart).exists()
     last = select(Lease.gpu, func.max(Lease.until)).where(Lease.until >= since, ~lent).group_by(Lease.gpu)
     return {gpu: float(until or 0) for gpu, until in connection.execute(last)}
-
-
-def progress(connection: Connection, since: float) -> list[dict[str, Any]]:
-    """What jobs told of themselves from that moment on, the oldest first."""
-    told = select(NodeEvent.payload).where(NodeEvent.kind == "progress", NodeEvent.ts >= since).order_by(NodeEvent.id)
-    return [payload for payload in connection.scalars(told) if isinstance(payload, dict)]
-
-
-def speeds(connection: Connection, jobs: Collection[int]) -> list[Speed]:
-    """What these jobs achieved on each profile, the earliest runs first."""
-    statement = (
-        select(Run.job_id, Run.profile, Run.measured_throughput_per_s)
-        .where(Run.job_id.in_(jobs), Run.profile.is_not(None), Run.measured_throughput_per_s > 0, Run.slice_count == 1)
-        .order_by(Run.job_id, Run.reuse, Run.restart)
-    )
-    return [Speed(job, str(profile), float(rate or 0)) for job, profile, rate in connection.execute(statement)]

@@ -168,14 +168,14 @@ def test_the_predictor_is_asked_for_models_that_it_knows() -> None:
     assert THREE in trainees({}).speeds(known), "of others the usual is expected"
 
 
-def test_what_a_job_achieved_stands_above_what_was_expected() -> None:
+def test_what_a_job_achieved_is_weighed_against_what_was_expected() -> None:
     made, one = trainees(), sight(elastic(7))
     usual = made.speeds(one)
-    made.achieved(7, ONE, 100.0)
-    made.achieved(7, THREE, 100.0)
+    made.recall((7, 0), ONE, Report(items=1000.0, rate=100.0))
+    assert made.speeds(one) == pytest.approx(usual), "one profile alone tells nothing"
+    made.recall((7, 1), THREE, Report(items=1000.0, rate=100.0))
     found = made.speeds(one)
-    assert found[ONE] == pytest.approx(found[THREE]), "it does not gain"
-    assert found[TWO] == usual[TWO]
+    assert found[THREE] == pytest.approx(found[ONE]), "it does not gain"
     made.look({}, {})
     assert made.speeds(one) == usual
 
@@ -193,7 +193,7 @@ def test_costs_of_stopping() -> None:
 
 @given(
     st.dictionaries(
-        st.sampled_from(["job", "restart", "checkpoint", "ckpt_s", "throughput_per_s"]),
+        st.sampled_from(["job", "restart", "checkpoint", "ckpt_s", "items", "throughput_per_s"]),
         st.one_of(st.none(), st.booleans(), st.text(max_size=5), st.floats(), st.integers(), st.lists(st.integers())),
     )
 )

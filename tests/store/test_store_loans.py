@@ -1,4 +1,4 @@
-"""The record of loans and actions, and what forecasts and speeds are read from."""
+"""The record of loans and actions, and what forecasts are read from."""
 
 from __future__ import annotations
 
@@ -70,15 +70,3 @@ def test_uses_leave_loans_out(store: Store) -> None:
     assert [use.since for use in store.uses(131.0)] == [120.0]
     assert store.freed(0.0) == {"GPU-a": 130.0}
     assert store.freed(131.0) == {}
-
-
-def test_speeds_of_a_job_by_profile(store: Store) -> None:
-    node = Node(store)
-    node.send(node.start(100, 7), node.stop(120, 7))
-    node.send(node.start(130, 7, piece(4, 4, "3g.40gb"), restart=1))
-    node.send(node.event("progress", 140, job=7, restart=1, checkpoint=139.0))
-    assert [(row["job"], row["checkpoint"]) for row in store.progress(139.0)] == [(7, 139.0)]
-    assert store.progress(141.0) == []
-    for restart, rate in ((0, 5.0), (1, 12.0)):
-        assert store.record_measured(7, restart, {"throughput_per_s": rate})
-    assert [tuple(speed) for speed in store.speeds([7, 8])] == [(7, "1g.10gb", 5.0), (7, "3g.40gb", 12.0)]
