@@ -44,6 +44,9 @@ CHOSEN: Final = frozenset({"fits", "by_memory", "unknown_model", "no_hints"})
 UNNAMED: Final = "auto"
 """The decision's name where the compiled table chose: there is no record of it."""
 SLURM_LIMIT: Final = 1024
+"""Bytes that Slurm takes in one string of a job."""
+LONGEST_LIST: Final = 2000
+"""Characters of a list of tasks that are named at once."""
 _PLAIN: Final = re.compile(r"[A-Za-z0-9 =._:/+-]*")
 """What hints are written in. A comment with anything else is its user's own and stays untouched."""
 
@@ -215,13 +218,23 @@ class Retype:
     why: str
 
     @property
-    def target(self) -> str:
-        """The job as scontrol takes it: 12, 12_[3,5-9]. An array is never named as a whole: some of it may run."""
+    def targets(self) -> tuple[str, ...]:
+        """The job as scontrol takes it: 12, 12_[3,5-9]; several where the list of tasks would be too long for it.
+
+        An array is never named as a whole: that would write the new marker into the comments of tasks that run.
+        """
         row = self.pending.row
         if row.array_job is None or row.array_task is None:
-            return str(row.job_id)
+            return (str(row.job_id),)
         tasks = self.tasks or tasks_of(row.array_task)
-        return f"{row.array_job}_[{ranges(tasks)}]" if len(tasks) > 1 else f"{row.array_job}_{tasks[0]}"
+        if len(tasks) == 1:
+            return (f"{row.array_job}_{tasks[0]}",)
+        lists = [""]
+        for part in ranges(tasks).split(","):
+            if len(lists[-1]) + len(part) >= LONGEST_LIST:
+                lists.append("")
+            lists[-1] += f",{part}"
+        return tuple(f"{row.array_job}_[{text[1:]}]" for text in lists)
 
     @property
     def names(self) -> tuple[str, ...]:

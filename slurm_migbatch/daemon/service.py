@@ -17,6 +17,7 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.api import ApiLimits, NodeApi
 from slurm_migbatch.daemon.audit import Auditor
 from slurm_migbatch.daemon.cosched import CoschedRoom
+from slurm_migbatch.daemon.dispatch import DispatchRoom
 from slurm_migbatch.daemon.frontdoor import FrontDoor
 from slurm_migbatch.daemon.inventory import KINDS, InventoryKeeper
 from slurm_migbatch.daemon.learning import Learning
@@ -26,6 +27,7 @@ from slurm_migbatch.daemon.plans import PlanBoard
 from slurm_migbatch.daemon.poll import Poller, Snapshot, UnsavedJobs
 from slurm_migbatch.daemon.ports import Slurm, Store
 from slurm_migbatch.daemon.server import ApiServer
+from slurm_migbatch.daemon.stock import StockRoom
 from slurm_migbatch.daemon.supply import SupplyRoom
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.node.auth import Signer
@@ -60,6 +62,12 @@ class Service:
         self.cosched = CoschedRoom(
             config.lending, client, self.supply, self.writer, self.metrics, predict=facts.training_speeds
         )
+        managed = config.supply.enabled
+        self.dispatch = DispatchRoom(
+            config.dispatch, client, self.supply, facts, self.writer, self.metrics, managed=managed
+        )
+        learns = config.dispatch.enabled and managed and not config.supply.preference
+        self.stock = StockRoom(self.supply, self.writer, lambda: self.poller.latest, enabled=learns)
         api = NodeApi(
             signer=signer,
             board=self.board,
@@ -96,6 +104,7 @@ class Service:
                 "decisions": self.door.keep_record,
                 "leases": self.supply.load,
                 "loans": self.cosched.load,
+                "stock": self.stock.run,
                 "learning": self.learning.run,
             }
             tasks = [asyncio.create_task(keep(name, loop), name=name) for name, loop in loops.items()]
@@ -162,6 +171,8 @@ class Service:
             for excess in self._auditor.check(self.supply.view.facts(), snapshot.jobs):
                 self._errand(self._cancel(excess))
         soon = await self.supply.follow(snapshot)
+        if await self.dispatch.follow(snapshot):
+            return True  # what waits has changed: loans are looked at again with the next look, not by this one
         return await self.cosched.follow(snapshot) or soon
 
     async def _ask_ends(self, jobs: frozenset[int]) -> None:

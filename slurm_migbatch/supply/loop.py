@@ -152,6 +152,7 @@ class SupplyLoop:
         self._plan: Plan | None = None
         self._wanted: Sequence[Demand] = ()
         self._told: Mapping[str, Node] = {}
+        self._preferred: tuple[Profile, ...] = ()
         self._jobs: dict[int, JobRow] = {}
         self._pairs: Mapping[int, int] = {}
         self._sharing: dict[str, sharers.Sharing] = {}
@@ -205,7 +206,7 @@ class SupplyLoop:
         calls += self._hasten_jobs(jobs, notes)
         nodes = self._nodes(by_name, jobs, now, notes)
         wanted = demands(jobs, rows, nodes.keys(), now, self._avoided(now))
-        plan = self._planner.plan(list(nodes.values()), wanted, now, self._reservations, self.settings.preference)
+        plan = self._planner.plan(list(nodes.values()), wanted, now, self._reservations, self.preference)
         self._plan, self._wanted, self._jobs = plan, wanted, {row.job_id: row for row in jobs}
         self._told = nodes
         self._reservations = plan.reservations
@@ -253,6 +254,15 @@ class SupplyLoop:
     def latest(self) -> tuple[Plan, Sequence[Demand]] | None:
         """The plan of the last round and the demands that it was made for; None before the first."""
         return None if self._plan is None else (self._plan, self._wanted)
+
+    @property
+    def preference(self) -> tuple[Profile, ...]:
+        """What empty space is offered as: the settings' word, else what `prefer` was told last."""
+        return self.settings.preference or self._preferred
+
+    def prefer(self, order: Sequence[Profile]) -> None:
+        """Offer empty space in this order from the next round on, unless the settings say otherwise."""
+        self._preferred = tuple(order)
 
     @property
     def told(self) -> Mapping[str, Node]:

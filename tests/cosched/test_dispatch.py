@@ -115,7 +115,7 @@ def test_a_record_that_says_too_little_leaves_nothing_open(changes: dict[str, ob
 
 def test_a_job_goes_to_the_cheapest_profile_that_is_idle() -> None:
     found = one(retypes(NOW, [pending(job(1))], lambda p: promise(), space(**A30_FULL), Turns()))
-    assert found.after == P("1g.10gb") and found.target == "1" and found.names == ("1",)
+    assert found.after == P("1g.10gb") and found.targets == ("1",) and found.names == ("1",)
     assert found.why == "no room for 1g.6gb, and 1g.10gb is idle on h1; 50 s at most of deadline=120s"
 
 
@@ -142,7 +142,7 @@ def test_those_with_the_least_slack_go_first() -> None:
     early = job(2, submit=NOW - 5.0)
     room = space(a1=None, h2=None, h1=plan_free(H100, EMPTY, [P("1g.10gb")] * 6))
     found = one(retypes(NOW, [pending(early), pending(late)], lambda p: promise(), room, Turns()))
-    assert found.target == "1"
+    assert found.targets == ("1",)
 
 
 def test_work_that_belongs_to_a_profile_comes_before_work_that_only_may_have_it() -> None:
@@ -151,7 +151,7 @@ def test_work_that_belongs_to_a_profile_comes_before_work_that_only_may_have_it(
     full = Layout([Slot.of("4g.40gb", 0, 4), Slot.of("1g.10gb", 6, 1)])
     room = space(a1=None, h2=None, h1=full)
     found = one(retypes(NOW, [pending(stranger), pending(own)], lambda p: made[p.row.job_id], room, Turns()))
-    assert (found.target, found.after) == ("2", P("2g.20gb"))
+    assert (found.targets, found.after) == (("2",), P("2g.20gb"))
 
 
 def test_several_slices_find_room_together_or_not_at_all() -> None:
@@ -179,7 +179,7 @@ def test_what_is_sent_somewhere_has_room_there_and_keeps_its_promise(
     }
     waiting = [pending(job(n, name, each, submit=NOW - waited)) for n, (name, waited, each) in enumerate(jobs, start=1)]
     found = retypes(NOW, waiting, lambda p: promise(p.profile.name), space(**layouts), Turns())
-    assert len({each.target for each in found}) == len(found)
+    assert len({each.targets for each in found}) == len(found)
     for each in found:
         assert each.after in {option.profile for option in promise(each.pending.profile.name).options}
         assert each.after != each.pending.profile
@@ -290,15 +290,23 @@ def test_tasks_of_an_array_that_have_no_place_go_elsewhere_the_last_first() -> N
     row = job(9, array_job=9, array_task="2-8:2,11%3", tasks=5)
     room = space(a1=None, h2=None, h1=plan_free(H100, EMPTY, [P("1g.10gb")] * 5))
     found = one(retypes(NOW, [pending(row, copies=4)], lambda p: promise(), room, Turns()))
-    assert found.tasks == (8, 11) and found.target == "9_[8,11]" and found.names == ("9_8", "9_11")
+    assert found.tasks == (8, 11) and found.targets == ("9_[8,11]",) and found.names == ("9_8", "9_11")
 
 
 def test_all_of_an_array_is_named_by_its_pending_tasks() -> None:
     row = job(9, array_job=9, array_task="4-7", tasks=4)
     found = one(retypes(NOW, [pending(row, copies=4)], lambda p: promise(), space(**A30_FULL), Turns()))
-    assert found.target == "9_[4-7]" and found.names == ("9",)
+    assert found.targets == ("9_[4-7]",) and found.names == ("9",)
     single = replace(row, job_id=12, array_task="7", tasks=1)
-    assert Retype(pending(single), (), P("1g.10gb"), "").target == "9_7" and name_of(single) == "9_7"
+    assert Retype(pending(single), (), P("1g.10gb"), "").targets == ("9_7",) and name_of(single) == "9_7"
+
+
+def test_a_long_list_of_tasks_is_named_in_parts() -> None:
+    row = job(9, array_job=9, array_task="1-4000:2", tasks=2000)
+    targets = Retype(pending(row, copies=2000), (), P("1g.10gb"), "").targets
+    assert len(targets) > 1 and all(len(target) < 2100 for target in targets)
+    named = [task for target in targets for task in tasks_of(target.removeprefix("9_"))]
+    assert named == list(range(1, 4000, 2))
 
 
 def test_an_array_may_go_to_several_profiles_each_task_to_one() -> None:
@@ -374,7 +382,7 @@ def test_jobs_flow_from_the_full_kind_of_gpu_to_the_idle_one_by_a_real_plan() ->
     assert placed == {1: 1}
     waiting = without_place(wanted, {row.job_id: row for row in rows}, placed)
     found = retypes(NOW, waiting, lambda p: promise(), room, Turns())
-    assert [(each.target, each.after.name) for each in found] == [(str(n), "1g.10gb") for n in (2, 3, 4, 5)]
+    assert [(each.targets, each.after.name) for each in found] == [((str(n),), "1g.10gb") for n in (2, 3, 4, 5)]
     again = [Demand(n, ((P("1g.10gb" if n > 1 else "1g.6gb"), 1),), EVERYWHERE) for n in range(1, 6)]
     assert set(Planner().plan(nodes, again, NOW).placed) == {1, 2, 3, 4, 5}
 

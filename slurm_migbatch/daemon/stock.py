@@ -1,0 +1,109 @@
+"""What free space is offered as while nobody waits, from the history of requests and the queue; every few minutes.
+
+`cosched.partition` finds it in a thread; what the administrator wrote in [supply] preference stands above it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from slurm_migbatch.cosched.partition import HORIZON_S, Class, preference
+from slurm_migbatch.daemon.log import Trouble
+from slurm_migbatch.daemon.poll import Snapshot
+from slurm_migbatch.daemon.supply import SupplyRoom
+from slurm_migbatch.daemon.writer import StoreWriter
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.store.work import Past
+from slurm_migbatch.supply.demand import could_run, slices
+from slurm_migbatch.workload.loans import is_marked
+
+log = logging.getLogger(__name__)
+
+EVERY_S: Final = 300.0
+"""Seconds between two looks at the history; the first comes soon after the start."""
+SOON_S: Final = 10.0
+HISTORY_S: Final = 14 * 86400.0
+"""How far back it is looked at."""
+USUAL_S: Final = 600.0
+"""What a job of the queue is taken to last of whose profile none has ended lately."""
+
+
+class StockRoom:
+    """Keeps supply's preference in step with what is asked for."""
+
+    def __init__(
+        self,
+        supply: SupplyRoom,
+        writer: StoreWriter,
+        latest: Callable[[], Snapshot | None],
+        *,
+        enabled: bool = True,
+        clock: Callable[[], float] = time.time,
+        every_s: float = EVERY_S,
+    ) -> None:
+        """`latest`: the newest look at Slurm. `enabled`: supply is managed, and the administrator left this open."""
+        self._supply, self._writer, self._latest, self._enabled = supply, writer, latest, enabled
+        self._clock, self._every_s = clock, every_s
+        self._trouble = Trouble("what free space is best offered as", "it stays as it is until then", log)
+
+    async def run(self) -> None:
+        """Look for ever."""
+        wait = min(SOON_S, self._every_s)
+        while True:
+            await asyncio.sleep(wait)
+            wait = self._every_s
+            if not self._enabled:
+                continue
+            try:
+                await self.look()
+            except Exception as error:
+                self._trouble.failed(error)
+            else:
+                self._trouble.succeeded()
+
+    async def look(self) -> tuple[Profile, ...]:
+        """Find the preference and hand it to supply; empty where too little is known, and then it stays."""
+        now = self._clock()
+        past = await asyncio.wrap_future(self._writer.call(lambda store: store.past_work(now - HISTORY_S), "history"))
+        snapshot = self._latest()
+        gpus = Counter(gpu.geometry for node in self._supply.view.facts().values() if node.healthy for gpu in node.gpus)
+        classes = classes_of(past, () if snapshot is None else snapshot.jobs, now)
+        found = await asyncio.to_thread(preference, gpus, classes)
+        if found and found != self._supply.loop.preference:
+            names = ",".join(profile.name for profile in found)
+            log.info(
+                "free space is offered in another order", extra={"order": names, "runs": sum(p.runs for p in past)}
+            )
+            self._supply.loop.prefer(found)
+        return found
+
+
+def classes_of(past: Sequence[Past], jobs: Iterable[JobRow], now: float) -> list[Class]:
+    """History and queue in the policy's form: what comes in `HORIZON_S`, and what waits.
+
+    Runs on unlike slices are left out; training jobs that wait for a loan ask for no supply.
+    """
+    found: list[Class] = []
+    lasted: dict[Profile, tuple[float, int]] = {}
+    for each in past:
+        counts = slices(",".join(f"mig:{part}" for part in each.profile.split(",")))
+        if len(counts) == 1 and each.seconds > 0:
+            profile = next(iter(counts))
+            found.append(Class(each.runs * each.slices * HORIZON_S / HISTORY_S, each.seconds, profile))
+            seconds, runs = lasted.get(profile, (0.0, 0))
+            lasted[profile] = (seconds + each.seconds * each.runs, runs + each.runs)
+    waiting: Counter[Profile] = Counter()
+    for row in jobs:
+        if could_run(row, now) and not is_marked(row.comment):
+            for profile, count in slices(row.gres).items():
+                waiting[profile] += count * row.num_nodes * row.tasks
+    for profile, count in sorted(waiting.items()):
+        seconds, runs = lasted.get(profile, (USUAL_S, 1))
+        found.append(Class(float(count), seconds / runs, profile))
+    return found

@@ -1,0 +1,71 @@
+"""What free space is offered as, by the record and the queue, inside the service."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+
+from dispatch_site import H100, NOW, P, job
+
+from slurm_migbatch.cosched.partition import HORIZON_S, Class
+from slurm_migbatch.daemon.history import open_history
+from slurm_migbatch.daemon.plans import PlanBoard
+from slurm_migbatch.daemon.poll import Snapshot
+from slurm_migbatch.daemon.stock import HISTORY_S, USUAL_S, StockRoom, classes_of
+from slurm_migbatch.daemon.writer import StoreWriter
+from slurm_migbatch.store.work import Past
+from slurm_migbatch.supply.loop import Settings, SupplyLoop
+from slurm_migbatch.supply.view import GpuFacts, NodeFacts
+
+
+def test_history_counts_as_what_comes_and_the_queue_as_it_is() -> None:
+    past = [
+        Past("b", "1g.10gb", 1, 300, 20.0),
+        Past("", "2g.20gb:2", 2, 10, 40.0),
+        Past("", "1g.10gb,2g.20gb", 2, 9, 9),
+    ]
+    rows = [job(1, "1g.10gb", each=2), job(2, "3g.40gb"), job(3, "1g.10gb", reason="Dependency")]
+    rows.append(job(4, "1g.10gb", comment="[mig:1g.10gb:1#loan1]"))
+    usual = HORIZON_S / HISTORY_S
+    assert classes_of(past, rows, NOW) == [
+        Class(300 * usual, 20.0, P("1g.10gb")), Class(20 * usual, 40.0, P("2g.20gb")),
+        Class(2.0, 20.0, P("1g.10gb")), Class(1.0, USUAL_S, P("3g.40gb")),
+    ]  # fmt: skip
+
+
+def room(url: str, *waiting: object, **settings: object) -> tuple[StockRoom, SupplyLoop, StoreWriter]:
+    facts = {"h1": NodeFacts((GpuFacts("GPU-1", H100), GpuFacts("GPU-2", H100)))}
+    view = SimpleNamespace(facts=lambda: facts)
+    loop = SupplyLoop(
+        SimpleNamespace(), view, PlanBoard(), SimpleNamespace(), lambda *change: None, Settings(**settings)  # type: ignore[arg-type]
+    )  # fmt: skip
+    writer = StoreWriter(lambda: open_history(url), 100)
+    writer.start()
+    snapshot = Snapshot(0.0, tuple(waiting), ())  # type: ignore[arg-type]
+    supply = SimpleNamespace(view=view, loop=loop)
+    return StockRoom(supply, writer, lambda: snapshot, clock=lambda: NOW), loop, writer  # type: ignore[arg-type]
+
+
+def test_the_supply_loop_is_told_and_an_administrators_word_stands_above_it(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/db"
+    stock, loop, writer = room(url, job(1, "3g.40gb"))
+    try:
+        assert asyncio.run(stock.look()) == loop.preference == (P("3g.40gb"),)
+    finally:
+        writer.stop(30)
+    stock, loop, writer = room(url, job(1, "3g.40gb"), preference=(P("7g.80gb"),))
+    try:
+        asyncio.run(stock.look())
+        assert loop.preference == (P("7g.80gb"),)
+    finally:
+        writer.stop(30)
+
+
+def test_where_nothing_is_known_it_stays_as_it_was(tmp_path: Path) -> None:
+    stock, loop, writer = room(f"sqlite:///{tmp_path}/db")
+    try:
+        loop.prefer((P("1g.10gb"),))
+        assert asyncio.run(stock.look()) == () and loop.preference == (P("1g.10gb"),)
+    finally:
+        writer.stop(30)
