@@ -13,7 +13,7 @@ from typing import Protocol
 from slurm_migbatch.cosched.ledger import Sight
 from slurm_migbatch.cosched.picture import Kind, Order
 from slurm_migbatch.slurm.client import JobRow, SlurmError, SlurmRefused
-from slurm_migbatch.workload.loans import LOAN, retyped
+from slurm_migbatch.workload.loans import LOAN, emptied, retyped
 
 HASTENED = "now+2"
 """Begin of a job that was requeued: not `now`, see `CliClient.hasten`."""
@@ -69,8 +69,27 @@ def carry(orders: Sequence[Order], sights: Mapping[int, Sight], hands: Hands, cl
             updates[names[order.job]] = fields
             changing.append((order, row.gres, fields["Gres"]))
     if changing:
-        ask(changing, lambda: hands.update_jobs(updates))
+        emptying = {names[o.job]: fields for o, _, _ in changing if (fields := emptied(sights[o.job].row.gres))}
+        ask(changing, lambda: _update(hands, emptying, updates))
     return done
+
+
+def _update(hands: Hands, emptying: Mapping[str, Mapping[str, str]], updates: Mapping[str, Mapping[str, str]]) -> None:
+    """Two requests each where Slurm does not forget what a job has asked for, else one."""
+    refused: Mapping[str, str] = {}
+    if emptying:
+        try:
+            hands.update_jobs(emptying)
+        except SlurmRefused as refusal:
+            refused = refusal.refused
+    left = {name: fields for name, fields in updates.items() if name not in refused}
+    try:
+        if left:
+            hands.update_jobs(left)
+    except SlurmRefused as refusal:
+        refused = {**refused, **refusal.refused}
+    if refused:
+        raise SlurmRefused(refused, len(updates))
 
 
 def name_of(row: JobRow) -> str:

@@ -5,6 +5,14 @@ fairshare and limits, and starts it nowhere. Root releases it by writing a profi
 writing `loan` again. The marker at the end of its comment follows (`mig/grant.py` has its form): it says what the GRES
 says, and the decision's name in it begins with `loan` for as long as the job is elastic. Users can write neither, so
 that a job that names a profile of its own is never taken for a loan and never called back.
+
+Slurm up to 23.02 (tried with 22.05; its GRES begin with `gres:`) does not forget: after `scontrol update Gres=` a
+pending job needs the old type and the new one. What is old can be brought down to 0 by an update of its own
+(`emptied`), and then still needs one free unit of that type on the node. So there
+
+- every node offers one `loan` for good, and a job that waits asks for two;
+- a job stays with the first profile that it was released for. A count of 0 in its GRES, which Slurm skips and users
+  cannot write, keeps that in mind (`mig:loan:2,mig:2g.20gb:0`).
 """
 
 from __future__ import annotations
@@ -29,6 +37,8 @@ GUEST: Final = "guest"
 """The GRES type of a training job that shares the slice of another."""
 LONGEST_MARK: Final = len("[mig:10g.1000gb.me.all:1#loan01234567]")
 """Bytes that the marker of an elastic job may come to have, whatever slice it gets; its comment leaves room for it."""
+REMEMBERING: Final = "gres:"
+"""How GRES begin where Slurm does not forget former types."""
 
 _MARK = re.compile(r"(?:\A|(?<= ))\[mig:([0-9a-z.-]{1,24}):1(?:#([0-9a-z]{1,16}))?\]\Z")
 
@@ -40,7 +50,7 @@ class LoanHints:
     Attributes:
         slice: the profile that it was released for or runs on; None while it waits, and for a guest.
         guest: it shares the slice of another job.
-        min, max: the smallest and the largest profile that it may have.
+        min, max: the smallest and the largest profile that it may have; the same where Slurm lets it have no other.
         signal: `usr1` or `usr2`, on which it writes a checkpoint and goes on; without one it only knows TERM.
         mem_mib: GPU memory that it needs.
         model, batch, input, input_unit, items: as in `Hints`.
@@ -81,23 +91,27 @@ def loan_hints(
     if not names or not set(names) <= set(partitions):
         return None
     try:
-        asked = gres_list.counts(gres, GRES)
+        counts = gres_list.counts(gres, GRES)
     except GresError:
         return None
-    if len(asked) != 1 or set(asked.values()) != {1}:
+    asked = {kind: count for kind, count in counts.items() if count}
+    if GRES not in gres and is_marked(comment):
+        asked = {LOAN: 1}  # it was emptied, and what should have followed did not come
+    if len(asked) != 1:
         return None
-    (kind,) = asked
+    ((kind, count),) = asked.items()
     profile = None
     if kind not in (LOAN, GUEST):
         profile = _profile(kind)
-        if profile is None or not is_marked(comment):
+        if profile is None or count != 1 or not is_marked(comment):
             return None
     told = _told(comment, extra)
+    bound = None if forgets(gres) else profile or next(filter(None, map(_profile, counts)), None)
     return LoanHints(
         slice=profile,
         guest=kind == GUEST,
-        min=_profile(told.min),
-        max=_profile(told.max),
+        min=bound or _profile(told.min),
+        max=bound or _profile(told.max),
         signal=told.signal,
         mem_mib=told.mem_mib,
         model=told.model,
@@ -106,6 +120,16 @@ def loan_hints(
         input_unit=told.input_unit,
         items=told.items,
     )
+
+
+def forgets(gres: str) -> bool:
+    """Whether Slurm lets a pending job change its type and forgets the old one, by how it writes the job's GRES."""
+    return not gres.startswith(REMEMBERING)
+
+
+def waiting_count(gres: str) -> int:
+    """How many `loan` a job that waits asks for, by how Slurm writes its GRES."""
+    return 1 if forgets(gres) else 2
 
 
 def is_marked(comment: str) -> bool:
@@ -119,22 +143,41 @@ def decision_name(id: str) -> str:
     return LOAN + id.removeprefix(LOAN)[:8]
 
 
-def retyped(gres: str, comment: str, kind: str, slice: str = "") -> dict[str, str]:
+def emptied(gres: str) -> dict[str, str]:
+    """What `scontrol update` has to be given before `retyped`, in a request of its own; nothing where Slurm forgets.
+
+    The job waits as before, by a count for the whole job.
+    """
+    return {} if forgets(gres) else {"TresPerNode": "", "TresPerJob": f"{REMEMBERING}{GRES}:{LOAN}:2"}
+
+
+def retyped(gres: str, comment: str, kind: str) -> dict[str, str]:
     """The fields of `scontrol update` that give an elastic job another type of slice: Gres and Comment.
 
     Args:
         gres, comment: as Slurm shows them; other GRES and the user's own text stay.
         kind: `LOAN`, `GUEST` or a profile in GRES spelling.
-        slice: the profile for the marker, where it is another than `kind` (that of a guest's host).
     """
-    entries = [gres_list.prefix_of(entry)[1] for entry in gres_list.split(gres)]
-    kept = [entry for entry in entries if entry.partition(":")[0].partition("=")[0] not in (GRES, "")]
+    kept: list[str] = []
+    former: dict[str, None] = {}
+    for entry in gres_list.split(gres):
+        name, _, rest = gres_list.prefix_of(entry)[1].partition(":")
+        if name == GRES:
+            former[rest.partition(":")[0]] = None
+        elif name:
+            kept.append(gres_list.prefix_of(entry)[1])
     match = _marker(comment)
     text = comment[: comment.rfind(MARKER_OPEN)].removesuffix(" ") if match else comment
-    decision = decision_name((match[2] or "") if match else "")
-    marker = f"{MARKER_OPEN}{slice or kind}:1#{decision}]"
+    marker = f"{MARKER_OPEN}{kind}:1#{decision_name((match[2] or '') if match else '')}]"
+    wanted = [f"{GRES}:{kind}:{waiting_count(gres) if kind == LOAN else 1}"]
+    fields = {}
+    if not forgets(gres):
+        wanted += [f"{GRES}:{name}:0" for name in former if name != kind and _profile(name)]
+    if not former or not forgets(gres):
+        fields["TresPerJob"] = ""  # takes back what `emptied` wrote
     return {
-        "Gres": ",".join([*kept, f"{GRES}:{kind}:1"]),
+        **fields,
+        "Gres": ",".join([*kept, *wanted]),
         "Comment": f"{text} {marker}" if text.strip(" ") else marker,
     }
 

@@ -122,7 +122,7 @@ class LendingSlurm(FakeSlurm):
         assert row.comment.partition(" [mig:")[0] == fields["Comment"].partition(" [mig:")[0], "the user's own text"
         reason = "None" if fields.get("StartTime") == "now+2" else row.reason
         reason = "None" if reason in ("ReqNodeNotAvail", "Resources") else reason
-        self.queue[row.job_id] = replace(row, gres="gres:" + fields["Gres"], comment=fields["Comment"], reason=reason)
+        self.queue[row.job_id] = replace(row, gres="gres/" + fields["Gres"], comment=fields["Comment"], reason=reason)
         return ""
 
     def signal_all(self, job_ids: Iterable[int | str], name: str, full: bool = True) -> None:
@@ -222,13 +222,13 @@ class LoanWorld(World):
         """Submit an elastic training job."""
         comment = f"migbatch: role=train {hints}".strip() + " [mig:loan:1#loan0001]"
         values = {"partition": "train", "priority": 100, "account": "ml", "user": "alice", "uid": 1001, **kw}
-        job = self.slurm.submit("gres:mig:loan:1", runs=10**9, limit=None, comment=comment, **values)
+        job = self.slurm.submit("gres/mig:loan:1", runs=10**9, limit=None, comment=comment, **values)
         self.training[job] = Training(needs, after)
         return job
 
     def infer(self, profile: str, runs: float = 30.0, **kw: Any) -> int:
         """Submit an inference job."""
-        return self.slurm.submit(f"gres:mig:{profile}:1", runs=runs, user="bob", uid=1002, account="web", **kw)
+        return self.slurm.submit(f"gres/mig:{profile}:1", runs=runs, user="bob", uid=1002, account="web", **kw)
 
     def row(self, job: int) -> JobRow:
         return self.slurm.queue[job]

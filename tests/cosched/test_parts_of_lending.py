@@ -28,7 +28,7 @@ NOW = 1_000_000.0
 
 def elastic(job: int, kind: str = "loan", **more: object) -> JobRow:
     values = {"partition": "train", "comment": f"migbatch: role=train signal=usr1 [mig:{kind}:1#loan1]", **more}
-    return JobRow(job, gres=f"gres:mig:{kind}:1", **values)  # type: ignore[arg-type]
+    return JobRow(job, gres=f"gres/mig:{kind}:1", **values)  # type: ignore[arg-type]
 
 
 def sight(row: JobRow) -> Sight:
@@ -226,7 +226,7 @@ def look(one: Scene, ledger: Ledger | None = None, idle: Idleness | None = None)
 
 
 def inference(job: int, name: str, **more: object) -> JobRow:
-    return JobRow(job, partition="gpu", gres=f"gres:mig:{name}:1", reason="Resources", **more)  # type: ignore[arg-type]
+    return JobRow(job, partition="gpu", gres=f"gres/mig:{name}:1", reason="Resources", **more)  # type: ignore[arg-type]
 
 
 def test_what_supply_plans_for_inference_is_taken() -> None:
@@ -236,7 +236,7 @@ def test_what_supply_plans_for_inference_is_taken() -> None:
 
 def test_inference_without_room_is_a_start_and_training_is_none() -> None:
     rows = [inference(1, "3g.40gb"), elastic(2, "1g.10gb", reason="Resources"), elastic(3, reason="ReqNodeNotAvail")]
-    rows.append(JobRow(9, state="RUNNING", partition="gpu", gres="gres:mig:7g.80gb:1", nodes=("n1",)))
+    rows.append(JobRow(9, state="RUNNING", partition="gpu", gres="gres/mig:7g.80gb:1", nodes=("n1",)))
     found = look(scene(rows, ("7g.80gb", 0, (9, 0))))
     assert [(start.job, start.slices) for start in found.starts] == [(1, (THREE,))]
     assert [one.job for one in found.trainees] == [3]
@@ -248,7 +248,7 @@ def test_jobs_that_slurm_would_not_start_are_not_released() -> None:
 
 
 def test_what_is_about_to_end_is_passing() -> None:
-    rows = [JobRow(9, state="COMPLETING", partition="gpu", gres="gres:mig:3g.40gb:1", nodes=("n1",))]
+    rows = [JobRow(9, state="COMPLETING", partition="gpu", gres="gres/mig:3g.40gb:1", nodes=("n1",))]
     found = look(scene(rows, ("3g.40gb", 0, (9, 0)), ("3g.40gb", 4, (8, 0))))
     assert found.passing == {("n1", 0): 0xFF}, "nobody lists job 8 any more"
 
@@ -257,7 +257,7 @@ def test_loans_do_not_count_as_use_and_what_inference_leaves_rests() -> None:
     idle, ledger = Idleness(), Ledger()
     row = elastic(5, "3g.40gb", state="RUNNING", nodes=("n1",), start=NOW - 50)
     ledger.follow({5: sight(row)}, {}, {}, NOW)
-    other = JobRow(9, state="RUNNING", partition="gpu", gres="gres:mig:3g.40gb:1", nodes=("n1",))
+    other = JobRow(9, state="RUNNING", partition="gpu", gres="gres/mig:3g.40gb:1", nodes=("n1",))
     both = scene([row, other], ("3g.40gb", 0, (9, 0)), ("3g.40gb", 4, (5, 0)))
     (space,) = look(both, ledger, idle).spaces
     assert ([one.job for one in space.lent], len(space.taken), space.idle_since) == ([5], 1, 0.0)

@@ -14,9 +14,12 @@ from slurm_migbatch.workload.loans import (
     LONGEST_MARK,
     LoanHints,
     decision_name,
+    emptied,
+    forgets,
     is_marked,
     loan_hints,
     retyped,
+    waiting_count,
 )
 
 HINTS = "migbatch: role=train model=Org/Net-1 batch=64 input=128tok min=1g.10gb max=3g.40gb signal=usr1 mem=9GiB"
@@ -32,28 +35,53 @@ def told(**more: object) -> LoanHints:
     return LoanHints(**{**known, **more})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("gres", ["gres:mig:loan:1", "gres/mig:loan:1", "mig:loan:1", "gres:fpga:2,gres:mig:loan:1"])
+@pytest.mark.parametrize("gres", ["gres:mig:loan:2", "gres/mig:loan:1", "mig:loan:1", "gres:fpga:2,gres:mig:loan:2"])
 def test_a_job_that_waits(gres: str) -> None:
     found = loan_hints(WAITING, "train", gres, LENDS)
     assert found == told() and found.waiting
 
 
 def test_a_job_that_was_released_or_runs() -> None:
-    fields = retyped("gres:mig:loan:1", WAITING, "2g.20gb")
+    fields = retyped("gres/mig:loan:1", WAITING, "2g.20gb")
     assert fields == {"Gres": "mig:2g.20gb:1", "Comment": f"{HINTS} [mig:2g.20gb:1#loan7fq3k000]"}
     found = loan_hints(fields["Comment"], "train", "gres/mig:2g.20gb:1", LENDS)
     assert found == told(slice=Profile(2, 20)) and not found.waiting
 
 
 def test_back_to_waiting() -> None:
-    released = retyped("gres:mig:loan:1", WAITING, "1g.10gb.me")
+    released = retyped("gres/mig:loan:1", WAITING, "1g.10gb.me")
     assert retyped(released["Gres"], released["Comment"], LOAN) == {"Gres": "mig:loan:1", "Comment": WAITING}
 
 
-def test_a_guest_has_its_hosts_profile_in_its_marker() -> None:
-    fields = retyped("gres:mig:loan:1", WAITING, GUEST, slice="3g.40gb")
-    assert fields["Gres"] == "mig:guest:1" and fields["Comment"].endswith("[mig:3g.40gb:1#loan7fq3k000]")
-    assert loan_hints(fields["Comment"], "train", "gres:mig:guest:1", LENDS) == told(guest=True)
+def test_a_guest_is_marked_as_one() -> None:
+    fields = retyped("gres/mig:loan:1", WAITING, GUEST)
+    assert fields["Gres"] == "mig:guest:1" and fields["Comment"].endswith("[mig:guest:1#loan7fq3k000]")
+    assert loan_hints(fields["Comment"], "train", "gres/mig:guest:1", LENDS) == told(guest=True)
+
+
+def test_where_slurm_forgets_one_update_is_enough() -> None:
+    assert emptied("gres/mig:loan:1") == {} and forgets("gres/mig:loan:1") and waiting_count("gres/mig:auto") == 1
+
+
+def test_where_slurm_does_not_forget_a_job_stays_with_its_first_profile() -> None:
+    assert emptied("gres:mig:loan:2") == {"TresPerNode": "", "TresPerJob": "gres:mig:loan:2"}
+    released = retyped("gres:mig:loan:2", WAITING, "2g.20gb")
+    assert released["TresPerJob"] == "" and released["Gres"] == "mig:2g.20gb:1"
+    running = "gres:mig:2g.20gb:1"
+    only = {"min": Profile(2, 20), "max": Profile(2, 20)}
+    assert loan_hints(released["Comment"], "train", running, LENDS) == told(slice=Profile(2, 20), **only)
+    back = retyped(running, released["Comment"], LOAN)
+    assert back == {"TresPerJob": "", "Gres": "mig:loan:2,mig:2g.20gb:0", "Comment": WAITING}
+    shown = "gres:mig:loan:2,gres:mig:2g.20gb:0"
+    assert loan_hints(WAITING, "train", shown, LENDS) == told(**only)
+    assert retyped(shown, WAITING, "2g.20gb")["Gres"] == "mig:2g.20gb:1"
+    assert retyped(shown, WAITING, LOAN)["Gres"] == "mig:loan:2,mig:2g.20gb:0"
+
+
+def test_one_that_was_left_empty_is_found_again() -> None:
+    assert loan_hints(WAITING, "train", "", LENDS) == told()
+    assert loan_hints(HINTS, "train", "", LENDS) is None
+    assert retyped("", WAITING, "1g.10gb")["TresPerJob"] == ""
 
 
 @pytest.mark.parametrize(
@@ -64,9 +92,9 @@ def test_a_guest_has_its_hosts_profile_in_its_marker() -> None:
         (WAITING, "gpu", "gres:mig:loan:1"),
         (WAITING, "train,gpu", "gres:mig:loan:1"),
         (WAITING, "", "gres:mig:loan:1"),
-        (WAITING, "train", ""),
         (WAITING, "train", "gres:mig:1"),
-        (WAITING, "train", "gres:mig:loan:2"),
+        (f"{HINTS} [mig:2g.20gb:1#loan1]", "train", "gres:mig:2g.20gb:2"),
+        (WAITING, "train", "gres:mig:loan:0"),
         (WAITING, "train", "gres:mig:none:1"),
         (WAITING, "train", "gres:mig:loan:1,gres:mig:1g.10gb:1"),
         (WAITING, "train", "gres:mig:loan:x y"),
@@ -98,6 +126,7 @@ def test_hints_from_extra() -> None:
 def test_other_gres_and_odd_comments_survive() -> None:
     fields = retyped("gres/fpga:2,gres/mig:loan:1,gres/nic:a:1", "", "1g.10gb")
     assert fields == {"Gres": "fpga:2,nic:a:1,mig:1g.10gb:1", "Comment": "[mig:1g.10gb:1#loan]"}
+    assert retyped("gres:fpga:2,gres:mig:loan:2", "", "1g.10gb")["Gres"] == "fpga:2,mig:1g.10gb:1"
     assert retyped("mig:loan", " ", "1g.10gb")["Comment"] == "[mig:1g.10gb:1#loan]"
 
 
@@ -114,7 +143,7 @@ def test_a_decisions_name() -> None:
 )
 def test_the_marker_always_says_what_the_gres_says(text: str, kinds: list[str], id: str) -> None:
     first = f"[mig:loan:1#{decision_name(id)}]"
-    gres, comment = "gres:mig:loan:1", f"{text} {first}" if text else first
+    gres, comment = "gres/mig:loan:1", f"{text} {first}" if text else first
     for kind in kinds:
         fields = retyped(gres, comment, kind)
         gres, comment = fields["Gres"], fields["Comment"]
