@@ -119,11 +119,12 @@ def run(wave: Wave, lending: bool, say: Callable[[str], None] = lambda text: Non
         migbatch="all",
         config=config,
         options={"MaxJobCount": "20000", "KillWait": "5"},
+        partition_nodes=_partitions(wave, lending),
     ) as bed:
         library = _install(bed)
         before = bed.run(["sdiag"]).stdout
         begun = time.time()
-        jobs = _Submitter(bed, wave, lending, library).run()
+        jobs = _Submitter(bed, wave, library).run()
         say(f"all submitted after {time.time() - begun:.0f} s")
         _await_end(bed, [*jobs.inference, *jobs.training])
         after = bed.run(["sdiag"]).stdout
@@ -146,6 +147,12 @@ def run(wave: Wave, lending: bool, say: Callable[[str], None] = lambda text: Non
             "rpcs": _rpcs(after) - _rpcs(before),
             "makespan_s": round(max(one.ended for one in (*inference, *training)) - begun, 1),
         }
+
+
+def _partitions(wave: Wave, lending: bool) -> dict[str, str]:
+    names = [f"n{number}" for number in range(1, wave.nodes + 1)]
+    half = wave.nodes // 2
+    return {"gpu": ",".join(names[:half]), "train": ",".join(names if lending else names[half:])}
 
 
 def _install(bed: Cluster) -> Path:
@@ -172,32 +179,29 @@ class Submitted:
 class _Submitter:
     """Submits a wave in its time; two threads, so that neither half holds up the other."""
 
-    def __init__(self, bed: Cluster, wave: Wave, lending: bool, library: Path) -> None:
-        self._bed, self._wave, self._lending, self._library = bed, wave, lending, library
+    def __init__(self, bed: Cluster, wave: Wave, library: Path) -> None:
+        self._bed, self._wave, self._library = bed, wave, library
         self._failed: list[str] = []
 
     def run(self) -> Submitted:
         """Submit everything. Raises NotMeasurable where Slurm refuses a job."""
         begin = time.monotonic() + 1.0
-        mine = ",".join(self._bed.spec.node_names[: self._wave.nodes // 2])
-        half = ",".join(self._bed.spec.node_names[self._wave.nodes // 2 :])
         found: dict[str, list[int]] = {"inference": [], "training": []}
         inference = [
             (
                 one.at,
                 "mbalice",
-                ["-p", "gpu", "-w", mine, f"--gres=mig:{one.profile}:1", "-o", "/dev/null"],
+                ["-p", "gpu", f"--gres=mig:{one.profile}:1", "-o", "/dev/null"],
                 f"sleep {one.seconds}",
             )
             for one in self._wave.requests
         ]
-        place = [] if self._lending else ["-w", half]
         training = [
             (
                 one.at,
                 "mbbob",
                 [
-                    *("-p", "train", *place, "--gres=mig:auto", "--requeue", "--open-mode=append"),
+                    *("-p", "train", "--gres=mig:auto", "--requeue", "--open-mode=append"),
                     f"--comment=migbatch: role=train min={one.least} max={one.most} signal=usr1",
                 ],
                 f"exec python3 -I {self._library}/{_TRAINING.name} {self._library} wave-$SLURM_JOB_ID "

@@ -64,8 +64,12 @@ def describe(spec: Spec, kind: GpuKind, version: tuple[int, int], ports: Mapping
         # Nobody ever listens for the catalog: it stays down.
         catalog=site.Node(catalog_names(spec), kind.catalog(spec.gpus), f"NodeAddr=127.0.0.1 Port=1 {made_up}"),
         partitions=[
-            site.Partition("gpu", listed, "Default=YES MaxTime=INFINITE State=UP PriorityTier=10"),
-            site.Partition("train", listed, "MaxTime=INFINITE State=UP PriorityTier=1"),
+            site.Partition(
+                "gpu", spec.partition_nodes.get("gpu", listed), "Default=YES MaxTime=INFINITE State=UP PriorityTier=10"
+            ),
+            site.Partition(
+                "train", spec.partition_nodes.get("train", listed), "MaxTime=INFINITE State=UP PriorityTier=1"
+            ),
         ],
         prolog=spec.hooks.prolog,
         epilog=spec.hooks.epilog,

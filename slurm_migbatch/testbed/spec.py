@@ -35,6 +35,7 @@ class Spec:
         node_conf, config: values of node.conf and migbatch.toml (section -> key -> value) beside the test bed's own.
         job_submit, cli_filter: Lua scripts to load; empty for none.
         options: further lines of slurm.conf.
+        partition_nodes: host list of a partition (gpu, train) that does not have all nodes.
     """
 
     nodes: int = 2
@@ -55,6 +56,7 @@ class Spec:
     job_submit: str = ""
     cli_filter: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
+    partition_nodes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def node_names(self) -> tuple[str, ...]:
