@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from slurm_migbatch.mig import grant
@@ -132,6 +132,17 @@ def sharing(
         elif holder not in started:
             held_back[slot.profile] += 1
     return Sharing(places, waiting, used, dict(held_back), {}, dict(unlocated))
+
+
+def without_strays(found: dict[str, Sharing], jobs: Iterable[JobRow]) -> dict[str, Sharing]:
+    """Offer no guest anywhere as long as one waits that no plan names: Slurm might start that one instead.
+
+    Whoever decides on pairs gives such a job another type again: its host has left, or the pair was given up.
+    """
+    named = {guest for shared in found.values() for guest in shared.places}
+    if all(row.job_id in named for row in jobs if GUEST in row.gres and row.pending and is_guest(row.gres)):
+        return found
+    return {node: replace(shared, waiting=0) for node, shared in found.items()}
 
 
 def due(plan: Plan, demands: Iterable[Demand]) -> dict[str, Counter[Profile]]:

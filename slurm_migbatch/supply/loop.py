@@ -338,6 +338,8 @@ class SupplyLoop:
                 if shared != sharers.ALONE:
                     self._sharing[name] = shared
             found[name] = self._node(row, facts, running.get(name, []), ends, started, now, notes)
+        if self._sharing:
+            self._sharing = sharers.without_strays(self._sharing, jobs)
         return found
 
     def _node(

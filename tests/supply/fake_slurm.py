@@ -23,6 +23,7 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError
 from slurm_migbatch.supply.demand import profiles, slices
+from slurm_migbatch.supply.guests import is_guest
 from slurm_migbatch.supply.view import GpuFacts, NodeFacts
 
 
@@ -160,6 +161,7 @@ class FakeSlurm:
             for node in self.machines.values()
             if node.name not in without
             and set(node.partitions) & set(row.partition.split(","))
+            and row.requested_nodes in ("", node.name)
             and node.states <= {"IDLE", "MIXED"}
             and not node.completing
             and all(node.gres.get(kind, 0) - node.used[kind] >= n for kind, n in need.items())
@@ -246,6 +248,10 @@ class FakeNodes:
         self.known: dict[str, dict[str, Layout]] = {}
         self.held: dict[str, dict[str, dict[Slot, tuple[int, int]]]] = {}
         self.told: dict[str, dict[str, dict[Slot, tuple[int, int]]]] = {}
+        #: second holders: (node, gpu, slot) -> run; and as they were told last
+        self.second: dict[tuple[str, str, Slot], tuple[int, int]] = {}
+        self.told_second: dict[tuple[str, str, Slot], tuple[int, int]] = {}
+        self.guests: dict[str, Mapping[int, tuple[str, str, int, int, int, int]]] = {}
         self.zombies: dict[str, dict[str, list[Slot]]] = {}
         self.misfits: list[int] = []
         self.deaf: set[str] = set()
@@ -295,6 +301,7 @@ class FakeNodes:
                         f"{held} is in use, {slot} is not it"
                     )
             self.known[node][uuid] = layout
+        self.guests[node] = plan.guests
         self.board.confirm(node, plan.version)
 
     def poll(self) -> None:
@@ -307,6 +314,9 @@ class FakeNodes:
     def prolog(self, row: JobRow, nodes: Iterable[str]) -> bool:
         """Take slots for a job on its nodes; False (a misfit, nothing taken) where one has none."""
         for node in nodes:
+            if is_guest(row.gres) and not self.join(row, node):
+                self.misfits.append(row.job_id)
+                return False
             for profile, count in slices(row.gres).items():
                 for _ in range(count):
                     options = [
@@ -325,14 +335,35 @@ class FakeNodes:
                     self.held[node][uuid][slot] = (row.job_id, row.restarts)
         return True
 
+    def join(self, row: JobRow, node: str) -> bool:
+        """A guest's Prolog: the place that the plan names, beside its host or, where that has left, alone."""
+        place = self.guests.get(node, {}).get(row.job_id)
+        if place is None:
+            return False
+        uuid, slot, host = place[0], Slot.of(*place[1:4]), (place[4], place[5])
+        held = self.held[node][uuid]
+        if held.get(slot) == host and (node, uuid, slot) not in self.second:
+            self.second[node, uuid, slot] = (row.job_id, row.restarts)
+            return True
+        if slot in self.known[node][uuid] and not any(slot.placement.overlaps(h.placement) for h in held):
+            held[slot] = (row.job_id, row.restarts)
+            return True
+        return False
+
     def epilog(self, job: int) -> None:
-        for gpus in self.held.values():
-            for slots in gpus.values():
+        self.second = {where: run for where, run in self.second.items() if run[0] != job}
+        for node, gpus in self.held.items():
+            for uuid, slots in gpus.items():
                 for slot in [s for s, run in slots.items() if run[0] == job]:
-                    del slots[slot]
+                    heir = self.second.pop((node, uuid, slot), None)
+                    if heir is None:
+                        del slots[slot]
+                    else:
+                        slots[slot] = heir
 
     def report(self) -> None:
         """All events have arrived."""
+        self.told_second = dict(self.second)
         self.told = {n: {u: dict(s) for u, s in gpus.items()} for n, gpus in self.held.items()}
 
     def facts(self) -> dict[str, NodeFacts]:
@@ -340,7 +371,13 @@ class FakeNodes:
             name: NodeFacts(
                 tuple(
                     GpuFacts(
-                        uuid, geometry, tuple(sorted(self.told[name][uuid].items())), tuple(self.zombies[name][uuid])
+                        uuid,
+                        geometry,
+                        tuple(sorted(self.told[name][uuid].items())),
+                        tuple(self.zombies[name][uuid]),
+                        guests=tuple(
+                            sorted((s, run) for (n, u, s), run in self.told_second.items() if (n, u) == (name, uuid))
+                        ),
                     )
                     for uuid, geometry in gpus.items()
                 )
