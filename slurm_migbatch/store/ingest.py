@@ -231,13 +231,15 @@ def _start(session: Session, machine: Node, journal: Journal, ts: float, event: 
     lost_at = journal.superseded
     if machine.booted is not None and ts < machine.booted:
         lost_at = machine.booted
-    start_run(session, run, machine.node, journal.journal, ts, _slices(event), lost_at)
+    start_run(session, run, machine.node, journal.journal, ts, _slices(event), lost_at, _beside(event))
 
 
 def _stop(session: Session, machine: Node, journal: Journal, ts: float, event: dict[str, Any]) -> None:
     job, restart = _identity(event)
     run = run_of(session, job, restart, ts, starts=False)
     code = clean.whole(event.get("exit_code"), 0, 255)
+    if event.get("shared") is True:
+        measured.keep_company(run)
     measured.keep_memory(run, machine.node, event.get("memory_mib"), [facts.profile for facts in _slices(event)])
     stop_run(session, run, machine.node, journal.journal, ts, _slices(event), code)
 
@@ -262,6 +264,15 @@ def _identity(event: dict[str, Any]) -> tuple[int, int]:
     if job is None or restart is None:
         raise ValueError(f"it names no job ({event.get('job')!r}, restart {event.get('restart')!r})")
     return job, restart
+
+
+def _beside(event: dict[str, Any]) -> tuple[int, int] | None:
+    """The run with which a guest shares its slice."""
+    told = event.get("beside")
+    if not isinstance(told, list) or len(told) != 2:
+        return None
+    job, restart = clean.whole(told[0], 1), clean.small(told[1])
+    return None if job is None or restart is None else (job, restart)
 
 
 def _slices(event: dict[str, Any]) -> list[SliceFacts]:

@@ -29,6 +29,7 @@ class Lesson:
         elapsed_s: from its start to its end; the whole life of the job, loading included.
         throughput_per_s, items, latency_s, latency_p99_s: of the whole run, by its own words (`reported_by` "job").
         memory_mib: the most that one slice held, as the driver saw it (`memory_by` "driver").
+            Of a run that shared its slice with another job neither is told: they are not a slice's.
         predictor: version of what predicted; `predicted_*` are its best guesses for one slice of the profile.
         reason: why this profile was chosen.
     """
@@ -106,7 +107,8 @@ def _held(connection: Connection, runs: Sequence[int]) -> dict[int, list[Any]]:
 
 def _lesson(row: Any, slices: Sequence[Any]) -> Lesson:
     hints, facts, told = _object(row.hints), _object(row.facts), _object(row.measured_facts)
-    by = _object(told.get("by"))
+    alone = told.get("shared") is not True
+    by = _object(told.get("by")) if alone else {}
     model = clean.text(hints.get("model"), 128)
     counts = [sum(piece.node == node for piece in slices) for node in {piece.node for piece in slices}]
     return Lesson(
@@ -133,10 +135,10 @@ def _lesson(row: Any, slices: Sequence[Any]) -> Lesson:
         nodes=len(counts),
         tasks=clean.whole(told.get("tasks"), 1),
         elapsed_s=max(0.0, row.ended - row.started),
-        throughput_per_s=row.measured_throughput_per_s,
-        latency_s=_seconds(row.measured_latency_ms),
-        latency_p99_s=_seconds(clean.real(told.get("p99_ms"))),
-        memory_mib=row.measured_memory_mib,
+        throughput_per_s=row.measured_throughput_per_s if alone else None,
+        latency_s=_seconds(row.measured_latency_ms) if alone else None,
+        latency_p99_s=_seconds(clean.real(told.get("p99_ms"))) if alone else None,
+        memory_mib=row.measured_memory_mib if alone else None,
         items=row.measured_items,
         reported_by=_whose(by, "throughput_per_s", "items", "latency_ms"),
         memory_by=_whose(by, "memory_mib"),

@@ -109,8 +109,12 @@ def start_run(
     moment: float,
     slices: Sequence[SliceFacts],
     lost_at: float | None = None,
+    beside: tuple[int, int] | None = None,
 ) -> None:
-    """`run` has got `slices` on `node`. With `lost_at` they are known to have been lost since."""
+    """`run` has got `slices` on `node`. With `lost_at` they are known to have been lost since.
+
+    `beside` is the run (job, restart) that it shares them with: both have them until one of the two ends.
+    """
     run.started = moment if run.started is None else run.started
     if run.state_from == "poll":
         # it was thought gone, but here it is
@@ -123,7 +127,13 @@ def start_run(
     session.flush()
     # the node gives no slot away twice: of two leases of one slot the end of the earlier one has not reached us
     held = session.scalars(select(Lease).where(Lease.node == node, Lease.until.is_(None))).all()
-    rivals = [lease for lease in held if lease.run_id != run.id and any(_overlaps(lease, facts) for facts in slices)]
+    rivals = [
+        lease
+        for lease in held
+        if lease.run_id != run.id
+        and (lease.job_id, lease.restart) != beside
+        and any(_overlaps(lease, facts) for facts in slices)
+    ]
     later = [lease.since for lease in rivals if lease.since is not None and lease.since > moment]
     lost_at = min(later) if later and lost_at is None else lost_at
     kept = _open_slices(session, run, node, journal, moment, slices, lost_at)

@@ -1,7 +1,7 @@
 """What runs achieved: who says so, what of it can be believed, and how the nodes of a run add up.
 
 `Run.measured_facts` is {"by": {figure: who}, "nodes": {node: its last report}, "p99_ms", "batch", "tasks", "doubts",
-"safe"}; `progress.py` has the last.
+"safe", "shared"}; `progress.py` has the last but one, and `shared` says that it had a slice together with another job.
 Who is "job" (its own words, `migbatch progress`), "driver" (sampled on the node) or another caller of the store. A user
 can lie about his own jobs; whoever learns from figures may want to weigh that.
 """
@@ -103,6 +103,11 @@ def keep_memory(run: Run, node: str, mib: Any, profiles: Collection[str]) -> Non
     nodes[node] = {**(nodes.get(node) or {}), "memory_mib": number}
     run.measured_facts = {**facts, "nodes": nodes}
     keep(run, {"memory_mib": max(known.get("memory_mib", 0) for known in nodes.values())}, DRIVER)
+
+
+def keep_company(run: Run) -> None:
+    """Note that the run shared a slice with another job for a while: its figures are not those of a whole slice."""
+    run.measured_facts = {**_facts(run), "shared": True}
 
 
 def _facts(run: Run) -> dict[str, Any]:

@@ -34,11 +34,11 @@ class Node:
         return self.event("start", ts, job=job, restart=restart, slices=held, elapsed_ms=5.0, **{**who, **fields})
 
     def stop(
-        self, ts: float, job: int, *slices: dict[str, Any], restart: int = 0, exit_code: int | None = 0
+        self, ts: float, job: int, *slices: dict[str, Any], restart: int = 0, exit_code: int | None = 0, **fields: Any
     ) -> dict[str, Any]:
         """The end of a job."""
         held = list(slices or [piece()])
-        return self.event("stop", ts, job=job, restart=restart, exit_code=exit_code, slices=held)
+        return self.event("stop", ts, job=job, restart=restart, exit_code=exit_code, slices=held, **fields)
 
     def send(self, *events: dict[str, Any]) -> int:
         """Ship events; returns what the store acknowledges."""

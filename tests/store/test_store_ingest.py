@@ -174,6 +174,42 @@ def test_a_slot_given_away_again_was_free(store: Store) -> None:
     assert states(store) == [(7, 0, "UNKNOWN"), (8, 0, "RUNNING")]
 
 
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_two_jobs_may_have_one_slot_and_leave_it_in_any_order(store: Store, order: tuple[int, int]) -> None:
+    node = Node(store)
+    node.send(node.start(10, 1), node.start(20, 2, beside=[1, 0]))
+    assert [(lease.job, lease.since, lease.until) for lease in store.leases()] == [(1, 10.0, None), (2, 20.0, None)]
+    first, second = order
+    node.send(node.stop(30, first, shared=True))
+    assert [lease.job for lease in store.leases()] == [second]
+    node.send(node.stop(40, second, shared=True))
+    assert not store.leases()
+    ended = {lease.job: (lease.since, lease.until) for lease in store.leases(active=False)}
+    assert ended == {1: (10.0, 30.0 if first == 1 else 40.0), 2: (20.0, 30.0 if first == 2 else 40.0)}
+    assert states(store) == [(1, 0, "COMPLETED"), (2, 0, "COMPLETED")]
+    node.send(node.start(50, 3))
+    assert [lease.job for lease in store.leases()] == [3]
+
+
+@pytest.mark.parametrize("beside", [[7, 0], [1, 1], [1], "1.0", None, [True, 0], [1, 0, 0], {"job": 1}])
+def test_whoever_shares_with_somebody_else_or_nobody_has_the_slot_alone(store: Store, beside: object) -> None:
+    node = Node(store)
+    node.send(node.start(10, 1), node.start(20, 2, beside=beside))
+    assert [lease.job for lease in store.leases()] == [2]
+
+
+def test_figures_of_a_run_that_had_company_teach_nothing(store: Store) -> None:
+    node = Node(store)
+    said = {"items": 1000.0, "throughput_per_s": 10.0, "tasks": 1}
+    for job, ts in ((1, 10), (2, 1000)):
+        node.send(node.start(ts, job), node.event("progress", ts + 100, job=job, restart=0, **said))
+        node.send(node.stop(ts + 100, job, **({"shared": True} if job == 1 else {})))
+    lessons = {lesson.job: lesson for lesson in store.lessons(0, 10)}
+    assert (lessons[1].throughput_per_s, lessons[1].reported_by) == (None, None)
+    assert (lessons[2].throughput_per_s, lessons[2].reported_by) == (10.0, "job")
+    assert run_of(store, 1).run["measured_throughput_per_s"] == 10.0
+
+
 def test_a_requeued_job_is_a_new_run(store: Store) -> None:
     node = Node(store)
     node.send(node.start(100, 7), node.stop(110, 7, exit_code=143), node.start(120, 7, restart=1))
