@@ -15,6 +15,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from slurm_migbatch.elastic.errors import ElasticError, Superseded
@@ -80,6 +81,8 @@ class Lock:
     def give(self) -> None:
         """Let the next run have it."""
         if self._handle >= 0:
+            with suppress(OSError):  # a worker that this process has forked may hold the file open still
+                fcntl.flock(self._handle, fcntl.LOCK_UN)
             os.close(self._handle)
             self._handle = -1
 

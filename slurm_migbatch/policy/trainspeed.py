@@ -27,7 +27,8 @@ TRUST: Final = 3.0
 class Heard(NamedTuple):
     """A run's latest report: what it did on slices of one profile since it began there.
 
-    `seconds` are those of training; `micro` is the batch of one pass forward and backward, None where not told.
+    `seconds` are those of training (where a record has items and items a second, their quotient). `micro` is the batch
+    of one pass forward and backward, None where not told.
     """
 
     profile: str

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -57,6 +59,39 @@ def test_the_newest_are_kept(keep, steps):
             files.write(number, FACTS, {"steps": number})
         assert names(directory) == [f"step-{number:012d}.ckpt" for number in steps[-keep:]]
         assert files.newest().steps == steps[-1]
+
+
+class Torch:
+    """Stands for torch, which is not there: its Tensor, and files that are zip archives, as torch's are."""
+
+    class Tensor(list):
+        pass
+
+    @staticmethod
+    def save(state, file):
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("archive/data.pkl", pickle.dumps(state))
+            archive.writestr("archive/data/0", bytes(3 << 20))
+
+    @staticmethod
+    def load(file, *, map_location, weights_only):
+        assert (map_location, weights_only) == ("cpu", False)
+        with zipfile.ZipFile(file) as archive:
+            assert archive.read("archive/data/0") == bytes(3 << 20)
+            return pickle.loads(archive.read("archive/data.pkl"))
+
+
+def test_tensors_are_saved_by_torch(tmp_path, monkeypatch):
+    """Which writes archives that it reads from their ends: a state is a file of its own to it."""
+    files = Checkpoints(tmp_path)
+    files.write(1, FACTS, {"model": [1, 2]})
+    assert files.newest().facts["form"] == "pickle"
+    monkeypatch.setitem(sys.modules, "torch", Torch)
+    files.write(2, FACTS, {"model": {"layers": [1, Torch.Tensor([2, 3])]}})
+    found = files.newest()
+    assert (found.facts["form"], found.state["model"]["layers"][1]) == ("torch", [2, 3])
+    files.write(3, FACTS, {"model": [1, 2]})
+    assert files.newest().facts["form"] == "pickle"
 
 
 # -- SIGKILL
@@ -370,6 +405,20 @@ def test_a_former_self_that_was_killed_is_in_nobodys_way(tmp_path):
         other.kill()
         with waiting(tmp_path, 600):
             pass
+
+
+def test_workers_that_outlive_a_run_do_not_keep_its_directory(tmp_path):
+    with waiting(tmp_path, 1):
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(600)
+            os._exit(0)
+    try:
+        with waiting(tmp_path, 0.0):
+            pass
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def test_unfinished_files_of_the_dead_are_removed(tmp_path):
