@@ -153,3 +153,61 @@ def test_exit_codes_mean_what_slurm_does_with_them(bed):
         conf.chmod(0o644)
         bed.run(["scancel", str(job)])
         bed.run(["scontrol", "update", "NodeName=n1", "State=RESUME"])
+
+
+def having(bed):
+    """Jobs that have their slices."""
+    return {run["job"] for run in status(bed)["runs"] if run["state"] == "running"}
+
+
+def let_share(bed, host, *guests):
+    """The plan names these jobs for the slice that the host's first run holds."""
+    from slurm_migbatch.node import plan
+    from slurm_migbatch.node.config import load
+
+    (gpu, piece) = next((g, p) for g in status(bed)["gpus"] for p in g["slices"] if p["job"] == int(host))
+    slot = [piece["profile"], piece["start"], piece["size"]]
+    wire = {str(guest): [gpu["uuid"], *slot, int(host), 0] for guest in guests}
+    told = {"version": 1, "gpus": {gpu["uuid"]: [slot]}, "guests": wire}
+    plan.store(load(str(bed.directory / "etc"), "n1").state_dir, json.dumps(told).encode())
+    return piece["mig_uuid"]
+
+
+@pytest.mark.parametrize("host_first", [True, False])
+def test_two_jobs_of_one_user_share_a_slice_and_either_leaves_first(bed, host_first):
+    home, dev = bed.home("mbalice"), bed.machine("n1").dev_root / "nvidia-caps"
+    tag = "a" if host_first else "b"
+    wrap = "echo $CUDA_VISIBLE_DEVICES; srun sh -c 'echo $CUDA_VISIBLE_DEVICES'; until test -e %s; do sleep 0.2; done; "
+    wrap += f"find {dev} -user $(id -un) -perm 400 | wc -l"
+    gates = {name: home / f"{tag}-{name}" for name in ("host", "guest")}
+    host = submit(bed, "[mig:2g.20gb:1]", wrap=wrap % gates["host"])
+    bed.wait_job(host, "RUNNING")
+    guest = submit(bed, "[mig:guest:1]", "--hold", wrap=wrap % gates["guest"])
+    other = submit(bed, "[mig:guest:1]", "--hold", wrap="echo I RAN", user="mbbob")
+    bed.wait("the host's slice", lambda: int(host) in having(bed))
+    uuid = let_share(bed, host, guest, other)
+    before = slices(bed)
+    bed.run(["scontrol", "release", f"{guest},{other}"])
+    bed.wait_job(guest, "RUNNING")
+    bed.wait(
+        "the refusal", lambda: [e for e in status(bed)["events"] if e["kind"] == "misfit" and e["job"] == int(other)]
+    )
+    (refusal,) = [e for e in status(bed)["events"] if e["kind"] == "misfit" and e["job"] == int(other)]
+    assert "another user's" in refusal["reason"]
+    bed.wait("both", lambda: {int(host), int(guest)} <= having(bed))
+    assert slices(bed) == before, "nothing was made for the guest"
+    first, second = ("host", "guest") if host_first else ("guest", "host")
+    jobs = {"host": host, "guest": guest}
+    for name in (first, second):
+        held = [p for g in status(bed)["gpus"] for p in g["slices"] if p["mig_uuid"] == uuid]
+        assert {p["state"] for p in held} == {"held"} and len(held) == (2 if name == first else 1)
+        gates[name].touch()
+        assert bed.wait_job(jobs[name]) == "COMPLETED"
+        assert output(bed, jobs[name]).split() == [uuid, uuid, "2"], "its slice, and the devices its user's to the end"
+        bed.wait("the epilog", lambda name=name: int(jobs[name]) not in {r["job"] for r in status(bed)["runs"]})
+    bed.wait("devices of root", lambda: all(path.stat().st_uid == 0 for path in dev.iterdir()))
+    assert {p["state"] for g in status(bed)["gpus"] for p in g["slices"]} <= {"idle"}
+    assert not [s for s in bed.node_states().values() if "drain" in s]
+    path = bed.home("mbbob") / f"slurm-{other}.out"
+    assert not path.exists() or "I RAN" not in path.read_text()
+    bed.run(["scancel", str(other)])
