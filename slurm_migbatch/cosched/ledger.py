@@ -151,6 +151,8 @@ class Ledger:
     def __init__(self) -> None:
         self.open: dict[int, Loan] = {}
         self.past: dict[int, Past] = {}
+        #: runs (job, restart count) that are or were loans and may still hold a slice
+        self.runs: set[tuple[int, int]] = set()
         #: when a loan was last called back from a GPU, by its UUID
         self.reclaimed: dict[str, float] = {}
         self._unsaved: dict[tuple[int, int, float], Loan] = {}
@@ -158,6 +160,7 @@ class Ledger:
     def load(self, loans: Iterable[Loan]) -> None:
         """Start from the record: loans that go on and such as ended not long ago, in the order of their decisions."""
         for loan in loans:
+            self.runs.add((loan.job_id, loan.restart))
             if loan.ended is not None:
                 self._remember(loan)
                 continue
@@ -214,6 +217,7 @@ class Ledger:
         for job, sight in sights.items():
             if job not in self.open and sight.row.active and sight.hints.slice is not None:
                 self._adopt(sight, sight.hints.slice, places.get((job, sight.row.restarts)), now)
+        self.runs = {(loan.job_id, loan.restart) for loan in self.open.values()} | (self.runs & places.keys())
         for job in [job for job, past in self.past.items() if job not in sights and now - past.ended > STALE_S]:
             del self.past[job]
         return ended
@@ -300,6 +304,7 @@ class Ledger:
 
     def _put(self, loan: Loan) -> None:
         self.open[loan.job_id] = loan
+        self.runs.add((loan.job_id, loan.restart))
         self._unsaved[_identity(loan)] = loan
 
     def _close(self, loan: Loan, now: float, cause: Cause, why: str) -> Loan:

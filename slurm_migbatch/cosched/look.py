@@ -138,7 +138,7 @@ def picture_of(
 def _spaces(
     scene: Scene, sights: Mapping[int, Sight], ledger: Ledger, idle: Idleness
 ) -> tuple[list[Space], dict[tuple[str, int], int], dict[int, Seat]]:
-    states = {row.job_id: row.state for row in scene.rows}
+    alive = {(row.job_id, row.restarts) for row in scene.rows if row.active and row.state != "COMPLETING"}
     open_nodes = {row.name for row in scene.nodes if row.open}
     plan = scene.plan
     promised = _promised(scene, sights)
@@ -149,7 +149,7 @@ def _spaces(
     for name, node in scene.facts.items():
         held = name not in open_nodes or not node.healthy or plan is None or name not in plan.nodes
         for number, gpu in enumerate(node.gpus):
-            taken, lent = _split(gpu, sights, ledger)
+            taken, lent = _split(gpu, ledger)
             since = idle.look(gpu.uuid, sum(slot.placement.mask for slot in taken), scene.now)
             if held:
                 continue
@@ -163,22 +163,22 @@ def _spaces(
             except LayoutError:  # what the node says and what Slurm shows do not agree yet
                 continue
             spaces.append(space)
-            seats.update({int(str(one.job)): Seat(name, number, one.slot) for one in lent})
-            gone = sum(s.placement.mask for s, run in gpu.leases if states.get(run[0], "COMPLETING") == "COMPLETING")
+            seats.update({run[0]: Seat(name, number, slot) for slot, run in gpu.leases if _is_open(run, ledger)})
+            gone = sum(held.placement.mask for held, run in gpu.leases if run not in alive)
             if gone:
                 passing[name, number] = gone
     return spaces, passing, seats
 
 
-def _split(gpu: GpuFacts, sights: Mapping[int, Sight], ledger: Ledger) -> tuple[list[Slot], list[Lent]]:
-    taken, lent = list(gpu.zombies), []
-    for slot, (job, restart) in gpu.leases:
-        loan = ledger.open.get(job)
-        if loan is not None and loan.restart == restart:
-            lent.append(Lent(slot, job))
-        else:
-            taken.append(slot)
-    return taken, lent
+def _split(gpu: GpuFacts, ledger: Ledger) -> tuple[list[Slot], list[Lent]]:
+    """Slots of others than loans, and those of loans: of ones too that have ended unheard of by the node."""
+    taken = [*gpu.zombies, *(slot for slot, run in gpu.leases if run not in ledger.runs)]
+    return taken, [Lent(slot, run[0]) for slot, run in gpu.leases if run in ledger.runs]
+
+
+def _is_open(run: Run, ledger: Ledger) -> bool:
+    loan = ledger.open.get(run[0])
+    return loan is not None and loan.restart == run[1]
 
 
 def _touch(one: Slot, other: Slot) -> bool:

@@ -18,7 +18,7 @@ from slurm_migbatch.config import LendingConfig
 from slurm_migbatch.config.hours import Hours
 from slurm_migbatch.cosched.carry import Done, Hands, carry
 from slurm_migbatch.cosched.forecast import Expectation
-from slurm_migbatch.cosched.ledger import Ledger, Loan, Sight
+from slurm_migbatch.cosched.ledger import Ledger, Loan, Place, Sight
 from slurm_migbatch.cosched.lend import decide
 from slurm_migbatch.cosched.look import Idleness, Knowledge, Run, Scene, picture_of, places_of, sights_of
 from slurm_migbatch.cosched.picture import Kind, Order, Round, Rules
@@ -190,7 +190,7 @@ class CoschedRoom:
             self._reclaims.add(cause=loan.cause.value)
             log.info("loan over", extra={"job": loan.job_id, "profile": loan.profile, "why": loan.why_ended})
         self._refusals.forget(sights)
-        running, waiting = _inference(scene, sights, places)
+        running, waiting = _inference(scene, sights, places, self.ledger.runs)
         self._expected.look(running, waiting, now)
         reserve = self._expected.reserve(now, self.rules.calm.loan_s, self._config.sure)
         knowledge = Knowledge(
@@ -372,12 +372,12 @@ def _past(store: Store, now: float, history_s: float) -> _Past:
 
 
 def _inference(
-    scene: Scene, sights: Mapping[int, Sight], places: Mapping[Run, tuple[str, str, Any]]
+    scene: Scene, sights: Mapping[int, Sight], places: Mapping[Run, Place], loans: Collection[Run]
 ) -> tuple[dict[Profile, frozenset[Run]], dict[Profile, int]]:
     """What jobs that are no loans have (their runs), and wait for, by profile."""
     running: dict[Profile, set[Run]] = {}
     for run, (_, _, slot) in places.items():
-        if run[0] not in sights:
+        if run not in loans:
             running.setdefault(slot.profile, set()).add(run)
     waiting: dict[Profile, int] = {}
     for demand in scene.wanted:

@@ -163,8 +163,10 @@ class LoanWorld(World):
         self.url, self.rules = url, {**RULES, **rules}
         self.training: dict[int, Training] = {}
         self.loop_ = asyncio.new_event_loop()
-        self.ended: list[int] = []
         self.seq = 0
+        #: seconds for which the nodes' reports of ends are on their way
+        self.late = 0
+        self._muted = 0
         self.start_service()
 
     # -- the service -----------------------------------------------------------------------------------------------
@@ -242,18 +244,27 @@ class LoanWorld(World):
 
     def step(self, seconds: float = 1.0) -> Report:
         self.clock.sleep(seconds)
+        before = len(self.slurm.queue) + sum(row.restarts for row in self.slurm.queue.values())
         for job in self.slurm.tick():
             self.nodes.epilog(job)
             self.ends.pop(job, None)
         self._work(seconds)
         self.finish()
-        self.nodes.report()
+        if len(self.slurm.queue) + sum(row.restarts for row in self.slurm.queue.values()) != before:
+            self._muted = self.late
+        self._report()
         self.nodes.poll()
         report = self.round()
         self.start()
         self.prologs()
-        self.nodes.report()
+        self._report()
         return report
+
+    def _report(self) -> None:
+        if self._muted > 0:
+            self._muted -= 1
+        else:
+            self.nodes.report()
 
     def _work(self, seconds: float) -> None:
         now = self.clock.time()
