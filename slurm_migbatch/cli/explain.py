@@ -89,6 +89,7 @@ def _request(options: dict[str, Any], catalog: SiteCatalog) -> JobRequest:
         max_nodes=nodes,
         num_tasks=options["ntasks"],
         ntasks_per_node=options["ntasks_per_node"],
+        batch=1,
     )
 
 

@@ -36,9 +36,10 @@ def build(inventory: Inventory, nodes: Iterable[NodeRow], config: Config) -> Sit
                 if not config.cluster.partitions or partition in config.cluster.partitions:
                     members.setdefault(partition, {})[name] = kinds[name]
     default = Profile.parse(config.submit.default_profile) if config.submit.default_profile else None
+    lending = config.lending.partitions if config.lending.enabled else ()
     return SiteCatalog(
         {
-            partition: Partition(partition, tuple(found[name] for name in sorted(found)), default)
+            partition: Partition(partition, tuple(found[name] for name in sorted(found)), default, partition in lending)
             for partition, found in sorted(members.items())
         }
     )

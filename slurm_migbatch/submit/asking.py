@@ -119,7 +119,7 @@ def per_node(asking: Asking, count: int, request: JobRequest) -> int:
     """`count` of the asking's field as a count for each node; raises Refusal where the request does not tell."""
     if asking.field == "tres_per_node":
         return count
-    nodes = _nodes(request)
+    nodes = nodes_of(request)
     each: int | None = None
     if asking.field == "tres_per_job":
         if nodes and count % nodes == 0:
@@ -138,7 +138,7 @@ def per_node(asking: Asking, count: int, request: JobRequest) -> int:
     return each
 
 
-def _nodes(request: JobRequest) -> int | None:
+def nodes_of(request: JobRequest) -> int | None:
     """How many nodes the job will have, where the request settles it: one where it says nothing and has one task."""
     low, high = request.min_nodes or None, request.max_nodes or None
     if low and low == high:

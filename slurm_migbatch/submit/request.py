@@ -51,7 +51,8 @@ class JobRequest:
 
     `uid` is who asks. `partition` may be a list separated by commas; the shim fills in the default partition. Numbers
     are Slurm's, None where unset; `shared` is 0 for `--exclusive`. In a change only the fields that the user wants
-    changed are given, the node and task counts excepted, which the shim fills in from the job.
+    changed are given, the node and task counts excepted, which the shim fills in from the job. `batch` is 1 for the
+    submission of a batch job that is no part of a heterogeneous one.
     """
 
     uid: int
@@ -75,6 +76,7 @@ class JobRequest:
     ntasks_per_node: int | None = None
     sockets_per_node: int | None = None
     shared: int | None = None
+    batch: int | None = None
     now: Present | None = None
 
     def to_fields(self) -> dict[str, str]:
@@ -127,6 +129,7 @@ _NUMBERS = frozenset(
         "ntasks_per_node",
         "sockets_per_node",
         "shared",
+        "batch",
     }
 )
 _TEXTS = frozenset(item.name for item in fields(JobRequest)) - _NUMBERS - {"now"}
@@ -149,12 +152,13 @@ class Pass:
 @dataclass(frozen=True)
 class Accept:
     """The fields to set ("" clears one), the line for the user, the record of the decision, and the advice for the job,
-    variables of its environment by name, which only the service gives."""
+    variables of its environment by name, which only the service gives. `waits`: it is an elastic training job."""
 
     changes: Mapping[str, str]
     message: str
     decision: Decision | None = field(default=None, compare=False)
     advice: Mapping[str, int] = field(default_factory=dict, compare=False)
+    waits: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,34 @@ from slurm_migbatch.mig.grant import MARKER_OPEN, MAX_PARTS, Grant, GrantError, 
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.recommend import Advice
 from slurm_migbatch.predict.selection import NO_LIMITS, Choice, Chooser, Limits, gib, limits_of
-from slurm_migbatch.submit.asking import AUTO, FILLER, MAX_COUNT, Asking, Part, count_of, mentions, per_node, read
+from slurm_migbatch.slurm.gres import prefix_of
+from slurm_migbatch.submit.asking import (
+    AUTO,
+    FILLER,
+    MAX_COUNT,
+    Asking,
+    Part,
+    count_of,
+    mentions,
+    nodes_of,
+    per_node,
+    read,
+)
 from slurm_migbatch.submit.decision import Decision
 from slurm_migbatch.submit.request import TEXT_FIELDS, TRES_FIELDS, Accept, Answer, JobRequest, Pass, Present, Refuse
 from slurm_migbatch.workload import hints as hinting
 from slurm_migbatch.workload.buckets import Bucket
 from slurm_migbatch.workload.catalog import Offer, Partition, SiteCatalog
 from slurm_migbatch.workload.hints import Hints
+from slurm_migbatch.workload.loans import (
+    GUEST,
+    LOAN,
+    LONGEST_MARK,
+    REMEMBERING,
+    decision_name,
+    is_marked,
+    waiting_count,
+)
 from slurm_migbatch.workload.refusal import Refusal, lower, show
 
 SLURM_LIMIT: Final = 1024
@@ -38,6 +59,8 @@ CLEARED: Final = " "
 MESSAGES: Final = {
     "chosen": "%s for mig:auto: %s",
     "whole": "%s for %s: on this partition a whole GPU is its largest slice",
+    "loan": "an elastic training job, which waits for idle slices from %s to %s and may be stopped and continued on "
+    "another; for a slice of its own name a profile (--gres=mig:%s)",
     "tight": "%s as asked, but %s is predicted to need %s of its %s GiB",
     "idle": "the comment holds hints, but the job asks for no slice: add --gres=mig:auto",
 }
@@ -110,7 +133,9 @@ class _Job:
         if request.uid in self.policy.trusted_uids:
             return Pass()
         tres_given = any(getattr(request, name) is not None for name in TRES_FIELDS)
-        if not tres_given and all(getattr(request, name) is None for name in TEXT_FIELDS):
+        elastic = is_marked(now.comment or "")
+        moved = elastic and request.partition is not None
+        if not tres_given and not moved and all(getattr(request, name) is None for name in TEXT_FIELDS):
             return Pass()
         if has_marker(request.comment) or has_marker(request.extra):
             raise Refusal("forged")
@@ -130,12 +155,37 @@ class _Job:
             comment=_either(request.comment, text),
             extra=_either(request.extra, now.extra),
         )
+        if elastic:
+            return self._modify_elastic(merged, now, marker, tres_given=tres_given)
         answer = self._grant(merged, old_marker=marker)
         if isinstance(answer, Accept):
             return replace(answer, changes=self._differing(answer.changes, now))
         if marker and isinstance(answer, Pass):  # the job asks for no slice any more
             return Accept({"comment": merged.comment or CLEARED}, "")
         return Pass()
+
+    def _modify_elastic(self, merged: JobRequest, now: Present, marker: str, *, tres_given: bool) -> Answer:
+        """A training job that waits for idle slices, or was just given one and has not started.
+
+        Its user may say something else about it. It keeps its GRES then, as root has set it. Or he asks for a slice of
+        its own, by naming a profile, moving it to another partition or taking back role=train; then it is an ordinary
+        job from here on, where Slurm lets a job change its type.
+        """
+        keeps = (now.tres_per_node or "").startswith(REMEMBERING)
+        if tres_given and keeps:
+            raise Refusal("loan_kept")
+        if not tres_given:
+            merged = replace(merged, tres_per_node=_auto_again(now.tres_per_node or ""))
+        answer = self._grant(merged, old_marker=marker, elastic=True)
+        if not isinstance(answer, Accept):  # it asks for no slice any more
+            return Accept({"comment": merged.comment or CLEARED}, "")
+        if not answer.waits:
+            if keeps:
+                raise Refusal("loan_kept")
+        elif not tres_given:
+            comment = _with_marker(merged.comment or "", marker, longest=LONGEST_MARK)
+            answer = replace(answer, changes={"comment": comment})
+        return replace(answer, changes=self._differing(answer.changes, now))
 
     def _modify_started(self, now: Present, marker: str, *, tres_given: bool) -> Answer:
         request = self.request
@@ -156,7 +206,8 @@ class _Job:
 
     # -- the grant ---------------------------------------------------------------------------------------------
 
-    def _grant(self, request: JobRequest, old_marker: str) -> Answer:
+    def _grant(self, request: JobRequest, old_marker: str, *, elastic: bool = False) -> Answer:
+        """`elastic`: it is an elastic training job already."""
         if not mentions(getattr(request, name) for name in TRES_FIELDS):
             return Pass(MESSAGES["idle"] if request.comment and hinting.is_hint(request.comment) else "")
         names = [name for name in (request.partition or "").split(",") if name]
@@ -169,6 +220,9 @@ class _Job:
         hints = hinting.parse(*self._hint_texts(request))
         limits = limits_of(hints, partition)
         _check_options(asking, request)
+        batch = request.now is None and request.batch == 1
+        if partition.lends and hints.role == "train" and (elastic or batch) and all(map(_is_open, asking.parts)):
+            return self._lend(request, asking, partition, hints, limits, old_marker)
         return self._compose(request, asking, partition, hints, limits, old_marker)
 
     def _hint_texts(self, request: JobRequest) -> list[str]:
@@ -219,11 +273,65 @@ class _Job:
             raise Refusal("kinds")
         grant = self._named(Grant(slices.items()), old_marker)
         message = "migbatch: " + "; ".join(dict.fromkeys(messages)) if messages else ""
-        changes = _changes(request, asking, grant)
+        prefix = asking.parts[0].prefix
+        granted = [f"{prefix}mig:{profile.gres_type}:{count}" for profile, count in grant.parts]
+        comment = _with_marker(request.comment or "", grant.marker, grant.decision)
+        changes = _changes(request, asking, granted, comment)
         bucket = choice.bucket if choice is not None else None
         advice = self._advice(bucket, hints, partition, grant)
-        decision = Decision(
-            id=grant.decision,
+        decision = self._decision(
+            grant.decision, request, partition, hints, bucket, choice, grant.gres, reason, message, advice
+        )
+        told = {} if advice is None else {"batch": advice.batch, "copies": advice.copies}
+        return Accept(changes, message, decision, told)
+
+    def _lend(
+        self,
+        request: JobRequest,
+        asking: Asking,
+        partition: Partition,
+        hints: Hints,
+        limits: Limits,
+        old_marker: str,
+    ) -> Answer:
+        """It waits, for one slice of those that it may have."""
+        total = sum(per_node(asking, count_of(part, partition.profile_list), request) for part in asking.parts)
+        if total != 1 or nodes_of(request) != 1:
+            raise Refusal("loan_one", partition.name)
+        allowed = [offer for offer in partition.plain if limits.within(offer)]
+        if not allowed:
+            raise Refusal("range_empty", partition.name, partition.profile_list)
+        bucket = self.chooser.bucket(hints)
+        fitting = [offer for offer in allowed if offer.memory_mib >= (limits.mem_mib or 0)]
+        if not fitting:
+            raise Refusal("mem_nowhere", str(limits.mem_mib), str(max(offer.memory_mib for offer in allowed)))
+        low, high = fitting[0].profile.gres_type, fitting[-1].profile.gres_type
+        old = old_marker.partition("#")[2].removesuffix("]")
+        name = old if old.startswith(LOAN) else decision_name(self.decision_id)
+        prefix = asking.parts[0].prefix
+        comment = _with_marker(request.comment or "", f"[mig:{LOAN}:1#{name}]", longest=LONGEST_MARK)
+        changes = _changes(request, asking, [f"{prefix}mig:{LOAN}:{waiting_count(prefix)}"], comment)
+        if request.now is None:
+            changes["requeue"] = "1"
+        message = "migbatch: " + MESSAGES["loan"] % (low, high, low)
+        decision = self._decision(name, request, partition, hints, bucket, None, f"mig:{LOAN}:1", "loan", message, None)
+        return Accept(changes, message, decision, waits=True)
+
+    def _decision(
+        self,
+        name: str,
+        request: JobRequest,
+        partition: Partition,
+        hints: Hints,
+        bucket: Bucket | None,
+        choice: Choice | None,
+        granted: str,
+        reason: str,
+        message: str,
+        advice: Advice | None,
+    ) -> Decision:
+        return Decision(
+            id=name,
             ts=self.ts,
             uid=request.uid,
             user=request.user,
@@ -234,13 +342,11 @@ class _Job:
             bucket="" if bucket is None else bucket.name,
             predictor=self.chooser.predictor.version,
             candidates=() if choice is None else choice.candidates,
-            granted=grant.gres,
+            granted=granted,
             reason=reason,
             message=message,
             advice=advice,
         )
-        told = {} if advice is None else {"batch": advice.batch, "copies": advice.copies}
-        return Accept(changes, message, decision, told)
 
     def _advice(self, bucket: Bucket | None, hints: Hints, partition: Partition, grant: Grant) -> Advice | None:
         """For jobs whose slices are all of one profile; each slice is advised alike. It is never a reason to refuse."""
@@ -260,7 +366,7 @@ class _Job:
             old = parse_comment(old_marker)
         except GrantError:
             old = None
-        if old is not None and old.parts == grant.parts:
+        if old is not None and old.parts == grant.parts and not old.decision.startswith(LOAN):
             return old
         return Grant(grant.parts, self.decision_id)
 
@@ -279,10 +385,31 @@ def _is_auto(part: Part) -> bool:
     return part.name == "mig" and part.type in (None, AUTO)
 
 
+def _is_open(part: Part) -> bool:
+    """Whether it leaves the profile to us, and the kind of GPU too."""
+    return _is_auto(part) or (part.name == "gpu" and part.type is None)
+
+
+def _auto_again(present: str) -> str:
+    """A job's GRES with one `mig:auto` in the place of its MIG entries."""
+    entries: list[str] = []
+    asked = False
+    for entry in present.split(","):
+        prefix, rest = prefix_of(entry)
+        if not rest.startswith("mig:"):
+            entries.append(entry)
+        elif not asked:
+            asked = True
+            entries.append(f"{prefix}mig:{AUTO}")
+    return ",".join(entries)
+
+
 def _explicit(part: Part, partition: Partition, limits: Limits) -> Offer:
     name = (part.type or "").replace("+", ".")
     if name == FILLER:
         raise Refusal("filler", partition.profile_list)
+    if name in (LOAN, GUEST):
+        raise Refusal("reserved", name, partition.profile_list)
     offer = partition.offers.get(name)
     if offer is None:
         raise Refusal("unknown_profile", partition.name, show(name), partition.profile_list)
@@ -316,9 +443,7 @@ def _check_options(asking: Asking, request: JobRequest) -> None:
         raise Refusal("per_gpu", "--ntasks-per-gpu", "--ntasks-per-node")
 
 
-def _changes(request: JobRequest, asking: Asking, grant: Grant) -> dict[str, str]:
-    prefix = asking.parts[0].prefix
-    granted = [f"{prefix}mig:{profile.gres_type}:{count}" for profile, count in grant.parts]
+def _changes(request: JobRequest, asking: Asking, granted: Sequence[str], comment: str) -> dict[str, str]:
     entries: list[str] = []
     if asking.field == "tres_per_node":
         first = next(i for i, entry in enumerate(asking.entries) if isinstance(entry, Part))
@@ -330,7 +455,7 @@ def _changes(request: JobRequest, asking: Asking, grant: Grant) -> dict[str, str
     tres = ",".join(entries)
     if len(tres) > SLURM_LIMIT:
         raise Refusal("gres_long")
-    changes = {"tres_per_node": tres, "comment": _with_marker(request.comment or "", grant.marker, grant.decision)}
+    changes = {"tres_per_node": tres, "comment": comment}
     if asking.field != "tres_per_node":
         changes[asking.field] = ",".join(asking.others)
     if mentions((request.tres_bind,)):  # bindings to tasks; the node binds slices itself
@@ -338,10 +463,11 @@ def _changes(request: JobRequest, asking: Asking, grant: Grant) -> dict[str, str
     return changes
 
 
-def _with_marker(text: str, marker: str, decision: str | None = None) -> str:
-    """The comment with its marker; `decision` given: room for a full decision name is kept."""
+def _with_marker(text: str, marker: str, decision: str | None = None, longest: int = 0) -> str:
+    """The comment with its marker. Room is kept for a full decision name where `decision` is given, and for a marker of
+    `longest` bytes."""
     comment = f"{text} {marker}" if text else marker
-    room = 0
+    room = max(0, longest - len(marker))
     if decision is not None:
         room = max(DECISION_BYTES - len(decision), 0) + (0 if decision else 1)
     if len(comment) + room > SLURM_LIMIT:

@@ -20,6 +20,7 @@ from slurm_migbatch.submit.decision import Decision
 from slurm_migbatch.submit.request import Accept, JobRequest, Pass, Refuse, RequestError
 from slurm_migbatch.submit.rewrite import Policy, rewrite
 from slurm_migbatch.workload.catalog import SiteCatalog
+from slurm_migbatch.workload.loans import LOAN
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +37,12 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def new_id() -> str:
-    """A decision's name: eight of 0-9a-z."""
+    """A decision's name: eight of 0-9a-z, none of those with which the names of loans begin."""
     number, text = secrets.randbits(40), ""
     for _ in range(8):
         number, digit = divmod(number, 36)
         text = _DIGITS[digit] + text
-    return text
+    return new_id() if text.startswith(LOAN) else text
 
 
 @dataclass(frozen=True)

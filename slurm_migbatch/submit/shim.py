@@ -25,6 +25,7 @@ from slurm_migbatch.submit.table import (
 from slurm_migbatch.workload.buckets import R20
 from slurm_migbatch.workload.catalog import SiteCatalog
 from slurm_migbatch.workload.hints import FORMS, MAX_BYTES
+from slurm_migbatch.workload.loans import LONGEST_MARK
 from slurm_migbatch.workload.refusal import SENTENCES
 
 JOB_SUBMIT: Final = "job_submit.lua"
@@ -76,6 +77,7 @@ def render(
         options=dict(OPTIONS),
         decision_bytes=DECISION_BYTES,
         max_hint=MAX_BYTES,
+        longest_mark=LONGEST_MARK,
         hints_in_extra=policy.hints_in_extra,
         trusted=dict.fromkeys(sorted(trusted), True),
         r20=R20,

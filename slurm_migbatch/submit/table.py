@@ -145,7 +145,11 @@ def write_table(path: Path, source: str) -> None:
 
 
 def _partition(partition: Partition) -> dict[str, Any]:
-    return {"kinds": [kind.name for kind in partition.kinds], "default": partition.default.profile.gres_type}
+    return {
+        "kinds": [kind.name for kind in partition.kinds],
+        "default": partition.default.profile.gres_type,
+        "lends": partition.lends,
+    }
 
 
 def _kind(kind: GpuKind) -> dict[str, Any]:

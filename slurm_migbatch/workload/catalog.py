@@ -99,12 +99,14 @@ class Offer:
 class Partition:
     """What the jobs of one partition (or of the several that a job names) can have.
 
-    `default` is the profile for jobs that say nothing: the site's choice, else the cheapest plain one.
+    `default` is the profile for jobs that say nothing: the site's choice, else the cheapest plain one. `lends`:
+    training jobs that name no profile wait here for idle slices.
     """
 
     name: str
     kinds: tuple[GpuKind, ...]
     chosen_default: Profile | None = None
+    lends: bool = False
 
     @cached_property
     def offers(self) -> Mapping[str, Offer]:
@@ -171,12 +173,14 @@ class SiteCatalog:
         return {kind.name: kind for part in self.partitions.values() for kind in part.kinds}
 
     def view(self, names: Sequence[str]) -> Partition:
-        """The partitions `names` (all MIG ones) as one: all their kinds, the default of the first."""
+        """The partitions `names` (all MIG ones) as one: all their kinds, the default of the first; it lends if all
+        do."""
         parts = [self.partitions[name] for name in names]
         if len(parts) == 1:
             return parts[0]
         kinds = {kind.name: kind for part in parts for kind in part.kinds}
-        return Partition(",".join(names), tuple(kinds.values()), parts[0].default.profile)
+        lends = all(part.lends for part in parts)
+        return Partition(",".join(names), tuple(kinds.values()), parts[0].default.profile, lends)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
@@ -188,6 +192,7 @@ class SiteCatalog:
                     "name": part.name,
                     "kinds": [kind.name for kind in part.kinds],
                     "default": None if part.chosen_default is None else part.chosen_default.name,
+                    "lends": part.lends,
                 }
                 for part in self.partitions.values()
             ],
@@ -207,6 +212,7 @@ class SiteCatalog:
                     row["name"],
                     tuple(kinds[name] for name in row["kinds"]),
                     None if default is None else Profile.parse(default),
+                    row.get("lends") is True,
                 )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CatalogError(f"the catalog is not understood: {error!r}") from None

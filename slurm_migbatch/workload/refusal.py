@@ -30,6 +30,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "profile, one of %s",
         "count": "'%s' is no possible number of slices: ask for 1 to 64 on each node",
         "filler": "mig:none is not for jobs: write mig:auto or a profile, one of %s",
+        "reserved": "mig:%s is not for users to ask for: write mig:auto or a profile, one of %s",
         "unknown_profile": "no GPU in partition %s has a profile '%s': write mig:auto or one of %s",
         "no_partition": "partition %s has no MIG GPUs: choose one of %s with --partition",
         "no_site": "no MIG GPU of this cluster is known to the submit filter yet: try again in a few minutes, or "
@@ -43,6 +44,12 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "per_gpu": "%s is for whole GPUs: on slices write %s instead",
         "exclusive": "with --exclusive this release of Slurm gives the job every slice of the node: leave it out and "
         "ask for the slices that you need",
+        "loan_one": "on partition %s a training job without a profile waits for one idle slice, on one node: write "
+        "-N 1 and mig:auto, or name a profile if it needs more",
+        "loan_kept": "this release of Slurm does not forget what a training job that waits for idle slices has asked "
+        "for: cancel it and submit it again as you want it",
+        "loan_requeue": "a training job on idle slices must be ready to be requeued: leave that as it is, or submit "
+        "it with a profile of its own",
         "kinds": "a job can have at most 8 different profiles: ask for fewer",
         # hints
         "hint_long": "the hints are %s bytes long: write at most 999, for example migbatch: model=bert-large "

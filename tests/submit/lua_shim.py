@@ -33,20 +33,21 @@ slurm = setmetatable({
 local STRINGS, NUMBERS = {}, {}
 for name in ("script environment user_name partition tres_per_node tres_per_job tres_per_socket tres_per_task " ..
   "comment extra cpus_per_tres mem_per_tres tres_freq tres_bind"):gmatch("%S+") do STRINGS[name] = true end
-for name in ("ntasks_per_tres ntasks_per_node sockets_per_node shared"):gmatch("%S+") do NUMBERS[name] = 65534 end
-for name in ("min_nodes max_nodes num_tasks job_id job_state"):gmatch("%S+") do NUMBERS[name] = 4294967294 end
+for name in ("ntasks_per_tres ntasks_per_node sockets_per_node shared requeue"):gmatch("%S+") do NUMBERS[name] = 65534 end
+for name in ("min_nodes max_nodes num_tasks job_id job_state het_job_offset"):gmatch("%S+") do NUMBERS[name] = 4294967294 end
 
 local function record(fields, set)
   return setmetatable({}, {
     __index = function(_, name)
       if set and set[name] ~= nil then return set[name] end
+      if name == "script" then return fields.batch == "1" and "#!/bin/sh" or nil end
       if STRINGS[name] then return fields[name] end
       if NUMBERS[name] then return tonumber(fields[name]) or NUMBERS[name] end
       error("no field " .. tostring(name))
     end,
     __newindex = function(_, name, value)
       if not set then error("job_ptr is read-only") end
-      if not STRINGS[name] then error("field " .. tostring(name) .. " cannot be set") end
+      if not STRINGS[name] and name ~= "requeue" then error("field " .. tostring(name) .. " cannot be set") end
       if type(value) ~= "string" then error("bad argument: string expected, got " .. type(value)) end
       set[name] = value
     end,
