@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from slurm_migbatch.cosched.ledger import Sight
+from slurm_migbatch.cosched.ledger import Sight, first_task
 from slurm_migbatch.cosched.picture import Kind, Order
 from slurm_migbatch.slurm.client import JobRow, SlurmError, SlurmRefused
 from slurm_migbatch.workload.loans import LOAN, emptied, retyped
@@ -46,7 +46,7 @@ class Done:
 def carry(orders: Sequence[Order], sights: Mapping[int, Sight], hands: Hands, clock: Callable[[], float]) -> list[Done]:
     """Carry the orders out."""
     done: list[Done] = []
-    names = {order.job: name_of(sights[order.job].row) for order in orders}
+    names = {order.job: name_of(sights[order.job].row, one=order.kind is Kind.RELEASE) for order in orders}
 
     def ask(some: Sequence[tuple[Order, str, str]], call: Callable[[], None]) -> None:
         at = clock()
@@ -92,10 +92,14 @@ def _update(hands: Hands, emptying: Mapping[str, Mapping[str, str]], updates: Ma
         raise SlurmRefused(refused, len(updates))
 
 
-def name_of(row: JobRow) -> str:
-    """The job as Slurm's commands take it: the id of an array's first task would mean all of them."""
-    alone = row.array_job is not None and row.array_task is not None and row.array_task.isdigit()
-    return f"{row.array_job}_{row.array_task}" if alone else str(row.job_id)
+def name_of(row: JobRow, *, one: bool = False) -> str:
+    """The job as Slurm's commands take it: the id of an array's first task would mean all of them.
+
+    Args:
+        one: of array tasks that share the row, the first alone.
+    """
+    task = first_task(row) if one or row.tasks == 1 else None
+    return str(row.job_id) if task is None else f"{row.array_job}_{task}"
 
 
 def _fields(order: Order, row: JobRow) -> dict[str, str]:

@@ -18,6 +18,7 @@ Slurm shows, and calls again only where that does not show it done. A job that c
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -31,8 +32,13 @@ from slurm_migbatch.workload.loans import LoanHints
 
 SLACK_S: Final = 1.0
 """A job may cut the moment of its checkpoint down to whole seconds."""
+EXPECTED_S: Final = 30.0
+"""A released array task that Slurm does not list within this was not released."""
 STALE_S: Final = 3600.0
 """What a job's past weighs is forgotten so long after it left Slurm's list."""
+
+
+_FIRST = re.compile(r"\[?([0-9]+)")
 
 
 class State(str, Enum):
@@ -156,6 +162,8 @@ class Ledger:
         #: when a loan was last called back from a GPU, by its UUID
         self.reclaimed: dict[str, float] = {}
         self._unsaved: dict[tuple[int, int, float], Loan] = {}
+        #: releases of array tasks that shared a row with others: they have job ids of their own only from then on
+        self._expected: dict[tuple[int, int], Loan] = {}
 
     def load(self, loans: Iterable[Loan]) -> None:
         """Start from the record: loans that go on and such as ended not long ago, in the order of their decisions."""
@@ -215,8 +223,11 @@ class Ledger:
             elif sight.row.active:
                 self._runs(loan, sight.row, places.get(run), checkpoints.get(run), now)
         for job, sight in sights.items():
-            if job not in self.open and sight.row.active and sight.hints.slice is not None:
+            if job in self.open or sight.hints.slice is None or sight.row.tasks > 1:
+                continue
+            if not self._meet(sight, now) and sight.row.active:
                 self._adopt(sight, sight.hints.slice, places.get((job, sight.row.restarts)), now)
+        self._expected = {task: loan for task, loan in self._expected.items() if now - loan.decided < EXPECTED_S}
         self.runs = {(loan.job_id, loan.restart) for loan in self.open.values()} | (self.runs & places.keys())
         for job in [job for job, past in self.past.items() if job not in sights and now - past.ended > STALE_S]:
             del self.past[job]
@@ -256,6 +267,17 @@ class Ledger:
         if changes:
             self._put(replace(loan, **changes))
 
+    def _meet(self, sight: Sight, now: float) -> bool:
+        """Whether this is an array task that was released; its loan begins under its own job id."""
+        row, task = sight.row, first_task(sight.row)
+        loan = self._expected.pop((row.array_job or 0, task), None) if task is not None else None
+        if loan is None or loan.slice != sight.hints.slice:
+            return False
+        self._put(replace(loan, job_id=row.job_id, restart=row.restarts, released=now))
+        if row.active:
+            self._runs(self.open[row.job_id], row, None, None, now)
+        return True
+
     def _adopt(self, sight: Sight, profile: Profile, place: Place | None, now: float) -> None:
         row = sight.row
         began = row.start or now
@@ -266,8 +288,12 @@ class Ledger:
     # -- what we intend, and what became of it ---------------------------------------------------------------------
 
     def release(self, row: JobRow, profile: Profile, why: str, now: float) -> None:
-        """The job is about to be given that profile."""
-        self._put(_new(row, profile, now, why))
+        """The job, or the first of the array tasks that share the row, is about to be given that profile."""
+        task = first_task(row)
+        if row.tasks > 1 and task is not None:
+            self._expected[row.array_job or 0, task] = _new(row, profile, now, why)
+        else:
+            self._put(_new(row, profile, now, why))
 
     def withdraw(self, job: int, cause: Cause, why: str) -> None:
         """The release is about to be taken back."""
@@ -321,6 +347,12 @@ class Ledger:
         self.past[loan.job_id] = Past(past.hits + called, max(past.restart, loan.restart), max(past.ended, ended))
         if called and loan.gpu:
             self.reclaimed[loan.gpu] = max(self.reclaimed.get(loan.gpu, 0.0), ended)
+
+
+def first_task(row: JobRow) -> int | None:
+    """The task of an array that a row is of, or the first of those that share it; None where it is of none."""
+    match = _FIRST.match(row.array_task or "")
+    return int(match[1]) if match is not None and row.array_job is not None else None
 
 
 def _new(row: JobRow, profile: Profile, now: float, why: str) -> Loan:

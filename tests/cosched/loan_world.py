@@ -96,7 +96,34 @@ class LendingSlurm(FakeSlurm):
         return back
 
     def _row(self, name: str) -> JobRow | None:
-        return self.queue.get(int(name)) if name.isdigit() else None
+        """A job, or an array task, which becomes a row of its own if it shared one."""
+        if name.isdigit():
+            return self.queue.get(int(name))
+        array, _, number = name.partition("_")
+        for row in list(self.queue.values()):
+            if row.array_job != int(array):
+                continue
+            if row.array_task == number:
+                return row
+            first, dash, last = (row.array_task or "").partition("-")
+            if dash and int(first) <= int(number) <= int(last):
+                assert number == first, "the fake splits from the front"
+                job = self._next
+                self._next += 2
+                rest = f"{int(first) + 1}-{last}" if int(first) + 1 < int(last) else last
+                self.queue[row.job_id] = replace(row, array_task=rest, tasks=row.tasks - 1)
+                self.queue[job] = replace(row, job_id=job, array_task=first, tasks=1)
+                self.running_left[job] = self.running_left[row.job_id]
+                return self.queue[job]
+        return None
+
+    def schedule(self) -> list[tuple[JobRow, tuple[str, ...]]]:
+        """Array tasks with rows of their own start as what they are."""
+        alone = {row.job_id: row.array_job for row in self.queue.values() if row.pending and row.tasks == 1}
+        self.queue.update({job: replace(self.queue[job], array_job=None) for job in alone})
+        started = super().schedule()
+        self.queue.update({job: replace(self.queue[job], array_job=array) for job, array in alone.items()})
+        return [(self.queue[row.job_id], nodes) for row, nodes in started]
 
     def _call(self, what: str) -> None:
         self._asked(what)
@@ -224,6 +251,8 @@ class LoanWorld(World):
         """Submit an elastic training job."""
         comment = f"migbatch: role=train {hints}".strip() + " [mig:loan:1#loan0001]"
         values = {"partition": "train", "priority": 100, "account": "ml", "user": "alice", "uid": 1001, **kw}
+        if (tasks := values.get("tasks", 1)) > 1:
+            values |= {"array_job": self.slurm._next, "array_task": f"0-{tasks - 1}"}
         job = self.slurm.submit("gres/mig:loan:1", runs=10**9, limit=None, comment=comment, **values)
         self.training[job] = Training(needs, after)
         return job
@@ -268,6 +297,10 @@ class LoanWorld(World):
 
     def _work(self, seconds: float) -> None:
         now = self.clock.time()
+        for job, row in list(self.slurm.queue.items()):
+            if row.array_job in self.training and job not in self.training:
+                pattern = self.training[row.array_job]
+                self.training[job] = Training(pattern.needs, pattern.after)
         for job, state in self.training.items():
             row = self.slurm.queue.get(job)
             if row is None or row.state != "RUNNING":

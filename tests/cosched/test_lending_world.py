@@ -9,6 +9,13 @@ from typing import Any
 import pytest
 from loan_world import LoanWorld
 
+CALLS = ["signal_all", "requeue_all", "update_jobs"]
+
+
+class Killed(BaseException):
+    """The service is gone in the middle of what it did."""
+
+
 MakeWorld = Callable[..., LoanWorld]
 
 
@@ -156,6 +163,43 @@ def test_whatever_slurm_does_meanwhile_the_ledger_follows(world: MakeWorld, mome
         assert w.room.ledger.open[job].restart == w.row(job).restarts
 
 
+def test_tasks_of_an_array_are_lent_to_one_by_one(world: MakeWorld) -> None:
+    w = world()
+    array = w.train(needs=60, hints="signal=usr1 max=1g.10gb", tasks=9)
+    w.until(lambda: len(w.running()) == 7)
+    assert {row.array_task for row in w.slurm.queue.values() if row.state == "RUNNING"} == set("0123456")
+    assert w.row(array).tasks == 2
+    inference = w.infer("2g.20gb", runs=10)
+    w.until(lambda: inference in w.running())
+    victims = set(w.slurm.requeues)
+    assert len(victims) == 2
+    w.until(lambda: not w.slurm.queue, 1000)
+    with w.store() as store:
+        loans = store.loans()
+    assert len({row["job_id"] for row in loans}) == 9
+    assert {row["job_id"] for row in loans if row["cause"] == "reclaim"} == victims
+    assert not w.nodes.misfits
+
+
+def test_a_service_that_is_killed_while_it_releases_an_array_task_finds_it_again(world: MakeWorld) -> None:
+    w = world()
+    w.train(needs=60, hints="max=1g.10gb", tasks=3)
+
+    def die(called: str) -> None:
+        if called == "update_jobs":
+            w.slurm.after_call = lambda called: None
+            raise Killed
+
+    w.slurm.after_call = die
+    with pytest.raises(Killed):
+        w.until(lambda: False)
+    w.restart()
+    w.until(lambda: not w.slurm.queue, 1000)
+    with w.store() as store:
+        ended = [row for row in store.loans() if row["cause"] == "left"]
+    assert len({row["job_id"] for row in ended}) == 3
+
+
 def test_a_released_job_that_does_not_start_is_taken_back(world: MakeWorld) -> None:
     w = world()
     job = w.train()
@@ -259,13 +303,6 @@ def test_while_slurm_refuses_nothing_is_asked_every_second(world: MakeWorld) -> 
     w.until(lambda: job in w.loaned())
     with w.store() as store:
         assert "refuses" in store.actions([job])[0]["outcome"]
-
-
-CALLS = ["signal_all", "requeue_all", "update_jobs"]
-
-
-class Killed(BaseException):
-    """The service is gone in the middle of what it did."""
 
 
 @pytest.mark.parametrize("what", CALLS)
