@@ -49,6 +49,9 @@ class Config(NamedTuple):
     progress_dir: str = ""
     sample_every: float = 15.0
     progress_every: float = 120.0
+    mps_partitions: tuple[str, ...] = ()
+    mps_dir: str = "/tmp"  # noqa: S108  (CUDA's own default lies there; TaskProlog takes only what is the user's)
+    mps_percent: int = 0
 
     @property
     def progress_path(self) -> str:
@@ -116,6 +119,17 @@ def _count(text: str) -> int:
     if not 0 <= value <= 1000:
         raise ValueError("must be 0 to 1000")
     return value
+
+
+def _percent(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 100:
+        raise ValueError("must be 0 to 100; 0: leave it to CUDA")
+    return value
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _yes(text: str) -> bool:
@@ -186,4 +200,7 @@ _KEYS = {
     "ProgressDir": ("progress_dir", _path),
     "SampleEvery": ("sample_every", _seconds),
     "ProgressEvery": ("progress_every", _seconds),
+    "MpsPartitions": ("mps_partitions", _names),
+    "MpsDir": ("mps_dir", _path),
+    "MpsPercent": ("mps_percent", _percent),
 }

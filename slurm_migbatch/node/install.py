@@ -72,6 +72,11 @@ DEFAULT_CONF = """\
 #ScontrolPath=/usr/bin/scontrol
 #SampleEvery=15
 #ProgressEvery=120
+# Partitions in which CUDA is told where to look for a control daemon of MPS, for slices that two jobs share (none).
+#MpsPartitions=
+#MpsDir=/tmp
+# Share of a slice that one process may use then, in percent; 0 leaves it to CUDA.
+#MpsPercent=0
 """
 
 

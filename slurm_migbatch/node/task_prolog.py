@@ -3,6 +3,11 @@
 Reads the hand-off that root's Prolog left (`handoff.py` has the form) and prints the `export` lines that slurmstepd
 puts into the task's environment. This is convenience, not protection: what the user may open is decided by the owner of
 the capability devices. Imports only built-in modules, because it runs once for each task.
+
+Two jobs of one user may share a slice; the driver then gives them the slice by turns. Where MpsPartitions= of node.conf
+names the job's partition, CUDA is told instead where to look for a control daemon of MPS: in a directory of the user's
+own, one for each slice. Starting the daemon, outside of both jobs so that neither takes it along, is the user's or the
+site's; where there is none, CUDA takes turns as before. Not tried on hardware.
 """
 
 from __future__ import annotations
@@ -15,6 +20,9 @@ FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Slurm numbers the batch, extern and interactive steps from here up (slurm.h, SLURM_BATCH_SCRIPT and others)."""
 
 MAX_BYTES = 65536
+
+MPS = "CUDA_MPS_PIPE_DIRECTORY"
+MPS_NAME = "migbatch-mps-"
 
 MAX_COMPONENTS = 128
 """Slurm's own limit for heterogeneous jobs (MAX_HET_JOB_COMPS)."""
@@ -54,7 +62,8 @@ def main(etc: str) -> None:
 def exports(etc: str, environ: dict[bytes, bytes], uid: int) -> str:
     """The lines for slurmstepd; empty for a job that was given nothing. Raises NoSlice."""
     node = conf.node_name(environ)
-    directory = conf.run_dir(conf.read(f"{etc}/{conf.NAME}", node), node) + "/job"
+    settings = conf.read(f"{etc}/{conf.NAME}", node)
+    directory = conf.run_dir(settings, node) + "/job"
     name = next((name for job in jobs(environ) if (name := newest(directory, job))), "")
     if not name:
         return inherited(environ)
@@ -68,7 +77,8 @@ def exports(etc: str, environ: dict[bytes, bytes], uid: int) -> str:
     profiles = ",".join(piece[1] for piece in mine)
     memory = min(int(piece[2]) for piece in mine)
     values = (devices, devices, len(mine), profiles, memory, len(slices), fields.get("progress", ""))
-    return "".join(f"export {key}={value}\n" for key, value in zip(KEYS, values, strict=True) if value != "")
+    lines = "".join(f"export {key}={value}\n" for key, value in zip(KEYS, values, strict=True) if value != "")
+    return lines + mps(settings, environ, uid, slices)
 
 
 def jobs(environ: dict[bytes, bytes]) -> list[str]:
@@ -101,6 +111,38 @@ def inherited(environ: dict[bytes, bytes]) -> str:
     if environ.get(b"CUDA_VISIBLE_DEVICES") == devices:
         lines.append("unset CUDA_VISIBLE_DEVICES\n")
     return "".join(lines)
+
+
+def mps(settings: dict[str, str], environ: dict[bytes, bytes], uid: int, slices: list[list[str]]) -> str:
+    """Lines for a job that may come to share its only slice; what an earlier job's environment has brought goes."""
+    above = (settings.get("MpsDir") or "/tmp").rstrip("/")  # noqa: S108
+    partitions = [name.strip() for name in settings.get("MpsPartitions", "").split(",") if name.strip()]
+    if len(slices) == 1 and environ.get(b"SLURM_JOB_PARTITION", b"").decode("ascii", "replace") in partitions:
+        path = f"{above}/{MPS_NAME}{uid}-{slices[0][0]}"
+        if is_private(path, uid):
+            percent = settings.get("MpsPercent", "0")
+            lines = f"export {MPS}={path}\nexport CUDA_MPS_LOG_DIRECTORY={path}\n"
+            if percent.isdigit() and 0 < int(percent) <= 100:
+                lines += f"export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={percent}\n"
+            return lines
+    stale = environ.get(MPS.encode(), b"").startswith(f"{above}/{MPS_NAME}".encode())
+    return f"unset {MPS}\nunset CUDA_MPS_LOG_DIRECTORY\n" if stale else ""
+
+
+def is_private(path: str, uid: int) -> bool:
+    """Whether there is a directory at `path`, made now if need be, that belongs to the user and nobody else can enter.
+
+    In a directory that all may write somebody else may have been there before.
+    """
+    try:
+        try:  # noqa: SIM105  (contextlib is slow to import)
+            posix.mkdir(path, 0o700)
+        except FileExistsError:
+            pass
+        status = posix.lstat(path)
+    except OSError:
+        return False
+    return status.st_mode & 0o170000 == 0o040000 and status.st_uid == uid and not status.st_mode & 0o077
 
 
 def send_back(etc: str, environ: dict[bytes, bytes]) -> None:

@@ -1,5 +1,6 @@
 """What a task is told."""
 
+import ast
 import os
 
 import pytest
@@ -75,6 +76,65 @@ def exported(node, job, uid=ALICE, **environ):
     values = {b"SLURM_JOB_ID": str(job).encode(), b"SLURMD_NODENAME": b"n1"}
     text = exports(str(node.etc), values | {k.encode(): v.encode() for k, v in environ.items()}, uid)
     return dict(line.removeprefix("export ").split("=", 1) for line in text.splitlines())
+
+
+def test_mps_is_said_only_where_the_admin_wants_it_and_only_in_a_directory_of_the_users(node, tmp_path):
+    node.prolog(1, "[mig:2g.20gb:1]")
+    node.prolog(2, "[mig:1g.10gb:2]")
+    assert not [key for key in exported(node, 1, SLURM_JOB_PARTITION="train") if "MPS" in key]
+    node.configure(MpsPartitions="train, other", MpsDir=tmp_path, MpsPercent=60)
+    tmp_path.chmod(0o1777)
+    told = as_user(node, 1, SLURM_JOB_PARTITION="train")
+    (uuid,) = told["CUDA_VISIBLE_DEVICES"].split(",")
+    path = tmp_path / f"migbatch-mps-{ALICE}-{uuid}"
+    assert told["CUDA_MPS_PIPE_DIRECTORY"] == told["CUDA_MPS_LOG_DIRECTORY"] == str(path)
+    assert told["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "60"
+    assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (ALICE, 0o700)
+    assert as_user(node, 1, SLURM_JOB_PARTITION="train") == told, "a second task finds it there"
+    assert not [key for key in as_user(node, 1, SLURM_JOB_PARTITION="gpu") if "MPS" in key]
+    assert not [key for key in as_user(node, 2, SLURM_JOB_PARTITION="train") if "MPS" in key], "two slices, no sharing"
+    values = {b"SLURM_JOB_ID": b"1", b"SLURMD_NODENAME": b"n1", b"CUDA_MPS_PIPE_DIRECTORY": str(path).encode()}
+    assert "unset CUDA_MPS_PIPE_DIRECTORY" in exports(str(node.etc), values, ALICE), "another slice's"
+    values[b"CUDA_MPS_PIPE_DIRECTORY"] = b"/home/alice/mine"
+    assert "MPS" not in exports(str(node.etc), values, ALICE)
+
+
+@pytest.mark.parametrize("squatter", ["another's", "open", "link", "file"])
+def test_a_directory_that_somebody_else_could_enter_is_not_used(node, tmp_path, squatter):
+    node.prolog(1, "[mig:2g.20gb:1]")
+    node.configure(MpsPartitions="train", MpsDir=tmp_path)
+    tmp_path.chmod(0o1777)
+    path = tmp_path / f"migbatch-mps-{ALICE}-{exported(node, 1)['CUDA_VISIBLE_DEVICES']}"
+    if squatter == "link":
+        (tmp_path / "real").mkdir(mode=0o700)
+        os.chown(tmp_path / "real", ALICE, 0)
+        path.symlink_to(tmp_path / "real")
+    elif squatter == "file":
+        path.touch()
+        os.chown(path, ALICE, 0)
+    else:
+        path.mkdir()
+        path.chmod(0o700 if squatter == "another's" else 0o755)
+        os.chown(path, BOB if squatter == "another's" else ALICE, 0)
+    assert "CUDA_MPS_PIPE_DIRECTORY" not in as_user(node, 1, SLURM_JOB_PARTITION="train")
+
+
+def as_user(node, job, **environ):
+    """The same, run by ALICE herself: what is made is hers."""
+    for place in (node.root, *node.root.parents[:3]):  # pytest's own
+        place.chmod(place.stat().st_mode & 0o7777 | 0o011)
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setresuid(ALICE, ALICE, ALICE)
+            os.write(write, repr(exported(node, job, **environ)).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    os.waitpid(pid, 0)
+    with os.fdopen(read) as pipe:
+        return ast.literal_eval(pipe.read())
 
 
 def test_the_batch_script_is_told_all_of_it(node):
