@@ -57,7 +57,8 @@ class Service:
         self._ended: set[int] = set()
         self._asking = False
         self._errands: set[asyncio.Task[None]] = set()
-        self.supply = SupplyRoom(config.supply, client, self.board, self.writer, self.metrics)
+        lending = config.lending.partitions
+        self.supply = SupplyRoom(config.supply, client, self.board, self.writer, self.metrics, lending)
         facts = self.door.facts
         self.cosched = CoschedRoom(
             config.lending, client, self.supply, self.writer, self.metrics, predict=facts.training_speeds

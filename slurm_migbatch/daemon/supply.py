@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from slurm_migbatch.config import SupplyConfig
@@ -16,10 +16,11 @@ from slurm_migbatch.daemon.poll import Snapshot
 from slurm_migbatch.daemon.ports import Store
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.slurm.client import SlurmClient
+from slurm_migbatch.slurm.client import JobRow, SlurmClient
 from slurm_migbatch.supply.demand import slices
 from slurm_migbatch.supply.loop import Report, Settings, SupplyLoop, explain
 from slurm_migbatch.supply.view import LiveView
+from slurm_migbatch.workload.loans import is_marked
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +29,15 @@ class SupplyRoom:
     """Keeps a `LiveView` of the nodes, and lets the supply loop follow every look at Slurm."""
 
     def __init__(
-        self, config: SupplyConfig, client: SlurmClient, board: PlanBoard, writer: StoreWriter, metrics: Metrics
+        self,
+        config: SupplyConfig,
+        client: SlurmClient,
+        board: PlanBoard,
+        writer: StoreWriter,
+        metrics: Metrics,
+        lending: Collection[str] = (),
     ) -> None:
+        """`lending`: partitions whose elastic training jobs get what others leave."""
         self._enabled = config.enabled
         self._writer = writer
         self.view = LiveView()
@@ -38,7 +46,9 @@ class SupplyRoom:
             silence_s=config.node_silence_s,
             preference=tuple(Profile.parse(name) for name in config.preference),
         )
-        self.loop = SupplyLoop(client, self.view, board, time, self._record, settings)
+        self.loop = SupplyLoop(
+            client, self.view, board, time, self._record, settings, loan=lambda row: _is_loan(row, lending)
+        )
         self._loaded = asyncio.Event()
         self._early: list[tuple[str, Sequence[Mapping[str, Any]]]] = []
         self._notes: frozenset[str] = frozenset()
@@ -142,6 +152,11 @@ class SupplyRoom:
 
 
 Past = tuple[Mapping[str, Sequence[Mapping[str, Any]]], Mapping[str, Sequence[Mapping[str, Any]]], Sequence[Any]]
+
+
+def _is_loan(row: JobRow, lending: Collection[str]) -> bool:
+    """Whether a pending job is an elastic training job; asked for every one, so its hints are not read."""
+    return is_marked(row.comment) and all(name in lending for name in row.partition.split(","))
 
 
 def _past(store: Store) -> Past:

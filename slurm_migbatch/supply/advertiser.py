@@ -38,7 +38,7 @@ from typing import Protocol
 from slurm_migbatch.mig.layout import Layout
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient, SlurmError
-from slurm_migbatch.supply.demand import FILLER, GRES, slices
+from slurm_migbatch.supply.demand import FILLER, GRES, LOAN, slices
 from slurm_migbatch.supply.guests import ALONE, GUEST, Place, Sharing, is_guest
 from slurm_migbatch.supply.model import Node, NodePlan
 
@@ -316,6 +316,8 @@ def gres_string(counts: Mapping[str, int], row: NodeRow) -> str:
     """A node's whole Gres= value: what it has beside mig, then the mig types in a fixed order, the filler last."""
     kinds = sorted(counts, key=lambda kind: (kind == FILLER, kind))
     listed = [f"{GRES}:{kind}:{counts[kind]}" for kind in kinds if counts[kind]]
+    if row.gres.get(LOAN):
+        listed.append(f"{GRES}:{LOAN}:{row.gres[LOAN]}")
     return ",".join([*([row.other_gres] if row.other_gres else []), *listed])
 
 
@@ -338,7 +340,8 @@ def _backed(wanted: Mapping[str, int], plan: PublishedPlan, total: int) -> dict[
 
 
 def _nonzero(counts: Mapping[str, int]) -> dict[str, int]:
-    return {kind: n for kind, n in counts.items() if n}
+    """What there is of each type; `loan` is slurm.conf's, and none of our business."""
+    return {kind: n for kind, n in counts.items() if n and kind != LOAN}
 
 
 def _wire(layouts: Mapping[str, Layout]) -> dict[str, tuple[tuple[str, int, int], ...]]:

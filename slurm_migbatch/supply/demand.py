@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -18,6 +18,10 @@ from slurm_migbatch.supply.model import Demand
 #: Slurm's name of the gres, and the type that only fills up the constant sum.
 GRES = "mig"
 FILLER = "none"
+
+#: The type in which training jobs wait for idle slices. Where Slurm does not forget what a pending job has asked for,
+#: slurm.conf gives every node one, which is never used and never changed.
+LOAN = "loan"
 
 #: A job that waits for its begin time counts once that is this near: its supply should be there when it comes.
 BEGIN_LEAD_S = 5.0
@@ -80,6 +84,7 @@ def demands(
     supply: Collection[str],
     now: float,
     avoid: Mapping[int, Collection[str]] | None = None,
+    loan: Callable[[JobRow], bool] = lambda row: False,
 ) -> list[Demand]:
     """The pending work that supply could help, in the order of `jobs` (Slurm's own).
 
@@ -93,8 +98,9 @@ def demands(
         now: unix seconds.
         avoid: job -> nodes on which an offer for it stood and was not taken (too few CPUs there, excluded by the
             user, whatever else Slurm knows and we do not).
+        loan: whether a job may have a slice only where nothing else needs the room.
     """
-    site = _Site(jobs, nodes, supply, avoid or {})
+    site = _Site(jobs, nodes, supply, avoid or {}, loan)
     missing = Counter(row.het_job for row in jobs if row.het_job is not None and row.pending)
     components: dict[int, list[Demand | None]] = {}
     found: list[Demand] = []
@@ -124,8 +130,9 @@ class _Site:
         nodes: Iterable[NodeRow],
         supply: Collection[str],
         avoid: Mapping[int, Collection[str]],
+        loan: Callable[[JobRow], bool],
     ) -> None:
-        self._avoid = avoid
+        self._avoid, self._loan = avoid, loan
         self._rows: dict[str, NodeRow] = {}
         self._in_partition: dict[str, set[str]] = {}
         #: partitions with nodes that have no MIG GPUs
@@ -167,6 +174,7 @@ class _Site:
             copies=copies,
             limit_s=row.time_limit_s,
             apart=apart,
+            loan=apart is None and self._loan(row),
         )
 
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.slurm import gres as gres_list
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient, SlurmError
+from slurm_migbatch.slurm.gres import GresError
 from slurm_migbatch.supply import guests as sharers
 from slurm_migbatch.supply.advertiser import Advertised, Advertiser, Plans, PublishedPlan
 from slurm_migbatch.supply.audit import Excess, audit
-from slurm_migbatch.supply.demand import GRES, could_run, demands, profiles, slices
+from slurm_migbatch.supply.demand import GRES, LOAN, could_run, demands, profiles, slices
 from slurm_migbatch.supply.known import KnownGpu
 from slurm_migbatch.supply.model import Demand, Mode, Node, Plan, Reservation
 from slurm_migbatch.supply.planner import Planner
@@ -128,6 +130,7 @@ class SupplyLoop:
         record: called for every change of a node's offer.
         settings: see Settings.
         planner: another planner than the usual one.
+        loan: whether a pending job may have a slice only where nothing else needs the room.
     """
 
     def __init__(
@@ -139,7 +142,9 @@ class SupplyLoop:
         record: Record,
         settings: Settings = Settings(),
         planner: Planner | None = None,
+        loan: Callable[[JobRow], bool] = lambda row: False,
     ) -> None:
+        self._loan = loan
         self._client, self._view, self._board, self._clock, self._record = client, nodes, board, clock, record
         self.settings = settings
         self._planner = planner or Planner()
@@ -205,7 +210,7 @@ class SupplyLoop:
         notes: list[str] = []
         calls += self._hasten_jobs(jobs, notes)
         nodes = self._nodes(by_name, jobs, now, notes)
-        wanted = demands(jobs, rows, nodes.keys(), now, self._avoided(now))
+        wanted = demands(jobs, rows, nodes.keys(), now, self._avoided(now), self._loan)
         plan = self._planner.plan(list(nodes.values()), wanted, now, self._reservations, self.preference)
         self._plan, self._wanted, self._jobs = plan, wanted, {row.job_id: row for row in jobs}
         self._told = nodes
@@ -282,6 +287,8 @@ class SupplyLoop:
             return f"job {job} is {row.state.lower()}"
         if not could_run(row, self._clock.time()):
             return f"Slurm does not let it start for another reason ({row.reason}); nothing is kept free for it"
+        if _waits_to_be_lent(row):
+            return "it waits to be lent an idle slice; `migbatch loans` shows what is lent and why it waits"
         placed = self._plan.placed.get(job)
         if placed is not None:
             where = ", ".join(placed.nodes[:4])
@@ -300,6 +307,8 @@ class SupplyLoop:
                 return f"reserved: {places}; in use by a job without a time limit, so nobody can say until when"
             left = max(0, int(mine[0].at - self._clock.time()))
             return f"reserved: {places}; free in {left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} at the latest"
+        if any(demand.job == job and demand.loan for demand in self._wanted):
+            return "it may have a slice only where nothing else needs the room, and there is no such room now"
         if job in self._plan.waiting:
             return "no GPU has room for it now, and jobs with higher priority have the reservations"
         return "no node with MIG GPUs that it may use has such a slice"
@@ -492,6 +501,13 @@ def _unlocated(running: Sequence[JobRow], facts: NodeFacts) -> Counter[Profile]:
         if (row.job_id, row.restarts) not in located:
             found.update(slices(row.gres))
     return found
+
+
+def _waits_to_be_lent(row: JobRow) -> bool:
+    try:
+        return gres_list.counts(row.gres, GRES).get(LOAN, 0) > 0
+    except GresError:
+        return False
 
 
 def _until(row: JobRow, now: float) -> float | None:

@@ -119,6 +119,7 @@ class Demand:
     `parts` are slices on each of `nodes` nodes; `copies` jobs alike (array tasks). `pool` names the nodes on which
     Slurm could start it. `limit_s` is its time limit. Demands that share a value of `apart` (components of one
     heterogeneous job) are of use only all together, and on nodes of their own each; such a one may have no parts.
+    A `loan` may have what is left when all others are served; nothing is moved or kept free for it.
     """
 
     job: int
@@ -128,6 +129,7 @@ class Demand:
     copies: int = 1
     limit_s: float | None = None
     apart: int | None = None
+    loan: bool = False
 
     @property
     def slices(self) -> tuple[Profile, ...]:

@@ -17,6 +17,8 @@ takes an offered slot, and it may be a longer job than the one it was meant for.
 The components of a heterogeneous job are served all together or not at all, each on nodes of its own (see `apart`);
 so are their reservations.
 
+Loans come last, whatever their priority, and get only what is left then: nothing is moved or reserved for them.
+
 Whatever is left keeps its present offers; empty space is filled by preference.
 """
 
@@ -117,6 +119,8 @@ class _Round:
                 if number == self._components[demand.apart][-1]:
                     self._serve_apart(self._components[demand.apart])
                 continue
+            if demand.loan:
+                continue
             for copy in range(demand.copies):
                 if self._serve(number, copy, demand):
                     self.copies[number] += 1
@@ -125,6 +129,9 @@ class _Round:
                     if not self.reserver.reserve([demand], copy, self._ends):
                         break
                 self.fleet.commit()
+        for number, demand in enumerate(self.demands):
+            if demand.loan and demand.apart is None:
+                self._lend(number, demand)
         return Plan(
             nodes={node.name: self._node_plan(node, preference) for node in self.fleet.nodes.values()},
             reservations=tuple(self.reserver.made),
@@ -156,6 +163,14 @@ class _Round:
 
     # -- one demand --------------------------------------------------------------------------------------------
 
+    def _lend(self, number: int, demand: Demand) -> None:
+        for copy in range(demand.copies):
+            if not self._serve(number, copy, demand):
+                self.waiting[demand.job] = None
+                return
+            self.copies[number] += 1
+            self.fleet.commit()
+
     def _serve(self, number: int, copy: int, demand: Demand) -> bool:
         key = _kind(demand)
         if key in self._hopeless:
@@ -165,7 +180,7 @@ class _Round:
             at = self.fleet.find(demand.pool, slices[0])
             if at is None:
                 self._tries = 0
-                if not self._make_room(demand.pool, slices[0], frozenset(), _REPAIR_DEPTH):
+                if demand.loan or not self._make_room(demand.pool, slices[0], frozenset(), _REPAIR_DEPTH):
                     self._hopeless.add(key)
                     return False
                 at = self.fleet.find(demand.pool, slices[0])

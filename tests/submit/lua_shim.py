@@ -33,8 +33,12 @@ slurm = setmetatable({
 local STRINGS, NUMBERS = {}, {}
 for name in ("script environment user_name partition tres_per_node tres_per_job tres_per_socket tres_per_task " ..
   "comment extra cpus_per_tres mem_per_tres tres_freq tres_bind"):gmatch("%S+") do STRINGS[name] = true end
-for name in ("ntasks_per_tres ntasks_per_node sockets_per_node shared requeue"):gmatch("%S+") do NUMBERS[name] = 65534 end
-for name in ("min_nodes max_nodes num_tasks job_id job_state het_job_offset"):gmatch("%S+") do NUMBERS[name] = 4294967294 end
+for name in ("ntasks_per_tres ntasks_per_node sockets_per_node shared requeue"):gmatch("%S+") do
+  NUMBERS[name] = 65534
+end
+for name in ("min_nodes max_nodes num_tasks job_id job_state het_job_offset"):gmatch("%S+") do
+  NUMBERS[name] = 4294967294
+end
 
 local function record(fields, set)
   return setmetatable({}, {

@@ -274,8 +274,8 @@ TRES = words(
 TOLD = st.lists(
     words(
         "role=train role=train role=train role=infer min=1g.10gb min=2g.20gb min=9g.9gb min=1g.10gb+me max=3g.40gb "
-        "max=1g.10gb max=7g.80gb signal=usr1 signal=kill mem=30gib mem=1gb mem=900gb model=bert-large model=none batch=8 "
-        "input=224px slo=1ms"
+        "max=1g.10gb max=7g.80gb signal=usr1 signal=kill mem=30gib mem=1gb mem=900gb model=bert-large model=none "
+        "batch=8 input=224px slo=1ms"
     ),
     max_size=4,
 ).map(lambda found: "migbatch: " + " ".join(found))
