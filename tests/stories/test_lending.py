@@ -1,0 +1,187 @@
+"""Training on slices that inference does not need: lent, called back, lent again, by a service that may die meanwhile.
+
+The training jobs are `sbatch_examples/elastic_bash.sh` as it is shipped.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from story import PATIENCE_S, marked, sbatch, settled, until
+
+from slurm_migbatch.testbed.cluster import Cluster
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "sbatch_examples/elastic_bash.sh"
+#: waiting times of minutes are seconds here, and a day has 14 minutes
+LENDING = {
+    "enabled": True,
+    "partitions": ["train"],
+    "min_idle_s": 2.0,
+    "horizon_s": 10.0,
+    "day_s": 864.0,
+    "grace_s": 20.0,
+    "start_s": 60.0,
+    "restart_s": 2.0,
+}
+
+
+@pytest.fixture
+def bed(slurm_root: str) -> Iterator[Cluster]:
+    with Cluster(None, slurm_root=slurm_root, migbatch="all", nodes=1, gpus=1, config={"lending": LENDING}) as running:
+        yield running
+
+
+def train(bed: Cluster, hints: str = "signal=usr1", steps: int = 2000, user: str = "mbalice") -> int:
+    """An elastic training job of so many steps of a tenth of a second."""
+    script = bed.home(user) / "elastic_bash.sh"
+    if not script.exists():
+        script.write_bytes(EXAMPLE.read_bytes())
+        script.chmod(0o755)
+    options = ["-p", "train", "--parsable", f"--comment=migbatch: role=train {hints}", "--output=train-%j.out"]
+    done = bed.run(["env", f"STEPS={steps}", bed.root.locate("sbatch"), *options, str(script)], user, check=False)
+    assert done.stdout.strip().isdigit(), done.stdout + done.stderr
+    return int(done.stdout)
+
+
+def loans(bed: Cluster, *arguments: str) -> list[dict[str, Any]]:
+    text = bed.product.migbatch("loans", "-c", str(bed.product.config), "--json", *arguments)
+    found: list[dict[str, Any]] = json.loads(text)["loans"]
+    return found
+
+
+def running(bed: Cluster) -> dict[int, str]:
+    """Profile of each loan that runs, by job."""
+    return {one["job"]: one["profile"] for one in loans(bed) if one["state"] == "running"}
+
+
+def begun(bed: Cluster, job: int, user: str = "mbalice") -> list[int]:
+    """The steps from which the runs of a training job went on."""
+    path = bed.home(user) / f"train-{job}.out"
+    return [int(n) for n in re.findall(r"^from step (\d+)", path.read_text(), re.MULTILINE)] if path.exists() else []
+
+
+def saved(bed: Cluster, job: int, user: str = "mbalice") -> int:
+    """The step of a job's checkpoint; 0 without one."""
+    path = bed.home(user) / f"elastic-{job}.state"
+    return int(path.read_text().split()[0]) if path.exists() else 0
+
+
+def actions(bed: Cluster, job: int) -> list[dict[str, Any]]:
+    """What the record says was done to a job, or would have been."""
+    from slurm_migbatch.store.db import open_store
+
+    with open_store(f"sqlite:///{bed.product.state}/migbatch.db", readonly=True) as store:
+        return store.actions([job])
+
+
+def cancel(bed: Cluster) -> None:
+    for user in bed.users:
+        bed.run(["scancel", "-u", user.name])
+    bed.wait("an empty queue", lambda: not bed.run(["squeue", "-h"]).stdout.strip(), PATIENCE_S)
+
+
+def restarted(bed: Cluster, **lending: object) -> None:
+    """migbatchd again, with other keys of [lending]."""
+    text = bed.product.config.read_text()
+    for key, value in lending.items():
+        line = f"{key} = {json.dumps(value)}"
+        text, found = re.subn(rf"^{key} = .*$", line, text, flags=re.MULTILINE)
+        if not found:
+            text = text.replace("[lending]\n", f"[lending]\n{line}\n")
+    bed.product.config.write_text(text)
+    bed.restart("migbatchd")
+    bed.wait("migbatchd", lambda: bed.product.health() is not None)
+
+
+def test_training_is_lent_what_is_idle(bed: Cluster) -> None:
+    jobs = [
+        train(bed, "signal=usr1 max=2g.20gb", steps=50),
+        train(bed, "signal=usr1 min=3g.40gb max=4g.40gb", steps=50),
+    ]
+    until("both to run", lambda: set(running(bed)) == set(jobs) or not bed.run(["squeue", "-h"]).stdout.strip())
+    for job in jobs:
+        assert bed.wait_job(job) == "COMPLETED", bed.home("mbalice").joinpath(f"train-{job}.out").read_text()
+    until("the end of the loans", lambda: not loans(bed))
+    over = {one["job"]: one for one in loans(bed, "--all")}
+    assert over[jobs[0]]["profile"] in ("1g.10gb", "1g.20gb", "2g.20gb")
+    assert over[jobs[1]]["profile"] in ("3g.40gb", "4g.40gb")
+    assert all(one["node"] == "n1" and one["gpu"] == "0" and one["user"] == "mbalice" for one in over.values())
+    assert [row["kind"] for row in actions(bed, jobs[0])] == ["release"]
+    assert marked(bed, jobs[0])[1] == over[jobs[0]]["profile"] + ":1"
+    settled(bed)
+
+
+def test_three_loans_end_for_one_large_slice_and_lose_nothing(bed: Cluster) -> None:
+    """A 4g beside them stays, so that the three are all that can be called back."""
+    held, said = sbatch(bed, "-p", "gpu", "--gres=mig:4g.40gb", wrap="sleep 3600", user="mbbob")
+    assert held, said
+    assert bed.wait_job(held, "RUNNING") == "RUNNING"
+    jobs = [train(bed, "signal=usr1 max=1g.10gb") for _ in range(3)]
+    until("three loans", lambda: set(running(bed)) == set(jobs))
+    until("some steps of each", lambda: all(begun(bed, job) == [0] for job in jobs))
+    time.sleep(2.0)
+    inference, said = sbatch(bed, "-p", "gpu", "--gres=mig:3g.40gb", wrap="sleep 5", user="mbbob")
+    assert inference, said
+    assert bed.wait_job(inference, "RUNNING", "COMPLETED", timeout=PATIENCE_S) in ("RUNNING", "COMPLETED")
+    over = [one for one in loans(bed, "--all") if one["state"] == "ended"]
+    assert sorted(one["job"] for one in over) == jobs
+    assert all(f"inference job {inference} needs 3g.40gb" in one["why"] for one in over)
+    steps = {job: saved(bed, job) for job in jobs}
+    assert all(steps.values()), "each wrote a checkpoint when it was told"
+    assert bed.wait_job(inference) == "COMPLETED"
+    until("the return of the three", lambda: all(len(begun(bed, job)) == 2 for job in jobs))
+    assert {job: begun(bed, job)[1] for job in jobs} == steps
+    assert [row["kind"] for row in actions(bed, jobs[0])] == ["release", "signal", "requeue", "retype", "release"]
+    assert bed.job_state(held) == "RUNNING"
+    cancel(bed)
+    until("the end of the loans", lambda: not loans(bed))
+    settled(bed)
+
+
+def test_a_service_that_dies_between_signal_and_requeue_goes_on(bed: Cluster) -> None:
+    """The job does not heed the signal; its grace goes on while migbatchd is dead."""
+    deaf, said = sbatch(
+        bed, "-p", "train", "--gres=mig:auto", "--comment=migbatch: role=train signal=usr1 min=7g.80gb",
+        wrap="trap '' USR1; sleep 3600 & wait", user="mbbob",
+    )  # fmt: skip
+    assert deaf, said
+    until("the loan", lambda: running(bed) == {deaf: "7g.80gb"})
+    inference, said = sbatch(bed, "-p", "gpu", "--gres=mig:1g.10gb", wrap="sleep 5")
+    assert inference, said
+    until("the signal", lambda: any(one["state"] == "signalled" for one in loans(bed)))
+    bed.kill("migbatchd")
+    assert [one["state"] for one in loans(bed)] == ["signalled"], "the record knows it without the service"
+    bed.restart("migbatchd")
+    assert bed.wait_job(inference, timeout=PATIENCE_S) == "COMPLETED"
+    until("the requeue in the record", lambda: "retype" in [row["kind"] for row in actions(bed, deaf)])
+    assert [row["kind"] for row in actions(bed, deaf)][:4] == ["release", "signal", "requeue", "retype"]
+    (over,) = (one for one in loans(bed, "--all") if one["state"] == "ended")
+    assert (over["job"], over["restarts"]) == (deaf, 0)
+    until("the return of the job", lambda: running(bed) == {deaf: "7g.80gb"})
+    cancel(bed)
+    settled(bed)
+
+
+def test_a_dry_run_touches_nothing_and_decides_the_same(bed: Cluster) -> None:
+    restarted(bed, dry_run=True)
+    job = train(bed, "signal=usr1 max=2g.20gb", steps=20)
+    before = bed.run(["squeue", "-h", "-j", str(job), "-o", "%T %b %k"]).stdout
+    until("a decision", lambda: bool(actions(bed, job)))
+    (would,) = actions(bed, job)
+    time.sleep(5.0)
+    assert actions(bed, job) == [would], "it is said once"
+    assert would["dry_run"]
+    assert bed.run(["squeue", "-h", "-j", str(job), "-o", "%T %b %k"]).stdout == before
+    assert "would release" in next(one["why"] for one in loans(bed) if one["job"] == job)
+    restarted(bed, dry_run=False)
+    assert bed.wait_job(job) == "COMPLETED"
+    did = actions(bed, job)[1]
+    same = ("kind", "job_id", "restart", "before", "after", "why")
+    assert {name: did[name] for name in same} == {name: would[name] for name in same}
+    settled(bed)
