@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 import click
 from sqlalchemy import select
 
-from slurm_migbatch.cli import checks
+from slurm_migbatch.cli import checks, lendingchecks
 from slurm_migbatch.cli.checks import BAD, GOOD, ODD, Finding
 from slurm_migbatch.cli.common import EXIT_FAILED, config_option, open_record, slurm_client
 from slurm_migbatch.config import Config
@@ -82,7 +82,7 @@ def _slurm(config: Config) -> Iterator[Finding]:
         yield Finding(BAD, "Slurm", str(error), "check [cluster] slurm_bin and slurm_conf, and that slurmctld runs")
         return
     yield Finding(GOOD, "Slurm", f"{number[0]}.{number[1]:02d}, {len(rows)} nodes")
-    conf = checks.parse_slurm_config(_show_config(config))
+    conf = checks.parse_slurm_config(_scontrol(config, "show", "config"))
     yield from checks.check_slurm_conf(conf)
     yield from checks.check_lua(conf.get("slurm_conf", ""))
     try:
@@ -96,12 +96,15 @@ def _slurm(config: Config) -> Iterator[Finding]:
     else:
         yield Finding(GOOD, "database", f"{len(inventory)} nodes have reported")
     yield from checks.check_nodes(rows, inventory, seen, time.time(), config)
+    if config.lending.enabled:
+        partitions = lendingchecks.parse_partitions(_scontrol(config, "-o", "show", "partition"))
+        yield from lendingchecks.check_lending(config, conf, rows, partitions, number)
 
 
-def _show_config(config: Config) -> str:
+def _scontrol(config: Config, *arguments: str) -> str:
     program = f"{config.cluster.slurm_bin}/scontrol" if config.cluster.slurm_bin else "scontrol"
     env = {**os.environ, **({"SLURM_CONF": config.cluster.slurm_conf} if config.cluster.slurm_conf else {})}
-    done = subprocess.run([program, "show", "config"], capture_output=True, text=True, timeout=30, env=env, check=False)
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=30, env=env, check=False)
     return done.stdout
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from slurm_migbatch.cli.common import Failure, open_record, slurm_client
@@ -10,7 +10,7 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.catalog import geometry_of
 from slurm_migbatch.daemon.inventory import Inventory
 from slurm_migbatch.mig.geometry import Geometry
-from slurm_migbatch.site import Node, Partition, Site
+from slurm_migbatch.site import WAITING, Node, Partition, Site, preemption, spare
 from slurm_migbatch.slurm.client import NodeRow, SlurmError
 from slurm_migbatch.slurm.nodelist import fold
 
@@ -30,11 +30,19 @@ def read(config: Config, hooks: str) -> Site:
         version, rows = client.version(), client.nodes()
     except SlurmError as error:
         raise Failure(f"the nodes' partitions are needed from Slurm: {error}") from None
-    return build(inventory, rows, version, config.cluster.catalog_nodes, hooks)
+    lending = config.lending.partitions if config.lending.enabled else ()
+    return build(inventory, rows, version, config.cluster.catalog_nodes, hooks, lending)
 
 
-def build(inventory: Inventory, rows: Iterable[NodeRow], version: tuple[int, int], catalog: str, hooks: str) -> Site:
-    """The site that the templates are filled with. Nodes alike share one line."""
+def build(
+    inventory: Inventory,
+    rows: Iterable[NodeRow],
+    version: tuple[int, int],
+    catalog: str,
+    hooks: str,
+    lending: Collection[str] = (),
+) -> Site:
+    """The site that the templates are filled with. Nodes alike share one line. `lending`: partitions that lend."""
     slurm = {row.name: row for row in rows}
     counts: dict[str, dict[str, int]] = {}
     every: dict[str, int] = {}
@@ -53,7 +61,8 @@ def build(inventory: Inventory, rows: Iterable[NodeRow], version: tuple[int, int
     types = [*every, FILLER]
     alike: dict[tuple[tuple[str, int], ...], list[str]] = {}
     for name, found in counts.items():
-        alike.setdefault(tuple((kind, found.get(kind, 0)) for kind in types), []).append(name)
+        row = {**{kind: found.get(kind, 0) for kind in types}, **(spare(version) if lending else {})}
+        alike.setdefault(tuple(row.items()), []).append(name)
     partitions: dict[str, list[str]] = {}
     for name in counts:
         for partition in slurm[name].partitions:
@@ -61,8 +70,11 @@ def build(inventory: Inventory, rows: Iterable[NodeRow], version: tuple[int, int
     return Site(
         version=version,
         nodes=[Node(fold(names), dict(found)) for found, names in alike.items()],
-        catalog=Node(catalog, {**every, FILLER: 0}),
-        partitions=[Partition(name, fold(nodes)) for name, nodes in sorted(partitions.items())],
+        catalog=Node(catalog, {**every, FILLER: 0, **WAITING}),
+        partitions=[
+            Partition(name, fold(nodes), preemption(lending, name)) for name, nodes in sorted(partitions.items())
+        ],
+        lends=bool(lending),
         prolog=str(Path(hooks) / "prolog"),
         epilog=str(Path(hooks) / "epilog"),
         task_prolog=str(Path(hooks) / "task_prolog"),

@@ -11,7 +11,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from slurm_migbatch.config.schema import Config, GpuConfig, ModelConfig, model_names
+from slurm_migbatch.config.schema import (
+    ClusterConfig,
+    Config,
+    GpuConfig,
+    LendingConfig,
+    ModelConfig,
+    model_names,
+)
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -104,9 +111,28 @@ def loads(text: str, path: str = "migbatch.toml") -> Config:
                     parts[name][key] = read_section((name, key), tables[name], facts, lines, problems)
         else:
             parts[name] = read_section((name,), type(getattr(Config(), name)), value, lines, problems)
+    problems.extend(_together(parts.get("lending"), parts.get("cluster"), lines))
     if problems:
         raise ConfigError(path, problems)
     return Config(**parts)
+
+
+def _together(
+    lending: LendingConfig | None, cluster: ClusterConfig | None, lines: Mapping[tuple[str, ...], int]
+) -> Iterator[Problem]:
+    """What is wrong only beside something else."""
+    if lending is None or not lending.enabled:
+        return
+    if not lending.partitions:
+        line = lines.get(("lending", "enabled"), 0)
+        yield Problem(
+            line, "lending.enabled needs lending.partitions: name those whose training jobs may be lent slices"
+        )
+    mine = cluster.partitions if cluster is not None else ()
+    others = [name for name in lending.partitions if mine and name not in mine]
+    if others:
+        line = lines.get(("lending", "partitions"), 0)
+        yield Problem(line, f"lending.partitions names {', '.join(others)}, which cluster.partitions leaves out")
 
 
 def read_section(

@@ -1,6 +1,18 @@
 """Configuration files for a Slurm site (and for the test bed, which is a small site)."""
 
-from .conf import Node, Partition, Site, mig_gres
+from .conf import FORGETS, WAITING, Node, Partition, Site, mig_gres, preemption, spare
 from .render import TemplateMissing, render, template_folder
 
-__all__ = ["Node", "Partition", "Site", "TemplateMissing", "mig_gres", "render", "template_folder"]
+__all__ = [
+    "FORGETS",
+    "WAITING",
+    "Node",
+    "Partition",
+    "Site",
+    "TemplateMissing",
+    "mig_gres",
+    "preemption",
+    "render",
+    "spare",
+    "template_folder",
+]

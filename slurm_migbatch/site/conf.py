@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
+
+from slurm_migbatch.workload.loans import GUEST, LOAN
+
+WAITING: Final = {LOAN: 2, GUEST: 1}
+"""What the catalog lists beside the profiles: types that only co-scheduled training jobs have. Of the first it has as
+many as a job that waits asks for, and on a Slurm that does not forget it every node has one less."""
+FORGETS: Final = (23, 11)
+"""The first release that surely forgets what a pending job asked for when its GRES is changed."""
 
 
 def mig_gres(counts: Mapping[str, int]) -> str:
@@ -45,6 +54,18 @@ class Partition:
     settings: str = ""
 
 
+def spare(version: tuple[int, int]) -> dict[str, int]:
+    """What every node that lends has beside its slices: the `loan` that nobody ever gets, where Slurm needs it."""
+    return {} if version >= FORGETS else {LOAN: 1}
+
+
+def preemption(partitions: Collection[str], name: str) -> str:
+    """The words of a partition's line by which Slurm itself may take slices back from those that lend."""
+    if not partitions:
+        return ""
+    return "PriorityTier=1 PreemptMode=REQUEUE" if name in partitions else "PriorityTier=10 PreemptMode=OFF"
+
+
 @dataclass(frozen=True)
 class Site:
     """A cluster as the templates see it.
@@ -56,6 +77,7 @@ class Site:
         prolog, epilog, task_prolog: hook paths, empty for none.
         job_submit, cli_filter: whether the Lua scripts lie beside slurm.conf.
         hook_timeout: PrologEpilogTimeout in seconds; must exceed the hooks' own deadline.
+        lends: whether training jobs of some partitions are requeued for others.
         accounting: whether slurmdbd records the mig TRES.
         cgroup_plugin: CgroupPlugin of cgroup.conf.
     """
@@ -70,6 +92,7 @@ class Site:
     job_submit: bool = False
     cli_filter: bool = False
     hook_timeout: int = 60
+    lends: bool = False
     accounting: bool = False
     cgroup_plugin: str = "disabled"
 

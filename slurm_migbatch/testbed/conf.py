@@ -14,6 +14,7 @@ from .spec import Spec
 
 CLUSTER = "migbatch"
 CATALOG = "migcatalog"
+_TIERS = {"gpu": "PriorityTier=10", "train": "PriorityTier=1"}
 
 
 def write(
@@ -55,6 +56,10 @@ def catalog_names(spec: Spec) -> str:
 def describe(spec: Spec, kind: GpuKind, version: tuple[int, int], ports: Mapping[str, int]) -> site.Site:
     """The test bed as the templates see it."""
     counts = {**dict.fromkeys([*kind.most, FILLER], 0), **(spec.counts or kind.base(spec.gpus))}
+    counts |= site.spare(version) if spec.lends or spec.config.get("lending", {}).get("enabled") else {}
+    always = "MaxTime=INFINITE State=UP"
+    lending = ("train",) if spec.lends else ()
+    tiers = {name: site.preemption(lending, name) for name in ("gpu", "train")} if lending else _TIERS
     made_up = f"CPUs={spec.cpus} RealMemory=500000"
     here = f"NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 {made_up}"
     listed = ",".join(spec.node_names)
@@ -64,12 +69,8 @@ def describe(spec: Spec, kind: GpuKind, version: tuple[int, int], ports: Mapping
         # Nobody ever listens for the catalog: it stays down.
         catalog=site.Node(catalog_names(spec), kind.catalog(spec.gpus), f"NodeAddr=127.0.0.1 Port=1 {made_up}"),
         partitions=[
-            site.Partition(
-                "gpu", spec.partition_nodes.get("gpu", listed), "Default=YES MaxTime=INFINITE State=UP PriorityTier=10"
-            ),
-            site.Partition(
-                "train", spec.partition_nodes.get("train", listed), "MaxTime=INFINITE State=UP PriorityTier=1"
-            ),
+            site.Partition("gpu", spec.partition_nodes.get("gpu", listed), f"Default=YES {always} {tiers['gpu']}"),
+            site.Partition("train", spec.partition_nodes.get("train", listed), f"{always} {tiers['train']}"),
         ],
         prolog=spec.hooks.prolog,
         epilog=spec.hooks.epilog,
@@ -77,5 +78,6 @@ def describe(spec: Spec, kind: GpuKind, version: tuple[int, int], ports: Mapping
         hook_timeout=spec.hooks.timeout,
         job_submit=bool(spec.job_submit),
         cli_filter=bool(spec.cli_filter),
+        lends=spec.lends,
         accounting=spec.dbd,
     )

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurm_migbatch.site import WAITING
+
 from .errors import TestbedError
 
 FILLER = "none"
@@ -39,7 +41,7 @@ class GpuKind:
 
     def catalog(self, gpus: int) -> dict[str, int]:
         """Counts of the catalog node: the most that a node with `gpus` GPUs could ever offer of each profile."""
-        return {**{profile: count * gpus for profile, count in self.most.items()}, FILLER: 0}
+        return {**{profile: count * gpus for profile, count in self.most.items()}, FILLER: 0, **WAITING}
 
     def base(self, gpus: int) -> dict[str, int]:
         """Counts of slurm.conf for a node: the smallest slices everywhere, which can be placed on empty GPUs."""

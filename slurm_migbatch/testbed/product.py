@@ -193,6 +193,8 @@ class Product:
             },
             "daemon": {"run_dir": str(self.state)},
         }
+        if self.bed.spec.lends:
+            settings["lending"] = {"enabled": True, "partitions": ["train"]}
         for section, values in self.bed.spec.config.items():
             settings.setdefault(section, {}).update(values)
         return settings

@@ -36,6 +36,7 @@ class Spec:
         job_submit, cli_filter: Lua scripts to load; empty for none.
         options: further lines of slurm.conf.
         partition_nodes: host list of a partition (gpu, train) that does not have all nodes.
+        lends: whether training jobs of the partition `train` are lent idle slices, and Slurm may requeue them.
     """
 
     nodes: int = 2
@@ -57,6 +58,7 @@ class Spec:
     cli_filter: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
     partition_nodes: Mapping[str, str] = field(default_factory=dict)
+    lends: bool = False
 
     @property
     def node_names(self) -> tuple[str, ...]:

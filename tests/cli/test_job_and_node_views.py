@@ -7,11 +7,13 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_migbatch.cli import checks
+from slurm_migbatch.cli.lendingchecks import check_lending, parse_partitions
 from slurm_migbatch.cli.main import cli
 from slurm_migbatch.cli.nodes import GpuView, Slice, bar
 from slurm_migbatch.cli.siteconf import build
 from slurm_migbatch.cli.why import describe, find
-from slurm_migbatch.config import Config
+from slurm_migbatch.config import Config, loads
+from slurm_migbatch.site import render as render_site
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.queries import JobId
@@ -232,6 +234,63 @@ def test_doctor_looks_at_nodes():
     assert all(f.advice for f in found if f.level != "ok")
 
 
+SHOWN = (
+    "PartitionName=gpu AllowGroups=ALL Nodes=migcatalog,n1 PriorityTier=10 PreemptMode=OFF State=UP\n"
+    "PartitionName=train AllowGroups=ALL Nodes=migcatalog,n1 PriorityTier=1 PreemptMode=REQUEUE State=UP\n"
+)
+LENDS = loads('[lending]\nenabled = true\npartitions = ["train"]\n')
+
+
+def lending_said(shown=SHOWN, conf=None, catalog=None, node=None, version=(24, 11), config=LENDS):
+    catalog = {"1g.10gb": 14, "none": 0, "loan": 2, "guest": 1} if catalog is None else catalog
+    rows = [
+        NodeRow("n1", frozenset({"IDLE"}), {"1g.10gb": 7, **(node or {})}, {}, ("gpu", "train")),
+        NodeRow("migcatalog", frozenset({"DOWN"}), catalog, {}, ("gpu", "train")),
+    ]
+    conf = {"jobrequeue": "1", "preempttype": "preempt/partition_prio"} | (conf or {})
+    found = list(check_lending(config, conf, rows, parse_partitions(shown), version))
+    assert all(f.advice for f in found if f.level != "ok")
+    return [(f.level, f.text) for f in found if f.level != "ok"]
+
+
+def test_doctor_looks_at_lending():
+    assert lending_said() == []
+    (requeue,) = lending_said(conf={"jobrequeue": "0"})
+    assert requeue[0] == "FAIL" and "JobRequeue" in requeue[1]
+    (catalog,) = lending_said(catalog={"1g.10gb": 14})
+    assert catalog[0] == "FAIL" and "mig:loan:2, mig:guest:1" in catalog[1]
+    (preempt,) = lending_said(conf={"preempttype": "preempt/none"})
+    assert preempt[0] == "warn" and "migbatchd is away" in preempt[1]
+    (mode,) = lending_said(shown=SHOWN.replace("PreemptMode=REQUEUE", "PreemptMode=OFF"))
+    assert mode == preempt
+    (tier,) = lending_said(shown=SHOWN.replace("PriorityTier=10", "PriorityTier=1"))
+    assert tier[0] == "warn" and "PriorityTier" in tier[1]
+    (missing,) = lending_said(shown=SHOWN.splitlines()[0])
+    assert missing[0] == "FAIL" and "no such partition" in missing[1]
+
+
+def test_doctor_knows_which_slurm_does_not_forget():
+    old = lending_said(version=(22, 5))
+    assert [level for level, _ in old] == ["warn", "FAIL"] and "n1: Slurm 22.05 needs mig:loan:1" in old[1][1]
+    assert [level for level, _ in lending_said(version=(22, 5), node={"loan": 1})] == ["warn"]
+
+
+def test_slurm_conf_of_a_site_that_lends():
+    nodes = [NodeRow("n1", frozenset({"IDLE"}), {}, {}, ("gpu", "train"))]
+    for version, spare in (((24, 11), 0), ((22, 5), 1)):
+        site = build({"n1": [GPU]}, nodes, version, "migcatalog", "/hooks", ("train",))
+        assert site.nodes[0].counts.get("loan", 0) == spare
+        text = render_site("slurm.conf.j2", site=site)
+        assert "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n" in text
+        assert "PartitionName=train Nodes=n1,migcatalog PriorityTier=1 PreemptMode=REQUEUE\n" in text
+        assert "PartitionName=gpu Nodes=n1,migcatalog PriorityTier=10 PreemptMode=OFF\n" in text
+        assert "NodeName=migcatalog Name=mig Type=loan Count=2 " in render_site("gres.conf.j2", site=site)
+        assert ("NodeName=n1 Name=mig Type=loan" in render_site("gres.conf.j2", site=site)) == bool(spare)
+    site = build({"n1": [GPU]}, nodes, (22, 5), "migcatalog", "/hooks")
+    assert "Preempt" not in render_site("slurm.conf.j2", site=site) and "loan" not in site.nodes[0].counts
+    assert "mig:loan:2,mig:guest:1" in render_site("slurm.conf.j2", site=site)  # ready for the day on which it lends
+
+
 def test_slurm_conf_is_built_from_what_nodes_report():
     nodes = [NodeRow(f"n{i}", frozenset({"IDLE"}), {}, {}, ("gpu",)) for i in (1, 2, 3)]
     inventory = {"n1": [GPU], "n2": [GPU], "n3": [{**GPU, "mig": False}]}
@@ -239,5 +298,5 @@ def test_slurm_conf_is_built_from_what_nodes_report():
     (line,) = site.nodes
     assert line.names == "n[1-2]"
     assert line.counts == {"7g.80gb": 0, "3g.40gb": 0, "1g.10gb": 7, "none": 0}
-    assert site.catalog.counts == {"7g.80gb": 1, "3g.40gb": 2, "1g.10gb": 7, "none": 0}
+    assert site.catalog.counts == {"7g.80gb": 1, "3g.40gb": 2, "1g.10gb": 7, "none": 0, "loan": 2, "guest": 1}
     assert site.prolog == "/hooks/prolog"

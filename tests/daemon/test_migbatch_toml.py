@@ -156,7 +156,7 @@ def test_lending_is_checked_line_by_line():
 
 def test_a_quota_is_a_table_or_written_on_one_line():
     quotas = {"ml": 56, "vision.lab": 0}
-    written = loads(render({"lending": {"enabled": True, "quota": quotas, "blackout": ["22:00-06:00"]}}))
+    written = loads(render({"lending": {"partitions": ["train"], "quota": quotas, "blackout": ["22:00-06:00"]}}))
     assert written.lending.quota == quotas and written.lending.blackout == ("22:00-06:00",)
     assert loads('[lending.quota]\nml = 56\n"vision.lab" = 0\n').lending.quota == quotas
     assert loads(text_of(written), "") == replace(written, path="")
@@ -166,3 +166,10 @@ def test_a_quota_is_a_table_or_written_on_one_line():
 def test_dispatch_has_a_section_of_its_own():
     assert loads("[dispatch]\nenabled = false\n").dispatch.enabled is False
     assert problems("[dispatch]\nevery_s = 0\n") == ["m.toml:2: dispatch.every_s must be between 0.1 and 3600, not 0"]
+
+
+def test_lending_needs_partitions_that_are_looked_after():
+    assert problems("[lending]\n\nenabled = true\n")[0].startswith("m.toml:3: lending.enabled needs lending.partitions")
+    said = problems("[cluster]\npartitions = ['gpu']\n[lending]\nenabled = true\npartitions = ['train']\n")
+    assert said == ["m.toml:5: lending.partitions names train, which cluster.partitions leaves out"]
+    assert loads("[lending]\npartitions = []\n").lending.enabled is False

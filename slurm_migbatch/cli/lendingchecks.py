@@ -1,0 +1,115 @@
+"""What `migbatch doctor` looks at where [lending] is enabled."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from slurm_migbatch.cli.checks import BAD, GOOD, ODD, Finding
+from slurm_migbatch.config import Config
+from slurm_migbatch.site import FORGETS, WAITING
+from slurm_migbatch.slurm.client import NodeRow
+from slurm_migbatch.slurm.nodelist import expand
+from slurm_migbatch.workload.loans import LOAN
+
+_PREEMPTING = frozenset({"preempt/partition_prio", "preempt/qos"})
+_WORD = re.compile(r"(\w+)=(\S*)")
+
+
+def parse_partitions(text: str) -> dict[str, dict[str, str]]:
+    """`scontrol -o show partition`: the words of each partition, by its name."""
+    found = {}
+    for line in text.splitlines():
+        words = dict(_WORD.findall(line))
+        if "PartitionName" in words:
+            found[words["PartitionName"]] = words
+    return found
+
+
+def check_lending(
+    config: Config,
+    conf: Mapping[str, str],
+    rows: Sequence[NodeRow],
+    partitions: Mapping[str, Mapping[str, str]],
+    version: tuple[int, int],
+) -> Iterator[Finding]:
+    """Can training jobs wait, be requeued, and be sent away by Slurm itself?
+
+    Args:
+        conf: `scontrol show config`, keys in lower case.
+        partitions: see `parse_partitions`.
+        version: Slurm's release.
+    """
+    if conf.get("jobrequeue") == "0":
+        text = "JobRequeue is 0: what is lent could not be called back"
+        yield Finding(BAD, "lending", text, "set JobRequeue=1 in slurm.conf")
+    yield from _catalog(config, rows)
+    if version < FORGETS:
+        yield from _remembering(config, rows, version)
+    for name in config.lending.partitions:
+        yield from _partition(name, conf.get("preempttype", ""), partitions)
+
+
+def _catalog(config: Config, rows: Sequence[NodeRow]) -> Iterator[Finding]:
+    names = expand(config.cluster.catalog_nodes)
+    for row in rows:
+        if row.name in names:
+            lacking = [f"mig:{kind}:{n}" for kind, n in WAITING.items() if row.gres.get(kind, 0) < n]
+            if lacking:
+                text = f"{row.name} does not list {', '.join(lacking)}, so training jobs are refused"
+                yield Finding(BAD, "lending", text, "render slurm.conf and gres.conf again (migbatch config render)")
+            else:
+                yield Finding(GOOD, "lending", f"training jobs can wait as mig:{LOAN} ({row.name} lists it)")
+
+
+def _remembering(config: Config, rows: Sequence[NodeRow], version: tuple[int, int]) -> Iterator[Finding]:
+    release = f"Slurm {version[0]}.{version[1]:02d}"
+    text = f"{release} does not forget what a pending job asked for: a job keeps the first size that it is lent"
+    yield Finding(ODD, "lending", text, f"Slurm {FORGETS[0]}.{FORGETS[1]:02d} or later lets jobs change size")
+    catalog = expand(config.cluster.catalog_nodes)
+    lacking = [
+        row.name
+        for row in rows
+        if row.name not in catalog
+        and any(kind not in ("none", LOAN) for kind in row.gres)
+        and not row.gres.get(LOAN)
+        and set(row.partitions) & set(config.lending.partitions)
+    ]
+    if lacking:
+        text = f"{', '.join(lacking)}: {release} needs mig:{LOAN}:1 in the Gres of every node that lends"
+        yield Finding(BAD, "lending", text, "render slurm.conf and gres.conf again (migbatch config render)")
+
+
+def _partition(name: str, preempt: str, partitions: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
+    subject = f"lending partition {name}"
+    words = partitions.get(name)
+    if words is None:
+        advice = "correct [lending] partitions in migbatch.toml, or add the partition"
+        yield Finding(BAD, subject, "Slurm has no such partition", advice)
+        return
+    mode = words.get("PreemptMode", "OFF").split(",")
+    tier = _number(words.get("PriorityTier"))
+    beside = [other for other in partitions if other != name and _shares(words, partitions[other])]
+    above = [other for other in beside if _number(partitions[other].get("PriorityTier")) > tier]
+    if preempt not in _PREEMPTING or "REQUEUE" not in mode:
+        text = "Slurm itself may not requeue its jobs: while migbatchd is away, what is lent stays lent"
+        advice = f"set PreemptType=preempt/partition_prio, and PreemptMode=REQUEUE for partition {name}"
+        yield Finding(ODD, subject, text, advice)
+    elif preempt == "preempt/partition_prio" and beside and not above:
+        text = "no partition on its nodes has a higher PriorityTier, so Slurm gives way to nobody there"
+        yield Finding(ODD, subject, text, f"give it a lower PriorityTier than {', '.join(beside)}")
+    else:
+        yield Finding(GOOD, subject, "Slurm itself may requeue its jobs")
+
+
+def _shares(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    return bool(_nodes(one) & _nodes(other))
+
+
+def _nodes(words: Mapping[str, str]) -> set[str]:
+    listed = words.get("Nodes", "")
+    return set() if listed in ("", "(null)") else set(expand(listed))
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and text.isdigit() else 1
