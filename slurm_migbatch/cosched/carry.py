@@ -13,7 +13,7 @@ from typing import Protocol
 from slurm_migbatch.cosched.ledger import Sight, first_task
 from slurm_migbatch.cosched.picture import Kind, Order
 from slurm_migbatch.slurm.client import JobRow, SlurmError, SlurmRefused
-from slurm_migbatch.workload.loans import LOAN, emptied, retyped
+from slurm_migbatch.workload.loans import GUEST, LOAN, emptied, retyped
 
 HASTENED = "now+2"
 """Begin of a job that was requeued: not `now`, see `CliClient.hasten`."""
@@ -63,7 +63,7 @@ def carry(orders: Sequence[Order], sights: Mapping[int, Sight], hands: Hands, cl
     updates: dict[str, Mapping[str, str]] = {}
     changing: list[tuple[Order, str, str]] = []
     for order in orders:
-        if order.kind in (Kind.RELEASE, Kind.WITHDRAW, Kind.RETYPE):
+        if order.kind in (Kind.RELEASE, Kind.WITHDRAW, Kind.RETYPE, Kind.SHARE):
             row = sights[order.job].row
             fields = _fields(order, row)
             updates[names[order.job]] = fields
@@ -103,10 +103,14 @@ def name_of(row: JobRow, *, one: bool = False) -> str:
 
 
 def _fields(order: Order, row: JobRow) -> dict[str, str]:
-    kind = LOAN if order.profile is None else order.profile.gres_type
+    kind = LOAN if order.profile is None else GUEST if order.kind is Kind.SHARE else order.profile.gres_type
     fields = retyped(row.gres, row.comment, kind)
-    if order.kind is Kind.RELEASE and row.reason.startswith("BeginTime"):
+    if order.kind in (Kind.RELEASE, Kind.SHARE) and row.reason.startswith("BeginTime"):
         fields["StartTime"] = HASTENED
+    if order.kind is Kind.SHARE:
+        fields["ReqNodeList"] = order.node  # a guest's GRES says nothing of whose guest it is
+    elif GUEST in row.gres and row.requested_nodes:
+        fields["ReqNodeList"] = ""
     return fields
 
 

@@ -223,10 +223,12 @@ class Ledger:
             elif sight.row.active:
                 self._runs(loan, sight.row, places.get(run), checkpoints.get(run), now)
         for job, sight in sights.items():
-            if job in self.open or sight.hints.slice is None or sight.row.tasks > 1:
+            place = places.get((job, sight.row.restarts))
+            profile = place[2].profile if sight.hints.guest and place is not None else sight.hints.slice
+            if job in self.open or profile is None or sight.row.tasks > 1:
                 continue
             if not self._meet(sight, now) and sight.row.active:
-                self._adopt(sight, sight.hints.slice, places.get((job, sight.row.restarts)), now)
+                self._adopt(sight, profile, place, now)
         self._expected = {task: loan for task, loan in self._expected.items() if now - loan.decided < EXPECTED_S}
         self.runs = {(loan.job_id, loan.restart) for loan in self.open.values()} | (self.runs & places.keys())
         for job in [job for job, past in self.past.items() if job not in sights and now - past.ended > STALE_S]:
@@ -242,7 +244,7 @@ class Ledger:
         return self._close(loan, now, Cause.SLURM, why)
 
     def _still_waits(self, loan: Loan, sight: Sight, now: float) -> list[Loan]:
-        if sight.hints.slice == loan.slice:
+        if sight.hints.slice == loan.slice or sight.hints.guest:
             if loan.released is None:  # Slurm was told, and we did not live to note it
                 self._put(replace(loan, released=now))
             return []

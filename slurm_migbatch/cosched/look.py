@@ -95,7 +95,10 @@ def sights_of(rows: Sequence[JobRow], partitions: Collection[str]) -> dict[int, 
 def places_of(facts: Mapping[str, NodeFacts]) -> dict[Run, Place]:
     """Where each run has its slice."""
     return {
-        run: (name, gpu.uuid, slot) for name, node in facts.items() for gpu in node.gpus for slot, run in gpu.leases
+        run: (name, gpu.uuid, slot)
+        for name, node in facts.items()
+        for gpu in node.gpus
+        for slot, run in (*gpu.leases, *gpu.guests)
     }
 
 
@@ -164,7 +167,8 @@ def _spaces(
                 continue
             spaces.append(space)
             seats.update({run[0]: Seat(name, number, slot) for slot, run in gpu.leases if _is_open(run, ledger)})
-            gone = sum(held.placement.mask for held, run in gpu.leases if run not in alive)
+            kept = {slot for slot, run in gpu.guests if run in alive}
+            gone = sum(s.placement.mask for s, run in gpu.leases if run not in alive and s not in kept)
             if gone:
                 passing[name, number] = gone
     return spaces, passing, seats
@@ -291,6 +295,8 @@ def _promises(scene: Scene, sights: Mapping[int, Sight], ledger: Ledger, seats: 
     found = []
     for job, loan in ledger.open.items():
         if job in seats or job not in sights or loan.state in (State.WITHDRAWN, State.REQUEUED):
+            continue
+        if sights[job].hints.guest:  # it shares another loan's slot
             continue
         nodes = frozenset(sights[job].row.nodes) or pools.get(job)
         found.append(Promise(job, loan.slice, nodes))

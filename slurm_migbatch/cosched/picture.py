@@ -90,11 +90,12 @@ class Kind(str, Enum):
     SIGNAL = "signal"
     REQUEUE = "requeue"
     RETYPE = "retype"
+    SHARE = "share"
 
 
 @dataclass(frozen=True)
 class Order:
-    """One thing to do. `profile`: what a release gives; `signal`: USR1 or USR2."""
+    """One thing to do. `profile`: what a release gives, or the host has; `signal`: USR1 or USR2; `node`: the host's."""
 
     kind: Kind
     job: int
@@ -103,6 +104,7 @@ class Order:
     cause: Cause = Cause.NONE
     profile: Profile | None = None
     signal: str = ""
+    node: str = ""
 
 
 @dataclass(frozen=True)

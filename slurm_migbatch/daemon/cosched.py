@@ -17,11 +17,13 @@ from typing import Any, Final
 from slurm_migbatch.config import LendingConfig
 from slurm_migbatch.config.hours import Hours
 from slurm_migbatch.cosched.carry import Done, Hands, carry
+from slurm_migbatch.cosched.company import Company
 from slurm_migbatch.cosched.forecast import Expectation
 from slurm_migbatch.cosched.ledger import Ledger, Loan, Place, Sight
 from slurm_migbatch.cosched.lend import decide
 from slurm_migbatch.cosched.look import Idleness, Knowledge, Run, Scene, picture_of, places_of, sights_of
 from slurm_migbatch.cosched.picture import Kind, Order, Round, Rules
+from slurm_migbatch.cosched.share import Rules as ShareRules
 from slurm_migbatch.cosched.trainees import Predict, Report, Trainees, report_of
 from slurm_migbatch.daemon.log import Trouble
 from slurm_migbatch.daemon.metrics import Labels, Metrics
@@ -85,6 +87,7 @@ class CoschedRoom:
         self._expected = Expectation(config.forecast_days, config.day_s)
         self._idle = Idleness()
         self._refusals = _Refusals()
+        self.company = Company(ShareRules(), enabled=config.share)
         self._loaded = asyncio.Event()
         self._asked: set[int] = set()
         self._said: dict[tuple[int, Kind], tuple[str, float]] = {}
@@ -174,6 +177,7 @@ class CoschedRoom:
         self._trouble.succeeded()
         self._sights = sights
         orders = [order for order in self._round.orders if order.job not in self._refusals.barred(order.kind, now)]
+        self._supply.loop.guests({} if self._config.dry_run else self.company.wanted)
         if self._config.dry_run:
             self._post(())
             self._would(orders, sights, now)
@@ -185,7 +189,9 @@ class CoschedRoom:
         now = scene.now
         places = places_of(scene.facts)
         self.trainees.gpus(gpu.geometry for node in scene.facts.values() for gpu in node.gpus)
-        self.trainees.look(sights, {run: place[2].profile for run, place in places.items()})
+        self.company.look(scene.facts, sights)
+        alone = {run: place[2].profile for run, place in places.items() if run not in self.company.shared}
+        self.trainees.look(sights, alone)
         for loan in self.ledger.follow(sights, places, self.trainees.checkpoints(), now):
             self._reclaims.add(cause=loan.cause.value)
             log.info("loan over", extra={"job": loan.job_id, "profile": loan.profile, "why": loan.why_ended})
@@ -201,7 +207,7 @@ class CoschedRoom:
         dark = any(hours.covers(datetime.fromtimestamp(now)) for hours in self._blackout)
         barred = self._refusals.barred(Kind.RELEASE, now)
         picture = picture_of(scene, sights, self.ledger, self._idle, knowledge, reserve, blackout=dark, barred=barred)
-        decided = decide(picture, self.rules)
+        decided = self.company.add(picture, decide(picture, self.rules), self.rules, self._supply.loop.offered_guests)
         self._seconds.observe(time.monotonic() - begun)
         return decided
 
@@ -238,9 +244,9 @@ class CoschedRoom:
             return False
         if not await self._save(self.ledger.unsaved()):
             for order in orders:
-                if order.kind is Kind.RELEASE:
+                if order.kind in (Kind.RELEASE, Kind.SHARE):
                     self.ledger.refused(order.job, "it could not be recorded", now)
-            orders = [order for order in orders if order.kind is not Kind.RELEASE]
+            orders = [order for order in orders if order.kind not in (Kind.RELEASE, Kind.SHARE)]
         if not orders:
             return False
         done = await asyncio.to_thread(carry, orders, sights, self._client, self._clock)
@@ -257,7 +263,7 @@ class CoschedRoom:
 
     def _intend(self, order: Order, sight: Sight, now: float) -> None:
         ledger = self.ledger
-        if order.kind is Kind.RELEASE and order.profile is not None:
+        if order.kind in (Kind.RELEASE, Kind.SHARE) and order.profile is not None:
             ledger.release(sight.row, order.profile, order.why, now)
         elif order.kind is Kind.WITHDRAW:
             ledger.withdraw(order.job, order.cause, order.why)
@@ -277,7 +283,7 @@ class CoschedRoom:
             return
         log.info("%s", order.kind.value, extra=words)
         self._refusals.clear(order)
-        if order.kind in (Kind.RELEASE, Kind.SIGNAL, Kind.REQUEUE):
+        if order.kind in (Kind.RELEASE, Kind.SHARE, Kind.SIGNAL, Kind.REQUEUE):
             self.ledger.took(order.job, one.at)
 
     # -- dry run ---------------------------------------------------------------------------------------------------

@@ -93,6 +93,7 @@ def sharing(
         present: the places of the plan that the node has now.
     """
     first = {run[0]: (gpu.uuid, slot, run) for gpu in facts.gpus for slot, run in gpu.leases}
+    slices = Counter(run[0] for gpu in facts.gpus for _, run in gpu.leases)
     shared = {(gpu.uuid, slot): run[0] for gpu in facts.gpus for slot, run in gpu.guests}
     located = {*first, *shared.values()}
     places: dict[int, Place] = {}
@@ -103,18 +104,6 @@ def sharing(
         if any(s == slot and u == uuid and job not in started for job, (u, s, _) in first.items()):
             held_back[slot.profile] += 1
     taken = set(shared)
-    for guest, host in sorted(pairs.items()):
-        row, found = jobs.get(guest), first.get(host)
-        if row is None or guest in located or not row.pending or found is None:
-            continue
-        uuid, slot, run = found
-        if (uuid, slot) in taken or not _alike(row, jobs.get(host)):
-            continue
-        taken.add((uuid, slot))
-        places[guest] = (uuid, slot.profile.name, slot.placement.start, slot.placement.size, *run)
-        waiting += 1
-        if host not in started:
-            held_back[slot.profile] += 1
     for guest, place in present.items():
         # Its Prolog may be looking for its place in the plan right now.
         if guest not in started or guest in located or node not in jobs[guest].nodes:
@@ -126,10 +115,23 @@ def sharing(
         if planned is None:
             continue
         slot = planned
+        taken.add((place[0], slot))
         holder = next((job for job, (uuid, s, _) in first.items() if uuid == place[0] and s == slot), None)
         if holder is None:
             unlocated[slot.profile] += 1
         elif holder not in started:
+            held_back[slot.profile] += 1
+    for guest, host in sorted(pairs.items()):
+        row, found = jobs.get(guest), first.get(host)
+        if row is None or guest in located or not row.pending or found is None or slices[host] > 1:
+            continue
+        uuid, slot, run = found
+        if (uuid, slot) in taken or not _alike(row, jobs.get(host)):
+            continue
+        taken.add((uuid, slot))
+        places[guest] = (uuid, slot.profile.name, slot.placement.start, slot.placement.size, *run)
+        waiting += 1
+        if host not in started:
             held_back[slot.profile] += 1
     return Sharing(places, waiting, used, dict(held_back), {}, dict(unlocated))
 

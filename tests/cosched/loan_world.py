@@ -144,12 +144,14 @@ class LendingSlurm(FakeSlurm):
             return "Invalid job id specified"
         if not row.pending:
             return "Job is no longer pending execution"
-        assert set(fields) <= {"Gres", "Comment", "StartTime"}, fields
+        assert set(fields) <= {"Gres", "Comment", "StartTime", "ReqNodeList"}, fields
         assert gres.counts(fields["Gres"], "mig"), fields
         assert row.comment.partition(" [mig:")[0] == fields["Comment"].partition(" [mig:")[0], "the user's own text"
         reason = "None" if fields.get("StartTime") == "now+2" else row.reason
         reason = "None" if reason in ("ReqNodeNotAvail", "Resources") else reason
-        self.queue[row.job_id] = replace(row, gres="gres/" + fields["Gres"], comment=fields["Comment"], reason=reason)
+        where = fields.get("ReqNodeList", row.requested_nodes)
+        row = replace(row, gres="gres/" + fields["Gres"], comment=fields["Comment"], requested_nodes=where)
+        self.queue[row.job_id] = replace(row, reason=reason)
         return ""
 
     def signal_all(self, job_ids: Iterable[int | str], name: str, full: bool = True) -> None:
@@ -268,8 +270,9 @@ class LoanWorld(World):
         return {job for job, row in self.slurm.queue.items() if row.state == "RUNNING"}
 
     def loaned(self) -> dict[int, str]:
-        """Profiles of training jobs that run."""
-        return {job: next(iter(slices(self.row(job).gres))).name for job in self.training if job in self.running()}
+        """Profiles of training jobs that run on a slice of their own."""
+        own = {job: slices(self.row(job).gres) for job in self.training if job in self.running()}
+        return {job: next(iter(found)).name for job, found in own.items() if found}
 
     def step(self, seconds: float = 1.0) -> Report:
         self.clock.sleep(seconds)
