@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import inf
 from typing import Final
 
 from slurm_migbatch.cosched.ledger import Cause
@@ -88,7 +89,7 @@ def _lendable(picture: Picture, ground: Ground, busy: set[int]) -> list[Space]:
         mask = sum(slot.placement.mask for slot in coming.taken)
         lent = tuple(one for one in space.lent if not one.slot.placement.mask & mask)
         leaving = len(lent) < len(space.lent) or key in picture.passing or _leaves(picture, space, busy)
-        found[key] = replace(coming, lent=lent, reclaimed=picture.now if leaving else space.reclaimed)
+        found[key] = replace(coming, lent=lent, reclaimed=inf if leaving else space.reclaimed)
     for promise in picture.promises:
         for key, space in found.items():
             if promise.nodes is not None and space.node not in promise.nodes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Final
 
 from slurm_migbatch.cosched.ledger import Ledger, Past, Place, Sight, State
@@ -64,7 +65,7 @@ class Knowledge:
 
     speeds: Callable[[Sight], Mapping[Profile, float]]
     costs: Callable[[Sight], Costs] = lambda sight: Costs()
-    left_s: Callable[[Sight], float] = lambda sight: float("inf")
+    left_s: Callable[[Sight], float] = lambda sight: inf
 
 
 @dataclass
@@ -159,7 +160,7 @@ def _spaces(
             assert plan is not None
             extra = [slot for slot in promised.get(gpu.uuid, ()) if not any(_touch(slot, each) for each in taken)]
             still = plan.nodes[name].fixed or gpu.uuid in shut
-            reclaimed = scene.now if still else ledger.reclaimed.get(gpu.uuid)
+            reclaimed = inf if still else ledger.reclaimed.get(gpu.uuid)
             space = Space(name, number, gpu.geometry, (*taken, *extra), tuple(lent), since, reclaimed)
             try:
                 gpu.geometry.check(space.used)

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from slurm_migbatch.cosched.ledger import Cause, State
+from slurm_migbatch.cosched.ledger import Cause, Loan, State
 from slurm_migbatch.cosched.picture import Ground, Kind, Order, Picture, Rules, Start
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.policy.callback import rooms_for
 from slurm_migbatch.policy.lendable import Seat, Space, Trainee
-from slurm_migbatch.policy.lending import Loan, reclaim
+from slurm_migbatch.policy.lending import Loan as Stake
+from slurm_migbatch.policy.lending import reclaim
 from slurm_migbatch.policy.spare import loss
 
 
@@ -30,14 +31,8 @@ def due(picture: Picture, rules: Rules) -> list[Order]:
             continue
         running = sight.row.state == "RUNNING"
         if loan.state is State.SIGNALLED and sight.row.active:
-            if loan.signalled is None:
-                orders.append(
-                    Order(Kind.SIGNAL, job, loan.restart, loan.why_ended, loan.cause, signal=_signal(picture, job))
-                )
-            elif loan.checkpoint is not None or picture.now - loan.signalled >= rules.grace_s:
-                orders.append(
-                    Order(Kind.REQUEUE, job, loan.restart, _after(loan.checkpoint is not None, rules), loan.cause)
-                )
+            order = _signalled(picture, rules, loan)
+            orders += [] if order is None else [order]
         elif loan.state is State.REQUEUED and running:
             if loan.requeued is None or picture.now - loan.requeued >= rules.again_s:
                 orders.append(Order(Kind.REQUEUE, job, loan.restart, loan.why_ended, loan.cause))
@@ -51,6 +46,19 @@ def due(picture: Picture, rules: Rules) -> list[Order]:
             why = "it is back in the queue and waits for another slice"
             orders.append(Order(Kind.RETYPE, job, sight.row.restarts, why))
     return orders
+
+
+def _signalled(picture: Picture, rules: Rules, loan: Loan) -> Order | None:
+    """What is due of a job that was to be told to write a checkpoint."""
+    signal = _signal(picture, loan.job_id)
+    if loan.signalled is None and signal:
+        return Order(Kind.SIGNAL, loan.job_id, loan.restart, loan.why_ended, loan.cause, signal=signal)
+    if loan.signalled is None:  # its hints have changed meanwhile
+        return Order(Kind.REQUEUE, loan.job_id, loan.restart, loan.why_ended, loan.cause)
+    if loan.checkpoint is None and picture.now - loan.signalled < rules.grace_s:
+        return None
+    why = _after(loan.checkpoint is not None, rules)
+    return Order(Kind.REQUEUE, loan.job_id, loan.restart, why, loan.cause)
 
 
 def call_back(picture: Picture, rules: Rules) -> tuple[list[Order], Ground]:
@@ -94,7 +102,7 @@ class _Party:
     def __init__(self, picture: Picture, rules: Rules, ground: Ground, *, settled: bool = False) -> None:
         self.picture, self.rules, self.ground = picture, rules, ground
         self.orders: list[Order] = []
-        self.loans: dict[int, Loan[Seat]] = {}
+        self.loans: dict[int, Stake[Seat]] = {}
         for one in picture.trainees:
             job = int(str(one.job))
             held = picture.loans.get(job)
@@ -170,14 +178,14 @@ def _after(written: bool, rules: Rules) -> str:
     return "its checkpoint is written" if written else f"it wrote no checkpoint within {rules.grace_s:g} s"
 
 
-def _loan(one: Trainee, rules: Rules, now: float) -> Loan[Seat]:
+def _loan(one: Trainee, rules: Rules, now: float) -> Stake[Seat]:
     assert one.seat is not None
     speed = one.speeds.get(one.seat.slot.profile, 0.0)
     horizon = rules.calm.loan_s
     stay = min(horizon, one.left_s / speed) if speed > 0 else horizon
     spared = one.restarts >= rules.max_restarts  # as good as just started: only where no other is enough
     since = now if spared else one.since
-    return Loan(one.job, frozenset([one.seat]), 1, 1, (0.0, speed), one.costs, since, one.hits, stay)
+    return Stake(one.job, frozenset([one.seat]), 1, 1, (0.0, speed), one.costs, since, one.hits, stay)
 
 
 def _free(profile: Profile, spaces: Iterable[Space]) -> Space | None:

@@ -215,7 +215,7 @@ class CoschedRoom:
         """Ask the record what jobs that have run before achieved, once each."""
         self._asked &= sights.keys()
         unknown = {job for job, sight in sights.items() if sight.row.restarts} - self._asked
-        if not unknown:
+        if not unknown or self._writer.trouble.open:
             return
         self._asked |= unknown
         try:
