@@ -10,6 +10,7 @@ Limits of the policy are from a job's submission, its promise from its start. A 
 long after its submission; one without in `PATIENCE` times what it takes. That decides who goes first and never what a
 job may become.
 
+Slurm up to 23.02 does not forget what a pending job asked for before (`workload.loans`), so there nothing is re-typed.
 Left alone are jobs whose user named the profile, that have found a place, of several nodes, of several profiles,
 components of heterogeneous jobs, and those that wait for anything but room.
 """
@@ -31,7 +32,7 @@ from slurm_migbatch.slurm import gres as gres_list
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.supply.demand import GRES, slices
 from slurm_migbatch.supply.model import Demand
-from slurm_migbatch.workload.loans import LOAN
+from slurm_migbatch.workload.loans import LOAN, forgets
 
 PATIENCE: Final = 2.0
 """A job without a deadline is wanted done within so many times what it takes where it was granted."""
@@ -187,7 +188,7 @@ def without_place(
             continue
         row = jobs.get(demand.job)
         grant = None if row is None else marked(row.comment)
-        if row is None or grant is None or dict(grant.parts) != dict(demand.parts):
+        if row is None or grant is None or dict(grant.parts) != dict(demand.parts) or not forgets(row.gres):
             continue
         yield Pending(row, grant, demand.pool, copies)
 

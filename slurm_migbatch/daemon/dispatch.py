@@ -52,8 +52,8 @@ log = logging.getLogger(__name__)
 
 _WAIT_S: Final = 0.5
 """How long a look waits for the record; what it does not say by then counts at the next look."""
-_ABSENT_S: Final = 30.0
-"""A decision that the record does not hold is asked for again so late: it may be on its way."""
+_ABSENT_S: Final = (1.0, 60.0)
+"""A decision that the record does not hold may be on its way: it is asked for again so soon, then ever later."""
 _REMEMBERED: Final = 100_000
 """Decisions kept in memory."""
 _AT_ONCE: Final = 256
@@ -109,7 +109,8 @@ class DispatchRoom:
         self._bounds = Bounds()
         self._next = 0.0
         self._promises: OrderedDict[str, Promise | None] = OrderedDict()
-        self._absent: dict[str, float] = {}
+        #: decisions that the record did not hold: when to ask again, and how long that was put off
+        self._absent: dict[str, tuple[float, float]] = {}
         self._missing: dict[str, None] = {}
         self._runs: Mapping[int, Sequence[Task]] = {}
         self._replayed: set[int] = set()
@@ -213,7 +214,7 @@ class DispatchRoom:
         if key in self._promises:
             return self._promises[key]
         if name != UNNAMED:
-            if self._absent.get(name, 0.0) <= time.monotonic():
+            if name not in self._absent or self._absent[name][0] <= time.monotonic():
                 self._missing[name] = None
             return None
         return self._keep(key, self._chosen_again(pending.row))
@@ -243,7 +244,8 @@ class DispatchRoom:
         told = False
         for name, row in (rows or {}).items():
             if row is None:
-                self._absent[name] = time.monotonic() + _ABSENT_S
+                wait = min(2 * self._absent[name][1], _ABSENT_S[1]) if name in self._absent else _ABSENT_S[0]
+                self._absent[name] = time.monotonic() + wait, wait
             else:
                 self._absent.pop(name, None)
                 told = self._keep(name, promise_from_record(row)) is not None or told

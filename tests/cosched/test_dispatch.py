@@ -244,6 +244,7 @@ def test_a_limit_of_the_user_undoes_it() -> None:
         job(1, comment="[mig:1g.6gb:1#abc12345] [mig:1g.6gb:1#abc12345]"),
         job(1, gres="gres/mig:2g.12gb:1"),  # an administrator's word
         job(1, gres="gres/mig:loan:1"),
+        job(1, gres="gres:mig:1g.6gb:1"),  # of a Slurm that would add the new type to the old one
         job(1, num_nodes=2),
         job(1, het_job=1),
         job(1, reason="JobHeldUser"),
