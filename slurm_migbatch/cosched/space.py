@@ -39,6 +39,8 @@ class Room:
 
     def take(self, wanted: Sequence[Profile]) -> bool:
         """Take slices, all or none."""
+        if any(not self.count(profile) for profile in wanted):
+            return False
         before = list(self.gpus), Counter(self.fixed)
         if all(self._take(profile) for profile in wanted):
             return True
