@@ -15,6 +15,10 @@ are the history that the forecast has.
 - *half*: our rules for training on its own half, inference on the other. *half, ATS*: DeepBoot's rules there.
 - *servers*: whole idle nodes are lent and called back (Lyra's loans; a reconstruction). *no forecast*: ours, lending
   whatever is idle. *DeepBoot*: its rules throughout. *ours*.
+- Bounds, no ways to run a cluster: *restless* uses every idle GPU every minute, at what restarts cost and however many
+  there are; *free* does so with restarts that cost nothing.
+
+Idle replicas are protected as DeepBoot does on a dedicated half and in its own way, and nowhere else.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ import numpy as np
 from slurm_migbatch.bench.bars import Bar, mean_with_interval
 from slurm_migbatch.policy.forecast import DAY_S, Levels
 from slurm_migbatch.policy.goodput import Goodput, GoodputError, Observed, fit
-from slurm_migbatch.policy.lending import Elastic
+from slurm_migbatch.policy.lending import Calm, Elastic
 from slurm_migbatch.sim.cluster import Cluster
 from slurm_migbatch.sim.engine import Simulation
 from slurm_migbatch.sim.gpus import whole
@@ -65,16 +69,20 @@ AFE: Final[Mapping[str, Elastic]] = {
     "yolov3": Elastic(26, 3),
     "imagenet": Elastic(35, 3),
 }
+FREE: Final[Mapping[str, Elastic]] = dict.fromkeys(AFE, Elastic(0.0, 0.0))
 COLD_S: Final = (8.0, 6.0, 6.0, 6.0, 4.0, 4.0)
 """Cold starts of the authors' six inference applications."""
 
+_RESTLESS: Final = Calm(first_s=0.0, growth=1.0, most_s=0.0, idle_s=0.0, rest_s=0.0, gain=1.2)
 WAYS: Final[Mapping[str, Way]] = {
-    "half": Way(lend=False),
-    "half, ATS": Way(lend=False, calm=None),
+    "half": Way(lend=False, calm=Calm(), protect=1.0),
+    "half, ATS": Way(lend=False, calm=None, protect=1.0),
     "servers": Way(servers=True, forecast=False),
     "no forecast": Way(forecast=False),
-    "DeepBoot": Way(forecast=False, calm=None),
+    "DeepBoot": Way(forecast=False, calm=None, protect=1.0, surge=1.0),
     "ours": Way(),
+    "restless": Way(forecast=False, calm=_RESTLESS, surge=1.0),
+    "free": Way(forecast=False, calm=replace(_RESTLESS, gain=1.0), surge=1.0),
 }
 
 
@@ -143,6 +151,11 @@ def training(path: Path, known: dict[str, pollux.Profile], models: Mapping[str, 
 
 def inference(load: Load, shape: np.ndarray[Any, np.dtype[np.float64]], seed: int) -> tuple[list[Job], Levels]:
     """The requests of the run, and the history before it; see the module."""
+    return _split(requests(load, shape, seed), HISTORY_DAYS * DAY_S)
+
+
+def requests(load: Load, shape: np.ndarray[Any, np.dtype[np.float64]], seed: int) -> list[tuple[float, int, float]]:
+    """Requests of the history and the run in order: when (the run begins after the history), application, seconds."""
     rng = np.random.Generator(np.random.PCG64([seed, load.requests]))
     before = HISTORY_DAYS * DAY_S
     grid = np.arange(0.0, before + SPAN_S + 60.0, 60.0)
@@ -164,7 +177,7 @@ def inference(load: Load, shape: np.ndarray[Any, np.dtype[np.float64]], seed: in
         times = rng.lognormal(math.log(load.mean_s) - SPREAD**2 / 2, SPREAD, count)
         events += [(t, app, s) for t, s in zip(at.tolist(), times.tolist(), strict=True) if t < before + SPAN_S]
     events.sort()
-    return _split(events, before)
+    return events
 
 
 def _split(events: Sequence[tuple[float, int, float]], before: float) -> tuple[list[Job], Levels]:
@@ -199,17 +212,23 @@ def simulate(
     learning: Learning,
     way: Way,
     seed: int,
+    costs: Mapping[str, Elastic] = AFE,
 ) -> dict[str, float]:
-    """One simulation and its figures."""
+    """One simulation and its figures; `costs` of restarts by application."""
     requests, levels = inference(load, shape, seed)
     half = NODES // 2 * PER_NODE
-    policy = Lending(range(half), range(half, 2 * half), learning, AFE, way, levels, HISTORY_DAYS * DAY_S)
+    policy = Lending(range(half), range(half, 2 * half), learning, costs, way, levels, HISTORY_DAYS * DAY_S)
     cluster = Cluster.of(whole("a100-80gb"), NODES * PER_NODE, PER_NODE)
     result = Simulation(cluster, [*jobs, *requests], policy, learning, seed=seed).run()
     train = of_jobs([run for run in result.runs if run.job.kind == "train"], result.end)
     infer = of_jobs([run for run in result.runs if run.job.kind == "infer"], result.end)
     if train["done"] < train["jobs"] or infer["done"] < infer["jobs"]:
         raise NotMeasurable("a job was never done: the simulation is at fault")
+    return figures(train, infer, policy.reclaims)
+
+
+def figures(train: Mapping[str, Any], infer: Mapping[str, Any], reclaims: int) -> dict[str, float]:
+    """What is kept of a simulation's figures of training and of inference."""
     return {
         "jct_s": train["jct_s"]["mean"],
         "jct_p50_s": train["jct_s"]["p50"],
@@ -220,7 +239,7 @@ def simulate(
         "delay_p95_s": infer["delay_s"]["p95"],
         "delay_p99_s": infer["delay_s"]["p99"],
         "delay_max_s": infer["delay_s"]["max"],
-        "reclaimed": policy.reclaims,
+        "reclaimed": reclaims,
         "paused_s": train["paused_s"],
     }
 
@@ -254,12 +273,13 @@ def measure(
     jobs = [training(path, known, models) for path in workloads[:seeds]]
     results = []
     for load in loads:
-        figures: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+        of: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
         for seed in range(seeds):
             for name, way in ways.items():
                 say(f"{load.name}: seed {seed}, {name}")
-                figures[name].append(simulate(jobs[seed % len(jobs)], load, shape, learning, way, seed))
-        results.append(_summary(load, figures))
+                costs = FREE if name == "free" else AFE
+                of[name].append(simulate(jobs[seed % len(jobs)], load, shape, learning, way, seed, costs))
+        results.append(summary(load, of))
     return {
         "bench": "lending",
         "data": str(data),
@@ -269,6 +289,7 @@ def measure(
         "notes": [
             f"training: {len(jobs)} Pollux workloads of {len(jobs[0])} jobs on whole GPUs; inference: made up, bursts "
             f"from {origin}, day pattern, {HISTORY_DAYS} days of history",
+            "restless and free are bounds: every idle GPU every minute, restarts at their cost and for nothing",
             "Lyra's loans of whole servers are a reconstruction; all ways share replicas, placing and restart costs",
         ],
         "results": results,
@@ -289,7 +310,8 @@ def _shape(data: Path) -> tuple[str, np.ndarray[Any, np.dtype[np.float64]]]:
     raise NotMeasurable(f"{data} has no request trace (Azure's of 2023 or Mooncake's) below it")
 
 
-def _summary(load: Load, figures: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
+def summary(load: Load, figures: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
+    """Means over seeds of each way, and its ratio to *half* seed by seed."""
     base = [one["jct_s"] for one in figures["half"]]
     ways = {}
     for name, runs in figures.items():

@@ -22,6 +22,7 @@ BIN_S: Final = 60.0
 AROUND_S: Final = 1800.0
 """Moments of earlier days this close in time of day count as this time of day."""
 RECENT_S: Final = 600.0
+_TINY: Final = 1e-6
 _MOST_RATIO: Final = 3.0
 """The recent rate raises what is expected at most this many times: half an hour is a small sample."""
 
@@ -63,7 +64,7 @@ class Levels:
     """
 
     def __init__(self, days: int = 14, day_s: float = DAY_S) -> None:
-        """`day_s`: how long a day is, where time is compressed; all spans are compressed with it."""
+        """`day_s`: how long a day is, where time is compressed; what is fixed here is compressed with it."""
         self._bin = BIN_S * day_s / DAY_S
         self._keep = int(days * DAY_S / BIN_S)
         self._first = 0
@@ -83,16 +84,17 @@ class Levels:
         self._peaks[-1] = max(self._peaks[-1], level)
         self._starts[-1] += started
 
-    def needed(self, now: float, horizon_s: float, sure: float = 0.95) -> int:
+    def needed(self, now: float, horizon_s: float, sure: float = 0.95, recent_s: float | None = None) -> int:
         """The least number of slices that suffices over the horizon with probability `sure`.
 
-        Never less than the most of the last ten minutes. Without a day of history that is all that is known.
+        Never less than the most of the last `recent_s` (ten minutes of a day of 24 hours where not given). Without a day of history that is all that is known.
         """
         self._reach(now)
         peaks = self._peaks
         end = len(peaks)
-        recent = max(peaks[max(0, end - int(RECENT_S / BIN_S)) :])
-        span = max(1, math.ceil(horizon_s / self._bin))
+        back = RECENT_S / BIN_S if recent_s is None else recent_s / self._bin
+        recent = max(peaks[max(0, end - max(1, int(back + _TINY))) :])
+        span = max(1, math.ceil(horizon_s / self._bin - _TINY))
         around, day = int(AROUND_S / BIN_S), int(DAY_S / BIN_S)
         tops: list[int] = []
         usual = moments = 0
@@ -115,7 +117,7 @@ class Levels:
 
     def _reach(self, now: float) -> None:
         """Open the bins up to this moment; what is needed goes on being needed."""
-        bin_ = int(now // self._bin)
+        bin_ = int(now / self._bin + _TINY)
         if not self._peaks:
             self._first = bin_
             self._peaks.append(self._level)

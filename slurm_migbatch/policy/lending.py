@@ -14,12 +14,14 @@ DeepBoot (Chen et al., IEEE TPDS 2023), as its authors' simulator has it:
 
 Their weak spot is churn (11 restarts a job in their own simulator). Ours against it: `paid_worth` (a change has to earn
 its restart back in the time that the forecast gives it), `Calm` (the longer between changes of one's own will the more
-of them there were; loans have a least length and slices rest after a reclaim), and lending only what `forecast.Levels`
-says will be idle long enough.
+of them there were; loans have a least length and slices rest after a reclaim), `Surge` (few large calls in a burst),
+and lending only what `forecast.Levels` says will be idle long enough. Where slices are lent, idle replicas are better
+not protected: while they are, requests of other applications call loans back although slices stand idle.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
@@ -185,9 +187,9 @@ def serve(app: str, replicas: Sequence[Replica[Slot]]) -> Replica[Slot] | None:
     return max(ready, key=lambda replica: replica.hits, default=None)
 
 
-def displaced(replicas: Sequence[Replica[Slot]], now: float) -> Replica[Slot] | None:
+def displaced(replicas: Sequence[Replica[Slot]], now: float, times: float = 1.0) -> Replica[Slot] | None:
     """The replica of another application whose slot is taken: asleep, the least hit, the longest idle."""
-    asleep = [replica for replica in replicas if not replica.protected(now)]
+    asleep = [replica for replica in replicas if not replica.protected(now, times)]
     return min(asleep, key=lambda replica: (replica.hits, replica.idle_since), default=None)
 
 
@@ -227,6 +229,27 @@ class Loan(Generic[Slot]):
     def protected(self, now: float, protect: float = 60.0) -> bool:
         """Whether it started or gave back so lately, and gave back so often, that others have to come first."""
         return now - self.since < protect * (1 + self.hits)
+
+
+@dataclass
+class Surge:
+    """How many slices are called back at a time: more than are missing while calls follow one another.
+
+    A burst of requests comes one by one. A job that gives back a slice for each is resized as often; so each call that
+    follows another within `window_s` asks for `growth` times as many, and a burst of n takes about log n calls. What
+    comes back too early is there for the burst.
+    """
+
+    growth: float = 2.0
+    window_s: float = 90.0
+    last: float = -math.inf
+    size: float = 1.0
+
+    def call(self, now: float, starts: int, most: int) -> int:
+        """Slices to call back now that `starts` are missing and `most` could come."""
+        self.size = min(self.size * self.growth, float(max(most, 1))) if now - self.last < self.window_s else 1.0
+        self.last = now
+        return max(starts, int(self.size))
 
 
 @dataclass(frozen=True)

@@ -90,3 +90,22 @@ def test_never_less_than_now_and_longer_never_needs_less(steps, horizon):
         levels.demand(now, level)
     assert levels.needed(now, horizon) >= steps[-1][1]
     assert levels.needed(now, horizon * 2) >= levels.needed(now, horizon)
+
+
+def test_what_counts_as_recent_can_be_said():
+    levels = Levels()
+    levels.demand(0, 9)
+    levels.demand(60, 1)
+    levels.demand(300, 1)
+    assert levels.needed(300, 60) == 9
+    assert levels.needed(300, 60, recent_s=120) == 1
+
+
+def test_a_compressed_day_is_a_day():
+    usual, compressed = Levels(), Levels(day_s=DAY_S / 100)
+    for minute in range(3 * 24 * 60):
+        level = 20 if 540 <= minute % 1440 < 1020 else 2
+        usual.demand(minute * 60, level, 1)
+        compressed.demand(minute * 0.6, level, 1)
+    for minute in range(3 * 1440, 4 * 1440, 60):
+        assert compressed.needed(minute * 0.6, 6.0, 0.9) == usual.needed(minute * 60, 600.0, 0.9)

@@ -13,6 +13,7 @@ from slurm_migbatch.policy.lending import (
     Elastic,
     Loan,
     Replica,
+    Surge,
     allocate,
     ats_worth,
     displaced,
@@ -158,6 +159,21 @@ def test_three_small_loans_end_for_one_large_instance():
     found = reclaim([*small, big], [frozenset(f"0:{n}" for n in range(3)), frozenset(["1:0"])], 1, now=10_000)
     assert set(found.slots) == {"0:0", "0:1", "0:2"}
     assert found.stopped == ("s0", "s1", "s2")
+
+
+def test_replicas_need_not_be_protected():
+    idle = Replica(0, "bert", hits=9, busy=False, idle_since=100.0)
+    assert displaced([idle], 100.0) is None
+    assert displaced([idle], 100.0, times=0.0) is idle
+
+
+def test_calls_that_follow_one_another_grow():
+    surge = Surge(growth=2.0, window_s=90.0)
+    assert [surge.call(at, 1, 32) for at in (0, 10, 20, 30, 40, 50, 60)] == [1, 2, 4, 8, 16, 32, 32]
+    assert surge.call(200, 1, 32) == 1
+    assert surge.call(210, 5, 32) == 5
+    steady = Surge(growth=1.0)
+    assert [steady.call(at, 1, 32) for at in range(5)] == [1] * 5
 
 
 def test_the_protected_come_last_however_little_they_lose():

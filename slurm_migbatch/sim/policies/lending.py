@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from slurm_migbatch.policy.forecast import Levels
@@ -22,6 +22,7 @@ from slurm_migbatch.policy.lending import (
     Elastic,
     Loan,
     Replica,
+    Surge,
     allocate,
     ats_worth,
     displaced,
@@ -39,6 +40,8 @@ PERIOD_S: Final = 60.0
 SIZES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of GPUs that a job is given; changes between neighbours are not worth a restart."""
 _ROUND: Final = "round"
+CALM: Final = Calm(idle_s=0.0, rest_s=300.0)
+"""With a forecast it need not be seen that a GPU is idle."""
 
 
 class Learning:
@@ -76,14 +79,20 @@ class Way:
     Attributes:
         lend: whether at all. `servers`: only whole nodes (as Lyra does). `forecast`: only into windows that last.
         calm: hysteresis; None: DeepBoot's own, a worth that falls with restarts.
-        sure: how probable it must be that the window lasts.
+        sure: how probable it must be that the window lasts. `horizon_s`: how long it has to be, and how far back what
+            was needed is expected to be needed again.
+        protect: how long idle replicas are protected, in DeepBoot's times.
+        surge: growth of the calls within a burst; 1: what is missing and no more.
     """
 
     lend: bool = True
     servers: bool = False
     forecast: bool = True
-    calm: Calm | None = field(default_factory=Calm)
+    calm: Calm | None = CALM
     sure: float = 0.8
+    horizon_s: float = 60.0
+    protect: float = 0.0
+    surge: float = 2.0
 
 
 @dataclass
@@ -118,6 +127,7 @@ class Lending(Quiet):
         self.idle_since = dict.fromkeys(lent, -math.inf)
         self.reclaimed: dict[int, float] = {}
         self.reclaims = 0
+        self.surge = Surge(way.surge)
         self._due = False
         self._woken = False
 
@@ -193,7 +203,7 @@ class Lending(Quiet):
         for gpu in self.lent:
             if gpu not in self.holder and gpu not in self.replicas:
                 return gpu, False
-        asleep = displaced(replicas, sim.now)
+        asleep = displaced(replicas, sim.now, self.way.protect)
         if asleep is not None:
             return asleep.slot, False
         if not any(gpu in self.holder for gpu in self.lent):
@@ -213,6 +223,7 @@ class Lending(Quiet):
         if not lent:
             return False
         loans = [self._loan(sim, run, gpus) for run, gpus in lent.items()]
+        starts = self.surge.call(sim.now, starts, len(self.lent))
         if self.way.servers:
             rooms = [frozenset(gpu for gpu in node if gpu in self.holder) for node in self._nodes()]
             starts = -(-starts // self.learning.per_node)
@@ -294,7 +305,7 @@ class Lending(Quiet):
         idle = []
         for gpu in reversed(self.lent):
             replica = self.replicas.get(gpu)
-            if gpu in self.holder or (replica is not None and replica.protected(now)):
+            if gpu in self.holder or (replica is not None and replica.protected(now, way.protect)):
                 continue
             if way.calm is None or way.calm.may_lend(now, self.idle_since[gpu], self.reclaimed.get(gpu)):
                 idle.append(gpu)
@@ -302,9 +313,8 @@ class Lending(Quiet):
             found = set(idle)
             return [gpu for node in reversed(self._nodes()) if found.issuperset(node) for gpu in node]
         if way.forecast:
-            horizon = way.calm.loan_s if way.calm is not None else PERIOD_S
-            needed = self.levels.needed(self.clock + now, horizon, way.sure)
-            shielded = sum(replica.protected(now) for replica in self.replicas.values())
+            needed = self.levels.needed(self.clock + now, way.horizon_s, way.sure, way.horizon_s)
+            shielded = sum(replica.protected(now, way.protect) for replica in self.replicas.values())
             lent = sum(gpu in self.holder for gpu in self.lent)
             return idle[: max(0, len(self.lent) - max(needed, shielded) - lent)]
         return idle
