@@ -87,7 +87,8 @@ class Levels:
     def needed(self, now: float, horizon_s: float, sure: float = 0.95, recent_s: float | None = None) -> int:
         """The least number of slices that suffices over the horizon with probability `sure`.
 
-        Never less than the most of the last `recent_s` (ten minutes of a day of 24 hours where not given). Without a day of history that is all that is known.
+        Never less than the most of the last `recent_s` (ten minutes, of a day of 24 hours, where not given). Without a
+        day of history that is all that is known.
         """
         self._reach(now)
         peaks = self._peaks
