@@ -271,7 +271,8 @@ class _Job:
                 raise Refusal("count", str(slices[offer.profile]))
         if len(slices) > MAX_PARTS:
             raise Refusal("kinds")
-        grant = self._named(Grant(slices.items()), old_marker)
+        chosen = all(_is_auto(part) for part in asking.parts)
+        grant = self._named(Grant(slices.items()), old_marker, self.decision_id or (AUTO if chosen else ""))
         message = "migbatch: " + "; ".join(dict.fromkeys(messages)) if messages else ""
         prefix = asking.parts[0].prefix
         granted = [f"{prefix}mig:{profile.gres_type}:{count}" for profile, count in grant.parts]
@@ -360,15 +361,18 @@ class _Job:
             return None
         return self.chooser.advice(bucket, partition, partition.offers[grant.parts[0][0].gres_type])
 
-    def _named(self, grant: Grant, old_marker: str) -> Grant:
-        """The grant with its decision's name: the old one where nothing but the comment changes."""
+    def _named(self, grant: Grant, old_marker: str, name: str) -> Grant:
+        """The grant with its decision's name: the old one where nothing but the comment changes.
+
+        Where there is no record of a decision, `auto` says that nobody named the profile.
+        """
         try:
             old = parse_comment(old_marker)
         except GrantError:
             old = None
-        if old is not None and old.parts == grant.parts and not old.decision.startswith(LOAN):
+        if old is not None and old.decision and old.parts == grant.parts and not old.decision.startswith(LOAN):
             return old
-        return Grant(grant.parts, self.decision_id)
+        return Grant(grant.parts, name)
 
     def _warning(self, offer: Offer, partition: Partition, hints: Hints) -> list[str]:
         bucket = self.chooser.bucket(hints)

@@ -1,0 +1,32 @@
+"""Where the compiled table decides there is no record; the marker then says whether the user named the profile."""
+
+from __future__ import annotations
+
+import pytest
+from gpu_kinds import SITE
+
+from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.submit.request import Accept, JobRequest
+from slurm_migbatch.submit.rewrite import Policy, rewrite
+
+HINTS = "migbatch: model=bert-large batch=32"
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ("gres/mig:auto", "#auto]"),
+        ("gres/mig:2", "#auto]"),
+        ("gres/mig:1g.10gb", ":1]"),
+        ("gres/mig:auto,gres/mig:1g.10gb", "]"),
+        ("gres/gpu:1", ":1]"),
+    ],
+)
+def test_a_profile_that_nobody_named_is_marked(asked: str, named: str, chooser: Chooser) -> None:
+    request = JobRequest(uid=1001, partition="gpu", tres_per_node=asked, comment=HINTS)
+    answer = rewrite(request, SITE, chooser, Policy())
+    assert isinstance(answer, Accept)
+    comment = answer.changes["comment"]
+    assert comment.endswith(named) and ("#" in comment) == (named == "#auto]")
+    recorded = rewrite(request, SITE, chooser, Policy(), decision_id="abc12345")
+    assert isinstance(recorded, Accept) and recorded.changes["comment"].endswith("#abc12345]")
