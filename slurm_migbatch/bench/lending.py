@@ -249,11 +249,13 @@ def measure(
     seeds: int = 10,
     loads: Sequence[Load] = LOADS,
     ways: Mapping[str, Way] = WAYS,
+    slices: Sequence[Load] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """The whole experiment on a folder with Pollux's data and a measured request trace.
 
-    Seed n takes workload n (in turn) and requests of its own.
+    Seed n takes workload n (in turn) and requests of its own. `slices` are the loads of the part on MIG slices
+    (`bench.lendslices`; its own where not given), which is measured where MISO's data is there.
 
     Raises:
         NotMeasurable: something is missing.
@@ -280,18 +282,30 @@ def measure(
                 costs = FREE if name == "free" else AFE
                 of[name].append(simulate(jobs[seed % len(jobs)], load, shape, learning, way, seed, costs))
         results.append(summary(load, of))
+    from slurm_migbatch.bench import lendslices  # which is made of this module
+
+    notes = [
+        f"training: {len(jobs)} Pollux workloads of {len(jobs[0])} jobs on whole GPUs; inference: made up, bursts "
+        f"from {origin}, day pattern, {HISTORY_DAYS} days of history",
+        "restless and free are bounds: every idle GPU every minute, restarts at their cost and for nothing",
+        "Lyra's loans of whole servers are a reconstruction; all ways share replicas, placing and restart costs",
+    ]
+    miso = lendslices.miso(data)
+    if miso is None:
+        notes.append("nothing on slices: the data has no MISO (job_models.json, exp_100.json, miso_*_step_times.csv)")
+    else:
+        arrivals = [[job.arrival for job in workload] for workload in jobs]
+        results += lendslices.measure(
+            miso, arrivals, shape, seeds, lendslices.LOADS if slices is None else slices, say=say
+        )
+        notes.append("slices: MISO's jobs on one slice each, of their own half and of what inference's jobs leave")
     return {
         "bench": "lending",
         "data": str(data),
         "seeds": seeds,
         "nodes": NODES,
         "gpus": NODES * PER_NODE,
-        "notes": [
-            f"training: {len(jobs)} Pollux workloads of {len(jobs[0])} jobs on whole GPUs; inference: made up, bursts "
-            f"from {origin}, day pattern, {HISTORY_DAYS} days of history",
-            "restless and free are bounds: every idle GPU every minute, restarts at their cost and for nothing",
-            "Lyra's loans of whole servers are a reconstruction; all ways share replicas, placing and restart costs",
-        ],
+        "notes": notes,
         "results": results,
         "bars": [bar.to_dict() for result in results for bar in _bars(result)],
     }

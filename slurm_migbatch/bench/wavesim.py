@@ -15,7 +15,7 @@ from slurm_migbatch.bench.wave import Wave
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.policy.lending import Calm
-from slurm_migbatch.policy.loans import Limits, usual_speed
+from slurm_migbatch.policy.loans import usual_speed
 from slurm_migbatch.sim.cluster import Cluster, Place
 from slurm_migbatch.sim.engine import Simulation
 from slurm_migbatch.sim.gpus import geometry
@@ -112,7 +112,7 @@ def predict(
     cluster = Cluster.of(gpu, wave.nodes * wave.gpus, wave.gpus)
     half = wave.nodes // 2 * wave.gpus
     if way is None:
-        way = SliceWay(calm=LIVE_CALM, round_s=costs.look_s, prompt=False, limits=Limits())
+        way = SliceWay(horizon_s=LIVE_CALM.loan_s, calm=LIVE_CALM, round_s=costs.look_s, prompt=False)
     policy = SliceLending(
         range(half, wave.nodes * wave.gpus), range(half), replace(way, lend=lending), day_s=wave.day_s
     )

@@ -82,6 +82,7 @@ class Board:
             for slot in room.space.taken
         )
         self.share = max(1.0, (slices - taken) / max(1, len(trainees)))
+        self._useful: dict[tuple[int, frozenset[str] | None], tuple[Profile, ...]] = {}
         self.heaps: dict[tuple[int, bool, Profile], list[_Entry]] = {}
         self.by_group: dict[tuple[int, bool], list[int]] = {}
         for index, room in enumerate(self.rooms):
@@ -106,10 +107,13 @@ class Board:
 
     def useful(self, one: Trainee) -> tuple[Profile, ...]:
         """Profiles that it runs on and that GPUs within its reach have, from small to large."""
-        groups = self.regions[one.nodes]
-        known = [geometry for group in groups for geometry in self.geometries[group]]
-        found = [p for p, speed in one.speeds.items() if speed > 0 and any(p in geometry for geometry in known)]
-        return tuple(sorted(found, key=by_size))
+        key = id(one.speeds), one.nodes
+        if key not in self._useful:
+            groups = self.regions[one.nodes]
+            known = [geometry for group in groups for geometry in self.geometries[group]]
+            found = [p for p, speed in one.speeds.items() if speed > 0 and any(p in geometry for geometry in known)]
+            self._useful[key] = tuple(sorted(found, key=by_size))
+        return self._useful[key]
 
     def smallest(self, one: Trainee, useful: Sequence[Profile]) -> tuple[int, Profile] | None:
         """The smallest profile with room, and the GPU."""

@@ -39,8 +39,8 @@ def infer(number, at, seconds=60.0, profile=ALL, gpus=1):
     return Job(number, f"i{number}", at, seconds, "infer", profile=profile, gpus=gpus, costs=Costs(2))
 
 
-def played(jobs, way=None, own=0, lent=1, levels=None, kind=SliceLending, log=False):
-    policy = kind(range(own), range(own, own + lent), way or SliceWay(), levels)
+def played(jobs, way=None, own=0, lent=1, levels=None, clock=0.0, kind=SliceLending, log=False):
+    policy = kind(range(own), range(own, own + lent), way or SliceWay(), levels, clock)
     result = Simulation(Cluster.of(H100, own + lent), jobs, policy, Root(), log=log).run()
     return {run.job.name: run for run in result.runs}, policy, result
 
@@ -65,11 +65,11 @@ def test_what_inference_is_expected_to_need_is_kept_free():
     levels = Levels()
     for minute in range(0, int(2 * DAY_S), 60):
         levels.demand(minute, 1)  # one 4g at every moment of two days
-    way = SliceWay()
-    kept, policy, _ = played([train(0, work=50.0), infer(1, 45.0, profile=FOUR)], way, levels={FOUR: levels})
+    jobs = [train(0, work=200.0), infer(1, 100.0, profile=FOUR)]
+    runs, policy, _ = played(jobs, levels={FOUR: levels}, clock=2 * DAY_S)
     assert policy.reclaims == 0
-    assert kept["t0"].ended is not None
-    _, policy, _ = played([train(0, work=50.0), infer(1, 45.0, profile=FOUR)], SliceWay(forecast=False))
+    assert runs["i1"].began == pytest.approx(102.2, abs=0.1)
+    _, policy, _ = played(jobs, SliceWay(forecast=False))
     assert policy.reclaims == 1
 
 

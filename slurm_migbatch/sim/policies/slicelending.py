@@ -39,7 +39,9 @@ class SliceWay:
     Attributes:
         lend: whether inference's GPUs are lent at all.
         forecast: whether what inference is expected to need is kept; without, whatever is free is lent.
-        sure: how probable it must be that what is kept suffices.
+        sure: how probable it must be that what is kept suffices, over the next `horizon_s`; what was needed in the last
+            `horizon_s` is kept in any case. Each profile has what is kept for itself, which suffices for all of them
+            together much more often.
         round_s: seconds between decisions about training. `prompt`: whether inference calls back at once, and not at
             the next such moment only.
         protect_s: for so long after its start a loan is ended last.
@@ -48,9 +50,10 @@ class SliceWay:
 
     lend: bool = True
     forecast: bool = True
-    sure: float = 0.9
+    sure: float = 0.3
+    horizon_s: float = 60.0
     calm: Calm = CALM
-    round_s: float = 30.0
+    round_s: float = 60.0
     prompt: bool = True
     protect_s: float = 60.0
     spared: int = 3
@@ -87,6 +90,7 @@ class SliceLending(Quiet):
         self.reclaimed: dict[int, float] = {}
         self.reclaims = 0
         self._speeds: dict[tuple[str, int, int, Profile | None, Profile | None], dict[Profile, float]] = {}
+        self._room: dict[Profile, int] = {}
         self._due = self._woken = False
 
     # -- events ----------------------------------------------------------------------------------------------------
@@ -171,13 +175,19 @@ class SliceLending(Quiet):
 
     def _most(self, sim: Simulation, profile: Profile) -> int:
         """How many such slices inference's GPUs have if nobody else is there."""
-        gpus = (sim.cluster.gpus[index].geometry for index in self.lent)
-        return sum(capacity(geometry, EMPTY, profile) for geometry in gpus if profile in geometry)
+        if profile not in self._room:
+            gpus = (sim.cluster.gpus[index].geometry for index in self.lent)
+            self._room[profile] = sum(capacity(geometry, EMPTY, profile) for geometry in gpus if profile in geometry)
+        return self._room[profile]
 
     def _call(self, sim: Simulation, ask: tuple[Profile, int]) -> bool:
         """End the loans of least loss so that there is room; whether there is."""
         found = call_back(
-            [ask[0]] * ask[1], self._spaces(sim, self.lent), self._trainees(sim), sim.now, protect_s=self.way.protect_s
+            [ask[0]] * ask[1],
+            self._spaces(sim, self.lent),
+            self._trainees(sim, waiting=False),
+            sim.now,
+            protect_s=self.way.protect_s,
         )
         if found.unserved or not found.jobs:
             return False
@@ -227,7 +237,7 @@ class SliceLending(Quiet):
         return {
             profile: more
             for profile, levels in self.levels.items()
-            if (more := levels.needed(now, way.calm.loan_s, way.sure) - self.running[profile]) > 0
+            if (more := levels.needed(now, way.horizon_s, way.sure, way.horizon_s) - self.running[profile]) > 0
         }
 
     def _spaces(self, sim: Simulation, gpus: Iterable[int]) -> list[Space]:
@@ -246,11 +256,13 @@ class SliceLending(Quiet):
             spaces.append(Space("", index, gpu.geometry, tuple(taken), tuple(lent), idle, last, own=mine))
         return spaces
 
-    def _trainees(self, sim: Simulation) -> list[Trainee]:
+    def _trainees(self, sim: Simulation, waiting: bool = True) -> list[Trainee]:
         """In the order of their arrival; loans that are spared look as if they had just begun."""
         found = []
-        for run in sorted(self.training.values(), key=lambda run: (run.job.arrival, run.job.id)):
+        for run in self.training.values():
             job = run.job
+            if not (waiting or run.places):
+                continue
             seat = Seat("", run.places[0].gpu, run.places[0].slot) if run.places else None
             restarts = run.preempted + run.moves
             since = sim.now if restarts >= self.way.spared else self.since.get(job.id, 0.0)
@@ -274,15 +286,16 @@ class SliceLending(Quiet):
     def _of(self, sim: Simulation, job: Job) -> dict[Profile, float]:
         """Speed of a job on each profile between its least and its largest."""
         like = job.app, job.batch, job.gpus, job.profile, job.largest
-        if like not in self._speeds:
+        known = self._speeds.get(like)
+        if known is None:
             speeds: dict[Profile, float] = {}
             for gpu in sim.cluster.gpus:
                 for info in gpu.geometry.profiles:
                     p = info.profile
                     if not p.suffix and p not in speeds and _between(p, job.profile, job.largest):
                         speeds[p] = sim.speeds.speed(job, [Place(gpu.index, info.slots[0])])
-            self._speeds[like] = {p: speed for p, speed in speeds.items() if speed > 0}
-        return self._speeds[like]
+            known = self._speeds[like] = {p: speed for p, speed in speeds.items() if speed > 0}
+        return known
 
 
 def _between(profile: Profile, least: Profile | None, most: Profile | None) -> bool:
@@ -301,9 +314,10 @@ class SliceParams:
     share: float = key(0.5, "Share of the nodes that are training's own; the others are inference's.", between(0, 0.99))
     lend: bool = key(True, "Whether inference's nodes are lent.")
     forecast: bool = key(True, "Whether what inference is expected to need is kept free.")
-    sure: float = key(0.9, "How probable it must be that what is kept suffices.", between(0, 1))
-    round_s: float = key(30.0, "Seconds between decisions about training.", between(0.1, 86_400))
-    loan_s: float = key(600.0, "For how long ahead inference's needs are looked at.", between(1, 86_400))
+    sure: float = key(0.3, "How probable it must be that what is kept suffices.", between(0, 1))
+    round_s: float = key(60.0, "Seconds between decisions about training.", between(0.1, 86_400))
+    horizon_s: float = key(60.0, "For how long ahead inference's needs are looked at.", between(1, 86_400))
+    loan_s: float = key(600.0, "In so many seconds a larger slice has to earn a restart back.", between(1, 86_400))
     idle_s: float = key(0.0, "A GPU is lent that long after inference has last ended on it.", between(0, 86_400))
     rest_s: float = key(60.0, "A GPU is lent that long after a loan was called back from it.", between(0, 86_400))
     gain: float = key(1.35, "A larger slice must make a running job that many times faster.", between(1, 100))
@@ -317,7 +331,9 @@ def _make(params: SliceParams, cluster: Cluster) -> Policy:
         raise PlaceError(f"{nodes} nodes cannot be divided into {params.share:g} and the rest: give it more nodes")
     first = cluster.nodes[split].start
     calm = replace(CALM, loan_s=params.loan_s, idle_s=params.idle_s, rest_s=params.rest_s, gain=params.gain)
-    way = SliceWay(params.lend, params.forecast, params.sure, calm, params.round_s, spared=params.spared)
+    way = SliceWay(
+        params.lend, params.forecast, params.sure, params.horizon_s, calm, params.round_s, spared=params.spared
+    )
     return SliceLending(range(first), range(first, len(cluster.gpus)), way)
 
 

@@ -1,0 +1,64 @@
+"""Lending of slices as an experiment: MISO's jobs and speeds as they are read, and what a measurement holds."""
+
+import json
+
+import numpy as np
+import pytest
+
+from slurm_migbatch.bench import lending, lendslices
+from slurm_migbatch.bench.lending import Load, NotMeasurable
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.sim.job import Job
+
+STEP_S = {"7g.40gb": 0.1, "4g.20gb": 0.13, "3g.20gb": 0.15, "2g.10gb": 0.2, "1g.5gb": 0.3}
+TINY = Load("slices, tiny", 60, 3, 60.0)
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Two models as MISO left them: one that fits everywhere, one on half a GPU and more."""
+    raw = tmp_path / "miso" / "raw"
+    raw.mkdir(parents=True)
+    rows = [
+        "slice,model,batch,epochs_logged,steps_logged,first_step_s,mean_s,p50_s,p05_s,p95_s,p99_s",
+        *(f"{name},resnet,64,1,100,1.0,{s},{s},{s},{s},{s}" for name, s in STEP_S.items()),
+        *(f"{name},bert,8,1,100,1.0,{s},{s},{s},{s},{s}" for name, s in list(STEP_S.items())[:3]),
+    ]
+    (tmp_path / "miso" / "miso_a100_40gb_train_step_times.csv").write_text("\n".join(rows) + "\n")
+    models = {"0": "resnet_train64", "1": "bert_train8", "2": "dummy_train1"}
+    (raw / "job_models.json").write_text(json.dumps(models))
+    (raw / "exp_100.json").write_text(json.dumps({"0": 300, "1": 900, "2": 100}))
+    return tmp_path
+
+
+def test_what_miso_left(data):
+    found = lendslices.miso(data)
+    assert found.jobs == (("resnet50", 64, 300.0), ("bert-base", 8, 900.0))
+    job = Job(1, "bert", 0.0, 900.0, app="bert-base", batch=8)
+    assert found.speeds.relative(job, Profile.parse("3g.40gb")) == pytest.approx(0.1 / 0.15)
+    assert found.speeds.relative(job, Profile.parse("2g.20gb")) == 0.0
+    assert lendslices.miso(data / "miso" / "raw") is None
+    (data / "miso" / "raw" / "job_models.json").write_text(json.dumps({"2": "dummy_train1"}))
+    with pytest.raises(NotMeasurable, match="none of its models"):
+        lendslices.miso(data)
+
+
+def test_every_way_is_measured_and_repeats_itself(data):
+    found = lendslices.miso(data)
+    shape = np.cumsum(np.random.Generator(np.random.PCG64(1)).exponential(1.0, 500))
+    arrivals = [[float(n * 30) for n in range(160)], [float(n * 500) for n in range(20)]]
+    (result,) = lendslices.measure(found, arrivals, shape, 1, [TINY])
+    assert [result] == lendslices.measure(found, arrivals, shape, 1, [TINY])
+    ways = result["ways"]
+    assert set(ways) == set(lendslices.WAYS)
+    assert ways["half"]["reclaimed"] == 0
+    assert ways["free"]["jct_s"] <= ways["ours"]["jct_s"] < ways["half"]["jct_s"]
+    assert len(lending._bars(result)) == 3
+
+
+def test_history_and_run_are_one_stream(data):
+    shape = np.cumsum(np.ones(100))
+    jobs, levels = lendslices.inference(Load("many", 3000, 7, 60.0), shape, 2)
+    assert {job.profile for job in jobs} == set(lendslices.PROFILES)
+    assert all(0 <= job.arrival < lending.SPAN_S for job in jobs)
+    assert all(one.days == pytest.approx(lending.HISTORY_DAYS, abs=0.1) for one in levels.values())
