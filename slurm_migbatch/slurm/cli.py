@@ -13,10 +13,19 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from slurm_migbatch.slurm.arrays import tell_apart
 from slurm_migbatch.slurm.client import Diag, JobRow, NodeRow, SlurmError, SlurmRefused, merge_partitions
 from slurm_migbatch.slurm.diag import parse_sdiag
 from slurm_migbatch.slurm.dialog import Dialog, Request, line
-from slurm_migbatch.slurm.listing import NODES_COMMAND, new_mark, parse_jobs, parse_nodes, squeue_command
+from slurm_migbatch.slurm.listing import (
+    GRES_COMMAND,
+    NODES_COMMAND,
+    new_mark,
+    parse_gres,
+    parse_jobs,
+    parse_nodes,
+    squeue_command,
+)
 from slurm_migbatch.slurm.versions import parse_version
 
 _NODE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,255}")
@@ -25,10 +34,14 @@ _FIELD = re.compile(r"[A-Za-z]{1,40}")
 _JOB = re.compile(r"[0-9]{1,10}(?:_(?:[0-9]{1,10}|\[[0-9,:%-]{1,3000}\])|\+[0-9]{1,6})?")
 _SIGNAL = re.compile(r"[A-Z][A-Z0-9]{1,11}")
 _SCANCEL = re.compile(r"job id (\S+?): (.+)")
+#: 123_4 or, on 26.05, 123_[4]
+_ABOUT = re.compile(r"\A\d+_\S+: (?!.* / )")
 #: scancel's words about a job that has ended, or that slurmctld has forgotten
 _GONE = ("Invalid job id specified", "already completing or completed")
 #: scontrol's words where nobody was there to refuse anything
 _NOBODY = ("Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted")
+#: releases up to this one heed SQUEUE_ARRAY_UNIQUE
+_UNIQUE = (22, 5)
 #: ESLURM_ALREADY_DONE as an exit status: some tasks of an array had ended
 _ALREADY_DONE = 2021 & 0xFF
 
@@ -53,7 +66,7 @@ class CliClient:
             "LC_ALL": "C.UTF-8",
             "SLURM_TIME_FORMAT": "%s",
             "SLURM_BITSTR_LEN": "0",  # array task lists uncut
-            "SQUEUE_ARRAY_UNIQUE": "1",  # 22.05 would show tasks that were changed alone as the rest of their array
+            "SQUEUE_ARRAY_UNIQUE": "1",  # see arrays.py
             **({"SLURM_CONF": conf} if conf else {}),
         }
         self._version: tuple[int, int] | None = None
@@ -63,10 +76,19 @@ class CliClient:
     # -- observe -----------------------------------------------------------------------------------------------
 
     def jobs(self) -> list[JobRow]:
-        """One squeue call; see SlurmClient."""
+        """One squeue call, and another where arrays wait; see SlurmClient and `arrays.py`."""
+        rows = self._listed()
+        return rows if self.version() <= _UNIQUE else tell_apart(rows, self._run, self._listed)
+
+    def _listed(self, jobs: Sequence[str] = ()) -> list[JobRow]:
         mark = new_mark()
-        output = self._run(*squeue_command(mark))
-        return merge_partitions(parse_jobs(output, mark))
+        # one id alone that has gone would be an error
+        only = [f"--jobs={','.join(jobs)},{jobs[-1]}"] if jobs else []
+        return merge_partitions(parse_jobs(self._run(*squeue_command(mark), *only), mark))
+
+    def gres_texts(self) -> dict[int, str]:
+        """The `gres` of every job that `jobs` lists, by its id; one squeue call."""
+        return parse_gres(self._run(*GRES_COMMAND))
 
     def nodes(self) -> list[NodeRow]:
         """One scontrol call; see SlurmClient."""
@@ -106,7 +128,8 @@ class CliClient:
             named = {}
         named |= {shared[number][0]: why for number, why in refused.items() if len(shared[number]) == 1}
         if named:
-            raise SlurmRefused(named, len(updates), ("scontrol",))
+            said = {node: why.removeprefix("slurm_update error: ") for node, why in named.items()}
+            raise SlurmRefused(said, len(updates), ("scontrol",))
 
     def update_job(self, job_id: int, **fields: str) -> None:
         """See update_jobs."""
@@ -183,7 +206,8 @@ class CliClient:
         refused = self._ask(list(requests.values()))
         if refused:
             jobs = list(requests)
-            raise SlurmRefused({jobs[number]: why for number, why in refused.items()}, len(jobs), ("scontrol",))
+            said = {jobs[number]: _plain(why, jobs[number]) for number, why in refused.items()}
+            raise SlurmRefused(said, len(jobs), ("scontrol",))
 
     def _ask(self, requests: Sequence[Request]) -> dict[int, str]:
         """Have scontrol do the requests; returns which it refused, by their place, and its words."""
@@ -261,6 +285,11 @@ def _job_id(job: int | str) -> str:
     if not _JOB.fullmatch(text):
         raise ValueError(f"{text!r} is no job id; one is written 123, 123_4 or 123_[5-7]")
     return text
+
+
+def _plain(why: str, job: str) -> str:
+    """Slurm's words without the job that scontrol puts before or behind them."""
+    return _ABOUT.sub("", why.removesuffix(f" for job {job}").removeprefix("slurm_update error: "))
 
 
 def _node_update(nodes: Sequence[str], gres: str) -> Request:

@@ -218,10 +218,12 @@ class SlurmClient(Protocol):
 
         - `Gres` of a pending job keeps its submit and eligible times and its priority, as long as some node lists the
           new type, be it DOWN. With a type that no node lists the job gets reason BadConstraints and priority 0, and a
-          new place in the queue where it is typed back.
+          new place in the queue where it is typed back. Up to 23.02 the job needs the old type as well from then on,
+          though Slurm shows the new one only (`workload/loans.py` has the way around that).
         - `Gres` of a job that has started, or is being started, is refused ("no longer pending execution").
-        - `Gres` of a job array's own id re-types all tasks that have not started, running ones are left alone without
-          an error; that of "N_4" re-types this task, which then is a row of its own in `jobs`.
+        - `Gres` of a job array's own id re-types the tasks that share its row; running ones are left alone without an
+          error. That of "N_4" re-types this task, which then is a row of its own in `jobs` and follows its array no
+          more: neither "N" nor "N_[0-9]" reaches it, only "N_4".
         - A job that was just requeued may be re-typed at once, while it is still COMPLETING.
         - `ArrayTaskThrottle` counts for the whole array: 0 means no limit.
         """

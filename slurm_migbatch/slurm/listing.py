@@ -80,6 +80,15 @@ def squeue_command(mark: str) -> tuple[str, ...]:
     )
 
 
+#: squeue call whose output `parse_gres` reads
+GRES_COMMAND = (
+    "squeue",
+    "--noheader",
+    "--all",
+    "--array",
+    f"--states={JOB_STATES}",
+    "--Format=JobID:0|,tres-per-node:0",
+)
 NODES_COMMAND = ("scontrol", "--details", "--oneliner", "show", "node")
 
 
@@ -111,6 +120,17 @@ def parse_jobs(output: str, mark: str) -> list[JobRow]:
         except (ValueError, NodeListError, TimeFormError) as error:
             raise SlurmError(f"squeue's row for job {values[0][:20]!r} is not understood: {error}") from error
     return rows
+
+
+def parse_gres(output: str) -> dict[int, str]:
+    """GRES by job id from the output of `GRES_COMMAND`; raises SlurmError."""
+    found = {}
+    for row in output.splitlines():
+        job, bar, text = row.partition("|")
+        if not bar or not job.isdigit():
+            raise SlurmError(f"squeue's row {row[:80]!r} is not understood")
+        found[int(job)] = _text(text) or ""
+    return found
 
 
 def _job(row: Mapping[str, str], name: str, comment: str) -> JobRow:

@@ -21,7 +21,7 @@ from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm import gres
-from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError
+from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused
 from slurm_migbatch.supply.demand import profiles, slices
 from slurm_migbatch.supply.guests import is_guest
 from slurm_migbatch.supply.view import GpuFacts, NodeFacts
@@ -222,13 +222,16 @@ class FakeSlurm:
     def set_gres(self, updates: Mapping[str, str]) -> None:
         self._asked("set_gres")
         self.updates.append(dict(updates))
+        unknown = dict.fromkeys(updates.keys() - self.machines.keys(), "Invalid node name specified")
         for name, text in updates.items():
-            if name not in self.machines:
-                raise SlurmError(f"{name}: Invalid node name specified")
+            if name in unknown:
+                continue
             found = gres.counts(text, "mig")
             assert "" not in found
             assert all(n > 0 for n in found.values()), text
             self.machines[name].gres = dict(found)
+        if unknown:
+            raise SlurmRefused(unknown, len(updates))
 
     def hasten(self, job_id: int) -> None:
         self._asked("hasten")

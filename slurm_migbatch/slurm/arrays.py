@@ -1,0 +1,119 @@
+"""Tasks of a job array that wait, told apart where squeue shows them as one.
+
+A task that was requeued or changed alone is a job record of its own, with its own id, GRES and count of restarts.
+squeue shows it as part of the array's row while the rest of the array waits too, and that row loses its throttle. 22.05
+can be told not to (SQUEUE_ARRAY_UNIQUE); 24.11 and 26.05 only know the opposite (`--array`), a row for each task. So a
+narrow listing of that kind tells which tasks are records of their own, and only those are listed once more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from slurm_migbatch.slurm.client import JobRow, SlurmError
+from slurm_migbatch.slurm.listing import count_tasks
+
+#: runs squeue or scontrol with arguments; raises SlurmError
+Run = Callable[..., str]
+#: lists the jobs with these ids, as in `SlurmClient.jobs`
+List = Callable[[Sequence[str]], list[JobRow]]
+
+_THROTTLE = re.compile(r"\AJobId=\d+ ArrayJobId=\d+ ArrayTaskId=\S+ ArrayTaskThrottle=(\d+) ")
+
+
+@dataclass(frozen=True)
+class Apart:
+    """The waiting tasks of an array: of its own record, and those that have another (record -> task)."""
+
+    own: tuple[int, ...]
+    others: dict[int, int]
+
+
+def tell_apart(rows: Sequence[JobRow], run: Run, listed: List) -> list[JobRow]:
+    """The rows, those of arrays that wait as their records are; asks nothing where no array waits."""
+    arrays = [row.job_id for row in rows if row.pending and row.array_job == row.job_id]
+    if not arrays:
+        return list(rows)
+    parts = parse_tasks(run(*tasks_command(arrays)))
+    mixed = {array: part for array, part in parts.items() if part.others and part.own}
+    if not mixed:
+        return list(rows)
+    others = listed([str(job) for part in mixed.values() for job in part.others])
+    own = {row.job_id: row for row in listed([f"{array}_{part.own[0]}" for array, part in mixed.items()])}
+    result = []
+    for row in rows:
+        part = mixed.get(row.job_id)
+        if part is None or not row.pending:
+            result.append(row)
+        elif row.job_id in own:
+            text, limit = fold_tasks(part.own), throttle(run, row.job_id, part.own[0])
+            task = text + (f"%{limit}" if limit else "")
+            result.append(replace(own[row.job_id], array_task=task, tasks=len(part.own), throttle=limit))
+    for other in others:
+        _put(result, other)
+    return result
+
+
+def tasks_command(arrays: Iterable[int]) -> tuple[str, ...]:
+    """squeue call that shows each waiting task of these arrays, one line each."""
+    jobs = ",".join(map(str, arrays))
+    return (
+        "squeue",
+        "--noheader",
+        "--all",
+        "--array",
+        "--states=PENDING",
+        f"--jobs={jobs},{jobs.rpartition(',')[2]}",  # one id alone that has gone would be an error
+        "--Format=JobID:0|,ArrayJobID:0|,ArrayTaskID:0",
+    )
+
+
+def parse_tasks(output: str) -> dict[int, Apart]:
+    """By array, from the output of `tasks_command`; raises SlurmError."""
+    found: dict[int, tuple[list[int], dict[int, int]]] = {}
+    try:
+        for line in output.splitlines():
+            job, array, task = map(int, line.split("|"))
+            own, others = found.setdefault(array, ([], {}))
+            if job == array:
+                own.append(task)
+            else:
+                others[job] = task
+    except ValueError:
+        raise SlurmError(f"squeue's list of array tasks is not understood near {line[:80]!r}") from None
+    return {array: Apart(tuple(sorted(own)), others) for array, (own, others) in found.items()}
+
+
+def fold_tasks(tasks: Iterable[int]) -> str:
+    """`1-3,5` for 1 2 3 5, as Slurm writes it without a step."""
+    runs: list[list[int]] = []
+    for task in sorted(tasks):
+        if runs and task == runs[-1][1] + 1:
+            runs[-1][1] = task
+        else:
+            runs.append([task, task])
+    text = ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in runs)
+    assert not runs or count_tasks(text) == sum(high - low + 1 for low, high in runs)
+    return text
+
+
+def throttle(run: Run, array: int, task: int) -> int | None:
+    """How many tasks of the array may run at once, as its record says; None for no limit.
+
+    The name of the job, which its user chooses, stands behind what is read.
+    """
+    match = _THROTTLE.match(run("scontrol", "--oneliner", "show", "job", f"{array}_{task}"))
+    return int(match[1]) or None if match else None
+
+
+def _put(rows: list[JobRow], row: JobRow) -> None:
+    """At its place among the waiting jobs of its partitions: before the rest of its array, and by priority."""
+    for index, other in enumerate(rows):
+        if not other.pending or other.partition != row.partition:
+            continue
+        if other.priority < row.priority or (other.priority == row.priority and other.job_id >= (row.array_job or 0)):
+            rows.insert(index, row)
+            return
+    rows.append(row)

@@ -1,0 +1,51 @@
+"""The contract's world on a real Slurm."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from slurm_migbatch.slurm.client import SlurmClient
+from slurm_migbatch.testbed.cluster import Cluster
+
+#: seconds in which Slurm does anything that it will do, on a busy machine
+PATIENCE_S = 180.0
+
+
+class RealWorld:
+    """Jobs of one test on the cluster of all tests."""
+
+    def __init__(self, cluster: Cluster, client: SlurmClient) -> None:
+        self.cluster, self.client = cluster, client
+        self.nodes = cluster.spec.node_names
+        self._offers = {node.name: node for node in client.nodes() if node.name in self.nodes}
+        self._jobs: list[int] = []
+
+    def submit(self, want: str, *, partition: str = "gpu", hold: bool = False, comment: str = "") -> int:
+        options = ["--gres=" + want, "-p", partition, f"--comment={comment}", *(["-H"] if hold else [])]
+        return self.sbatch(*options)
+
+    def sbatch(self, *options: str, wrap: str = "sleep 600") -> int:
+        """Any batch job; it ends with the test."""
+        self._jobs.append(self.cluster.submit("--output=/dev/null", *options, wrap=wrap))
+        return self._jobs[-1]
+
+    def passes(self) -> Iterator[None]:
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            yield
+            time.sleep(0.1)
+
+    def close(self) -> None:
+        """No job is left, and every node offers what it did."""
+        for job in self._jobs:
+            self.client.cancel(job)
+        for _ in self.passes():
+            if not self.client.jobs():
+                break
+        self.client.set_gres(
+            {
+                name: ",".join(f"mig:{kind}:{count}" for kind, count in node.gres.items() if count)
+                for name, node in self._offers.items()
+            }
+        )

@@ -1,0 +1,21 @@
+"""Slurm's own commands keep the contract, on a real Slurm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from contract import Changing, Looking
+from real_slurm import Arrays, Control
+from real_world import RealWorld
+
+from slurm_migbatch.slurm.cli import CliClient
+from slurm_migbatch.testbed.cluster import Cluster
+
+
+class TestCommands(Looking, Changing, Arrays, Control):
+    @pytest.fixture
+    def world(self, cluster: Cluster) -> Iterator[RealWorld]:
+        world = RealWorld(cluster, CliClient(cluster.bin, cluster.slurm_conf))
+        yield world
+        world.close()
