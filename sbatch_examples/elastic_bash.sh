@@ -47,12 +47,16 @@ while [ "$step" -lt "${STEPS:-600}" ]; do
 	if [ "$told" = TERM ]; then
 		save
 		exit 143
-	elif [ "$told" = USR1 ] && save; then
-		# Saved and told, it stands still until TERM comes, and goes on where nothing comes.
+	elif [ "$told" = USR1 ]; then
 		told=
-		end=$((SECONDS + ${IDLE_SECONDS:-120}))
-		while [ -z "$told" ] && [ "$SECONDS" -lt "$end" ]; do sleep 0.2; done
-		if [ "$told" = TERM ]; then exit 143; fi
+		if save; then
+			# Saved and told, it stands still until TERM comes, and goes on where nothing comes.
+			end=$((SECONDS + ${IDLE_SECONDS:-120}))
+			while [ -z "$told" ] && [ "$SECONDS" -lt "$end" ]; do sleep 0.2; done
+			if [ "$told" = TERM ]; then exit 143; fi
+		else
+			told=${told:-USR1} # it stays asked for
+		fi
 	elif [ "$((step % ${EVERY:-100}))" -eq 0 ]; then
 		save
 	fi

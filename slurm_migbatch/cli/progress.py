@@ -39,7 +39,7 @@ def _number(*, whole: bool = False, positive: bool = False) -> Check:
 
 
 def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Unix seconds, as text with milliseconds."""
+    """Unix seconds, as text; to the microsecond, or a checkpoint could seem older than the signal that asked for it."""
     if value is None:
         return None
     try:
@@ -48,7 +48,7 @@ def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> st
         number = math.nan
     if not 0 < number <= 1e11:
         raise click.BadParameter(f"{value!r} is no time; say unix seconds, or nothing for now", ctx, param)
-    return f"{number:.3f}"
+    return f"{number:.6f}"
 
 
 @click.command()

@@ -18,6 +18,7 @@ from typing import Any
 from slurm_migbatch.elastic.errors import ElasticError
 
 PAUSE = ("SIGUSR1", "SIGUSR2")
+_LONGEST_S = 1.0
 
 
 class Mail:
@@ -35,7 +36,7 @@ class Mail:
         self._pausing = [signal.Signals[name] for name in pausing]
         self._before: dict[int, Any] = {}
         self._process = os.getpid()
-        self._bell, self._rung = -1, -1
+        self._bell, self._rung, self._woken_before = -1, -1, -1
 
     def open(self) -> None:
         """From here on signals are noted. Raises ElasticError outside the main thread."""
@@ -43,6 +44,8 @@ class Mail:
             raise ElasticError("signals reach the main thread only: make the Trainer there")
         self._process = os.getpid()
         self._bell, self._rung = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        # Python runs handlers between its own instructions: a signal that comes right before `select` is told by this
+        self._woken_before = signal.set_wakeup_fd(self._rung, warn_on_full_buffer=False)
         for number in (*self._pausing, signal.SIGTERM):
             self._before[number] = signal.signal(number, self._note)
 
@@ -51,14 +54,16 @@ class Mail:
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._before.clear()
+        if self._bell >= 0:
+            signal.set_wakeup_fd(self._woken_before)
         for handle in (self._bell, self._rung):
             if handle >= 0:
                 os.close(handle)
         self._bell = self._rung = -1
 
     def wait(self, seconds: float) -> None:
-        """Sleep, at most until the next signal."""
-        if select.select([self._bell], [], [], max(0.0, seconds))[0]:
+        """Sleep, at most until the next signal, and at most a second: others may use the wakeup descriptor too."""
+        if select.select([self._bell], [], [], max(0.0, min(seconds, _LONGEST_S)))[0]:
             os.read(self._bell, 4096)
 
     def _note(self, number: int, _: FrameType | None) -> None:
@@ -71,7 +76,3 @@ class Mail:
             self.leave_since = time.monotonic() if self.leave_since is None else self.leave_since
         else:
             self.pause = True
-        try:
-            os.write(self._rung, b"!")
-        except BlockingIOError:
-            return  # enough letters lie there

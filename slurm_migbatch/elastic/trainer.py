@@ -239,7 +239,7 @@ class Trainer:
                 log.warning("checkpoints can be written again; step %d is safe", self.done)
             self._failing = ""
             self._saved, self._saved_at = self.done, time.monotonic()
-        self._tell(**self._figures(), checkpoint=f"{time.time():.3f}", ckpt_s=self._cost_s)
+        self._tell(**self._figures(), checkpoint=f"{time.time():.6f}", ckpt_s=self._cost_s)
         return True
 
     def _fail(self, error: OSError) -> None:
