@@ -59,7 +59,8 @@ class Elastic:
         comment: of its tasks, with the marker.
         profile, each: what a task asks for.
         pending: tasks that have not started; `running`: when the others did, unix seconds.
-        throttle: what Slurm has now (None: none).
+        throttle: what Slurm has now (None: none); of an array with one task to start Slurm does not show it, and
+            `shown` is false.
         deadline_s, items: its hints, items those of one task.
         runs: tasks that the record knows.
         predicted_s: what a task takes by the prediction that was counted on; None: unknown.
@@ -79,6 +80,7 @@ class Elastic:
     runs: tuple[Task, ...] = ()
     predicted_s: float | None = None
     pool: frozenset[str] = frozenset()
+    shown: bool = True
 
     @property
     def first(self) -> float | None:
@@ -131,6 +133,7 @@ def elastic_arrays(jobs: Iterable[JobRow]) -> list[Elastic]:
                 throttle=next((row.throttle for row in waiting if row.throttle), None),
                 deadline_s=told[0],
                 items=told[1],
+                shown=any(row.tasks > 1 for row in waiting),
             )
         )
     return found
@@ -231,6 +234,10 @@ def throttles(
     """
     wanted: list[tuple[Elastic, int, str]] = []
     for array in arrays:
+        if not array.shown:
+            if array.array not in bounds.asked:
+                continue
+            array = replace(array, throttle=bounds.ours.get(array.array, bounds.asked[array.array]))
         asked = bounds.of(array.array, array.throttle)
         most = array.pending + len(array.running)
         if asked is not None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Final
@@ -47,7 +47,7 @@ UNNAMED: Final = "auto"
 SLURM_LIMIT: Final = 1024
 """Bytes that Slurm takes in one string of a job."""
 LONGEST_LIST: Final = 2000
-"""Characters of a list of tasks that are named at once."""
+"""Characters of a list of tasks that is handed to scontrol."""
 _PLAIN: Final = re.compile(r"[A-Za-z0-9 =._:/+-]*")
 """What hints are written in. A comment with anything else is its user's own and stays untouched."""
 
@@ -220,28 +220,24 @@ class Retype:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The job as scontrol takes it: 12, 12_[3,5-9]; several where the list of tasks would be too long for it.
+        """The job as scontrol takes it: 12, 12_3, 12_[3,5-9] for all tasks that have not started.
 
-        An array is never named as a whole: that would write the new marker into the comments of tasks that run.
+        Of an array either all of these are named together or single tasks one by one: where a list names some of them
+        Slurm gives the new GRES to the first alone, and the new comment to all (24.11, 26.05). An array's own id would
+        write the comment of tasks that run, too.
         """
         row = self.pending.row
         if row.array_job is None or row.array_task is None:
             return (str(row.job_id),)
-        tasks = self.tasks or tasks_of(row.array_task)
-        if len(tasks) == 1:
-            return (f"{row.array_job}_{tasks[0]}",)
-        lists = [""]
-        for part in ranges(tasks).split(","):
-            if len(lists[-1]) + len(part) >= LONGEST_LIST:
-                lists.append("")
-            lists[-1] += f",{part}"
-        return tuple(f"{row.array_job}_[{text[1:]}]" for text in lists)
+        if not self.tasks and row.tasks > 1:
+            return (f"{row.array_job}_[{ranges(tasks_of(row.array_task))}]",)
+        return tuple(f"{row.array_job}_{task}" for task in self.tasks or tasks_of(row.array_task))
 
     @property
     def names(self) -> tuple[str, ...]:
         """The same by `name_of`, as the rows will be from now on: what was a part of an array has its own."""
         row = self.pending.row
-        if self.tasks and len(self.tasks) < row.tasks:
+        if self.tasks:
             return tuple(f"{row.array_job}_{task}" for task in self.tasks)
         return (name_of(row),)
 
@@ -375,8 +371,9 @@ def _of_pool(
         if row.array_task is not None:
             # Slurm starts tasks in their order, so that those without a place are the last
             open_ones = left.setdefault(number, list(tasks_of(row.array_task)))
-            tasks = tuple(open_ones[len(open_ones) - len(nodes) :])
-            del open_ones[len(open_ones) - len(nodes) :]
+            if len(nodes) < row.tasks or (row.tasks > 1 and len(ranges(open_ones)) > LONGEST_LIST):
+                tasks = tuple(open_ones[len(open_ones) - len(nodes) :])
+                del open_ones[len(open_ones) - len(nodes) :]
         found.append(Retype(pending, tasks, profile, _why(pending, promise, profile, nodes)))
     return found
 
@@ -416,6 +413,23 @@ def undone(jobs: Iterable[JobRow], turns: Turns) -> list[Retype]:
         if grant is not None and grant.parts[0][0] != known[1] and dict(grant.parts) == dict(slices(row.gres)):
             pending = Pending(row, grant, frozenset(), row.tasks)
             found.append(Retype(pending, (), known[1], f"a limit of its user keeps it from starting ({row.reason})"))
+    return found
+
+
+def mended(jobs: Iterable[JobRow], arrays: Collection[int]) -> dict[str, dict[str, str]]:
+    """Updates for tasks of these arrays whose marker does not say what their GRES says.
+
+    A task that starts while its array is re-typed keeps its GRES and gets the array's new comment; run again it would
+    be given slices that Slurm has not allocated to it.
+    """
+    found = {}
+    for row in jobs:
+        if row.array_job in arrays and row.array_task is not None and (row.pending or row.active):
+            grant, has = marked(row.comment), dict(slices(row.gres))
+            if grant is not None and len(has) == 1 and dict(grant.parts) != has:
+                right = Grant(has.items(), grant.decision).attach(strip(row.comment))
+                task = row.array_task if row.array_task.isdigit() else f"[{ranges(tasks_of(row.array_task))}]"
+                found[f"{row.array_job}_{task}"] = {"Comment": right}
     return found
 
 

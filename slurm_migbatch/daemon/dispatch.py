@@ -26,6 +26,7 @@ from slurm_migbatch.cosched.dispatch import (
     Promise,
     Retype,
     Turns,
+    mended,
     name_of,
     promise_from_record,
     promise_of,
@@ -54,6 +55,8 @@ _WAIT_S: Final = 0.5
 """How long a look waits for the record; what it does not say by then counts at the next look."""
 _ABSENT_S: Final = (1.0, 60.0)
 """A decision that the record does not hold may be on its way: it is asked for again so soon, then ever later."""
+_LOOKED_AFTER_S: Final = 60.0
+"""For so long tasks of an array that was re-typed may turn out to have started in that moment."""
 _REMEMBERED: Final = 100_000
 """Decisions kept in memory."""
 _AT_ONCE: Final = 256
@@ -114,6 +117,10 @@ class DispatchRoom:
         self._missing: dict[str, None] = {}
         self._runs: Mapping[int, Sequence[Task]] = {}
         self._replayed: set[int] = set()
+        #: elastic arrays of which the record has not told yet what was set before
+        self._unknown: set[int] = set()
+        #: arrays that were re-typed, and until when their tasks are looked after
+        self._touched: dict[int, float] = {}
         self._unsure: list[tuple[Retype | Throttle, str]] = []
         self._refused: dict[int, float] = {}
         self._said: dict[str, str] = {}
@@ -161,7 +168,7 @@ class DispatchRoom:
         if self._config.dry_run:
             self._would(changes, limits, look.now)
             return False
-        return await self._act(changes, limits, look.now)
+        return await self._act(changes, limits, look.jobs.values(), look.now)
 
     # -- what there is ---------------------------------------------------------------------------------------------
 
@@ -185,8 +192,8 @@ class DispatchRoom:
         for row in snapshot.jobs:
             if row.array_job is not None:
                 look.members.setdefault(row.array_job, set()).add(row.job_id)
-                if row.pending:
-                    look.waiting.setdefault(row.array_job, row)
+                if row.pending and (row.array_job not in look.waiting or row.tasks > 1):
+                    look.waiting[row.array_job] = row
         return look
 
     def _decide(self, look: _Look, found: Sequence[Elastic]) -> tuple[list[Retype], list[Throttle]]:
@@ -194,7 +201,11 @@ class DispatchRoom:
         self._missing.clear()
         limits = throttles(look.now, self._placeable(look, found), self._bounds, look.space, self._crowd(look))
         limits = [each for each in limits if self._refused.get(each.array.array, 0.0) <= look.now]
-        waiting = without_place(look.wanted, look.jobs, look.placed)
+        # how many tasks of these arrays are to run is being settled: what has no place now may have none to need
+        unsettled = {each.array.array for each in limits} | self._unknown
+        waiting = (
+            each for each in without_place(look.wanted, look.jobs, look.placed) if each.row.array_job not in unsettled
+        )
         changes = undone(look.jobs.values(), self._turns)
         changes += retypes(look.now, waiting, self._promise, look.space, self._turns)
         return changes, limits
@@ -272,6 +283,7 @@ class DispatchRoom:
         self._replayed &= present
         self._runs = {array: runs for array, runs in self._runs.items() if array in present}
         if not present:
+            self._unknown = set()
             return []
         fresh = sorted(present - self._replayed)
 
@@ -287,6 +299,7 @@ class DispatchRoom:
             }
             self._bounds.replay(actions)
             self._replayed |= present
+        self._unknown = present - self._replayed
         return [array for array in found if array.array in self._replayed]
 
     def _placeable(self, look: _Look, found: Sequence[Elastic]) -> list[Elastic]:
@@ -304,7 +317,9 @@ class DispatchRoom:
 
     # -- what is done ----------------------------------------------------------------------------------------------
 
-    async def _act(self, changes: Sequence[Retype], limits: Sequence[Throttle], now: float) -> bool:
+    async def _act(
+        self, changes: Sequence[Retype], limits: Sequence[Throttle], rows: Iterable[JobRow], now: float
+    ) -> bool:
         updates: dict[str, Mapping[str, str]] = {}
         done: list[Retype | Throttle] = []
         for change in changes:
@@ -319,16 +334,25 @@ class DispatchRoom:
                 updates[str(limit.array.array)] = {"ArrayTaskThrottle": str(limit.after)}
                 self._bounds.set(limit.array.array, limit.after)
                 done.append(limit)
+        self._touched = {array: until for array, until in self._touched.items() if until > now}
+        repairs = mended(rows, self._touched)
+        updates.update({name: fields for name, fields in repairs.items() if name not in updates})
         if not updates:
             return False
         for each in done:
             if isinstance(each, Retype):
                 self._turns.note(each, now)
+                if (array := each.pending.row.array_job) is not None:
+                    self._touched[array] = now + _LOOKED_AFTER_S
         refused: Mapping[str, str] = {}
         try:
             await asyncio.to_thread(self._client.update_jobs, updates)
         except SlurmRefused as error:
             refused = error.refused
+            # Slurm complains of tasks that have ended, and takes the new throttle of the array nevertheless
+            doubtful = [each for each in done if isinstance(each, Throttle) and str(each.array.array) in refused]
+            self._unsure = [(each, refused[str(each.array.array)]) for each in doubtful]
+            done = [each for each in done if each not in doubtful]
         except SlurmError as error:
             # nobody knows how far it came: the next look shows
             self._unsure = [(each, str(error)) for each in done]
@@ -366,7 +390,7 @@ class DispatchRoom:
                 changed = row is not None and row.comment != each.pending.row.comment
             else:
                 row = look.waiting.get(each.array.array)
-                changed = row is not None and row.throttle == each.after
+                changed = row is None or row.tasks == 1 or row.throttle == each.after
             outcomes.append((each, "" if changed else error))
         self._settle(outcomes, look.now)
         self._refused = {array: until for array, until in self._refused.items() if until > look.now}

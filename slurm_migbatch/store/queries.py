@@ -22,11 +22,12 @@ SLICE_FIELDS = {column.key: column for column in Lease.__table__.columns}
 def _retyped(field: InstrumentedAttribute[Any], *, last: bool) -> Label[Any]:
     """A field of the first or last time that a run was given another profile while it waited; none: null.
 
-    A change of an array's tasks is kept under the array, so that of a task it is one that led to what the task got.
+    A change of an array's tasks is kept under the array (whose id the last task has, too), so that of a task it is one
+    that led to what the task got.
     """
     mine = or_(
-        Action.job_id == Run.job_id,
-        and_(Action.job_id == Run.array_job, Action.after == Run.profile),
+        and_(Run.array_job.is_(None), Action.job_id == Run.job_id),
+        and_(Action.job_id.in_([Run.job_id, Run.array_job]), Action.after == Run.profile),
     )
     order = Action.id.desc() if last else Action.id
     done = and_(Action.kind == "retype", Action.restart == Run.restart, Action.dry_run.is_(False))

@@ -15,6 +15,7 @@ from slurm_migbatch.cosched.dispatch import (
     Retype,
     Turns,
     marked,
+    mended,
     name_of,
     promise_from_record,
     promise_of,
@@ -24,7 +25,7 @@ from slurm_migbatch.cosched.dispatch import (
     undone,
     without_place,
 )
-from slurm_migbatch.cosched.space import of_counts, of_plan
+from slurm_migbatch.cosched.space import Room, Space, of_counts, of_plan
 from slurm_migbatch.mig.grant import Grant, parse_comment
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.planning import plan_free
@@ -291,7 +292,7 @@ def test_tasks_of_an_array_that_have_no_place_go_elsewhere_the_last_first() -> N
     row = job(9, array_job=9, array_task="2-8:2,11%3", tasks=5)
     room = space(a1=None, h2=None, h1=plan_free(H100, EMPTY, [P("1g.10gb")] * 5))
     found = one(retypes(NOW, [pending(row, copies=4)], lambda p: promise(), room, Turns()))
-    assert found.tasks == (8, 11) and found.targets == ("9_[8,11]",) and found.names == ("9_8", "9_11")
+    assert found.tasks == (8, 11) and found.targets == ("9_8", "9_11") and found.names == ("9_8", "9_11")
 
 
 def test_all_of_an_array_is_named_by_its_pending_tasks() -> None:
@@ -302,12 +303,25 @@ def test_all_of_an_array_is_named_by_its_pending_tasks() -> None:
     assert Retype(pending(single), (), P("1g.10gb"), "").targets == ("9_7",) and name_of(single) == "9_7"
 
 
-def test_a_long_list_of_tasks_is_named_in_parts() -> None:
+def test_tasks_that_no_list_can_name_are_named_one_by_one() -> None:
     row = job(9, array_job=9, array_task="1-4000:2", tasks=2000)
-    targets = Retype(pending(row, copies=2000), (), P("1g.10gb"), "").targets
-    assert len(targets) > 1 and all(len(target) < 2100 for target in targets)
-    named = [task for target in targets for task in tasks_of(target.removeprefix("9_"))]
-    assert named == list(range(1, 4000, 2))
+    nodes = {f"h{n}": H100 for n in range(400)}
+    pool = frozenset(nodes)
+    wide = Space(
+        {name: Room([(gpu, EMPTY)]) for name, gpu in nodes.items()},
+        {name: frozenset(info.profile for info in gpu.profiles) for name, gpu in nodes.items()},
+    )
+    found = one(retypes(NOW, [pending(row, copies=2000, pool=pool)], lambda p: promise(), wide, Turns()))
+    assert found.tasks and found.targets == tuple(f"9_{task}" for task in found.tasks)
+
+
+def test_a_task_that_started_while_its_array_was_re_typed_gets_its_own_marker_back() -> None:
+    good = job(9, "1g.10gb", array_job=9, array_task="4-6", tasks=3)
+    odd = replace(good, job_id=12, array_task="3", tasks=1, state="RUNNING", gres="gres/mig:1g.6gb:1")
+    right = "migbatch: model=resnet-50 items=600 deadline=2m [mig:1g.6gb:1#abc12345]"
+    assert mended([good, odd, job(7)], {9}) == {"9_3": {"Comment": right}}
+    assert mended([good, odd], set()) == {}
+    assert mended([replace(good, gres="gres/mig:1g.6gb:1")], {9}) == {"9_[4-6]": {"Comment": right}}
 
 
 def test_an_array_may_go_to_several_profiles_each_task_to_one() -> None:

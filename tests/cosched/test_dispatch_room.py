@@ -35,6 +35,8 @@ class Queue:
         self.rows = {row.job_id: row for row in rows}
         self.calls: list[dict[str, dict[str, str]]] = []
         self.stubborn: set[str] = set()
+        #: an array's tasks have ended
+        self.ended = False
         #: changes are made, or some are, and nobody says so
         self.broken = False
 
@@ -45,8 +47,11 @@ class Queue:
             if name in self.stubborn:
                 refused.append(name)
             elif set(fields) == {"ArrayTaskThrottle"}:
-                (row,) = [row for row in self.rows.values() if row.array_job == int(name) and row.pending]
+                rows = [row for row in self.rows.values() if row.array_job == int(name)]
+                (row,) = [row for row in rows if row.pending]
                 self.rows[row.job_id] = replace(row, throttle=int(fields["ArrayTaskThrottle"]) or None)
+                if self.ended:  # real Slurm does it, and complains
+                    refused.append(name)
             else:
                 assert set(fields) == {"Gres", "Comment"}
                 self._retype(name, fields)
@@ -71,6 +76,7 @@ class Queue:
         if gone == left:
             self.rows[row.job_id] = changed
             return
+        assert "[" not in tasks, "Slurm gives the new GRES to the first of these alone"
         kept = ",".join(map(str, sorted(left - gone)))
         self.rows[row.job_id] = replace(row, array_task=kept, tasks=len(left - gone))
         for task in gone:
@@ -276,6 +282,35 @@ def test_an_array_is_let_run_as_wide_as_its_deadline_needs(site: Callable[..., S
     assert here.look() and here.queue.rows[9].throttle == 3
     assert here.actions() == [(9, "throttle", "none", "3", False, None)]
     assert not here.look()
+
+
+def test_a_complaint_about_tasks_that_have_ended_is_no_refusal(site: Callable[..., Site]) -> None:
+    here = site(array())
+    here.queue.ended = True
+    assert here.look() and here.queue.rows[9].throttle == 3
+    assert not here.look() and len(here.queue.calls) == 1
+    assert here.actions() == [(9, "throttle", "none", "3", False, None)]
+
+
+def test_tasks_that_are_not_to_run_yet_are_not_re_typed(site: Callable[..., Site]) -> None:
+    here = site(array(9, 6, "1g.6gb"))
+    here.used = {"a1": ["1g.6gb"] * 3, "h1": ["7g.80gb"], "h2": ["1g.10gb"] * 5}
+    here.rates[P("1g.6gb")] = 600 / 18.0
+    here.decide("abc12345")
+    assert here.look() and here.queue.calls == [{"9": {"ArrayTaskThrottle": "2"}}]
+
+
+def test_a_throttle_that_slurm_does_not_show_is_not_taken_for_none(site: Callable[..., Site]) -> None:
+    """squeue writes no %n where one task is left to start."""
+    here = site(array(throttle=1))
+    here.look()
+    started = replace(
+        here.queue.rows[9], job_id=20, array_task="11", tasks=1, throttle=None, state="RUNNING", start=here.now
+    )
+    here.queue.rows[20] = started
+    here.queue.rows[9] = replace(here.queue.rows[9], array_task="12", tasks=1, throttle=None)
+    here.rates[P("1g.10gb")] /= 10  # two at once would be needed, and one is what the user allows
+    assert not here.look() and here.queue.calls == []
 
 
 def test_the_users_own_throttle_outlives_a_restart(site: Callable[..., Site]) -> None:
