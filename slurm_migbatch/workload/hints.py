@@ -16,6 +16,8 @@ of a slice and never more: they reach no shell, no file name and no SQL text.
 | role | infer or train | infer, train |
 | min, max | smallest and largest profile to be chosen | 1g.10gb, 3g.40gb |
 | signal | on this signal the job writes a checkpoint and goes on | usr1, usr2 |
+
+Of a job array `items` are those of one task, and `deadline` is for all tasks, from the start of the first.
 """
 
 from __future__ import annotations
