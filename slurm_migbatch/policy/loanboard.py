@@ -280,7 +280,7 @@ class Board:
         """Where it can have the larger slice: beside the others, on its own GPU in the place of its slice too."""
         assert one.seat is not None
         own = self.place_of.get((one.seat.node, one.seat.gpu))
-        if own is not None:
+        if own is not None and one.seat.slot in self.rooms[own].used:
             room = self.rooms[own]
             used = room.used.remove(one.seat.slot)
             wishes = ordered((*room.wishes, profile))

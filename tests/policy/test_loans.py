@@ -360,6 +360,13 @@ def test_a_job_stays_as_it_is(more):
     assert lend([space], [job], {}, NOW, RULES).grows == ()
 
 
+def test_a_job_whose_slice_is_promised_to_others_already_grows_elsewhere_only():
+    _, job = on(ONE, 0, "j", left_s=5000.0)
+    spaces = [gpu(0, taken=[slot(THREE, 0)]), gpu(1)]
+    (grow,) = lend(spaces, [job], {}, NOW, RULES).grows
+    assert grow.seat.gpu == 1
+
+
 def test_nobody_grows_while_somebody_waits_for_room():
     space, job = on(ONE, 0, "j", left_s=5000)
     assert lend([space], [job, waits("w", {ALL: 1.0})], {}, NOW, RULES).grows == ()
