@@ -130,6 +130,8 @@ class Service:
         }
         if self.config.lending.enabled:
             checks["lending"] = self.cosched.error
+        if self.config.dispatch.enabled:
+            checks["dispatch"] = self.dispatch.error
         if not self.poller.trouble.open and self.poller.latest is None:
             checks["slurm"] = "not asked yet"
         return {"ok": not any(checks.values()), "checks": {name: text or "ok" for name, text in checks.items()}}
