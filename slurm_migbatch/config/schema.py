@@ -236,7 +236,11 @@ class LendingConfig:
         "'Sat,Sun 00:00-24:00'.",
         hours,
     )
-    share: bool = key(False, "Let two training jobs of one user share a slice where both gain.")
+    share: bool = key(
+        False,
+        "Let two training jobs of one user share a slice where both gain. Only jobs that say how much GPU memory they "
+        "need (mem=) do; with Slurm up to 23.02 none.",
+    )
     restart_s: float = key(
         30.0, "Seconds that a restart costs a job of which no restart has been measured.", between(0, 86400)
     )

@@ -7,6 +7,9 @@
 Only a job for which there is no room shares (`share.pairs` says with whom). A guest is a loan like any other, on its
 host's profile, but takes no room: where inference needs the slice, both are called back, and whoever of the two is left
 alone has it as its own loan.
+
+Slurm up to 23.02 does not forget former types of a job (`workload.loans`): who was a guest there would wait for a free
+`guest` for ever after. So nobody becomes one.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from slurm_migbatch.cosched.share import Host, Pair, Sharer, pairs
 from slurm_migbatch.cosched.share import Rules as ShareRules
 from slurm_migbatch.policy.lendable import Trainee
 from slurm_migbatch.supply.view import NodeFacts
+from slurm_migbatch.workload.loans import forgets
 
 REST_S: Final = 600.0
 """How long a pair that was given up is not tried again."""
@@ -141,7 +145,7 @@ class Company:
     def _may_share(self, picture: Picture, decided: Round, one: Trainee, busy: set[int]) -> bool:
         job = int(str(one.job))
         row = picture.sights[job].row
-        alone = row.tasks == 1 and row.num_nodes == 1 and not row.requested_nodes
+        alone = row.tasks == 1 and row.num_nodes == 1 and not row.requested_nodes and forgets(row.gres)
         lacks = decided.lacking.get(job) in _LACKING
         return one.seat is None and lacks and alone and job not in busy and job not in self._pairs
 

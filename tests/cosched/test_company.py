@@ -97,6 +97,17 @@ def test_who_does_not_share(world: MakeWorld, other: dict[str, Any]) -> None:
     assert w.row(guest).pending and not w.loop.offered_guests and "no GPU has room" in (w.room.why(guest) or "")
 
 
+def test_where_slurm_remembers_former_types_nobody_shares(world: MakeWorld) -> None:
+    w = world()
+    host = w.train(hints=WHOLE)
+    w.until(lambda: host in w.loaned())
+    guest = short(w)
+    w.slurm.queue[guest] = replace(w.row(guest), gres="gres:mig:loan:2")
+    for _ in range(20):
+        w.step()
+    assert w.row(guest).pending and not w.loop.offered_guests and w.row(guest).gres == "gres:mig:loan:2"
+
+
 def test_where_there_is_room_nobody_shares(world: MakeWorld) -> None:
     w = world(gpus=2)
     host = w.train(hints=WHOLE)
