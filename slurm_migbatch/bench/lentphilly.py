@@ -3,7 +3,7 @@
 Philly is a trace of training that names no models. So that lending really lends, what it lacks is **made up**:
 
 - each job is one of Pollux's six applications, drawn evenly, with the goodput model fitted to its measured steps; a job
-  of n GPUs is elastic from n / 2 to 4 n, and its work is what it did on n in the time that the trace says;
+  of n GPUs is elastic from n / 2 to 2 n, and its work is what it did on n in the time that the trace says;
 - training owns 272 GPUs (whole nodes), less than its load, and inference the other 278. Inference comes as sessions,
   as many as there are training jobs, at a rate that follows the day, exponential in length, and needs `BUSY` of its
   half on average.
@@ -62,7 +62,7 @@ def case(trace: Trace, learning: Learning, until_s: float = math.inf) -> Case:
     jobs = []
     for job, pick in zip(trace.jobs, rng.integers(len(apps), size=len(trace.jobs)).tolist(), strict=True):
         app = apps[pick]
-        able = [n for n in range(1, 4 * job.gpus + 1) if learning.of(app, n) > 0]
+        able = [n for n in range(1, 2 * job.gpus + 1) if learning.of(app, n) > 0]
         asked = min(job.gpus, able[-1])
         costs = Costs(AFE[app].full, AFE[app].full, AFE[app].resize)
         jobs.append(

@@ -33,7 +33,7 @@ def test_jobs_keep_their_durations_on_what_they_asked_for() -> None:
         assert job.gpus == before.gpus
         assert job.work == pytest.approx(before.work * LEARNING.of(job.app, job.gpus))
         assert job.least == max(1, job.gpus // 2)
-        assert job.gpus <= job.most <= 4 * job.gpus
+        assert job.gpus <= job.most <= 2 * job.gpus
 
 
 def test_inference_needs_its_share_and_follows_the_day() -> None:
