@@ -403,7 +403,8 @@ def _why(pending: Pending, promise: Promise, profile: Profile, nodes: Sequence[s
 
 
 def undone(jobs: Iterable[JobRow], turns: Turns) -> list[Retype]:
-    """Jobs that a limit of their user keeps from starting since they were re-typed: what they were before again."""
+    """Jobs that a limit of their user keeps from starting since they were re-typed: what they were before again, and
+    never the same once more. (Slurm refuses no update for the sake of such a limit; the job gets QOSMaxGRESPerUser.)"""
     found = []
     for row in jobs:
         known = turns.last.get(name_of(row))
@@ -412,6 +413,7 @@ def undone(jobs: Iterable[JobRow], turns: Turns) -> list[Retype]:
         grant = marked(row.comment)
         if grant is not None and grant.parts[0][0] != known[1] and dict(grant.parts) == dict(slices(row.gres)):
             pending = Pending(row, grant, frozenset(), row.tasks)
+            turns.bar(Retype(pending, (), grant.parts[0][0], ""))
             found.append(Retype(pending, (), known[1], f"a limit of its user keeps it from starting ({row.reason})"))
     return found
 

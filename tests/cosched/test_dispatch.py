@@ -228,6 +228,8 @@ def test_a_limit_of_the_user_undoes_it() -> None:
     assert undone([waits], turns) == []
     back = one(undone([replace(waits, reason="QOSMaxGRESPerUser")], turns))
     assert back.after == P("1g.6gb") and "QOSMaxGRESPerUser" in back.why
+    later = one(retypes(NOW + 99, [pending(job(1, submit=NOW + 98))], lambda p: promise(), space(**A30_FULL), turns))
+    assert later.after == P("1g.20gb")
     assert undone([replace(job(1), reason="QOSMaxGRESPerUser")], turns) == []  # it is what it was
     assert undone([replace(job(2), reason="QOSMaxGRESPerUser")], turns) == []  # nothing was done to it
 
