@@ -15,8 +15,9 @@ from slurm_migbatch.cosched.picture import Kind, Order
 from slurm_migbatch.slurm.client import JobRow, SlurmError, SlurmRefused
 from slurm_migbatch.workload.loans import GUEST, LOAN, emptied, retyped
 
-HASTENED = "now+2"
-"""Begin of a job that was requeued: not `now`, see `CliClient.hasten`."""
+KILLED_S = 3.0
+"""A job that was requeued so lately is not started at once, see `CliClient.hasten`. Its time of submission is that of
+its requeue."""
 
 
 class Hands(Protocol):
@@ -65,7 +66,7 @@ def carry(orders: Sequence[Order], sights: Mapping[int, Sight], hands: Hands, cl
     for order in orders:
         if order.kind in (Kind.RELEASE, Kind.WITHDRAW, Kind.RETYPE, Kind.SHARE):
             row = sights[order.job].row
-            fields = _fields(order, row)
+            fields = _fields(order, row, clock())
             updates[names[order.job]] = fields
             changing.append((order, row.gres, fields["Gres"]))
     if changing:
@@ -102,11 +103,12 @@ def name_of(row: JobRow, *, one: bool = False) -> str:
     return str(row.job_id) if task is None else f"{row.array_job}_{task}"
 
 
-def _fields(order: Order, row: JobRow) -> dict[str, str]:
+def _fields(order: Order, row: JobRow, now: float) -> dict[str, str]:
     kind = LOAN if order.profile is None else GUEST if order.kind is Kind.SHARE else order.profile.gres_type
     fields = retyped(row.gres, row.comment, kind)
     if order.kind in (Kind.RELEASE, Kind.SHARE) and row.reason.startswith("BeginTime"):
-        fields["StartTime"] = HASTENED
+        # a time to come would do too, but Slurm's scheduler need not look again when it has come
+        fields["StartTime"] = "now" if now - row.submit >= KILLED_S else "now+2"
     if order.kind is Kind.SHARE:
         fields["ReqNodeList"] = order.node  # a guest's GRES says nothing of whose guest it is
     elif GUEST in row.gres and row.requested_nodes:

@@ -8,7 +8,7 @@ from functools import partial
 from heapq import heappop, heappush
 
 from slurm_migbatch.mig.profile import Profile, ProfileError
-from slurm_migbatch.policy.forecast import DAY_S, Levels
+from slurm_migbatch.policy.forecast import DAY_S, RECENT_S, Levels
 
 
 class Expectation:
@@ -20,7 +20,7 @@ class Expectation:
     """
 
     def __init__(self, days: int = 14, day_s: float = DAY_S) -> None:
-        self._make = partial(Levels, days, day_s)
+        self._make, self._recent_s = partial(Levels, days, day_s), RECENT_S * day_s / DAY_S
         self._levels: dict[Profile, Levels] = {}
         self._running: dict[Profile, frozenset[tuple[int, int]]] | None = None
         self._level: Mapping[Profile, int] = {}
@@ -66,7 +66,7 @@ class Expectation:
         """Slices of each profile that are expected to be needed beyond the present level within the horizon."""
         found: Counter[Profile] = Counter()
         for profile, levels in self._levels.items():
-            more = levels.needed(now, horizon_s, sure) - self._level.get(profile, 0)
+            more = levels.needed(now, horizon_s, sure, self._recent_s) - self._level.get(profile, 0)
             if more > 0:
                 found[profile] = more
         return dict(found)

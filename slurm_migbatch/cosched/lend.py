@@ -19,6 +19,7 @@ from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.policy.lendable import Grow, Lent, Limits, Space, Trainee
 from slurm_migbatch.policy.loans import lend
 from slurm_migbatch.policy.spare import loss
+from slurm_migbatch.workload.loans import forgets
 
 LACKING: Final[Mapping[str, str]] = {
     "profile": "no GPU that it may use has a profile between its min and max with memory enough",
@@ -27,6 +28,7 @@ LACKING: Final[Mapping[str, str]] = {
     "reserve": "inference is expected to need the room that is free ([lending] horizon_s and sure)",
     "idle": "what is free has not been idle long enough, or was called back lately ([lending] min_idle_s)",
     "room": "no GPU has room for a slice between its min and max",
+    "turn": "jobs that have run before come back one after the other with this release of Slurm",
     "blackout": "nothing is lent at this time of day ([lending] blackout)",
 }
 
@@ -56,8 +58,15 @@ def decide(picture: Picture, rules: Rules) -> Round:
     left = {account: most - picture.lent.get(account, 0) for account, most in rules.quota.items()}
     accounts = {int(str(one.job)): one.account for one in picture.trainees}
     if not ended and not picture.blackout:
+        later = not _may_return(picture, rules)
         for grant in lending.grants:
             job = int(str(grant.job))
+            row = picture.sights[job].row
+            if row.restarts and not forgets(row.gres):
+                if later:
+                    lacking[job] = LACKING["turn"]
+                    continue
+                later = True
             account, slices = accounts[job], grant.profile.compute
             if slices > left.get(account, slices):
                 lacking[job] = LACKING["quota"]
@@ -65,13 +74,28 @@ def decide(picture: Picture, rules: Rules) -> Round:
             if account in left:
                 left[account] -= slices
             why = f"{grant.profile} is idle on {grant.seat.node} and no inference is expected to need it"
-            restart = picture.sights[job].row.restarts
-            orders.append(Order(Kind.RELEASE, job, restart, why, profile=grant.profile))
+            orders.append(Order(Kind.RELEASE, job, row.restarts, why, profile=grant.profile))
         orders += [_grow(picture, grow) for grow in lending.grows if int(str(grow.job)) not in busy]
     else:
         word = LACKING["blackout"] if picture.blackout else "inference that waits is served first"
         lacking.update({int(str(grant.job)): word for grant in lending.grants})
     return Round(tuple(orders), lacking, lending.short)
+
+
+def _may_return(picture: Picture, rules: Rules) -> bool:
+    """Whether a job that has run before may be released where Slurm is one of up to 23.02.
+
+    Their slurmd forgets revoked credentials at most every two seconds. Of several jobs that come back within that time
+    it takes some for such as have had their Prolog; these are requeued once more.
+    """
+    for job, loan in picture.loans.items():
+        sight = picture.sights.get(job)
+        if sight is None or not loan.restart or forgets(sight.row.gres):
+            continue
+        since = loan.started or loan.decided
+        if picture.now - since < (rules.apart_s if loan.started is not None else rules.turn_s):
+            return False
+    return True
 
 
 def _lendable(picture: Picture, ground: Ground, busy: set[int]) -> list[Space]:

@@ -22,6 +22,9 @@ class Rules:
     start_s: float = 60.0
     #: a job that was to be requeued and still runs after so long is requeued again
     again_s: float = 15.0
+    #: with Slurm up to 23.02: how far apart jobs start that have run before, and how long one waits for the other
+    apart_s: float = 3.0
+    turn_s: float = 15.0
     #: a loan that began so lately is called back only where no other is enough
     protect_s: float = 60.0
     reclaim: bool = True

@@ -91,7 +91,7 @@ class LendingSlurm(FakeSlurm):
                 del self.leaving[job]
                 self.requeue_now(job)
                 row = self.queue[job]
-                self.queue[job] = replace(row, reason="BeginTime", eligible=now + DELAY_S)
+                self.queue[job] = replace(row, reason="BeginTime", eligible=now + DELAY_S, submit=now)
                 back.append(job)
         return back
 
@@ -147,7 +147,8 @@ class LendingSlurm(FakeSlurm):
         assert set(fields) <= {"Gres", "Comment", "StartTime", "ReqNodeList"}, fields
         assert gres.counts(fields["Gres"], "mig"), fields
         assert row.comment.partition(" [mig:")[0] == fields["Comment"].partition(" [mig:")[0], "the user's own text"
-        reason = "None" if fields.get("StartTime") == "now+2" else row.reason
+        assert fields.get("StartTime") != "now" or row.submit <= self.clock.time() - 3, "a credential just revoked"
+        reason = "None" if "StartTime" in fields else row.reason
         reason = "None" if reason in ("ReqNodeNotAvail", "Resources") else reason
         where = fields.get("ReqNodeList", row.requested_nodes)
         row = replace(row, gres="gres/" + fields["Gres"], comment=fields["Comment"], requested_nodes=where)

@@ -12,7 +12,9 @@ from supply_gpus import H100, slot
 
 from slurm_migbatch.cosched.forecast import Expectation
 from slurm_migbatch.cosched.ledger import Cause, Ledger, Loan, Sight, State
+from slurm_migbatch.cosched.lend import decide
 from slurm_migbatch.cosched.look import Idleness, Knowledge, Scene, delayed, picture_of, sights_of
+from slurm_migbatch.cosched.picture import Rules
 from slurm_migbatch.cosched.trainees import Report, Trainees, report_of
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
@@ -273,3 +275,32 @@ def test_a_node_that_is_closed_or_contradicts_itself_lends_nothing() -> None:
     assert look(closed).spaces == ()
     facts = GpuFacts("GPU-0", H100, ((slot("3g.40gb@0"), (1, 0)), (slot("1g.10gb@0"), (2, 0))))
     assert look(replace(one, facts={"n1": NodeFacts((facts,))})).spaces == ()
+
+
+@pytest.mark.parametrize(("prefix", "at_once"), [("gres:", 1), ("gres/", 3)])
+def test_jobs_that_ran_before_come_back_one_by_one_where_slurmd_needs_it(prefix: str, at_once: int) -> None:
+    """Slurm up to 23.02 refuses the Prolog of a second one that starts within two seconds."""
+    comment = "migbatch: role=train max=1g.10gb [mig:loan:1#loan1]"
+    rows = [
+        replace(elastic(job, restarts=1, reason="ReqNodeNotAvail"), comment=comment, gres=f"{prefix}mig:loan:1")
+        for job in (1, 2, 3)
+    ]
+    ledger, one = Ledger(), scene(rows)
+    first = decide(look(one, ledger), Rules())
+    assert len(first.orders) == at_once
+    if at_once > 1:
+        return
+    ledger.release(rows[0], ONE, "idle", NOW)
+    ledger.took(1, NOW)
+    running = replace(
+        rows[0], state="RUNNING", gres=f"{prefix}mig:1g.10gb:1", comment=comment.replace("loan:1", "1g.10gb:1")
+    )
+
+    def later(seconds: float) -> list[int]:
+        now = replace(scene([running, *rows[1:]], ("1g.10gb", 0, (1, 1))), now=NOW + seconds)
+        ledger.follow(sights_of(now.rows, ["train"]), {}, {}, now.now)
+        return [order.job for order in decide(look(now, ledger), Rules()).orders]
+
+    running = replace(running, start=NOW + 1)
+    assert later(2) == []
+    assert later(4) == [2]
