@@ -17,6 +17,7 @@ from slurm_migbatch.store.models import LAST_SPAN_CLASS, OPEN, Action, Decision,
 #: columns of a run and of a slice that can be asked for, by name
 RUN_FIELDS = {column.key: column for column in Run.__table__.columns}
 SLICE_FIELDS = {column.key: column for column in Lease.__table__.columns}
+_CLOCKS_S = 60.0
 
 
 def _retyped(field: InstrumentedAttribute[Any], *, last: bool) -> Label[Any]:
@@ -31,7 +32,12 @@ def _retyped(field: InstrumentedAttribute[Any], *, last: bool) -> Label[Any]:
     )
     order = Action.id.desc() if last else Action.id
     done = and_(Action.kind == "retype", Action.restart == Run.restart, Action.dry_run.is_(False))
-    statement = select(field).where(mine, done, Action.outcome.is_(None)).order_by(order).limit(1)
+    # Slurm may have begun its job ids anew; moments are of several clocks
+    then = and_(
+        or_(Run.submitted.is_(None), Action.ts >= Run.submitted - _CLOCKS_S),
+        or_(Run.started.is_(None), Action.ts <= Run.started + _CLOCKS_S),
+    )
+    statement = select(field).where(mine, done, Action.outcome.is_(None), then).order_by(order).limit(1)
     return statement.correlate(Run).scalar_subquery().label(f"retyped_{field.key}")
 
 

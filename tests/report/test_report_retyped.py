@@ -61,6 +61,7 @@ def url(tmp_path: Path) -> str:
                 retype(2, "1g.10gb", "3g.40gb", dry_run=True), retype(2, "1g.10gb", "3g.40gb", outcome="refused"),
                 retype(2, "1g.10gb", "3g.40gb", kind="throttle"), retype(30, "1g.10gb", "3g.40gb"),
                 retype(4, "1g.10gb:2", "3g.40gb:2"), retype(5, "1g.10gb", "3g.40gb"), retype(5, "3g.40gb", "1g.10gb"),
+                retype(2, "1g.10gb", "3g.40gb", ts=-1e6),
             ],
         )  # fmt: skip
     return url
