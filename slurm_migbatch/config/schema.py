@@ -241,6 +241,12 @@ class LendingConfig:
         "Let two training jobs of one user share a slice where both gain. Only jobs that say how much GPU memory they "
         "need (mem=) do; with Slurm up to 23.02 none.",
     )
+    pairs: str = key(
+        "",
+        "File with what models cost one another on one slice: CSV of app1,app2,slowdown1,slowdown2 (how many times "
+        "longer app1 takes beside app2, and app2 beside app1). Of other pairs a slowdown of 1.5 is assumed.",
+        absolute_or_empty,
+    )
     restart_s: float = key(
         30.0, "Seconds that a restart costs a job of which no restart has been measured.", between(0, 86400)
     )

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Final
 
 from slurm_migbatch.config import LendingConfig
@@ -33,6 +34,8 @@ from slurm_migbatch.daemon.supply import SupplyRoom
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.policy.lending import Calm
+from slurm_migbatch.sim.pairs import read
+from slurm_migbatch.sim.traces.lines import TraceError
 from slurm_migbatch.store.progress import RunProgress
 
 log = logging.getLogger(__name__)
@@ -87,7 +90,7 @@ class CoschedRoom:
         self._expected = Expectation(config.forecast_days, config.day_s)
         self._idle = Idleness()
         self._refusals = _Refusals()
-        self.company = Company(ShareRules(), enabled=config.share)
+        self.company = Company(ShareRules(measured=_measured(config.pairs)), enabled=config.share)
         self._loaded = asyncio.Event()
         self._asked: set[int] = set()
         self._said: dict[tuple[int, Kind], tuple[str, float]] = {}
@@ -343,6 +346,17 @@ class _NoHands:
 
     def requeue_all(self, job_ids: Iterable[int | str]) -> None:
         """Nothing."""
+
+
+def _measured(path: str) -> Mapping[tuple[str, str], float]:
+    """Slowdowns of pairs; none, with a warning, where the file cannot be read."""
+    if not path:
+        return {}
+    try:
+        return read(Path(path))
+    except (OSError, TraceError) as error:
+        log.warning("[lending] pairs cannot be used, the usual slowdown is assumed of every pair: %s", error)
+        return {}
 
 
 def rules_of(config: LendingConfig) -> Rules:

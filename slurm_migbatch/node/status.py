@@ -24,6 +24,7 @@ def status(config: Config, executor: Executor) -> dict[str, Any]:
         gpu["slices"] = [
             {**row.place, "state": row.state, "job": row.job, "uid": row.uid, "mig_uuid": row.mig_uuid}
             | ({"reason": row.reason} if row.reason else {})
+            | ({"guest": True} if row.beside is not None else {})
             for row in rows
             if row.gpu == gpu["uuid"]
         ]

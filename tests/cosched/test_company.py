@@ -97,6 +97,20 @@ def test_who_does_not_share(world: MakeWorld, other: dict[str, Any]) -> None:
     assert w.row(guest).pending and not w.loop.offered_guests and "no GPU has room" in (w.room.why(guest) or "")
 
 
+def test_measured_slowdowns_decide_where_there_is_a_table(world: MakeWorld, tmp_path: Path) -> None:
+    table = tmp_path / "pairs.csv"
+    table.write_text("app1,app2,slowdown1,slowdown2\nbert-large,bert-large,40,40\n")
+    model = f"{WHOLE} model=bert-large"
+    w = world(pairs=str(table))
+    host = w.train(hints=model)
+    w.until(lambda: host in w.loaned())
+    worse, better = short(w, hints=model), short(w)
+    w.until(lambda: better in w.running())
+    assert w.row(worse).pending
+    w.restart(pairs=str(tmp_path / "gone.csv"))
+    w.until(lambda: worse in w.running())
+
+
 def test_where_slurm_remembers_former_types_nobody_shares(world: MakeWorld) -> None:
     w = world()
     host = w.train(hints=WHOLE)

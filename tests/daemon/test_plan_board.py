@@ -1,12 +1,14 @@
 """Plans per node: versions grow for ever, polls wait for news, acknowledgements can be awaited."""
 
 import asyncio
+import json
 import threading
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_migbatch.daemon.plans import PlanBoard
+from slurm_migbatch.node import plan
 
 A = {"GPU-1": [("1g.10gb", 0, 1)]}
 B = {"GPU-1": [("2g.20gb", 0, 2)]}
@@ -24,6 +26,20 @@ def test_wire_form():
     board = PlanBoard(wall=lambda: 5.0)
     board.publish("n1", A)
     assert board.current("n1").to_wire() == {"version": 5000, "gpus": {"GPU-1": [["1g.10gb", 0, 1]]}}
+
+
+def test_who_may_share_is_part_of_the_plan():
+    board = PlanBoard(wall=lambda: 5.0)
+    first = board.publish("n1", A)
+    guests = {18: ("GPU-1", "1g.10gb", 0, 1, 17, 0)}
+    second = board.publish("n1", A, guests)
+    assert second > first and board.publish("n1", A, dict(guests)) == second
+    assert board.current("n1").to_wire()["guests"] == {"18": ["GPU-1", "1g.10gb", 0, 1, 17, 0]}
+    node = plan.parse(json.loads(json.dumps(board.current("n1").to_wire())))
+    assert node.guests[18].host == (17, 0) and node.guests[18].slot in node.slots["GPU-1"]
+    board.confirm("n1", second + 5)
+    assert board.current("n1").guests == guests, "a version from another life raises the number alone"
+    assert board.publish("n1", A) > second and "guests" not in board.current("n1").to_wire()
 
 
 def test_restart_with_the_clock_set_back_still_grows():

@@ -209,7 +209,7 @@ DRIVER_CALLS = [
 
 @pytest.mark.parametrize("after", [next_hook, reconcile])
 @pytest.mark.parametrize("moment", ["before", "during", "after"])
-@pytest.mark.parametrize("scene", [cold, evicting, replacing])
+@pytest.mark.parametrize("scene", [cold, evicting, replacing, joining_alone])
 def test_killed_inside_a_driver_call(many_nodes, scene, moment, after):
     counted = many_nodes(name="count")
     effects_of(counted, scene)
