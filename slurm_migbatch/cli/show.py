@@ -59,6 +59,7 @@ def describe(row: RunRow, decision: Mapping[str, Any] | None) -> Iterator[tuple[
     yield from (("", line) for line in _slices(row.slices))
     yield "Predicted", figures(run, "predicted_")
     yield from pairs_of("Measured", measured(run))
+    yield from pairs_of("Training", training(run))
     if decision:
         yield "Why", printable((decision["message"] or "the job named its profile").removeprefix("migbatch: "))
         yield from pairs_of("Candidates", candidate_lines(decision))
@@ -79,6 +80,20 @@ def measured(run: Mapping[str, Any]) -> Iterator[str]:
         yield f"throughput {percentage(error)} against the prediction"
     for doubt in facts.get("doubts") or ():
         yield f"not believed: {printable(doubt)}"
+
+
+def training(run: Mapping[str, Any]) -> Iterator[str]:
+    """How far a training is, and what of it is safe; nothing of other jobs."""
+    facts = run["measured_facts"] if isinstance(run["measured_facts"], dict) else {}
+    safe, moment = facts.get("safe") or {}, time_formatter(None)
+    told = [f"{safe['steps']} steps done"] if "steps" in safe else []
+    if "restored" in safe:
+        told.append(f"began from step {safe['restored']}")
+    if "checkpoint" in safe:
+        cost = f" (it took {safe['ckpt_s']:.3g} s)" if "ckpt_s" in safe else ""
+        told.append(f"last checkpoint {moment(safe['checkpoint'])}{cost}")
+    if told:
+        yield ", ".join(told)
 
 
 _TIMES = (("submitted", "submitted"), ("started", "started"), ("ended", "ended"))
