@@ -234,7 +234,7 @@ def test_without_its_role_or_elsewhere_it_is_given_a_profile(ask, change: dict[s
     values = {"partition": None, **change}
     answer = ask(gres=None, now=WAITING, **values)
     assert answer.changes["tres_per_node"] == "gres/mig:1g.10gb:1"
-    assert answer.changes["comment"].endswith("[mig:1g.10gb:1]")
+    assert answer.changes["comment"].endswith("[mig:1g.10gb:1#auto]")
     assert code(ask(gres=None, now=OLD, **values)) == "loan_kept"
 
 
@@ -249,7 +249,7 @@ def test_where_slurm_does_not_forget_its_user_cannot_change_what_it_asks_for(ask
 def test_an_ordinary_job_does_not_become_elastic_by_a_change(ask) -> None:
     now = Present(partition="train", tres_per_node="gres/mig:3g.40gb:1", comment=f"{TRAIN} [mig:3g.40gb:1#abc]")
     answer = ask(gres="gres/mig:auto", comment=None, partition=None, now=now)
-    assert answer.changes == {"tres_per_node": "gres/mig:1g.10gb:1", "comment": f"{TRAIN} [mig:1g.10gb:1]"}
+    assert answer.changes == {"tres_per_node": "gres/mig:1g.10gb:1", "comment": f"{TRAIN} [mig:1g.10gb:1#auto]"}
 
 
 def test_a_running_loan_keeps_its_marker(ask) -> None:

@@ -97,7 +97,7 @@ def test_with_the_service(bed: Cluster, folder: Path, chooser: Chooser, chosen: 
 def test_without_the_service_the_table_answers(bed: Cluster, folder: Path, chooser: Chooser, chosen: str) -> None:
     write_table(folder / "table.lua", compile_table(SITE, chooser))
     job = bed.submit("-H", "--gres=mig:auto", f"--comment={HINTS}", wrap="true")
-    assert job_of(bed, job) == (f"gres:mig:{chosen}:1", f"{HINTS} [mig:{chosen}:1]")
+    assert job_of(bed, job) == (f"gres:mig:{chosen}:1", f"{HINTS} [mig:{chosen}:1#auto]")
     (folder / "table.lua").chmod(0o666)  # anybody's table is nobody's: what was read before stays
     job = bed.submit("-H", "--gres=mig:auto", f"--comment={HINTS}", wrap="true")
     assert job_of(bed, job)[0] == f"gres:mig:{chosen}:1"
@@ -155,7 +155,7 @@ def test_changes_of_a_pending_job(bed: Cluster) -> None:
     assert change("Extra=[mig:7g.80gb:1]") != 0
     assert change("Gres=mig:1g") != 0
     assert change("Gres=mig:auto") == 0
-    assert job_of(bed, job) == ("gres:mig:1g.10gb:1", "other [mig:1g.10gb:1]")
+    assert job_of(bed, job) == ("gres:mig:1g.10gb:1", "other [mig:1g.10gb:1#auto]")
     assert change("Gres=gpu:1") == 0
     assert job_of(bed, job) == ("gres:mig:7g.80gb:1", "other [mig:7g.80gb:1]")
     assert change("Comment=") == 0
