@@ -14,6 +14,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+PF_EXITING = 0x4
+"""The kernel's flag of a task that is in do_exit (include/linux/sched.h), the same since Linux 2.6."""
+
 _active: set[str] = set()
 _tokens = itertools.count(1)
 
@@ -43,10 +46,14 @@ def alive(owner: str) -> bool:
 
 
 def _started(pid: int) -> str:
-    """The process's start time, empty where it is gone or only waits to be reaped. Always the real /proc."""
+    """The process's start time, empty where it is gone, going, or only waits to be reaped. Always the real /proc.
+
+    One that was killed closes its files, and with them the connection to a hook, before it counts as a zombie.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return ""
-    return "" if fields[0] in (b"Z", b"X") else fields[19].decode("ascii")
+    over = fields[0] in (b"Z", b"X") or int(fields[6]) & PF_EXITING
+    return "" if over else fields[19].decode("ascii")
