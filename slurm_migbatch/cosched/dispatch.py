@@ -38,7 +38,7 @@ PATIENCE: Final = 2.0
 """A job without a deadline is wanted done within so many times what it takes where it was granted."""
 USUAL_S: Final = 600.0
 """What a job is taken to last whose items nobody told and that has no time limit."""
-MOST: Final = 512
+MOST: Final = 256
 """Jobs that are weighed in one round, the first in Slurm's order that could go elsewhere."""
 CHOSEN: Final = frozenset({"fits", "by_memory", "unknown_model", "no_hints"})
 """Reasons of decisions (`predict.selection.REASONS`) that kept what they promised with a profile that nobody named."""

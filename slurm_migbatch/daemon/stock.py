@@ -30,6 +30,8 @@ EVERY_S: Final = 300.0
 SOON_S: Final = 10.0
 HISTORY_S: Final = 14 * 86400.0
 """How far back it is looked at."""
+LEAST: Final = 20
+"""Slices of ended runs and waiting jobs that tell anything at all; with fewer one of each size is the better guess."""
 USUAL_S: Final = 600.0
 """What a job of the queue is taken to last of whose profile none has ended lately."""
 
@@ -73,7 +75,10 @@ class StockRoom:
         past = await asyncio.wrap_future(self._writer.call(lambda store: store.past_work(now - HISTORY_S), "history"))
         snapshot = self._latest()
         gpus = Counter(gpu.geometry for node in self._supply.view.facts().values() if node.healthy for gpu in node.gpus)
-        classes = classes_of(past, () if snapshot is None else snapshot.jobs, now)
+        rows = () if snapshot is None else snapshot.jobs
+        classes = classes_of(past, rows, now)
+        if sum(each.runs * each.slices for each in past) + sum(asked_for(rows, now).values()) < LEAST:
+            return ()
         found = await asyncio.to_thread(preference, gpus, classes)
         if found and found != self._supply.loop.preference:
             names = ",".join(profile.name for profile in found)
@@ -98,12 +103,17 @@ def classes_of(past: Sequence[Past], jobs: Iterable[JobRow], now: float) -> list
             found.append(Class(each.runs * each.slices * HORIZON_S / HISTORY_S, each.seconds, profile))
             seconds, runs = lasted.get(profile, (0.0, 0))
             lasted[profile] = (seconds + each.seconds * each.runs, runs + each.runs)
+    for profile, count in sorted(asked_for(jobs, now).items()):
+        seconds, runs = lasted.get(profile, (USUAL_S, 1))
+        found.append(Class(float(count), seconds / runs, profile))
+    return found
+
+
+def asked_for(jobs: Iterable[JobRow], now: float) -> Counter[Profile]:
+    """Slices that jobs wait for which could start."""
     waiting: Counter[Profile] = Counter()
     for row in jobs:
         if could_run(row, now) and not is_marked(row.comment):
             for profile, count in slices(row.gres).items():
                 waiting[profile] += count * row.num_nodes * row.tasks
-    for profile, count in sorted(waiting.items()):
-        seconds, runs = lasted.get(profile, (USUAL_S, 1))
-        found.append(Class(float(count), seconds / runs, profile))
-    return found
+    return waiting

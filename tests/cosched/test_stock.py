@@ -49,12 +49,14 @@ def room(url: str, *waiting: object, **settings: object) -> tuple[StockRoom, Sup
 
 def test_the_supply_loop_is_told_and_an_administrators_word_stands_above_it(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/db"
-    stock, loop, writer = room(url, job(1, "3g.40gb"))
+    stock, loop, writer = room(url, job(1, "3g.40gb", array_job=1, array_task="1-20", tasks=20))
     try:
         assert asyncio.run(stock.look()) == loop.preference == (P("3g.40gb"),)
     finally:
         writer.stop(30)
-    stock, loop, writer = room(url, job(1, "3g.40gb"), preference=(P("7g.80gb"),))
+    stock, loop, writer = room(
+        url, job(1, "3g.40gb", array_job=1, array_task="1-20", tasks=20), preference=(P("7g.80gb"),)
+    )
     try:
         asyncio.run(stock.look())
         assert loop.preference == (P("7g.80gb"),)
@@ -62,8 +64,8 @@ def test_the_supply_loop_is_told_and_an_administrators_word_stands_above_it(tmp_
         writer.stop(30)
 
 
-def test_where_nothing_is_known_it_stays_as_it_was(tmp_path: Path) -> None:
-    stock, loop, writer = room(f"sqlite:///{tmp_path}/db")
+def test_where_too_little_is_known_it_stays_as_it_was(tmp_path: Path) -> None:
+    stock, loop, writer = room(f"sqlite:///{tmp_path}/db", *(job(n, "3g.40gb") for n in range(19)))
     try:
         loop.prefer((P("1g.10gb"),))
         assert asyncio.run(stock.look()) == () and loop.preference == (P("1g.10gb"),)
