@@ -240,6 +240,8 @@ class CoschedRoom:
 
     async def _act(self, orders: Sequence[Order], sights: Mapping[int, Sight]) -> bool:
         now = self._clock()
+        if self._writer.trouble.open:
+            orders = [order for order in orders if order.kind not in (Kind.RELEASE, Kind.SHARE)]
         for order in orders:
             self._intend(order, sights[order.job], now)
         if not orders:

@@ -326,7 +326,9 @@ class LoanWorld(World):
         return loan is not None and loan.state.value == "signalled" and loan.checkpoint is None
 
     def tell(self, job: int, restart: int, **fields: Any) -> None:
-        """A progress event: into the record, then to the service."""
+        """A progress event: into the record, then to the service; the node keeps it while the record is away."""
+        if self.writer.trouble.open:
+            return
         self.seq += 1
         event = {"seq": self.seq, "ts": self.clock.time(), "kind": "progress", "job": job, "restart": restart, **fields}
         self.writer.call(lambda store: store.ingest("n1", "aa", "boot", [event]), "events").result(PATIENCE_S)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from loan_world import LoanWorld
+from sqlalchemy.exc import OperationalError
 
 CALLS = ["signal_all", "requeue_all", "update_jobs"]
 
@@ -161,6 +162,71 @@ def test_whatever_slurm_does_meanwhile_the_ledger_follows(world: MakeWorld, mome
         assert (restart, state, cause) == (0, "ended", "reclaim" if moment == "requeued" else "slurm")
         w.until(lambda: job in w.loaned())
         assert w.room.ledger.open[job].restart == w.row(job).restarts
+
+
+def test_a_job_grows_where_that_pays_and_nobody_waits(world: MakeWorld) -> None:
+    """It is stopped for that once, after its checkpoint, and not before it has been left alone for a while."""
+    w = world(horizon_s=600.0, min_idle_s=5.0)
+    others = [w.train(needs=60, hints="max=1g.10gb") for _ in range(6)]
+    job = w.train(needs=10**6)
+    w.until(lambda: len(w.loaned()) == 7)
+    assert w.loaned()[job] == "1g.10gb"
+    begun = w.clock.now
+    w.until(lambda: not set(others) & set(w.slurm.queue))
+    w.until(lambda: w.loaned().get(job, "1g.10gb") != "1g.10gb", 1000)
+    assert w.clock.now - begun >= w.room.rules.calm.first_s
+    assert history(w, job)[0] == (0, "ended", "grow")
+    assert kinds(w, job) == ["release", "signal", "requeue", "retype", "release"]
+    assert w.training[job].saved > 0
+    for _ in range(600):
+        w.step()
+    assert w.row(job).restarts <= 2
+    assert not w.room.ledger.past[job].hits, "nobody called it back"
+
+
+def test_inference_comes_before_a_job_that_was_only_released(world: MakeWorld) -> None:
+    """Inference that arrives between a release and its start has the room."""
+    w = world()
+    job = w.train(hints="min=7g.80gb")
+    w.until(lambda: job in w.room.ledger.open)
+    inference = w.infer("3g.40gb", runs=30)
+    w.until(lambda: inference in w.running())
+    w.until(lambda: inference not in w.slurm.queue)
+    w.until(lambda: job in w.loaned())
+    assert not w.nodes.misfits
+
+
+def test_while_the_database_is_away_nothing_is_lent_and_inference_has_its_room(world: MakeWorld) -> None:
+    w = world()
+    filled(w)
+    waiting = w.train(hints="max=1g.10gb")
+    real = w.writer._store
+    assert real is not None
+    w.writer._store = Away()  # type: ignore[assignment]
+    inference = w.infer("2g.20gb", runs=20)
+    w.until(lambda: inference in w.running())
+    w.until(lambda: inference not in w.slurm.queue)
+    for _ in range(60):
+        w.step()
+    assert waiting not in w.loaned()
+    assert not w.slurm.calls["update_jobs"] > 3
+    w.writer._store = real
+    w.until(lambda: waiting in w.loaned(), 1000)
+    w.until(lambda: not w.writer.trouble.open)
+    with w.store() as store:
+        causes = [row["cause"] for row in store.loans()]
+    assert causes.count("reclaim") == 2
+    assert causes.count("refused") <= 1, "not one for each second"
+
+
+class Away:
+    """A database that does not answer."""
+
+    def __getattr__(self, name: str) -> Any:
+        def fail(*args: Any, **more: Any) -> None:
+            raise OperationalError("select", {}, Exception("database is locked"))
+
+        return fail
 
 
 def test_tasks_of_an_array_are_lent_to_one_by_one(world: MakeWorld) -> None:
