@@ -1,0 +1,328 @@
+"""SlurmClient over pyslurm, where its use does not change what is seen or done, and over Slurm's commands elsewhere.
+
+Written for pyslurm 25.11 (its `Jobs`, `Partitions` and `slurmctld.diag`). What pyslurm does not tell, or does otherwise
+than Slurm's own commands, is asked of those:
+
+- nodes: pyslurm shows what is in use of a GRES only where accounting tracks that GRES type, and no counts without it;
+- `gres` of jobs: pyslurm drops an entry with a type and no count (`mig:1g.10gb`). One squeue call for the GRES of jobs
+  that are new, or whose GRES changed in what pyslurm shows, makes up for it; see `TRUST_S`;
+- a job with a text that is no UTF-8: pyslurm fails over it. Then squeue lists all jobs that one time;
+- changes of any kind: a number means one record to pyslurm, where Slurm's commands mean the whole array;
+  `Node.modify` writes `gres:mig:...`, which slurmctld takes for the name of the GRES; `Job.requeue` starts a job again
+  that has just completed; `Job.send_signal` judges by an errno that may be older than the call.
+
+pyslurm runs in a child process with a deadline (`pyslurm_worker.py` tells why), which is started where there is none
+and replaced after `ASKED_OFTEN` questions for its leaks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+from slurm_migbatch.slurm.cli import CliClient
+from slurm_migbatch.slurm.client import Diag, JobRow, RpcCount, SlurmError, merge_partitions
+from slurm_migbatch.slurm.listing import count_tasks
+from slurm_migbatch.slurm.nodelist import NodeListError, expand
+from slurm_migbatch.slurm.pyslurm_worker import JOB
+
+#: seconds for which the GRES of a waiting job is believed to be what squeue showed while pyslurm shows no change
+TRUST_S = 30.0
+#: questions after which the child is replaced
+ASKED_OFTEN = 5000
+
+_WORKER = ("-m", "slurm_migbatch.slurm.pyslurm_worker")
+#: Slurm's "no such task", which pyslurm passes on at times
+_NO_TASK = 0xFFFFFFFE
+
+
+class _NotShown(SlurmError):
+    """pyslurm failed over a value that Slurm gave it."""
+
+
+class Worker:
+    """The child process: a question, its answer, and an end at the deadline."""
+
+    def __init__(self, python: Sequence[str], env: Mapping[str, str]) -> None:
+        self._command = (*python, *_WORKER)
+        self._env = dict(env)
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._words: IO[bytes] | None = None
+        self._asked = 0
+
+    def ask(self, what: str, timeout: float) -> Any:
+        """The answer of pyslurm_worker's method `what`.
+
+        Raises:
+            SlurmError: there is none in time, or slurmctld refused.
+        """
+        deadline = time.monotonic() + timeout
+        if not self._lock.acquire(timeout=timeout):
+            raise SlurmError(f"pyslurm is still busy with another question after {timeout:g} s")
+        try:
+            if self._process is None or self._asked >= ASKED_OFTEN:
+                self._restart()
+            self._asked += 1
+            reply = json.loads(self._exchange(json.dumps({"ask": what}).encode() + b"\n", deadline, timeout))
+        except SlurmError:
+            self._end()
+            raise
+        except ValueError as error:
+            self._end()
+            raise SlurmError(f"pyslurm's process answered what is no answer: {error}") from None
+        finally:
+            self._lock.release()
+        if "ok" in reply:
+            return reply["ok"]
+        kind = SlurmError if reply.get("slurm") else _NotShown
+        raise kind(f"pyslurm: {reply.get('error')}", stderr=str(reply.get("error")))
+
+    def close(self) -> None:
+        """End the child."""
+        with self._lock:
+            self._end()
+
+    def __del__(self) -> None:
+        self._end()
+
+    def _restart(self) -> None:
+        self._end()
+        self._asked = 0
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115 as long as the child
+        try:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._words,
+                env=self._env,
+                cwd="/",
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise SlurmError(f"{self._command[0]} cannot be started for pyslurm ({error.strerror})") from None
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+
+    def _exchange(self, question: bytes, deadline: float, timeout: float) -> bytes:
+        process = self._process
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # told below, with its last words
+            process.stdin.write(question)
+            process.stdin.flush()
+        parts: list[bytes] = []
+        while not parts or not parts[-1].endswith(b"\n"):
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
+                raise SlurmError(
+                    f"pyslurm did not answer within {timeout:g} s; is slurmctld running and not overloaded?"
+                )
+            part = os.read(process.stdout.fileno(), 1 << 20)
+            if not part:
+                raise SlurmError(f"pyslurm's process ended{self._last_words(process)}")
+            parts.append(part)
+        return b"".join(parts)
+
+    def _last_words(self, process: subprocess.Popen[bytes]) -> str:
+        assert self._words is not None
+        code = process.wait()
+        self._words.seek(0)
+        said = self._words.read()[-600:].decode("utf-8", "backslashreplace").strip().splitlines()
+        how = f" on signal {-code}" if code < 0 else f" with exit code {code}"
+        return f"{how}: {said[-1]}" if said else how
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        files: list[IO[bytes] | None] = [self._words]
+        self._words = None
+        if process is not None:
+            process.kill()
+            process.wait()
+            files += [process.stdin, process.stdout]
+        for file in files:
+            if file is not None:
+                with contextlib.suppress(OSError):
+                    file.close()
+
+
+class PyslurmClient(CliClient):
+    """`SlurmClient` that looks through pyslurm and changes through Slurm's commands; see the module.
+
+    Args:
+        bin_dir, slurm_conf, timeout: as for `CliClient`; the time limit holds for pyslurm's answers too.
+        python: the Python, and its first arguments, that has pyslurm; this one where not given.
+    """
+
+    def __init__(
+        self,
+        bin_dir: str | Path | None = None,
+        slurm_conf: str | Path | None = None,
+        timeout: float = 20.0,
+        python: Sequence[str] = (sys.executable,),
+    ) -> None:
+        super().__init__(bin_dir, slurm_conf, timeout)
+        self.worker = Worker(python, self._env)
+        #: questions to pyslurm so far, for reports and tests
+        self.asked = 0
+        self._gres: dict[int, tuple[tuple[Any, ...], str, float]] = {}
+
+    def close(self) -> None:
+        """End the child process; the next question starts another."""
+        self.worker.close()
+
+    def probe(self) -> str:
+        """Why pyslurm cannot be used here, as tried in the child; empty where it can."""
+        try:
+            hello = self._question("hello")
+        except SlurmError as error:
+            return str(error)
+        if hello["lacking"]:
+            return f"pyslurm {hello['version']} does not show {', '.join(hello['lacking'])} of jobs; 25.11 does"
+        return ""
+
+    def jobs(self) -> list[JobRow]:
+        """One question to pyslurm, and one squeue call where jobs are new; see SlurmClient."""
+        try:
+            found = self._question("jobs")
+        except _NotShown:
+            return super().jobs()
+        now = time.time()
+        try:
+            seen = [dict(zip(JOB, values, strict=True)) for values in found["jobs"]]
+            gres = self._gres_of(seen)
+            rows = [_row(job, found["users"], gres[job["id"]], now) for job in seen]
+        except (ValueError, TypeError, KeyError, NodeListError) as error:
+            raise SlurmError(f"what pyslurm shows of jobs is not understood: {error!r}") from error
+        return in_order(rows, found["tiers"])
+
+    def default_partition(self) -> str:
+        """See SlurmClient."""
+        return str(self._question("default_partition"))
+
+    def diag(self) -> Diag:
+        """See SlurmClient."""
+        found = self._question("diag")
+        counts = {
+            part: {name: RpcCount(count, spent / 1e6) for name, (count, spent) in found[part].items() if count}
+            for part in ("types", "users")
+        }
+        return Diag(counts["types"], counts["users"])
+
+    def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
+        """See CliClient."""
+        try:
+            super().update_jobs(updates)
+        finally:
+            self._gres.clear()
+
+    def _question(self, what: str) -> Any:
+        self.asked += 1
+        return self.worker.ask(what, self._timeout)
+
+    def _gres_of(self, jobs: Iterable[Mapping[str, Any]]) -> dict[int, str]:
+        """The GRES of each job as squeue writes it."""
+        clock = time.monotonic()
+        known: dict[int, tuple[tuple[Any, ...], str, float]] = {}
+        unknown: dict[int, tuple[Any, ...]] = {}
+        for job in jobs:
+            number, shown = job["id"], (job["requeue_count"], *sorted(job["gres_per_node"].items()))
+            old = self._gres.get(number)
+            if old is not None and old[0] == shown and (job["state"] != "PENDING" or clock - old[2] < TRUST_S):
+                known[number] = old
+            else:
+                unknown[number] = shown
+        if unknown:
+            texts = self.gres_texts()
+            # a job that squeue does not list any more has ended since: what pyslurm showed is as good as anything
+            known |= {n: (shown, texts.get(n, _written(shown[1:])), clock) for n, shown in unknown.items()}
+        self._gres = known
+        return {number: text for number, (_, text, _) in known.items()}
+
+
+def in_order(rows: Iterable[JobRow], tiers: Mapping[str, int]) -> list[JobRow]:
+    """Rows in the order of `squeue --priority --sort=-p,i`: by tier of the partition, priority, id.
+
+    A waiting job has its place by the best of its partitions. Slurm keeps a priority for each of these where partitions
+    have priorities of their own; pyslurm shows one.
+    """
+    listed = [
+        (replace(row, partition=name), tiers.get(name, 0))
+        for row in rows
+        for name in (row.partition.split(",") if row.pending else [row.partition])
+    ]
+    listed.sort(key=lambda entry: (-entry[1], -entry[0].priority, *_place(entry[0])))
+    return merge_partitions(row for row, _ in listed)
+
+
+def _place(row: JobRow) -> tuple[int, int]:
+    """Tasks of an array that are records of their own come before the rest of it."""
+    if row.array_job is None or row.array_task is None:
+        return row.job_id, _NO_TASK
+    return row.array_job, int(row.array_task) if row.array_task.isdigit() else _NO_TASK
+
+
+def _row(job: Mapping[str, Any], users: Mapping[str, str], gres: str, now: float) -> JobRow:
+    pending = job["state"] == "PENDING"
+    task, throttle = _task(job)
+    limit = job["time_limit"]
+    end = job["end_time"]
+    return JobRow(
+        job_id=job["id"],
+        array_job=job["array_id"] if task is not None else None,
+        array_task=task,
+        het_job=job["heterogeneous_id"] or None,
+        uid=job["user_id"],
+        user=users[str(job["user_id"])],
+        account=job["account"] or "",
+        partition=job["partition"] or "",
+        name=job["name"] or "",
+        state=job["state"],
+        reason=job["state_reason"] or "",
+        priority=job["priority"] or 0,
+        submit=float(job["submit_time"] or 0),
+        start=_time(job["start_time"]),
+        end=None if limit is None and end and end > now else _time(end),  # squeue writes NONE
+        time_limit_s=None if limit is None else int(limit) * 60,
+        nodes=expand(job["allocated_nodes"] or ""),
+        num_nodes=max(1, job["num_nodes"] or 1),
+        requested_nodes=job["required_nodes"] or "",
+        gres=gres,
+        comment=job["comment"] or "",
+        restarts=job["requeue_count"] or 0,
+        eligible=_time(job["eligible_time"]),
+        features=",".join(job["constraints"] or ()),
+        cpus=job["cpus"] or 0,
+        tasks=count_tasks(task) if task is not None and pending else 1,
+        throttle=throttle,
+    )
+
+
+def _task(job: Mapping[str, Any]) -> tuple[str | None, int | None]:
+    """The task, or the tasks not yet started with their throttle, as squeue writes them."""
+    if job["array_tasks_waiting"]:
+        throttle = job["array_tasks_parallel"] or None
+        return job["array_tasks_waiting"] + (f"%{throttle}" if throttle else ""), throttle
+    task = job["array_task_id"]
+    if task is None and job["array_id"]:
+        task = 0  # pyslurm takes the task 0 for none
+    return (None, None) if task is None or task == _NO_TASK else (str(task), None)
+
+
+def _written(gres: Iterable[tuple[str, int]]) -> str:
+    return ",".join(f"{name}:{count}" for name, count in gres)
+
+
+def _time(value: int | None) -> float | None:
+    return float(value) if value else None

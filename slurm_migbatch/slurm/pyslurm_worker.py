@@ -1,0 +1,130 @@
+"""The program that imports pyslurm and answers `pyslurm.py` with what it shows: one line of JSON for one of JSON.
+
+A process of its own, because pyslurm holds the interpreter while it waits for slurmctld, ends the process where it
+finds no Slurm configuration, leaks in long-running pollers and may crash with libslurm. It runs under any Python that
+has pyslurm: nothing but the standard library is imported besides.
+
+It shows values as pyslurm does, in the names of pyslurm 25.11; what they mean in rows is `pyslurm.py`'s business.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+#: attributes of pyslurm.Job that rows are made of
+JOB = (
+    "id",
+    "array_id",
+    "array_task_id",
+    "array_tasks_waiting",
+    "array_tasks_parallel",
+    "heterogeneous_id",
+    "user_id",
+    "account",
+    "partition",
+    "name",
+    "state",
+    "state_reason",
+    "priority",
+    "submit_time",
+    "eligible_time",
+    "start_time",
+    "end_time",
+    "time_limit",
+    "allocated_nodes",
+    "num_nodes",
+    "required_nodes",
+    "gres_per_node",
+    "comment",
+    "requeue_count",
+    "constraints",
+    "cpus",
+)
+#: states of jobs that hold nothing any more
+ENDED = frozenset(
+    {
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "TIMEOUT",
+    }
+)
+
+
+class Answers:
+    """What can be asked, by name."""
+
+    def __init__(self, pyslurm: Any) -> None:
+        self._pyslurm = pyslurm
+        self._users: dict[int, str] = {}
+
+    def hello(self) -> dict[str, Any]:
+        """pyslurm's release, and what rows need that it does not have; asks slurmctld something too."""
+        lacking = [name for name in JOB if not hasattr(self._pyslurm.Job, name)]
+        self._pyslurm.Partitions.load()
+        return {"version": self._pyslurm.__version__, "lacking": lacking}
+
+    def jobs(self) -> dict[str, Any]:
+        """Every job that waits or holds something, the tiers of partitions, names of users."""
+        rows = []
+        for job in self._pyslurm.Jobs.load().values():
+            if job.state not in ENDED:
+                row = [getattr(job, name) for name in JOB]
+                rows.append(row)
+                if job.user_id not in self._users:
+                    self._users[job.user_id] = job.user_name or str(job.user_id)
+        return {"jobs": rows, "tiers": self._tiers(), "users": {str(uid): name for uid, name in self._users.items()}}
+
+    def default_partition(self) -> str:
+        """Its name, or nothing."""
+        return next((str(p.name) for p in self._pyslurm.Partitions.load().values() if p.is_default), "")
+
+    def diag(self) -> dict[str, dict[str, tuple[int, int]]]:
+        """Counts and microseconds of remote procedure calls."""
+        found = self._pyslurm.slurmctld.diag()
+        return {
+            "types": {name: (each.count, each.time) for name, each in found.rpcs_by_type.items()},
+            "users": {name: (each.count, each.time) for name, each in found.rpcs_by_user.items()},
+        }
+
+    def slurm_said(self, error: Exception) -> bool:
+        """Whether the error is Slurm's."""
+        return isinstance(error, self._pyslurm.PyslurmError)
+
+    def _tiers(self) -> dict[str, int]:
+        return {p.name: p.priority_tier or 0 for p in self._pyslurm.Partitions.load().values()}
+
+
+def answer(answers: Answers, line: str) -> dict[str, Any]:
+    """The answer to one line, or the error and whether Slurm is the one who says so (or pyslurm failed by itself)."""
+    try:
+        ask: Callable[[], Any] = getattr(answers, json.loads(line)["ask"])
+        return {"ok": ask()}
+    except Exception as error:
+        return {"error": str(error) or type(error).__name__, "slurm": answers.slurm_said(error)}
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    output = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # pyslurm prints what it does not know
+    import pyslurm  # here: it may end the process
+
+    answers = Answers(pyslurm)
+    for line in sys.stdin:
+        output.write(json.dumps(answer(answers, line)) + "\n")
+        output.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""The child process in which pyslurm runs: whatever it does, there is an answer, or an error in time."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_migbatch.slurm import pyslurm as backend
+from slurm_migbatch.slurm.client import JobRow, SlurmError
+from slurm_migbatch.slurm.pyslurm import PyslurmClient, in_order
+from slurm_migbatch.slurm.pyslurm_worker import JOB
+
+SOURCE = f"""
+import os, signal, time
+__version__ = "25.11.2"
+class PyslurmError(Exception): pass
+class RPCError(PyslurmError): pass
+class Job: {"; ".join(f"{name} = None" for name in JOB)}
+class Found(list):
+    def values(self): return iter(self)
+class Jobs:
+    @staticmethod
+    def load(): return jobs()
+class Partitions:
+    @staticmethod
+    def load(): return Found()
+def jobs(): return Found()
+"""
+
+Make = Callable[..., PyslurmClient]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    made: list[PyslurmClient] = []
+
+    def client(more: str = "", timeout: float = 60.0) -> PyslurmClient:
+        (tmp_path / "pyslurm.py").write_text(SOURCE + more)
+        for name in ("squeue", "scontrol"):
+            (tmp_path / name).write_text("#!/bin/sh\nexit 0\n")
+            (tmp_path / name).chmod(0o755)
+        made.append(PyslurmClient(tmp_path, None, timeout, ("env", f"PYTHONPATH={tmp_path}", sys.executable)))
+        return made[-1]
+
+    yield client
+    for one in made:
+        one.close()
+
+
+def pid(client: PyslurmClient) -> int:
+    process = client.worker._process
+    assert process is not None
+    return process.pid
+
+
+def test_one_process_answers_many_questions(make: Make) -> None:
+    client = make()
+    assert client.probe() == ""
+    first = pid(client)
+    assert client.jobs() == []
+    assert pid(client) == first
+
+
+def test_it_is_replaced_after_many(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "ASKED_OFTEN", 2)
+    client = make()
+    seen = []
+    for _ in range(4):
+        client.jobs()
+        seen.append(pid(client))
+    assert seen[0] == seen[1] != seen[2] == seen[3]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("def jobs(): time.sleep(600)", r"did not answer within 0\.5 s"),
+        ("def jobs(): os.kill(os.getpid(), signal.SIGSEGV)", "ended on signal 11"),
+        ("def jobs(): os._exit(3)", "ended with exit code 3"),
+        ("def jobs(): raise RPCError('Unable to contact slurm controller')", "Unable to contact slurm controller"),
+    ],
+)
+def test_a_question_without_an_answer_is_an_error_and_the_next_is_asked_anew(
+    make: Make, more: str, said: str, tmp_path: Path
+) -> None:
+    client = make(more, timeout=60.0)
+    assert client.probe() == ""
+    if "sleep" in more:
+        client._timeout = 0.5
+    with pytest.raises(SlurmError, match=said):
+        client.jobs()
+    client._timeout = 60.0
+    (tmp_path / "pyslurm.py").write_text(SOURCE)
+    for cache in tmp_path.glob("__pycache__/*"):
+        cache.unlink()
+    client.close()
+    assert client.jobs() == []
+
+
+def test_what_hangs_is_ended(make: Make) -> None:
+    client = make("def jobs(): time.sleep(600)")
+    assert client.probe() == ""
+    child = pid(client)
+    client._timeout = 0.2
+    with pytest.raises(SlurmError):
+        client.jobs()
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("raise ImportError('libslurmfull.so: cannot open')", "cannot open"),
+        ("os._exit(1)", "exit code 1"),
+        ("del Job.gres_per_node", "does not show gres_per_node"),
+        ("class Partitions:\n    def load(): raise RPCError('Protocol version has an unexpected size')", "Protocol"),
+    ],
+)
+def test_the_probe_says_why_it_cannot_be_used(make: Make, more: str, said: str) -> None:
+    assert said in make(more).probe()
+
+
+def test_without_pyslurm_the_probe_says_so(tmp_path: Path) -> None:
+    client = PyslurmClient(tmp_path, None, 60.0, ("env", "PYTHONSAFEPATH=1", sys.executable, "-S"))
+    assert "No module named" in client.probe()
+    assert "cannot be started" in PyslurmClient(tmp_path, None, 60.0, (str(tmp_path / "none"),)).probe()
+
+
+def test_what_it_prints_itself_is_no_answer(make: Make) -> None:
+    client = make(
+        "def jobs():\n    print('{\"ok\": 5}', flush=True)\n    os.write(1, b'gres mig\\n')\n    return Found()"
+    )
+    assert client.jobs() == []
+
+
+def test_the_order_is_that_of_squeue() -> None:
+    rows = [
+        JobRow(1, partition="train", priority=90),
+        JobRow(2, partition="gpu", priority=10),
+        JobRow(3, partition="train,gpu", priority=20),
+        JobRow(4, partition="gpu", priority=10, array_job=4, array_task="1-3"),
+        JobRow(9, partition="gpu", priority=10, array_job=4, array_task="7"),
+        JobRow(8, partition="gpu", priority=10, array_job=4, array_task="0", state="RUNNING"),
+        JobRow(5, partition="gpu", priority=10),
+    ]
+    assert [row.job_id for row in in_order(rows, {"gpu": 10, "train": 1})] == [3, 2, 8, 9, 4, 5, 1]
