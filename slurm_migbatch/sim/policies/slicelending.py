@@ -92,6 +92,8 @@ class SliceLending(Quiet):
         self._speeds: dict[tuple[str, int, int, Profile | None, Profile | None], dict[Profile, float]] = {}
         self._room: dict[Profile, int] = {}
         self._due = self._woken = False
+        self._stuck: dict[Profile, int] | None = None
+        self._changed = 0.0
 
     # -- events ----------------------------------------------------------------------------------------------------
 
@@ -101,6 +103,7 @@ class SliceLending(Quiet):
 
     def arrive(self, sim: Simulation, run: Run) -> None:
         """Inference waits for `decide`, training for the next round; what can never fit waits for ever."""
+        self._news(sim)
         if run.job.kind == "train":
             if not self._of(sim, run.job):
                 return
@@ -111,6 +114,7 @@ class SliceLending(Quiet):
 
     def complete(self, sim: Simulation, run: Run) -> None:
         """Its slices are free."""
+        self._news(sim)
         if run.job.kind == "train":
             del self.training[run.job.id]
             return
@@ -134,6 +138,10 @@ class SliceLending(Quiet):
                 self._round(sim)
             if self.training or self.inference:
                 self._wake(sim)
+
+    def _news(self, sim: Simulation) -> None:
+        """Something has changed, so that the next round is worth its while."""
+        self._stuck, self._changed = None, sim.now
 
     def _wake(self, sim: Simulation) -> None:
         if not self._woken:
@@ -160,6 +168,7 @@ class SliceLending(Quiet):
             self.served[run.job.id] = profile, {place.gpu for place in places}
             self.running[profile] += len(places)
             sim.start(run, places)
+            self._news(sim)
             self._tell(sim, profile, len(places))
         self.inference = left
 
@@ -197,14 +206,19 @@ class SliceLending(Quiet):
             self.reclaimed[seat.gpu] = sim.now
             self.reclaims += 1
             sim.preempt(run)
+            self._news(sim)
         return True
 
     # -- training --------------------------------------------------------------------------------------------------
 
     def _round(self, sim: Simulation) -> None:
-        gpus = [*self.own, *self.lent] if self.way.lend and not self.inference else self.own
+        calm = self.way.calm
         reserve = self._reserve(sim) if self.way.lend else {}
-        found = lend(self._spaces(sim, gpus), self._trainees(sim), reserve, sim.now, self.way.calm, self.way.limits)
+        if self._stuck == reserve and sim.now - self._changed > max(calm.idle_s, calm.rest_s) + self.way.round_s:
+            return  # somebody waits for room, and nothing is as could give him some
+        gpus = [*self.own, *self.lent] if self.way.lend and not self.inference else self.own
+        found = lend(self._spaces(sim, gpus), self._trainees(sim), reserve, sim.now, calm, self.way.limits)
+        self._stuck = reserve if found.lacking and not found.grants else None
         for grow in found.grows:
             self._grow(sim, grow)
         for grant in found.grants:
