@@ -126,6 +126,12 @@ class ClusterConfig:
 
     slurm_bin: str = key("", "Directory of scontrol, squeue, scancel ...; empty: found on PATH.", absolute_or_empty)
     slurm_conf: str = key("", "slurm.conf for those commands (SLURM_CONF); empty: Slurm's own rule.", absolute_or_empty)
+    backend: str = key(
+        "cli",
+        "What looks at the queue: 'cli' (squeue), 'pyslurm' (the Python module of this very Slurm release), or 'auto' "
+        "(pyslurm where it can be used). All show the same; Slurm's commands make the changes in any case.",
+        one_of("cli", "pyslurm", "auto"),
+    )
     slurm_user: str = key("slurm", "SlurmUser: besides root, the only user whose nodes' messages are believed.", name)
     partitions: tuple[str, ...] = key(
         (), "Partitions whose --gpus and --gres=gpu requests become MIG slices; empty: every one with MIG nodes.", names

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+
 from sqlalchemy.exc import SQLAlchemyError
 
 from slurm_migbatch.config import Config
-from slurm_migbatch.daemon.ended import HistoryClient
+from slurm_migbatch.config.schema import ClusterConfig
+from slurm_migbatch.daemon.ended import HistoryClient, PyslurmHistoryClient
 from slurm_migbatch.daemon.facts import slurm_uids
 from slurm_migbatch.daemon.history import open_history
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.node.auth import AuthError, Signer, make_signer
 from slurm_migbatch.store.errors import StoreError
+
+log = logging.getLogger(__name__)
 
 
 def compose(config: Config) -> Service:
@@ -21,13 +26,26 @@ def compose(config: Config) -> Service:
         StoreError: the database cannot be used and waiting would not help.
     """
     _check_store(config.store.url)
-    cluster = config.cluster
     return Service(
         config,
-        client=HistoryClient(cluster.slurm_bin or None, cluster.slurm_conf or None, cluster.timeout_s),
+        client=client_of(config.cluster),
         open_store=lambda: open_history(config.store.url),
         signer=signer_of(config),
     )
+
+
+def client_of(cluster: ClusterConfig) -> HistoryClient:
+    """Who looks at Slurm. Where pyslurm cannot, its commands do, which shows the same and is no reason not to serve."""
+    if cluster.backend != "cli":
+        client = PyslurmHistoryClient(cluster.slurm_bin or None, cluster.slurm_conf or None, cluster.timeout_s)
+        why = client.probe()
+        if not why:
+            log.info("pyslurm looks at the queue")
+            return client
+        client.close()
+        level = logging.WARNING if cluster.backend == "pyslurm" else logging.INFO
+        log.log(level, "Slurm's commands look at the queue, because pyslurm cannot be used: %s", why)
+    return HistoryClient(cluster.slurm_bin or None, cluster.slurm_conf or None, cluster.timeout_s)
 
 
 def _check_store(url: str) -> None:

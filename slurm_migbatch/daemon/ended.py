@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from slurm_migbatch.slurm.cli import CliClient
+from slurm_migbatch.slurm.pyslurm import PyslurmClient
 
 _SEPARATOR = "\x1f"
 _FIELDS = ("JobID", "RestartCnt", "State", "exit_code", "SubmitTime", "StartTime", "EndTime")
@@ -30,6 +31,10 @@ class HistoryClient(CliClient):
         return [
             row for line in output.splitlines() if (row := _row(line.split(_SEPARATOR))) and row["job_id"] in wanted
         ]
+
+
+class PyslurmHistoryClient(HistoryClient, PyslurmClient):
+    """The same where pyslurm looks at the queue."""
 
 
 def _row(values: Sequence[str]) -> dict[str, Any] | None:

@@ -1,0 +1,115 @@
+"""Array tasks told apart, from what squeue and scontrol print, and statistics from sdiag."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.slurm.arrays import fold_tasks, parse_tasks, tell_apart, throttle
+from slurm_migbatch.slurm.client import Diag, JobRow, RpcCount, SlurmError
+from slurm_migbatch.slurm.diag import parse_sdiag
+from slurm_migbatch.slurm.listing import count_tasks
+
+META = JobRow(32, array_job=32, array_task="1-9", tasks=9, partition="gpu", priority=5, gres="gres/mig:1g.10gb:1")
+SPLIT = replace(META, job_id=35, array_task="4", tasks=1, restarts=2, gres="gres/mig:3g.40gb:1")
+PLAIN = JobRow(40, partition="gpu", priority=5)
+
+
+class Commands:
+    """squeue and scontrol about the array 32, of which task 4 is a record of its own."""
+
+    def __init__(self, narrow: str) -> None:
+        self.narrow = narrow
+        self.asked: list[str] = []
+
+    def run(self, program: str, *arguments: str) -> str:
+        self.asked.append(program)
+        if program == "squeue":
+            return self.narrow
+        assert arguments[-1] == "32_1"
+        return "JobId=32 ArrayJobId=32 ArrayTaskId=1 ArrayTaskThrottle=3 JobName=x ArrayTaskThrottle=9 \n"
+
+    def listed(self, jobs: list[str]) -> list[JobRow]:
+        rows = {"35": SPLIT, "32_1": replace(META, array_task="1", tasks=1, reason="Resources")}
+        return [rows[job] for job in jobs]
+
+
+NARROW = "".join(f"{35 if task == 4 else 32}|32|{task}\n" for task in range(1, 10))
+
+
+def test_a_task_of_its_own_record_has_its_own_row_before_the_rest() -> None:
+    commands = Commands(NARROW)
+    rows = tell_apart([replace(META, reason="Resources,BeginTime"), PLAIN], commands.run, commands.listed)
+    rest = replace(META, array_task="1-3,5-9%3", tasks=8, throttle=3, reason="Resources")
+    assert rows == [SPLIT, rest, PLAIN]
+
+
+def test_without_arrays_nothing_is_asked_and_without_such_tasks_nothing_more() -> None:
+    commands = Commands(NARROW.replace("35|", "32|"))
+    assert tell_apart([PLAIN], commands.run, commands.listed) == [PLAIN]
+    assert commands.asked == []
+    assert tell_apart([META, PLAIN], commands.run, commands.listed) == [META, PLAIN]
+    assert commands.asked == ["squeue"]
+
+
+def test_a_requeued_task_stands_where_its_priority_puts_it() -> None:
+    commands = Commands(NARROW)
+    high = JobRow(20, partition="gpu", priority=9)
+    other = JobRow(21, partition="train", priority=1)
+    rows = tell_apart([other, high, META, PLAIN], commands.run, commands.listed)
+    assert [row.job_id for row in rows] == [21, 20, 35, 32, 40]
+
+
+def test_a_name_cannot_pretend_a_throttle() -> None:
+    said = "JobId=3 ArrayJobId=3 ArrayTaskId=1-4 JobName=x\nJobId=3 ArrayJobId=3 ArrayTaskId=1 ArrayTaskThrottle=7 \n"
+    assert throttle(lambda *_: said, 3, 1) is None
+
+
+@given(st.sets(st.integers(0, 2000), min_size=1))
+def test_folded_tasks_are_as_many(tasks: set[int]) -> None:
+    text = fold_tasks(tasks)
+    assert count_tasks(text) == len(tasks)
+    spans = [part.split("-") for part in text.split(",")]
+    assert {task for span in spans for task in range(int(span[0]), int(span[-1]) + 1)} == tasks
+
+
+@pytest.mark.parametrize("text", ["x|1|2", "1|2", "1|1|2-4"])
+def test_an_odd_list_of_tasks_is_an_error(text: str) -> None:
+    with pytest.raises(SlurmError):
+        parse_tasks(text)
+
+
+SDIAG = """sdiag output at Sat Nov 21 20:58:07 2026 (1795294687)
+Remote Procedure Call statistics by message type
+\tREQUEST_UPDATE_JOB                      ( 3001) count:6      ave_time:269    total_time:1617
+\tREQUEST_JOB_INFO                        ( 2003) count:2      ave_time:216    total_time:432
+
+Remote Procedure Call statistics by user
+\troot            (       0) count:8      ave_time:256    total_time:2049
+
+Pending RPC statistics
+\tREQUEST_PING                            ( 1008) count:7
+"""
+
+
+def test_statistics_of_slurmctld() -> None:
+    seen = parse_sdiag(SDIAG)
+    assert seen.types == {"REQUEST_UPDATE_JOB": RpcCount(6, 0.001617), "REQUEST_JOB_INFO": RpcCount(2, 0.000432)}
+    assert seen.users == {"root": RpcCount(8, 0.002049)}
+    before = Diag({"REQUEST_UPDATE_JOB": RpcCount(4, 0.001), "REQUEST_JOB_INFO": RpcCount(2, 0.000432)}, {})
+    grown = seen.since(before)
+    assert set(grown.types) == {"REQUEST_UPDATE_JOB"}
+    assert grown.types["REQUEST_UPDATE_JOB"].count == 2
+    reset = seen.since(Diag({"REQUEST_JOB_INFO": RpcCount(500, 1.0)}, {}))
+    assert reset.types["REQUEST_JOB_INFO"] == RpcCount(2, 0.000432)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "sdiag: error: nothing", SDIAG.partition("Remote Procedure Call statistics by u")[0]]
+)
+def test_no_statistics_are_an_error(text: str) -> None:
+    with pytest.raises(SlurmError, match="no statistics"):
+        parse_sdiag(text)
