@@ -13,6 +13,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
@@ -40,7 +41,7 @@ from slurm_migbatch.daemon.log import Trouble
 from slurm_migbatch.daemon.metrics import Metrics
 from slurm_migbatch.daemon.poll import Snapshot
 from slurm_migbatch.daemon.supply import SupplyRoom
-from slurm_migbatch.daemon.writer import StoreWriter
+from slurm_migbatch.daemon.writer import Overloaded, StoreWriter
 from slurm_migbatch.mig.grant import strip
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused
 from slurm_migbatch.supply.demand import demands
@@ -115,6 +116,8 @@ class DispatchRoom:
         #: decisions that the record did not hold: when to ask again, and how long that was put off
         self._absent: dict[str, tuple[float, float]] = {}
         self._missing: dict[str, None] = {}
+        #: answers of the record that were not there in time, by what was asked
+        self._late: dict[str, Future[Any]] = {}
         self._runs: Mapping[int, Sequence[Task]] = {}
         self._replayed: set[int] = set()
         #: elastic arrays of which the record has not told yet what was set before
@@ -265,12 +268,26 @@ class DispatchRoom:
         return told
 
     async def _ask(self, work: Callable[[Any], Any], label: str) -> Any:
-        if self._writer.trouble.open:  # known to be away: nobody waits for it
+        """What the record answers; None where it does not in time. A late answer is had at the next look."""
+        future = self._late.pop(label, None)
+        if future is None:
+            if self._writer.trouble.open:  # known to be away: nobody waits for it
+                return None
+            try:
+                future = self._writer.call(work, label)
+            except Overloaded as error:
+                log.debug("%s: %s", label, error)
+                return None
+        wrapped = asyncio.wrap_future(future)
+        wrapped.add_done_callback(lambda it: it.cancelled() or it.exception())  # it is looked at here and nowhere else
+        await asyncio.wait({wrapped}, timeout=_WAIT_S)
+        if not future.done():
+            self._late[label] = future
             return None
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(self._writer.call(work, label)), _WAIT_S)
+            return future.result()
         except Exception as error:
-            log.debug("the record does not answer yet (%s): %s", label, error)
+            log.debug("the record does not answer (%s): %s", label, error)
             return None
 
     # -- arrays ----------------------------------------------------------------------------------------------------
@@ -291,14 +308,14 @@ class DispatchRoom:
             return store.array_runs(sorted(present)), store.actions(fresh, _ALL) if fresh else ()
 
         told = await self._ask(ask, "tasks of arrays")
-        if told is not None:
+        if told is not None:  # perhaps to a question of an earlier look
             runs, actions = told
             self._runs = {
                 array: tuple(Task(run.started, run.ended, run.state == "COMPLETED") for run in listed)
                 for array, listed in runs.items()
             }
-            self._bounds.replay(actions)
-            self._replayed |= present
+            self._bounds.replay(action for action in actions if action["job_id"] not in self._replayed)
+            self._replayed |= present & runs.keys()
         self._unknown = present - self._replayed
         return [array for array in found if array.array in self._replayed]
 
@@ -377,7 +394,9 @@ class DispatchRoom:
     async def _recorded(self, limits: Sequence[Throttle], now: float) -> bool:
         """Whether the record knows of the new throttles, without which a restart would take them for the users' own."""
         rows = [_action(limit, now) for limit in limits]
-        return await self._ask(lambda store: store.save_loans((), rows) or True, "throttles") is True
+        told = await self._ask(lambda store: store.save_loans((), rows) or True, "throttles")
+        self._late.pop("throttles", None)  # another answer than to what will be asked next
+        return told is True
 
     def _verify(self, look: _Look) -> None:
         """See what became of changes that Slurm did not confirm."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -214,6 +215,21 @@ def test_a_decision_that_is_not_in_the_record_yet_is_asked_for_again(
     here.decide("abc12345")
     monkeypatch.setattr("slurm_migbatch.daemon.dispatch.time.monotonic", lambda: 1e12)
     assert here.look() and kinds(here.queue) == {1: "1g.10gb"}
+
+
+def test_an_answer_of_the_record_that_comes_late_counts_at_the_next_look(
+    site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = site(job(1), array())
+    here.decide("abc12345")
+    monkeypatch.setattr("slurm_migbatch.daemon.dispatch._WAIT_S", 0.0)
+    gate = threading.Event()
+    here.writer.post(lambda store: gate.wait(60), "something slow")
+    assert not here.look()
+    gate.set()
+    here.actions()  # all that was asked has been answered
+    monkeypatch.setattr("slurm_migbatch.daemon.dispatch._WAIT_S", 60.0)
+    assert here.look() and kinds(here.queue)[1] == "1g.10gb" and here.queue.rows[9].throttle == 3
 
 
 def test_what_the_compiled_table_chose_is_chosen_again(site: Callable[..., Site]) -> None:
