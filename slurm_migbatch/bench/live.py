@@ -78,7 +78,7 @@ def measure(seed: int = 1, wave: Wave | None = None, say: Callable[[str], None] 
         say(f"{name}: the simulator")
         predicted = predict(wave, lending)
         say(f"{name}: {len(wave.requests)} inference and {len(wave.trainings)} training jobs on a real Slurm")
-        ways[name] = {**run(wave, lending, say), "predicted": predicted}
+        ways[name] = {**run(wave, lending, say, slurm_root), "predicted": predicted}
     return {
         "bench": "live",
         "seed": seed,
@@ -107,13 +107,16 @@ def _bars(half: Mapping[str, Any], ours: Mapping[str, Any]) -> list[Bar]:
     return bars
 
 
-def run(wave: Wave, lending: bool, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """One way, on a test bed of its own; its figures."""
+def run(
+    wave: Wave, lending: bool, say: Callable[[str], None] = lambda text: None, slurm_root: str = ""
+) -> dict[str, Any]:
+    """One way, on a test bed of its own (with the Slurm of `slurm_root`, where given); its figures."""
     config = {"lending": {**LENDING, "day_s": wave.day_s}, "cluster": {"poll_s": 0.5}}
     with Cluster(
         nodes=wave.nodes,
         gpus=wave.gpus,
         gpu_type=wave.gpu_type,
+        slurm_root=slurm_root,
         cpus=256,
         latency="real",
         migbatch="all",

@@ -13,8 +13,9 @@ from slurm_migbatch.cli.common import Failure, print_table
 
 @click.command()
 @click.option("--seed", default=1, show_default=True, help="Of the wave.")
+@click.option("--slurm-root", default="", metavar="DIR", help="Run the Slurm of this debootstrapped Debian.")
 @json_option
-def live(seed: int, as_json: bool) -> None:
+def live(seed: int, slurm_root: str, as_json: bool) -> None:
     """Inference that follows a day, and training throughout, on a test bed: with lending and without (as root).
 
     The day is compressed to six minutes, so this takes about a quarter of an hour. Two nodes of four simulated H100s
@@ -24,7 +25,7 @@ def live(seed: int, as_json: bool) -> None:
     from slurm_migbatch.testbed.errors import TestbedError
 
     try:
-        result = measure(seed, say=progress)
+        result = measure(seed, say=progress, slurm_root=slurm_root)
     except (NotMeasurable, TestbedError) as error:
         raise Failure(str(error)) from None
     if as_json:
