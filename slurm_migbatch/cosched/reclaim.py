@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from slurm_migbatch.cosched.ledger import Cause, Loan, State
 from slurm_migbatch.cosched.picture import Ground, Kind, Order, Picture, Rules, Start
@@ -17,8 +18,8 @@ from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.policy.callback import rooms_for
 from slurm_migbatch.policy.lendable import Seat, Space, Trainee
+from slurm_migbatch.policy.lending import Elastic, reclaim
 from slurm_migbatch.policy.lending import Loan as Stake
-from slurm_migbatch.policy.lending import reclaim
 from slurm_migbatch.policy.spare import loss
 
 
@@ -85,6 +86,10 @@ def make_ready(picture: Picture, rules: Rules, ground: Ground, short: Iterable[t
             if not party.serve(Start(0, (profile,), pool), Cause.FORECAST, f"inference is expected to need {profile}"):
                 break
     return party.orders
+
+
+_SPARED_S: Final = 1e6
+"""What a restart counts that an admin would rather not see; no real one takes so long."""
 
 
 @dataclass(frozen=True)
@@ -183,9 +188,10 @@ def _loan(one: Trainee, rules: Rules, now: float) -> Stake[Seat]:
     speed = one.speeds.get(one.seat.slot.profile, 0.0)
     horizon = rules.calm.loan_s
     stay = min(horizon, one.left_s / speed) if speed > 0 else horizon
-    spared = one.restarts >= rules.max_restarts  # as good as just started: only where no other is enough
-    since = now if spared else one.since
-    return Stake(one.job, frozenset([one.seat]), 1, 1, (0.0, speed), one.costs, since, one.hits, stay)
+    since, costs = one.since, one.costs
+    if one.restarts >= rules.max_restarts:  # only where no other is enough, and of several such the least often hit
+        since, costs = now, Elastic(_SPARED_S * (1 + one.restarts), 0.0)
+    return Stake(one.job, frozenset([one.seat]), 1, 1, (0.0, speed), costs, since, one.hits, stay)
 
 
 def _free(profile: Profile, spaces: Iterable[Space]) -> Space | None:

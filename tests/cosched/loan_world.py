@@ -8,6 +8,7 @@ minutes. `Training` is what a job does with its time: it makes steps, writes a c
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -240,7 +241,13 @@ class LoanWorld(World):
         report = super().round()
         self.supply.loop = self.loop
         snapshot = Snapshot(self.clock.monotonic(), tuple(self.slurm.jobs()), tuple(self.slurm.nodes()))
+        before = Counter(self.slurm.calls)
         self.run(self.room.follow(snapshot))
+        calls = self.slurm.calls - before
+        assert calls["update_jobs"] <= 2, "however many jobs; two where Slurm does not forget former types"
+        assert calls["signal_all"] <= 2, "one for each signal"
+        assert calls["requeue_all"] <= 1
+        assert calls.total() <= 5, calls
         return report
 
     def store(self) -> Store:
