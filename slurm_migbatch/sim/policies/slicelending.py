@@ -92,6 +92,7 @@ class SliceLending(Quiet):
         self._speeds: dict[tuple[str, int, int, Profile | None, Profile | None], dict[Profile, float]] = {}
         self._room: dict[Profile, int] = {}
         self._due = self._woken = False
+        self._full: set[tuple[Profile, int]] = set()
         self._stuck: dict[Profile, int] | None = None
         self._changed = 0.0
 
@@ -103,7 +104,7 @@ class SliceLending(Quiet):
 
     def arrive(self, sim: Simulation, run: Run) -> None:
         """Inference waits for `decide`, training for the next round; what can never fit waits for ever."""
-        self._news(sim)
+        self._stuck, self._changed = None, sim.now
         if run.job.kind == "train":
             if not self._of(sim, run.job):
                 return
@@ -140,8 +141,9 @@ class SliceLending(Quiet):
                 self._wake(sim)
 
     def _news(self, sim: Simulation) -> None:
-        """Something has changed, so that the next round is worth its while."""
+        """Room may have come, so that it is worth while to look for some again."""
         self._stuck, self._changed = None, sim.now
+        self._full.clear()
 
     def _wake(self, sim: Simulation) -> None:
         if not self._woken:
@@ -152,30 +154,34 @@ class SliceLending(Quiet):
     # -- inference -------------------------------------------------------------------------------------------------
 
     def _serve(self, sim: Simulation, may_call: bool) -> None:
+        if may_call and not self.way.prompt:
+            self._full.clear()  # what had no room may call loans back now
         left: list[Run] = []
-        full: set[tuple[Profile, int]] = set()
+        touched: Counter[Profile] = Counter()
         for run in self.inference:
             profile = self._profile(sim, run)
             ask = profile, run.job.gpus
-            places = None if ask in full else slices(sim.cluster, *ask, self.part)
-            if places is None and ask not in full and may_call and self._call(sim, ask):
+            places = None if ask in self._full else slices(sim.cluster, *ask, self.part)
+            if places is None and ask not in self._full and may_call and self._call(sim, ask):
                 places = slices(sim.cluster, *ask, self.part)
             if places is None:
-                full.add(ask)
+                self._full.add(ask)
                 left.append(run)
-                self._tell(sim, profile)
+                touched[profile] += 0
                 continue
             self.served[run.job.id] = profile, {place.gpu for place in places}
             self.running[profile] += len(places)
+            touched[profile] += len(places)
             sim.start(run, places)
-            self._news(sim)
-            self._tell(sim, profile, len(places))
+            self._stuck, self._changed = None, sim.now
         self.inference = left
+        for profile, started in touched.items():
+            self._tell(sim, profile, started)
 
     def _tell(self, sim: Simulation, profile: Profile, started: int = 0) -> None:
         if profile not in self.levels:
             self.levels[profile] = Levels(day_s=self.day_s)
-        waiting = sum(run.job.gpus for run in self.inference if not run.places and self._profile(sim, run) == profile)
+        waiting = sum(run.job.gpus for run in self.inference if self._profile(sim, run) == profile)
         self.levels[profile].demand(self.clock + sim.now, self.running[profile] + waiting, started)
 
     def _profile(self, sim: Simulation, run: Run) -> Profile:
@@ -227,6 +233,7 @@ class SliceLending(Quiet):
             if sim.now >= run.ready and self._fits(sim.cluster, place):
                 sim.start(run, [place])
                 self.since[run.job.id] = sim.now
+                self._full.clear()
 
     def _grow(self, sim: Simulation, grow: Grow) -> None:
         run = self.training[int(str(grow.job))]
@@ -237,6 +244,7 @@ class SliceLending(Quiet):
         if gpu.geometry.fits(used, place.slot):
             sim.move(run, [place])
             self.since[run.job.id] = sim.now
+            self._full.clear()
 
     @staticmethod
     def _fits(cluster: Cluster, place: Place) -> bool:
