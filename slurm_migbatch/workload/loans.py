@@ -146,9 +146,11 @@ def decision_name(id: str) -> str:
 def emptied(gres: str) -> dict[str, str]:
     """What `scontrol update` has to be given before `retyped`, in a request of its own; nothing where Slurm forgets.
 
-    The job waits as before, by a count for the whole job.
+    The job waits as before, by a count for the whole job, and on one node: on two it would find one `loan` each.
     """
-    return {} if forgets(gres) else {"TresPerNode": "", "TresPerJob": f"{REMEMBERING}{GRES}:{LOAN}:2"}
+    if forgets(gres):
+        return {}
+    return {"TresPerNode": "", "TresPerJob": f"{REMEMBERING}{GRES}:{LOAN}:2", "NumNodes": "1-1"}
 
 
 def retyped(gres: str, comment: str, kind: str) -> dict[str, str]:
