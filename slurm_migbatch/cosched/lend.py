@@ -136,16 +136,17 @@ def _trainees(picture: Picture, rules: Rules, busy: set[int]) -> list[Trainee]:
     found = []
     for one in picture.trainees:
         job = int(str(one.job))
-        if one.seat is not None:
+        if one.seat is None and (job in busy or job in barred):
+            continue
+        most, has = rules.quota.get(one.account), one.seat.slot.profile if one.seat is not None else None
+        if most is not None:
+            left = most - picture.lent.get(one.account, 0) + (has.compute if has is not None else 0)
+            one = replace(one, speeds={p: v for p, v in one.speeds.items() if p.compute <= left or p == has})
+        if has is not None:
             loan = picture.loans.get(job)
             stays = job in busy or loan is None or loan.leaving or one.restarts >= rules.max_restarts
-            found.append(replace(one, since=picture.now) if stays else one)
-        elif job not in busy and job not in barred:
-            most = rules.quota.get(one.account)
-            if most is not None:
-                left = most - picture.lent.get(one.account, 0)
-                one = replace(one, speeds={p: speed for p, speed in one.speeds.items() if p.compute <= left})
-            found.append(one)
+            one = replace(one, since=picture.now) if stays else one
+        found.append(one)
     return found
 
 

@@ -12,7 +12,7 @@ from supply_gpus import A30, H100
 from slurm_migbatch.cosched.ledger import Cause, Ledger, Loan, State
 from slurm_migbatch.cosched.lend import decide
 from slurm_migbatch.cosched.look import Idleness, Knowledge, Scene, picture_of, sights_of
-from slurm_migbatch.cosched.picture import Kind, Picture, Round, Rules
+from slurm_migbatch.cosched.picture import Kind, Picture, Rules
 from slurm_migbatch.cosched.trainees import Trainees
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot, layouts
@@ -123,10 +123,6 @@ sites = st.composite(Site)()
 any_site = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
-def stopped(found: Round) -> set[int]:
-    return {order.job for order in found.orders if order.kind in (Kind.SIGNAL, Kind.REQUEUE)}
-
-
 @any_site
 @given(sites)
 def test_a_job_is_given_one_order_that_its_state_allows(site: Site) -> None:
@@ -184,6 +180,9 @@ def test_no_account_has_more_than_its_quota_by_a_release(site: Site) -> None:
         if order.kind is Kind.RELEASE and order.profile is not None:
             released[site.picture.sights[order.job].row.account] += order.profile.compute
     assert not released["a"] or lent["a"] + released["a"] <= RULES.quota["a"]
+    if lent["a"] >= RULES.quota["a"]:
+        grown = [order.job for order in found.orders if order.cause is Cause.GROW]
+        assert not [job for job in grown if site.picture.loans[job].account == "a"]
     assert sum(order.kind is Kind.RELEASE for order in found.orders) <= RULES.most_releases
 
 
@@ -197,7 +196,8 @@ def test_loans_end_for_inference_that_waits_and_only_where_that_is_allowed(site:
     assert site.picture.starts
     assert ended <= {int(str(one.job)) for space in site.picture.spaces for one in space.lent}
     calm = replace(RULES, reclaim=False)
-    assert not stopped(decide(site.picture, calm)) & ended
+    more = {order.job for order in decide(site.picture, calm).orders if order.cause is Cause.RECLAIM}
+    assert not more & ended
 
 
 def _leaving(site: Site) -> set[int]:
