@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from slurm_migbatch.slurm.arrays import tell_apart
@@ -40,6 +41,8 @@ _ABOUT = re.compile(r"\A\d+_\S+: (?!.* / )")
 _GONE = ("Invalid job id specified", "already completing or completed")
 #: scontrol's words where nobody was there to refuse anything
 _NOBODY = ("Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted")
+#: seconds after which scancel has sent a signal to each of a few tasks, and not yet again
+_ONCE_S = 3.0
 #: releases up to this one heed SQUEUE_ARRAY_UNIQUE
 _UNIQUE = (22, 5)
 #: ESLURM_ALREADY_DONE as an exit status: some tasks of an array had ended
@@ -170,23 +173,43 @@ class CliClient:
         self.signal_all([job_id], name, full)
 
     def signal_all(self, job_ids: Iterable[int | str], name: str, full: bool = True) -> None:
-        """One `scancel --signal --state=RUNNING` for all.
+        """One `scancel --signal --state=RUNNING` for all jobs, and one for some array tasks each.
 
         Without the state scancel tries a job that waits again and again for minutes ("Job can not be altered now").
+        With it, it still does so with running tasks of arrays: slurmctld sends the signal and says all the same that
+        the job is in transition, so scancel sends it again after 5 s, and so on. It is ended before that; a task has
+        to be named as "123_4" for it.
         """
         if not _SIGNAL.fullmatch(name):
             raise ValueError(f"{name!r} is no signal")
-        jobs = [_job_id(job) for job in job_ids]
-        if not jobs:
-            return
+        named = [_job_id(job) for job in job_ids]
+        jobs, tasks = [n for n in named if "_" not in n], [n for n in named if "_" in n]
         options = [*(["--full"] if full else []), "--state=RUNNING", f"--signal={name}"]
-        done = self._finish("scancel", *options, *jobs)
-        said = dict(_SCANCEL.findall(_text(done.stderr)))
+        said: dict[str, str] = {}
+        if jobs:
+            done = self._finish("scancel", *options, *jobs)
+            said |= _SCANCEL.findall(_text(done.stderr))
+            if done.returncode not in (0, _ALREADY_DONE) and not said:
+                raise _failed("scancel", (*options, *jobs), done)
+        if tasks:
+            with ThreadPoolExecutor(8) as pool:
+                for heard in pool.map(lambda some: self._once(*options, *some), _chunks(tasks, 8)):
+                    said |= _SCANCEL.findall(heard)
         refused = {job: why.strip() for job, why in said.items() if not any(word in why for word in _GONE)}
         if refused:
-            raise SlurmRefused(refused, len(jobs), ("scancel", *options))
-        if done.returncode not in (0, _ALREADY_DONE) and not said:
-            raise _failed("scancel", (*options, *jobs), done)
+            raise SlurmRefused(refused, len(named), ("scancel", *options))
+
+    def _once(self, *arguments: str) -> str:
+        """What scancel says before it would send a signal for the second time."""
+        self.calls += 1
+        command = [f"{self._bin}/scancel" if self._bin else "scancel", *arguments]
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=_ONCE_S, env=self._env, check=False, cwd="/")
+        except subprocess.TimeoutExpired as error:
+            return _text(error.stderr or b"")
+        except OSError as error:
+            raise SlurmError(f"scancel cannot be started ({error.strerror}: {command[0]})", command) from None
+        return _text(done.stderr)
 
     def hold(self, job_id: int) -> None:
         """`scontrol hold`."""

@@ -249,7 +249,7 @@ class SlurmClient(Protocol):
         """Send a signal ("USR1") to running jobs; to those that do not run (any more) nothing is sent, and no error.
 
         Args:
-            job_ids: of jobs or single array tasks.
+            job_ids: of jobs, or of single array tasks as "123_4" (not by their numeric id, see `CliClient`).
             name: the signal without "SIG".
             full: to the batch script and all its children as well as to the steps.
 

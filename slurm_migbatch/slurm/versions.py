@@ -14,11 +14,15 @@ times of `show node`     always ISO                    follow SLURM_TIME_FORMAT 
 a job that only the      `ReqNodeNotAvail,             as 22.05                     `None`
 catalog node fits        UnavailableNodes:cat`
 requeued job waits with  `BeginTime`, 121 s            as 22.05                     as 22.05
+tasks of an array that   own rows if                   shown as the rest of their   as 24.11
+were changed alone       SQUEUE_ARRAY_UNIQUE is set    array, always (`arrays.py`)
+`--gres=mig:1g.10gb`     refused at submission         kept without a count         as 24.11
+refusal for one task     `6_0: why`                    `6_[0]: why`                 as 24.11
 =======================  ============================  ===========================  ============================
 
-None of this needs code of its own: the GRES parser reads every prefix, a missing type and one with count 0 mean the
-same to us, unknown keys are skipped, and the supply planner takes all of these reasons for "waits for supply". What
-would need code, should a release change it, is `SQUEUE_FIELDS` in `cli.py`.
+Only the array tasks need code of their own: the GRES parser reads every prefix, a missing type and one with count 0
+mean the same to us, unknown keys are skipped, and the supply planner takes all of these reasons for "waits for supply".
+What would need code, should a release change it, is `SQUEUE_FIELDS` in `listing.py`.
 """
 
 from __future__ import annotations

@@ -23,6 +23,15 @@ def kinds(found: dict[str, JobRow]) -> dict[str, dict[str, int]]:
     return {task: gres.counts(r.gres, "mig") for task, r in found.items()}
 
 
+def _traps(directory: Path) -> str:
+    """A script that says when it is ready and when it got USR1, in a directory that everyone may write to."""
+    directory.chmod(0o777)
+    for parent in list(directory.parents)[:3]:
+        parent.chmod(parent.stat().st_mode | 0o055)
+    task = "$SLURM_ARRAY_TASK_ID"
+    return f"trap 'echo USR1 {task} >> {directory}/got' USR1; touch {directory}/up{task}; while :; do sleep 0.1; done"
+
+
 class Arrays:
     """Tasks that wait share a row until they are told apart."""
 
@@ -80,6 +89,17 @@ class Arrays:
         assert all(r.restarts == 0 for task, r in found.items() if task != "0")
         assert [r.throttle for r in found.values() if r.job_id == array] == [4]
 
+    def test_a_signal_reaches_a_task_once(self, world: RealWorld, tmp_path: Path) -> None:
+        array = world.sbatch("--gres=mig:1g.10gb:1", "--array=0-1", wrap=_traps(tmp_path))
+        for _ in world.passes():
+            if len(list(tmp_path.glob("up*"))) == 2:
+                break
+        world.client.signal_all([f"{array}_1"], "USR1")
+        for _ in world.passes():
+            if (tmp_path / "got").exists() and (tmp_path / "got").read_text():
+                break
+        assert (tmp_path / "got").read_text().split() == ["USR1", "1"]
+
 
 class Control:
     """One job from hold to its end, and what reaches it."""
@@ -108,19 +128,15 @@ class Control:
             world.client.update_job(NOBODY, Comment="x")
 
     def test_a_signal_reaches_the_script_and_its_children(self, world: RealWorld, tmp_path: Path) -> None:
-        tmp_path.chmod(0o777)
-        for directory in list(tmp_path.parents)[:3]:
-            directory.chmod(directory.stat().st_mode | 0o055)
-        script = f"trap 'echo USR1 >> {tmp_path}/got' USR1; touch {tmp_path}/up; while :; do sleep 0.1; done"
-        job = world.sbatch("--gres=mig:1g.10gb:1", wrap=script)
+        job = world.sbatch("--gres=mig:1g.10gb:1", wrap=_traps(tmp_path))
         for _ in world.passes():
-            if (tmp_path / "up").exists():
+            if list(tmp_path.glob("up*")):
                 break
         world.client.signal(job, "USR1")
         for _ in world.passes():
-            if (tmp_path / "got").exists():
+            if (tmp_path / "got").exists() and (tmp_path / "got").read_text():
                 break
-        assert (tmp_path / "got").read_text() == "USR1\n"
+        assert (tmp_path / "got").read_text().split() == ["USR1"]
         assert until(world, job, "RUNNING").restarts == 0
 
     def test_a_job_that_has_completed_is_not_started_again(self, world: RealWorld) -> None:

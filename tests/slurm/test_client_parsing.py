@@ -353,7 +353,7 @@ exit 1
     with pytest.raises(SlurmRefused) as caught:
         client.signal_all([5, 6, "7_1"], "USR2", full=False)
     assert caught.value.refused == {"7_1": "Access/permission denied"}
-    assert (tools / "log").read_text() == "--state=RUNNING --signal=USR2 5 6 7_1\n"
+    assert (tools / "log").read_text() == "--state=RUNNING --signal=USR2 7_1\n"
 
 
 def test_a_scancel_that_fails_otherwise_is_an_error(tools: Path) -> None:
