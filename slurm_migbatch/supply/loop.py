@@ -158,6 +158,7 @@ class SupplyLoop:
         self._wanted: Sequence[Demand] = ()
         self._told: Mapping[str, Node] = {}
         self._preferred: tuple[Profile, ...] = ()
+        self._anew = False
         self._jobs: dict[int, JobRow] = {}
         self._pairs: Mapping[int, int] = {}
         self._sharing: dict[str, sharers.Sharing] = {}
@@ -211,7 +212,9 @@ class SupplyLoop:
         calls += self._hasten_jobs(jobs, notes)
         nodes = self._nodes(by_name, jobs, now, notes)
         wanted = demands(jobs, rows, nodes.keys(), now, self._avoided(now), self._loan)
-        plan = self._planner.plan(list(nodes.values()), wanted, now, self._reservations, self.preference)
+        anew, self._anew = self._anew, False
+        told = list(nodes.values())
+        plan = self._planner.plan(told, wanted, now, self._reservations, self.preference, anew=anew)
         self._plan, self._wanted, self._jobs = plan, wanted, {row.job_id: row for row in jobs}
         self._told = nodes
         self._reservations = plan.reservations
@@ -266,8 +269,12 @@ class SupplyLoop:
         return self.settings.preference or self._preferred
 
     def prefer(self, order: Sequence[Profile]) -> None:
-        """Offer empty space in this order from the next round on, unless the settings say otherwise."""
-        self._preferred = tuple(order)
+        """Offer empty space in this order from the next round on, unless the settings say otherwise.
+
+        What is offered already and wanted by nobody is offered anew on GPUs that stand idle then.
+        """
+        before, self._preferred = self.preference, tuple(order)
+        self._anew = self._anew or self.preference != before
 
     @property
     def told(self) -> Mapping[str, Node]:

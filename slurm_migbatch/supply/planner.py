@@ -67,6 +67,8 @@ class Planner:
         now: float,
         previous: Sequence[Reservation] = (),
         preference: Sequence[Profile] = (),
+        *,
+        anew: bool = False,
     ) -> Plan:
         """The plan for the whole cluster.
 
@@ -77,9 +79,12 @@ class Planner:
             previous: the reservations of the last plan.
             preference: what to offer in empty space: tried in this order, again and again, until nothing fits; none:
                 one slice of each size.
+            anew: the preference has changed: GPUs that stand idle are offered by it and not as they were.
         """
         self._book.trim()
-        return _Round(self._book, nodes, demands, now, previous, self._share, self._most).run(tuple(preference))
+        return _Round(self._book, nodes, demands, now, previous, self._share, self._most).run(
+            tuple(preference), anew=anew
+        )
 
 
 class _Round:
@@ -113,7 +118,7 @@ class _Round:
         self._order: dict[tuple[frozenset[str], tuple[tuple[Profile, int], ...]], list[str]] = {}
         self._tries = 0
 
-    def run(self, preference: tuple[Profile, ...]) -> Plan:
+    def run(self, preference: tuple[Profile, ...], *, anew: bool = False) -> Plan:
         for number, demand in enumerate(self.demands):
             if demand.apart is not None:
                 if number == self._components[demand.apart][-1]:
@@ -133,7 +138,7 @@ class _Round:
             if demand.loan and demand.apart is None:
                 self._lend(number, demand)
         return Plan(
-            nodes={node.name: self._node_plan(node, preference) for node in self.fleet.nodes.values()},
+            nodes={node.name: self._node_plan(node, preference, anew=anew) for node in self.fleet.nodes.values()},
             reservations=tuple(self.reserver.made),
             placed=self._placed(),
             waiting=tuple(self.waiting),
@@ -341,19 +346,22 @@ class _Round:
 
     # -- the result --------------------------------------------------------------------------------------------
 
-    def _node_plan(self, node: Node, preference: tuple[Profile, ...]) -> NodePlan:
+    def _node_plan(self, node: Node, preference: tuple[Profile, ...], *, anew: bool) -> NodePlan:
         layouts: dict[str, Layout] = {}
         withdrawn: set[Profile] = set()
         free: Counter[Profile] = Counter()
         optional: list[tuple[Layout, str]] = []
         changed = False
+        anew = anew and not node.unmatched()  # a job that is just starting may be on any slot
         still = node.mode is not Mode.WITHDRAWN and not self.fleet.plannable(node.name)
         for seat in self.fleet.by_node[node.name]:
             gpu = seat.gpu
             if still or node.mode is Mode.WITHDRAWN:
                 final = self.fleet.book.unchanged(gpu.leased, gpu.free, node.mode is not Mode.WITHDRAWN)
             else:
-                final = self.fleet.book.final(seat.shape, gpu.occupied, gpu.leased, gpu.free, preference, seat.hidden)
+                final = self.fleet.book.final(
+                    seat.shape, gpu.occupied, gpu.leased, gpu.free, preference, seat.hidden, anew=anew
+                )
                 optional.append((final.optional, gpu.uuid))
             free.update(final.free)
             layouts[gpu.uuid] = final.layout

@@ -196,13 +196,20 @@ class ShapeBook:
         offered: Layout,
         preference: tuple[Profile, ...],
         hidden: frozenset[Profile] = frozenset(),
+        *,
+        anew: bool = False,
     ) -> Final:
-        """The plan of a GPU in this condition, with unclaimed space filled by preference, but not with `hidden`."""
-        key = (shape, occupied, leased, offered, preference, hidden)
+        """The plan of a GPU in this condition, with unclaimed space filled by preference, but not with `hidden`.
+
+        `anew`: of a GPU that nothing is used or meant on, what it offered so far is filled by preference too.
+        """
+        anew = anew and not shape.taken and shape.future is None
+        key = (shape, occupied, leased, offered, preference, hidden, anew)
         known = self._finals.get(key)
         if known is None:
             cycle = preference or default_preference(shape.geometry)
-            optional = shape.rest.union(_leftover(shape, tuple(p for p in cycle if p not in hidden)))
+            rest = EMPTY if anew else shape.rest
+            optional = rest.union(_leftover(shape, rest, tuple(p for p in cycle if p not in hidden)))
             available = shape.taken.minus(occupied).union(optional)
             known = self._finals[key] = _final(leased, offered, available, optional)
         return known
@@ -260,12 +267,12 @@ def default_preference(geometry: Geometry) -> tuple[Profile, ...]:
     return (*sizes.values(), geometry.full.profile)
 
 
-def _leftover(shape: Shape, cycle: tuple[Profile, ...]) -> Layout:
+def _leftover(shape: Shape, rest: Layout, cycle: tuple[Profile, ...]) -> Layout:
     geometry = shape.geometry
-    taken = shape.taken.union(shape.rest)
+    taken = shape.taken.union(rest)
     base = taken
     if shape.future is not None:
-        inside = ShapeBook.legal(geometry, shape.future, Layout((*shape.slots.slots, *shape.rest.slots)))
+        inside = ShapeBook.legal(geometry, shape.future, Layout((*shape.slots.slots, *rest.slots)))
         base = shape.future.union(inside)
     warm = _clear_of(shape.warm, base.mask)
     added = plan_free(geometry, base, cycle * geometry.max_slots, keep=warm)
