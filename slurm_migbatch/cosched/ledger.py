@@ -140,7 +140,12 @@ class Sight:
 
 @dataclass(frozen=True)
 class Past:
-    """What earlier loans of a job say about it: how often it was called back; restart count and end of the last."""
+    """What earlier loans of a job say about it.
+
+    Attributes:
+        hits: how often it had to give its slice back, to us or to Slurm's preemption.
+        restart, ended: restart count and end of the last loan.
+    """
 
     hits: int = 0
     restart: int = -1
@@ -344,7 +349,7 @@ class Ledger:
 
     def _remember(self, loan: Loan) -> None:
         past = self.past.get(loan.job_id, Past())
-        called = loan.cause in (Cause.RECLAIM, Cause.FORECAST) and loan.started is not None
+        called = loan.cause in (Cause.RECLAIM, Cause.FORECAST, Cause.SLURM) and loan.started is not None
         ended = loan.ended or loan.decided
         self.past[loan.job_id] = Past(past.hits + called, max(past.restart, loan.restart), max(past.ended, ended))
         if called and loan.gpu:

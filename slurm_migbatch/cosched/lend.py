@@ -73,7 +73,7 @@ def decide(picture: Picture, rules: Rules) -> Round:
                 continue
             if account in left:
                 left[account] -= slices
-            why = f"{grant.profile} is idle on {grant.seat.node} and no inference is expected to need it"
+            why = f"{grant.profile} is idle, and no inference is expected to need it"
             orders.append(Order(Kind.RELEASE, job, row.restarts, why, profile=grant.profile))
         orders += [_grow(picture, grow) for grow in lending.grows if int(str(grow.job)) not in busy]
     else:
