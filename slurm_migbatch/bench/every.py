@@ -61,7 +61,7 @@ class Experiment:
 
 QUICK_SEEDS: Final = 2
 EXPERIMENTS: Final = (
-    Experiment("sharing", "--seeds"),
+    Experiment("sharing", "--seeds", 20),
     Experiment("lending", "--seeds"),
     Experiment("dispatch", "--seeds"),
     Experiment("dstack", "--mixes"),
