@@ -65,7 +65,12 @@ class Ended:
     state: str
 
 
-def measure(seed: int = 1, wave: Wave | None = None, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+def measure(
+    seed: int = 1,
+    wave: Wave | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    slurm_root: str = "",
+) -> dict[str, Any]:
     """The whole experiment: both ways on a test bed of their own, one after the other (root, about 15 minutes).
 
     Raises:

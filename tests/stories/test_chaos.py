@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from story import PATIENCE_S, sbatch, settled, until
-from test_lending import LENDING, begun, cancel, loans, running, saved, train
+from test_way_of_a_loan import LENDING, begun, cancel, loans, running, saved, train
 
 from slurm_migbatch.testbed.cluster import Cluster
 

@@ -168,6 +168,26 @@ def test_a_service_that_dies_between_signal_and_requeue_goes_on(bed: Cluster) ->
     settled(bed)
 
 
+def test_slurm_itself_takes_a_slice_of_the_type_that_inference_asks_for(bed: Cluster) -> None:
+    """By partition priority, also where migbatchd is dead; the record follows, and the job loses nothing."""
+    job = train(bed, "signal=usr1 min=7g.80gb")
+    until("the loan", lambda: running(bed) == {job: "7g.80gb"})
+    until("some steps", lambda: begun(bed, job) == [0])
+    time.sleep(2.0)
+    bed.kill("migbatchd")
+    inference, said = sbatch(bed, "-p", "gpu", "--gres=mig:7g.80gb", wrap="sleep 5", user="mbbob")
+    assert inference, said
+    assert bed.wait_job(inference, timeout=PATIENCE_S) == "COMPLETED"
+    bed.restart("migbatchd")
+    until("the return of the job", lambda: running(bed) == {job: "7g.80gb"} and len(begun(bed, job)) == 2)
+    (over,) = (one for one in loans(bed, "--all") if one["state"] == "ended")
+    assert "preemption" in over["why"]
+    assert begun(bed, job)[1] == saved(bed, job) > 0
+    assert [row["kind"] for row in actions(bed, job)] == ["release", "retype", "release"]
+    cancel(bed)
+    settled(bed)
+
+
 def test_a_dry_run_touches_nothing_and_decides_the_same(bed: Cluster) -> None:
     restarted(bed, dry_run=True)
     job = train(bed, "signal=usr1 max=2g.20gb", steps=20)

@@ -64,7 +64,7 @@ def test_where_slurm_forgets_one_update_is_enough() -> None:
 
 
 def test_where_slurm_does_not_forget_a_job_stays_with_its_first_profile() -> None:
-    assert emptied("gres:mig:loan:2") == {"TresPerNode": "", "TresPerJob": "gres:mig:loan:2", "NumNodes": "1"}
+    assert emptied("gres:mig:loan:2") == {"TresPerNode": "", "TresPerJob": "gres:mig:loan:2", "NumNodes": "1-1"}
     released = retyped("gres:mig:loan:2", WAITING, "2g.20gb")
     assert released["TresPerJob"] == "" and released["Gres"] == "mig:2g.20gb:1"
     running = "gres:mig:2g.20gb:1"

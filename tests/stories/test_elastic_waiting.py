@@ -212,3 +212,19 @@ def test_without_the_service_the_answer_is_the_same(bed: Cluster, client: CliCli
         assert told == same and told is not None and told.waiting
     finally:
         bed.product.start_daemon()
+
+
+def test_half_way_between_two_types_it_starts_nowhere(slurm_root: str) -> None:
+    """Where Slurm needs two requests for a new type: two nodes with a `loan` each are not what it waits for."""
+    config = {"lending": {"dry_run": True}}
+    with Cluster(None, slurm_root=slurm_root, migbatch="all", nodes=2, gpus=1, lends=True, config=config) as bed:
+        client = CliClient(bed.bin, bed.slurm_conf)
+        job, _ = sbatch(bed, *TRAIN, wrap=LASTS)
+        until("the job", lambda: any(found.job_id == job for found in client.jobs()))
+        if first := emptied(row(client, job).gres):
+            client.update_job(job, **first)
+        for _ in range(4):
+            other, _ = sbatch(bed, "-p", "gpu", "--gres=mig:1g.10gb:1", wrap="true")  # Slurm's scheduler goes round
+            bed.wait_job(other)
+        assert row(client, job).pending
+        assert row(client, job).restarts == 0
