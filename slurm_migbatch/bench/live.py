@@ -22,6 +22,7 @@ from typing import Any, Final
 from slurm_migbatch.bench.bars import Bar, quantile
 from slurm_migbatch.bench.wave import Wave, draw
 from slurm_migbatch.bench.wavesim import predict
+from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.testbed.bed import FINAL
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.proc import wait_until
@@ -130,12 +131,13 @@ def run(
         partition_nodes=_partitions(wave, lending),
     ) as bed:
         library = _install(bed)
-        before = bed.run(["sdiag"]).stdout
+        client = CliClient(bed.bin, bed.slurm_conf)
+        before = client.diag()
         begun = time.time()
         jobs = _Submitter(bed, wave, library).run()
         say(f"all submitted after {time.time() - begun:.0f} s")
         _await_end(bed, [*jobs.inference, *jobs.training])
-        after = bed.run(["sdiag"]).stdout
+        after = client.diag()
         records = _records(bed)
         inference = [_ended(bed, records, job) for job in jobs.inference]
         training = [_ended(bed, records, job) for job in jobs.training]
@@ -152,7 +154,7 @@ def run(
             "training_failed": sum(1 for one in training if one.state != "COMPLETED"),
             "steps_lost": sum(_lost(bed, job) for job in jobs.training),
             "drained_nodes": [n for n, state in bed.node_states().items() if state.rstrip("*") != "idle"],
-            "rpcs": _rpcs(after) - _rpcs(before),
+            "rpcs": sum(count.count for count in after.since(before).types.values()),
             "makespan_s": round(max(one.ended for one in (*inference, *training)) - begun, 1),
         }
 
@@ -288,9 +290,3 @@ def _lost(bed: Cluster, job: int) -> int:
         else:
             saved = int(number)
     return lost
-
-
-def _rpcs(sdiag: str) -> int:
-    """Remote procedure calls that slurmctld has served, of all types."""
-    part = sdiag.partition("statistics by message type")[2].partition("statistics by user")[0]
-    return sum(int(count) for count in re.findall(r"count:(\d+)", part))

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from slurm_migbatch.bench.bars import Bar
-from slurm_migbatch.cli.bench_live import live
+from slurm_migbatch.cli.bench_live import live, rounds
 from slurm_migbatch.cli.benchcommon import (
     data_option,
     json_option,
@@ -32,7 +32,7 @@ def bench() -> None:
     """
 
 
-for _experiment in (*COMMANDS, live):
+for _experiment in (*COMMANDS, live, rounds):
     bench.add_command(_experiment)
 
 

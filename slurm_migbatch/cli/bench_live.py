@@ -1,4 +1,4 @@
-"""`migbatch bench live`: lending beside a real Slurm, and what the simulator had said."""
+"""`migbatch bench live` and `rounds`: lending beside a real Slurm."""
 
 from __future__ import annotations
 
@@ -53,3 +53,39 @@ def _row(name: str, way: dict[str, Any]) -> list[str]:
         str(way["restarts_max"]),
         str(way["rpcs"]),
     ]
+
+
+@click.command()
+@click.option("--pending", type=click.IntRange(1, 10_000), default=1000, show_default=True, help="Jobs that wait.")
+@click.option("--slurm-root", default="", metavar="DIR", help="Run the Slurm of this debootstrapped Debian.")
+@json_option
+def rounds(pending: int, slurm_root: str, as_json: bool) -> None:
+    """How long a decision on loans takes before a full queue, and what slurmctld does for it (as root).
+
+    About 500 idle slices under a real Slurm on a test bed; sdiag's counts of slurmctld's calls before and after.
+    """
+    from slurm_migbatch.bench.rounds import measure
+    from slurm_migbatch.testbed.errors import TestbedError
+
+    try:
+        result = measure(pending, say=progress, slurm_root=slurm_root)
+    except TestbedError as error:
+        raise Failure(str(error)) from None
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    click.echo(f"{result['pending']} training jobs before {result['slots']} slots")
+    for name, phase in result["phases"].items():
+        decisions = phase["lending"]
+        click.echo(
+            f"{name}: {decisions['rounds']:.0f} decisions of {decisions['mean_s']:.3f} s on average in "
+            f"{phase['seconds']:g} s, {phase['running']} loans run"
+        )
+        print_table(
+            ("RPC", "BEFORE", "AFTER", "CALLS"),
+            [
+                (rpc, str(phase["sdiag_before"].get(rpc, 0)), str(after), str(phase["rpcs"].get(rpc, 0)))
+                for rpc, after in phase["sdiag_after"].items()
+            ],
+        )
+    print_bars(result)
