@@ -15,7 +15,7 @@ from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.policy.lendable import Grant, Grow, Reason, Seat, Space, Trainee
 from slurm_migbatch.policy.lending import Calm, paid_worth
-from slurm_migbatch.policy.spare import by_size, fits, loss, ordered, without
+from slurm_migbatch.policy.spare import by_size, fits, left, loss, ordered, without
 
 _GAIN: Final = 1e-9
 _PASSES: Final = 3
@@ -82,6 +82,7 @@ class Board:
             for slot in room.space.taken
         )
         self.share = max(1.0, (slices - taken) / max(1, len(trainees)))
+        self._profiles: dict[frozenset[str] | None, set[Profile]] = {}
         self._useful: dict[tuple[int, frozenset[str] | None], tuple[Profile, ...]] = {}
         self.heaps: dict[tuple[int, bool, Profile], list[_Entry]] = {}
         self.by_group: dict[tuple[int, bool], list[int]] = {}
@@ -109,9 +110,11 @@ class Board:
         """Profiles that it runs on and that GPUs within its reach have, from small to large."""
         key = id(one.speeds), one.nodes
         if key not in self._useful:
-            groups = self.regions[one.nodes]
-            known = [geometry for group in groups for geometry in self.geometries[group]]
-            found = [p for p, speed in one.speeds.items() if speed > 0 and any(p in geometry for geometry in known)]
+            known = self._profiles.get(one.nodes)
+            if known is None:
+                models = {geometry for group in self.regions[one.nodes] for geometry in self.geometries[group]}
+                known = self._profiles[one.nodes] = {info.profile for model in models for info in model.profiles}
+            found = [profile for profile, speed in one.speeds.items() if speed > 0 and profile in known]
             self._useful[key] = tuple(sorted(found, key=by_size))
         return self._useful[key]
 
@@ -191,8 +194,12 @@ class Board:
     def _raised(self, each: Given, after: Profile, move: bool) -> bool:
         """Give a job a larger slice, on its GPU or elsewhere, if there is room."""
         room = self.rooms[each.room]
-        wishes = ordered((*without(room.wishes, each.profile), after))
-        if after in room.geometry and fits(room.geometry, room.used, wishes):
+        wishes: tuple[Profile, ...] | None = None
+        if after in room.geometry:
+            more = room.geometry.info(after).memory_slices - room.geometry.info(each.profile).memory_slices
+            if more <= left(room.geometry, room.used, room.wishes)[1]:
+                wishes = ordered((*without(room.wishes, each.profile), after))
+        if wishes is not None and fits(room.geometry, room.used, wishes):
             self._become(each.room, wishes)
         else:
             found = self.best(after, self.regions[each.one.nodes], True) if move else None
