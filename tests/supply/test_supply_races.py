@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fake_slurm import backed
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from supply_world import World
 from test_supply_loop import EXAMPLES
@@ -140,7 +140,7 @@ def test_nothing_that_happens_between_two_questions_makes_a_misfit(seed: int, no
             world.clock.sleep(1)
             world.look()
         assert not world.nodes.misfits, world.slurm.queue[world.nodes.misfits[0]]
-    assert world.slurm.started
+    assume(world.slurm.started)  # a draw in which nothing starts shows nothing
 
 
 def test_a_start_that_is_heard_of_late_hides_no_free_slot() -> None:
