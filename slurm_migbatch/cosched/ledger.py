@@ -195,7 +195,7 @@ class Ledger:
 
     def states(self) -> Counter[str]:
         """How many loans are in each state."""
-        return Counter(loan.state.value for loan in self.open.values())
+        return Counter(loan.state.value for loan in list(self.open.values()))
 
     # -- what Slurm shows ------------------------------------------------------------------------------------------
 

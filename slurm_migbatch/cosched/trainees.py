@@ -109,7 +109,8 @@ class Trainees:
 
     def checkpoints(self) -> dict[Run, float]:
         """The newest complete checkpoint of each run that has told of one."""
-        return {run: report.checkpoint for run, report in self._reports.items() if report.checkpoint is not None}
+        told = list(self._reports.items())  # reports come in another thread
+        return {run: report.checkpoint for run, report in told if report.checkpoint is not None}
 
     def speeds(self, sight: Sight) -> Mapping[Profile, float]:
         """Of each profile that the job may have, its speed relative to the whole GPU."""

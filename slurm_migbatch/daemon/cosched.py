@@ -118,7 +118,7 @@ class CoschedRoom:
                 continue
             trouble.succeeded()
             self.ledger.load(loan for row in past.loans if (loan := Loan.from_row(row)) is not None)
-            self._expected.learn(past.uses, now)
+            await asyncio.to_thread(self._expected.learn, past.uses, now)  # weeks of it take a while
             self._idle.since.update(past.freed)
             self._recall(past.runs)
             for row in past.actions:
