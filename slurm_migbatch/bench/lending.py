@@ -15,8 +15,8 @@ are the history that the forecast has.
 - *half*: our rules for training on its own half, inference on the other. *half, ATS*: DeepBoot's rules there.
 - *servers*: whole idle nodes are lent and called back (Lyra's loans; a reconstruction). *no forecast*: ours, lending
   whatever is idle. *DeepBoot*: its rules throughout. *ours*.
-- Bounds, no ways to run a cluster: *restless* uses every idle GPU every minute, at what restarts cost and however many
-  there are; *free* does so with restarts that cost nothing.
+- Not ways to run a cluster: *restless* uses every idle GPU every minute, however many restarts that takes; *free* does
+  so with restarts that cost nothing, and stands for a bound (placing and sizes are decided as for the others).
 
 Idle replicas are protected as DeepBoot does on a dedicated half and in its own way, and nowhere else.
 """
@@ -287,7 +287,7 @@ def measure(
     notes = [
         f"training: {len(jobs)} Pollux workloads of {len(jobs[0])} jobs on whole GPUs; inference: made up, bursts "
         f"from {origin}, day pattern, {HISTORY_DAYS} days of history",
-        "restless and free are bounds: every idle GPU every minute, restarts at their cost and for nothing",
+        "restless uses every idle GPU every minute whatever it costs; free does so at no cost, as a bound",
         "Lyra's loans of whole servers are a reconstruction; all ways share replicas, placing and restart costs",
     ]
     miso = lendslices.miso(data)
