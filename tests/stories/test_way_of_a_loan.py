@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -168,8 +168,11 @@ def test_a_service_that_dies_between_signal_and_requeue_goes_on(bed: Cluster) ->
     settled(bed)
 
 
-def test_slurm_itself_takes_a_slice_of_the_type_that_inference_asks_for(bed: Cluster) -> None:
+def test_slurm_itself_takes_a_slice_of_the_type_that_inference_asks_for(
+    new_cluster: Callable[..., Cluster],
+) -> None:
     """By partition priority, also where migbatchd is dead; the record follows, and the job loses nothing."""
+    bed = new_cluster(migbatch="all", nodes=1, gpus=1, lends=True, config={"lending": LENDING})
     job = train(bed, "signal=usr1 min=7g.80gb")
     until("the loan", lambda: running(bed) == {job: "7g.80gb"})
     until("some steps", lambda: begun(bed, job) == [0])
