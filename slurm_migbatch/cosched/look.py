@@ -18,7 +18,7 @@ from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.supply.demand import demands
 from slurm_migbatch.supply.model import Demand, Plan
 from slurm_migbatch.supply.view import GpuFacts, NodeFacts
-from slurm_migbatch.workload.loans import loan_hints
+from slurm_migbatch.workload.loans import forgets, loan_hints
 
 REQUEUE_DELAY_S: Final = 150.0
 """Slurm's own delay of a requeued job is about two minutes; a later begin is its user's wish."""
@@ -250,7 +250,13 @@ def _pools(scene: Scene, sights: Mapping[int, Sight], ledger: Ledger) -> dict[in
 
 
 def delayed(row: JobRow, past: Past | None, now: float) -> bool:
-    """Whether nothing but Slurm's delay after a requeue keeps a job from starting."""
+    """Whether nothing but Slurm's delay after a requeue keeps a job from starting, and may be cut short.
+
+    Up to 23.02 only that of a job's first return: there slurmd sometimes takes what comes back early for what has had
+    its Prolog, the job is requeued once more, and in the same way again for as long as it is hurried.
+    """
+    if row.restarts > 1 and not forgets(row.gres):
+        return False
     if row.reason.partition(",")[0].strip() != "BeginTime" or row.eligible is None or past is None:
         return False
     return past.restart == row.restarts - 1 and row.eligible <= now + REQUEUE_DELAY_S

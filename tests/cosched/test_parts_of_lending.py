@@ -114,6 +114,9 @@ def test_only_slurms_own_delay_is_cut_short() -> None:
     assert not delayed(replace(mine, restarts=2), past, NOW), "that requeue was not after a loan"
     assert not delayed(mine, None, NOW)
     assert not delayed(replace(mine, reason="JobHeldUser"), past, NOW)
+    again = replace(past, restart=1)
+    assert delayed(replace(mine, restarts=2), again, NOW)
+    assert not delayed(replace(mine, restarts=2, gres="gres:mig:loan:2"), again, NOW), "Slurm up to 23.02 trips over it"
 
 
 # -- the forecast ------------------------------------------------------------------------------------------------------
