@@ -254,6 +254,7 @@ def measure(
             f"{len(models)} models; seconds as measured, no predictor; legal layouts only; making and removing "
             "instances is charged",
             "D-STACK is a reconstruction; utilisation and fairness at half the ideal load with gaps used out of turn",
+            *(_ceiling(result) for result in results),
         ],
         "results": results,
         "bars": [bar.to_dict() for result in results for bar in _bars(result)],
@@ -341,6 +342,15 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         ),
         "items_over_temporal": _interval([row["load"]["ours"] / row["load"]["temporal sharing"] for row in rows]),
     }
+
+
+def _ceiling(result: Mapping[str, Any]) -> str:
+    """How much better than temporal sharing any scheduler could make use of the GPU."""
+    used = result["all"]["filled"]["temporal sharing"]["utilisation"]
+    return (
+        f"batches {result['batches']}: temporal sharing makes use of {used:.0%} of the GPU on average, so nothing can "
+        f"make use of more than about {1 / used:.2f} times as much"
+    )
 
 
 def _interval(values: Sequence[float]) -> list[float]:
