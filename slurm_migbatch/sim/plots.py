@@ -65,7 +65,7 @@ def bars(groups: Mapping[str, Sequence[Bar]], title: str, label: str, mark: floa
         return ""
     names = list(dict.fromkeys(bar.name for _, bar in rows))
     x = linear_axis([max(bar.value, bar.high or 0.0) for _, bar in rows] + [mark or 0.0])
-    wide = _W - _NAMES
+    wide = _W - _NAMES - 30  # room for the last value
     height = _TOP + _LINE * (len(rows) + len(groups)) + _BELOW
 
     def at(value: float) -> float:
