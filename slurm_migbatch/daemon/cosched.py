@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -23,50 +22,26 @@ from slurm_migbatch.cosched.forecast import Expectation
 from slurm_migbatch.cosched.ledger import Ledger, Loan, Place, Sight
 from slurm_migbatch.cosched.lend import decide
 from slurm_migbatch.cosched.look import Idleness, Knowledge, Run, Scene, picture_of, places_of, sights_of
-from slurm_migbatch.cosched.picture import Kind, Order, Round, Rules
+from slurm_migbatch.cosched.picture import Kind, Order, Round
 from slurm_migbatch.cosched.share import Rules as ShareRules
 from slurm_migbatch.cosched.trainees import Predict, Report, Trainees, report_of
+from slurm_migbatch.daemon.lending import Refusals, past_of, rules_of
 from slurm_migbatch.daemon.log import Trouble
 from slurm_migbatch.daemon.metrics import Labels, Metrics
 from slurm_migbatch.daemon.poll import Snapshot
-from slurm_migbatch.daemon.ports import Store
 from slurm_migbatch.daemon.supply import SupplyRoom
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.mig.profile import Profile, ProfileError
-from slurm_migbatch.policy.lending import Calm
 from slurm_migbatch.sim.pairs import read
 from slurm_migbatch.sim.traces.lines import TraceError
 from slurm_migbatch.store.progress import RunProgress
 
 log = logging.getLogger(__name__)
 
-_DAY_S: Final = 86_400.0
 _SAVE_S: Final = 5.0
 """How long a round waits for the database to take its intentions."""
 _AGAIN_S: Final = 3600.0
 """After so long a dry run says once more what it would still do."""
-_FIRST_S, _LONGEST_S = 2.0, 120.0
-"""How long what Slurm has refused is left alone: twice as long each time."""
-
-
-@dataclass
-class _Refusals:
-    """Orders that Slurm refused lately, and until when they are not tried again (unix s)."""
-
-    until: dict[tuple[Kind, int], tuple[float, float]] = field(default_factory=dict)
-
-    def note(self, order: Order, now: float) -> None:
-        wait = min(_LONGEST_S, 2 * self.until.get((order.kind, order.job), (0.0, _FIRST_S / 2))[1])
-        self.until[order.kind, order.job] = now + wait, wait
-
-    def clear(self, order: Order) -> None:
-        self.until.pop((order.kind, order.job), None)
-
-    def barred(self, kind: Kind, now: float) -> set[int]:
-        return {job for (which, job), (until, _) in self.until.items() if which is kind and until > now}
-
-    def forget(self, listed: Collection[int]) -> None:
-        self.until = {key: value for key, value in self.until.items() if key[1] in listed}
 
 
 class CoschedRoom:
@@ -89,7 +64,7 @@ class CoschedRoom:
         self.trainees = Trainees(predict, config.restart_s, config.checkpoint_s)
         self._expected = Expectation(config.forecast_days, config.day_s)
         self._idle = Idleness()
-        self._refusals = _Refusals()
+        self._refusals = Refusals()
         self.company = Company(ShareRules(measured=_measured(config.pairs)), enabled=config.share)
         self._loaded = asyncio.Event()
         self._asked: set[int] = set()
@@ -112,7 +87,9 @@ class CoschedRoom:
         now, history_s = self._clock(), self._config.forecast_days * self._config.day_s
         while self._config.enabled and not self._loaded.is_set():
             try:
-                past = await asyncio.wrap_future(self._writer.call(lambda store: _past(store, now, history_s), "loans"))
+                past = await asyncio.wrap_future(
+                    self._writer.call(lambda store: past_of(store, now, history_s), "loans")
+                )
             except Exception as error:
                 await asyncio.sleep(trouble.failed(error))
                 continue
@@ -359,38 +336,6 @@ def _measured(path: str) -> Mapping[tuple[str, str], float]:
     except (OSError, TraceError) as error:
         log.warning("[lending] pairs cannot be used, the usual slowdown is assumed of every pair: %s", error)
         return {}
-
-
-def rules_of(config: LendingConfig) -> Rules:
-    """The rules that an admin set; a slice rests after a reclaim for half as long again as loans are to last."""
-    calm = Calm(loan_s=config.horizon_s, idle_s=config.min_idle_s, rest_s=1.5 * config.horizon_s)
-    return Rules(
-        calm=calm,
-        grace_s=config.grace_s,
-        start_s=config.start_s,
-        protect_s=min(60.0, config.horizon_s / 10),
-        reclaim=config.reclaim,
-        most_releases=config.most_releases,
-        max_restarts=config.max_restarts,
-        quota=dict(config.quota),
-    )
-
-
-@dataclass(frozen=True)
-class _Past:
-    loans: Sequence[Mapping[str, Any]]
-    uses: Sequence[tuple[str, float, float | None]]
-    freed: Mapping[str, float]
-    runs: Sequence[RunProgress]
-    actions: Sequence[Mapping[str, Any]]
-
-
-def _past(store: Store, now: float, history_s: float) -> _Past:
-    loans = store.loans(since=now - max(history_s, _DAY_S))
-    going = [row["job_id"] for row in loans if row["ended"] is None]
-    return _Past(
-        loans, store.uses(now - history_s), store.freed(now - _DAY_S), store.job_progress(going), store.actions()
-    )
 
 
 def _inference(
