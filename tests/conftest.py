@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what uses a cluster; leave out what this Slurm release has no plugin for."""
     for item in items:
-        if {"cluster", "new_cluster", "stack"} & set(getattr(item, "fixturenames", ())):
+        if {"cluster", "new_cluster", "stack", "slurm_root"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slurm)
     root = config.getoption("--slurm-root")
     if not has_plugin(Path(root) if root else None):
