@@ -1,7 +1,8 @@
 """All experiments in one run, each in a process of its own: what fails is told, and the others go on.
 
-Two run at a time where the machine has the processors; those that measure time run alone, after the others. Every
-process has one thread for linear algebra, so that two of them do not fight for two processors.
+Two run at a time where the machine has the processors; what measures time by the clock runs alone, after the others
+(the simulator counts processor seconds of its own). Every process has one thread for linear algebra, so that two of
+them do not fight for two processors.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Experiment:
     Attributes:
         seeds: the option that says how many draws, "" where nothing is drawn; `default`: how many.
         fixed: further options. `quick`: those instead where it has to be quick.
-        data: whether it reads data sets. `alone`: whether it measures time, so nothing may run beside it.
+        data: whether it reads data sets. `alone`: whether it measures time by the clock, so nothing may run
+            beside it.
     """
 
     name: str
@@ -61,13 +63,13 @@ class Experiment:
 
 QUICK_SEEDS: Final = 2
 EXPERIMENTS: Final = (
-    Experiment("sharing", "--seeds", 20),
     Experiment("lending", "--seeds"),
+    Experiment("simulator", fixed=("--lending",), quick=("--scale", "1", "--scale", "2")),
+    Experiment("sharing", "--seeds", 20),
     Experiment("dispatch", "--seeds"),
     Experiment("dstack", "--mixes"),
     Experiment("instances"),
     Experiment("fragmentation", "--seeds"),
-    Experiment("simulator", fixed=("--lending",), quick=("--scale", "1", "--scale", "2"), alone=True),
     Experiment("scale", data=False, alone=True),
 )
 """In the order in which they are begun: the longest first."""
