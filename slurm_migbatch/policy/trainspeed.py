@@ -102,8 +102,11 @@ _REACH: Final = math.log(TRUST) / 2
 
 
 def _between(profile: str, value: float, predicted: Mapping[str, float], near: Mapping[str, float]) -> float:
-    """A predicted speed, no less than was measured where less was predicted, and no more than where more was."""
+    """A predicted speed, no less than was measured where less was predicted, and no more than where more was.
+
+    Where these contradict each other it is kept between the two.
+    """
     below = [speed for other, speed in near.items() if predicted[other] <= value and other != profile]
     above = [speed for other, speed in near.items() if predicted[other] >= value and other != profile]
     low, high = max(below, default=0.0), min(above, default=math.inf)
-    return value if low > high else max(low, min(high, value))
+    return max(min(low, high), min(max(low, high), value))
