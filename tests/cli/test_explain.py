@@ -59,7 +59,7 @@ def test_a_job_without_slices_passes(shown) -> None:
 
 def test_words_that_are_not_ascii(shown) -> None:
     result = shown("--gres=mig:auto", "--comment", "größe")
-    assert "größe [mig:1g.10gb:1]" in result.output
+    assert "größe [mig:1g.10gb:1#auto]" in result.output
 
 
 def test_missing_partition_and_catalog(shown) -> None:

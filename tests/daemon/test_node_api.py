@@ -170,7 +170,8 @@ def get(port, path):
 
 def test_health_and_metrics(running, node, slurm):
     eventually(lambda: running.service.health()["ok"])
-    assert get(running.port, "/healthz") == (200, '{"ok":true,"checks":{"slurm":"ok","database":"ok","supply":"ok"}}')
+    checks = '{"slurm":"ok","database":"ok","supply":"ok","dispatch":"ok"}'
+    assert get(running.port, "/healthz") == (200, f'{{"ok":true,"checks":{checks}}}')
     node.events(INVENTORY)
     slurm.queue[5] = JobRow(5, state="PENDING", tasks=3)
     eventually(lambda: 'migbatch_jobs{state="PENDING"} 3' in get(running.port, "/metrics")[1])
