@@ -90,6 +90,9 @@ def test_rows_are_those_of_the_commands(world: PyslurmWorld) -> None:
             break
     uncounted = UNCOUNTED if world.client.version() > (22, 5) else ()
     jobs = [world.sbatch(*options) for options in (*TELLING, *uncounted)]
+    for _ in world.passes():
+        if {row.state for row in world.commands.jobs()} == {"PENDING", "RUNNING"}:
+            break
     rows = world.same_rows()
     assert {row.job_id for row in rows} >= set(jobs)
     assert ended not in {row.job_id for row in rows}
