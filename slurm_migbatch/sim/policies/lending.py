@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 from slurm_migbatch.policy.forecast import Levels
@@ -83,6 +84,8 @@ class Way:
             was needed is expected to be needed again.
         protect: how long idle replicas are protected, in DeepBoot's times.
         surge: growth of the calls within a burst; 1: what is missing and no more.
+        depth: of the jobs that wait so many are looked at in a round, in the order in which they came: a round takes
+            jobs times GPUs, and those further back would hardly get any.
     """
 
     lend: bool = True
@@ -93,6 +96,7 @@ class Way:
     horizon_s: float = 60.0
     protect: float = 0.0
     surge: float = 2.0
+    depth: int = 32
 
 
 @dataclass
@@ -269,13 +273,15 @@ class Lending(Quiet):
     # -- training --------------------------------------------------------------------------------------------------
 
     def _round(self, sim: Simulation) -> None:
-        runs = list(self.training)
+        waiting = islice((run for run in self.training if not run.places), self.way.depth)
+        looked_at = set(waiting)
+        runs = [run for run in self.training if run.places or run in looked_at]
         if not runs:
             return
         loanable = self._loanable(sim)
         free = [gpu for gpu in self.own if gpu not in self.holder] + loanable
         capacity = len(free) + len(self.holder)
-        fair = max(1, capacity // len(runs))
+        fair = max(1, capacity // len(self.training))
         anybody = any(not run.places for run in runs)
         offers = [self._offers(sim, run, fair, capacity, anybody) for run in runs]
         chosen = allocate(offers, {"gpu": capacity})
