@@ -96,7 +96,7 @@ class Way:
     horizon_s: float = 60.0
     protect: float = 0.0
     surge: float = 2.0
-    depth: int = 32
+    depth: int = 16
 
 
 @dataclass
