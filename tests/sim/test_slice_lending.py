@@ -106,9 +106,13 @@ class Watched(SliceLending):
                 assert least is None or (p.compute >= least.compute and p.memory_gb >= least.memory_gb)
                 assert most is None or (p.compute <= most.compute and p.memory_gb <= most.memory_gb)
         if self.inference and self.way.prompt:
-            lent = [run for run in self.training.values() if run.places and run.places[0].gpu in self.lent]
-            for run in self.inference:  # loans stay only where their end would not help
-                assert run.job.gpus > 1 or not lent or run.job.profile is not ALL
+            kinds = [
+                {run.job.kind for cell in gpu.cells.values() for run in cell.runs}
+                for gpu in sim.cluster.gpus
+                if gpu.index in self.lent
+            ]
+            for run in self.inference:  # a GPU that only loans are on is whole once they have ended
+                assert run.job.gpus > 1 or run.job.profile != ALL or {"train"} not in kinds
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
