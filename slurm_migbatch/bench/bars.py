@@ -9,6 +9,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 
+class NotMeasurable(ValueError):
+    """The data, or what was run, does not hold what an experiment needs; the message says what."""
+
+
 @dataclass(frozen=True)
 class Bar:
     """One figure that should not exceed its target or, with `at_least`, should reach it."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from slurm_migbatch.bench.bars import Bar, quantile
+from slurm_migbatch.bench.bars import Bar, NotMeasurable, quantile
 from slurm_migbatch.bench.wave import Wave, draw
 from slurm_migbatch.bench.wavesim import predict
 from slurm_migbatch.slurm.cli import CliClient
@@ -48,10 +48,6 @@ LENDING: Final[Mapping[str, object]] = {
     "checkpoint_s": 0.1,
 }
 """Times are as compressed as the day is."""
-
-
-class NotMeasurable(ValueError):
-    """The wave did not come to its end, or was not recorded."""
 
 
 @dataclass(frozen=True)
@@ -139,8 +135,8 @@ def run(
         _await_end(bed, [*jobs.inference, *jobs.training])
         after = client.diag()
         records = _records(bed)
-        inference = [_ended(bed, records, job) for job in jobs.inference]
-        training = [_ended(bed, records, job) for job in jobs.training]
+        inference = [_ended(records, job) for job in jobs.inference]
+        training = [_ended(records, job) for job in jobs.training]
         delays = [one.started - one.submitted for one in inference if one.started]
         jct = [one.ended - one.submitted for one in training]
         return {
@@ -244,8 +240,7 @@ def _await_end(bed: Cluster, jobs: Sequence[int]) -> None:
     wanted = {str(job) for job in jobs}
 
     def over() -> bool:
-        text = bed.run(["squeue", "-h", "-a", "-t", "all", "-o", "%i|%T"]).stdout
-        states = dict(line.split("|") for line in text.splitlines())
+        states = bed.states()
         return all(states.get(job, "COMPLETED") in FINAL for job in wanted)
 
     wait_until(over, END_S, "the end of the wave", every=2.0)
@@ -272,7 +267,7 @@ def _records(bed: Cluster) -> dict[int, list[Any]]:
     return read()
 
 
-def _ended(bed: Cluster, records: Mapping[int, Sequence[Any]], job: int) -> Ended:
+def _ended(records: Mapping[int, Sequence[Any]], job: int) -> Ended:
     runs = [run for run in records.get(job, ()) if run.started is not None]
     if not runs:
         raise NotMeasurable(f"job {job} never started, or was not recorded")

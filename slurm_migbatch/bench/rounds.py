@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import time
-import urllib.request
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -71,12 +70,7 @@ def measure(
         phases = {}
         for name, dry in (("dry run", True), ("lending", False)):
             if not dry:
-                text = bed.product.config.read_text()
-                text = text.replace("dry_run = true", "dry_run = false")
-                text = re.sub(r"most_releases = \d+", f"most_releases = {RELEASES}", text)
-                bed.product.config.write_text(text)
-                bed.restart("migbatchd")
-                bed.wait("migbatchd", lambda: bed.product.health() is not None)
+                bed.product.reconfigure(lending={"dry_run": False, "most_releases": RELEASES})
             say(f"{name}, {WATCH_S:g} s")
             phases[name] = _phase(bed, client)
         bed.run(["scancel", "-u", "mbalice"], timeout=600.0)
@@ -122,13 +116,10 @@ def _waiting(client: CliClient) -> int:
 
 def _rounds(bed: Cluster) -> dict[str, dict[str, float]]:
     """Of both loops: rounds, their seconds, and how many took at most one second; all since the service's start."""
-    url = f"http://127.0.0.1:{bed.ports['migbatchd']}/metrics"
-    with urllib.request.urlopen(url, timeout=60) as answer:
-        text = answer.read().decode()
     found: dict[str, dict[str, float]] = {
         name: {"count": 0.0, "sum": 0.0, "quick": 0.0} for name in ("lending", "supply")
     }
-    for line in text.splitlines():
+    for line in bed.product.metrics().splitlines():
         if match := _SAMPLE.match(line):
             loop = found["lending" if "lending" in match[1] else "supply"]
             kind = match[1].rpartition("_")[2]

@@ -187,6 +187,11 @@ class Bed:
         text = self.run(["scontrol", "show", "job", str(job), "-o"]).stdout
         return next(word.partition("=")[2] for word in text.split() if word.startswith("JobState="))
 
+    def states(self) -> dict[str, str]:
+        """State of every job and array task that slurmctld remembers, by id as squeue prints it."""
+        text = self.run(["squeue", "-h", "-a", "-r", "-t", "all", "-o", "%i|%T"]).stdout
+        return dict(line.split("|") for line in text.splitlines())
+
     def wait_job(self, job: int, *states: str, timeout: float = READY_S) -> str:
         """Wait until a job is in one of `states` (default: any final one); the state.
 

@@ -107,7 +107,9 @@ class Demo:
         self._submit(Job("mbalice", "array_inference.sh", seconds=8, array=4))
         self._submit(Job("mbcarol", "multi_slice.sh", seconds=8, tasks=3))
         self._submit(Job("mbalice", "refused.sh", end="REFUSED"))
-        self._until(lambda: self._state(str(cancelled.id)) == "RUNNING", "the job that will be cancelled runs")
+        self._until(
+            lambda: self.bed.states().get(str(cancelled.id)) == "RUNNING", "the job that will be cancelled runs"
+        )
 
     def _second_wave(self) -> None:
         self._submit(Job("mbbob", "llm.sh", seconds=6))
@@ -160,10 +162,6 @@ class Demo:
         parts = re.findall(r"mig:([^:,\s]+):(\d+)", text.splitlines()[0] if text else "")
         return {kind: int(count) for kind, count in parts}
 
-    def _state(self, record: str) -> str:
-        text = self.bed.run(["squeue", "-h", "-a", "-r", "-t", "all", "-o", "%i|%T"]).stdout
-        return dict(line.split("|") for line in text.splitlines()).get(record, "")
-
     def _until(self, ready: Callable[[], bool], what: str, timeout: float = 300.0) -> None:
         wait_until(ready, timeout, what, every=0.5)
 
@@ -172,8 +170,7 @@ class Demo:
         records = [record for job in self.jobs if job.id for record in job.records]
 
         def over() -> bool:
-            text = self.bed.run(["squeue", "-h", "-a", "-r", "-t", "all", "-o", "%i|%T"]).stdout
-            states = dict(line.split("|") for line in text.splitlines())
+            states = self.bed.states()
             return all(states.get(record, "") in FINAL for record in records)
 
         self._until(over, "the end of all jobs")

@@ -96,6 +96,16 @@ class Product:
         self.bed.spawn("migbatchd", [sys.executable, "-m", "slurm_migbatch.daemon", "-c", str(self.config)])
         self.bed.wait("migbatchd", lambda: self.health() is not None)
 
+    def reconfigure(self, **sections: Mapping[str, object]) -> None:
+        """migbatchd again, with other keys of migbatch.toml (section -> key -> value)."""
+        config = {name: dict(values) for name, values in self.bed.spec.config.items()}
+        for section, values in sections.items():
+            config.setdefault(section, {}).update(values)
+        self.bed.spec = replace(self.bed.spec, config=config)
+        self.config.write_text(_toml(self._settings()))
+        self.bed.restart("migbatchd")
+        self.bed.wait("migbatchd", lambda: self.health() is not None)
+
     def start_agent(self, node: str) -> None:
         """Start a node's agent."""
         line = [sys.executable, "-m", "slurm_migbatch.cli", "node", "agent", "--etc", str(self.etc), "--node", node]
@@ -108,16 +118,22 @@ class Product:
     def health(self) -> Mapping[str, Any] | None:
         """What migbatchd says of itself; None where it does not answer."""
         try:
-            with urllib.request.urlopen(  # noqa: S310 - our own loopback address
-                f"{self._url}/healthz", timeout=60
-            ) as answer:
-                body = answer.read()
+            body = self._get("/healthz")
         except urllib.error.HTTPError as error:
             with error:
                 body = error.read()
         except OSError:
             return None
         found: Mapping[str, Any] = json.loads(body)
+        return found
+
+    def metrics(self) -> str:
+        """migbatchd's metrics, as Prometheus reads them. Raises OSError."""
+        return self._get("/metrics").decode()
+
+    def _get(self, path: str) -> bytes:
+        with urllib.request.urlopen(f"{self._url}{path}", timeout=60) as answer:  # noqa: S310 - our own loopback address
+            found: bytes = answer.read()
         return found
 
     def _knows_the_nodes(self) -> bool:

@@ -10,6 +10,7 @@ import json
 import random
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -110,14 +111,11 @@ def run_jobs(bed: Cluster, jobs: int, seed: int, timeout: float) -> dict[str, ob
 
 
 def _states(bed: Cluster) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for line in bed.run(["squeue", "-h", "-a", "-r", "-t", "all", "-o", "%T"]).stdout.split():
-        found[line] = found.get(line, 0) + 1
-    return found
+    return dict(Counter(bed.states().values()))
 
 
 def _unfinished(bed: Cluster) -> list[str]:
-    return [state for state, count in _states(bed).items() if state not in FINAL for _ in range(count)]
+    return [state for state in bed.states().values() if state not in FINAL]
 
 
 def _nodes(bed: Cluster) -> dict[str, dict[str, Any]]:

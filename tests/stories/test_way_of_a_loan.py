@@ -86,19 +86,6 @@ def cancel(bed: Cluster) -> None:
     bed.wait("an empty queue", lambda: not bed.run(["squeue", "-h"]).stdout.strip(), PATIENCE_S)
 
 
-def restarted(bed: Cluster, **lending: object) -> None:
-    """migbatchd again, with other keys of [lending]."""
-    text = bed.product.config.read_text()
-    for key, value in lending.items():
-        line = f"{key} = {json.dumps(value)}"
-        text, found = re.subn(rf"^{key} = .*$", line, text, flags=re.MULTILINE)
-        if not found:
-            text = text.replace("[lending]\n", f"[lending]\n{line}\n")
-    bed.product.config.write_text(text)
-    bed.restart("migbatchd")
-    bed.wait("migbatchd", lambda: bed.product.health() is not None)
-
-
 def test_training_is_lent_what_is_idle(bed: Cluster) -> None:
     jobs = [
         train(bed, "signal=usr1 max=2g.20gb", steps=50),
@@ -192,7 +179,7 @@ def test_slurm_itself_takes_a_slice_of_the_type_that_inference_asks_for(
 
 
 def test_a_dry_run_touches_nothing_and_decides_the_same(bed: Cluster) -> None:
-    restarted(bed, dry_run=True)
+    bed.product.reconfigure(lending={"dry_run": True})
     job = train(bed, "signal=usr1 max=2g.20gb", steps=20)
     before = bed.run(["squeue", "-h", "-j", str(job), "-o", "%T %b %k"]).stdout
     until("a decision", lambda: bool(actions(bed, job)))
@@ -202,7 +189,7 @@ def test_a_dry_run_touches_nothing_and_decides_the_same(bed: Cluster) -> None:
     assert would["dry_run"]
     assert bed.run(["squeue", "-h", "-j", str(job), "-o", "%T %b %k"]).stdout == before
     assert "would release" in next(one["why"] for one in loans(bed) if one["job"] == job)
-    restarted(bed, dry_run=False)
+    bed.product.reconfigure(lending={"dry_run": False})
     assert bed.wait_job(job) == "COMPLETED"
     did = actions(bed, job)[1]
     same = ("kind", "job_id", "restart", "before", "after", "why")
