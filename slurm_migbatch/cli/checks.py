@@ -7,11 +7,11 @@ import re
 import socket
 import subprocess
 import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurm_migbatch.cli.common import fetch, service_url
 from slurm_migbatch.config import Config
 from slurm_migbatch.node.conf import insecure
 from slurm_migbatch.slurm.client import NodeRow
@@ -203,11 +203,9 @@ def check_service(config: Config) -> Iterator[Finding]:
     except OSError as error:
         text = f"{config.submit.socket}: {error.strerror or error}"
         yield Finding(BAD, "submit socket", text, "start migbatchd; until then slurmctld uses the compiled table")
-    host = "127.0.0.1" if config.node_api.listen in ("0.0.0.0", "") else config.node_api.listen  # noqa: S104
-    url = f"http://{host}:{config.node_api.port}/healthz"
+    url = service_url(config, "/healthz")
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            body = answer.read()
+        body = fetch(url)
     except urllib.error.HTTPError as error:
         body = error.read()
     except (OSError, ValueError) as error:

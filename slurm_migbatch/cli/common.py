@@ -6,6 +6,7 @@ import importlib
 import os
 import re
 import sys
+import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,6 +29,19 @@ HELP = {"help_option_names": ["-h", "--help"]}
 
 class Failure(click.ClickException):
     """Something went wrong that the caller can act on; the text is one sentence that says how. Exit code 1."""
+
+
+def service_url(config: Config, path: str) -> str:
+    """Where a command on the controller host asks migbatchd ("/v1/why/7")."""
+    host = "127.0.0.1" if config.node_api.listen in ("0.0.0.0", "") else config.node_api.listen  # noqa: S104
+    return f"http://{host}:{config.node_api.port}{path}"
+
+
+def fetch(url: str) -> bytes:
+    """What migbatchd answers at a `service_url`; raises OSError, HTTPError where it refuses."""
+    with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - always http
+        body: bytes = answer.read()
+    return body
 
 
 def run(command: click.Command, prog: str, args: Sequence[str] | None = None) -> int:

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import urllib.error
-import urllib.request
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
 
-from slurm_migbatch.cli.common import Failure, config_option, open_record, print_table, slurm_client
+from slurm_migbatch.cli.common import Failure, config_option, fetch, open_record, print_table, service_url, slurm_client
 from slurm_migbatch.cli.show import printable
 from slurm_migbatch.config import Config
 from slurm_migbatch.cosched.ledger import Loan, Sight, State
@@ -160,11 +158,9 @@ def _line(loan: Loan, gpu: str, since: float, state: str, why: str) -> LoanView:
 
 def waiting(config: Config) -> dict[int, str]:
     """Why each job waits, as the running service says; nothing, and a word on stderr, where it does not answer."""
-    host = "127.0.0.1" if config.node_api.listen in ("0.0.0.0", "") else config.node_api.listen  # noqa: S104
-    url = f"http://{host}:{config.node_api.port}/v1/waiting"
+    url = service_url(config, "/v1/waiting")
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            return {int(job): str(why) for job, why in json.loads(answer.read())["waiting"].items()}
+        return {int(job): str(why) for job, why in json.loads(fetch(url))["waiting"].items()}
     except (OSError, ValueError, KeyError) as error:
         reason = getattr(error, "reason", error)
         click.echo(f"migbatch: migbatchd does not say at {url} why jobs wait ({reason})", err=True)

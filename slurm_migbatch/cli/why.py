@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
-from slurm_migbatch.cli.common import Failure, config_option, job_argument, open_record, print_pairs, slurm_client
+from slurm_migbatch.cli.common import (
+    Failure,
+    config_option,
+    fetch,
+    job_argument,
+    open_record,
+    print_pairs,
+    service_url,
+    slurm_client,
+)
 from slurm_migbatch.cli.nodes import free_counts
 from slurm_migbatch.cli.show import candidate_lines, name_of, pairs_of, printable
 from slurm_migbatch.config import Config
@@ -103,11 +111,9 @@ def offers(wants: Mapping[Any, int], nodes: Sequence[NodeRow]) -> Iterator[str]:
 
 def ask(config: Config, job: int) -> str:
     """What the running supply loop says of a job; a sentence in any case."""
-    host = "127.0.0.1" if config.node_api.listen in ("0.0.0.0", "") else config.node_api.listen  # noqa: S104
-    url = f"http://{host}:{config.node_api.port}/v1/why/{job}"
+    url = service_url(config, f"/v1/why/{job}")
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            return str(json.loads(answer.read())["why"])
+        return str(json.loads(fetch(url))["why"])
     except urllib.error.HTTPError as error:
         return f"migbatchd does not tell ({error.code}); ask on the controller host"
     except (OSError, ValueError, KeyError) as error:
