@@ -2,7 +2,7 @@
 
 Every command is an argument list with a deadline and an environment of its own, so that a SQUEUE_FORMAT or
 SLURM_TIME_FORMAT of whoever started the service changes nothing. One squeue call lists all jobs, one scontrol call all
-nodes, and one scontrol process carries any number of changes (0.6 ms each instead of 2.5 ms).
+nodes, and one scontrol process carries any number of changes.
 """
 
 from __future__ import annotations
