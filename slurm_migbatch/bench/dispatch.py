@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.bench.bars import Bar, mean_with_interval
+from slurm_migbatch.bench.bars import Bar, NotMeasurable, mean_with_interval
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.policy.dispatch import Board, Work
@@ -51,10 +51,6 @@ MEAN_TARGET: Final = 1.2
 _FIRST_SEED: Final = 1000
 _SCREEN: Final = 2
 """Seeds on which all homogeneous cuts are tried; those within a tenth of the best are tried on all."""
-
-
-class NotMeasurable(ValueError):
-    """The data does not hold what this experiment needs."""
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.bench.bars import Bar, mean_with_interval
-from slurm_migbatch.bench.dispatch import GPU, NotMeasurable, kinds_of
+from slurm_migbatch.bench.bars import Bar, NotMeasurable, mean_with_interval
+from slurm_migbatch.bench.dispatch import GPU, kinds_of
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.policy.dispatch import Work

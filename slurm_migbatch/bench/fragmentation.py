@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.bench.bars import Bar, mean_with_interval
+from slurm_migbatch.bench.bars import Bar, NotMeasurable, mean_with_interval
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.planning import capacity
@@ -48,10 +48,6 @@ LONGEST_S: Final = 86400.0
 GAIN_TARGET: Final = 1.10
 FIRST, OURS, POOL, EQUAL = "first fit", "least loss", "pool without fragmentation", "best equal slices"
 FILE: Final = "openb_pod_list_default.csv"
-
-
-class NotMeasurable(ValueError):
-    """The data does not hold what this experiment needs."""
 
 
 @dataclass(frozen=True)

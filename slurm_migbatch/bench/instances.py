@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.bench.bars import Bar
+from slurm_migbatch.bench.bars import Bar, NotMeasurable
 from slurm_migbatch.evaluate.heldout import Fold, folds
 from slurm_migbatch.evaluate.scenarios import GUARD, services
 from slurm_migbatch.evaluate.scenarios import Service as Load
@@ -53,10 +53,6 @@ _MOST_ROUNDS: Final = 12
 
 Figures = tuple[Array, Array]
 """Seconds to count on and seconds expected, of every cell of a sample."""
-
-
-class NotMeasurable(ValueError):
-    """The data does not hold what this experiment needs."""
 
 
 @dataclass(frozen=True)

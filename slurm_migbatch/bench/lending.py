@@ -32,7 +32,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.bench.bars import Bar, mean_with_interval
+from slurm_migbatch.bench.bars import Bar, NotMeasurable, mean_with_interval
 from slurm_migbatch.policy.forecast import DAY_S, Levels
 from slurm_migbatch.policy.goodput import Goodput, GoodputError, Observed, fit
 from slurm_migbatch.policy.lending import Calm, Elastic
@@ -42,6 +42,7 @@ from slurm_migbatch.sim.gpus import whole
 from slurm_migbatch.sim.job import Costs, Job
 from slurm_migbatch.sim.metrics import of_jobs
 from slurm_migbatch.sim.policies.lending import SIZES, Learning, Lending, Way
+from slurm_migbatch.sim.result import Result
 from slurm_migbatch.sim.traces import azure, mooncake, pollux
 
 NODES: Final = 16
@@ -84,10 +85,6 @@ WAYS: Final[Mapping[str, Way]] = {
     "restless": Way(forecast=False, calm=_RESTLESS, surge=1.0),
     "free": Way(forecast=False, calm=replace(_RESTLESS, gain=1.0), surge=1.0),
 }
-
-
-class NotMeasurable(ValueError):
-    """The data does not hold what this experiment needs."""
 
 
 @dataclass(frozen=True)
@@ -220,15 +217,20 @@ def simulate(
     policy = Lending(range(half), range(half, 2 * half), learning, costs, way, levels, HISTORY_DAYS * DAY_S)
     cluster = Cluster.of(whole("a100-80gb"), NODES * PER_NODE, PER_NODE)
     result = Simulation(cluster, [*jobs, *requests], policy, learning, seed=seed).run()
+    return complete(figures(result, policy.reclaims))
+
+
+def complete(found: dict[str, float]) -> dict[str, float]:
+    """The figures of a simulation in which every job was done; raises NotMeasurable where one was not."""
+    if found.pop("unfinished"):
+        raise NotMeasurable("a job was never done: the simulation is at fault")
+    return found
+
+
+def figures(result: Result, reclaims: int) -> dict[str, float]:
+    """What is kept of a simulation of training and inference; `unfinished` are jobs that were never done."""
     train = of_jobs([run for run in result.runs if run.job.kind == "train"], result.end)
     infer = of_jobs([run for run in result.runs if run.job.kind == "infer"], result.end)
-    if train["done"] < train["jobs"] or infer["done"] < infer["jobs"]:
-        raise NotMeasurable("a job was never done: the simulation is at fault")
-    return figures(train, infer, policy.reclaims)
-
-
-def figures(train: Mapping[str, Any], infer: Mapping[str, Any], reclaims: int) -> dict[str, float]:
-    """What is kept of a simulation's figures of training and of inference."""
     return {
         "jct_s": train["jct_s"]["mean"],
         "jct_p50_s": train["jct_s"]["p50"],
@@ -241,6 +243,7 @@ def figures(train: Mapping[str, Any], infer: Mapping[str, Any], reclaims: int) -
         "delay_max_s": infer["delay_s"]["max"],
         "reclaimed": reclaims,
         "paused_s": train["paused_s"],
+        "unfinished": train["jobs"] + infer["jobs"] - train["done"] - infer["done"],
     }
 
 

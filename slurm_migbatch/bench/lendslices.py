@@ -21,7 +21,8 @@ from typing import Any, Final
 import numpy as np
 
 from slurm_migbatch.bench import lending
-from slurm_migbatch.bench.lending import Load, NotMeasurable
+from slurm_migbatch.bench.bars import NotMeasurable
+from slurm_migbatch.bench.lending import Load
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.policy.forecast import DAY_S, Levels
 from slurm_migbatch.policy.lending import Calm
@@ -31,7 +32,6 @@ from slurm_migbatch.sim.curves import Curves, Table
 from slurm_migbatch.sim.engine import Simulation
 from slurm_migbatch.sim.gpus import geometry
 from slurm_migbatch.sim.job import Costs, Job
-from slurm_migbatch.sim.metrics import of_jobs
 from slurm_migbatch.sim.policies.slicelending import SliceLending, SliceWay
 
 GPU: Final = "a100-80gb"
@@ -153,11 +153,7 @@ def simulate(
     cluster = Cluster.of(geometry(GPU), NODES * PER_NODE, PER_NODE)
     speeds = _Speeds(found.speeds.source, found.speeds.geometry)
     result = Simulation(cluster, [*jobs, *requests], policy, speeds, seed=seed).run()
-    train = of_jobs([run for run in result.runs if run.job.kind == "train"], result.end)
-    infer = of_jobs([run for run in result.runs if run.job.kind == "infer"], result.end)
-    if train["done"] < train["jobs"] or infer["done"] < infer["jobs"]:
-        raise NotMeasurable("a job was never done: the simulation is at fault")
-    return lending.figures(train, infer, policy.reclaims)
+    return lending.complete(lending.figures(result, policy.reclaims))
 
 
 def measure(

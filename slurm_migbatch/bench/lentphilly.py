@@ -25,8 +25,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.bench.bars import Bar, exponent
-from slurm_migbatch.bench.lending import AFE, COLD_S, DAY_SWING, NotMeasurable, goodputs
+from slurm_migbatch.bench.bars import Bar, NotMeasurable, exponent
+from slurm_migbatch.bench.lending import AFE, COLD_S, DAY_SWING, goodputs
 from slurm_migbatch.policy.forecast import DAY_S, Levels
 from slurm_migbatch.policy.goodput import Goodput, GoodputError
 from slurm_migbatch.sim.cluster import Cluster

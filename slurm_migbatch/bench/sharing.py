@@ -29,7 +29,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.bench.bars import Bar, mean_with_interval
+from slurm_migbatch.bench.bars import Bar, NotMeasurable, mean_with_interval
 from slurm_migbatch.policy.sharing import PAIR, RULES
 from slurm_migbatch.sim import pairs
 from slurm_migbatch.sim.cluster import Cluster
@@ -64,10 +64,6 @@ POLICIES: Final[Mapping[str, Callable[[], Policy]]] = {
     "ours": lambda: Sharing(RULES),
 }
 BASELINES: Final = ("SJF", "SJF-FFS", "BSBF")
-
-
-class NotMeasurable(ValueError):
-    """The data does not hold what this experiment needs; the message says what."""
 
 
 @dataclass(frozen=True)

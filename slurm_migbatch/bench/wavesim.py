@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from slurm_migbatch.bench.lending import figures
 from slurm_migbatch.bench.wave import Wave
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
@@ -20,7 +21,6 @@ from slurm_migbatch.sim.cluster import Cluster, Place
 from slurm_migbatch.sim.engine import Simulation
 from slurm_migbatch.sim.gpus import geometry
 from slurm_migbatch.sim.job import Costs, Job
-from slurm_migbatch.sim.metrics import of_jobs
 from slurm_migbatch.sim.policies.slicelending import SliceLending, SliceWay
 from slurm_migbatch.sim.run import Run
 
@@ -103,10 +103,7 @@ def predict(
         speed: of training on a slice, the whole GPU being 1.
 
     Returns:
-        {"jct_s", "jct_p50_s", "jct_p95_s", "restarts", "restarts_max", "delay_mean_s", "delay_p95_s", "delay_max_s",
-        "reclaimed", "end_s", "refused", "unfinished"}: means over training jobs of the time from submission to the end
-        and of restarts; start delays of inference jobs; loans that were called back; when all was done; inference jobs
-        that never ran, and jobs that never ended.
+        What `lending.figures` returns, and "end_s" and "refused": when all was done, inference jobs that never ran.
     """
     gpu = geometry(wave.gpu_type)
     cluster = Cluster.of(gpu, wave.nodes * wave.gpus, wave.gpus)
@@ -117,20 +114,9 @@ def predict(
         range(half, wave.nodes * wave.gpus), range(half), replace(way, lend=lending), day_s=wave.day_s
     )
     result = Simulation(cluster, jobs(wave, costs), policy, _Speeds(gpu, speed)).run()
-    train = of_jobs([run for run in result.runs if run.job.kind == "train"], result.end)
-    infer = of_jobs([run for run in result.runs if run.job.kind == "infer"], result.end)
     last = max((run.ended for run in result.runs if run.ended is not None), default=math.nan)
     return {
-        "jct_s": train["jct_s"]["mean"],
-        "jct_p50_s": train["jct_s"]["p50"],
-        "jct_p95_s": train["jct_s"]["p95"],
-        "restarts": train["restarts"]["mean"],
-        "restarts_max": train["restarts"]["max"],
-        "delay_mean_s": infer["delay_s"]["mean"],
-        "delay_p95_s": infer["delay_s"]["p95"],
-        "delay_max_s": infer["delay_s"]["max"],
-        "reclaimed": policy.reclaims,
+        **figures(result, policy.reclaims),
         "end_s": last,
         "refused": sum(run.started is None for run in result.runs if run.job.kind == "infer"),
-        "unfinished": train["jobs"] + infer["jobs"] - train["done"] - infer["done"],
     }

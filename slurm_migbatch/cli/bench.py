@@ -101,7 +101,7 @@ def submit(submissions: int, as_json: bool) -> None:
 @json_option
 def simulator(data: Path, scales: tuple[int, ...], lending: bool, as_json: bool) -> None:
     """How fast the simulator is: the Philly trace on 550 GPUs, and how its time grows with both."""
-    from slurm_migbatch.bench.lending import NotMeasurable
+    from slurm_migbatch.bench.bars import NotMeasurable
     from slurm_migbatch.bench.simulator import measure
 
     try:

@@ -21,7 +21,8 @@ def live(seed: int, slurm_root: str, as_json: bool) -> None:
     The day is compressed to six minutes, so this takes about a quarter of an hour. Two nodes of four simulated H100s
     under a real Slurm; the simulator's figures for the same wave are printed beside.
     """
-    from slurm_migbatch.bench.live import NotMeasurable, measure
+    from slurm_migbatch.bench.bars import NotMeasurable
+    from slurm_migbatch.bench.live import measure
     from slurm_migbatch.testbed.errors import TestbedError
 
     try:

@@ -24,7 +24,8 @@ from slurm_migbatch.cli.common import Failure, print_table
 @json_option
 def instances(data: Path, plot: Path | None, as_json: bool) -> None:
     """GPUs for services with rates and latency limits: ParvaGPU's scenarios, with measured and predicted figures."""
-    from slurm_migbatch.bench.instances import NotMeasurable, measure
+    from slurm_migbatch.bench.bars import NotMeasurable
+    from slurm_migbatch.bench.instances import measure
 
     try:
         result = measure(data, say=progress)
@@ -75,7 +76,8 @@ def instances(data: Path, plot: Path | None, as_json: bool) -> None:
 @json_option
 def fragmentation(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
     """Jobs that find a place at once, by the rule that places them: pods of the openb trace on 100 GPUs."""
-    from slurm_migbatch.bench.fragmentation import NotMeasurable, measure
+    from slurm_migbatch.bench.bars import NotMeasurable
+    from slurm_migbatch.bench.fragmentation import measure
     from slurm_migbatch.sim.traces.lines import TraceError
 
     try:
@@ -113,7 +115,8 @@ def fragmentation(data: Path, seeds: int, plot: Path | None, as_json: bool) -> N
 @json_option
 def dispatch(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
     """Work that 8 GPUs carry in time: cut and served our way, all alike, and as PARIS and ELSA would."""
-    from slurm_migbatch.bench.dispatch import NotMeasurable, measure
+    from slurm_migbatch.bench.bars import NotMeasurable
+    from slurm_migbatch.bench.dispatch import measure
 
     try:
         result = measure(data, seeds, say=progress)
@@ -146,7 +149,7 @@ def dispatch(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
 @json_option
 def dstack(data: Path, mixes: int, plot: Path | None, as_json: bool) -> None:
     """Work that one GPU does under deadlines, over that of a GPU that could be divided at will."""
-    from slurm_migbatch.bench.dispatch import NotMeasurable
+    from slurm_migbatch.bench.bars import NotMeasurable
     from slurm_migbatch.bench.dstack import measure
 
     try:
@@ -182,7 +185,8 @@ def dstack(data: Path, mixes: int, plot: Path | None, as_json: bool) -> None:
 @json_option
 def lending(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
     """Training jobs on idle GPUs of inference, against training on its own half and other ways to lend (simulated)."""
-    from slurm_migbatch.bench.lending import NotMeasurable, measure
+    from slurm_migbatch.bench.bars import NotMeasurable
+    from slurm_migbatch.bench.lending import measure
     from slurm_migbatch.sim.traces.lines import TraceError
 
     try:
@@ -221,7 +225,8 @@ def lending(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
 @json_option
 def sharing(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
     """Completion times where two jobs may share a GPU: share or wait, our way, by the pair, always and never."""
-    from slurm_migbatch.bench.sharing import BASELINES, NotMeasurable, measure
+    from slurm_migbatch.bench.bars import NotMeasurable
+    from slurm_migbatch.bench.sharing import BASELINES, measure
     from slurm_migbatch.sim.traces.lines import TraceError
 
     try:

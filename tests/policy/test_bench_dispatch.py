@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_migbatch.bench import dispatch, dstack
-from slurm_migbatch.bench.dispatch import NotMeasurable
+from slurm_migbatch.bench.bars import NotMeasurable
 from slurm_migbatch.cli.main import cli
 from slurm_migbatch.profiling.table import read_folder
 from slurm_migbatch.sim.gpus import geometry

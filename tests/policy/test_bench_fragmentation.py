@@ -7,7 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_migbatch.bench import fragmentation
-from slurm_migbatch.bench.fragmentation import Cluster, Equal, Kind, NotMeasurable, Pool, measure, run
+from slurm_migbatch.bench.bars import NotMeasurable
+from slurm_migbatch.bench.fragmentation import Cluster, Equal, Kind, Pool, measure, run
 from slurm_migbatch.cli.bench import bench
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.policy.placement import FirstFit, LeastLoss, mix

@@ -7,7 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_migbatch.bench import instances
-from slurm_migbatch.bench.instances import MEASURED, NotMeasurable, measure
+from slurm_migbatch.bench.bars import NotMeasurable
+from slurm_migbatch.bench.instances import MEASURED, measure
 from slurm_migbatch.cli.bench import bench
 
 MODELS = {"bert": 3.0, "densenet121": 1.0, "resnet50": 0.8, "vgg16": 2.0}

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch.bench import lending
-from slurm_migbatch.bench.lending import AFE, WAYS, Load, NotMeasurable
+from slurm_migbatch.bench.bars import NotMeasurable
+from slurm_migbatch.bench.lending import AFE, WAYS, Load
 from slurm_migbatch.cli.main import cli
 from slurm_migbatch.policy.forecast import Levels
 from slurm_migbatch.policy.goodput import Goodput, Steps

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from slurm_migbatch.bench import lending, lendslices
-from slurm_migbatch.bench.lending import Load, NotMeasurable
+from slurm_migbatch.bench.bars import NotMeasurable
+from slurm_migbatch.bench.lending import Load
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.sim.job import Job
 

@@ -11,8 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_migbatch.bench import scale, simulator
-from slurm_migbatch.bench.bars import exponent
-from slurm_migbatch.bench.lending import NotMeasurable
+from slurm_migbatch.bench.bars import NotMeasurable, exponent
 from slurm_migbatch.cli.main import cli
 from slurm_migbatch.cli.simulate import simulate
 from slurm_migbatch.config.reader import ConfigError
