@@ -38,7 +38,7 @@ def index(gpus):
     return found
 
 
-@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("rule", RULES, ids=["first fit", "best fit", "careful best fit", "FGD", "least loss"])
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.one_of(st.sampled_from(FIVE), st.integers(0, 20)), max_size=40), st.integers(1, 4))
 def test_whatever_comes_and_goes_layouts_are_legal_and_only_full_clusters_refuse(rule, events, size):

@@ -248,6 +248,7 @@ def test_what_is_cut_short_is_not_believed(models: ModelDirectory, two: Path) ->
         gzip.compress(b"\xff\xfe{}"),
         gzip.compress(b"{}") + b"more",
     ],
+    ids=lambda content: f"{len(content)}-bytes",
 )
 def test_what_is_no_model_is_not_believed(models: ModelDirectory, two: Path, content: bytes) -> None:
     two.write_bytes(content)
