@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 from typing import Any, Final
@@ -205,6 +205,7 @@ class Ledger:
         places: Mapping[tuple[int, int], Place],
         checkpoints: Mapping[tuple[int, int], float],
         now: float,
+        unread: Collection[int] = (),
     ) -> list[Loan]:
         """Bring every loan in line with Slurm's list.
 
@@ -212,6 +213,7 @@ class Ledger:
             sights: every elastic training job that Slurm lists.
             places: where each run (job, restart count) is that has a slice, as the nodes tell.
             checkpoints: the newest complete checkpoint of each run, by its own words.
+            unread: jobs that Slurm lists and of which nothing else could be read; their loans stay as they are.
 
         Returns:
             The loans that ended.
@@ -219,6 +221,8 @@ class Ledger:
         ended = []
         for job, loan in list(self.open.items()):
             sight, run = sights.get(job), (job, loan.restart)
+            if job in unread:
+                continue
             if sight is None:
                 ended.append(self._close(loan, now, Cause.LEFT, "the job has left Slurm's list"))
             elif sight.row.restarts > loan.restart or (sight.row.pending and loan.started is not None):

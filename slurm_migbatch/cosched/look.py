@@ -143,6 +143,7 @@ def _spaces(
     scene: Scene, sights: Mapping[int, Sight], ledger: Ledger, idle: Idleness
 ) -> tuple[list[Space], dict[tuple[str, int], int], dict[int, Seat]]:
     alive = {(row.job_id, row.restarts) for row in scene.rows if row.active and row.state != "COMPLETING"}
+    unread = {row.job_id for row in scene.rows if row.unread}
     open_nodes = {row.name for row in scene.nodes if row.open}
     plan = scene.plan
     promised = _promised(scene, sights)
@@ -168,8 +169,9 @@ def _spaces(
                 continue
             spaces.append(space)
             seats.update({run[0]: Seat(name, number, slot) for slot, run in gpu.leases if _is_open(run, ledger)})
-            kept = {slot for slot, run in gpu.guests if run in alive}
-            gone = sum(s.placement.mask for s, run in gpu.leases if run not in alive and s not in kept)
+            kept = {slot for slot, run in gpu.guests if run in alive or run[0] in unread}
+            left = (slot for slot, run in gpu.leases if run not in alive and run[0] not in unread)
+            gone = sum(slot.placement.mask for slot in left if slot not in kept)
             if gone:
                 passing[name, number] = gone
     return spaces, passing, seats

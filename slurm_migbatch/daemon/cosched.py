@@ -172,7 +172,8 @@ class CoschedRoom:
         self.company.look(scene.facts, sights)
         alone = {run: place[2].profile for run, place in places.items() if run not in self.company.shared}
         self.trainees.look(sights, alone)
-        for loan in self.ledger.follow(sights, places, self.trainees.checkpoints(), now):
+        unread = {row.job_id for row in scene.rows if row.unread}
+        for loan in self.ledger.follow(sights, places, self.trainees.checkpoints(), now, unread):
             self._reclaims.add(cause=loan.cause.value)
             log.info("loan over", extra={"job": loan.job_id, "profile": loan.profile, "why": loan.why_ended})
         self._refusals.forget(sights)

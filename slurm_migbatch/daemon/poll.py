@@ -88,7 +88,7 @@ class UnsavedJobs:
         """
         now = {row.job_id: row for row in queue}
         with self._lock:
-            self._rows.update((job, row) for job, row in now.items() if self._seen.get(job) != row)
+            self._rows.update((job, row) for job, row in now.items() if self._seen.get(job) != row and not row.unread)
             gone = frozenset(self._seen.keys() - now.keys())
             self._left = self._left or bool(gone)
             self._seen = now

@@ -19,14 +19,15 @@ from slurm_migbatch.slurm.client import Diag, JobRow, NodeRow, SlurmError, Slurm
 from slurm_migbatch.slurm.diag import parse_sdiag
 from slurm_migbatch.slurm.dialog import Dialog, Request, line
 from slurm_migbatch.slurm.listing import (
-    GRES_COMMAND,
     NODES_COMMAND,
+    gres_command,
     new_mark,
     parse_gres,
     parse_jobs,
     parse_nodes,
     squeue_command,
 )
+from slurm_migbatch.slurm.unread import Unread
 from slurm_migbatch.slurm.versions import parse_version
 
 _NODE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,255}")
@@ -73,6 +74,8 @@ class CliClient:
             **({"SLURM_CONF": conf} if conf else {}),
         }
         self._version: tuple[int, int] | None = None
+        self._odd_jobs = Unread("job")
+        self._odd_nodes = Unread("node")
         #: commands run so far, for reports and tests
         self.calls = 0
 
@@ -87,15 +90,24 @@ class CliClient:
         mark = new_mark()
         # one id alone that has gone would be an error
         only = [f"--jobs={','.join(jobs)},{jobs[-1]}"] if jobs else []
-        return merge_partitions(parse_jobs(self._run(*squeue_command(mark), *only), mark))
+        return self._known(merge_partitions(parse_jobs(self._run(*squeue_command(mark), *only), mark)))
+
+    def _known(self, rows: list[JobRow]) -> list[JobRow]:
+        """The rows; those that are unread are named in the log."""
+        self._odd_jobs.name({str(row.job_id): row.reason for row in rows if row.unread})
+        return rows
 
     def gres_texts(self) -> dict[int, str]:
         """The `gres` of every job that `jobs` lists, by its id; one squeue call."""
-        return parse_gres(self._run(*GRES_COMMAND))
+        mark = new_mark()
+        return parse_gres(self._run(*gres_command(mark)), mark)
 
     def nodes(self) -> list[NodeRow]:
         """One scontrol call; see SlurmClient."""
-        return parse_nodes(self._run(*NODES_COMMAND))
+        odd: dict[str, str] = {}
+        rows = parse_nodes(self._run(*NODES_COMMAND), odd.__setitem__)
+        self._odd_nodes.name(odd)
+        return rows
 
     def default_partition(self) -> str:
         """The one that sinfo marks with a star."""

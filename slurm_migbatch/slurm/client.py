@@ -1,8 +1,9 @@
 """Slurm as the controller needs it: rows of jobs and nodes, a few commands, and one error.
 
 Backends (`cli.py` over Slurm's own commands; others may follow) implement `SlurmClient` and return the same rows
-whatever the Slurm version. A backend that cannot observe raises `SlurmError`; it never returns fewer rows than there
-are, because an empty observation would look like an empty queue and free every slice.
+whatever the Slurm version. A backend that cannot observe raises `SlurmError`; it never returns fewer jobs than there
+are, because an empty observation would look like an empty queue and free every slice. A job of which it cannot read
+more than the id is `UNREAD`: neither pending nor active, and not gone.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ class SlurmRefused(SlurmError):
 ACTIVE = frozenset(
     {"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING"}
 )
+
+#: State of a job whose row could not be read; nothing but its id is known, and `reason` says why.
+UNREAD = "UNREAD"
 
 #: Node flags (scontrol's spelling) with which Slurm starts nothing on a node.
 CLOSED_STATES = frozenset(
@@ -126,6 +130,11 @@ class JobRow:
         """Whether it holds an allocation, or is giving it back."""
         return self.state in ACTIVE
 
+    @property
+    def unread(self) -> bool:
+        """Whether it is there, waiting or running, and nothing else is known of it."""
+        return self.state == UNREAD
+
 
 @dataclass(frozen=True)
 class NodeRow:
@@ -194,7 +203,7 @@ class SlurmClient(Protocol):
         """
 
     def nodes(self) -> list[NodeRow]:
-        """Every node, whatever its state."""
+        """Every node, whatever its state, but for those whose row cannot be read."""
 
     def set_gres(self, updates: Mapping[str, str]) -> None:
         """Set nodes' GRES: node name -> the whole string, such as "mig:1g.10gb:7,mig:none:9".

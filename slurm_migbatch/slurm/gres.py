@@ -14,7 +14,8 @@ mig.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 EMPTY = frozenset({"", "(null)", "n/a", "none"})
@@ -112,8 +113,24 @@ def counts(text: str | None, name: str) -> dict[str, int]:
 
     `counts("mig:1g.10gb:3,mig:2g.20gb:1(S:0),gpu:4", "mig")` is `{"1g.10gb": 3, "2g.20gb": 1}`.
     """
+    return _counted(parse(text), name)
+
+
+def readable_counts(text: str, name: str) -> dict[str, int]:
+    """As `counts`, of the entries of a job's GRES that can be read.
+
+    A user may put beside them what Slurm takes and nobody understands, such as `gpu:a b:0`.
+    """
+    found: list[Gres] = []
+    for entry in split(text.strip()):
+        with suppress(GresError):
+            found.extend(parse(entry))
+    return _counted(found, name)
+
+
+def _counted(entries: Iterable[Gres], name: str) -> dict[str, int]:
     found: dict[str, int] = {}
-    for gres in parse(text):
+    for gres in entries:
         if gres.name == name and gres.type is not None:
             found[gres.type] = found.get(gres.type, 0) + gres.count
     return found

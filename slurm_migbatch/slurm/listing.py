@@ -1,17 +1,24 @@
 """What squeue and `scontrol show node` print, read into rows.
 
-Job names and comments are free text: they may hold newlines, separators and bytes that are no UTF-8. They stand last in
-a row, between separators that hold 64 random bits of this one call, so no text written before the call can imitate one.
+Users write what they like into many fields of a job (name, comment, account, GRES, features): newlines, separators,
+bytes that are no UTF-8. So each field of squeue's output is followed by a mark that holds 64 random bits of this one
+call, which no text written before the call can imitate. scontrol has no such marks; a node's texts are written by
+administrators and by root of that node.
+
+A row whose fields are told apart and not understood is no reason to know nothing of all others. A job's is kept with
+its id and the state UNREAD: the job is there, and nothing else is known of it. A node's is left out, as if Slurm did
+not list the node.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from slurm_migbatch.slurm import gres as gres_list
-from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError
+from slurm_migbatch.slurm.client import UNREAD, JobRow, NodeRow, SlurmError
 from slurm_migbatch.slurm.gres import GresError
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.times import TimeFormError, parse_duration
@@ -41,8 +48,9 @@ SQUEUE_FIELDS = (
     "tres-per-node",
     "Feature",
     "NumCPUs",
+    "Name",
+    "Comment",
 )
-_TEXTS = ("Name", "Comment")
 
 #: States in which a job waits for resources, holds them or gives them back.
 JOB_STATES = (
@@ -50,7 +58,6 @@ JOB_STATES = (
     "SPECIAL_EXIT,STAGE_OUT,STOPPED"
 )
 
-_SEPARATOR = "\x1f"
 _NOTHING = frozenset({"", "(null)", "N/A", "NONE", "n/a"})
 _NODE_START = re.compile(r"^NodeName=", re.MULTILINE)
 _NODE_KEY = re.compile(
@@ -63,83 +70,73 @@ _THROTTLE = re.compile(r"%(\d+)\Z")
 
 
 def new_mark() -> str:
-    """A separator that no text written before can hold."""
-    return f"{_SEPARATOR}{secrets.token_hex(8)}{_SEPARATOR}"
+    """What ends each field of one squeue call; no text written before can hold it."""
+    return f"\x1f{secrets.token_urlsafe(8)}"
 
 
 def squeue_command(mark: str) -> tuple[str, ...]:
     """The squeue call whose output `parse_jobs` reads; `mark` must not be guessable."""
-    return (
-        "squeue",
-        "--noheader",
-        "--all",
-        "--priority",
-        "--sort=-p,i",
-        f"--states={JOB_STATES}",
-        "--Format=" + _squeue_format(mark),
-    )
+    return ("squeue", "--noheader", "--all", "--priority", "--sort=-p,i", *_what(SQUEUE_FIELDS, mark))
 
 
-#: squeue call whose output `parse_gres` reads
-GRES_COMMAND = (
-    "squeue",
-    "--noheader",
-    "--all",
-    "--array",
-    f"--states={JOB_STATES}",
-    "--Format=JobID:0|,tres-per-node:0",
-)
+def gres_command(mark: str) -> tuple[str, ...]:
+    """The squeue call whose output `parse_gres` reads."""
+    return ("squeue", "--noheader", "--all", "--array", *_what(_GRES_FIELDS, mark))
+
+
+_GRES_FIELDS = ("JobID", "tres-per-node")
 NODES_COMMAND = ("scontrol", "--details", "--oneliner", "show", "node")
 
 
-def _squeue_format(mark: str) -> str:
-    plain = [f"{name}:0{_SEPARATOR}" for name in SQUEUE_FIELDS[:-1]] + [f"{SQUEUE_FIELDS[-1]}:0{mark}"]
-    return ",".join([*plain, *(f"{name}:0{mark}" for name in _TEXTS)])
+def _what(fields: Sequence[str], mark: str) -> tuple[str, str]:
+    return f"--states={JOB_STATES}", "--Format=" + ",".join(f"{name}:0{mark}" for name in fields)
 
 
 def parse_jobs(output: str, mark: str) -> list[JobRow]:
-    """Rows of squeue's output as `SQUEUE_FIELDS`, then the texts, each followed by `mark`; raises SlurmError.
+    """Rows of the output of `squeue_command`; one that is not understood is UNREAD. Raises SlurmError."""
+    return [_job_or_unread(values) for values in _records(output, mark, len(SQUEUE_FIELDS))]
 
-    squeue ends a row with a newline; texts may hold newlines too, so rows are told apart by the marks alone.
+
+def parse_gres(output: str, mark: str) -> dict[int, str]:
+    """GRES by job id from the output of `gres_command`; raises SlurmError."""
+    return {_id(job): _text(text) or "" for job, text in _records(output, mark, len(_GRES_FIELDS))}
+
+
+def _records(output: str, mark: str, size: int) -> Iterator[list[str]]:
+    """The fields of each row, of which the first is the job id; raises SlurmError where the output breaks off.
+
+    squeue ends a row with a newline; fields may hold newlines too, so rows are told apart by the marks alone.
     """
     pieces = output.split(mark)
     tail = pieces.pop()
-    per_row = 1 + len(_TEXTS)
-    if tail.strip("\n") or len(pieces) % per_row:
+    if tail.strip("\n") or len(pieces) % size:
         raise SlurmError(f"squeue's output breaks off or is not understood near {tail[-80:]!r}")
-    rows = []
-    for start in range(0, len(pieces), per_row):
-        plain, name, comment = pieces[start : start + per_row]
-        values = plain.removeprefix("\n").split(_SEPARATOR)
-        if len(values) != len(SQUEUE_FIELDS):
-            raise SlurmError(
-                f"squeue printed {len(values)} fields where {len(SQUEUE_FIELDS)} were asked for: {plain[:200]!r}"
-            )
-        try:
-            rows.append(_job(dict(zip(SQUEUE_FIELDS, values, strict=True)), name, comment))
-        except (ValueError, NodeListError, TimeFormError) as error:
-            raise SlurmError(f"squeue's row for job {values[0][:20]!r} is not understood: {error}") from error
-    return rows
+    return (pieces[start : start + size] for start in range(0, len(pieces), size))
 
 
-def parse_gres(output: str) -> dict[int, str]:
-    """GRES by job id from the output of `GRES_COMMAND`; raises SlurmError."""
-    found = {}
-    for row in output.splitlines():
-        job, bar, text = row.partition("|")
-        if not bar or not job.isdigit():
-            raise SlurmError(f"squeue's row {row[:80]!r} is not understood")
-        found[int(job)] = _text(text) or ""
-    return found
+def _id(text: str) -> int:
+    """The number behind the newline that ends the row before; raises SlurmError."""
+    digits = text.rpartition("\n")[2]
+    if not (digits.isascii() and digits.isdigit()):
+        raise SlurmError(f"squeue printed {text[:80]!r} where a job id was asked for")
+    return int(digits)
 
 
-def _job(row: Mapping[str, str], name: str, comment: str) -> JobRow:
+def _job_or_unread(values: Sequence[str]) -> JobRow:
+    job_id = _id(values[0])
+    try:
+        return _job(job_id, dict(zip(SQUEUE_FIELDS, values, strict=True)))
+    except (ValueError, NodeListError, TimeFormError) as error:
+        return JobRow(job_id, state=UNREAD, reason=str(error))
+
+
+def _job(job_id: int, row: Mapping[str, str]) -> JobRow:
     task = _text(row["ArrayTaskID"])
     state = row["State"]
     throttle = _THROTTLE.search(task) if task else None
     limit = row["TimeLimit"]
     return JobRow(
-        job_id=int(row["JobID"]),
+        job_id=job_id,
         array_job=int(row["ArrayJobID"]) if task else None,
         array_task=task,
         het_job=_number(row["HetJobID"]) or None,
@@ -147,7 +144,7 @@ def _job(row: Mapping[str, str], name: str, comment: str) -> JobRow:
         user=row["UserName"],
         account=_text(row["Account"]) or "",
         partition=_text(row["Partition"]) or "",
-        name=name,
+        name=row["Name"],
         state=state,
         reason=_text(row["Reason"]) or "",
         priority=_number(row["PriorityLong"]) or 0,
@@ -159,7 +156,7 @@ def _job(row: Mapping[str, str], name: str, comment: str) -> JobRow:
         num_nodes=max(1, _number(row["NumNodes"].partition("-")[0]) or 1),
         requested_nodes=_text(row["ReqNodes"]) or "",
         gres=_text(row["tres-per-node"]) or "",
-        comment="" if comment == "(null)" else comment,
+        comment="" if row["Comment"] == "(null)" else row["Comment"],
         restarts=_number(row["RestartCnt"]) or 0,
         eligible=_time(row["EligibleTime"]),
         features=_text(row["Feature"]) or "",
@@ -182,12 +179,34 @@ def count_tasks(expression: str) -> int:
     return total
 
 
-def parse_nodes(output: str) -> list[NodeRow]:
-    """Rows of `scontrol -d -o show node`; raises SlurmError, also where there is no node at all."""
+def parse_nodes(output: str, unread: Callable[[str, str], object] = lambda name, why: None) -> list[NodeRow]:
+    """Rows of `scontrol -d -o show node`, without those that cannot be read; raises SlurmError where none can.
+
+    A text of one node may look like the row of another: a node that is listed twice is not believed at all.
+
+    Args:
+        output: what scontrol printed.
+        unread: is told the name of each node that is left out, and why.
+    """
     starts = [match.start() for match in _NODE_START.finditer(output)]
+    rows: list[NodeRow] = []
+    why = f"what is no list of nodes: {output[:200]!r}"
     if not starts or output[: starts[0]].strip():
-        raise SlurmError(f"scontrol show node printed what is no list of nodes: {output[:200]!r}")
-    return [_node(output[start:end]) for start, end in zip(starts, [*starts[1:], len(output)], strict=True)]
+        raise SlurmError(f"scontrol show node printed {why}")
+    for start, end in zip(starts, [*starts[1:], len(output)], strict=True):
+        try:
+            rows.append(_node(output[start:end]))
+        except (SlurmError, GresError) as error:
+            why = str(error)
+            unread(re.split(r"[=\s]", output[start:end], maxsplit=2)[1], why)
+    named = Counter(row.name for row in rows)
+    for name, count in named.items():
+        if count > 1:
+            unread(name, f"scontrol shows it {count} times; look at the comments and extra fields of the nodes")
+    rows = [row for row in rows if named[row.name] == 1]
+    if not rows:
+        raise SlurmError(f"scontrol show node printed {why}")
+    return rows
 
 
 def _node(text: str) -> NodeRow:
@@ -197,15 +216,12 @@ def _node(text: str) -> NodeRow:
     name = values.get("NodeName", "")
     state = values.get("State", "")
     if not name or not state or "Gres" not in values or "GresUsed" not in values:
-        raise SlurmError(f"scontrol's row for node {name!r} lacks its state or gres: {text[:200]!r}")
+        raise SlurmError(f"a row for node {name!r} that lacks its state or gres: {text[:200]!r}")
     flags = {flag for flag in re.split(r"[+ ]", state.rstrip("*~#!%$@^-")) if flag}
     if "*" in state:
         flags.add("NOT_RESPONDING")
-    try:
-        configured = gres_list.parse(_text(values["Gres"]))
-        used = gres_list.counts(_text(values["GresUsed"]), "mig")
-    except GresError as error:
-        raise SlurmError(f"gres of node {name} is not understood: {error}") from error
+    configured = gres_list.parse(_text(values["Gres"]))
+    used = gres_list.counts(_text(values["GresUsed"]), "mig")
     return NodeRow(
         name=name,
         states=frozenset(flags),

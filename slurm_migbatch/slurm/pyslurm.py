@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from slurm_migbatch.slurm.cli import CliClient
-from slurm_migbatch.slurm.client import Diag, JobRow, RpcCount, SlurmError, merge_partitions
+from slurm_migbatch.slurm.client import UNREAD, Diag, JobRow, RpcCount, SlurmError, merge_partitions
 from slurm_migbatch.slurm.listing import count_tasks
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.slurm.pyslurm_worker import JOB
@@ -202,10 +202,10 @@ class PyslurmClient(CliClient):
         try:
             seen = [dict(zip(JOB, values, strict=True)) for values in found["jobs"]]
             gres = self._gres_of(seen)
-            rows = [_row(job, found["users"], gres[job["id"]], now) for job in seen]
-        except (ValueError, TypeError, KeyError, NodeListError) as error:
+            rows = [_row_or_unread(job, found["users"], gres[job["id"]], now) for job in seen]
+        except (ValueError, TypeError, KeyError) as error:
             raise SlurmError(f"what pyslurm shows of jobs is not understood: {error!r}") from error
-        return in_order(rows, found["tiers"])
+        return self._known(in_order(rows, found["tiers"]))
 
     def default_partition(self) -> str:
         """See SlurmClient."""
@@ -271,6 +271,13 @@ def _place(row: JobRow) -> tuple[int, int]:
     if row.array_job is None or row.array_task is None:
         return row.job_id, _NO_TASK
     return row.array_job, int(row.array_task) if row.array_task.isdigit() else _NO_TASK
+
+
+def _row_or_unread(job: Mapping[str, Any], users: Mapping[str, str], gres: str, now: float) -> JobRow:
+    try:
+        return _row(job, users, gres, now)
+    except (ValueError, TypeError, KeyError, NodeListError) as error:
+        return JobRow(int(job["id"]), state=UNREAD, reason=repr(error))
 
 
 def _row(job: Mapping[str, Any], users: Mapping[str, str], gres: str, now: float) -> JobRow:

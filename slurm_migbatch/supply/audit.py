@@ -33,7 +33,8 @@ class Excess:
 def audit(nodes: Iterable[Node], jobs: Iterable[JobRow]) -> list[Excess]:
     """Jobs that are active in Slurm and hold more than their allocation.
 
-    Jobs that Slurm no longer lists are none: their Epilog has not been heard of yet. A guest may hold one slice of any
+    Jobs that Slurm no longer lists are none: their Epilog has not been heard of yet. Of a job whose row cannot be read
+    nobody knows what it was allocated. A guest may hold one slice of any
     profile: that of its host.
     """
     jobs = list(jobs)

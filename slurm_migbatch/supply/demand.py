@@ -11,7 +11,6 @@ from types import MappingProxyType
 from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow, NodeRow
-from slurm_migbatch.slurm.gres import GresError
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.supply.model import Demand
 
@@ -53,11 +52,8 @@ def could_run(row: JobRow, now: float) -> bool:
 
 @lru_cache(maxsize=4096)
 def slices(text: str) -> Mapping[Profile, int]:
-    """The MIG slices in a GRES list, by profile; the filler, untyped and unknown entries are none."""
-    try:
-        return profiles(gres.counts(text, GRES))
-    except GresError:
-        return MappingProxyType({})
+    """The MIG slices in a job's GRES, by profile; the filler, untyped, unknown and unreadable entries are none."""
+    return profiles(gres.readable_counts(text, GRES))
 
 
 def profiles(counts: Mapping[str, int]) -> Mapping[Profile, int]:

@@ -23,7 +23,6 @@ from slurm_migbatch.mig.layout import LayoutError, Slot
 from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow
-from slurm_migbatch.slurm.gres import GresError
 from slurm_migbatch.supply.model import Demand, Plan
 from slurm_migbatch.supply.view import GpuFacts, NodeFacts
 
@@ -61,10 +60,7 @@ ALONE = Sharing()
 @lru_cache(maxsize=4096)
 def is_guest(text: str) -> bool:
     """Whether a job's GRES is a place beside another job."""
-    try:
-        return GUEST in text and bool(gres.counts(text, "mig").get(GUEST))
-    except GresError:
-        return False
+    return GUEST in text and bool(gres.readable_counts(text, "mig").get(GUEST))
 
 
 def guests(jobs: Iterable[JobRow]) -> frozenset[int]:

@@ -16,7 +16,6 @@ from typing import Protocol
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm import gres as gres_list
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient, SlurmError
-from slurm_migbatch.slurm.gres import GresError
 from slurm_migbatch.supply import guests as sharers
 from slurm_migbatch.supply.advertiser import Advertised, Advertiser, Plans, PublishedPlan
 from slurm_migbatch.supply.audit import Excess, audit
@@ -290,6 +289,8 @@ class SupplyLoop:
         row = self._jobs.get(job)
         if row is None:
             return f"Slurm does not list job {job}"
+        if row.unread:
+            return f"Slurm's row of job {job} cannot be read ({row.reason}), so nothing is done about it"
         if not row.pending:
             return f"job {job} is {row.state.lower()}"
         if not could_run(row, self._clock.time()):
@@ -325,7 +326,7 @@ class SupplyLoop:
     def _nodes(
         self, rows: Mapping[str, NodeRow], jobs: Sequence[JobRow], now: float, notes: list[str]
     ) -> dict[str, Node]:
-        ends = {row.job_id: _until(row, now) for row in jobs if row.active}
+        ends = {row.job_id: _until(row, now) for row in jobs if row.active or row.unread}
         running = _by_node(jobs)
         listed, started = {row.job_id: row for row in jobs}, sharers.guests(jobs)
         self._sharing = {}
@@ -511,10 +512,7 @@ def _unlocated(running: Sequence[JobRow], facts: NodeFacts) -> Counter[Profile]:
 
 
 def _waits_to_be_lent(row: JobRow) -> bool:
-    try:
-        return gres_list.counts(row.gres, GRES).get(LOAN, 0) > 0
-    except GresError:
-        return False
+    return gres_list.readable_counts(row.gres, GRES).get(LOAN, 0) > 0
 
 
 def _until(row: JobRow, now: float) -> float | None:

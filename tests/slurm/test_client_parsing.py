@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused, merge_partitions
 from slurm_migbatch.slurm.dialog import line
-from slurm_migbatch.slurm.listing import SQUEUE_FIELDS, count_tasks, parse_jobs, parse_nodes
+from slurm_migbatch.slurm.listing import SQUEUE_FIELDS, count_tasks, parse_gres, parse_jobs, parse_nodes
+from slurm_migbatch.slurm.unread import Unread
 from slurm_migbatch.slurm.versions import parse_version
 
 ASSETS = Path(__file__).parent / "assets"
@@ -112,7 +113,7 @@ def test_a_listing_that_breaks_off_is_an_error_and_not_a_short_queue(release: st
     text = recorded(release, "jobs")
     for end in range(len(text) - 3, 0, -97):
         cut = text[:end]
-        if cut.endswith(MARK) and cut.count(MARK) % 3 == 0:
+        if cut.endswith(MARK) and cut.count(MARK) % len(SQUEUE_FIELDS) == 0:
             continue
         with pytest.raises(SlurmError):
             parse_jobs(cut, MARK)
@@ -130,23 +131,101 @@ def test_an_empty_queue_is_fine() -> None:
     assert parse_jobs("", MARK) == []
 
 
-@given(
-    texts=st.lists(
-        st.tuples(st.text(st.characters(blacklist_categories=["Cs"])), st.text("\x1f\x1e|\n,NA%é=")),
-        min_size=1,
-        max_size=4,
-    )
+#: what users write as they like, or where a later release may print more than today's
+FREE = ("Name", "Comment", "Account", "tres-per-node", "Feature", "ReqNodes", "Reason", "UserName", "Partition")
+PLAIN = dict.fromkeys(SQUEUE_FIELDS, "1") | {"State": "PENDING", "ArrayTaskID": "N/A", "TimeLimit": "1:00"}
+#: any text; and text of what squeue, Slurm and we ourselves separate things with
+texts = st.one_of(
+    st.text(st.characters(blacklist_categories=["Cs"])),
+    st.text("\x1f\x1e\x0b\x0c\x85|\n,:/NA%()=0123456789abcdef"),
+    st.binary().map(lambda raw: raw.decode("utf-8", "surrogateescape")),
 )
-def test_no_text_can_forge_a_row(texts: list[tuple[str, str]]) -> None:
-    values = dict.fromkeys(SQUEUE_FIELDS, "1") | {"State": "PENDING", "ArrayTaskID": "N/A", "TimeLimit": "1:00"}
-    rows = ""
-    for number, (name, comment) in enumerate(texts, 1):
-        fields = [values[f] if f != "JobID" else str(number) for f in SQUEUE_FIELDS]
-        rows += "\x1f".join(fields) + MARK + name + MARK + comment + MARK + "\n"
-    found = parse_jobs(rows, MARK)
-    assert [(row.job_id, row.name, row.comment) for row in found] == [
-        (number, name, comment) for number, (name, comment) in enumerate(texts, 1)
+
+
+def squeue_row(job: int, **fields: str) -> str:
+    values = PLAIN | {"JobID": str(job)} | {name.replace("_", "-"): value for name, value in fields.items()}
+    return "".join(f"{values[name]}{MARK}" for name in SQUEUE_FIELDS) + "\n"
+
+
+@given(st.lists(st.fixed_dictionaries({name.replace("-", "_"): texts for name in FREE}), min_size=1, max_size=4))
+def test_no_text_can_forge_or_spoil_a_row(jobs: list[dict[str, str]]) -> None:
+    found = parse_jobs("".join(squeue_row(number, **job) for number, job in enumerate(jobs, 1)), MARK)
+    nothing = ("", "(null)", "N/A", "NONE", "n/a")
+    assert [(row.job_id, row.state, row.name) for row in found] == [
+        (number, "PENDING", job["Name"]) for number, job in enumerate(jobs, 1)
     ]
+    for row, job in zip(found, jobs, strict=True):
+        assert row.comment == ("" if job["Comment"] == "(null)" else job["Comment"])
+        assert row.account == ("" if job["Account"] in nothing else job["Account"])
+        assert row.gres == ("" if job["tres_per_node"] in nothing else job["tres_per_node"])
+        assert row.features == ("" if job["Feature"] in nothing else job["Feature"])
+
+
+@given(st.dictionaries(st.sampled_from([name for name in SQUEUE_FIELDS if name != "JobID"]), texts, max_size=6))
+def test_a_row_that_cannot_be_read_is_there_all_the_same_and_spoils_no_other(odd: dict[str, str]) -> None:
+    fields = {name.replace("-", "_"): value for name, value in odd.items()}
+    first, second, third = parse_jobs(squeue_row(1) + squeue_row(2, **fields) + squeue_row(3), MARK)
+    assert (first.job_id, second.job_id, third.job_id) == (1, 2, 3)
+    assert first.pending and third.pending
+    if second.unread:
+        assert not second.pending and not second.active and second.reason
+        assert (second.name, second.gres, second.comment) == ("", "", "")
+
+
+@pytest.mark.parametrize("field", ["UserID", "TimeLimit", "NodeList", "ArrayTaskID"])
+def test_what_cannot_be_read_is_said(field: str) -> None:
+    (row,) = parse_jobs(squeue_row(7, **{field: "n[1"}), MARK)
+    assert (row.job_id, row.unread) == (7, True)
+    assert "n[1" in row.reason
+
+
+def test_where_no_job_id_stands_nothing_is_concluded() -> None:
+    with pytest.raises(SlurmError, match="where a job id was asked for"):
+        parse_jobs(squeue_row(1) + squeue_row(2, JobID="x"), MARK)
+    (row,) = parse_jobs("slurmctld: a warning\n" + squeue_row(1), MARK)
+    assert row.job_id == 1
+
+
+@given(st.lists(texts, max_size=5))
+def test_the_gres_of_each_job_whatever_stands_in_it(listed: list[str]) -> None:
+    output = "".join(f"{number}{MARK}{text}{MARK}\n" for number, text in enumerate(listed))
+    found = parse_gres(output, MARK)
+    assert list(found) == list(range(len(listed)))
+    assert all(found[number] in (text, "") for number, text in enumerate(listed))
+    if listed:
+        with pytest.raises(SlurmError, match="breaks off"):
+            parse_gres(output.removesuffix(f"{MARK}\n"), MARK)
+
+
+def node_row(name: str, **more: str) -> str:
+    told = "".join(f" {key}={value}" for key, value in more.items())
+    return f"NodeName={name} Gres=mig:none:1 GresUsed=mig:none:0 State=IDLE Partitions=gpu{told}\n"
+
+
+@given(text=texts, key=st.sampled_from(["Reason", "Comment", "Extra"]))
+def test_no_text_of_a_node_spoils_or_forges_another(text: str, key: str) -> None:
+    rows = {row.name: row for row in parse_nodes(node_row("n1", **{key: text}) + node_row("n2"))}
+    assert rows["n1"].states == rows["n2"].states == {"IDLE"}
+    assert rows["n2"].gres == {"none": 1}
+
+
+@pytest.mark.parametrize("key", ["Reason", "Comment", "Extra"])
+def test_a_node_that_another_pretends_to_be_is_not_believed(key: str) -> None:
+    odd: dict[str, str] = {}
+    forged = "x\nNodeName=n2 Gres=mig:7g.80gb:1 GresUsed=mig:7g.80gb:0 State=IDLE"
+    rows = parse_nodes(node_row("n1", **{key: forged}) + node_row("n2") + node_row("n3"), odd.__setitem__)
+    assert [row.name for row in rows] == ["n1", "n3"]
+    assert "2 times" in odd["n2"]
+
+
+@pytest.mark.parametrize(
+    "odd", ["NodeName=n2 State=IDLE", "NodeName=n2 Gres=mig:1:2:3:4 GresUsed= State=IDLE", "NodeName="]
+)
+def test_a_node_that_cannot_be_read_is_left_out_and_named(odd: str) -> None:
+    told: dict[str, str] = {}
+    rows = parse_nodes(node_row("n1") + odd + "\n" + node_row("n3"), told.__setitem__)
+    assert [row.name for row in rows] == ["n1", "n3"]
+    assert list(told) == ["n2" if "n2" in odd else ""]
 
 
 @pytest.mark.parametrize(
@@ -374,6 +453,22 @@ def test_nothing_but_names_and_gres_reaches_scontrol(tools: Path, updates: dict[
     with pytest.raises(ValueError, match="cannot be handed to scontrol"):
         client.set_gres(updates)
     assert client.calls == 0
+
+
+def test_what_cannot_be_read_is_named_in_the_log_once(tools: Path, caplog: pytest.LogCaptureFixture) -> None:
+    mark = r'mark=$(printf %s "$*" | sed "s/.*JobID:0//; s/,.*//")'
+    values = (PLAIN | {"JobID": "5", "UserID": "?"}).values()
+    fields = " ".join(f"'{value}'" for value in values)
+    client = tool(tools, "squeue", f'{mark}\nfor value in {fields}; do printf "%s%s" "$value" "$mark"; done; echo')
+    for _ in range(3):
+        assert [(row.job_id, row.unread) for row in client._listed()] == [(5, True)]
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "job 5" in said and "'?'" in said
+    odd = Unread("job")
+    odd.name({str(job): "why" for job in range(50_000)})
+    odd.name({str(job): "why" for job in range(50_000)})
+    assert len(caplog.records) == 2
+    assert len(caplog.records[1].getMessage()) < 500
 
 
 def test_no_updates_are_no_call(tools: Path) -> None:

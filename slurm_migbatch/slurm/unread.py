@@ -1,0 +1,37 @@
+"""Says in the log which rows of Slurm's could not be read, each once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+
+log = logging.getLogger(__name__)
+#: names that are remembered; with more of them the oldest may be told once more
+_REMEMBERED = 100_000
+_SHOWN = 3
+
+
+class Unread:
+    """The jobs, or nodes, whose rows could not be read so far.
+
+    Args:
+        noun: what they are, "job" or "node".
+    """
+
+    def __init__(self, noun: str) -> None:
+        self._noun = noun
+        self._named: dict[str, None] = {}
+        self._lock = threading.Lock()
+
+    def name(self, odd: Mapping[str, str]) -> None:
+        """Log one line for those of one look (name -> why) that were not named before."""
+        with self._lock:
+            new = [name for name in odd if name not in self._named]
+            self._named.update(dict.fromkeys(new))
+            for name in list(self._named)[: max(0, len(self._named) - _REMEMBERED)]:
+                del self._named[name]
+        if new:
+            shown = "; ".join(f"{self._noun} {name}: {odd[name][:200]}" for name in new[:_SHOWN])
+            rest = f"; and {len(new) - _SHOWN} more" if len(new) > _SHOWN else ""
+            log.warning("rows of Slurm's cannot be read, and nothing is done about them: %s%s", shown, rest)
