@@ -94,6 +94,17 @@ def test_a_checkpoint_counts_if_it_is_newer_than_the_signal() -> None:
     assert ledger.open[7].checkpoint == NOW + 10
 
 
+def test_a_loan_stays_as_it_is_while_the_row_of_its_job_cannot_be_read() -> None:
+    ledger = Ledger()
+    running = elastic(7, "1g.10gb", state="RUNNING", start=NOW)
+    ledger.follow({7: sight(running)}, {}, {}, NOW)
+    before = dict(ledger.open)
+    assert ledger.follow({}, {}, {}, NOW + 1, unread={7}) == []
+    assert ledger.open == before
+    (ended,) = ledger.follow({}, {}, {}, NOW + 2)
+    assert ended.cause is Cause.LEFT
+
+
 def test_a_row_of_the_record_that_makes_no_sense_is_no_loan() -> None:
     good = Loan(7, 0, NOW, "1g.10gb", State.RUNNING).row()
     assert Loan.from_row(good) is not None

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,8 @@ from slurm_migbatch.daemon import sdnotify
 from slurm_migbatch.daemon.lock import AlreadyRunning, InstanceLock
 from slurm_migbatch.daemon.log import LineFormatter, Trouble
 from slurm_migbatch.daemon.metrics import Metrics
+from slurm_migbatch.daemon.poll import UnsavedJobs
+from slurm_migbatch.slurm.client import UNREAD, JobRow
 
 
 def test_second_instance_is_refused_and_names_the_first(tmp_path):
@@ -106,3 +109,25 @@ def test_readiness_reaches_systemd(tmp_path, monkeypatch):
     sdnotify.notify("READY=1")  # systemd is gone: no error
     monkeypatch.delenv("NOTIFY_SOCKET")
     sdnotify.notify("READY=1")
+
+
+def test_a_job_whose_row_cannot_be_read_has_not_left_and_overwrites_nothing() -> None:
+    class Kept:
+        def __init__(self):
+            self.rows, self.live = [], frozenset()
+
+        def upsert_jobs(self, rows, *, live):
+            self.rows.extend(rows)
+            self.live = live
+
+    jobs, store = UnsavedJobs(), Kept()
+    running, unread = JobRow(7, state="RUNNING", name="x"), JobRow(7, state=UNREAD, reason="odd")
+    jobs.look([running])
+    jobs.save(store)
+    assert jobs.look([unread]) == (False, frozenset())
+    assert jobs.lists(7)
+    jobs.save(store)
+    assert [(row["job_id"], row["state"]) for row in store.rows] == [(7, "RUNNING")]
+    assert store.live == {7}
+    assert jobs.look([replace(running, state="COMPLETING")]) == (True, frozenset())
+    assert jobs.look([]) == (True, frozenset({7}))

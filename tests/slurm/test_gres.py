@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.slurm.gres import Gres, GresError, counts, parse, parse_one, split
+from slurm_migbatch.slurm.gres import Gres, GresError, counts, parse, parse_one, readable_counts, split
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,21 @@ def test_details_and_prefix_are_kept() -> None:
 def test_counts_add_up_typed_entries() -> None:
     assert counts("mig:1g.10gb:3,gpu:4,mig:2g.20gb:1(S:0),mig:1g.10gb:2,mig=6", "mig") == {"1g.10gb": 5, "2g.20gb": 1}
     assert counts("(null)", "mig") == {}
+
+
+def test_what_can_be_read_of_a_jobs_gres() -> None:
+    assert readable_counts("gres/mig:1g.10gb:2,gres/gpu:a\x1fb:0,mig:2g.20gb,mig:1g.10gb:x:1", "mig") == {
+        "1g.10gb": 2,
+        "2g.20gb": 1,
+    }
+    assert readable_counts("", "mig") == readable_counts("N/A", "mig") == {}
+
+
+@given(st.lists(st.text(st.characters(blacklist_characters=",()[]"), max_size=20)))
+def test_nothing_beside_it_hides_or_adds_to_an_entry(others: list[str]) -> None:
+    found = readable_counts(",".join([*others, "gres/mig:1g.10gb:2", *others]), "mig")
+    assert found["1g.10gb"] >= 2
+    assert found.keys() == {"1g.10gb"} or any("mig" in other for other in others)
 
 
 names = st.text(alphabet="abgimpu0123._-", min_size=1, max_size=8).filter(lambda text: not text[0].isdigit())

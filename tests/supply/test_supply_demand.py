@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from supply_gpus import P
 
-from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.slurm.client import UNREAD, JobRow, NodeRow
 from slurm_migbatch.supply.audit import audit
 from slurm_migbatch.supply.demand import could_run, demands, profiles, slices
 from slurm_migbatch.supply.model import Gpu, Lease, Node
@@ -130,3 +130,7 @@ def test_the_audit_compares_with_slurm_and_forgives_what_is_late() -> None:
     assert audit(held(("3g.40gb@0", 1)), [running])[0].surplus == {P("3g.40gb"): 1}
     assert audit(held(("3g.40gb@0", 77)), [running]) == []
     assert audit(held(("3g.40gb@0", 1)), [replace(running, state="COMPLETED")]) == []
+    assert audit(held(("3g.40gb@0", 1)), [JobRow(1, state=UNREAD)]) == []
+    odd = replace(running, gres=f"{running.gres},gres:gpu:a\x1fb:0")
+    assert audit(held(("2g.20gb@0", 1)), [odd]) == []
+    assert audit(held(("3g.40gb@0", 1)), [odd])[0].surplus == {P("3g.40gb"): 1}

@@ -13,6 +13,7 @@ from supply_world import World
 
 from slurm_migbatch.mig.layout import EMPTY
 from slurm_migbatch.mig.planning import plan_free
+from slurm_migbatch.slurm.client import UNREAD, JobRow
 from slurm_migbatch.supply.demand import slices
 from slurm_migbatch.supply.loop import Settings
 
@@ -129,6 +130,24 @@ def test_a_failed_look_changes_nothing() -> None:
     report = world.round()
     assert "cannot be observed" in report.error
     assert "set_gres" not in world.slurm.calls
+
+
+def test_a_job_whose_row_cannot_be_read_keeps_its_slice_and_nobody_knows_for_how_long() -> None:
+    world = World(gpus=1)
+    world.step()
+    held = world.slurm.submit("mig:1g.10gb:1", runs=1000, limit=600)
+    world.steps(2)
+    waiting = world.slurm.submit("mig:7g.80gb:1")
+    assert "free in 0:0" in (world.round() and world.loop.why(waiting))
+    unread = JobRow(held, state=UNREAD, reason="odd")
+    rows = [unread if row.job_id == held else row for row in world.slurm.jobs()]
+    report = world.loop.round(rows, world.slurm.nodes())
+    assert (report.error, report.excess) == ("", ())
+    assert "nobody can say until when" in world.loop.why(waiting)
+    assert "cannot be read (odd)" in world.loop.why(held)
+    world.steps(3)
+    assert (held in world.running(), waiting in world.running()) == (True, False)
+    assert not world.nodes.misfits
 
 
 def test_a_node_that_does_not_acknowledge_keeps_to_what_is_in_both_plans() -> None:
