@@ -9,8 +9,9 @@ narrow listing of that kind tells which tasks are records of their own, and only
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from slurm_migbatch.slurm.client import JobRow, SlurmError
 from slurm_migbatch.slurm.listing import count_tasks
@@ -20,6 +21,9 @@ Run = Callable[..., str]
 #: lists the jobs with these ids, as in `SlurmClient.jobs`
 List = Callable[[Sequence[str]], list[JobRow]]
 
+_Item = TypeVar("_Item")
+#: ids of jobs in one command; Linux lets an argument have 128 KiB
+_AT_ONCE = 5000
 _THROTTLE = re.compile(r"\AJobId=\d+ ArrayJobId=\d+ ArrayTaskId=\S+ ArrayTaskThrottle=(\d+) ")
 
 
@@ -36,12 +40,16 @@ def tell_apart(rows: Sequence[JobRow], run: Run, listed: List) -> list[JobRow]:
     arrays = [row.job_id for row in rows if row.pending and row.array_job == row.job_id]
     if not arrays:
         return list(rows)
-    parts = parse_tasks(run(*tasks_command(arrays)))
+    parts: dict[int, Apart] = {}
+    for some in _chunks(arrays):
+        parts |= parse_tasks(run(*tasks_command(some)))
     mixed = {array: part for array, part in parts.items() if part.others and part.own}
     if not mixed:
         return list(rows)
-    others = listed([str(job) for part in mixed.values() for job in part.others])
-    own = {row.job_id: row for row in listed([f"{array}_{part.own[0]}" for array, part in mixed.items()])}
+    alone = [str(job) for part in mixed.values() for job in part.others]
+    firsts = [f"{array}_{part.own[0]}" for array, part in mixed.items()]
+    others = [row for some in _chunks(alone) for row in listed(some)]
+    own = {row.job_id: row for some in _chunks(firsts) for row in listed(some)}
     result = []
     for row in rows:
         part = mixed.get(row.job_id)
@@ -106,6 +114,12 @@ def throttle(run: Run, array: int, task: int) -> int | None:
     """
     match = _THROTTLE.match(run("scontrol", "--oneliner", "show", "job", f"{array}_{task}"))
     return int(match[1]) or None if match else None
+
+
+def _chunks(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
+    """Parts that fit into one argument of a command."""
+    for start in range(0, len(items), _AT_ONCE):
+        yield items[start : start + _AT_ONCE]
 
 
 def _put(rows: list[JobRow], row: JobRow) -> None:

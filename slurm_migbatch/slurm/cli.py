@@ -42,6 +42,8 @@ _ABOUT = re.compile(r"\A\d+_\S+: (?!.* / )")
 _GONE = ("Invalid job id specified", "already completing or completed")
 #: scontrol's words where nobody was there to refuse anything
 _NOBODY = ("Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted")
+#: bytes that Linux lets one argument of a command have, with the NUL at its end
+_LONGEST_ARGUMENT = 1 << 17
 #: seconds after which scancel has sent a signal to each of a few tasks, and not yet again
 _ONCE_S = 3.0
 #: releases up to this one heed SQUEUE_ARRAY_UNIQUE
@@ -259,6 +261,9 @@ class CliClient:
             # what scontrol died over, or did not tell about, is asked once more; every request may be repeated
             alone = [number for number in alone if outcomes.get(number) is None]
         for number in alone:
+            if max(len(os.fsencode(word)) for word in requests[number]) >= _LONGEST_ARGUMENT:
+                refused[number] = "its new text is too long for an argument of scontrol"
+                continue
             done = self._finish("scontrol", *requests[number])
             if done.returncode:
                 said = _text(done.stderr).strip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -53,6 +54,26 @@ def test_without_arrays_nothing_is_asked_and_without_such_tasks_nothing_more() -
     assert commands.asked == []
     assert tell_apart([META, PLAIN], commands.run, commands.listed) == [META, PLAIN]
     assert commands.asked == ["squeue"]
+
+
+def test_more_arrays_than_one_argument_can_hold() -> None:
+    arrays = [JobRow(10**9 + n, array_job=10**9 + n, array_task="1-9", tasks=9) for n in range(20_000)]
+    longest = 0
+
+    def run(program: str, *arguments: str) -> str:
+        nonlocal longest
+        longest = max(longest, *map(len, arguments))
+        asked = arguments[-2].removeprefix("--jobs=").split(",")
+        return "".join(f"{array}|{array}|1\n{int(array) + 10**8}|{array}|2\n" for array in dict.fromkeys(asked))
+
+    def listed(jobs: Sequence[str]) -> list[JobRow]:
+        nonlocal longest
+        longest = max(longest, len(",".join(jobs)))
+        return [JobRow(int(job)) for job in jobs if "_" not in job]
+
+    rows = tell_apart(arrays, lambda *words: "" if words[0] == "scontrol" else run(*words), listed)
+    assert sum(row.array_job is None for row in rows) == len(arrays)
+    assert longest < 1 << 17
 
 
 def test_a_requeued_task_stands_where_its_priority_puts_it() -> None:

@@ -1,0 +1,180 @@
+"""Every byte in every field that a user can set, on a real Slurm: each look still sees all jobs, and each as it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+import pytest
+from real_world import RealWorld
+
+from slurm_migbatch.daemon.ended import HistoryClient
+from slurm_migbatch.slurm import gres
+from slurm_migbatch.testbed.cluster import Cluster
+
+pytestmark = pytest.mark.slurm
+
+ALL = bytes(range(1, 256))
+#: runs commands, one argument list each, and tells how each ended
+RUN = """
+import json, os, subprocess, sys
+for argv in json.load(sys.stdin):
+    done = subprocess.run(list(map(os.fsencode, argv)), capture_output=True)
+    print(json.dumps([done.returncode, done.stdout.decode("utf-8", "surrogateescape")]))
+"""
+#: option of sbatch -> the value that holds the odd bytes
+SUBMITTED = {
+    "--job-name": "a{}b",
+    "--comment": "a{}b",
+    "--account": "a{}b",
+    "--wckey": "a{}b",
+    "--gres": "mig:1g.10gb:1,gpu:a{}b:0",
+    "--constraint": "a{}b",
+    "--dependency": "afterok:1{}",
+    "--chdir": "/tmp/a{}b",
+    "--reservation": "a{}b",
+    "--array": "1-2{}",
+    "--licenses": "a{}b:0",
+    "--nodelist": "n1{}",
+    "--exclude": "n1{}",
+    "--partition": "gpu{}",
+    "--qos": "a{}b",
+    "--mail-user": "a{}b",
+    "--output": "/tmp/a{}b",
+    "--begin": "now+1hour{}",
+    "--signal": "USR1{}",
+}
+#: key of `scontrol update JobId=` -> the value, and who sets it
+UPDATED = {
+    "Name": "a{}b",
+    "Comment": "a{}b",
+    "Account": "a{}b",
+    "WCKey": "a{}b",
+    "Gres": "mig:1g.10gb:1,gpu:a{}b:0",
+    "Features": "a{}b",
+    "Dependency": "afterok:1{}",
+    "ReservationName": "a{}b",
+    "Licenses": "a{}b:0",
+    "ReqNodeList": "n1{}",
+    "ExcNodeList": "n1{}",
+    "Partition": "gpu{}",
+    "MailUser": "a{}b",
+    "StdOut": "/tmp/a{}b",
+    "WorkDir": "/tmp/a{}b",
+    "Extra": "a{}b",
+    "AdminComment": "a{}b",
+    "Reason": "a{}b",
+}
+BY_ROOT = ("AdminComment",)
+
+
+def text(raw: bytes) -> str:
+    """As Python shows bytes that come from or go to the system."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def filled(pattern: str, raw: bytes) -> str:
+    before, _, behind = pattern.partition("{}")
+    return before + text(raw) + behind
+
+
+def each(pattern: str) -> list[str]:
+    """A value for each byte."""
+    return [filled(pattern, ALL[number : number + 1]) for number in range(len(ALL))]
+
+
+class Bench(RealWorld):
+    """A cluster to which a user submits whatever Slurm takes."""
+
+    client: HistoryClient
+
+    def commands(self, commands: Sequence[Sequence[str]], user: str | None = "mbbob") -> list[tuple[int, str]]:
+        done = self.cluster.run(["/usr/bin/python3", "-c", RUN], user, input=json.dumps(commands), timeout=600)
+        return [tuple(json.loads(line)) for line in done.stdout.splitlines()]  # type: ignore[misc]
+
+    def held(self, options: Sequence[str]) -> list[int]:
+        """Ids of the jobs that Slurm took, one tried for each option."""
+        words = ["sbatch", "--hold", "--parsable", "--output=/dev/null", "--wrap=true"]
+        found = [int(out) for code, out in self.commands([[*words, option] for option in options]) if code == 0]
+        self._jobs.extend(found)
+        return found
+
+    def listed(self) -> set[str]:
+        return set(self.cluster.run(["squeue", "-h", "-a", "-o", "%A"]).stdout.split())
+
+    def looked_at(self) -> dict[str, str]:
+        """Comments by job, after every kind of look; no job is missing, and none is unread."""
+        rows = self.client.jobs()
+        assert {str(row.job_id) for row in rows} == self.listed()
+        assert [row for row in rows if row.unread] == []
+        texts = self.client.gres_texts()
+        for row in rows:
+            assert texts[row.job_id] == row.gres
+            if "mig:" in row.gres:
+                assert gres.readable_counts(row.gres, "mig") == {"1g.10gb": 1}
+        assert {node.name for node in self.client.nodes()} >= set(self.nodes)
+        assert self.client.ended({row.job_id for row in rows}) == []
+        assert self.client.diag().types
+        return {str(row.job_id): row.comment for row in rows}
+
+
+@pytest.fixture
+def bench(cluster: Cluster) -> Iterator[Bench]:
+    bench = Bench(cluster, HistoryClient(cluster.bin, cluster.slurm_conf))
+    yield bench
+    bench.close()
+
+
+@pytest.mark.parametrize("option", ["--gres=gpu:a\x1fb:0", "--account=a\x1fb", "--gres=gpu:a\nb:0", "--gres=gpu:a|b:0"])
+def test_one_job_hides_no_other(bench: Bench, option: str) -> None:
+    plain = bench.submit("mig:1g.10gb:1", hold=True, comment="plain")
+    (odd,) = bench.held([option])
+    assert bench.looked_at() == {str(plain): "plain", str(odd): ""}
+
+
+@pytest.mark.parametrize("option", SUBMITTED)
+def test_every_byte_in_what_is_submitted(bench: Bench, option: str) -> None:
+    plain = bench.submit("mig:1g.10gb:1", hold=True, comment="plain")
+    pattern = SUBMITTED[option]
+    taken = bench.held([f"{option}={filled(pattern, ALL)}"])
+    if not taken:  # at least one of them is refused
+        taken = bench.held([f"{option}={value}" for value in each(pattern)])
+    shown = bench.looked_at()
+    assert shown[str(plain)] == "plain"
+    assert set(map(str, taken)) <= shown.keys()
+    if option == "--comment":
+        assert shown[str(taken[0])] == filled(pattern, ALL)
+
+
+def test_every_byte_in_what_is_changed_later(bench: Bench) -> None:
+    plain = bench.submit("mig:1g.10gb:1", hold=True, comment="plain")
+    taken = 0
+    for key, pattern in UPDATED.items():
+        (array,) = bench.held(["--array=1-255"])
+        user = None if key in BY_ROOT else "mbbob"
+        update = ["scontrol", "update"]
+        (whole,) = bench.commands([[*update, f"JobId={array}", f"{key}={filled(pattern, ALL)}"]], user)
+        if whole[0]:
+            asked = [
+                [*update, f"JobId={array}_{number}", f"{key}={value}"] for number, value in enumerate(each(pattern), 1)
+            ]
+            answers = bench.commands(asked, user)
+            taken += sum(not code for code, _ in answers)
+        else:
+            taken += 1
+        assert bench.looked_at()[str(plain)] == "plain"
+        bench.client.cancel(array)
+    assert taken > len(UPDATED) / 2
+
+
+def test_what_is_written_back_stays_as_it_is(bench: Bench) -> None:
+    """Dispatch and lending write a job's own comment back to Slurm, beside changes of other jobs."""
+    comment = filled("a{}b", ALL)
+    odd, plain = bench.held(["--comment=" + comment, "--comment=plain"])
+    longest = "x" * 200_000  # more than one argument of a command can hold
+    updates = {str(plain): {"Comment": "changed"}, str(odd): {"Comment": comment + "c"}, "1_[1]": {"Comment": longest}}
+    with pytest.raises(Exception, match="refused 1 of 3") as caught:
+        bench.client.update_jobs(updates)
+    assert "too long" in str(caught.value)
+    shown = bench.looked_at()
+    assert (shown[str(odd)], shown[str(plain)]) == (comment + "c", "changed")
