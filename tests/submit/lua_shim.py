@@ -39,6 +39,7 @@ end
 for name in ("min_nodes max_nodes num_tasks job_id job_state het_job_offset"):gmatch("%S+") do
   NUMBERS[name] = 4294967294
 end
+NUMBERS.array_job_id = 0
 
 local function record(fields, set)
   return setmetatable({}, {

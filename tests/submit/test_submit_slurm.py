@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -187,3 +189,94 @@ def test_the_users_side(folder: Path, slurm_root: str) -> None:
         refused = said(bed, "srun", "--gres=mig:1g", "true")
         assert refused.returncode != 0 and "cli_filter plugin terminated" in refused.stderr
         assert "for mig:auto" in said(bed, "sbatch", "-v", "--gres=mig:auto", "--wrap=true").stderr
+
+
+def tasks_of(bed: Cluster, array: int) -> dict[str, tuple[str, str]]:
+    """`(TresPerNode, Comment)` of an array's records by their tasks, without the names of decisions."""
+    found: dict[str, tuple[str, str]] = {}
+    for record in bed.run(["scontrol", "show", "job", str(array)]).stdout.split("\n\n"):
+        values = dict(line.strip().partition("=")[::2] for line in record.splitlines())
+        tasks = re.search(r"ArrayTaskId=([^ %]+)", record)
+        if tasks:
+            tres = values.get("TresPerNode", "").replace("gres/", "gres:")
+            found[tasks[1]] = tres, re.sub("#[0-9a-z]+]$", "]", values.get("Comment", ""))
+    return found
+
+
+@pytest.fixture(params=["service", "table"])
+def decided(request: pytest.FixtureRequest, folder: Path, chooser: Chooser) -> Iterator[None]:
+    """With the service, and without."""
+    with running(folder / "submit.sock", SubmitService(SITE, chooser)) if request.param == "service" else nullcontext():
+        yield
+
+
+@pytest.fixture
+def array(bed: Cluster, decided: None) -> Iterator[int]:
+    """Four tasks in three records: the first runs, the second waits with a comment of its own, the others wait."""
+    made = bed.submit("-H", "-a", "1-4", "--gres=mig:1g.10gb:1", "--comment=mine", wrap="sleep 600")
+    assert said(bed, "scontrol", "release", f"{made}_1").returncode == 0
+    bed.wait("a running task", lambda: bed.run(["squeue", "-h", "-t", "R", "-j", str(made)]).stdout, 180)
+    assert said(bed, "scontrol", "update", f"JobId={made}_2", "Comment=second").returncode == 0
+    one = "gres:mig:1g.10gb:1"
+    marker = "[mig:1g.10gb:1]"
+    assert tasks_of(bed, made) == {
+        "1": (one, f"mine {marker}"),
+        "2": (one, f"second {marker}"),
+        "3-4": (one, f"mine {marker}"),
+    }
+    yield made
+    said(bed, "scancel", str(made))
+
+
+def test_the_comment_of_a_split_array_is_changed_whole(bed: Cluster, array: int) -> None:
+    """slurmctld shows the filter one description for all records, with what was written for the one before."""
+    for text in ("all", "all", ""):
+        changed = said(bed, "scontrol", "update", f"JobId={array}", f"Comment={text}")
+        assert changed.returncode == 0, changed.stderr
+        whole = "gres:mig:1g.10gb:1", f"{text} [mig:1g.10gb:1]".strip()
+        assert tasks_of(bed, array) == {"1": whole, "2": whole, "3-4": whole}
+
+
+def test_the_gres_of_a_split_array_are_changed_where_it_waits(bed: Cluster, array: int) -> None:
+    running = "gres:mig:1g.10gb:1", "mine [mig:1g.10gb:1]"
+    for gres, kind in (("mig:2g.20gb:1", "2g.20gb:1"), ("mig:auto", "1g.10gb:1"), ("gpu:1", "7g.80gb:1")):
+        changed = said(bed, "scontrol", "update", f"JobId={array}", f"Gres={gres}")
+        (failed,) = [line for line in changed.stderr.splitlines() if "No error" not in line]
+        assert re.match(rf"{array}_\[?1\]?: ", failed)
+        tasks = tasks_of(bed, array)
+        assert tasks == {
+            "1": running,
+            "2": (f"gres:mig:{kind}", f"second [mig:{kind}]"),
+            "3-4": (f"gres:mig:{kind}", f"mine [mig:{kind}]"),
+        }
+    said(bed, "scontrol", "update", f"JobId={array}", "Gres=mig:3g.40gb:1", "Comment=both")
+    changed = "gres:mig:3g.40gb:1", "both [mig:3g.40gb:1]"
+    assert tasks_of(bed, array) == {"1": running, "2": changed, "3-4": changed}
+
+
+def test_what_the_filter_wrote_is_forged_when_a_user_says_it(bed: Cluster, array: int) -> None:
+    """Also right after it was written, word for word."""
+
+    def says(target: int | str, comment: str) -> int:
+        return said(bed, "scontrol", "update", f"JobId={target}", f"Comment={comment}").returncode
+
+    for task in ("1", "2", "3", "[3-4]"):
+        for forged in ("new [mig:1g.10gb:1]", "new [mig:7g.80gb:1]", "mine [mig:1g.10gb:1]"):
+            assert says(f"{array}_{task}", "new") == 0
+            before = tasks_of(bed, array)
+            assert says(f"{array}_{task}", forged) != 0
+            assert says(f"{array}", forged) != 0
+            assert tasks_of(bed, array) == before
+    assert says(array, "new") == 0
+    before = tasks_of(bed, array)
+    assert {comment for _, comment in before.values()} == {"new [mig:1g.10gb:1]"}
+    assert says(array, "new [mig:7g.80gb:1]") != 0
+    other = bed.submit("-H", "-a", "1-2", "--gres=mig:1g.10gb:1", wrap="true")
+    assert says(array, "new") == 0
+    assert says(other, "new [mig:1g.10gb:1]") != 0
+    assert tasks_of(bed, other) == {"1-2": ("gres:mig:1g.10gb:1", "[mig:1g.10gb:1]")}
+    # Of one array, for another task, in the very next request: it is refused, or taken for `new` itself.
+    says(f"{array}_2", "new")
+    says(f"{array}_1", "new [mig:1g.10gb:1]")
+    assert tasks_of(bed, array).items() >= {"1": before["1"], "2": before["2"]}.items()
+    said(bed, "scancel", str(other))
