@@ -11,6 +11,8 @@ from typing import Final, NamedTuple
 from slurm_migbatch.submit.decision import Decision
 
 MOST: Final = 4096
+LONGEST: Final = 4096
+"""Bytes of a request that is remembered: what people write is far shorter, and all together is to stay small."""
 
 
 class Given(NamedTuple):
@@ -39,6 +41,8 @@ class Answers:
 
     def keep(self, request: bytes, verdict: str, answer: bytes, decision: Decision | None, name: str) -> None:
         """Remember an answer, made under `name`; not one whose decision keeps an older name or shows it twice."""
+        if len(request) > LONGEST:
+            return
         before, after = answer, b""
         if decision is not None:
             parts = answer.split(name.encode())

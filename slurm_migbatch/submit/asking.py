@@ -15,6 +15,7 @@ AUTO: Final = "auto"
 FILLER: Final = "none"
 MAX_COUNT: Final = 64
 
+_PREFIXES = re.compile(r"(?:gres[:/])*")
 _BLANKS = re.compile(r"[\x00-\x20\x7f\"']")
 _NAME = re.compile(r"[^:=]*")
 _MIG_FORM = re.compile(r"mig(?:[:=][a-z0-9.:=+-]+)?")
@@ -73,8 +74,8 @@ def read(request: JobRequest, *, gpus: bool) -> Asking | None:
 
 def _entry(text: str, *, gpus: bool) -> Part | str:
     prefix, rest = gres.prefix_of(text)
-    while gres.prefix_of(rest)[0]:
-        rest = gres.prefix_of(rest)[1]
+    if prefix and (more := _PREFIXES.match(rest)) is not None:
+        rest = rest[more.end() :]
     name = _NAME.match(lower(_BLANKS.sub("", rest)))
     if name is not None and name[0] == "mig":
         if _MIG_FORM.fullmatch(rest) is None:

@@ -16,7 +16,7 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 from slurm_migbatch.submit.request import Accept, Answer, Pass, Refuse, RequestError
 
 MAX_REQUEST: Final = 65536
-"""Bytes. A job's strings have at most 1024 each and the encoding triples them at worst."""
+"""Bytes. A change tells eighteen strings, which have at most 1024 each; the encoding triples them at worst."""
 _KEY = re.compile(r"[a-z_0-9]{1,40}")
 _SAFE: Final = "_.:/,+-"
 

@@ -25,6 +25,19 @@ OPTIONS: Final = MappingProxyType(
     }
 )
 """The option that fills each field, for messages."""
+TEXTS: Final = MappingProxyType(
+    {
+        **OPTIONS,
+        "partition": "--partition",
+        "comment": "--comment",
+        "extra": "--extra",
+        "cpus_per_tres": "--cpus-per-gpu",
+        "mem_per_tres": "--mem-per-gpu",
+        "tres_freq": "--gpu-freq",
+        "tres_bind": "--tres-bind",
+    }
+)
+"""Every text that is read, with its option, in the order in which they are looked at."""
 
 
 class RequestError(ValueError):

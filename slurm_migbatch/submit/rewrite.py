@@ -31,7 +31,17 @@ from slurm_migbatch.submit.asking import (
     read,
 )
 from slurm_migbatch.submit.decision import Decision
-from slurm_migbatch.submit.request import TEXT_FIELDS, TRES_FIELDS, Accept, Answer, JobRequest, Pass, Present, Refuse
+from slurm_migbatch.submit.request import (
+    TEXT_FIELDS,
+    TEXTS,
+    TRES_FIELDS,
+    Accept,
+    Answer,
+    JobRequest,
+    Pass,
+    Present,
+    Refuse,
+)
 from slurm_migbatch.workload import hints as hinting
 from slurm_migbatch.workload.buckets import Bucket
 from slurm_migbatch.workload.catalog import Offer, Partition, SiteCatalog
@@ -48,7 +58,7 @@ from slurm_migbatch.workload.loans import (
 from slurm_migbatch.workload.refusal import Refusal, lower, show
 
 SLURM_LIMIT: Final = 1024
-"""Bytes that Slurm takes in one string of a job."""
+"""Bytes that Slurm takes in one string of a job. It looks after the submit filter: nothing longer is read here."""
 DECISION_BYTES: Final = 8
 """Length of a decision's name in the marker. Room for it is kept even where none is written, so that the same comment
 fits or does not fit whoever answers."""
@@ -122,6 +132,7 @@ class _Job:
 
     def submit(self) -> Answer:
         request = self.request
+        _check_lengths(request)
         if has_marker(request.comment) or has_marker(request.extra):
             raise Refusal("forged")
         if request.uid in self.policy.trusted_uids:
@@ -132,6 +143,8 @@ class _Job:
         request = self.request
         if request.uid in self.policy.trusted_uids:
             return Pass()
+        _check_lengths(request)
+        _check_lengths(now)
         tres_given = any(getattr(request, name) is not None for name in TRES_FIELDS)
         elastic = is_marked(now.comment or "")
         moved = elastic and request.partition is not None
@@ -251,6 +264,7 @@ class _Job:
         slices: dict[Profile, int] = {}
         messages: list[str] = []
         choice: Choice | None = None
+        warned: set[Profile] = set()
         reason = "explicit"
         free = any(_is_auto(part) for part in asking.parts)  # the hints are about that part then
         for part in asking.parts:
@@ -265,7 +279,9 @@ class _Job:
                 messages.append(MESSAGES["chosen"] % (_times(count, offer), choice.text))
             else:
                 offer = _explicit(part, partition, NO_LIMITS if free else limits)
-                messages += [] if free else self._warning(offer, partition, hints)
+                if not free and offer.profile not in warned:
+                    warned.add(offer.profile)
+                    messages += self._warning(offer, partition, hints)
             slices[offer.profile] = slices.get(offer.profile, 0) + count
             if slices[offer.profile] > MAX_COUNT:
                 raise Refusal("count", str(slices[offer.profile]))
@@ -383,6 +399,13 @@ class _Job:
             return []
         name = offer.profile.gres_type
         return [MESSAGES["tight"] % (name, bucket.cell, gib(figures.need_mib), gib(offer.memory_mib))]
+
+
+def _check_lengths(holder: JobRequest | Present) -> None:
+    for name, option in TEXTS.items():
+        text = getattr(holder, name, None)
+        if text is not None and len(text) > SLURM_LIMIT:
+            raise Refusal("text_long", option, str(len(text)))
 
 
 def _is_auto(part: Part) -> bool:

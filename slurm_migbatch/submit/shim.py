@@ -9,7 +9,7 @@ from typing import Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from slurm_migbatch.predict.selection import REASONS
-from slurm_migbatch.submit.request import OPTIONS
+from slurm_migbatch.submit.request import OPTIONS, TEXTS
 from slurm_migbatch.submit.rewrite import DECISION_BYTES, MESSAGES, Policy
 from slurm_migbatch.submit.table import (
     BASE,
@@ -75,6 +75,7 @@ def render(
         hint_forms=FORMS,
         hint_order=list(FORMS),
         options=dict(OPTIONS),
+        texts=list(TEXTS.items()),
         decision_bytes=DECISION_BYTES,
         max_hint=MAX_BYTES,
         longest_mark=LONGEST_MARK,

@@ -24,6 +24,7 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "running": "the slices of a job that has started cannot be changed: cancel it and submit it again, or change "
         "it while it is pending",
         # the request
+        "text_long": "%s is %s bytes long, and Slurm takes 1024: shorten it",
         "spelling": "'%s' is not understood: write mig:<profile>[:count], mig:auto[:count] or mig[:count], in lower "
         "case and without blanks",
         "profile_short": "'%s' is no profile but a number to Slurm (1g is 1073741824): write the whole name of a "

@@ -23,6 +23,28 @@ TEMPLATES = Path(slurm_migbatch.__file__).parents[1] / "gres_templates"
 
 HARNESS = r"""
 local told, errors = {}, {}
+
+-- with a second argument: instructions of Lua, and bytes that its string functions look at or make
+local steps = 0
+local function counting(name, cost)
+  local original = string[name]
+  string[name] = function(...)
+    local results = { original(...) }
+    steps = steps + cost(results[2] or 0, results[1] or "", ...)
+    return unpack(results, 1, 8)
+  end
+end
+if arg[2] then
+  for name in ("lower upper gsub gmatch"):gmatch("%S+") do
+    counting(name, function(_, _, text) return #text end)
+  end
+  for name in ("sub format"):gmatch("%S+") do counting(name, function(_, result) return #result end) end
+  counting("match", function(_, _, text) return #text end)
+  counting("find", function(to, from, text, _, start)
+    return (from ~= "" and to or #text) - (start or 1) + 1
+  end)
+  debug.sethook(function() steps = steps + 100 end, "", 100)
+end
 slurm = setmetatable({
   SUCCESS = 0, ERROR = -1,
   log_user = function(...) told[#told + 1] = string.format(...) end,
@@ -79,13 +101,14 @@ while true do
   told, errors = {}, {}
   local set, rc = {}, nil
   local uid = tonumber(fields.uid)
+  steps = 0
   if fields.kind == "modify" then
     now.job_state = now.pending == "1" and 0 or 1
     rc = slurm_job_modify(record(fields, set), record(now), parts, uid)
   else
     rc = slurm_job_submit(record(fields, set), parts, uid)
   end
-  io.write("rc=", rc, "\n", "told=", encode(table.concat(told, "|")), "\n", "errors=",
+  io.write("steps=", steps, "\n", "rc=", rc, "\n", "told=", encode(table.concat(told, "|")), "\n", "errors=",
     encode(table.concat(errors, "|")), "\n")
   for name, value in pairs(set) do io.write("set_", name, "=", encode(value), "\n") end
   io.write("\n")
@@ -107,6 +130,7 @@ class Shim:
         policy: Policy | None = None,
         deadline_ms: int = 2000,  # a slow machine must not decide whether service or table answers
         rest_s: int = 5,
+        count_steps: bool = False,
     ) -> None:
         source = render(
             JOB_SUBMIT,
@@ -122,12 +146,15 @@ class Shim:
         script.write_text(source, encoding="utf-8")
         harness.write_text(HARNESS, encoding="utf-8")
         self.errors: list[str] = []
+        self.steps = 0
         self._process = subprocess.Popen(
-            ["lua5.1", str(harness), str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            ["lua5.1", str(harness), str(script), *(["count"] if count_steps else [])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
 
     def __call__(self, request: JobRequest) -> Answer:
-        """The shim's answer, its log_error lines in `errors`."""
+        """The shim's answer, its log_error lines in `errors`, with `count_steps` what it took in `steps`."""
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write(protocol.encode(request.to_fields()))
         self._process.stdin.flush()
@@ -137,6 +164,7 @@ class Shim:
             assert line, "the shim has died"
             reply += line
         fields = protocol.decode(reply)
+        self.steps = int(fields["steps"])
         self.errors = [fields["errors"]] if fields["errors"] else []
         if fields["rc"] != "0":
             return Refuse(fields["told"], "")

@@ -1,0 +1,258 @@
+"""What a submission costs, counted in steps: texts are bounded before they are read, and read in linear time.
+
+slurmctld runs the filter under its locks, so every submission of the cluster waits for the heaviest one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import pytest
+from gpu_kinds import SITE
+from lua_shim import Shim
+
+from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.submit import protocol
+from slurm_migbatch.submit.answers import LONGEST, Answers
+from slurm_migbatch.submit.request import TEXTS, JobRequest, Present, Refuse
+from slurm_migbatch.submit.rewrite import SLURM_LIMIT, Policy, rewrite
+from slurm_migbatch.submit.service import SubmitService
+
+USER = 1001
+HINTS = "migbatch: model=bert-large batch=32 slo=200ms"
+#: fields of a request with a text of about n bytes
+GRES: Final[dict[str, Callable[[int], str]]] = {
+    "prefixes": lambda n: "gres:" * (n // 5) + "mig:auto",
+    "prefixes, then another name": lambda n: "gres/" * (n // 5) + "migration",
+    "entries": lambda n: ",".join(["mig:1g.10gb:1"] * (n // 14)),
+    "entries with a prefix": lambda n: ",".join(["gres/mig:auto"] * (n // 14)),
+    "GPUs": lambda n: ",".join(["gpu:h100:1"] * (n // 11)),
+    "entries of other names": lambda n: ",".join(["fpga:1"] * (n // 7)) + ",mig",
+    "commas": lambda n: "," * n + "mig",
+    "colons": lambda n: "mig" + ":" * n,
+    "equals": lambda n: "mig" + "=" * n,
+    "blanks": lambda n: " " * n + "mig",
+    "quotes in the name": lambda n: "m" + "'" * n + "ig",
+    "digits": lambda n: "mig:" + "9" * n,
+    "digits and a letter": lambda n: "mig:1g.10gb:" + "9" * n + "k!",
+    "a long type": lambda n: "mig:" + "a.1" * (n // 3),
+    "a long type with an odd end": lambda n: "mig:" + "a.1" * (n // 3) + "!",
+    "a long name": lambda n: "mig" * (n // 3),
+}
+COMMENTS: Final[dict[str, Callable[[int], str]]] = {
+    "no hints": lambda n: "x" * n,
+    "openings of markers": lambda n: "[mig" * (n // 4),
+    "brackets": lambda n: "[" * n,
+    "blanks": lambda n: "migbatch:" + " " * n,
+    "pairs": lambda n: "migbatch: " + " ".join(f"k{i}=v" for i in range(n // 6)),
+    "equals": lambda n: "migbatch: model=" + "=" * n,
+    "model with slashes": lambda n: "migbatch: model=" + "a/" * (n // 2),
+    "model without": lambda n: "migbatch: model=" + "a" * n,
+    "items": lambda n: "migbatch: items=" + "k" * n + "x",
+    "items, digits": lambda n: "migbatch: items=" + "9" * n + "e",
+    "input": lambda n: "migbatch: input=" + "a" * n + ".",
+    "input, sides": lambda n: "migbatch: input=" + "1x" * (n // 2),
+    "slo": lambda n: "migbatch: slo=" + "1h" * (n // 2) + ".",
+    "deadline": lambda n: "migbatch: items=1 deadline=" + "1-" * (n // 2),
+    "mem": lambda n: "migbatch: mem=" + "1" * n + "g.",
+    "min": lambda n: "migbatch: min=1g." + "1" * n + "gb",
+    "max": lambda n: "migbatch: max=1g.10gb" + ".me" * (n // 3),
+}
+PARTITIONS: Final[dict[str, Callable[[int], str]]] = {
+    "one again and again": lambda n: ",".join(["gpu"] * (n // 4)),
+    "commas": lambda n: "," * n,
+    "one long name": lambda n: "gpu" * (n // 3),
+}
+OTHERS: Final[dict[str, Callable[[int], str]]] = {"gpu": lambda n: "gpu:" * (n // 4)}
+
+
+def requests(n: int) -> Iterator[tuple[str, JobRequest]]:
+    """Submissions and changes of which one text has about n bytes."""
+    asked = {"partition": "gpu", "tres_per_node": "gres/mig:auto", "comment": HINTS}
+    for name, texts in (("comment", COMMENTS), ("extra", COMMENTS), ("partition", PARTITIONS)):
+        for what, text in texts.items():
+            yield f"{name}: {what}", JobRequest(USER, **{**asked, name: text(n)})
+    for name in ("tres_per_node", "tres_per_job", "tres_per_socket", "tres_per_task"):
+        for what, text in GRES.items():
+            yield f"{name}: {what}", JobRequest(USER, partition="gpu", comment=HINTS, **{name: text(n)})
+    for name in ("cpus_per_tres", "mem_per_tres", "tres_freq", "tres_bind"):
+        for what, text in OTHERS.items():
+            yield f"{name}: {what}", JobRequest(USER, **{**asked, "tres_per_node": "gpu:1", name: text(n)})
+    for name, texts in (("comment", COMMENTS), ("extra", COMMENTS), ("tres_per_node", GRES)):
+        for what, text in texts.items():
+            now = Present(True, "gpu", "gres/mig:1g.10gb:1", comment="x [mig:1g.10gb:1]")
+            yield f"change of {name}: {what}", JobRequest(USER, now=now, **{name: text(n)})
+            held = {"tres_per_node": "gres/mig:1g.10gb:1", "comment": "x [mig:1g.10gb:1]", name: text(n)}
+            yield f"changed with {name}: {what}", JobRequest(USER, comment="y", now=Present(True, "gpu", **held))
+
+
+class Counted(str):
+    """A text that counts the bytes that Python's own methods look at."""
+
+    work = 0
+
+    def _cut(self, text: str) -> Counted:
+        Counted.work += len(text)
+        return Counted(text)
+
+    def __getitem__(self, key: Any) -> Counted:
+        return self._cut(super().__getitem__(key))
+
+    def __contains__(self, what: object) -> bool:
+        Counted.work += len(self)
+        return super().__contains__(what)  # type: ignore[operator]
+
+    def startswith(self, *what: Any) -> bool:
+        Counted.work += 1
+        return super().startswith(*what)
+
+    def find(self, *what: Any) -> int:
+        Counted.work += len(self)
+        return super().find(*what)
+
+    def encode(self, *how: Any) -> bytes:
+        Counted.work += len(self)
+        return super().encode(*how)
+
+    def split(self, *how: Any) -> list[str]:
+        return [self._cut(part) for part in super().split(*how)]
+
+    def partition(self, *how: Any) -> tuple[str, str, str]:
+        one, two, three = super().partition(*how)
+        return self._cut(one), self._cut(two), self._cut(three)
+
+    def removesuffix(self, *what: Any) -> Counted:
+        return self._cut(super().removesuffix(*what))
+
+    def replace(self, *what: Any) -> Counted:
+        return self._cut(super().replace(*what))
+
+    def strip(self, *what: Any) -> Counted:
+        return self._cut(super().strip(*what))
+
+    def rstrip(self, *what: Any) -> Counted:
+        return self._cut(super().rstrip(*what))
+
+
+def counted(request: JobRequest) -> JobRequest:
+    """The request with texts that count."""
+
+    def of(value: object) -> Any:
+        return Counted(value) if type(value) is str else value
+
+    fields = {name: of(value) for name, value in vars(request).items()}
+    if request.now is not None:
+        fields["now"] = Present(**{name: of(value) for name, value in vars(request.now).items()})
+    return JobRequest(**fields)
+
+
+def steps_of(work: Callable[[], object]) -> int:
+    """Bytecodes that `work` takes, and bytes that counting texts look at meanwhile."""
+    codes = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal codes
+        frame.f_trace_opcodes = True
+        codes += event == "opcode"
+        return trace
+
+    Counted.work = 0
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return codes + Counted.work
+
+
+@pytest.fixture(params=["service", "shim"])
+def steps(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, table: Path, chooser: Chooser
+) -> Iterator[Callable[[JobRequest], int]]:
+    """Steps of an answer: of the service's rewrite, and of the shim's."""
+    policy = Policy(hints_in_extra=True)
+    if request.param == "service":
+        yield lambda asked: steps_of(lambda: rewrite(counted(asked), SITE, chooser, policy, decision_id="abc12345"))
+        return
+    folder = tmp_path_factory.mktemp("counting")
+    with Shim(folder, table=str(table), policy=policy, count_steps=True) as shim:
+
+        def of(asked: JobRequest) -> int:
+            shim(asked)
+            assert shim.errors == []
+            return shim.steps
+
+        yield of
+
+
+def test_steps_grow_with_the_length_of_a_text_and_no_faster(steps: Callable[[JobRequest], int]) -> None:
+    sizes = (240, 480, 960)
+    for found in zip(*(requests(size) for size in sizes), strict=True):
+        small, medium, large = [min(steps(request) for _ in range(2)) for _, request in found]
+        assert large - medium <= 3 * max(medium - small, 0) + 4000, (found[0][0], small, medium, large)
+
+
+@pytest.mark.parametrize("size", [2000, 16_000, 100_000])
+def test_what_slurm_does_not_take_is_not_read(steps: Callable[[JobRequest], int], size: int) -> None:
+    """Steps do not depend on the length at all."""
+    for what, request in requests(size):
+        assert steps(request) < 3000, what
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_refusal_says_which_text_is_too_long(name: str, shim: Shim, chooser: Chooser) -> None:
+    fields = {"partition": "gpu", "tres_per_node": "gres/gpu:1"}
+    for length, refused in ((SLURM_LIMIT, False), (SLURM_LIMIT + 1, True), (100_000, True)):
+        asked = JobRequest(USER, **{**fields, name: "m" * length})
+        for answer in (rewrite(asked, SITE, chooser, Policy()), shim(asked)):
+            told = answer.sentence if isinstance(answer, Refuse) else ""
+            assert (told == f"{TEXTS[name]} is {length} bytes long, and Slurm takes 1024: shorten it") is refused
+
+
+@pytest.mark.parametrize("name", ["tres_per_node", "comment", "extra"])
+def test_a_job_that_asks_for_no_slice_is_told_the_same(name: str, shim: Shim, chooser: Chooser) -> None:
+    """Slurm refuses it itself, afterwards and without saying which option it was."""
+    asked = JobRequest(USER, partition="cpu", **{name: "x" * 2000})
+    for answer in (rewrite(asked, SITE, chooser, Policy()), shim(asked)):
+        assert isinstance(answer, Refuse) and "2000 bytes long" in answer.sentence
+
+
+def test_a_request_of_texts_at_their_limit_fits_a_packet() -> None:
+    text = "\xff" * SLURM_LIMIT
+    now = Present(True, *[text] * 7)
+    asked = JobRequest(4_000_000_000, job_id=4_000_000_000, now=now, **dict.fromkeys(TEXTS, text))
+    message = protocol.encode(asked.to_fields())
+    assert len(message) <= protocol.MAX_REQUEST
+    assert JobRequest.from_fields(protocol.decode(message)) == asked
+
+
+def test_long_requests_are_not_remembered(chooser: Chooser) -> None:
+    """Four thousand of them would be a quarter of a gigabyte."""
+    answers = Answers()
+    answers.keep(b"x" * LONGEST, "pass", b"verdict=pass\n\n", None, "")
+    answers.keep(b"x" * (LONGEST + 1), "pass", b"verdict=pass\n\n", None, "")
+    assert answers.get(b"x" * LONGEST) is not None
+    assert answers.get(b"x" * (LONGEST + 1)) is None
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        lambda n: b"uid=1\n" + b"".join(b"a%d=\n" % i for i in range(n // 8)) + b"\n",
+        lambda n: b"uid=1\ncomment=" + b"%FF" * (n // 3) + b"\n\n",
+        lambda n: b"uid=1\ncomment=" + b"%" * n + b"\n\n",
+        lambda n: b"\n" * n,
+        lambda n: b"=" * n + b"\n\n",
+    ],
+)
+def test_packets_are_read_in_linear_time(message: Callable[[int], bytes], chooser: Chooser) -> None:
+    service = SubmitService(SITE, chooser)
+    small, medium, large = (steps_of(lambda n=n: service.handle(message(n), USER)) for n in (15_000, 30_000, 60_000))
+    assert large - medium <= 3 * max(medium - small, 0) + 2000
+    larger = message(10_000_000)
+    assert steps_of(lambda: service.handle(larger, USER)) < 1000
