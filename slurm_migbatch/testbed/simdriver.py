@@ -34,6 +34,9 @@ SOURCES = Path(__file__).resolve().parent / "driver"
 Moment = Literal["before", "writing", "during", "after"]
 _MOMENTS: dict[Moment, int] = {"before": 0, "writing": 1, "during": 2, "after": 3}
 
+Variant = Literal["7_slice_nvl", "7_slice_nvl_swapped", "ci_names_gpu"]
+_VARIANTS: dict[Variant, int] = {"7_slice_nvl": 1, "7_slice_nvl_swapped": 2, "ci_names_gpu": 4}
+
 _OPERATIONS = ("gi_create", "gi_destroy", "ci_create", "ci_destroy", "set_mode")
 
 REAL_LATENCY: Mapping[str, tuple[float, float]] = {
@@ -104,6 +107,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "migsim_reboot": [ctypes.c_char_p],
     "migsim_reset_gpu": [ctypes.c_char_p, ctypes.c_uint],
     "migsim_set_lost": [ctypes.c_char_p, ctypes.c_uint, ctypes.c_int],
+    "migsim_set_variants": [ctypes.c_char_p, ctypes.c_uint],
     "migsim_set_latency": [ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_uint],
     "migsim_fail": [
         ctypes.c_char_p,
@@ -242,6 +246,15 @@ class Machine:
                 raise SimDriverError(f"unknown operation {name!r}; there are: {', '.join(_OPERATIONS)}", errno.EINVAL)
             base, span = value if isinstance(value, tuple) else (value, 0.0)
             self._control("set_latency", self.directory, _OPERATIONS.index(name), round(base * 1e6), round(span * 1e6))
+
+    def set_variants(self, *names: Variant) -> None:
+        """Let the driver be of another kind than by default; without names it is the default one again.
+
+        ``"7_slice_nvl"``: a GPU instance of seven slices offers two compute profiles that take all of it, 7_SLICE and
+        7_SLICE_NVL; ``"7_slice_nvl_swapped"`` exchanges their ids. ``"ci_names_gpu"``: the description of a compute
+        instance has the handle of the GPU, as nvml.h says, instead of that of the MIG device.
+        """
+        self._control("set_variants", self.directory, sum(_VARIANTS[name] for name in set(names)))
 
     def reboot(self) -> None:
         """Power off and on: instances and processes are gone, MIG mode stays on Ampere only, ``boot_id`` changes.

@@ -133,8 +133,8 @@ def full_ci(instance: Any) -> Any:
             info = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, enum, 0)
         except pynvml.NVMLError_NotSupported:
             continue
-        profiles.append((info.sliceCount, info.id))
-    return pynvml.nvmlGpuInstanceCreateComputeInstance(instance, max(profiles)[1])
+        profiles.append((info.sliceCount, info.multiprocessorCount, info.id))
+    return pynvml.nvmlGpuInstanceCreateComputeInstance(instance, max(profiles)[2])
 
 
 def slice_of(device: Any, profile_id: int, start: int, size: int) -> tuple[Any, Any, str]:

@@ -4,7 +4,7 @@ import ctypes
 
 import pynvml
 import pytest
-from driver_helpers import GPUS, code, create, full_ci, gpu, nvml, placements
+from driver_helpers import GPUS, code, computes, create, full_ci, gpu, nvml, placements
 
 
 @pytest.fixture(params=GPUS)
@@ -101,48 +101,113 @@ def test_version_three_tells_graphics(make):
             assert bool(info.capabilities & 2) == name.endswith("+gfx")
 
 
+def compute_profiles(instance, version=2):
+    """What a walk over the enums finds: {enum: description}."""
+    found = {}
+    for enum in range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
+        try:
+            found[enum] = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, enum, 0, version=version)
+        except pynvml.NVMLError_NotSupported:
+            continue
+    return found
+
+
+def compute_starts(instance, profile_id):
+    count = ctypes.c_uint(8)
+    places = (pynvml.c_nvmlComputeInstancePlacement_t * 8)()
+    pynvml.nvmlGpuInstanceGetComputeInstancePossiblePlacements(instance, profile_id, places, ctypes.byref(count))
+    return [place.start for place in places[: count.value]]
+
+
+SEVENTH = [0, 1, 2, 3, 4, 5, 6]
+
+
 @pytest.mark.parametrize(
     ("model_name", "profile_id", "size", "expected"),
     [
-        # compute slices: (max, SMs, starts); nvidia-smi mig -lcip on an A100
-        ("a100-40gb", 9, 4, {1: (3, 14, [0, 1, 2]), 2: (1, 28, [0]), 3: (1, 42, [0])}),
-        ("a100-40gb", 5, 4, {1: (4, 14, [0, 1, 2, 3]), 2: (2, 28, [0, 2]), 4: (1, 56, [0])}),
+        # compute profile id: (name, slices, max, SMs, starts); nvidia-smi mig -lcip on an A100
+        (
+            "a100-40gb",
+            9,
+            4,
+            {
+                0: ("1c.3g.20gb", 1, 3, 14, [0, 1, 2]),
+                1: ("2c.3g.20gb", 2, 1, 28, [0]),
+                2: ("3g.20gb", 3, 1, 42, [0]),
+            },
+        ),
+        (
+            "a100-40gb",
+            5,
+            4,
+            {
+                0: ("1c.4g.20gb", 1, 4, 14, [0, 1, 2, 3]),
+                1: ("2c.4g.20gb", 2, 2, 28, [0, 2]),
+                3: ("4g.20gb", 4, 1, 56, [0]),
+            },
+        ),
         (
             "a100-40gb",
             0,
             8,
             {
-                1: (7, 14, [0, 1, 2, 3, 4, 5, 6]),
-                2: (3, 28, [0, 2, 4]),
-                3: (2, 42, [0, 4]),
-                4: (1, 56, [0]),
-                7: (1, 98, [0]),
+                0: ("1c.7g.40gb", 1, 7, 14, SEVENTH),
+                1: ("2c.7g.40gb", 2, 3, 28, [0, 2, 4]),
+                2: ("3c.7g.40gb", 3, 2, 42, [0, 4]),
+                3: ("4c.7g.40gb", 4, 1, 56, [0]),
+                4: ("7g.40gb", 7, 1, 98, [0]),
             },
         ),
-        ("h100-80gb", 15, 2, {1: (1, 26, [0])}),
-        ("h100-80gb", 9, 4, {1: (3, 16, [0, 1, 2]), 2: (1, 32, [0]), 3: (1, 60, [0])}),
+        # Ampere has no SMs to spare: a double-memory 1g has those of a plain one, and one compute profile
+        ("a100-40gb", 15, 2, {0: ("1g.10gb", 1, 1, 14, [0])}),
+        # B300 of kubernetes-sigs/dra-driver-nvidia-gpu issue 1454, the same on all of Hopper and later:
+        # the part is profile 0, the whole profile 7
+        ("h100-80gb", 15, 2, {0: ("1c.1g.20gb", 1, 1, 16, [0]), 7: ("1g.20gb", 1, 1, 26, [0])}),
+        ("h200", 15, 2, {0: ("1c.1g.35gb", 1, 1, 16, [0]), 7: ("1g.35gb", 1, 1, 26, [0])}),
+        ("b200", 15, 2, {0: ("1c.1g.45gb", 1, 1, 18, [0]), 7: ("1g.45gb", 1, 1, 30, [0])}),
+        ("h100-80gb", 19, 1, {0: ("1g.10gb", 1, 1, 16, [0])}),
+        (
+            "h100-80gb",
+            9,
+            4,
+            {
+                0: ("1c.3g.40gb", 1, 3, 16, [0, 1, 2]),
+                1: ("2c.3g.40gb", 2, 1, 32, [0]),
+                2: ("3g.40gb", 3, 1, 60, [0]),
+            },
+        ),
     ],
 )
 def test_compute_profiles(make, model_name, profile_id, size, expected):
     with nvml(make([model_name])):
         instance = create(gpu(), profile_id, 0, size)
-        found = {}
-        for enum in range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
-            try:
-                info = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, enum, 0)
-            except pynvml.NVMLError_NotSupported:
-                continue
-            count = ctypes.c_uint(8)
-            places = (pynvml.c_nvmlComputeInstancePlacement_t * 8)()
-            pynvml.nvmlGpuInstanceGetComputeInstancePossiblePlacements(instance, info.id, places, ctypes.byref(count))
-            starts = [place.start for place in places[: count.value]]
-            found[info.sliceCount] = (info.instanceCount, info.multiprocessorCount, starts)
+        found = {
+            info.id: (
+                info.name.removeprefix("MIG "),
+                info.sliceCount,
+                info.instanceCount,
+                info.multiprocessorCount,
+                compute_starts(instance, info.id),
+            )
+            for info in compute_profiles(instance).values()
+        }
         assert found == expected
 
 
-def test_a_double_memory_instance_has_another_compute_profile(make):
-    """Seen on Hopper as "1g.24gb (ID 7)": the compute profile must be looked up, not assumed."""
-    with nvml(make(["h100-80gb"])):
+@pytest.mark.parametrize(("profile", "sms", "name"), [(0, 16, "1c.1g.20gb"), (7, 26, "1g.20gb")])
+def test_a_double_memory_instance_can_be_used_in_part_or_whole(make, profile, sms, name):
+    """Both one-slice profiles take its one compute slice; the part leaves 10 of its SMs to nobody."""
+    machine = make(["h100-80gb"])
+    with nvml(machine):
         instance = create(gpu(), 15, 0, 2)
-        assert code(pynvml.nvmlGpuInstanceCreateComputeInstance, instance, 0) == pynvml.NVML_ERROR_INVALID_ARGUMENT
-        assert code(pynvml.nvmlGpuInstanceCreateComputeInstance, instance, 7) == 0
+        compute = pynvml.nvmlGpuInstanceCreateComputeInstance(instance, profile)
+        device = pynvml.nvmlComputeInstanceGetInfo_v2(compute).device
+        assert pynvml.nvmlDeviceGetAttributes(device).multiprocessorCount == sms
+        assert pynvml.nvmlDeviceGetName(device).endswith(f" MIG {name}")
+        assert machine.dump()["gpus"][0]["instances"][0]["compute_instances"][0]["profile"] == name
+        for other in (0, 7):
+            capacity = pynvml.nvmlGpuInstanceGetComputeInstanceRemainingCapacity(instance, other)
+            assert capacity == 0
+            refused = code(pynvml.nvmlGpuInstanceCreateComputeInstance, instance, other)
+            assert refused == pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES
+        assert [len(computes(instance, p)) for p in (0, 7)] == [profile == 0, profile == 7]

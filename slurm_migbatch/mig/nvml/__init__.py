@@ -8,7 +8,8 @@ What NVML makes easy to get wrong, and what is done here:
 - Ids of instances are reused, so before an instance is touched its profile and place are compared with what was meant.
 - A compute instance may be gone while its GPU instance still says "in use"; both orders of failure are survived.
 - The UUID is asked of the handle in the compute instance's info: walking or looking up MIG devices takes seconds on a
-  busy node.
+  busy node. Where that handle turns out to be the GPU's, as nvml.h has it, they are walked all the same.
+- Several compute profiles may have as many slices as the GPU instance; the one that makes it whole has all its SMs.
 """
 
 from __future__ import annotations

@@ -264,18 +264,40 @@ class NvmlGpu:
         full, _ = self._compute_profiles(gi, int(info.profileId))
         ci = next(iter(self._list_compute(gi, full)), None)
         if ci is None and create:
-            what = f"creating the compute instance of {slot}"
-            ci = self._call(what, pynvml.nvmlGpuInstanceCreateComputeInstance, gi, full[0])
+            ci = self._create_compute(gi, full, slot)
         if ci is None:
             return Instance(int(info.id), slot.profile, slot.placement, None, None)
         about = self._call(f"the compute instance of {slot}", pynvml.nvmlComputeInstanceGetInfo_v2, ci)
-        uuid = str(self._call(f"the UUID of {slot}", pynvml.nvmlDeviceGetUUID, about.device))
+        uuid = self._mig_uuid(about, int(info.id), slot)
         return Instance(int(info.id), slot.profile, slot.placement, int(about.id), uuid)
+
+    def _create_compute(self, gi: Any, full: tuple[int, ...], slot: Slot) -> Any:
+        """Make the compute instance that takes all of the GPU instance; one that is refused gives way to the next."""
+        what = f"creating the compute instance of {slot}"
+        for profile_id in full[:-1]:
+            with suppress(NotMig, Refused):
+                return self._call(what, pynvml.nvmlGpuInstanceCreateComputeInstance, gi, profile_id)
+        return self._call(what, pynvml.nvmlGpuInstanceCreateComputeInstance, gi, full[-1])
+
+    def _mig_uuid(self, about: Any, gi_id: int, slot: Slot) -> str:
+        """The UUID of a compute instance's MIG device.
+
+        The handle in its description is the MIG device's on drivers that were measured; nvml.h calls it the parent
+        device. Where it is the GPU's, the MIG devices are walked, which can take seconds.
+        """
+        what = f"the UUID of {slot}"
+        uuid = str(self._call(what, pynvml.nvmlDeviceGetUUID, about.device))
+        if uuid.startswith("MIG-"):
+            return uuid
+        device = self._ask(what, query.mig_device, gi_id, int(about.id))
+        return str(self._call(what, pynvml.nvmlDeviceGetUUID, device))
 
     def _compute_profiles(self, gi: Any, profile_id: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Ids of the compute profiles that take the whole GPU instance, and of all of them.
 
         The whole one has the most slices and, of several (a double-memory 1g has two with one slice), the most SMs.
+        Several may be equal in both (7_SLICE and 7_SLICE_NVL): each makes the instance whole, in the order of NVML's
+        enum, where the one for work on a single GPU comes first.
         """
         known = self._ci_profiles.get(profile_id)
         if known is None:

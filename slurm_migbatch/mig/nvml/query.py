@@ -67,6 +67,19 @@ def compute_profile_info(gi: Any, enum: int) -> Any:
     return pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(gi, enum, shared, version=1)
 
 
+def mig_device(handle: Any, gi_id: int, ci_id: int) -> Any:
+    """The handle of the MIG device of a compute instance, found among all of the GPU; NVML error NOT_FOUND."""
+    for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            device = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+            ids = (pynvml.nvmlDeviceGetGpuInstanceId(device), pynvml.nvmlDeviceGetComputeInstanceId(device))
+        except pynvml.NVMLError_NotFound:
+            continue
+        if ids == (gi_id, ci_id):
+            return device
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
+
 def text(value: bytes | str) -> str:
     """A C string as text, whatever its bytes."""
     return value if isinstance(value, str) else value.decode("utf-8", "replace")

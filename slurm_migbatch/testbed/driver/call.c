@@ -215,6 +215,11 @@ nvmlReturn_t resolve_ci(const struct call *call, nvmlComputeInstance_t instance,
 	return kind == KIND_CI ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
 }
 
+bool has_variant(const struct call *call, enum variant variant)
+{
+	return atomic_load(&call->machine->file->variants) & variant;
+}
+
 nvmlReturn_t require_root(void)
 {
 	return geteuid() == 0 ? NVML_SUCCESS : NVML_ERROR_NO_PERMISSION;

@@ -52,6 +52,9 @@ nvmlReturn_t resolve_gpu(const struct call *call, nvmlDevice_t device, struct ta
 nvmlReturn_t resolve_gi(const struct call *call, nvmlGpuInstance_t instance, struct target *target);
 nvmlReturn_t resolve_ci(const struct call *call, nvmlComputeInstance_t instance, struct target *target);
 
+/* Whether this machine's driver is of that kind. */
+bool has_variant(const struct call *call, enum variant variant);
+
 /* NO_PERMISSION unless the caller is root. */
 nvmlReturn_t require_root(void);
 

@@ -9,18 +9,30 @@
 /* --- profiles -------------------------------------------------------------- */
 
 /* INVALID_ARGUMENT for numbers outside the enums, NOT_SUPPORTED for profiles this GPU instance does not have. */
-static nvmlReturn_t find_profile(const struct target *t, unsigned enum_id, struct ci_profile *profile)
+static nvmlReturn_t find_profile(const struct call *call, const struct target *t, unsigned enum_id,
+				 struct ci_profile *profile)
 {
 	if (enum_id >= NVML_COMPUTE_INSTANCE_PROFILE_COUNT)
 		return NVML_ERROR_INVALID_ARGUMENT;
+	if (enum_id == CI_7_SLICE_NVL && !has_variant(call, VARIANT_NVL))
+		return NVML_ERROR_NOT_SUPPORTED;
 	return ci_profile_get(gpu_model(t->gpu), gi_profile(t->gpu, t->gi), enum_id, profile) ? NVML_SUCCESS :
 											      NVML_ERROR_NOT_SUPPORTED;
 }
 
-/* The same by profile id, where anything unknown is an invalid argument. */
-static nvmlReturn_t find_id(const struct target *t, unsigned id, struct ci_profile *profile)
+/* The profile id of an enum and, as it undoes itself, the enum of an id. */
+static unsigned profile_id(const struct call *call, unsigned number)
 {
-	return find_profile(t, id, profile) == NVML_SUCCESS ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+	if (!has_variant(call, VARIANT_NVL_SWAPPED))
+		return number;
+	return number == CI_7_SLICE ? CI_7_SLICE_NVL : number == CI_7_SLICE_NVL ? CI_7_SLICE : number;
+}
+
+/* The same by profile id, where anything unknown is an invalid argument. */
+static nvmlReturn_t find_id(const struct call *call, const struct target *t, unsigned id, struct ci_profile *profile)
+{
+	return find_profile(call, t, profile_id(call, id), profile) == NVML_SUCCESS ? NVML_SUCCESS :
+										      NVML_ERROR_INVALID_ARGUMENT;
 }
 
 nvmlReturn_t ci_profile_info(struct call *call, nvmlGpuInstance_t instance, unsigned profile_enum, unsigned engine,
@@ -33,10 +45,10 @@ nvmlReturn_t ci_profile_info(struct call *call, nvmlGpuInstance_t instance, unsi
 	TRY(resolve_gi(call, instance, &t));
 	if (!info || engine >= NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_COUNT)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	TRY(find_profile(&t, profile_enum, &profile));
+	TRY(find_profile(call, &t, profile_enum, &profile));
 	parent = gi_profile(t.gpu, t.gi);
 	*info = (nvmlComputeInstanceProfileInfo_v1_t){
-		.id = profile.enum_id,
+		.id = profile_id(call, profile.enum_id),
 		.sliceCount = profile.slices,
 		.instanceCount = profile.max,
 		.multiprocessorCount = profile.sm,
@@ -56,6 +68,7 @@ nvmlReturn_t ci_profile_info_v(struct call *call, nvmlGpuInstance_t instance, un
 	struct ci_profile profile;
 	nvmlComputeInstanceProfileInfo_v3_t *v3 = info;
 	unsigned version;
+	char name[48];
 	struct target t;
 
 	TRY(resolve_gi(call, instance, &t));
@@ -65,10 +78,10 @@ nvmlReturn_t ci_profile_info_v(struct call *call, nvmlGpuInstance_t instance, un
 	if (version != NVML_VERSION_WORD(nvmlComputeInstanceProfileInfo_v2_t, 2) &&
 	    version != NVML_VERSION_WORD(nvmlComputeInstanceProfileInfo_v3_t, 3))
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-	TRY(find_profile(&t, profile_enum, &profile));
+	TRY(find_profile(call, &t, profile_enum, &profile));
 	parent = gi_profile(t.gpu, t.gi);
 	/* v3 is v2 with the capabilities behind it */
-	v3->id = profile.enum_id;
+	v3->id = profile_id(call, profile.enum_id);
 	v3->sliceCount = profile.slices;
 	v3->instanceCount = profile.max;
 	v3->multiprocessorCount = profile.sm;
@@ -77,11 +90,9 @@ nvmlReturn_t ci_profile_info_v(struct call *call, nvmlGpuInstance_t instance, un
 	v3->sharedEncoderCount = parent->enc;
 	v3->sharedJpegCount = parent->jpeg;
 	v3->sharedOfaCount = parent->ofa;
+	ci_profile_name(parent, &profile, name, sizeof(name));
 	memset(v3->name, 0, sizeof(v3->name));
-	if (profile.slices == parent->g)
-		snprintf(v3->name, sizeof(v3->name), "MIG %s", parent->name);
-	else
-		snprintf(v3->name, sizeof(v3->name), "MIG %uc.%s", profile.slices, parent->name);
+	snprintf(v3->name, sizeof(v3->name), "MIG %s", name);
 	if (version == NVML_VERSION_WORD(nvmlComputeInstanceProfileInfo_v3_t, 3))
 		v3->capabilities = parent->gfx ? NVML_COMPUTE_INSTANCE_PROFILE_CAPS_GFX : 0;
 	return NVML_SUCCESS;
@@ -97,7 +108,7 @@ nvmlReturn_t ci_placements(struct call *call, nvmlGpuInstance_t instance, unsign
 	if (!count)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	TRY(require_root());
-	TRY(find_id(&t, id, &profile));
+	TRY(find_id(call, &t, id, &profile));
 	if (placements && *count < profile.start_count) {
 		*count = profile.start_count;
 		return NVML_ERROR_INSUFFICIENT_SIZE;
@@ -141,7 +152,7 @@ nvmlReturn_t ci_capacity(struct call *call, nvmlGpuInstance_t instance, unsigned
 	if (!count)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	TRY(require_root());
-	TRY(find_id(&t, id, &profile));
+	TRY(find_id(call, &t, id, &profile));
 	for (unsigned i = 0; i < profile.start_count; i++)
 		places += place_free(t.gi, profile.starts[i], profile.size, call->now);
 	room = free_slices(&t, call->now) / profile.slices;
@@ -166,7 +177,7 @@ static nvmlReturn_t create(struct call *call, nvmlGpuInstance_t instance, unsign
 	if (!out)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	TRY(require_root());
-	TRY(find_id(&t, id, &profile));
+	TRY(find_id(call, &t, id, &profile));
 	if (placement && (placement->size != profile.size || placement->start >= MAX_CIS ||
 			  !memchr(profile.starts, (int)placement->start, profile.start_count)))
 		return NVML_ERROR_INVALID_ARGUMENT;
@@ -240,7 +251,7 @@ nvmlReturn_t ci_list(struct call *call, nvmlGpuInstance_t instance, unsigned id,
 	if (!instances || !count)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	TRY(require_root());
-	TRY(find_id(&t, id, &profile));
+	TRY(find_id(call, &t, id, &profile));
 	for (unsigned j = 0; j < MAX_CIS; j++)
 		if (ci_visible(&t.gi->ci[j], call->now) && t.gi->ci[j].profile == profile.enum_id)
 			instances[n++] = handle_ci(t.index, t.gi_id, j, &t.gi->ci[j]);
@@ -270,10 +281,11 @@ nvmlReturn_t ci_info(struct call *call, nvmlComputeInstance_t instance, nvmlComp
 	if (!info)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	*info = (nvmlComputeInstanceInfo_t){
-		.device = handle_mig(t.index, t.gi_id, t.ci_id, t.ci),
+		.device = has_variant(call, VARIANT_CI_NAMES_GPU) ? handle_gpu(call, t.index) :
+								    handle_mig(t.index, t.gi_id, t.ci_id, t.ci),
 		.gpuInstance = handle_gi(t.index, t.gi_id, t.gi),
 		.id = t.ci_id,
-		.profileId = t.ci->profile,
+		.profileId = profile_id(call, t.ci->profile),
 		.placement = {t.ci->start, t.ci->size},
 	};
 	return NVML_SUCCESS;

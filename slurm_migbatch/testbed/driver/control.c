@@ -171,6 +171,20 @@ int migsim_set_lost(const char *dir, unsigned index, int lost)
 	return leave(&machine, 0);
 }
 
+int migsim_set_variants(const char *dir, unsigned variants)
+{
+	struct machine machine;
+	int error;
+
+	if (variants & ~(unsigned)VARIANT_ALL)
+		return -EINVAL;
+	error = enter(&machine, dir);
+	if (error)
+		return error;
+	atomic_store(&machine.file->variants, variants);
+	return leave(&machine, 0);
+}
+
 /* --- latency and faults ----------------------------------------------------------- */
 
 int migsim_set_latency(const char *dir, unsigned op, unsigned base_us, unsigned span_us)

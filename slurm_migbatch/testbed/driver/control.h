@@ -15,6 +15,8 @@ EXPORT int migsim_reboot(const char *dir);
 /* nvidia-smi --gpu-reset: -EBUSY while a process lives on the GPU. */
 EXPORT int migsim_reset_gpu(const char *dir, unsigned index);
 EXPORT int migsim_set_lost(const char *dir, unsigned index, int lost);
+/* `variants` is a sum of enum variant; the ones before it are forgotten. */
+EXPORT int migsim_set_variants(const char *dir, unsigned variants);
 EXPORT int migsim_set_latency(const char *dir, unsigned op, unsigned base_us, unsigned span_us);
 /* -ENOENT: no such function is served; -ENOSPC: too many faults. */
 EXPORT int migsim_fail(const char *dir, const char *function, int code, uint64_t nth, uint64_t times, unsigned moment,

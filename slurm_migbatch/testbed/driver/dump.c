@@ -45,12 +45,16 @@ static void put_ci(struct text *text, const struct gpu *gpu, unsigned gi_id, uns
 	const struct gi *gi = &gpu->gi[gi_id];
 	const struct profile *profile = gi_profile(gpu, gi);
 	const struct ci *ci = &gi->ci[ci_id];
+	struct ci_profile compute = {0};
+	char name[48];
 
-	put(text, "{\"ci_id\":%u,\"profile\":\"", ci_id);
-	if (ci->slices != profile->g)
-		put(text, "%uc.", ci->slices);
-	put(text, "%s\",\"profile_id\":%u,\"start\":%u,\"size\":%u,\"cap_minor\":%u,\"state\":\"%s\",", profile->name,
-	    ci->profile, ci->start, ci->size, cap_minor_ci(gpu->minor, gi_id, ci_id), phase(ci->born, ci->gone, now));
+	ci_profile_get(gpu_model(gpu), profile, ci->profile, &compute);
+	ci_profile_name(profile, &compute, name, sizeof(name));
+	put(text,
+	    "{\"ci_id\":%u,\"profile\":\"%s\",\"profile_id\":%u,\"start\":%u,\"size\":%u,\"cap_minor\":%u,"
+	    "\"state\":\"%s\",",
+	    ci_id, name, ci->profile, ci->start, ci->size, cap_minor_ci(gpu->minor, gi_id, ci_id),
+	    phase(ci->born, ci->gone, now));
 	put_uuid(text, "uuid", "MIG-", ci->uuid);
 	put(text, "}");
 }

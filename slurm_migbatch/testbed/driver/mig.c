@@ -1,7 +1,6 @@
 /* MIG mode and MIG devices. */
 #include "mig.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "api.h"
@@ -22,12 +21,9 @@ struct ci_profile ci_target_profile(const struct target *t)
 
 void ci_name(const struct target *t, char *text, unsigned length)
 {
-	const struct profile *profile = gi_profile(t->gpu, t->gi);
+	struct ci_profile compute = ci_target_profile(t);
 
-	if (t->ci->slices == profile->g)
-		snprintf(text, length, "%s", profile->name);
-	else
-		snprintf(text, length, "%uc.%s", t->ci->slices, profile->name);
+	ci_profile_name(gi_profile(t->gpu, t->gi), &compute, text, length);
 }
 
 nvmlReturn_t mig_mode(struct call *call, nvmlDevice_t device, unsigned *current, unsigned *pending)

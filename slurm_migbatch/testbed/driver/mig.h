@@ -7,7 +7,7 @@
 /* MIG on, else NOT_SUPPORTED. */
 nvmlReturn_t require_mig(const struct gpu *gpu);
 
-/* "3g.20gb" for a compute instance that fills its GPU instance, else "1c.3g.20gb". */
+/* The profile name of a MIG device, see ci_profile_name. */
 void ci_name(const struct target *target, char *text, unsigned length);
 
 /* The compute profile of a target's compute instance. */

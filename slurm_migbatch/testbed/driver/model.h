@@ -20,7 +20,6 @@ struct profile {
 	unsigned start_count;
 	unsigned char starts[MAX_STARTS]; /* allowed starts, in the order a create without placement tries */
 	bool gfx;
-	unsigned ci_one;	   /* enum of the one-slice compute profile in it: 0, or 7 on double-memory instances */
 };
 
 /* One GPU model. Engine totals are those of the largest profile. */
@@ -51,7 +50,13 @@ struct ci_profile {
 	unsigned start_count;
 	unsigned char starts[MAX_STARTS];
 	unsigned sm;
+	bool whole; /* takes all of the GPU instance */
 };
+
+/* NVML_COMPUTE_INSTANCE_PROFILE_*: the two kinds that share their slice count with another one. */
+#define CI_1_SLICE_REV1 7
+#define CI_7_SLICE 4
+#define CI_7_SLICE_NVL 8
 
 extern const struct model sim_models[];
 extern const unsigned sim_model_count;
@@ -64,6 +69,9 @@ const struct profile *profile_full(const struct model *model);
 /* The compute profile `enum_id` in an instance of `profile`; false where it does not exist. */
 bool ci_profile_get(const struct model *model, const struct profile *profile, unsigned enum_id,
 		    struct ci_profile *out);
+
+/* "3g.20gb" for a compute profile that takes the whole GPU instance, else "1c.3g.20gb". */
+void ci_profile_name(const struct profile *profile, const struct ci_profile *compute, char *text, unsigned length);
 
 /* GPU instance id: intervals number a binary tree from the whole GPU (0) down. */
 unsigned gi_id_of(const struct model *model, unsigned start, unsigned size);

@@ -98,6 +98,14 @@ struct fault {
 	_Atomic uint64_t hits; /* calls seen since it was armed */
 };
 
+/* Ways in which one driver release differs from another; bits. */
+enum variant {
+	VARIANT_NVL = 1,	  /* 7g instances also offer compute profile 7_SLICE_NVL */
+	VARIANT_NVL_SWAPPED = 2,  /* the profile ids of 7_SLICE and 7_SLICE_NVL are exchanged */
+	VARIANT_CI_NAMES_GPU = 4, /* a compute instance's description names the GPU, not the MIG device */
+	VARIANT_ALL = 7,
+};
+
 struct machine_file {
 	uint64_t magic;
 	uint64_t bytes;
@@ -105,6 +113,7 @@ struct machine_file {
 	uint32_t ampere_auto_reset;
 	_Atomic uint64_t generation; /* body[generation & 1] is current */
 	_Atomic uint64_t tree_dirty; /* TREE_*: what beside the state must be made again from it */
+	_Atomic uint32_t variants;
 	struct latency latency[OP_COUNT];
 	_Atomic int64_t gi_stuck_until, ci_stuck_until; /* ns; destroy answers IN_USE until then */
 	struct fault faults[MAX_FAULTS];

@@ -6,6 +6,7 @@
  */
 #include "model.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "abi.h"
@@ -21,85 +22,85 @@
 #define S3 2, {4, 0}
 #define S0 1, {0}
 
-/*	 name, id, enum, g, size, MiB, SM, CE, DEC, ENC, JPEG, OFA, max, starts, gfx, ci_one */
+/*	 name, id, enum, g, size, MiB, SM, CE, DEC, ENC, JPEG, OFA, max, starts, gfx */
 static const struct profile a30[] = {
-	{"1g.6gb", 14, 0x0, 1, 1, 5952, 14, 1, 0, 0, 0, 0, 4, 4, {0, 1, 2, 3}, false, 0},
-	{"1g.6gb+me", 21, 0x7, 1, 1, 5952, 14, 1, 1, 0, 1, 1, 1, 4, {0, 1, 2, 3}, false, 0},
-	{"2g.12gb", 5, 0x1, 2, 2, 11968, 28, 2, 2, 0, 0, 0, 2, 2, {0, 2}, false, 0},
+	{"1g.6gb", 14, 0x0, 1, 1, 5952, 14, 1, 0, 0, 0, 0, 4, 4, {0, 1, 2, 3}, false},
+	{"1g.6gb+me", 21, 0x7, 1, 1, 5952, 14, 1, 1, 0, 1, 1, 1, 4, {0, 1, 2, 3}, false},
+	{"2g.12gb", 5, 0x1, 2, 2, 11968, 28, 2, 2, 0, 0, 0, 2, 2, {0, 2}, false},
 	/* id derived: no listing of this row was found */
-	{"2g.12gb+me", 6, 0x8, 2, 2, 11968, 28, 2, 2, 0, 1, 1, 1, 2, {0, 2}, false, 0},
-	{"4g.24gb", 0, 0x3, 4, 4, 24064, 56, 4, 4, 0, 1, 1, 1, S0, false, 0},
+	{"2g.12gb+me", 6, 0x8, 2, 2, 11968, 28, 2, 2, 0, 1, 1, 1, 2, {0, 2}, false},
+	{"4g.24gb", 0, 0x3, 4, 4, 24064, 56, 4, 4, 0, 1, 1, 1, S0, false},
 };
 
 static const struct profile a100_40[] = {
-	{"1g.5gb", 19, 0x0, 1, 1, 4864, 14, 1, 0, 0, 0, 0, 7, S1_AMPERE, false, 0},
-	{"1g.5gb+me", 20, 0x7, 1, 1, 4864, 14, 1, 1, 0, 1, 1, 1, S1_AMPERE, false, 0},
-	{"1g.10gb", 15, 0x9, 1, 2, 9856, 14, 1, 1, 0, 0, 0, 4, S2D, false, 0},
-	{"2g.10gb", 14, 0x1, 2, 2, 9856, 28, 2, 1, 0, 0, 0, 3, S2, false, 0},
-	{"3g.20gb", 9, 0x2, 3, 4, 19968, 42, 3, 2, 0, 0, 0, 2, S3, false, 0},
-	{"4g.20gb", 5, 0x3, 4, 4, 19968, 56, 4, 2, 0, 0, 0, 1, S0, false, 0},
-	{"7g.40gb", 0, 0x4, 7, 8, 40192, 98, 7, 5, 0, 1, 1, 1, S0, false, 0},
+	{"1g.5gb", 19, 0x0, 1, 1, 4864, 14, 1, 0, 0, 0, 0, 7, S1_AMPERE, false},
+	{"1g.5gb+me", 20, 0x7, 1, 1, 4864, 14, 1, 1, 0, 1, 1, 1, S1_AMPERE, false},
+	{"1g.10gb", 15, 0x9, 1, 2, 9856, 14, 1, 1, 0, 0, 0, 4, S2D, false},
+	{"2g.10gb", 14, 0x1, 2, 2, 9856, 28, 2, 1, 0, 0, 0, 3, S2, false},
+	{"3g.20gb", 9, 0x2, 3, 4, 19968, 42, 3, 2, 0, 0, 0, 2, S3, false},
+	{"4g.20gb", 5, 0x3, 4, 4, 19968, 56, 4, 2, 0, 0, 0, 1, S0, false},
+	{"7g.40gb", 0, 0x4, 7, 8, 40192, 98, 7, 5, 0, 1, 1, 1, S0, false},
 };
 
 static const struct profile a100_80[] = {
-	{"1g.10gb", 19, 0x0, 1, 1, 9728, 14, 1, 0, 0, 0, 0, 7, S1_AMPERE, false, 0},
-	{"1g.10gb+me", 20, 0x7, 1, 1, 9728, 14, 1, 1, 0, 1, 1, 1, S1_AMPERE, false, 0},
-	{"1g.20gb", 15, 0x9, 1, 2, 19968, 14, 1, 1, 0, 0, 0, 4, S2D, false, 0},
-	{"2g.20gb", 14, 0x1, 2, 2, 19968, 28, 2, 1, 0, 0, 0, 3, S2, false, 0},
-	{"3g.40gb", 9, 0x2, 3, 4, 40192, 42, 3, 2, 0, 0, 0, 2, S3, false, 0},
-	{"4g.40gb", 5, 0x3, 4, 4, 40192, 56, 4, 2, 0, 0, 0, 1, S0, false, 0},
-	{"7g.80gb", 0, 0x4, 7, 8, 80896, 98, 7, 5, 0, 1, 1, 1, S0, false, 0},
+	{"1g.10gb", 19, 0x0, 1, 1, 9728, 14, 1, 0, 0, 0, 0, 7, S1_AMPERE, false},
+	{"1g.10gb+me", 20, 0x7, 1, 1, 9728, 14, 1, 1, 0, 1, 1, 1, S1_AMPERE, false},
+	{"1g.20gb", 15, 0x9, 1, 2, 19968, 14, 1, 1, 0, 0, 0, 4, S2D, false},
+	{"2g.20gb", 14, 0x1, 2, 2, 19968, 28, 2, 1, 0, 0, 0, 3, S2, false},
+	{"3g.40gb", 9, 0x2, 3, 4, 40192, 42, 3, 2, 0, 0, 0, 2, S3, false},
+	{"4g.40gb", 5, 0x3, 4, 4, 40192, 56, 4, 2, 0, 0, 0, 1, S0, false},
+	{"7g.80gb", 0, 0x4, 7, 8, 80896, 98, 7, 5, 0, 1, 1, 1, S0, false},
 };
 
-/* SXM5. Instances with double memory carry compute profile 7 instead of 0. */
+/* SXM5 */
 static const struct profile h100_80[] = {
-	{"1g.10gb", 19, 0x0, 1, 1, 9984, 16, 1, 1, 0, 1, 0, 7, S1, false, 0},
-	{"1g.10gb+me", 20, 0x7, 1, 1, 9984, 16, 1, 1, 0, 1, 1, 1, S1, false, 0},
-	{"1g.20gb", 15, 0x9, 1, 2, 20096, 26, 1, 1, 0, 1, 0, 4, S2D, false, 7},
-	{"2g.20gb", 14, 0x1, 2, 2, 20096, 32, 2, 2, 0, 2, 0, 3, S2, false, 0},
-	{"3g.40gb", 9, 0x2, 3, 4, 40448, 60, 3, 3, 0, 3, 0, 2, S3, false, 0},
-	{"4g.40gb", 5, 0x3, 4, 4, 40448, 64, 4, 4, 0, 4, 0, 1, S0, false, 0},
-	{"7g.80gb", 0, 0x4, 7, 8, 81152, 132, 8, 7, 0, 7, 1, 1, S0, false, 0},
+	{"1g.10gb", 19, 0x0, 1, 1, 9984, 16, 1, 1, 0, 1, 0, 7, S1, false},
+	{"1g.10gb+me", 20, 0x7, 1, 1, 9984, 16, 1, 1, 0, 1, 1, 1, S1, false},
+	{"1g.20gb", 15, 0x9, 1, 2, 20096, 26, 1, 1, 0, 1, 0, 4, S2D, false},
+	{"2g.20gb", 14, 0x1, 2, 2, 20096, 32, 2, 2, 0, 2, 0, 3, S2, false},
+	{"3g.40gb", 9, 0x2, 3, 4, 40448, 60, 3, 3, 0, 3, 0, 2, S3, false},
+	{"4g.40gb", 5, 0x3, 4, 4, 40448, 64, 4, 4, 0, 4, 0, 1, S0, false},
+	{"7g.80gb", 0, 0x4, 7, 8, 81152, 132, 8, 7, 0, 7, 1, 1, S0, false},
 };
 
 static const struct profile h200[] = {
-	{"1g.18gb", 19, 0x0, 1, 1, 16384, 16, 1, 1, 0, 1, 0, 7, S1, false, 0},
-	{"1g.18gb+me", 20, 0x7, 1, 1, 16384, 16, 1, 1, 0, 1, 1, 1, S1, false, 0},
-	{"1g.35gb", 15, 0x9, 1, 2, 33024, 26, 1, 1, 0, 1, 0, 4, S2D, false, 7},
-	{"2g.35gb", 14, 0x1, 2, 2, 33024, 32, 2, 2, 0, 2, 0, 3, S2, false, 0},
-	{"3g.71gb", 9, 0x2, 3, 4, 71168, 60, 3, 3, 0, 3, 0, 2, S3, false, 0},
-	{"4g.71gb", 5, 0x3, 4, 4, 71168, 64, 4, 4, 0, 4, 0, 1, S0, false, 0},
-	{"7g.141gb", 0, 0x4, 7, 8, 143104, 132, 8, 7, 0, 7, 1, 1, S0, false, 0},
+	{"1g.18gb", 19, 0x0, 1, 1, 16384, 16, 1, 1, 0, 1, 0, 7, S1, false},
+	{"1g.18gb+me", 20, 0x7, 1, 1, 16384, 16, 1, 1, 0, 1, 1, 1, S1, false},
+	{"1g.35gb", 15, 0x9, 1, 2, 33024, 26, 1, 1, 0, 1, 0, 4, S2D, false},
+	{"2g.35gb", 14, 0x1, 2, 2, 33024, 32, 2, 2, 0, 2, 0, 3, S2, false},
+	{"3g.71gb", 9, 0x2, 3, 4, 71168, 60, 3, 3, 0, 3, 0, 2, S3, false},
+	{"4g.71gb", 5, 0x3, 4, 4, 71168, 64, 4, 4, 0, 4, 0, 1, S0, false},
+	{"7g.141gb", 0, 0x4, 7, 8, 143104, 132, 8, 7, 0, 7, 1, 1, S0, false},
 };
 
 /* The first four rows are listed. The others are derived: memory as twice
  * (four times) the listed step, SMs by the rule seen on H100 (3g: 4 x 1g - 4,
  * 4g: 4 x 1g, 7g: the chip's), engines by slice. */
 static const struct profile b200[] = {
-	{"1g.23gb", 19, 0x0, 1, 1, 20992, 18, 2, 1, 0, 1, 0, 7, S1, false, 0},
-	{"1g.23gb+me", 20, 0x7, 1, 1, 20992, 18, 2, 1, 0, 1, 1, 1, S1, false, 0},
-	{"1g.45gb", 15, 0x9, 1, 2, 45312, 30, 2, 1, 0, 1, 0, 4, S2D, false, 7},
-	{"2g.45gb", 14, 0x1, 2, 2, 45312, 36, 4, 2, 0, 2, 0, 3, S2, false, 0},
-	{"3g.90gb", 9, 0x2, 3, 4, 91136, 68, 6, 3, 0, 3, 0, 2, S3, false, 0},	  /* derived */
-	{"4g.90gb", 5, 0x3, 4, 4, 91136, 72, 8, 4, 0, 4, 0, 1, S0, false, 0},	  /* derived */
-	{"7g.180gb", 0, 0x4, 7, 8, 182784, 148, 16, 7, 0, 7, 1, 1, S0, false, 0}, /* derived */
+	{"1g.23gb", 19, 0x0, 1, 1, 20992, 18, 2, 1, 0, 1, 0, 7, S1, false},
+	{"1g.23gb+me", 20, 0x7, 1, 1, 20992, 18, 2, 1, 0, 1, 1, 1, S1, false},
+	{"1g.45gb", 15, 0x9, 1, 2, 45312, 30, 2, 1, 0, 1, 0, 4, S2D, false},
+	{"2g.45gb", 14, 0x1, 2, 2, 45312, 36, 4, 2, 0, 2, 0, 3, S2, false},
+	{"3g.90gb", 9, 0x2, 3, 4, 91136, 68, 6, 3, 0, 3, 0, 2, S3, false},	  /* derived */
+	{"4g.90gb", 5, 0x3, 4, 4, 91136, 72, 8, 4, 0, 4, 0, 1, S0, false},	  /* derived */
+	{"7g.180gb", 0, 0x4, 7, 8, 182784, 148, 16, 7, 0, 7, 1, 1, S0, false}, /* derived */
 };
 
 /* Twelve placement units for four compute slices. */
 #define R1 4, {0, 3, 6, 9}
 #define R2 2, {0, 6}
 static const struct profile rtx_pro_6000[] = {
-	{"1g.24gb", 14, 0x0, 1, 3, 24192, 46, 1, 1, 1, 1, 0, 4, R1, false, 0},
-	{"1g.24gb+me", 21, 0x7, 1, 3, 24192, 46, 1, 1, 1, 1, 1, 1, R1, false, 0},
-	{"1g.24gb+gfx", 47, 0xA, 1, 3, 24192, 46, 1, 1, 1, 1, 0, 4, R1, true, 0},
-	{"1g.24gb+me.all", 65, 0xF, 1, 3, 24192, 46, 1, 4, 4, 4, 1, 1, R1, false, 0},
-	{"1g.24gb-me", 67, 0xD, 1, 3, 24192, 46, 1, 0, 0, 0, 0, 4, R1, false, 0},
-	{"2g.48gb", 5, 0x1, 2, 6, 48512, 94, 2, 2, 2, 2, 0, 2, R2, false, 0},
-	{"2g.48gb+gfx", 35, 0xB, 2, 6, 48512, 94, 2, 2, 2, 2, 0, 2, R2, true, 0},
-	{"2g.48gb+me.all", 64, 0x10, 2, 6, 48512, 94, 2, 4, 4, 4, 1, 1, R2, false, 0},
-	{"2g.48gb-me", 66, 0xE, 2, 6, 48512, 94, 2, 0, 0, 0, 0, 2, R2, false, 0},
-	{"4g.96gb", 0, 0x3, 4, 12, 97408, 188, 4, 4, 4, 4, 1, 1, S0, false, 0},
-	{"4g.96gb+gfx", 32, 0xC, 4, 12, 97408, 188, 4, 4, 4, 4, 1, 1, S0, true, 0},
+	{"1g.24gb", 14, 0x0, 1, 3, 24192, 46, 1, 1, 1, 1, 0, 4, R1, false},
+	{"1g.24gb+me", 21, 0x7, 1, 3, 24192, 46, 1, 1, 1, 1, 1, 1, R1, false},
+	{"1g.24gb+gfx", 47, 0xA, 1, 3, 24192, 46, 1, 1, 1, 1, 0, 4, R1, true},
+	{"1g.24gb+me.all", 65, 0xF, 1, 3, 24192, 46, 1, 4, 4, 4, 1, 1, R1, false},
+	{"1g.24gb-me", 67, 0xD, 1, 3, 24192, 46, 1, 0, 0, 0, 0, 4, R1, false},
+	{"2g.48gb", 5, 0x1, 2, 6, 48512, 94, 2, 2, 2, 2, 0, 2, R2, false},
+	{"2g.48gb+gfx", 35, 0xB, 2, 6, 48512, 94, 2, 2, 2, 2, 0, 2, R2, true},
+	{"2g.48gb+me.all", 64, 0x10, 2, 6, 48512, 94, 2, 4, 4, 4, 1, 1, R2, false},
+	{"2g.48gb-me", 66, 0xE, 2, 6, 48512, 94, 2, 0, 0, 0, 0, 2, R2, false},
+	{"4g.96gb", 0, 0x3, 4, 12, 97408, 188, 4, 4, 4, 4, 1, 1, S0, false},
+	{"4g.96gb+gfx", 32, 0xC, 4, 12, 97408, 188, 4, 4, 4, 4, 1, 1, S0, true},
 };
 
 #define PROFILES(array) COUNT(array), array
@@ -156,9 +157,9 @@ unsigned gi_id_of(const struct model *model, unsigned start, unsigned size)
 	return model->memory_slices / size - 1 + start / size;
 }
 
-/* Compute slices of the compute profiles, by NVML_COMPUTE_INSTANCE_PROFILE_*;
- * 8- and 6-slice ones and the NVLink variant exist on none of the models. */
-static const unsigned ci_slices[NVML_COMPUTE_INSTANCE_PROFILE_COUNT] = {1, 2, 3, 4, 7, 0, 0, 1, 0};
+/* Compute slices of the compute profiles, by NVML_COMPUTE_INSTANCE_PROFILE_*; 8- and 6-slice ones exist on none of
+ * the models. */
+static const unsigned ci_slices[NVML_COMPUTE_INSTANCE_PROFILE_COUNT] = {1, 2, 3, 4, 7, 0, 0, 1, 7};
 
 /* Starts of an s-slice compute instance in a g-slice GPU instance, as `nvidia-smi mig -lcipp` gives them. */
 static unsigned ci_starts(unsigned g, unsigned slices, unsigned char starts[MAX_STARTS])
@@ -189,6 +190,12 @@ static unsigned ci_starts(unsigned g, unsigned slices, unsigned char starts[MAX_
 	return n;
 }
 
+/* From Hopper on, an instance of one compute slice and two memory slices has more SMs than a plain one. */
+static bool has_spare_sms(const struct model *model, const struct profile *profile)
+{
+	return profile->g == 1 && profile->sm > profile_by_enum(model, 0)->sm;
+}
+
 bool ci_profile_get(const struct model *model, const struct profile *profile, unsigned enum_id,
 		    struct ci_profile *out)
 {
@@ -197,7 +204,7 @@ bool ci_profile_get(const struct model *model, const struct profile *profile, un
 	if (enum_id >= NVML_COMPUTE_INSTANCE_PROFILE_COUNT)
 		return false;
 	slices = ci_slices[enum_id];
-	if (slices == 0 || (slices == 1 && enum_id != profile->ci_one))
+	if (slices == 0 || (enum_id == CI_1_SLICE_REV1 && !has_spare_sms(model, profile)))
 		return false;
 	memset(out, 0, sizeof(*out));
 	out->enum_id = enum_id;
@@ -207,7 +214,8 @@ bool ci_profile_get(const struct model *model, const struct profile *profile, un
 	out->max = out->start_count;
 	if (out->max == 0)
 		return false;
-	if (slices == profile->g) {
+	out->whole = slices == profile->g && (enum_id == CI_1_SLICE_REV1 || !has_spare_sms(model, profile));
+	if (out->whole) {
 		out->sm = profile->sm;
 		if (slices == 3)
 			out->size = model->ci3_size;
@@ -216,4 +224,12 @@ bool ci_profile_get(const struct model *model, const struct profile *profile, un
 		out->sm = slices * profile_by_enum(model, 0)->sm;
 	}
 	return true;
+}
+
+void ci_profile_name(const struct profile *profile, const struct ci_profile *compute, char *text, unsigned length)
+{
+	if (compute->whole)
+		snprintf(text, length, "%s", profile->name);
+	else
+		snprintf(text, length, "%uc.%s", compute->slices, profile->name);
 }
