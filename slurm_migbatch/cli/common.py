@@ -26,6 +26,9 @@ EXIT_INTERRUPTED = 130
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
+#: modules that another extra brings than `controller` does
+_EXTRAS = {"pynvml": "node"}
+
 
 class Failure(click.ClickException):
     """Something went wrong that the caller can act on; the text is one sentence that says how. Exit code 1."""
@@ -44,18 +47,35 @@ def fetch(url: str) -> bytes:
     return body
 
 
-def run(command: click.Command, prog: str, args: Sequence[str] | None = None) -> int:
-    """Run `command` and turn every expected failure into one line on stderr.
+def load(where: str) -> click.Command:
+    """Import the command that `module:attribute` names."""
+    module, _, attribute = where.partition(":")
+    command = getattr(importlib.import_module(module), attribute)
+    assert isinstance(command, click.Command)
+    return command
+
+
+def run(command: click.Command | str, prog: str, args: Sequence[str] | None = None) -> int:
+    """Run `command` and turn every expected failure, a package that is not installed too, into one line on stderr.
+
+    Args:
+        command: the command, or where `load` finds it if importing it may fail.
+        prog: its name.
+        args: its arguments; those of this process where not given.
 
     Returns:
         The exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
     """
     try:
+        command = load(command) if isinstance(command, str) else command
         code = command.main(list(args) if args is not None else None, prog_name=prog, standalone_mode=False)
         sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return EXIT_USAGE
     except click.UsageError as error:
         hint = f" (try '{error.ctx.command_path} -h')" if error.ctx is not None else ""
-        _say(prog, f"{error.format_message().rstrip('.')}{hint}")
+        _say(prog, f"{_usage_text(error)}{hint}")
         return EXIT_USAGE
     except click.ClickException as error:
         _say(prog, error.format_message())
@@ -65,6 +85,17 @@ def run(command: click.Command, prog: str, args: Sequence[str] | None = None) ->
     except BrokenPipeError:
         # the reader went away, as `| head` does; what Python still holds must go nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "slurm_migbatch") or "MIGBATCH_DEBUG" in os.environ:
+            raise
+        extra = _EXTRAS.get(package, "controller")
+        _say(
+            prog,
+            f"this needs the Python package {package}, which is not installed here; "
+            f"pip install 'slurm-migbatch[{extra}]'",
+        )
         return EXIT_FAILED
     except Exception as error:
         if not is_expected(error) or "MIGBATCH_DEBUG" in os.environ:
@@ -86,6 +117,14 @@ def describe(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
+def _usage_text(error: click.UsageError) -> str:
+    """What was wrong, with click's guess at what was meant as part of the sentence."""
+    guesses = getattr(error, "possibilities", None)
+    if not guesses:
+        return " ".join(error.format_message().split()).rstrip(".")
+    return f"{error.message.rstrip('.')}; did you mean {' or '.join(guesses)}?"
+
+
 def _say(prog: str, text: str) -> None:
     click.echo(f"{prog}: error: {text}", err=True)
 
@@ -94,10 +133,10 @@ class LazyGroup(click.Group):
     """A group whose subcommands are imported when they run: start-up stays quick, and nodes need no database.
 
     Args:
-        lazy: name -> (module:attribute, one line of help, the extra that brings what it imports).
+        lazy: name -> (module:attribute, one line of help).
     """
 
-    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str, str]], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.lazy = lazy
 
@@ -106,26 +145,8 @@ class LazyGroup(click.Group):
         return sorted({*super().list_commands(ctx), *self.lazy})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the subcommand.
-
-        Raises:
-            Failure: a package it needs is not installed here.
-        """
-        if cmd_name not in self.lazy:
-            return super().get_command(ctx, cmd_name)
-        where, _, extra = self.lazy[cmd_name]
-        module, _, attribute = where.partition(":")
-        try:
-            command = getattr(importlib.import_module(module), attribute)
-        except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] == "slurm_migbatch":
-                raise
-            raise Failure(
-                f"'{ctx.command_path} {cmd_name}' needs the Python package {error.name}, which is not installed here; "
-                f"pip install 'slurm-migbatch[{extra}]'"
-            ) from None
-        assert isinstance(command, click.Command)
-        return command
+        """Import the subcommand."""
+        return load(self.lazy[cmd_name][0]) if cmd_name in self.lazy else super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list in the help text, without importing anything."""

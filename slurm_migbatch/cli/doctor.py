@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 
 import click
 from sqlalchemy import select
@@ -22,8 +23,6 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.slurm.client import SlurmError
 from slurm_migbatch.store.errors import StoreError
 from slurm_migbatch.store.models import Node
-
-_PACKAGES = ("nvidia-ml-py", "SQLAlchemy", "Jinja2", "starlette", "uvicorn", "scikit-learn", "pandas")
 
 
 @click.command()
@@ -63,10 +62,18 @@ def examine(config: Config) -> Iterator[Finding]:
     yield from checks.check_service(config)
 
 
+def needed() -> Iterator[str]:
+    """The packages that the extra `controller` brings, as this installation's own metadata names them."""
+    for line in requires("slurm-migbatch") or ():
+        found = re.match(r"[\w.-]+", line)
+        if found and 'extra == "controller"' in line and "python_version" not in line:
+            yield found[0]
+
+
 def _packages() -> Iterator[Finding]:
     text = f"Python {sys.version.split()[0]}, slurm-migbatch {version('slurm-migbatch')}"
     yield Finding(GOOD, "installation", text)
-    for package in _PACKAGES:
+    for package in needed():
         try:
             yield Finding(GOOD, package, version(package))
         except PackageNotFoundError:

@@ -251,12 +251,8 @@ def _report(
 
 
 def _open(url: str) -> Store:
-    try:
-        from slurm_migbatch.store.db import open_store
-    except ModuleNotFoundError as error:
-        raise Failure(
-            f"migacct needs the Python package {error.name}: pip install 'slurm-migbatch[controller]'"
-        ) from None
+    from slurm_migbatch.store.db import open_store
+
     return open_store(url, readonly=True)
 
 

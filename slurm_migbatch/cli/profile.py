@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 _HERE = "slurm_migbatch.cli"
 COMMANDS = {
-    "export": (f"{_HERE}.profile:export", "Write the measured points of the record as a table.", "controller"),
-    "import": (f"{_HERE}.profile:import_", "Take measured points into the record.", "controller"),
-    "list": (f"{_HERE}.profile:list_", "Show which models were measured, and where.", "controller"),
-    "run": (f"{_HERE}.profile_run:run", "Measure a model where it stands.", "controller"),
+    "export": (f"{_HERE}.profile:export", "Write the measured points of the record as a table."),
+    "import": (f"{_HERE}.profile:import_", "Take measured points into the record."),
+    "list": (f"{_HERE}.profile:list_", "Show which models were measured, and where."),
+    "run": (f"{_HERE}.profile_run:run", "Measure a model where it stands."),
 }
 _COLUMNS = ("Model", "Kind", "GPU", "Profiles", "Batches", "Inputs", "Points", "Ran", "Sources")
 

@@ -128,8 +128,9 @@ class ClusterConfig:
     slurm_conf: str = key("", "slurm.conf for those commands (SLURM_CONF); empty: Slurm's own rule.", absolute_or_empty)
     backend: str = key(
         "cli",
-        "What looks at the queue: 'cli' (squeue), 'pyslurm' (the Python module of this very Slurm release), or 'auto' "
-        "(pyslurm where it can be used). All show the same; Slurm's commands make the changes in any case.",
+        "What looks at the queue: 'cli' (squeue), 'pyslurm' (needs Slurm 25.11 with its headers, which no Debian has: "
+        "pip install 'slurm-migbatch[pyslurm-25-11]'), or 'auto' (pyslurm where it can be used). All show the same; "
+        "Slurm's commands make the changes in any case.",
         one_of("cli", "pyslurm", "auto"),
     )
     slurm_user: str = key("slurm", "SlurmUser: besides root, the only user whose nodes' messages are believed.", name)

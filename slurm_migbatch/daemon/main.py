@@ -16,7 +16,7 @@ from pathlib import Path
 
 import click
 
-from slurm_migbatch.cli.common import HELP, Failure, run
+from slurm_migbatch.cli.common import HELP, Failure
 from slurm_migbatch.config import DEFAULT_PATH, Config, ConfigError, load
 from slurm_migbatch.daemon import log as logs
 from slurm_migbatch.daemon.compose import compose
@@ -111,8 +111,3 @@ def _reloaded(path: str, old: Config) -> Config:
     logs.setup(config.daemon.log_level)
     log.info("configuration read again", extra={"path": path})
     return config
-
-
-def main() -> None:
-    """Entry point."""
-    sys.exit(run(migbatchd, "migbatchd"))

@@ -21,12 +21,11 @@ def migbatch(*arguments, **options):
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_exists_and_its_help_is_complete(name):
-    where, line, extra = COMMANDS[name]
+    where, line = COMMANDS[name]
     module, _, attribute = where.partition(":")
     command = getattr(importlib.import_module(module), attribute)
     assert command.name == name
     assert line.endswith(".")
-    assert extra in ("node", "controller", "dev")
     for path, one in walk(command, name):
         assert one.help, f"{path} has no help text"
         for parameter in one.params:
@@ -146,11 +145,48 @@ def test_bugs_keep_their_traceback():
 
 
 def test_a_missing_package_names_the_extra(capsys):
-    group = LazyGroup("migbatch", lazy={"x": ("no_such_package.x:x", "X.", "controller")})
+    group = LazyGroup("migbatch", lazy={"x": ("no_such_package.x:x", "X.")})
     assert run(group, "migbatch", ["x"]) == 1
     said = capsys.readouterr().err
     assert "pip install 'slurm-migbatch[controller]'" in said
     assert "needs the Python package no_such_package" in said
+
+
+def groups(command, path=()):
+    """Every group of commands, by the words that name it."""
+    if isinstance(command, click.Group):
+        yield path
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            yield from groups(command.get_command(context, name), (*path, name))
+
+
+@pytest.mark.parametrize("path", list(groups(cli)), ids=lambda path: " ".join(path) or "migbatch")
+def test_a_group_alone_prints_its_help(path, capsys):
+    assert run(cli, "migbatch", [*path]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"Usage: {' '.join(('migbatch', *path))} [OPTIONS] COMMAND [ARGS]...\n")
+    assert "error" not in said.err.splitlines()[0]
+    assert run(cli, "migbatch", [*path, "-h"]) == 0
+    assert capsys.readouterr().out == said.err
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("migbatch.cli.main:cli --bogus", "No such option '--bogus' (try 'prog -h')"),
+        ("migbatch.cli.migacct:command --allocation", "did you mean --allocations"),
+        ("migbatch.cli.main:cli config render", "Choose from: gres, slurm, "),
+    ],
+)
+def test_wrong_words_are_told_in_one_line(command, text, capsys):
+    where, *arguments = command.split()
+    assert run(f"slurm_{where}", "prog", arguments) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("prog: error: ")
+    assert text in said
+    assert said.count("\n") == 1
 
 
 def test_rendered_defaults(tmp_path):

@@ -1,0 +1,95 @@
+"""What is imported is declared, by the extra that its room is installed with; what is declared is imported."""
+
+import ast
+import sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+import tomllib
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from slurm_migbatch.cli.doctor import needed
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "slurm_migbatch"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+#: what is installed on a compute node with the extra `node`, and works there
+ON_NODES = (
+    "__init__.py",
+    "mig/",
+    "node/",
+    "elastic/",
+    *(f"cli/{name}.py" for name in ("__main__", "main", "common", "node", "progress")),
+)
+OWNERS = packages_distributions()
+#: a job's own Python brings it, where it does
+USERS_OWN = {"torch"}
+
+
+def declared(*extras):
+    lines = [*PROJECT["dependencies"], *(line for extra in extras for line in PROJECT["optional-dependencies"][extra])]
+    return {canonicalize_name(Requirement(line).name) for line in lines} - {"slurm-migbatch"}
+
+
+def imported(path):
+    """Top-level modules that a file imports, wherever in it, without the standard library and this package."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add(str(node.module))
+    tops = {name.partition(".")[0] for name in found}
+    return tops - set(sys.stdlib_module_names) - {"slurm_migbatch"} - USERS_OWN
+
+
+def distributions(module):
+    """Names of the distributions that bring a module, as pip writes them; one that is not here is called alike."""
+    return {canonicalize_name(name) for name in OWNERS.get(module, [module])}
+
+
+def undeclared(path, *extras):
+    known = declared(*extras)
+    return {module for module in imported(path) if not distributions(module) & known}
+
+
+def extras_of(path):
+    name = str(path.relative_to(PACKAGE))
+    if name == "slurm/pyslurm_worker.py":
+        return ("pyslurm-25-11",)
+    return ("node",) if name.startswith(ON_NODES) else ("controller",)
+
+
+@pytest.mark.parametrize("room", sorted({p.parent for p in PACKAGE.rglob("*.py")}), ids=lambda p: p.name)
+def test_imports_are_declared(room):
+    missing = {str(path.relative_to(ROOT)): undeclared(path, *extras_of(path)) for path in room.glob("*.py")}
+    assert {path: modules for path, modules in missing.items() if modules} == {}
+
+
+def test_imports_of_the_tests_are_declared():
+    ours = {path.stem for path in (ROOT / "tests").rglob("*.py")} | {"standin"}
+    extras = ("dev", "controller", "mysql", "postgres", "pyslurm-25-11")
+    missing = {str(path.relative_to(ROOT)): undeclared(path, *extras) - ours for path in (ROOT / "tests").rglob("*.py")}
+    assert {path: modules for path, modules in missing.items() if modules} == {}
+
+
+@pytest.mark.parametrize("extra", ["", "node", "controller", "mysql", "postgres", "pyslurm-25-11"])
+def test_declared_packages_are_used(extra):
+    """The drivers of databases are not imported by name: SQLAlchemy is told theirs."""
+    files = [
+        path for path in PACKAGE.rglob("*.py") if extra != "node" or str(path.relative_to(PACKAGE)).startswith(ON_NODES)
+    ]
+    used = {name for path in files for module in imported(path) for name in distributions(module)}
+    text = (PACKAGE / "store/engines.py").read_text(encoding="utf-8").lower()
+    used |= {name for name in ("pymysql", "psycopg") if f"+{name}" in text}
+    wanted = declared(extra) - declared() if extra else declared()
+    assert wanted - used == set()
+
+
+def test_doctor_asks_for_what_the_controller_is_installed_with():
+    later = {
+        Requirement(line).name for line in PROJECT["optional-dependencies"]["controller"] if "python_version" in line
+    }
+    assert {canonicalize_name(name) for name in needed()} == declared("controller") - declared() - later

@@ -1,0 +1,122 @@
+"""Every program and subcommand where only the node's packages are installed, or none: one line that says what to do."""
+
+import subprocess
+import sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import click
+import pytest
+import tomllib
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from slurm_migbatch.cli.common import run
+from slurm_migbatch.cli.main import cli
+
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+SCRIPTS = PROJECT["scripts"]
+
+PROGRAM = """
+import sys
+allowed = set(sys.argv.pop(1).split(","))
+
+class Missing:
+    def find_spec(name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top not in allowed and top not in sys.stdlib_module_names and not top.startswith("_"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing)
+import importlib
+module, _, name = sys.argv.pop(1).partition(":")
+getattr(importlib.import_module(module), name)()
+"""
+
+
+def modules(*extras):
+    """Names that can be imported where these extras are installed and nothing else."""
+    wanted = [*PROJECT["dependencies"], *(text for extra in extras for text in PROJECT["optional-dependencies"][extra])]
+    names = {canonicalize_name(Requirement(text).name) for text in wanted}
+    found = {
+        module
+        for module, owners in packages_distributions().items()
+        if names & {canonicalize_name(owner) for owner in owners}
+    }
+    return ",".join(sorted({*found, "slurm_migbatch"}))
+
+
+def start(extras, program, *arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, modules(*extras), SCRIPTS[program], *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        env={"PATH": "/usr/bin:/bin", "COLUMNS": "100", **environment},
+    )
+
+
+def leaves(command, path=()):
+    ctx = click.Context(command)
+    if not isinstance(command, click.Group):
+        yield path
+        return
+    for name in command.list_commands(ctx):
+        yield from leaves(command.get_command(ctx, name), (*path, name))
+
+
+LEAVES = sorted(leaves(cli))
+
+
+def one_line(done, program, extra, *packages):
+    """The program has ended with one line that names a missing package and the extra that brings it."""
+    assert done.stdout == ""
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith(f"{program}: error: ")
+    assert f"pip install 'slurm-migbatch[{extra}]'" in done.stderr
+    assert any(f"the Python package {name}, " in done.stderr for name in packages), done.stderr
+
+
+@pytest.mark.parametrize("extras", [(), ("node",)], ids=["bare", "node"])
+@pytest.mark.parametrize("program", ["migacct", "migbatchd"])
+def test_programs_of_the_controller(program, extras):
+    one_line(start(extras, program), program, "controller", "sqlalchemy", "numpy", "starlette")
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
+def test_no_subcommand_ends_in_a_traceback(path):
+    """Those of a node show their help; the others do, or say what to install."""
+    done = start(("node",), "migbatch", *path, "-h")
+    if done.returncode == 0 or path[0] in ("node", "progress"):
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("Usage: ")
+    else:
+        one_line(done, "migbatch", "controller", "sqlalchemy", "numpy", "jinja2", "scipy")
+
+
+def test_a_node_needs_pynvml(tmp_path):
+    etc = tmp_path / "etc"
+    etc.mkdir()
+    (etc / "node.conf").write_text(f"StateDir={tmp_path}/state\nRunDir={tmp_path}/run\n")
+    for verb in ("status", "init", "reconcile"):
+        one_line(start((), "migbatch", "node", verb, "--etc", str(etc), "--node", "n1"), "migbatch", "node", "pynvml")
+
+
+def test_a_package_missed_late_is_told_alike(tmp_path):
+    """`simulate` looks at its arguments before it imports what it needs for them."""
+    scenario = tmp_path / "scenario.toml"
+    (tmp_path / "trace.csv").write_text("")
+    scenario.write_text('[workload]\ntrace = "sacct"\npath = "trace.csv"\n[policy]\nname = "fifo"\n')
+    done = start(("node",), "migbatch", "simulate", str(scenario))
+    one_line(done, "migbatch", "controller", "numpy")
+
+
+def test_a_module_of_our_own_that_is_missing_is_a_bug():
+    @click.command()
+    def command():
+        raise ModuleNotFoundError("No module named 'slurm_migbatch.gone'", name="slurm_migbatch.gone")
+
+    with pytest.raises(ModuleNotFoundError):
+        run(command, "prog", [])
