@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, requires, version
 
@@ -19,8 +19,10 @@ from sqlalchemy import select
 from slurm_migbatch.cli import checks, lendingchecks
 from slurm_migbatch.cli.checks import BAD, GOOD, ODD, Finding
 from slurm_migbatch.cli.common import EXIT_FAILED, config_option, open_record, slurm_client
+from slurm_migbatch.cli.releases import Site, check_release, untyped_gres
 from slurm_migbatch.config import Config
 from slurm_migbatch.slurm.client import SlurmError
+from slurm_migbatch.slurm.versions import parse_release
 from slurm_migbatch.store.errors import StoreError
 from slurm_migbatch.store.models import Node
 
@@ -28,15 +30,16 @@ from slurm_migbatch.store.models import Node
 @click.command()
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Findings as one JSON object.")
+@click.option("--leaving", is_flag=True, help="Only whether mig may be taken out of slurm.conf: which jobs need it.")
 @click.option("-q", "--quiet", is_flag=True, help="Only what is not in order.")
 @click.pass_context
-def doctor(ctx: click.Context, config: Config, as_json: bool, quiet: bool) -> None:
+def doctor(ctx: click.Context, config: Config, as_json: bool, leaving: bool, quiet: bool) -> None:
     """Check this installation and say what to do.
 
     Run it on the controller host, as root for a complete picture. Nothing is changed. The exit code is 1 where
     something must be corrected.
     """
-    findings = list(examine(config))
+    findings = list(_leaving(config) if leaving else examine(config))
     if as_json:
         click.echo(json.dumps({"version": 1, "findings": [asdict(f) for f in findings]}))
     else:
@@ -86,10 +89,11 @@ def _slurm(config: Config) -> Iterator[Finding]:
         number = client.version()
         rows = client.nodes()
     except SlurmError as error:
-        yield Finding(BAD, "Slurm", str(error), "check [cluster] slurm_bin and slurm_conf, and that slurmctld runs")
+        yield _no_slurm(error)
         return
     yield Finding(GOOD, "Slurm", f"{number[0]}.{number[1]:02d}, {len(rows)} nodes")
     conf = checks.parse_slurm_config(_scontrol(config, "show", "config"))
+    yield from _release(config, conf)
     yield from checks.check_slurm_conf(conf)
     yield from checks.check_lua(conf.get("slurm_conf", ""))
     try:
@@ -106,6 +110,29 @@ def _slurm(config: Config) -> Iterator[Finding]:
     if config.lending.enabled:
         partitions = lendingchecks.parse_partitions(_scontrol(config, "-o", "show", "partition"))
         yield from lendingchecks.check_lending(config, conf, rows, partitions, number)
+
+
+def _release(config: Config, conf: Mapping[str, str]) -> Iterator[Finding]:
+    told = conf.get("slurm_version")  # slurmctld's own; the commands may be of another
+    try:
+        release = parse_release(f"slurm {told}" if told else _scontrol(config, "version"))
+    except SlurmError as error:
+        yield Finding(ODD, "Slurm release", str(error), "check that `scontrol show config` works here")
+        return
+    yield from check_release(release, Site(conf, untyped_gres(conf.get("slurm_conf", ""))))
+
+
+def _leaving(config: Config) -> Iterator[Finding]:
+    try:
+        jobs = slurm_client(config).jobs()
+    except SlurmError as error:
+        yield _no_slurm(error)
+        return
+    yield from checks.check_leaving(jobs)
+
+
+def _no_slurm(error: SlurmError) -> Finding:
+    return Finding(BAD, "Slurm", str(error), "check [cluster] slurm_bin and slurm_conf, and that slurmctld runs")
 
 
 def _scontrol(config: Config, *arguments: str) -> str:

@@ -16,15 +16,17 @@ from typing import TypeVar
 from slurm_migbatch.slurm.client import JobRow, SlurmError
 from slurm_migbatch.slurm.listing import count_tasks
 
-#: runs squeue or scontrol with arguments; raises SlurmError
+#: runs squeue with arguments; raises SlurmError
 Run = Callable[..., str]
+#: what `scontrol show job` says of each of these ids, nothing of one that is not there; raises SlurmError
+Show = Callable[[Sequence[str]], list[str]]
 #: lists the jobs with these ids, as in `SlurmClient.jobs`
 List = Callable[[Sequence[str]], list[JobRow]]
 
 _Item = TypeVar("_Item")
 #: ids of jobs in one command; Linux lets an argument have 128 KiB
 _AT_ONCE = 5000
-_THROTTLE = re.compile(r"\AJobId=\d+ ArrayJobId=\d+ ArrayTaskId=\S+ ArrayTaskThrottle=(\d+) ")
+_THROTTLE = re.compile(r"JobId=\d+ ArrayJobId=\d+ ArrayTaskId=\S+ ArrayTaskThrottle=(\d+) ")
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Apart:
     others: dict[int, int]
 
 
-def tell_apart(rows: Sequence[JobRow], run: Run, listed: List) -> list[JobRow]:
+def tell_apart(rows: Sequence[JobRow], run: Run, show: Show, listed: List) -> list[JobRow]:
     """The rows, those of arrays that wait as their records are; asks nothing where no array waits."""
     arrays = [row.job_id for row in rows if row.pending and row.array_job == row.job_id]
     if not arrays:
@@ -50,13 +52,14 @@ def tell_apart(rows: Sequence[JobRow], run: Run, listed: List) -> list[JobRow]:
     firsts = [f"{array}_{part.own[0]}" for array, part in mixed.items()]
     others = [row for some in _chunks(alone) for row in listed(some)]
     own = {row.job_id: row for some in _chunks(firsts) for row in listed(some)}
+    limits = dict(zip(mixed, map(throttle, show(firsts)), strict=True))
     result = []
     for row in rows:
         part = mixed.get(row.job_id)
         if part is None or not row.pending:
             result.append(row)
         elif row.job_id in own:
-            text, limit = fold_tasks(part.own), throttle(run, row.job_id, part.own[0])
+            text, limit = fold_tasks(part.own), limits[row.job_id]
             task = text + (f"%{limit}" if limit else "")
             result.append(replace(own[row.job_id], array_task=task, tasks=len(part.own), throttle=limit))
     for other in others:
@@ -107,12 +110,12 @@ def fold_tasks(tasks: Iterable[int]) -> str:
     return text
 
 
-def throttle(run: Run, array: int, task: int) -> int | None:
-    """How many tasks of the array may run at once, as its record says; None for no limit.
+def throttle(record: str) -> int | None:
+    """How many tasks of an array may run at once, by `scontrol show job`; None for no limit.
 
-    The name of the job, which its user chooses, stands behind what is read.
+    The name of the job, which its user chooses and which may hold whole lines, stands behind what is read.
     """
-    match = _THROTTLE.match(run("scontrol", "--oneliner", "show", "job", f"{array}_{task}"))
+    match = _THROTTLE.match(record)
     return int(match[1]) or None if match else None
 
 

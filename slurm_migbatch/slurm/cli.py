@@ -17,7 +17,7 @@ from pathlib import Path
 from slurm_migbatch.slurm.arrays import tell_apart
 from slurm_migbatch.slurm.client import Diag, JobRow, NodeRow, SlurmError, SlurmRefused, merge_partitions
 from slurm_migbatch.slurm.diag import parse_sdiag
-from slurm_migbatch.slurm.dialog import Dialog, Request, line
+from slurm_migbatch.slurm.dialog import Dialog, Records, Request, line
 from slurm_migbatch.slurm.listing import (
     NODES_COMMAND,
     gres_command,
@@ -84,15 +84,26 @@ class CliClient:
     # -- observe -----------------------------------------------------------------------------------------------
 
     def jobs(self) -> list[JobRow]:
-        """One squeue call, and another where arrays wait; see SlurmClient and `arrays.py`."""
+        """One squeue call, and a few more where arrays wait; see SlurmClient and `arrays.py`."""
         rows = self._listed()
-        return rows if self.version() <= _UNIQUE else tell_apart(rows, self._run, self._listed)
+        return rows if self.version() <= _UNIQUE else tell_apart(rows, self._run, self._shown, self._listed)
 
     def _listed(self, jobs: Sequence[str] = ()) -> list[JobRow]:
         mark = new_mark()
         # one id alone that has gone would be an error
         only = [f"--jobs={','.join(jobs)},{jobs[-1]}"] if jobs else []
         return self._known(merge_partitions(parse_jobs(self._run(*squeue_command(mark), *only), mark)))
+
+    def _shown(self, jobs: Sequence[str]) -> list[str]:
+        """What `scontrol show job` says of each; one process for all."""
+        if not jobs:
+            return []
+        records = Records([_job_id(job) for job in jobs])
+        done = self._finish("scontrol", "--oneliner", stdin=records.stdin, more_s=0.02 * len(jobs))
+        found = records.of_each(done.stdout.decode("utf-8", "surrogateescape"))
+        if found is None:
+            raise _failed("scontrol", ("--oneliner", "show", "job"), done)
+        return found
 
     def _known(self, rows: list[JobRow]) -> list[JobRow]:
         """The rows; those that are unread are named in the log."""

@@ -21,6 +21,8 @@ Request = tuple[str, ...]
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.,:;+/%=@()\[\]*~^-]+")
 _SPACED = re.compile(r"([A-Za-z]+)=([A-Za-z0-9_.,:;+/%=@()\[\]*~^ -]*)")
+#: the beginning of a record; scontrol may repeat its prompt, and what it was asked, before that
+_RECORD = re.compile(r"^(?:scontrol: )*(JobId=)", re.MULTILINE)
 #: scontrol's line is cut at 4095 bytes where it was built without readline
 _LONGEST = 4000
 
@@ -58,3 +60,25 @@ class Dialog:
             else None
             for number in range(self._count)
         ]
+
+
+class Records:
+    """The input that has scontrol show some jobs, and the reader of what it shows of each.
+
+    What stands on stdout is told apart by host names that nobody can guess, which scontrol is asked to show in between.
+    """
+
+    def __init__(self, jobs: Sequence[str]) -> None:
+        self._count = len(jobs)
+        self._mark = f"after-{secrets.token_hex(6)}-"
+        asked = [f"show hostnames {self._mark}{number}\nshow job {job}\n" for number, job in enumerate(jobs)]
+        self.stdin = "".join([*asked, f"show hostnames {self._mark}{self._count}\nexit\n"])
+
+    def of_each(self, stdout: str) -> list[str] | None:
+        """The record of each job, from its beginning; "" for one that is not there. None where scontrol broke off."""
+        answer = re.compile(rf"^(?:scontrol: )*{self._mark}(\d+)$\n?", re.MULTILINE)
+        ends = {int(match[1]): match.span() for match in answer.finditer(stdout)}
+        if len(ends) <= self._count:
+            return None
+        texts = (stdout[ends[number][1] : ends[number + 1][0]] for number in range(self._count))
+        return [text[match.start(1) :] if (match := _RECORD.search(text)) else "" for text in texts]

@@ -32,15 +32,23 @@ import re
 from slurm_migbatch.slurm.client import SlurmError
 
 OLDEST = (22, 5)
-_VERSION = re.compile(r"\bslurm(?:-wlm)?\s+(\d{2})\.(\d{1,2})(?:\.\d+)?", re.IGNORECASE)
+_VERSION = re.compile(r"\bslurm(?:-wlm)?\s+(\d{2})\.(\d{1,2})(?:\.(\d{1,3}))?", re.IGNORECASE)
+
+#: year, month and patch: (24, 11, 5)
+Release = tuple[int, int, int]
 
 
-def parse_version(text: str) -> tuple[int, int]:
+def parse_release(text: str) -> Release:
     """The release in the output of `squeue --version`, such as `slurm-wlm 24.11.5`; raises SlurmError."""
     match = _VERSION.search(text)
     if match is None:
         raise SlurmError(f"squeue --version answered {text.strip()[:80]!r}, which names no Slurm release")
-    version = int(match[1]), int(match[2])
+    return int(match[1]), int(match[2]), int(match[3] or 0)
+
+
+def parse_version(text: str) -> tuple[int, int]:
+    """As `parse_release`, without the patch; raises SlurmError for a release that is not supported too."""
+    version = parse_release(text)[:2]
     if version < OLDEST:
         raise SlurmError(f"Slurm {version[0]}.{version[1]:02d} is too old: 22.05 or later is needed")
     return version

@@ -100,7 +100,7 @@ class Bench(RealWorld):
         return found
 
     def listed(self) -> set[str]:
-        return set(self.cluster.run(["squeue", "-h", "-a", "-o", "%A"]).stdout.split())
+        return set(self.cluster.run(["squeue", "-h", "-a", "-r", "-o", "%A"]).stdout.split())
 
     def looked_at(self) -> dict[str, str]:
         """Comments by job, after every kind of look; no job is missing, and none is unread."""
@@ -178,3 +178,19 @@ def test_what_is_written_back_stays_as_it_is(bench: Bench) -> None:
     assert "too long" in str(caught.value)
     shown = bench.looked_at()
     assert (shown[str(odd)], shown[str(plain)]) == (comment + "c", "changed")
+
+
+def test_arrays_of_which_tasks_were_changed_alone_cost_no_command_each(bench: Bench) -> None:
+    name = "--job-name=a\nJobId=9 ArrayJobId=9 ArrayTaskId=1 ArrayTaskThrottle=7 \nb"
+    answers = bench.commands([["sbatch", "--hold", "--parsable", "--array=1-3%2", name, "--wrap=true"]] * 20)
+    arrays = [int(out) for _, out in answers]
+    bench._jobs.extend(arrays)
+    bench.commands([["scontrol", "update", f"JobId={array}_2", "Comment=x"] for array in arrays])
+    bench.client.jobs()
+    bench.client.calls = 0
+    rows = bench.client.jobs()
+    assert bench.client.calls <= 5
+    assert len(rows) == 2 * len(arrays)
+    assert {row.job_id: (row.array_task, row.throttle) for row in rows if row.job_id == row.array_job} == dict.fromkeys(
+        arrays, ("1,3%2", 2)
+    )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.slurm.arrays import fold_tasks, parse_tasks, tell_apart, throttle
 from slurm_migbatch.slurm.client import Diag, JobRow, RpcCount, SlurmError
 from slurm_migbatch.slurm.diag import parse_sdiag
+from slurm_migbatch.slurm.dialog import Records
 from slurm_migbatch.slurm.listing import count_tasks
 
 META = JobRow(32, array_job=32, array_task="1-9", tasks=9, partition="gpu", priority=5, gres="gres/mig:1g.10gb:1")
@@ -28,10 +29,12 @@ class Commands:
 
     def run(self, program: str, *arguments: str) -> str:
         self.asked.append(program)
-        if program == "squeue":
-            return self.narrow
-        assert arguments[-1] == "32_1"
-        return "JobId=32 ArrayJobId=32 ArrayTaskId=1 ArrayTaskThrottle=3 JobName=x ArrayTaskThrottle=9 \n"
+        assert program == "squeue"
+        return self.narrow
+
+    def show(self, jobs: Sequence[str]) -> list[str]:
+        assert jobs == ["32_1"]
+        return ["JobId=32 ArrayJobId=32 ArrayTaskId=1 ArrayTaskThrottle=3 JobName=x ArrayTaskThrottle=9 \n"]
 
     def listed(self, jobs: list[str]) -> list[JobRow]:
         rows = {"35": SPLIT, "32_1": replace(META, array_task="1", tasks=1, reason="Resources")}
@@ -43,16 +46,18 @@ NARROW = "".join(f"{35 if task == 4 else 32}|32|{task}\n" for task in range(1, 1
 
 def test_a_task_of_its_own_record_has_its_own_row_before_the_rest() -> None:
     commands = Commands(NARROW)
-    rows = tell_apart([replace(META, reason="Resources,BeginTime"), PLAIN], commands.run, commands.listed)
+    rows = tell_apart(
+        [replace(META, reason="Resources,BeginTime"), PLAIN], commands.run, commands.show, commands.listed
+    )
     rest = replace(META, array_task="1-3,5-9%3", tasks=8, throttle=3, reason="Resources")
     assert rows == [SPLIT, rest, PLAIN]
 
 
 def test_without_arrays_nothing_is_asked_and_without_such_tasks_nothing_more() -> None:
     commands = Commands(NARROW.replace("35|", "32|"))
-    assert tell_apart([PLAIN], commands.run, commands.listed) == [PLAIN]
+    assert tell_apart([PLAIN], commands.run, commands.show, commands.listed) == [PLAIN]
     assert commands.asked == []
-    assert tell_apart([META, PLAIN], commands.run, commands.listed) == [META, PLAIN]
+    assert tell_apart([META, PLAIN], commands.run, commands.show, commands.listed) == [META, PLAIN]
     assert commands.asked == ["squeue"]
 
 
@@ -71,7 +76,7 @@ def test_more_arrays_than_one_argument_can_hold() -> None:
         longest = max(longest, len(",".join(jobs)))
         return [JobRow(int(job)) for job in jobs if "_" not in job]
 
-    rows = tell_apart(arrays, lambda *words: "" if words[0] == "scontrol" else run(*words), listed)
+    rows = tell_apart(arrays, run, lambda jobs: [""] * len(jobs), listed)
     assert sum(row.array_job is None for row in rows) == len(arrays)
     assert longest < 1 << 17
 
@@ -80,13 +85,31 @@ def test_a_requeued_task_stands_where_its_priority_puts_it() -> None:
     commands = Commands(NARROW)
     high = JobRow(20, partition="gpu", priority=9)
     other = JobRow(21, partition="train", priority=1)
-    rows = tell_apart([other, high, META, PLAIN], commands.run, commands.listed)
+    rows = tell_apart([other, high, META, PLAIN], commands.run, commands.show, commands.listed)
     assert [row.job_id for row in rows] == [21, 20, 35, 32, 40]
 
 
 def test_a_name_cannot_pretend_a_throttle() -> None:
     said = "JobId=3 ArrayJobId=3 ArrayTaskId=1-4 JobName=x\nJobId=3 ArrayJobId=3 ArrayTaskId=1 ArrayTaskThrottle=7 \n"
-    assert throttle(lambda *_: said, 3, 1) is None
+    assert throttle(said) is None
+
+
+@given(st.lists(st.one_of(st.none(), st.text(), st.text("scontrl: JobId=7 ArayThe\n")), max_size=5), st.booleans())
+def test_what_scontrol_shows_of_each_job(names: list[str | None], echo: bool) -> None:
+    records = Records([f"{number}_1" for number in range(len(names))])
+    shown = {
+        f"{number}_1": f"JobId={number} JobName={name} x\n" for number, name in enumerate(names) if name is not None
+    }
+    stdout = ""
+    for line in records.stdin.splitlines():
+        stdout += f"scontrol: {line}\n" if echo else "scontrol: "
+        stdout += f"{line.split()[2]}\n" if "hostnames" in line else shown.get(line.split()[-1], "")
+        stdout += "\n" if "show job" in line else ""
+    found = records.of_each(stdout)
+    assert found is not None
+    for number, name in enumerate(names):
+        assert found[number].startswith(f"JobId={number} JobName={name} x") if name is not None else not found[number]
+    assert records.of_each(stdout.rpartition("after-")[0]) is None
 
 
 @given(st.sets(st.integers(0, 2000), min_size=1))

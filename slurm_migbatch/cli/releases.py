@@ -1,0 +1,119 @@
+"""Slurm releases with faults that break what migbatch does, and when: for `migbatch doctor`.
+
+Where each is told of: 25.05.0, Slurm's own notes on 25.05.1; 25.11 with metrics, SlinkyProject/slurm-operator issue 90
+(26.05 answers without the lock on nodes, and is tried in tests/stories/test_releases.py); takeover by a backup
+controller, Slurm's own notes on 25.05.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from slurm_migbatch.cli.checks import BAD, GOOD, ODD, Finding
+from slurm_migbatch.slurm import gres
+from slurm_migbatch.slurm.versions import Release
+
+_CONTINUED = re.compile(r"\\\n")
+_INCLUDE = re.compile(r"\s*include\s+(\S+)", re.IGNORECASE)
+_NODE_GRES = re.compile(r"\s*NodeName=.*\sGres=(\S+)", re.IGNORECASE)
+
+_SUBJECT: Final = "Slurm release"
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a fault may depend on.
+
+    Attributes:
+        conf: `scontrol show config`, keys in lower case.
+        untyped: entries of Gres= in slurm.conf that name no type.
+    """
+
+    conf: Mapping[str, str]
+    untyped: Sequence[str] = ()
+
+    @property
+    def metrics(self) -> bool:
+        """Whether slurmctld tells metrics itself."""
+        return self.conf.get("metricstype", "") not in ("", "none", "metrics/none")
+
+    @property
+    def backup(self) -> bool:
+        """Whether there is a second controller."""
+        return bool(self.conf.get("slurmctldhost[1]"))
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong in the releases from `first` to before `fixed`, where `when` says that it matters."""
+
+    first: Release
+    fixed: Release
+    level: str
+    text: str
+    advice: str
+    when: Callable[[Site], bool] = lambda site: True
+
+
+FAULTS: Final = (
+    Fault(
+        (25, 5, 0),
+        (25, 5, 1),
+        BAD,
+        "it gives the same GRES to several jobs",
+        "install 25.05.1 or later before any job asks for slices",
+    ),
+    Fault(
+        (25, 11, 0),
+        (25, 11, 5),
+        ODD,
+        "with MetricsType set, slurmctld may crash (double free) while nodes are updated, which migbatchd does often",
+        "take MetricsType out of slurm.conf, or install 25.11.5 or later",
+        lambda site: site.metrics,
+    ),
+    Fault(
+        (0, 0, 0),
+        (25, 5, 0),
+        ODD,
+        "when the backup controller takes over, nodes are drained whose Gres= in slurm.conf has no type ({untyped})",
+        "name the types in slurm.conf as gres.conf does (Gres=gpu:h100:8), or install 25.05.1 or later",
+        lambda site: site.backup and bool(site.untyped),
+    ),
+)
+
+
+def check_release(release: Release, site: Site) -> Iterator[Finding]:
+    """Has slurmctld's release a fault that matters here?"""
+    shown = "{}.{:02d}.{}".format(*release)
+    found = [fault for fault in FAULTS if fault.first <= release < fault.fixed and fault.when(site)]
+    for fault in found:
+        text = fault.text.format(untyped=", ".join(site.untyped))
+        yield Finding(fault.level, _SUBJECT, f"{shown}: {text}", fault.advice)
+    if not found:
+        yield Finding(GOOD, _SUBJECT, f"{shown} has no fault that is known to break slices here")
+
+
+def untyped_gres(slurm_conf: str | Path, depth: int = 8) -> tuple[str, ...]:
+    """Entries of nodes' Gres= in slurm.conf, and in what it includes, that name no type; none where it is not here."""
+    path = Path(slurm_conf)
+    try:
+        text = _CONTINUED.sub(" ", path.read_text(errors="replace"))
+    except OSError:
+        return ()
+    found: dict[str, None] = {}
+    for line in text.splitlines():
+        line = line.partition("#")[0]
+        if (match := _INCLUDE.match(line)) and depth:
+            where = path.parent / match[1]
+            for included in sorted(where.parent.glob(where.name)):
+                found.update(dict.fromkeys(untyped_gres(included, depth - 1)))
+        elif match := _NODE_GRES.match(line):
+            for entry in gres.split(match[1]):
+                with suppress(gres.GresError):
+                    found.update((entry, None) for one in gres.parse(entry) if one.type is None)
+    return tuple(found)

@@ -1,0 +1,133 @@
+"""Slurm releases with faults: which are named, when, and that `migbatch doctor` asks for the real one."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from slurm_migbatch.cli import checks
+from slurm_migbatch.cli.doctor import doctor
+from slurm_migbatch.cli.releases import Site, check_release, untyped_gres
+from slurm_migbatch.slurm.client import UNREAD, JobRow, SlurmError
+from slurm_migbatch.slurm.versions import Release, parse_release
+
+PLAIN = Site({})
+METRICS = Site({"metricstype": "metrics/openmetrics"})
+BACKUP = {"slurmctldhost[0]": "a", "slurmctldhost[1]": "b"}
+
+
+@pytest.mark.parametrize(
+    ("release", "site", "levels"),
+    [
+        ((22, 5, 8), PLAIN, ["ok"]),
+        ((25, 5, 0), PLAIN, ["FAIL"]),
+        ((25, 5, 0), METRICS, ["FAIL"]),
+        ((25, 5, 1), PLAIN, ["ok"]),
+        ((25, 11, 0), PLAIN, ["ok"]),
+        ((25, 11, 0), METRICS, ["warn"]),
+        ((25, 11, 4), METRICS, ["warn"]),
+        ((25, 11, 0), Site({"metricstype": "metrics/none"}), ["ok"]),
+        ((25, 11, 5), METRICS, ["ok"]),
+        ((26, 5, 5), METRICS, ["ok"]),
+        ((24, 11, 5), Site(BACKUP, ("gpu:4",)), ["warn"]),
+        ((24, 11, 5), Site(BACKUP), ["ok"]),
+        ((24, 11, 5), Site({"slurmctldhost[0]": "a"}, ("gpu:4",)), ["ok"]),
+        ((25, 5, 1), Site(BACKUP, ("gpu:4",)), ["ok"]),
+    ],
+)
+def test_which_releases_have_a_fault_that_matters(release: Release, site: Site, levels: list[str]) -> None:
+    found = list(check_release(release, site))
+    assert [each.level for each in found] == levels
+    assert all("{}.{:02d}.{}".format(*release) in each.text and "{" not in each.text for each in found)
+    assert all(each.advice for each in found if each.level != "ok")
+    assert all("gpu:4" in each.text for each in found if each.level == "warn" and site.untyped)
+
+
+@pytest.mark.parametrize(
+    ("text", "release"),
+    [
+        ("slurm 22.05.8", (22, 5, 8)),
+        ("slurm-wlm 24.11.5", (24, 11, 5)),
+        ("slurm 25.11.0-0rc1", (25, 11, 0)),
+        ("slurm 26.05", (26, 5, 0)),
+    ],
+)
+def test_the_whole_release_is_read(text: str, release: Release) -> None:
+    assert parse_release(text) == release
+
+
+def test_what_names_no_release_is_an_error() -> None:
+    with pytest.raises(SlurmError, match="names no Slurm release"):
+        parse_release("scontrol: error: no slurm.conf")
+
+
+def test_gres_without_a_type_is_found_in_slurm_conf_and_what_it_includes(tmp_path: Path) -> None:
+    (tmp_path / "slurm.conf").write_text(
+        "GresTypes=gpu,mig\n#NodeName=old Gres=gpu:9\n"
+        "NodeName=n1 CPUs=4 \\\n  Gres=mig:1g.10gb:7,gpu:h100:1\n"
+        "NodeName=n2 gres=gpu:2,shard:8 CPUs=1\ninclude nodes*.conf\n"
+    )
+    (tmp_path / "nodes1.conf").write_text("nodename=n3 Gres=gpu:4,gpu:2 # eight\nInclude slurm.conf\n")
+    assert untyped_gres(tmp_path / "slurm.conf") == ("gpu:2", "shard:8", "gpu:4")
+    assert untyped_gres(tmp_path / "none.conf") == ()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A migbatch.toml whose Slurm is scripts that print what `answers` in its folder holds."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("squeue", "scontrol"):
+        (tools / name).write_text(
+            f'#!/bin/sh\ncase "$*" in *" node") cat {tmp_path}/nodes;; *config) cat {tmp_path}/config;; '
+            f"*--version*|version) echo slurm 25.05.1;; esac\n"
+        )
+        (tools / name).chmod(0o755 | stat.S_IXUSR)
+    (tmp_path / "nodes").write_text("NodeName=n1 Gres=mig:none:1 GresUsed=mig:none:0 State=IDLE Partitions=gpu\n")
+    config = tmp_path / "migbatch.toml"
+    config.write_text(f'[cluster]\nslurm_bin = "{tools}"\n[database]\nurl = "sqlite:///{tmp_path}/none.db"\n')
+    return config
+
+
+@pytest.mark.parametrize(
+    ("config", "level", "said"),
+    [
+        ("SLURM_VERSION = 25.05.0\n", "FAIL", "25.05.0: it gives the same GRES to several jobs"),
+        ("SLURM_VERSION = 25.11.2\nMetricsType = metrics/openmetrics\n", "warn", "25.11.2: with MetricsType set"),
+        ("SLURM_VERSION = 25.11.2\nMetricsType = metrics/none\n", "ok", "25.11.2"),
+        ("GresTypes = mig\n", "ok", "25.05.1"),
+        (
+            "SLURM_VERSION = 24.11.5\nSlurmctldHost[0] = a\nSlurmctldHost[1] = b\nSLURM_CONF = WHERE/slurm.conf\n",
+            "warn",
+            "has no type (gpu:4)",
+        ),
+    ],
+)
+def test_doctor_judges_the_release_of_slurmctld(site: Path, config: str, level: str, said: str) -> None:
+    (site.parent / "slurm.conf").write_text("NodeName=n1 Gres=gpu:4\n")
+    (site.parent / "config").write_text(config.replace("WHERE", str(site.parent)))
+    done = CliRunner().invoke(doctor, ["-c", str(site), "--json"])
+    findings = {each["subject"]: each for each in json.loads(done.output)["findings"]}
+    assert findings["Slurm release"]["level"] == level
+    assert said in findings["Slurm release"]["text"]
+
+
+def test_which_jobs_stand_in_the_way_of_leaving() -> None:
+    plain = JobRow(1, gres="gres:gpu:2")
+    assert [each.level for each in checks.check_leaving([plain])] == ["ok"]
+    rows = [
+        plain,
+        JobRow(2, state="RUNNING", gres="gres/mig:1g.10gb:1"),
+        JobRow(3, array_job=3, array_task="1-9", gres="gres:gpu:1,gres:mig:2g.20gb:1"),
+        JobRow(4, state="COMPLETING", gres="mig"),
+        JobRow(5, state=UNREAD),
+    ]
+    held, waiting, odd = checks.check_leaving(rows)
+    assert {each.level for each in (held, waiting, odd)} == {"FAIL"}
+    assert "2 (running), 4 (completing)" in held.text
+    assert "3_[1-9] (pending)" in waiting.text
+    assert "5" in odd.text
