@@ -37,6 +37,9 @@ _MOMENTS: dict[Moment, int] = {"before": 0, "writing": 1, "during": 2, "after": 
 Variant = Literal["7_slice_nvl", "7_slice_nvl_swapped", "ci_names_gpu"]
 _VARIANTS: dict[Variant, int] = {"7_slice_nvl": 1, "7_slice_nvl_swapped": 2, "ci_names_gpu": 4}
 
+Event = Literal["single_bit_ecc", "double_bit_ecc", "pstate", "xid", "clock"]
+_EVENTS: dict[Event, int] = {"single_bit_ecc": 0x1, "double_bit_ecc": 0x2, "pstate": 0x4, "xid": 0x8, "clock": 0x10}
+
 _OPERATIONS = ("gi_create", "gi_destroy", "ci_create", "ci_destroy", "set_mode")
 
 REAL_LATENCY: Mapping[str, tuple[float, float]] = {
@@ -122,6 +125,8 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "migsim_reset_faults": [ctypes.c_char_p],
     "migsim_start_process": [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint64, ctypes.c_int],
     "migsim_end_process": [ctypes.c_char_p, ctypes.c_int],
+    "migsim_set_load": [ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint32)],
+    "migsim_post_event": [ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint64, ctypes.c_uint64],
     "migsim_calls": [ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint64), ctypes.c_int],
     "migsim_dump": [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint],
 }
@@ -151,8 +156,16 @@ class _Control:
         self._library.migsim_function_name.restype = ctypes.c_char_p
         self._library.migsim_function_name.argtypes = [ctypes.c_uint]
         self._library.migsim_function_count.restype = ctypes.c_uint
+        self._library.migsim_load_count.restype = ctypes.c_uint
+        self._library.migsim_load_name.restype = ctypes.c_char_p
+        self._library.migsim_load_name.argtypes = [ctypes.c_uint]
+        self._library.migsim_load_is_share.argtypes = [ctypes.c_uint]
         count = self._library.migsim_function_count()
         self.functions: list[str] = [self._library.migsim_function_name(i).decode() for i in range(count)]
+        self.loads: dict[str, bool] = {
+            self._library.migsim_load_name(i).decode(): bool(self._library.migsim_load_is_share(i))
+            for i in range(self._library.migsim_load_count())
+        }
 
     def __call__(self, name: str, directory: Path, *arguments: Any) -> int:
         result: int = getattr(self._library, f"migsim_{name}")(os.fsencode(directory), *arguments)
@@ -321,6 +334,33 @@ class Machine:
     def end_process(self, pid: int | None = None) -> int:
         """Take a process (this one by default) off all devices; returns from how many."""
         return self._control("end_process", self.directory, os.getpid() if pid is None else pid)
+
+    def set_load(self, device_uuid: str, **figures: float) -> None:
+        """Let a MIG device, or a GPU without MIG, be busy from now on; what is not named is at rest.
+
+        Shares in percent, of the device: ``graphics`` (the time that anything runs), ``sm``, ``occupancy``,
+        ``integer``, ``tensor`` (any kind of it), ``tensor_dfma``, ``tensor_hmma``, ``tensor_imma``, ``fp64``,
+        ``fp32``, ``fp16``, ``dram``. Traffic in MiB/s, of which NVML tells only the GPU's: ``pcie_tx``, ``pcie_rx``,
+        ``nvlink_tx``, ``nvlink_rx``. A GPU's load is that of its MIG devices together.
+        """
+        for name in figures:
+            if name not in self._control.loads:
+                known = ", ".join(self._control.loads)
+                raise SimDriverError(f"unknown load {name!r}; there are: {known}", errno.EINVAL)
+        rates = [
+            round(figures.get(name, 0.0) * (100 if is_share else 1)) for name, is_share in self._control.loads.items()
+        ]
+        if min(rates) < 0:
+            raise SimDriverError("a load is not less than 0", errno.EINVAL)
+        array = (ctypes.c_uint32 * len(rates))(*rates)
+        self._control("set_load", self.directory, device_uuid.encode(), array)
+
+    def post_event(self, index: int, kind: Event, data: int = 0) -> None:
+        """Let something happen to a GPU, for those who wait in an NVML event set; an Xid's `data` is its number.
+
+        A GPU that falls off the bus (`set_lost`) posts Xid 79 by itself.
+        """
+        self._control("post_event", self.directory, index, _EVENTS[kind], data)
 
     def calls(self, *, reset: bool = False) -> Counter[str]:
         """How often each NVML function was called on this machine, by exported name; `reset` starts from 0 again."""

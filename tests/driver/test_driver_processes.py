@@ -134,6 +134,11 @@ refused = [
     code(instances, gpu(), 19),
     code(pynvml.nvmlDeviceGetGpuInstanceById, gpu(), 2),
     code(pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity, gpu(), 19),
+    code(pynvml.nvmlDeviceSetApplicationsClocks, gpu(), 2619, 900),
+    code(pynvml.nvmlDeviceSetGpuLockedClocks, gpu(), 900, 900),
+    code(pynvml.nvmlDeviceResetGpuLockedClocks, gpu()),
+    code(pynvml.nvmlDeviceSetMemoryLockedClocks, gpu(), 2619, 2619),
+    code(pynvml.nvmlDeviceResetMemoryLockedClocks, gpu()),
 ]
 instance = ctypes.cast(int(sys.argv[2]), pynvml.c_nvmlGpuInstance_t)
 refused += [

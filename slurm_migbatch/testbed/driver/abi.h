@@ -20,6 +20,7 @@ typedef enum {
 	NVML_ERROR_NOT_FOUND = 6,
 	NVML_ERROR_INSUFFICIENT_SIZE = 7,
 	NVML_ERROR_DRIVER_NOT_LOADED = 9,
+	NVML_ERROR_TIMEOUT = 10,
 	NVML_ERROR_GPU_IS_LOST = 15,
 	NVML_ERROR_RESET_REQUIRED = 16,
 	NVML_ERROR_IN_USE = 19,
@@ -49,6 +50,19 @@ typedef struct sim_opaque *nvmlComputeInstance_t;
 #define NVML_DEVICE_ARCH_BLACKWELL 10
 
 #define NVML_NO_INSTANCE 0xFFFFFFFFu
+
+#define NVML_MEMORY_ERROR_TYPE_CORRECTED 0
+#define NVML_MEMORY_ERROR_TYPE_UNCORRECTED 1
+#define NVML_VOLATILE_ECC 0
+#define NVML_AGGREGATE_ECC 1
+#define NVML_MEMORY_LOCATION_DRAM 2
+#define NVML_MEMORY_LOCATION_SRAM 7
+#define NVML_MEMORY_LOCATION_COUNT 8
+
+#define NVML_EVENT_XID 0x8ull
+
+#define NVML_GPM_METRICS_GET_VERSION 1
+#define NVML_GPM_SUPPORT_VERSION 1
 
 typedef struct {
 	unsigned start;
@@ -159,6 +173,83 @@ typedef struct {
 	int temperature;
 } nvmlTemperature_v1_t;
 
+typedef struct {
+	unsigned pid;
+	unsigned long long usedGpuMemory;
+	unsigned gpuInstanceId, computeInstanceId;
+	unsigned long long usedGpuCcProtectedMemory;
+} nvmlProcessDetail_v1_t;
+
+typedef struct {
+	unsigned version, mode, numProcArrayEntries;
+	nvmlProcessDetail_v1_t *procArray;
+} nvmlProcessDetailList_v1_t;
+
+typedef struct {
+	unsigned long long protectedMemSizeKib, unprotectedMemSizeKib;
+} nvmlConfComputeMemSizeInfo_t;
+
+enum nvml_value_type {
+	NVML_VALUE_TYPE_UNSIGNED_INT = 1,
+	NVML_VALUE_TYPE_UNSIGNED_LONG_LONG = 3,
+};
+
+typedef union {
+	double dVal;
+	unsigned uiVal;
+	unsigned long ulVal;
+	unsigned long long ullVal;
+	long long sllVal;
+} nvmlValue_t;
+
+typedef struct {
+	unsigned fieldId, scopeId;
+	long long timestamp, latencyUsec; /* us */
+	unsigned valueType;		  /* enum nvml_value_type */
+	nvmlReturn_t nvmlReturn;
+	nvmlValue_t value;
+} nvmlFieldValue_t;
+
+typedef struct {
+	nvmlDevice_t device;
+	unsigned long long eventType, eventData;
+} nvmlEventData_v1_t;
+
+typedef struct {
+	nvmlDevice_t device;
+	unsigned long long eventType, eventData;
+	unsigned gpuInstanceId, computeInstanceId;
+} nvmlEventData_v2_t;
+
+typedef struct event_set *nvmlEventSet_t;
+typedef struct gpm_sample *nvmlGpmSample_t;
+
+typedef struct {
+	unsigned version, isSupportedDevice;
+} nvmlGpmSupport_t;
+
+typedef struct {
+	unsigned metricId;
+	nvmlReturn_t nvmlReturn;
+	double value;
+	struct {
+		const char *shortName, *longName, *unit;
+	} metricInfo;
+} nvmlGpmMetric_t;
+
+/* The array's length is NVML_GPM_METRIC_MAX of the caller's header, which grows; numMetrics are there. */
+typedef struct {
+	unsigned version, numMetrics;
+	nvmlGpmSample_t sample1, sample2;
+	nvmlGpmMetric_t metrics[];
+} nvmlGpmMetricsGet_t;
+
+_Static_assert(sizeof(nvmlProcessDetail_v1_t) == 32, "layout");
+_Static_assert(sizeof(nvmlProcessDetailList_v1_t) == 24, "layout");
+_Static_assert(sizeof(nvmlFieldValue_t) == 40, "layout");
+_Static_assert(sizeof(nvmlEventData_v2_t) == 32, "layout");
+_Static_assert(sizeof(nvmlGpmMetric_t) == 40, "layout");
+_Static_assert(offsetof(nvmlGpmMetricsGet_t, metrics) == 24, "layout");
 _Static_assert(sizeof(nvmlGpuInstanceProfileInfo_v1_t) == 48, "layout");
 _Static_assert(sizeof(nvmlGpuInstanceProfileInfo_v2_t) == 152, "layout");
 _Static_assert(sizeof(nvmlGpuInstanceProfileInfo_v3_t) == 152, "layout");

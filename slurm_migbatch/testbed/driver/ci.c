@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "api.h"
+#include "load.h"
 #include "mig.h"
 #include "process.h"
 
@@ -234,6 +235,7 @@ nvmlReturn_t ci_destroy(struct call *call, nvmlComputeInstance_t instance)
 	gpu = &call_write(call)->gpus[t.index];
 	gone = call_book(call, gpu, OP_CI_DESTROY, t.ci->slices, gpu_model(t.gpu)->compute_slices);
 	gpu->gi[t.gi_id].ci[t.ci_id].gone = gone;
+	load_add_up(gpu, call->now);
 	call->dirty |= TREE_GPU(t.index);
 	return NVML_SUCCESS;
 }

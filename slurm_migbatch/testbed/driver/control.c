@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "load.h"
 #include "process.h"
 #include "tree.h"
 
@@ -107,6 +108,18 @@ int migsim_create(const char *dir, const char *gpus, int mig, unsigned caps_majo
 	return leave(&machine, error);
 }
 
+/* --- events ------------------------------------------------------------------------ */
+
+#define XID_OFF_THE_BUS 79
+
+static void post(struct machine *machine, unsigned index, uint64_t type, uint64_t data)
+{
+	uint64_t number = atomic_load(&machine->file->events_posted);
+
+	machine->file->events[number % MAX_EVENTS] = (struct event){.type = type, .data = data, .gpu = index};
+	atomic_store_explicit(&machine->file->events_posted, number + 1, memory_order_release);
+}
+
 /* --- reboot, reset, loss -------------------------------------------------------- */
 
 int migsim_reboot(const char *dir)
@@ -168,6 +181,8 @@ int migsim_set_lost(const char *dir, unsigned index, int lost)
 		return leave(&machine, -ENODEV);
 	machine_shadow(&machine)->gpus[index].lost = lost != 0;
 	machine_commit(&machine, 0);
+	if (lost)
+		post(&machine, index, NVML_EVENT_XID, XID_OFF_THE_BUS);
 	return leave(&machine, 0);
 }
 
@@ -333,6 +348,74 @@ int migsim_end_process(const char *dir, int pid)
 		}
 	machine_commit(&machine, 0);
 	return leave(&machine, ended);
+}
+
+/* --- load and events --------------------------------------------------------------- */
+
+unsigned migsim_load_count(void)
+{
+	return LOAD_COUNT;
+}
+
+const char *migsim_load_name(unsigned number)
+{
+	return number < LOAD_COUNT ? load_names[number] : "";
+}
+
+int migsim_load_is_share(unsigned number)
+{
+	return number < LOAD_COUNT && load_units[number] != TRAFFIC;
+}
+
+/* The compute instance with this serial. */
+static struct ci *find_ci(struct gpu *gpu, uint64_t serial)
+{
+	for (unsigned i = 0; i < MAX_GIS; i++)
+		for (unsigned j = 0; j < MAX_CIS && gpu->gi[i].serial; j++)
+			if (gpu->gi[i].ci[j].serial == serial)
+				return &gpu->gi[i].ci[j];
+	return NULL;
+}
+
+int migsim_set_load(const char *dir, const char *uuid, const uint32_t *rates)
+{
+	struct machine machine;
+	uint64_t ci_serial;
+	struct gpu *gpu;
+	uint8_t index;
+	int error;
+
+	for (unsigned kind = 0; kind < LOAD_COUNT; kind++)
+		if (load_units[kind] != TRAFFIC && rates[kind] > LOAD_FULL)
+			return -EINVAL;
+	error = enter(&machine, dir);
+	if (error)
+		return error;
+	error = find_device(machine_body(&machine), uuid, &index, &ci_serial);
+	if (error)
+		return leave(&machine, error);
+	gpu = &machine_shadow(&machine)->gpus[index];
+	if (ci_serial) {
+		memcpy(find_ci(gpu, ci_serial)->load, rates, sizeof(uint32_t[LOAD_COUNT]));
+		load_add_up(gpu, now_ns());
+	} else {
+		load_set_gpu(gpu, rates, now_ns());
+	}
+	machine_commit(&machine, 0);
+	return leave(&machine, 0);
+}
+
+int migsim_post_event(const char *dir, unsigned index, uint64_t type, uint64_t data)
+{
+	struct machine machine;
+	int error = enter(&machine, dir);
+
+	if (error)
+		return error;
+	if (index >= machine_body(&machine)->gpu_count)
+		return leave(&machine, -ENODEV);
+	post(&machine, index, type, data);
+	return leave(&machine, 0);
 }
 
 /* --- counters ------------------------------------------------------------------------ */

@@ -27,6 +27,14 @@ EXPORT int migsim_reset_faults(const char *dir);
 EXPORT int migsim_start_process(const char *dir, const char *uuid, int pid, uint64_t memory_mib, int sticky);
 /* Returns how many entries went. */
 EXPORT int migsim_end_process(const char *dir, int pid);
+/* Sets the load of a GPU or MIG device, one figure per load name, as enum load_kind; -EINVAL: no such share. */
+EXPORT int migsim_set_load(const char *dir, const char *uuid, const uint32_t *rates);
+EXPORT unsigned migsim_load_count(void);
+EXPORT const char *migsim_load_name(unsigned number);
+/* 1 where the load is a share (hundredths of a percent), 0 where it is traffic (MiB/s). */
+EXPORT int migsim_load_is_share(unsigned number);
+/* Lets an event happen to a GPU: an nvmlEventType* and its data, for an Xid its number. */
+EXPORT int migsim_post_event(const char *dir, unsigned index, uint64_t type, uint64_t data);
 /* Number and name of the served functions, and the calls each has had. */
 EXPORT unsigned migsim_function_count(void);
 EXPORT const char *migsim_function_name(unsigned number);

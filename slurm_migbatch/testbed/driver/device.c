@@ -6,9 +6,9 @@
 #include <sys/sysinfo.h>
 
 #include "api.h"
+#include "links.h"
 #include "mig.h"
 
-#define NVLINK_MAX_LINKS 18
 #define COMPUTE_MODE_DEFAULT 0
 #define VIRTUALIZATION_NONE 0
 #define BRAND_NVIDIA 14
@@ -18,8 +18,7 @@ static unsigned pci_bus(unsigned index)
 	return 0x07 + 8 * index;
 }
 
-/* A GPU's bus id is 00000000:BUS:00.0; NVSwitches, the far end of its links, sit in domain 1. */
-static void pci_fill(nvmlPciInfo_t *pci, unsigned domain, unsigned bus, unsigned device_id, unsigned subsystem_id)
+void pci_fill(nvmlPciInfo_t *pci, unsigned domain, unsigned bus, unsigned device_id, unsigned subsystem_id)
 {
 	memset(pci, 0, sizeof(*pci));
 	pci->domain = domain;
@@ -308,37 +307,5 @@ nvmlReturn_t device_ecc(struct call *call, nvmlDevice_t device, unsigned *curren
 	if (!current || !pending)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	*current = *pending = 1;
-	return NVML_SUCCESS;
-}
-
-/* NVLink is out of reach while the GPU is partitioned. */
-static nvmlReturn_t nvlink(struct call *call, nvmlDevice_t device, unsigned link, struct target *t)
-{
-	TRY(resolve_gpu(call, device, t));
-	if (t->gpu->mig_current || gpu_model(t->gpu)->nvlinks == 0)
-		return NVML_ERROR_NOT_SUPPORTED;
-	return link < gpu_model(t->gpu)->nvlinks && link < NVLINK_MAX_LINKS ? NVML_SUCCESS :
-									       NVML_ERROR_INVALID_ARGUMENT;
-}
-
-nvmlReturn_t device_nvlink_state(struct call *call, nvmlDevice_t device, unsigned link, unsigned *active)
-{
-	struct target t;
-
-	TRY(nvlink(call, device, link, &t));
-	if (!active)
-		return NVML_ERROR_INVALID_ARGUMENT;
-	*active = 1;
-	return NVML_SUCCESS;
-}
-
-nvmlReturn_t device_nvlink_remote(struct call *call, nvmlDevice_t device, unsigned link, nvmlPciInfo_t *pci)
-{
-	struct target t;
-
-	TRY(nvlink(call, device, link, &t));
-	if (!pci)
-		return NVML_ERROR_INVALID_ARGUMENT;
-	pci_fill(pci, 1, link % 6, 0x22A310DE, 0x000010DE);
 	return NVML_SUCCESS;
 }

@@ -45,12 +45,107 @@ FN(nvmlDeviceGetDisplayActive, device_display, READ, (nvmlDevice_t device, unsig
 FN(nvmlDeviceGetDisplayMode, device_display, READ, (nvmlDevice_t device, unsigned *active), device, active)
 FN(nvmlDeviceGetEccMode, device_ecc, READ, (nvmlDevice_t device, unsigned *current, unsigned *pending), device, current,
    pending)
+
+/* board.c */
+FN(nvmlDeviceGetDriverModel, driver_model, READ, (nvmlDevice_t device, unsigned *current, unsigned *pending), device,
+   current, pending)
+FN(nvmlDeviceGetDriverModel_v2, driver_model, READ, (nvmlDevice_t device, unsigned *current, unsigned *pending), device,
+   current, pending)
+FN(nvmlDeviceGetGpuOperationMode, operation_mode, READ, (nvmlDevice_t device, unsigned *current, unsigned *pending),
+   device, current, pending)
+FN(nvmlDeviceGetAutoBoostedClocksEnabled, auto_boost, READ,
+   (nvmlDevice_t device, unsigned *enabled, unsigned *by_default), device, enabled, by_default)
+FN(nvmlDeviceGetBridgeChipInfo, bridge_chips, READ, (nvmlDevice_t device, void *chips), device, chips)
+FN(nvmlDeviceGetGridLicensableFeatures_v4, license_features, READ, (nvmlDevice_t device, void *features), device,
+   features)
+FN(nvmlDeviceGetVbiosVersion, vbios_version, READ, (nvmlDevice_t device, char *text, unsigned length), device, text,
+   length)
+FN(nvmlDeviceGetInforomImageVersion, inforom_image, READ, (nvmlDevice_t device, char *text, unsigned length), device,
+   text, length)
+FN(nvmlDeviceGetInforomVersion, inforom_object, READ,
+   (nvmlDevice_t device, unsigned object, char *text, unsigned length), device, object, text, length)
+FN(nvmlDeviceGetBoardId, board_id, READ, (nvmlDevice_t device, unsigned *id), device, id)
+FN(nvmlDeviceGetMultiGpuBoard, multi_gpu_board, READ, (nvmlDevice_t device, unsigned *several), device, several)
+FN(nvmlDeviceGetAccountingMode, accounting_mode, READ, (nvmlDevice_t device, unsigned *mode), device, mode)
+FN(nvmlDeviceGetAccountingBufferSize, accounting_buffer, READ, (nvmlDevice_t device, unsigned *size), device, size)
+FN(nvmlDeviceGetAccountingPids, accounting_pids, READ, (nvmlDevice_t device, unsigned *count, unsigned *pids), device,
+   count, pids)
+FN(nvmlDeviceGetTemperatureThreshold, temperature_threshold, READ,
+   (nvmlDevice_t device, unsigned type, unsigned *celsius), device, type, celsius)
+FN(nvmlDeviceGetSupportedClocksThrottleReasons, event_reasons, READ,
+   (nvmlDevice_t device, unsigned long long *reasons), device, reasons)
+FN(nvmlDeviceGetSupportedClocksEventReasons, event_reasons, READ, (nvmlDevice_t device, unsigned long long *reasons),
+   device, reasons)
+FN(nvmlDeviceGetCurrentClocksThrottleReasons, event_reasons, READ, (nvmlDevice_t device, unsigned long long *reasons),
+   device, reasons)
+FN(nvmlDeviceGetCurrentClocksEventReasons, event_reasons, READ, (nvmlDevice_t device, unsigned long long *reasons),
+   device, reasons)
+FN(nvmlDeviceGetCurrPcieLinkGeneration, pcie_generation, READ, (nvmlDevice_t device, unsigned *generation), device,
+   generation)
+FN(nvmlDeviceGetMaxPcieLinkGeneration, pcie_generation, READ, (nvmlDevice_t device, unsigned *generation), device,
+   generation)
+FN(nvmlDeviceGetCurrPcieLinkWidth, pcie_width, READ, (nvmlDevice_t device, unsigned *width), device, width)
+FN(nvmlDeviceGetMaxPcieLinkWidth, pcie_width, READ, (nvmlDevice_t device, unsigned *width), device, width)
+FN(nvmlDeviceGetPcieReplayCounter, pcie_replays, READ, (nvmlDevice_t device, unsigned *count), device, count)
+FN(nvmlDeviceGetPcieThroughput, pcie_throughput, READ, (nvmlDevice_t device, unsigned counter, unsigned *rate), device,
+   counter, rate)
+
+/* links.c */
 FN(nvmlDeviceGetNvLinkState, device_nvlink_state, READ, (nvmlDevice_t device, unsigned link, unsigned *active), device,
    link, active)
+FN(nvmlDeviceGetNvLinkVersion, device_nvlink_version, READ, (nvmlDevice_t device, unsigned link, unsigned *version),
+   device, link, version)
+FN(nvmlDeviceGetNvLinkCapability, device_nvlink_capability, READ,
+   (nvmlDevice_t device, unsigned link, unsigned capability, unsigned *has), device, link, capability, has)
+FN(nvmlDeviceGetNvLinkErrorCounter, device_nvlink_errors, READ,
+   (nvmlDevice_t device, unsigned link, unsigned counter, unsigned long long *count), device, link, counter, count)
 FN(nvmlDeviceGetNvLinkRemotePciInfo, device_nvlink_remote, READ,
    (nvmlDevice_t device, unsigned link, nvmlPciInfo_t *pci), device, link, pci)
 FN(nvmlDeviceGetNvLinkRemotePciInfo_v2, device_nvlink_remote, READ,
    (nvmlDevice_t device, unsigned link, nvmlPciInfo_t *pci), device, link, pci)
+
+FN(nvmlDeviceGetTopologyCommonAncestor, topology_ancestor, READ,
+   (nvmlDevice_t one, nvmlDevice_t other, unsigned *level), one, other, level)
+FN(nvmlDeviceGetTopologyNearestGpus, topology_nearest, READ,
+   (nvmlDevice_t device, unsigned level, unsigned *count, nvmlDevice_t *devices), device, level, count, devices)
+FN(nvmlDeviceGetP2PStatus, p2p_status, READ,
+   (nvmlDevice_t one, nvmlDevice_t other, unsigned capability, unsigned *status), one, other, capability, status)
+
+/* errors.c */
+FN(nvmlDeviceGetTotalEccErrors, ecc_total, READ,
+   (nvmlDevice_t device, unsigned type, unsigned counter, unsigned long long *count), device, type, counter, count)
+FN(nvmlDeviceGetMemoryErrorCounter, ecc_counter, READ,
+   (nvmlDevice_t device, unsigned type, unsigned counter, unsigned location, unsigned long long *count), device, type,
+   counter, location, count)
+FN(nvmlDeviceGetDetailedEccErrors, ecc_detailed, READ,
+   (nvmlDevice_t device, unsigned type, unsigned counter, void *counts), device, type, counter, counts)
+FN(nvmlDeviceGetRetiredPages, retired_pages, READ,
+   (nvmlDevice_t device, unsigned cause, unsigned *count, unsigned long long *pages), device, cause, count, pages)
+FN(nvmlDeviceGetRetiredPagesPendingStatus, retired_pending, READ, (nvmlDevice_t device, unsigned *pending), device,
+   pending)
+FN(nvmlDeviceGetRemappedRows, remapped_rows, READ,
+   (nvmlDevice_t device, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failure), device,
+   corrected, uncorrected, pending, failure)
+
+/* fields.c */
+FN(nvmlDeviceGetFieldValues, field_values, READ, (nvmlDevice_t device, int count, nvmlFieldValue_t *values), device,
+   count, values)
+
+/* events.c; waiting is no call like the others and stands there */
+FN(nvmlEventSetCreate, event_set_create, READ, (nvmlEventSet_t *out), out)
+FN(nvmlEventSetFree, event_set_free, READ, (nvmlEventSet_t set), set)
+FN(nvmlDeviceGetSupportedEventTypes, event_types, READ, (nvmlDevice_t device, unsigned long long *types), device, types)
+FN(nvmlDeviceRegisterEvents, event_register, READ,
+   (nvmlDevice_t device, unsigned long long types, nvmlEventSet_t set), device, types, set)
+
+/* gpm.c */
+FN(nvmlGpmQueryDeviceSupport, gpm_support, READ, (nvmlDevice_t device, nvmlGpmSupport_t *support), device, support)
+FN(nvmlGpmSampleAlloc, gpm_alloc, READ, (nvmlGpmSample_t *out), out)
+FN(nvmlGpmSampleFree, gpm_free, READ, (nvmlGpmSample_t sample), sample)
+FN(nvmlGpmSampleGet, gpm_sample, READ, (nvmlDevice_t device, nvmlGpmSample_t sample), device, sample)
+FN(nvmlGpmMigSampleGet, gpm_sample_mig, READ, (nvmlDevice_t device, unsigned gi_id, nvmlGpmSample_t sample), device,
+   gi_id, sample)
+FN(nvmlGpmMetricsGet, gpm_metrics, READ, (nvmlGpmMetricsGet_t *get), get)
 
 /* memory.c */
 FN(nvmlDeviceGetMemoryInfo, memory_info, READ, (nvmlDevice_t device, nvmlMemory_t *memory), device, memory)
@@ -74,6 +169,10 @@ FN(nvmlDeviceGetMPSComputeRunningProcesses_v2, processes_none, READ,
    (nvmlDevice_t device, unsigned *count, void *infos), device, count, infos)
 FN(nvmlDeviceGetMPSComputeRunningProcesses_v3, processes_none, READ,
    (nvmlDevice_t device, unsigned *count, void *infos), device, count, infos)
+FN(nvmlDeviceGetRunningProcessDetailList, process_details, READ,
+   (nvmlDevice_t device, nvmlProcessDetailList_v1_t *out), device, out)
+FN(nvmlDeviceGetConfComputeMemSizeInfo, memory_confidential, READ,
+   (nvmlDevice_t device, nvmlConfComputeMemSizeInfo_t *info), device, info)
 FN(nvmlDeviceGetProcessUtilization, process_utilization, READ,
    (nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples, unsigned *count, unsigned long long since), device,
    samples, count, since)
@@ -88,6 +187,12 @@ FN(nvmlDeviceGetPowerManagementLimit, sensor_power_limit, READ, (nvmlDevice_t de
    milliwatt)
 FN(nvmlDeviceGetEnforcedPowerLimit, sensor_power_limit, READ, (nvmlDevice_t device, unsigned *milliwatt), device,
    milliwatt)
+FN(nvmlDeviceGetPowerManagementDefaultLimit, sensor_power_limit, READ, (nvmlDevice_t device, unsigned *milliwatt),
+   device, milliwatt)
+FN(nvmlDeviceGetPowerManagementLimitConstraints, sensor_power_range, READ,
+   (nvmlDevice_t device, unsigned *lowest, unsigned *highest), device, lowest, highest)
+FN(nvmlDeviceGetPowerManagementMode, sensor_power_mode, READ, (nvmlDevice_t device, unsigned *mode), device, mode)
+FN(nvmlDeviceGetPowerState, sensor_pstate, READ, (nvmlDevice_t device, unsigned *pstate), device, pstate)
 FN(nvmlDeviceGetTotalEnergyConsumption, sensor_energy, READ, (nvmlDevice_t device, unsigned long long *millijoule),
    device, millijoule)
 FN(nvmlDeviceGetUtilizationRates, sensor_utilization, READ, (nvmlDevice_t device, nvmlUtilization_t *rates), device,
@@ -113,6 +218,12 @@ FN(nvmlDeviceGetSupportedGraphicsClocks, clock_graphics_list, READ,
 FN(nvmlDeviceSetApplicationsClocks, clock_set, WRITE,
    (nvmlDevice_t device, unsigned memory_mhz, unsigned graphics_mhz), device, memory_mhz, graphics_mhz)
 FN(nvmlDeviceResetApplicationsClocks, clock_reset, WRITE, (nvmlDevice_t device), device)
+FN(nvmlDeviceSetGpuLockedClocks, clock_lock_gpu, WRITE, (nvmlDevice_t device, unsigned lowest, unsigned highest), device,
+   lowest, highest)
+FN(nvmlDeviceResetGpuLockedClocks, clock_unlock_gpu, WRITE, (nvmlDevice_t device), device)
+FN(nvmlDeviceSetMemoryLockedClocks, clock_lock_memory, WRITE, (nvmlDevice_t device, unsigned lowest, unsigned highest),
+   device, lowest, highest)
+FN(nvmlDeviceResetMemoryLockedClocks, clock_unlock_memory, WRITE, (nvmlDevice_t device), device)
 
 /* mig.c */
 FN(nvmlDeviceGetMigMode, mig_mode, READ, (nvmlDevice_t device, unsigned *current, unsigned *pending), device, current,

@@ -11,6 +11,8 @@ const char *const function_names[FN_COUNT] = {
 	"nvmlInit_v2",
 	"nvmlInitWithFlags",
 	"nvmlShutdown",
+	"nvmlEventSetWait",
+	"nvmlEventSetWait_v2",
 };
 
 int function_by_name(const char *name)

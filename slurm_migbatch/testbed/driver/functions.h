@@ -10,6 +10,8 @@ enum function {
 	FN_nvmlInit_v2,
 	FN_nvmlInitWithFlags,
 	FN_nvmlShutdown,
+	FN_nvmlEventSetWait,
+	FN_nvmlEventSetWait_v2,
 	FN_COUNT
 };
 

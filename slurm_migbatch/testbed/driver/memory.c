@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "api.h"
+#include "load.h"
 #include "process.h"
 
 #define MIB (1024ULL * 1024)
@@ -142,6 +143,49 @@ nvmlReturn_t processes_v2(struct call *call, nvmlDevice_t device, unsigned *coun
 	return list(call, device, count, give_v2, infos);
 }
 
+static void give_detail(void *out, unsigned n, const nvmlProcessInfo_v2_t *info)
+{
+	((nvmlProcessDetail_v1_t *)out)[n] = (nvmlProcessDetail_v1_t){
+		.pid = info->pid,
+		.usedGpuMemory = info->usedGpuMemory,
+		.gpuInstanceId = info->gpuInstanceId,
+		.computeInstanceId = info->computeInstanceId,
+	};
+}
+
+nvmlReturn_t process_details(struct call *call, nvmlDevice_t device, nvmlProcessDetailList_v1_t *out)
+{
+	enum { MODE_COMPUTE, MODE_GRAPHICS, MODE_MPS };
+	struct target t;
+
+	TRY(resolve_device(call, device, &t));
+	if (!out)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (out->version != NVML_VERSION_WORD(nvmlProcessDetailList_v1_t, 1))
+		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+	if (out->mode > MODE_MPS)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (gpu_model(t.gpu)->arch < NVML_DEVICE_ARCH_HOPPER)
+		return NVML_ERROR_NOT_SUPPORTED;
+	if (out->mode != MODE_COMPUTE)
+		return processes_none(call, device, &out->numProcArrayEntries, out->procArray);
+	return list(call, device, &out->numProcArrayEntries, give_detail, out->procArray);
+}
+
+/* No simulated GPU runs in confidential mode: all memory is unprotected. */
+nvmlReturn_t memory_confidential(struct call *call, nvmlDevice_t device, nvmlConfComputeMemSizeInfo_t *info)
+{
+	struct target t;
+
+	TRY(resolve_gpu(call, device, &t));
+	if (!info)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (gpu_model(t.gpu)->arch < NVML_DEVICE_ARCH_HOPPER)
+		return NVML_ERROR_NOT_SUPPORTED;
+	*info = (nvmlConfComputeMemSizeInfo_t){0, gpu_model(t.gpu)->memory_mib * 1024ULL};
+	return NVML_SUCCESS;
+}
+
 /* Nothing draws, and no MPS server runs, on a simulated GPU. */
 nvmlReturn_t processes_none(struct call *call, nvmlDevice_t device, unsigned *count, void *infos)
 {
@@ -182,6 +226,8 @@ nvmlReturn_t process_utilization(struct call *call, nvmlDevice_t device, nvmlPro
 		samples[n++] = (nvmlProcessUtilizationSample_t){
 			.pid = (unsigned)process->pid,
 			.timeStamp = (unsigned long long)call->now / 1000,
+			.smUtil = t.gpu->load.rate[LOAD_SM] * 100 / LOAD_FULL,
+			.memUtil = t.gpu->load.rate[LOAD_DRAM] * 100 / LOAD_FULL,
 		};
 	}
 	*count = n;

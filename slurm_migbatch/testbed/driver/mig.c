@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "api.h"
+#include "load.h"
 #include "process.h"
 
 nvmlReturn_t require_mig(const struct gpu *gpu)
@@ -80,6 +81,7 @@ nvmlReturn_t mig_set_mode(struct call *call, nvmlDevice_t device, unsigned mode,
 		*activation = NVML_ERROR_RESET_REQUIRED;
 	else {
 		gpu->mig_current = (uint8_t)mode;
+		load_set_gpu(gpu, (const uint32_t[LOAD_COUNT]){0}, call->now);
 		call_book(call, gpu, OP_SET_MODE, 1, 1);
 	}
 	return NVML_SUCCESS;

@@ -1,6 +1,9 @@
-/* Temperature, power, utilisation and clocks. The GPU idles: values are plain and constant, and what the real
- * driver hides while a GPU is partitioned is hidden here. */
+/* Temperature, power, utilisation and clocks. Temperature and power are those of an idle GPU, utilisation follows the
+ * simulated load; what the real driver hides while a GPU is partitioned is hidden here. */
+#include "sensors.h"
+
 #include "api.h"
+#include "load.h"
 
 #define IDLE_CELSIUS 34
 #define IDLE_WATT_PER_CENT 15 /* of the power limit */
@@ -14,6 +17,21 @@ static nvmlReturn_t sensor(struct call *call, nvmlDevice_t device, const void *o
 {
 	TRY(resolve_gpu(call, device, t));
 	return out ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+unsigned sensor_celsius(void)
+{
+	return IDLE_CELSIUS;
+}
+
+unsigned sensor_milliwatt(const struct gpu *gpu)
+{
+	return gpu_model(gpu)->power_limit_w * 10 * IDLE_WATT_PER_CENT;
+}
+
+unsigned long long sensor_millijoule(const struct call *call, const struct gpu *gpu)
+{
+	return (unsigned long long)(call->now / 1000000000) * sensor_milliwatt(gpu);
 }
 
 nvmlReturn_t sensor_temperature(struct call *call, nvmlDevice_t device, unsigned which, unsigned *celsius)
@@ -45,7 +63,7 @@ nvmlReturn_t sensor_power(struct call *call, nvmlDevice_t device, unsigned *mill
 	struct target t;
 
 	TRY(sensor(call, device, milliwatt, &t));
-	*milliwatt = gpu_model(t.gpu)->power_limit_w * 10 * IDLE_WATT_PER_CENT;
+	*milliwatt = sensor_milliwatt(t.gpu);
 	return NVML_SUCCESS;
 }
 
@@ -58,13 +76,33 @@ nvmlReturn_t sensor_power_limit(struct call *call, nvmlDevice_t device, unsigned
 	return NVML_SUCCESS;
 }
 
+nvmlReturn_t sensor_power_range(struct call *call, nvmlDevice_t device, unsigned *lowest, unsigned *highest)
+{
+	struct target t;
+
+	TRY(sensor(call, device, lowest, &t));
+	if (!highest)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*highest = gpu_model(t.gpu)->power_limit_w * 1000;
+	*lowest = *highest / 2;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t sensor_power_mode(struct call *call, nvmlDevice_t device, unsigned *mode)
+{
+	struct target t;
+
+	TRY(sensor(call, device, mode, &t));
+	*mode = 1;
+	return NVML_SUCCESS;
+}
+
 nvmlReturn_t sensor_energy(struct call *call, nvmlDevice_t device, unsigned long long *millijoule)
 {
 	struct target t;
 
 	TRY(sensor(call, device, millijoule, &t));
-	*millijoule = (unsigned long long)(call->now / 1000000000) * gpu_model(t.gpu)->power_limit_w * 10 *
-		      IDLE_WATT_PER_CENT;
+	*millijoule = sensor_millijoule(call, t.gpu);
 	return NVML_SUCCESS;
 }
 
@@ -75,7 +113,8 @@ nvmlReturn_t sensor_utilization(struct call *call, nvmlDevice_t device, nvmlUtil
 	TRY(sensor(call, device, rates, &t));
 	if (t.gpu->mig_current)
 		return NVML_ERROR_NOT_SUPPORTED;
-	*rates = (nvmlUtilization_t){0, 0};
+	*rates = (nvmlUtilization_t){t.gpu->load.rate[LOAD_GRAPHICS] * 100 / LOAD_FULL,
+				     t.gpu->load.rate[LOAD_DRAM] * 100 / LOAD_FULL};
 	return NVML_SUCCESS;
 }
 
@@ -137,9 +176,20 @@ nvmlReturn_t clock_application(struct call *call, nvmlDevice_t device, unsigned 
 	return NVML_SUCCESS;
 }
 
+/* What the GPU runs at: what applications were given, within what the clock is locked to. */
 nvmlReturn_t clock_info(struct call *call, nvmlDevice_t device, unsigned type, unsigned *mhz)
 {
-	return clock_application(call, device, type, mhz);
+	const struct locked *locked;
+	struct target t;
+
+	TRY(clock_application(call, device, type, mhz));
+	TRY(resolve_gpu(call, device, &t));
+	locked = type == CLOCK_MEM ? &t.gpu->locked_memory : &t.gpu->locked_graphics;
+	if (locked->highest && *mhz > locked->highest)
+		*mhz = locked->highest;
+	if (*mhz < locked->lowest)
+		*mhz = locked->lowest;
+	return NVML_SUCCESS;
 }
 
 nvmlReturn_t clock_by_id(struct call *call, nvmlDevice_t device, unsigned type, unsigned id, unsigned *mhz)
@@ -148,6 +198,8 @@ nvmlReturn_t clock_by_id(struct call *call, nvmlDevice_t device, unsigned type, 
 
 	if (id > ID_BOOST_MAX)
 		return NVML_ERROR_INVALID_ARGUMENT;
+	if (id == ID_CURRENT)
+		return clock_info(call, device, type, mhz);
 	return id <= ID_APP_TARGET ? clock_application(call, device, type, mhz) : clock_max(call, device, type, mhz);
 }
 
@@ -213,4 +265,58 @@ nvmlReturn_t clock_reset(struct call *call, nvmlDevice_t device)
 	gpu->app_memory_mhz = 0;
 	gpu->app_graphics_mhz = 0;
 	return NVML_SUCCESS;
+}
+
+static struct locked *locked(struct body *body, unsigned index, enum clock_type type)
+{
+	return type == CLOCK_MEM ? &body->gpus[index].locked_memory : &body->gpus[index].locked_graphics;
+}
+
+static nvmlReturn_t lock(struct call *call, nvmlDevice_t device, enum clock_type type, unsigned lowest,
+			 unsigned highest)
+{
+	unsigned least, most;
+	struct target t;
+
+	TRY(resolve_gpu(call, device, &t));
+	TRY(require_root());
+	most = type == CLOCK_MEM ? gpu_model(t.gpu)->memory_mhz : gpu_model(t.gpu)->graphics_mhz;
+	least = type == CLOCK_MEM ? most : CLOCK_LOWEST_MHZ; /* the memory has one clock */
+	if (lowest > highest || highest < least || lowest > most)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*locked(call_write(call), t.index, type) = (struct locked){
+		.lowest = lowest < least ? least : lowest,
+		.highest = highest > most ? most : highest,
+	};
+	return NVML_SUCCESS;
+}
+
+static nvmlReturn_t unlock(struct call *call, nvmlDevice_t device, enum clock_type type)
+{
+	struct target t;
+
+	TRY(resolve_gpu(call, device, &t));
+	TRY(require_root());
+	*locked(call_write(call), t.index, type) = (struct locked){0, 0};
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t clock_lock_gpu(struct call *call, nvmlDevice_t device, unsigned lowest, unsigned highest)
+{
+	return lock(call, device, CLOCK_GRAPHICS, lowest, highest);
+}
+
+nvmlReturn_t clock_lock_memory(struct call *call, nvmlDevice_t device, unsigned lowest, unsigned highest)
+{
+	return lock(call, device, CLOCK_MEM, lowest, highest);
+}
+
+nvmlReturn_t clock_unlock_gpu(struct call *call, nvmlDevice_t device)
+{
+	return unlock(call, device, CLOCK_GRAPHICS);
+}
+
+nvmlReturn_t clock_unlock_memory(struct call *call, nvmlDevice_t device)
+{
+	return unlock(call, device, CLOCK_MEM);
 }

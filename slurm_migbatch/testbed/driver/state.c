@@ -195,5 +195,7 @@ bool ci_visible(const struct ci *ci, int64_t now)
 void gpu_clear(struct gpu *gpu)
 {
 	memset(gpu->gi, 0, sizeof(gpu->gi));
+	memset(&gpu->load, 0, sizeof(gpu->load));
+	gpu->locked_graphics = gpu->locked_memory = (struct locked){0, 0};
 	gpu->busy_until = 0;
 }

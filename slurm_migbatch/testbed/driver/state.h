@@ -27,6 +27,22 @@
 #define MAX_CIS 8
 #define MAX_PROCESSES 512
 #define MAX_FAULTS 32
+#define MAX_EVENTS 64
+
+/* What a device is busy with. Shares are in hundredths of a percent, traffic in MiB/s. */
+enum load_kind {
+#define LOAD(kind, name, unit) LOAD_##kind,
+#include "loads.h"
+#undef LOAD
+	LOAD_COUNT
+};
+
+/* A load over time: `total` is what was done up to `since`, in the unit of the rate times microseconds. */
+struct load {
+	int64_t since; /* us */
+	uint32_t rate[LOAD_COUNT];
+	uint64_t total[LOAD_COUNT];
+};
 
 struct ci {
 	uint64_t serial; /* never reused; 0: no such instance */
@@ -35,6 +51,7 @@ struct ci {
 	uint8_t profile; /* NVML_COMPUTE_INSTANCE_PROFILE_* */
 	uint8_t start, size, slices;
 	uint8_t uuid[16];
+	uint32_t load[LOAD_COUNT]; /* rates */
 };
 
 struct gi {
@@ -42,7 +59,13 @@ struct gi {
 	int64_t born, gone;
 	uint8_t profile; /* index into the model's profiles */
 	uint8_t start, size;
+	struct load load; /* of its compute instances together */
 	struct ci ci[MAX_CIS];
+};
+
+/* What a clock is held within, MHz; 0: not locked. */
+struct locked {
+	uint32_t lowest, highest;
 };
 
 struct gpu {
@@ -52,6 +75,8 @@ struct gpu {
 	uint8_t lost; /* fell off the bus */
 	uint8_t uuid[16];
 	uint32_t app_graphics_mhz, app_memory_mhz; /* 0: default */
+	struct locked locked_graphics, locked_memory;
+	struct load load; /* its own without MIG, else that of its instances together */
 	int64_t busy_until; /* ns; the driver does one change of a GPU at a time */
 	struct gi gi[MAX_GIS];
 };
@@ -106,6 +131,12 @@ enum variant {
 	VARIANT_ALL = 7,
 };
 
+/* What happened to a GPU, for those who wait in an event set. */
+struct event {
+	uint64_t type, data; /* nvmlEventType*, for an Xid its number */
+	uint32_t gpu;
+};
+
 struct machine_file {
 	uint64_t magic;
 	uint64_t bytes;
@@ -117,6 +148,8 @@ struct machine_file {
 	struct latency latency[OP_COUNT];
 	_Atomic int64_t gi_stuck_until, ci_stuck_until; /* ns; destroy answers IN_USE until then */
 	struct fault faults[MAX_FAULTS];
+	_Atomic uint64_t events_posted; /* ever; the last MAX_EVENTS of them are kept */
+	struct event events[MAX_EVENTS];
 	_Atomic uint64_t calls[FN_COUNT];
 	struct body body[2];
 };
@@ -169,7 +202,7 @@ static inline const struct profile *gi_profile(const struct gpu *gpu, const stru
 	return &gpu_model(gpu)->profiles[gi->profile];
 }
 
-/* All instances go: reset, reboot. */
+/* All instances go, and what was set until a reset: reset, reboot. */
 void gpu_clear(struct gpu *gpu);
 
 #endif

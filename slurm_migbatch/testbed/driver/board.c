@@ -1,0 +1,190 @@
+/* The board: its firmware, its PCI Express link, and what no simulated GPU has. */
+#include <string.h>
+
+#include "api.h"
+#include "load.h"
+
+#define VBIOS_VERSION "96.00.00.00.01"
+#define INFOROM_VERSION "G500.0200.00.05"
+#define INFOROM_OBJECT "2.0"
+#define INFOROM_OBJECTS 3
+#define PCIE_WIDTH 16
+#define PCIE_UTIL_COUNT 2
+#define ACCOUNTING_BUFFER 4000
+#define THRESHOLD_SHUTDOWN 0
+#define THRESHOLD_SLOWDOWN 1
+
+/* A whole GPU, partitioned or not, and a place to put the answer. */
+static nvmlReturn_t board(struct call *call, nvmlDevice_t device, const void *out, struct target *t)
+{
+	TRY(resolve_gpu(call, device, t));
+	return out ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+/* For what only other systems or other boards have. */
+static nvmlReturn_t absent(struct call *call, nvmlDevice_t device, const void *out)
+{
+	struct target t;
+
+	TRY(board(call, device, out, &t));
+	return NVML_ERROR_NOT_SUPPORTED;
+}
+
+/* Windows has driver models. */
+nvmlReturn_t driver_model(struct call *call, nvmlDevice_t device, unsigned *current, unsigned *pending)
+{
+	return absent(call, device, current ? current : pending);
+}
+
+nvmlReturn_t operation_mode(struct call *call, nvmlDevice_t device, unsigned *current, unsigned *pending)
+{
+	return absent(call, device, current && pending ? current : NULL);
+}
+
+nvmlReturn_t auto_boost(struct call *call, nvmlDevice_t device, unsigned *enabled, unsigned *by_default)
+{
+	return absent(call, device, enabled && by_default ? enabled : NULL);
+}
+
+nvmlReturn_t bridge_chips(struct call *call, nvmlDevice_t device, void *chips)
+{
+	return absent(call, device, chips);
+}
+
+nvmlReturn_t license_features(struct call *call, nvmlDevice_t device, void *features)
+{
+	return absent(call, device, features);
+}
+
+nvmlReturn_t vbios_version(struct call *call, nvmlDevice_t device, char *text, unsigned length)
+{
+	struct target t;
+
+	TRY(board(call, device, text, &t));
+	return give_text(text, length, VBIOS_VERSION);
+}
+
+nvmlReturn_t inforom_image(struct call *call, nvmlDevice_t device, char *text, unsigned length)
+{
+	struct target t;
+
+	TRY(board(call, device, text, &t));
+	return give_text(text, length, INFOROM_VERSION);
+}
+
+nvmlReturn_t inforom_object(struct call *call, nvmlDevice_t device, unsigned object, char *text, unsigned length)
+{
+	struct target t;
+
+	TRY(board(call, device, text, &t));
+	if (object >= INFOROM_OBJECTS)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	return give_text(text, length, INFOROM_OBJECT);
+}
+
+nvmlReturn_t board_id(struct call *call, nvmlDevice_t device, unsigned *id)
+{
+	struct target t;
+
+	TRY(board(call, device, id, &t));
+	*id = t.index;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t multi_gpu_board(struct call *call, nvmlDevice_t device, unsigned *several)
+{
+	struct target t;
+
+	TRY(board(call, device, several, &t));
+	*several = 0;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t accounting_mode(struct call *call, nvmlDevice_t device, unsigned *mode)
+{
+	struct target t;
+
+	TRY(board(call, device, mode, &t));
+	*mode = 0;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t accounting_buffer(struct call *call, nvmlDevice_t device, unsigned *size)
+{
+	struct target t;
+
+	TRY(board(call, device, size, &t));
+	*size = ACCOUNTING_BUFFER;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t accounting_pids(struct call *call, nvmlDevice_t device, unsigned *count, unsigned *pids)
+{
+	struct target t;
+
+	(void)pids;
+	TRY(board(call, device, count, &t));
+	*count = 0;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t temperature_threshold(struct call *call, nvmlDevice_t device, unsigned type, unsigned *celsius)
+{
+	struct target t;
+
+	TRY(board(call, device, celsius, &t));
+	if (type > THRESHOLD_SLOWDOWN)
+		return NVML_ERROR_NOT_SUPPORTED;
+	*celsius = type == THRESHOLD_SHUTDOWN ? 95 : 92;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t event_reasons(struct call *call, nvmlDevice_t device, unsigned long long *reasons)
+{
+	struct target t;
+
+	TRY(board(call, device, reasons, &t));
+	*reasons = 0;
+	return NVML_SUCCESS;
+}
+
+/* --- PCI Express ---------------------------------------------------------------- */
+
+nvmlReturn_t pcie_generation(struct call *call, nvmlDevice_t device, unsigned *generation)
+{
+	struct target t;
+
+	TRY(board(call, device, generation, &t));
+	*generation = gpu_model(t.gpu)->arch == NVML_DEVICE_ARCH_AMPERE ? 4 : 5;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t pcie_width(struct call *call, nvmlDevice_t device, unsigned *width)
+{
+	struct target t;
+
+	TRY(board(call, device, width, &t));
+	*width = PCIE_WIDTH;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t pcie_replays(struct call *call, nvmlDevice_t device, unsigned *count)
+{
+	struct target t;
+
+	TRY(board(call, device, count, &t));
+	*count = 0;
+	return NVML_SUCCESS;
+}
+
+/* KB/s; a MIG device has no traffic of its own. */
+nvmlReturn_t pcie_throughput(struct call *call, nvmlDevice_t device, unsigned counter, unsigned *rate)
+{
+	struct target t;
+
+	TRY(board(call, device, rate, &t));
+	if (counter >= PCIE_UTIL_COUNT)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*rate = t.gpu->load.rate[counter == 0 ? LOAD_PCIE_TX : LOAD_PCIE_RX] * 1024;
+	return NVML_SUCCESS;
+}

@@ -1,0 +1,18 @@
+/* A list to be included with LOAD defined, hence without a guard: LOAD(kind, name, unit of its rate). */
+
+LOAD(GRAPHICS, "graphics", SHARE)
+LOAD(SM, "sm", SHARE)
+LOAD(OCCUPANCY, "occupancy", SHARE)
+LOAD(INTEGER, "integer", SHARE)
+LOAD(TENSOR, "tensor", SHARE)
+LOAD(DFMA, "tensor_dfma", SHARE)
+LOAD(HMMA, "tensor_hmma", SHARE)
+LOAD(IMMA, "tensor_imma", SHARE)
+LOAD(FP64, "fp64", SHARE)
+LOAD(FP32, "fp32", SHARE)
+LOAD(FP16, "fp16", SHARE)
+LOAD(DRAM, "dram", MEMORY_SHARE)
+LOAD(PCIE_TX, "pcie_tx", TRAFFIC)
+LOAD(PCIE_RX, "pcie_rx", TRAFFIC)
+LOAD(NVLINK_TX, "nvlink_tx", TRAFFIC)
+LOAD(NVLINK_RX, "nvlink_rx", TRAFFIC)

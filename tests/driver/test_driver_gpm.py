@@ -1,0 +1,254 @@
+"""GPU performance monitoring: figures that follow the simulated load of each instance. Hopper and later."""
+
+import time
+
+import pynvml
+import pytest
+from driver_helpers import GPUS, code, create, create_ci, gpu, nvml, run, slice_of
+
+from slurm_migbatch.testbed.simdriver import GPU_MODELS, SimDriverError
+
+NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
+INVALID_ARGUMENT = pynvml.NVML_ERROR_INVALID_ARGUMENT
+
+GRAPHICS, SM, OCCUPANCY, TENSOR, DRAM = 1, 2, 3, 5, 10
+PCIE_TX, PCIE_RX, NVDEC_0, NVLINK_RX = 20, 21, 30, 60
+
+
+def request(first, second, *wanted):
+    asked = pynvml.c_nvmlGpmMetricsGet_t(version=pynvml.NVML_GPM_METRICS_GET_VERSION, numMetrics=len(wanted))
+    asked.sample1, asked.sample2 = first, second
+    for number, metric in enumerate(wanted):
+        asked.metrics[number].metricId = metric
+    return asked
+
+
+def measure(first, second, *wanted):
+    """The metrics between two samples; a return code stands for one that is not told."""
+    answer = pynvml.nvmlGpmMetricsGet(request(first, second, *wanted))
+    return [-metric.nvmlReturn if metric.nvmlReturn else metric.value for metric in answer.metrics[: len(wanted)]]
+
+
+class Watch:
+    """Two samples of one thing, and the metrics between them."""
+
+    def __init__(self, gi_id=None, index=0):
+        self.gi_id, self.index = gi_id, index
+        self.first, self.second = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
+        self.take(self.first)
+
+    def take(self, sample):
+        if self.gi_id is None:
+            pynvml.nvmlGpmSampleGet(gpu(self.index), sample)
+        else:
+            pynvml.nvmlGpmMigSampleGet(gpu(self.index), self.gi_id, sample)
+
+    def metrics(self, *wanted):
+        self.take(self.second)
+        return measure(self.first, self.second, *wanted)
+
+    def free(self):
+        pynvml.nvmlGpmSampleFree(self.first)
+        pynvml.nvmlGpmSampleFree(self.second)
+
+
+@pytest.fixture
+def watch(machine):
+    """Makes watches on the machine's GPUs; they begin at once."""
+    made = []
+
+    def start(*args):
+        made.append(Watch(*args))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.free()
+
+
+def near(*values):
+    return pytest.approx(list(values), abs=0.2)
+
+
+@pytest.mark.parametrize("model", GPU_MODELS)
+def test_gpm_is_there_from_hopper_on(make, model):
+    expected = model not in ("a30", "a100-40gb", "a100-80gb")
+    with nvml(make([model])):
+        assert bool(pynvml.nvmlGpmQueryDeviceSupport(gpu()).isSupportedDevice) == expected
+        sample = pynvml.nvmlGpmSampleAlloc()
+        assert code(pynvml.nvmlGpmSampleGet, gpu(), sample) == (0 if expected else NOT_SUPPORTED)
+        row = max(GPUS[model].values(), key=lambda row: row[3])  # the most memory
+        instance, _, _ = slice_of(gpu(), row[0], row[6][0], row[7])
+        gi_id = pynvml.nvmlGpuInstanceGetInfo(instance).id
+        assert code(pynvml.nvmlGpmMigSampleGet, gpu(), gi_id, sample) == (0 if expected else NOT_SUPPORTED)
+        pynvml.nvmlGpmSampleFree(sample)
+
+
+def test_each_instance_shows_its_own_load_and_the_gpu_all_of_them(machine, watch):
+    """3g.40gb has 60 of 132 SMs and half of the memory, 1g.10gb 16 SMs and an eighth."""
+    _, _, large = slice_of(gpu(), 9, 4, 4)
+    _, _, small = slice_of(gpu(), 19, 0, 1)
+    machine.set_load(large, graphics=100, sm=80, occupancy=30, tensor=40, dram=60)
+    machine.set_load(small, graphics=10, sm=5, dram=8)
+    of_large, of_small, of_all = watch(2), watch(7), watch()
+    assert of_large.metrics(GRAPHICS, SM, OCCUPANCY, TENSOR, DRAM) == near(100, 80, 30, 40, 60)
+    assert of_small.metrics(GRAPHICS, SM, OCCUPANCY, TENSOR, DRAM) == near(10, 5, 0, 0, 8)
+    whole = [(60 * a + 16 * b) / 132 for a, b in ((100, 10), (80, 5), (30, 0), (40, 0))]
+    assert of_all.metrics(GRAPHICS, SM, OCCUPANCY, TENSOR, DRAM) == near(*whole, 60 / 2 + 8 / 8)
+
+
+def test_compute_instances_of_one_instance_add_up(machine, watch):
+    instance = create(gpu(), 9, 4, 4)
+    uuids = []
+    for start in range(2):
+        compute = create_ci(instance, 0, start, 1)
+        uuids.append(pynvml.nvmlDeviceGetUUID(pynvml.nvmlComputeInstanceGetInfo_v2(compute).device))
+    machine.set_load(uuids[0], sm=90, dram=70)
+    machine.set_load(uuids[1], sm=30, dram=50)
+    # each has 16 of the instance's 60 SMs; they share its memory
+    assert watch(2).metrics(SM, DRAM) == near((90 + 30) * 16 / 60, 100)
+
+
+def test_figures_are_averages_over_the_time_between_the_samples(machine, watch):
+    _, _, uuid = slice_of(gpu(), 9, 4, 4)
+    one = watch(2)
+    assert one.metrics(SM) == near(0)
+    around = []  # the time before and after each step, which happens in between
+
+    def step(what, *args, **options):
+        before = time.monotonic()
+        what(*args, **options)
+        around.append((before, time.monotonic()))
+        time.sleep(0.05)
+
+    step(one.take, one.first)
+    step(machine.set_load, uuid, sm=100)
+    step(machine.set_load, uuid, sm=0)
+    step(one.take, one.second)
+    (share,) = measure(one.first, one.second, SM)
+    begin, on, off, end = around
+    least = (off[0] - on[1]) / (end[1] - begin[0])
+    most = (off[1] - on[0]) / (end[0] - begin[1])
+    assert 0 < 100 * least - 0.1 <= share <= 100 * most + 0.1
+
+
+def test_a_load_ends_with_its_instance(machine, watch):
+    _, compute, uuid = slice_of(gpu(), 9, 4, 4)
+    machine.set_load(uuid, sm=100)
+    pynvml.nvmlComputeInstanceDestroy(compute)
+    assert watch().metrics(SM) == near(0)
+    assert watch(2).metrics(SM) == near(0)
+    with pytest.raises(SimDriverError, match="no such device"):
+        machine.set_load(uuid, sm=100)
+
+
+def test_traffic_is_the_gpus_and_not_the_instances(machine, watch):
+    _, _, one = slice_of(gpu(), 9, 4, 4)
+    _, _, other = slice_of(gpu(), 19, 0, 1)
+    machine.set_load(one, pcie_tx=1000, pcie_rx=5)
+    machine.set_load(other, pcie_tx=200)
+    # NVLink is out of reach of a partitioned GPU
+    assert watch().metrics(PCIE_TX, PCIE_RX, NVLINK_RX) == pytest.approx([1200, 5, -NOT_SUPPORTED], rel=0.01)
+    assert watch(2).metrics(PCIE_TX, NVLINK_RX) == [-NOT_SUPPORTED, -NOT_SUPPORTED]
+
+
+def test_a_gpu_without_mig_has_links(make):
+    machine = make(["h200"], mig=False)
+    with nvml(machine):
+        machine.set_load(pynvml.nvmlDeviceGetUUID(gpu()), nvlink_rx=9000, sm=50)
+        one = Watch()
+        assert one.metrics(NVLINK_RX, SM) == pytest.approx([9000, 50], rel=0.01)
+        assert code(pynvml.nvmlGpmMigSampleGet, gpu(), 0, one.first) == NOT_SUPPORTED
+        one.free()
+
+
+def test_each_metric_has_its_own_return_code(machine, watch):
+    slice_of(gpu(), 9, 4, 4)  # three decoders
+    one = watch(2)
+    assert one.metrics(SM, 0, 5000, NVDEC_0 + 2, NVDEC_0 + 3, 8, 399) == [
+        0,
+        -INVALID_ARGUMENT,
+        -INVALID_ARGUMENT,
+        0,
+        -NOT_SUPPORTED,
+        -NOT_SUPPORTED,
+        -NOT_SUPPORTED,
+    ]
+    answer = pynvml.nvmlGpmMetricsGet(request(one.first, one.second, SM, PCIE_TX))
+    assert answer.metrics[0].metricInfo.unit == b"%"
+    assert answer.metrics[0].metricInfo.shortName == b"SM Util"
+
+
+def test_samples_of_different_things_tell_nothing(machine, watch):
+    instance, compute, _ = slice_of(gpu(), 9, 4, 4)
+    slice_of(gpu(), 19, 0, 1)
+    one, other, whole = watch(2), watch(7), watch()
+    one.take(one.second)
+    for first, second in (
+        (one.first, other.first),
+        (one.first, whole.first),
+        (one.second, one.first),  # the wrong way round
+        (one.first, one.first),
+        (one.first, other.second),  # nothing in it
+        (one.first, None),
+    ):
+        assert code(pynvml.nvmlGpmMetricsGet, request(first, second, SM)) == INVALID_ARGUMENT
+    pynvml.nvmlComputeInstanceDestroy(compute)
+    pynvml.nvmlGpuInstanceDestroy(instance)
+    slice_of(gpu(), 9, 4, 4)
+    one.take(one.second)  # another instance with the same id
+    assert code(pynvml.nvmlGpmMetricsGet, request(one.first, one.second, SM)) == INVALID_ARGUMENT
+
+
+def test_wrong_arguments_are_refused(machine, watch):
+    _, _, uuid = slice_of(gpu(), 9, 4, 4)
+    one = watch(2)
+    one.take(one.second)
+    device = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    assert code(pynvml.nvmlGpmQueryDeviceSupport, device) == NOT_SUPPORTED
+    assert code(pynvml.nvmlGpmSampleGet, device, one.first) == NOT_SUPPORTED
+    assert code(pynvml.nvmlGpmMigSampleGet, gpu(), 1, one.first) == pynvml.NVML_ERROR_NOT_FOUND
+    assert code(pynvml.nvmlGpmSampleFree, None) == INVALID_ARGUMENT
+    wrong = request(one.first, one.second, SM)
+    wrong.version = 9
+    assert code(pynvml.nvmlGpmMetricsGet, wrong) == pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH
+    wrong.version, wrong.numMetrics = 1, 0
+    assert code(pynvml.nvmlGpmMetricsGet, wrong) == INVALID_ARGUMENT
+    spare = pynvml.nvmlGpmSampleAlloc()
+    pynvml.nvmlGpmSampleFree(spare)
+    assert code(pynvml.nvmlGpmSampleFree, spare) == INVALID_ARGUMENT
+    assert code(pynvml.nvmlGpmSampleGet, gpu(), spare) == INVALID_ARGUMENT
+
+
+def test_another_process_sees_the_same(machine):
+    _, _, uuid = slice_of(gpu(), 9, 4, 4)
+    machine.set_load(uuid, sm=75)
+    out = run(
+        machine,
+        """
+pynvml.nvmlInit()
+samples = [pynvml.nvmlGpmSampleAlloc() for _ in range(2)]
+for sample in samples:
+    pynvml.nvmlGpmMigSampleGet(gpu(), 2, sample)
+    time.sleep(0.02)
+asked = pynvml.c_nvmlGpmMetricsGet_t(version=1, numMetrics=1, sample1=samples[0], sample2=samples[1])
+asked.metrics[0].metricId = pynvml.NVML_GPM_METRIC_SM_UTIL
+print(round(pynvml.nvmlGpmMetricsGet(asked).metrics[0].value))
+""",
+    )
+    assert out.strip() == "75"
+
+
+@pytest.mark.parametrize(
+    ("figures", "message"),
+    [({"sms": 5}, "unknown load 'sms'"), ({"sm": 100.5}, "not valid"), ({"sm": -1}, "not less than 0")],
+)
+def test_loads_that_cannot_be_are_named(machine, figures, message):
+    _, _, uuid = slice_of(gpu(), 9, 4, 4)
+    with pytest.raises(SimDriverError, match=message):
+        machine.set_load(uuid, **figures)
+
+
+def test_a_partitioned_gpu_has_no_load_of_its_own(machine):
+    with pytest.raises(SimDriverError, match="in use"):
+        machine.set_load(pynvml.nvmlDeviceGetUUID(gpu()), sm=5)
