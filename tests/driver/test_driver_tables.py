@@ -166,6 +166,18 @@ SEVENTH = [0, 1, 2, 3, 4, 5, 6]
         ("h200", 15, 2, {0: ("1c.1g.35gb", 1, 1, 16, [0]), 7: ("1g.35gb", 1, 1, 26, [0])}),
         ("b200", 15, 2, {0: ("1c.1g.45gb", 1, 1, 18, [0]), 7: ("1g.45gb", 1, 1, 30, [0])}),
         ("h100-80gb", 19, 1, {0: ("1g.10gb", 1, 1, 16, [0])}),
+        # nvidia-smi mig -lcip on an H100, NVIDIA/go-nvml issue 146: profile 7 is there too, and is not the whole
+        (
+            "h100-80gb",
+            14,
+            2,
+            {
+                0: ("1c.2g.20gb", 1, 2, 16, [0, 1]),
+                1: ("2g.20gb", 2, 1, 32, [0]),
+                7: ("1c.2g.20gb", 1, 1, 26, [0]),
+            },
+        ),
+        ("a100-80gb", 14, 2, {0: ("1c.2g.20gb", 1, 2, 14, [0, 1]), 1: ("2g.20gb", 2, 1, 28, [0])}),
         (
             "h100-80gb",
             9,
@@ -211,3 +223,15 @@ def test_a_double_memory_instance_can_be_used_in_part_or_whole(make, profile, sm
             refused = code(pynvml.nvmlGpuInstanceCreateComputeInstance, instance, other)
             assert refused == pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES
         assert [len(computes(instance, p)) for p in (0, 7)] == [profile == 0, profile == 7]
+
+
+def test_compute_instances_do_not_take_more_multiprocessors_than_there_are(make):
+    """In 32 of them, a part of 26 leaves none of 16, though one slice is left."""
+    with nvml(make(["h100-80gb"])):
+        instance = create(gpu(), 14, 0, 2)
+        capacity = pynvml.nvmlGpuInstanceGetComputeInstanceRemainingCapacity
+        assert [capacity(instance, profile) for profile in (0, 1, 7)] == [2, 1, 1]
+        pynvml.nvmlGpuInstanceCreateComputeInstance(instance, 7)
+        assert [capacity(instance, profile) for profile in (0, 1, 7)] == [0, 0, 0]
+        refused = code(pynvml.nvmlGpuInstanceCreateComputeInstance, instance, 0)
+        assert refused == pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES

@@ -133,14 +133,24 @@ static bool place_free(const struct gi *gi, unsigned start, unsigned size, int64
 	return true;
 }
 
-static unsigned free_slices(const struct target *t, int64_t now)
+/* How many more of a compute profile the slices and the multiprocessors of the GPU instance allow. */
+static unsigned headroom(const struct target *t, const struct ci_profile *profile, int64_t now)
 {
-	unsigned slices = gi_profile(t->gpu, t->gi)->g;
+	const struct profile *parent = gi_profile(t->gpu, t->gi);
+	unsigned slices = parent->g, sms = parent->sm, by_slices, by_sms;
 
-	for (unsigned j = 0; j < MAX_CIS; j++)
-		if (ci_takes_place(&t->gi->ci[j], now))
-			slices -= t->gi->ci[j].slices;
-	return slices;
+	for (unsigned j = 0; j < MAX_CIS; j++) {
+		struct ci_profile other;
+
+		if (!ci_takes_place(&t->gi->ci[j], now) ||
+		    !ci_profile_get(gpu_model(t->gpu), parent, t->gi->ci[j].profile, &other))
+			continue;
+		slices -= other.slices;
+		sms -= other.sm;
+	}
+	by_slices = slices / profile->slices;
+	by_sms = sms / profile->sm;
+	return by_slices < by_sms ? by_slices : by_sms;
 }
 
 nvmlReturn_t ci_capacity(struct call *call, nvmlGpuInstance_t instance, unsigned id, unsigned *count)
@@ -156,7 +166,7 @@ nvmlReturn_t ci_capacity(struct call *call, nvmlGpuInstance_t instance, unsigned
 	TRY(find_id(call, &t, id, &profile));
 	for (unsigned i = 0; i < profile.start_count; i++)
 		places += place_free(t.gi, profile.starts[i], profile.size, call->now);
-	room = free_slices(&t, call->now) / profile.slices;
+	room = headroom(&t, &profile, call->now);
 	*count = places < room ? places : room;
 	return NVML_SUCCESS;
 }
@@ -182,7 +192,7 @@ static nvmlReturn_t create(struct call *call, nvmlGpuInstance_t instance, unsign
 	if (placement && (placement->size != profile.size || placement->start >= MAX_CIS ||
 			  !memchr(profile.starts, (int)placement->start, profile.start_count)))
 		return NVML_ERROR_INVALID_ARGUMENT;
-	if (free_slices(&t, call->now) < profile.slices)
+	if (!headroom(&t, &profile, call->now))
 		return NVML_ERROR_INSUFFICIENT_RESOURCES;
 	for (unsigned i = 0; i < profile.start_count && start < 0; i++) {
 		unsigned candidate = placement ? placement->start : profile.starts[i];

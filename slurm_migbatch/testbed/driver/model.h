@@ -53,7 +53,10 @@ struct ci_profile {
 	bool whole; /* takes all of the GPU instance */
 };
 
-/* NVML_COMPUTE_INSTANCE_PROFILE_*: the two kinds that share their slice count with another one. */
+/* NVML_GPU_INSTANCE_PROFILE_*: one compute slice with twice the memory. */
+#define GI_1_SLICE_REV2 9
+
+/* NVML_COMPUTE_INSTANCE_PROFILE_*: those that share their slice count with another one. */
 #define CI_1_SLICE_REV1 7
 #define CI_7_SLICE 4
 #define CI_7_SLICE_NVL 8

@@ -190,39 +190,42 @@ static unsigned ci_starts(unsigned g, unsigned slices, unsigned char starts[MAX_
 	return n;
 }
 
-/* From Hopper on, an instance of one compute slice and two memory slices has more SMs than a plain one. */
-static bool has_spare_sms(const struct model *model, const struct profile *profile)
+/* The multiprocessors of compute profile 1_SLICE_REV1, 0 where there is none: those of a 1g instance with double memory
+ * that has more of them than a plain one, as from Hopper on. It was seen in instances with two memory slices. */
+static unsigned rev1_sms(const struct model *model, const struct profile *profile)
 {
-	return profile->g == 1 && profile->sm > profile_by_enum(model, 0)->sm;
+	const struct profile *rich = profile_by_enum(model, GI_1_SLICE_REV2);
+
+	return rich && rich->size == profile->size && rich->sm > profile_by_enum(model, 0)->sm ? rich->sm : 0;
 }
 
 bool ci_profile_get(const struct model *model, const struct profile *profile, unsigned enum_id,
 		    struct ci_profile *out)
 {
-	unsigned slices;
+	unsigned slices, rev1 = rev1_sms(model, profile);
 
 	if (enum_id >= NVML_COMPUTE_INSTANCE_PROFILE_COUNT)
 		return false;
 	slices = ci_slices[enum_id];
-	if (slices == 0 || (enum_id == CI_1_SLICE_REV1 && !has_spare_sms(model, profile)))
+	if (slices == 0 || (enum_id == CI_1_SLICE_REV1 && !rev1))
 		return false;
 	memset(out, 0, sizeof(*out));
 	out->enum_id = enum_id;
 	out->slices = slices;
 	out->size = slices;
-	out->start_count = ci_starts(profile->g, slices, out->starts);
+	out->start_count = enum_id == CI_1_SLICE_REV1 ? 1 : ci_starts(profile->g, slices, out->starts);
 	out->max = out->start_count;
 	if (out->max == 0)
 		return false;
-	out->whole = slices == profile->g && (enum_id == CI_1_SLICE_REV1 || !has_spare_sms(model, profile));
-	if (out->whole) {
+	if (enum_id == CI_1_SLICE_REV1)
+		out->sm = rev1;
+	else if (slices == profile->g && !(slices == 1 && rev1))
 		out->sm = profile->sm;
-		if (slices == 3)
-			out->size = model->ci3_size;
-	} else {
-		/* a part of an instance gets whole slices of the plain 1g size */
+	else /* a part of an instance gets whole slices of the plain 1g size */
 		out->sm = slices * profile_by_enum(model, 0)->sm;
-	}
+	out->whole = slices == profile->g && out->sm == profile->sm;
+	if (out->whole && slices == 3)
+		out->size = model->ci3_size;
 	return true;
 }
 
