@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -45,6 +46,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         without = [item for item in items if item.get_closest_marker("nvml_plugin")]
         config.hook.pytest_deselected(items=without)
         items[:] = [item for item in items if item not in without]
+
+
+@pytest.fixture
+def open_tmp_path(tmp_path: Path) -> Path:
+    """`tmp_path`, with every directory above it open to other users."""
+    outer = Path(tempfile.gettempdir())
+    for directory in (tmp_path, *tmp_path.parents):
+        if directory == outer or directory in outer.parents:
+            break
+        directory.chmod(0o755)
+    return tmp_path
 
 
 @pytest.fixture(scope="session")

@@ -96,13 +96,11 @@ def test_a_broken_file_is_shown_as_such(model, record, site):
     assert found["version"] == 1 and "model-2.json.gz" in found["troubles"][0]
 
 
-def test_only_root_and_slurm_user_may_change_models(record, site, tmp_path, capfd):
+def test_only_root_and_slurm_user_may_change_models(record, site, open_tmp_path, capfd):
     record.add(10)
     run(site)
-    path = tmp_path / "migbatch.toml"
+    path = open_tmp_path / "migbatch.toml"
     path.write_text(text_of(site))
-    for directory in (tmp_path, *list(tmp_path.parents)[:2]):
-        directory.chmod(0o755)
     pid = os.fork()
     if pid == 0:
         os.setgroups([])

@@ -114,10 +114,7 @@ def test_destroy_can_be_stuck_with_no_process_in_sight(machine):
     assert code(pynvml.nvmlComputeInstanceDestroy, compute) == 0
 
 
-def test_users_may_look_and_nothing_more(machine, tmp_path):
-    tmp_path.chmod(0o755)
-    for parent in tmp_path.parents[:2]:
-        parent.chmod(0o755)
+def test_users_may_look_and_nothing_more(machine, open_tmp_path):
     instance, _, mig_uuid = slice_of(gpu(), 9, 4, 4)
     out = run(
         machine,
