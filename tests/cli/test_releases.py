@@ -78,7 +78,7 @@ def test_gres_without_a_type_is_found_in_slurm_conf_and_what_it_includes(tmp_pat
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A migbatch.toml whose Slurm is scripts that print what `answers` in its folder holds."""
+    """A migbatch.toml whose Slurm is scripts that print the files beside it."""
     tools = tmp_path / "bin"
     tools.mkdir()
     for name in ("squeue", "scontrol"):
@@ -89,7 +89,7 @@ def site(tmp_path: Path) -> Path:
         (tools / name).chmod(0o755 | stat.S_IXUSR)
     (tmp_path / "nodes").write_text("NodeName=n1 Gres=mig:none:1 GresUsed=mig:none:0 State=IDLE Partitions=gpu\n")
     config = tmp_path / "migbatch.toml"
-    config.write_text(f'[cluster]\nslurm_bin = "{tools}"\n[database]\nurl = "sqlite:///{tmp_path}/none.db"\n')
+    config.write_text(f'[cluster]\nslurm_bin = "{tools}"\n[store]\nurl = "sqlite:///{tmp_path}/none.db"\n')
     return config
 
 

@@ -1,4 +1,4 @@
-"""What depends on Slurm's release: its own metrics while supply changes, the request that 26.05 refuses, and leaving."""
+"""What depends on Slurm's release: its own metrics while supply changes, requests that 26.05 refuses, and leaving."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def level(bed: Cluster, subject: str, *options: str) -> str:
 
 
 class Scraper(threading.Thread):
-    """Asks slurmctld for each of its metrics, as often as it answers, as a monitoring system that is set too eagerly."""
+    """Asks slurmctld for each of its metrics, as often as it answers."""
 
     PATHS = ("/metrics/jobs", "/metrics/nodes", "/metrics/partitions", "/metrics/scheduler")
 

@@ -1,0 +1,69 @@
+"""No rewritten request asks for GPUs in a way that Slurm 26.05 refuses: --gres=gpu with --gpus-per-node.
+
+Both options fill one field of a request, so a rewritten one may hold no GPU there, and none in another field either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lua_shim import Shim
+from test_submit_agreement import agree, numbers, words
+
+from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.slurm import gres
+from slurm_migbatch.submit.request import TRES_FIELDS, Accept, JobRequest
+
+entries = words(
+    "gres:gpu:1 gres/gpu:2 gres/gpu:h100:1 gpu gpu=1 gres:gpu:0 gres/gpu:h100:0 gres:mig:auto gres/mig:2g.20gb:1 "
+    "gres:fpga:1 gres:gpu:1,gres:gpu:1 gres/gpu:1,gres/gpu:h100:1 gres:gpu:0,gres/gpu:1 mig,gpu:1 gres:fpga:1,gpu:2"
+)
+fields = st.one_of(st.none(), st.none(), entries)
+requests = st.builds(
+    JobRequest,
+    uid=st.just(1001),
+    partition=st.just("gpu"),
+    tres_per_node=st.one_of(st.none(), entries, st.lists(entries, max_size=3).map(",".join)),
+    tres_per_job=fields,
+    tres_per_socket=fields,
+    tres_per_task=fields,
+    min_nodes=numbers,
+    max_nodes=numbers,
+    num_tasks=numbers,
+    ntasks_per_node=numbers,
+    sockets_per_node=numbers,
+)
+
+
+def gpus(text: str | None) -> list[str]:
+    """Entries of a field that ask for GPUs, or for none of them."""
+    return [entry for entry in gres.split(text or "") if gres.prefix_of(entry)[1].split(":")[0].split("=")[0] == "gpu"]
+
+
+@settings(max_examples=400)
+@given(requests)
+def test_what_is_rewritten_asks_for_no_gpus_any_more(shim: Shim, chooser: Chooser, wanted: JobRequest) -> None:
+    answer = agree(wanted, shim, chooser)
+    if not isinstance(answer, Accept) or "tres_per_node" not in answer.changes:
+        return
+    after = asdict(replace(wanted, **{k: v for k, v in answer.changes.items() if k in TRES_FIELDS}))
+    written = {entry for name in TRES_FIELDS for entry in gpus(asdict(wanted)[name])}
+    for name in TRES_FIELDS:
+        left = gpus(after[name])
+        assert all(gres.parse_one(entry).count == 0 for entry in left), after
+        assert set(left) <= written, "nothing is added"
+
+
+@pytest.mark.parametrize(
+    "text", ["gres:gpu:1", "gres/gpu:2", "gres/gpu:h100:1", "gres:fpga:1,gres:gpu:1", "gres/gpu=1", "gres:gpu"]
+)
+@pytest.mark.parametrize("field", ["tres_per_node", "tres_per_job", "tres_per_task"])
+def test_gpus_of_every_option_become_slices(shim: Shim, chooser: Chooser, field: str, text: str) -> None:
+    request = JobRequest(uid=1001, partition="gpu", min_nodes=1, max_nodes=1, num_tasks=1, **{field: text})
+    answer = agree(request, shim, chooser)
+    assert isinstance(answer, Accept)
+    assert "mig:7g.80gb" in answer.changes["tres_per_node"]
+    assert not gpus(answer.changes["tres_per_node"]) and not gpus(answer.changes.get(field))
