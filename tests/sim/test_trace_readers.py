@@ -280,6 +280,14 @@ def test_sacct_says_what_is_wrong(write: Write, line: str, said: str) -> None:
         sacct.read(write(SACCT + line + "\n"))
 
 
+@pytest.mark.parametrize("byte", [n for n in range(1, 256) if chr(n) not in "|\n\r"])
+def test_sacct_reads_jobs_whatever_byte_is_in_a_name(tmp_path: Path, byte: int) -> None:
+    path = tmp_path / "sacct"
+    for name in (b"%ctrain", b"tr%cain", b"train%c"):
+        path.write_bytes(SACCT.encode().replace(b"|train|", b"|" + name % byte + b"|"))
+        assert [job.name for job in sacct.read(path).jobs] == ["102_3", "101", "107"]
+
+
 def test_a_trace_can_be_cut_sped_up_and_repeated() -> None:
     trace = Trace(
         "t",

@@ -79,15 +79,21 @@ def _range(low: float, high: float) -> str:
     return f"between {low:g} and {high:g}"
 
 
-def lines(path: Path, columns: Sequence[str], *, delimiter: str = ",") -> Iterator[Line]:
+def lines(path: Path, columns: Sequence[str], *, delimiter: str = ",", plain: bool = False) -> Iterator[Line]:
     """Every row of a file whose header names at least these columns.
+
+    Args:
+        path: the file.
+        columns: what its header must name.
+        delimiter: what stands between two cells.
+        plain: a `"` is a character like others, and bytes that are no UTF-8 are replaced.
 
     Raises:
         TraceError: it cannot be read, lacks a column, is empty, or a row has too few or too many cells.
     """
     try:
-        with open_text(path) as file:
-            rows = csv.reader(file, delimiter=delimiter)
+        with open_text(path, "replace" if plain else "strict") as file:
+            rows = csv.reader(file, delimiter=delimiter, quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL)
             header = next(rows, None)
             if header is None:
                 raise TraceError(path, 0, f"is empty; its first line should name {', '.join(columns)}")
@@ -109,8 +115,8 @@ def lines(path: Path, columns: Sequence[str], *, delimiter: str = ",") -> Iterat
         raise TraceError(path, rows.line_num, f"is not CSV here: {error}") from None
 
 
-def open_text(path: Path) -> TextIO:
+def open_text(path: Path, errors: str = "strict") -> TextIO:
     """The file as text, unpacked where its name ends in .gz."""
     if path.suffix == ".gz":
-        return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8", newline="")
-    return path.open(encoding="utf-8", newline="")
+        return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8", errors=errors, newline="")
+    return path.open(encoding="utf-8", errors=errors, newline="")

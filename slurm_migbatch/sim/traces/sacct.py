@@ -6,6 +6,9 @@ The first line must name the columns; more of them are passed over. Steps, jobs 
 run or not ended are left out, with a notice. A job that was requeued stands there once for each run (with -D): each is
 a job of its own here.
 
+JobName is what users wrote, and may be left out. sacct does not mark a `|` or a line end in it: such a line has too
+many or too few cells, and the error names it.
+
 What to mind: `Elapsed` is taken as the work, that is at the speed it had on what it got. Times are the site's local
 ones and are read in the zone of whoever reads them, so an hour may be off where the clock was changed. `gres/gpu=2` and
 `gres/gpu:a100=2` say the same thing twice. Slices are known by their GRES type, `gres/mig:1g.10gb` here and
@@ -38,7 +41,7 @@ def read(path: Path, infer: Collection[str] = ()) -> Trace:
     """Jobs that held GPUs or slices; those of the partitions `infer` are inference. Raises TraceError."""
     left: Counter[str] = Counter()
     found: list[tuple[float, Line, Profile | None, int, float]] = []
-    for line in lines(path, COLUMNS, delimiter="|"):
+    for line in lines(path, COLUMNS, delimiter="|", plain=True):
         if "." in line.text("JobID"):
             left["steps of jobs"] += 1
             continue
