@@ -95,6 +95,22 @@ def test_slurmctld_tells_its_metrics_while_supply_changes(new_cluster: Callable[
     untroubled(bed)
 
 
+def test_only_the_user_himself_can_ask_for_gpus_in_two_ways(stack: Cluster) -> None:
+    """26.05 refuses --gres=gpu with --gpus-per-node; what the filters make of one of them never has both."""
+    both = stack.run(["srun", "--gres=gpu:1", "--gpus-per-node=1", "true"], "mbbob", check=False)
+    if stack.root.version() >= (26, 5):
+        assert both.returncode and "mutually exclusive" in both.stderr
+    for options in (["--gpus-per-node=1"], ["--gres=gpu:1"], ["--gpus=1"], ["--gpus-per-task=1", "-n1", "-N1"]):
+        for command in (["srun", *options, "true"], ["salloc", *options, "srun", "true"]):
+            done = stack.run(command, "mbbob", check=False)
+            assert done.returncode == 0 and "mutually exclusive" not in done.stderr, (command, done.stderr)
+        job, said = sbatch(stack, *options, wrap="srun true && echo stepped")
+        assert job, said
+        assert stack.wait_job(job, timeout=PATIENCE_S) == "COMPLETED", stack.output(job)
+        assert stack.output(job).strip() == "stepped"
+    settled(stack)
+
+
 def test_jobs_that_still_ask_for_slices_stand_in_the_way_of_leaving(new_cluster: Callable[..., Cluster]) -> None:
     """And once doctor names none, slurmctld starts without mig and no job suffers."""
     bed = new_cluster(migbatch="all", nodes=1, gpus=1)
@@ -108,11 +124,10 @@ def test_jobs_that_still_ask_for_slices_stand_in_the_way_of_leaving(new_cluster:
     bed.run(["scancel", str(held), str(running)])
     until("nothing in the way", lambda: [each["level"] for each in findings(bed, "--leaving")] == ["ok"])
     settled(bed)
-    for daemon in ("migbatchd", "agent-n1", "n1", "slurmctld"):
-        if bed.daemons.get(daemon) is not None:
-            bed.daemons.stop(daemon)
+    for daemon in ("migbatchd", "agent-n1", "slurmd-n1"):
+        bed.daemons.stop(daemon)
     without_mig(bed)
-    bed.restart("slurmctld")
+    bed.daemons.restart("slurmctld")
     until("slurmctld", lambda: bed.run(["scontrol", "ping"], check=False).stdout.count("UP") == 1)
     assert bed.job_state(other) == "PENDING"
     assert "mig" not in shown(bed, other)
