@@ -43,6 +43,7 @@ static int sent(const char *name, void *request, void *answer)
         for (size_t n = 0; n < sizeof seen - 1; n++) {
             struct iovec into = {seen + n, 1}, of = {word + n, 1};
             if (process_vm_readv(getpid(), &into, 1, &of, 1, 0) != 1 || !seen[n]) break;
+            if (seen[n] == '=') seen[n] = ':';  // as 24.11 writes --gpus-per-task
         }
         if (!strncmp(seen, "gres:", 5) || !strncmp(seen, "gres/", 5)) plain += 5;
         if (!strcmp(plain, from)) place = (char **) request + i, kept = word;
