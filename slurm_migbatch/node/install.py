@@ -14,12 +14,12 @@ from pathlib import Path
 
 from slurm_migbatch.node import conf
 
-DEFAULT_PYTHON = "/opt/slurm-migbatch/bin/python3"
+DEFAULT_HOME = "/opt/slurm-migbatch"
+DEFAULT_PYTHON = f"{DEFAULT_HOME}/bin/python3"
 DEFAULT_ETC = "/etc/migbatch"
-DEFAULT_PATHS = ("/opt/slurm-migbatch/lib/python3/site-packages",)
 
 _HOOK = '''#!{python} -ISB
-"""{title} Written by `migbatch node install`; do not edit."""
+"""{title} {note}"""
 
 import posix
 import sys
@@ -86,9 +86,21 @@ class InstallError(RuntimeError):
 
 def render(hook: str, paths: Sequence[str], etc: str, python: str) -> str:
     """The text of one hook program."""
-    module, arguments, title = HOOKS[hook]
     listed = ", ".join(f'"{path}"' for path in paths)
-    return _HOOK.format(python=python, title=title, paths=f"({listed},)", etc=etc, module=module, arguments=arguments)
+    return _render(hook, f"({listed},)", etc, python, "Written by `migbatch node install`; do not edit.")
+
+
+def example(hook: str) -> str:
+    """The text of one hook program for a virtual environment in DEFAULT_HOME, whichever release its Python is of."""
+    release = "{sys.version_info[0]}.{sys.version_info[1]}"
+    paths = f'(f"{DEFAULT_HOME}/lib/python{release}/site-packages",)'
+    note = f"For a virtual environment in {DEFAULT_HOME};\n`migbatch node install` writes it for any other."
+    return _render(hook, paths, DEFAULT_ETC, DEFAULT_PYTHON, f"{note}\n")
+
+
+def _render(hook: str, paths: str, etc: str, python: str, note: str) -> str:
+    module, arguments, title = HOOKS[hook]
+    return _HOOK.format(python=python, title=title, note=note, paths=paths, etc=etc, module=module, arguments=arguments)
 
 
 def package_paths() -> list[str]:

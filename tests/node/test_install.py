@@ -1,10 +1,13 @@
 """The hook programs: as installed, and as root's hooks must refuse to run."""
 
+import ast
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pynvml
 import pytest
 from nodes import ALICE
 
@@ -33,13 +36,73 @@ def run(node, hook, job, marker="", **values):
     )
 
 
-@pytest.mark.parametrize("hook", ["prolog", "epilog", "task_prolog"])
-def test_the_hooks_of_the_repository_are_what_would_be_installed(hook):
-    path = ROOT / ("epilog" if hook == "epilog" else "prolog") / hook
-    assert path.read_text() == install.render(
-        hook, install.DEFAULT_PATHS, install.DEFAULT_ETC, install.DEFAULT_PYTHON
-    ), "run `migbatch node install` anew and copy"
+def checked_in(hook):
+    return ROOT / ("epilog" if hook == "epilog" else "prolog") / hook
+
+
+@pytest.mark.parametrize("hook", install.HOOKS)
+def test_the_hooks_of_the_repository_are_what_is_rendered(hook):
+    path = checked_in(hook)
+    assert path.read_text() == install.example(hook), "write install.example(hook) there"
     assert os.access(path, os.X_OK)
+
+
+@pytest.fixture
+def environment(node):
+    """A virtual environment as on a node: what the extra `node` brings, and the interpreter's own site-packages."""
+    home = node.root / "opt"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
+    (place,) = home.glob("lib/python3.*/site-packages")
+    for room in ("node", "mig"):
+        shutil.copytree(ROOT / "slurm_migbatch" / room, place / "slurm_migbatch" / room)
+    shutil.copy(ROOT / "slurm_migbatch/__init__.py", place / "slurm_migbatch")
+    shutil.copy(pynvml.__file__, place)
+    return home
+
+
+def test_the_hooks_of_the_repository_work_in_a_virtual_environment(node, environment):
+    """With nothing but the two directories exchanged for this test's."""
+    node.hooks = node.root / "hooks"
+    node.hooks.mkdir()
+    for hook in install.HOOKS:
+        text = checked_in(hook).read_text()
+        text = text.replace(install.DEFAULT_HOME, str(environment)).replace(install.DEFAULT_ETC, str(node.etc))
+        (node.hooks / hook).write_text(text)
+        (node.hooks / hook).chmod(0o755)
+    node.forget_executor()
+    done = run(node, "prolog", 1, "[mig:1g.10gb:1]", uid=0)
+    assert (done.returncode, done.stderr) == (exits.OK, "") and "job 1 run 0" in done.stdout
+    task = run(node, "task_prolog", 1)
+    assert task.returncode == 0 and task.stdout.startswith("export CUDA_VISIBLE_DEVICES=MIG-")
+    done = run(node, "epilog", 1, uid=0)
+    assert (done.returncode, done.stderr) == (exits.OK, "")
+
+
+@pytest.mark.parametrize("hook", install.HOOKS)
+def test_what_is_installed_is_what_is_checked_in_but_for_the_places(node, environment, hook):
+    python = environment / "bin/python3"
+    code = (
+        "import sys; from pathlib import Path; from slurm_migbatch.node.install import install\n"
+        "list(install(Path(sys.argv[1]), Path(sys.argv[2]), sys.executable))"
+    )
+    subprocess.run([python, "-c", code, str(node.root / "hooks"), str(node.etc)], check=True, cwd="/", env={})
+    written, kept = (path.read_text() for path in (node.root / "hooks" / hook, checked_in(hook)))
+    trees = [ast.parse(text) for text in (written, kept)]
+    places = []
+    for tree in trees:
+        values = {}
+        for line in tree.body:
+            if isinstance(line, ast.Assign):
+                exec(compile(ast.Module([line], []), hook, "exec"), {"sys": sys}, values)
+        places.append(values)
+        tree.body = [line for line in tree.body[1:] if not isinstance(line, ast.Assign)]
+    assert ast.dump(trees[0]) == ast.dump(trees[1])
+    assert places[0] == {
+        "PATHS": tuple(path.replace(install.DEFAULT_HOME, str(environment)) for path in places[1]["PATHS"]),
+        "ETC": str(node.etc),
+    }
+    assert written.splitlines()[0] == f"#!{python} -ISB"
+    assert kept.splitlines()[0] == f"#!{install.DEFAULT_PYTHON} -ISB"
 
 
 def test_installing_twice_changes_nothing(installed):
