@@ -45,7 +45,7 @@ bench: venv system ## what the filter, the hooks, the reports and the learning c
 	$(BIN)/migbatch bench reports
 	$(BIN)/migbatch bench learn
 
-soak: venv system ## 500 short jobs of three users on 2 nodes x 4 simulated GPUs
+soak: venv system ## 500 short jobs of three users on 2 nodes x 4 simulated GPUs, three hostile users beside
 	$(BIN)/python -m slurm_migbatch.testbed.soak
 
 $(ROOTS)/%/.done: | venv

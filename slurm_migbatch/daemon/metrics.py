@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 
@@ -79,6 +80,27 @@ class Histogram:
             yield "_bucket", (("le", edge),), running
         yield "_sum", (), total
         yield "_count", (), running
+
+
+class Age:
+    """How old something has become, now and at most so far; as a gauge, {what="now"} and {what="longest"}."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._born: float | None = None
+        self._longest = 0.0
+
+    def renewed(self, born: float) -> None:
+        """It is replaced by one of the time `born`."""
+        self._longest = self.values().get((("what", "longest"),), 0.0)
+        self._born = born
+
+    def values(self) -> Mapping[Labels, float]:
+        """Seconds; nothing before there is one."""
+        if self._born is None:
+            return {}
+        now = self._clock() - self._born
+        return {(("what", "now"),): now, (("what", "longest"),): max(now, self._longest)}
 
 
 class Metrics:

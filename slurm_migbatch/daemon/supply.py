@@ -10,7 +10,7 @@ from typing import Any
 
 from slurm_migbatch.config import SupplyConfig
 from slurm_migbatch.daemon.log import Trouble
-from slurm_migbatch.daemon.metrics import Labels, Metrics
+from slurm_migbatch.daemon.metrics import Age, Labels, Metrics
 from slurm_migbatch.daemon.plans import PlanBoard
 from slurm_migbatch.daemon.poll import Snapshot
 from slurm_migbatch.daemon.ports import Store
@@ -56,6 +56,12 @@ class SupplyRoom:
         self.report: Report | None = None
         self._seconds = metrics.histogram("migbatch_supply_round_seconds", "Duration of a supply round.")
         self._changes = metrics.counter("migbatch_supply_changes_total", "Changes of what a node offers.")
+        self._age = Age()
+        metrics.gauge(
+            "migbatch_supply_age_seconds",
+            "Seconds since the look at Slurm that the last round without an error followed, and the most so far.",
+            self._age.values,
+        )
         metrics.gauge("migbatch_supply_offered", "Free slices that are offered, by profile.", self._offered)
         metrics.gauge("migbatch_supply", "The last round in numbers.", self._numbers)
 
@@ -103,6 +109,7 @@ class SupplyRoom:
             self._trouble.failed(report.error)
         else:
             self._trouble.succeeded()
+            self._age.renewed(snapshot.at)
         if report.changes:
             log.info(explain(report))
             for change in report.changes:

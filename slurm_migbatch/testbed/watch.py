@@ -58,9 +58,9 @@ class Watch:
 
     def look(self, node: str) -> None:
         """Compare one node's hand-offs with its driver."""
-        before = self._handoffs(node)
+        before = handoffs(self._bed, node)
         devices = self._devices(node)
-        still = self._handoffs(node)
+        still = handoffs(self._bed, node)
         owners: dict[str, tuple[int, int]] = {}
         for run in before.keys() & still.keys():
             for mig_uuid in before[run]:
@@ -77,21 +77,6 @@ class Watch:
                 else:
                     self.held[key] = here
 
-    def _handoffs(self, node: str) -> dict[tuple[int, int], tuple[str, ...]]:
-        try:
-            directory = os.open(self._bed.node_directory(node) / "run/job", os.O_RDONLY | os.O_DIRECTORY)
-        except FileNotFoundError:
-            return {}
-        try:
-            found = {}
-            for run in handoff.listed(directory):
-                left = handoff.load(directory, *run)
-                if left is not None:
-                    found[run] = tuple(given.mig_uuid for given in left.slices)
-            return found
-        finally:
-            os.close(directory)
-
     def _devices(self, node: str) -> dict[str, Held]:
         return {
             ci["uuid"]: Held(node, gpu["uuid"], gi["gi_id"], gi["profile"], gi["start"], gi["size"])
@@ -103,3 +88,20 @@ class Watch:
     def _say(self, problem: str) -> None:
         if problem not in self.problems:
             self.problems.append(problem)
+
+
+def handoffs(bed: Bed, node: str) -> dict[tuple[int, int], tuple[str, ...]]:
+    """The slices that each run of a node was handed; none where it was refused or is over."""
+    try:
+        directory = os.open(bed.node_directory(node) / "run/job", os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return {}
+    try:
+        found = {}
+        for run in handoff.listed(directory):
+            left = handoff.load(directory, *run)
+            if left is not None:
+                found[run] = tuple(given.mig_uuid for given in left.slices)
+        return found
+    finally:
+        os.close(directory)

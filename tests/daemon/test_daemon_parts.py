@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.daemon import sdnotify
 from slurm_migbatch.daemon.lock import AlreadyRunning, InstanceLock
 from slurm_migbatch.daemon.log import LineFormatter, Trouble
-from slurm_migbatch.daemon.metrics import Metrics
+from slurm_migbatch.daemon.metrics import Age, Metrics
 from slurm_migbatch.daemon.poll import UnsavedJobs
 from slurm_migbatch.slurm.client import UNREAD, JobRow
 
@@ -131,3 +131,19 @@ def test_a_job_whose_row_cannot_be_read_has_not_left_and_overwrites_nothing() ->
     assert store.live == {7}
     assert jobs.look([replace(running, state="COMPLETING")]) == (True, frozenset())
     assert jobs.look([]) == (True, frozenset({7}))
+
+
+def test_the_age_of_supply_is_told_now_and_at_most():
+    now = 100.0
+    age = Age(lambda: now)
+    metrics = Metrics()
+    metrics.gauge("age_seconds", "Age.", age.values)
+    assert "age_seconds{" not in metrics.text()
+    age.renewed(99.0)
+    now = 103.0  # from a look at 99: the next one's round ends after 4 s
+    age.renewed(102.5)
+    now = 104.0
+    assert 'age_seconds{what="now"} 1.5\n' in metrics.text()
+    assert 'age_seconds{what="longest"} 4\n' in metrics.text()
+    now = 110.0  # no round any more
+    assert 'age_seconds{what="longest"} 7.5\n' in metrics.text()
