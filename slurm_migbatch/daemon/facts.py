@@ -80,7 +80,7 @@ def slurm_uids(config: Config) -> frozenset[int]:
 
 
 class SiteFacts:
-    """The present catalog. `take` is called with every inventory and snapshot; `changed` tells of a new catalog."""
+    """The present catalog. `inventory` and `snapshot` are told what is new; `changed` is called with a new catalog."""
 
     def __init__(self, config: Config, chooser: Chooser, changed: Callable[[SiteCatalog], None]) -> None:
         self._config, self._chooser, self._changed = config, chooser, changed

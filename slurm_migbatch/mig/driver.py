@@ -1,6 +1,6 @@
 """What the rest of migbatch sees of a GPU driver: GPUs, the instances on them, and errors with a meaning.
 
-`mig/nvml.py` implements the protocols with NVML. Return codes of the driver never leave it bare: each failure is a
+`mig/nvml/` implements the protocols with NVML. Return codes of the driver never leave it bare: each failure is a
 DriverError, or the subclass that says what the caller can do about it.
 """
 
@@ -134,7 +134,7 @@ class Gpu(Protocol):
         """Profiles and placements of this GPU; raises NotMig where it has none. MIG may be off."""
 
     def facts(self) -> Mapping[str, str | int | float]:
-        """What else is known of the GPU; see `mig/nvml.py`. Keys whose value the driver does not tell are missing."""
+        """What else is known of the GPU; see `mig/nvml/`. Keys whose value the driver does not tell are missing."""
 
     def mig_mode(self) -> tuple[bool, bool]:
         """Whether MIG is on now, and whether it will be after the next reset; (False, False) on GPUs without it."""
