@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_migbatch.bench.bars import Bar, Times
+from slurm_migbatch.testbed.registry import unmount_below
 from slurm_migbatch.testbed.simdriver import Machine
 
 MEDIAN_TARGET, P99_TARGET = 3.0, 6.0
@@ -54,16 +55,10 @@ def measure(rounds: int = 300, gpu_type: str = "h100-80gb") -> dict[str, Any]:
         home.chmod(0o755)
         machine = Machine.create(home / "driver", [gpu_type])
         _install(home)
-        agent = _start_agent(home)
         try:
-            _job(home, 1, {})
-            if not any(machine.calls()[name] for name in CHANGES):
-                raise BenchError("the first job made no slice; what follows would measure nothing")
-            with_agent = _series(home, machine, rounds, first_job=2)
+            with_agent, alone = _both(home, machine, rounds)
         finally:
-            agent.terminate()
-            agent.communicate(timeout=30)
-        alone = _series(home, machine, rounds, first_job=rounds + 3)
+            unmount_below(home)
     bars = [
         bar
         for hook in HOOKS
@@ -83,6 +78,20 @@ def measure(rounds: int = 300, gpu_type: str = "h100-80gb") -> dict[str, Any]:
         "in_process": alone,
         "bars": [bar.to_dict() for bar in bars],
     }
+
+
+def _both(home: Path, machine: Machine, rounds: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The series with the agent, and that without it."""
+    agent = _start_agent(home)
+    try:
+        _job(home, 1, {})
+        if not any(machine.calls()[name] for name in CHANGES):
+            raise BenchError("the first job made no slice; what follows would measure nothing")
+        with_agent = _series(home, machine, rounds, first_job=2)
+    finally:
+        agent.terminate()
+        agent.communicate(timeout=30)
+    return with_agent, _series(home, machine, rounds, first_job=rounds + 3)
 
 
 def _place() -> str:

@@ -55,8 +55,8 @@ class Config(NamedTuple):
 
     @property
     def progress_path(self) -> str:
-        """ProgressDir, beside StateDir unless told: on a disk that users cannot harm the system by filling."""
-        return self.progress_dir or f"{self.state_dir}.progress"
+        """ProgressDir, in RunDir unless told: a mount point for a tmpfs, no disk that jobs could fill."""
+        return self.progress_dir or f"{self.run_dir}/progress"
 
     def manages(self, uuid: str, minor: int) -> bool:
         """Whether the GPU is one of ours (Gpus=all, or listed by UUID or device minor)."""

@@ -61,8 +61,9 @@ HOOKS = {
 DEFAULT_CONF = """\
 # Settings of migbatch on this node. Key=Value; %n is the node's name in Slurm. These are the defaults.
 #StateDir=/var/lib/migbatch/%n
-#ProgressDir=/var/lib/migbatch/%n.progress
 #RunDir=/run/migbatch/%n
+# A tmpfs is mounted here for what jobs report of themselves.
+#ProgressDir=/run/migbatch/%n/progress
 #Controller=http://controller:6830
 #Auth=munge
 #Gpus=all

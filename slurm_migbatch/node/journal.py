@@ -40,7 +40,7 @@ from slurm_migbatch.mig.driver import Instance
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.placement import Placement
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.node import effects
+from slurm_migbatch.node import effects, room
 
 NAME = "journal.db"
 SCHEMA_VERSION = 2
@@ -190,7 +190,16 @@ class Journal:
         self.path = path
         self._db: sqlite3.Connection | None = None
         try:
-            self._open(busy_s)
+            try:
+                self._open(busy_s)
+            except Corrupt:
+                raise
+            except JournalError:
+                self.close()
+                if not room.release(path):
+                    raise
+                self._open(busy_s)
+            room.keep(path)
         except BaseException:
             self.close()
             raise
@@ -459,6 +468,7 @@ def _create(path: str) -> None:
             finally:
                 link.close()  # which also plays the write-ahead file in and removes it
         os.chmod(beside, 0o600)
+        room.keep_database(beside)
         move_aside(path)
         effects.point("rename")
         os.rename(beside, path)

@@ -1,7 +1,7 @@
 """The directories of the node: RunDir (gone at reboot), StateDir and ProgressDir, opened so that nobody can swap them.
 
-RunDir is 0755 with `job/` (0755, hand-offs that users read) and `lock/` (0700); StateDir is 0700; ProgressDir is 0755,
-with files that users write (`progress.py`). All belong to root.
+RunDir is 0755 with `job/` (0755, hand-offs that users read) and `lock/` (0700); StateDir is 0700; ProgressDir is 0711,
+a file system of its own with files that users write (`progress.py`). All belong to root.
 """
 
 # Hooks do without pathlib: importing it takes longer than a warm start.
@@ -14,6 +14,7 @@ import stat
 from contextlib import suppress
 from typing import NamedTuple
 
+from slurm_migbatch.node import tmpfs
 from slurm_migbatch.node.config import Config
 
 
@@ -39,7 +40,7 @@ class Paths(NamedTuple):
             run=run,
             job=_directory("job", 0o755, run),
             lock=_directory("lock", 0o700, run),
-            progress=_directory(config.progress_path, 0o755),
+            progress=limited(config.progress_path),
             state_dir=_checked(config.state_dir),
             progress_dir=config.progress_path,
         )
@@ -53,6 +54,24 @@ class Paths(NamedTuple):
 def _checked(path: str) -> str:
     os.close(_directory(path, 0o700))
     return path
+
+
+def limited(path: str) -> int:
+    """Open ProgressDir, with a file system of its own mounted on it where that can be done."""
+    mode = 0o711
+    handle = _directory(path, mode)
+    with suppress(OSError):  # then no progress file is made (`progress.make`)
+        if not tmpfs.is_mounted(handle):
+            with tmpfs.alone(handle):  # others wait here, and then see it at the same path
+                again = _directory(path, mode)
+                try:
+                    if not tmpfs.is_mounted(again):
+                        tmpfs.mount(again, mode)
+                finally:
+                    os.close(again)
+            os.close(handle)
+            handle = _directory(path, mode)
+    return handle
 
 
 def _directory(path: str, mode: int, parent: int | None = None) -> int:

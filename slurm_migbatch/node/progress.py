@@ -1,6 +1,6 @@
 """What a job says of its own speed: one file for each run, made by root, written by the job's user, read by root.
 
-    ProgressDir/<job>.<restart>      the user's, mode 0600, in a directory of root's (0755)
+    ProgressDir/<job>.<restart>      the user's, mode 0600, in a directory of root's (0711)
 
     items=1200 seconds=4.5
     items=2400 seconds=9.1 batch=32 latency_ms=26 p99_ms=31 task=0 at=1790000000.5 done=1
@@ -19,22 +19,22 @@ of items: the batch script may report checkpoints while tasks count.
 Root never opens what a user could have put in the file's place:
 
 - The directory is root's, so its names are: there is no symbolic link, FIFO, device or other user's file to be met.
+  It is a file system of its own, so the file cannot be linked into another directory either.
 - fusermount lets a user mount over a file that is his. So the file is looked up without opening it (O_PATH), its mount
   compared with the directory's, and only then examined (regular, the right owner, one name) and opened through that
   very descriptor.
 - Opening does not wait (O_NONBLOCK), not even for a lease (fcntl F_SETLEASE) that the user holds on his file.
 - Of a file of any length at most HEAD + TAIL bytes are read, and lines are taken by an allow-list, numbers only.
 
-What a user may do is fill the disk of ProgressDir, as he may that of /var/tmp, which is why it is not in /run; the
-agent empties files that grow beyond MAX_BYTES. He can tell lies about his own runs, so figures from here are marked as
-the job's own words wherever they go.
+However much a user writes, he uses up nothing but his own file's room: ROOM bytes, set aside when it is made, in a
+tmpfs of its own (`tmpfs.py`). The agent empties files that are half full. Where that file system cannot be mounted (in
+a container without the right to) there is no file. He can tell lies about his own runs, so figures from here are marked
+as the job's own words wherever they go.
 """
-
-# Hooks do without pathlib: importing it takes longer than a warm start.
-# ruff: noqa: PTH123
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import re
@@ -43,11 +43,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from slurm_migbatch.node import effects
+from slurm_migbatch.node import effects, tmpfs
 
 HEAD = 4096
 TAIL = 16384
-MAX_BYTES = 1 << 20
+ROOM = 256 << 10
+"""Bytes that a file can hold."""
+
+MAX_BYTES = ROOM // 2
+"""The length from which on it is emptied."""
+
 MAX_LINE = 400
 MAX_TASKS = 1024
 MIN_SPAN_S = 1.0
@@ -150,27 +155,39 @@ class Report(NamedTuple):
 
 def make(directory: int, job: int, restart: int, uid: int) -> None:
     """An empty file for a run that begins, in place of one that an interrupted start may have left. Raises OSError."""
+    if not tmpfs.is_mounted(directory):
+        raise OSError(errno.EOPNOTSUPP, "there is no file system of its own for progress files")
+    remove(directory, job, restart)
     name = f"{job}.{restart}"
     effects.point("progress make")
-    with suppress(FileNotFoundError):
-        os.unlink(name, dir_fd=directory)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     handle = os.open(name, flags, 0o600, dir_fd=directory)
     try:
         os.fchmod(handle, 0o600)
+        tmpfs.reserve(directory, handle, ROOM)
         os.fchown(handle, uid, -1)
-    finally:
+        with suppress(OSError):  # not every kernel can; it keeps the user from no more than shortening his own file
+            tmpfs.set_append_only(handle, True)
+    except OSError:
         os.close(handle)
+        remove(directory, job, restart)
+        raise
+    os.close(handle)
 
 
 def remove(directory: int, job: int, restart: int) -> None:
-    """Take it away; harmless where there is none.
+    """Take it away, with its room; harmless where there is none.
 
-    While its user has mounted something over it, that does not work: it is tried again with the next strays.
+    While its user has mounted something over it, or holds a lease on it, that does not work: it is tried again with the
+    next strays. Whoever still has it open keeps an empty file that cannot grow.
     """
+    name = f"{job}.{restart}"
+    with suppress(OSError, ProgressError), _opened(directory, name, None, os.O_RDWR | os.O_APPEND) as handle:
+        _empty(handle)
     effects.point("progress unlink")
     with suppress(OSError):
-        os.unlink(f"{job}.{restart}", dir_fd=directory)
+        os.unlink(name, dir_fd=directory)
+        tmpfs.fit(directory)
 
 
 def listed(directory: int) -> Iterator[tuple[int, int]]:
@@ -197,26 +214,38 @@ def read(directory: int, job: int, restart: int, uid: int) -> Content | None:
 
 
 def shorten(directory: int, job: int, restart: int, uid: int) -> None:
-    """Empty a file that has grown too long. Raises ProgressError."""
+    """Empty a file that has grown too long; it has all of its room again. Raises ProgressError."""
     name = f"{job}.{restart}"
     try:
-        with _opened(directory, name, uid, os.O_WRONLY) as handle:
-            os.ftruncate(handle, 0)
+        with _opened(directory, name, uid, os.O_RDWR | os.O_APPEND) as handle:
+            _empty(handle)
+            tmpfs.reserve(directory, handle, ROOM)
+            with suppress(OSError):
+                tmpfs.set_append_only(handle, True)
     except FileNotFoundError:
         return
     except OSError as error:
         raise ProgressError(f"progress file {name}: {error.strerror}") from error
 
 
+def _empty(handle: int) -> None:
+    """Shorten an open file to nothing; it is no longer append-only then. Raises OSError."""
+    effects.point("progress empty")
+    with suppress(OSError):
+        tmpfs.set_append_only(handle, False)
+    os.ftruncate(handle, 0)
+
+
 @contextmanager
-def _opened(directory: int, name: str, uid: int, flags: int) -> Iterator[int]:
-    """A descriptor of the very file that root made there. Raises ProgressError, OSError."""
+def _opened(directory: int, name: str, uid: int | None, flags: int) -> Iterator[int]:
+    """A descriptor of the very file that root made there, of this user or of any. Raises ProgressError, OSError."""
     path = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
-        if _mount(path) != _mount(directory):
+        if tmpfs.mount_id(path) != tmpfs.mount_id(directory):
             raise ProgressError(f"progress file {name}: something is mounted over it")
         status = os.fstat(path)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != uid or status.st_nlink != 1:
+        foreign = uid is not None and (status.st_uid != uid or status.st_nlink != 1)
+        if foreign or not stat.S_ISREG(status.st_mode):
             raise ProgressError(f"progress file {name} is not the one that was made for the run")
         handle = os.open(f"/proc/self/fd/{path}", flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     finally:
@@ -225,15 +254,6 @@ def _opened(directory: int, name: str, uid: int, flags: int) -> Iterator[int]:
         yield handle
     finally:
         os.close(handle)
-
-
-def _mount(handle: int) -> str:
-    """The mount that a descriptor is on, without asking its file system anything."""
-    with open(f"/proc/self/fdinfo/{handle}", encoding="ascii") as file:
-        for line in file:
-            if line.startswith("mnt_id:"):
-                return line.split()[1]
-    raise ProgressError("this kernel does not tell on which mount a file is")
 
 
 # -- what it says ------------------------------------------------------------------------------------------------

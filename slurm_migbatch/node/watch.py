@@ -178,29 +178,31 @@ class Watcher:
                 return
             long = content.size > progress.MAX_BYTES
             report = progress.understand(content, min(piece.since for piece in pieces))
-            known = report is None or self._tell(journal, run, report, now, long=long)
-            if long and known:
-                progress.shorten(paths.progress, run.job, run.restart, run.uid)
+            try:
+                if report is not None:
+                    self._tell(journal, run, report, now, long=long)
+            finally:  # whoever writes so much may lose a word; his file must not fill up for it
+                if long:
+                    progress.shorten(paths.progress, run.job, run.restart, run.uid)
         except progress.ProgressError as error:
             self._complain(f"{run}: {error}")
 
-    def _tell(self, journal: Journal, run: Run, report: progress.Report, now: float, *, long: bool) -> bool:
-        """Tell it where it is new and its time has come; whether there is nothing to tell any more."""
+    def _tell(self, journal: Journal, run: Run, report: progress.Report, now: float, *, long: bool) -> None:
+        """Tell it where it is new and its time has come."""
         id = run.job, run.restart
         when, before = self._told.get(id, (0.0, None))
         if report == before:
-            return True
+            return
         safe = report.checkpoint is not None and (before is None or report.checkpoint != before.checkpoint)
         urgent = (safe or report.done or long) and self._may_hurry(id, now)
         if now - when < self._config.progress_every and not urgent:
-            return False
+            return
         with journal.write():
             # an Epilog that has begun since then tells the rest; this must not come after it
             if not journal.runs("job=? AND restart=? AND state='running'", id):
-                return True
+                return
             journal.event("progress", progress_event(run, report, final=False))
         self._told[id] = now, report
-        return True
 
     def _may_hurry(self, id: peaks.RunId, now: float) -> bool:
         """One of the run's reports at once, if it has one left."""

@@ -159,6 +159,8 @@ class Cluster(Bed):
             (self.node_directory(node) / "spool").mkdir(parents=True, exist_ok=True)
             models = [self.spec.gpu_type] * self.spec.gpus
             Machine.create(self.node_directory(node) / "driver", models, latency=self.spec.latency)
+            if self.spec.migbatch:
+                self.product.mount_progress(node)
         write_private(self.directory / "munge/key", secrets.token_bytes(1024))
         self.write_conf()
 

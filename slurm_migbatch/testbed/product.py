@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import secrets
 import shutil
 import socket
@@ -18,6 +19,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from slurm_migbatch.node.paths import limited
 
 from .bed import Bed, write_private
 from .conf import catalog_names
@@ -59,6 +62,10 @@ class Product:
             self.bed.spec,
             hooks=Hooks(str(hooks / "prolog"), str(hooks / "epilog"), str(hooks / "task_prolog"), timeout),
         )
+
+    def mount_progress(self, node: str) -> None:
+        """Mount what the first hook of a node would, before a --slurm-root has mounts of its own."""
+        os.close(limited(f"{self.bed.node_directory(node)}/run/progress"))
 
     def install_filter(self) -> None:
         """Write migbatch.toml and the Lua shims, and name those in the test bed's specification."""

@@ -139,7 +139,7 @@ def destroy(record: Record) -> None:
     """Take everything away that a test bed holds; call with the registry locked. Repeating it is harmless."""
     directory = Path(record.directory)
     cage.reopen(directory, record.cage).destroy()
-    _unmount_below(directory)
+    unmount_below(directory)
     if (directory / MARKER).exists():
         shutil.rmtree(directory)
     elif directory.is_dir() and not any(directory.iterdir()):
@@ -149,7 +149,7 @@ def destroy(record: Record) -> None:
     record.path.unlink(missing_ok=True)
 
 
-def _unmount_below(directory: Path) -> None:
+def unmount_below(directory: Path) -> None:
     """Unmount whatever a test mounted below `directory`, so that removing the tree does not reach into it."""
     mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     for where in reversed([m for m in mounts if m.startswith(f"{directory}/")]):

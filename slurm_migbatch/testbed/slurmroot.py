@@ -66,7 +66,7 @@ class SlurmRoot:
         etc.mkdir(parents=True, exist_ok=True)
         lines = ["set -e"]
         lines += [f'mount --rbind {folder} "$0"{folder}' for folder in ("/proc", "/sys", "/dev")]
-        lines += [f'mount --bind {folder} "$0"{folder}' for folder in _SHARED]
+        lines += [f'mount --rbind {folder} "$0"{folder}' for folder in _SHARED]
         for name in _FILES:
             if Path("/etc", name).exists() and (self.path / "etc" / name).exists():
                 shutil.copyfile(Path("/etc", name), etc / name)

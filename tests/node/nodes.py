@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import subprocess
 from pathlib import Path
 
 from slurm_migbatch.mig.layout import Layout, Slot
@@ -104,6 +105,7 @@ class Node:
 
     def close(self):
         self.forget_executor()
+        subprocess.run(["umount", "-l", self.config.progress_path], capture_output=True, check=False)
 
     # -- what is there
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nodes import ALICE, BOB, in_child
 from test_task_prolog import exported
 
-from slurm_migbatch.node import exits, progress
+from slurm_migbatch.node import exits, progress, tmpfs
 from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.progress import Content, Line, ProgressError, parse, understand
 
@@ -125,8 +125,7 @@ def test_long_files_are_read_at_both_ends(node):
     start = node.slices("held")[0].since
     lines = [f"items={10 * i} at={start + i:.0f}" for i in range(4000)]
     write(node, "\n".join(lines) + "\n")
-    os.utime(path(node), (start + 4000, start + 4000))
-    found = progress.read(node.executor.paths.progress, 1, 0, ALICE)
+    found = progress.read(node.executor.paths.progress, 1, 0, ALICE)._replace(changed=start + 4000)
     assert found.size > progress.TAIL
     assert (len(found.head), len(found.tail)) == (progress.HEAD, progress.TAIL)
     report = understand(found, start, ended=True)
@@ -209,7 +208,7 @@ def test_the_last_event_of_a_run_tells_what_is_safe(node):
 
 
 def path(node, job=1, restart=0):
-    return node.root / "state.progress" / f"{job}.{restart}"
+    return node.root / "run" / "progress" / f"{job}.{restart}"
 
 
 def write(node, text, job=1):
@@ -279,7 +278,7 @@ def test_a_silent_run_tells_nothing_and_leaves_nothing(node):
     node.epilog(1)
     assert node.events("progress") == []
     assert node.events("stop")[0]["memory_mib"] is None
-    assert list((node.root / "state.progress").iterdir()) == []
+    assert list((node.root / "run" / "progress").iterdir()) == []
 
 
 def test_the_next_run_has_a_file_of_its_own(node):
@@ -343,7 +342,7 @@ def other_things(where):
     def two_names():
         where.write_text("items=666 seconds=1\n")
         os.chown(where, ALICE, ALICE)
-        os.link(where, where.parent.parent / "other name")
+        os.link(where, where.parent / "other name")
 
     return [symlink, fifo, device, directory, others, roots, two_names]
 
@@ -352,7 +351,7 @@ def other_things(where):
 def test_root_reads_only_the_file_that_it_made(node, number):
     node.prolog(1, "[mig:1g.10gb:1]")
     where = path(node)
-    where.unlink()
+    progress.remove(node.executor.paths.progress, 1, 0)
     other_things(where)[number]()
     alarm(5)
     with pytest.raises(ProgressError):
@@ -401,7 +400,7 @@ def test_a_lease_does_not_keep_root_waiting(node):
         try:
             os.close(go[1])
             signal.signal(signal.SIGIO, signal.SIG_IGN)
-            handle = os.open(path(node), os.O_RDWR)
+            handle = os.open(path(node), os.O_WRONLY | os.O_APPEND)
             os.setresuid(ALICE, ALICE, ALICE)
             fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_WRLCK)
             os.write(ready[1], b"1")
@@ -420,20 +419,53 @@ def test_a_lease_does_not_keep_root_waiting(node):
 
 
 def test_a_file_of_any_length_costs_little(node):
+    """Kernels that know no append-only files on a tmpfs let a user make his as long as he likes, with holes."""
     node.prolog(1, "[mig:1g.10gb:1]")
-    with open(path(node), "r+b") as file:
-        file.truncate(1 << 40)
-        file.seek(0, os.SEEK_END)
-        file.write(b"\nitems=9 seconds=1\n")
+    write(node, "items=9 seconds=1\n" * (progress.MAX_BYTES // 10))
+    with open(path(node), "rb") as file:
+        tmpfs.set_append_only(file.fileno(), False)
     found = progress.read(node.executor.paths.progress, 1, 0, ALICE)
     assert len(found.head) + len(found.tail) == progress.HEAD + progress.TAIL
     assert understand(found, 0.0).items == 9
+    with open(path(node), "r+b") as file:
+        file.truncate(1 << 40)
+    found = progress.read(node.executor.paths.progress, 1, 0, ALICE)
+    assert len(found.head) + len(found.tail) == progress.HEAD + progress.TAIL
     progress.shorten(node.executor.paths.progress, 1, 0, ALICE)
     assert path(node).stat().st_size == 0
+    with open(path(node), "rb") as file:
+        tmpfs.set_append_only(file.fileno(), False)
     with open(path(node), "r+b") as file:
         file.truncate(1 << 40)
     assert node.epilog(1)[0] == exits.OK
     assert not path(node).exists()
+
+
+def test_where_nothing_can_be_mounted_there_is_no_file(new_node, monkeypatch):
+    """A file on a disk that others need would have no limit."""
+
+    def refused(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(tmpfs, "mount", refused)
+    node = new_node()
+    assert node.prolog(1, "[mig:1g.10gb:1]")[0] == exits.OK
+    assert "MIGBATCH_PROGRESS" not in exported(node, 1)
+    assert list(path(node).parent.iterdir()) == []
+    assert node.epilog(1)[0] == exits.OK
+    node.check()
+
+
+def test_the_file_system_takes_what_is_used(node):
+    def size():
+        return os.statvfs(path(node).parent).f_blocks * os.statvfs(path(node).parent).f_frsize
+
+    node.prolog(1, "[mig:1g.10gb:1]")
+    node.prolog(2, "[mig:1g.10gb:1]")
+    assert size() == 2 * progress.ROOM
+    for job in (1, 2):
+        node.epilog(job)
+    assert size() <= os.sysconf("SC_PAGESIZE")
 
 
 def test_a_full_disk_is_no_reason_to_refuse_a_job(node, monkeypatch):
@@ -449,8 +481,8 @@ def test_a_full_disk_is_no_reason_to_refuse_a_job(node, monkeypatch):
 def test_files_that_a_crash_left_are_removed(node):
     node.prolog(1, "[mig:1g.10gb:1]")
     stray = path(node, 77)
-    stray.write_text("items=1\n")
-    (node.root / "state.progress" / "notes").write_text("not ours to remove")
+    stray.touch()
+    (node.root / "run" / "progress" / "notes").touch()  # not ours to remove
     assert node.reconcile() == ["job 77 run 0: old progress file removed"]
     assert node.reconcile() == []
     assert path(node).exists()
@@ -462,16 +494,16 @@ def test_a_boot_leaves_no_file(node):
     node.forget_executor()
     node.machine.reboot()
     node.reconcile()
-    assert list((node.root / "state.progress").iterdir()) == []
+    assert list((node.root / "run" / "progress").iterdir()) == []
 
 
 def test_a_directory_that_others_may_write_to_is_refused(node):
     node.executor.journal.check()
     node.forget_executor()
-    (node.root / "state.progress").chmod(0o777)
+    (node.root / "run" / "progress").chmod(0o777)
     from slurm_migbatch.node.paths import Paths, PathsError
 
-    with pytest.raises(PathsError, match="755"):
+    with pytest.raises(PathsError, match="711"):
         Paths.open(node.config)
 
 
@@ -491,5 +523,5 @@ def test_killed_at_any_moment_of_the_release_it_is_told_once(many_nodes):
         assert os.WIFSIGNALED(status)
         node.epilog(1)
         assert [event["items"] for event in node.events("progress")] == [5]
-        assert list((node.root / "state.progress").iterdir()) == []
+        assert list((node.root / "run" / "progress").iterdir()) == []
         node.close()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -78,7 +81,7 @@ def holding(bed: Cluster, job: int) -> tuple[str, str]:
 
 
 def progress_file(bed: Cluster, node: str, job: int) -> Path:
-    return bed.node_directory(node) / "state.progress" / f"{job}.0"
+    return bed.node_directory(node) / "run" / "progress" / f"{job}.0"
 
 
 def python(bed: Cluster, user: str, code: str, *arguments: object) -> set[str]:
@@ -148,3 +151,55 @@ def test_lies_that_cannot_be_are_refused_and_told(stack: Cluster) -> None:
     assert any("lines of its progress file" in doubt for doubt in doubts), doubts
     assert any("throughput_per_s" in doubt for doubt in doubts), doubts
     settled(stack)
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Path]:
+    """A disk of 24 MiB for a node's journal, in a place that --slurm-root has too."""
+    path = Path(f"/var/tmp/migbatch-small{time.monotonic_ns()}")  # noqa: S108
+    path.mkdir(mode=0o755)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m,mode=755", "none", path], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", path], check=True)
+        path.rmdir()
+
+
+FLOOD = """
+import os, sys
+keep = os.open(os.environ["MIGBATCH_PROGRESS"], os.O_WRONLY | os.O_APPEND)
+try:
+    os.link(os.environ["MIGBATCH_PROGRESS"], sys.argv[1])
+except OSError:
+    pass
+block = b"items=1 seconds=1\\n" * 3640
+for _ in range(2000):
+    try:
+        os.write(keep, block)
+    except OSError:
+        block = block[: len(block) // 2]
+        if not block:
+            break
+"""
+
+
+@pytest.mark.parametrize("migbatch", ["hooks", "all"])
+def test_who_reports_without_end_neither_keeps_his_slice_nor_drains_the_node(
+    new_cluster: Callable[..., Cluster], small_disk: Path, migbatch: str
+) -> None:
+    """Journal and reports were on one disk once."""
+    bed = new_cluster(nodes=1, migbatch=migbatch, node_conf={"StateDir": f"{small_disk}/%n"})
+    code = bed.home("mbalice") / "flood.py"
+    bed.run(["sh", "-c", f"cat > {code} << 'END'\n{FLOOD}\nEND"], "mbalice")
+    marker = [] if migbatch == "all" else ["--comment=[mig:1g.10gb:1]"]
+    for turn in range(2):
+        wrap = f"/usr/bin/python3 {code} {small_disk}/link{turn}; sleep 1"
+        job, said = sbatch(bed, "--gres=mig:1g.10gb:1", *marker, wrap=wrap)
+        assert job, said
+        assert bed.wait_job(job) == "COMPLETED", bed.output(job)
+        settled(bed)
+    job, _ = sbatch(bed, "--gres=mig:1g.10gb:1", *marker, user="mbbob", wrap=APPEND)
+    assert bed.wait_job(job) == "COMPLETED", bed.output(job)
+    settled(bed)
+    assert os.statvfs(small_disk).f_bfree > 0

@@ -1,0 +1,138 @@
+"""A tmpfs of root's own in which each file of a user has its room, and no more: what he writes harms nobody else.
+
+Its size is always what is in use. A file gets all of its room when it is made (`reserve`), by which the file system
+grows; from then on there is nothing left that anybody could use up. So a user can write exactly as much as root has set
+aside for his file: whoever else writes, whatever names or descriptors he keeps, and with or without the agent. Only in
+the microseconds in which room is made for somebody can another one's flood take it; then it is made again, until the
+whole has grown to MAX_BYTES. (The kernel's own quota for tmpfs would be exact, but few kernels have it.)
+
+Such a mount has to be where the jobs see it: hooks and agent need the mount namespace of slurmd.
+"""
+
+# Hooks do without pathlib: importing it takes longer than a warm start.
+# ruff: noqa: PTH123
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from slurm_migbatch.node import effects
+
+MAX_BYTES = 64 << 20
+"""The most memory that all files together take."""
+
+INODES = 65536
+TRIES = 16
+
+_FLAGS = 2 | 4 | 8  # MS_NOSUID | MS_NODEV | MS_NOEXEC
+_REMOUNT = 32
+_KEEP_SIZE = 1
+_GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602
+_APPEND_ONLY = 0x20
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def mount_id(handle: int) -> str:
+    """The mount that a descriptor is on, without asking its file system anything. Raises OSError."""
+    with open(f"/proc/self/fdinfo/{handle}", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("mnt_id:"):
+                return line.split()[1]
+    raise OSError(errno.ENOSYS, "this kernel does not tell on which mount a file is")
+
+
+def is_mounted(directory: int) -> bool:
+    """Whether the directory is the root of a mount. Raises OSError."""
+    above = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        return mount_id(directory) != mount_id(above)
+    finally:
+        os.close(above)
+
+
+def mount(directory: int, mode: int) -> None:
+    """Mount one over the directory, which then has to be opened anew. Raises OSError."""
+    effects.point("mount")
+    _mount(directory, _FLAGS, f"size={_page()},nr_inodes={INODES},mode={mode:o}")
+
+
+@contextmanager
+def alone(directory: int) -> Iterator[None]:
+    """Keep all others from mounting here, or from changing the size; users cannot open the directory."""
+    fcntl.flock(directory, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(directory, fcntl.LOCK_UN)
+
+
+def reserve(directory: int, handle: int, size: int) -> None:
+    """Give the open file its room, `size` bytes from the beginning. Raises OSError where there is no more."""
+    effects.point("reserve")
+    with alone(directory):
+        for _ in range(TRIES):
+            try:
+                return _allocate(handle, size)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+            _fit(directory, size)
+        raise OSError(errno.ENOSPC, f"others have taken the room of a file {TRIES} times")
+
+
+def fit(directory: int) -> None:
+    """Take back what nobody uses any more. Raises OSError."""
+    with alone(directory):
+        _fit(directory, 0)
+
+
+def set_append_only(handle: int, on: bool) -> None:
+    """Let nothing but appending be done to a file (no second name, no shortening, no attributes), or end that.
+
+    Raises OSError. Kernels before 6.0 cannot do it on a tmpfs.
+    """
+    flags = struct.unpack("l", fcntl.ioctl(handle, _GET_FLAGS, struct.pack("l", 0)))[0]
+    flags = flags | _APPEND_ONLY if on else flags & ~_APPEND_ONLY
+    fcntl.ioctl(handle, _SET_FLAGS, struct.pack("l", flags))
+
+
+def preallocate(handle: int, size: int) -> None:
+    """Set blocks aside for a file without changing its length. Raises OSError where that cannot be done."""
+    _allocate(handle, size)
+
+
+def _fit(directory: int, more: int) -> None:
+    status = os.fstatvfs(directory)
+    size = (status.f_blocks - status.f_bfree) * status.f_frsize + more
+    if size > MAX_BYTES:
+        raise OSError(errno.ENOSPC, f"progress files take {MAX_BYTES} bytes already")
+    effects.point("remount")
+    _mount(directory, _FLAGS | _REMOUNT, f"size={max(size, _page())}")
+
+
+def _page() -> int:
+    return os.sysconf("SC_PAGESIZE")
+
+
+def _mount(directory: int, flags: int, options: str) -> None:
+    where = f"/proc/self/fd/{directory}".encode()
+    if _libc.mount(b"migbatch", where, b"tmpfs", ctypes.c_ulong(flags), options.encode()):
+        raise _error("mount")
+
+
+def _allocate(handle: int, size: int) -> None:
+    while _libc.fallocate(handle, _KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size)):
+        error = _error("fallocate")
+        if error.errno != errno.EINTR:
+            raise error
+
+
+def _error(call: str) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, f"{call}: {os.strerror(number)}")
