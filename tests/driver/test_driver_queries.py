@@ -363,3 +363,32 @@ def test_events_that_nobody_fetched_in_time_are_lost(machine, events):
     while code(lambda: got.append(pynvml.nvmlEventSetWait_v2(events, 0).eventData)) == 0:
         pass
     assert got == list(range(200))[-64:]
+
+
+# -- older names -----------------------------------------------------------------------------------------------------
+
+
+def written(name, size, *arguments):
+    """How many bytes a call writes behind its pointer, and the return code; the buffer is larger than it should be."""
+    buffer = (ctypes.c_ubyte * 256)(*[0xA5] * 256)
+    result = pynvml._nvmlGetFunctionPointer(name)(*arguments, ctypes.byref(buffer))
+    content = bytes(buffer)
+    return (result, len(content.rstrip(b"\xa5")) <= size and content[size:] == b"\xa5" * (256 - size))
+
+
+def test_older_names_write_their_older_structs(whole):
+    """py3smi, which was built for them, ended in a segmentation fault where more was written than it had room for."""
+    assert written("nvmlDeviceGetPciInfo", 52, gpu()) == (0, True)
+    assert written("nvmlDeviceGetPciInfo_v2", 52, gpu()) == (0, True)
+    assert written("nvmlDeviceGetPciInfo_v3", 68, gpu()) == (0, True)
+    assert written("nvmlDeviceGetNvLinkRemotePciInfo", 52, gpu(), 0) == (0, True)
+    assert written("nvmlDeviceGetNvLinkRemotePciInfo_v2", 68, gpu(), 0) == (0, True)
+    legacy = pynvml.nvmlPciInfo_v2_t()
+    assert pynvml._nvmlGetFunctionPointer("nvmlDeviceGetPciInfo_v2")(gpu(1), ctypes.byref(legacy)) == 0
+    assert (legacy.busId, legacy.bus, legacy.pciDeviceId) == ("0000:0F:00.0", 0x0F, 0x20B010DE)
+
+
+def test_the_older_description_of_a_compute_instance_has_no_placement(machine):
+    _, compute, _ = slice_of(gpu(), 9, 4, 4)
+    assert written("nvmlComputeInstanceGetInfo", 24, compute) == (0, True)
+    assert written("nvmlComputeInstanceGetInfo_v2", 32, compute) == (0, True)

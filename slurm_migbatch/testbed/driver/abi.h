@@ -121,6 +121,13 @@ typedef struct {
 	nvmlPlacement_t placement;
 } nvmlComputeInstanceInfo_t;
 
+/* What nvmlComputeInstanceGetInfo wrote before _v2. */
+typedef struct {
+	nvmlDevice_t device;
+	nvmlGpuInstance_t gpuInstance;
+	unsigned id, profileId;
+} nvmlComputeInstanceInfo_v1_t;
+
 typedef struct {
 	unsigned multiprocessorCount;
 	unsigned sharedCopyEngineCount, sharedDecoderCount, sharedEncoderCount, sharedJpegCount, sharedOfaCount;
@@ -163,6 +170,12 @@ typedef struct {
 	unsigned domain, bus, device, pciDeviceId, pciSubSystemId;
 	char busId[32];
 } nvmlPciInfo_t;
+
+/* What nvmlDeviceGetPciInfo_v2 and older write: the bus id's longer form came later. */
+typedef struct {
+	char busId[16];
+	unsigned domain, bus, device, pciDeviceId, pciSubSystemId, reserved[4];
+} nvmlPciInfo_v2_t;
 
 typedef struct {
 	unsigned gpu, memory;
@@ -260,5 +273,7 @@ _Static_assert(sizeof(nvmlComputeInstanceInfo_t) == 32, "layout");
 _Static_assert(sizeof(nvmlDeviceAttributes_t) == 40, "layout");
 _Static_assert(sizeof(nvmlProcessInfo_v2_t) == 24, "layout");
 _Static_assert(sizeof(nvmlPciInfo_t) == 68, "layout");
+_Static_assert(sizeof(nvmlPciInfo_v2_t) == 52, "layout");
+_Static_assert(sizeof(nvmlComputeInstanceInfo_v1_t) == 24, "layout");
 
 #endif

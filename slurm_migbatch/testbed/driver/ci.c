@@ -285,6 +285,15 @@ nvmlReturn_t ci_by_id(struct call *call, nvmlGpuInstance_t instance, unsigned id
 	return NVML_SUCCESS;
 }
 
+nvmlReturn_t ci_info_v1(struct call *call, nvmlComputeInstance_t instance, nvmlComputeInstanceInfo_v1_t *info)
+{
+	nvmlComputeInstanceInfo_t v2;
+
+	TRY(ci_info(call, instance, info ? &v2 : NULL));
+	*info = (nvmlComputeInstanceInfo_v1_t){v2.device, v2.gpuInstance, v2.id, v2.profileId};
+	return NVML_SUCCESS;
+}
+
 nvmlReturn_t ci_info(struct call *call, nvmlComputeInstance_t instance, nvmlComputeInstanceInfo_t *info)
 {
 	struct target t;

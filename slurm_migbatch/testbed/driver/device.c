@@ -29,6 +29,18 @@ void pci_fill(nvmlPciInfo_t *pci, unsigned domain, unsigned bus, unsigned device
 	snprintf(pci->busId, sizeof(pci->busId), "%08X:%02X:00.0", domain, bus);
 }
 
+void pci_older(const nvmlPciInfo_t *pci, nvmlPciInfo_v2_t *older)
+{
+	*older = (nvmlPciInfo_v2_t){
+		.domain = pci->domain,
+		.bus = pci->bus,
+		.device = pci->device,
+		.pciDeviceId = pci->pciDeviceId,
+		.pciSubSystemId = pci->pciSubSystemId,
+	};
+	memcpy(older->busId, pci->busIdLegacy, sizeof(older->busId));
+}
+
 static nvmlReturn_t give_gpu(struct call *call, unsigned index, nvmlDevice_t *out)
 {
 	if (call->body->gpus[index].lost)
@@ -191,6 +203,15 @@ nvmlReturn_t device_pci(struct call *call, nvmlDevice_t device, nvmlPciInfo_t *p
 	if (!pci)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	pci_fill(pci, 0, pci_bus(t.index), gpu_model(t.gpu)->pci_device_id, gpu_model(t.gpu)->pci_subsystem_id);
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t device_pci_v2(struct call *call, nvmlDevice_t device, nvmlPciInfo_v2_t *pci)
+{
+	nvmlPciInfo_t v3;
+
+	TRY(device_pci(call, device, pci ? &v3 : NULL));
+	pci_older(&v3, pci);
 	return NVML_SUCCESS;
 }
 

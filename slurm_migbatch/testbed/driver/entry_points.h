@@ -2,7 +2,7 @@
  *
  * Every entry point that is served under the machine's lock:
  *   FN(exported name, implementation, READ or WRITE, (parameters), arguments...)
- * Older names of a call stand beside the newer one and share its code.
+ * Older names of a call stand beside the newer one and share its code where they share its structs.
  */
 
 /* system.c */
@@ -28,8 +28,8 @@ FN(nvmlDeviceGetSerial, device_serial, READ, (nvmlDevice_t device, char *text, u
 FN(nvmlDeviceGetIndex, device_index, READ, (nvmlDevice_t device, unsigned *index), device, index)
 FN(nvmlDeviceGetMinorNumber, device_minor, READ, (nvmlDevice_t device, unsigned *minor), device, minor)
 FN(nvmlDeviceGetBrand, device_brand, READ, (nvmlDevice_t device, unsigned *brand), device, brand)
-FN(nvmlDeviceGetPciInfo, device_pci, READ, (nvmlDevice_t device, nvmlPciInfo_t *pci), device, pci)
-FN(nvmlDeviceGetPciInfo_v2, device_pci, READ, (nvmlDevice_t device, nvmlPciInfo_t *pci), device, pci)
+FN(nvmlDeviceGetPciInfo, device_pci_v2, READ, (nvmlDevice_t device, nvmlPciInfo_v2_t *pci), device, pci)
+FN(nvmlDeviceGetPciInfo_v2, device_pci_v2, READ, (nvmlDevice_t device, nvmlPciInfo_v2_t *pci), device, pci)
 FN(nvmlDeviceGetPciInfo_v3, device_pci, READ, (nvmlDevice_t device, nvmlPciInfo_t *pci), device, pci)
 FN(nvmlDeviceGetArchitecture, device_architecture, READ, (nvmlDevice_t device, unsigned *arch), device, arch)
 FN(nvmlDeviceGetCudaComputeCapability, device_capability, READ, (nvmlDevice_t device, int *major, int *minor), device,
@@ -99,8 +99,8 @@ FN(nvmlDeviceGetNvLinkCapability, device_nvlink_capability, READ,
    (nvmlDevice_t device, unsigned link, unsigned capability, unsigned *has), device, link, capability, has)
 FN(nvmlDeviceGetNvLinkErrorCounter, device_nvlink_errors, READ,
    (nvmlDevice_t device, unsigned link, unsigned counter, unsigned long long *count), device, link, counter, count)
-FN(nvmlDeviceGetNvLinkRemotePciInfo, device_nvlink_remote, READ,
-   (nvmlDevice_t device, unsigned link, nvmlPciInfo_t *pci), device, link, pci)
+FN(nvmlDeviceGetNvLinkRemotePciInfo, device_nvlink_remote_v1, READ,
+   (nvmlDevice_t device, unsigned link, nvmlPciInfo_v2_t *pci), device, link, pci)
 FN(nvmlDeviceGetNvLinkRemotePciInfo_v2, device_nvlink_remote, READ,
    (nvmlDevice_t device, unsigned link, nvmlPciInfo_t *pci), device, link, pci)
 
@@ -237,7 +237,6 @@ FN(nvmlDeviceGetMigDeviceHandleByIndex, mig_by_index, READ, (nvmlDevice_t device
 FN(nvmlDeviceGetDeviceHandleFromMigDeviceHandle, mig_parent, READ, (nvmlDevice_t device, nvmlDevice_t *out), device, out)
 FN(nvmlDeviceGetGpuInstanceId, mig_gi_id, READ, (nvmlDevice_t device, unsigned *id), device, id)
 FN(nvmlDeviceGetComputeInstanceId, mig_ci_id, READ, (nvmlDevice_t device, unsigned *id), device, id)
-FN(nvmlDeviceGetAttributes, mig_attributes, READ, (nvmlDevice_t device, nvmlDeviceAttributes_t *out), device, out)
 FN(nvmlDeviceGetAttributes_v2, mig_attributes, READ, (nvmlDevice_t device, nvmlDeviceAttributes_t *out), device, out)
 
 /* gi.c */
@@ -287,7 +286,7 @@ FN(nvmlGpuInstanceGetComputeInstances, ci_list, READ,
    count)
 FN(nvmlGpuInstanceGetComputeInstanceById, ci_by_id, READ,
    (nvmlGpuInstance_t instance, unsigned id, nvmlComputeInstance_t *out), instance, id, out)
-FN(nvmlComputeInstanceGetInfo, ci_info, READ, (nvmlComputeInstance_t instance, nvmlComputeInstanceInfo_t *info), instance,
-   info)
+FN(nvmlComputeInstanceGetInfo, ci_info_v1, READ,
+   (nvmlComputeInstance_t instance, nvmlComputeInstanceInfo_v1_t *info), instance, info)
 FN(nvmlComputeInstanceGetInfo_v2, ci_info, READ, (nvmlComputeInstance_t instance, nvmlComputeInstanceInfo_t *info),
    instance, info)

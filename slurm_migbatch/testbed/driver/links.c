@@ -101,6 +101,15 @@ nvmlReturn_t device_nvlink_remote(struct call *call, nvmlDevice_t device, unsign
 	return NVML_SUCCESS;
 }
 
+nvmlReturn_t device_nvlink_remote_v1(struct call *call, nvmlDevice_t device, unsigned link, nvmlPciInfo_v2_t *pci)
+{
+	nvmlPciInfo_t newer;
+
+	TRY(device_nvlink_remote(call, device, link, pci ? &newer : NULL));
+	pci_older(&newer, pci);
+	return NVML_SUCCESS;
+}
+
 /* --- topology: every GPU on a host bridge of its own, all on one NUMA node ------- */
 
 nvmlReturn_t topology_ancestor(struct call *call, nvmlDevice_t one, nvmlDevice_t other, unsigned *level)

@@ -56,12 +56,16 @@ nvmlReturn_t memory_info_v2(struct call *call, nvmlDevice_t device, nvmlMemory_v
 
 nvmlReturn_t memory_bar1(struct call *call, nvmlDevice_t device, nvmlBAR1Memory_t *memory)
 {
+	unsigned long long total;
 	struct target t;
 
 	TRY(resolve_device(call, device, &t));
 	if (!memory)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	*memory = (nvmlBAR1Memory_t){BAR1_MIB * MIB, BAR1_MIB * MIB, 0};
+	total = BAR1_MIB * MIB; /* an instance has its share */
+	if (t.ci)
+		total = total * t.gi->size / gpu_model(t.gpu)->memory_slices;
+	*memory = (nvmlBAR1Memory_t){total, total, 0};
 	return NVML_SUCCESS;
 }
 
