@@ -17,10 +17,14 @@ from slurm_migbatch.node.conf import insecure
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.nodelist import expand
+from slurm_migbatch.store.queries import LeaseRow
+from slurm_migbatch.supply.audit import orphans
 
 GOOD, ODD, BAD = "ok", "warn", "FAIL"
 #: seconds that a hook may take by default (node.conf HookDeadline); slurmd must wait longer
 _HOOK_DEADLINE_S = 30
+#: seconds that a run must have had its slices before Slurm's queue is held against it
+PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,20 @@ def check_nodes(
             yield Finding(GOOD, row.name, f"{sum(row.gres.values())} counts, {len(row.used)} types in use")
     for name in catalog:
         yield from _catalog(rows, mig, name)
+
+
+def check_orphans(held: Sequence[LeaseRow], jobs: Sequence[JobRow], now: float) -> Iterator[Finding]:
+    """Does any run hold slices that Slurm has ended?"""
+    old = [row for row in held if row.since is not None and now - row.since > PATIENCE_S]
+    found = sorted(orphans(((row.node, row.job, row.restart) for row in old), jobs))
+    for orphan in found:
+        text = f"job {orphan.job} run {orphan.restart} holds slices, and Slurm no longer has it there"
+        advice = (
+            f"if this is still so in a minute, run `migbatch node reconcile` on {orphan.node}; is its agent running?"
+        )
+        yield Finding(ODD, orphan.node, text, advice)
+    if not found:
+        yield Finding(GOOD, "leases", f"{len(held)} slices are held, all by jobs that Slurm has")
 
 
 def _catalog(rows: Sequence[NodeRow], mig: Sequence[NodeRow], name: str) -> Iterator[Finding]:

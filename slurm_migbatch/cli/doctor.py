@@ -99,14 +99,19 @@ def _slurm(config: Config) -> Iterator[Finding]:
     try:
         with open_record(config) as store:
             inventory = store.inventory()
+            held = store.leases()
             with store.reading() as connection:
                 seen = {row.node: row.seen for row in connection.execute(select(Node.node, Node.seen))}
     except StoreError as error:
         yield Finding(BAD, "database", str(error), "start migbatchd once; it makes the database")
-        inventory, seen = {}, {}
+        inventory, seen, held = {}, {}, []
     else:
         yield Finding(GOOD, "database", f"{len(inventory)} nodes have reported")
     yield from checks.check_nodes(rows, inventory, seen, time.time(), config)
+    try:
+        yield from checks.check_orphans(held, client.jobs(), time.time())
+    except SlurmError as error:
+        yield Finding(BAD, "Slurm's queue", str(error), "see what squeue says")
     if config.lending.enabled:
         partitions = lendingchecks.parse_partitions(_scontrol(config, "-o", "show", "partition"))
         yield from lendingchecks.check_lending(config, conf, rows, partitions, number)

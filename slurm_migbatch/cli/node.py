@@ -61,16 +61,22 @@ def init(etc: str, name: str, reset: bool, as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Say what would be done, do nothing.")
 @json_option
 def reconcile(etc: str, name: str, dry_run: bool, as_json: bool) -> None:
-    """Make the journal and the GPUs agree: undo what was interrupted, adopt what is there, notice what is gone."""
+    """Make the journal, the GPUs and Slurm agree.
+
+    What was interrupted is undone, what Slurm has ended is released, what is there is adopted, what is gone is noted.
+    """
     from slurm_migbatch.node.deadline import Deadline
 
     config = _config(etc, name)
     with _executor(config) as executor:
-        done = executor.repairer.all(Deadline(config.hook_deadline), dry=dry_run)
+        done, unknown = executor.reconcile(Deadline(config.hook_deadline), dry=dry_run)
     if as_json:
-        click.echo(json.dumps({"node": config.node, "dry_run": dry_run, "changes": done}, indent=2))
+        found = {"node": config.node, "dry_run": dry_run, "changes": done, "unknown": unknown}
+        click.echo(json.dumps(found, indent=2))
     else:
         _lines(done or ["nothing to do"])
+    if unknown:
+        raise Failure(f"which runs are over cannot be told: {unknown}")
 
 
 @node.command()
@@ -113,6 +119,11 @@ def status(etc: str, name: str, as_json: bool) -> None:
     click.echo(f"node {found['node']}: agent {agent}, {found['spool']} events to send, plan {found['plan']}")
     if found["driver"] != "ok":
         click.echo(f"driver: {found['driver']}")
+    if found["journal_faults"]:
+        click.echo(f"PROBLEM: the last {found['journal_faults']} hooks could not write the journal: is its disk full?")
+    _lines(f"PROBLEM: {line}; run: migbatch node reconcile" for line in found["over"])
+    if found["unknown"]:
+        click.echo(f"which runs are over cannot be told: {found['unknown']}")
     rows = [("GPU", "PLACE", "PROFILE", "STATE", "JOB", "UID", "DEVICE")]
     for gpu in found["gpus"]:
         head = str(gpu["index"])

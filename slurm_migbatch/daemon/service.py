@@ -10,12 +10,13 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.api import ApiLimits, NodeApi
-from slurm_migbatch.daemon.audit import Auditor
+from slurm_migbatch.daemon.audit import Auditor, OrphanWatch
 from slurm_migbatch.daemon.cosched import CoschedRoom
 from slurm_migbatch.daemon.dispatch import DispatchRoom
 from slurm_migbatch.daemon.frontdoor import FrontDoor
@@ -53,6 +54,7 @@ class Service:
         self.door = FrontDoor(config, self.writer, self.metrics, self._decided)
         self.learning = Learning(config, self.writer, self.metrics, self.door.model_changed)
         self._auditor = Auditor()
+        self._orphans = OrphanWatch()
         self._unsaved = UnsavedJobs()
         self._ended: set[int] = set()
         self._asking = False
@@ -173,6 +175,8 @@ class Service:
         if self.config.daemon.audit:
             for excess in self._auditor.check(self.supply.view.facts(), snapshot.jobs):
                 self._errand(self._cancel(excess))
+        for orphan in self._orphans.check(self.supply.view.facts(), snapshot.jobs, time.monotonic()):
+            log.warning("%s; run `migbatch node reconcile` there, and see that its agent runs", orphan)
         soon = await self.supply.follow(snapshot)
         if await self.dispatch.follow(snapshot):
             return True  # what waits has changed: loans are looked at again with the next look, not by this one
@@ -225,6 +229,11 @@ class Service:
             "migbatch_node_silence_seconds",
             "Seconds since a node was heard.",
             lambda: {(("node", n),): s for n in self.board.nodes() if (s := self.board.silence(n)) != float("inf")},
+        )
+        gauge(
+            "migbatch_orphan_runs",
+            "Runs that hold slices on a node after Slurm has ended them.",
+            lambda: {(("node", n),): float(c) for n, c in Counter(o.node for o in self._orphans.present).items()},
         )
         gauge("migbatch_jobs", "Jobs in Slurm's queue, by state.", self._job_states)
 

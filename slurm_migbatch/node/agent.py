@@ -187,13 +187,18 @@ class Agent:
     # -- housekeeping --------------------------------------------------------------------------------------------
 
     def _housekeeping(self) -> None:
-        """Now and then: undo what dead hooks left, try zombies again, notice what was changed by hand."""
+        """Now and then: undo what dead hooks left, end what Slurm has ended, notice what was changed by hand."""
         executor: Executor | None = None
+        known = ""
         while not self._stopping.wait(self._config.reconcile_every):
             try:
                 executor = executor or Executor(self._config, self._gpus)
-                for line in executor.repairer.all(Deadline(self._config.hook_deadline)):
+                done, unknown = executor.reconcile(Deadline(self._config.hook_deadline))
+                for line in done:
                     log.info("repaired: %s", line)
+                if unknown and unknown != known:
+                    log.warning("which runs are over cannot be told: %s", unknown)
+                known = unknown
             except DriverError as error:
                 log.warning("the driver does not answer: %s", error)
                 self._gpus.reset()

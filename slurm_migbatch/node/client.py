@@ -75,6 +75,8 @@ def run(hook: str, etc: str, environ: dict[bytes, bytes]) -> tuple[int, str]:
         wait = float(settings.get("AgentWait") or 20.0)
     except ValueError as error:
         return exits.INSTALLATION, str(error)
+    if hook == "epilog":
+        note_end(directory, kept)
     try:
         return ask(f"{directory}/{SOCKET}", hook, kept, wait)
     except (OSError, ValueError) as error:
@@ -88,6 +90,27 @@ def run(hook: str, etc: str, environ: dict[bytes, bytes]) -> tuple[int, str]:
 
 def _comment(environ: dict[bytes, bytes]) -> bytes:
     return environ.get(b"SLURM_JOB_COMMENT", b"")[-COMMENT_TAIL:]
+
+
+def note_end(directory: str, environ: dict[bytes, bytes]) -> None:
+    """Write down that the job's runs are over before anything else is tried (`ending.py`).
+
+    Without it (no directory: no slice was given here since boot; RunDir full) the Epilog goes on, and should it die
+    then, Slurm's own word ends the run (`liveness.py`).
+    """
+    job, restart = environ.get(b"SLURM_JOB_ID", b""), environ.get(b"SLURM_JOB_RESTART_COUNT", b"65535")
+    if not (job.isdigit() and restart.isdigit() and len(job) <= 10 and len(restart) <= 5):
+        return
+    path = f"{directory}/ending/{int(job)}.{int(restart)}"
+    try:
+        handle = posix.open(path, posix.O_WRONLY | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NOFOLLOW, 0o600)
+    except OSError:
+        return
+    try:
+        posix.lockf(handle, posix.F_TLOCK, 0)  # as long as this process lives: the descriptor stays open
+        posix.write(handle, environ.get(b"SLURM_JOB_EXIT_CODE2", b"")[:16])
+    except OSError:
+        pass
 
 
 def encode(hook: str, environ: dict[bytes, bytes]) -> bytes:

@@ -43,6 +43,7 @@ class Config(NamedTuple):
     scontrol: str = "/usr/bin/scontrol"
     scontrol_timeout: float = 10.0
     slurm_conf: str = ""
+    spool_dir: str = ""
     reconcile_every: float = 30.0
     ship_every: float = 1.0
     plan_wait: float = 25.0
@@ -194,6 +195,7 @@ _KEYS = {
     "ScontrolPath": ("scontrol", _path),
     "ScontrolTimeout": ("scontrol_timeout", _seconds),
     "SlurmConf": ("slurm_conf", _optional_path),
+    "SlurmdSpoolDir": ("spool_dir", _optional_path),
     "ReconcileEvery": ("reconcile_every", _seconds),
     "ShipEvery": ("ship_every", _seconds),
     "PlanWait": ("plan_wait", _seconds),

@@ -12,20 +12,22 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from slurm_migbatch.mig.driver import DriverError
-from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment
-from slurm_migbatch.node import exits, handoff, owner, plan, repair
+from slurm_migbatch.mig.grant import GrantError, parse_comment
+from slurm_migbatch.node import ending, exits, grants, handoff, owner, repair, unwritable
 from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.config import Config
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.hookenv import HookEnv
 from slurm_migbatch.node.journal import NAME, Corrupt, Journal, JournalError, Run, move_aside
+from slurm_migbatch.node.liveness import Liveness, LivenessError
 from slurm_migbatch.node.paths import Paths
 from slurm_migbatch.node.rebuild import rebuild
 from slurm_migbatch.node.repair import Repairer
 from slurm_migbatch.node.start import Misfit, Starter, Unsafe
 
-RUN_LOCKS = 64
+PATIENCE = 0.5
+"""Share of a hook's time that it may wait for another process to let go of the journal."""
 Outcome = tuple[int, str]
 
 
@@ -38,6 +40,8 @@ class Executor:
         self.gpus = gpus or Gpus(config)
         self.caps = Caps(config.proc_root, config.dev_root)
         self.paths = Paths.open(config)
+        ending.ensure(self.paths.run)
+        self.liveness = Liveness(config)
         self.path = f"{config.state_dir}/{NAME}"
         self.journal = self._open()
 
@@ -51,7 +55,7 @@ class Executor:
 
     def _wire(self, journal: Journal) -> None:
         self.journal = journal
-        self.repairer = Repairer(journal, self.paths, self.gpus, self.caps)
+        self.repairer = Repairer(journal, self.paths, self.gpus, self.caps, self.liveness)
         self._starter = Starter(self.config, journal, self.paths, self.gpus, self.caps, self.repairer)
         repair.begin_boot(journal, self.paths, repair.boot_id(self.config.boot_id_file))
 
@@ -75,16 +79,34 @@ class Executor:
         self.journal.close()
         self.paths.close()
 
+    def reconcile(self, deadline: Deadline, *, dry: bool = False) -> tuple[list[str], str]:
+        """Make journal, driver and Slurm agree; what was (or would be) done, and why Slurm could not be asked.
+
+        Raises DriverError, JournalError, TooLate.
+        """
+        done = self.repairer.all(deadline, dry=dry)
+        try:
+            return done + self.repairer.orphans(deadline, dry=dry), ""
+        except LivenessError as error:
+            return done, str(error)
+
     # -- hooks ---------------------------------------------------------------------------------------------------
 
     def run(self, env: HookEnv) -> Outcome:
         """One hook. Never raises for anything that can be foreseen; the caller turns the rest into INTERNAL."""
+        try:
+            return self._run(env)
+        except JournalError as error:
+            return unwritable.Unwritable(self.config, self.paths, self.gpus, self.caps).run(env, str(error))
+
+    def _run(self, env: HookEnv) -> Outcome:
         work = self._prolog if env.hook == "prolog" else self._epilog
         seconds = self.config.hook_deadline if env.hook == "prolog" else self.config.epilog_deadline
         deadline = Deadline(seconds)
         if self.journal.replaced:
             self.journal.close()
             self.journal = self._open()
+        self.journal.wait_at_most(seconds * PATIENCE)
         try:
             return self._guarded(work, env, deadline)
         except Corrupt:
@@ -95,12 +117,10 @@ class Executor:
     def _guarded(self, work: Callable[[HookEnv, str, Deadline], Outcome], env: HookEnv, deadline: Deadline) -> Outcome:
         with owner.working() as who:
             try:
-                with locked(self.paths.lock, [f"run-{env.job % RUN_LOCKS}"], deadline):
+                with locked(self.paths.lock, [repair.run_lock(env.job)], deadline):
                     return work(env, who, deadline)
-            except Corrupt:
+            except JournalError:
                 raise
-            except JournalError as error:
-                return exits.JOURNAL, str(error)
             except TooLate as error:
                 if env.hook == "epilog":
                     return exits.OK, f"{env.run}: {error}; the agent or the next hook finishes the release"
@@ -113,11 +133,13 @@ class Executor:
 
     def _prolog(self, env: HookEnv, who: str, deadline: Deadline) -> Outcome:
         try:
-            grant = self._grant(env, deadline)
+            grant = grants.find(self.config, env, deadline)
         except GrantError as error:
             return self._send_back(env, str(error), deadline, who)
         if grant is None:
             return exits.OK, ""
+        for note in ending.listed(self.paths.run, env.job):  # its restart count may be this run's, see there
+            self.repairer.noted(note)
         self._release_earlier(env, who, ("running", "ending"))
         known = self._journal_run(env)
         if known is not None and known.state == "running" and self._whole(known):
@@ -138,21 +160,6 @@ class Executor:
                 handoff.remove(self.paths.job, job, restart)
         places = ", ".join(str(piece) for piece in started.pieces)
         return exits.OK, f"{env.run}: {places} {'warm' if started.warm else 'made'} in {started.elapsed_ms} ms"
-
-    def _grant(self, env: HookEnv, deadline: Deadline) -> Grant | None:
-        """What the job was granted: the controller's record, else the marker, else (root's jobs) slurmctld's word."""
-        told = plan.load(self.config.state_dir).jobs.get(env.job)
-        if told is not None:
-            return told
-        grant = parse_comment(env.comment)
-        if grant is None and env.uid == 0:
-            from slurm_migbatch.node import scontrol
-
-            try:
-                return scontrol.granted(self.config, env.job, deadline.remaining)
-            except scontrol.ScontrolError:
-                return None  # root's own job without a slice is root's to notice; it must not stop the node
-        return grant
 
     def _journal_run(self, env: HookEnv) -> Run | None:
         runs = self.journal.runs("job=? AND restart=?", (env.job, env.restart or 0))
@@ -206,7 +213,11 @@ class Executor:
         if runs:
             for run in self._begin_release(runs, env.exit_code, who):
                 problems += self.repairer.finish(run)
-        elif not interrupted:
+            unwritable.clear(self.paths.run)
+        for note in ending.listed(self.paths.run, env.job):
+            if note.restart <= upto:
+                self.repairer.noted(note)
+        if not runs and not interrupted:
             return exits.OK, ""
         return exits.OK, f"{env.run}: released" + (f"; parked {'; '.join(problems)}" if problems else "")
 
@@ -266,6 +277,7 @@ class Executor:
         return self._send_back(env, why, deadline, who)
 
     def _clear_errors(self) -> None:
+        unwritable.clear(self.paths.run)
         if self.journal.meta("errors") not in ("", "0"):
             with self.journal.write():
                 self.journal.set_meta("errors", "0")

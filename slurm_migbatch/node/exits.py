@@ -18,7 +18,8 @@ CONTEXT = 12
 """Started from an unexpected place: not root, not by slurmd, or inside the job's own cgroup (PrologFlags=RunInJob)."""
 
 JOURNAL = 13
-"""The journal cannot be written (disk full, read-only). Without it no slice can be given or taken back safely."""
+"""The journal cannot be written, and the job could neither be sent back nor kept from running; or it could not be
+written for minutes, and Slurm could not be told to drain the node with that reason; so the exit code does it."""
 
 INTERNAL = 14
 """A fault in this program, where the configuration says OnError=drain or sending the job back kept failing."""

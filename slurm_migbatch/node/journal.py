@@ -86,7 +86,7 @@ _SHARING = (
 
 
 class JournalError(RuntimeError):
-    """The journal cannot be used: full disk, read-only, or of a newer release. The message says which."""
+    """The journal cannot be used: full disk, read-only, locked, or of a newer release. The message says which."""
 
 
 class Corrupt(JournalError):
@@ -261,6 +261,11 @@ class Journal:
         if self._db is not None:
             self._db.close()
             self._db = None
+
+    def wait_at_most(self, seconds: float) -> None:
+        """How long a statement waits for another process that has the journal locked."""
+        with _errors(self.path):
+            self._link.execute(f"PRAGMA busy_timeout={round(seconds * 1000)}")
 
     @contextmanager
     def write(self) -> Iterator[None]:

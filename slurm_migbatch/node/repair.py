@@ -12,18 +12,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from slurm_migbatch.mig.driver import Busy, DriverError, Gpu, Instance
-from slurm_migbatch.node import effects, handoff, owner, progress
+from slurm_migbatch.node import effects, ending, handoff, owner, progress
 from slurm_migbatch.node.caps import Caps, CapsError
-from slurm_migbatch.node.deadline import Deadline, locked
+from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.journal import IN_FLIGHT, Journal, Run, Slice
+from slurm_migbatch.node.liveness import Liveness
 from slurm_migbatch.node.paths import Paths
 from slurm_migbatch.node.release import Releaser
 
 EVICT_TRIES_S = 0.02
+RUN_LOCKS = 64
 TOMBSTONE_S = 600.0
 """How long a run's hand-off stays, without slices, after the run was refused or has ended.
 
@@ -50,6 +53,11 @@ class Repair(NamedTuple):
 def gpu_lock(gpu: str) -> str:
     """The name of a GPU's lock file."""
     return f"gpu-{gpu}"
+
+
+def run_lock(job: int) -> str:
+    """The name of the lock file that who works on a job's runs holds."""
+    return f"run-{job % RUN_LOCKS}"
 
 
 def diagnose(
@@ -133,8 +141,9 @@ def _living(pids: Sequence[int]) -> str:
 class Repairer:
     """Finds and does the repairs of one node."""
 
-    def __init__(self, journal: Journal, paths: Paths, gpus: Gpus, caps: Caps) -> None:
+    def __init__(self, journal: Journal, paths: Paths, gpus: Gpus, caps: Caps, liveness: Liveness) -> None:
         self._journal = journal
+        self._liveness = liveness
         self._paths = paths
         self._gpus = gpus
         self._caps = caps
@@ -402,7 +411,51 @@ class Repairer:
                 done.append(f"{run}: the hand-off that keeps its tasks from running is written again")
                 if not dry:
                     self.refuse_again(run)
+        for note in ending.abandoned(self._paths.run):
+            with suppress(TooLate), locked(self._paths.lock, [run_lock(note.job)], Deadline(0.0)):
+                done += self.noted(note, dry=dry)
         return done + self.strays(time.time(), dry=dry)
+
+    def noted(self, note: ending.Note, *, dry: bool = False) -> list[str]:
+        """End the runs that an Epilog has noted as over; the run's lock must be held. The note goes with the last."""
+        unfinished = "job=? AND restart<=? AND state IN ('starting','running','ending')"
+        runs = [run for run in self._journal.runs(unfinished, note) if run.state == "running"]
+        done = [f"{run}: its interrupted Epilog is made up for" for run in runs]
+        if dry:
+            return done
+        try:
+            self._end(runs, lambda: ending.exit_code(self._paths.run, note))
+        except FileNotFoundError:
+            return []  # somebody else has done it
+        if not self._journal.runs(unfinished, note):
+            ending.remove(self._paths.run, note)
+        return done
+
+    def orphans(self, deadline: Deadline, *, dry: bool = False) -> list[str]:
+        """End the runs that Slurm no longer has here though no Epilog has ended them; as sentences.
+
+        Raises LivenessError where that cannot be told, JournalError.
+        """
+        done = []
+        for run in self._liveness.over(self._journal.runs("state='running'"), deadline):
+            with suppress(TooLate), locked(self._paths.lock, [run_lock(run.job)], Deadline(0.0)):
+                done.append(f"{run}: released, Slurm no longer has it here")
+                if not dry:
+                    self._end([run], lambda: None)
+        return done
+
+    def _end(self, runs: Iterable[Run], exit_code: Callable[[], int | None]) -> None:
+        """End runs that are still as they were found. `exit_code` is called in the transaction that begins it."""
+        with owner.working() as who:
+            with self._journal.write():
+                code, now = exit_code(), time.time()
+                same = "job=? AND restart=? AND state='running' AND since=?"
+                found = [r for r in runs if self._journal.runs(same, (r.job, r.restart, r.since))]
+                found = [r._replace(state="ending", owner=who, exit_code=code, since=now) for r in found]
+                for run in found:
+                    self._journal.put_run(run)
+            for run in found:
+                self.finish(run)
 
     def refuse_again(self, run: Run) -> None:
         """Write a refused run's hand-off where whoever refused it did not get that far."""
@@ -419,18 +472,39 @@ class Repairer:
             for run in self._journal.runs("state NOT IN ('ended','misfit') OR since>=?", (now - TOMBSTONE_S,))
         }
         old = self._journal.runs("state='misfit' AND since<?", (now - TOMBSTONE_S,))
-        strays = sorted(there - set(known))
+        unknown = sorted(there - set(known))
+        refused = [found for key in unknown if (found := self._unrecorded(key)) is not None]
+        strays = [key for key in unknown if key not in {(found.job, found.restart) for found in refused}]
         silent = sorted(told - {run for run, state in known.items() if state not in ("ended", "misfit")})
         if not dry:
+            for found in refused:
+                self._record(found)
             for job, restart in strays:
                 handoff.remove(self._paths.job, job, restart)
             for job, restart in silent:
                 progress.remove(self._paths.progress, job, restart)
             for run in old:
                 self.finish(run)
-        return [f"job {job} run {restart}: old hand-off removed" for job, restart in strays] + [
-            f"job {job} run {restart}: old progress file removed" for job, restart in silent
-        ]
+        return (
+            [f"job {found.job} run {found.restart}: its refusal is recorded" for found in refused]
+            + [f"job {job} run {restart}: old hand-off removed" for job, restart in strays]
+            + [f"job {job} run {restart}: old progress file removed" for job, restart in silent]
+        )
+
+    def _unrecorded(self, key: tuple[int, int]) -> handoff.Handoff | None:
+        """The hand-off without slices of a run that the journal has never heard of; see `unwritable.py`."""
+        found = handoff.load(self._paths.job, *key)
+        if found is None or found.slices or self._journal.runs("job=? AND restart=?", key):
+            return None
+        return found
+
+    def _record(self, refused: handoff.Handoff) -> None:
+        run = Run(refused.job, refused.restart, refused.uid, "", "", "", "", "misfit")
+        reason = "the node's journal could not be written"
+        with self._journal.write():
+            self._journal.put_run(run)
+            fields = {"job": run.job, "restart": run.restart, "grant": "", "reason": reason}
+            self._journal.event("misfit", fields)
 
     def absent(self, present: Collection[str], *, dry: bool = False) -> list[str]:
         """Rows of GPUs that are not there (any more), or no longer ours: held ones are lost, the rest forgotten.

@@ -1,10 +1,14 @@
-"""The few things a hook may ever ask of Slurm, all rare: send a job back, drain the node, look up root's own job.
+"""The few things a hook may ever ask of Slurm, all rare: send a job back, drain the node, look a job up.
 
 Argument lists, an environment of our own, a time limit, no shell. The hot path never comes here.
 """
 
+# Hooks do without pathlib: importing it takes longer than a warm start.
+# ruff: noqa: PTH120
+
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 
@@ -18,7 +22,11 @@ _REASON = re.compile(r"[^A-Za-z0-9 _.,:;@/()-]")
 
 
 class ScontrolError(RuntimeError):
-    """scontrol could not be run, failed or took too long."""
+    """scontrol could not be run, failed or took too long. `said` is what it wrote where it failed, else empty."""
+
+    def __init__(self, text: str, said: str = "") -> None:
+        super().__init__(text)
+        self.said = said
 
 
 def requeue(config: Config, job: int, timeout: float) -> None:
@@ -61,13 +69,15 @@ def grant_of(gres: str) -> Grant | None:
         raise ScontrolError(str(error)) from None
 
 
-def _run(config: Config, arguments: list[str], timeout: float) -> str:
+def query(config: Config, program: str, arguments: list[str], timeout: float) -> str:
+    """Output of one of Slurm's commands (`squeue`, ...), which lie beside scontrol. Raises ScontrolError."""
     environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
     if config.slurm_conf:
         environ["SLURM_CONF"] = config.slurm_conf
+    path = f"{os.path.dirname(config.scontrol)}/{program}" if program != "scontrol" else config.scontrol
     try:
         done = subprocess.run(
-            [config.scontrol, *arguments],
+            [path, *arguments],
             env=environ,
             cwd="/",
             stdin=subprocess.DEVNULL,
@@ -76,8 +86,12 @@ def _run(config: Config, arguments: list[str], timeout: float) -> str:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ScontrolError(f"{config.scontrol} {arguments[0]}: {error}") from error
+        raise ScontrolError(f"{path} {arguments[0]}: {error}") from error
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip()[:200]
-        raise ScontrolError(f"{config.scontrol} {arguments[0]} failed ({done.returncode}): {said}")
+        raise ScontrolError(f"{path} {arguments[0]} failed ({done.returncode}): {said}", said)
     return done.stdout.decode("utf-8", "replace")
+
+
+def _run(config: Config, arguments: list[str], timeout: float) -> str:
+    return query(config, "scontrol", arguments, timeout)

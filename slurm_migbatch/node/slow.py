@@ -6,8 +6,17 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from slurm_migbatch.node import exits
+
+if TYPE_CHECKING:
+    from slurm_migbatch.node.config import Config
+    from slurm_migbatch.node.hookenv import HookEnv
+
+ASKING_S = 6.0
+"""How long a hook may ask Slurm whether other runs are over, after its own work."""
 
 
 def run(hook: str, etc: str, environ: dict[bytes, bytes], reason: str) -> tuple[int, str]:
@@ -15,9 +24,11 @@ def run(hook: str, etc: str, environ: dict[bytes, bytes], reason: str) -> tuple[
     from slurm_migbatch.mig.driver import DriverError
     from slurm_migbatch.node.conf import ConfError
     from slurm_migbatch.node.config import load
+    from slurm_migbatch.node.deadline import Deadline
     from slurm_migbatch.node.executor import Executor
     from slurm_migbatch.node.hookenv import HookEnv, HookEnvError
     from slurm_migbatch.node.journal import JournalError
+    from slurm_migbatch.node.liveness import LivenessError
     from slurm_migbatch.node.paths import PathsError
 
     os.environ.clear()
@@ -28,16 +39,34 @@ def run(hook: str, etc: str, environ: dict[bytes, bytes], reason: str) -> tuple[
         if inside:
             return exits.CONTEXT, inside
         config = load(etc, env.node)
-        code, line = Executor(config).run(env)
+        try:
+            executor = Executor(config)
+        except JournalError as error:
+            return without_journal(config, env, str(error))
+        code, line = executor.run(env)
+        # Without the agent nobody else looks for what an Epilog that never came has left.
+        with suppress(LivenessError, JournalError, DriverError):
+            executor.repairer.orphans(Deadline(ASKING_S))
     except HookEnvError as error:
         return exits.CONTEXT, str(error)
     except (ConfError, PathsError) as error:
         return exits.INSTALLATION, str(error)
-    except JournalError as error:
-        return exits.JOURNAL, str(error)
     except DriverError as error:
         return exits.UNSAFE, str(error)
     return code, f"{line} ({reason})" if line else ""
+
+
+def without_journal(config: Config, env: HookEnv, why: str) -> tuple[int, str]:
+    """The hook where the journal cannot even be opened. Raises PathsError."""
+    from slurm_migbatch.node import ending
+    from slurm_migbatch.node.caps import Caps
+    from slurm_migbatch.node.gpus import Gpus
+    from slurm_migbatch.node.paths import Paths
+    from slurm_migbatch.node.unwritable import Unwritable
+
+    paths = Paths.open(config)
+    ending.ensure(paths.run)
+    return Unwritable(config, paths, Gpus(config), Caps(config.proc_root, config.dev_root)).run(env, why)
 
 
 def inside_job(job: int) -> str:

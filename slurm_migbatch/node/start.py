@@ -25,7 +25,7 @@ from slurm_migbatch.mig.driver import Busy, DriverError, Gpu, GpuLost, Instance,
 from slurm_migbatch.mig.grant import Grant
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.node import choice, effects, guest, handoff, owner, plan, progress
+from slurm_migbatch.node import choice, effects, ending, guest, handoff, owner, plan, progress
 from slurm_migbatch.node.account import Site, account
 from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.config import Config
@@ -33,11 +33,14 @@ from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.hookenv import HookEnv
 from slurm_migbatch.node.journal import IN_FLIGHT, Journal, JournalError, Overlap, Run, Slice
+from slurm_migbatch.node.liveness import LivenessError
 from slurm_migbatch.node.paths import Paths
 from slurm_migbatch.node.repair import Repairer, lock_names
 
 ATTEMPTS = 12
 GRACE_S = 2.0
+ASKING_S = 10.0
+"""How long who finds no room may ask Slurm whether somebody's run is over."""
 HOST_TURNS_S = 3.0
 """How long a guest waits for a host that is starting or ending."""
 HOST_LOOKS_S = 0.05
@@ -138,6 +141,8 @@ class Starter:
 
     def _repair_all(self, deadline: Deadline) -> None:
         self._repairer.all(deadline, retry=True)
+        with suppress(LivenessError):
+            self._repairer.orphans(Deadline(min(deadline.remaining / 2, ASKING_S)))
         with self._journal.write():
             self._journal.set_meta("reconciled", self._journal.meta("boot_id"))
 
@@ -235,7 +240,8 @@ class Starter:
         for gpu in self._gpus.managed() if abandoned else ():
             if gpu.uuid in abandoned:
                 self._repairer.gpu(gpu, deadline)
-        if abandoned or any(not owner.alive(r.owner) for r in self._journal.runs("state IN ('starting','ending')")):
+        unfinished = self._journal.runs("state IN ('starting','ending')")
+        if abandoned or any(not owner.alive(r.owner) for r in unfinished) or ending.abandoned(self._paths.run):
             self._repairer.runs()
 
     def _write_claims(self, env: HookEnv, grant: Grant, who: str, claims: Sequence[choice.Claim]) -> None:

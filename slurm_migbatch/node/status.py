@@ -6,20 +6,30 @@ import socket
 from typing import Any
 
 from slurm_migbatch.mig.driver import DriverError, Gpu
-from slurm_migbatch.node import plan
+from slurm_migbatch.node import plan, unwritable
 from slurm_migbatch.node.client import SOCKET
 from slurm_migbatch.node.config import Config
+from slurm_migbatch.node.deadline import Deadline
 from slurm_migbatch.node.executor import Executor
+from slurm_migbatch.node.liveness import LivenessError, sentences
 
 
 def status(config: Config, executor: Executor) -> dict[str, Any]:
-    """GPUs with their layout and who holds what, zombies, the agent, the spool and the plan. Raises JournalError."""
+    """GPUs with their layout and who holds what, zombies, the agent, the spool and the plan. Raises JournalError.
+
+    `over` names runs that hold slices though Slurm has ended them, `unknown` says why that cannot be told.
+    """
     journal = executor.journal
     rows = journal.slices()
     try:
         gpus, problem = [_gpu(gpu) for gpu in executor.gpus.listed()], ""
     except DriverError as error:
         gpus, problem = [], str(error)
+    try:
+        running = journal.runs("state='running'")
+        over, unknown = sentences(executor.liveness.once(running, Deadline(config.scontrol_timeout))), ""
+    except LivenessError as error:
+        over, unknown = [], str(error)
     for gpu in gpus:
         gpu["slices"] = [
             {**row.place, "state": row.state, "job": row.job, "uid": row.uid, "mig_uuid": row.mig_uuid}
@@ -35,6 +45,9 @@ def status(config: Config, executor: Executor) -> dict[str, Any]:
         "driver": problem or "ok",
         "zombies": sum(row.state == "zombie" for row in rows),
         "runs": [run._asdict() for run in journal.runs("state<>'ended'")],
+        "over": over,
+        "unknown": unknown,
+        "journal_faults": unwritable.load(executor.paths.run).hooks,
         "spool": journal.spool_length(),
         "plan": plan.load(config.state_dir).version,
         "journal": journal.identity,

@@ -1,4 +1,4 @@
-"""Does any job hold more than Slurm gave it?
+"""Does any job hold more than Slurm gave it, or slices after Slurm has ended it?
 
 A node reads a job's grant from its comment. Users cannot write that marker, but should one get past the submit filter,
 what the node made is compared here with the GRES that slurmctld itself allocated.
@@ -53,4 +53,32 @@ def audit(nodes: Iterable[Node], jobs: Iterable[JobRow]) -> list[Excess]:
             for job, more in surplus.items()
             if job not in sharing or sum(more.values()) > 1
         )
+    return found
+
+
+@dataclass(frozen=True, order=True)
+class Orphan:
+    """A run that holds slices on `node` though Slurm does not have it there."""
+
+    node: str
+    job: int
+    restart: int
+
+    def __str__(self) -> str:
+        return f"job {self.job} run {self.restart} holds slices on {self.node}, where Slurm no longer has it"
+
+
+def orphans(held: Iterable[tuple[str, int, int]], jobs: Iterable[JobRow]) -> set[Orphan]:
+    """Runs that hold slices (node, job, restart count) where no active job of Slurm's has a node of that name.
+
+    Each run is one for a moment at its end, until its node has told of it. The restart count of a job in COMPLETING is
+    the next run's already.
+    """
+    there: dict[int, JobRow] = {row.job_id: row for row in jobs if row.active}
+    found = set()
+    for node, job, restart in held:
+        row = there.get(job)
+        later = row is not None and row.state != "COMPLETING" and row.restarts > restart
+        if row is None or later or (row.nodes and node not in row.nodes):
+            found.add(Orphan(node, job, restart))
     return found

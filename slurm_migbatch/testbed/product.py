@@ -187,6 +187,7 @@ class Product:
             "TokenFile": str(self.etc / "token"),
             "ScontrolPath": str(self.bed.bin / "scontrol"),
             "SlurmConf": str(self.bed.slurm_conf),
+            "SlurmdSpoolDir": f"{nodes}/spool",
             **self.bed.spec.node_conf,
         }
 

@@ -26,6 +26,17 @@ exit $(cat {code} 2>/dev/null || echo 0)
 """
 
 
+SQUEUE = """#!/bin/sh
+for word; do case $word in --jobs=*) job=${{word#--jobs=}};; esac; done
+echo "$job" >> {root}/squeue.log
+if test -e {root}/squeue.down; then
+    echo "slurm_load_jobs error: Unable to contact slurm controller (connect failure)" >&2; exit 1
+elif test -e {root}/squeue/$job; then cat {root}/squeue/$job
+elif test -d {root}/squeue; then echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1
+else echo "$job 0 RUNNING {name}"; fi
+"""
+
+
 class Node:
     """A machine directory with everything a node has: driver, /proc, /dev, node.conf, state and run directories."""
 
@@ -36,11 +47,15 @@ class Node:
         self.etc = root / "etc"
         self.etc.mkdir()
         self.scontrol_log = root / "scontrol.log"
-        scontrol = root / "scontrol"
+        (root / "bin").mkdir()
+        scontrol = root / "bin" / "scontrol"
         scontrol.write_text(
             SCONTROL.format(log=self.scontrol_log, answer=root / "scontrol.answer", code=root / "scontrol.code")
         )
         scontrol.chmod(0o755)
+        squeue = root / "bin" / "squeue"
+        squeue.write_text(SQUEUE.format(root=root, name=name))
+        squeue.chmod(0o755)
         self.settings = {
             "StateDir": root / "state",
             "RunDir": root / "run",
@@ -49,6 +64,7 @@ class Node:
             "DevRoot": self.machine.dev_root,
             "BootIdFile": self.machine.boot_id_file,
             "ScontrolPath": scontrol,
+            "SlurmdSpoolDir": root / "spool",
             "HookDeadline": 20,
             "BusyRetry": 0.05,
         } | (settings or {})
@@ -137,6 +153,16 @@ class Node:
 
     def scontrol_calls(self):
         return self.scontrol_log.read_text().splitlines() if self.scontrol_log.exists() else []
+
+    def slurm_says(self, *rows):
+        """What squeue answers of each job: `<job> <restarts> <state> [<nodes>]`; it knows no others from now on."""
+        (self.root / "squeue").mkdir(exist_ok=True)
+        for row in rows:
+            (self.root / "squeue" / row.split()[0]).write_text(f"{row}\n")
+
+    def asked_slurm(self):
+        log = self.root / "squeue.log"
+        return [int(job) for job in log.read_text().split()] if log.exists() else []
 
     def make_by_hand(self, profile, start, size, gpu=0):
         driver = NvmlDriver(str(self.machine.library))

@@ -483,13 +483,3 @@ def test_a_prolog_that_cannot_get_a_lock_in_time_gives_up(new_node):
     assert node.slices("intent")  # the lock was not ours to undo it
     node.reconcile()
     node.check()
-
-
-def test_a_full_disk_is_told_and_drains(node, monkeypatch):
-    node.prolog(1, "[mig:1g.10gb:1]")
-    pages = node.journal._link.execute("PRAGMA page_count").fetchone()[0]
-    node.journal._link.execute(f"PRAGMA max_page_count={pages}")
-    code, line = node.prolog(2, "[mig:1g.10gb:1]" + " " * 0, SLURM_JOB_ACCOUNT="a" * 60)
-    while code == exits.OK:
-        code, line = node.prolog(int(line.split()[1]) + 1, "[mig:1g.10gb:1]")
-    assert code == exits.JOURNAL and "full" in line

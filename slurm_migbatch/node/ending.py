@@ -1,0 +1,102 @@
+"""Notes that a job is over here: `RunDir/ending/<job>.<restart>`, the first thing that an Epilog writes.
+
+`client.py` makes the note before it asks anybody, so that an Epilog that is killed, or cannot get a lock or the journal
+in time, is finished by the next hook, the agent or `migbatch node reconcile`. It says that all runs of the job up to
+that restart count are over; its text is the exit code, where slurmd told one. The Epilog's process holds a lock on it
+while it lives, so that nobody gets in its way. The note goes once the runs have ended in the journal. RunDir is the
+right place: no run and no slice outlives a boot either.
+
+The restart count of slurmd's Epilog may be that of the next run already. So a Prolog does what notes of its own job say
+before it begins.
+"""
+
+# Hooks do without pathlib: importing it takes longer than a warm start.
+# ruff: noqa: PTH208
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+from slurm_migbatch.node import effects
+
+NAME = "ending"
+ALL = 0xFFFF
+
+
+class Note(NamedTuple):
+    """Runs of `job` up to `restart` are over."""
+
+    job: int
+    restart: int
+
+    @property
+    def path(self) -> str:
+        """Below RunDir."""
+        return f"{NAME}/{self.job}.{self.restart}"
+
+
+def ensure(run: int) -> None:
+    """Make the directory in RunDir (an open descriptor) for notes. Raises OSError."""
+    with suppress(FileExistsError):
+        os.mkdir(NAME, 0o700, dir_fd=run)
+
+
+def make(run: int, job: int, restart: int | None) -> None:
+    """Make the note. Raises OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    os.close(os.open(Note(job, ALL if restart is None else restart).path, flags, 0o600, dir_fd=run))
+
+
+def listed(run: int, job: int | None = None) -> Iterator[Note]:
+    """Every note, or those of one job."""
+    handle = os.open(NAME, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=run)
+    try:
+        names = os.listdir(handle)
+    finally:
+        os.close(handle)
+    for name in names:
+        head, _, tail = name.partition(".")
+        if head.isdigit() and tail.isdigit() and job in (None, int(head)):
+            yield Note(int(head), int(tail))
+
+
+def abandoned(run: int) -> list[Note]:
+    """Notes whose Epilog's process is gone."""
+    return [note for note in listed(run) if not _held(run, note)]
+
+
+def _held(run: int, note: Note) -> bool:
+    try:
+        handle = os.open(note.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=run)
+    except FileNotFoundError:
+        return True  # done meanwhile
+    try:
+        os.lockf(handle, os.F_TEST, 0)
+    except PermissionError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+def exit_code(run: int, note: Note) -> int | None:
+    """What the note says of how the job ended. Raises FileNotFoundError where the note is gone."""
+    handle = os.open(note.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=run)
+    try:
+        text = os.read(handle, 16)
+    finally:
+        os.close(handle)
+    ended, _, by = text.partition(b":")
+    if not ended.isdigit() or not by.isdigit():
+        return None
+    return 128 + int(by) if int(by) else int(ended)
+
+
+def remove(run: int, note: Note) -> None:
+    """Take the note away; harmless where it is gone."""
+    effects.point("ending unlink")
+    with suppress(FileNotFoundError):
+        os.unlink(note.path, dir_fd=run)

@@ -1,0 +1,169 @@
+"""Which runs Slurm no longer has on this node: for a run whose Epilog died before it could do anything, or never came.
+
+A run counts as over only where all of this holds, twice, PAUSE_S apart:
+
+- It has had its slices for SETTLED_S; so its Prolog is over and Slurm had time to start its first step.
+- slurmd has no step of the job. Every slurmstepd listens on a socket `<spool directory>/<node>_<job>.<step>` as long as
+  it lives, which the kernel lists (seen on 22.05, 24.11 and 26.05).
+- slurmctld says so: it does not know the job, or the job waits or has ended, or it runs elsewhere, or in a later run.
+  A job in COMPLETING is not over on the nodes where its Epilog is still to come; slurmctld names just those.
+
+What cannot be observed (slurmctld does not answer, answers oddly or too late) is no observation: the run stays.
+
+squeue is asked for columns that no user can write. An ordinary hook never comes here: only a run that is settled and
+has no step is asked about.
+"""
+
+# Hooks do without pathlib: importing it takes longer than a warm start.
+# ruff: noqa: PTH119, PTH120, PTH123
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from slurm_migbatch.node.config import Config
+from slurm_migbatch.node.deadline import Deadline
+from slurm_migbatch.node.journal import Run
+
+SETTLED_S = 10.0
+PAUSE_S = 2.0
+SOCKETS = "/proc/net/unix"
+LONGEST_LIST = 65536
+
+FINAL: tuple[str, ...] = (
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+)
+FINAL += ("REVOKED", "TIMEOUT")
+WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+UNKNOWN = "Invalid job id specified"
+
+
+class LivenessError(RuntimeError):
+    """It cannot be told which runs are over; the message says why."""
+
+
+class Job(NamedTuple):
+    """What slurmctld says of a job: how often it was requeued, its state as squeue words it, and its nodes."""
+
+    restarts: int
+    state: str
+    nodes: tuple[str, ...]
+
+
+class Liveness:
+    """Asks slurmd's steps and slurmctld which runs of this node are over."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    def over(self, runs: Iterable[Run], deadline: Deadline, *, pause: float | None = None) -> list[Run]:
+        """Those of the `running` runs that are over, by two observations. Raises LivenessError."""
+        found = self.once(runs, deadline)
+        if not found:
+            return []
+        wait = PAUSE_S if pause is None else pause
+        if deadline.remaining < wait:
+            raise LivenessError("there is no time left to look at Slurm twice")
+        time.sleep(wait)
+        return self.once(found, deadline)
+
+    def once(self, runs: Iterable[Run], deadline: Deadline) -> list[Run]:
+        """The same by one observation. Raises LivenessError."""
+        now = time.time()
+        settled = [run for run in runs if run.state == "running" and now - run.since >= SETTLED_S]
+        if not settled:
+            return []
+        alive = steps(self._config.node, self._config.spool_dir)
+        return [run for run in settled if run.job not in alive and self._gone(run, deadline)]
+
+    def _gone(self, run: Run, deadline: Deadline) -> bool:
+        return is_over(run, self._config.node, self._job(run.job, deadline))
+
+    def _job(self, job: int, deadline: Deadline) -> Job | None:
+        """slurmctld's word on a job; None where it says that there is no such job."""
+        from slurm_migbatch.node import scontrol
+
+        columns = f"JobID:.12,RestartCnt:.12,State:.24,NodeList:.{LONGEST_LIST}"
+        asked = ["--noheader", "--all", "--local", "--states=all", f"--jobs={job}", f"--Format={columns}"]
+        try:
+            text = scontrol.query(self._config, "squeue", asked, deadline.remaining)
+        except scontrol.ScontrolError as error:
+            if error.said.endswith(UNKNOWN):
+                return None
+            raise LivenessError(f"slurmctld cannot be asked about job {job}: {error}") from None
+        rows = [line.split() for line in text.splitlines() if line.strip()]
+        if any(not 3 <= len(row) <= 4 or not row[0].isdigit() or not row[1].isdigit() for row in rows):
+            raise LivenessError(f"squeue's answer about job {job} has a form that this release does not know")
+        mine = [row for row in rows if int(row[0]) == job]  # others are tasks of its array or parts of its het job
+        if len(mine) != 1:
+            raise LivenessError(f"squeue has {len(mine)} rows of job {job}")
+        row = mine[0]
+        return Job(int(row[1]), row[2], self._expand(row[3], deadline) if len(row) == 4 else ())
+
+    def _expand(self, nodes: str, deadline: Deadline) -> tuple[str, ...]:
+        if len(nodes) >= LONGEST_LIST:
+            raise LivenessError("squeue's list of nodes is cut off")
+        if not re.search(r"[\[,]", nodes):
+            return (nodes,)
+        from slurm_migbatch.node import scontrol
+
+        try:
+            text = scontrol.query(self._config, "scontrol", ["show", "hostnames", nodes], deadline.remaining)
+        except scontrol.ScontrolError as error:
+            raise LivenessError(str(error)) from None
+        return tuple(text.split())
+
+
+def is_over(run: Run, node: str, job: Job | None) -> bool:
+    """Whether slurmctld's word means that the run is over on the node and no Epilog of it is to come.
+
+    A state that is not known here counts as going on. The restart count rises before the Epilog of the run before.
+    """
+    if job is None:
+        return True
+    if job.state != "COMPLETING" and (job.state in FINAL or job.state in WAITING or job.restarts > run.restart):
+        return True
+    return bool(job.nodes) and node not in job.nodes
+
+
+def steps(node: str, spool: str = "", sockets: str = SOCKETS) -> set[int]:
+    """Jobs of which a slurmstepd lives here, for the node's name in Slurm. Raises LivenessError.
+
+    Only a socket that belongs to root counts: any user can give one of his the same name elsewhere. `spool` is the
+    directory in which it must lie, where several nodes of one name live on a machine.
+    """
+    form = re.compile(re.escape(node) + r"_([0-9]{1,10})\.[0-9.]{1,24}")
+    try:
+        with open(sockets, encoding="utf-8", errors="surrogateescape") as file:
+            paths = [words[7] for line in file if len(words := line.rstrip("\n").split(None, 7)) == 8]
+    except OSError as error:
+        raise LivenessError(f"{sockets} cannot be read: {error.strerror}") from None
+    found = set()
+    for path in paths:
+        match = form.fullmatch(os.path.basename(path))
+        if match is not None and (not spool or os.path.dirname(path) == spool) and _is_roots(path):
+            found.add(int(match[1]))
+    return found
+
+
+def _is_roots(path: str) -> bool:
+    try:
+        return os.lstat(path).st_uid == 0
+    except OSError:
+        return False
+
+
+def sentences(runs: Sequence[Run]) -> list[str]:
+    """What `node status` says of runs that are over."""
+    return [f"{run}: Slurm no longer has it here, and its Epilog has not released its slices" for run in runs]

@@ -1,0 +1,167 @@
+"""Prolog and Epilog while the journal cannot be written: a full disk, one that was mounted read-only, a lock held long.
+
+Nothing here needs the journal. The hand-offs in RunDir (on another file system, in memory) say which slices a run has,
+the driver says which devices belong to them.
+
+A Prolog closes what it had opened so far, leaves a hand-off without slices, so that no task runs, and sends the job
+back to the queue. An Epilog closes the devices of its job's slices; its note (`ending.py`) stays, and the agent or a
+later hook ends the run in the journal once that can be written. What was refused meanwhile is recorded then, too
+(`Repairer.strays`).
+
+Both exit with 0: a fault that passes is no reason to drain a node. One that does not pass is: after ErrorsBeforeDrain
+hooks in a row over at least LASTS_S the node is drained, with the fault as the reason, and counting begins again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from typing import NamedTuple
+
+from slurm_migbatch.mig.driver import DriverError
+from slurm_migbatch.mig.grant import GrantError
+from slurm_migbatch.node import ending, exits, grants, handoff
+from slurm_migbatch.node.caps import Caps, CapsError
+from slurm_migbatch.node.config import Config
+from slurm_migbatch.node.deadline import Deadline, TooLate, locked
+from slurm_migbatch.node.gpus import Gpus
+from slurm_migbatch.node.hookenv import HookEnv
+from slurm_migbatch.node.paths import Paths
+
+LASTS_S = 120.0
+ASKING_S = 10.0
+NAME = "journal-faults"
+ENDED = "its job has ended"
+REFUSED = "the node's journal cannot be written"
+
+
+class Faults(NamedTuple):
+    """Hooks in a row that could not write the journal, and when (unix s) the first of them could not."""
+
+    hooks: int = 0
+    since: float = 0.0
+
+
+def load(run: int) -> Faults:
+    """What RunDir (an open descriptor) says of them."""
+    try:
+        handle = os.open(NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=run)
+    except OSError:
+        return Faults()
+    with os.fdopen(handle, encoding="ascii", errors="replace") as file:
+        count, _, since = file.read(64).partition(" ")
+    try:
+        return Faults(int(count), float(since))
+    except ValueError:
+        return Faults()
+
+
+def clear(run: int) -> None:
+    """The journal was written."""
+    with suppress(OSError):
+        os.unlink(NAME, dir_fd=run)
+
+
+def lasting(faults: Faults, config: Config, now: float) -> bool:
+    """Whether the node has to be drained."""
+    if config.on_error == "drain":
+        return True
+    return faults.hooks >= config.errors_before_drain > 0 and now - faults.since >= LASTS_S
+
+
+class Unwritable:
+    """Runs one hook without the journal."""
+
+    def __init__(self, config: Config, paths: Paths, gpus: Gpus, caps: Caps) -> None:
+        self._config = config
+        self._paths = paths
+        self._gpus = gpus
+        self._caps = caps
+
+    def run(self, env: HookEnv, why: str) -> tuple[int, str]:
+        """Exit code and line. `why` is the journal's fault."""
+        deadline = Deadline(ASKING_S)
+        if env.hook == "epilog":
+            return self._epilog(env, why, deadline)
+        with suppress(GrantError):  # one that cannot be read is sent back as well
+            if grants.find(self._config, env, deadline) is None:
+                return exits.OK, ""
+        return self._prolog(env, why, deadline)
+
+    def _prolog(self, env: HookEnv, why: str, deadline: Deadline) -> tuple[int, str]:
+        from slurm_migbatch.node import scontrol
+
+        restart = env.restart or 0
+        problem = self._close(env.job, restart, REFUSED)
+        told = True
+        try:
+            handoff.write(self._paths.job, handoff.Handoff(env.job, restart, env.uid, (), REFUSED))
+        except OSError as error:
+            told, problem = False, f"{problem}; no word for its tasks: {error.strerror}"
+        drained = self._count(why, deadline)
+        try:
+            scontrol.requeue(self._config, env.job, max(deadline.remaining, 2.0))
+        except scontrol.ScontrolError as error:
+            code = exits.OK if told and drained else exits.JOURNAL
+            return code, f"{env.run}: cannot be requeued ({error}), so its tasks will fail; {why}{problem}"
+        return (exits.OK if drained else exits.JOURNAL), f"{env.run}: sent back to the queue; {why}{problem}"
+
+    def _epilog(self, env: HookEnv, why: str, deadline: Deadline) -> tuple[int, str]:
+        upto = ending.ALL if env.restart is None else env.restart
+        with suppress(OSError):
+            ending.make(self._paths.run, env.job, env.restart)
+        problem = self._close(env.job, upto, ENDED)
+        self._count(why, deadline)
+        then = "the agent or a later hook finishes the release"
+        return exits.OK, f"{env.run}: its devices are closed, {then}; {why}{problem}"
+
+    def _close(self, job: int, upto: int, reason: str) -> str:
+        """Close the devices of the job's slices, but not of one that another job has too; what went wrong."""
+        given = {key: handoff.load(self._paths.job, *key) for key in set(handoff.listed(self._paths.job))}
+        ready = {key: found for key, found in given.items() if found is not None and found.slices}
+        mine = [found for key, found in ready.items() if key[0] == job and key[1] <= upto]
+        others = {g.mig_uuid for found in ready.values() if found not in mine for g in found.slices}
+        wanted = {g.mig_uuid for found in mine for g in found.slices} - others
+        problem = ""
+        try:
+            for gpu in self._gpus.managed() if wanted else ():
+                for instance in gpu.instances():
+                    if instance.mig_uuid in wanted:
+                        self._caps.assign(self._caps.minors(gpu.minor, instance.gi_id, instance.ci_id or 0), 0)
+        except (DriverError, CapsError) as error:
+            problem = f"; not all devices are closed: {error}"
+        for found in mine:
+            with suppress(OSError):
+                handoff.write(self._paths.job, found._replace(slices=(), reason=reason, progress=""))
+        return problem
+
+    def _count(self, why: str, deadline: Deadline) -> bool:
+        """Count this fault, and drain the node where it lasts. False where that was due and could not be done."""
+        now = time.time()
+        try:
+            with locked(self._paths.lock, [NAME], deadline):
+                before = load(self._paths.run)
+                faults = Faults(before.hooks + 1, before.since or now)
+                drain = lasting(faults, self._config, now)
+                clear(self._paths.run) if drain else self._store(faults)
+        except (TooLate, OSError):
+            return True  # not counted; the next one is
+        if not drain:
+            return True
+        from slurm_migbatch.node import scontrol
+
+        minutes = f"for {(now - faults.since) / 60:.0f} minutes, {faults.hooks} hooks in a row"
+        try:
+            scontrol.drain(self._config, f"journal not writable {minutes}: {why}", max(deadline.remaining, 2.0))
+        except scontrol.ScontrolError:
+            return False
+        return True
+
+    def _store(self, faults: Faults) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        handle = os.open(NAME, flags, 0o600, dir_fd=self._paths.run)
+        try:
+            os.write(handle, f"{faults.hooks} {faults.since!r}\n".encode("ascii"))
+        finally:
+            os.close(handle)

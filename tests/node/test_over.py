@@ -1,0 +1,290 @@
+"""Runs that are over though no Epilog has released them: what is found, and what must never be taken for over."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+from nodes import ALICE, BOB, in_child
+from test_agent import agent_process, run_hook
+
+from slurm_migbatch.node import client, ending, exits, liveness
+from slurm_migbatch.node.deadline import Deadline, locked
+from slurm_migbatch.node.liveness import Job, LivenessError, is_over
+from slurm_migbatch.node.repair import run_lock
+from slurm_migbatch.node.status import status
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    """Runs are settled as soon as they have begun, and two looks come right after each other."""
+    monkeypatch.setattr(liveness, "SETTLED_S", 0.0)
+    monkeypatch.setattr(liveness, "PAUSE_S", 0.0)
+
+
+@contextmanager
+def step(node, job, name="4294967291", uid=0):
+    """A socket as slurmstepd has one."""
+    spool = node.root / "spool"
+    spool.mkdir(exist_ok=True)
+    path = spool / f"{node.name}_{job}.{name}"
+    with socket.socket(socket.AF_UNIX) as link:
+        link.bind(str(path))
+        os.chown(path, uid, -1)
+        yield
+    path.unlink()
+
+
+def through_reconcile(node):
+    assert node.executor.reconcile(Deadline(30))[1] == ""
+
+
+def through_a_hook(node):
+    """Without the agent."""
+    code, line = run_hook(node, "prolog", 70, "[mig:1g.10gb:1]", uid=BOB)
+    assert code == exits.OK, line
+    assert run_hook(node, "epilog", 70)[0] == exits.OK
+
+
+def through_the_agent(node):
+    node.configure(ReconcileEvery=0.2)
+    with agent_process(node):
+        end = time.monotonic() + 60
+        while node.slices("held") and time.monotonic() < end:
+            time.sleep(0.1)
+
+
+def through_lack_of_room(node):
+    node.configure(ReconcileEvery=600)
+    with agent_process(node):
+        code, line = run_hook(node, "prolog", 71, "[mig:7g.80gb:1]", uid=BOB)
+        assert code == exits.OK and "sent back" not in line, line
+        assert run_hook(node, "epilog", 71)[0] == exits.OK
+
+
+@pytest.mark.parametrize(
+    "way", [through_reconcile, through_a_hook, through_the_agent, through_lack_of_room], ids=lambda way: way.__name__
+)
+@pytest.mark.parametrize("said", ["", "1 0 COMPLETED n1", "1 1 PENDING", "1 0 RUNNING n2,n3", "1 1 RUNNING n1"])
+def test_a_run_whose_epilog_never_came_is_ended(node, way, said):
+    assert node.prolog(1, "[mig:2g.20gb:1]")[0] == exits.OK
+    node.slurm_says(*([said] if said else []))
+    (node.root / "scontrol.answer").write_text("n2\nn3\n")
+    node.forget_executor()
+    way(node)
+    assert not node.slices("held")
+    assert [(event["job"], event["exit_code"]) for event in node.events("stop") if event["job"] == 1] == [(1, None)]
+    node.check()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "1 0 RUNNING n1",
+        "1 0 SUSPENDED n1",
+        "1 0 CONFIGURING n1",
+        "1 0 COMPLETING n1",
+        "1 1 COMPLETING n1",  # requeued; the first run's Epilog is still to come
+        "1 0 STOPPED n1",
+        "1 0 SOMETHING_NEW n1",
+        "1 0 RESIZING",
+        "2 0 COMPLETED n1",
+        "garbage",
+        "1 x COMPLETED n1",
+    ],
+)
+def test_a_run_that_may_go_on_is_left_alone(node, said):
+    node.prolog(1, "[mig:2g.20gb:1]")
+    node.slurm_says()
+    (node.root / "squeue" / "1").write_text(f"{said}\n")
+    node.executor.reconcile(Deadline(30))
+    assert node.asked_slurm() == [1]
+    assert [row.job for row in node.slices("held")] == [1]
+    node.check()
+
+
+def test_a_job_of_another_node_in_completing_is_over_here():
+    assert is_over(run(1), "n1", Job(0, "COMPLETING", ("n2",)))
+    assert not is_over(run(1), "n1", Job(0, "COMPLETING", ("n1", "n2")))
+    assert not is_over(run(1), "n1", Job(0, "COMPLETING", ()))
+
+
+def run(job, restart=0):
+    from slurm_migbatch.node.journal import Run
+
+    return Run(job, restart, ALICE, "", "", "", "", "running")
+
+
+def test_where_slurm_does_not_answer_nothing_is_ended(node):
+    node.prolog(1, "[mig:2g.20gb:1]")
+    (node.root / "squeue.down").touch()
+    done, unknown = node.executor.reconcile(Deadline(30))
+    assert done == [] and "slurmctld cannot be asked about job 1" in unknown
+    assert "cannot be asked" in status(node.config, node.executor)["unknown"]
+    assert run_hook(node, "prolog", 2, "[mig:1g.10gb:1]")[0] == exits.OK
+    assert {row.job for row in node.slices("held")} == {1, 2}
+    node.check()
+
+
+def test_one_look_is_not_enough(node, monkeypatch):
+    """slurmctld has the job again at the second look, as after a failover."""
+    node.prolog(1, "[mig:2g.20gb:1]")
+    node.slurm_says()
+    sleep = time.sleep
+    monkeypatch.setattr(liveness.time, "sleep", lambda s: (sleep(s), node.slurm_says("1 0 RUNNING n1")))
+    node.executor.reconcile(Deadline(30))
+    assert node.asked_slurm() == [1, 1]
+    assert node.slices("held")
+
+
+def test_a_step_keeps_its_run_whatever_slurmctld_says(node):
+    node.prolog(1, "[mig:2g.20gb:1]")
+    node.slurm_says()
+    with step(node, 1):
+        assert node.executor.reconcile(Deadline(30)) == ([], "")
+        assert node.asked_slurm() == [], "no need to ask"
+    with step(node, 1, uid=BOB):  # a user can make a socket of that name, but not root's
+        assert len(node.executor.reconcile(Deadline(30))[0]) == 1
+    node.check()
+
+
+@pytest.mark.parametrize("name", ["n1_1.0", "n1_1.4294967291", "n1_1.0.1", "n1_1.4294967290"])
+def test_steps_are_found_in_what_the_kernel_lists(tmp_path, name):
+    with socket.socket(socket.AF_UNIX) as link:
+        link.bind(str(tmp_path / name))
+        assert 1 in liveness.steps("n1", str(tmp_path))
+        assert liveness.steps("n2", str(tmp_path)) == set()
+        assert liveness.steps("n1", "/elsewhere") == set()
+        os.chown(tmp_path / name, BOB, -1)
+        assert liveness.steps("n1", str(tmp_path)) == set()
+    with pytest.raises(LivenessError):
+        liveness.steps("n1", "", str(tmp_path / "missing"))
+
+
+def test_a_run_that_has_just_begun_is_not_looked_at(node, monkeypatch):
+    monkeypatch.setattr(liveness, "SETTLED_S", 10.0)
+    node.prolog(1, "[mig:2g.20gb:1]")
+    node.slurm_says()
+    assert node.executor.reconcile(Deadline(30)) == ([], "")
+    assert node.asked_slurm() == []
+
+
+def test_status_tells_of_it(node):
+    node.prolog(1, "[mig:2g.20gb:1]")
+    node.slurm_says()
+    (line,) = status(node.config, node.executor)["over"]
+    assert "job 1 run 0" in line and node.slices("held")
+
+
+# -- what an Epilog notes first ------------------------------------------------------------------------------------
+
+
+def killed_at_first_sight_of(node, call):
+    """The Epilog of job 1 as its own process, killed right before it does `call` (a function of `client`)."""
+    environ = node.environ("epilog", 1, SLURM_JOB_EXIT_CODE2="3:0")
+
+    def die(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def work():
+        setattr(client, call, die)
+        return client.run("epilog", str(node.etc), environ)[0]
+
+    assert os.WIFSIGNALED(in_child(work)[0])
+
+
+@pytest.mark.parametrize("way", [through_reconcile, through_a_hook, through_the_agent], ids=lambda way: way.__name__)
+def test_an_epilog_killed_before_it_could_do_anything_is_made_up_for_without_slurm(node, way):
+    node.prolog(1, "[mig:2g.20gb:1]")
+    (node.root / "squeue.down").touch()
+    node.forget_executor()
+    killed_at_first_sight_of(node, "ask")
+    assert [note.job for note in ending.listed(node.executor.paths.run)] == [1]
+    node.forget_executor()
+    way(node)
+    assert not node.slices("held")
+    assert [event["exit_code"] for event in node.events("stop") if event["job"] == 1] == [3]
+    assert not list(ending.listed(node.executor.paths.run))
+    node.check()
+
+
+def test_an_epilog_that_does_not_get_the_lock_in_time_is_made_up_for(node):
+    node.prolog(1, "[mig:2g.20gb:1]")
+    node.configure(EpilogDeadline=0.3)
+    (node.root / "squeue.down").touch()
+    with locked(node.executor.paths.lock, [run_lock(1)], Deadline(1)):
+        code, line = run_hook(node, "epilog", 1)
+        assert code == exits.OK and "the agent or the next hook finishes" in line
+        node.reconcile()
+        assert node.slices("held"), "whoever has the lock works on it"
+    node.reconcile()
+    assert not node.slices("held")
+    assert [event["exit_code"] for event in node.events("stop")] == [0]
+    node.check()
+
+
+def test_a_note_left_behind_does_not_end_the_next_run(node):
+    """The Epilog of the first run is told the restart count of the second."""
+    node.prolog(1, "[mig:2g.20gb:1]")
+    ending.make(node.executor.paths.run, 1, 1)
+    assert node.prolog(1, "[mig:2g.20gb:1]", restart=1)[0] == exits.OK
+    node.reconcile()
+    assert [(row.job, row.restart) for row in node.slices("held")] == [(1, 1)]
+    assert not list(ending.listed(node.executor.paths.run))
+    node.check()
+
+
+def test_nobody_gets_in_the_way_of_an_epilog_that_lives(node):
+    node.prolog(1, "[mig:2g.20gb:1]")
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        client.note_end(str(node.config.run_dir), node.environ("epilog", 1))
+        os.write(write, b"x")
+        signal.pause()
+    os.read(read, 1)
+    try:
+        node.reconcile()
+        assert node.slices("held")
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    node.reconcile()
+    assert not node.slices("held")
+    node.check()
+
+
+def test_epilogs_and_others_hooks_beside_each_other(node):
+    """Many jobs end and start at once, with the agent: every run is released once, and no note stays."""
+    with agent_process(node):
+
+        def one(number):
+            for i in range(3):
+                job = 100 + number * 10 + i
+                environ = {k.decode(): v.decode() for k, v in node.environ("prolog", job, "[mig:1g.10gb:1]").items()}
+                hook = "import sys; from slurm_migbatch.node.client import main; main(sys.argv[1], sys.argv[2])"
+                for name in ("prolog", "epilog"):
+                    environ["SLURM_SCRIPT_CONTEXT"] = f"{name}_slurmd"
+                    line = [sys.executable, "-c", hook, name, str(node.etc)]
+                    assert subprocess.run(line, env=environ, check=False, capture_output=True).returncode == 0
+
+        threads = [threading.Thread(target=one, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not node.slices("held")
+    assert not list(ending.listed(node.executor.paths.run))
+    assert len(node.events("stop")) == len(node.events("start")) == 18
+    node.check()
+
+
+@pytest.mark.parametrize("job", ["", "x", "1/../../2", "-1", "99999999999"])
+def test_an_odd_job_id_makes_no_note(node, job):
+    client.note_end(str(node.config.run_dir), {b"SLURM_JOB_ID": job.encode()})
+    assert not list(ending.listed(node.executor.paths.run))

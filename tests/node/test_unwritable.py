@@ -1,0 +1,219 @@
+"""A journal that cannot be written: a disk that is really full, one that is read-only, a lock that is really held."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+
+import pytest
+from nodes import ALICE, BOB
+from test_agent import agent_process, run_hook
+
+from slurm_migbatch.node import ending, exits, plan, unwritable
+from slurm_migbatch.node.journal import NAME
+from slurm_migbatch.node.status import status
+
+
+@pytest.fixture
+def small(new_node, tmp_path):
+    """A node whose StateDir is a small file system of its own."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=0755", "migbatch-test", disk], check=True)
+    settings = {"StateDir": disk / "state", "ProgressDir": tmp_path / "progress", "ScontrolTimeout": 5}
+    node = new_node(HookDeadline=1, EpilogDeadline=1, **settings)
+    node.disk = disk
+    try:
+        yield node
+    finally:
+        node.forget_executor()
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+@contextmanager
+def full(node):
+    """Not a byte is left."""
+    ballast = node.disk / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        for size in (65536, 4096, 1):
+            with suppress(OSError):
+                while file.write(b"x" * size):
+                    pass
+    try:
+        yield
+    finally:
+        ballast.unlink()
+
+
+@contextmanager
+def read_only(node):
+    subprocess.run(["mount", "-o", "remount,ro", node.disk], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["mount", "-o", "remount,rw", node.disk], check=True)
+
+
+HOLD = """
+import sqlite3, sys
+link = sqlite3.connect(sys.argv[1], isolation_level=None)
+link.execute("BEGIN IMMEDIATE")
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def locked(node):
+    """Another process has the journal locked."""
+    line = [sys.executable, "-c", HOLD, f"{node.config.state_dir}/{NAME}"]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"locked\n"
+        try:
+            yield
+        finally:
+            holder.kill()  # a hook that was forked meanwhile has the pipe open too
+
+
+@contextmanager
+def without_agent(node):
+    node.forget_executor()
+    yield
+
+
+@contextmanager
+def with_agent(node):
+    with agent_process(node):
+        yield
+
+
+FAULTS = pytest.mark.parametrize("fault", [full, read_only, locked], ids=lambda fault: fault.__name__)
+# A file system on which the agent has its journal open cannot be remounted read-only by hand.
+CASES = [(without_agent, full), (without_agent, read_only), (without_agent, locked), (with_agent, full)]
+CASES += [(with_agent, locked)]
+WAYS = pytest.mark.parametrize("way,fault", CASES, ids=lambda part: part.__name__)
+
+
+def devices(node, uid):
+    """How many capability devices are the user's."""
+    place = node.machine.dev_root / "nvidia-caps"
+    return sum(path.stat().st_uid == uid for path in place.iterdir()) if place.exists() else 0
+
+
+def faults(node):
+    """How many hooks in a row could not write the journal."""
+    run = os.open(node.config.run_dir, os.O_RDONLY)
+    try:
+        return unwritable.load(run).hooks
+    finally:
+        os.close(run)
+
+
+@WAYS
+def test_a_prolog_sends_its_job_back_and_the_node_goes_on(small, fault, way):
+    assert small.prolog(9, "[mig:1g.10gb:1]")[0] == exits.OK
+    with way(small), fault(small):
+        code, line = run_hook(small, "prolog", 1, "[mig:2g.20gb:1]", uid=BOB)
+        assert code == exits.OK and "sent back" in line and "journal" in line, line
+        assert small.scontrol_calls() == ["requeue 1"]
+        assert devices(small, BOB) == 0
+    assert small.handoff(1).slices == ()
+    small.reconcile()
+    assert [event["job"] for event in small.events("misfit")] == [1], "recorded once that could be done"
+    small.check()
+    assert small.prolog(1, "[mig:2g.20gb:1]", uid=BOB, restart=1)[0] == exits.OK
+    small.check()
+
+
+@WAYS
+def test_an_epilog_closes_the_devices_and_is_finished_later(small, fault, way):
+    small.prolog(1, "[mig:2g.20gb:1,1g.10gb:1]")
+    small.prolog(2, "[mig:1g.10gb:1]", uid=BOB)
+    assert (devices(small, ALICE), devices(small, BOB)) == (4, 2)
+    with way(small), fault(small):
+        code, line = run_hook(small, "epilog", 1)
+        assert code == exits.OK and "devices are closed" in line, line
+        assert (devices(small, ALICE), devices(small, BOB)) == (0, 2)
+        assert faults(small) == 1
+    assert small.scontrol_calls() == []
+    code, line = run_hook(small, "prolog", 3, "[mig:1g.10gb:1]")
+    assert code == exits.OK and "sent back" not in line
+    assert {row.job for row in small.slices("held")} == {2, 3}
+    assert [(event["job"], event["exit_code"]) for event in small.events("stop")] == [(1, 0)]
+    assert not list(ending.listed(small.executor.paths.run))
+    assert faults(small) == status(small.config, small.executor)["journal_faults"] == 0, "forgiven"
+    small.check()
+
+
+def test_a_slice_that_another_job_shares_stays_open(small):
+    small.prolog(9, "[mig:2g.20gb:1]")
+    (row,) = small.slices("held")
+    slot = [row.slot.profile.name, *row.slot.placement]
+    raw = {"version": 7, "gpus": {row.gpu: [slot]}, "guests": {"1": [row.gpu, *slot, 9, 0]}}
+    plan.store(str(small.config.state_dir), json.dumps(raw).encode())
+    assert small.prolog(1, "[mig:guest:1]")[0] == exits.OK
+    with locked(small):
+        assert run_hook(small, "epilog", 9)[0] == exits.OK
+        assert devices(small, ALICE) == 2
+        assert run_hook(small, "epilog", 1)[0] == exits.OK
+        assert devices(small, ALICE) == 0
+    small.reconcile()
+    assert not small.slices("held")
+    small.check()
+
+
+def test_a_lock_that_goes_in_time_only_delays(small):
+    small.configure(HookDeadline=20)
+    small.prolog(9, "[mig:1g.10gb:1]")
+    with locked(small):
+        answers = []
+        waiting = threading.Thread(target=lambda: answers.append(run_hook(small, "prolog", 1, "[mig:1g.10gb:1]")))
+        waiting.start()
+        time.sleep(3)
+        assert not answers
+    waiting.join()
+    assert answers[0][0] == exits.OK and "sent back" not in answers[0][1]
+    small.check()
+
+
+@FAULTS
+def test_a_fault_that_lasts_drains_the_node_with_a_reason(small, fault, monkeypatch):
+    small.configure(ErrorsBeforeDrain=3)
+    small.prolog(9, "[mig:1g.10gb:1]")
+    small.forget_executor()
+    with fault(small):
+        for job in (1, 2, 3, 4):
+            assert run_hook(small, "prolog", job, "[mig:1g.10gb:1]")[0] == exits.OK
+        assert not [call for call in small.scontrol_calls() if call.startswith("update")], "it may pass"
+        monkeypatch.setattr(unwritable, "LASTS_S", 0.0)
+        assert run_hook(small, "prolog", 5, "[mig:1g.10gb:1]")[0] == exits.OK
+        assert run_hook(small, "prolog", 6, "[mig:1g.10gb:1]")[0] == exits.OK
+    (drain,) = [call for call in small.scontrol_calls() if call.startswith("update")]
+    assert drain.startswith(
+        "update NodeName=n1 State=DRAIN Reason=migbatch: journal not writable for 0 minutes, 5 hooks"
+    )
+    assert "requeue 5" in small.scontrol_calls()
+
+
+def test_where_neither_works_the_exit_code_drains(small, monkeypatch):
+    small.prolog(9, "[mig:1g.10gb:1]")
+    small.forget_executor()
+    (small.root / "scontrol.code").write_text("1\n")
+    with locked(small):
+        code, line = run_hook(small, "prolog", 1, "[mig:1g.10gb:1]")
+        assert code == exits.OK and "its tasks will fail" in line
+        small.configure(OnError="drain")
+        assert run_hook(small, "prolog", 2, "[mig:1g.10gb:1]")[0] == exits.JOURNAL
+
+
+def test_a_job_without_slices_is_not_sent_back(small):
+    small.prolog(9, "[mig:1g.10gb:1]")
+    small.forget_executor()
+    (small.root / "scontrol.answer").write_text("JobId=1 TresPerNode=gres/gpu:1\n")
+    with locked(small):
+        assert run_hook(small, "prolog", 1, "", uid=0) == (exits.OK, "-")
+        assert run_hook(small, "prolog", 2, "") == (exits.OK, "-")
+    assert os.path.exists(small.scontrol_log) and not [c for c in small.scontrol_calls() if c.startswith("requeue")]
