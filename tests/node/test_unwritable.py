@@ -12,19 +12,20 @@ import pytest
 from nodes import ALICE, BOB
 from test_agent import agent_process, run_hook
 
-from slurm_migbatch.node import ending, exits, plan, unwritable
+from slurm_migbatch.node import ending, executor, exits, plan, unwritable
 from slurm_migbatch.node.journal import NAME
 from slurm_migbatch.node.status import status
 
 
 @pytest.fixture
-def small(new_node, tmp_path):
+def small(new_node, tmp_path, monkeypatch):
     """A node whose StateDir is a small file system of its own."""
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=0755", "migbatch-test", disk], check=True)
     settings = {"StateDir": disk / "state", "ProgressDir": tmp_path / "progress", "ScontrolTimeout": 5}
-    node = new_node(HookDeadline=1, EpilogDeadline=1, **settings)
+    monkeypatch.setattr(executor, "PATIENCE", 0.02)  # of a deadline that a slow machine keeps
+    node = new_node(HookDeadline=30, EpilogDeadline=30, **settings)
     node.disk = disk
     try:
         yield node
@@ -165,8 +166,8 @@ def test_a_slice_that_another_job_shares_stays_open(small):
     small.check()
 
 
-def test_a_lock_that_goes_in_time_only_delays(small):
-    small.configure(HookDeadline=20)
+def test_a_lock_that_goes_in_time_only_delays(small, monkeypatch):
+    monkeypatch.setattr(executor, "PATIENCE", 0.9)
     small.prolog(9, "[mig:1g.10gb:1]")
     with locked(small):
         answers = []
