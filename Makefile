@@ -6,9 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 ROOTS ?= /var/tmp/migbatch-roots
 APT_PACKAGES := slurmctld slurmd slurm-client slurmdbd munge slurm-wlm-basic-plugins lua5.1 lua-posix \
-	mariadb-server postgresql gcc libc6-dev make python3 python3-venv
+	mariadb-server postgresql strace gcc libc6-dev make python3 python3-venv
 
-.PHONY: help venv system driver demo test lint bench soak test-matrix clean
+.PHONY: help venv system driver demo test lint bench soak kills test-matrix clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -47,6 +47,9 @@ bench: venv system ## what the filter, the hooks, the reports and the learning c
 
 soak: venv system ## 500 short jobs of three users on 2 nodes x 4 simulated GPUs, three hostile users beside
 	$(BIN)/python -m slurm_migbatch.testbed.soak
+
+kills: venv system ## SIGKILL at every system call of the hooks and the agent (an hour)
+	$(BIN)/pytest -q tests/node/test_kills.py --kills-every=1
 
 $(ROOTS)/%/.done: | venv
 	@./.ci/system-packages debootstrap

@@ -28,6 +28,9 @@ settings.load_profile("migbatch")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slurm-root", default="", metavar="DIR", help="run the Slurm of this debootstrapped Debian")
 
+    how = "kill hooks at every Nth system call (tests/node/test_kills.py)"
+    parser.addoption("--kills-every", type=int, default=61, metavar="N", help=how)
+
 
 def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

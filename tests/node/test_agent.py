@@ -16,7 +16,7 @@ from slurm_migbatch.node.hookenv import HookEnv
 
 
 @contextlib.contextmanager
-def agent_process(node, kill_at=None):
+def agent_process(node, kill_at=None, workers=4):
     """An agent in a child; with `kill_at`, it dies before its k-th side effect after it is ready. Yields its pid."""
     node.forget_executor()
     read, write = os.pipe()
@@ -38,7 +38,7 @@ def agent_process(node, kill_at=None):
                 effects.hook = hook
                 os.write(write, b"r")
 
-            agent = Agent(node.config, workers=4)
+            agent = Agent(node.config, workers=workers)
             signal.signal(signal.SIGTERM, lambda *_: agent.stop())
             agent.run(ready)
             os.write(write, str(count).encode())

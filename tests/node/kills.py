@@ -1,0 +1,126 @@
+"""A hook or the agent killed at every system call: strace counts them, and sends SIGKILL at one of them in each run.
+
+The system calls of a thread are known from a run that is only watched. Each is named by its name and how many of that
+name the thread has made before: that is how strace counts. A run that takes another way and never makes the call ends
+unharmed; how often that happened is counted too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+from slurm_migbatch.node import install
+
+CALL = re.compile(r"(?:(\d+) +)?([a-z_][a-z0-9_]*)\(")
+
+
+def program(node, hook):
+    """The hook as `migbatch node install` writes it."""
+    path = node.root / "hooks" / hook
+    path.parent.mkdir(exist_ok=True)
+    python = str(Path(sys.executable).resolve())
+    path.write_text(install.render(hook, install.package_paths(), str(node.etc), python))
+    path.chmod(0o755)
+    return str(path)
+
+
+def calls(log):
+    """(thread, name, number) of each system call in strace's log, in order; threads by their first call's order."""
+    threads, seen, found = {}, Counter(), []
+    for line in Path(log).read_text(errors="replace").splitlines():
+        match = CALL.match(line)
+        if match is None:
+            continue  # resumed, a signal, or the end
+        thread = threads.setdefault(match[1], len(threads))
+        seen[thread, match[2]] += 1
+        found.append((thread, match[2], seen[thread, match[2]]))
+    return found
+
+
+class Traced:
+    """One program under strace: a hook, or what `line` says."""
+
+    def __init__(self, node, environ, *line):
+        self.node, self.environ, self.line = node, environ, line
+
+    def count(self):
+        """All system calls of its main thread but the first, which is strace's own."""
+        log = self.node.root / "strace.log"
+        done = self._strace("-o", str(log))
+        assert done.returncode == 0, done.stderr
+        return [call for call in calls(log) if call != (0, "execve", 1)]
+
+    def kill(self, call):
+        """Whether it was killed right before that call."""
+        done = self._strace("-o", os.devnull, *_at(call))
+        assert done.returncode in (0, -signal.SIGKILL), done.stderr
+        return done.returncode != 0
+
+    def _strace(self, *options):
+        line = ["strace", "-qq", *options, "--", *self.line]
+        return subprocess.run(line, env=self.environ, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+
+
+class Attached:
+    """strace at the threads of a process that runs already."""
+
+    def __init__(self, pid, *options):
+        self.strace = subprocess.Popen(["strace", *options], stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+        self.pid = pid
+        said = b""
+        while b"attached" not in said:  # its last line where there are several threads
+            part = self.strace.stderr.readline()
+            assert part, said
+            said += part
+
+    @classmethod
+    def counting(cls, pid, log):
+        return cls(pid, "-f", "-p", str(pid), "-o", str(log))
+
+    @classmethod
+    def killing(cls, pid, call):
+        """The thread is told by its place among those of the process, oldest first."""
+        thread = sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))[call[0]]
+        return cls(pid, "-p", str(thread), "-o", os.devnull, *_at(call))
+
+    def end(self):
+        self.strace.terminate()
+        self.strace.communicate()
+
+
+def threads_by_age(log, found):
+    """The calls of `calls` with threads numbered by their ids."""
+    order = list(dict.fromkeys(m[1] for line in Path(log).read_text().splitlines() if (m := CALL.match(line))))
+    rank = {order.index(tid): i for i, tid in enumerate(sorted(order, key=int))}
+    return [(rank[thread], name, number) for thread, name, number in found]
+
+
+def _at(call):
+    _, name, number = call
+    return "-e", f"trace={name}", "-e", f"inject={name}:signal=KILL:when={number}"
+
+
+class Template:
+    """A node's directory as it was, to begin from again and again under the same path."""
+
+    def __init__(self, node):
+        self.node = node
+        node.forget_executor()
+        self.copy = node.root.with_name(node.root.name + ".template")
+        self._copy(node.root, self.copy)
+
+    def restore(self):
+        self.node.forget_executor()
+        shutil.rmtree(self.node.root)
+        self._copy(self.copy, self.node.root)
+
+    @staticmethod
+    def _copy(source, target):
+        subprocess.run(["cp", "-a", source, target], check=True)
