@@ -29,7 +29,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slurm-root", default="", metavar="DIR", help="run the Slurm of this debootstrapped Debian")
 
     how = "kill hooks at every Nth system call (tests/node/test_kills.py)"
-    parser.addoption("--kills-every", type=int, default=61, metavar="N", help=how)
+    parser.addoption("--kills-every", type=int, default=97, metavar="N", help=how)
+    parser.addoption("--kills-first", type=int, default=0, metavar="K", help="begin with the Kth call (0 to N-1)")
 
 
 def pytest_configure(config: pytest.Config) -> None:

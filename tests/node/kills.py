@@ -26,8 +26,10 @@ def program(node, hook):
     path = node.root / "hooks" / hook
     path.parent.mkdir(exist_ok=True)
     python = str(Path(sys.executable).resolve())
-    path.write_text(install.render(hook, install.package_paths(), str(node.etc), python))
-    path.chmod(0o755)
+    text = install.render(hook, install.package_paths(), str(node.etc), python)
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+        path.chmod(0o755)
     return str(path)
 
 
@@ -52,7 +54,7 @@ class Traced:
 
     def count(self):
         """All system calls of its main thread but the first, which is strace's own."""
-        log = self.node.root / "strace.log"
+        log = self.node.root.with_name("strace.log")
         done = self._strace("-o", str(log))
         assert done.returncode == 0, done.stderr
         return [call for call in calls(log) if call != (0, "execve", 1)]
@@ -114,13 +116,26 @@ class Template:
         self.node = node
         node.forget_executor()
         self.copy = node.root.with_name(node.root.name + ".template")
-        self._copy(node.root, self.copy)
+        subprocess.run(["cp", "-a", node.root, self.copy], check=True)
+        self._before = _tree(node.root)
+
+    @property
+    def untouched(self):
+        """Whether everything in the directory is as it was when it was last restored."""
+        return _tree(self.node.root) == self._before
 
     def restore(self):
-        self.node.forget_executor()
-        shutil.rmtree(self.node.root)
-        self._copy(self.copy, self.node.root)
+        if self.node.running or not self.untouched:
+            self.node.forget_executor()
+            shutil.rmtree(self.node.root)
+            subprocess.run(["cp", "-a", self.copy, self.node.root], check=True)
+            self._before = _tree(self.node.root)
 
-    @staticmethod
-    def _copy(source, target):
-        subprocess.run(["cp", "-a", source, target], check=True)
+
+def _tree(root):
+    found = {}
+    for directory, _, names in os.walk(root):
+        for path in (directory, *(f"{directory}/{name}" for name in names)):
+            status = os.lstat(path)
+            found[path] = status.st_ino, status.st_mode, status.st_uid, status.st_size, status.st_mtime_ns
+    return found

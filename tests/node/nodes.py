@@ -104,6 +104,11 @@ class Node:
             self._executor = Executor(self.config)
         return self._executor
 
+    @property
+    def running(self):
+        """Whether an executor is open."""
+        return self._executor is not None
+
     def forget_executor(self):
         if self._executor is not None:
             self._executor.close()
