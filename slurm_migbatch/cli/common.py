@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import importlib
 import os
 import re
+import socket
 import sys
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,9 +37,33 @@ class Failure(click.ClickException):
 
 
 def service_url(config: Config, path: str) -> str:
-    """Where a command on the controller host asks migbatchd ("/v1/why/7")."""
-    host = "127.0.0.1" if config.node_api.listen in ("0.0.0.0", "") else config.node_api.listen  # noqa: S104
+    """Where monitoring on the controller host asks migbatchd ("/healthz")."""
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.node_api.listen, config.node_api.listen)  # noqa: S104
+    host = f"[{host}]" if ":" in host else host
     return f"http://{host}:{config.node_api.port}{path}"
+
+
+def ask_service(config: Config, path: str) -> bytes:
+    """What migbatchd answers to this user at `path` ("/v1/why/7"), on its unix socket.
+
+    Raises:
+        OSError: it does not answer, or refuses.
+    """
+    connection = http.client.HTTPConnection("localhost", timeout=5)
+    connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.sock.settimeout(5)
+        connection.sock.connect(config.daemon.api_socket)
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        body = answer.read()
+    except http.client.HTTPException as error:
+        raise OSError(str(error) or type(error).__name__) from error
+    finally:
+        connection.close()
+    if answer.status != 200:
+        raise OSError(f"it answers {answer.status}: {body[:200].decode(errors='replace')}")
+    return body
 
 
 def fetch(url: str) -> bytes:

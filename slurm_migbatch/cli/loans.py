@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from slurm_migbatch.cli.common import Failure, config_option, fetch, open_record, print_table, service_url, slurm_client
+from slurm_migbatch.cli.common import Failure, ask_service, config_option, open_record, print_table, slurm_client
 from slurm_migbatch.cli.show import printable
 from slurm_migbatch.config import Config
 from slurm_migbatch.cosched.ledger import Loan, Sight, State
@@ -158,12 +158,12 @@ def _line(loan: Loan, gpu: str, since: float, state: str, why: str) -> LoanView:
 
 def waiting(config: Config) -> dict[int, str]:
     """Why each job waits, as the running service says; nothing, and a word on stderr, where it does not answer."""
-    url = service_url(config, "/v1/waiting")
     try:
-        return {int(job): str(why) for job, why in json.loads(fetch(url))["waiting"].items()}
+        found = json.loads(ask_service(config, "/v1/waiting"))["waiting"]
+        return {int(job): str(why) for job, why in found.items()}
     except (OSError, ValueError, KeyError) as error:
-        reason = getattr(error, "reason", error)
-        click.echo(f"migbatch: migbatchd does not say at {url} why jobs wait ({reason})", err=True)
+        where = config.daemon.api_socket
+        click.echo(f"migbatch: migbatchd does not say at {where} why jobs wait ({error})", err=True)
         return {}
 
 

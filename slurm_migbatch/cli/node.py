@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterable, Iterator
@@ -183,6 +184,21 @@ def install(dest: Path, etc: Path, python: str, task_python: str) -> None:
     _root()
     for path, what in write(dest, etc, python, task_python):
         click.echo(f"{path}: {what}")
+
+
+@node.command()
+@click.argument("name", metavar="NODE")
+@click.option("--secret", default="/etc/migbatch/token", show_default=True, metavar="FILE", help="The shared secret.")
+def key(name: str, secret: str) -> None:
+    """Print what NODE's TokenFile is to hold (Auth=token): its own key, with which it can speak as no other node.
+
+    Run this on the controller. The secret from which the keys are made need not be on any node then.
+    """
+    from slurm_migbatch.node.auth import TokenSigner
+
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name):
+        raise Failure(f"{name!r} is no node's name")
+    click.echo(TokenSigner(secret).key_line(name))
 
 
 def _root() -> None:

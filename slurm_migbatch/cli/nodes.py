@@ -144,8 +144,9 @@ def troubles(
         for event in events:
             place = (str(event.get("gpu")), int(event.get("start") or 0))
             if event["kind"] == "zombie":
-                slot = Slice(str(event.get("profile")), place[1], int(event.get("size") or 1))
-                parked[place] = slot, str(event.get("reason") or "no reason given")
+                parked[place] = _parked(event)
+            elif event["kind"] == "state":
+                parked |= {(row["gpu"], row["start"]): _parked(row) for row in event.get("zombies") or ()}
             elif event["kind"] == "cleared":
                 parked.pop(place, None)
             elif event["kind"] == "fault":
@@ -156,6 +157,11 @@ def troubles(
             for (gpu, _), (slot, why) in parked.items()
         ]
     return zombies, said
+
+
+def _parked(row: Mapping[str, Any]) -> tuple[Slice, str]:
+    slot = Slice(str(row.get("profile")), int(row.get("start") or 0), int(row.get("size") or 1))
+    return slot, str(row.get("reason") or "no reason given")
 
 
 def _fault(event: Mapping[str, Any]) -> str:

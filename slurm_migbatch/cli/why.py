@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.error
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,12 +10,11 @@ import click
 
 from slurm_migbatch.cli.common import (
     Failure,
+    ask_service,
     config_option,
-    fetch,
     job_argument,
     open_record,
     print_pairs,
-    service_url,
     slurm_client,
 )
 from slurm_migbatch.cli.nodes import free_counts
@@ -111,13 +109,11 @@ def offers(wants: Mapping[Any, int], nodes: Sequence[NodeRow]) -> Iterator[str]:
 
 def ask(config: Config, job: int) -> str:
     """What the running supply loop says of a job; a sentence in any case."""
-    url = service_url(config, f"/v1/why/{job}")
     try:
-        return str(json.loads(fetch(url))["why"])
-    except urllib.error.HTTPError as error:
-        return f"migbatchd does not tell ({error.code}); ask on the controller host"
+        return str(json.loads(ask_service(config, f"/v1/why/{job}"))["why"])
     except (OSError, ValueError, KeyError) as error:
-        return f"migbatchd does not answer at {url} ({getattr(error, 'reason', error)}); offers stay as they are"
+        where = config.daemon.api_socket
+        return f"migbatchd does not answer at {where} ({error}); ask on the controller host; offers stay as they are"
 
 
 def _decision(config: Config, row: JobRow) -> dict[str, Any] | None:

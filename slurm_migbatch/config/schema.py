@@ -322,14 +322,29 @@ class StoreConfig:
 class NodeApiConfig:
     """The HTTP service to which nodes send events and from which they pull plans."""
 
-    listen: str = key("0.0.0.0", "Address to listen on.")  # noqa: S104 nodes are other hosts
+    listen: str = key(
+        "",
+        "Address to listen on, where the nodes are; empty: those of slurm.conf's SlurmctldHost and SlurmctldAddr that "
+        "this host has, and 127.0.0.1; '0.0.0.0' or '::': every interface.",
+    )
     port: int = key(6830, "Port; nodes name it in node.conf (Controller=http://host:port).", between(0, 65535))
     auth: str = key("munge", "How both sides prove who they are: 'munge' or 'token'.", one_of("munge", "token"))
     munge_socket: str = key("", "munged's socket; empty: munge's default.", absolute_or_empty)
     token_file: str = key(
         "/etc/migbatch/token", "Shared secret for auth = 'token'; owned by root, mode 0600.", absolute
     )
+    check_addresses: bool = key(
+        True,
+        "With auth = 'munge': believe a node only from an address that Slurm has for it (NodeAddr, NodeHostname): "
+        "the root of any node can make munge credentials in the name of another. false: where nodes come through a "
+        "proxy. With auth = 'token' a node is known by its key (`migbatch node key`).",
+    )
     max_body_kb: int = key(4096, "Largest request body that is read, in KiB.", between(16, 65536))
+    max_connections: int = key(
+        4096,
+        "Most connections at once; each node needs two. LimitNOFILE of migbatchd bounds it too.",
+        between(16, 10**6),
+    )
 
 
 @dataclass(frozen=True)
@@ -342,6 +357,11 @@ class DaemonConfig:
         20000, "Records that may wait for the database before nodes are asked to retry.", between(10, 10**7)
     )
     audit: bool = key(True, "Cancel jobs that hold more slices than Slurm allocated to them.")
+
+    @property
+    def api_socket(self) -> str:
+        """The unix socket on which commands of this host ask."""
+        return f"{self.run_dir}/api.sock"
 
 
 @dataclass(frozen=True)

@@ -56,27 +56,31 @@ class HistoryStore(Store):
             return [Measurement(*row) for row in connection.execute(statement)]
 
     def instance_events(self) -> dict[str, list[dict[str, Any]]]:
-        """Events about instances by node, in their order, since the node's last boot."""
+        """Events about instances by node, in their order, since the node last booted or told its whole state.
+
+        Of a `state` only what it says of instances; who holds them is to be asked of `leases`.
+        """
         booted = (
             select(NodeEvent.node, func.max(NodeEvent.id).label("id"))
-            .where(NodeEvent.kind == "boot")
+            .where(NodeEvent.kind.in_(("boot", "state")))
             .group_by(NodeEvent.node)
             .subquery()
         )
         since = (
             select(NodeEvent.id, NodeEvent.node, NodeEvent.kind, NodeEvent.payload)
             .outerjoin(booted, booted.c.node == NodeEvent.node)
-            .where(NodeEvent.id > func.coalesce(booted.c.id, 0))
+            .where(NodeEvent.id >= func.coalesce(booted.c.id, 0))
             .order_by(NodeEvent.id.desc())
         )
-        troubles = since.where(NodeEvent.kind.in_(("zombie", "cleared", "fault")))
+        troubles = since.where(NodeEvent.kind.in_(("state", "zombie", "cleared", "fault")))
         changes = since.where(NodeEvent.kind.in_(("create", "destroy"))).limit(_NEWEST)
         with self.reading() as connection:
             rows = [*connection.execute(troubles), *connection.execute(changes)]
         found: dict[str, list[dict[str, Any]]] = {}
         for _, node, kind, payload in sorted(rows, key=lambda row: row.id):
             if isinstance(payload, dict):
-                found.setdefault(node, []).append({**payload, "kind": kind})
+                told = {key: value for key, value in payload.items() if key not in ("gpus", "runs")}
+                found.setdefault(node, []).append({**told, "kind": kind})
         return found
 
     def array_runs(self, arrays: Collection[int]) -> dict[int, list[TaskRun]]:

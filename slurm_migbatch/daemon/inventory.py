@@ -13,7 +13,7 @@ from slurm_migbatch.daemon.writer import StoreWriter
 log = logging.getLogger(__name__)
 Inventory = Mapping[str, Sequence[Mapping[str, Any]]]
 #: node events after which the inventory may read differently
-KINDS = frozenset({"boot", "inventory", "fault"})
+KINDS = frozenset({"boot", "inventory", "state", "fault"})
 
 
 class InventoryKeeper:

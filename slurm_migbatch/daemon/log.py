@@ -111,6 +111,45 @@ class Trouble:
         self.tries = 0
 
 
+class Seldom:
+    """Warnings that anybody may cause from outside: a few for each source and minute, so that no log is filled.
+
+    A source is heard `each` times in `every_s` seconds, and all of them together `most` times. The next line that is
+    written says how many were not.
+    """
+
+    def __init__(
+        self,
+        log: logging.Logger,
+        *,
+        each: int = 1,
+        most: int = 30,
+        every_s: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._log, self._each, self._most, self._every, self._clock = log, each, most, every_s, clock
+        self._heard: dict[str, int] = {}
+        self._begun = clock()
+        #: warnings that were not written since the last one that was
+        self.kept_back = 0
+
+    def warning(self, source: str, text: str) -> bool:
+        """Write `text`, unless there was too much of late from `source` or from all; whether it was written."""
+        now = self._clock()
+        if now - self._begun >= self._every:
+            self._heard.clear()
+            self._begun = now
+        heard = self._heard.get(source, 0)
+        if heard >= self._each or sum(self._heard.values()) >= self._most:
+            self.kept_back += 1
+            return False
+        self._heard[source] = heard + 1
+        more = f" ({self.kept_back} more such warnings were not written)" if self.kept_back else ""
+        self.kept_back = 0
+        self._log.warning("%s%s", text[:500], more)
+        return True
+
+
 def _cause(text: str) -> str:
     """Two messages that differ in numbers only have one cause."""
     return re.sub(r"\d+", "#", text)

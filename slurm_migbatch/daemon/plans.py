@@ -14,6 +14,10 @@ GpuSlots = Mapping[str, Sequence[tuple[str, int, int]]]
 Guests = Mapping[int, tuple[str, str, int, int, int, int]]
 
 
+#: how far a clock may have been ahead when a version was made: thirty years
+_AHEAD_MS = 30 * 366 * 86400 * 1000
+
+
 @dataclass(frozen=True)
 class Plan:
     """A node's layout, numbered; a higher version replaces a lower one."""
@@ -41,7 +45,8 @@ class PlanBoard:
     """Plans per node. Publishing and waiting for acknowledgements may happen in any thread, polling in one event loop.
 
     Versions are milliseconds of the wall clock, raised above everything the node has ever shown to have, so they grow
-    over restarts of the service without a file of their own, also after the clock was set back.
+    over restarts of the service without a file of their own, also after the clock was set back. A version further in
+    the future than any clock may be wrong was made by nobody, and counts as none.
     """
 
     def __init__(self, wall: Callable[[], float] = time.time, clock: Callable[[], float] = time.monotonic) -> None:
@@ -103,6 +108,8 @@ class PlanBoard:
         with self._acked:
             entry = self._nodes.setdefault(node, _Node())
             entry.heard = self._clock()
+            if have > max(self._wall() * 1000 + _AHEAD_MS, entry.plan.version if entry.plan else 0):
+                have = 0
             news = have != entry.have
             entry.have = have
             if entry.plan is not None and have > entry.plan.version:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+from slurm_migbatch.daemon.ended import Standing
 from slurm_migbatch.slurm.client import SlurmClient
 from slurm_migbatch.store.progress import RunProgress
+from slurm_migbatch.store.receipt import Claim, Receipt
 from slurm_migbatch.store.work import Past, TaskRun
 
 
@@ -16,12 +18,23 @@ class Slurm(SlurmClient, Protocol):
     def ended(self, job_ids: Collection[int]) -> list[dict[str, Any]]:
         """Rows about those of `job_ids` that slurmctld still remembers as ended."""
 
+    def settings(self) -> dict[str, str]:
+        """slurmctld's configuration, keys in lower case."""
+
+    def node_addresses(self) -> Mapping[str, frozenset[str]]:
+        """The names or addresses by which Slurm knows each node's host."""
+
+    def standing(self, user: str) -> Standing:
+        """What slurmdbd says of a user."""
+
 
 class Store(Protocol):
     """The record (slurm_migbatch.store)."""
 
-    def ingest(self, node: str, journal: str, boot_id: str, events: Sequence[Mapping[str, Any]]) -> int:
-        """Keep a node's events; returns the highest contiguous sequence number stored."""
+    def ingest(
+        self, node: str, journal: str, boot_id: str, events: Sequence[Mapping[str, Any]], claim: Claim
+    ) -> Receipt:
+        """Keep a node's events; returns how far they are stored, and whether all that it holds is known."""
 
     def record_decisions(self, decisions: Sequence[Mapping[str, Any]]) -> None:
         """Keep what the submit filter decided."""

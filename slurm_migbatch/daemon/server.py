@@ -1,70 +1,369 @@
-"""Serves the node API inside the service's own event loop; signals stay with the service."""
+"""Serves the node API inside the service's own event loop: its listening sockets, and the bounds on who connects.
+
+What a stranger can do is bounded before a byte of his is believed. A connection has a few seconds for its headers and
+counts as pending until its credential was verified; of pending ones there is a small number for each address and for
+all together, and the oldest goes for the newest, so that whoever holds many open keeps nobody else out. Descriptors
+are kept in reserve for the database, for commands, and for turning connections away.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import logging
+import os
+import resource
 import socket
-from collections.abc import Iterator
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from slurm_migbatch.daemon.log import Seldom
+
+log = logging.getLogger(__name__)
+
+#: descriptors that are never given to connections
+RESERVED = 256
+_BACKLOG = 1024
+#: accepted at one go, so that a flood of connections leaves time for others
+_AT_ONCE = 64
+#: bytes that the kernel keeps for a connection; what a stranger sends beyond that waits on his side
+_RECEIVE_BYTES = 65536
+_HEADER_BYTES = 16384
+_KEEP_ALIVE_S = 5
+_STOP_S = 2.0
+_RETRY_S = 0.5
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave SIGTERM and SIGINT to the service."""
-        yield
+@dataclass(frozen=True)
+class Bounds:
+    """How many connections there may be at once, and how long one may take for its headers."""
+
+    connections: int = 4096
+    pending: int = 512
+    pending_each: int = 32
+    header_s: float = 10.0
+
+
+class Connections:
+    """The connections that are open, and which of them have not proved anything yet."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self.seldom = Seldom(log)
+        self.most = min(bounds.connections, _descriptors(bounds.connections + RESERVED) - RESERVED)
+        self._all: set[Link] = set()
+        self._pending: dict[Link, None] = {}  # in the order in which they came
+        self._each: dict[str, dict[Link, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def admit(self, link: Link) -> bool:
+        """Take in a new connection, in place of the oldest that has proved nothing; whether there is room."""
+        each = self._each.setdefault(link.source, {})
+        if len(each) >= self.bounds.pending_each:
+            self._drop(next(iter(each)), "it holds too many connections without a credential")
+        elif len(self._pending) >= self.bounds.pending or (len(self._all) >= self.most and self._pending):
+            self._drop(next(iter(self._pending)), "there are too many connections without a credential")
+        if len(self._all) >= self.most:
+            self.seldom.warning("", f"{len(self._all)} connections are open; see [node_api] max_connections")
+            self.forget(link)
+            return False
+        self._all.add(link)
+        self._pending[link] = None
+        self._each.setdefault(link.source, {})[link] = None
+        return True
+
+    def believe(self, link: Link) -> None:
+        """The connection has proved whose it is: it is not closed for the sake of others any more."""
+        self._pending.pop(link, None)
+        each = self._each.get(link.source, {})
+        each.pop(link, None)
+        if not each:
+            self._each.pop(link.source, None)
+
+    def forget(self, link: Link) -> None:
+        """The connection is closed."""
+        self.believe(link)
+        self._all.discard(link)
+
+    def _drop(self, link: Link, why: str) -> None:
+        self.seldom.warning(link.source, f"a connection of {link.source} is closed: {why}")
+        self.forget(link)
+        link.abort()
+
+
+def _descriptors(wanted: int) -> int:
+    """How many descriptors this process may have, raised to `wanted` as far as root allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    if soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return max(soft, RESERVED + 16)
+
+
+class _Quiet(logging.LoggerAdapter[logging.Logger]):
+    """uvicorn's words about one connection, of which strangers could make any number."""
+
+    #: what uvicorn looks at before it traces
+    level = logging.WARNING
+
+    def __init__(self, connections: Connections) -> None:
+        super().__init__(log, {})
+        self._connections = connections
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        """Write warnings seldom, and so what was not foreseen, with its traceback."""
+        error = kwargs.get("exc_info")
+        if error and self._connections.seldom.warning("internal", f"internal error in an answer: {error!r}"):
+            log.error("internal error in an answer", exc_info=error)
+        elif level >= logging.WARNING and not error:
+            self._connections.seldom.warning("http", str(msg) % args if args else str(msg))
+
+
+class Link(H11Protocol):
+    """One connection: uvicorn's, with bounds on how long it may be silent."""
+
+    def __init__(self, connections: Connections, config: uvicorn.Config, state: ServerState) -> None:
+        super().__init__(config, state, {}, None)
+        self._connections = connections
+        self._late: asyncio.TimerHandle | None = None
+        self.source = ""
+        self.logger = _Quiet(connections)  # type: ignore[assignment]  # uvicorn calls warning and error of it
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Note who it is, and start the clock."""
+        super().connection_made(transport)  # type: ignore[arg-type]
+        uid = _peer_uid(transport.get_extra_info("socket"))
+        self.source = str(self.client[0] if self.client else "?") if uid is None else f"uid {uid}"
+        self.app_state = {"link": self, **({} if uid is None else {"uid": uid})}
+        if not self._connections.admit(self):
+            self.abort()
+            return
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is over, however that came."""
+        self._stop_waiting()
+        self._connections.forget(self)
+        with contextlib.suppress(Exception):  # h11 may refuse to note the end of what was never well begun
+            super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Feed uvicorn; a connection that it cannot make sense of is closed."""
+        before = self.cycle
+        try:
+            super().data_received(data)
+        except Exception as error:
+            self._connections.seldom.warning(self.source, f"a connection of {self.source} is closed: {error}")
+            self.abort()
+            return
+        if self.cycle is not before:
+            self._stop_waiting()
+
+    def on_response_complete(self) -> None:
+        """The next request on this connection has as long for its headers as the first."""
+        super().on_response_complete()
+        self._wait()  # also where it is closing: whoever does not read its last answer could keep it open
+
+    def believe(self) -> None:
+        """The credential of the request was verified."""
+        self._connections.believe(self)
+
+    def abort(self) -> None:
+        """Close now, whatever is still to be sent."""
+        self._stop_waiting()
+        self.transport.abort()
+
+    def _wait(self) -> None:
+        self._stop_waiting()
+        self._late = self.loop.call_later(self._connections.bounds.header_s, self.abort)
+
+    def _stop_waiting(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+
+def _peer_uid(connection: Any) -> int | None:
+    if connection is None or connection.family != socket.AF_UNIX:
+        return None
+    uid: int = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+    return uid
+
+
+class _Door:
+    """One listening socket. Unlike asyncio's own it stops where descriptors run out, and turns away whoever waits."""
+
+    def __init__(self, listener: socket.socket, make: Callable[[], Link], seldom: Seldom) -> None:
+        self._listener, self._make, self._seldom = listener, make, seldom
+        self._loop = asyncio.get_running_loop()
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._made: set[asyncio.Task[None]] = set()
+        self._later: asyncio.TimerHandle | None = None
+        listener.setblocking(False)
+        self._loop.add_reader(listener.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Take no more connections."""
+        self._loop.remove_reader(self._listener.fileno())
+        if self._later is not None:
+            self._later.cancel()
+        self._listener.close()
+        if self._spare >= 0:
+            os.close(self._spare)
+
+    def _accept(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._no_room(error)
+                return
+            connection.setblocking(False)
+            task = self._loop.create_task(self._serve(connection))
+            self._made.add(task)
+            task.add_done_callback(self._made.discard)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._make, connection)
+        except OSError:  # it has gone already
+            connection.close()
+
+    def _no_room(self, error: OSError) -> None:
+        self._seldom.warning("accept", f"cannot accept connections: {error.strerror}; raise LimitNOFILE of migbatchd")
+        if error.errno in _NO_ROOM and self._spare >= 0:
+            # give one descriptor away, so that who waits is told at once and does not wait for nothing
+            os.close(self._spare)
+            self._spare = -1
+            with contextlib.suppress(OSError):
+                self._listener.accept()[0].close()
+            with contextlib.suppress(OSError):
+                self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._loop.remove_reader(self._listener.fileno())
+        self._later = self._loop.call_later(_RETRY_S, self._again)
+
+    def _again(self) -> None:
+        self._later = None
+        if self._spare < 0:
+            with contextlib.suppress(OSError):
+                self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._loop.add_reader(self._listener.fileno(), self._accept)
 
 
 class ApiServer:
-    """One listening socket and the HTTP server on it."""
+    """The HTTP server, on any number of TCP addresses with one port and on a unix socket."""
 
-    def __init__(self, app: Starlette, host: str, port: int) -> None:
-        self._app, self._host, self._port = app, host, port
-        self._server: _Server | None = None
-        self._task: asyncio.Task[None] | None = None
+    def __init__(self, app: Starlette, port: int, bounds: Bounds = Bounds()) -> None:
+        self._port = port
+        self._bounds = bounds
+        self._config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            http=H11Protocol,
+            ws="none",
+            lifespan="off",
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            h11_max_incomplete_event_size=_HEADER_BYTES,
+            server_header=False,
+            date_header=False,
+        )
+        self._state = ServerState()
+        self._doors: dict[str, _Door] = {}
+        self.connections: Connections | None = None
 
     @property
     def port(self) -> int:
         """The port that is listened on (of interest where port 0 was asked for)."""
         return self._port
 
-    async def start(self) -> None:
-        """Listen and serve.
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where it listens."""
+        return tuple(self._doors)
+
+    def listen(self, host: str) -> bool:
+        """Serve on one more address of this host; False where it listens there already.
 
         Raises:
             OSError: the address or port cannot be had.
         """
-        info = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        if host in self._doors:
+            return False
+        info = socket.getaddrinfo(host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, address = info[0][0], info[0][4][:2]
+        listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
-            listener = socket.create_server(info[0][4][:2], family=info[0][0], backlog=1024)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host not in ("::", ""))
+            listener.bind(address)
+            listener.listen(_BACKLOG)
         except OSError as error:
+            listener.close()
             raise OSError(
-                error.errno, f"cannot listen on {self._host} port {self._port}: {error.strerror}; see [node_api]"
+                error.errno, f"cannot listen on {host} port {self._port}: {error.strerror}; see [node_api]"
             ) from None
         self._port = listener.getsockname()[1]
-        config = uvicorn.Config(
-            self._app,
-            log_config=None,
-            access_log=False,
-            http="h11",
-            ws="none",
-            lifespan="off",
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=2,
-            server_header=False,
-        )
-        self._server = _Server(config)
-        self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name="node-api")
-        while not self._server.started:
-            await asyncio.sleep(0.005)
-            if self._task.done():
-                await self._task
+        self._open(host, listener)
+        return True
+
+    def listen_unix(self, path: Path) -> None:
+        """Serve on a unix socket that every user of this host may connect to; a file that is left over is replaced.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            listener.bind(str(path))
+            path.chmod(0o666)
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            listener.close()
+            raise OSError(error.errno, f"cannot listen on {path}: {error.strerror}") from None
+        self._open(str(path), listener)
 
     async def stop(self) -> None:
         """Answer what is in flight, for two seconds at most, then close."""
-        if self._server is not None and self._task is not None:
-            self._server.should_exit = True
-            await self._task
+        for door in self._doors.values():
+            door.close()
+        self._doors.clear()
+        for link in list(self._state.connections):
+            link.shutdown()
+        deadline = asyncio.get_running_loop().time() + _STOP_S
+        while (self._state.connections or self._state.tasks) and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)
+        left: Iterable[asyncio.Task[None]] = list(self._state.tasks)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        for link in list(self._state.connections):
+            link.transport.abort()
+
+    def _open(self, name: str, listener: socket.socket) -> None:
+        if self.connections is None:
+            self.connections = Connections(self._bounds)
+            if not self._config.loaded:
+                self._config.load()
+        connections = self.connections
+        self._doors[name] = _Door(listener, lambda: Link(connections, self._config, self._state), connections.seldom)

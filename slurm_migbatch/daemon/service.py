@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from slurm_migbatch.config import Config
-from slurm_migbatch.daemon.api import ApiLimits, NodeApi
+from slurm_migbatch.daemon import messages
+from slurm_migbatch.daemon.addresses import NodeAddresses, controller_hosts, is_loopback, resolved
+from slurm_migbatch.daemon.api import ApiLimits, Asking, NodeApi, anywhere
 from slurm_migbatch.daemon.audit import Auditor, OrphanWatch
 from slurm_migbatch.daemon.cosched import CoschedRoom
 from slurm_migbatch.daemon.dispatch import DispatchRoom
+from slurm_migbatch.daemon.facts import slurm_uids
 from slurm_migbatch.daemon.frontdoor import FrontDoor
 from slurm_migbatch.daemon.inventory import KINDS, InventoryKeeper
 from slurm_migbatch.daemon.learning import Learning
@@ -27,15 +32,20 @@ from slurm_migbatch.daemon.metrics import Metrics
 from slurm_migbatch.daemon.plans import PlanBoard
 from slurm_migbatch.daemon.poll import Poller, Snapshot, UnsavedJobs
 from slurm_migbatch.daemon.ports import Slurm, Store
-from slurm_migbatch.daemon.server import ApiServer
+from slurm_migbatch.daemon.privacy import Privacy
+from slurm_migbatch.daemon.server import ApiServer, Bounds
 from slurm_migbatch.daemon.stock import StockRoom
 from slurm_migbatch.daemon.supply import SupplyRoom
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.node.auth import Signer
+from slurm_migbatch.slurm.client import JobRow, SlurmError
 from slurm_migbatch.supply.audit import Excess
 
 log = logging.getLogger(__name__)
 _STOP_S = 5.0
+_LOOPBACK = "127.0.0.1"
+#: seconds between two looks whether this host has another of slurmctld's addresses
+_ADDRESSES_S = 30.0
 #: seconds after which slurmctld lists a job whose submission it has just asked us about
 _SUBMISSION_S = 0.1
 
@@ -71,18 +81,22 @@ class Service:
         )
         learns = config.dispatch.enabled and managed and not config.supply.preference
         self.stock = StockRoom(self.supply, self.writer, lambda: self.poller.latest, enabled=learns)
-        api = NodeApi(
+        self.privacy = Privacy(client, slurm_uids(config))
+        addresses = NodeAddresses(client.node_addresses)
+        by_address = signer.scheme == "munge" and config.node_api.check_addresses
+        self._node_api = NodeApi(
             signer=signer,
             board=self.board,
             writer=self.writer,
             metrics=self.metrics,
             health=self.health,
             ingested=self._ingested,
-            why=self.why,
-            waiting=self.cosched.waiting,
+            asking=Asking(self.why, self.waiting),
             limits=ApiLimits(body_bytes=config.node_api.max_body_kb * 1024),
+            address=addresses.wrong if by_address else anywhere,
         )
-        self.api = ApiServer(api.app(), config.node_api.listen, config.node_api.port)
+        bounds = Bounds(connections=config.node_api.max_connections)
+        self.api = ApiServer(self._node_api.app(), config.node_api.port, bounds)
         self._events = self.metrics.counter("migbatch_node_events_total", "Events taken from nodes, by kind.")
         self._audited = self.metrics.counter("migbatch_audit_cancelled_total", "Jobs cancelled for holding too much.")
         self._gauges()
@@ -97,9 +111,10 @@ class Service:
         self.writer.start()
         tasks = []
         try:
-            await self.api.start()
-            log.info("serving nodes", extra={"address": self.config.node_api.listen, "port": self.api.port})
+            self.api.listen_unix(Path(self.config.daemon.api_socket))
+            self._listen(self.config.node_api.listen or _LOOPBACK)
             loops = {
+                "addresses": self._find_nodes,
                 "poll": self.poller.run,
                 "inventory": self.inventory.run,
                 "submit": self.door.run,
@@ -119,12 +134,13 @@ class Service:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self.api.stop()
+            self._node_api.close()
             left = await asyncio.to_thread(self.writer.stop, _STOP_S)
             if left:
                 log.warning("stopped with %d records unwritten; nodes will send their events again", left)
 
     def health(self) -> dict[str, Any]:
-        """What works and what does not, for /healthz."""
+        """Which parts work, for /healthz; why one does not is in the log, as it may hold words of users."""
         checks = {
             "slurm": self.poller.trouble.error,
             "database": self.writer.trouble.error,
@@ -136,11 +152,52 @@ class Service:
             checks["dispatch"] = self.dispatch.error
         if not self.poller.trouble.open and self.poller.latest is None:
             checks["slurm"] = "not asked yet"
-        return {"ok": not any(checks.values()), "checks": {name: text or "ok" for name, text in checks.items()}}
+        states = {name: "failing" if text else "ok" for name, text in checks.items()}
+        return {"ok": not any(checks.values()), "checks": states}
 
-    def why(self, job: int) -> str:
-        """Why a job waits."""
+    async def why(self, uid: int, job: int) -> str:
+        """Why a job waits, for a user who may see it."""
+        rows = [row for row in self._queue() if row.job_id == job] or [JobRow(job)]
+        if not await self.privacy.visible(uid, rows):
+            return f"Slurm does not list job {job}"
         return self.cosched.why(job) or self.supply.why(job)
+
+    async def waiting(self, uid: int) -> Mapping[int, str]:
+        """Training jobs that wait for a slice to be lent, and why; those that a user may see."""
+        found = self.cosched.waiting()
+        seen = await self.privacy.visible(uid, [row for row in self._queue() if row.job_id in found])
+        return {row.job_id: found[row.job_id] for row in seen}
+
+    def _queue(self) -> Sequence[JobRow]:
+        return self.poller.latest.jobs if self.poller.latest else ()
+
+    def _listen(self, host: str) -> None:
+        if self.api.listen(host):
+            log.info("serving nodes", extra={"address": host, "port": self.api.port})
+
+    async def _find_nodes(self) -> None:
+        """Listen where slurmctld does, also on an address that this host gets later; nothing to do if told where."""
+        trouble = Trouble("where to listen for nodes", "set [node_api] listen, or start slurmctld", log)
+        while not self.config.node_api.listen:
+            wait = _ADDRESSES_S
+            try:
+                hosts = controller_hosts(await asyncio.to_thread(self._client.settings))
+                found = {place for host in hosts for place in await asyncio.to_thread(resolved, host)}
+                for place in sorted(found):
+                    try:
+                        self._listen(place)
+                    except OSError as error:
+                        if error.errno != errno.EADDRNOTAVAIL:  # another slurmctld's host
+                            raise
+                if all(is_loopback(place) for place in self.api.addresses if not place.startswith("/")):
+                    raise OSError(
+                        f"{', '.join(hosts) or 'slurm.conf'} names no address of this host that nodes can reach"
+                    )
+                trouble.succeeded()
+            except (SlurmError, OSError) as error:
+                wait = trouble.failed(error)
+            await asyncio.sleep(wait)
+        await asyncio.Event().wait()
 
     def _decided(self, gres: str) -> None:
         """A job was let in: look soon where it asks for what is not on offer.
@@ -150,15 +207,15 @@ class Service:
         if not self.supply.offers(gres):
             asyncio.get_running_loop().call_later(_SUBMISSION_S, self.poller.nudge)
 
-    def _ingested(self, node: str, events: Sequence[Mapping[str, Any]]) -> None:
+    def _ingested(self, node: str, events: Sequence[Mapping[str, Any]], told: bool) -> None:
         for event in events:
-            self._events.add(kind=str(event.get("kind"))[:32])
+            self._events.add(kind=kind if (kind := event.get("kind")) in messages.KINDS else "other")
         if any(event.get("kind") in KINDS for event in events):
             self.inventory.look_again()
         # a job shorter than the pause between two looks leaves no queue that it was seen in
         stopped = (event.get("job") for event in events if event.get("kind") == "stop")
         self._ended.update(job for job in stopped if isinstance(job, int) and not self._unsaved.lists(job))
-        self.supply.ingested(node, events)
+        self.supply.ingested(node, events, told)
         self.cosched.ingested(events)
         self.poller.nudge()
 
@@ -239,7 +296,7 @@ class Service:
 
     def _job_states(self) -> dict[tuple[tuple[str, str], ...], float]:
         states: dict[tuple[tuple[str, str], ...], float] = {}
-        for job in self.poller.latest.jobs if self.poller.latest else ():
+        for job in self._queue():
             key = (("state", job.state),)
             states[key] = states.get(key, 0) + job.tasks
         return states

@@ -19,10 +19,32 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, SlurmClient
 from slurm_migbatch.supply.demand import slices
 from slurm_migbatch.supply.loop import Report, Settings, SupplyLoop, explain
-from slurm_migbatch.supply.view import LiveView
+from slurm_migbatch.supply.view import LiveView, NodeFacts
 from slurm_migbatch.workload.loans import is_marked
 
 log = logging.getLogger(__name__)
+
+
+class ToldView(LiveView):
+    """`LiveView` of those nodes alone that have told everything that they hold, to this database and this service.
+
+    What the database holds of others may be of any age. Nothing is planned for them, and what Slurm was told stays.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: set[str] = set()
+
+    def believe(self, node: str, told: bool) -> None:
+        """Note whether what is known of a node is all that it holds."""
+        with self._lock:
+            (self._told.add if told else self._told.discard)(node)
+
+    def facts(self) -> Mapping[str, NodeFacts]:
+        """See NodesView."""
+        found = super().facts()
+        with self._lock:
+            return {node: facts for node, facts in found.items() if node in self._told}
 
 
 class SupplyRoom:
@@ -40,7 +62,7 @@ class SupplyRoom:
         """`lending`: partitions whose elastic training jobs get what others leave."""
         self._enabled = config.enabled
         self._writer = writer
-        self.view = LiveView()
+        self.view = ToldView()
         settings = Settings(
             ack_wait_s=config.ack_wait_s,
             silence_s=config.node_silence_s,
@@ -86,8 +108,8 @@ class SupplyRoom:
             self._loaded.set()
         await asyncio.Event().wait()
 
-    def ingested(self, node: str, events: Sequence[Mapping[str, Any]]) -> None:
-        """Take in a node's events, after they were stored."""
+    def ingested(self, node: str, events: Sequence[Mapping[str, Any]], told: bool) -> None:
+        """Take in a node's events, after they were stored; `told`: they leave nothing unknown that it holds."""
         for event in events:
             if event.get("kind") == "misfit" and isinstance(event.get("job"), int):
                 log.warning("misfit", extra={"node": node, "job": event["job"], "why": event.get("reason")})
@@ -96,6 +118,7 @@ class SupplyRoom:
             self.view.apply(node, events)
         else:
             self._early.append((node, events))
+        self.view.believe(node, told)
 
     async def follow(self, snapshot: Snapshot) -> bool:
         """One round on what Slurm just said; whether another should follow soon."""

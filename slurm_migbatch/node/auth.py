@@ -1,9 +1,11 @@
 """Who sent this: credentials between nodes and the controller. Used by both sides.
 
-Two kinds. Munge (which every Slurm cluster has) says which uid on which host made a credential and refuses to read
-one twice. A token is a secret file, readable by root only, that all machines share. Either way a digest of the whole
-message is inside the credential, so it fits no other message; answers are signed too (`response_payload`), so that
-nobody else can hand a node a plan.
+Two kinds. Munge (which every Slurm cluster has) says which uid made a credential and refuses to read one twice; whoever
+has its key, which is root of any node, can make one in the name of any host. A token is a secret file, readable by root
+only: the controller's, from which the key of each node is derived, or on a node that node's key alone (`node_key`).
+Either way the node's name and a digest of the body are inside the credential, so it fits no other message and no other
+node, and it can be checked before the body is read. Answers are signed too (`response_payload`), so that nobody else
+can hand a node a plan.
 """
 
 from __future__ import annotations
@@ -22,9 +24,13 @@ from typing import NamedTuple, Protocol
 
 SCHEME = "MigBatch"
 SIGNATURE_HEADER = "X-Migbatch-Signature"
+NODE_HEADER = "X-Migbatch-Node"
+DIGEST_HEADER = "X-Migbatch-Digest"
 MAX_CREDENTIAL = 4096
 TOKEN_LIFETIME_S = 300.0
 MIN_TOKEN_BYTES = 32
+KEY_WORD = "migbatch-node-key"
+"""First word of a token file that holds one node's key: `migbatch-node-key NODE HEX`."""
 
 _MUNGE_OPT_ADDR4 = 5
 _MUNGE_OPT_SOCKET = 8
@@ -49,16 +55,21 @@ class Signer(Protocol):
     def scheme(self) -> str:
         """`munge` or `token`."""
 
-    def sign(self, payload: bytes) -> str:
-        """A credential for this message. Raises AuthError."""
+    def sign(self, payload: bytes, node: str) -> str:
+        """A credential for this message, from or to `node`. Raises AuthError."""
 
-    def verify(self, credential: str, payload: bytes) -> Identity:
-        """Who made the credential for this very message, once. Raises AuthError."""
+    def verify(self, credential: str, payload: bytes, node: str) -> Identity:
+        """Who made the credential for this very message, from or to `node`, once. Raises AuthError."""
 
 
-def request_payload(method: str, path: str, body: bytes) -> bytes:
-    """What the credential of a request covers."""
-    return f"{method} {path}\n".encode() + body
+def digest_of(body: bytes) -> str:
+    """What a request says of its body ahead of it."""
+    return hashlib.sha256(body).hexdigest()
+
+
+def request_payload(method: str, path: str, node: str, digest: str) -> bytes:
+    """What the credential of a request covers; `digest` is that of its body."""
+    return f"{method} {path}\n{node}\n{digest}\n".encode()
 
 
 def response_payload(credential: str, body: bytes) -> bytes:
@@ -67,10 +78,16 @@ def response_payload(credential: str, body: bytes) -> bytes:
     return f"RESPONSE {digest}\n".encode() + body
 
 
-def header(signer: Signer, payload: bytes) -> tuple[str, str]:
-    """The value of the Authorization header for this message, and the credential inside it. Raises AuthError."""
-    credential = signer.sign(payload)
-    return f"{SCHEME} {signer.scheme} {credential}", credential
+def headers(signer: Signer, method: str, path: str, node: str, body: bytes) -> tuple[dict[str, str], str]:
+    """The headers that say from which node a request is, and the credential among them. Raises AuthError."""
+    digest = digest_of(body)
+    credential = signer.sign(request_payload(method, path, node, digest), node)
+    found = {
+        "Authorization": f"{SCHEME} {signer.scheme} {credential}",
+        NODE_HEADER: node,
+        DIGEST_HEADER: digest,
+    }
+    return found, credential
 
 
 class MungeSigner:
@@ -104,7 +121,7 @@ class MungeSigner:
             function = getattr(lib, name)
             function.argtypes, function.restype = arguments, result
 
-    def sign(self, payload: bytes) -> str:
+    def sign(self, payload: bytes, node: str) -> str:
         """A munge credential that holds the message's SHA-256."""
         digest = hashlib.sha256(payload).hexdigest().encode()
         context = self._context()
@@ -116,7 +133,7 @@ class MungeSigner:
             self._free(text)
             self._lib.munge_ctx_destroy(context)
 
-    def verify(self, credential: str, payload: bytes) -> Identity:
+    def verify(self, credential: str, payload: bytes, node: str) -> Identity:
         """Ask munged; a second look at the same credential is refused by it."""
         raw = _bounded(credential)
         digest = hashlib.sha256(payload).hexdigest().encode()
@@ -157,17 +174,22 @@ class MungeSigner:
             raise AuthError(f"munge: the credential is {known}" if known else f"munge: {said or f'error {code}'}")
 
 
-class TokenSigner:
-    """Credentials by a shared secret: HMAC-SHA256 over time, a nonce, the host's name and the message.
+def node_key(secret: bytes, node: str) -> bytes:
+    """The key of one node, from which neither the secret nor another node's key can be found."""
+    return hmac.new(secret, f"{KEY_WORD}\n{node}".encode(), hashlib.sha256).digest()
 
-    Holders of the token are believed to be root. Clocks may differ by five minutes; within that time a credential is
-    accepted once by each process.
+
+class TokenSigner:
+    """Credentials by a secret: HMAC-SHA256 with the node's key over time, a nonce, the node's name and the message.
+
+    Holders of a node's key are believed to be its root, holders of the secret that of any node. Clocks may differ by
+    five minutes; within that time a credential is accepted once by each process.
     """
 
     scheme = "token"
 
     def __init__(self, path: str) -> None:
-        """Read the token. Raises AuthError where others can read the file or it is too short to be a secret."""
+        """Read the secret, or one node's key. Raises AuthError where others can read the file or it holds neither."""
         try:
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as error:
@@ -176,23 +198,34 @@ class TokenSigner:
             status = os.fstat(handle)
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
                 raise AuthError(f"the token file {path} must be readable by its owner only: chmod 600, chown root")
-            self._key = file.read(65536).strip()
-        if len(self._key) < MIN_TOKEN_BYTES:
+            text = file.read(65536).strip()
+        self._path = path
+        self._own: tuple[str, bytes] | None = None
+        self._secret = b""
+        if text.startswith(KEY_WORD.encode()):
+            self._own = _own_key(path, text)
+        elif len(text) < MIN_TOKEN_BYTES:
             raise AuthError(f"the token in {path} is shorter than {MIN_TOKEN_BYTES} bytes: use `openssl rand -hex 32`")
+        else:
+            self._secret = text
         self._seen: dict[str, float] = {}
         self._lock = threading.Lock()
 
-    def sign(self, payload: bytes) -> str:
-        """`<seconds>:<nonce>:<host>:<hmac>`."""
-        head = f"{int(time.time())}:{secrets.token_hex(12)}:{_word(socket.gethostname())}"
-        return f"{head}:{self._mac(head, payload)}"
+    def key_line(self, node: str) -> str:
+        """What a node's token file is to hold instead of the secret. Raises AuthError."""
+        return f"{KEY_WORD} {node} {self._key(node).hex()}"
 
-    def verify(self, credential: str, payload: bytes) -> Identity:
+    def sign(self, payload: bytes, node: str) -> str:
+        """`<seconds>:<nonce>:<node>:<hmac>`."""
+        head = f"{int(time.time())}:{secrets.token_hex(12)}:{node}"
+        return f"{head}:{self._mac(head, payload, node)}"
+
+    def verify(self, credential: str, payload: bytes, node: str) -> Identity:
         """Check the code first, then the clock, then whether it was used."""
         head, _, mac = _bounded(credential).decode("ascii").rpartition(":")
         fields = head.split(":")
-        if len(fields) != 3 or not hmac.compare_digest(mac, self._mac(head, payload)):
-            raise AuthError("the credential was not made with this token for this message")
+        if len(fields) != 3 or fields[2] != node or not hmac.compare_digest(mac, self._mac(head, payload, node)):
+            raise AuthError(f"the credential was not made with the token of {node} for this message")
         now = time.time()
         if abs(now - int(fields[0])) > TOKEN_LIFETIME_S:
             raise AuthError("the credential has expired: do the clocks of node and controller agree?")
@@ -201,20 +234,31 @@ class TokenSigner:
             if fields[1] in self._seen:
                 raise AuthError("the credential was used before")
             self._seen[fields[1]] = now + 2 * TOKEN_LIFETIME_S
-        return Identity(0, fields[2])
+        return Identity(0, node)
 
-    def _mac(self, head: str, payload: bytes) -> str:
-        return hmac.new(self._key, head.encode("ascii") + b"\n" + payload, hashlib.sha256).hexdigest()
+    def _key(self, node: str) -> bytes:
+        if self._own is None:
+            return node_key(self._secret, node)
+        if self._own[0] != node:
+            raise AuthError(f"{self._path} holds the key of node {self._own[0]}, which is of no use for {node}")
+        return self._own[1]
+
+    def _mac(self, head: str, payload: bytes, node: str) -> str:
+        return hmac.new(self._key(node), head.encode("ascii") + b"\n" + payload, hashlib.sha256).hexdigest()
+
+
+def _own_key(path: str, text: bytes) -> tuple[str, bytes]:
+    try:
+        _, node, key = text.decode("ascii").split()
+        return node, bytes.fromhex(key)
+    except ValueError:
+        raise AuthError(f"{path} holds no node's key: write it anew with `migbatch node key NODE`") from None
 
 
 def _bounded(credential: str) -> bytes:
     if len(credential) > MAX_CREDENTIAL or not credential.isascii() or not credential.isprintable():
         raise AuthError("the credential is malformed")
     return credential.encode("ascii")
-
-
-def _word(name: str) -> str:
-    return "".join(letter for letter in name[:64] if letter.isascii() and (letter.isalnum() or letter in "._-"))
 
 
 def make_signer(kind: str, *, munge_socket: str = "", token_file: str = "", uids: Collection[int] = (0,)) -> Signer:

@@ -1,7 +1,9 @@
 """Two threads between node and controller: one brings events there, one brings plans back.
 
-Events go in the order of their numbers and are deleted once the controller has stored them. A plan is acknowledged by
-asking for the next one, and only after it lies on this node's disk, so the controller may count on it.
+Events go in the order of their numbers and are deleted once the controller has stored them. Each message says in which
+database this node is recorded and up to which event; a controller whose database is another one, or was set back, asks
+for everything that the node holds (`state.py`). It plans nothing for the node until it has that. A plan is acknowledged
+by asking for the next one, and only after it lies on this node's disk, so the controller may count on it.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import json
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable
 
 from slurm_migbatch.mig.driver import DriverError
@@ -19,10 +22,15 @@ from slurm_migbatch.node.config import Config
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.journal import NAME, Journal, JournalError
 from slurm_migbatch.node.link import Link, LinkError
+from slurm_migbatch.node.state import state
 
 BATCH = 500
-BACKOFF_MAX_S = 30.0
+BACKOFF_MAX_S = 15.0
 INVENTORY_EVERY_S = 60.0
+HELLO_EVERY_S = 20.0
+"""Seconds after which a node that has nothing to tell says so: the database may have been replaced meanwhile."""
+TELL_ALL_EVERY_S = 10.0
+"""Seconds between two events that tell everything, whatever the controller asks for."""
 log = logging.getLogger("migbatch.node")
 
 
@@ -33,8 +41,13 @@ class Courier:
         self._config = config
         self._gpus = gpus
         self._stopping = stopping
-        self._told: str | None = None
+        self._described: str | None = None
         self._link: Link | None = None
+        self._journal: Journal | None = None
+        self._have: int | None = None
+        self._inventory_due = self._hello_due = self._tell_due = 0.0
+        #: set where the controller answers again: it may be another one
+        self._back = threading.Event()
 
     def threads(self) -> list[threading.Thread]:
         """The threads, not yet started. Daemonic: a request that still waits must not hold up the end."""
@@ -55,6 +68,7 @@ class Courier:
                 step()
                 if quiet:
                     log.info("%s: the controller answers again", name)
+                    self._back.set()
                 pause, quiet = 0.5, False
             except (LinkError, AuthError, JournalError, plan.PlanError, ValueError, OSError) as error:
                 if self._stopping.is_set():
@@ -64,6 +78,8 @@ class Courier:
                 quiet = True
                 self._stopping.wait(pause * random.uniform(0.7, 1.3))  # noqa: S311
                 pause = min(pause * 2, BACKOFF_MAX_S)
+        if name == "events":
+            self._let_go()
 
     def _controller(self) -> Link:
         if self._link is None:
@@ -73,62 +89,99 @@ class Courier:
                 token_file=self._config.token_file,
                 uids=self._config.peer_uids,
             )
-            self._link = Link(self._config.controller, signer)
+            self._link = Link(self._config.controller, signer, self._config.node)
         return self._link
 
     # -- events --------------------------------------------------------------------------------------------------
 
     def _events(self) -> None:
-        journal = Journal(f"{self._config.state_dir}/{NAME}")
+        """Send what there is, and now and then that there is nothing; one message at most."""
+        if self._journal is not None and self._journal.replaced:
+            self._let_go()
+        journal = self._journal = self._journal or Journal(f"{self._config.state_dir}/{NAME}")
         try:
-            waited = INVENTORY_EVERY_S
-            while not self._stopping.is_set():
-                if waited >= INVENTORY_EVERY_S:
-                    self._inventory(journal)
-                    waited = 0.0
-                if not self.ship(journal):
-                    self._stopping.wait(self._config.ship_every)
-                    waited += self._config.ship_every
-        finally:
-            journal.close()
+            now = time.monotonic()
+            if now >= self._inventory_due:
+                self._inventory(journal)
+                self._inventory_due = now + INVENTORY_EVERY_S
+            hello = now >= self._hello_due or self._back.is_set()
+            self._back.clear()
+            if not self.ship(journal, hello=hello):
+                self._stopping.wait(self._config.ship_every)
+        except BaseException:
+            self._hello_due = 0.0
+            self._let_go()
+            raise
 
-    def ship(self, journal: Journal) -> bool:
-        """Send one batch; whether there was anything. Raises LinkError, JournalError, ValueError."""
+    def _let_go(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+    def ship(self, journal: Journal, *, hello: bool = False) -> bool:
+        """Send one batch, with `hello` also where there is none; whether there was anything.
+
+        Raises LinkError, JournalError, ValueError.
+        """
         events = journal.spooled(BATCH)
-        if not events:
+        if not events and not hello:
             return False
+        database, acked = journal.recorded
         message = {
             "node": self._config.node,
             "journal": journal.identity,
             "boot_id": journal.meta("boot_id"),
+            "database": database,
+            "acked": acked,
             "events": events,
         }
         answer = json.loads(self._controller().post("/node/v1/events", message))
-        acked = answer.get("acked") if isinstance(answer, dict) else None
-        if type(acked) is not int:
+        if not isinstance(answer, dict) or type(answer.get("acked")) is not int:
             raise LinkError("the controller's answer to events names no number")
-        journal.acknowledge(acked)
-        return True
+        self._hello_due = time.monotonic() + HELLO_EVERY_S
+        stored, database = answer["acked"], str(answer.get("database", ""))
+        if answer.get("told") is False and time.monotonic() >= self._tell_due:
+            self._tell_all(journal, stored, database)
+        else:
+            journal.acknowledge(stored, database)
+        return bool(events)
+
+    def _tell_all(self, journal: Journal, stored: int, database: str) -> None:
+        found = self._listed()
+        if found is None:
+            journal.acknowledge(stored, database)
+            return
+        log.info("the controller does not know what this node holds; it is told everything")
+        journal.tell_all(lambda: self._state(journal, found), stored, database)
+        self._described = json.dumps(found, sort_keys=True)
+        self._tell_due = time.monotonic() + TELL_ALL_EVERY_S
+
+    @staticmethod
+    def _state(journal: Journal, found: list[dict[str, object]]) -> dict[str, object]:
+        return state(found, journal.slices(), {(run.job, run.restart): run for run in journal.runs("state<>'ended'")})
 
     def _inventory(self, journal: Journal) -> None:
         """Spool the inventory where it is not what was told last (by this process)."""
-        try:
-            found = inventory.inventory(self._gpus)
-        except DriverError as error:
-            log.warning("the GPUs cannot be listed: %s", error)  # events go on all the same
-            return
+        found = self._listed()
         text = json.dumps(found, sort_keys=True)
-        if text != self._told:
+        if found is not None and text != self._described:
             with journal.write():
                 journal.event("inventory", {"gpus": found})
-            self._told = text
+            self._described = text
+
+    def _listed(self) -> list[dict[str, object]] | None:
+        try:
+            return inventory.inventory(self._gpus)
+        except DriverError as error:
+            log.warning("the GPUs cannot be listed: %s", error)  # events go on all the same
+            return None
 
     # -- plans ---------------------------------------------------------------------------------------------------
 
     def _plans(self) -> None:
-        have = plan.load(self._config.state_dir).version
-        while not self._stopping.is_set():
-            have = self.pull(have)
+        if self._have is None:
+            self._have = plan.load(self._config.state_dir).version
+        self._have = self.pull(self._have)
 
     def pull(self, have: int) -> int:
         """Ask for a newer plan, which also acknowledges `have`; the version on disk afterwards."""

@@ -32,7 +32,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -177,6 +177,11 @@ class Run(NamedTuple):
     owner: str = ""
     since: float = 0.0
     exit_code: int | None = None
+
+    @property
+    def decision(self) -> str:
+        """The submit filter's decision that the grant names, if it names one."""
+        return self.marker.rstrip("]").partition("#")[2]
 
     def __str__(self) -> str:
         return f"job {self.job} run {self.restart}"
@@ -419,10 +424,35 @@ class Journal:
         with _errors(self.path):
             return int(self._link.execute("SELECT count(*) FROM events").fetchone()[0])
 
-    def acknowledge(self, seq: int) -> None:
-        """The controller has stored everything up to `seq`."""
+    @property
+    def recorded(self) -> tuple[str, int]:
+        """In which database of the controller this journal is recorded, and up to which event; empty and 0 at first."""
+        return self.meta("database"), int(self.meta("acked") or 0)
+
+    def acknowledge(self, seq: int, database: str) -> None:
+        """The controller's `database` has stored everything up to `seq`."""
         with self.write():
-            self._link.execute("DELETE FROM events WHERE seq<=?", (seq,))
+            self._forget(seq, database)
+
+    def tell_all(self, fields: Callable[[], Mapping[str, object]], seq: int, database: str) -> None:
+        """Spool a `state` for the controller's `database`, which has everything up to `seq` and still lacks something.
+
+        `fields` are read in the transaction that spools them, so that every event after it is later. Not where one
+        waits to be sent already.
+        """
+        with self.write():
+            self._forget(seq, database)
+            if self._link.execute("SELECT 1 FROM events WHERE seq=?", (int(self.meta("told") or 0),)).fetchone():
+                return
+            self.event("state", fields())
+            told = self._link.execute("SELECT max(seq) FROM events").fetchone()[0]
+            self.set_meta("told", str(told))
+
+    def _forget(self, seq: int, database: str) -> None:
+        self._link.execute("DELETE FROM events WHERE seq<=?", (seq,))
+        if self.recorded != (database, seq):
+            self.set_meta("database", database)
+            self.set_meta("acked", str(seq))
 
 
 def _slice(row: Sequence[Any]) -> Slice:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-from slurm_migbatch.node.auth import SIGNATURE_HEADER, AuthError, Signer, header, request_payload, response_payload
+from slurm_migbatch.node.auth import SIGNATURE_HEADER, AuthError, Signer, headers, response_payload
 
 MAX_ANSWER = 8 << 20
 
@@ -20,15 +20,16 @@ class LinkError(RuntimeError):
 
 
 class Link:
-    """The controller's node API at `url` (`http://host:port`). One connection for each request; safe in threads."""
+    """The controller's node API at `url` (`http://host:port`) as `node`. One connection a request; safe in threads."""
 
-    def __init__(self, url: str, signer: Signer, *, timeout: float = 10.0) -> None:
+    def __init__(self, url: str, signer: Signer, node: str, *, timeout: float = 10.0) -> None:
         parts = urlsplit(url)
         self._secure = parts.scheme == "https"
         self._host = parts.hostname or "localhost"
         self._port = parts.port
         self._base = parts.path.rstrip("/")
         self._signer = signer
+        self._node = node
         self._timeout = timeout
         self._open: set[http.client.HTTPConnection] = set()
 
@@ -44,13 +45,15 @@ class Link:
         body = json.dumps(message, separators=(",", ":")).encode()
         path = self._base + path
         try:
-            value, credential = header(self._signer, request_payload("POST", path, body))
+            proof, credential = headers(self._signer, "POST", path, self._node, body)
         except AuthError as error:
             raise LinkError(str(error)) from error
         connection = self._connect(self._timeout + patience)
         self._open.add(connection)
         try:
-            connection.request("POST", path, body, {"Authorization": value, "Content-Type": "application/json"})
+            # a controller that refuses does not read the whole body first; its answer says why
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.request("POST", path, body, {**proof, "Content-Type": "application/json"})
             answer = connection.getresponse()
             text = answer.read(MAX_ANSWER + 1)
             signature = answer.getheader(SIGNATURE_HEADER, "")
@@ -65,7 +68,7 @@ class Link:
         if status != 200:
             raise LinkError(f"controller {self._host}: {status} {text[:200].decode('utf-8', 'replace')}")
         try:
-            self._signer.verify(signature, response_payload(credential, text))
+            self._signer.verify(signature, response_payload(credential, text), self._node)
         except AuthError as error:
             raise LinkError(f"the answer does not come from the controller: {error}") from error
         return text

@@ -435,7 +435,7 @@ class Starter:
                     "user": env.user,
                     "account": env.account,
                     "partition": env.partition,
-                    "decision": _decision(run.marker),
+                    "decision": run.decision,
                     "warm": started.warm,
                     "planned": planned,
                     "elapsed_ms": elapsed_ms,
@@ -464,10 +464,6 @@ class Starter:
                 self._journal.put(host._replace(shared=True))
                 return {"beside": [host.job or 0, host.restart or 0]}
         return {}
-
-
-def _decision(marker: str) -> str:
-    return marker.rstrip("]").partition("#")[2]
 
 
 def _never(error: Exception) -> Exception:

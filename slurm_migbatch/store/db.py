@@ -20,6 +20,7 @@ from slurm_migbatch.store.history import HISTORY
 from slurm_migbatch.store.migrations import migrate, pending
 from slurm_migbatch.store.numbering import number
 from slurm_migbatch.store.queries import LeaseRow, RunFilter, RunRow
+from slurm_migbatch.store.receipt import NOTHING, Claim, Receipt
 
 if TYPE_CHECKING:
     from slurm_migbatch.profiling.measurement import Measurement
@@ -122,7 +123,14 @@ class Store:
                 time.sleep(0.05 * attempt)
         raise AssertionError("unreachable")
 
-    def ingest(self, node: str, journal: str, boot_id: str, events: Sequence[Mapping[str, Any]]) -> int:
+    def ingest(
+        self,
+        node: str,
+        journal: str,
+        boot_id: str,
+        events: Sequence[Mapping[str, Any]],
+        claim: Claim = NOTHING,
+    ) -> Receipt:
         """Keep a node's events and draw their consequences, each once, however often and in whatever order they come.
 
         Args:
@@ -130,13 +138,14 @@ class Store:
             journal: random id of the node's journal; events are numbered within it from 1.
             boot_id: the node's present boot.
             events: JSON objects with "seq", "ts", "kind" and more; unknown ones are kept as they are.
+            claim: how far the node believes itself to be recorded, and where.
 
         Returns:
-            The highest number up to which nothing is missing: what the node may forget.
+            What the node may forget, and whether all that it holds is known here.
         """
         from slurm_migbatch.store.ingest import ingest
 
-        return self._write(lambda session: ingest(session, node, journal, boot_id, events, time.time()))
+        return self._write(lambda session: ingest(session, node, journal, boot_id, events, time.time(), claim))
 
     def record_decision(self, decision: Mapping[str, Any]) -> None:
         """Keep what the submit filter decided, and tell the runs that carry the decision's id."""

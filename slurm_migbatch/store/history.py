@@ -5,6 +5,9 @@ A step may run again after it was cut short (MariaDB cannot take DDL back), so e
 
 from __future__ import annotations
 
+import secrets
+import time
+
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -20,7 +23,9 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    func,
     inspect,
+    select,
     text,
 )
 from sqlalchemy.schema import CreateColumn
@@ -211,10 +216,25 @@ def _loans(connection: Connection) -> None:
     meta.create_all(connection, checkfirst=True)
 
 
+def _identity(connection: Connection) -> None:
+    there = {column["name"] for column in inspect(connection).get_columns("nodes")}
+    if "told" not in there:
+        connection.execute(text("ALTER TABLE nodes ADD COLUMN told BIGINT"))
+    meta = MetaData()
+    table = Table(
+        "identity", meta, Column("id", String(64), primary_key=True), Column("made", Double, nullable=False),
+        **TABLE_OPTIONS,
+    )  # fmt: skip
+    meta.create_all(connection, checkfirst=True)
+    if connection.scalar(select(func.count()).select_from(table)) == 0:
+        connection.execute(table.insert().values(id=secrets.token_hex(16), made=time.time()))
+
+
 #: In order; a released one is never changed, removed or moved.
 HISTORY: tuple[Migration, ...] = (
     Migration("0001 first tables", _first_tables),
     Migration("0002 measurements", _measurements),
     Migration("0003 what runs achieved", _achieved),
     Migration("0004 loans and actions", _loans),
+    Migration("0005 which database this is", _identity),
 )

@@ -3,6 +3,9 @@
 Events of one journal are numbered without gaps, and a node sends again whatever was not acknowledged. So an event that
 comes too early only waits for those before it. A gap that the node itself leaves a second time will never be filled
 (the node was told that those events are safe, and the database has been set back since); it is then stepped over.
+
+What a node holds is known as long as no event is missing since its last `state`, which tells all of it at once. Where a
+node's claim does not fit (another database, or one that was set back), it is asked for a new one; the node is right.
 """
 
 from __future__ import annotations
@@ -16,19 +19,35 @@ from sqlalchemy import func, insert, select
 from sqlalchemy.orm import Session
 
 from slurm_migbatch.store import clean, measured
-from slurm_migbatch.store.lifecycle import SliceFacts, link, lose_leases, lose_run, run_of, start_run, stop_run
-from slurm_migbatch.store.models import Gpu, Journal, Lease, Node, NodeEvent
+from slurm_migbatch.store.lifecycle import (
+    SliceFacts,
+    end_leases,
+    link,
+    lose_leases,
+    lose_run,
+    run_of,
+    start_run,
+    stop_run,
+)
+from slurm_migbatch.store.models import Gpu, Identity, Journal, Lease, Node, NodeEvent, Run
+from slurm_migbatch.store.receipt import Claim, Receipt
 
 log = logging.getLogger(__name__)
 
 #: more slices than one node can have GPUs times slots; longer lists are cut
-_MAX_SLICES = 256
+_MAX_SLICES = 1024
 _CHUNK = 500
 
 
 def ingest(
-    session: Session, node: str, journal_id: str, boot_id: str, events: Sequence[Mapping[str, Any]], now: float
-) -> int:
+    session: Session,
+    node: str,
+    journal_id: str,
+    boot_id: str,
+    events: Sequence[Mapping[str, Any]],
+    now: float,
+    claim: Claim,
+) -> Receipt:
     """See `Store.ingest`."""
     name, id = clean.text(node, 255), clean.text(journal_id, 64)
     if not name or not id:
@@ -46,8 +65,13 @@ def ingest(
         journal = Journal(node=name, journal=id, contiguous=0)
         session.add(journal)
         _supersede(session, machine, min((row["ts"] for row in fresh.values()), default=now))
-        machine.journal = id
+        machine.journal, machine.told = id, None
         session.flush()
+    database = session.scalars(select(Identity.id)).one()
+    if claim.database != database or claim.acked > journal.contiguous or machine.journal != id:
+        if machine.told is not None:
+            log.warning("%s: what it told is not all here (another or an older database); it tells it again", name)
+        machine.told = None
     known = _known(session, name, id, list(fresh))
     new = {seq: row for seq, row in fresh.items() if seq not in known}
     if new:
@@ -61,10 +85,13 @@ def ingest(
     if reached == before and fresh and min(fresh) > before + 1 and min(fresh) in known:
         log.warning("%s: events %d-%d of journal %s are lost", name, before + 1, min(fresh) - 1, id)
         journal.contiguous = min(fresh) - 1
+        machine.told = None
         reached = _reach(session, journal)
     _apply(session, machine, journal, _stored_between(session, journal, journal.contiguous, reached))
     journal.contiguous = reached
-    return reached
+    if claim.incomplete:
+        machine.told = None
+    return Receipt(reached, database, machine.told is not None)
 
 
 def _fresh(events: Sequence[Mapping[str, Any]], now: float) -> dict[int, dict[str, Any]]:
@@ -193,6 +220,10 @@ def _inventory(session: Session, machine: Node, journal: Journal, ts: float, eve
     known = {gpu.uuid: gpu for gpu in session.scalars(select(Gpu).where(Gpu.node == machine.node))}
     if any(gpu.seen > ts for gpu in known.values()):
         return
+    _describe(session, machine, known, ts, event)
+
+
+def _describe(session: Session, machine: Node, known: dict[str, Gpu], ts: float, event: dict[str, Any]) -> None:
     for gpu in known.values():
         gpu.present = False
     own = ("uuid", "minor", "index", "name", "mig", "geometry")
@@ -216,18 +247,42 @@ def _inventory(session: Session, machine: Node, journal: Journal, ts: float, eve
         lease.gpu_index = known[lease.gpu].gpu_index if lease.gpu in known else None
 
 
-def _start(session: Session, machine: Node, journal: Journal, ts: float, event: dict[str, Any]) -> None:
-    job, restart = _identity(event)
-    run = run_of(session, job, restart, ts, starts=True)
+def _state(session: Session, machine: Node, journal: Journal, ts: float, event: dict[str, Any]) -> None:
+    """All that the node holds, at once: what is recorded otherwise has ended unheard of, or is not recorded yet."""
+    if machine.journal != journal.journal:
+        _supersede(session, machine, ts)
+        machine.journal, journal.superseded = journal.journal, None
+    known = {gpu.uuid: gpu for gpu in session.scalars(select(Gpu).where(Gpu.node == machine.node))}
+    _describe(session, machine, known, ts, event)
+    told = [(*_identity(facts), facts, _slices(facts)) for facts in event["runs"]]
+    held = {(job, restart, piece.gpu, piece.start) for job, restart, _, slices in told for piece in slices}
+    open_ones = session.scalars(select(Lease).where(Lease.node == machine.node, Lease.until.is_(None))).all()
+    gone = [lease for lease in open_ones if (lease.job_id, lease.restart, lease.gpu, lease.slot_start) not in held]
+    end_leases(session, gone, ts)
+    for job, restart, facts, slices in sorted(told, key=lambda row: _beside(row[2]) is not None):
+        since = clean.moment(facts.get("since")) or ts
+        run = run_of(session, job, restart, since, starts=True)
+        _who(session, run, facts)
+        start_run(session, run, machine.node, journal.journal, since, slices, None, _beside(facts))
+    machine.told = event["seq"]
+
+
+def _who(session: Session, run: Run, event: dict[str, Any]) -> None:
     run.uid = clean.whole(event.get("uid")) if run.uid is None else run.uid
     for field, length in (("user", 128), ("account", 128), ("partition", 128)):
         if getattr(run, field) is None:
             setattr(run, field, clean.text(event.get(field), length))
+    link(session, run, clean.text(event.get("decision"), 16))
+
+
+def _start(session: Session, machine: Node, journal: Journal, ts: float, event: dict[str, Any]) -> None:
+    job, restart = _identity(event)
+    run = run_of(session, job, restart, ts, starts=True)
+    _who(session, run, event)
     warm = clean.truth(event.get("warm"))
     run.warm = warm if run.warm is None else bool(run.warm and warm)
     setup = clean.real(event.get("elapsed_ms"))
     run.setup_ms = setup if run.setup_ms is None else max(run.setup_ms, setup or 0.0)
-    link(session, run, clean.text(event.get("decision"), 16))
     lost_at = journal.superseded
     if machine.booted is not None and ts < machine.booted:
         lost_at = machine.booted
@@ -294,6 +349,7 @@ def _slices(event: dict[str, Any]) -> list[SliceFacts]:
 _EFFECTS = {
     "boot": _boot,
     "inventory": _inventory,
+    "state": _state,
     "start": _start,
     "stop": _stop,
     "misfit": _misfit,

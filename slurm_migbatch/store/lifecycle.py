@@ -227,6 +227,13 @@ def lose_leases(session: Session, leases: Iterable[Lease], moment: float, *, end
             finish_if_free(session, id, moment, None, state="NODE_FAIL")
 
 
+def end_leases(session: Session, leases: Iterable[Lease], moment: float) -> None:
+    """These leases ended while nothing that the node said was recorded, and so did runs that hold nothing else."""
+    for lease in leases:
+        _close(lease, moment, "lost")
+        finish_if_free(session, lease.run_id, moment, None)
+
+
 def lose_run(session: Session, run: Run, node: str) -> None:
     """A run whose end the node could only conclude from its own reboot."""
     if run.state == "UNKNOWN" and run.state_from == "node":

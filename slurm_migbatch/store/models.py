@@ -193,6 +193,15 @@ class Decision(Base):
     facts: Mapped[Any] = mapped_column(JSON)
 
 
+class Identity(Base):
+    """Which database this is: one row with a random id, so that nodes notice when another takes its place."""
+
+    __tablename__ = "identity"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    made: Mapped[float]
+
+
 class Node(Base):
     """The state of one node's reports: its present journal and boot."""
 
@@ -203,6 +212,8 @@ class Node(Base):
     boot_id: Mapped[str | None] = mapped_column(String(64))
     booted: Mapped[float | None]
     seen: Mapped[float]
+    #: number of the `state` event from which on all that it said is recorded; empty where something is missing
+    told: Mapped[int | None]
 
 
 class Journal(Base):

@@ -150,6 +150,8 @@ class LiveView:
                 gpu.guests.clear()
                 gpu.zombies.clear()
                 gpu.made.clear()
+        elif kind == "state":
+            self._state(node, event)
         elif kind == "fault":
             if event.get("drain"):
                 self._unhealthy.add(node)
@@ -175,6 +177,24 @@ class LiveView:
             now[uuid] = known if known is not None and known.geometry == geometry else _Gpu(geometry)
         self._nodes[node] = now
         self._facts.pop(node, None)
+
+    def _state(self, node: str, event: Mapping[str, Any]) -> None:
+        """All that the node holds. From the record it comes without GPUs and runs, which the record has itself."""
+        if "gpus" in event:
+            self._inventory(node, event["gpus"])
+            self._unhealthy.discard(node)
+        for gpu in self._nodes.get(node, {}).values():
+            gpu.zombies.clear()
+            gpu.made.clear()
+            if "runs" in event:
+                gpu.held.clear()
+                gpu.guests.clear()
+        for run in sorted(event.get("runs") or (), key=lambda run: bool(run.get("beside"))):
+            for piece in run.get("slices") or ():
+                self._slice(node, piece, (run["job"], run["restart"]), True, _run(run.get("beside")))
+        for name, kind in (("idle", "create"), ("zombies", "zombie")):
+            for place in event.get(name) or ():
+                self._instance(node, place, kind)
 
     def _slice(
         self, node: str, piece: Mapping[str, Any], run: tuple[int, int], starts: bool, beside: tuple[int, int] | None

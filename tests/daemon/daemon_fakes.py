@@ -10,9 +10,11 @@ import threading
 
 from sqlalchemy.exc import OperationalError
 
+from slurm_migbatch.daemon.ended import Standing
 from slurm_migbatch.node.auth import AuthError, Identity
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import SlurmError
+from slurm_migbatch.store.receipt import NOTHING, Receipt
 
 
 class FakeSigner:
@@ -24,11 +26,11 @@ class FakeSigner:
         self.key, self.uid = key, uid
         self.seen = set()
 
-    def sign(self, payload):
+    def sign(self, payload, node):
         nonce = secrets.token_hex(8)
         return f"{self.uid}.{nonce}.{self._mac(self.uid, nonce, payload)}"
 
-    def verify(self, credential, payload):
+    def verify(self, credential, payload, node):
         try:
             uid, nonce, mac = credential.split(".")
         except ValueError:
@@ -51,6 +53,7 @@ class FakeStore:
 
     def __init__(self):
         self.events = {}
+        self.told = set()
         self.jobs = {}
         self.decisions = []
         self.supply = []
@@ -64,19 +67,25 @@ class FakeStore:
         if self.locked:
             raise OperationalError("insert", {}, Exception("database is locked"))
 
-    def ingest(self, node, journal, boot_id, events):
+    def ingest(self, node, journal, boot_id, events, claim=NOTHING):
         self._check()
         with self.lock:
             for event in events:
                 if event["kind"] == "poison":
                     raise ValueError("this event means nothing")
                 self.events.setdefault((node, journal, event["seq"]), event)
-                if event["kind"] == "inventory":
+                if event["kind"] in ("inventory", "state"):
                     self.gpus[node] = event["gpus"]
             seq = 0
             while (node, journal, seq + 1) in self.events:
                 seq += 1
-            return seq
+            if claim.database != "d1" or claim.acked > seq:
+                self.told.discard(node)
+            if any(event["kind"] == "state" for event in events):
+                self.told.add(node)
+            if claim.incomplete:
+                self.told.discard(node)
+            return Receipt(seq, "d1", node in self.told)
 
     def learnable(self):
         self._check()
@@ -124,6 +133,7 @@ class FakeSlurm:
         self.cancelled = []
         self.ends = {}
         self.updates = []
+        self.private = ""
 
     def _check(self):
         if self.away:
@@ -165,21 +175,44 @@ class FakeSlurm:
         self._check()
         return (24, 11)
 
+    def settings(self):
+        self._check()
+        return {"privatedata": self.private, "slurmctldhost[0]": "localhost"}
+
+    def node_addresses(self):
+        self._check()
+        return {"n1": frozenset({"127.0.0.1"}), "n2": frozenset({"127.0.0.2"})}
+
+    def standing(self, user):
+        self._check()
+        return Standing()
+
 
 class Node:
-    """The client side of the node API over a real socket."""
+    """The client side of the node API over a real socket; `source` is the address that it speaks from."""
 
-    def __init__(self, port, signer, name="n1"):
-        self.port, self.signer, self.name = port, signer, name
+    def __init__(self, port, signer, name="n1", source="127.0.0.1"):
+        self.port, self.signer, self.name, self.source = port, signer, name, source
+        self.database = ""
+
+    def credential(self, path, raw, method="POST"):
+        digest = hashlib.sha256(raw).hexdigest()
+        return self.signer.sign(f"{method} {path}\n{self.name}\n{digest}\n".encode(), self.name)
+
+    def headers(self, path, raw, credential=None, method="POST"):
+        credential = credential or self.credential(path, raw, method)
+        return {
+            "Authorization": f"MigBatch {self.signer.scheme} {credential}",
+            "X-Migbatch-Node": self.name,
+            "X-Migbatch-Digest": hashlib.sha256(raw).hexdigest(),
+        }
 
     def send(self, path, body, *, credential=None, method="POST", headers=None):
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-        credential = credential or self.signer.sign(f"{method} {path}\n".encode() + raw)
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        credential = credential or self.credential(path, raw, method)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120, source_address=(self.source, 0))
         try:
-            connection.request(
-                method, path, raw, {"Authorization": f"MigBatch {self.signer.scheme} {credential}", **(headers or {})}
-            )
+            connection.request(method, path, raw, {**self.headers(path, raw, credential, method), **(headers or {})})
             answer = connection.getresponse()
             text = answer.read()
             signature = answer.headers.get("X-Migbatch-Signature")
@@ -187,7 +220,7 @@ class Node:
             connection.close()
         if signature is not None:
             digest = hashlib.sha256(credential.encode()).hexdigest()
-            self.signer.verify(signature, f"RESPONSE {digest}\n".encode() + text)
+            self.signer.verify(signature, f"RESPONSE {digest}\n".encode() + text, self.name)
         elif answer.status == 200 and method == "POST":
             raise AssertionError("an unsigned answer")
         try:
@@ -196,8 +229,13 @@ class Node:
             return answer.status, text.decode()
 
     def events(self, *events, journal="ab12", boot="b1", **options):
-        body = {"node": self.name, "journal": journal, "boot_id": boot, "events": list(events)}
-        return self.send("/node/v1/events", body, **options)
+        """Send events and adopt the database that answers, as a node does; the answer's number alone."""
+        body = {"node": self.name, "journal": journal, "boot_id": boot, "database": self.database}
+        status, answer = self.send("/node/v1/events", {**body, "events": list(events)}, **options)
+        if status == 200:
+            self.database = answer["database"]
+            answer = {"acked": answer["acked"]}
+        return status, answer
 
     def plan(self, have=0, wait=0):
         return self.send("/node/v1/plan", {"node": self.name, "have": have, "wait": wait})
@@ -242,3 +280,9 @@ def gpu(number, **changes):
 def inventory(*gpus, seq=1):
     """An inventory event."""
     return {"seq": seq, "ts": 1.0, "kind": "inventory", "gpus": list(gpus)}
+
+
+def state(*gpus, runs=(), zombies=(), idle=(), seq=1):
+    """All that a node holds."""
+    told = {"gpus": list(gpus), "runs": list(runs), "zombies": list(zombies), "idle": list(idle)}
+    return {"seq": seq, "ts": 1.0, "kind": "state", **told}

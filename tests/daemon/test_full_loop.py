@@ -1,11 +1,13 @@
 """The whole service around a strict queue: from a pending job to an offer that a node knows, with the real store."""
 
+import json
 import threading
 
 import pytest
-from daemon_fakes import FakeSigner, Node, gpu, inventory
+from daemon_fakes import FakeSigner, Node, gpu, state
 from daemon_running import Running, eventually
 
+from slurm_migbatch.cli.common import ask_service
 from slurm_migbatch.daemon.history import open_history
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.slurm.client import JobRow, NodeRow
@@ -85,7 +87,7 @@ def test_a_waiting_job_gets_its_slice_offered_run_and_recorded(make, slurm, url)
     with Running(make()) as running:
         agent = Agent(running.port)
         try:
-            agent.node.events(inventory(gpu(0)))
+            agent.node.events(state(gpu(0)))
             slurm.queue[1] = pending(1, "gres/mig:3g.40gb:2", submit=5.0)
             eventually(lambda: slurm.node_rows["n1"].gres.get("3g.40gb") == 2)
             # the node knew the plan before Slurm was told of it
@@ -120,7 +122,7 @@ def test_counts_that_slurm_forgot_are_told_again(make, slurm):
     with Running(make()) as running:
         agent = Agent(running.port)
         try:
-            agent.node.events(inventory(gpu(0)))
+            agent.node.events(state(gpu(0)))
             eventually(lambda: slurm.node_rows["n1"].gres.get("3g.40gb") == 2)
             version = agent.plan["version"]
             slurm.node_rows["n1"] = node_row()  # scontrol reconfigure
@@ -134,7 +136,7 @@ def test_after_a_restart_held_slots_stay_held(make, slurm):
     slurm.node_rows["n1"] = node_row()
     with Running(make()) as running:
         agent = Agent(running.port)
-        agent.node.events(inventory(gpu(0)), start(1, "GPU-0", "3g.40gb", 0, 4, 2))
+        agent.node.events(state(gpu(0)), start(1, "GPU-0", "3g.40gb", 0, 4, 2))
         agent.node.events(
             {
                 "seq": 3,
@@ -153,7 +155,9 @@ def test_after_a_restart_held_slots_stay_held(make, slurm):
     slurm.node_rows["n1"] = NodeRow("n1", frozenset({"MIXED"}), {"3g.40gb": 1, "none": 6}, {"3g.40gb": 1}, ("gpu",))
     slurm.queue[2] = pending(2, "gres/mig:1g.10gb:2")
     with Running(make()) as running:
-        agent = Agent(running.port)
+        known, agent = agent.node.database, Agent(running.port)
+        agent.node.database = known
+        agent.node.events()
         try:
             eventually(lambda: slurm.node_rows["n1"].gres.get("1g.10gb", 0) >= 2)
             taken = running.service.supply.view.facts()["n1"].gpus[0]
@@ -173,7 +177,7 @@ def test_slurm_away_changes_nothing_and_is_said_once(make, slurm, caplog):
     with Running(make()) as running:
         agent = Agent(running.port)
         try:
-            agent.node.events(inventory(gpu(0)))
+            agent.node.events(state(gpu(0)))
             eventually(lambda: agent.plan)
             before = agent.plan["version"]
             slurm.away = True
@@ -193,10 +197,7 @@ def test_slurm_away_changes_nothing_and_is_said_once(make, slurm, caplog):
     assert len(said) == 1
 
 
-def test_why(make, slurm):
-    import http.client
-    import json
-
+def test_why(make, slurm, config):
     slurm.node_rows["n1"] = node_row()
     slurm.queue[1] = running_job(1, "gres/mig:7g.80gb:1")
     slurm.queue[2] = pending(2, "gres/mig:7g.80gb:1")
@@ -204,14 +205,10 @@ def test_why(make, slurm):
     with Running(make()) as running:
         agent = Agent(running.port)
         try:
-            agent.node.events(inventory(gpu(0)), start(1, "GPU-0", "7g.80gb", 0, 8, 2))
+            agent.node.events(state(gpu(0)), start(1, "GPU-0", "7g.80gb", 0, 8, 2))
 
             def why():
-                link = http.client.HTTPConnection("127.0.0.1", running.port, timeout=120)
-                link.request("GET", "/v1/why/2")
-                text = json.loads(link.getresponse().read())["why"]
-                link.close()
-                return text
+                return json.loads(ask_service(config, "/v1/why/2"))["why"]
 
             eventually(lambda: why().startswith("reserved: 7g.80gb"))
             assert "GPU-0 on n1" in why()

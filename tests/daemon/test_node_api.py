@@ -6,7 +6,7 @@ import json
 import threading
 
 import pytest
-from daemon_fakes import FakeSigner, Node, gpu, inventory
+from daemon_fakes import FakeSigner, Node, gpu, inventory, state
 from daemon_running import eventually
 
 from slurm_migbatch.daemon.audit import Auditor
@@ -36,14 +36,14 @@ def test_a_wrong_signature_is_refused_before_the_body_is_read_as_json(running, s
 
 def test_replays_are_refused(node, store):
     body = json.dumps({"node": "n1", "journal": "ab", "boot_id": "b", "events": [INVENTORY]}).encode()
-    credential = node.signer.sign(b"POST /node/v1/events\n" + body)
+    credential = node.credential("/node/v1/events", body)
     assert node.send("/node/v1/events", body, credential=credential)[0] == 200
     assert node.send("/node/v1/events", body, credential=credential) == (401, {"error": "replayed credential"})
 
 
 def test_a_credential_is_good_for_its_own_path_only(node):
     body = json.dumps({"node": "n1", "have": 7, "wait": 0}).encode()
-    credential = node.signer.sign(b"POST /node/v1/plan\n" + body)
+    credential = node.credential("/node/v1/plan", body)
     assert node.send("/node/v1/events", body, credential=credential)[0] == 401
 
 
@@ -71,15 +71,15 @@ def test_endless_bodies_are_cut_off(running):
             "POST",
             "/node/v1/plan",
             (b"x" * 4096 for _ in range(64)),
-            {"Authorization": "MigBatch t c"},
+            {"Authorization": "MigBatch t c", "X-Migbatch-Node": "n1", "X-Migbatch-Digest": "0" * 64},
             encode_chunked=True,
         )
         status = connection.getresponse().status
     except (BrokenPipeError, ConnectionResetError):
-        status = 413
+        status = 411
     finally:
         connection.close()
-    assert status == 413
+    assert status == 411
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_health_and_metrics(running, node, slurm):
     assert 'migbatch_node_requests_total{path="/node/v1/events",status="200"} 1\n' in text
     slurm.away = True
     eventually(lambda: get(running.port, "/healthz")[0] == 503)
-    assert "Unable to contact" in get(running.port, "/healthz")[1]
+    assert json.loads(get(running.port, "/healthz")[1])["checks"]["slurm"] == "failing", "states only"
     slurm.away = False
     eventually(lambda: get(running.port, "/healthz")[0] == 200)
 
@@ -225,7 +225,7 @@ def test_a_job_that_holds_more_than_slurm_allocated_is_cancelled(running, node, 
     slurm.queue[1] = JobRow(1, state="RUNNING", nodes=("n1",), gres="gres/mig:1g.10gb:1")
     slurm.queue[2] = JobRow(2, state="RUNNING", nodes=("n1",), gres="gres:mig:1g.10gb:2")
     node.events(
-        inventory(gpu(0)),
+        state(gpu(0)),
         start(1, ("3g.40gb", 0, 4)),
         start(2, ("1g.10gb", 4, 1), ("1g.10gb", 5, 1), seq=3),
     )

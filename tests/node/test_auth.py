@@ -54,35 +54,35 @@ def signers(request, tmp_path):
 
 def test_a_credential_proves_its_message_once(signers):
     node, controller = signers
-    credential = node.sign(b"payload")
-    identity = controller.verify(credential, b"payload")
+    credential = node.sign(b"payload", "n1")
+    identity = controller.verify(credential, b"payload", "n1")
     assert identity.uid == 0 and isinstance(identity, Identity)
     with pytest.raises(AuthError, match="used before"):
-        controller.verify(credential, b"payload")
+        controller.verify(credential, b"payload", "n1")
 
 
 def test_it_fits_no_other_message(signers):
     node, controller = signers
     with pytest.raises(AuthError):
-        controller.verify(node.sign(b"payload"), b"other payload")
+        controller.verify(node.sign(b"payload", "n1"), b"other payload", "n1")
 
 
 @pytest.mark.parametrize("credential", ["", "MUNGE:AwQ:", "a:b:c:d", "x" * 5000, "\x00", "ü", "1:2:3", ":::"])
 def test_garbage_proves_nothing(signers, credential):
     with pytest.raises(AuthError):
-        signers[1].verify(credential, b"payload")
+        signers[1].verify(credential, b"payload", "n1")
 
 
 def test_munge_believes_only_the_uids_it_was_told(munge_socket):
-    credential = MungeSigner(munge_socket).sign(b"x")
+    credential = MungeSigner(munge_socket).sign(b"x", "n1")
     with pytest.raises(AuthError, match="uid 0 may not"):
-        MungeSigner(munge_socket, uids=[64001]).verify(credential, b"x")
+        MungeSigner(munge_socket, uids=[64001]).verify(credential, b"x", "n1")
 
 
 def test_munge_without_a_daemon_is_an_error_and_not_a_crash(tmp_path):
     signer = MungeSigner(str(tmp_path / "nothing"))
     with pytest.raises(AuthError, match="munge"):
-        signer.sign(b"x")
+        signer.sign(b"x", "n1")
 
 
 def test_munge_without_its_library_says_what_to_do():
@@ -91,17 +91,19 @@ def test_munge_without_its_library_says_what_to_do():
 
 
 def test_two_tokens_do_not_trust_each_other(tmp_path):
-    with pytest.raises(AuthError, match="not made with this token"):
-        TokenSigner(token_file(tmp_path, "a")).verify(TokenSigner(token_file(tmp_path, "b")).sign(b"x"), b"x")
+    with pytest.raises(AuthError, match="not made with the token of n1"):
+        TokenSigner(token_file(tmp_path, "a")).verify(
+            TokenSigner(token_file(tmp_path, "b")).sign(b"x", "n1"), b"x", "n1"
+        )
 
 
 def test_an_old_credential_has_expired(tmp_path, monkeypatch):
     signer = TokenSigner(token_file(tmp_path))
-    credential = signer.sign(b"x")
+    credential = signer.sign(b"x", "n1")
     later = time.time() + auth.TOKEN_LIFETIME_S + 2
     monkeypatch.setattr(auth.time, "time", lambda: later)
     with pytest.raises(AuthError, match="clocks"):
-        signer.verify(credential, b"x")
+        signer.verify(credential, b"x", "n1")
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o606])

@@ -25,14 +25,16 @@ class Controller:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 scheme, kind, credential = self.headers["Authorization"].split(" ")
                 assert (scheme, kind) == ("MigBatch", outer.signer.scheme)
-                outer.signer.verify(credential, auth.request_payload("POST", self.path, body))
+                node, digest = self.headers[auth.NODE_HEADER], self.headers[auth.DIGEST_HEADER]
+                assert digest == auth.digest_of(body)
+                outer.signer.verify(credential, auth.request_payload("POST", self.path, node, digest), node)
                 message = json.loads(body)
                 outer.seen.append((self.path, message))
                 status, answer = outer.answers[self.path](message)
                 text = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
                 self.send_response(status)
                 self.send_header(
-                    auth.SIGNATURE_HEADER, outer.reply_signer.sign(auth.response_payload(credential, text))
+                    auth.SIGNATURE_HEADER, outer.reply_signer.sign(auth.response_payload(credential, text), node)
                 )
                 self.send_header("Content-Length", str(len(text)))
                 self.end_headers()
@@ -128,7 +130,7 @@ def test_a_plan_of_somebody_else_is_not_believed(served, controller, tmp_path):
 
 
 def test_a_controller_that_is_down_is_an_error_to_wait_out(token):
-    link = Link("http://127.0.0.1:9", auth.TokenSigner(str(token)), timeout=1.0)
+    link = Link("http://127.0.0.1:9", auth.TokenSigner(str(token)), "n1", timeout=1.0)
     with pytest.raises(LinkError, match=r"127\.0\.0\.1"):
         link.post("/node/v1/events", {})
 

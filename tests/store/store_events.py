@@ -42,7 +42,7 @@ class Node:
 
     def send(self, *events: dict[str, Any]) -> int:
         """Ship events; returns what the store acknowledges."""
-        return self.store.ingest(self.name, self.journal, self.boot_id, list(events))
+        return self.store.ingest(self.name, self.journal, self.boot_id, list(events)).acked
 
 
 def run_of(store: Store, job: int, restart: int = 0) -> RunRow:

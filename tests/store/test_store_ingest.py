@@ -129,7 +129,7 @@ def test_events_of_later_versions_and_nonsense_are_kept_and_stop_nothing(store: 
 def test_an_event_without_a_number_cannot_be_kept(store: Store, event: object) -> None:
     node = Node(store)
     good = node.start(100, 7)
-    assert store.ingest("n1", "aa", "boot-1", [event, good]) == 1  # type: ignore[list-item]
+    assert store.ingest("n1", "aa", "boot-1", [event, good]).acked == 1  # type: ignore[list-item]
     assert len(kept(store)) == 1
 
 

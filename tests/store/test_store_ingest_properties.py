@@ -76,7 +76,7 @@ def record(store: Store) -> list[Any]:
 
 def ship(batches: Sequence[Sequence[dict[str, Any]]]) -> tuple[list[Any], list[int]]:
     with tempfile.TemporaryDirectory() as directory, open_store(f"sqlite:///{directory}/s.db") as store:
-        acks = [store.ingest("n1", "aa", "b", batch) for batch in batches]
+        acks = [store.ingest("n1", "aa", "b", batch).acked for batch in batches]
         for lease, after in pairwise(store.leases()):
             assert lease.gpu != after.gpu or lease.start + lease.size <= after.start, "a slot is held twice"
         return record(store), acks
@@ -101,10 +101,12 @@ def test_lost_doubled_and_swapped_batches_change_nothing(events: list[dict[str, 
 @given(
     st.lists(
         st.dictionaries(
-            st.sampled_from(["seq", "ts", "kind", "job", "restart", "slices", "gpus", "boot_id", "exit_code", "user"]),
+            st.sampled_from(
+                ["seq", "ts", "kind", "job", "restart", "slices", "gpus", "boot_id", "exit_code", "user", "runs"]
+            ),
             st.one_of(
                 st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8),
-                st.sampled_from(["start", "stop", "boot", "inventory", "misfit"]),
+                st.sampled_from(["start", "stop", "boot", "inventory", "misfit", "state"]),
                 st.integers(1, 5),
                 st.lists(st.dictionaries(st.text(max_size=3), st.integers(), max_size=2), max_size=2),
             ),
@@ -115,7 +117,6 @@ def test_lost_doubled_and_swapped_batches_change_nothing(events: list[dict[str, 
 def test_no_event_breaks_the_store(events: list[dict[str, Any]]) -> None:
     with tempfile.TemporaryDirectory() as directory, open_store(f"sqlite:///{directory}/s.db") as store:
         store.ingest("n1", "aa", "b", events)
-        assert (
-            store.ingest("n1", "bb", "b", [{"seq": 1, "ts": 5.0, "kind": "start", "job": 77, "slices": [piece()]}]) == 1
-        )
+        start = {"seq": 1, "ts": 5.0, "kind": "start", "job": 77, "slices": [piece()]}
+        assert store.ingest("n1", "bb", "b", [start]).acked == 1
         assert [lease.job for lease in store.leases()] == [77]

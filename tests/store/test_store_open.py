@@ -229,7 +229,7 @@ def test_the_same_event_from_two_controllers_counts_once(url: str) -> None:
         event = node.start(100, 7)
         results: list[int] = []
         threads = [
-            threading.Thread(target=lambda s=store: results.append(s.ingest("n1", "aa", "b", [event])))
+            threading.Thread(target=lambda s=store: results.append(s.ingest("n1", "aa", "b", [event]).acked))
             for store in (one, two) * 4
         ]
         for thread in threads:
@@ -256,7 +256,7 @@ def test_the_file_is_whole_after_a_kill(url: str) -> None:
         "import sys, os; from slurm_migbatch.store.db import open_store; s = open_store(sys.argv[1])\n"
         "for n in range(1, 10**6):\n"
         "    ack = s.ingest('n1', 'aa', 'b', [{'seq': n, 'ts': 1.0 * n, 'kind': 'start', 'job': n, 'slices': []}])\n"
-        "    print(ack, flush=True)\n"
+        "    print(ack.acked, flush=True)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code, url], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -265,7 +265,7 @@ def test_the_file_is_whole_after_a_kill(url: str) -> None:
     process.communicate()
     with open_store(url) as store:
         assert len(store.runs()) >= acknowledged
-        assert store.ingest("n1", "aa", "b", []) >= acknowledged
+        assert store.ingest("n1", "aa", "b", []).acked >= acknowledged
     with sqlite3.connect(url.removeprefix("sqlite:///")) as raw:
         assert raw.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     raw.close()

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from servers import mariadb, postgresql
 from sqlalchemy import MetaData, text
 from store_events import Node, job, piece, run_of, states
 
@@ -37,61 +35,6 @@ def server(request: pytest.FixtureRequest) -> Iterator[str]:
     start = {"mariadb": mariadb, "postgresql": postgresql}[request.param]
     with tempfile.TemporaryDirectory(prefix="migbatch-db-") as directory, start(Path(directory)) as url:
         yield url
-
-
-@contextmanager
-def mariadb(directory: Path) -> Iterator[str]:
-    data, socket = directory / "data", directory / "s"
-    install = ["mariadb-install-db", "--no-defaults", f"--datadir={data}", "--user=root"]
-    install += ["--auth-root-authentication-method=normal", "--skip-test-db"]
-    subprocess.run(install, check=True, capture_output=True)
-    command = [
-        "mariadbd",
-        "--no-defaults",
-        f"--datadir={data}",
-        f"--socket={socket}",
-        "--skip-networking",
-        "--user=root",
-    ]
-    admin = ["mariadb", "--no-defaults", f"--socket={socket}", "-uroot", "-e"]
-    with running(command, lambda: subprocess.run([*admin, "SELECT 1"], capture_output=True).returncode == 0):
-        # a site's server may compare texts without regard to case; the tables must say otherwise
-        make = "CREATE DATABASE migbatch CHARACTER SET latin1 COLLATE latin1_swedish_ci"
-        subprocess.run([*admin, make], check=True)
-        yield f"mariadb://root@localhost/migbatch?unix_socket={socket}"
-
-
-@contextmanager
-def postgresql(directory: Path) -> Iterator[str]:
-    (tools,) = sorted(Path("/usr/lib/postgresql").glob("*/bin"))[-1:]
-    directory.chmod(0o755)
-    data = directory / "data"
-    data.mkdir()
-    shutil.chown(data, "postgres", "postgres")
-    me = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
-    subprocess.run(
-        [*me, tools / "initdb", "-D", data, "-A", "trust", "-U", "migbatch", "-E", "UTF8", "--no-sync"],
-        check=True, capture_output=True, cwd="/",
-    )  # fmt: skip
-    command = [*me, str(tools / "postgres"), "-D", str(data), "-k", str(data), "-h", ""]
-    probe = [str(tools / "pg_isready"), "-q", "-h", str(data)]
-    with running(command, lambda: subprocess.run(probe).returncode == 0):
-        yield f"postgresql://migbatch@/postgres?host={data}"
-
-
-@contextmanager
-def running(command: list[str], ready: Callable[[], bool]) -> Iterator[None]:
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/")
-    try:
-        deadline = time.monotonic() + 180
-        while not ready():
-            assert process.poll() is None, "the server ended"
-            assert time.monotonic() < deadline, "the server does not answer"
-            time.sleep(0.1)
-        yield
-    finally:
-        process.terminate()
-        process.wait(180)
 
 
 def empty(server: str) -> None:
@@ -183,7 +126,7 @@ def test_starters_at_once_and_writers_of_one_node(store: Store, server: str) -> 
         "import sys; from slurm_migbatch.store.db import open_store; s = open_store(sys.argv[1])\n"
         "for n in range(1, 21):\n"
         "    e = {'seq': n, 'ts': 100.0 + n, 'kind': 'start', 'job': n, 'restart': 0, 'slices': []}\n"
-        "    assert s.ingest('n1', 'aa', 'b', [e]) >= n\n"
+        "    assert s.ingest('n1', 'aa', 'b', [e]).acked >= n\n"
         "s.close()"
     )
     started = [

@@ -503,9 +503,10 @@ url, path, body, scheme, credential = sys.argv[1:]
 request = urllib.request.Request(url + path, body.encode(), {"Content-Type": "application/json"})
 if scheme == "own":
     sys.path.insert(0, sys.argv[5].split("|")[0])
-    from slurm_migbatch.node.auth import MungeSigner, request_payload
+    from slurm_migbatch.node.auth import MungeSigner, headers
     signer = MungeSigner(sys.argv[5].split("|")[1])
-    request.add_header("Authorization", "MigBatch munge " + signer.sign(request_payload("POST", path, body.encode())))
+    for name, value in headers(signer, "POST", path, "n1", body.encode())[0].items():
+        request.add_header(name, value)
 elif scheme:
     request.add_header("Authorization", f"MigBatch {scheme} {credential}")
 try:

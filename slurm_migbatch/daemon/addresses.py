@@ -1,0 +1,115 @@
+"""Where nodes are, so that one cannot speak as another: munge says which user speaks, but not reliably on which host.
+
+A munge credential names the host on which it was made, but every node has the key with which any name can be written.
+The address from which the connection comes is harder to forge, and Slurm says which addresses are a node's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from slurm_migbatch.slurm.client import SlurmError
+
+#: least seconds between two looks because of an address that is not known
+_ANEW_S = 10.0
+_LOOPBACK = frozenset({"127.0.0.1", "::1"})
+
+
+class NodeAddresses:
+    """The addresses of nodes, by the names that Slurm has for their hosts."""
+
+    def __init__(
+        self, ask: Callable[[], Mapping[str, Iterable[str]]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`ask` may raise SlurmError, and is called in a thread."""
+        self._ask, self._clock = ask, clock
+        self._known: Mapping[str, frozenset[str]] = {}
+        self._due = 0.0
+        self._error = ""
+        self._lock = asyncio.Lock()
+
+    async def wrong(self, node: str, address: str) -> str:
+        """Why `node` cannot be speaking from `address`, as a sentence; empty where it can."""
+        place = _plain(address)
+        if place in self._known.get(node, ()):
+            return ""
+        async with self._lock:
+            if place not in self._known.get(node, ()) and self._clock() >= self._due:
+                await asyncio.to_thread(self._look)
+                self._due = self._clock() + _ANEW_S
+        if place in self._known.get(node, ()):
+            return ""
+        if self._error and node not in self._known:
+            return f"Slurm does not say where {node} is ({self._error}); send again later"
+        known = ", ".join(sorted(self._known.get(node, ())))
+        if not known:
+            return f"Slurm knows no node {node}, or no address of it"
+        return (
+            f"{node} speaks from {place}, but Slurm has it at {known} (NodeAddr, NodeHostname): correct that, use "
+            "auth = 'token' with a key for each node, or set [node_api] check_addresses = false"
+        )
+
+    def _look(self) -> None:
+        try:
+            named = self._ask()
+        except SlurmError as error:
+            self._error = str(error)[:200]
+            return
+        self._error = ""
+        hosts = {host: resolved(host) for host in {host for found in named.values() for host in found}}
+        found = {}
+        for node, names in named.items():
+            places = frozenset(place for name in names for place in hosts[name])
+            # what runs on this host may come by its loopback address
+            found[node] = places | _LOOPBACK if any(is_local(place) for place in places) else places
+        self._known = found
+
+
+def resolved(host: str) -> frozenset[str]:
+    """The addresses of a host name, or of an address itself; none where it has none."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return frozenset()
+    return frozenset(_plain(str(info[4][0])) for info in found)
+
+
+def is_local(address: str) -> bool:
+    """Whether an address is one of this host's."""
+    with contextlib.suppress(ValueError, OSError):
+        family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
+            probe.bind((address, 0))
+            return True
+    return False
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address can be reached from its own host only."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(address).is_loopback
+    return False
+
+
+def _plain(address: str) -> str:
+    """One spelling for each address; IPv4 as such also where it came through an IPv6 socket."""
+    with contextlib.suppress(ValueError):
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+        mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+        return str(mapped or parsed)
+    return address
+
+
+def controller_hosts(settings: Mapping[str, str]) -> tuple[str, ...]:
+    """The names or addresses of slurmctld's hosts by `scontrol show config`; of `name(address)` the address."""
+    found: dict[str, None] = {}
+    for key, value in settings.items():
+        if (key.startswith("slurmctldhost") or key == "slurmctldaddr") and value:
+            name, _, address = value.partition("(")
+            found[address.rstrip(")") or name] = None
+    return tuple(found)

@@ -1,0 +1,405 @@
+"""What nodes may say: JSON from the network becomes values whose types and sizes are known, or is refused.
+
+Nothing behind this module has to ask whether a number of a node is a number. What is wrong with a message as a whole is
+a `MessageError`. What is wrong with one event is no reason to refuse those after it: such an event becomes one of the
+kind `refused`, which says why and has no effect, so that its number is used and the node goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from slurm_migbatch.mig.geometry import Geometry, GeometryError
+from slurm_migbatch.mig.layout import LayoutError, Slot
+from slurm_migbatch.mig.profile import ProfileError
+
+MAX_EVENTS = 500
+#: numbers that JSON readers agree on
+MAX_NUMBER = 2**53 - 1
+MAX_JOB = 2**32 - 1
+MAX_DEPTH = 12
+MAX_ITEMS = 200_000
+MAX_TEXT = 4096
+MAX_GPUS = 64
+#: slices of one node, and runs that hold them
+MAX_SLICES = 1024
+#: memory slices of one GPU; today's have 8
+MAX_PLACE = 64
+MAX_PROFILES = 128
+REFUSED = "refused"
+#: kinds of events that say what is in use on the node; where one is refused the node has to tell all of it again
+HOLDING = frozenset({"boot", "inventory", "state", "start", "stop", "create", "destroy", "zombie", "cleared"})
+
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_HEX = re.compile(r"[0-9a-fA-F-]{1,64}")
+_KIND = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+
+
+class MessageError(ValueError):
+    """A message, or one event, that means nothing; the text says what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event of a node's journal. `fields` are what the node said beside number, moment and kind."""
+
+    seq: int
+    ts: float
+    kind: str
+    fields: Mapping[str, Any]
+
+    @property
+    def wire(self) -> dict[str, Any]:
+        """As one JSON object, the form in which it is kept."""
+        return {**self.fields, "seq": self.seq, "ts": self.ts, "kind": self.kind}
+
+
+@dataclass(frozen=True)
+class EventsMessage:
+    """Events of one journal, maybe none, and which database has stored its events up to `acked`."""
+
+    journal: str
+    boot_id: str
+    events: tuple[Event, ...]
+    database: str = ""
+    acked: int = 0
+
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """What was wrong with events of this message."""
+        return tuple(str(event.fields["what"]) for event in self.events if event.kind == REFUSED)
+
+
+@dataclass(frozen=True)
+class PlanMessage:
+    """A node that has the plan `have` and waits `wait` seconds for another."""
+
+    have: int
+    wait: float
+
+
+def is_node(name: str) -> bool:
+    """Whether this can be the name of a node."""
+    return bool(_NODE.fullmatch(name))
+
+
+def read_events(node: str, body: bytes) -> EventsMessage:
+    """A message of `node` to /node/v1/events. Raises MessageError."""
+    message = _message(node, body)
+    events = message.get("events")
+    if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
+        raise MessageError("events must be a list of objects")
+    if len(events) > MAX_EVENTS:
+        raise MessageError(f"{len(events)} events in one message, at most {MAX_EVENTS} are taken")
+    return EventsMessage(
+        journal=_word(message, "journal", _HEX),
+        boot_id=_word(message, "boot_id", _HEX),
+        events=tuple(_event(event) for event in events),
+        database=_word(message, "database", _HEX) if message.get("database") else "",
+        acked=_whole(message, "acked", 0, MAX_NUMBER) if "acked" in message else 0,
+    )
+
+
+def read_plan(node: str, body: bytes) -> PlanMessage:
+    """A message of `node` to /node/v1/plan. Raises MessageError."""
+    message = _message(node, body)
+    have = _whole(message, "have", 0, MAX_NUMBER) if "have" in message else 0
+    return PlanMessage(have, _real(message, "wait", 0, 3600) if "wait" in message else 0.0)
+
+
+# -- JSON --------------------------------------------------------------------------------------------------------
+
+
+def parse(body: bytes) -> Any:
+    """`body` as JSON in UTF-8, strictly: no NaN, no key twice, bounded numbers. Raises MessageError."""
+    try:
+        value = json.loads(
+            body.decode("utf-8"),
+            parse_constant=_no_constant,
+            parse_int=_integer,
+            parse_float=_float,
+            object_pairs_hook=_object,
+        )
+    except MessageError:
+        raise
+    except (ValueError, RecursionError):
+        raise MessageError("the body is not JSON") from None
+    return value
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise MessageError(f"{text} is no JSON number")
+
+
+def _integer(text: str) -> int:
+    if len(text) > 20:
+        raise MessageError(f"a number of {len(text)} digits")
+    return int(text)
+
+
+def _float(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise MessageError(f"{text[:40]} is too large a number")
+    return number
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1) if len(names) < 1000 else "a key"
+        raise MessageError(f"{twice[:40]!r} stands twice in one object")
+    return found
+
+
+def _message(node: str, body: bytes) -> Mapping[str, Any]:
+    message = parse(body)
+    if not isinstance(message, dict):
+        raise MessageError("the body must be an object")
+    named = _word(message, "node", _NODE)
+    if named != node:
+        raise MessageError(f"node {node} speaks of node {named}; a node may tell of itself only")
+    return message
+
+
+# -- fields ------------------------------------------------------------------------------------------------------
+
+
+def _word(message: Mapping[str, Any], key: str, pattern: re.Pattern[str]) -> str:
+    value = message.get(key)
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise MessageError(f"{key} is missing or malformed")
+    return value
+
+
+def _whole(row: Mapping[str, Any], key: str, low: int, high: int) -> int:
+    value = row.get(key)
+    if type(value) is not int or not low <= value <= high:
+        raise MessageError(f"{key} must be a whole number from {low} to {high}, not {_shown(value)}")
+    return value
+
+
+def _real(row: Mapping[str, Any], key: str, low: float, high: float) -> float:
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+        raise MessageError(f"{key} must be a number from {low:g} to {high:g}, not {_shown(value)}")
+    return float(value)
+
+
+def _text(row: Mapping[str, Any], key: str, length: int) -> str:
+    value = row.get(key)
+    if not isinstance(value, str) or len(value) > length:
+        raise MessageError(f"{key} must be a text of at most {length} characters, not {_shown(value)}")
+    return value
+
+
+def _truth(row: Mapping[str, Any], key: str) -> bool:
+    value = row.get(key)
+    if type(value) is not bool:
+        raise MessageError(f"{key} must be true or false, not {_shown(value)}")
+    return value
+
+
+def _rows(row: Mapping[str, Any], key: str, most: int) -> Sequence[Mapping[str, Any]]:
+    value = row.get(key)
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise MessageError(f"{key} must be a list of objects, not {_shown(value)}")
+    if len(value) > most:
+        raise MessageError(f"{key} has {len(value)} entries, at most {most} are taken")
+    return value
+
+
+def _shown(value: object) -> str:
+    return ascii(value)[:60] if isinstance(value, (str, int, float, bool, type(None))) else f"a {type(value).__name__}"
+
+
+#: what is wrong with `key` of a row, if anything; raised as MessageError
+_Field = Callable[[Mapping[str, Any], str], object]
+
+
+def _optional(check: _Field) -> _Field:
+    return lambda row, key: None if row.get(key) is None else check(row, key)
+
+
+def _whole_to(high: int, low: int = 0) -> _Field:
+    return lambda row, key: _whole(row, key, low, high)
+
+
+def _text_to(length: int) -> _Field:
+    return lambda row, key: _text(row, key, length)
+
+
+def _list_of(check: Callable[[Mapping[str, Any]], object], most: int) -> _Field:
+    def checked(row: Mapping[str, Any], key: str) -> None:
+        for number, item in enumerate(_rows(row, key, most)):
+            try:
+                check(item)
+            except MessageError as error:
+                raise MessageError(f"{key}[{number}]: {error}") from None
+
+    return checked
+
+
+def _checked(row: Mapping[str, Any], fields: Mapping[str, _Field]) -> None:
+    for key, check in fields.items():
+        check(row, key)
+
+
+def _pair(row: Mapping[str, Any], key: str) -> None:
+    value = row.get(key)
+    if not isinstance(value, list) or len(value) != 2:
+        raise MessageError(f"{key} must be a job and its restart count")
+    _checked({"job": value[0], "restart": value[1]}, _RUN)
+
+
+def _place(row: Mapping[str, Any]) -> None:
+    _checked(row, _PLACE)
+    try:
+        Slot.of(row["profile"], row["start"], row["size"])
+    except (LayoutError, ProfileError) as error:
+        raise MessageError(str(error)) from None
+
+
+def _gpu(row: Mapping[str, Any]) -> None:
+    _checked(row, _GPU)
+    geometry = row.get("geometry")
+    if geometry is None:
+        if row.get("mig"):
+            raise MessageError("a GPU in MIG mode needs a geometry")
+        return
+    if not isinstance(geometry, dict):
+        raise MessageError("geometry must be an object")
+    for info in _rows(geometry, "profiles", MAX_PROFILES):
+        placements = info.get("placements")
+        if not isinstance(placements, list) or len(placements) > MAX_PLACE:
+            raise MessageError(f"placements must be a list of at most {MAX_PLACE}")
+        for pair in placements:
+            if not isinstance(pair, list) or len(pair) != 2:
+                raise MessageError("a placement is a start and a size")
+            _checked({"start": pair[0], "size": pair[1]}, {"start": _PLACE["start"], "size": _PLACE["size"]})
+    try:
+        Geometry.from_dict(geometry)
+    except (GeometryError, ValueError) as error:
+        raise MessageError(str(error)) from None
+
+
+_RUN: Mapping[str, _Field] = {"job": _whole_to(MAX_JOB, 1), "restart": _whole_to(2**31 - 1)}
+_PLACE: Mapping[str, _Field] = {
+    "gpu": _text_to(128),
+    "profile": _text_to(32),
+    "start": _whole_to(MAX_PLACE - 1),
+    "size": _whole_to(MAX_PLACE, 1),
+    "gi": _optional(_whole_to(2**31 - 1)),
+    "ci": _optional(_whole_to(2**31 - 1)),
+    "mig_uuid": _optional(_text_to(128)),
+    "reason": _optional(_text_to(MAX_TEXT)),
+}
+_GPU: Mapping[str, _Field] = {
+    "uuid": _text_to(128),
+    "minor": _optional(_whole_to(2**31 - 1)),
+    "index": _optional(_whole_to(2**31 - 1)),
+    "name": _optional(_text_to(128)),
+    "mig": _optional(_truth),
+}
+_WHO: Mapping[str, _Field] = {
+    **_RUN,
+    "uid": _optional(_whole_to(2**32 - 1)),
+    "user": _optional(_text_to(256)),
+    "account": _optional(_text_to(256)),
+    "partition": _optional(_text_to(256)),
+    "decision": _optional(_text_to(64)),
+    "slices": _list_of(_place, MAX_SLICES),
+    "beside": _optional(_pair),
+}
+
+
+def _held_run(row: Mapping[str, Any]) -> None:
+    _checked(row, {**_WHO, "since": lambda row, key: _real(row, key, 0, 253402300799)})
+
+
+#: of every kind that is acted on, the fields that are; others are only held to the bounds of `_bounded`
+_KINDS: Mapping[str, Mapping[str, _Field]] = {
+    "boot": {"boot_id": lambda row, key: _word(row, key, _HEX)},
+    "inventory": {"gpus": _list_of(_gpu, MAX_GPUS)},
+    "state": {
+        "gpus": _list_of(_gpu, MAX_GPUS),
+        "runs": _list_of(_held_run, MAX_SLICES),
+        "zombies": _list_of(_place, MAX_SLICES),
+        "idle": _list_of(_place, MAX_SLICES),
+    },
+    "start": {
+        **_WHO,
+        "warm": _optional(_truth),
+        "elapsed_ms": _optional(lambda row, key: _real(row, key, 0, 1e9)),
+    },
+    "stop": {
+        **_RUN,
+        "slices": _list_of(_place, MAX_SLICES),
+        "exit_code": _optional(_whole_to(255)),
+        "memory_mib": _optional(lambda row, key: _real(row, key, 0, 1 << 24)),
+        "shared": _optional(_truth),
+    },
+    "misfit": _RUN,
+    "progress": _RUN,
+    "fault": {"drain": _optional(_truth), "what": _optional(_text_to(MAX_TEXT)), "gpu": _optional(_text_to(128))},
+    **{kind: {"": lambda row, key: _place(row)} for kind in ("create", "destroy", "zombie", "cleared")},
+}
+
+
+#: kinds that are known by name
+KINDS = frozenset({*_KINDS, REFUSED})
+
+
+def _event(row: Mapping[str, Any]) -> Event:
+    """One event; raises MessageError only where it has no number and no kind to be told by."""
+    if type(row.get("seq")) is not int or not 0 < row["seq"] <= MAX_NUMBER:
+        raise MessageError("each event needs seq (from 1) and kind")
+    kind = row.get("kind")
+    if not isinstance(kind, str) or not _KIND.fullmatch(kind):
+        raise MessageError("each event needs seq (from 1) and kind")
+    fields = {key: value for key, value in row.items() if key not in ("seq", "ts", "kind")}
+    try:
+        ts = _real(row, "ts", 1e-3, 253402300799)
+    except MessageError as error:
+        return Event(row["seq"], 0.0, REFUSED, {"was": kind, "what": f"event {row['seq']} ({kind}): {error}"[:500]})
+    try:
+        _bounded(fields)
+        _checked(fields, _KINDS.get(kind, {}))
+    except MessageError as error:
+        return Event(row["seq"], ts, REFUSED, {"was": kind, "what": f"event {row['seq']} ({kind}): {error}"[:500]})
+    return Event(row["seq"], ts, kind, fields)
+
+
+def _bounded(value: Any) -> None:
+    """Hold a value to what any event may have: depth, number of items, sizes of texts and numbers."""
+    left, level = MAX_ITEMS, [value]
+    for _ in range(MAX_DEPTH):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                below += [*item, *item.values()]
+            elif isinstance(item, list):
+                below += item
+            elif isinstance(item, str):
+                if len(item) > MAX_TEXT:
+                    raise MessageError(f"a text of {len(item)} characters, at most {MAX_TEXT} are taken")
+            elif type(item) in (int, float) and abs(item) > MAX_NUMBER:
+                raise MessageError(f"{_shown(item)} is too large a number")
+        left -= len(below)
+        if left < 0:
+            raise MessageError(f"more than {MAX_ITEMS} values")
+        level = below
+        if not level:
+            return
+    raise MessageError(f"nested deeper than {MAX_DEPTH}")
+
+
+def holding(events: Iterable[Event]) -> bool:
+    """Whether an event was refused that may have told what is in use on the node."""
+    return any(event.kind == REFUSED and event.fields.get("was") in HOLDING for event in events)

@@ -1,0 +1,84 @@
+"""Who may be told of whose jobs: what Slurm's PrivateData says, also here.
+
+With `PrivateData=jobs` Slurm shows a job to its owner, to root, to SlurmUser, to operators and administrators, and to
+coordinators of its account. A job that may not be shown is answered for as one that does not exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pwd
+import time
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from slurm_migbatch.daemon.ended import Standing
+from slurm_migbatch.slurm.client import JobRow, SlurmError
+
+_SETTINGS_S = 60.0
+_RETRY_S = 5.0
+_STANDING_S = 60.0
+_MOST_USERS = 1000
+
+
+class Slurm(Protocol):
+    """What is asked of Slurm, in a thread."""
+
+    def settings(self) -> dict[str, str]:
+        """slurmctld's configuration; raises SlurmError."""
+
+    def standing(self, user: str) -> Standing:
+        """What slurmdbd says of a user; raises SlurmError."""
+
+
+class Privacy:
+    """Answers whether a user may see jobs. What cannot be found out is taken for private."""
+
+    def __init__(self, slurm: Slurm, trusted: Collection[int], clock: Callable[[], float] = time.monotonic) -> None:
+        """`trusted`: root, SlurmUser and this process's own user."""
+        self._slurm, self._trusted, self._clock = slurm, frozenset(trusted), clock
+        self._private = True
+        self._accounting = False
+        self._due = 0.0
+        self._standings: dict[int, tuple[float, Standing]] = {}
+        self._lock = asyncio.Lock()
+
+    async def visible(self, uid: int, rows: Collection[JobRow]) -> list[JobRow]:
+        """Those of these jobs of which the user may be told."""
+        if uid in self._trusted or not await self._are_private():
+            return list(rows)
+        others = any(row.uid != uid for row in rows)
+        standing = await self._standing(uid) if others else Standing()
+        return [row for row in rows if row.uid == uid or standing.operator or row.account in standing.accounts]
+
+    async def _are_private(self) -> bool:
+        async with self._lock:
+            if self._clock() >= self._due:
+                try:
+                    settings = await asyncio.to_thread(self._slurm.settings)
+                except SlurmError:
+                    self._private, self._accounting, self._due = True, False, self._clock() + _RETRY_S
+                else:
+                    words = settings.get("privatedata", "").lower().split(",")
+                    self._private = bool({"jobs", "all"} & {word.strip() for word in words})
+                    self._accounting = settings.get("accountingstoragetype", "").endswith("slurmdbd")
+                    self._due = self._clock() + _SETTINGS_S
+        return self._private
+
+    async def _standing(self, uid: int) -> Standing:
+        if not self._accounting:
+            return Standing()
+        async with self._lock:
+            until, standing = self._standings.get(uid, (0.0, Standing()))
+            if self._clock() >= until:
+                if len(self._standings) >= _MOST_USERS:
+                    self._standings.clear()
+                standing = await asyncio.to_thread(self._ask, uid)
+                self._standings[uid] = self._clock() + _STANDING_S, standing
+        return standing
+
+    def _ask(self, uid: int) -> Standing:
+        try:
+            return self._slurm.standing(pwd.getpwuid(uid).pw_name)
+        except (KeyError, SlurmError):
+            return Standing()

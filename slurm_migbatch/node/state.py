@@ -1,0 +1,55 @@
+"""All that a node holds, in one event: for a controller whose database does not know, or no longer knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from slurm_migbatch.node.journal import OCCUPYING, Run, Slice
+
+
+def state(
+    gpus: Sequence[Mapping[str, object]], rows: Sequence[Slice], runs: Mapping[tuple[int, int], Run]
+) -> dict[str, object]:
+    """The fields of a `state` event: inventory, runs with their slices, what is out of use, and what lies idle.
+
+    What is in flight is left out: its own events follow.
+    """
+    return {
+        "gpus": list(gpus),
+        "runs": _runs(rows, runs),
+        "zombies": [{**row.place, "reason": row.reason} for row in rows if row.state in ("zombie", "foreign")],
+        "idle": [row.place for row in rows if row.state == "idle"],
+    }
+
+
+def _runs(rows: Sequence[Slice], runs: Mapping[tuple[int, int], Run]) -> list[dict[str, object]]:
+    by_id = {row.id: row for row in rows}
+    held: dict[tuple[int, int], list[Slice]] = {}
+    for row in rows:
+        if row.job is not None and (row.state == "held" or (row.state == "lost" and not _taken(row, rows))):
+            held.setdefault((row.job, row.restart or 0), []).append(row)
+    return [_run(key, pieces, runs.get(key), by_id) for key, pieces in sorted(held.items())]
+
+
+def _taken(lost: Slice, rows: Sequence[Slice]) -> bool:
+    """Whether the place of a slice that is gone has another use by now."""
+    place = lost.slot.placement
+    return any(r.gpu == lost.gpu and r.state in OCCUPYING and r.slot.placement.overlaps(place) for r in rows)
+
+
+def _run(
+    key: tuple[int, int], pieces: Sequence[Slice], run: Run | None, by_id: Mapping[int | None, Slice]
+) -> dict[str, object]:
+    told: dict[str, object] = {
+        "job": key[0],
+        "restart": key[1],
+        "uid": pieces[0].uid,
+        "since": round(min(piece.since for piece in pieces), 3),
+        "slices": [piece.told for piece in sorted(pieces, key=lambda piece: piece.ordinal or 0)],
+    }
+    if run is not None:
+        told |= {"user": run.user, "account": run.account, "partition": run.partition, "decision": run.decision}
+    hosts = [by_id[piece.beside] for piece in pieces if piece.beside in by_id and piece.beside is not None]
+    if hosts:
+        told["beside"] = [hosts[0].job or 0, hosts[0].restart or 0]
+    return told

@@ -1,0 +1,31 @@
+"""What a node and the database say to each other of how far the node's journal is recorded."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Claim(NamedTuple):
+    """What a node believes: its events up to `acked` are in the database of this id. Empty: it has told none yet.
+
+    With `incomplete` something that it said of what it holds could not be taken.
+    """
+
+    database: str = ""
+    acked: int = 0
+    incomplete: bool = False
+
+
+#: what a node claims that has told nothing yet
+NOTHING = Claim()
+
+
+class Receipt(NamedTuple):
+    """`acked`: the highest number up to which nothing is missing, which the node may forget. `database`: its id.
+
+    Without `told` the database does not know what the node holds, and the node has to tell all of it (`state`).
+    """
+
+    acked: int
+    database: str
+    told: bool

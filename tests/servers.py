@@ -1,0 +1,68 @@
+"""Database servers for tests, each private, on a unix socket in a directory of the test's own."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def mariadb(directory: Path) -> Iterator[str]:
+    """URL of an empty database on MariaDB."""
+    data, socket = directory / "data", directory / "s"
+    install = ["mariadb-install-db", "--no-defaults", f"--datadir={data}", "--user=root"]
+    install += ["--auth-root-authentication-method=normal", "--skip-test-db"]
+    subprocess.run(install, check=True, capture_output=True)
+    command = [
+        "mariadbd",
+        "--no-defaults",
+        f"--datadir={data}",
+        f"--socket={socket}",
+        "--skip-networking",
+        "--user=root",
+    ]
+    admin = ["mariadb", "--no-defaults", f"--socket={socket}", "-uroot", "-e"]
+    with running(command, lambda: subprocess.run([*admin, "SELECT 1"], capture_output=True).returncode == 0):
+        # a site's server may compare texts without regard to case; the tables must say otherwise
+        make = "CREATE DATABASE migbatch CHARACTER SET latin1 COLLATE latin1_swedish_ci"
+        subprocess.run([*admin, make], check=True)
+        yield f"mariadb://root@localhost/migbatch?unix_socket={socket}"
+
+
+@contextmanager
+def postgresql(directory: Path) -> Iterator[str]:
+    """URL of an empty database on PostgreSQL."""
+    (tools,) = sorted(Path("/usr/lib/postgresql").glob("*/bin"))[-1:]
+    directory.chmod(0o755)
+    data = directory / "data"
+    data.mkdir()
+    shutil.chown(data, "postgres", "postgres")
+    me = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
+    subprocess.run(
+        [*me, tools / "initdb", "-D", data, "-A", "trust", "-U", "migbatch", "-E", "UTF8", "--no-sync"],
+        check=True, capture_output=True, cwd="/",
+    )  # fmt: skip
+    command = [*me, str(tools / "postgres"), "-D", str(data), "-k", str(data), "-h", ""]
+    probe = [str(tools / "pg_isready"), "-q", "-h", str(data)]
+    with running(command, lambda: subprocess.run(probe).returncode == 0):
+        yield f"postgresql://migbatch@/postgres?host={data}"
+
+
+@contextmanager
+def running(command: list[str], ready: Callable[[], bool]) -> Iterator[None]:
+    """A server, from when it answers."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/")
+    try:
+        deadline = time.monotonic() + 180
+        while not ready():
+            assert process.poll() is None, "the server ended"
+            assert time.monotonic() < deadline, "the server does not answer"
+            time.sleep(0.1)
+        yield
+    finally:
+        process.terminate()
+        process.wait(180)
