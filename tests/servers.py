@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -48,13 +49,13 @@ def postgresql(directory: Path) -> Iterator[str]:
     )  # fmt: skip
     command = [*me, str(tools / "postgres"), "-D", str(data), "-k", str(data), "-h", ""]
     probe = [str(tools / "pg_isready"), "-q", "-h", str(data)]
-    with running(command, lambda: subprocess.run(probe).returncode == 0):
+    with running(command, lambda: subprocess.run(probe).returncode == 0, signal.SIGINT):  # it waits for no client
         yield f"postgresql://migbatch@/postgres?host={data}"
 
 
 @contextmanager
-def running(command: list[str], ready: Callable[[], bool]) -> Iterator[None]:
-    """A server, from when it answers."""
+def running(command: list[str], ready: Callable[[], bool], end: int = signal.SIGTERM) -> Iterator[None]:
+    """A server, from when it answers until it is sent the signal `end`."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/")
     try:
         deadline = time.monotonic() + 180
@@ -64,5 +65,5 @@ def running(command: list[str], ready: Callable[[], bool]) -> Iterator[None]:
             time.sleep(0.1)
         yield
     finally:
-        process.terminate()
+        process.send_signal(end)
         process.wait(180)

@@ -369,8 +369,8 @@ def _event(row: Mapping[str, Any]) -> Event:
     except MessageError as error:
         return Event(row["seq"], 0.0, REFUSED, {"was": kind, "what": f"event {row['seq']} ({kind}): {error}"[:500]})
     try:
-        _bounded(fields)
         _checked(fields, _KINDS.get(kind, {}))
+        _bounded(fields)
     except MessageError as error:
         return Event(row["seq"], ts, REFUSED, {"was": kind, "what": f"event {row['seq']} ({kind}): {error}"[:500]})
     return Event(row["seq"], ts, kind, fields)

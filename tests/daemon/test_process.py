@@ -51,8 +51,9 @@ class Daemon:
             values[section].update(keys)
         self.config.write_text(render(values))
 
-    def start(self, **env):
+    def start(self, *, descriptors=0, **env):
         argv = [sys.executable, "-m", "slurm_migbatch.daemon", "-c", str(self.config)]
+        argv = ["prlimit", f"--nofile={descriptors}:{descriptors}", *argv] if descriptors else argv
         log = (self.home / "log").open("ab")
         process = subprocess.Popen(argv, stderr=log, env={"PATH": os.environ["PATH"], **env})
         log.close()

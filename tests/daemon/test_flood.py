@@ -1,0 +1,161 @@
+"""Strangers at the node API, on a real migbatchd: they cost little, and nodes are served all the while."""
+
+from __future__ import annotations
+
+import re
+import resource
+import secrets
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+
+import pytest
+from daemon_fakes import Node, gpu, inventory
+from daemon_running import PATIENCE_S, eventually
+from test_process import Daemon
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    daemon = Daemon(tmp_path)
+    yield daemon
+    for process in daemon.processes:
+        if process.poll() is None:
+            process.kill()
+        process.wait(PATIENCE_S)
+    daemon.ports.release()
+
+
+def peak_mib(process: subprocess.Popen[bytes]) -> int:
+    """The most memory that a process has had."""
+    return int(re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())[1]) // 1024
+
+
+def descriptors(process: subprocess.Popen[bytes]) -> int:
+    return len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
+
+
+def connected(port: int, source: str = "127.0.0.1") -> socket.socket:
+    link = socket.socket()
+    link.settimeout(PATIENCE_S)
+    link.bind((source, 0))
+    link.connect(("127.0.0.1", port))
+    return link
+
+
+def is_served(daemon: Daemon, node: Node, seq: int) -> None:
+    """An authenticated node is, though a connection may be closed under it now and then."""
+
+    def told() -> bool:
+        with suppress(OSError):
+            return node.events(inventory(gpu(0), seq=seq)) == (200, {"acked": seq})
+        return False
+
+    eventually(told)
+
+
+@pytest.mark.parametrize("credential", ["", "Authorization: MigBatch token x\r\n"])
+def test_bodies_of_strangers_are_not_read(daemon: Daemon, credential: str) -> None:
+    """150 connections that send 4 MiB each took 860 MB."""
+    process = daemon.start()
+    daemon.serving()
+    node = daemon.node()
+    is_served(daemon, node, 1)
+    before = peak_mib(process)
+    head = f"POST /node/v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: {4 * MIB}\r\n{credential}"
+    head += f"X-Migbatch-Node: n1\r\nX-Migbatch-Digest: {'0' * 64}\r\n\r\n"
+    body = secrets.token_bytes(64 * 1024)
+    begun = threading.Barrier(151)
+
+    def stranger() -> None:
+        with suppress(OSError), closing(connected(daemon.port)) as link:
+            link.sendall(head.encode())
+            with suppress(threading.BrokenBarrierError):
+                begun.wait(PATIENCE_S)
+            for _ in range(4 * MIB // len(body) - 1):
+                link.sendall(body)
+            link.settimeout(30)
+            link.recv(1024)
+
+    threads = [threading.Thread(target=stranger) for _ in range(150)]
+    for thread in threads:
+        thread.start()
+    with suppress(threading.BrokenBarrierError):
+        begun.wait(5)  # those whose connection was closed will not come
+    begun.abort()
+    is_served(daemon, node, 2)
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    grown = peak_mib(process) - before
+    print(f"grown by {grown} MiB, log of {len(daemon.log)} bytes")
+    assert grown < 64
+    assert len(daemon.log) < 20_000
+    assert "Traceback" not in daemon.log
+
+
+def test_silent_connections_are_closed_and_keep_nobody_out(daemon: Daemon) -> None:
+    """600 silent connections stopped the service, with 1,024 descriptors, and wrote 77 MB of log."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
+    process = daemon.start(descriptors=500)
+    daemon.serving()
+    node = daemon.node()
+    is_served(daemon, node, 1)
+    with ExitStack() as stack:
+        silent = []
+        for number in range(600):
+            with suppress(OSError):
+                silent.append(stack.enter_context(closing(connected(daemon.port, f"127.0.0.{2 + number % 50}"))))
+                if number % 2:
+                    silent[-1].sendall(b"POST /node/v1/plan HTTP/1.1\r\nX-Slow: ")
+        is_served(daemon, node, 2)
+        for link in silent:
+            link.settimeout(PATIENCE_S)
+            with suppress(ConnectionError):
+                assert link.recv(1024) == b"", "closed, not answered"
+        is_served(daemon, node, 3)
+        eventually(lambda: descriptors(process) < 100)
+    assert daemon.health() is not None
+    print(f"log of {len(daemon.log)} bytes")
+    assert len(daemon.log) < 20_000
+    assert "Traceback" not in daemon.log
+
+
+def test_slow_bodies_of_nodes_end_too(daemon: Daemon) -> None:
+    """A node that stops in the middle of its body is answered, and its connection closed."""
+    daemon.start()
+    daemon.serving()
+    node = daemon.node()
+    raw = b" " * 1000
+    with closing(connected(daemon.port)) as link:
+        headers = node.headers("/node/v1/plan", raw)
+        lines = [f"{name}: {value}" for name, value in {**headers, "Host": "x", "Content-Length": "1000"}.items()]
+        link.sendall("\r\n".join(["POST /node/v1/plan HTTP/1.1", *lines, "", ""]).encode() + raw[:10])
+        answer = link.makefile("rb").read()
+    assert b"408" in answer.splitlines()[0]
+    assert b"did not arrive" in answer
+
+
+def test_clients_that_go_away_leave_one_line(daemon: Daemon) -> None:
+    daemon.start()
+    daemon.serving()
+    node = daemon.node()
+    raw = b" " * 1000
+    for end in (b"", b"half a body", b"\xff\xfe garbage", None):
+        for _ in range(20):
+            with closing(connected(daemon.port)) as link:
+                if end is None:
+                    link.sendall(b"\x16\x03\x01 no HTTP at all\r\n\r\n")
+                else:
+                    headers = {**node.headers("/node/v1/events", raw), "Host": "x", "Content-Length": "1000"}
+                    lines = [f"{name}: {value}" for name, value in headers.items()]
+                    link.sendall("\r\n".join(["POST /node/v1/events HTTP/1.1", *lines, "", ""]).encode() + end)
+                link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # a reset, not an end
+    is_served(daemon, node, 1)
+    assert "Traceback" not in daemon.log
+    assert len(daemon.log.splitlines()) < 40

@@ -1,0 +1,196 @@
+"""What nodes say, at the edge: any bytes become a bounded message or a sentence that says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+import pytest
+from daemon_fakes import gpu, inventory, state
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurm_migbatch.daemon import messages
+from slurm_migbatch.daemon.messages import MessageError, read_events, read_plan
+from slurm_migbatch.supply.view import LiveView
+
+HEAD = {"node": "n1", "journal": "ab", "boot_id": "b1"}
+PLACE = {"gpu": "GPU-0", "profile": "1g.10gb", "start": 0, "size": 1, "gi": 3}
+START = {"seq": 1, "ts": 1.0, "kind": "start", "job": 7, "restart": 0, "slices": [PLACE]}
+
+
+def one(event: object) -> messages.Event:
+    (found,) = read_events("n1", json.dumps({**HEAD, "events": [event]}).encode()).events
+    return found
+
+
+def test_what_honest_nodes_say_passes_unchanged() -> None:
+    run = {"job": 7, "restart": 0, "uid": 1000, "since": 12.5, "slices": [PLACE], "user": "ann"}
+    told = state(
+        gpu(0), gpu(1, mig=False, geometry=None), runs=[run], zombies=[{**PLACE, "reason": "busy"}], idle=[PLACE]
+    )
+    fault = {"seq": 1, "ts": 1.0, "kind": "fault", "gpu": None, "what": "x", "action": "noted", "drain": False}
+    stop = {**START, "kind": "stop", "exit_code": None, "memory_mib": None}
+    for event in (inventory(gpu(0)), told, START, {**START, "beside": [3, 0]}, stop, fault):
+        assert one(event).wire == event
+    later = {"seq": 9, "ts": 5.0, "kind": "of-tomorrow", "any": [1, {"x": None}]}
+    assert one(later).wire == later
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[1]",
+        b"null",
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"node": "n1", "have": NaN}',
+        b'{"node": "n1", "have": Infinity}',
+        b'{"node": "n1", "have": 1e999}',
+        b'{"node": "n1", "have": 1, "have": 2}',
+        b'{"node": "n1", "have": ' + b"9" * 5000 + b"}",
+        b'{"node": "n1", "have": ' + str(2**62).encode() + b"}",
+        b'{"node": "n1", "have": ' + str(2**53).encode() + b"}",
+        b'{"node": "n1", "have": -1}',
+        b'{"node": "n1", "have": 1.0}',
+        b'{"node": "n1", "have": true}',
+        b'{"node": "n1", "have": "1"}',
+        b'{"node": "n1", "have": 1, "wait": -1}',
+        b'{"node": "n1", "have": 1, "wait": "x"}',
+        b'{"node": "n2", "have": 1}',
+        b'{"have": 1}',
+        '{"node": "n1"}'.encode("utf-16"),
+        b'\xff{"node": "n1"}',
+    ],
+)
+def test_messages_that_mean_nothing(body: bytes) -> None:
+    with pytest.raises(MessageError):
+        read_plan("n1", body)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"database": "no hex; drop"},
+        {"database": 7},
+        {"acked": -1},
+        {"acked": 2**62},
+        {"acked": True},
+        {"acked": None},
+        {"journal": ""},
+        {"events": {}},
+        {"events": [{**START, "seq": 0}]},
+        {"events": [{**START, "seq": 2**62}]},
+        {"events": [{**START, "seq": True}]},
+        {"events": [{**START, "kind": "S P A C E"}]},
+        {"events": [START] * 501},
+    ],
+)
+def test_envelopes_that_mean_nothing(change: dict[str, Any]) -> None:
+    with pytest.raises(MessageError):
+        read_events("n1", json.dumps({**HEAD, "events": [], **change}).encode())
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"job": 0}, "job must be a whole number from 1"),
+        ({"job": 2**62}, "job must be"),
+        ({"job": 7.0}, "job must be"),
+        ({"restart": None}, "restart must be"),
+        ({"slices": {}}, "slices must be a list"),
+        ({"slices": [7]}, "slices must be a list of objects"),
+        ({"slices": [PLACE] * 1025}, "at most 1024"),
+        ({"slices": [{**PLACE, "start": 2**40}]}, r"slices\[0\]: start must be"),
+        ({"slices": [{**PLACE, "size": 0}]}, "size must be"),
+        ({"slices": [{**PLACE, "size": 2**30}]}, "size must be"),
+        ({"slices": [{**PLACE, "profile": "huge"}]}, "is no MIG profile"),
+        ({"slices": [{**PLACE, "gpu": "G" * 5000}]}, "gpu must be a text of at most 128"),
+        ({"beside": [1, 2, 3]}, "beside must be"),
+        ({"ts": "now"}, "ts must be"),
+        ({"ts": -5}, "ts must be"),
+        ({"ts": 1e300}, "ts must be"),
+        ({"more": "x" * 5000}, "at most 4096"),
+        ({"more": [[[[[[[[[[[[[[1]]]]]]]]]]]]]]}, "nested deeper"),
+        ({"more": 2**60}, "too large a number"),
+        ({"kind": "inventory", "gpus": [{}]}, "uuid must be"),
+        ({"kind": "inventory", "gpus": [gpu(n) for n in range(65)]}, "at most 64"),
+        ({"kind": "inventory", "gpus": [gpu(0, geometry=None)]}, "needs a geometry"),
+        (
+            {"kind": "inventory", "gpus": [gpu(0, geometry={"version": 1, "name": "x", "profiles": []})]},
+            "no MIG profile",
+        ),
+        ({"kind": "state", "gpus": [], "runs": [], "zombies": []}, "idle must be"),
+        ({"kind": "zombie"}, "gpu must be"),
+    ],
+)
+def test_an_event_that_cannot_be_is_refused_alone(change: dict[str, Any], says: str) -> None:
+    after = {**START, "seq": 2}
+    body = json.dumps({**HEAD, "events": [{**START, **change}, after]}).encode()
+    message = read_events("n1", body)
+    refused, good = message.events
+    assert (refused.kind, refused.seq) == ("refused", 1)
+    (what,) = message.refused
+    assert re.search(says, what), what
+    assert good.wire == after
+    assert messages.holding(message.events)
+
+
+def test_a_geometry_with_placements_that_cannot_be_is_refused() -> None:
+    entry = json.loads(json.dumps(gpu(0)))
+    entry["geometry"]["profiles"][0]["placements"] = [[0, 2**30]]
+    assert one(inventory(entry)).kind == "refused"
+
+
+def test_a_refused_report_loses_nothing_that_is_held() -> None:
+    message = read_events("n1", json.dumps({**HEAD, "events": [{**START, "kind": "progress", "job": 0}]}).encode())
+    assert message.refused
+    assert not messages.holding(message.events)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
+    max_leaves=12,
+)
+KEYS = ["seq", "ts", "kind", "job", "restart", "slices", "gpus", "runs", "zombies", "idle", "beside", "gpu", "profile",
+        "start", "size", "boot_id", "geometry", "uuid", "drain", "since"]  # fmt: skip
+EVENTS = st.dictionaries(
+    st.sampled_from(KEYS),
+    JSON | st.sampled_from(["start", "stop", "state", "inventory", "boot", "zombie", "fault"]) | st.integers(1, 9)
+    | st.just([PLACE]) | st.just([gpu(0)]),
+    max_size=8,
+)  # fmt: skip
+
+
+@settings(max_examples=300)
+@given(st.lists(EVENTS.map(lambda event: {"seq": 1, "ts": 1.0, "kind": "start", **event}), max_size=4))
+def test_whatever_passes_can_be_acted_on(events: list[dict[str, Any]]) -> None:
+    """What comes through the edge breaks nothing behind it, and holds no number that is not a number."""
+    try:
+        message = read_events("n1", json.dumps({**HEAD, "events": events}).encode())
+    except MessageError as error:
+        assert str(error)
+        return
+    view = LiveView()
+    view.apply("n1", [inventory(gpu(0))])
+    view.apply("n1", [event.wire for event in message.events])
+    view.facts()
+    for event in message.events:
+        assert type(event.seq) is int and 0 < event.seq < 2**53
+        assert math.isfinite(event.ts)
+        json.dumps(event.wire, allow_nan=False)
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))
+def test_any_bytes_are_a_message_or_a_sentence(body: bytes) -> None:
+    for read in (read_plan, read_events):
+        try:
+            read("n1", body)
+        except MessageError as error:
+            assert 0 < len(str(error)) < 1000

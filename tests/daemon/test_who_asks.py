@@ -1,0 +1,304 @@
+"""Who may speak for a node, and who may be told of a job: over TCP by key and address, on the unix socket by user."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from daemon_fakes import FakeSigner, FakeSlurm, Node, gpu, inventory, state
+from daemon_running import Running, eventually
+from test_full_loop import pending
+
+from slurm_migbatch.daemon import privacy
+from slurm_migbatch.daemon.addresses import NodeAddresses, controller_hosts, is_local, resolved
+from slurm_migbatch.daemon.ended import Standing
+from slurm_migbatch.daemon.history import open_history
+from slurm_migbatch.daemon.log import Seldom
+from slurm_migbatch.daemon.privacy import Privacy
+from slurm_migbatch.daemon.service import Service
+from slurm_migbatch.node.auth import TokenSigner
+from slurm_migbatch.slurm.client import JobRow, SlurmError
+
+
+class MungeLike(FakeSigner):
+    """Says nothing of the host, as munge says nothing that could be relied on."""
+
+    scheme = "munge"
+
+
+@pytest.fixture
+def make(config: Any, slurm: FakeSlurm, tmp_path: Path) -> Callable[..., Service]:
+    def service(signer: Any = None, **node_api: Any) -> Service:
+        changed = dataclasses.replace(config, node_api=dataclasses.replace(config.node_api, **node_api))
+        url = f"sqlite:///{tmp_path}/migbatch.db"
+        return Service(changed, client=slurm, open_store=lambda: open_history(url), signer=signer or FakeSigner())
+
+    return service
+
+
+# -- for which node ----------------------------------------------------------------------------------------------
+
+
+def test_a_message_may_only_speak_of_the_node_that_signed_it(running: Running, store: Any) -> None:
+    """Root of n2 emptied the inventory of n1."""
+    other = Node(running.port, FakeSigner(), "n2")
+    body = {"node": "n1", "journal": "ab12", "boot_id": "b1", "events": [inventory()]}
+    status, answer = other.send("/node/v1/events", body)
+    assert (status, answer) == (400, {"error": "node n2 speaks of node n1; a node may tell of itself only"})
+    assert other.send("/node/v1/plan", {"node": "n1", "have": 0})[0] == 400
+    assert store.events == {}
+
+
+def test_a_header_that_names_another_node_is_not_what_was_signed(running: Running) -> None:
+    other = Node(running.port, FakeSigner(), "n2")
+    body = json.dumps({"node": "n1", "have": 0}).encode()
+    assert other.send("/node/v1/plan", body, headers={"X-Migbatch-Node": "n1"})[0] == 401
+
+
+def test_the_body_must_be_the_one_whose_digest_was_signed(running: Running) -> None:
+    node = Node(running.port, FakeSigner())
+    signed = b'{"node": "n1", "have": 1, "wait": 0}'
+    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=120)
+    connection.request("POST", "/node/v1/plan", signed.replace(b"1", b"2"), node.headers("/node/v1/plan", signed))
+    answer = connection.getresponse()
+    assert (answer.status, b"not the one that was signed" in answer.read()) == (401, True)
+    connection.close()
+
+
+def test_by_munge_a_node_is_believed_from_its_own_address_alone(make: Callable[..., Service]) -> None:
+    """Slurm has n1 at 127.0.0.1 and n2 at 127.0.0.2; the root of either has munge's key."""
+    with Running(make(MungeLike())) as running:
+        assert Node(running.port, MungeLike(), "n1").events(state(gpu(0)))[0] == 200
+        assert Node(running.port, MungeLike(), "n2", "127.0.0.2").events(state(gpu(0)))[0] == 200
+        status, answer = Node(running.port, MungeLike(), "n1", "127.0.0.2").events(inventory(seq=2))
+        assert status == 403
+        assert "n1 speaks from 127.0.0.2, but Slurm has it at 127.0.0.1" in answer["error"]
+        assert Node(running.port, MungeLike(), "n9").plan()[0] == 403
+        assert len(running.service.supply.view.facts()["n1"].gpus) == 1
+    with Running(make(MungeLike(), check_addresses=False)) as running:
+        assert Node(running.port, MungeLike(), "n1", "127.0.0.2").plan()[0] == 200
+
+
+def test_where_slurm_does_not_answer_known_nodes_are_still_known() -> None:
+    told: list[Any] = [{"n1": {"127.0.0.1"}}]
+
+    def ask() -> Any:
+        if isinstance(told[0], Exception):
+            raise told[0]
+        return told[0]
+
+    now = [0.0]
+
+    async def story() -> None:
+        places = NodeAddresses(ask, clock=lambda: now[0])
+        assert await places.wrong("n1", "127.0.0.1") == ""
+        assert await places.wrong("n1", "::ffff:127.0.0.1") == ""
+        told[0] = SlurmError("away")
+        now[0] = 100.0
+        assert await places.wrong("n1", "127.0.0.1") == ""
+        assert "n1 speaks from 10.1.2.3" in await places.wrong("n1", "10.1.2.3")
+        assert "does not say where n2 is" in await places.wrong("n2", "10.1.2.3")
+        told[0] = {"n1": {"127.0.0.1"}, "n2": {"10.1.2.3"}}
+        assert await places.wrong("n2", "10.1.2.3") != "", "Slurm is not asked for every stranger"
+        now[0] = 200.0
+        assert await places.wrong("n2", "10.1.2.3") == ""
+
+    asyncio.run(story())
+
+
+def test_the_key_of_one_node_speaks_for_no_other(make: Callable[..., Service], tmp_path: Path) -> None:
+    secret, own = tmp_path / "token", tmp_path / "own"
+    secret.write_text("s" * 64)
+    secret.chmod(0o600)
+    run = [sys.executable, "-m", "slurm_migbatch.cli", "node", "key", "n2", "--secret", str(secret)]
+    own.write_text(subprocess.run(run, check=True, capture_output=True, text=True).stdout)
+    own.chmod(0o600)
+    controller, key = TokenSigner(str(secret)), TokenSigner(str(own))
+    with Running(make(controller)) as running:
+        assert Node(running.port, key, "n2").plan() == (200, {"version": 0})
+        assert Node(running.port, TokenSigner(str(secret)), "n1").plan()[0] == 200, "as before, with the secret itself"
+        body = b'{"node": "n1", "have": 0}'
+        liar = Node(running.port, key, "n2")
+        for name in ("n1", "n2"):
+            assert liar.send("/node/v1/plan", body, headers={"X-Migbatch-Node": name})[0] in (400, 401)
+
+
+def test_a_version_that_nobody_made_is_not_taken_for_one(running: Running) -> None:
+    """`have` of 2^62 made the next plan's version one that the node refuses."""
+    node, board = Node(running.port, FakeSigner()), running.service.board
+    version = board.publish("n1", {"GPU-1": [("1g.10gb", 0, 1)]})
+    for have in (2**62 - 1, 2**53):
+        assert node.plan(have)[0] == 400
+    assert node.plan(2**53 - 1) == (200, {"version": version, "gpus": {"GPU-1": [["1g.10gb", 0, 1]]}})
+    assert board.current("n1").version == version
+    assert board.acked("n1") == 0
+
+
+def test_one_node_cannot_take_all_that_is_worked_on(running: Running) -> None:
+    node = Node(running.port, FakeSigner())
+    waiting = []
+    for _ in range(8):
+        raw = b'{"node": "n1", "have": 0, "wait": 20}'
+        link = http.client.HTTPConnection("127.0.0.1", running.port, timeout=120)
+        link.request("POST", "/node/v1/plan", raw, node.headers("/node/v1/plan", raw))
+        waiting.append(link)
+    eventually(lambda: node.plan()[0] == 429)
+    assert Node(running.port, FakeSigner(), "n2").plan()[0] == 200
+    for link in waiting:
+        link.close()
+    eventually(lambda: node.plan()[0] == 200)
+
+
+# -- what is told of jobs ----------------------------------------------------------------------------------------
+
+
+ASK = """
+import http.client, os, socket, sys
+os.setuid(int(sys.argv[2]))
+link = http.client.HTTPConnection("localhost")
+link.sock = socket.socket(socket.AF_UNIX)
+link.sock.connect(sys.argv[1])
+link.request("GET", sys.argv[3])
+answer = link.getresponse()
+print(answer.status, answer.read().decode())
+"""
+
+
+def asked(config: Any, uid: int, path: str) -> str:
+    for place in [Path(config.daemon.run_dir), *Path(config.daemon.run_dir).parents][:-2]:
+        place.chmod(0o755)
+    argv = [sys.executable, "-c", ASK, config.daemon.api_socket, str(uid), path]
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+
+def test_private_jobs_are_told_of_to_those_alone_who_may_see_them(
+    make: Callable[..., Service], slurm: FakeSlurm, config: Any
+) -> None:
+    slurm.queue[2] = pending(2, "gres/mig:7g.80gb:1")
+    slurm.private = "jobs,usage"
+    with Running(make()) as running:
+        eventually(lambda: running.service.supply.loop.latest)
+        hidden = asked(config, 1001, "/v1/why/2")
+        assert hidden == asked(config, 1001, "/v1/why/99").replace("99", "2"), "as if there were no such job"
+        assert "does not list job 2" in hidden
+        for uid in (0, 1000):
+            assert "does not list" not in asked(config, uid, "/v1/why/2")
+        assert "403" in tcp(running.port, "/v1/why/2"), "the network is told nothing of jobs"
+        assert "403" in tcp(running.port, "/v1/waiting")
+    slurm.private = ""
+    with Running(make()) as running:
+        eventually(lambda: running.service.supply.loop.latest)
+        assert "does not list" not in asked(config, 1001, "/v1/why/2"), "without PrivateData everybody may ask"
+
+
+def tcp(port: int, path: str) -> str:
+    link = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    link.request("GET", path)
+    answer = link.getresponse()
+    text = f"{answer.status} {answer.read().decode()}"
+    link.close()
+    return text
+
+
+class Site:
+    def __init__(self, **settings: str) -> None:
+        self.answer: Any = settings
+        self.known: dict[str, Standing] = {}
+        self.asked = 0
+
+    def settings(self) -> dict[str, str]:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return dict(self.answer)
+
+    def standing(self, user: str) -> Standing:
+        self.asked += 1
+        return self.known.get(user, Standing())
+
+
+ROWS = [JobRow(1, uid=1000, account="a"), JobRow(2, uid=1001, account="b")]
+
+
+def visible(site: Site, uid: int) -> list[int]:
+    guard = Privacy(site, {0, 64030})
+    return [row.job_id for row in asyncio.run(guard.visible(uid, ROWS))]
+
+
+def test_who_slurm_shows_private_jobs_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    private = {"privatedata": "accounts,jobs", "accountingstoragetype": "accounting_storage/slurmdbd"}
+    names = {1000: "ann", 1002: "coordinator", 1003: "operator", 1004: "nobody"}
+    monkeypatch.setattr(privacy.pwd, "getpwuid", lambda uid: type("", (), {"pw_name": names[uid]}))
+    site = Site(**private)
+    site.known = {"coordinator": Standing(accounts=frozenset({"b"})), "operator": Standing(operator=True)}
+    assert [visible(site, uid) for uid in (0, 64030, 1003)] == [[1, 2]] * 3
+    assert visible(site, 1000) == [1]
+    assert visible(site, 1002) == [2]
+    assert visible(site, 1004) == visible(site, 4711) == []
+    assert visible(Site(privatedata="usage"), 1004) == [1, 2]
+    alone = Site(privatedata="jobs", accountingstoragetype="")
+    assert (visible(alone, 1003), alone.asked) == ([], 0), "without slurmdbd nobody is asked"
+    away = Site()
+    away.answer = SlurmError("away")
+    assert visible(away, 1000) == [1], "what is not known is private"
+
+
+# -- where it listens --------------------------------------------------------------------------------------------
+
+
+def test_by_default_it_listens_where_slurmctld_is_and_not_everywhere(
+    make: Callable[..., Service], slurm: FakeSlurm
+) -> None:
+    mine = next((place for place in resolved(socket.gethostname()) if is_local(place)), "127.0.0.1")
+    settings = {"slurmctldhost[0]": f"ctl({mine})", "slurmctldhost[1]": "backup(192.0.2.7)", "slurmctldaddr": ""}
+    slurm.settings = lambda: settings
+    with Running(make(listen="")) as running:
+        eventually(lambda: mine in running.service.api.addresses)
+        assert {place for place in running.service.api.addresses if not place.startswith("/")} == {"127.0.0.1", mine}
+        assert "ok" in tcp(running.port, "/healthz")
+        with pytest.raises(OSError), socket.create_connection(("127.0.0.3", running.port), 1):
+            pass
+
+
+def test_slurmctlds_hosts() -> None:
+    text = {
+        "slurmctldhost[0]": "ctl1(10.0.0.1)",
+        "slurmctldhost[1]": "ctl2",
+        "slurmctldaddr": "vip",
+        "slurmctldport": "1",
+    }
+    assert controller_hosts(text) == ("10.0.0.1", "ctl2", "vip")
+    assert controller_hosts({"slurmctldhost[0]": ""}) == ()
+    assert resolved("no.such.host.invalid") == frozenset()
+    assert not is_local("192.0.2.7")
+
+
+# -- the log -----------------------------------------------------------------------------------------------------
+
+
+def test_strangers_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    import logging
+
+    now = [0.0]
+    seldom = Seldom(logging.getLogger("slurm_migbatch.test"), most=10, clock=lambda: now[0])
+    for number in range(1000):
+        seldom.warning(f"10.0.0.{number % 250}", f"refused {number} in other words")
+    assert len(caplog.records) == 10
+    now[0] = 61.0
+    seldom.warning("10.0.0.1", "once more")
+    assert caplog.records[-1].getMessage() == "once more (990 more such warnings were not written)"
+
+
+def test_commands_and_health_are_asked_as_before(running: Running, config: Any) -> None:
+    assert os.stat(config.daemon.api_socket).st_mode & 0o777 == 0o666
+    assert '"waiting":{}' in asked(config, 1000, "/v1/waiting")
+    assert "404" in asked(config, 1000, "/v1/other")
