@@ -72,9 +72,9 @@ def orphans(held: Iterable[tuple[str, int, int]], jobs: Iterable[JobRow]) -> set
     """Runs that hold slices (node, job, restart count) where no active job of Slurm's has a node of that name.
 
     Each run is one for a moment at its end, until its node has told of it. The restart count of a job in COMPLETING is
-    the next run's already.
+    the next run's already. A job whose row cannot be read may be anywhere.
     """
-    there: dict[int, JobRow] = {row.job_id: row for row in jobs if row.active}
+    there: dict[int, JobRow] = {row.job_id: row for row in jobs if row.active or row.unread}
     found = set()
     for node, job, restart in held:
         row = there.get(job)

@@ -5,7 +5,7 @@ from daemon_fakes import gpu
 
 from slurm_migbatch.cli import checks
 from slurm_migbatch.daemon.audit import PATIENCE_S, OrphanWatch
-from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.slurm.client import UNREAD, JobRow
 from slurm_migbatch.store.queries import LeaseRow
 from slurm_migbatch.supply.audit import Orphan, orphans
 from slurm_migbatch.supply.view import LiveView
@@ -20,6 +20,7 @@ HERE = ("n1",)
         JobRow(1, state="SUSPENDED", nodes=("n0", "n1")),
         JobRow(1, state="COMPLETING", nodes=HERE, restarts=1),  # requeued, and the Epilog is still to come
         JobRow(1, state="CONFIGURING"),  # its nodes are not told
+        JobRow(1, state=UNREAD, reason="odd"),
     ],
 )
 def test_a_run_that_slurm_has_here_is_none(row):

@@ -156,7 +156,7 @@ def test_lies_that_cannot_be_are_refused_and_told(stack: Cluster) -> None:
 @pytest.fixture
 def small_disk() -> Iterator[Path]:
     """A disk of 24 MiB for a node's journal, in a place that --slurm-root has too."""
-    path = Path(f"/var/tmp/migbatch-small{time.monotonic_ns()}")  # noqa: S108
+    path = Path(f"/var/tmp/migbatch-small{time.monotonic_ns()}")
     path.mkdir(mode=0o755)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m,mode=755", "none", path], check=True)
     try:
