@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ROOTS ?= /var/tmp/migbatch-roots
+# Much of a test's time is Slurm's: more of them run at once than there are processors, each file in one process.
+PYTEST := $(BIN)/pytest -n $(or $(WORKERS),3) --dist loadfile
 APT_PACKAGES := slurmctld slurmd slurm-client slurmdbd munge slurm-wlm-basic-plugins lua5.1 lua-posix \
 	mariadb-server postgresql strace gcc libc6-dev make python3 python3-venv
 
@@ -36,8 +38,8 @@ lint: venv ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: venv system ## every test, those on a real private Slurm cluster included
-	$(BIN)/pytest
+test: venv system ## every test, those on a real private Slurm cluster included (WORKERS=n at once)
+	$(PYTEST)
 
 bench: venv system ## what the filter, the hooks, the reports and the learning cost
 	$(BIN)/migbatch bench submit
@@ -58,9 +60,9 @@ $(ROOTS)/%/.done: | venv
 	touch $@
 
 test-matrix: venv system $(ROOTS)/trixie/.done $(ROOTS)/forky/.done ## the tests on a real Slurm, with 22.05, 24.11 and 26.05
-	$(BIN)/pytest -m slurm
-	$(BIN)/pytest -m slurm --slurm-root=$(ROOTS)/trixie
-	$(BIN)/pytest -m slurm --slurm-root=$(ROOTS)/forky
+	$(PYTEST) -m slurm
+	$(PYTEST) -m slurm --slurm-root=$(ROOTS)/trixie
+	$(PYTEST) -m slurm --slurm-root=$(ROOTS)/forky
 
 clean: ## remove what make has built here
 	rm -rf $(VENV) build
