@@ -90,12 +90,14 @@ def test_texts_of_nodes_stop_no_other_node(bed: Cluster) -> None:
     """A comment of n1 that looks like a row of n2, and one that looks like no row."""
     forged = "x\nNodeName=n2 Gres=mig:none:1 GresUsed=mig:none:0 State=DOWN\nNodeName=n3 Gres=x State=IDLE"
     bed.run(["scontrol", "update", "NodeName=n1", f"Comment={forged}"])
+    log = bed.daemons.log("migbatchd")
+    said_of_n2 = re.compile(r"cannot be read.*node n2: scontrol shows it 2 times")
+    until("a word in the log", lambda: said_of_n2.search(log.read_text(errors="replace")) is not None)
     job, said = sbatch(bed, "--gres=mig:4g.40gb:1", "--nodelist=n1", wrap="true")
     assert job, said
     assert bed.wait_job(job, timeout=PATIENCE_S) == "COMPLETED"
-    log = bed.daemons.log("migbatchd").read_text(errors="replace")
-    assert len(re.findall(r"cannot be read.*node n2: scontrol shows it 2 times", log)) == 1
     bed.run(["scontrol", "update", "NodeName=n1", "Comment="])
+    assert len(said_of_n2.findall(log.read_text(errors="replace"))) == 1
     job, said = sbatch(bed, "--gres=mig:7g.80gb:1", "--nodes=2", wrap="true")
     assert job, said
     assert bed.wait_job(job, timeout=PATIENCE_S) == "COMPLETED"
