@@ -18,6 +18,7 @@ from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.nodelist import expand
 from slurm_migbatch.store.queries import LeaseRow
+from slurm_migbatch.submit.service import reserved
 from slurm_migbatch.supply.audit import orphans
 
 GOOD, ODD, BAD = "ok", "warn", "FAIL"
@@ -243,14 +244,18 @@ def check_lua(slurm_conf: str) -> Iterator[Finding]:
 
 def check_service(config: Config) -> Iterator[Finding]:
     """Does migbatchd answer on both sides?"""
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-            probe.settimeout(2)
-            probe.connect(config.submit.socket)
-        yield Finding(GOOD, "submit socket", config.submit.socket)
-    except OSError as error:
-        text = f"{config.submit.socket}: {error.strerror or error}"
-        yield Finding(BAD, "submit socket", text, "start migbatchd; until then slurmctld uses the compiled table")
+    everybodys = Path(config.submit.socket)
+    for path in (reserved(everybodys), everybodys):
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+                probe.settimeout(2)
+                probe.connect(str(path))
+            yield Finding(GOOD, "submit socket", str(path))
+        except PermissionError:  # slurmctld's, and somebody else asks
+            continue
+        except OSError as error:
+            text = f"{path}: {error.strerror or error}"
+            yield Finding(BAD, "submit socket", text, "start migbatchd; until then slurmctld uses the compiled table")
     url = service_url(config, "/healthz")
     try:
         body = fetch(url)

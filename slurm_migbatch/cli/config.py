@@ -18,6 +18,7 @@ from slurm_migbatch.node.install import DEFAULT_CONF, DEFAULT_ETC, DEFAULT_PYTHO
 from slurm_migbatch.site import template_folder
 from slurm_migbatch.slurm.client import SlurmError
 from slurm_migbatch.submit import shim
+from slurm_migbatch.submit.service import reserved
 from slurm_migbatch.workload import catalog as catalogs
 from slurm_migbatch.workload.catalog import CatalogError, SiteCatalog
 
@@ -94,7 +95,7 @@ def lua(config: Config, name: str) -> str:
     return shim.render(
         name,
         template_folder(),
-        socket=submit.socket,
+        socket=str(reserved(Path(submit.socket))) if name == shim.JOB_SUBMIT else submit.socket,
         table=submit.table,
         catalog=catalog,
         policy=policy_of(config),

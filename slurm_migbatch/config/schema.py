@@ -150,7 +150,11 @@ class ClusterConfig:
 class SubmitConfig:
     """The submit filter behind job_submit.lua."""
 
-    socket: str = key("/run/migbatch/submit.sock", "Unix socket that job_submit.lua asks.", absolute)
+    socket: str = key(
+        "/run/migbatch/submit.sock",
+        "Unix socket for questions of users; slurmctld has one of its own beside it.",
+        absolute,
+    )
     deadline_ms: int = key(
         100, "Milliseconds after which slurmctld stops waiting and uses the compiled table.", between(5, 2000)
     )

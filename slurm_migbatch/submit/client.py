@@ -26,5 +26,5 @@ def ask(path: Path, request: JobRequest, *, timeout: float = 10.0) -> Answer:
                 f"the submit service does not answer at {path} ({error}): is migbatchd running on this host?"
             ) from None
     if not reply:
-        raise RequestError("the submit service closed the connection: too many of yours are open, or it is stopping")
+        raise RequestError("the submit service closed the connection: you ask too often, or it is stopping")
     return protocol.decode_answer(reply)

@@ -1,9 +1,9 @@
-"""Serves the submit socket from a thread of its own: every sbatch of the cluster waits for this.
+"""Serves the submit sockets from a thread of its own: every sbatch of the cluster waits for this.
 
-slurmctld keeps its connection from one submission to the next, so that an answer costs two system calls on either side
-and no trip through an event loop, which may be busy with nodes and plans. Ordinary users, who ask for advice, get one
-answer for each connection. Whoever connects and says nothing is kept aside for a while and holds nobody up. What can
-wait is done between two answers, a little at a time.
+slurmctld has a socket to itself, keeps its connection from one submission to the next, and comes first: at most one
+request of a user is answered between two looks at its connections. Ordinary users, who ask for advice at the socket of
+all, get one answer for each connection, in turns, and only so many in a time. Whoever connects and says nothing is kept
+aside for a while and holds nobody up. What can wait is done between two answers, a little at a time.
 """
 
 from __future__ import annotations
@@ -15,34 +15,102 @@ import select
 import socket
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from slurm_migbatch.submit import protocol
-from slurm_migbatch.submit.service import IDLE_S, PER_USER, SubmitService, listen, peer_uid
+from slurm_migbatch.submit.service import IDLE_S, PER_USER, SubmitService, listen, peer_uid, reserved
 
 log = logging.getLogger(__name__)
 
 KEPT: Final = 64
 """Connections of root and SlurmUser that stay open between requests."""
+USERS: Final = 256
+"""Connections of ordinary users, all together."""
+PER_SECOND: Final = 50.0
+"""Answers that one ordinary user gets, once `BURST` of them are used up; more connections are closed unread."""
+BURST: Final = 200.0
+ACCEPTED: Final = 32
+"""Connections that are accepted before slurmctld's are looked at again."""
 LATER_S: Final = 0.1
 """Seconds from an answer to the chores that it leaves."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Client:
-    """An open connection; `until`: when it is given up (monotonic seconds), None for one that is kept."""
+    """An open connection; `until`: when it is given up (monotonic seconds), None for one that is kept; `queued`: it has
+    a place in `_Turns`."""
 
     link: socket.socket
     uid: int
     until: float | None
+    queued: bool = False
+
+
+class _Turns:
+    """Connections of users that may have something to read: one of each user in turn."""
+
+    def __init__(self) -> None:
+        self._queues: dict[int, deque[_Client]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def add(self, client: _Client) -> None:
+        """Give a connection a place, unless it has one."""
+        if not client.queued:
+            client.queued = True
+            self._queues.setdefault(client.uid, deque()).append(client)
+
+    def next(self) -> _Client | None:
+        """The connection whose turn it is."""
+        if not self._queues:
+            return None
+        uid, queue = next(iter(self._queues.items()))
+        del self._queues[uid]
+        client = queue.popleft()
+        client.queued = False
+        if queue:
+            self._queues[uid] = queue  # at the end
+        return client
+
+    def drop(self, client: _Client) -> None:
+        """Take a connection out."""
+        if client.queued:
+            client.queued = False
+            queue = self._queues[client.uid]
+            queue.remove(client)
+            if not queue:
+                del self._queues[client.uid]
+
+
+class _Allowance:
+    """How often each user may still ask: `BURST` times, and from then on `PER_SECOND`."""
+
+    def __init__(self) -> None:
+        self._left: dict[int, tuple[float, float]] = {}  # as of a time
+
+    def take(self, uid: int) -> bool:
+        """Whether the user may ask now; then it is one less."""
+        now = time.monotonic()
+        if len(self._left) > 4 * USERS:
+            self._left = {other: at for other, at in self._left.items() if self._refilled(*at, now) < BURST}
+        left = self._refilled(*self._left.get(uid, (BURST, now)), now)
+        if left < 1.0:
+            return False
+        self._left[uid] = left - 1.0, now
+        return True
+
+    @staticmethod
+    def _refilled(left: float, at: float, now: float) -> float:
+        return min(BURST, left + PER_SECOND * (now - at))
 
 
 class Doorman:
-    """Answers connections at `path` with `service` from `start` to `stop`."""
+    """Answers connections with `service` from `start` to `stop`: slurmctld's at `reserved(path)`, all at `path`."""
 
     def __init__(self, path: Path, service: SubmitService, chore: Callable[[], float | None] | None = None) -> None:
         """`chore` does a little (far below a millisecond) of what answers leave to do, in the serving thread.
@@ -55,56 +123,68 @@ class Doorman:
         self._poll = select.epoll()
         self._clients: dict[int, _Client] = {}
         self._silent = 0  # clients that will be given up
-        self._open: Counter[int] = Counter()
+        self._open: Counter[int] = Counter()  # connections of each ordinary user
+        self._turns, self._allowance = _Turns(), _Allowance()
         self._due: float | None = None
         self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="submit-socket", daemon=True)
-        self._listener: socket.socket | None = None
+        self._doors: dict[int, tuple[Path, socket.socket]] = {}  # slurmctld's first
 
     def start(self) -> None:
         """Listen, then serve in the background.
 
         Raises:
-            OSError: the socket cannot be had.
+            OSError: a socket cannot be had.
         """
-        self._listener = listen(self._path)
-        self._poll.register(self._listener.fileno(), select.EPOLLIN)
+        own = reserved(self._path)
+        for path, listener in ((own, listen(own, owners=self._service.speakers)), (self._path, listen(self._path))):
+            self._doors[listener.fileno()] = path, listener
+            self._poll.register(listener.fileno(), select.EPOLLIN)
         self._poll.register(self._wake, select.EPOLLIN)
         self._thread.start()
 
     def stop(self) -> None:
-        """Answer no more; the socket goes."""
+        """Answer no more; the sockets go."""
         os.write(self._woken, b"x")
         if self._thread.ident is not None:
             self._thread.join()
         for client in list(self._clients.values()):
             self._forget(client)
-        if self._listener is not None:
-            self._path.unlink(missing_ok=True)
-            self._listener.close()
+        for path, listener in self._doors.values():
+            path.unlink(missing_ok=True)
+            listener.close()
         self._poll.close()
         os.close(self._wake)
         os.close(self._woken)
 
+    @property
+    def waiting(self) -> int:
+        """Connections of ordinary users that are open."""
+        return self._open.total()
+
     def _run(self) -> None:
-        assert self._listener is not None
-        door = self._listener.fileno()
         while True:
-            for number, _ in self._poll.poll(self._patience()):
-                if number == door:
-                    self._accept(self._listener)
-                elif number == self._wake:
-                    return
+            ready = {number for number, _ in self._poll.poll(0 if self._turns else self._patience())}
+            if self._wake in ready:
+                return
+            for number in ready - self._doors.keys():
+                client = self._clients[number]
+                if client.uid in self._service.speakers:
+                    self._speak(client)
                 else:
-                    self._speak(self._clients[number])
+                    self._turns.add(client)
+            for number in self._doors.keys() & ready:
+                self._accept(*self._doors[number])
+            if (turn := self._turns.next()) is not None:
+                self._speak(turn)
             if self._silent:
                 self._expire()
             if self._due is not None and time.monotonic() >= self._due:
                 again = self._chore()
                 self._due = None if again is None else time.monotonic() + again
 
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
+    def _accept(self, path: Path, listener: socket.socket) -> None:
+        for _ in range(ACCEPTED):
             try:
                 link, _ = listener.accept()
             except BlockingIOError:
@@ -119,15 +199,22 @@ class Doorman:
             except OSError:
                 link.close()
                 continue
-            if uid not in self._service.speakers and self._open[uid] >= PER_USER:
+            speaker = uid in self._service.speakers
+            if not speaker and (path != self._path or not self._admits(uid)):
                 link.close()
                 continue
             client = _Client(link, uid, time.monotonic() + IDLE_S)
             self._clients[link.fileno()] = client
             self._silent += 1
-            self._open[uid] += 1
             self._poll.register(link.fileno(), select.EPOLLIN)
-            self._speak(client)  # the request of most is there already
+            if speaker:
+                self._speak(client)  # the request of most is there already
+            else:
+                self._open[uid] += 1
+                self._turns.add(client)
+
+    def _admits(self, uid: int) -> bool:
+        return self._open[uid] < PER_USER and self._open.total() < USERS and self._allowance.take(uid)
 
     def _speak(self, client: _Client) -> None:
         """Answer a client that has asked; wait for one that has not yet."""
@@ -160,9 +247,11 @@ class Doorman:
     def _forget(self, client: _Client) -> None:
         del self._clients[client.link.fileno()]
         self._silent -= client.until is not None
-        self._open[client.uid] -= 1
-        if not self._open[client.uid]:
-            del self._open[client.uid]
+        self._turns.drop(client)
+        if client.uid in self._open:
+            self._open[client.uid] -= 1
+            if not self._open[client.uid]:
+                del self._open[client.uid]
         client.link.close()  # which takes it from the poll too
 
     def _patience(self) -> float | None:
@@ -174,7 +263,8 @@ class Doorman:
 
     def _expire(self) -> None:
         now = time.monotonic()
-        for client in [client for client in self._clients.values() if client.until and client.until <= now]:
+        clients = self._clients.values()
+        for client in [one for one in clients if one.until and one.until <= now and not one.queued]:
             self._forget(client)
 
     def _record(self) -> float | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import secrets
 import socket
 import struct
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -169,22 +171,39 @@ class SubmitService:
             pass
 
 
-def listen(path: Path, *, mode: int = 0o666) -> socket.socket:
+def reserved(path: Path) -> Path:
+    """Where slurmctld asks, beside the socket of all at `path`: a crowd there takes nothing from it."""
+    return path.with_name(f"{path.stem}-slurmctld{path.suffix}")
+
+
+def listen(path: Path, *, owners: Collection[int] = ()) -> socket.socket:
     """A listening socket at `path`, a dead one there replaced. Raises OSError; the directory must be root's own.
 
-    Everybody may connect (to ask for advice) unless `mode` says otherwise; who may ask what is settled by peer
-    credentials.
+    Everybody may connect (to ask for advice), who may ask what is settled by peer credentials; with `owners` root and
+    this user alone. Where it cannot be given to him (there are several, or only root could give it) everybody may
+    connect nevertheless.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         path.unlink(missing_ok=True)
         listener.bind(str(path))
-        path.chmod(mode)
+        path.chmod(0o600 if owners and _given(path, owners) else 0o666)
         listener.listen(BACKLOG)
     except BaseException:
         listener.close()
         raise
     return listener
+
+
+def _given(path: Path, owners: Collection[int]) -> bool:
+    others = set(owners) - {0, os.geteuid()}
+    if len(others) > 1:
+        return False
+    with contextlib.suppress(PermissionError):
+        for owner in others:
+            os.chown(path, owner, -1)
+        return True
+    return False
 
 
 def peer_uid(client: socket.socket) -> int:

@@ -1,0 +1,280 @@
+"""The submit socket in a crowd: real processes of several users, who ask too much, and slurmctld among them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from gpu_kinds import SITE
+from test_submit_doorman import Echo, connect, eventually
+
+from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.submit import doorman as doormen
+from slurm_migbatch.submit import protocol
+from slurm_migbatch.submit.doorman import Doorman
+from slurm_migbatch.submit.request import JobRequest
+from slurm_migbatch.submit.service import PER_USER, SubmitService, reserved
+
+GREEDY, POLITE, SLURM = 2001, 2002, 2003
+PATIENCE_S = 120
+
+#: PATH COUNT: opens connections and asks on each, says so, and prints what it was answered
+ASK_MANY = """
+import socket, sys
+links = []
+for number in range(int(sys.argv[2])):
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link.connect(sys.argv[1])
+    try:
+        link.send(b"request")
+    except OSError:
+        pass
+    links.append(link)
+print("asked", flush=True)
+for link in links:
+    try:
+        print(link.recv(100).decode() or "closed")
+    except OSError:
+        print("closed")
+"""
+#: PATH REQUEST: connects and asks for ever, and waits for no answer
+FLOOD = """
+import os, socket, sys
+request = os.fsencode(sys.argv[2])
+print("asked", flush=True)
+while True:
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        link.connect(sys.argv[1])
+        link.send(request)
+    except OSError:
+        pass
+    link.close()
+"""
+#: PATH COUNT: opens connections and says nothing
+HOLD = """
+import socket, sys, time
+links = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(int(sys.argv[2]))]
+for link in links:
+    link.connect(sys.argv[1])
+print("asked", flush=True)
+time.sleep(600)
+"""
+#: PATH COUNT REQUEST: asks so often, one after the other, and prints how often it was answered
+ASK_ONE_BY_ONE = """
+import os, socket, sys
+answered = 0
+for _ in range(int(sys.argv[2])):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+        link.connect(sys.argv[1])
+        link.send(os.fsencode(sys.argv[3]))
+        answered += link.recv(65536).startswith(b"verdict=accept")
+print("asked", flush=True)
+print(answered)
+"""
+
+
+class Crowd:
+    """Processes of users, and the socket that they can reach."""
+
+    def __init__(self, path: Path, stack: ExitStack) -> None:
+        self.path, self._stack = path, stack
+
+    def start(self, uid: int, code: str, *arguments: object, path: Path | None = None) -> subprocess.Popen[str]:
+        """A program of a user, once it has begun to ask."""
+        argv = ["/usr/bin/python3", "-I", "-c", code, str(path or self.path), *map(str, arguments)]
+        child = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, user=uid, group=uid, extra_groups=[])
+        self._stack.callback(self._end, child)
+        assert child.stdout is not None and child.stdout.readline() == "asked\n"
+        return child
+
+    @staticmethod
+    def _end(child: subprocess.Popen[str]) -> None:
+        child.kill()
+        child.communicate()
+
+    @staticmethod
+    def told(child: subprocess.Popen[str]) -> list[str]:
+        """What a program printed further, at its end."""
+        assert child.stdout is not None
+        return child.stdout.read().split()
+
+
+@pytest.fixture
+def crowd(tmp_path: Path) -> Iterator[Crowd]:
+    for folder in (tmp_path, *tmp_path.parents):
+        if stat.S_IMODE(folder.stat().st_mode) & 0o5 != 0o5:
+            folder.chmod(folder.stat().st_mode | 0o5)
+    with ExitStack() as stack:
+        yield Crowd(tmp_path / "submit.sock", stack)
+
+
+@pytest.fixture
+def serve(crowd: Crowd) -> Iterator[Callable[..., Doorman]]:
+    with ExitStack() as stack:
+
+        def make(service: object) -> Doorman:
+            doorman = Doorman(crowd.path, service)
+            doorman.start()
+            stack.callback(doorman.stop)
+            return doorman
+
+        yield make
+
+
+class Gate(Echo):
+    """A service that answers users once it may, and keeps the order of those who asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order: list[int] = []
+        self.opened = threading.Event()
+
+    def handle(self, request: bytes, peer_uid: int = 0) -> bytes:
+        self.order.append(peer_uid)
+        if peer_uid:
+            self.opened.wait(PATIENCE_S)
+        return super().handle(request, peer_uid)
+
+
+def asked(link: socket.socket, text: bytes = b"x") -> bytes:
+    link.send(text)
+    return link.recv(65536)
+
+
+@pytest.mark.parametrize("door", [reserved, lambda path: path], ids=["its own socket", "the socket of all"])
+def test_slurmctld_is_answered_before_users_who_asked_earlier(
+    crowd: Crowd, serve: Callable[..., Doorman], door: Callable[[Path], Path]
+) -> None:
+    gate = Gate()
+    serve(gate)
+    with connect(door(crowd.path)) as kept:
+        assert asked(kept) == b"0:x"
+        greedy = crowd.start(GREEDY, ASK_MANY, PER_USER)
+        eventually(lambda: gate.order == [0, GREEDY])  # the first of its requests takes long
+        polite = crowd.start(POLITE, ASK_MANY, 1)
+        kept.send(b"y")
+        with connect(door(crowd.path)) as another:
+            another.send(b"z")
+            gate.opened.set()
+            assert kept.recv(100) == b"0:y" and another.recv(100) == b"0:z"
+        assert crowd.told(greedy) == [f"{GREEDY}:request"] * PER_USER
+        assert crowd.told(polite) == [f"{POLITE}:request"]
+    after = gate.order[2:]
+    assert after[:2] == [0, 0]
+    assert after.index(POLITE) <= 4  # users have turns, however many requests one has waiting
+
+
+def test_a_flood_of_one_user_keeps_nobody_from_an_answer(
+    crowd: Crowd, serve: Callable[..., Doorman], chooser: Chooser
+) -> None:
+    """Six processes connect and ask without a pause; slurmctld and another user get every answer."""
+    service = SubmitService(SITE, chooser)
+    serve(service)
+
+    def request(uid: int, gres: str) -> str:
+        job = JobRequest(uid, partition="gpu", tres_per_node=gres, comment="migbatch: model=bert-large batch=32")
+        return protocol.encode(job.to_fields()).decode()
+
+    for _ in range(6):
+        crowd.start(GREEDY, FLOOD, request(GREEDY, ",".join(["mig:1g.10gb:1"] * 64)))
+    ours = request(GREEDY, "gres/mig:auto").encode()
+    with connect(reserved(crowd.path)) as kept:
+        for _ in range(300):
+            assert asked(kept, ours).startswith(b"verdict=accept")
+    for _ in range(20):  # slurmctld starts again
+        with connect(reserved(crowd.path)) as new:
+            assert asked(new, ours).startswith(b"verdict=accept")
+    polite = crowd.start(POLITE, ASK_ONE_BY_ONE, 20, request(POLITE, "gres/mig:auto"))
+    assert crowd.told(polite) == ["20"]
+
+
+def test_a_user_who_asks_too_often_is_not_answered(
+    crowd: Crowd, serve: Callable[..., Doorman], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doormen, "BURST", 5)
+    monkeypatch.setattr(doormen, "PER_SECOND", 0.0)
+    serve(Echo())
+    first = crowd.told(crowd.start(GREEDY, ASK_MANY, 4))
+    again = crowd.told(crowd.start(GREEDY, ASK_MANY, 4))
+    assert Counter(first + again) == {f"{GREEDY}:request": 5, "closed": 3}
+    assert crowd.told(crowd.start(POLITE, ASK_MANY, 4)) == [f"{POLITE}:request"] * 4
+    with connect(reserved(crowd.path)) as kept:
+        assert [asked(kept) for _ in range(20)] == [b"0:x"] * 20
+
+
+def test_a_user_may_ask_again_after_a_while(
+    crowd: Crowd, serve: Callable[..., Doorman], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doormen, "BURST", 1)
+    monkeypatch.setattr(doormen, "PER_SECOND", 2.0)
+    serve(Echo())
+    assert crowd.told(crowd.start(GREEDY, ASK_MANY, 8))[0] == f"{GREEDY}:request"
+    eventually(lambda: crowd.told(crowd.start(GREEDY, ASK_MANY, 1)) == [f"{GREEDY}:request"])
+
+
+def test_all_users_together_may_hold_so_many_connections(
+    crowd: Crowd, serve: Callable[..., Doorman], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user may have many uids by way of a user namespace."""
+    monkeypatch.setattr(doormen, "USERS", 20)
+    doorman = serve(Echo())
+    children = [crowd.start(uid, HOLD, PER_USER) for uid in range(3001, 3005)]
+    eventually(lambda: doorman.waiting == 20)
+    assert crowd.told(crowd.start(POLITE, ASK_MANY, 1)) == ["closed"]
+    for door in (crowd.path, reserved(crowd.path)):
+        with connect(door) as kept:
+            assert asked(kept) == b"0:x"
+    for child in children:
+        child.kill()
+    eventually(lambda: crowd.told(crowd.start(POLITE, ASK_MANY, 1)) == [f"{POLITE}:request"])
+
+
+def test_slurmctld_has_a_socket_that_users_cannot_reach(
+    crowd: Crowd, serve: Callable[..., Doorman], chooser: Chooser
+) -> None:
+    service = SubmitService(SITE, chooser, slurm_uids=[SLURM])
+    serve(service)
+    door = reserved(crowd.path)
+    assert stat.S_IMODE(door.stat().st_mode) == 0o600 and door.stat().st_uid == SLURM
+    job = protocol.encode(JobRequest(POLITE, partition="gpu", tres_per_node="gres/mig:auto").to_fields()).decode()
+    assert crowd.told(crowd.start(SLURM, ASK_ONE_BY_ONE, 3, job, path=door)) == ["3"]
+    code = "import socket, sys\nprint('asked')\n"
+    code += "print(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect_ex(sys.argv[1]))"
+    assert crowd.told(crowd.start(POLITE, code, path=door)) == [str(errno.EACCES)]
+    assert crowd.told(crowd.start(POLITE, code)) == ["0"]
+
+
+def test_where_it_cannot_be_given_away_users_are_sent_away(
+    crowd: Crowd, serve: Callable[..., Doorman], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """migbatchd under a user of its own may not give a file to SlurmUser."""
+
+    def chown(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "not permitted")
+
+    class Service(Echo):
+        speakers = frozenset({0, SLURM})
+
+    monkeypatch.setattr(os, "chown", chown)
+    serve(Service())
+    door = reserved(crowd.path)
+    assert crowd.told(crowd.start(POLITE, ASK_MANY, 2, path=door)) == ["closed"] * 2
+    assert crowd.told(crowd.start(SLURM, ASK_MANY, 2, path=door)) == [f"{SLURM}:request"] * 2
+
+
+def test_both_sockets_go(crowd: Crowd) -> None:
+    doorman = Doorman(crowd.path, Echo())
+    doorman.start()
+    assert crowd.path.is_socket() and reserved(crowd.path).is_socket()
+    doorman.stop()
+    assert not crowd.path.exists() and not reserved(crowd.path).exists()
