@@ -26,8 +26,8 @@ MAX_DEPTH = 12
 MAX_ITEMS = 200_000
 MAX_TEXT = 4096
 MAX_GPUS = 64
-#: slices of one node, and runs that hold them
-MAX_SLICES = 1024
+#: slices of one node, and runs that hold them; slices of one run there
+MAX_SLICES, MAX_RUN_SLICES = 1024, 256
 #: memory slices of one GPU; today's have 8
 MAX_PLACE = 64
 MAX_PROFILES = 128
@@ -314,7 +314,7 @@ _WHO: Mapping[str, _Field] = {
     "account": _optional(_text_to(256)),
     "partition": _optional(_text_to(256)),
     "decision": _optional(_text_to(64)),
-    "slices": _list_of(_place, MAX_SLICES),
+    "slices": _list_of(_place, MAX_RUN_SLICES),
     "beside": _optional(_pair),
 }
 
@@ -340,7 +340,7 @@ _KINDS: Mapping[str, Mapping[str, _Field]] = {
     },
     "stop": {
         **_RUN,
-        "slices": _list_of(_place, MAX_SLICES),
+        "slices": _list_of(_place, MAX_RUN_SLICES),
         "exit_code": _optional(_whole_to(255)),
         "memory_mib": _optional(lambda row, key: _real(row, key, 0, 1 << 24)),
         "shared": _optional(_truth),

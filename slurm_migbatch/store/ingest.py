@@ -35,7 +35,7 @@ from slurm_migbatch.store.receipt import Claim, Receipt
 log = logging.getLogger(__name__)
 
 #: more slices than one node can have GPUs times slots; longer lists are cut
-_MAX_SLICES = 1024
+_MAX_SLICES = 256
 _CHUNK = 500
 
 

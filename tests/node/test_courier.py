@@ -167,3 +167,98 @@ def test_the_threads_carry_everything_and_end_when_told(served, controller):
     for thread in threads:
         thread.join(120)
         assert not thread.is_alive()
+
+
+def answers(controller, database, told, acked=None):
+    """What the controller says to events from now on."""
+    controller.answers["/node/v1/events"] = lambda message: (
+        200,
+        {
+            "acked": acked
+            if acked is not None
+            else max((e["seq"] for e in message["events"]), default=message["acked"]),
+            "database": database,
+            "told": told,
+        },
+    )
+
+
+def test_a_node_says_where_and_how_far_it_is_recorded(served, controller):
+    node, courier = served
+    node.prolog(1, "[mig:1g.10gb:1]")
+    last = node.events()[-1]["seq"]
+    answers(controller, "d1", True)
+    assert courier.ship(node.journal)
+    assert not courier.ship(node.journal), "nothing to tell, and nothing said"
+    assert not courier.ship(node.journal, hello=True)
+    first, second = (message for _, message in controller.seen)
+    assert (first["database"], first["acked"]) == ("", 0)
+    assert (second["database"], second["acked"], second["events"]) == ("d1", last, [])
+
+
+def test_a_controller_that_does_not_know_is_told_everything_once(served, controller):
+    """The database was lost, with all that this node had told; nothing of that is in the spool any more."""
+    node, courier = served
+    node.prolog(1, "[mig:1g.10gb:1]")
+    node.prolog(2, "[mig:2g.20gb:1]")
+    node.epilog(2)
+    answers(controller, "d1", True)
+    while courier.ship(node.journal):
+        pass
+    recorded = node.journal.recorded[1]
+    answers(controller, "d2", False, acked=0)
+    courier.ship(node.journal, hello=True)
+    assert node.journal.recorded == ("d2", 0)
+    (state,) = node.events()
+    assert state["kind"] == "state" and state["seq"] > recorded
+    (run,) = state["runs"]
+    (held,) = [row for row in node.journal.slices() if row.state == "held"]
+    assert (run["job"], run["restart"], run["slices"]) == (1, 0, [held.told])
+    assert run["since"] == pytest.approx(held.since, abs=0.01)
+    assert [(place["profile"], place["size"]) for place in state["idle"]] == [("2g.20gb", 2)]
+    assert state["gpus"][0]["geometry"]["profiles"]
+    node.prolog(3, "[mig:1g.10gb:1]")
+    courier._tell_due = 0.0
+    assert courier.ship(node.journal)
+    assert [event["kind"] for event in node.events() if event["kind"] == "state"] == ["state"], "one waits already"
+    assert controller.seen[-1][1]["events"][0]["seq"] == state["seq"]
+    answers(controller, "d2", True)
+    assert courier.ship(node.journal)
+    assert node.events() == [] and node.journal.recorded == ("d2", controller.seen[-1][1]["events"][-1]["seq"])
+
+
+def test_a_controller_that_asks_for_everything_all_the_time_is_not_told_all_the_time(served, controller):
+    node, courier = served
+    answers(controller, "d1", False)
+    for _ in range(5):
+        courier.ship(node.journal, hello=True)
+    assert sum(e["kind"] == "state" for _, message in controller.seen for e in message["events"]) <= 1
+
+
+def test_after_the_controller_was_away_the_node_says_where_it_is_recorded(served, controller):
+    node, _ = served
+    stopping, heard = threading.Event(), threading.Event()
+    courier = Courier(node.config, node.executor.gpus, stopping)
+    answers(controller, "d1", True)
+    controller.answers["/node/v1/plan"] = lambda message: (500, {})
+    courier._hello_due = float("inf")
+    threads = courier.threads()
+    for thread in threads:
+        thread.start()
+
+    def hello(message):
+        if not message["events"]:
+            heard.set()
+        return 200, {
+            "acked": message["acked"] or max(e["seq"] for e in message["events"]),
+            "database": "d1",
+            "told": True,
+        }
+
+    controller.answers["/node/v1/events"] = hello
+    controller.answers["/node/v1/plan"] = lambda message: (200, {"version": message["have"]})
+    assert heard.wait(120)
+    stopping.set()
+    courier.stop()
+    for thread in threads:
+        thread.join(120)

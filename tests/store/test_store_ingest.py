@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
 import pytest
 from sqlalchemy import text
 from store_events import Node, piece, run_of, states
 
-from slurm_migbatch.store.db import Store
+from slurm_migbatch.store.db import Store, open_store
+from slurm_migbatch.store.receipt import Claim, Receipt
 
 
 def kept(store: Store) -> list[tuple[int, str]]:
@@ -326,3 +332,98 @@ def test_inventories_replace_each_other(store: Store) -> None:
 def test_names_are_needed(store: Store) -> None:
     with pytest.raises(ValueError, match="names"):
         store.ingest("", "aa", "b", [])
+
+
+# -- all that a node holds, told at once -------------------------------------------------------------------------
+
+
+def told(node: Node, ts: float, *runs: tuple[int, dict[str, Any]], **fields: Any) -> dict[str, Any]:
+    """A `state` event with one slice for each run."""
+    rows = [{"job": job, "restart": 0, "uid": 1001, "since": ts - 10, "slices": [piece]} for job, piece in runs]
+    return node.event("state", ts, **{"gpus": [], "runs": rows, "zombies": [], "idle": [], **fields})
+
+
+def identity(store: Store) -> str:
+    with store.reading() as connection:
+        return str(connection.execute(text("SELECT id FROM identity")).scalar_one())
+
+
+def receipt(node: Node, *events: dict[str, Any], claim: Claim | None = None) -> Receipt:
+    known = claim or Claim(identity(node.store))
+    return node.store.ingest(node.name, node.journal, node.boot_id, list(events), known)
+
+
+def test_a_node_that_has_told_nothing_is_not_known(store: Store) -> None:
+    node = Node(store)
+    first = receipt(node, node.event("inventory", 100, gpus=[{"uuid": "GPU-a", "mig": True}]), node.start(101, 7))
+    assert first == (2, first.database, False), "an inventory and what happens from now on are not all"
+    assert receipt(node, told(node, 102, (7, piece()))) == (3, first.database, True)
+    assert receipt(node, node.stop(103, 7)) == (4, first.database, True)
+
+
+def test_another_database_is_another_and_its_name_stays(store: Store, url: str, tmp_path: Path) -> None:
+    node = Node(store)
+    mine = receipt(node).database
+    with open_store(url) as again:
+        assert Node(again).store.ingest("n1", "aa", "b", []).database == mine
+    with open_store(f"sqlite:///{tmp_path}/other.db") as other:
+        assert other.ingest("n1", "aa", "b", []).database != mine
+    assert receipt(node, told(node, 100)).told
+    assert not receipt(node, claim=Claim("0123")).told, "it was told to another database since"
+    assert not receipt(node).told, "until all is told again"
+    assert receipt(node, told(node, 101)).told
+
+
+def test_an_older_backup_asks_for_everything_and_the_node_is_right(store: Store, url: str, tmp_path: Path) -> None:
+    node = Node(store)
+    receipt(node, told(node, 100, (7, piece()), (8, piece(1))))
+    backup = tmp_path / "backup.db"
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as source, closing(sqlite3.connect(backup)) as target:
+        source.backup(target)
+    later = receipt(node, node.stop(110, 8, piece(1)), node.start(111, 9, piece(2)), node.stop(112, 9, piece(2)))
+    with open_store(f"sqlite:///{backup}") as old:
+        node.store = old
+        found = receipt(node, claim=Claim(later.database, later.acked))
+        assert found == (1, later.database, False)
+        assert {lease.job for lease in old.leases()} == {7, 8}
+        state = told(node, 120, (7, piece()), (11, piece(3)))
+        claim = Claim(found.database, found.acked)
+        assert receipt(node, state, claim=claim) == (1, later.database, False), "a gap: maybe more is to come"
+        assert receipt(node, state, claim=claim) == (5, later.database, True)
+        assert {lease.job for lease in old.leases()} == {7, 11}
+        assert states(old) == [(7, 0, "RUNNING"), (8, 0, "UNKNOWN"), (11, 0, "RUNNING")]
+        assert run_of(old, 11).run["started"] == 110.0
+
+
+def test_what_was_lost_on_the_way_has_to_be_told_again(store: Store) -> None:
+    node = Node(store)
+    receipt(node, told(node, 100))
+    node.seq += 3
+    late = node.start(110, 7)
+    receipt(node, late)
+    assert not receipt(node, late).told, "a gap was stepped over"
+    receipt(node, told(node, 111))
+    assert not receipt(node, claim=Claim(identity(store), 0, incomplete=True)).told, "or it could not be read"
+
+
+def test_a_state_ends_what_it_does_not_name_and_begins_what_it_does(store: Store) -> None:
+    node, other = Node(store), Node(store, "n2", "bb")
+    other.send(other.start(90, 7, piece(gpu="GPU-b")))
+    node.send(node.start(100, 7), node.start(101, 8, piece(1)))
+    guest = {"job": 12, "restart": 0, "uid": 1001, "since": 105.0, "slices": [piece(1)], "beside": [8, 0]}
+    host = {"job": 8, "restart": 0, "uid": 1001, "since": 101.0, "slices": [piece(1)], "user": "alice"}
+    receipt(node, told(node, 110, gpus=[{"uuid": "GPU-a", "index": 3, "mig": True}], runs=[guest, host]))
+    assert {(lease.node, lease.job) for lease in store.leases()} == {("n2", 7), ("n1", 8), ("n1", 12)}
+    assert states(store) == [(7, 0, "RUNNING"), (8, 0, "RUNNING"), (12, 0, "RUNNING")]
+    assert [gpu["index"] for gpu in store.inventory()["n1"]] == [3]
+    node.send(node.stop(120, 8, piece(1)), node.stop(121, 12, piece(1)))
+    assert [lease.node for lease in store.leases()] == ["n2"]
+
+
+def test_a_journal_that_came_back_is_the_present_one_again(store: Store) -> None:
+    node, newer = Node(store), Node(store, journal="bb")
+    receipt(node, told(node, 100, (7, piece())))
+    receipt(newer, told(newer, 110, (7, piece())))
+    assert not receipt(node).told
+    assert receipt(node, told(node, 120, (7, piece()))).told
+    assert [lease.job for lease in store.leases()] == [7]
