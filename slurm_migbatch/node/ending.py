@@ -39,8 +39,8 @@ class Note(NamedTuple):
 
 
 def ensure(run: int) -> None:
-    """Make the directory in RunDir (an open descriptor) for notes. Raises OSError."""
-    with suppress(FileExistsError):
+    """Make the directory in RunDir (an open descriptor) for notes; where RunDir is full there are none."""
+    with suppress(OSError):
         os.mkdir(NAME, 0o700, dir_fd=run)
 
 
@@ -52,7 +52,10 @@ def make(run: int, job: int, restart: int | None) -> None:
 
 def listed(run: int, job: int | None = None) -> Iterator[Note]:
     """Every note, or those of one job."""
-    handle = os.open(NAME, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=run)
+    try:
+        handle = os.open(NAME, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=run)
+    except FileNotFoundError:
+        return
     try:
         names = os.listdir(handle)
     finally:

@@ -48,6 +48,9 @@ class Executor:
     def _open(self) -> Journal:
         try:
             journal = Journal(self.path)
+            if not journal.built:
+                journal.close()
+                return self._rebuild()
             self._wire(journal)
         except Corrupt:
             return self._rebuild()
@@ -60,18 +63,18 @@ class Executor:
         repair.begin_boot(journal, self.paths, repair.boot_id(self.config.boot_id_file))
 
     def _rebuild(self) -> Journal:
-        """Move the damaged journal aside and make a new one from the driver and the hand-offs."""
+        """Fill a new journal from the driver and the hand-offs; a damaged one is moved aside first."""
         with locked(self.paths.lock, ["rebuild"], Deadline(self.config.hook_deadline)):
+            aside = ""
             try:
                 journal = Journal(self.path)  # another hook may have done it meanwhile
                 journal.check()
-                self._wire(journal)
-                return journal
             except Corrupt:
                 aside = move_aside(self.path)
-            journal = Journal(self.path)
+                journal = Journal(self.path)
+            if not journal.built:
+                rebuild(journal, self.paths, self.gpus, self.caps, aside)
             self._wire(journal)
-            rebuild(journal, self.paths, self.gpus, self.caps, aside)
             return journal
 
     def close(self) -> None:
@@ -103,7 +106,7 @@ class Executor:
         work = self._prolog if env.hook == "prolog" else self._epilog
         seconds = self.config.hook_deadline if env.hook == "prolog" else self.config.epilog_deadline
         deadline = Deadline(seconds)
-        if self.journal.replaced:
+        if self.journal.closed or self.journal.replaced:
             self.journal.close()
             self.journal = self._open()
         self.journal.wait_at_most(seconds * PATIENCE)
@@ -237,10 +240,16 @@ class Executor:
         with self.journal.write():
             self.journal.put_run(run)
             self.journal.event("misfit", {"job": env.job, "restart": restart, "grant": asked, "reason": full})
-        handoff.write(self.paths.job, handoff.Handoff(env.job, restart, env.uid, (), why[:500]))
+        try:
+            handoff.write(self.paths.job, handoff.Handoff(env.job, restart, env.uid, (), why[:500]))
+            untold = ""
+        except OSError as error:
+            untold = str(error)  # RunDir is full; the requeue alone keeps the job from running
         try:
             scontrol.requeue(self.config, env.job, max(deadline.remaining, 2.0))
         except scontrol.ScontrolError as error:
+            if untold:
+                return exits.INTERNAL, f"{env.run}: would run without a slice: {untold}; {error}; {full}"
             return exits.OK, f"{env.run}: cannot be requeued ({error}), so its tasks will fail; {full}"
         return exits.OK, f"{env.run}: sent back to the queue; {full}"
 

@@ -228,6 +228,16 @@ class Journal:
             self._file = (status.st_dev, status.st_ino)
 
     @property
+    def built(self) -> bool:
+        """Whether it has been filled from what was there when it was made (`rebuild.py`); an older one counts as so."""
+        return bool(self.meta("built") or self.meta("boot_id"))
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was let go: it was damaged, and no new one could be made."""
+        return self._db is None
+
+    @property
     def replaced(self) -> bool:
         """Whether the path names another file by now: a damaged journal was moved aside. This one must be let go."""
         try:

@@ -1,4 +1,4 @@
-"""A new journal after the old one was damaged: the driver says what exists, the hand-offs say whose it is.
+"""A new journal after the old one was damaged or lost: the driver says what exists, the hand-offs say whose it is.
 
 Hand-offs are root's files in RunDir, so they can be believed. An instance that no hand-off names is idle where nothing
 lives on it and nobody but root may open it; otherwise it is parked, because its owner is unknown. Of two hand-offs of
@@ -18,8 +18,16 @@ from slurm_migbatch.node.paths import Paths
 
 
 def rebuild(journal: Journal, paths: Paths, gpus: Gpus, caps: Caps, aside: str) -> None:
-    """Fill an empty journal. Raises DriverError, JournalError."""
+    """Fill an empty journal; `aside` names the damaged one. Raises DriverError, JournalError.
+
+    A node's first journal stays empty: without hand-offs there is nobody whose slices could be lost, and the first
+    repair adopts what exists.
+    """
     given = [handoff.load(paths.job, job, restart) for job, restart in sorted(set(handoff.listed(paths.job)))]
+    if not aside and not any(h is not None and h.slices for h in given):
+        with journal.write():
+            journal.set_meta("built", "1")
+        return
     owners: dict[str, list[tuple[handoff.Handoff, int]]] = {}
     for h in given:
         for i, piece in enumerate(h.slices if h is not None else ()):
@@ -55,7 +63,8 @@ def rebuild(journal: Journal, paths: Paths, gpus: Gpus, caps: Caps, aside: str) 
             if found is not None:
                 state = "running" if found.slices else "misfit"
                 journal.put_run(Run(found.job, found.restart, found.uid, "", "", "", "", state))
-        what = f"the journal was damaged; the old one is kept as {aside}"
+        journal.set_meta("built", "1")
+        what = f"the journal was damaged; the old one is kept as {aside}" if aside else "the journal was gone"
         journal.event("fault", {"gpu": None, "what": what, "action": "rebuilt", "drain": False})
 
 

@@ -45,7 +45,7 @@ def run(hook: str, etc: str, environ: dict[bytes, bytes], reason: str) -> tuple[
             return without_journal(config, env, str(error))
         code, line = executor.run(env)
         # Without the agent nobody else looks for what an Epilog that never came has left.
-        with suppress(LivenessError, JournalError, DriverError):
+        with suppress(LivenessError, JournalError, OSError):
             executor.repairer.orphans(Deadline(ASKING_S))
     except HookEnvError as error:
         return exits.CONTEXT, str(error)

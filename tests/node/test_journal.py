@@ -277,3 +277,18 @@ def test_spooled_events_are_json_that_says_when_and_what(node):
     for event in node.events():
         assert {"seq", "ts", "kind"} <= set(event)
         json.dumps(event)
+
+
+@pytest.mark.parametrize("how", ["removed", "killed while it was made anew"])
+def test_a_lost_journal_is_made_from_the_hand_offs_and_the_driver(node, how):
+    node.prolog(1, "[mig:1g.10gb:1]")
+    node.forget_executor()
+    for path in list((node.root / "state").glob("journal.db*")):
+        path.unlink()
+    if how != "removed":
+        Journal(str(node.root / "state" / "journal.db")).close()  # a hook got that far, or the agent's courier did
+    assert [row.job for row in node.slices("held")] == [1]
+    assert [event["what"] for event in node.events("fault")] == ["the journal was gone"]
+    node.check()
+    assert node.epilog(1)[0] == 0
+    node.check()

@@ -218,3 +218,41 @@ def test_a_job_without_slices_is_not_sent_back(small):
         assert run_hook(small, "prolog", 1, "", uid=0) == (exits.OK, "-")
         assert run_hook(small, "prolog", 2, "") == (exits.OK, "-")
     assert os.path.exists(small.scontrol_log) and not [c for c in small.scontrol_calls() if c.startswith("requeue")]
+
+
+def test_a_damaged_journal_that_cannot_be_replaced_is_tried_again(small):
+    small.prolog(9, "[mig:1g.10gb:1]")
+    small.forget_executor()
+    with agent_process(small, workers=1):
+        assert run_hook(small, "prolog", 8, "[mig:1g.10gb:1]")[0] == exits.OK
+        with full(small):
+            for name in small.disk.glob("state/journal.db*"):
+                with name.open("r+b") as file:
+                    file.write(b"no database" * 100)
+            for restart in (0, 1):
+                code, line = run_hook(small, "prolog", 1, "[mig:1g.10gb:1]", restart=restart)
+                assert code == exits.OK and "sent back" in line, line
+        code, line = run_hook(small, "prolog", 1, "[mig:1g.10gb:1]", restart=2)
+        assert code == exits.OK and "sent back" not in line, line
+    assert {(row.job, row.restart) for row in small.slices("held")} == {(9, 0), (8, 0), (1, 2)}
+
+
+def test_a_run_dir_that_is_full_sends_the_job_back(new_node, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=0755", "migbatch-test", disk], check=True)
+    node = new_node(RunDir=disk / "run")
+    node.disk = disk
+    try:
+        node.prolog(1, "[mig:1g.10gb:1]")
+        node.forget_executor()
+        with full(node):
+            code, line = run_hook(node, "prolog", 2, "[mig:1g.10gb:1]", uid=BOB)
+            assert code == exits.OK and "sent back" in line and node.scontrol_calls() == ["requeue 2"], line
+            assert run_hook(node, "epilog", 1)[0] == exits.OK
+        assert run_hook(node, "prolog", 2, "[mig:1g.10gb:1]", uid=BOB, restart=1)[0] == exits.OK
+        assert {row.job for row in node.slices("held")} == {2}
+        node.check()
+    finally:
+        node.forget_executor()
+        subprocess.run(["umount", "--lazy", disk], check=True)
