@@ -17,7 +17,7 @@ devices all the same. `helper_is_setuid` finds that out; `migbatch node init` sa
 """
 
 # Hooks do without pathlib: importing it takes longer than a warm start.
-# ruff: noqa: PTH101, PTH102, PTH116, PTH123, PTH208
+# ruff: noqa: PTH101, PTH102, PTH116, PTH123
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Caps:
 
     def assign(self, minors: Iterable[int], uid: int) -> None:
         """Give the devices with these minors to `uid` alone (0: to nobody), making them where they are missing."""
-        major = self._major()
+        major = self.major()
         directory = self._directory()
         try:
             for minor in minors:
@@ -121,7 +121,8 @@ class Caps:
                 raise CapsError(f"{path} cannot be written: {error.strerror}") from error
         return access.minor
 
-    def _major(self) -> int:
+    def major(self) -> int:
+        """The major number of the devices. Raises CapsError."""
         try:
             with open(f"{self._proc}/devices", encoding="ascii", errors="replace") as file:
                 for line in file:
@@ -195,47 +196,6 @@ class Caps:
         with suppress(FileExistsError):  # nvidia-modprobe was faster; what it made is examined like any other
             os.mknod(name, stat.S_IFCHR | MODE, device, dir_fd=directory)
         return os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-
-    def opened(self, minors: Iterable[int]) -> list[int]:
-        """Processes, other than root's, that have one of these devices open.
-
-        An open device keeps its rights whatever happens to the owner, and minors come back with the ids of instances:
-        so before a slice changes hands, nobody may have it open. Looks through the real /proc, all processes.
-        """
-        major = self._major()
-        devices = {os.makedev(major, minor) for minor in minors}
-        found = []
-        for entry in os.listdir("/proc"):
-            if not entry.isdigit():
-                continue
-            try:
-                names = os.listdir(f"/proc/{entry}/fd")
-            except OSError:
-                continue
-            if any(_is_open(entry, name, devices) for name in names) and not _is_root(entry):
-                found.append(int(entry))
-        return found
-
-
-def _is_open(pid: str, name: str, devices: set[int]) -> bool:
-    try:
-        status = os.stat(f"/proc/{pid}/fd/{name}")
-        if status.st_rdev not in devices or not stat.S_ISCHR(status.st_mode):
-            return False
-        with open(f"/proc/{pid}/fdinfo/{name}", encoding="ascii") as file:
-            flags = next((line.split()[1] for line in file if line.startswith("flags:")), "0")
-    except OSError:
-        return False
-    return not int(flags, 8) & os.O_PATH  # a path handle gives no right, and anybody can get one
-
-
-def _is_root(pid: str) -> bool:
-    try:
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
-            uids = next(line.split()[1:] for line in file if line.startswith("Uid:"))
-    except (OSError, StopIteration):
-        return True  # gone meanwhile
-    return all(uid == "0" for uid in uids)
 
 
 def helper_is_setuid(paths: Iterable[str] = HELPERS) -> str:

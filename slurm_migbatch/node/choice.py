@@ -55,7 +55,8 @@ def claim(
 ) -> tuple[Claim, ...] | None:
     """Places for all of `wishes`, in their order, or None where they do not all fit.
 
-    `reuse` is any, same-user or never; `barred` places have just proved unusable.
+    `reuse` says whose idle instances may be used as they are: any, same-user (what the same user had last; whose it was
+    is not known of one that was made by hand) or never. `barred` places have just proved unusable.
     """
     order = sorted(range(len(wishes)), key=lambda i: (-_weight(views, wishes[i]), i))
     found: dict[int, Claim] = {}
@@ -112,8 +113,7 @@ def _options(
 def _warm(view: View, slot: Slot, uid: int, reuse: str) -> Slice | None:
     for piece in view.idle:
         if piece.slot == slot and piece.gi is not None and piece.state == "idle":
-            fresh = piece.uid is None
-            return piece if reuse == "any" or fresh or (reuse == "same-user" and piece.uid == uid) else None
+            return piece if reuse == "any" or (reuse == "same-user" and piece.uid == uid) else None
     return None
 
 

@@ -35,7 +35,7 @@ class Config(NamedTuple):
     epilog_deadline: float = 10.0
     agent_wait: float = 20.0
     busy_retry: float = 0.5
-    warm_reuse: str = "any"
+    warm_reuse: str = "same-user"
     check_open_files: bool = True
     on_error: str = "requeue"
     errors_before_drain: int = 5

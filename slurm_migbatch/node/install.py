@@ -67,7 +67,10 @@ DEFAULT_CONF = """\
 #Controller=http://controller:6830
 #Auth=munge
 #Gpus=all
-#WarmReuse=any
+# Whose idle instances are used as they are: same-user, any or never. Others are made anew.
+#WarmReuse=same-user
+# Look for processes that have the devices of another user's slice open, and log them.
+#CheckOpenFiles=yes
 #OnError=requeue
 #HookDeadline=30
 #ScontrolPath=/usr/bin/scontrol

@@ -4,7 +4,8 @@ The order of things is what makes it safe against SIGKILL at any instant:
 
 1. One transaction claims the places (and marks the idle instances that have to go): from here nobody else takes them.
 2. Under the GPUs' locks, the driver is asked what exists, idle instances are destroyed, missing ones made.
-3. The capability devices go to the job's user; nobody else may have them open.
+3. The capability devices go to the job's user. An instance that another user had is none that is there: it is among
+   those that were destroyed (unless WarmReuse says otherwise).
 4. The hand-off for TaskProlog is written.
 5. One transaction says that the job holds its slices, and spools the event.
 
@@ -251,13 +252,14 @@ class Starter:
                     self._journal.put(piece._replace(state="evict", owner=who))
             base = claim.warm or Slice(claim.gpu, claim.slot, "intent")
             if claim.host is not None:
-                base = claim.host._replace(id=None, beside=claim.host.id, uid=env.uid, shared=True, reason="")
+                base = claim.host._replace(id=None, beside=claim.host.id, shared=True, reason="")
             self._journal.put(
                 base._replace(
                     state="intent",
                     job=env.job,
                     restart=env.restart or 0,
                     ordinal=ordinal,
+                    uid=env.uid,  # also where it comes to nothing: from here on he may have had it
                     owner=who,
                     since=time.time(),
                     warm=claim.warm is not None or claim.host is not None,
@@ -400,17 +402,10 @@ class Starter:
         return instance
 
     def _open(self, gpu: Gpu, row: Slice, instance: Instance, env: HookEnv) -> Slice:
-        """Give the capability devices to the user; nobody else may have them open."""
+        """Give the capability devices to the user."""
         ci = instance.ci_id if instance.ci_id is not None else 0
         minors = self._caps.grant(gpu.minor, instance.gi_id, ci, env.uid)
-        whole = row.on(instance, minors)._replace(uid=env.uid)
-        if self._config.check_open_files and not (row.warm and row.uid in (None, env.uid)):
-            pids = self._caps.opened(minors)
-            if pids:
-                self._caps.assign(minors, 0)
-                self._repairer.park(whole, f"its devices are held open by process {', '.join(map(str, pids[:4]))}")
-                raise _Again((row.gpu, row.slot), f"{row}: a process of somebody else holds its devices open")
-        return whole
+        return row.on(instance, minors)
 
     def _memory(self, gpu: Gpu, profile: Profile) -> int:
         return self._gpus.geometry(gpu).info(profile).memory_mib

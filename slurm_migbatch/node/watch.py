@@ -3,7 +3,7 @@
 Every SampleEvery seconds it asks the driver how much memory is in use on each slice that a job holds, and reads the
 jobs' progress files. What is new goes to the controller as `progress` events, of one run at most every ProgressEvery
 seconds; what a run said last is told at its end in any case (`figures.py`). It takes no lock and changes no slice, and
-no hook waits for it.
+no hook waits for it. It also looks who has devices open that are another's by now (`kept.py`).
 
 A new checkpoint is waited for, by who takes a slice back. So between two looks the kernel tells which progress files
 are written (`notice.py`), these are read at once, though no more often than every GLANCE_S seconds, and a checkpoint or
@@ -16,11 +16,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 
 from slurm_migbatch.mig.driver import DriverError, Instance
-from slurm_migbatch.node import peaks, progress
+from slurm_migbatch.node import kept, peaks, progress
+from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.config import Config
 from slurm_migbatch.node.figures import progress_event
 from slurm_migbatch.node.gpus import Gpus
@@ -40,6 +41,9 @@ AT_ONCE = 8
 AGAIN_S = 20.0
 """Seconds after which one more of them is."""
 
+KEPT_S = 0.1
+"""Seconds of one round that are spent on looking through processes."""
+
 log = logging.getLogger("migbatch.node")
 
 
@@ -53,6 +57,8 @@ class Watcher:
         self._told: dict[peaks.RunId, tuple[float, progress.Report]] = {}
         self._at_once: dict[peaks.RunId, tuple[float, float]] = {}
         self._complained: set[str] = set()
+        self._caps = Caps(config.proc_root, config.dev_root)
+        self._kept = kept.Look()
 
     def thread(self, stopping: threading.Event, wake: int) -> threading.Thread | None:
         """The thread, not yet started; None where SampleEvery=0 switches this off.
@@ -127,6 +133,8 @@ class Watcher:
         self._at_once = {run: left for run, left in self._at_once.items() if run in runs}
         for run, pieces in held.items():
             self._progress(journal, paths, runs[run], pieces, now)
+        if self._config.check_open_files:
+            self._look_for_kept(journal, held)
 
     def glance(self, journal: Journal, paths: Paths, written: Collection[peaks.RunId] | None, now: float) -> None:
         """Only what these runs say, or all of them. Raises JournalError, OSError."""
@@ -168,6 +176,34 @@ class Watcher:
                 self._complain(f"memory in use cannot be read: {error}")
                 continue
             self._peaks[run] = self._peaks.get(run, peaks.Peak(0.0, {})).seen(found, self._config.sample_every)
+
+    # -- devices -------------------------------------------------------------------------------------------------
+
+    def _look_for_kept(self, journal: Journal, held: Mapping[peaks.RunId, Sequence[Slice]]) -> None:
+        """Log, once each, who has the devices of another user's slice open. Raises JournalError."""
+        slices = {
+            minor: piece
+            for pieces in held.values()
+            for piece in pieces
+            for minor in (piece.cap_gi, piece.cap_ci)
+            if minor is not None
+        }
+        try:
+            owners = {minor: piece.uid or 0 for minor, piece in slices.items()}
+            found = self._kept.look(self._caps.major(), owners, KEPT_S)
+        except CapsError as error:
+            self._complain(f"it cannot be seen who has devices open: {error}")
+            return
+        for one in found:
+            piece = slices[one.minor]
+            what = (
+                f"process {one.pid} of uid {one.uid} has nvidia-cap{one.minor} open, which is job {piece.job}'s of uid "
+                f"{piece.uid}: {piece}; end that process"
+            )
+            if self._complain(what):
+                fault = {"gpu": piece.gpu, "what": what, "action": "noted", "drain": False}
+                with journal.write():
+                    journal.event("fault", fault)
 
     # -- progress ------------------------------------------------------------------------------------------------
 
@@ -211,11 +247,13 @@ class Watcher:
         self._at_once[id] = (left - 1.0 if left >= 1.0 else left), now
         return left >= 1.0
 
-    def _complain(self, what: str) -> None:
-        """Once each, and not without end."""
-        if what not in self._complained and len(self._complained) < 1000:
+    def _complain(self, what: str) -> bool:
+        """Once each, and not without end; whether it did."""
+        new = what not in self._complained and len(self._complained) < 1000
+        if new:
             self._complained.add(what)
             log.warning("%s", what)
+        return new
 
 
 def _instance(piece: Slice) -> Instance | None:

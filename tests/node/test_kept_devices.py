@@ -1,0 +1,155 @@
+"""Descriptors of devices that outlive a job: they delay nobody's start, and no other user gets that very instance."""
+
+import array
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+from nodes import ALICE, BOB
+
+from slurm_migbatch.node import exits, handoff
+from slurm_migbatch.node.watch import Watcher
+
+HOLDER = """
+import os, resource, sys, time
+processes, descriptors = int(sys.argv[1]), int(sys.argv[2])
+os.setresuid(int(sys.argv[3]), int(sys.argv[3]), int(sys.argv[3]))
+if len(sys.argv) > 4:
+    os.open(sys.argv[4], os.O_RDONLY)
+handle = os.open("/dev/null", os.O_RDONLY)
+for number in range(handle + 1, descriptors):
+    os.dup2(handle, number)
+for _ in range(processes - 1):
+    if os.fork() == 0:
+        break
+os.write(1, b"x")
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def crowd():
+    """Makes processes that hold descriptors: `crowd(processes, descriptors, uid)`; all end with the test."""
+    made = []
+
+    def make(processes, descriptors, uid, *path):
+        argv = [sys.executable, "-ISc", HOLDER, str(processes), str(descriptors), str(uid), *map(str, path)]
+        group = subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True)
+        made.append(group)
+        ready = b""
+        while len(ready) < processes:
+            part = os.read(group.stdout.fileno(), processes)
+            assert part
+            ready += part
+        return group
+
+    yield make
+    for group in made:
+        os.killpg(group.pid, signal.SIGKILL)
+        group.wait()
+        group.stdout.close()
+
+
+@pytest.fixture
+def open_node(many_nodes):
+    """A node whose capability devices can be opened: minor 3, that of a whole GPU's instance, is /dev/null's."""
+    node = many_nodes(HookDeadline=6)
+    devices = node.machine.proc_root / "devices"
+    devices.write_text(re.sub(r"(?m)^ *\d+ nvidia-caps$", "  1 nvidia-caps", devices.read_text()))
+    for place in (node.root, node.root.parent, node.machine.dev_root, node.machine.dev_root.parent):
+        place.chmod(0o755)
+    return node
+
+
+def device(node, row):
+    path = node.machine.dev_root / "nvidia-caps" / f"nvidia-cap{row.cap_gi}"
+    assert row.cap_gi == 3
+    return path
+
+
+def test_who_holds_many_descriptors_delays_nobody(open_node, crowd):
+    node = open_node
+    node.prolog(1, "[mig:1g.10gb:2]")
+    node.epilog(1)
+    crowd(200, int(os.sysconf("SC_OPEN_MAX")), ALICE)
+    code, line = node.prolog(2, "[mig:1g.10gb:2]", uid=BOB)
+    assert code == exits.OK and node.events("misfit") == [], line
+    assert [row.job for row in node.slices("held")] == [2, 2], line
+    assert node.epilog(2)[0] == exits.OK
+    node.check()
+
+
+def test_an_instance_that_another_user_had_is_made_anew(open_node):
+    node = open_node
+    node.prolog(1, "[mig:7g.80gb:1]")
+    (before,) = node.slices("held")
+    ours, theirs = socket.socketpair()
+    os.seteuid(ALICE)
+    handle = os.open(device(node, before), os.O_RDONLY)
+    os.seteuid(0)
+    ours.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [handle]))])
+    os.close(handle)  # now only the socket has it, where no look at processes finds it
+    node.epilog(1)
+    assert node.prolog(2, "[mig:7g.80gb:1]", uid=BOB)[0] == exits.OK
+    (after,) = node.slices("held")
+    assert after.mig_uuid != before.mig_uuid
+    assert node.events("start")[-1]["warm"] is False
+    assert [event["gi"] for event in node.events("destroy")] == [before.gi]
+    node.check()
+    ours.close()
+    theirs.close()
+
+
+def test_a_kept_descriptor_keeps_no_place_from_others(open_node, crowd):
+    node = open_node
+    node.prolog(1, "[mig:7g.80gb:1]")
+    crowd(1, 10, ALICE, device(node, node.slices("held")[0]))
+    node.epilog(1)
+    assert node.prolog(2, "[mig:7g.80gb:1]", uid=BOB)[0] == exits.OK
+    assert [row.job for row in node.slices("held")] == [2]
+
+
+def told(node, pid):
+    """What is said of one process; the machine has others that have /dev/null open."""
+    return [event for event in node.events("fault") if f"process {pid} " in event["what"]]
+
+
+def test_who_has_the_devices_of_anothers_slice_open_is_told(open_node, crowd, caplog):
+    node = open_node
+    node.prolog(1, "[mig:7g.80gb:1]")
+    kept = crowd(1, 10, ALICE, device(node, node.slices("held")[0]))
+    watcher = Watcher(node.config, node.executor.gpus)
+    watcher.look(node.journal, node.executor.paths, 1.0)
+    assert not told(node, kept.pid), "she may have open what is hers"
+    node.epilog(1)
+    node.prolog(2, "[mig:7g.80gb:1]", uid=BOB)
+    for _ in range(50):  # a look takes up where the last had no time left
+        watcher.look(node.journal, node.executor.paths, 2.0)
+    (fault,) = told(node, kept.pid)
+    assert f"process {kept.pid} of uid {ALICE}" in fault["what"] and "nvidia-cap3" in fault["what"]
+    assert fault["drain"] is False
+    assert str(kept.pid) in caplog.text
+
+
+def test_what_was_begun_for_somebody_counts_as_his(node, monkeypatch):
+    """Undone, the instance may have been open to him for a moment."""
+    with monkeypatch.context() as patch:
+        patch.setattr(handoff, "write", lambda *_: os.open("/nowhere", os.O_RDONLY))
+        with pytest.raises(FileNotFoundError):
+            node.prolog(1, "[mig:7g.80gb:1]")
+    (idle,) = node.slices("idle")
+    assert node.prolog(2, "[mig:7g.80gb:1]", uid=BOB)[0] == exits.OK
+    assert node.slices("held")[0].mig_uuid != idle.mig_uuid
+
+
+def test_what_nobody_knows_the_user_of_is_made_anew(node):
+    """An instance made by hand, or found when the journal was lost."""
+    node.make_by_hand("7g.80gb", 0, 8)
+    node.reconcile()
+    (idle,) = node.slices("idle")
+    assert node.prolog(1, "[mig:7g.80gb:1]")[0] == exits.OK
+    assert node.slices("held")[0].mig_uuid != idle.mig_uuid
