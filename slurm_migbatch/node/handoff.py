@@ -1,4 +1,4 @@
-"""What root's Prolog leaves for TaskProlog: `RunDir/job/<job>.<restart>`, root's, readable by all.
+"""What root's Prolog leaves for TaskProlog: `RunDir/job/<job>.<restart>`, root's, readable by the job's user.
 
     version 1
     job 17
@@ -10,19 +10,24 @@
 
 `progress` names the file for the job's own figures (`progress.py`), where there is one. One `slice` line for each
 slice, in order. `task_prolog.py` reads it with built-in modules only. It is written beside its place, synced and
-renamed, so that a reader sees all of it or nothing; the rebuilding of a lost journal reads it too.
+renamed, so that a reader sees all of it or nothing; the rebuilding of a lost journal reads it too. So it stays root's:
+the user may read it by an entry of its access list (acl(5)). Where the file system has no such lists, all may.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from slurm_migbatch.node import effects
 
+_USER_OBJ, _USER, _GROUP_OBJ, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
+_NOBODY = 0xFFFFFFFF
 _NAME = re.compile(r"([0-9]{1,10})\.([0-9]{1,5})")
 
 
@@ -68,13 +73,25 @@ def write(directory: int, handoff: Handoff) -> None:
     handle = os.open(beside, flags, 0o600, dir_fd=directory)
     try:
         os.write(handle, handoff.text().encode("utf-8", "backslashreplace"))
-        os.fchmod(handle, 0o644)
+        _open_to(handle, handoff.uid)
         os.fsync(handle)
     finally:
         os.close(handle)
     effects.point("handoff rename")
     os.rename(beside, name, src_dir_fd=directory, dst_dir_fd=directory)
     os.fsync(directory)
+
+
+def _open_to(handle: int, uid: int) -> None:
+    """Let this user read root's file, and nobody else."""
+    entries = ((_USER_OBJ, 6, _NOBODY), (_USER, 4, uid), (_GROUP_OBJ, 0, _NOBODY), (_MASK, 4, _NOBODY))
+    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in (*entries, (_OTHER, 0, _NOBODY)))
+    try:
+        os.setxattr(handle, "system.posix_acl_access", acl)
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+        os.fchmod(handle, 0o644)
 
 
 def remove(directory: int, job: int, restart: int) -> None:

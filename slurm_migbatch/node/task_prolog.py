@@ -27,6 +27,9 @@ MPS_NAME = "migbatch-mps-"
 MAX_COMPONENTS = 128
 """Slurm's own limit for heterogeneous jobs (MAX_HET_JOB_COMPS)."""
 
+STEP_GRES = "MIGBATCH_STEP_GRES"
+"""Set to `none` by the cli_filter where srun was given --gres=none, of which Slurm tells a task nothing."""
+
 KEYS = (
     "CUDA_VISIBLE_DEVICES",
     "MIGBATCH_DEVICES",
@@ -67,11 +70,16 @@ def exports(etc: str, environ: dict[bytes, bytes], uid: int) -> str:
     name = next((name for job in jobs(environ) if (name := newest(directory, job))), "")
     if not name:
         return inherited(environ)
-    fields, slices = parse(load(f"{directory}/{name}"))
+    try:
+        fields, slices = parse(load(f"{directory}/{name}"))
+    except PermissionError:
+        return inherited(environ)  # another user's, whose job had this number
     if fields.get("uid") != str(uid):
         return inherited(environ)
     if fields.get("state") != "ready":
         raise NoSlice(f"no GPU slice for this job: {fields.get('reason', 'it is being sent back to the queue')}")
+    if environ.get(STEP_GRES.encode()) == b"none" and in_step(environ):
+        return without()
     mine = share(slices, environ)
     devices = ",".join(piece[0] for piece in mine)
     profiles = ",".join(piece[1] for piece in mine)
@@ -113,6 +121,12 @@ def inherited(environ: dict[bytes, bytes]) -> str:
     return "".join(lines)
 
 
+def without() -> str:
+    """Lines for a step that asked for no slice; it may still report for the job, and its own steps are asked anew."""
+    gone = [key for key in KEYS if key not in ("CUDA_VISIBLE_DEVICES", "MIGBATCH_PROGRESS")]
+    return "export CUDA_VISIBLE_DEVICES=\n" + "".join(f"unset {key}\n" for key in (*gone, STEP_GRES))
+
+
 def mps(settings: dict[str, str], environ: dict[bytes, bytes], uid: int, slices: list[list[str]]) -> str:
     """Lines for a job that may come to share its only slice; what an earlier job's environment has brought goes."""
     above = (settings.get("MpsDir") or "/tmp").rstrip("/")  # noqa: S108
@@ -147,7 +161,7 @@ def is_private(path: str, uid: int) -> bool:
 
 def send_back(etc: str, environ: dict[bytes, bytes]) -> None:
     """Requeue the job whose batch script must not run; as the user, who may do that with a batch job."""
-    if _number(environ, b"SLURM_STEP_ID", FIRST_SPECIAL_STEP) < FIRST_SPECIAL_STEP:
+    if in_step(environ):
         return
     node = conf.node_name(environ)
     settings = conf.read(f"{etc}/{conf.NAME}", node)
@@ -212,8 +226,7 @@ def share(slices: list[list[str]], environ: dict[bytes, bytes]) -> list[list[str
     The batch script and an interactive shell see all. Of t tasks of a step on this node and n slices, task i sees its
     equal, contiguous share where t <= n, and slice i modulo n where there are more tasks than slices.
     """
-    step = _number(environ, b"SLURM_STEP_ID", FIRST_SPECIAL_STEP)
-    if step >= FIRST_SPECIAL_STEP:
+    if not in_step(environ):
         return slices
     total = len(slices)
     local = _number(environ, b"SLURM_LOCALID", 0)
@@ -221,6 +234,11 @@ def share(slices: list[list[str]], environ: dict[bytes, bytes]) -> list[list[str
     if tasks >= total:
         return [slices[local % total]]
     return slices[local * total // tasks : (local + 1) * total // tasks]
+
+
+def in_step(environ: dict[bytes, bytes]) -> bool:
+    """Whether the task is one of srun's, not the batch script or an interactive shell."""
+    return _number(environ, b"SLURM_STEP_ID", FIRST_SPECIAL_STEP) < FIRST_SPECIAL_STEP
 
 
 def tasks_here(environ: dict[bytes, bytes]) -> int:

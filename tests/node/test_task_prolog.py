@@ -1,6 +1,7 @@
 """What a task is told."""
 
 import ast
+import errno
 import os
 
 import pytest
@@ -194,8 +195,63 @@ def test_what_the_prolog_writes_is_what_is_read(node):
     handoff.write(node.executor.paths.job, written)
     assert handoff.load(node.executor.paths.job, 5, 6) == written
     status = os.stat(node.root / "run" / "job" / "5.6")
-    assert (status.st_uid, status.st_mode & 0o777) == (0, 0o644)
+    assert status.st_uid == 0 and not status.st_mode & 0o027
     assert [p.name for p in (node.root / "run" / "job").iterdir()] == ["5.6"]
+
+
+def test_only_the_jobs_user_reads_a_hand_off(many_nodes):
+    """It tells of his job and its slices; and only root writes it, which believes it when the journal is lost."""
+    node = many_nodes()
+    for place in (node.root, node.root.parent):
+        place.chmod(0o755)
+    node.prolog(1, "[mig:1g.10gb:1]")
+    path = node.root / "run" / "job" / "1.0"
+
+    def tries(uid, groups=()):
+        found = []
+        for work in (path.read_text, lambda: path.open("a").close(), lambda: path.chmod(0o666), path.unlink):
+            os.setgroups(groups)
+            os.seteuid(uid)
+            try:
+                work()
+                found.append("done")
+            except OSError as error:
+                found.append(errno.errorcode[error.errno])
+            finally:
+                os.seteuid(0)
+                os.setgroups([])
+        return found
+
+    assert tries(ALICE) == ["done", "EACCES", "EPERM", "EACCES"]
+    assert tries(BOB, [ALICE, 0, 100]) == ["EACCES", "EACCES", "EPERM", "EACCES"]
+    assert as_user(node, 1)["MIGBATCH_SLICES"] == "1"
+    handoff.write(node.executor.paths.job, handoff.Handoff(1, 0, BOB, (), "no place"))
+    assert tries(ALICE)[0] == "EACCES" and tries(BOB)[0] == "done"
+
+
+def test_anothers_hand_off_says_nothing(many_nodes):
+    """TaskProlog of a job whose number another user's hand-off has (one of a cluster before) goes on."""
+    node = many_nodes()
+    for place in (node.root, node.root.parent):
+        place.chmod(0o755)
+    node.prolog(1, "[mig:1g.10gb:1]", uid=BOB)
+    assert as_user(node, 1) == {}
+
+
+def test_a_step_that_wants_no_slice_is_given_none(node):
+    node.prolog(1, "[mig:1g.10gb:2]")
+    wants_none = {b"SLURM_JOB_ID": b"1", b"SLURMD_NODENAME": b"n1", b"MIGBATCH_STEP_GRES": b"none"}
+    batch = {key.encode(): value.encode() for key, value in exported(node, 1).items()}
+    lines = exports(str(node.etc), wants_none | batch | {b"SLURM_STEP_ID": b"3"}, ALICE).splitlines()
+    assert "export CUDA_VISIBLE_DEVICES=" in lines
+    assert {"unset MIGBATCH_DEVICES", "unset MIGBATCH_SLICES", "unset MIGBATCH_STEP_GRES"} <= set(lines)
+    assert not [line for line in lines if "MIG-" in line]
+    assert "unset MIGBATCH_PROGRESS" not in lines, "it may report for the job"
+    in_batch = exports(str(node.etc), wants_none, ALICE)
+    assert "export MIGBATCH_SLICES=2" in in_batch, "only steps are started with --gres=none"
+    handoff.write(node.executor.paths.job, handoff.Handoff(1, 0, ALICE, (), "no place"))
+    with pytest.raises(NoSlice):
+        exports(str(node.etc), wants_none | {b"SLURM_STEP_ID": b"3"}, ALICE)
 
 
 def test_a_step_of_a_heterogeneous_job_has_its_components_slices(node):
