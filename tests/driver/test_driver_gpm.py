@@ -109,6 +109,21 @@ def test_compute_instances_of_one_instance_add_up(machine, watch):
     assert watch(2).metrics(SM, DRAM) == near((90 + 30) * 16 / 60, 100)
 
 
+def test_every_instance_of_a_full_gpu_can_be_busy(machine, watch):
+    """Again and again: what is gone leaves no load and takes no room."""
+    for turn in range(3):
+        made = [slice_of(gpu(), 19, start, 1) for start in range(7)]
+        for number, (_, _, uuid) in enumerate(made):
+            machine.set_load(uuid, sm=90)
+            machine.set_load(uuid, sm=10 * number + turn)
+        watches = [watch(7 + start) for start in range(7)]
+        assert [one.metrics(SM)[0] for one in watches] == near(*[10 * number + turn for number in range(7)])
+        for instance, compute, _ in made:
+            pynvml.nvmlComputeInstanceDestroy(compute)
+            pynvml.nvmlGpuInstanceDestroy(instance)
+        assert watch().metrics(SM) == near(0)
+
+
 def test_figures_are_averages_over_the_time_between_the_samples(machine, watch):
     _, _, uuid = slice_of(gpu(), 9, 4, 4)
     one = watch(2)

@@ -367,16 +367,6 @@ int migsim_load_is_share(unsigned number)
 	return number < LOAD_COUNT && load_units[number] != TRAFFIC;
 }
 
-/* The compute instance with this serial. */
-static struct ci *find_ci(struct gpu *gpu, uint64_t serial)
-{
-	for (unsigned i = 0; i < MAX_GIS; i++)
-		for (unsigned j = 0; j < MAX_CIS && gpu->gi[i].serial; j++)
-			if (gpu->gi[i].ci[j].serial == serial)
-				return &gpu->gi[i].ci[j];
-	return NULL;
-}
-
 int migsim_set_load(const char *dir, const char *uuid, const uint32_t *rates)
 {
 	struct machine machine;
@@ -395,12 +385,10 @@ int migsim_set_load(const char *dir, const char *uuid, const uint32_t *rates)
 	if (error)
 		return leave(&machine, error);
 	gpu = &machine_shadow(&machine)->gpus[index];
-	if (ci_serial) {
-		memcpy(find_ci(gpu, ci_serial)->load, rates, sizeof(uint32_t[LOAD_COUNT]));
-		load_add_up(gpu, now_ns());
-	} else {
+	if (ci_serial)
+		load_set_ci(gpu, ci_serial, rates, now_ns());
+	else
 		load_set_gpu(gpu, rates, now_ns());
-	}
 	machine_commit(&machine, 0);
 	return leave(&machine, 0);
 }

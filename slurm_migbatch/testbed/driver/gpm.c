@@ -115,7 +115,7 @@ nvmlReturn_t gpm_sample_mig(struct call *call, nvmlDevice_t device, unsigned gi_
 		return NVML_ERROR_NOT_FOUND;
 	t.gi_id = gi_id;
 	t.gi = &t.gpu->gi[gi_id];
-	fill(call, sample, &t, &t.gi->load, gi_profile(t.gpu, t.gi));
+	fill(call, sample, &t, load_of_gi(t.gpu, t.gi), gi_profile(t.gpu, t.gi));
 	return NVML_SUCCESS;
 }
 

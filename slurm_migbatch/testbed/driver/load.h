@@ -15,6 +15,12 @@ extern const enum load_unit load_units[LOAD_COUNT];
 /* Sets the load of a GPU without MIG. */
 void load_set_gpu(struct gpu *gpu, const uint32_t rate[LOAD_COUNT], int64_t now);
 
+/* Sets the load of a compute instance. */
+void load_set_ci(struct gpu *gpu, uint64_t serial, const uint32_t rate[LOAD_COUNT], int64_t now);
+
+/* The load of a GPU instance: that of its compute instances together. */
+const struct load *load_of_gi(const struct gpu *gpu, const struct gi *gi);
+
 /* Adds the loads of compute instances up anew, after one of them has changed, come or gone. */
 void load_add_up(struct gpu *gpu, int64_t now);
 

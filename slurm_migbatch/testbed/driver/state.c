@@ -196,6 +196,8 @@ void gpu_clear(struct gpu *gpu)
 {
 	memset(gpu->gi, 0, sizeof(gpu->gi));
 	memset(&gpu->load, 0, sizeof(gpu->load));
+	memset(gpu->gi_loads, 0, sizeof(gpu->gi_loads));
+	memset(gpu->ci_loads, 0, sizeof(gpu->ci_loads));
 	gpu->locked_graphics = gpu->locked_memory = (struct locked){0, 0};
 	gpu->busy_until = 0;
 }

@@ -25,6 +25,7 @@
 #define MAX_GPUS 32 /* as many as the capability minors allow */
 #define MAX_GIS 15  /* ids 0..14 of the binary tree; a GI lives in the entry of its id */
 #define MAX_CIS 8
+#define MAX_LIVE 8 /* more instances than a GPU can have at once, of either kind */
 #define MAX_PROCESSES 512
 #define MAX_FAULTS 32
 #define MAX_EVENTS 64
@@ -51,7 +52,6 @@ struct ci {
 	uint8_t profile; /* NVML_COMPUTE_INSTANCE_PROFILE_* */
 	uint8_t start, size, slices;
 	uint8_t uuid[16];
-	uint32_t load[LOAD_COUNT]; /* rates */
 };
 
 struct gi {
@@ -59,7 +59,6 @@ struct gi {
 	int64_t born, gone;
 	uint8_t profile; /* index into the model's profiles */
 	uint8_t start, size;
-	struct load load; /* of its compute instances together */
 	struct ci ci[MAX_CIS];
 };
 
@@ -77,6 +76,14 @@ struct gpu {
 	uint32_t app_graphics_mhz, app_memory_mhz; /* 0: default */
 	struct locked locked_graphics, locked_memory;
 	struct load load; /* its own without MIG, else that of its instances together */
+	struct {
+		uint64_t serial; /* of the instance; 0: free entry */
+		struct load load;
+	} gi_loads[MAX_LIVE];
+	struct {
+		uint64_t serial;
+		uint32_t rate[LOAD_COUNT];
+	} ci_loads[MAX_LIVE];
 	int64_t busy_until; /* ns; the driver does one change of a GPU at a time */
 	struct gi gi[MAX_GIS];
 };
