@@ -1,7 +1,7 @@
 """The directories of the node: RunDir (gone at reboot), StateDir and ProgressDir, opened so that nobody can swap them.
 
-RunDir is 0755 with `job/` (0755, hand-offs, each read by its user) and `lock/` (0700); StateDir is 0700; ProgressDir is 0711,
-a file system of its own with files that users write (`progress.py`). All belong to root.
+RunDir is 0755 with `job/` (0755, hand-offs, each read by its user) and `lock/` (0700); StateDir is 0700; ProgressDir is
+0711, a file system of its own with files that users write (`progress.py`). All belong to root.
 """
 
 # Hooks do without pathlib: importing it takes longer than a warm start.
