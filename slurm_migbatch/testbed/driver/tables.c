@@ -2,7 +2,8 @@
  *
  * Sources: nvidia-smi listings and NVIDIA's MIG user guide. Rows that were
  * derived rather than read from a listing say so. Memory is what the driver
- * reports (GiB column of `nvidia-smi mig -lgip` x 1024).
+ * reports (GiB column of `nvidia-smi mig -lgip` x 1024). The tests hold these
+ * rows to a table of their own, with the source of each (tests/driver/gpu_facts.py).
  */
 #include "model.h"
 
@@ -27,7 +28,6 @@ static const struct profile a30[] = {
 	{"1g.6gb", 14, 0x0, 1, 1, 5952, 14, 1, 0, 0, 0, 0, 4, 4, {0, 1, 2, 3}, false},
 	{"1g.6gb+me", 21, 0x7, 1, 1, 5952, 14, 1, 1, 0, 1, 1, 1, 4, {0, 1, 2, 3}, false},
 	{"2g.12gb", 5, 0x1, 2, 2, 11968, 28, 2, 2, 0, 0, 0, 2, 2, {0, 2}, false},
-	/* id derived: no listing of this row was found */
 	{"2g.12gb+me", 6, 0x8, 2, 2, 11968, 28, 2, 2, 0, 1, 1, 1, 2, {0, 2}, false},
 	{"4g.24gb", 0, 0x3, 4, 4, 24064, 56, 4, 4, 0, 1, 1, 1, S0, false},
 };
