@@ -11,7 +11,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from story import PATIENCE_S, marked, sbatch, settled, shown, until, untroubled
+from story import PATIENCE_S, marked, on_offer, sbatch, settled, until, untroubled
 
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.slurmroot import SlurmRoot
@@ -130,7 +130,7 @@ def test_jobs_that_still_ask_for_slices_stand_in_the_way_of_leaving(new_cluster:
     bed.daemons.restart("slurmctld")
     until("slurmctld", lambda: bed.run(["scontrol", "ping"], check=False).stdout.count("UP") == 1)
     assert bed.job_state(other) == "PENDING"
-    assert "mig" not in shown(bed, other)
+    assert not on_offer(bed, "n1")
 
 
 def without_mig(bed: Cluster) -> None:
