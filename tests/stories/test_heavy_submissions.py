@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 from story import marked, sbatch, until, untroubled
 
+from slurm_migbatch.submit.service import reserved
 from slurm_migbatch.testbed.cluster import Cluster
 
 LONG = 1_500_000
@@ -166,3 +169,40 @@ def test_others_submit_meanwhile(stack: Cluster, send: Send) -> None:
         finally:
             stop.append(True)
         assert all(flood.result() for flood in floods)
+
+
+FLOOD = """
+import os, socket, sys
+request = "kind=submit\\nuid=%d\\npartition=gpu\\ntres_per_node=%s\\ncomment=%s\\n\\n" % (
+    os.getuid(), ",".join(["mig:1g.10gb:1"] * 64), "migbatch:%20model%3Dbert-large%20batch%3D32")
+for path in sys.argv[1:]:
+    if os.path.exists(path):
+        print(path, flush=True)
+while True:
+    for path in sys.argv[1:]:
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            link.connect(path)
+            link.send(request.encode())
+        except OSError:
+            pass
+        link.close()
+"""
+
+
+def test_a_flood_at_the_submit_sockets_leaves_slurmctld_its_answers(stack: Cluster) -> None:
+    """Decisions of the service have names; the compiled table's would end with #auto."""
+    doors = [str(reserved(stack.product.state / "submit.sock")), str(stack.product.state / "submit.sock")]
+    argv = stack.command(["/usr/bin/python3", "-c", FLOOD, *doors], "mbbob")
+    env, home = stack.client_env("mbbob"), stack.home("mbbob")
+    with ExitStack() as floods:
+        for _ in range(4):
+            child = subprocess.Popen(argv, env=env, cwd=home, stdout=subprocess.PIPE, text=True)
+            floods.callback(child.communicate)
+            floods.callback(child.kill)
+            assert child.stdout is not None and [child.stdout.readline().strip() for _ in doors] == doors
+        for _ in range(20):
+            job, said = sbatch(stack, "--hold", "--gres=mig:auto", user="mbalice")
+            assert job, said
+            comment = stack.run(["squeue", "-h", "-j", str(job), "-o", "%k"]).stdout.strip()
+            assert re.fullmatch(r"\[mig:1g\.10gb:1#[0-9a-z]{8}]", comment), comment
