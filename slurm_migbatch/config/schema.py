@@ -335,7 +335,9 @@ class NodeApiConfig:
     auth: str = key("munge", "How both sides prove who they are: 'munge' or 'token'.", one_of("munge", "token"))
     munge_socket: str = key("", "munged's socket; empty: munge's default.", absolute_or_empty)
     token_file: str = key(
-        "/etc/migbatch/token", "Shared secret for auth = 'token'; owned by root, mode 0600.", absolute
+        "/etc/migbatch/token",
+        "Shared secret for auth = 'token'; owned by root, mode 0600. Nodes hold their own keys (`migbatch node key`).",
+        absolute,
     )
     check_addresses: bool = key(
         True,

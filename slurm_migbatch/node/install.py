@@ -66,6 +66,8 @@ DEFAULT_CONF = """\
 #ProgressDir=/run/migbatch/%n/progress
 #Controller=http://controller:6830
 #Auth=munge
+# With Auth=token: what `migbatch node key NODE` prints on the controller, for root only (0600).
+#TokenFile=/etc/migbatch/token
 #Gpus=all
 # Whose idle instances are used as they are: same-user, any or never. Others are made anew.
 #WarmReuse=same-user

@@ -303,6 +303,9 @@ def _progress(session: Session, machine: Node, journal: Journal, ts: float, even
     run = measured.known_run(session, *_identity(event))
     if run is None:
         raise ValueError(f"job {event['job']} has no run {event.get('restart')}")
+    here = select(Lease.id).where(Lease.run_id == run.id, Lease.node == machine.node).limit(1)
+    if session.scalar(here) is None:
+        raise ValueError(f"job {event['job']} has held nothing on this node")
     measured.keep_report(run, machine.node, ts, event)
 
 

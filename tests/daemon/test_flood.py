@@ -7,6 +7,7 @@ import resource
 import secrets
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
@@ -159,3 +160,48 @@ def test_clients_that_go_away_leave_one_line(daemon: Daemon) -> None:
     is_served(daemon, node, 1)
     assert "Traceback" not in daemon.log
     assert len(daemon.log.splitlines()) < 40
+
+
+OUT_OF_DESCRIPTORS = """
+import asyncio, logging, os, resource, socket, sys
+from slurm_migbatch.daemon.server import ApiServer, Bounds
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+logging.basicConfig(stream=sys.stderr)
+
+async def main():
+    server = ApiServer(Starlette(routes=[Route("/", lambda request: PlainTextResponse("here"))]), 0)
+    server.listen("127.0.0.1")
+    clients = [socket.socket() for _ in range(40)]
+    most = max(map(int, os.listdir("/proc/self/fd"))) + 6
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    for client in clients:
+        client.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", server.port))
+    await asyncio.sleep(3)
+    for client in clients:
+        client.close()
+    while True:  # some may still wait to be accepted, and to be found closed
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(b"GET / HTTP/1.0\\r\\n\\r\\n")
+            if (await reader.read()).endswith(b"here"):
+                break
+        except OSError:
+            await asyncio.sleep(0.1)
+    await server.stop()
+    print("served again")
+
+asyncio.run(main())
+"""
+
+
+def test_out_of_descriptors_it_says_so_once_and_goes_on_when_there_are_some() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OUT_OF_DESCRIPTORS], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.stdout == "served again\n", done.stderr
+    assert done.stderr.count("cannot accept connections") == 1, done.stderr
+    assert len(done.stderr.splitlines()) < 5, done.stderr

@@ -141,7 +141,7 @@ def test_reload_takes_over_what_is_right_and_keeps_what_was_where_it_is_wrong(da
 def test_no_slurm_is_no_reason_to_end(daemon):
     daemon.start()
     daemon.serving()
-    eventually(lambda: "cannot be started" in daemon.health()["checks"]["slurm"])
+    eventually(lambda: daemon.health()["checks"]["slurm"] == "failing" and "cannot be started" in daemon.log)
     assert not daemon.health()["ok"]
     assert daemon.node().plan() == (200, {"version": 0})
     assert daemon.log.count("Slurm does not answer") == 1

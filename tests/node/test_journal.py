@@ -72,7 +72,7 @@ def test_event_numbers_only_grow(journal):
     with journal.write():
         for _ in range(3):
             journal.event("create", {})
-    journal.acknowledge(3)
+    journal.acknowledge(3, "d1")
     with journal.write():
         journal.event("create", {"x": "ü"})
     (event,) = journal.spooled()
