@@ -230,7 +230,7 @@ class Journal:
     @property
     def built(self) -> bool:
         """Whether it has been filled from what was there when it was made (`rebuild.py`); an older one counts as so."""
-        return bool(self.meta("built") or self.meta("boot_id"))
+        return bool(self.meta("built") or self.meta("boot_id") or self.slices() or self.runs())
 
     @property
     def closed(self) -> bool:
