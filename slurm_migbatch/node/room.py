@@ -59,7 +59,6 @@ def _grow(path: str, size: int, flags: int) -> None:
     handle = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         if os.fstat(handle).st_blocks * 512 < size:
-            effects.point("reserve")
             tmpfs.preallocate(handle, size)
     finally:
         os.close(handle)

@@ -11,6 +11,7 @@ import pytest
 from nodes import ALICE, BOB
 
 from slurm_migbatch.node.caps import MODE, Caps, CapsError, helper_is_setuid
+from slurm_migbatch.node.kept import Kept, Look
 
 
 def as_user(uid, work):
@@ -113,7 +114,7 @@ def test_a_reset_by_hand_is_noticed_and_closed_again(node):
         for path in devices(node, (row.cap_gi, row.cap_ci)):
             os.chown(path, 0, 0)
             path.chmod(0o444)
-    assert len(node.reconcile()) == 2
+    assert len(node.reconcile()) == len(node.slices()) == 3
     node.check()
     assert node.reconcile() == []
 
@@ -164,7 +165,8 @@ def test_whatever_lies_in_the_devices_place_is_replaced_and_never_followed(node,
     (directory / name).unlink()
     victim = plant(directory, name, node)
     before = victim.stat() if victim else None
-    assert node.prolog(2, "[mig:1g.10gb:1]", uid=BOB)[0] == 0
+    assert node.prolog(2, "[mig:1g.10gb:1]")[0] == 0
+    assert node.slices("held")[0].cap_gi == row.cap_gi
     node.check()
     if victim:
         after = victim.stat()
@@ -232,37 +234,42 @@ def test_who_still_has_a_device_open_is_found(null_caps):
         holders.append(holder)
     caps.assign([7, 5], 0)
     ours = {holder.pid for holder in holders}
-    found = ours & set(caps.opened([7])), ours & set(caps.opened([5]))
+
+    def found(owners):
+        return {one for one in Look().look(caps.major(), owners, 600.0) if one.pid in ours}
+
+    kept = found({7: BOB}), found({7: ALICE}), found({5: BOB}), found({})
     for holder in holders:
         holder.send_signal(signal.SIGKILL)
         holder.wait()
         holder.stdout.close()
-    assert found == ({holders[0].pid}, set()), "a path handle gives no right and does not count"
-    assert not ours & set(caps.opened([7]))
+    assert kept[0] == {Kept(holders[0].pid, ALICE, 7)}, "a path handle gives no right and does not count"
+    assert kept[1:] == (set(), set(), set()), "who has it open may have it, or has another one"
+    assert found({7: BOB}) == set()
 
 
 def test_roots_own_open_devices_do_not_count(null_caps):
     caps, directory = null_caps
     caps.assign([7], 0)
     with open(directory / "nvidia-cap7"):
-        assert os.getpid() not in caps.opened([7])
+        assert os.getpid() not in {one.pid for one in Look().look(caps.major(), {7: ALICE}, 600.0)}
 
 
-def test_a_slice_whose_devices_somebody_holds_open_is_parked(new_node, monkeypatch):
-    node = new_node(gpus=["h100-80gb", "h100-80gb"])
-    node.prolog(1, "[mig:7g.80gb:1]", uid=ALICE)
-    node.epilog(1)
-    (idle,) = node.slices("idle")
-    held_open = {idle.cap_gi}
-    monkeypatch.setattr(Caps, "opened", lambda self, minors: [4711] if held_open & set(minors) else [])
-    assert node.prolog(2, "[mig:7g.80gb:1]", uid=ALICE)[0] == 0, "one's own process may"
-    assert node.events("start")[-1]["warm"] is True
-    node.epilog(2)
-    assert node.prolog(3, "[mig:7g.80gb:1]", uid=BOB)[0] == 0
-    (held,) = node.slices("held")
-    assert held.gpu != idle.gpu
-    assert "4711" in node.slices("zombie")[0].reason
-    node.check()
+def test_a_look_that_has_no_time_goes_on_where_it_stopped():
+    """Else whoever has many processes would hide those after them."""
+    look, looked = Look(), []
+    real = os.stat
+
+    def stat_of(path, *arguments, **options):
+        if str(path).startswith("/proc/") and str(path).count("/") == 2:
+            looked.append(path)
+        return real(path, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "stat", stat_of)
+        for _ in range(5):
+            look.look(1, {7: ALICE}, 0.0)
+    assert len(looked) == len(set(looked)) == 5
 
 
 def test_a_missing_or_odd_access_file_is_told(tmp_path, null_caps):

@@ -28,11 +28,11 @@ def test_a_job_gets_its_slice_and_gives_it_back(node):
     assert node.scontrol_calls() == []
 
 
-def test_the_next_job_of_that_profile_reuses_the_slice_without_a_driver_change(node):
+def test_the_users_next_job_of_that_profile_reuses_the_slice_without_a_driver_change(node):
     node.prolog(1, "[mig:1g.10gb:2]")
     node.epilog(1)
     node.machine.calls(reset=True)
-    code, line = node.prolog(2, "[mig:1g.10gb:2]", uid=BOB)
+    code, line = node.prolog(2, "[mig:1g.10gb:2]")
     assert code == exits.OK and "warm" in line
     changes = [name for name in node.machine.calls() if "Create" in name or "Destroy" in name]
     assert changes == []
@@ -50,8 +50,7 @@ def test_warm_reuse_by_another_user_is_a_setting(new_node, policy, warm):
     node.check()
 
 
-def test_same_user_keeps_a_warm_slice_where_only_others_are_refused(new_node):
-    node = new_node(WarmReuse="same-user")
+def test_same_user_keeps_a_warm_slice_where_only_others_are_refused(node):
     node.prolog(1, "[mig:7g.80gb:1]")
     node.epilog(1)
     node.prolog(2, "[mig:7g.80gb:1]")
@@ -289,7 +288,7 @@ def test_an_instance_with_a_process_is_never_given_out(new_node):
     node.epilog(1)
     (idle,) = node.slices("idle")
     node.machine.start_process(idle.mig_uuid, 4_000_000)
-    code, line = node.prolog(2, "[mig:7g.80gb:1]", uid=BOB)
+    code, line = node.prolog(2, "[mig:7g.80gb:1]")
     assert code == exits.OK, line
     (held,) = node.slices("held")
     assert held.gpu != idle.gpu
@@ -329,7 +328,8 @@ def test_only_zombies_left_is_a_misfit_and_not_a_drain(node):
     assert node.scontrol_calls() == ["requeue 2"]
 
 
-def test_instances_made_by_hand_are_respected_while_in_use_and_adopted_when_not(node):
+def test_instances_made_by_hand_are_respected_while_in_use_and_adopted_when_not(new_node):
+    node = new_node(WarmReuse="any")  # whose they were is not known
     by_hand = node.make_by_hand("3g.40gb", 0, 4)
     idle = node.make_by_hand("1g.10gb", 4, 1)
     node.machine.start_process(by_hand.mig_uuid, 4_000_001)

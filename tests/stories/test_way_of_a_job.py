@@ -221,12 +221,14 @@ def test_root_passes_untouched_and_still_gets_its_slice(stack: Cluster) -> None:
 
 def test_a_step_that_asks_for_no_slice_sees_none(stack: Cluster) -> None:
     """However its environment is exported; steps after it, and its own, see what they would without it."""
-    look = "/bin/sh -c 'echo NAME=${CUDA_VISIBLE_DEVICES-unset} $MIGBATCH_SLICES. $FOO. ${MIGBATCH_STEP_GRES-unset}'"
+    look = (
+        "/bin/sh -c 'echo NAME=${CUDA_VISIBLE_DEVICES-unset} $MIGBATCH_SLICES. $FOO. $BAR. ${MIGBATCH_STEP_GRES-unset}'"
+    )
     lines = ["export FOO=mine"]
     for name, options in (
         ("before", ""),
         ("none", "--gres=none"),
-        ("all", "--gres=none --export=ALL,FOO=other"),
+        ("all", "--gres=none --export=ALL,BAR=other"),
         ("one", "--gres=none --export=FOO"),
         ("nothing", "--gres=none --export=NONE"),
         ("asked", "--gres=mig:1g.10gb:1"),
@@ -239,12 +241,12 @@ def test_a_step_that_asks_for_no_slice_sees_none(stack: Cluster) -> None:
     (piece,) = account(stack, job)["slices"]
     seen = dict(line.split("=", 1) for line in stack.output(job).splitlines() if "=" in line)
     assert seen == {
-        "before": f"{piece['mig_uuid']} 1. mine. unset",
-        "none": " . mine. unset",
-        "all": " . other. unset",
-        "one": " . mine. unset",
-        "nothing": " . . unset",
-        "asked": f"{piece['mig_uuid']} 1. mine. unset",
-        "variable": " . mine. unset",
+        "before": f"{piece['mig_uuid']} 1. mine. . unset",
+        "none": " . mine. . unset",
+        "all": " . mine. other. unset",
+        "one": " . mine. . unset",
+        "nothing": " . . . unset",
+        "asked": f"{piece['mig_uuid']} 1. mine. . unset",
+        "variable": " . mine. . unset",
     }
     settled(stack)
