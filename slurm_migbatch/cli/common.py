@@ -148,7 +148,7 @@ def _usage_text(error: click.UsageError) -> str:
     guesses = getattr(error, "possibilities", None)
     if not guesses:
         return " ".join(error.format_message().split()).rstrip(".")
-    return f"{error.message.rstrip('.')}; did you mean {' or '.join(guesses)}?"
+    return f"{error.message.rstrip('.')}; did you mean {' or '.join(sorted(guesses))}?"
 
 
 def _say(prog: str, text: str) -> None:
@@ -229,6 +229,17 @@ def slurm_client(config: Config) -> CliClient:
 
     cluster = config.cluster
     return CliClient(cluster.slurm_bin or None, cluster.slurm_conf or None, cluster.timeout_s)
+
+
+def default_partition(config: Config) -> str:
+    """The partition of jobs that name none; nothing, and a line on stderr, where Slurm does not answer."""
+    from slurm_migbatch.slurm.client import SlurmError
+
+    try:
+        return slurm_client(config).default_partition()
+    except SlurmError as error:
+        click.echo(f"migbatch: the default partition is not known, Slurm does not answer: {error}", err=True)
+        return ""
 
 
 def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:

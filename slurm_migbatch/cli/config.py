@@ -10,13 +10,12 @@ import click
 
 from slurm_migbatch import site
 from slurm_migbatch.cli import siteconf
-from slurm_migbatch.cli.common import HELP, Failure, config_option, slurm_client
+from slurm_migbatch.cli.common import HELP, Failure, config_option, default_partition
 from slurm_migbatch.config import DEFAULT_PATH, Config
 from slurm_migbatch.config import render as render_config
 from slurm_migbatch.daemon.facts import policy_of
 from slurm_migbatch.node.install import DEFAULT_CONF, DEFAULT_ETC, DEFAULT_PYTHON
 from slurm_migbatch.site import template_folder
-from slurm_migbatch.slurm.client import SlurmError
 from slurm_migbatch.submit import shim
 from slurm_migbatch.submit.service import reserved
 from slurm_migbatch.workload import catalog as catalogs
@@ -80,6 +79,7 @@ def render(what: str, config: Config, hooks: str, user: str, output: Path | None
     if output is None:
         click.echo(text, nl=not text.endswith("\n"))
     else:
+        output.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         output.write_text(text)
 
 
@@ -100,14 +100,5 @@ def lua(config: Config, name: str) -> str:
         catalog=catalog,
         policy=policy_of(config),
         deadline_ms=submit.deadline_ms,
-        default_partition=_default_partition(config) if name == shim.CLI_FILTER else "",
+        default_partition=default_partition(config) if name == shim.CLI_FILTER else "",
     )
-
-
-def _default_partition(config: Config) -> str:
-    """What cli_filter takes for jobs that name no partition; without it, it leaves those to slurmctld."""
-    try:
-        return slurm_client(config).default_partition()
-    except SlurmError as error:
-        click.echo(f"migbatch: the default partition is not known, Slurm does not answer: {error}", err=True)
-        return ""

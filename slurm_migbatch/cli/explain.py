@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from slurm_migbatch.cli.common import Failure, config_option, print_pairs, print_table
+from slurm_migbatch.cli.common import Failure, config_option, default_partition, print_pairs, print_table
 from slurm_migbatch.config import Config
 from slurm_migbatch.predict.candidate import Candidate, Interval
 from slurm_migbatch.submit.client import ServiceUnavailable, ask
@@ -32,7 +32,9 @@ EXIT_REFUSED = 3
 @click.option("--gpus-per-socket", metavar="N", help="As for sbatch.")
 @click.option("--comment", metavar="TEXT", help="Hints, for example 'migbatch: model=bert-large batch=32 slo=200ms'.")
 @click.option("--extra", metavar="TEXT", help="Hints, where the site allows them here.")
-@click.option("-p", "--partition", metavar="NAME", help="Partition [default: the catalog's only one].")
+@click.option(
+    "-p", "--partition", metavar="NAME", help="Partition [default: the only one with MIG, else Slurm's default]."
+)
 @click.option("-N", "--nodes", type=click.IntRange(1, 100000), help="Nodes of the job.")
 @click.option("-n", "--ntasks", type=click.IntRange(1, 1000000), help="Tasks of the job.")
 @click.option("--ntasks-per-node", type=click.IntRange(1, 100000), help="Tasks on each node.")
@@ -47,7 +49,7 @@ def explain(config: Config, catalog_file: str | None, service_socket: str | None
     Nothing is submitted and nothing recorded. Exit code 0: it would be accepted; 3: refused.
     """
     catalog = _catalog(Path(catalog_file or config.submit.catalog))
-    request = _request(options, catalog)
+    request = _request(options, catalog, config)
     answer = _answer(request, catalog, config)
     told = None if service_socket is None else _of_service(Path(service_socket), request)
     if as_json:
@@ -68,12 +70,12 @@ def _catalog(path: Path) -> SiteCatalog:
         raise Failure(f"{path}: {error}") from None
 
 
-def _request(options: dict[str, Any], catalog: SiteCatalog) -> JobRequest:
+def _request(options: dict[str, Any], catalog: SiteCatalog, config: Config) -> JobRequest:
     per_node = [part for part in (options["gres"], _gpu(options["gpus_per_node"])) if part]
     partition = options["partition"]
-    if partition is None and len(catalog.partitions) == 1:
-        partition = next(iter(catalog.partitions))
     if partition is None:
+        partition = next(iter(catalog.partitions)) if len(catalog.partitions) == 1 else default_partition(config)
+    if not partition:
         raise click.UsageError(f"which partition? Name one with --partition: {catalog.names}")
     nodes = options["nodes"]
     return JobRequest(

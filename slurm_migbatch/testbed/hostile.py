@@ -165,14 +165,16 @@ def report(seconds: float) -> Counter[str]:
     """Fill the progress file of this job as fast as it goes, under a second name too; for a job script."""
     end, counts = _End(seconds), Counter[str]()
     path = os.environ["MIGBATCH_PROGRESS"]
-    second = Path(f"linked.{os.environ['SLURM_JOB_ID']}")
-    try:
-        os.link(path, second)
-        counts["hard links"] += 1
-    except OSError:
-        counts["hard links refused"] += 1
+    folders = (Path(path).parents[1] / "scratch", Path.cwd())
+    links = [folder / f"linked.{os.environ['SLURM_JOB_ID']}" for folder in folders]
+    for link in links:
+        try:
+            os.link(path, link)
+            counts["hard links"] += 1
+        except OSError:
+            counts["hard links refused"] += 1
     lines = b"items=1 seconds=1\n" * 3000 + b"\xff\x00=" * 1000 + b"9" * 5000 + b"\n"
-    names = [Path(path), *([second] if second.exists() else [])]
+    names = [path, *(str(link) for link in links if link.exists())]
     while not end and counts["bytes"] < MOST_REPORTED:
         for name in names:
             try:
@@ -189,7 +191,8 @@ def report(seconds: float) -> Counter[str]:
                 os.close(handle)
     while not end:
         time.sleep(0.2)
-    second.unlink(missing_ok=True)
+    for link in links:
+        link.unlink(missing_ok=True)
     return counts
 
 
@@ -330,12 +333,14 @@ class Hostiles:
         bed: the test bed; it needs at least three users more than the honest ones.
         users: names of the three.
         seconds: after which every part ends by itself.
+        parts: those that run; all where none is named.
     """
 
-    def __init__(self, bed: Bed, users: Sequence[str], seconds: float) -> None:
+    def __init__(self, bed: Bed, users: Sequence[str], seconds: float, parts: Sequence[str] = ()) -> None:
         self._bed = bed
         self._users = tuple(users)
         self._seconds = seconds
+        self._parts = frozenset(parts or PARTS)
         self._program = bed.directory / "hostile.py"
         self._running: dict[str, subprocess.Popen[str]] = {}
         self.counts: dict[str, dict[str, int]] = {}
@@ -347,10 +352,11 @@ class Hostiles:
         self._start(owner, "descriptors", "50", "5000")
         self._start(stranger, "node_api", str(self._bed.ports["migbatchd"]))
         self._start(stranger, "submit_socket", str(self._bed.directory / "migbatch/submit.sock"))
-        reporting = f"{PYTHON} {self._program} report 15"
-        self._bed.submit(
-            "--array=1-100%2", "--gres=mig:1g.10gb:1", "--time=1", "-o", "report.%a", wrap=reporting, user=owner
-        )
+        if "report" in self._parts:
+            # two at a time, each for a quarter of a minute
+            script = f"{PYTHON} {self._program} report 15"
+            slices = ("--array=1-100%2", "--gres=mig:1g.10gb:1", "--time=1", "-o", "report.%a")
+            self._bed.submit(*slices, wrap=script, user=owner)
         return self
 
     def __exit__(
@@ -368,13 +374,20 @@ class Hostiles:
                 self.counts[name] = json.loads(said)
         for user in self._users:
             self._bed.run(["scancel", "-u", user], check=False)
+        if "report" in self._parts:
+            self.counts[f"{self._users[1]} report"] = self._reports()
+
+    def _reports(self) -> dict[str, int]:
+        """What the jobs that ran to their end say."""
         reports: Counter[str] = Counter()
         for path in self._bed.home(self._users[1]).glob("report.*"):
             with contextlib.suppress(json.JSONDecodeError):  # cancelled, or refused in its Prolog
                 reports.update({"jobs": 1, **json.loads(path.read_text() or "{}")})
-        self.counts[f"{self._users[1]} report"] = dict(reports)
+        return dict(reports)
 
     def _start(self, user: str, part: str, *arguments: str) -> None:
+        if part not in self._parts:
+            return
         line = [PYTHON, str(self._program), part, str(self._seconds), *arguments]
         self._running[f"{user} {part}"] = subprocess.Popen(
             self._bed.command(line, user),

@@ -32,7 +32,7 @@ from slurm_migbatch.cli.common import HELP, run
 from .bed import FINAL
 from .cluster import Cluster
 from .errors import TestbedError
-from .hostile import Hostiles
+from .hostile import PARTS, Hostiles
 from .proc import wait_until
 from .watch import Watch, handoffs
 
@@ -58,6 +58,8 @@ DISK = "48m"
 #: seconds in which a node has tidied up after the last job
 SETTLE_S = 120.0
 _CLONE_NEWNS = 0x00020000
+#: lines of a list that are printed, and characters of a complaint that are kept
+_SHOWN, _COMPLAINT = 12, 160
 
 
 @click.command(context_settings=HELP)
@@ -68,9 +70,18 @@ _CLONE_NEWNS = 0x00020000
 @click.option("--seed", default=1, show_default=True)
 @click.option("--timeout", default=1500.0, show_default=True, help="Seconds for all jobs.")
 @click.option("--hostile/--no-hostile", default=True, show_default=True, help="With three hostile users beside.")
+@click.option("--part", "parts", multiple=True, type=click.Choice(sorted(PARTS)), help="Only this of what they do.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def soak(
-    jobs: int, nodes: int, gpus: int, latency: str, seed: int, timeout: float, hostile: bool, as_json: bool
+    jobs: int,
+    nodes: int,
+    gpus: int,
+    latency: str,
+    seed: int,
+    timeout: float,
+    hostile: bool,
+    parts: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Run many short jobs of three users on a test bed, and hold what came of them against bars."""
     with (
@@ -86,17 +97,29 @@ def soak(
             node_conf={"StateDir": f"{disks}/%n/state"},
         ) as bed,
     ):
-        figures = run_jobs(bed, jobs, seed, timeout, hostile=hostile)
+        enemies = Hostiles(bed, [user.name for user in bed.users[HONEST:]], timeout + 60.0, parts) if hostile else None
+        figures = run_jobs(bed, jobs, seed, timeout, enemies)
     bars = bars_of(figures)
     if as_json:
         click.echo(json.dumps({**figures, "bars": [bar.to_dict() for bar in bars]}, indent=2))
     else:
         for key, value in figures.items():
-            click.echo(f"{key}: {json.dumps(value)}")
+            _say(key, value)
         for bar in bars:
             click.echo(bar.line())
     if missed := [bar.name for bar in bars if not bar.ok]:
         raise TestbedError(f"soak failed: {', '.join(missed)}")
+
+
+def _say(key: str, value: object) -> None:
+    """A figure for people: of a long list its first lines."""
+    if not isinstance(value, (list, dict)) or len(json.dumps(value)) < 100:
+        click.echo(f"{key}: {value if isinstance(value, str) else json.dumps(value)}")
+        return
+    lines = [f"{name}: {json.dumps(each)}" for name, each in value.items()] if isinstance(value, dict) else value
+    click.echo(f"{key}: {len(lines)}")
+    for line in lines[:_SHOWN]:
+        click.echo(f"  {line}")
 
 
 def bars_of(figures: Mapping[str, Any]) -> list[Bar]:
@@ -163,7 +186,7 @@ class Sights:
             self.unanswered += 1
             return
         self.complaints.update(
-            f"{part}: {text}" for part, text in (health or {}).get("checks", {}).items() if text != "ok"
+            f"{part}: {text}"[:_COMPLAINT] for part, text in (health or {}).get("checks", {}).items() if text != "ok"
         )
         values = dict(re.findall(r"^(migbatch_\S+) (\S+)$", metrics, re.MULTILINE))
         started = float(values.get("migbatch_start_time_seconds", 0))
@@ -174,10 +197,9 @@ class Sights:
         self.behind_s = max(self.behind_s, float(behind) if behind else time.monotonic() - self._began)
 
 
-def run_jobs(bed: Cluster, jobs: int, seed: int, timeout: float, *, hostile: bool) -> dict[str, Any]:
+def run_jobs(bed: Cluster, jobs: int, seed: int, timeout: float, enemies: Hostiles | None = None) -> dict[str, Any]:
     """Submit, wait, and count what went wrong."""
     honest = [user.name for user in bed.users[:HONEST]]
-    enemies = Hostiles(bed, [user.name for user in bed.users[HONEST:]], timeout + 60.0) if hostile else None
     began = time.monotonic()
     with Watch(bed) as watch, Sights(bed) as sights:
         with enemies or nullcontext():
@@ -258,7 +280,11 @@ def leftovers(bed: Cluster) -> list[str]:
     uids = {user.uid: user.name for user in bed.users}
     for node in bed.spec.node_names:
         etc = str(bed.product.etc)
-        seen = json.loads(bed.product.migbatch("node", "status", "--etc", etc, "--node", node, "--json"))
+        try:
+            seen = json.loads(bed.product.migbatch("node", "status", "--etc", etc, "--node", node, "--json"))
+        except TestbedError as error:
+            found.append(f"{node}: cannot be asked: {error}")
+            continue
         pieces = [piece for gpu in seen["gpus"] for piece in gpu["slices"]]
         found += [
             f"{node}: {piece['profile']} {piece['state']} of job {piece['job']}"
@@ -314,7 +340,10 @@ def _events(bed: Cluster) -> dict[str, int]:
 
 @contextmanager
 def _disks(nodes: int) -> Iterator[Path]:
-    """A directory with a small file system for each node, n1 and so on; gone with this process, however it ends."""
+    """A directory with a small file system for each node, n1 and so on; gone with this process, however it ends.
+
+    Each has a directory in which every user may write, as a disk with /var/lib and /var/tmp has.
+    """
     if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNS) != 0:
         raise TestbedError(f"mounting the nodes' disks needs root: {os.strerror(ctypes.get_errno())}")
     _mount("--make-rprivate", "/")
@@ -323,8 +352,11 @@ def _disks(nodes: int) -> Iterator[Path]:
         base.chmod(0o755)
         _mount("-t", "tmpfs", "-o", "mode=755,size=1m", "disks", text)
         for number in range(1, nodes + 1):
-            (base / f"n{number}").mkdir()
-            _mount("-t", "tmpfs", "-o", f"mode=755,size={DISK}", "disk", str(base / f"n{number}"))
+            disk = base / f"n{number}"
+            disk.mkdir()
+            _mount("-t", "tmpfs", "-o", f"mode=755,size={DISK}", "disk", str(disk))
+            (disk / "scratch").mkdir()
+            (disk / "scratch").chmod(0o1777)
         try:
             yield base
         finally:

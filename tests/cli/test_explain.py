@@ -62,11 +62,22 @@ def test_words_that_are_not_ascii(shown) -> None:
     assert "größe [mig:1g.10gb:1#auto]" in result.output
 
 
-def test_missing_partition_and_catalog(shown) -> None:
+def test_missing_partition_and_catalog(shown, tmp_path: Path) -> None:
+    (tmp_path / "migbatch.toml").write_text(f"[cluster]\nslurm_bin = '{tmp_path}'\n")  # no Slurm there
     unnamed = shown("--gres=mig:auto", partition="")
     assert "gpu, old, mixed" in str(unnamed.exception)
     lost = shown("--gres=mig:auto", "--catalog", "/nonexistent")
     assert "migbatchd" in str(lost.exception)
+
+
+def test_the_partition_is_the_one_that_sbatch_would_take(shown, tmp_path: Path) -> None:
+    sinfo = tmp_path / "sinfo"
+    sinfo.write_text("#!/bin/sh\necho old; echo gpu*; echo mixed\n")
+    sinfo.chmod(0o755)
+    (tmp_path / "migbatch.toml").write_text(f"[cluster]\nslurm_bin = '{tmp_path}'\n")
+    found = shown("--gres=mig:auto", "--json", partition="")
+    assert found.return_value == 0
+    assert found.output == shown("--gres=mig:auto", "--json", partition="gpu").output
 
 
 def test_the_service_that_is_not_there(shown) -> None:

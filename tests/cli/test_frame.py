@@ -190,8 +190,8 @@ def test_wrong_words_are_told_in_one_line(command, text, capsys):
 
 
 def test_rendered_defaults(tmp_path):
-    path = tmp_path / "migbatch.toml"
-    assert migbatch("config", "render", "migbatch", "-o", str(path)).returncode == 0
+    path = tmp_path / "etc/migbatch/migbatch.toml"
+    assert migbatch("config", "render", "migbatch", "-o", str(path)).returncode == 0  # which makes the directory
     assert migbatch("config", "check", "-c", str(path)).stdout == f"{path}: ok\n"
     unit = migbatch("config", "render", "systemd", "-c", str(path), "--user", "slurm").stdout
     assert "User=slurm\n" in unit
