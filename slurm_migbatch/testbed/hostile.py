@@ -200,8 +200,10 @@ def descriptors(seconds: float, processes: int, each: int) -> Counter[str]:
     """Keep many processes with many open files."""
     end, counts = _End(seconds), Counter[str]()
     each = _open_files(each + 64) - 64
+    children = []
     for _ in range(processes):
-        if os.fork() == 0:
+        child = os.fork()
+        if child == 0:
             handle = os.open(os.devnull, os.O_RDONLY)
             with contextlib.suppress(OSError):
                 for _ in range(each):
@@ -209,12 +211,15 @@ def descriptors(seconds: float, processes: int, each: int) -> Counter[str]:
             while not end and os.getppid() != 1:
                 time.sleep(0.2)
             os._exit(0)
+        children.append(child)
         counts["processes"] += 1
         counts["descriptors"] += each
     while not end:
         time.sleep(0.2)
-    for _ in range(processes):
-        os.wait()
+    for child in children:
+        os.kill(child, signal.SIGTERM)
+    for child in children:
+        os.waitpid(child, 0)
     return counts
 
 
