@@ -8,7 +8,7 @@ import os
 import signal
 
 import pytest
-from nodes import ALICE, BOB, in_child
+from nodes import BOB, in_child
 
 from slurm_migbatch.node import exits, plan
 from slurm_migbatch.node.executor import Executor
@@ -41,7 +41,7 @@ def cold(node):
 def warm(node):
     node.prolog(9, "[mig:2g.20gb:1,1g.10gb:1]")
     node.epilog(9)
-    return hook_in_child(node, "prolog", 1, "[mig:2g.20gb:1,1g.10gb:1]", uid=BOB)
+    return hook_in_child(node, "prolog", 1, "[mig:2g.20gb:1,1g.10gb:1]")
 
 
 def evicting(node):
@@ -166,8 +166,7 @@ def same_again(node):
     """Slurm runs the same hook once more."""
     marker = "[mig:2g.20gb:1,1g.10gb:1]"
     if node.scene in (cold, warm):
-        uid = BOB if node.scene is warm else ALICE
-        code, line = node.prolog(1, marker, uid=uid)
+        code, line = node.prolog(1, marker)
         assert code == exits.OK, line
         assert len([row for row in node.slices("held") if row.job == 1]) == 2
     if node.scene in (joining, joining_alone):
