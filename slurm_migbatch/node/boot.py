@@ -11,7 +11,7 @@ import subprocess
 from typing import NamedTuple
 
 from slurm_migbatch.mig.driver import Activation, DriverError, Gpu, NotMig
-from slurm_migbatch.node import caps
+from slurm_migbatch.node import caps, tmpfs
 from slurm_migbatch.node.config import Config
 from slurm_migbatch.node.deadline import Deadline
 from slurm_migbatch.node.executor import Executor
@@ -39,6 +39,13 @@ def prepare(config: Config, executor: Executor, *, reset: bool = False, nvidia_s
     steps += [Step(line) for line in executor.repairer.all(Deadline(REPAIR_TIME_S))]
     with executor.journal.write():
         executor.journal.set_meta("reconciled", executor.journal.meta("boot_id"))
+    if not tmpfs.is_mounted(executor.paths.progress):
+        steps.append(
+            Step(
+                f"nothing can be mounted on {config.progress_path}, so jobs have no MIGBATCH_PROGRESS: run this as root "
+                "of the machine, in the mount namespace of slurmd"
+            )
+        )
     helper = caps.helper_is_setuid()
     if helper:
         steps.append(

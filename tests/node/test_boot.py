@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from nodes import ALICE, in_child
 
 from slurm_migbatch.cli.node import node as command
+from slurm_migbatch.node import tmpfs
 from slurm_migbatch.node.boot import prepare
 
 SMI = """#!/bin/sh
@@ -116,3 +117,13 @@ def test_the_commands_need_root(node):
         return 0 if result.exit_code == 1 and "root" in str(result.output) else 1
 
     assert os.waitstatus_to_exitcode(in_child(work)[0]) == 0
+
+
+def test_what_keeps_jobs_from_reporting_is_told(new_node, monkeypatch):
+    def refused(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(tmpfs, "mount", refused)
+    node = new_node()
+    (step,) = [step for step in prepare(node.config, node.executor) if "MIGBATCH_PROGRESS" in step.what]
+    assert step.ok, "jobs may run all the same"
