@@ -42,8 +42,8 @@ def prepare(config: Config, executor: Executor, *, reset: bool = False, nvidia_s
     if not tmpfs.is_mounted(executor.paths.progress):
         steps.append(
             Step(
-                f"nothing can be mounted on {config.progress_path}, so jobs have no MIGBATCH_PROGRESS: run this as root "
-                "of the machine, in the mount namespace of slurmd"
+                f"nothing can be mounted on {config.progress_path}, so jobs have no MIGBATCH_PROGRESS: run this as "
+                "root of the machine, in the mount namespace of slurmd"
             )
         )
     helper = caps.helper_is_setuid()

@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from slurm_migbatch.node import effects, tmpfs
 
-DATABASE = 4 << 20
+DATABASE = 1 << 20
 WAL = 6 << 20
 """More than SQLite lets it grow to before it writes the database (1000 pages)."""
 
