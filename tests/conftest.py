@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from slurm_migbatch.testbed.autodetect import has_plugin
 from slurm_migbatch.testbed.cluster import Cluster
+from slurm_migbatch.testbed.registry import unmount_below
 
 # A slow machine is no finding. CI sees the same examples every time; whoever works on the code sees new ones.
 settings.register_profile(
@@ -61,6 +62,13 @@ def open_tmp_path(tmp_path: Path) -> Path:
             break
         directory.chmod(0o755)
     return tmp_path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_mounts_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Hooks and agents mount a tmpfs in RunDir, which nobody may delete a directory around."""
+    yield
+    unmount_below(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(scope="session")
