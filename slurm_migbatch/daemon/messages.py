@@ -21,6 +21,8 @@ from slurm_migbatch.mig.profile import ProfileError
 MAX_EVENTS = 500
 #: numbers that JSON readers agree on
 MAX_NUMBER = 2**53 - 1
+#: of numbers with a fraction; a job's own words come to 1e21 items a second
+MAX_REAL = 1e30
 MAX_JOB = 2**32 - 1
 MAX_DEPTH = 12
 MAX_ITEMS = 200_000
@@ -389,7 +391,7 @@ def _bounded(value: Any) -> None:
             elif isinstance(item, str):
                 if len(item) > MAX_TEXT:
                     raise MessageError(f"a text of {len(item)} characters, at most {MAX_TEXT} are taken")
-            elif type(item) in (int, float) and abs(item) > MAX_NUMBER:
+            elif (type(item) is int and abs(item) > MAX_NUMBER) or (type(item) is float and abs(item) > MAX_REAL):
                 raise MessageError(f"{_shown(item)} is too large a number")
         left -= len(below)
         if left < 0:
