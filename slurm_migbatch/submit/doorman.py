@@ -246,13 +246,14 @@ class Doorman:
 
     def _forget(self, client: _Client) -> None:
         del self._clients[client.link.fileno()]
+        self._poll.unregister(client.link.fileno())  # closing is not enough while a process that was forked has it too
         self._silent -= client.until is not None
         self._turns.drop(client)
         if client.uid in self._open:
             self._open[client.uid] -= 1
             if not self._open[client.uid]:
                 del self._open[client.uid]
-        client.link.close()  # which takes it from the poll too
+        client.link.close()
 
     def _patience(self) -> float | None:
         """Seconds to wait for the next request."""
