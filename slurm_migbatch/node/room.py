@@ -58,7 +58,9 @@ def _grow(path: str, size: int, flags: int) -> None:
     """Raises OSError."""
     handle = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        if os.fstat(handle).st_blocks * 512 < size:
+        disk = os.fstatvfs(handle)
+        roomy = disk.f_bavail * disk.f_frsize >= 2 * size  # SQLite has other files, for which some must be left
+        if roomy and os.fstat(handle).st_blocks * 512 < size:
             tmpfs.preallocate(handle, size)
     finally:
         os.close(handle)
