@@ -17,6 +17,7 @@ from collections import Counter
 from pathlib import Path
 
 from slurm_migbatch.node import install
+from slurm_migbatch.testbed.registry import unmount_below
 
 CALL = re.compile(r"(?:(\d+) +)?([a-z_][a-z0-9_]*)\(")
 
@@ -127,6 +128,7 @@ class Template:
     def restore(self):
         if self.node.running or not self.untouched:
             self.node.forget_executor()
+            unmount_below(self.node.root)  # with the jobs' reports, which nobody can delete (append-only)
             shutil.rmtree(self.node.root)
             subprocess.run(["cp", "-a", self.copy, self.node.root], check=True)
             self._before = _tree(self.node.root)

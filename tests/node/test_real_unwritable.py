@@ -1,7 +1,6 @@
 """A full disk, a read-only one and a lock held too long, under a real slurmd: jobs come back, no node is drained."""
 
 import secrets
-import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -22,14 +21,13 @@ def disk():
     yield path
     subprocess.run(["umount", "--lazy", path], check=True)
     path.rmdir()
-    shutil.rmtree(f"{path}.progress", ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
 def bed(slurm_root, disk):
     from slurm_migbatch.testbed.cluster import Cluster
 
-    conf = {"StateDir": f"{disk}/%n", "ProgressDir": f"{disk}.progress/%n", "HookDeadline": "12", "EpilogDeadline": "6"}
+    conf = {"StateDir": f"{disk}/%n", "HookDeadline": "12", "EpilogDeadline": "6"}
     with Cluster(None, nodes=1, gpus=1, migbatch="hooks", node_conf=conf, slurm_root=slurm_root) as running:
         yield running
 

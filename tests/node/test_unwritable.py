@@ -227,6 +227,8 @@ def test_a_damaged_journal_that_cannot_be_replaced_is_tried_again(small):
         assert run_hook(small, "prolog", 8, "[mig:1g.10gb:1]")[0] == exits.OK
         with full(small):
             for name in small.disk.glob("state/journal.db*"):
+                if name.name.endswith("-reserve"):
+                    continue
                 with name.open("r+b") as file:
                     file.write(b"no database" * 100)
             for restart in (0, 1):

@@ -38,6 +38,7 @@ from story import (
 
 from slurm_migbatch.testbed import proc
 from slurm_migbatch.testbed.cluster import Cluster
+from slurm_migbatch.testbed.registry import unmount_below
 from slurm_migbatch.testbed.watch import Watch
 
 NewCluster = Callable[..., Cluster]
@@ -263,6 +264,7 @@ def reboot(bed: Cluster, node: str, jobs: list[int]) -> None:
     for job in jobs:
         end_processes(bed, job)
     bed.run(["scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=reset"])
+    unmount_below(bed.node_directory(node) / "run")
     shutil.rmtree(bed.node_directory(node) / "run")
     bed.machine(node).reboot()
     bed.product.migbatch("node", "init", "--etc", str(bed.product.etc), "--node", node)
