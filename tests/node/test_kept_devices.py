@@ -139,7 +139,8 @@ def test_what_was_begun_for_somebody_counts_as_his(node, monkeypatch):
     """Undone, the instance may have been open to him for a moment."""
     with monkeypatch.context() as patch:
         patch.setattr(handoff, "write", lambda *_: os.open("/nowhere", os.O_RDONLY))
-        node.prolog(1, "[mig:7g.80gb:1]")
+        code, line = node.prolog(1, "[mig:7g.80gb:1]")
+        assert code == exits.OK and "sent back" in line and not node.slices("held"), line
     (idle,) = node.slices("idle")
     assert node.prolog(2, "[mig:7g.80gb:1]", uid=BOB)[0] == exits.OK
     assert node.slices("held")[0].mig_uuid != idle.mig_uuid
