@@ -30,6 +30,10 @@ FINAL_STATES = frozenset(
         "UNKNOWN",
     }
 )
+#: Slurm tells moments in whole seconds
+SLURM_TICK_S = 1.0
+#: clocks of a cluster differ by less: munge refuses what is older
+CLOCKS_DIFFER_S = 300.0
 #: Slurm has this much patience with a job at its time limit before it is killed, seconds
 _LIMIT_SLACK_S = 1.0
 
@@ -62,7 +66,7 @@ def run_of(
         known = list(session.scalars(select(Run).where(Run.job_id == job)))
     newest = max(known, key=lambda run: (run.reuse, run.restart), default=None)
     found = max((run for run in known if run.restart == restart), key=lambda run: run.reuse, default=None)
-    if found is not None and not (starts and _is_over(found, moment)):
+    if found is not None and not (starts and _is_over(found, moment) and _is_past(newest, moment)):
         return found
     reuse = 0 if newest is None else newest.reuse + (1 if found is not None and found.reuse == newest.reuse else 0)
     run = Run(job_id=job, restart=restart, reuse=reuse, latest=True, state="PENDING", state_from="node", slice_count=0)
@@ -91,7 +95,23 @@ def run_of(
 
 
 def _is_over(run: Run, moment: float) -> bool:
-    return run.started is not None and run.ended is not None and run.state != "UNKNOWN" and moment > run.ended
+    return run.started is not None and run.state != "UNKNOWN" and _has_ended(run, moment)
+
+
+def _has_ended(run: Run, moment: float) -> bool:
+    return run.ended is not None and moment > run.ended + (0.0 if run.ended % 1.0 else SLURM_TICK_S)
+
+
+def _is_past(newest: Run | None, moment: float) -> bool:
+    """Whether a job's newest run lies before `moment`, so that what began then is not a part of that job.
+
+    A node may tell of an earlier run after Slurm has told of the next one. That one may still wait, from the moment
+    at which Slurm took the job back; so it lies in the past if it waited then for longer than clocks differ.
+    """
+    if newest is None or _has_ended(newest, moment):
+        return True
+    waits = newest.ended is None and newest.started is None and newest.submitted is not None
+    return waits and moment > (newest.submitted or 0.0) + CLOCKS_DIFFER_S
 
 
 def _requeued(run: Run, moment: float) -> None:

@@ -308,6 +308,44 @@ def test_a_job_id_that_slurm_uses_again_is_another_job(store: Store) -> None:
     ]
 
 
+def test_what_a_node_tells_late_of_an_earlier_run_makes_no_new_job(store: Store) -> None:
+    """migbatchd has seen the next run of the job before the node tells how the first one was refused."""
+    node = Node(store)
+    seen = {"job_id": 7, "user": "alice", "submit": 90.0, "partition": "gpu"}
+    store.upsert_jobs([{**seen, "state": "RUNNING", "start": 100.0, "restarts": 0}], live=[7], now=100.2)
+    store.upsert_jobs([{**seen, "state": "PENDING", "submit": 101.0, "restarts": 1}], live=[7], now=101.5)
+    node.send(node.event("misfit", 101.2, job=7, restart=0, grant="mig:2g.20gb:1", reason="no room on any GPU"))
+    node.send(node.start(130, 7, restart=1), node.stop(140, 7, restart=1, exit_code=0))
+    node.send(node.event("misfit", 101.3, job=7, restart=0, grant="mig:2g.20gb:1", reason="told twice"))
+    assert [(row.run["restart"], row.run["state"], row.run["latest"]) for row in store.runs()] == [
+        (0, "REQUEUED", False),
+        (1, "COMPLETED", True),
+    ]
+    assert {row.run["user"] for row in store.runs()} == {"alice"}
+
+
+def test_a_refusal_within_the_second_of_its_runs_end_belongs_to_it(store: Store) -> None:
+    """Slurm's moments are whole seconds: a run that it says ended at 101 may have ended at 101.9."""
+    node = Node(store)
+    row = {"job_id": 7, "submit": 90.0, "start": 100.0, "end": 101.0, "restarts": 0, "state": "CANCELLED"}
+    store.upsert_jobs([row], live=[], now=103.0)
+    node.send(node.event("misfit", 101.9, job=7, restart=0, grant="mig:2g.20gb:1", reason="no room on any GPU"))
+    assert states(store) == [(7, 0, "CANCELLED")]
+
+
+def test_slurm_that_began_its_numbers_anew_has_another_job_under_a_requeued_ones_number(store: Store) -> None:
+    node = Node(store)
+    row = {"job_id": 7, "submit": 90.0, "start": 100.0, "restarts": 0, "state": "RUNNING"}
+    store.upsert_jobs([row], live=[7], now=100.5)
+    store.upsert_jobs([{**row, "submit": 110.0, "start": None, "restarts": 1, "state": "PENDING"}], live=[7], now=110.5)
+    node.send(node.start(5000, 7, user="bob"))
+    assert [(row.run["reuse"], row.run["restart"], row.run["latest"]) for row in store.runs()] == [
+        (0, 0, False),
+        (0, 1, False),
+        (1, 0, True),
+    ]
+
+
 def test_inventories_replace_each_other(store: Store) -> None:
     node = Node(store)
     gpu = {
