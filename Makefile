@@ -48,7 +48,7 @@ bench: venv system ## what the filter, the hooks, the reports and the learning c
 	$(BIN)/migbatch bench learn
 
 soak: venv system ## 500 short jobs of three users on 2 nodes x 4 simulated GPUs, three hostile users beside
-	$(BIN)/python -m slurm_migbatch.testbed.soak
+	$(BIN)/python -m slurm_migbatch.lab.bench.soak
 
 kills: venv system ## SIGKILL at every system call of the hooks and the agent (an hour)
 	$(BIN)/pytest -q tests/node/test_kills.py --kills-every=1

@@ -9,11 +9,12 @@ import click
 from slurm_migbatch.cli.common import HELP, LazyGroup, run
 
 _HERE = "slurm_migbatch.cli"
+_LAB = "slurm_migbatch.lab.cli"
 COMMANDS = {
-    "bench": (f"{_HERE}.bench:bench", "Measure what the filter and the hooks cost on this machine."),
+    "bench": (f"{_LAB}.bench:bench", "Measure what the filter and the hooks cost on this machine."),
     "config": (f"{_HERE}.config:config", "Check the configuration and render what Slurm needs."),
     "doctor": (f"{_HERE}.doctor:doctor", "Check this installation and say what to do."),
-    "eval": (f"{_HERE}.eval:eval_", "Score the predictor on measured tables."),
+    "eval": (f"{_LAB}.eval:eval_", "Score the predictor on measured tables."),
     "explain": (f"{_HERE}.explain:explain", "Show what a request would become, without submitting."),
     "loans": (f"{_HERE}.loans:loans", "Show slices on loan to training jobs, and who waits for one."),
     "model": (f"{_HERE}.model:model", "Show what the predictor has learned; refit, roll back."),
@@ -22,8 +23,8 @@ COMMANDS = {
     "profile": (f"{_HERE}.profile:profile", "Measure models, and keep what was measured."),
     "progress": (f"{_HERE}.progress:progress", "Say, inside a job, what it has achieved so far."),
     "show": (f"{_HERE}.show:show", "Show one job: asked, bucket, got, predicted, measured, why."),
-    "simulate": (f"{_HERE}.simulate:simulate", "Replay a trace under a policy on a simulated cluster."),
-    "testbed": (f"{_HERE}.testbed:testbed", "Start and stop a private Slurm cluster with simulated GPUs."),
+    "simulate": (f"{_LAB}.simulate:simulate", "Replay a trace under a policy on a simulated cluster."),
+    "testbed": ("slurm_migbatch.testbed.cli:testbed", "Start and stop a private Slurm cluster with simulated GPUs."),
     "why": (f"{_HERE}.why:why", "Say why a job waits and what it would take."),
 }
 

@@ -32,9 +32,9 @@ from slurm_migbatch.daemon.poll import Snapshot
 from slurm_migbatch.daemon.supply import SupplyRoom
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.mig.profile import Profile, ProfileError
-from slurm_migbatch.sim.pairs import read
-from slurm_migbatch.sim.traces.lines import TraceError
 from slurm_migbatch.store.progress import RunProgress
+from slurm_migbatch.workload.csvlines import TraceError
+from slurm_migbatch.workload.pairs import read
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The program `migbatchd`: reads the configuration, takes the lock, serves until SIGTERM, reloads on SIGHUP.
+"""Serve until SIGTERM, and with another configuration after SIGHUP: what the program `migbatchd` runs.
 
 It runs as root or as SlurmUser: `scontrol update NodeName=` needs either, slurmctld (as SlurmUser) must reach the
 submit socket, and munge accepts node messages for either. It drops no privileges; the unit file picks the user.
@@ -8,59 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
-import click
-
-from slurm_migbatch.cli.common import HELP, Failure
-from slurm_migbatch.config import DEFAULT_PATH, Config, ConfigError, load
+from slurm_migbatch.config import Config, ConfigError, load
 from slurm_migbatch.daemon import log as logs
 from slurm_migbatch.daemon.compose import compose
-from slurm_migbatch.daemon.lock import AlreadyRunning, InstanceLock
 from slurm_migbatch.daemon.sdnotify import notify
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.node.auth import AuthError
 from slurm_migbatch.store.errors import StoreError
 
 log = logging.getLogger(__name__)
-
-
-@click.command(context_settings=HELP)
-@click.option(
-    "-c",
-    "--config",
-    "path",
-    envvar="MIGBATCH_CONFIG",
-    default=DEFAULT_PATH,
-    show_default=True,
-    metavar="FILE",
-    help="Configuration file.",
-)
-def migbatchd(path: str) -> None:
-    """The migbatch service of the controller host.
-
-    Runs in the foreground and logs to stderr. SIGTERM ends it, SIGHUP reads the configuration again.
-    """
-    config = load(path)
-    logs.setup(config.daemon.log_level)
-    os.umask(0o022)
-    # a submission must not wait for a thread that computes: the interpreter's own 5 ms would be its p99
-    sys.setswitchinterval(0.0005)
-    lock = InstanceLock(Path(config.daemon.run_dir))
-    try:
-        lock.acquire()
-    except AlreadyRunning as error:
-        raise Failure(str(error)) from None
-    except OSError as error:
-        raise Failure(f"{lock.path}: {error.strerror}; run migbatchd as root or as SlurmUser") from None
-    try:
-        asyncio.run(serve(config, path))
-    finally:
-        lock.release()
 
 
 async def serve(config: Config, path: str, make: Callable[[Config], Service] = compose) -> None:

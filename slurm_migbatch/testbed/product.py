@@ -100,7 +100,7 @@ class Product:
 
     def start_daemon(self) -> None:
         """Start migbatchd and wait until it answers."""
-        self.bed.spawn("migbatchd", [sys.executable, "-m", "slurm_migbatch.daemon", "-c", str(self.config)])
+        self.bed.spawn("migbatchd", [sys.executable, "-m", "slurm_migbatch.cli.migbatchd", "-c", str(self.config)])
         self.bed.wait("migbatchd", lambda: self.health() is not None)
 
     def reconfigure(self, **sections: Mapping[str, object]) -> None:

@@ -7,10 +7,10 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from slurm_migbatch.bench import every, headlines, plots
-from slurm_migbatch.bench.every import EXPERIMENTS, SHOWN, Experiment, child, measure
-from slurm_migbatch.bench.headlines import HEADLINES, Headline
 from slurm_migbatch.cli.main import cli
+from slurm_migbatch.lab.experiments import every, headlines, plots
+from slurm_migbatch.lab.experiments.every import EXPERIMENTS, SHOWN, Experiment, child, measure
+from slurm_migbatch.lab.experiments.headlines import HEADLINES, Headline
 
 SCALE = Experiment("scale", fixed=("--nodes", "2", "--gpus", "1", "--pending", "5"), data=False, alone=True)
 

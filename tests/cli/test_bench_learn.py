@@ -1,6 +1,6 @@
 """`migbatch bench learn` learns from what it makes up, and measures what it says. Nothing is held against the clock."""
 
-from slurm_migbatch.bench.learn import measure
+from slurm_migbatch.lab.bench.learn import measure
 
 
 def test_a_small_one() -> None:

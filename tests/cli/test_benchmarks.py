@@ -9,9 +9,9 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.bench.bars import Bar, Times, mean_with_interval, quantile
-from slurm_migbatch.bench.submit import time_table
 from slurm_migbatch.cli.main import cli
+from slurm_migbatch.lab.bars import Bar, Times, mean_with_interval, quantile
+from slurm_migbatch.lab.bench.submit import time_table
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.selection import Chooser

@@ -15,12 +15,6 @@ ROOMS = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 #: what CONTRIBUTING names as exceptions: room, the room below it that it imports, and the modules that it may import
 EXCEPTIONS = {
     ("profiling", "predict"): {"facts"},
-    ("evaluate", "bench"): {"bars"},
-    ("sim", "bench"): {"bars"},
-    ("report", "bench"): {"bars"},
-    ("testbed", "bench"): {"bars"},
-    ("daemon", "cli"): {"common"},
-    ("testbed", "cli"): {"common"},
 }
 
 
@@ -81,4 +75,4 @@ def test_tables_of_profiles_are_where_contributing_says():
         for path in PACKAGE.rglob("*.py")
         if table.search(path.read_text(encoding="utf-8"))
     }
-    assert found == {"sim/gpus.py", "profiling/sources/laboratory.py"}
+    assert found == {"lab/sim/gpus.py", "profiling/sources/laboratory.py"}

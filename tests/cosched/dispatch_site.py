@@ -6,10 +6,10 @@ from collections import Counter
 
 from slurm_migbatch.cosched.dispatch import Candidate, Pending, Promise, marked, promise_of
 from slurm_migbatch.cosched.space import Room, Space
+from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.grant import Grant
 from slurm_migbatch.mig.layout import EMPTY, Layout
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.sim.gpus import geometry
 from slurm_migbatch.slurm.client import JobRow
 
 P = Profile.parse

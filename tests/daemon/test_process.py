@@ -52,7 +52,7 @@ class Daemon:
         self.config.write_text(render(values))
 
     def start(self, *, descriptors=0, **env):
-        argv = [sys.executable, "-m", "slurm_migbatch.daemon", "-c", str(self.config)]
+        argv = [sys.executable, "-m", "slurm_migbatch.cli.migbatchd", "-c", str(self.config)]
         argv = ["prlimit", f"--nofile={descriptors}:{descriptors}", *argv] if descriptors else argv
         log = (self.home / "log").open("ab")
         process = subprocess.Popen(argv, stderr=log, env={"PATH": os.environ["PATH"], **env})

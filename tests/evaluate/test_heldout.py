@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from small_laboratory import MODELS, laboratory
 
-from slurm_migbatch.evaluate.heldout import MOST_FOLDS, Outcome, folds, identity, outcomes
-from slurm_migbatch.evaluate.scores import collect, coverage, scored, scored_all
+from slurm_migbatch.lab.evaluate.heldout import MOST_FOLDS, Outcome, folds, identity, outcomes
+from slurm_migbatch.lab.evaluate.scores import collect, coverage, scored, scored_all
 from slurm_migbatch.predict.calibration import LEVELS, Calibration
 from slurm_migbatch.predict.known import Knowledge
 from slurm_migbatch.predict.state import Learned

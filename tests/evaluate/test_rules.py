@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from small_laboratory import GPU, MODELS, added, laboratory, proportional, samples, sharp
 
-from slurm_migbatch.evaluate import choice, relative
-from slurm_migbatch.evaluate.baselines import CURVE, guesses
-from slurm_migbatch.evaluate.curves import Curves
-from slurm_migbatch.evaluate.heldout import Guess, folds, outcomes
-from slurm_migbatch.evaluate.scores import collect, scored
+from slurm_migbatch.lab.evaluate import choice, relative
+from slurm_migbatch.lab.evaluate.baselines import CURVE, guesses
+from slurm_migbatch.lab.evaluate.curves import Curves
+from slurm_migbatch.lab.evaluate.heldout import Guess, folds, outcomes
+from slurm_migbatch.lab.evaluate.scores import collect, scored
 from slurm_migbatch.predict.known import Knowledge
 from slurm_migbatch.predict.state import Learned
 from slurm_migbatch.profiling.measurement import Measurement

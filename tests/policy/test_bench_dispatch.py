@@ -7,11 +7,11 @@ import math
 import pytest
 from click.testing import CliRunner
 
-from slurm_migbatch.bench import dispatch, dstack
-from slurm_migbatch.bench.bars import NotMeasurable
 from slurm_migbatch.cli.main import cli
+from slurm_migbatch.lab.bars import NotMeasurable
+from slurm_migbatch.lab.experiments import dispatch, dstack
+from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.profiling.table import read_folder
-from slurm_migbatch.sim.gpus import geometry
 
 A100 = geometry("a100-80gb")
 KINDS = dispatch.kinds_of(A100)

@@ -6,10 +6,10 @@ import math
 import pytest
 from click.testing import CliRunner
 
-from slurm_migbatch.bench import instances
-from slurm_migbatch.bench.bars import NotMeasurable
-from slurm_migbatch.bench.instances import MEASURED, measure
-from slurm_migbatch.cli.bench import bench
+from slurm_migbatch.lab.bars import NotMeasurable
+from slurm_migbatch.lab.cli.bench import bench
+from slurm_migbatch.lab.experiments import instances
+from slurm_migbatch.lab.experiments.instances import MEASURED, measure
 
 MODELS = {"bert": 3.0, "densenet121": 1.0, "resnet50": 0.8, "vgg16": 2.0}
 SLICES = (1, 2, 3, 4, 7)

@@ -9,17 +9,17 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.bench import lending
-from slurm_migbatch.bench.bars import NotMeasurable
-from slurm_migbatch.bench.lending import AFE, WAYS, Load
 from slurm_migbatch.cli.main import cli
+from slurm_migbatch.lab.bars import NotMeasurable
+from slurm_migbatch.lab.experiments import lending
+from slurm_migbatch.lab.experiments.lending import AFE, WAYS, Load
+from slurm_migbatch.lab.sim.cluster import Cluster
+from slurm_migbatch.lab.sim.engine import Simulation
+from slurm_migbatch.lab.sim.gpus import whole
+from slurm_migbatch.lab.sim.job import Costs, Job
+from slurm_migbatch.lab.sim.policies.lending import Learning, Lending
 from slurm_migbatch.policy.forecast import Levels
 from slurm_migbatch.policy.goodput import Goodput, Steps
-from slurm_migbatch.sim.cluster import Cluster
-from slurm_migbatch.sim.engine import Simulation
-from slurm_migbatch.sim.gpus import whole
-from slurm_migbatch.sim.job import Costs, Job
-from slurm_migbatch.sim.policies.lending import Learning, Lending
 
 STEPS = Steps(0.05, 0.001, 0.02, 0.001, 0.01, 0.0005, 1.5)
 MODELS = {"cifar10": Goodput(STEPS, 4000.0, 128, 4096, 32, 1024)}

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.layout import layouts
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.policy.instances import (
@@ -19,7 +20,6 @@ from slurm_migbatch.policy.instances import (
     pack,
 )
 from slurm_migbatch.policy.slices import Setting, best_settings, bundles, plain
-from slurm_migbatch.sim.gpus import geometry
 
 A100, A30 = geometry("a100-80gb"), geometry("a30")
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
+from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.policy.dispatch import Board, Work
 from slurm_migbatch.policy.partition import (
@@ -25,7 +26,6 @@ from slurm_migbatch.policy.partition import (
     ways,
 )
 from slurm_migbatch.policy.trial import ALLOWED, bounded_rate, central, stream
-from slurm_migbatch.sim.gpus import geometry
 
 A100 = geometry("a100-80gb")
 KINDS = tuple(Profile.parse(name) for name in ("1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.policy.placement import (
@@ -22,7 +23,6 @@ from slurm_migbatch.policy.placement import (
     wasted,
 )
 from slurm_migbatch.policy.slices import bundles
-from slurm_migbatch.sim.gpus import geometry
 
 A100, A30 = geometry("a100-40gb"), geometry("a30")
 ONE, TWO, THREE, FOUR, ALL = (Profile.parse(p) for p in ("1g.5gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb"))

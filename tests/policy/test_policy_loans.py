@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot, layouts
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
@@ -25,7 +26,6 @@ from slurm_migbatch.policy.loans import (
     usual_speed,
     within,
 )
-from slurm_migbatch.sim.gpus import geometry
 
 H100, A30 = geometry("h100-80gb"), geometry("a30")
 ONE, DOUBLE, TWO, THREE, FOUR, ALL = (

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.layout import Layout
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.policy.partition import ways
 from slurm_migbatch.policy.rightsize import jain
 from slurm_migbatch.policy.session import Costs, Hosted, at_size, framed, frames, session_s
-from slurm_migbatch.sim.gpus import geometry
 
 A100 = geometry("a100-80gb")
 KINDS = tuple(Profile.parse(name) for name in ("1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"))

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.policy.partition import flow, ways
 from slurm_migbatch.policy.session import Hosted, demand_of
 from slurm_migbatch.policy.sessionplan import PRECISION, Plan, at_load, best, carried, largest, plans, play
-from slurm_migbatch.sim.gpus import geometry
 
 A30 = geometry("a30")
 KINDS = tuple(Profile.parse(name) for name in ("1g.6gb", "2g.12gb", "4g.24gb"))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.policy.sharing import (
     ANY,
     FASTEST,
@@ -34,7 +35,6 @@ from slurm_migbatch.policy.sharing import (
     step_seconds,
     together,
 )
-from slurm_migbatch.sim.gpus import geometry
 
 A100 = geometry("a100-80gb")
 SECONDS = st.floats(1.0, 1e4)

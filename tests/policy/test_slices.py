@@ -4,11 +4,11 @@ from collections import Counter
 
 import pytest
 
+from slurm_migbatch.lab.sim.gpus import UnknownGpu, geometry, models
 from slurm_migbatch.mig.layout import layouts
 from slurm_migbatch.mig.nvml import NvmlDriver
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.policy.slices import Setting, Speeds, best_settings, bundles, holds, plain
-from slurm_migbatch.sim.gpus import UnknownGpu, geometry, models
 from slurm_migbatch.testbed.simdriver import Machine
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.report import bench
+from slurm_migbatch.lab.bench import reports as bench
 from slurm_migbatch.report.columns import BRIEF, COLUMNS, DEFAULT, LONG
 from slurm_migbatch.report.errors import ReportError
 from slurm_migbatch.report.format import find, parse_format

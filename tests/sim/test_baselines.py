@@ -11,22 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_migbatch.lab.sim import registry
+from slurm_migbatch.lab.sim.cluster import Cluster, PlaceError
+from slurm_migbatch.lab.sim.engine import Result, Simulation
+from slurm_migbatch.lab.sim.gpus import geometry, whole
+from slurm_migbatch.lab.sim.job import Costs, Job
+from slurm_migbatch.lab.sim.placing import slices, whole_gpus
+from slurm_migbatch.lab.sim.policies.ffs import SjfFfs
+from slurm_migbatch.lab.sim.policies.halves import Halves
+from slurm_migbatch.lab.sim.policies.queued import Easy, Fifo, Sjf
+from slurm_migbatch.lab.sim.policies.sliced import Slices, Static, partitions
+from slurm_migbatch.lab.sim.policies.tiresias import Tiresias
+from slurm_migbatch.lab.sim.policy import Policy
+from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.speeds import Linear, Whole
 from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.sim import registry
-from slurm_migbatch.sim.cluster import Cluster, PlaceError
-from slurm_migbatch.sim.engine import Result, Simulation
-from slurm_migbatch.sim.gpus import geometry, whole
-from slurm_migbatch.sim.job import Costs, Job
-from slurm_migbatch.sim.placing import slices, whole_gpus
-from slurm_migbatch.sim.policies.ffs import SjfFfs
-from slurm_migbatch.sim.policies.halves import Halves
-from slurm_migbatch.sim.policies.queued import Easy, Fifo, Sjf
-from slurm_migbatch.sim.policies.sliced import Slices, Static, partitions
-from slurm_migbatch.sim.policies.tiresias import Tiresias
-from slurm_migbatch.sim.policy import Policy
-from slurm_migbatch.sim.run import Run
-from slurm_migbatch.sim.speeds import Linear, Whole
 
 A100 = geometry("a100-80gb")
 
@@ -258,7 +258,7 @@ def test_every_registered_policy_can_be_made_and_plays() -> None:
     for name in registry.POLICIES:
         kind = registry.find(name)
         assert kind.about
-        if not kind.__module__.startswith("slurm_migbatch.sim.registry"):
+        if not kind.__module__.startswith("slurm_migbatch.lab.sim.registry"):
             continue
         cluster = Cluster.of(A100, 4, per_node=2)
         result: Result = Simulation(cluster, jobs, kind.make(kind.params(), cluster), Linear(cluster)).run(1e6)

@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from slurm_migbatch.bench import lending, lendslices
-from slurm_migbatch.bench.bars import NotMeasurable
-from slurm_migbatch.bench.lending import Load
+from slurm_migbatch.lab.bars import NotMeasurable
+from slurm_migbatch.lab.experiments import lending, lendslices
+from slurm_migbatch.lab.experiments.lending import Load
+from slurm_migbatch.lab.sim.job import Job
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.sim.job import Job
 
 STEP_S = {"7g.40gb": 0.1, "4g.20gb": 0.13, "3g.20gb": 0.15, "2g.10gb": 0.2, "1g.5gb": 0.3}
 TINY = Load("slices, tiny", 60, 3, 60.0)

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from slurm_migbatch.lab.sim.cluster import Cluster, Place, PlaceError
+from slurm_migbatch.lab.sim.engine import Result, Simulation, SimulationError
+from slurm_migbatch.lab.sim.gpus import geometry, whole
+from slurm_migbatch.lab.sim.job import Costs, Demand, Job, JobError
+from slurm_migbatch.lab.sim.policies.queued import Fifo
+from slurm_migbatch.lab.sim.policy import Quiet
+from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.speeds import Linear, Neighbours, Whole
 from slurm_migbatch.mig.layout import Layout, Slot
-from slurm_migbatch.sim.cluster import Cluster, Place, PlaceError
-from slurm_migbatch.sim.engine import Result, Simulation, SimulationError
-from slurm_migbatch.sim.gpus import geometry, whole
-from slurm_migbatch.sim.job import Costs, Demand, Job, JobError
-from slurm_migbatch.sim.policies.queued import Fifo
-from slurm_migbatch.sim.policy import Quiet
-from slurm_migbatch.sim.run import Run
-from slurm_migbatch.sim.speeds import Linear, Neighbours, Whole
 
 A100 = geometry("a100-80gb")
 FULL = Place(0, Slot.of("7g.80gb", 0, 8))

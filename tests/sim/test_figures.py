@@ -13,20 +13,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_migbatch.lab.sim import log, plots
+from slurm_migbatch.lab.sim.cluster import Cluster
+from slurm_migbatch.lab.sim.engine import Result, Simulation
+from slurm_migbatch.lab.sim.gpus import geometry, whole
+from slurm_migbatch.lab.sim.job import Costs, Job
+from slurm_migbatch.lab.sim.metrics import jain, over_seeds, summarise
+from slurm_migbatch.lab.sim.page import page
+from slurm_migbatch.lab.sim.policies.queued import Fifo
+from slurm_migbatch.lab.sim.policies.tiresias import Tiresias
+from slurm_migbatch.lab.sim.spans import levels, spans
+from slurm_migbatch.lab.sim.speeds import Linear, Whole
 from slurm_migbatch.mig.layout import EMPTY
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.sim import log, plots
-from slurm_migbatch.sim.cluster import Cluster
-from slurm_migbatch.sim.engine import Result, Simulation
-from slurm_migbatch.sim.gpus import geometry, whole
-from slurm_migbatch.sim.job import Costs, Job
-from slurm_migbatch.sim.metrics import jain, over_seeds, summarise
-from slurm_migbatch.sim.page import page
-from slurm_migbatch.sim.policies.queued import Fifo
-from slurm_migbatch.sim.policies.tiresias import Tiresias
-from slurm_migbatch.sim.spans import levels, spans
-from slurm_migbatch.sim.speeds import Linear, Whole
 
 
 @pytest.fixture(scope="module")

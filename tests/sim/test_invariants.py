@@ -9,15 +9,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_migbatch.lab.sim.cluster import Cluster, Place, each
+from slurm_migbatch.lab.sim.engine import Result, Simulation
+from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.lab.sim.job import Costs, Job
+from slurm_migbatch.lab.sim.policy import Quiet
+from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.speeds import Linear, Neighbours
 from slurm_migbatch.mig.layout import Layout
 from slurm_migbatch.mig.planning import fragmentation
-from slurm_migbatch.sim.cluster import Cluster, Place, each
-from slurm_migbatch.sim.engine import Result, Simulation
-from slurm_migbatch.sim.gpus import geometry
-from slurm_migbatch.sim.job import Costs, Job
-from slurm_migbatch.sim.policy import Quiet
-from slurm_migbatch.sim.run import Run
-from slurm_migbatch.sim.speeds import Linear, Neighbours
 
 
 class Chaos(Quiet):

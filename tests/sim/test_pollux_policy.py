@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.sim import registry
-from slurm_migbatch.sim.cluster import Cluster
-from slurm_migbatch.sim.engine import Result, Simulation
-from slurm_migbatch.sim.gpus import whole
-from slurm_migbatch.sim.job import Costs, Job
-from slurm_migbatch.sim.policies.pollux import Pollux
-from slurm_migbatch.sim.speeds import Whole
+from slurm_migbatch.lab.sim import registry
+from slurm_migbatch.lab.sim.cluster import Cluster
+from slurm_migbatch.lab.sim.engine import Result, Simulation
+from slurm_migbatch.lab.sim.gpus import whole
+from slurm_migbatch.lab.sim.job import Costs, Job
+from slurm_migbatch.lab.sim.policies.pollux import Pollux
+from slurm_migbatch.lab.sim.speeds import Whole
 
 
 def simulate(jobs: Sequence[Job], gpus: int, per_node: int = 4, policy: Pollux | None = None) -> Result:

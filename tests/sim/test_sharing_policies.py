@@ -12,18 +12,18 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.bench import sharing as bench
 from slurm_migbatch.cli.main import cli
+from slurm_migbatch.lab.experiments import sharing as bench
+from slurm_migbatch.lab.sim import registry
+from slurm_migbatch.lab.sim.cluster import Cluster
+from slurm_migbatch.lab.sim.engine import Result, Simulation
+from slurm_migbatch.lab.sim.gpus import whole
+from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.policies.queued import Sjf
+from slurm_migbatch.lab.sim.policies.sharing import Sharing
+from slurm_migbatch.lab.sim.policy import Policy
+from slurm_migbatch.lab.sim.speeds import Paired, Whole
 from slurm_migbatch.policy.sharing import ANY, NEVER, PAIR, RULES, finishes
-from slurm_migbatch.sim import registry
-from slurm_migbatch.sim.cluster import Cluster
-from slurm_migbatch.sim.engine import Result, Simulation
-from slurm_migbatch.sim.gpus import whole
-from slurm_migbatch.sim.job import Job
-from slurm_migbatch.sim.policies.queued import Sjf
-from slurm_migbatch.sim.policies.sharing import Sharing
-from slurm_migbatch.sim.policy import Policy
-from slurm_migbatch.sim.speeds import Paired, Whole
 
 Pairs = dict[tuple[str, str], float]
 

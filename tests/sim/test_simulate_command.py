@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from slurm_migbatch.bench import scale, simulator
-from slurm_migbatch.bench.bars import NotMeasurable, exponent
 from slurm_migbatch.cli.main import cli
-from slurm_migbatch.cli.simulate import simulate
 from slurm_migbatch.config.reader import ConfigError
-from slurm_migbatch.sim import scenario
-from slurm_migbatch.sim.play import Workload, play
+from slurm_migbatch.lab.bars import NotMeasurable, exponent
+from slurm_migbatch.lab.bench import scale, simulator
+from slurm_migbatch.lab.cli.simulate import simulate
+from slurm_migbatch.lab.sim import scenario
+from slurm_migbatch.lab.sim.play import Workload, play
 
 PHILLY = "timestamp,duration,num_gpus,gpu_time,cluster\n" + "".join(
     f"2017-10-09 06:{n:02d}:00,{300 + 40 * n},{1 + n % 3},1,vc{n % 2}\n" for n in range(20)

@@ -4,17 +4,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.bench.wave import Request, Training, Wave, draw
-from slurm_migbatch.bench.wavesim import LIVE_CALM, Overheads, predict
+from slurm_migbatch.lab.experiments.wave import Request, Training, Wave, draw
+from slurm_migbatch.lab.experiments.wavesim import LIVE_CALM, Overheads, predict
+from slurm_migbatch.lab.sim import registry
+from slurm_migbatch.lab.sim.cluster import Cluster, PlaceError
+from slurm_migbatch.lab.sim.engine import Simulation
+from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.lab.sim.job import Costs, Job
+from slurm_migbatch.lab.sim.policies.slicelending import CALM, SliceLending, SliceWay
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.policy.forecast import DAY_S, Levels
 from slurm_migbatch.policy.loans import usual_speed
-from slurm_migbatch.sim import registry
-from slurm_migbatch.sim.cluster import Cluster, PlaceError
-from slurm_migbatch.sim.engine import Simulation
-from slurm_migbatch.sim.gpus import geometry
-from slurm_migbatch.sim.job import Costs, Job
-from slurm_migbatch.sim.policies.slicelending import CALM, SliceLending, SliceWay
 
 H100 = geometry("h100-80gb")
 ONE, TWO, THREE, FOUR, ALL = (Profile.parse(p) for p in ("1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"))

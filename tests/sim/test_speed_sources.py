@@ -7,19 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from slurm_migbatch.lab.sim import gpus
+from slurm_migbatch.lab.sim.cluster import Cluster, Place
+from slurm_migbatch.lab.sim.curves import Curves, Predicted, SpeedError, Table
+from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.speeds import Linear, Neighbours, Paired, Whole
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.nvml import NvmlDriver
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.profiling.measurement import Measurement
-from slurm_migbatch.sim import gpus, pairs
-from slurm_migbatch.sim.cluster import Cluster, Place
-from slurm_migbatch.sim.curves import Curves, Predicted, SpeedError, Table
-from slurm_migbatch.sim.job import Job
-from slurm_migbatch.sim.run import Run
-from slurm_migbatch.sim.speeds import Linear, Neighbours, Paired, Whole
-from slurm_migbatch.sim.traces.lines import TraceError
 from slurm_migbatch.testbed.simdriver import GPU_MODELS, Machine
+from slurm_migbatch.workload import pairs
+from slurm_migbatch.workload.csvlines import TraceError
 
 A100 = gpus.geometry("a100-80gb")
 FULL, HALF, ONE = (Profile.parse(name) for name in ("7g.80gb", "3g.40gb", "1g.10gb"))

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_migbatch.testbed import hostile, soak
+from slurm_migbatch.lab.bench import soak
+from slurm_migbatch.testbed import hostile
 from slurm_migbatch.testbed.proc import wait_until
 
 PROGRAM = hostile.__file__

@@ -1,0 +1,1 @@
+"""What parts of the product cost on this machine, as ratios."""

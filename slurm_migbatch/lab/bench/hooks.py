@@ -1,0 +1,206 @@
+"""What the hooks cost: Prolog, TaskProlog and Epilog as slurmd starts them, against starting Python for nothing.
+
+The driver is the simulated one without latency, so what is measured is ours: interpreter, imports, files, locks,
+journal and the trip to the agent. Base and hooks take turns, so that a busy machine slows all of them alike.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from slurm_migbatch.lab.bars import Bar, Times
+from slurm_migbatch.testbed.registry import unmount_below
+from slurm_migbatch.testbed.simdriver import Machine
+
+MEDIAN_TARGET, P99_TARGET = 3.0, 6.0
+NODE = "bench"
+HOOKS = ("prolog", "task_prolog", "epilog")
+#: NVML calls that make or take away something
+CHANGES = (
+    "nvmlDeviceCreateGpuInstance",
+    "nvmlDeviceCreateGpuInstanceWithPlacement",
+    "nvmlGpuInstanceDestroy",
+    "nvmlGpuInstanceCreateComputeInstance",
+    "nvmlGpuInstanceCreateComputeInstanceWithPlacement",
+    "nvmlComputeInstanceDestroy",
+)
+
+
+class BenchError(RuntimeError):
+    """It could not be measured; the message says why."""
+
+
+def measure(rounds: int = 300, gpu_type: str = "h100-80gb") -> dict[str, Any]:
+    """Run the hooks of `rounds` jobs with the agent and as many without it.
+
+    Returns:
+        Figures and bars. Ratios are to the median of `python3 -I -S -c pass` in the same turn.
+
+    Raises:
+        BenchError: not root, or a hook failed.
+    """
+    if os.geteuid() != 0:
+        raise BenchError("hooks run as root: run this as root")
+    # hooks refuse to run from a directory that others may write, so not below /tmp
+    with tempfile.TemporaryDirectory(prefix="migbatch-bench-", dir=_place()) as name:
+        home = Path(name)
+        home.chmod(0o755)
+        machine = Machine.create(home / "driver", [gpu_type])
+        _install(home)
+        try:
+            with_agent, alone = _both(home, machine, rounds)
+        finally:
+            unmount_below(home)
+    bars = [
+        bar
+        for hook in HOOKS
+        for bar in (
+            Bar(f"{hook}: median over python start", with_agent["ratios"][hook]["median"], MEDIAN_TARGET),
+            Bar(f"{hook}: p99 over python start", with_agent["ratios"][hook]["p99"], P99_TARGET),
+        )
+    ]
+    changes = sum(with_agent["driver_changes"].values()) + sum(alone["driver_changes"].values())
+    bars.append(Bar("driver creates and destroys in warm reuse", float(changes), 0.0))
+    return {
+        "bench": "hooks",
+        "rounds": rounds,
+        "interpreter": sys.executable,
+        "python": sys.version.split()[0],
+        "agent": with_agent,
+        "in_process": alone,
+        "bars": [bar.to_dict() for bar in bars],
+    }
+
+
+def _both(home: Path, machine: Machine, rounds: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The series with the agent, and that without it."""
+    agent = _start_agent(home)
+    try:
+        _job(home, 1, {})
+        if not any(machine.calls()[name] for name in CHANGES):
+            raise BenchError("the first job made no slice; what follows would measure nothing")
+        with_agent = _series(home, machine, rounds, first_job=2)
+    finally:
+        agent.terminate()
+        agent.communicate(timeout=30)
+    return with_agent, _series(home, machine, rounds, first_job=rounds + 3)
+
+
+def _place() -> str:
+    return "/run" if os.access("/run", os.W_OK) else "/var/lib"
+
+
+def _install(home: Path) -> None:
+    etc, driver = home / "etc", home / "driver"
+    etc.mkdir()
+    lines = {
+        "StateDir": home / "state",
+        "RunDir": home / "run",
+        "NvmlLibrary": driver / "libnvidia-ml.so.1",
+        "ProcRoot": driver / "proc",
+        "DevRoot": driver / "dev",
+        "BootIdFile": driver / "boot_id",
+    }
+    (etc / "node.conf").write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
+    _migbatch("node", "install", "--dest", str(home / "hooks"), "--etc", str(etc))
+
+
+def _migbatch(*arguments: str) -> None:
+    argv = [sys.executable, "-m", "slurm_migbatch.cli", *arguments]
+    done = subprocess.run(
+        argv, capture_output=True, text=True, check=False, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+    )
+    if done.returncode:
+        raise BenchError(f"migbatch {' '.join(arguments)}: {done.stderr.strip() or done.stdout.strip()}")
+
+
+def _start_agent(home: Path) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-m", "slurm_migbatch.cli", "node", "agent", "--etc", str(home / "etc"), "--node", NODE]
+    agent = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env={"PATH": "/usr/bin:/bin"})
+    end = time.monotonic() + 30
+    while not (home / "run/agent.sock").exists():
+        if agent.poll() is not None or time.monotonic() > end:
+            agent.kill()
+            _, said = agent.communicate()
+            raise BenchError(f"the agent does not start: {said.decode(errors='replace').strip()}")
+        time.sleep(0.02)
+    return agent
+
+
+def _series(home: Path, machine: Machine, rounds: int, first_job: int) -> dict[str, Any]:
+    """One warm-up job, which makes the slice, then `rounds` jobs that find it."""
+    base = [sys.executable, "-I", "-S", "-c", "pass"]
+    times: dict[str, list[float]] = {name: [] for name in ("python", *HOOKS)}
+    _job(home, first_job, {})
+    machine.calls(reset=True)
+    for number in range(1, rounds + 1):
+        times["python"].append(_run(base, {}))
+        _job(home, first_job + number, times)
+    calls: Counter[str] = machine.calls()
+    figures = {name: Times.of(values) for name, values in times.items()}
+    start = figures["python"].median_ms
+    return {
+        "times": {name: figure.to_dict() for name, figure in figures.items()},
+        "ratios": {
+            hook: {"median": figures[hook].median_ms / start, "p99": figures[hook].p99_ms / start} for hook in HOOKS
+        },
+        "driver_changes": {name: calls[name] for name in CHANGES if calls[name]},
+    }
+
+
+def _job(home: Path, job: int, times: Mapping[str, list[float]]) -> None:
+    common = {
+        "SLURM_JOB_ID": str(job),
+        "SLURM_JOB_UID": "0",
+        "SLURM_JOB_USER": "root",
+        "SLURM_JOB_PARTITION": "gpu",
+        "SLURM_JOB_ACCOUNT": "bench",
+        "SLURM_JOB_COMMENT": "a comment [mig:1g.10gb:1#bench]",
+        "SLURM_JOB_RESTART_COUNT": "0",
+        "SLURMD_NODENAME": NODE,
+    }
+    own = {
+        "prolog": {"SLURM_SCRIPT_CONTEXT": "prolog_slurmd"},
+        "task_prolog": {"SLURM_STEP_ID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "1"},
+        "epilog": {"SLURM_SCRIPT_CONTEXT": "epilog_slurmd", "SLURM_JOB_EXIT_CODE2": "0:0"},
+    }
+    for hook in HOOKS:
+        spent = _run(
+            [str(home / "hooks" / hook)], {**common, **own[hook]}, expect="MIG-" if hook == "task_prolog" else ""
+        )
+        if times:
+            times[hook].append(spent)
+
+
+def _run(argv: Sequence[str], env: Mapping[str, str], expect: str = "") -> float:
+    """Seconds from start to end of a process, as slurmd sees them.
+
+    Raises:
+        BenchError: it failed, or printed other than it should.
+    """
+    read, write = os.pipe()
+    try:
+        actions = [(os.POSIX_SPAWN_DUP2, write, 1), (os.POSIX_SPAWN_DUP2, write, 2)]
+        began = time.perf_counter()
+        pid = os.posix_spawn(argv[0], list(argv), dict(env), file_actions=actions)
+        _, status = os.waitpid(pid, 0)
+        spent = time.perf_counter() - began
+        os.close(write)
+        write = -1
+        said = os.read(read, 65536).decode(errors="replace")
+    finally:
+        os.close(read)
+        if write >= 0:
+            os.close(write)
+    if status or expect not in said:
+        code = os.waitstatus_to_exitcode(status)
+        raise BenchError(f"{Path(argv[0]).name} ended with {code}: {said.strip() or 'it said nothing'}")
+    return spent

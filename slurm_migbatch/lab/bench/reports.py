@@ -1,0 +1,124 @@
+"""How long `migacct` takes on a large store: fills one with made-up runs and times the whole command from outside."""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import insert
+from sqlalchemy.orm import Session
+
+from slurm_migbatch.lab.bars import Bar
+from slurm_migbatch.store.db import Store, open_store
+from slurm_migbatch.store.models import Lease, Run, span_class
+
+TARGET_S = 0.5
+_PROFILES = (("1g.10gb", 1), ("1g.20gb", 2), ("2g.20gb", 2), ("3g.40gb", 4), ("7g.80gb", 8))
+_BATCH = 20000
+
+
+def fill(store: Store, runs: int, days: float, end: float, seed: int = 1) -> None:
+    """Put `runs` ended runs of 200 users, spread over `days` before `end` (unix seconds), into an empty store."""
+    chance = random.Random(seed)  # noqa: S311 made-up data
+    made, leases = [], []
+    for number in range(1, runs + 1):
+        submitted = end - days * 86400 * (1 - number / runs)
+        started = submitted + chance.expovariate(1 / 300)
+        ended = started + min(chance.lognormvariate(6.5, 1.8), 7 * 86400)
+        made.append(_run(number, submitted, started, ended, chance))
+        for position in range(1 if chance.random() < 0.9 else 3):
+            leases.append(_lease(number, position, started, ended, chance))
+        if len(made) == _BATCH or number == runs:
+            with Session(store.engine) as session, session.begin():
+                session.execute(insert(Run.__table__), made)  # type: ignore[arg-type]
+                session.execute(insert(Lease.__table__), leases)  # type: ignore[arg-type]
+            made, leases = [], []
+
+
+def _run(number: int, submitted: float, started: float, ended: float, chance: random.Random) -> dict[str, Any]:
+    user = chance.randrange(200)
+    return {
+        "id": number, "job_id": number, "restart": 0, "reuse": 0, "latest": True, "uid": 1000 + user,
+        "user": f"user{user:03d}", "account": f"acct{user % 20:02d}", "partition": "gpu", "name": f"train{number % 50}",
+        "array_job": number - number % 10 if number % 3 == 0 else None, "array_task": str(number % 10),
+        "nodes": "n001", "state": chance.choice(("COMPLETED", "COMPLETED", "COMPLETED", "FAILED", "TIMEOUT")),
+        "state_from": "node", "exit_code": 0, "signal": 0, "submitted": submitted, "started": started, "ended": ended,
+        "began": submitted, "span_class": span_class(submitted, ended), "asked": "mig:auto", "slice_count": 1,
+        "bucket": f"bert-large/infer/b{2 ** (number % 8)}/128tok/any/any", "decision": f"{number:08x}",
+        "source": "service", "profile": chance.choice(_PROFILES)[0], "warm": number % 2 == 0, "setup_ms": 4.0,
+        "predicted_latency_ms": chance.uniform(1, 100),
+    }  # fmt: skip
+
+
+def _lease(number: int, position: int, started: float, ended: float, chance: random.Random) -> dict[str, Any]:
+    node, gpu = chance.randrange(100), chance.randrange(8)
+    profile, size = chance.choice(_PROFILES)
+    return {
+        "run_id": number, "job_id": number, "restart": 0, "node": f"n{node:03d}", "journal": "bench",
+        "position": position, "gpu": f"GPU-{node:03d}-{gpu}", "gpu_index": gpu, "profile": profile,
+        "slot_start": 0, "slot_size": size, "mig_uuid": f"MIG-{number:036d}", "since": started, "until": ended,
+        "outcome": "released",
+    }  # fmt: skip
+
+
+def _queries(runs: int, days: float, end: float) -> Iterator[tuple[str, list[str]]]:
+    def day(before: float, who: str = "-a") -> list[str]:
+        return [who, "-S", f"uts{int(end - before * 86400)}", "-E", f"uts{int(end - (before - 1) * 86400)}"]
+
+    yield "no job: start-up alone", ["-j", str(runs * 10)]
+    yield "one job", ["-j", str(runs // 2)]
+    yield "one array", ["-j", str(runs // 2 - runs // 2 % 30)]
+    yield "last day", day(1)
+    yield "one day in the middle", day(days // 2)
+    yield "first day", day(days)
+    yield "one day of one user", day(days // 2, "-uuser007")
+    yield "one day on one node", [*day(days // 2), "-N", "n042"]
+    yield "one day, failed", [*day(days // 2), "-s", "F,TO"]
+
+
+def measure(runs: int = 1_000_000, days: float = 365.0, repeats: int = 5) -> dict[str, Any]:
+    """Fill a store in a temporary directory and run `migacct -a` on it.
+
+    Returns:
+        {"runs", "days", "fill_s", "file_mb", "queries": [{"name", "median_s", "worst_s", "lines"}], "bars": [...]}.
+    """
+    end = float(int(time.time()))
+    with tempfile.TemporaryDirectory(prefix="migacct-bench-") as directory:
+        path = Path(directory) / "bench.db"
+        began = time.perf_counter()
+        with open_store(f"sqlite:///{path}") as store:
+            fill(store, runs, days, end)
+        fill_s = time.perf_counter() - began
+        queries = [_time(path, name, options, repeats) for name, options in _queries(runs, days, end)]
+        size = path.stat().st_size
+    worst = max(query["median_s"] for query in queries)
+    return {
+        "runs": runs,
+        "days": days,
+        "fill_s": fill_s,
+        "file_mb": size / 1e6,
+        "queries": queries,
+        "bars": [Bar("migacct, slowest query [s]", worst, TARGET_S).to_dict()],
+    }
+
+
+def _time(path: Path, name: str, options: list[str], repeats: int) -> dict[str, Any]:
+    start = "from slurm_migbatch.cli.migacct import main; main()"
+    environment = {**os.environ, "MIGBATCH_DB": f"sqlite:///{path}"}
+    times, lines = [], 0
+    for _ in range(repeats):
+        began = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-c", start, "-n", *options], env=environment, capture_output=True, check=True
+        )
+        times.append(time.perf_counter() - began)
+        lines = done.stdout.count(b"\n")
+    return {"name": name, "median_s": statistics.median(times), "worst_s": max(times), "lines": lines}

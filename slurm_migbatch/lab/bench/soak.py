@@ -1,0 +1,377 @@
+"""Many short jobs of several users on a test bed, hostile users beside, and what must not happen to any of them.
+
+Run by `make soak`. Exit status 0 only if every bar is met: all jobs end well, none is sent back as a misfit or takes a
+slot beside its node's plan (which another job may miss later), no node is drained, nothing is left over, and what is
+offered never follows a look at Slurm that is older than `STALE_S`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import click
+
+from slurm_migbatch.cli.common import HELP, run
+from slurm_migbatch.lab.bars import Bar
+from slurm_migbatch.testbed.bed import FINAL
+from slurm_migbatch.testbed.cluster import Cluster
+from slurm_migbatch.testbed.errors import TestbedError
+from slurm_migbatch.testbed.hostile import PARTS, Hostiles
+from slurm_migbatch.testbed.proc import wait_until
+from slurm_migbatch.testbed.watch import Watch, handoffs
+
+#: request and how often it is drawn
+MIX = (
+    ("mig:1g.10gb:1", 6),
+    ("mig:1g.20gb:1", 3),
+    ("mig:2g.20gb:1", 4),
+    ("mig:3g.40gb:1", 3),
+    ("mig:4g.40gb:1", 1),
+    ("mig:7g.80gb:1", 1),
+    ("mig:1g.10gb:3", 2),
+    ("mig:auto", 4),
+)
+_COMMENT = "migbatch: model=bert-large batch=32 slo=200ms"
+
+#: users whose jobs count; as many hostile ones come on top
+HONEST = 3
+#: seconds that supply may be behind Slurm
+STALE_S = 10.0
+#: size of the disk on which a node keeps its journal and the progress files: small, so that a job can fill it
+DISK = "48m"
+#: seconds in which a node has tidied up after the last job
+SETTLE_S = 120.0
+_CLONE_NEWNS = 0x00020000
+#: lines of a list that are printed, and characters of a complaint that are kept
+_SHOWN, _COMPLAINT = 12, 160
+
+
+@click.command(context_settings=HELP)
+@click.option("--jobs", default=500, show_default=True)
+@click.option("--nodes", default=2, show_default=True)
+@click.option("--gpus", default=4, show_default=True)
+@click.option("--latency", default="real", show_default=True, help="Seconds per driver call, or 'real'.")
+@click.option("--seed", default=1, show_default=True)
+@click.option("--timeout", default=1500.0, show_default=True, help="Seconds for all jobs.")
+@click.option("--hostile/--no-hostile", default=True, show_default=True, help="With three hostile users beside.")
+@click.option("--part", "parts", multiple=True, type=click.Choice(sorted(PARTS)), help="Only this of what they do.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def soak(
+    jobs: int,
+    nodes: int,
+    gpus: int,
+    latency: str,
+    seed: int,
+    timeout: float,
+    hostile: bool,
+    parts: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Run many short jobs of three users on a test bed, and hold what came of them against bars."""
+    with (
+        _disks(nodes) as disks,
+        Cluster(
+            nodes=nodes,
+            gpus=gpus,
+            users=2 * HONEST if hostile else HONEST,
+            latency=latency if latency == "real" else float(latency),
+            cpus=128,
+            migbatch="all",
+            options={"MaxJobCount": "100000"},
+            node_conf={"StateDir": f"{disks}/%n/state"},
+        ) as bed,
+    ):
+        enemies = Hostiles(bed, [user.name for user in bed.users[HONEST:]], timeout + 60.0, parts) if hostile else None
+        figures = run_jobs(bed, jobs, seed, timeout, enemies)
+    bars = bars_of(figures)
+    if as_json:
+        click.echo(json.dumps({**figures, "bars": [bar.to_dict() for bar in bars]}, indent=2))
+    else:
+        for key, value in figures.items():
+            _say(key, value)
+        for bar in bars:
+            click.echo(bar.line())
+    if missed := [bar.name for bar in bars if not bar.ok]:
+        raise TestbedError(f"soak failed: {', '.join(missed)}")
+
+
+def _say(key: str, value: object) -> None:
+    """A figure for people: of a long list its first lines."""
+    if not isinstance(value, (list, dict)) or len(json.dumps(value)) < 100:
+        click.echo(f"{key}: {value if isinstance(value, str) else json.dumps(value)}")
+        return
+    lines = [f"{name}: {json.dumps(each)}" for name, each in value.items()] if isinstance(value, dict) else value
+    click.echo(f"{key}: {len(lines)}")
+    for line in lines[:_SHOWN]:
+        click.echo(f"  {line}")
+
+
+def bars_of(figures: Mapping[str, Any]) -> list[Bar]:
+    """What must hold."""
+    bars = [
+        Bar("jobs that ended well", figures["completed"], figures["jobs"], at_least=True),
+        Bar("misfits", figures["misfits"], 0),
+        Bar("starts beside the plan", figures["unplanned_starts"], 0),
+        Bar("nodes drained or down", len(figures["drained_nodes"]), 0),
+        Bar("things left over", len(figures["leftovers"]), 0),
+        Bar("slices seen where they should not be", len(figures["problems"]), 0),
+        Bar("processes of the cluster that ended", len(figures["ended"]), 0),
+        Bar("longest time that supply was behind Slurm, s", figures["supply_behind_s"], STALE_S),
+    ]
+    if "hostile" in figures:
+        idle = [name for name, counts in figures["hostile"].items() if not any(counts.values())]
+        bars.append(Bar("hostile parts that did nothing", len(idle), 0))
+    return bars
+
+
+class Sights:
+    """A thread that looks at the nodes' states and at migbatchd again and again."""
+
+    def __init__(self, bed: Cluster, every: float = 2.0) -> None:
+        self._bed = bed
+        self._every = every
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sights")
+        self._began = time.monotonic()
+        self._started = 0.0
+        #: nodes that were drained or down -> the reason that Slurm has
+        self.drained: dict[str, str] = {}
+        #: what migbatchd said was wrong -> how often it was seen
+        self.complaints: Counter[str] = Counter()
+        self.behind_s = 0.0
+        self.unanswered = 0
+
+    def __enter__(self) -> Sights:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.look()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._every):
+            self.look()
+
+    def look(self) -> None:
+        """One look at everything."""
+        names = ",".join(self._bed.spec.node_names)
+        said = self._bed.run(["sinfo", "-h", "-N", "-p", "gpu", "-n", names, "-o", "%N|%T|%E"], check=False)
+        for line in said.stdout.splitlines() if said.returncode == 0 else ():
+            name, state, reason = line.split("|", 2)
+            if re.search(r"drain|down|fail|inval", state):
+                self.drained.setdefault(name, f"{state}: {reason}")
+        try:
+            health, metrics = self._bed.product.health(), self._bed.product.metrics()
+        except (OSError, ValueError):
+            self.unanswered += 1
+            return
+        self.complaints.update(
+            f"{part}: {text}"[:_COMPLAINT] for part, text in (health or {}).get("checks", {}).items() if text != "ok"
+        )
+        values = dict(re.findall(r"^(migbatch_\S+) (\S+)$", metrics, re.MULTILINE))
+        started = float(values.get("migbatch_start_time_seconds", 0))
+        if self._started and started != self._started:
+            self.complaints["migbatchd was started again"] += 1
+        self._started = started
+        behind = values.get('migbatch_supply_age_seconds{what="longest"}')
+        self.behind_s = max(self.behind_s, float(behind) if behind else time.monotonic() - self._began)
+
+
+def run_jobs(bed: Cluster, jobs: int, seed: int, timeout: float, enemies: Hostiles | None = None) -> dict[str, Any]:
+    """Submit, wait, and count what went wrong."""
+    honest = [user.name for user in bed.users[:HONEST]]
+    began = time.monotonic()
+    with Watch(bed) as watch, Sights(bed) as sights:
+        with enemies or nullcontext():
+            submitted = {user: _submit(bed, user, texts) for user, texts in _scripts(honest, jobs, seed)}
+            submission_s = time.monotonic() - began
+            ids = [job for found in submitted.values() for job in found]
+            with suppress(TestbedError):  # told as jobs that did not end well
+                wait_until(lambda: not _open(bed, honest), timeout, "the end of all jobs", every=2.0)
+            wall = time.monotonic() - began
+            states = {job: state for job, state in _states(bed, honest).items() if job in ids}
+        settled = ""
+        try:
+            wait_until(lambda: not _open(bed) and not leftovers(bed), SETTLE_S, "order after the last job", every=2.0)
+        except TestbedError as error:
+            settled = str(error)
+        left = leftovers(bed) + [f"job {job} of the end: {state}" for job, state in _open(bed).items()]
+    kinds = _events(bed)
+    figures = {
+        "jobs": jobs,
+        "submitted": len(ids),
+        "completed": sum(state == "COMPLETED" for state in states.values()),
+        "states": dict(Counter(states.values())),
+        "wall_s": round(wall, 1),
+        "submission_s": round(submission_s, 1),
+        "starts": kinds.get("start", 0),
+        "warm_starts": kinds.get("warm", 0),
+        "unplanned_starts": kinds.get("unplanned", 0),
+        "creates": kinds.get("create", 0),
+        "destroys": kinds.get("destroy", 0),
+        "misfits": kinds.get("misfit", 0),
+        "drained_nodes": [f"{node}: {why}" for node, why in sights.drained.items()],
+        "leftovers": left if settled else [],
+        "ended": [daemon.name for daemon in bed.daemons.all() if not daemon.id.alive],
+        "supply_behind_s": round(sights.behind_s, 2),
+        "complaints": dict(sights.complaints),
+        "unanswered": sights.unanswered,
+        "watched_rounds": watch.rounds,
+        "problems": watch.problems,
+    }
+    return {**figures, "hostile": enemies.counts} if enemies else figures
+
+
+def _scripts(users: list[str], jobs: int, seed: int) -> Iterator[tuple[str, str]]:
+    """A shell script for each user, with one submission a line."""
+    draw = random.Random(seed)  # noqa: S311 - a reproducible mix, no secret
+    requests, weights = zip(*MIX, strict=True)
+    for i, user in enumerate(users):
+        lines = []
+        for gres in draw.choices(requests, weights, k=jobs // len(users) + (i < jobs % len(users))):
+            comment = f' --comment="{_COMMENT}"' if gres == "mig:auto" else ""
+            seconds = draw.choice(("0", "0.2", "0.5", "1"))
+            lines.append(
+                f"sbatch --parsable -o /dev/null --gres={gres}{comment} --time=2 "
+                f"--wrap='test -n \"$CUDA_VISIBLE_DEVICES\" && sleep {seconds}'"
+            )
+        yield user, "\n".join(lines) + "\n"
+
+
+def _submit(bed: Cluster, user: str, script: str) -> list[str]:
+    return bed.run(["sh"], user, input=script, check=False, timeout=1200.0).stdout.split()
+
+
+def _states(bed: Cluster, users: list[str] | None = None) -> dict[str, str]:
+    chosen = ["-u", ",".join(users)] if users else []
+    text = bed.run(["squeue", "-h", "-a", "-r", "-t", "all", *chosen, "-o", "%i|%T"]).stdout
+    return dict(line.split("|") for line in text.splitlines())
+
+
+def _open(bed: Cluster, users: list[str] | None = None) -> dict[str, str]:
+    return {job: state for job, state in _states(bed, users).items() if state not in FINAL}
+
+
+def leftovers(bed: Cluster) -> list[str]:
+    """What no ended job should leave: slices, leases, open devices, files and processes."""
+    from slurm_migbatch.node.config import load
+
+    found = []
+    uids = {user.uid: user.name for user in bed.users}
+    for node in bed.spec.node_names:
+        etc = str(bed.product.etc)
+        try:
+            seen = json.loads(bed.product.migbatch("node", "status", "--etc", etc, "--node", node, "--json"))
+        except TestbedError as error:
+            found.append(f"{node}: cannot be asked: {error}")
+            continue
+        pieces = [piece for gpu in seen["gpus"] for piece in gpu["slices"]]
+        found += [
+            f"{node}: {piece['profile']} {piece['state']} of job {piece['job']}"
+            for piece in pieces
+            if piece["state"] != "idle"
+        ]
+        found += [f"{node}: run of job {each['job']} is {each['state']}" for each in seen["runs"]]
+        made = sum(len(gpu["instances"]) for gpu in bed.machine(node).dump()["gpus"])
+        if made != len(pieces):
+            found.append(f"{node}: {made} GPU instances, {len(pieces)} in the journal")
+        for path in (bed.machine(node).dev_root / "nvidia-caps").glob("nvidia-cap*"):
+            with suppress(FileNotFoundError):
+                if owner := path.stat().st_uid:
+                    found.append(f"{node}: {path.name} belongs to {uids.get(owner, owner)}")
+        found += [f"{node}: hand-off of job {job}" for (job, _), given in handoffs(bed, node).items() if given]
+        found += [f"{node}: {path}" for path in Path(load(etc, node).progress_path).glob("*")]
+    for pid in bed.daemons.cage.members():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if name := uids.get(Path(f"/proc/{pid}").stat().st_uid):
+                found.append(f"process {pid} of {name}: {Path(f'/proc/{pid}/comm').read_text().strip()}")
+    with _record(bed) as link:
+        from sqlalchemy import select
+
+        from slurm_migbatch.store.models import Lease
+
+        held = select(Lease.node, Lease.job_id, Lease.profile).where(Lease.until.is_(None))
+        found += [f"record: job {job} holds {profile} on {node}" for node, job, profile in link.execute(held)]
+    return found
+
+
+@contextmanager
+def _record(bed: Cluster) -> Iterator[Any]:
+    """The database of migbatchd, for reading."""
+    from slurm_migbatch.store.db import open_store
+
+    with open_store(f"sqlite:///{bed.product.state}/migbatch.db", readonly=True) as store, store.reading() as link:
+        yield link
+
+
+def _events(bed: Cluster) -> dict[str, int]:
+    from sqlalchemy import func, select
+
+    from slurm_migbatch.store.models import NodeEvent
+
+    with _record(bed) as link:
+        counts = link.execute(select(NodeEvent.kind, func.count()).group_by(NodeEvent.kind))
+        found: dict[str, int] = {kind: count for kind, count in counts}  # noqa: C416 - rows, not pairs
+        starts = list(link.execute(select(NodeEvent.payload).where(NodeEvent.kind == "start")).scalars())
+        found["warm"] = sum(1 for event in starts if event.get("warm"))
+        found["unplanned"] = sum(1 for event in starts if not event.get("planned"))
+    return found
+
+
+@contextmanager
+def _disks(nodes: int) -> Iterator[Path]:
+    """A directory with a small file system for each node, n1 and so on; gone with this process, however it ends.
+
+    Each has a directory in which every user may write, as a disk with /var/lib and /var/tmp has.
+    """
+    if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNS) != 0:
+        raise TestbedError(f"mounting the nodes' disks needs root: {os.strerror(ctypes.get_errno())}")
+    _mount("--make-rprivate", "/")
+    with tempfile.TemporaryDirectory(prefix="migbatch-soak-", dir="/var/tmp") as text:
+        base = Path(text)
+        base.chmod(0o755)
+        _mount("-t", "tmpfs", "-o", "mode=755,size=1m", "disks", text)
+        for number in range(1, nodes + 1):
+            disk = base / f"n{number}"
+            disk.mkdir()
+            _mount("-t", "tmpfs", "-o", f"mode=755,size={DISK}", "disk", str(disk))
+            (disk / "scratch").mkdir()
+            (disk / "scratch").chmod(0o1777)
+        try:
+            yield base
+        finally:
+            subprocess.run(["umount", "-R", "-l", text], check=True)
+
+
+def _mount(*arguments: str) -> None:
+    done = subprocess.run(["mount", *arguments], check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise TestbedError(f"mount {' '.join(arguments)}: {done.stderr.strip()}")
+
+
+def main() -> int:
+    """Entry point."""
+    return run(soak, Path(sys.argv[0]).stem)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""What the commands of `migbatch bench` share: options, and how results are printed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from slurm_migbatch.lab.bars import Bar
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object, its bars under 'bars'.")
+data_option = click.option(
+    "--data",
+    required=True,
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder of public data sets, or the one that is read.",
+)
+plot_option = click.option(
+    "--plot",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write plots (SVG) into this folder.",
+)
+
+
+def progress(text: str) -> None:
+    """What is being done, on stderr."""
+    click.echo(f"{text} ...", err=True)
+
+
+def print_notes(result: Mapping[str, Any]) -> None:
+    """What a reader has to know."""
+    for note in result["notes"]:
+        click.echo(f"note: {note}")
+
+
+def print_bars(result: Mapping[str, Any]) -> None:
+    """The bars, for people."""
+    for bar in result["bars"]:
+        click.echo(Bar.from_dict(bar).line())
+
+
+def hand_over(name: str, result: Mapping[str, Any], as_json: bool, plot: Path | None) -> bool:
+    """Write plots where asked; as JSON print the result too. Whether nothing is left to be told."""
+    if plot is not None:
+        write_plots(name, result, plot)
+    if as_json:
+        click.echo(json.dumps(result))
+    return as_json
+
+
+def write_plots(name: str, result: Mapping[str, Any], folder: Path) -> None:
+    """The plots of an experiment, where it has some."""
+    from slurm_migbatch.lab.experiments.plots import PLOTS, write
+
+    for path in write(name, result, folder) if name in PLOTS else ():
+        progress(f"{path} written")

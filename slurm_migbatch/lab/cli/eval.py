@@ -1,0 +1,193 @@
+"""`migbatch eval`: how well the predictor does on models that it has not seen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from slurm_migbatch.cli.common import HELP, print_table
+from slurm_migbatch.lab.cli.common import print_bars
+
+_folder = click.Path(exists=True, path_type=Path)
+data_option = click.option("--data", required=True, metavar="DIR", type=_folder, help="Folder of tables to score.")
+leave_option = click.option(
+    "--leave", type=click.Choice(["model", "family"]), default="model", show_default=True, help="What is left out."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object, its bars under 'bars'.")
+
+
+@click.group("eval", context_settings=HELP)
+def eval_() -> None:
+    """Score the predictor on measured tables, beside simple rules that know as much.
+
+    Tables are neutral ones (`migbatch profile export`), or the folder of a laboratory that `migbatch profile import`
+    knows. The exit code is 0 where it could be measured, whether or not the bars are met.
+    """
+
+
+@eval_.command()
+@data_option
+@click.option("--train", metavar="DIR", type=_folder, help="Learn from these tables, instead of from the other models.")
+@click.option("--points", type=click.IntRange(0, 3), default=3, show_default=True, help="Most profiled points.")
+@click.option("--level", type=click.FloatRange(0.1, 0.98), default=0.9, show_default=True, help="Of the margin.")
+@leave_option
+@click.option("--quick", is_flag=True, help="Without the rules that must be learned themselves.")
+@click.option("--blind", is_flag=True, help="Forget what is publicly known of models.")
+@json_option
+def predictor(
+    data: Path,
+    train: Path | None,
+    points: int,
+    level: float,
+    leave: Literal["model", "family"],
+    quick: bool,
+    blind: bool,
+    as_json: bool,
+) -> None:
+    """Error, interval coverage and quality of choice for each model, left out of the training in turn."""
+    from slurm_migbatch.lab.evaluate.predictor import Options, evaluate
+    from slurm_migbatch.profiling.table import read_folder
+
+    options = Options(points, level, leave, blind, trees=not quick)
+    learned_from = None if train is None else read_folder(train)
+    result = evaluate(read_folder(data), learned_from, options, say=_progress)
+    result = {"data": str(data), "train": None if train is None else str(train), **result}
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    _print_predictor(result)
+
+
+@eval_.command()
+@data_option
+@click.option("--level", type=click.FloatRange(0.1, 0.98), default=0.8, show_default=True, help="Of the margin.")
+@leave_option
+@json_option
+def profiling(data: Path, level: float, leave: Literal["model", "family"], as_json: bool) -> None:
+    """What measuring less costs: slices and broken limits of scenarios against the share of cells measured.
+
+    Scenarios are ParvaGPU's where its SLO files lie below DIR, else made up from each model's largest slice.
+    """
+    from slurm_migbatch.lab.evaluate.profiling import evaluate
+    from slurm_migbatch.profiling.table import read_folder
+
+    result = {"data": str(data), **evaluate(data, read_folder(data), level=level, leave=leave, say=_progress)}
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    for note in result["notes"]:
+        click.echo(f"note: {note}")
+    lines = [
+        (
+            each["measured"],
+            f"{each['cells_share']:.1%}",
+            each["way"],
+            f"{each['slices']:.0f}",
+            f"{each['best']:.0f}",
+            "-" if each["extra"] is None else f"{each['extra']:+.1%}",
+            f"{each['broken']} of {each['services']}",
+            str(each["short"]),
+        )
+        for each in result["totals"]
+    ]
+    header = ("measured", "cells", "chosen by", "slices", "least", "extra", "limit broken", "short")
+    print_table(header, lines)
+    print_bars(result)
+
+
+def _progress(text: str) -> None:
+    click.echo(f"{text} ...", err=True)
+
+
+def _print_predictor(result: dict[str, Any]) -> None:
+    for note in result["notes"]:
+        click.echo(f"note: {note}")
+    click.echo(f"points are chosen by one rule: {result['rule']}")
+    for kind, found in result["kinds"].items():
+        for figure, label in (("time", "throughput"), ("memory", "memory")):
+            if found[figure]:
+                click.echo(f"\n{kind}: error of {label} in %, and how often intervals held")
+                _print_errors(found[figure])
+        if found["time"]:
+            click.echo(f"\n{kind}: mean error of throughput in % by model")
+            _print_models(found["time"])
+        if found["rules"]:
+            click.echo(f"\n{kind}: simple rules, and the predictor on the cells that neither was shown")
+            _print_rules(found["rules"])
+        if found["choice"] and kind == "infer":
+            click.echo(f"\n{kind}: slice and batch with the most throughput per slice under a latency limit")
+            _print_choices(found["choice"])
+        if found["relative"]:
+            click.echo(f"\n{kind}: speed of a slice relative to the largest, mean absolute error")
+            lines = [
+                (
+                    one["method"],
+                    _k(one["k"]),
+                    f"{one['mae']:.3f}",
+                    f"{one['mae_mean_of_models']:.3f}",
+                    str(one["points"]),
+                )
+                for one in found["relative"]
+            ]
+            print_table(("method", "k", "pooled", "mean of models", "cells"), lines)
+    click.echo()
+    print_bars(result)
+
+
+def _print_errors(series: list[dict[str, Any]]) -> None:
+    levels = [cover["level"] for cover in series[0]["coverage"]]
+    header = ["k", "mean", "median", "p90", "cells", "models", "all procs"]
+    header += [f"{level:.0%} held" for level in levels] + [f"{level:.0%} width" for level in levels]
+    lines = []
+    for each in series:
+        line = [str(each["k"]), *(f"{each[name]:.1f}" for name in ("mape", "median", "p90"))]
+        line += [str(each["points"]), str(each["models"]), f"{each.get('all_procs', each)['mape']:.1f}"]
+        line += [f"{cover['mean']:.1%}" for cover in each["coverage"]]
+        line += [f"x{cover['width_factor']:.2f}" for cover in each["coverage"]]
+        lines.append(line)
+    print_table(header, lines)
+
+
+def _print_models(series: list[dict[str, Any]]) -> None:
+    header = ["", *(f"k={each['k']}" for each in series)]
+    lines = []
+    for label, group in (("", "per_model"), ("all ", "per_family")):
+        for name in series[0][group]:
+            lines.append(
+                [label + name, *(f"{each[group][name]:.1f}" if name in each[group] else "-" for each in series)]
+            )
+    print_table(header, lines)
+
+
+def _print_rules(rules: list[dict[str, Any]]) -> None:
+    lines = []
+    for each in rules:
+        same = each["same_points"]
+        line = [each["method"], _k(each["k"]), f"{each['mape']:.1f}", f"{each['median']:.1f}", str(each["points"])]
+        if same:
+            line += [str(same["points"]), f"{same['rule']:.1f}", f"{same['predictor']:.1f} (k={same['predictor_k']})"]
+        lines.append(line + [""] * (8 - len(line)))
+    print_table(("rule", "k", "mean", "median", "cells", "both", "rule", "predictor"), lines)
+
+
+def _print_choices(choices: list[dict[str, Any]]) -> None:
+    lines = [
+        (
+            each["method"],
+            _k(each["k"]),
+            "middle" if each["level"] is None else f"{each['level']:.0%}",
+            f"{each['broken']:.1%}",
+            f"{each['quality']:.3f}",
+            f"{each['not_offered']:.1%}",
+            str(each["cases"]),
+        )
+        for each in choices
+    ]
+    print_table(("method", "k", "margin", "broken", "of the best", "no choice", "cases"), lines)
+
+
+def _k(points: int) -> str:
+    return "curve" if points < 0 else str(points)

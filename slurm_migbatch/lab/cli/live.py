@@ -1,0 +1,92 @@
+"""`migbatch bench live` and `rounds`: lending beside a real Slurm."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from slurm_migbatch.cli.common import Failure, print_table
+from slurm_migbatch.lab.cli.common import json_option, print_bars, progress
+
+
+@click.command()
+@click.option("--seed", default=1, show_default=True, help="Of the wave.")
+@click.option("--slurm-root", default="", metavar="DIR", help="Run the Slurm of this debootstrapped Debian.")
+@json_option
+def live(seed: int, slurm_root: str, as_json: bool) -> None:
+    """Inference that follows a day, and training throughout, on a test bed: with lending and without (as root).
+
+    The day is compressed to six minutes, so this takes about a quarter of an hour. Two nodes of four simulated H100s
+    under a real Slurm; the simulator's figures for the same wave are printed beside.
+    """
+    from slurm_migbatch.lab.bars import NotMeasurable
+    from slurm_migbatch.lab.bench.live import measure
+    from slurm_migbatch.testbed.errors import TestbedError
+
+    try:
+        result = measure(seed, say=progress, slurm_root=slurm_root)
+    except (NotMeasurable, TestbedError) as error:
+        raise Failure(str(error)) from None
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    click.echo(
+        f"{result['requests']} inference and {result['trainings']} training jobs, a day of {result['day_s']:g} s"
+    )
+    print_table(
+        ("WAY", "JCT_S", "PREDICTED", "P95_S", "DELAY_S", "DELAY_P95_S", "PREDICTED", "RESTARTS", "MOST", "RPCS"),
+        [_row(name, way) for name, way in result["ways"].items()],
+    )
+    print_bars(result)
+
+
+def _row(name: str, way: dict[str, Any]) -> list[str]:
+    said = way["predicted"]
+    seconds = (
+        way["jct_s"], said["jct_s"], way["jct_p95_s"], way["mean_delay_s"], way["p95_s"], said["delay_p95_s"]
+    )  # fmt: skip
+    return [
+        name,
+        *(f"{value:.1f}" for value in seconds),
+        f"{way['restarts']:.2f}",
+        str(way["restarts_max"]),
+        str(way["rpcs"]),
+    ]
+
+
+@click.command()
+@click.option("--pending", type=click.IntRange(1, 10_000), default=1000, show_default=True, help="Jobs that wait.")
+@click.option("--slurm-root", default="", metavar="DIR", help="Run the Slurm of this debootstrapped Debian.")
+@json_option
+def rounds(pending: int, slurm_root: str, as_json: bool) -> None:
+    """How long a decision on loans takes before a full queue, and what slurmctld does for it (as root).
+
+    About 500 idle slices under a real Slurm on a test bed; sdiag's counts of slurmctld's calls before and after.
+    """
+    from slurm_migbatch.lab.bench.rounds import measure
+    from slurm_migbatch.testbed.errors import TestbedError
+
+    try:
+        result = measure(pending, say=progress, slurm_root=slurm_root)
+    except TestbedError as error:
+        raise Failure(str(error)) from None
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    click.echo(f"{result['pending']} training jobs before {result['slots']} slots")
+    for name, phase in result["phases"].items():
+        decisions = phase["lending"]
+        click.echo(
+            f"{name}: {decisions['rounds']:.0f} decisions of {decisions['mean_s']:.3f} s on average in "
+            f"{phase['seconds']:g} s, {phase['running']} loans run"
+        )
+        print_table(
+            ("RPC", "BEFORE", "AFTER", "CALLS"),
+            [
+                (rpc, str(phase["sdiag_before"].get(rpc, 0)), str(after), str(phase["rpcs"].get(rpc, 0)))
+                for rpc, after in phase["sdiag_after"].items()
+            ],
+        )
+    print_bars(result)

@@ -1,0 +1,226 @@
+"""Simple rules that know as much as the predictor does: what it has to beat, computed in the same run.
+
+- `linear`: the time of the same batch on the largest slice, divided by the slice's share.
+- `roofline`: the whole curve over the batch on the largest slice. The smallest time seen is the floor. Where the time
+  at a batch is over 1.2 times the floor it is divided by the share, elsewhere the best time an item is; the result is
+  never below the floor.
+- `gbm`: boosted trees on operations, parameters, slice and batch; nothing of the model is measured.
+- `gbm ratio`: the same on slice and batch, for the ratio to the first profiled point.
+- `physics`: t = t0 + c * batch / share, fitted to the profiled points (t0 = 0 with one of them).
+- `residual gbm`: boosted trees learn from the other models by how much that form is wrong; `with facts` they are told
+  operations and parameters too.
+
+Points are fixed: the largest slice at batch 8 for one; at its smallest batch and at 32 for two; and the smallest slice
+at batch 8 for three. Rules marked `our points` are given those that the predictor chose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from slurm_migbatch.lab.evaluate.curves import Curves
+from slurm_migbatch.lab.evaluate.heldout import Guess, Outcome
+from slurm_migbatch.predict.cells import Array
+from slurm_migbatch.predict.samples import Sample
+
+CURVE: Final = -1
+"""In the place of a number of points: a whole curve over the batch."""
+FLOOR_FACTOR: Final = 1.2
+TREES: Final = 150
+MOST_ROWS: Final = 4000
+"""Of larger training tables an even choice of rows, so that a run stays within minutes."""
+ENOUGH: Final = 3
+"""So many models on the same GPU teach trees; with fewer all GPUs are taken together."""
+
+
+def guesses(
+    samples: Iterable[Sample], others: Sequence[Curves], ours: Sequence[Outcome], most: int = 3, *, trees: bool = True
+) -> Iterator[Guess]:
+    """What the rules say of the samples, learning from `others`; `ours` are the predictor's outcomes, for the points
+    that it chose. Without `trees` only the rules that learn nothing."""
+    for sample in samples:
+        curves = Curves.of(sample)
+        if not len(curves):
+            continue
+        teachers = _teachers(curves, others)
+        yield _guess("linear", curves, CURVE, np.flatnonzero(curves.full), _linear(curves))
+        yield _guess("roofline", curves, CURVE, np.flatnonzero(curves.full), _roofline(curves))
+        if trees and teachers:
+            yield _guess("gbm", curves, 0, (), _plain(curves, teachers))
+        wishes = [_wishes(curves, points) for points in range(1, most + 1)]
+        for given in wishes:
+            done = curves.nearest(given)
+            if len(done) == len(given) < len(curves):
+                yield from _fitted(curves, teachers if trees else [], done, given)
+        for outcome in ours:
+            if outcome.sample is sample and 1 <= outcome.points <= most:
+                yield from _at_our_points(curves, teachers if trees else [], outcome)
+
+
+def _fitted(
+    curves: Curves, teachers: Sequence[Curves], done: Sequence[int], wishes: Sequence[tuple[float, float]]
+) -> Iterator[Guess]:
+    points = len(done)
+    yield _guess("physics", curves, points, done, np.log(_Form.fit(curves, done).seconds(curves)))
+    taught = [(one, one.nearest(wishes)) for one in teachers]
+    taught = [(one, given) for one, given in taught if len(given) == points]
+    if taught:
+        yield _guess("residual gbm", curves, points, done, _residual(curves, done, taught, _form_features))
+        yield _guess("residual gbm with facts", curves, points, done, _residual(curves, done, taught, _told_features))
+        yield _guess("gbm ratio", curves, points, done, _ratio(curves, done, taught))
+
+
+def _at_our_points(curves: Curves, teachers: Sequence[Curves], outcome: Outcome) -> Iterator[Guess]:
+    place = {int(cell): i for i, cell in enumerate(curves.index)}
+    if not all(cell in place for cell in outcome.done):
+        return
+    done = [place[cell] for cell in outcome.done]
+    form = _Form.fit(curves, done)
+    yield _guess("physics, our points", curves, len(done), done, np.log(form.seconds(curves)))
+    wishes = [(float(curves.share[i]), float(curves.batch[i])) for i in done]
+    taught = [(one, one.nearest(wishes)) for one in teachers]
+    taught = [(one, given) for one, given in taught if len(given) == len(done)]
+    if taught:
+        value = _residual(curves, done, taught, _form_features)
+        yield _guess("residual gbm, our points", curves, len(done), done, value)
+
+
+def _guess(method: str, curves: Curves, points: int, done: Iterable[int], value: Array) -> Guess:
+    """The guess over all of the sample's cells: nothing is said of more than one process."""
+    sample = curves.sample
+    whole = np.full(len(sample.cells), np.nan)
+    whole[curves.index] = value
+    given = tuple(int(curves.index[i]) for i in done)
+    return Guess(method, sample, "time", points, given, whole, sample.logs, sample.cells.procs)
+
+
+def _teachers(curves: Curves, others: Iterable[Curves]) -> list[Curves]:
+    kind = [one for one in others if one.sample.kind == curves.sample.kind and len(one)]
+    same = [one for one in kind if one.sample.gpu.name == curves.sample.gpu.name]
+    return same if len({one.sample.model for one in same}) >= ENOUGH else kind
+
+
+def _wishes(curves: Curves, points: int) -> list[tuple[float, float]]:
+    largest, smallest = float(curves.share.max()), float(curves.share.min())
+    if points == 1:
+        return [(largest, 8.0)]
+    return [(largest, float(curves.batch.min())), (largest, 32.0), (smallest, 8.0)][:points]
+
+
+def _linear(curves: Curves) -> Array:
+    at = curves.on_full()
+    scaled = curves.logs[at] + np.log(curves.share.max() / curves.share)
+    return np.asarray(np.where(at >= 0, scaled, np.nan), dtype=np.float64)
+
+
+def _roofline(curves: Curves) -> Array:
+    value = np.full(len(curves), np.nan)
+    for size in np.unique(curves.size):
+        here = np.flatnonzero(curves.full & (curves.size == size))
+        if not len(here):
+            continue
+        floor = curves.seconds[here].min()
+        best = (curves.seconds[here] / curves.batch[here]).min()
+        same = {curves.batch[i]: curves.seconds[i] for i in here}
+        for i in np.flatnonzero(curves.size == size):
+            whole = same.get(curves.batch[i], 0.0)
+            seconds = whole if whole > FLOOR_FACTOR * floor else best * curves.batch[i]
+            value[i] = np.log(max(floor, seconds * curves.share.max() / curves.share[i]))
+    return value
+
+
+@dataclass(frozen=True)
+class _Form:
+    """t = t0 + c * load."""
+
+    t0: float
+    c: float
+
+    @classmethod
+    def fit(cls, curves: Curves, done: Sequence[int]) -> _Form:
+        from scipy.optimize import nnls
+
+        load, seconds = curves.load[list(done)], curves.seconds[list(done)]
+        if len(done) == 1:
+            return cls(0.0, float(seconds[0] / load[0]))
+        # relative errors count, and neither part is negative
+        (t0, c), _ = nnls(np.column_stack([1.0 / seconds, load / seconds]), np.ones(len(done)))
+        return cls(float(t0), max(float(c), 1e-9))
+
+    def seconds(self, curves: Curves) -> Array:
+        return np.asarray(self.t0 + self.c * curves.load, dtype=np.float64)
+
+
+_Features = Callable[[Curves, _Form], Array]
+
+
+def _shape(curves: Curves) -> Array:
+    return np.column_stack([np.log(curves.share), np.log(curves.batch * curves.work)])
+
+
+def _facts(curves: Curves) -> Array:
+    known = curves.sample.known
+    ones = np.ones(len(curves))
+    return np.column_stack([np.log(known.flops * curves.sample.cells.work[curves.index]), np.log(known.params) * ones])
+
+
+def _form_features(curves: Curves, form: _Form) -> Array:
+    host = np.log((form.t0 + 1e-6) / form.c) * np.ones(len(curves))
+    return np.column_stack([_shape(curves), np.log(curves.load), host])
+
+
+def _told_features(curves: Curves, form: _Form) -> Array:
+    ones = np.ones(len(curves))
+    return np.column_stack([_shape(curves), _facts(curves), np.log(form.t0 + 1e-6) * ones, np.log(form.c) * ones])
+
+
+def _plain(curves: Curves, teachers: Sequence[Curves]) -> Array:
+    def features(one: Curves) -> Array:
+        return np.column_stack([_shape(one), _facts(one)])
+
+    rates = [np.log(one.batch) - one.logs for one in teachers]
+    said = _boosted([features(one) for one in teachers], rates, features(curves))
+    return np.asarray(np.log(curves.batch) - said, dtype=np.float64)
+
+
+def _residual(
+    curves: Curves, done: Sequence[int], taught: Sequence[tuple[Curves, Sequence[int]]], features: _Features
+) -> Array:
+    forms = [_Form.fit(one, given) for one, given in taught]
+    told = [features(one, form) for (one, _), form in zip(taught, forms, strict=True)]
+    wrong = [one.logs - np.log(form.seconds(one)) for (one, _), form in zip(taught, forms, strict=True)]
+    own = _Form.fit(curves, done)
+    return np.asarray(np.log(own.seconds(curves)) + _boosted(told, wrong, features(curves, own)), dtype=np.float64)
+
+
+def _ratio(curves: Curves, done: Sequence[int], taught: Sequence[tuple[Curves, Sequence[int]]]) -> Array:
+    def rates(one: Curves) -> Array:
+        return np.asarray(np.log(one.batch) - one.logs, dtype=np.float64)
+
+    def features(one: Curves, given: Sequence[int]) -> Array:
+        at = rates(one)[list(given)]
+        told = [np.full(len(one), value) for value in (at[0], *(at[1:] - at[0]))]
+        return np.column_stack([_shape(one), *told])
+
+    said = _boosted(
+        [features(one, given) for one, given in taught],
+        [rates(one) - rates(one)[given[0]] for one, given in taught],
+        features(curves, done),
+    )
+    return np.asarray(np.log(curves.batch) - said - rates(curves)[done[0]], dtype=np.float64)
+
+
+def _boosted(features: Sequence[Array], targets: Sequence[Array], asked: Array) -> Array:
+    from sklearn.ensemble import GradientBoostingRegressor
+
+    told, wanted = np.vstack(features), np.concatenate(targets)
+    if len(told) > MOST_ROWS:
+        some = np.linspace(0, len(told) - 1, MOST_ROWS).astype(int)
+        told, wanted = told[some], wanted[some]
+    trees = GradientBoostingRegressor(n_estimators=TREES, max_depth=3, random_state=0)
+    trees.fit(told, wanted)
+    return np.asarray(trees.predict(asked), dtype=np.float64)

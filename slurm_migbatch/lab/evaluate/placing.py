@@ -1,0 +1,41 @@
+"""The fewest compute slices that serve a rate: instances of (slice, batch, processes), by what is said of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from slurm_migbatch.lab.evaluate.heldout import Mask
+from slurm_migbatch.policy.instances import fewest_slices
+from slurm_migbatch.predict.cells import Array
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many instances of which cells, by index; their compute slices together."""
+
+    instances: Mapping[int, int]
+    slices: float
+
+
+def plan(rates: Array, slices: Array, allowed: Mask, wanted: float) -> Plan | None:
+    """The plan with the fewest slices whose `rates` reach `wanted`, of allowed cells; None where none is allowed."""
+    cells = np.flatnonzero(allowed).tolist()
+    if not cells:
+        return None
+    chosen = fewest_slices([float(rates[i]) for i in cells], [round(float(slices[i])) for i in cells], wanted)
+    instances = {cells[i]: count for i, count in chosen.items()}
+    return Plan(instances, sum(count * float(slices[i]) for i, count in instances.items()))
+
+
+def topped_up(made: Plan, rates: Array, slices: Array, wanted: float) -> float:
+    """Slices of a plan after instances were added until the `rates` that turned out serve what is wanted."""
+    served = sum(count * float(rates[i]) for i, count in made.instances.items())
+    if served * (1 + 1e-9) >= wanted:
+        return made.slices
+    used = np.zeros(len(rates), dtype=bool)
+    used[list(made.instances)] = True
+    more = plan(rates, slices, used, wanted - served)
+    return made.slices + (more.slices if more else 0.0)

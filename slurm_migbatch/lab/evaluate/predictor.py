@@ -1,0 +1,255 @@
+"""The whole evaluation of the predictor on a folder of tables, as one JSON-able object with its bars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from slurm_migbatch.lab.bars import Bar
+from slurm_migbatch.lab.evaluate import choice, relative
+from slurm_migbatch.lab.evaluate.baselines import CURVE, guesses
+from slurm_migbatch.lab.evaluate.curves import Curves
+from slurm_migbatch.lab.evaluate.heldout import OURS, Guess, Leave, Mask, Outcome, by_points, folds, identity, outcomes
+from slurm_migbatch.lab.evaluate.scores import LEVELS, collect, coverage, scored, scored_all
+from slurm_migbatch.predict.known import Knowledge
+from slurm_migbatch.predict.points import FIRST_BATCH, MIDDLE_BATCH, SMALL_BATCH
+from slurm_migbatch.predict.samples import samples_of
+from slurm_migbatch.predict.state import KINDS
+from slurm_migbatch.profiling.measurement import Measurement
+
+RULE: Final = (
+    f"largest slice at batch {FIRST_BATCH:g}; middle slice at batch {MIDDLE_BATCH:g}; smallest slice at batch "
+    f"{SMALL_BATCH:g}; then the point likeliest to be chosen and least sure (slurm_migbatch/predict/points.py)"
+)
+MAPE_TARGETS: Final = (60.0, 30.0, 10.0, 8.0)
+"""Mean error in per cent at 0, 1, 2, 3 points, for inference."""
+COVERAGE_TARGET: Final = 0.03
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is asked for: the largest number of points, the margin's level, what is left out, whether facts do not
+    count, and whether rules are run that must be learned themselves (they take most of the time)."""
+
+    points: int = 3
+    level: float = 0.9
+    leave: Leave = "model"
+    blind: bool = False
+    trees: bool = True
+
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class _Found:
+    """All that was said of one kind of work, and for each sample the curves of the models that were learned from."""
+
+    time: list[Outcome] = field(default_factory=list)
+    memory: list[Outcome] = field(default_factory=list)
+    rules: list[Guess] = field(default_factory=list)
+    taught: dict[int, Sequence[Curves]] = field(default_factory=dict)
+
+
+def evaluate(
+    rows: Sequence[Measurement],
+    train: Sequence[Measurement] | None,
+    options: Options,
+    say: Say = lambda text: None,
+) -> dict[str, Any]:
+    """Everything that can be computed from the rows; what cannot is named under `notes`."""
+    knowledge = Knowledge(blind=options.blind)
+    kinds = {kind: _Found() for kind in KINDS}
+    for fold in folds(rows, knowledge, train=train, leave=options.leave):
+        say(", ".join(sorted({sample.model for sample in fold.samples})))
+        time = list(outcomes(fold, "time", options.points))
+        taught = [Curves.of(sample) for sample in samples_of(fold.rows, knowledge)]
+        for sample in fold.samples:
+            kinds[sample.kind].taught[id(sample)] = taught
+        for outcome in time:
+            kinds[outcome.sample.kind].time.append(outcome)
+        for outcome in outcomes(fold, "memory", options.points):
+            kinds[outcome.sample.kind].memory.append(outcome)
+        for guess in guesses(fold.samples, taught, time, options.points, trees=options.trees):
+            kinds[guess.sample.kind].rules.append(guess)
+    results = {kind: _kind(found, options) for kind, found in kinds.items() if found.time}
+    return {
+        "models": len({identity(row.model) for row in rows}),
+        "rows": len(rows),
+        "rule": RULE,
+        "kinds": results,
+        "notes": _notes(rows, train, [outcome for found in kinds.values() for outcome in found.time], options),
+        "bars": [bar.to_dict() for bar in _bars(results, options)],
+    }
+
+
+def _kind(found: _Found, options: Options) -> dict[str, Any]:
+    last = {id(outcome.sample): outcome.done for outcome in sorted(found.time, key=lambda outcome: outcome.points)}
+
+    def common(outcome: Outcome) -> Mask:
+        mask = scored(outcome)
+        mask[list(last[id(outcome.sample)])] = False
+        return mask
+
+    methods = _by_method([*found.time, *found.rules])
+    pairs = [
+        (method, k, [(guess, found.taught[id(guess.sample)]) for guess in group])
+        for (method, k), group in methods.items()
+    ]
+    return {
+        "time": [
+            {
+                "k": k,
+                **_figures(here, scored),
+                "common": _short(here, common),
+                "all_procs": _short(here, scored_all),
+            }
+            for k, here in by_points(found.time).items()
+            if any(scored(outcome).any() for outcome in here)
+        ],
+        "memory": [
+            {"k": k, **_figures(here, scored_all)}
+            for k, here in by_points(found.memory).items()
+            if any(scored_all(outcome).any() for outcome in here)
+        ],
+        "rules": _beside(found, methods),
+        "choice": choice.choices(methods, options.level),
+        "relative": relative.score(pairs),
+    }
+
+
+def _by_method(found: Iterable[Guess]) -> dict[tuple[str, int], list[Guess]]:
+    groups: dict[tuple[str, int], list[Guess]] = {}
+    for guess in found:
+        groups.setdefault((guess.method, guess.points), []).append(guess)
+    return dict(sorted(groups.items(), key=lambda item: (item[0][0] != OURS, item[0][1], item[0][0])))
+
+
+def _beside(found: _Found, methods: Mapping[tuple[str, int], Sequence[Guess]]) -> list[dict[str, Any]]:
+    """Each rule's errors, and beside them the predictor's with as many points, both on what neither was shown."""
+    most = max(outcome.points for outcome in found.time)
+    ours = {(id(outcome.sample), outcome.points): outcome for outcome in found.time}
+    result = []
+    for (method, k), group in methods.items():
+        if method == OURS or not any(scored(guess).any() for guess in group):
+            continue
+        same = min(most if k == CURVE else k, most)
+        # a small table may have no room for as many points as elsewhere
+        pairs = {id(g.sample): (g, ours[id(g.sample), same]) for g in group if (id(g.sample), same) in ours}
+
+        def neither(guess: Guess, pairs: Mapping[int, tuple[Guess, Outcome]] = pairs) -> Mask:
+            theirs, own = pairs[id(guess.sample)]
+            mask: Mask = scored(theirs) & scored(own)
+            return mask
+
+        theirs = collect([guess for guess, _ in pairs.values()], lambda guess: guess.errors, neither)
+        own = collect([outcome for _, outcome in pairs.values()], lambda guess: guess.errors, neither)
+        result.append(
+            {
+                "method": method,
+                "k": k,
+                **collect(group, lambda guess: guess.errors, scored).to_dict(),
+                "same_points": {
+                    "predictor_k": same,
+                    "points": sum(len(errors) for errors in own.by_model.values()),
+                    "rule": round(theirs.mape, 2),
+                    "predictor": round(own.mape, 2),
+                }
+                if own
+                else None,
+            }
+        )
+    return result
+
+
+def _figures(found: Sequence[Outcome], mask: Callable[[Outcome], Mask]) -> dict[str, Any]:
+    result = collect(found, lambda outcome: outcome.errors, mask).to_dict()
+    result["coverage"] = [coverage(found, level, mask) for level in LEVELS]
+    if any(outcome.seen for outcome in found):
+        for name, seen in (("seen_elsewhere", True), ("never_seen", False)):
+            result[name] = _short([outcome for outcome in found if outcome.seen is seen], mask)
+    return result
+
+
+def _short(found: Sequence[Outcome], mask: Callable[[Outcome], Mask]) -> dict[str, Any]:
+    whole = collect(found, lambda outcome: outcome.errors, mask).to_dict()
+    return {name: whole[name] for name in ("models", "points", "mape", "median") if name in whole}
+
+
+def _bars(kinds: Mapping[str, Mapping[str, Any]], options: Options) -> list[Bar]:
+    bars: list[Bar] = []
+    if "infer" in kinds:
+        bars += _inference_bars(kinds["infer"], options)
+    elif "train" in kinds:
+        bars += _coverage_bars(kinds["train"]["time"])
+    if "train" in kinds:
+        found = {(each["method"], each["k"]): each["mae"] for each in kinds["train"]["relative"]}
+        if (OURS, 0) in found:
+            name = "relative speed of a slice in training, at submission: mean absolute error"
+            bars.append(Bar(name, found[OURS, 0], relative.TARGET))
+    return bars
+
+
+def _inference_bars(found: Mapping[str, Any], options: Options) -> list[Bar]:
+    bars = [
+        Bar(f"mean error of throughput (%) at k={each['k']}", each["mape"], MAPE_TARGETS[each["k"]])
+        for each in found["time"]
+        if each["k"] < len(MAPE_TARGETS)
+    ]
+    bars += _coverage_bars(found["time"])
+    most = max((each["k"] for each in found["time"]), default=0)
+    for each in found["rules"]:
+        same = each["same_points"]
+        if same and (each["method"] == "physics, our points" or (each["method"] == "roofline" and most == 3)):
+            name = f"mean error (%) at k={same['predictor_k']} against {each['method']} on the same cells"
+            bars.append(Bar(name, same["predictor"], same["rule"]))
+    for each in found["choice"]:
+        if each["method"] != OURS or each["k"] != most:
+            continue
+        if each["level"] is None:
+            name = f"choice at k={most} by middle figures"
+            bars.append(Bar(f"{name}: share of limits broken", each["broken"], choice.BROKEN_TARGET))
+            bars.append(Bar(f"{name}: throughput per slice lost", 1 - each["quality"], 1 - choice.QUALITY_TARGET))
+        elif each["level"] == options.level:
+            name = f"choice at k={most} with a margin of {options.level:.0%}"
+            bars.append(Bar(f"{name}: share of limits broken", each["broken"], choice.BROKEN_TARGET))
+    return bars
+
+
+def _coverage_bars(found: Iterable[Mapping[str, Any]]) -> list[Bar]:
+    return [
+        Bar(
+            f"coverage of {cover['level']:.0%} intervals at k={each['k']}: distance from nominal",
+            abs(cover["mean"] - cover["level"]),
+            COVERAGE_TARGET,
+        )
+        for each in found
+        for cover in each["coverage"]
+    ]
+
+
+def _notes(
+    rows: Sequence[Measurement], train: Sequence[Measurement] | None, found: Sequence[Outcome], options: Options
+) -> list[str]:
+    notes = []
+    if train is None:
+        notes.append(f"each {options.leave} is left out of the training, under all its names and from every source")
+    else:
+        seen = sorted({outcome.sample.model for outcome in found if outcome.seen})
+        notes.append(
+            "learned from another table, never from the scored laboratories' own rows of a scored model; "
+            + (f"known from other laboratories: {', '.join(seen)}" if seen else "no scored model is in it")
+        )
+    if options.blind:
+        notes.append("no facts about models are used (--blind), only what the table says of them")
+    timed = {identity(outcome.sample.model) for outcome in found if scored(outcome).any()}
+    missing = sorted({row.model for row in rows if identity(row.model) not in timed})
+    if missing:
+        notes.append(f"not scored, as no cell of one process ran: {', '.join(missing)}")
+    few = sorted({o.sample.model for o in found} - {o.sample.model for o in found if o.points == options.points})
+    if few:
+        notes.append(f"with fewer than {options.points + 1} cells, so not at every k: {', '.join(few)}")
+    if not any(outcome.sample.kind == "infer" for outcome in found):
+        notes.append("no inference was measured: errors have no targets here, and nothing is chosen under limits")
+    return notes

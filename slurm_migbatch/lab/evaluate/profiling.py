@@ -1,0 +1,216 @@
+"""What measuring less costs: compute slices and broken limits against the share of a model's grid that was measured.
+
+For each service of each scenario slices, batches and processes are chosen by what is known: measured figures of the
+cells that the rule chose to measure, predicted ones of the rest, from a predictor that never saw the model. Then the
+choice is replayed on the measured table. A limit is broken where a chosen cell takes longer than it may. A service is
+short where its instances serve less than its rate; then instances are added until they do, and those slices count. A
+service for which no cell seems to keep the limit gets the cell that comes nearest to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from slurm_migbatch.lab.bars import Bar
+from slurm_migbatch.lab.evaluate import placing
+from slurm_migbatch.lab.evaluate.curves import compute_slices
+from slurm_migbatch.lab.evaluate.heldout import Fold, Leave, folds
+from slurm_migbatch.lab.evaluate.scenarios import Service, models_of, services
+from slurm_migbatch.predict.calibration import Calibration
+from slurm_migbatch.predict.cells import Array
+from slurm_migbatch.predict.fewshot import adapt
+from slurm_migbatch.predict.known import Knowledge
+from slurm_migbatch.predict.points import next_point
+from slurm_migbatch.predict.samples import Sample
+from slurm_migbatch.predict.surface import TIME, Belief, paces
+from slurm_migbatch.profiling.measurement import Measurement
+
+SHARES: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
+BAR_SHARE: Final = 0.2
+EXTRA_TARGET: Final = 0.05
+BROKEN_TARGET: Final = 0.05
+EVERY_POINT: Final = 0.2
+"""Up to this share the belief is refitted after each point, beyond it after every fourth: nothing else changes."""
+_LABELS: Final = (*(f"{k} points" for k in range(4)), *(f"{share:.0%}" for share in SHARES))
+PREDICTED, MARGIN, MEASURED = "middle figures", "with margin", "measured cells only"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What is known of a sample after some cells (`done`) were measured: log seconds of all, and half an interval."""
+
+    label: str
+    done: tuple[int, ...]
+    value: Array
+    half: Array
+
+
+@dataclass(frozen=True)
+class Result:
+    """One service as it was placed: slices after topping up, with everything measured, and what went wrong."""
+
+    scenario: str
+    model: str
+    slices: float
+    best: float
+    broken: bool
+    short: bool
+    unsure: bool
+
+
+def evaluate(
+    data: Path,
+    rows: Sequence[Measurement],
+    *,
+    level: float = 0.8,
+    leave: Leave = "model",
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Slices, broken limits and short services by stage, for each way of choosing, in total and by scenario."""
+    knowledge = Knowledge()
+    found: dict[tuple[str, str], list[Result]] = {}
+    measured: dict[str, list[float]] = {}
+    impossible = 0
+    everything: list[Fold] = []
+    for fold in folds(rows, knowledge, leave=leave):
+        say(", ".join(sorted({sample.model for sample in fold.samples})))
+        everything.append(fold)
+    served, origin = services(data, [sample for fold in everything for sample in fold.samples])
+    for fold in everything:
+        for sample in fold.samples:
+            here = [service for service in served if service.sample is sample]
+            if not here:
+                continue
+            truth = np.exp(sample.logs)
+            possible = [service for service in here if (truth <= service.limit_s).any()]
+            impossible += len(here) - len(possible)
+            for stage in stages(sample, fold, level):
+                measured.setdefault(stage.label, []).append(len(stage.done) / len(sample.cells))
+                for way in (PREDICTED, MARGIN, MEASURED):
+                    results = [_place(service, stage, way) for service in possible]
+                    found.setdefault((stage.label, way), []).extend(each for each in results if each is not None)
+    notes = [origin, f"each {leave} is left out of the training; cells that did not run are no part of a model's grid"]
+    if impossible:
+        notes.append(f"{impossible} services have a limit that no measured cell keeps: left out")
+    totals = [
+        {"measured": label, "cells_share": round(float(np.mean(measured[label])), 4), "way": way, **_summary(placed)}
+        for label in _LABELS
+        for way in (PREDICTED, MARGIN, MEASURED)
+        if (placed := found.get((label, way)))
+    ]
+    return {
+        "models": len(models_of(served)),
+        "services": len(served) - impossible,
+        "scenarios": origin,
+        "level": level,
+        "notes": notes,
+        "totals": totals,
+        "bars": [bar.to_dict() for bar in _bars(totals)],
+    }
+
+
+def stages(sample: Sample, fold: Fold, level: float) -> Iterator[Stage]:
+    """What is known after 0 to 3 points, and after each share of the grid, chosen one by one by the rule."""
+    prior = fold.learned.population("time", sample.kind).prior(sample.model, sample.known, sample.gpu, sample.stack)
+    calibration = fold.learned.calibration("time", sample.kind)
+    count = len(sample.cells)
+    wanted = [(k, f"{k} points") for k in range(min(4, count + 1))]
+    wanted += [(max(1, round(share * count)), f"{share:.0%}") for share in SHARES]
+    belief, done = prior, list[int]()
+    for n in range(count + 1):
+        labels = [label for number, label in wanted if number == n]
+        if labels:
+            belief = _fit(prior, sample, done)
+        for label in labels:
+            yield _stage(label, sample, belief, done, calibration, level)
+        if n == count:
+            return
+        left = sorted(set(range(count)) - set(done))
+        chosen = next_point(TIME, belief, sample.cells, done, left)
+        assert chosen is not None
+        done.append(chosen)
+        if len(done) <= EVERY_POINT * count or len(done) % 4 == 0:
+            belief = _fit(prior, sample, done)
+
+
+def _fit(prior: Belief, sample: Sample, done: Sequence[int]) -> Belief:
+    return adapt(TIME, prior, sample.cells.take(done), sample.logs[list(done)], sample.noise[list(done)])
+
+
+def _stage(
+    label: str, sample: Sample, belief: Belief, done: Sequence[int], calibration: Calibration, level: float
+) -> Stage:
+    value, deviation = belief.predict(TIME, sample.cells)
+    factor = calibration.factor(level, len(done), paces(TIME, belief, sample.cells))
+    half = factor * deviation
+    value, half = value.copy(), half.copy()
+    value[list(done)], half[list(done)] = sample.logs[list(done)], 0.0
+    return Stage(label, tuple(done), value, half)
+
+
+def _place(service: Service, stage: Stage, way: str) -> Result | None:
+    sample = service.sample
+    whole = 4.0 if sample.gpu.facts.memory_slices == 4 else 7.0
+    slices = np.array([compute_slices(row, whole) for row in sample.rows])
+    items = sample.cells.batch * sample.cells.procs
+    truth = np.exp(sample.logs)
+    best = placing.plan(items / truth, slices, truth <= service.limit_s, service.rate)
+    said = np.exp(stage.value + (stage.half if way == MARGIN else 0.0))
+    usable = np.ones(len(said), dtype=bool)
+    if way == MEASURED:
+        usable[:] = False
+        usable[list(stage.done)] = True
+        if not usable.any():
+            return None
+    allowed = usable & (said <= service.limit_s)
+    unsure = not allowed.any()
+    if unsure:
+        allowed = usable & (said <= said[usable].min())
+    made = placing.plan(items / said, slices, allowed, service.rate)
+    assert best is not None and made is not None
+    used = list(made.instances)
+    return Result(
+        service.scenario,
+        sample.model,
+        placing.topped_up(made, items / truth, slices, service.rate),
+        best.slices,
+        bool((truth[used] > service.limit_s).any()),
+        sum(count * float(items[i] / truth[i]) for i, count in made.instances.items()) < service.rate * (1 - 1e-9),
+        unsure,
+    )
+
+
+def _summary(results: Sequence[Result]) -> dict[str, Any]:
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        groups.setdefault(result.scenario, []).append(result)
+    return {**_total(results), "scenarios": {name: _total(group) for name, group in sorted(groups.items())}}
+
+
+def _total(results: Sequence[Result]) -> dict[str, Any]:
+    kept = [result for result in results if not result.broken]
+    best = sum(result.best for result in kept)
+    return {
+        "services": len(results),
+        "slices": sum(result.slices for result in results),
+        "best": sum(result.best for result in results),
+        "extra": round(sum(result.slices for result in kept) / best - 1, 4) if best else None,
+        "broken": sum(result.broken for result in results),
+        "short": sum(result.short for result in results),
+        "unsure": sum(result.unsure for result in results),
+    }
+
+
+def _bars(totals: Sequence[Mapping[str, Any]]) -> list[Bar]:
+    bars = []
+    for each in totals:
+        if each["measured"] == f"{BAR_SHARE:.0%}" and each["way"] == MARGIN and each["extra"] is not None:
+            name = f"{BAR_SHARE:.0%} of the cells measured"
+            bars.append(Bar(f"{name}: extra slices where the limit is kept", each["extra"], EXTRA_TARGET))
+            bars.append(Bar(f"{name}: share of limits broken", each["broken"] / each["services"], BROKEN_TARGET))
+    return bars

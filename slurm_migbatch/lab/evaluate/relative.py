@@ -1,0 +1,111 @@
+"""Relative speed of a slice: its throughput over that of the largest slice at the same model, input and batch.
+
+This is what a scheduler of training jobs wants to know at submission: what a job loses on a smaller slice. Beside the
+predictor stand two rules: the share of compute slices, and the mean of the other models on the same slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from slurm_migbatch.lab.evaluate.curves import Curves
+from slurm_migbatch.lab.evaluate.heldout import Guess, Mask, Outcome
+from slurm_migbatch.lab.evaluate.scores import Errors
+from slurm_migbatch.predict.cells import Array
+from slurm_migbatch.predict.speed import relative_speed
+from slurm_migbatch.predict.surface import TIME
+
+TARGET: Final = 0.161
+"""Mean absolute error of the mean-per-slice rule on MISO, leaving families out."""
+
+
+def speeds(curves: Curves, logs: Array) -> tuple[Array, Mask]:
+    """Relative speed of each point by `logs` (of seconds), and where it says something: below the largest slice."""
+    at = curves.on_full()
+    mask: Mask = (at >= 0) & ~curves.full
+    return np.asarray(np.exp(logs[at] - logs), dtype=np.float64), mask
+
+
+def score(groups: Sequence[tuple[str, int, Sequence[tuple[Guess, Sequence[Curves]]]]]) -> list[dict[str, Any]]:
+    """For each method and number of points the mean absolute error; of each guess with the curves of other models."""
+    found = []
+    for method, points, pairs in groups:
+        errors = _errors((guess, _said(guess)) for guess, _ in pairs)
+        if errors:
+            found.append({"method": method, "k": points, **_summary(errors)})
+        if all(isinstance(guess, Outcome) for guess, _ in pairs):
+            errors = _errors((guess, _middle(guess)) for guess, _ in pairs)
+            if errors:
+                found.append({"method": f"{method}, middle figures", "k": points, **_summary(errors)})
+    if groups:
+        pairs = groups[0][2]
+        share = _errors((guess, _share(guess)) for guess, _ in pairs)
+        mean = _errors((guess, _mean(guess, others)) for guess, others in pairs)
+        for name, errors in (("share of compute slices", share), ("mean of other models", mean)):
+            if errors:
+                found.append({"method": name, "k": 0, **_summary(errors)})
+    return found
+
+
+def _said(guess: Guess) -> Array:
+    """The predictor's expectation over its belief; other methods have one figure."""
+    if not isinstance(guess, Outcome):
+        return _middle(guess)
+    curves = Curves.of(guess.sample)
+    said = np.full(len(curves), np.nan)
+    at = curves.on_full()
+    some = np.flatnonzero(at >= 0)
+    cells = guess.sample.cells
+    said[some] = relative_speed(TIME, guess.belief, cells.take(curves.index[some]), cells.take(curves.index[at[some]]))
+    return said
+
+
+def _middle(guess: Guess) -> Array:
+    curves = Curves.of(guess.sample)
+    return speeds(curves, guess.value[curves.index])[0]
+
+
+def _share(guess: Guess) -> Array:
+    curves = Curves.of(guess.sample)
+    return np.asarray(curves.slices / curves.slices[curves.full].max(initial=1.0), dtype=np.float64)
+
+
+def _mean(guess: Guess, others: Iterable[Curves]) -> Array:
+    curves = Curves.of(guess.sample)
+    seen: dict[float, list[Array]] = {}
+    for one in others:
+        if one.sample.kind == guess.sample.kind and len(one):
+            real, mask = speeds(one, one.logs)
+            for share in np.unique(one.slices[mask]):
+                seen.setdefault(float(share), []).append(real[mask & (one.slices == share)])
+    means = {slices: float(np.concatenate(values).mean()) for slices, values in seen.items()}
+    return np.array([means.get(float(slices), np.nan) for slices in curves.slices])
+
+
+def _errors(said: Iterable[tuple[Guess, Array]]) -> Errors:
+    found: dict[str, list[Array]] = {}
+    family = {}
+    for guess, values in said:
+        curves = Curves.of(guess.sample)
+        if not len(curves):
+            continue
+        real, mask = speeds(curves, curves.logs)
+        mask = mask & np.isfinite(values) & ~np.isin(curves.index, guess.done)
+        if mask.any():
+            found.setdefault(guess.sample.model, []).append(np.abs(values - real)[mask])
+            family[guess.sample.model] = guess.sample.known.family
+    return Errors({model: np.concatenate(errors) for model, errors in found.items()}, family)
+
+
+def _summary(errors: Errors) -> dict[str, Any]:
+    pooled = np.concatenate(list(errors.by_model.values()))
+    return {
+        "models": len(errors.by_model),
+        "points": len(pooled),
+        "mae": round(float(pooled.mean()), 4),
+        "mae_mean_of_models": round(errors.mape / 100, 4),
+        "per_model": {name: round(float(e.mean()), 4) for name, e in sorted(errors.by_model.items())},
+    }

@@ -1,0 +1,100 @@
+"""Services to be placed: a model with a rate to serve and a latency limit, read from ParvaGPU's files or made up.
+
+ParvaGPU's artifact has six scenarios in two files without header, one line for each, one column for each of its models
+in alphabetical order; N/A where a model is not served. A batch must take less than 0.45 of the SLO (ms), its own guard:
+a request may have to wait for the batch before its own.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from slurm_migbatch.lab.evaluate.curves import Curves
+from slurm_migbatch.lab.evaluate.heldout import identity
+from slurm_migbatch.predict.samples import Sample
+
+GUARD: Final = 0.45
+LATENCY_FILE: Final = "slo_latency.csv"
+RATE_FILE: Final = "slo_req_rate.csv"
+PARVAGPU: Final = "ParvaGPU"
+MADE_LIMITS: Final = (1.5, 2.0, 4.0)
+"""Limits of made-up scenarios, in latencies of the largest slice at batch 8."""
+MADE_RATES: Final = (0.3, 3.0)
+"""Rates of made-up scenarios, in the best throughput of the largest slice."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """One model's load in one scenario: items a second, and the most seconds that a batch may take."""
+
+    scenario: str
+    sample: Sample
+    rate: float
+    limit_s: float
+
+
+def services(data: Path, samples: Sequence[Sample]) -> tuple[list[Service], str]:
+    """The services of the scenarios that lie below a folder, else made-up ones; and a sentence on where from."""
+    samples = [sample for sample in samples if sample.kind == "infer" and len(sample.cells)]
+    found, why = _read(data, samples)
+    if found:
+        return found, why
+    made = [service for sample in samples for service in _made(sample)]
+    return made, f"{why}: rates and limits are made up from each model's largest slice"
+
+
+def _read(data: Path, samples: Sequence[Sample]) -> tuple[list[Service], str]:
+    files = {path.name.lower(): path for path in sorted(data.rglob("*.csv"))} if data.is_dir() else {}
+    if not {LATENCY_FILE, RATE_FILE} <= set(files):
+        return [], "no scenarios lie below the folder"
+    columns = sorted(
+        (sample for sample in samples if sample.stack.endswith(f"|{PARVAGPU}")), key=lambda sample: sample.model
+    )
+    latency, rate = _lines(files[LATENCY_FILE]), _lines(files[RATE_FILE])
+    if len(latency) != len(rate) or any(len(line) != len(columns) for line in (*latency, *rate)):
+        return [], f"the scenarios in {files[LATENCY_FILE].parent} do not fit the {len(columns)} models of {PARVAGPU}"
+    found = []
+    for number, (limits, rates) in enumerate(zip(latency, rate, strict=True), start=1):
+        for sample, limit, wanted in zip(columns, limits, rates, strict=True):
+            if limit is not None and wanted is not None:
+                found.append(Service(f"S{number}", sample, wanted, GUARD * limit / 1e3))
+    return found, f"{len(latency)} scenarios of {PARVAGPU}; a batch may take {GUARD:g} of the SLO"
+
+
+def _lines(path: Path) -> list[list[float | None]]:
+    """The cells of a file without header; what is no number above 0 is None."""
+
+    def cell(text: str) -> float | None:
+        try:
+            value = float(text)
+        except ValueError:
+            return None
+        return value if 0 < value < float("inf") else None
+
+    with path.open(encoding="utf-8", newline="") as file:
+        return [[cell(text) for text in line] for line in csv.reader(file) if line]
+
+
+def _made(sample: Sample) -> list[Service]:
+    curves = Curves.of(sample)
+    if len(curves) < 2:
+        return []
+    full = np.flatnonzero(curves.full)
+    reference = float(curves.seconds[full[int(np.argmin(np.abs(np.log(curves.batch[full] / 8.0))))]])
+    best = float((curves.batch[full] / curves.seconds[full]).max())
+    return [
+        Service(f"limit x{limit:g}, rate x{rate:g}", sample, rate * best, limit * reference)
+        for limit in MADE_LIMITS
+        for rate in MADE_RATES
+    ]
+
+
+def models_of(found: Sequence[Service]) -> set[str]:
+    """Identities of the models that are served."""
+    return {identity(service.sample.model) for service in found}

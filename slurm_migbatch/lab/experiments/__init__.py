@@ -1,0 +1,1 @@
+"""Experiments that reproduce what the papers show, with their bars."""

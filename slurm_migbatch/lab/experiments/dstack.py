@@ -1,0 +1,370 @@
+"""Sizes and sessions on one GPU (E5): work done under all deadlines, against a GPU that could be divided at will.
+
+Random mixes of 2 to 7 models share one GPU. Each model has a latency objective for its batches (25 to 100 ms, more
+where nothing would fit; a batch may take half of it), and its work comes in windows of half an hour to two hours and is
+due at their ends. The demanded mix is random too. For every scheduler the load is raised until a deadline is missed:
+what is measured is the largest load without a miss, as items a second and over the ideal.
+
+Batches are either **chosen** by the scheduler, the best within the objective on each slice, or they are the jobs'
+**own**: at most 1, 2, 4, 8 or 16 items, as users ask for. The ideal and all schedulers have the same batches to choose
+from.
+
+**Ideal.** A GPU whose compute slices can be divided at will, without placement rules, instances to make or pieces of
+work that cannot be cut. A model's items a second at g slices are interpolated by straight lines through 0 and the
+measured sizes; the linear programme "highest load in the demanded mix, slice-seconds within the GPU's" then puts every
+model at its best measured items per slice, and has the closed form 7 / sum(items_m / max_k(rate_mk / k)).
+
+**Schedulers.** Temporal sharing (one run at a time on the whole GPU, at its best batch there); D-STACK, reconstructed
+(one setting for each model, of highest efficacy at most at its knee, earliest deadline first); the same at each model's
+leanest slice, with the most items per slice; most items first, and least served first (max-min), at that slice too; one
+layout for all mixes, the best on average; the best static layout of each mix, found by trying; frames of layouts; and
+ours, the plan that `policy.sessionplan` chooses among the last two and EDF at the leanest slice.
+
+Utilisation and fairness are looked at at half the ideal load, with gaps used out of turn. A run makes use of its
+compute slices up to the knee of its batch, so a whole GPU that runs a batch with a knee of 3 slices is used to 3/7.
+Fairness is Jain's index of compute-slice time.
+
+Seconds are those of the measured table, one process on a slice; no predictor takes part, so there are no training
+models to keep out.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
+from slurm_migbatch.lab.experiments.dispatch import GPU, kinds_of
+from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.policy.dispatch import Work
+from slurm_migbatch.policy.partition import flow, ways
+from slurm_migbatch.policy.rightsize import GUARD, jain, leanest, rightsize, useful
+from slurm_migbatch.policy.session import Hosted, Order, Ready, Schedule, at_size, earliest_due, session_s
+from slurm_migbatch.policy.sessionplan import Plan, at_load, best, carried, largest, play
+from slurm_migbatch.policy.slices import Setting, best_settings
+from slurm_migbatch.profiling.measurement import Measurement
+from slurm_migbatch.profiling.table import read_folder
+
+SIZES: Final = (2, 3, 4, 5, 6, 7)
+SLO_S: Final = (0.025, 0.1)
+LEAST_SLO: Final = 2.2
+"""Objectives are at least so many times the fastest batch."""
+WINDOWS_S: Final = (1800.0, 3600.0, 7200.0)
+RUN_S: Final = 30.0
+"""About how long one run takes on the model's most efficient slice."""
+SESSIONS: Final = 1
+"""For the largest load: every window begins anew, so one tells as much as many."""
+FILLED_SESSIONS: Final = 2
+OWN_BATCHES: Final = (1, 2, 4, 8, 16)
+BATCHES: Final = ("chosen", "own")
+IDEAL_TARGET: Final = 0.9
+UTILISATION_TARGET: Final = 1.6
+HALF: Final = 0.5
+"""The load at which utilisation and fairness are looked at."""
+
+Settings = Mapping[Profile, Setting]
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A model in a mix: its settings, the best within its objective on each kind, window, and items a second at the
+    ideal load."""
+
+    name: str
+    settings: tuple[Setting, ...]
+    best: Mapping[Profile, Setting]
+    slo_s: float
+    window_s: float
+    items_per_s: float
+
+
+def settings_of(rows: Sequence[Measurement], kinds: Sequence[Profile]) -> dict[str, tuple[Setting, ...]]:
+    """What was measured of each model with one process; models that were measured on all kinds."""
+    names = {kind.name: kind for kind in kinds}
+    found: dict[str, dict[tuple[Profile, int], Setting]] = {}
+    for row in rows:
+        if row.kind == "infer" and row.procs == 1 and row.gpu == GPU and row.profile in names and row.seconds:
+            setting = Setting(names[row.profile], row.batch, 1, row.seconds)
+            found.setdefault(row.model, {}).setdefault((setting.profile, setting.batch), setting)
+    return {
+        model: tuple(points.values())
+        for model, points in sorted(found.items())
+        if {profile for profile, _ in points} == set(kinds)
+    }
+
+
+def draw(
+    models: Mapping[str, tuple[Setting, ...]], size: int, slices: int, batches: str, chance: np.random.Generator
+) -> list[Guest]:
+    """A random mix whose demand is just what the ideal GPU carries; `batches` is one of BATCHES."""
+    guests = []
+    for i in sorted(chance.choice(len(models), size=size, replace=False).tolist()):
+        name = list(models)[i]
+        slo = math.exp(chance.uniform(math.log(SLO_S[0]), math.log(SLO_S[1])))
+        window = float(chance.choice(WINDOWS_S))
+        asked = float(chance.uniform(0.5, 1.5))
+        most = int(chance.choice(OWN_BATCHES))
+        settings = tuple(s for s in models[name] if batches == "chosen" or s.batch <= most)
+        slo = max(slo, LEAST_SLO * min(s.seconds for s in settings))
+        guests.append(Guest(name, settings, best_settings(settings, GUARD * slo), slo, window, asked))
+    together = sum(guest.items_per_s for guest in guests)
+    return [replace(g, items_per_s=g.items_per_s / together * slices * per_slice(g.best)) for g in guests]
+
+
+def per_slice(settings: Mapping[Profile, Setting]) -> float:
+    """The most items a second for one compute slice."""
+    best = leanest(settings)
+    return best.rate / best.profile.compute
+
+
+class Mix:
+    """Guests on one GPU, at any load over the ideal, in the form that the schedulers take."""
+
+    def __init__(self, guests: Sequence[Guest], gpu: Geometry, kinds: Sequence[Profile]) -> None:
+        self.guests, self.gpu, self.kinds = guests, gpu, kinds
+        self.best: list[Settings] = [guest.best for guest in guests]
+        self.lean: list[Settings] = [_one(leanest(guest.best)) for guest in guests]
+        self.whole: list[Settings] = [{p: s for p, s in guest.best.items() if p == kinds[-1]} for guest in guests]
+        sized = [rightsize(guest.settings, guest.slo_s, gpu.compute_slices) for guest in guests]
+        self.knee: list[Settings] = [_one(s) if s else {} for s in sized]
+        self.demand = [
+            Work(g.items_per_s, math.inf, tuple(1 / g.best[k].rate if k in g.best else math.inf for k in kinds))
+            for g in guests
+        ]
+        self.ideal = sum(guest.items_per_s for guest in guests)
+
+    def hosted(self, load: float, settings: Sequence[Settings]) -> list[Hosted]:
+        """The guests at a load, with these settings."""
+        found = []
+        for guest, own in zip(self.guests, settings, strict=True):
+            items = guest.items_per_s * guest.window_s
+            pieces = max(1, math.ceil(items / (RUN_S * leanest(guest.best).rate)))
+            rates = tuple(own[kind].rate if kind in own else 0.0 for kind in self.kinds)
+            found.append(at_load(Hosted(guest.name, rates, guest.window_s, items, pieces), load))
+        return found
+
+    def sized(self, settings: Sequence[Settings], load: float, fill: bool, order: Order = earliest_due) -> Schedule:
+        """One setting for each model."""
+        sizes = [self.kinds.index(next(iter(own))) for own in settings]
+        hosted = self.hosted(load, settings)
+        return at_size(self.gpu, self.kinds, hosted, sizes, _sessions(fill), fill=fill, order=order)
+
+    def planned(self, plan: Plan, load: float, fill: bool) -> Schedule:
+        """As one of the policy's plans."""
+        hosted = self.hosted(1.0, self.best)
+        return play(self.gpu, self.kinds, hosted, plan, load, _sessions(fill), fill=fill)
+
+
+def _sessions(fill: bool) -> int:
+    return FILLED_SESSIONS if fill else SESSIONS
+
+
+def _one(setting: Setting) -> Settings:
+    return {setting.profile: setting}
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """A way to run a mix: settings of each guest, and schedules at a load, with or without runs out of turn."""
+
+    settings: Sequence[Settings]
+    run: Callable[[float, bool], Schedule]
+
+    def misses(self, load: float) -> bool:
+        """Whether a deadline is missed at a load."""
+        return self.run(load, False).missed > 0
+
+
+def schedulers(mix: Mix) -> dict[str, Scheduler]:
+    """Those that need no layout to be chosen."""
+    shares = [guest.items_per_s / per_slice(guest.best) for guest in mix.guests]
+    items = [per_slice(guest.best) for guest in mix.guests]
+
+    def most_items(ready: Ready, spent: Sequence[float]) -> tuple[float, ...]:
+        return (-items[ready.model], ready.due)
+
+    def least_served(ready: Ready, spent: Sequence[float]) -> tuple[float, ...]:
+        return (spent[ready.model] / shares[ready.model], ready.due)
+
+    def sized(settings: Sequence[Settings], order: Order) -> Scheduler:
+        return Scheduler(settings, lambda load, fill: mix.sized(settings, load, fill, order))
+
+    found = {
+        "temporal sharing": sized(mix.whole, earliest_due),
+        "most items first": sized(mix.lean, most_items),
+        "least served first": sized(mix.lean, least_served),
+    }
+    if all(mix.knee):
+        found["D-STACK"] = sized(mix.knee, earliest_due)
+    return found
+
+
+def by_plan(mix: Mix, plan: Plan) -> Scheduler:
+    """One of the policy's plans."""
+    return Scheduler(mix.best, lambda load, fill: mix.planned(plan, load, fill))
+
+
+def measure(
+    data: Path,
+    mixes: int = 10,
+    sizes: Sequence[int] = SIZES,
+    batches: Sequence[str] = BATCHES,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """The whole experiment on a folder with measured tables.
+
+    Raises:
+        NotMeasurable: too few models were measured on all slices.
+        TableError, OSError: the folder cannot be read.
+    """
+    gpu = geometry(GPU)
+    kinds = kinds_of(gpu)
+    models = settings_of(read_folder(data), kinds)
+    if len(models) < max(sizes):
+        raise NotMeasurable(
+            f"{data} has {len(models)} models that were measured with one process on "
+            f"{', '.join(k.name for k in kinds)} of an {GPU}; mixes of {max(sizes)} are asked for"
+        )
+    results = []
+    for which in batches:
+        rows = []
+        for size in sizes:
+            for number in range(mixes):
+                say(f"batches {which}: {size} models, mix {number + 1} of {mixes}")
+                chance = np.random.Generator(np.random.PCG64([size, number]))
+                mix = Mix(draw(models, size, gpu.compute_slices, which, chance), gpu, kinds)
+                rows.append({"size": size, "mix": number, **_row(mix)})
+        _common_layout(rows)
+        by_size = {str(size): _summary([row for row in rows if row["size"] == size]) for size in sizes}
+        results.append({"batches": which, "all": _summary(rows), "sizes": by_size, "rows": rows})
+    return {
+        "bench": "dstack",
+        "data": str(data),
+        "gpu": GPU,
+        "mixes": mixes,
+        "notes": [
+            f"{len(models)} models; seconds as measured, no predictor; legal layouts only; making and removing "
+            "instances is charged",
+            "D-STACK is a reconstruction; utilisation and fairness at half the ideal load with gaps used out of turn",
+            *(_ceiling(result) for result in results),
+        ],
+        "results": results,
+        "bars": [bar.to_dict() for result in results for bar in _bars(result)],
+    }
+
+
+def _row(mix: Mix) -> dict[str, Any]:
+    found = schedulers(mix)
+    loads = {name: largest(each.misses) for name, each in found.items()}
+    tried = carried(mix.gpu, mix.kinds, mix.hosted(1.0, mix.best))
+    alone = [each for each in tried if len(each.plan.held) == 1]
+    turns = [each for each in tried if len(each.plan.held) > 1]
+    kept = {
+        "EDF at the leanest slice": next(each for each in tried if not each.plan.held),
+        "best static layout": best(alone),
+        "frames of layouts": best(turns or alone),
+    }
+    ours = best(tried)
+    for name, one in (*kept.items(), ("ours", ours)):
+        found[name], loads[name] = by_plan(mix, one.plan), one.load
+    return {
+        "models": [guest.name for guest in mix.guests],
+        "ideal_items_per_s": round(mix.ideal, 1),
+        "bound": round(flow(mix.demand, ways(mix.gpu, mix.kinds), 1, whole=False).rate / mix.ideal, 4),
+        "load": {name: round(load, 4) for name, load in loads.items()},
+        "ours": next(name for name, one in kept.items() if one.plan == ours.plan),
+        "frames": [[list(way), round(share, 3)] for way, share in kept["frames of layouts"].plan.held],
+        "static": [[list(each.plan.held[0][0]), round(each.load, 4)] for each in alone],
+        "filled": {name: _filled(mix, scheduler) for name, scheduler in found.items()},
+    }
+
+
+def _common_layout(rows: Sequence[dict[str, Any]]) -> None:
+    """Add the one static layout that carries most on average over all mixes."""
+    best = max(range(len(rows[0]["static"])), key=lambda i: sum(row["static"][i][1] for row in rows))
+    for row in rows:
+        way, load = row["static"][best]
+        row["load"]["one layout for all mixes"] = load
+        row["common_layout"] = way
+
+
+def _filled(mix: Mix, scheduler: Scheduler) -> dict[str, float]:
+    """Utilisation and fairness at half the ideal load, with gaps used out of turn; what runs after the end is cut."""
+    schedule = scheduler.run(HALF, True)
+    horizon = FILLED_SESSIONS * session_s(mix.hosted(HALF, mix.best))
+    whole = mix.gpu.compute_slices * horizon
+    knees = [
+        {p: useful(s, guest.settings) for p, s in own.items()}
+        for guest, own in zip(mix.guests, scheduler.settings, strict=True)
+    ]
+    used, held = 0.0, [0.0] * len(mix.guests)
+    for run in schedule.runs:
+        seconds = max(0.0, min(run.end, horizon) - run.start)
+        used += seconds * knees[run.model][run.slot.profile]
+        held[run.model] += seconds * run.slot.profile.compute
+    return {
+        "utilisation": round(used / whole, 4),
+        "busy": round(sum(held) / whole, 4),
+        "jain": round(jain(held), 4),
+        "missed": schedule.missed,
+    }
+
+
+def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    names = list(dict.fromkeys(name for row in rows for name in row["load"]))
+    items = [
+        sum(row["load"]["ours"] * row["ideal_items_per_s"] for row in rows),
+        sum(row["ideal_items_per_s"] for row in rows),
+    ]
+    return {
+        "load": {name: _interval([row["load"][name] for row in rows if name in row["load"]]) for name in names},
+        "least": {name: min(row["load"][name] for row in rows if name in row["load"]) for name in names},
+        "bound": _interval([row["bound"] for row in rows]),
+        "items_over_ideal": round(items[0] / items[1], 4),
+        "filled": {
+            name: {
+                figure: round(statistics.fmean(row["filled"][name][figure] for row in rows if name in row["filled"]), 4)
+                for figure in ("utilisation", "busy", "jain", "missed")
+            }
+            for name in names
+            if name in rows[0]["filled"]
+        },
+        "utilisation_over_temporal": _interval(
+            [row["filled"]["ours"]["utilisation"] / row["filled"]["temporal sharing"]["utilisation"] for row in rows]
+        ),
+        "items_over_temporal": _interval([row["load"]["ours"] / row["load"]["temporal sharing"] for row in rows]),
+    }
+
+
+def _ceiling(result: Mapping[str, Any]) -> str:
+    """How much better than temporal sharing any scheduler could make use of the GPU."""
+    used = result["all"]["filled"]["temporal sharing"]["utilisation"]
+    return (
+        f"batches {result['batches']}: temporal sharing makes use of {used:.0%} of the GPU on average, so nothing can "
+        f"make use of more than about {1 / used:.2f} times as much"
+    )
+
+
+def _interval(values: Sequence[float]) -> list[float]:
+    return [round(value, 4) for value in mean_with_interval(values)]
+
+
+def _bars(result: Mapping[str, Any]) -> list[Bar]:
+    batches, found = f"batches {result['batches']}", result["all"]
+    return [
+        Bar(f"{batches}: items/s over the ideal's", found["load"]["ours"][0], IDEAL_TARGET, at_least=True),
+        Bar(
+            f"{batches}: utilisation over temporal sharing",
+            found["utilisation_over_temporal"][0],
+            UTILISATION_TARGET,
+            at_least=True,
+        ),
+    ]

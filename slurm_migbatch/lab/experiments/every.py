@@ -1,0 +1,150 @@
+"""All experiments in one run, each in a process of its own: what fails is told, and the others go on.
+
+Two run at a time where the machine has the processors; what measures time by the clock runs alone, after the others
+(the simulator counts processor seconds of its own). Every process has one thread for linear algebra, so that two of
+them do not fight for two processors.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from slurm_migbatch.lab.experiments.headlines import HEADLINES
+
+_THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_START: Final = "from slurm_migbatch.cli.main import main; main()"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A command of `migbatch bench`.
+
+    Attributes:
+        seeds: the option that says how many draws, "" where nothing is drawn; `default`: how many.
+        fixed: further options. `quick`: those instead where it has to be quick.
+        data: whether it reads data sets. `alone`: whether it measures time by the clock, so nothing may run
+            beside it.
+    """
+
+    name: str
+    seeds: str = ""
+    default: int = 10
+    fixed: tuple[str, ...] = ()
+    quick: tuple[str, ...] = ()
+    data: bool = True
+    alone: bool = False
+
+    def draws(self, seeds: int | None, quick: bool) -> int | None:
+        """How many draws; None where nothing is drawn."""
+        if not self.seeds:
+            return None
+        return seeds if seeds is not None else QUICK_SEEDS if quick else self.default
+
+    def options(self, data: Path, seeds: int | None, quick: bool) -> list[str]:
+        """Words of its command line after `migbatch bench`."""
+        draws = self.draws(seeds, quick)
+        return [
+            self.name,
+            *(("--data", str(data)) if self.data else ()),
+            *((self.seeds, str(draws)) if draws is not None else ()),
+            *(self.quick if quick else self.fixed),
+            "--json",
+        ]
+
+
+QUICK_SEEDS: Final = 2
+EXPERIMENTS: Final = (
+    Experiment("lending", "--seeds"),
+    Experiment("simulator", fixed=("--lending",), quick=("--scale", "1", "--scale", "2")),
+    Experiment("sharing", "--seeds", 20),
+    Experiment("dispatch", "--seeds"),
+    Experiment("dstack", "--mixes"),
+    Experiment("instances"),
+    Experiment("fragmentation", "--seeds"),
+    Experiment("scale", data=False, alone=True),
+)
+"""In the order in which they are begun: the longest first."""
+SHOWN: Final = ("instances", "fragmentation", "dispatch", "dstack", "sharing", "lending", "simulator", "scale")
+
+Run = Callable[[Sequence[str]], Mapping[str, Any]]
+"""A command line after `migbatch bench` -> its JSON; raises RuntimeError with what it said where it fails."""
+
+
+def child(words: Sequence[str]) -> Mapping[str, Any]:
+    """Run a command in a process of its own. Raises RuntimeError."""
+    environment = {**os.environ, **dict.fromkeys(_THREADS, "1")}
+    done = subprocess.run(
+        [sys.executable, "-c", _START, "bench", *words], env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip() and not line.endswith(" ...")]
+        raise RuntimeError("; ".join(lines[-3:]) or f"it ended with status {done.returncode} and said nothing")
+    try:
+        found = json.loads(done.stdout)
+    except ValueError as error:
+        raise RuntimeError(f"it printed no JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise RuntimeError("it printed JSON that is no object")
+    return found
+
+
+def measure(
+    data: Path,
+    seeds: int | None = None,
+    *,
+    quick: bool = False,
+    experiments: Sequence[Experiment] = EXPERIMENTS,
+    run: Run = child,
+    together: int = min(2, os.cpu_count() or 1),
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """All of them; `seeds` None: each its default.
+
+    Returns:
+        {"bench", "data", "quick", "seconds", "failed", "bars", "experiments"}: the experiments' bars with "experiment",
+        and for each experiment "name", "seeds" (None where nothing is drawn), "seconds", "error" (None), "notes",
+        "headline" (None where no paper has one) and "result".
+    """
+
+    def one(experiment: Experiment) -> dict[str, Any]:
+        draws = experiment.draws(seeds, quick)
+        say(f"{experiment.name}{'' if draws is None else f', {draws} draws'}")
+        began = time.perf_counter()
+        found: dict[str, Any] = {"name": experiment.name, "seeds": draws, "error": None, "headline": None, "result": {}}
+        try:
+            result = run(experiment.options(data, seeds, quick))
+            found["result"] = result
+            if experiment.name in HEADLINES:
+                found["headline"] = HEADLINES[experiment.name](result).to_dict()
+        except (RuntimeError, OSError) as error:
+            found["error"] = str(error)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            found["error"] = f"its result is not as expected: {error!r}"
+        found["notes"] = list(found["result"].get("notes", ()))
+        found["seconds"] = round(time.perf_counter() - began, 1)
+        say(f"{experiment.name}: {found['error'] or 'measured'}, {found['seconds']:.0f} s")
+        return found
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(together) as pool:
+        rows = list(pool.map(one, [each for each in experiments if not each.alone]))
+    rows += [one(each) for each in experiments if each.alone]
+    rows.sort(key=lambda row: SHOWN.index(row["name"]) if row["name"] in SHOWN else len(SHOWN))
+    return {
+        "bench": "all",
+        "data": str(data),
+        "quick": quick,
+        "seconds": round(time.perf_counter() - began, 1),
+        "failed": [row["name"] for row in rows if row["error"]],
+        "bars": [{"experiment": row["name"], **bar} for row in rows for bar in row["result"].get("bars", ())],
+        "experiments": rows,
+    }

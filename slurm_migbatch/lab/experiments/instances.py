@@ -1,0 +1,380 @@
+"""GPUs for services with a rate and a latency limit (E2): ours, measured and predicted, beside what others need.
+
+Each scenario is a set of services that run at the same time. Its baselines: GPUs without MIG for each model, as many
+as its rate needs, one process on each; all models sharing whole GPUs in time without any loss (optimistic: no queueing,
+no interference); ParvaGPU's own answers; and two lower bounds, compute slices divided at will and whole instances
+without packing. MIG off is taken as the full profile, as the table has no other.
+
+With predicted figures the planner counts on the slow end of each interval, from a predictor that never saw the model
+but was shown the points that the product's rule measures. Its plan is replayed on the measured table: a limit is broken
+where a batch takes longer than it may, and a service is short where its instances serve less than its rate. Then the
+settings that the plan uses are measured too (as they are when it runs), and it is planned again, until no setting in
+use is unmeasured. Every round is replayed and counted.
+
+Cells that did not run in the table are no part of any grid: what fits in memory is not in question here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from slurm_migbatch.lab.bars import Bar, NotMeasurable
+from slurm_migbatch.lab.evaluate.heldout import Fold, folds
+from slurm_migbatch.lab.evaluate.scenarios import GUARD, services
+from slurm_migbatch.lab.evaluate.scenarios import Service as Load
+from slurm_migbatch.lab.sim.gpus import geometry, models
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.policy.instances import Service, allocate, compose, fewest_slices, fluid, pack
+from slurm_migbatch.policy.slices import Setting, best_settings
+from slurm_migbatch.predict.cells import Array
+from slurm_migbatch.predict.known import Knowledge
+from slurm_migbatch.predict.learned import CONFIDENCE, LearnedPredictor
+from slurm_migbatch.predict.points import choose
+from slurm_migbatch.predict.samples import Sample
+from slurm_migbatch.predict.training import settle
+from slurm_migbatch.profiling.measurement import Measurement
+from slurm_migbatch.profiling.table import read_folder
+
+PARVAGPU: Final = {"S1": 2, "S2": 3, "S3": 5, "S4": 7, "S5": 13, "S6": 17}
+"""GPUs that its published code needs on its own scenarios, run again with its own table; up to 5 processes a slice."""
+TARGET: Final = sum(PARVAGPU.values())
+LEVELS: Final = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
+SHARES: Final = (0.05, 0.1, 0.2)
+POINTS: Final = 3
+_MOST_ROUNDS: Final = 12
+
+Figures = tuple[Array, Array]
+"""Seconds to count on and seconds expected, of every cell of a sample."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model that was left out of the training: its measured cells as settings, and what was learned without it."""
+
+    sample: Sample
+    settings: tuple[Setting, ...]
+    fold: Fold
+    knowledge: Knowledge
+
+    def points(self, count: int) -> tuple[int, ...]:
+        """The cells that the product's rule measures, in order."""
+        done: list[int] = []
+        left = list(range(len(self.settings)))
+        while left and len(done) < count:
+            rows = self.sample.rows
+            chosen = choose([rows[i] for i in done], [rows[i] for i in left], self.knowledge)
+            assert chosen is not None
+            done.append(left.pop(chosen))
+        return tuple(done)
+
+    def figures(self, done: Sequence[int], confidence: float) -> Figures:
+        """What the product says after the cells `done` were measured: they are as measured, of the rest the slow end of
+        the interval that is kept with `confidence`, and the best guess."""
+        sample, known = self.sample, list(done)
+        learned = settle(self.fold.learned, [sample.rows[i] for i in known], self.knowledge)
+        predictor = LearnedPredictor(learned, (), confidence=confidence)
+        _, expected, slow = predictor.interval(
+            "time", sample.model, sample.known, sample.gpu, sample.kind, sample.cells
+        )
+        slow = expected if confidence <= 0.5 else slow
+        expected[known] = slow[known] = np.exp(sample.logs[known])
+        return slow, expected
+
+
+@dataclass(frozen=True)
+class Replay:
+    """One plan for all services of one scenario, and how it does on the measured table."""
+
+    gpus: int
+    exact: bool
+    slices: int
+    broken: int
+    slo_broken: int
+    short: int
+    unsure: int
+    used: Mapping[str, frozenset[int]]
+
+
+def measure(data: Path, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """All rows; `data` is ParvaGPU's folder, or one that holds it as `parvagpu`. Raises NotMeasurable."""
+    folder = data / "parvagpu" if (data / "parvagpu").is_dir() else data
+    bench = _Bench(folder, read_folder(folder), say)
+    rows = bench.baselines()
+    say("measured figures")
+    rows.append(bench.measured())
+    rows.append(bench.composed())
+    predicted = []
+    for points in (0, POINTS):
+        say(f"predicted figures, {points} points")
+        predicted.append(bench.rounds({m: s.points(points) for m, s in bench.subjects.items()}, f"{points} points"))
+    say("margins")
+    margins = [bench.margin(points, level) for points in (0, POINTS) for level in LEVELS]
+    shares = []
+    for share in SHARES:
+        say(f"{share:.0%} of the cells")
+        known = {m: s.points(max(1, round(share * len(s.settings)))) for m, s in bench.subjects.items()}
+        shares.append(bench.rounds(known, f"{share:.0%} of the cells"))
+    ours = next(row for row in rows if row["name"] == MEASURED)
+    default = predicted[-1]
+    first, last, most = default["rounds"][0], default["rounds"][-1], shares[-1]["rounds"][0]
+    bars = [
+        Bar("GPUs with measured figures", ours["total"], TARGET),
+        Bar(f"GPUs with predicted figures, {POINTS} points, as first placed", first["total"], TARGET),
+        Bar(f"GPUs with predicted figures, {POINTS} points, settings in use measured", last["total"], TARGET),
+        Bar(f"GPUs with predicted figures, {SHARES[-1]:.0%} of the cells, as first placed", most["total"], TARGET),
+        Bar(
+            f"limits broken and rates not reached after {SHARES[-1]:.0%} of the cells, as first placed",
+            most["broken"] + most["short"],
+            0,
+        ),
+        Bar(
+            f"limits broken and rates not reached after {POINTS} points, in all rounds",
+            sum(each["broken"] + each["short"] for each in default["rounds"]),
+            0,
+        ),
+    ]
+    return {
+        "data": str(data),
+        "gpu": bench.gpu,
+        "scenarios": list(bench.loads),
+        "services": sum(len(loads) for loads in bench.loads.values()),
+        "confidence": CONFIDENCE,
+        "notes": bench.notes,
+        "rows": rows,
+        "predicted": predicted,
+        "margins": margins,
+        "measured_share": shares,
+        "bars": [bar.to_dict() for bar in bars],
+    }
+
+
+MEASURED: Final = "ours, measured figures"
+
+
+class _Bench:
+    """The scenarios of one table, with one subject for each model."""
+
+    def __init__(self, data: Path, rows: Sequence[Measurement], say: Callable[[str], None]) -> None:
+        knowledge = Knowledge()
+        found: list[tuple[Sample, Fold]] = []
+        for fold in folds(rows, knowledge):
+            say(f"without {', '.join(sorted({sample.model for sample in fold.samples}))}")
+            found += [(sample, fold) for sample in fold.samples]
+        loads, origin = services(data, [sample for sample, _ in found])
+        count = Counter(load.sample.gpu.name for load in loads if load.sample.gpu.name in models())
+        if not count:
+            raise NotMeasurable(f"{data} has no services on one of {', '.join(models())}: name ParvaGPU's folder")
+        self.gpu = count.most_common(1)[0][0]
+        self.geometry: Geometry = geometry(self.gpu)
+        self.subjects: dict[str, Subject] = {}
+        for sample, fold in found:
+            if sample.gpu.name == self.gpu and any(load.sample is sample for load in loads):
+                settings = tuple(_setting(self.geometry, row) for row in sample.rows)
+                self.subjects[sample.model] = Subject(sample, settings, fold, knowledge)
+        self.loads: dict[str, list[Load]] = {}
+        left_out = 0
+        for load in loads:
+            subject = self.subjects.get(load.sample.model)
+            if subject is not None and subject.sample is load.sample:
+                if best_settings(subject.settings, load.limit_s):
+                    self.loads.setdefault(load.scenario, []).append(load)
+                else:
+                    left_out += 1
+        self.notes = [
+            origin,
+            "MIG off is taken as the full profile; MIG-off GPUs are 3.4 % faster on average elsewhere",
+        ]
+        if left_out:
+            self.notes.append(f"{left_out} services have a limit that no measured cell keeps: left out")
+        self._figures: dict[tuple[str, tuple[int, ...], float], Figures] = {}
+
+    # -- measured --------------------------------------------------------------------------------------------------
+
+    def services(self, loads: Sequence[Load]) -> list[Service]:
+        """The services of a scenario with their best measured settings."""
+        return [
+            Service(load.sample.model, load.rate, tuple(best_settings(self._all(load), load.limit_s).values()))
+            for load in loads
+        ]
+
+    def _all(self, load: Load) -> tuple[Setting, ...]:
+        return self.subjects[load.sample.model].settings
+
+    def baselines(self) -> list[dict[str, Any]]:
+        """What others need, and bounds."""
+        full = self.geometry.full.profile
+        slices = self.geometry.compute_slices
+        dedicated, shared, divided, whole = [], [], [], []
+        for loads in self.loads.values():
+            ones = [
+                best_settings([s for s in self._all(load) if s.profile == full and s.procs == 1], load.limit_s)
+                for load in loads
+            ]
+            share = [load.rate / one[full].rate if one else math.inf for load, one in zip(loads, ones, strict=True)]
+            dedicated.append(sum(math.ceil(each - 1e-9) if math.isfinite(each) else 1 for each in share))
+            shared.append(sum(each for each in share if math.isfinite(each)))
+            mine = self.services(loads)
+            divided.append(fluid(mine, slices))
+            whole.append(sum(self._fewest(service) for service in mine) / slices)
+        rows = [
+            _row("MIG off, a GPU for each model", dedicated),
+            _row("MIG off, ideal sharing in time", shared),
+        ]
+        if set(self.loads) == set(PARVAGPU):
+            rows.append(_row("ParvaGPU", [PARVAGPU[name] for name in self.loads]))
+        rows.append(_row("bound: slices divided at will", divided))
+        rows.append(_row("bound: whole instances, no packing", whole))
+        return rows
+
+    @staticmethod
+    def _fewest(service: Service) -> int:
+        sizes = [setting.profile.compute for setting in service.settings]
+        chosen = fewest_slices([setting.rate for setting in service.settings], sizes, service.rate)
+        return sum(count * sizes[i] for i, count in chosen.items())
+
+    def measured(self) -> dict[str, Any]:
+        """Ours with everything measured."""
+        found = [allocate(self.geometry, self.services(loads)) for loads in self.loads.values()]
+        assert all(each is not None for each in found)
+        row = _row(MEASURED, [each.gpus for each in found if each])
+        return {**row, "exact": all(each.exact for each in found if each)}
+
+    def composed(self) -> dict[str, Any]:
+        """ElasticBatch's configuration step for each service alone, then packed."""
+        counts = []
+        for loads in self.loads.values():
+            counts.append(pack(self.geometry, {s.name: compose(s) for s in self.services(loads)}).gpus)
+        return _row("each service alone, then packed", counts)
+
+    # -- predicted -------------------------------------------------------------------------------------------------
+
+    def rounds(self, known: Mapping[str, tuple[int, ...]], label: str) -> dict[str, Any]:
+        """Plan with what is known, replay, measure the settings in use, plan again, until all in use are measured."""
+        runs = [list(self._rounds(loads, known)) for loads in self.loads.values()]
+        longest = max(len(run) for run in runs)
+        cells = sum(len(s.settings) for s in self.subjects.values())
+        return {
+            "known": label,
+            "cells_share": round(sum(len(known[m]) for m in self.subjects) / cells, 4),
+            "rounds": [_total([run[min(n, len(run) - 1)] for run in runs], n, runs) for n in range(longest)],
+            "extra_cells": [sum(len(cells) for cells in run[-1][1].values()) for run in runs],
+        }
+
+    def _rounds(
+        self, loads: Sequence[Load], known: Mapping[str, tuple[int, ...]]
+    ) -> Iterator[tuple[Replay, dict[str, set[int]]]]:
+        """Each round's replay, and the cells that were measured on top of those known when it was over."""
+        more: dict[str, set[int]] = {load.sample.model: set() for load in loads}
+        for _ in range(_MOST_ROUNDS):
+            done = {m: (*known[m], *sorted(cells)) for m, cells in more.items()}
+            replay = self.replay(loads, done, CONFIDENCE)
+            new = {m: used - set(done[m]) for m, used in replay.used.items()}
+            for m, cells in new.items():
+                more[m] |= cells
+            yield replay, {m: set(cells) for m, cells in more.items()}
+            if not any(new.values()):
+                return
+
+    def figures(self, model: str, done: tuple[int, ...], confidence: float) -> Figures:
+        """`Subject.figures`, computed once."""
+        key = (model, done, confidence)
+        if key not in self._figures:
+            self._figures[key] = self.subjects[model].figures(done, confidence)
+        return self._figures[key]
+
+    def margin(self, points: int, level: float) -> dict[str, Any]:
+        """The first placement with another confidence."""
+        known = {m: s.points(points) for m, s in self.subjects.items()}
+        replays = [self.replay(loads, known, level) for loads in self.loads.values()]
+        return {
+            "points": points,
+            "confidence": level,
+            "gpus": [each.gpus for each in replays],
+            "total": sum(each.gpus for each in replays),
+            **_wrongs(replays),
+        }
+
+    def replay(self, loads: Sequence[Load], done: Mapping[str, Sequence[int]], confidence: float) -> Replay:
+        """Plan one scenario by what is said of each model, and replay it on the measured table."""
+        asked: list[Service] = []
+        cells: dict[str, dict[Setting, int]] = {}
+        unsure = 0
+        for load in loads:
+            subject = self.subjects[load.sample.model]
+            counted, hoped = self.figures(load.sample.model, tuple(done[load.sample.model]), confidence)
+            said = {
+                Setting(s.profile, s.batch, s.procs, float(seconds)): i
+                for i, (s, seconds) in enumerate(zip(subject.settings, counted, strict=True))
+            }
+            kept = [setting for setting in said if setting.seconds <= load.limit_s]
+            if not kept:
+                unsure += 1
+                kept = [min(said, key=lambda setting: setting.seconds)]
+            hopes = {setting: setting.batch * setting.procs / float(hoped[said[setting]]) for setting in kept}
+            boldest: dict[Profile, Setting] = {}
+            for setting in sorted(kept):
+                other = boldest.get(setting.profile)
+                if other is None or hopes[setting] > hopes[other]:
+                    boldest[setting.profile] = setting
+            settings = tuple(sorted({*best_settings(kept).values(), *boldest.values()}))
+            asked.append(Service(load.sample.model, load.rate, settings, {s: hopes[s] for s in settings}))
+            cells[load.sample.model] = said
+        found = allocate(self.geometry, asked)
+        assert found is not None
+        broken = slo_broken = short = 0
+        used: dict[str, frozenset[int]] = {}
+        for load in loads:
+            name = load.sample.model
+            mine = {cells[name][setting]: count for setting, count in found.of(name).items()}
+            used[name] = frozenset(mine)
+            truth = self.subjects[name].settings
+            broken += any(truth[i].seconds > load.limit_s for i in mine)
+            slo_broken += any(2.0 * truth[i].seconds > load.limit_s / GUARD for i in mine)
+            short += sum(count * truth[i].rate for i, count in mine.items()) < load.rate * (1 - 1e-9)
+        return Replay(found.gpus, found.exact, found.slices, broken, slo_broken, short, unsure, used)
+
+
+def _setting(gpu: Geometry, row: Measurement) -> Setting:
+    assert row.seconds is not None
+    profile = Profile.parse(row.profile) if row.profile else gpu.full.profile
+    return Setting(profile, row.batch, row.procs, row.seconds)
+
+
+def _row(name: str, gpus: Sequence[float]) -> dict[str, Any]:
+    """GPUs of each scenario; bounds that are no whole numbers are rounded up for the total."""
+    return {
+        "name": name,
+        "gpus": [round(float(each), 2) for each in gpus],
+        "total": sum(math.ceil(each - 1e-9) for each in gpus),
+        "sum": round(float(sum(gpus)), 2),
+    }
+
+
+def _wrongs(replays: Sequence[Replay]) -> dict[str, int]:
+    return {
+        "broken": sum(each.broken for each in replays),
+        "slo_broken": sum(each.slo_broken for each in replays),
+        "short": sum(each.short for each in replays),
+        "unsure": sum(each.unsure for each in replays),
+    }
+
+
+def _total(at: Sequence[tuple[Replay, Any]], n: int, runs: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """One round over all scenarios; a scenario that was settled earlier counts with its last plan, its faults once."""
+    replays = [replay for replay, _ in at]
+    fresh = [replay for (replay, _), run in zip(at, runs, strict=True) if n < len(run)]
+    return {
+        "gpus": [each.gpus for each in replays],
+        "total": sum(each.gpus for each in replays),
+        "slices": sum(each.slices for each in replays),
+        "exact": all(each.exact for each in replays),
+        **_wrongs(fresh),
+    }

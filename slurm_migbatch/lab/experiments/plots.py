@@ -1,0 +1,163 @@
+"""Plots of the experiments' results, by name: what `--plot` writes. They are drawn from the printed figures alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.lab.sim.plots import Bar, bars, cdf, curves, layouts
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.layout import EMPTY, Layout
+from slurm_migbatch.mig.planning import plan_free
+from slurm_migbatch.mig.profile import Profile
+
+Result = Mapping[str, Any]
+Plots = dict[str, str]
+
+
+def instances(result: Result) -> Plots:
+    """GPUs for all scenarios, by who places them and what is known."""
+    measured = [Bar(row["name"], row["total"]) for row in result["rows"]]
+    known = {each["known"]: each["rounds"] for each in (*result["predicted"], *result["measured_share"])}
+    rounds = {
+        f"known: {name}": [Bar(f"round {number}", at["total"]) for number, at in enumerate(found)]
+        for name, found in known.items()
+    }
+    margins = [
+        Bar(f"{each['points']} points, confidence {each['confidence']:g}", each["total"]) for each in result["margins"]
+    ]
+    target = next((row["total"] for row in result["rows"] if row["name"] == "ParvaGPU"), None)
+    return {
+        "gpus": bars({"measured figures": measured}, "GPUs for all scenarios", "GPUs", target),
+        "predicted": bars(rounds, "GPUs for all scenarios, with predicted figures", "GPUs", target),
+        "margins": bars({"first placement": margins}, "GPUs by confidence", "GPUs", target),
+    }
+
+
+def fragmentation(result: Result) -> Plots:
+    """Accepted jobs by load, and gains over first fit with their intervals."""
+    found: Plots = {}
+    for name, population in result["populations"].items():
+        rules = list(dict.fromkeys(_rule(row["rule"]) for load in population["loads"] for row in load["rules"]))
+        lines: dict[str, list[tuple[float, float]]] = {rule: [] for rule in rules}
+        gains: dict[str, list[Bar]] = {}
+        for load in population["loads"]:
+            for row in load["rules"]:
+                lines[_rule(row["rule"])].append((load["load"], row["accepted"][0]))
+            gains[f"load {load['load']:g}"] = [_ratio(_rule(row["rule"]), row["gain_jobs"]) for row in load["rules"]]
+        key = name.replace(" ", "-")
+        found[f"accepted-{key}"] = curves(lines, f"Share of jobs that find a place: {name}", "load")
+        found[f"gain-{key}"] = bars(gains, f"Accepted jobs over first fit: {name}", "times as many", 1.0)
+    return found
+
+
+def _rule(name: str) -> str:
+    return name.split(" (")[0]
+
+
+def _ratio(name: str, gain: Sequence[float]) -> Bar:
+    mean, low, high = (1 + value for value in gain)
+    return Bar(name, mean, low, high)
+
+
+def dispatch(result: Result) -> Plots:
+    """Rates over the best homogeneous layout, and the cuts that were chosen."""
+    ours, found = {}, {}
+    gpu = geometry(result["gpu"])
+    for each in result["results"]:
+        spread = f"batches of variance {each['variance']:g}"
+        ours[spread] = [Bar(row["model"], *row["ratio"]) for row in each["models"]]
+        means = [Bar(name, value) for name, value in each["mean_over_best_homogeneous"].items()]
+        found[f"ways-{each['variance']:g}"] = bars(
+            {spread: means}, "Latency-bounded rate over the best homogeneous layout, mean of models", "times", 1.0
+        )
+        rows = [
+            (f"{row['model']}, GPU {number}", _layout(gpu, result["kinds"], counts))
+            for row in each["models"]
+            for number, counts in enumerate(row["ours"]["gpus"])
+        ]
+        found[f"layouts-{each['variance']:g}"] = layouts(rows, gpu, f"Our cuts: {spread}")
+    return {"ours": bars(ours, "Our rate over the best homogeneous layout's", "times", 1.0), **found}
+
+
+def dstack(result: Result) -> Plots:
+    """Load without a missed deadline over the ideal's: means with intervals, and its distribution over mixes."""
+    groups = {
+        f"batches {each['batches']}": [Bar(name, *load) for name, load in each["all"]["load"].items()]
+        for each in result["results"]
+    }
+    found = {"load": bars(groups, "Load under all deadlines over the ideal's", "of the ideal", 0.9)}
+    for each in result["results"]:
+        names = list(each["all"]["load"])
+        series = {name: [row["load"][name] for row in each["rows"] if name in row["load"]] for name in names}
+        title = f"Mixes that carry at most so much: batches {each['batches']}"
+        found[f"mixes-{each['batches']}"] = cdf(series, title, "of the ideal", linear=True)
+    return found
+
+
+def sharing(result: Result) -> Plots:
+    """Completion times of ours over others' with intervals, and distributions in the first draw of each cell."""
+    found = {}
+    names = list(result["cells"][0]["ours_over"]) if result["cells"] else []
+    for name in names:
+        groups: dict[str, list[Bar]] = {}
+        for cell in result["cells"]:
+            mean, low, high = cell["ours_over"][name]
+            groups.setdefault(cell["jobs"], []).append(Bar(f"slowdown {cell['slowdown']}", mean, low, high))
+        title = f"Mean completion time, ours over {name}"
+        found[f"over-{name.lower()}"] = bars(groups, title, "times as long", 1.0)
+    for number, cell in enumerate(result["cells"], 1):
+        title = f"Completion times: {cell['jobs']}, slowdown {cell['slowdown']}"
+        found[f"jct-{number:02d}"] = cdf(cell["quantiles_s"], title)
+    return found
+
+
+def lending(result: Result) -> Plots:
+    """Completion times over those on training's own half, restarts, and delays of inference."""
+    times, restarts, delays = {}, {}, {}
+    for each in result["results"]:
+        ways = each["ways"]
+        times[each["load"]] = [Bar(name, *_interval(way["jct_ratio"])) for name, way in ways.items()]
+        restarts[each["load"]] = [
+            Bar(name, *_interval(way.get("restarts_interval") or [way["restarts"]])) for name, way in ways.items()
+        ]
+        delays[each["load"]] = [Bar(name, way["delay_p95_s"]) for name, way in ways.items()]
+    return {
+        "jct": bars(times, "Mean completion time over training on its own half", "times as long", 1.0),
+        "restarts": bars(restarts, "Restarts of a training job", "restarts"),
+        "delay": bars(delays, "Start delay of inference, 95th percentile", "s"),
+    }
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float | None, float | None]:
+    return (values[0], values[1], values[2]) if len(values) == 3 else (values[0], None, None)
+
+
+def _layout(gpu: Geometry, kinds: Sequence[str], counts: Sequence[int]) -> Layout:
+    wanted = [Profile.parse(kind) for kind, count in zip(kinds, counts, strict=True) for _ in range(count)]
+    return plan_free(gpu, EMPTY, sorted(wanted, reverse=True))
+
+
+PLOTS: Final[Mapping[str, Callable[[Result], Plots]]] = {
+    "instances": instances,
+    "fragmentation": fragmentation,
+    "dispatch": dispatch,
+    "dstack": dstack,
+    "sharing": sharing,
+    "lending": lending,
+}
+"""Experiment -> its plots."""
+
+
+def write(name: str, result: Result, folder: Path) -> list[Path]:
+    """Draw an experiment's plots into a folder, which is made; empty ones are left out. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for plot, svg in PLOTS[name](result).items():
+        if svg:
+            path = folder / f"{name}-{plot}.svg"
+            path.write_text(svg, encoding="utf-8")
+            written.append(path)
+    return written

@@ -1,0 +1,299 @@
+"""GPUs, the instances on them and who holds them: what is possible, and what it costs to change.
+
+A `Place` is a slot of one GPU. Every place that is held belongs to the GPU's `used` layout; `layout` holds the idle
+instances too, which stay until their room is needed (warm reuse). Nothing here knows time except through the moments
+that it is told, and nothing decides: which place is taken is the policy's business.
+
+GPUs that hold the same slices are kept together as bits of one number (`alike`), so that a policy looks at each
+arrangement once and not at each GPU, and finds the first GPU of an arrangement in constant time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from slurm_migbatch.lab.sim.gpus import CREATE_S, DESTROY_S
+from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.mig import planning
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.layout import EMPTY, Layout, LayoutError, Slot
+
+
+class PlaceError(ValueError):
+    """A place that cannot be taken as asked: a fault of the policy. The message says which GPU and why."""
+
+
+class Place(NamedTuple):
+    """A slot on a GPU, by the GPU's index in the cluster."""
+
+    gpu: int
+    slot: Slot
+
+    def __str__(self) -> str:
+        return f"{self.gpu}:{self.slot}"
+
+
+class Change(NamedTuple):
+    """What it took to make an instance: the layout after it, seconds, and how many were destroyed and created."""
+
+    layout: Layout
+    seconds: float
+    destroyed: int
+    created: int
+
+
+class Part(NamedTuple):
+    """Whole nodes of a cluster: GPUs and nodes as bits, and the number of GPUs."""
+
+    gpus: int
+    nodes: int
+    size: int
+
+
+class Cell:
+    """A place that is held: by whom, since when, and from when on somebody makes progress in it."""
+
+    __slots__ = ("opened", "resumes", "runs", "slices")
+
+    def __init__(self, slices: int, now: float) -> None:
+        self.slices = slices
+        self.runs: list[Run] = []
+        self.opened = now
+        self.resumes = now
+
+
+class Gpu:
+    """One GPU.
+
+    Attributes:
+        layout: its instances, idle ones too. `used`: those that are held, by `cells`.
+        held: how many of its compute slices are.
+        blocked: memory slices whose last holder still saves its work, as bits, and until when.
+        whole: all of it as one place.
+    """
+
+    __slots__ = ("blocked", "cells", "geometry", "held", "index", "layout", "node", "used", "whole")
+
+    def __init__(self, index: int, node: int, geometry: Geometry) -> None:
+        self.index = index
+        self.node = node
+        self.geometry = geometry
+        self.layout: Layout = EMPTY
+        self.used: Layout = EMPTY
+        self.cells: dict[Slot, Cell] = {}
+        self.held = 0
+        self.blocked: list[tuple[int, float]] = []
+        self.whole = Place(index, geometry.full.slots[0])
+
+    def wait(self, slot: Slot, now: float) -> float:
+        """Seconds until whoever held these memory slices last has saved its work."""
+        if not self.blocked:
+            return 0.0
+        self.blocked = [(mask, until) for mask, until in self.blocked if until > now]
+        mask = slot.placement.mask
+        return max((until - now for bits, until in self.blocked if bits & mask), default=0.0)
+
+
+class Cluster:
+    """All GPUs.
+
+    Attributes:
+        gpus: by index. GPUs of a node have neighbouring indexes.
+        nodes: the range of GPU indexes of each node.
+        empty: the GPUs of which nothing is held, as bits.
+        by_empty: at n the nodes of which n GPUs are empty, as bits.
+        alike: for each geometry and layout of held slots, the GPUs that have it, as bits.
+        fragmentation: sum of `mig.planning.fragmentation` over all GPUs, kept up to date where `fragments` is set.
+    """
+
+    def __init__(self, nodes: Sequence[Sequence[Geometry]]) -> None:
+        self.gpus: list[Gpu] = []
+        self.nodes: list[range] = []
+        self.alike: dict[tuple[Geometry, Layout], int] = {}
+        for number, geometries in enumerate(nodes):
+            first = len(self.gpus)
+            for geometry in geometries:
+                gpu = Gpu(len(self.gpus), number, geometry)
+                self.gpus.append(gpu)
+                key = (geometry, EMPTY)
+                self.alike[key] = self.alike.get(key, 0) | 1 << gpu.index
+            self.nodes.append(range(first, len(self.gpus)))
+        if not self.gpus:
+            raise PlaceError("a cluster needs at least one GPU")
+        self.empty = (1 << len(self.gpus)) - 1
+        self._empty_of = [len(node) for node in self.nodes]
+        self.by_empty = [0] * (max(self._empty_of) + 1)
+        for number, count in enumerate(self._empty_of):
+            self.by_empty[count] |= 1 << number
+        self.slices = sum(gpu.geometry.compute_slices for gpu in self.gpus)
+        self.fragments = any(len(gpu.geometry.profiles) > 1 for gpu in self.gpus)
+        self.fragmentation = 0.0
+
+    @classmethod
+    def of(cls, geometry: Geometry, gpus: int, per_node: int = 8) -> Cluster:
+        """Equal GPUs; the last node may have fewer."""
+        return cls([[geometry] * min(per_node, gpus - first) for first in range(0, gpus, per_node)])
+
+    def part(self, nodes: range | None = None) -> Part:
+        """Some of the nodes (all where not given), for policies that keep to them."""
+        chosen = range(len(self.nodes)) if nodes is None else nodes
+        gpus = 0
+        for node in chosen:
+            for gpu in self.nodes[node]:
+                gpus |= 1 << gpu
+        return Part(gpus, sum(1 << node for node in chosen), gpus.bit_count())
+
+    # -- what is there -----------------------------------------------------------------------------------------
+
+    def runs(self, place: Place) -> Sequence[Run]:
+        """Who holds the place."""
+        cell = self.gpus[place.gpu].cells.get(place.slot)
+        return cell.runs if cell is not None else ()
+
+    def holders(self, gpu: int) -> list[Run]:
+        """Every run on a GPU, each once, in the order of its slots."""
+        cells = self.gpus[gpu].cells
+        if len(cells) == 1:
+            return list(next(iter(cells.values())).runs)
+        return list(dict.fromkeys(run for slot in sorted(cells) for run in cells[slot].runs))
+
+    def arrangements(self, among: int = -1) -> Iterator[tuple[Geometry, Layout, int]]:
+        """Geometry, held layout and GPUs (bits) of each arrangement that a GPU of `among` has."""
+        for (geometry, used), gpus in self.alike.items():
+            if gpus & among:
+                yield geometry, used, gpus & among
+
+    # -- changes (made by the engine) --------------------------------------------------------------------------
+
+    def configure(self, gpu: int, layout: Layout) -> None:
+        """Give an empty GPU the idle instances of `layout`, at no cost: how a simulation begins.
+
+        Raises:
+            PlaceError: something on it is held, or the layout is not legal there.
+        """
+        one = self.gpus[gpu]
+        if one.cells:
+            raise PlaceError(f"GPU {gpu} is in use ({one.used})")
+        try:
+            one.geometry.check(layout)
+        except LayoutError as error:
+            raise PlaceError(f"GPU {gpu}: {error}") from None
+        one.layout = layout
+
+    def take(self, place: Place, run: Run, now: float) -> Change | None:
+        """Let `run` hold a place; None where its instance was there already.
+
+        Idle instances in the way are destroyed. Raises PlaceError where what is held is in the way.
+        """
+        gpu = self.gpus[place.gpu]
+        slot = place.slot
+        cell = gpu.cells.get(slot)
+        if cell is not None:
+            cell.runs.append(run)
+            return None
+        change = None
+        if slot not in gpu.layout.slots:
+            if not gpu.geometry.fits(gpu.used, slot):
+                raise PlaceError(
+                    f"GPU {place.gpu} has no room for {slot} of {run.job.name}: {gpu.geometry.why_not(gpu.used, slot)}"
+                )
+            change = reconfigured(gpu.geometry, gpu.layout, gpu.used, slot)
+            gpu.layout = change.layout
+        cell = Cell(gpu.geometry.info(slot.profile).compute_slices, now)
+        cell.runs.append(run)
+        gpu.cells[slot] = cell
+        self._hold(gpu, _added(gpu.used, slot), cell.slices)
+        return change
+
+    def leave(self, place: Place, run: Run, now: float, until: float) -> Cell | None:
+        """End `run`'s hold; the cell where nobody else holds it. Its slices can be used from `until` on."""
+        gpu = self.gpus[place.gpu]
+        cell = gpu.cells[place.slot]
+        cell.runs.remove(run)
+        if until > now:
+            gpu.blocked.append((place.slot.placement.mask, until))
+        if cell.runs:
+            return None
+        del gpu.cells[place.slot]
+        self._hold(gpu, _removed(gpu.used, place.slot), -cell.slices)
+        return cell
+
+    def _hold(self, gpu: Gpu, used: Layout, slices: int) -> None:
+        bit = 1 << gpu.index
+        before = (gpu.geometry, gpu.used)
+        left = self.alike[before] ^ bit
+        if left:
+            self.alike[before] = left
+        else:
+            del self.alike[before]
+        key = (gpu.geometry, used)
+        self.alike[key] = self.alike.get(key, 0) | bit
+        if self.fragments:
+            self.fragmentation += fragmentation(gpu.geometry, used) - fragmentation(*before)
+        gpu.used = used
+        gpu.held += slices
+        if bool(self.empty & bit) == bool(gpu.cells):
+            self.empty ^= bit
+            count, mark = self._empty_of[gpu.node], 1 << gpu.node
+            self.by_empty[count] ^= mark
+            count += -1 if gpu.cells else 1
+            self.by_empty[count] |= mark
+            self._empty_of[gpu.node] = count
+
+
+def lowest(bits: int) -> int:
+    """The index of the first GPU among `bits`, -1 where there is none."""
+    return (bits & -bits).bit_length() - 1
+
+
+def each(bits: int) -> Iterator[int]:
+    """The indexes among `bits`, ascending."""
+    while bits:
+        low = bits & -bits
+        yield low.bit_length() - 1
+        bits ^= low
+
+
+@lru_cache(maxsize=1 << 14)
+def _added(layout: Layout, slot: Slot) -> Layout:
+    return layout.add(slot)
+
+
+@lru_cache(maxsize=1 << 14)
+def _removed(layout: Layout, slot: Slot) -> Layout:
+    return layout.remove(slot)
+
+
+@lru_cache(maxsize=1 << 14)
+def fragmentation(geometry: Geometry, used: Layout) -> float:
+    """`mig.planning.fragmentation`, remembered."""
+    return planning.fragmentation(geometry, used)
+
+
+@lru_cache(maxsize=1 << 16)
+def reconfigured(geometry: Geometry, layout: Layout, used: Layout, slot: Slot) -> Change:
+    """Make `slot`, which fits beside `used`: destroy the idle instances in its way, then create it.
+
+    First go those that overlap it; where a count limit still forbids it, other idle ones follow, the smallest first.
+    A GPU without MIG (one profile) has nothing to make.
+    """
+    if len(geometry.profiles) == 1:
+        return Change(layout.add(slot), 0.0, 0, 0)
+    idle = layout.minus(used)
+    gone = [other for other in idle.slots if other.placement.overlaps(slot.placement)]
+    kept = layout.minus(Layout(gone))
+    for other in idle.slots:
+        if geometry.fits(kept, slot):
+            break
+        if kept.contains(other):
+            kept = kept.remove(other)
+            gone.append(other)
+    seconds = sum(_seconds(DESTROY_S, geometry, other) for other in gone) + _seconds(CREATE_S, geometry, slot)
+    return Change(kept.add(slot), seconds, len(gone), 1)
+
+
+def _seconds(table: dict[int, float], geometry: Geometry, slot: Slot) -> float:
+    slices = geometry.info(slot.profile).compute_slices
+    return table[min(known for known in table if known >= min(slices, max(table)))]

@@ -1,0 +1,180 @@
+"""Speeds of real models on slices, from measured tables or from the predictor: `Curves` is a `Speeds` over both.
+
+A source gives, for an application, a batch and a kind of work, the items a second that each profile of a GPU does (none
+where it does not fit). A job's speed is its rate over that of the whole GPU with all of its batch, so micro-steps
+(`steps`) and small slices both show. A job of several GPUs divides its batch among them, and is as fast as its places
+together, as a share of what it asks for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Protocol
+
+from slurm_migbatch.lab.sim.cluster import Place
+from slurm_migbatch.lab.sim.job import Job, Kind
+from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.predict.cells import Cells, Gpu
+from slurm_migbatch.predict.learned import LearnedPredictor
+from slurm_migbatch.predict.speed import relative_speed
+from slurm_migbatch.predict.surface import TIME
+from slurm_migbatch.profiling.measurement import Measurement
+from slurm_migbatch.workload.gpufacts import facts_of, guess
+
+
+class SpeedError(ValueError):
+    """Speeds that cannot be had; the message says of what and what there is instead."""
+
+
+class Source(Protocol):
+    """Rates of applications on the profiles of one GPU."""
+
+    def rates(self, app: str, batch: int, kind: Kind) -> Mapping[Profile, float]:
+        """Items a second by profile, for those on which it fits; raises SpeedError for an unknown application."""
+
+    def apps(self, kind: Kind) -> Sequence[str]:
+        """The applications that it knows."""
+
+    def batches(self, app: str, kind: Kind) -> Sequence[int]:
+        """Batches that are usual for one of them."""
+
+
+class Curves:
+    """Speeds by a source. Jobs without an application are as fast as their share of the compute slices."""
+
+    def __init__(self, source: Source, geometry: Geometry, *, shared: float = 2.0) -> None:
+        """`shared`: slowdown by one other job in the same slice."""
+        self.source, self.geometry, self.shared = source, geometry, shared
+        self._full = geometry.full.profile
+        self._known: dict[tuple[str, int, Kind, int, Profile], float] = {}
+
+    def speed(self, job: Job, places: Sequence[Place], steps: int = 1) -> float:
+        """See `Speeds`."""
+        total = 0.0
+        for place in places:
+            one = self.relative(job, place.slot.profile, steps)
+            if not one:
+                return 0.0
+            total += one
+        return total / job.gpus
+
+    def slowdown(self, run: Run, others: Sequence[Run]) -> float:
+        """See `Speeds`."""
+        return 1.0 + (self.shared - 1.0) * len(others)
+
+    def relative(self, job: Job, profile: Profile, steps: int = 1) -> float:
+        """Speed on one slice against the whole GPU; 0 where it does not fit."""
+        if not job.app:
+            return profile.compute / self._full.compute
+        key = job.app, -(-job.batch // job.gpus), job.kind, steps, profile
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._relative(*key)
+        return known
+
+    def _relative(self, app: str, batch: int, kind: Kind, steps: int, profile: Profile) -> float:
+        whole = self.source.rates(app, batch, kind).get(self._full)
+        if whole is None:
+            raise SpeedError(f"{app} with batch {batch} does not fit on a whole {self.geometry.name}")
+        part = self.source.rates(app, max(1, math.ceil(batch / steps)), kind)
+        return part.get(profile, 0.0) / whole
+
+
+class Table:
+    """Rates as measured. A batch that was not measured takes the figures of the nearest that was, by its logarithm.
+
+    Profiles are matched by compute slices and by their share of memory, so a table of an A100 with 40 GB also serves
+    for one with 80 GB; whether a job fits is then judged by the smaller GPU.
+    """
+
+    def __init__(self, rows: Iterable[Measurement], geometry: Geometry) -> None:
+        """Rows of one process count (1) are used, with the largest input size of each model."""
+        self.geometry = geometry
+        self._found: dict[tuple[str, Kind], dict[int, dict[Profile, float]]] = {}
+        full = geometry.full
+        single = [row for row in rows if row.procs == 1 and row.gpu != "cpu"]
+        sizes: dict[str, int] = {}
+        for row in single:
+            sizes[row.model] = max(sizes.get(row.model, 0), row.input_size or 0)
+        by_shape = {
+            (info.compute_slices, info.memory_slices): info.profile
+            for info in reversed(geometry.profiles)
+            if not info.profile.suffix
+        }
+        for row in single:
+            profile = Profile.parse(row.profile) if row.profile else full.profile
+            compute = row.compute_slices or profile.compute
+            memory = row.memory_slices or {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}.get(compute, 8)
+            here = by_shape.get((compute, memory))
+            if here is None or row.rate is None or (row.input_size or 0) != sizes[row.model]:
+                continue
+            kind: Kind = "train" if row.kind == "train" else "infer"
+            self._found.setdefault((row.model, kind), {}).setdefault(row.batch, {})[here] = row.rate
+        for batches in self._found.values():
+            for batch in [batch for batch, rates in batches.items() if full.profile not in rates]:
+                del batches[batch]
+        self._found = {key: batches for key, batches in self._found.items() if batches}
+
+    def rates(self, app: str, batch: int, kind: Kind) -> Mapping[Profile, float]:
+        """See `Source`."""
+        batches = self._found.get((app, kind))
+        if batches is None:
+            names = ", ".join(self.apps(kind)) or "none"
+            raise SpeedError(f"the table has no {kind} speeds of {app or 'a job without a model'}; it has {names}")
+        wanted = math.log(max(batch, 1))
+        return batches[min(batches, key=lambda known: (abs(math.log(known) - wanted), known))]
+
+    def apps(self, kind: Kind) -> Sequence[str]:
+        """See `Source`."""
+        return sorted(app for app, one in self._found if one == kind)
+
+    def batches(self, app: str, kind: Kind) -> Sequence[int]:
+        """The batches at which an application was measured on the whole GPU."""
+        return sorted(self._found.get((app, kind), ()))
+
+
+class Predicted:
+    """Rates as the predictor expects them, at the model's usual input size; what fits is judged by its best guess."""
+
+    def __init__(self, predictor: LearnedPredictor, geometry: Geometry, name: str) -> None:
+        """`name` is the short name of the GPU, `a100-80gb`, under which it was measured."""
+        self.predictor, self.geometry = predictor, geometry
+        full = geometry.full
+        facts = facts_of(geometry.name) or guess(full.sm_count, full.profile.memory_gb)
+        facts = facts._replace(memory_slices=geometry.memory_slices)
+        self.gpu = Gpu(name, facts, full.profile.memory_gb)
+        self._rates = lru_cache(maxsize=1 << 14)(self._ask)
+
+    def rates(self, app: str, batch: int, kind: Kind) -> Mapping[Profile, float]:
+        """See `Source`; relative rates, scaled so that the whole GPU does one batch a second."""
+        return self._rates(app, max(batch, 1), kind)
+
+    def apps(self, kind: Kind) -> Sequence[str]:
+        """See `Source`: every model that the predictor knows, of either kind."""
+        return sorted(self.predictor.grids())
+
+    def batches(self, app: str, kind: Kind) -> Sequence[int]:
+        """See `Source`: those at which the predictor's buckets begin, as far as they fit on the whole GPU."""
+        full = self.geometry.full.profile
+        return [batch for batch in self.predictor.grids()[app].batches if full in self.rates(app, batch, kind)] or [1]
+
+    def _ask(self, app: str, batch: int, kind: Kind) -> Mapping[Profile, float]:
+        grid = self.predictor.grids().get(app)
+        if grid is None:
+            raise SpeedError(f"the predictor knows no model {app!r}; it knows {', '.join(self.apps(kind))}")
+        known = self.predictor.learned.known.get(app) or self.predictor.knowledge.of(app)
+        infos = [info for info in self.geometry.profiles if not info.profile.suffix]
+        cells = Cells.grid(batch, known.reference, infos, self.gpu, known)
+        whole = Cells.grid(batch, known.reference, [self.geometry.full] * len(infos), self.gpu, known)
+        belief, _ = self.predictor.belief("time", app, known, self.gpu, kind)
+        middle, _ = belief.predict(TIME, whole)
+        speeds = relative_speed(TIME, belief, cells, whole)
+        mib = self.predictor.interval("memory", app, known, self.gpu, kind, cells)[1]
+        full_s = float(math.exp(middle[0]))
+        return {
+            info.profile: batch * float(speeds[i]) / full_s for i, info in enumerate(infos) if mib[i] <= info.memory_mib
+        }

@@ -1,0 +1,49 @@
+"""The event log: what happened, one tuple for each event, written as JSON lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, TextIO, TypeAlias
+
+if TYPE_CHECKING:
+    from slurm_migbatch.lab.sim.cluster import Place
+
+What: TypeAlias = Literal["arrive", "start", "move", "preempt", "complete", "demand"]
+
+
+class Event(NamedTuple):
+    """One event.
+
+    Attributes:
+        time: seconds on the simulation's clock.
+        what: `start` and `move` hold the places after it, `preempt` and `complete` those that were given back.
+        job: the job's id, -1 for a demand.
+        places: what it is about.
+        seconds: of `start` and `move` the pause until the next progress, of `preempt` work that was lost, of `complete`
+            the time since the arrival, of `demand` the value.
+        name: the job's or the application's.
+        destroyed, created: instances, to make room and to fill it.
+    """
+
+    time: float
+    what: What
+    job: int
+    places: Sequence[Place]
+    seconds: float
+    name: str
+    destroyed: int = 0
+    created: int = 0
+
+    def line(self) -> str:
+        """As one JSON object."""
+        row = self._asdict()
+        row["places"] = [[place.gpu, str(place.slot)] for place in self.places]
+        row["time"], row["seconds"] = round(self.time, 6), round(self.seconds, 6)
+        return json.dumps(row)
+
+
+def write(events: Iterable[Event], file: TextIO) -> None:
+    """All of them as JSON lines."""
+    for event in events:
+        file.write(event.line() + "\n")

@@ -1,0 +1,149 @@
+"""Figures of a simulation: times, service level, use of the GPUs, disturbance, fairness."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from slurm_migbatch.lab.bars import mean_with_interval
+from slurm_migbatch.lab.sim.engine import Result
+from slurm_migbatch.lab.sim.run import Run
+
+QUANTILES: Final = (50, 95, 99)
+
+
+def summarise(result: Result) -> dict[str, Any]:
+    """All figures of one simulation, as plain values.
+
+    `all`, `train` and `infer` hold those of jobs (`of_jobs`), where there are any. Of the cluster:
+
+    - `makespan_s`: from the first arrival to the last event;
+    - `held`: compute slices that were held, as a share of the cluster's over the makespan; `busy_of_held`: the share of
+      them in which somebody made progress (the rest starts, waits for a checkpoint, is being made); `busy`: both;
+    - `fragmentation`: mean over GPUs and time;
+    - `waiting`: mean length of the queue;
+    - `reconfigurations`: instances created and destroyed.
+    """
+    capacity = result.slices * (result.end - result.begin)
+    figures: dict[str, Any] = {
+        "makespan_s": result.end - result.begin,
+        "gpus": result.gpus,
+        "held": _share(result.held, capacity),
+        "busy_of_held": _share(result.busy, result.held),
+        "busy": _share(result.busy, capacity),
+        "fragmentation": result.fragmentation,
+        "waiting": result.waiting,
+        "created": result.created,
+        "destroyed": result.destroyed,
+        "reconfigurations": result.created + result.destroyed,
+        "all": of_jobs(result.runs, result.end),
+    }
+    for kind in ("train", "infer"):
+        mine = [run for run in result.runs if run.job.kind == kind]
+        if mine and len(mine) < len(result.runs):
+            figures[kind] = of_jobs(mine, result.end)
+    return figures
+
+
+def of_jobs(runs: Sequence[Run], end: float) -> dict[str, Any]:
+    """Figures of some jobs; None where there is nothing to take them of.
+
+    - `jct_s`: from arrival to completion, of those that were done by `end`;
+    - `queue_s`: until they first held slices; `delay_s`: until their first progress, of those that got so far;
+    - `slo`: how many had a limit (on their end or on their start), how many broke one (late, or still not there when it
+      had passed), and the share;
+    - `restarts`: how often a job was interrupted or moved (`interrupted` plus `moved`), mean and most;
+    - `lost_s`: work done twice; `paused_s`: on slices without progress;
+    - `jain`: fairness over users, of each user's mean of work / JCT (1: all are slowed down alike).
+    """
+    done = [run for run in runs if run.ended is not None]
+    jct = np.array([run.ended - run.job.arrival for run in done if run.ended is not None])
+    queue = np.array([run.started - run.job.arrival for run in runs if run.started is not None])
+    delay = np.array([run.began - run.job.arrival for run in runs if run.began is not None])
+    restarts = np.array([run.preempted + run.moves for run in runs])
+    count = len(runs)
+    return {
+        "jobs": count,
+        "done": len(done),
+        "jct_s": _spread(jct),
+        "queue_s": _spread(queue),
+        "delay_s": _spread(delay),
+        "slo": _slo(runs, end),
+        "interrupted": sum(run.preempted for run in runs),
+        "moved": sum(run.moves for run in runs),
+        "restarts": {"mean": float(restarts.mean()) if count else None, "max": int(restarts.max(initial=0))},
+        "lost_s": sum(run.lost for run in runs),
+        "paused_s": sum(run.paused for run in runs),
+        "jain": jain(_by_user(done)),
+    }
+
+
+def jain(shares: Iterable[float]) -> float | None:
+    """Jain's index, (sum x)^2 / (n sum x^2): 1 where all are equal, 1/n where one has everything; None for nobody."""
+    values = list(shares)
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else None
+
+
+def over_seeds(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The same tree with `{"mean", "low", "high"}` (95 %, Student's t) for each number; None where one is missing.
+
+    Over one seed low and high are None.
+    """
+    merged: dict[str, Any] = {}
+    for name, value in figures[0].items():
+        column = [one.get(name) for one in figures]
+        if isinstance(value, Mapping):
+            merged[name] = over_seeds([one if isinstance(one, Mapping) else {} for one in column])
+            continue
+        numbers = [float(one) for one in column if isinstance(one, int | float)]
+        if len(numbers) < len(column):
+            merged[name] = None
+            continue
+        mean, low, high = mean_with_interval(numbers)
+        merged[name] = {
+            "mean": mean,
+            "low": low if math.isfinite(low) else None,
+            "high": high if math.isfinite(high) else None,
+        }
+    return merged
+
+
+def _spread(values: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float | None]:
+    if not len(values):
+        return dict.fromkeys(("mean", *(f"p{q}" for q in QUANTILES), "max"))
+    found = np.percentile(values, QUANTILES, method="inverted_cdf")
+    return {
+        "mean": float(values.mean()),
+        **{f"p{q}": float(value) for q, value in zip(QUANTILES, found, strict=True)},
+        "max": float(values.max()),
+    }
+
+
+def _slo(runs: Sequence[Run], end: float) -> dict[str, Any]:
+    limited = broken = 0
+    for run in runs:
+        judged = [
+            (end if moment is None else moment) - run.job.arrival > limit
+            for moment, limit in ((run.ended, run.job.slo_s), (run.began, run.job.start_slo_s))
+            if limit is not None and (moment is not None or end - run.job.arrival > limit)
+        ]
+        limited += bool(judged)
+        broken += any(judged)
+    return {"jobs": limited, "broken": broken, "share": broken / limited if limited else None}
+
+
+def _by_user(done: Iterable[Run]) -> list[float]:
+    users: dict[str, list[float]] = {}
+    for run in done:
+        assert run.ended is not None
+        took = run.ended - run.job.arrival
+        users.setdefault(run.job.user, []).append(run.job.work / took if took > 0 else 1.0)
+    return [sum(values) / len(values) for values in users.values()]
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None

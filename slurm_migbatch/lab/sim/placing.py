@@ -1,0 +1,98 @@
+"""Which places to take: whole GPUs, packed, and slices by first or best fit. Where on one GPU is `mig.planning`'s.
+
+GPUs that hold the same are looked at once (`Cluster.alike`), nodes with as many empty GPUs once (`Cluster.by_empty`).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import islice
+from typing import Literal, TypeAlias
+
+from slurm_migbatch.lab.sim.cluster import Cluster, Part, Place, each, lowest
+from slurm_migbatch.mig import planning
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.layout import Layout, Slot
+from slurm_migbatch.mig.profile import Profile
+
+Rule: TypeAlias = Literal["first", "best"]
+_WARM = 16
+"""GPUs of one arrangement that are looked at for an idle instance that could be used as it is."""
+
+
+def whole_gpus(cluster: Cluster, count: int, part: Part) -> list[Place] | None:
+    """`count` empty GPUs of the part, as whole ones: of the fullest node that has enough, else of the emptiest nodes.
+
+    None where the part has not so many.
+    """
+    if (cluster.empty & part.gpus).bit_count() < count:
+        return None
+    by_empty = cluster.by_empty
+    for free in range(count, len(by_empty)):
+        nodes = by_empty[free] & part.nodes
+        if nodes:
+            return _of_node(cluster, lowest(nodes), count)
+    places: list[Place] = []
+    for free in range(len(by_empty) - 1, 0, -1):
+        for node in each(by_empty[free] & part.nodes):
+            places += _of_node(cluster, node, count - len(places))
+            if len(places) == count:
+                return places
+    return None
+
+
+def _of_node(cluster: Cluster, node: int, count: int) -> list[Place]:
+    of_node = cluster.nodes[node]
+    empty = (cluster.empty >> of_node.start) & ((1 << len(of_node)) - 1)
+    return [cluster.gpus[of_node.start + index].whole for index in islice(each(empty), count)]
+
+
+def slices(
+    cluster: Cluster, profile: Profile, count: int, part: Part, rule: Rule = "best", *, apart: bool = False
+) -> list[Place] | None:
+    """`count` slices of `profile` in the part; None where there is no room for all.
+
+    `first` takes the first GPU with room; `best` the one with the least memory left. With `apart` each is on a GPU of
+    its own. Of equal GPUs one that has the instance standing idle is taken.
+    """
+    places: list[Place] = []
+    among = part.gpus
+    altered: dict[int, Layout] = {}
+    for _ in range(count):
+        found: tuple[tuple[int, int], int, Slot] | None = None
+        for geometry, used, gpus in cluster.arrangements(among):
+            slot = _chosen(geometry, used, profile)
+            if slot is not None:
+                first = lowest(gpus)
+                rank = (0, first) if rule == "first" else (_left(geometry, used), first)
+                if found is None or rank < found[0]:
+                    if rule == "best":
+                        first = _warm(cluster, gpus, slot, first)
+                    found = (rank, first, slot)
+        for gpu, used in altered.items():
+            slot = _chosen(cluster.gpus[gpu].geometry, used, profile)
+            if slot is not None:
+                rank = (0, gpu) if rule == "first" else (_left(cluster.gpus[gpu].geometry, used), gpu)
+                if found is None or rank < found[0]:
+                    found = (rank, gpu, slot)
+        if found is None:
+            return None
+        _, gpu, slot = found
+        places.append(Place(gpu, slot))
+        among &= ~(1 << gpu)
+        if not apart:
+            altered[gpu] = altered.get(gpu, cluster.gpus[gpu].used).add(slot)
+    return places
+
+
+def _warm(cluster: Cluster, gpus: int, slot: Slot, first: int) -> int:
+    return next((gpu for gpu in islice(each(gpus), _WARM) if slot in cluster.gpus[gpu].layout.slots), first)
+
+
+def _left(geometry: Geometry, used: Layout) -> int:
+    return geometry.memory_slices - used.mask.bit_count()
+
+
+@lru_cache(maxsize=1 << 15)
+def _chosen(geometry: Geometry, used: Layout, profile: Profile) -> Slot | None:
+    return planning.choose(geometry, used, profile) if profile in geometry else None

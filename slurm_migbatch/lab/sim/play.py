@@ -1,0 +1,158 @@
+"""Playing a scenario: reads what it names once, then simulates it for each seed.
+
+What a seed changes: which model a job gets where models are drawn, how sensitive each job is to neighbours, and by how
+much the arrivals of copies are moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from slurm_migbatch.config.reader import ConfigError, Problem
+from slurm_migbatch.lab.sim import gpus, registry
+from slurm_migbatch.lab.sim.cluster import Cluster
+from slurm_migbatch.lab.sim.curves import Curves, Predicted, Source, Table
+from slurm_migbatch.lab.sim.engine import Result, Simulation
+from slurm_migbatch.lab.sim.job import Costs, Job
+from slurm_migbatch.lab.sim.policy import Policy
+from slurm_migbatch.lab.sim.scenario import Scenario
+from slurm_migbatch.lab.sim.speeds import Linear, Neighbours, Paired, Speeds, Whole
+from slurm_migbatch.lab.traces import mixed, muri, openb, philly, pollux, sacct
+from slurm_migbatch.lab.traces.trace import Trace
+from slurm_migbatch.predict.learned import LearnedPredictor
+from slurm_migbatch.predict.training import learn
+from slurm_migbatch.profiling.table import read_folder
+from slurm_migbatch.workload import pairs
+
+
+class Workload:
+    """What a scenario needs from disk, read once and used for every seed."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        """Raises TraceError, TableError and OSError."""
+        self.scenario = scenario
+        self.source = _source(scenario)
+        self.trace = _trace(scenario)
+
+    def jobs(self, seed: int) -> tuple[Job, ...]:
+        """The jobs of one seed. Raises ConfigError where no speeds are known of a job's model."""
+        workload = self.scenario.workload
+        trace = self.trace.copies(workload.copies, seed=seed) if workload.copies > 1 else self.trace
+        costs = self.scenario.costs
+        of_kind = {
+            "train": Costs(costs.train_start_s, costs.train_restart_s, costs.train_checkpoint_s),
+            "infer": Costs(costs.infer_start_s, costs.infer_restart_s),
+        }
+        end, start = workload.slo_s or None, workload.start_slo_s or None
+        jobs = tuple(
+            replace(job, costs=of_kind["infer"], slo_s=end, start_slo_s=start)
+            if job.kind == "infer"
+            else replace(job, costs=of_kind["train"])
+            for job in trace.jobs
+        )
+        if self.source is None:
+            return jobs
+        return self._drawn(jobs, self.source, seed) if workload.models == "draw" else self._known(jobs, self.source)
+
+    def _drawn(self, jobs: tuple[Job, ...], source: Source, seed: int) -> tuple[Job, ...]:
+        rng = np.random.Generator(np.random.PCG64([seed, 1]))
+        apps = {kind: source.apps(kind) for kind in ("train", "infer")}
+        if missing := {job.kind for job in jobs if not apps[job.kind]}:
+            raise self._wrong(f"the speeds know no model of kind {', '.join(sorted(missing))}")
+        draws = rng.random((len(jobs), 2)).tolist()
+        found = []
+        for job, (first, second) in zip(jobs, draws, strict=True):
+            app = apps[job.kind][int(first * len(apps[job.kind]))]
+            batches = source.batches(app, job.kind)
+            found.append(replace(job, app=app, batch=job.gpus * batches[int(second * len(batches))]))
+        return tuple(found)
+
+    def _known(self, jobs: tuple[Job, ...], source: Source) -> tuple[Job, ...]:
+        for kind in ("train", "infer"):
+            if missing := sorted({job.app for job in jobs if job.kind == kind and job.app} - set(source.apps(kind))):
+                raise self._wrong(
+                    f'there are no {kind} speeds of {", ".join(missing[:5])}; set workload.models = "draw" or give a '
+                    f"table that has them (it has {', '.join(source.apps(kind)) or 'none'})"
+                )
+        return jobs
+
+    def _wrong(self, text: str) -> ConfigError:
+        return ConfigError(str(self.scenario.path), [Problem(0, text)])
+
+
+def play(
+    scenario: Scenario,
+    workload: Workload,
+    seed: int,
+    *,
+    log: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Result:
+    """Simulate one seed.
+
+    Raises PlaceError and SimulationError where cluster, workload and policy do not go together.
+    """
+    part = scenario.cluster
+    cluster = Cluster.of(scenario.geometry, part.nodes * part.gpus, part.gpus)
+    policy: Policy = registry.find(scenario.policy).make(scenario.params, cluster)
+    simulation = Simulation(
+        cluster,
+        workload.jobs(seed),
+        policy,
+        _speeds(scenario, cluster, workload.source),
+        neighbours=Neighbours(part.neighbours, part.neighbours_worst) if part.mig else None,
+        seed=seed,
+        log=log,
+    )
+    until = scenario.run.until_s
+    return simulation.run(until if until < 1e12 else float("inf"), progress)
+
+
+def _speeds(scenario: Scenario, cluster: Cluster, source: Source | None) -> Speeds:
+    part = scenario.speeds
+    speeds: Speeds = Whole()
+    if source is not None:
+        speeds = Curves(source, scenario.geometry, shared=part.shared)
+    elif part.kind == "linear":
+        speeds = Linear(cluster, exponent=part.exponent, shared=part.shared)
+    return Paired(speeds, pairs.read(scenario.near(part.pairs)), part.shared) if part.pairs else speeds
+
+
+def _source(scenario: Scenario) -> Source | None:
+    part = scenario.speeds
+    if part.kind not in ("table", "predictor"):
+        return None
+    rows = read_folder(scenario.near(part.path))
+    if part.kind == "table":
+        return Table(rows, scenario.geometry)
+    predictor = LearnedPredictor()
+    return Predicted(
+        LearnedPredictor(learn(rows, predictor.knowledge, version=1)), scenario.geometry, scenario.cluster.gpu
+    )
+
+
+def _trace(scenario: Scenario) -> Trace:
+    part = scenario.workload
+    path = scenario.near(part.path)
+    known = pollux.profiles(scenario.near(part.profiles)) if part.profiles else None
+    if part.trace == "openb":
+        trace = openb.read(path, gpus.geometry(scenario.cluster.gpu))
+    elif part.trace == "sacct":
+        trace = sacct.read(path, part.infer)
+    elif part.trace == "mixed":
+        trace = mixed.read(path, known)
+    elif part.trace == "pollux":
+        trace = pollux.read(path, known or {})
+    else:
+        trace = {"philly": philly.read, "muri": muri.read}[part.trace](path)
+    if part.begin_s or part.end_s < 1e12:
+        trace = trace.window(part.begin_s, part.end_s)
+    trace = trace.first(part.limit)
+    if part.load != 1.0:
+        trace = trace.faster(part.load)
+    if not trace.jobs:
+        raise ConfigError(str(scenario.path), [Problem(0, f"no jobs are left of {path}")])
+    return trace

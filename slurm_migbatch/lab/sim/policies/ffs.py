@@ -1,0 +1,52 @@
+"""SJF-FFS: shortest first, sharing the first GPUs that hold one job where empty ones do not suffice.
+
+The baseline of "wise resource sharing" (Lai et al., arXiv 2407.13088; the authors' code, scheduler_impl/schedulers.py):
+the rule of SJF-BSBF without its test whether sharing pays. At most two jobs on a GPU. Which partners come first is not
+settled by the public text; here it is the order of the GPUs. Memory is taken to suffice for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from slurm_migbatch.lab.sim.cluster import Place, each
+from slurm_migbatch.lab.sim.engine import Simulation
+from slurm_migbatch.lab.sim.placing import whole_gpus
+from slurm_migbatch.lab.sim.policies.queued import Sjf
+from slurm_migbatch.lab.sim.run import Run
+
+
+class SjfFfs(Sjf):
+    """Shortest first onto empty GPUs, then beside single jobs."""
+
+    def __init__(self, nodes: range | None = None) -> None:
+        super().__init__(nodes)
+        self.single = 0  # GPUs that hold exactly one job, as bits
+
+    def decide(self, sim: Simulation) -> None:
+        """Start what fits, alone or shared, in order."""
+        while (head := self.queue.first((self.free(sim) + self.single.bit_count()).__ge__)) is not None:
+            need = head[0]
+            places = whole_gpus(sim.cluster, need, self.part)
+            if places is None:
+                places = whole_gpus(sim.cluster, self.free(sim), self.part) or []
+                more = islice(each(self.single), need - len(places))
+                places += [sim.cluster.gpus[gpu].whole for gpu in more]
+            self.launch(sim, self.queue.pop(need), places)
+
+    def launch(self, sim: Simulation, run: Run, places: Sequence[Place]) -> None:
+        """Start one and note who is alone."""
+        sim.start(run, places)
+        run.note = tuple(places)
+        self._look(sim, places)
+
+    def complete(self, sim: Simulation, run: Run) -> None:
+        """Note who is alone now."""
+        assert isinstance(run.note, tuple)
+        self._look(sim, run.note)
+
+    def _look(self, sim: Simulation, places: Sequence[Place]) -> None:
+        for place in places:
+            bit = 1 << place.gpu
+            self.single = self.single | bit if len(sim.cluster.runs(place)) == 1 else self.single & ~bit

@@ -1,0 +1,47 @@
+"""Training and inference apart, each on nodes of its own: what a site has that lends nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slurm_migbatch.lab.sim.engine import Simulation
+from slurm_migbatch.lab.sim.job import Demand
+from slurm_migbatch.lab.sim.policy import Policy
+from slurm_migbatch.lab.sim.run import Run
+
+
+class Halves:
+    """Two policies side by side: jobs go to the one of their kind, demand to inference.
+
+    Each must have been given nodes of its own. Timers reach both, so their keys have to tell them apart.
+    """
+
+    def __init__(self, train: Policy, infer: Policy) -> None:
+        self.of_kind = {"train": train, "infer": infer}
+
+    def begin(self, sim: Simulation) -> None:
+        """Both."""
+        for policy in self.of_kind.values():
+            policy.begin(sim)
+
+    def arrive(self, sim: Simulation, run: Run) -> None:
+        """To the one of its kind."""
+        self.of_kind[run.job.kind].arrive(sim, run)
+
+    def complete(self, sim: Simulation, run: Run) -> None:
+        """To the one of its kind."""
+        self.of_kind[run.job.kind].complete(sim, run)
+
+    def demand(self, sim: Simulation, demand: Demand) -> None:
+        """To inference."""
+        self.of_kind["infer"].demand(sim, demand)
+
+    def timer(self, sim: Simulation, key: Any) -> None:
+        """To both."""
+        for policy in self.of_kind.values():
+            policy.timer(sim, key)
+
+    def decide(self, sim: Simulation) -> None:
+        """Inference first."""
+        self.of_kind["infer"].decide(sim)
+        self.of_kind["train"].decide(sim)

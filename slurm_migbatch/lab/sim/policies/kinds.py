@@ -1,0 +1,101 @@
+"""The baselines as they are named in configuration files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slurm_migbatch.config.schema import between, key, one_of, profiles
+from slurm_migbatch.lab.sim.cluster import Cluster, PlaceError
+from slurm_migbatch.lab.sim.policies.ffs import SjfFfs
+from slurm_migbatch.lab.sim.policies.halves import Halves
+from slurm_migbatch.lab.sim.policies.queued import Easy, Fifo, Sjf
+from slurm_migbatch.lab.sim.policies.sliced import Slices, Static
+from slurm_migbatch.lab.sim.policies.tiresias import Tiresias
+from slurm_migbatch.lab.sim.policy import Policy
+from slurm_migbatch.lab.sim.registry import PolicyKind
+from slurm_migbatch.mig.layout import EMPTY, Layout
+from slurm_migbatch.mig.planning import choose
+from slurm_migbatch.mig.profile import Profile
+
+
+@dataclass(frozen=True)
+class NoParams:
+    """No parameters."""
+
+
+@dataclass(frozen=True)
+class EasyParams:
+    """EASY backfilling."""
+
+    depth: int = key(100, "How many waiting jobs are looked at behind the first.", between(1, 10**6))
+
+
+@dataclass(frozen=True)
+class TiresiasParams:
+    """Least attained service."""
+
+    first_limit_s: float = key(3600.0, "GPU seconds at which a job leaves the first queue.", between(1, 1e9))
+    second_limit_s: float = key(36000.0, "GPU seconds at which it leaves the second one.", between(1, 1e9))
+
+
+@dataclass(frozen=True)
+class SlicesParams:
+    """A slice for each job."""
+
+    order: str = key("fifo", "Whose turn it is: first come (fifo) or shortest (sjf) first.", one_of("fifo", "sjf"))
+    rule: str = key("best", "Which GPU: the first with room, or the one with the least left.", one_of("first", "best"))
+    block: bool = key(False, "Whether a job that does not fit holds up those behind it.")
+
+
+@dataclass(frozen=True)
+class StaticParams:
+    """Partitions that never change."""
+
+    layout: tuple[str, ...] = key(("3g.40gb", "2g.20gb", "1g.10gb"), "Profiles that each GPU is cut into.", profiles)
+
+
+@dataclass(frozen=True)
+class HalvesParams:
+    """Training and inference apart."""
+
+    train: str = key("easy", "Policy for training on the first nodes.", one_of("fifo", "sjf", "easy", "tiresias"))
+    share: float = key(0.5, "Share of the nodes that are for training.", between(0.01, 0.99))
+
+
+FIFO = PolicyKind("first come, first served, on whole GPUs", NoParams, lambda params, cluster: Fifo())
+SJF = PolicyKind("shortest job first, on whole GPUs", NoParams, lambda params, cluster: Sjf())
+SJF_FFS = PolicyKind("shortest first, sharing the first GPU that holds one job", NoParams, lambda p, cluster: SjfFfs())
+EASY = PolicyKind("EASY backfilling, on whole GPUs", EasyParams, lambda params, cluster: Easy(depth=params.depth))
+TIRESIAS = PolicyKind(
+    "least attained service in three queues, preemptive, on whole GPUs",
+    TiresiasParams,
+    lambda params, cluster: Tiresias(limits=(params.first_limit_s, params.second_limit_s)),
+)
+SLICES = PolicyKind(
+    "the slice that each job asks for, made where it fits",
+    SlicesParams,
+    lambda params, cluster: Slices(order=params.order, rule=params.rule, block=params.block),
+)
+
+
+def _static(params: StaticParams, cluster: Cluster) -> Policy:
+    geometry, layout = cluster.gpus[0].geometry, EMPTY
+    for name in sorted(params.layout, key=Profile.parse, reverse=True):
+        slot = choose(geometry, layout, Profile.parse(name))
+        if slot is None:
+            raise PlaceError(f"{geometry.name} cannot be cut into {', '.join(params.layout)}")
+        layout = layout.add(slot)
+    return Static(Layout(layout.slots))
+
+
+def _halves(params: HalvesParams, cluster: Cluster) -> Policy:
+    nodes = len(cluster.nodes)
+    split = round(nodes * params.share)
+    if not 0 < split < nodes:
+        raise PlaceError(f"{nodes} nodes cannot be divided into {params.share:g} and the rest: give it more nodes")
+    kinds = {"fifo": Fifo, "sjf": Sjf, "easy": Easy, "tiresias": Tiresias}
+    return Halves(kinds[params.train](range(split)), Fifo(range(split, nodes)))
+
+
+STATIC = PolicyKind("the same partition of every GPU, which never changes", StaticParams, _static)
+HALVES = PolicyKind("training on some nodes, inference on the others, nothing lent", HalvesParams, _halves)

@@ -1,0 +1,423 @@
+"""Training lent the idle GPUs of inference, in several ways that share everything but what they are compared in.
+
+Inference arrives as jobs, one for each request, and is served at once: by a replica that is loaded, an idle GPU, the
+place of a sleeping replica, or a GPU that training gives back. Training is placed anew once a minute. The rules are
+`policy.lending`'s; a replica's life, the knapsack and the costs of restarts are the same for every `Way`.
+
+GPUs are whole here. A job's restarts, also those that are left over when it is changed again, are charged to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final
+
+from slurm_migbatch.lab.sim.cluster import Place
+from slurm_migbatch.lab.sim.engine import Simulation
+from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.policy import Quiet
+from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.policy.forecast import Levels
+from slurm_migbatch.policy.goodput import Goodput
+from slurm_migbatch.policy.lending import (
+    Calm,
+    Choice,
+    Elastic,
+    Loan,
+    Replica,
+    Surge,
+    allocate,
+    ats_worth,
+    displaced,
+    paid_worth,
+    reclaim,
+    serve,
+)
+
+PERIOD_S: Final = 60.0
+SIZES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Numbers of GPUs that a job is given; changes between neighbours are not worth a restart."""
+_ROUND: Final = "round"
+CALM: Final = Calm(idle_s=0.0, rest_s=300.0)
+"""With a forecast it need not be seen that a GPU is idle."""
+
+
+class Learning:
+    """`sim.speeds.Speeds` of goodput models: 1 is one GPU; inference runs at 1."""
+
+    def __init__(self, models: Mapping[str, Goodput], per_node: int) -> None:
+        self.models, self.per_node = models, per_node
+        self._known: dict[tuple[str, int, int], float] = {}
+
+    def speed(self, job: Job, places: Sequence[Place], steps: int = 1) -> float:
+        """Goodput on these GPUs over that on one."""
+        if job.kind == "infer":
+            return 1.0
+        nodes = len({place.gpu // self.per_node for place in places})
+        return self.of(job.app, len(places), nodes)
+
+    def slowdown(self, run: Run, others: Sequence[Run]) -> float:
+        """Nobody shares here; as many times slower as there are."""
+        return 1.0 + len(others)
+
+    def of(self, app: str, count: int, nodes: int | None = None) -> float:
+        """Speed on so many GPUs, on as few nodes as can be where not given."""
+        if count < 1:
+            return 0.0
+        key = app, count, -(-count // self.per_node) if nodes is None else nodes
+        if key not in self._known:
+            self._known[key] = self.models[app].speedup(count, key[2])
+        return self._known[key]
+
+
+@dataclass(frozen=True)
+class Way:
+    """How GPUs of inference are lent.
+
+    Attributes:
+        lend: whether at all. `servers`: only whole nodes (as Lyra does). `forecast`: only into windows that last.
+        calm: hysteresis; None: DeepBoot's own, a worth that falls with restarts.
+        sure: how probable it must be that the window lasts. `horizon_s`: how long it has to be, and how far back what
+            was needed is expected to be needed again.
+        protect: how long idle replicas are protected, in DeepBoot's times.
+        surge: growth of the calls within a burst; 1: what is missing and no more.
+        depth: of the jobs that wait so many are looked at in a round, in the order in which they came: a round takes
+            jobs times GPUs, and those further back would hardly get any.
+    """
+
+    lend: bool = True
+    servers: bool = False
+    forecast: bool = True
+    calm: Calm | None = CALM
+    sure: float = 0.8
+    horizon_s: float = 60.0
+    protect: float = 0.0
+    surge: float = 2.0
+    depth: int = 16
+
+
+@dataclass
+class _Train:
+    """What is remembered of a training job."""
+
+    changed: float
+    hits: int = 0
+
+
+class Lending(Quiet):
+    """Training on its own nodes and, as the `Way` says, on idle ones of inference. Use it for one simulation."""
+
+    def __init__(
+        self,
+        own: range,
+        lent: range,
+        learning: Learning,
+        elastic: Mapping[str, Elastic],
+        way: Way,
+        levels: Levels,
+        clock: float = 0.0,
+    ) -> None:
+        """`own` and `lent` are GPU indexes of training and of inference; `clock` is the levels' time at 0 s."""
+        self.own, self.lent, self.learning, self.elastic = own, lent, learning, elastic
+        self.way, self.levels, self.clock = way, levels, clock
+        self.training: dict[Run, _Train] = {}
+        self.waiting: list[Run] = []
+        self.replicas: dict[int, Replica[int]] = {}
+        self.serving: dict[Run, int] = {}
+        self.holder: dict[int, Run] = {}
+        self.idle_since = dict.fromkeys(lent, -math.inf)
+        self.reclaimed: dict[int, float] = {}
+        self.reclaims = 0
+        self.surge = Surge(way.surge)
+        self._due = False
+        self._woken = False
+
+    # -- events ----------------------------------------------------------------------------------------------------
+
+    def arrive(self, sim: Simulation, run: Run) -> None:
+        """Requests wait for `decide`, training for the next round."""
+        if run.job.kind == "infer":
+            self.waiting.append(run)
+            return
+        self.training[run] = _Train(sim.now)
+        if not self._woken:
+            self._woken = True
+            sim.wake((sim.now // PERIOD_S + 1) * PERIOD_S, _ROUND)
+
+    def complete(self, sim: Simulation, run: Run) -> None:
+        """A replica becomes idle; a training job's GPUs are free."""
+        if run.job.kind == "infer":
+            gpu = self.serving.pop(run)
+            replica = self.replicas[gpu]
+            replica.busy, replica.idle_since = False, sim.now
+            self.idle_since[gpu] = sim.now
+            self._tell(sim)
+            return
+        del self.training[run]
+        for gpu in [gpu for gpu, holder in self.holder.items() if holder is run]:
+            self._release(sim, gpu)
+
+    def timer(self, sim: Simulation, key: Any) -> None:
+        """A round is due."""
+        self._due = True
+
+    def decide(self, sim: Simulation) -> None:
+        """Inference first; training when its round is due."""
+        if self.waiting:
+            self._serve(sim)
+        if self._due:
+            self._due = self._woken = False
+            self._round(sim)
+            if self.training:
+                self._woken = True
+                sim.wake(sim.now + PERIOD_S, _ROUND)
+
+    # -- inference -------------------------------------------------------------------------------------------------
+
+    def _serve(self, sim: Simulation) -> None:
+        left: list[Run] = []
+        started = 0
+        for position, run in enumerate(self.waiting):
+            gpu, warm = self._place(sim, run.job.app)
+            if gpu is None and self._reclaim(sim, len(self.waiting) - position):
+                gpu, warm = self._place(sim, run.job.app)
+            if gpu is None:
+                left = self.waiting[position:]  # every GPU serves
+                break
+            replica = self.replicas.get(gpu)
+            if replica is None or not warm:
+                replica = self.replicas[gpu] = Replica(gpu, run.job.app)
+            replica.hits += 1
+            replica.busy = True
+            self.serving[run] = gpu
+            sim.start(run, [sim.cluster.gpus[gpu].whole], pause=0.0 if warm else run.job.costs.cold_start_s)
+            started += 1
+        self.waiting = left
+        self._tell(sim, started)
+
+    def _place(self, sim: Simulation, app: str) -> tuple[int | None, bool]:
+        """The GPU for a request, and whether the model is loaded there; training is not disturbed."""
+        replicas = list(self.replicas.values())
+        ready = serve(app, replicas)
+        if ready is not None:
+            return ready.slot, True
+        for gpu in self.lent:
+            if gpu not in self.holder and gpu not in self.replicas:
+                return gpu, False
+        asleep = displaced(replicas, sim.now, self.way.protect)
+        if asleep is not None:
+            return asleep.slot, False
+        if not any(gpu in self.holder for gpu in self.lent):
+            idle = [replica for replica in replicas if not replica.busy]
+            if idle:
+                return min(idle, key=lambda replica: (replica.hits, replica.idle_since)).slot, False
+        return None, False
+
+    def _tell(self, sim: Simulation, started: int = 0) -> None:
+        self.levels.demand(self.clock + sim.now, len(self.serving) + len(self.waiting), started)
+
+    def _reclaim(self, sim: Simulation, starts: int) -> bool:
+        lent: dict[Run, set[int]] = {}
+        for gpu in self.lent:
+            if gpu in self.holder:
+                lent.setdefault(self.holder[gpu], set()).add(gpu)
+        if not lent:
+            return False
+        loans = [self._loan(sim, run, gpus) for run, gpus in lent.items()]
+        starts = self.surge.call(sim.now, starts, len(self.lent))
+        if self.way.servers:
+            rooms = [frozenset(gpu for gpu in node if gpu in self.holder) for node in self._nodes()]
+            starts = -(-starts // self.learning.per_node)
+        else:
+            rooms = [frozenset([gpu]) for gpu in self.lent if gpu in self.holder]
+        found = reclaim(loans, rooms, starts, sim.now)
+        stopped = set(found.stopped)
+        for loan in loans:
+            gone = loan.slots.intersection(found.slots)
+            if not gone:
+                continue
+            (run,) = (run for run in lent if run.job.id == loan.job)
+            self.reclaims += len(gone)
+            self.training[run].hits += 1
+            for gpu in gone:
+                self.reclaimed[gpu] = sim.now
+            if loan.job in stopped:
+                self._stop(sim, run)
+            else:
+                self._resize(sim, run, [place.gpu for place in run.places if place.gpu not in gone])
+        return True
+
+    def _nodes(self) -> list[range]:
+        size = self.learning.per_node
+        return [range(first, first + size) for first in range(self.lent.start, self.lent.stop, size)]
+
+    def _loan(self, sim: Simulation, run: Run, gpus: set[int]) -> Loan[int]:
+        count = len(run.places)
+        memory = self.training[run]
+        speeds = [self.learning.of(run.job.app, n) for n in range(count + 1)]
+        return Loan(
+            run.job.id,
+            frozenset(gpus),
+            count,
+            run.job.least,
+            speeds,
+            self.elastic[run.job.app],
+            memory.changed,
+            memory.hits,
+            min(600.0, run.remaining(sim.now) / max(run.rate, 1e-9)),
+        )
+
+    # -- training --------------------------------------------------------------------------------------------------
+
+    def _round(self, sim: Simulation) -> None:
+        waiting = islice((run for run in self.training if not run.places), self.way.depth)
+        looked_at = set(waiting)
+        runs = [run for run in self.training if run.places or run in looked_at]
+        if not runs:
+            return
+        loanable = self._loanable(sim)
+        free = [gpu for gpu in self.own if gpu not in self.holder] + loanable
+        capacity = len(free) + len(self.holder)
+        fair = max(1, capacity // len(self.training))
+        anybody = any(not run.places for run in runs)
+        offers = [self._offers(sim, run, fair, capacity, anybody) for run in runs]
+        chosen = allocate(offers, {"gpu": capacity})
+        wanted = {run: 0 if choice is None else choice.count for run, choice in zip(runs, chosen, strict=True)}
+        for run, count in wanted.items():
+            if run.places and count < len(run.places):
+                before = set(self.holder)
+                if count:
+                    self._resize(sim, run, self._kept(run, count))
+                else:
+                    self._stop(sim, run)
+                back = before - set(self.holder)
+                free += sorted(back)
+        for run in sorted(runs, key=lambda run: wanted[run]):
+            count = wanted[run] - len(run.places)
+            if count > 0 and len(free) >= count:
+                gpus = self._choose(run, count, free)
+                self._give(sim, run, gpus)
+                free = [gpu for gpu in free if gpu not in gpus]
+
+    def _loanable(self, sim: Simulation) -> list[int]:
+        """GPUs of inference that may be lent now beyond those that are, the ones demand reaches last first."""
+        way = self.way
+        if not way.lend or self.waiting:
+            return []
+        now = sim.now
+        idle = []
+        for gpu in reversed(self.lent):
+            replica = self.replicas.get(gpu)
+            if gpu in self.holder or (replica is not None and replica.protected(now, way.protect)):
+                continue
+            if way.calm is None or way.calm.may_lend(now, self.idle_since[gpu], self.reclaimed.get(gpu)):
+                idle.append(gpu)
+        if way.servers:
+            found = set(idle)
+            return [gpu for node in reversed(self._nodes()) if found.issuperset(node) for gpu in node]
+        if way.forecast:
+            needed = self.levels.needed(self.clock + now, way.horizon_s, way.sure, way.horizon_s)
+            shielded = sum(replica.protected(now, way.protect) for replica in self.replicas.values())
+            lent = sum(gpu in self.holder for gpu in self.lent)
+            return idle[: max(0, len(self.lent) - max(needed, shielded) - lent)]
+        return idle
+
+    def _offers(self, sim: Simulation, run: Run, fair: int, capacity: int, anybody: bool) -> dict[Choice[str], float]:
+        job, calm, now = run.job, self.way.calm, sim.now
+        have = len(run.places)
+        of, elastic, memory = self.learning.of, self.elastic[job.app], self.training[run]
+        share = of(job.app, min(fair, job.most))
+        restarts = run.moves + run.preempted
+        sizes = {size for size in SIZES if job.least <= size <= min(job.most, capacity)} | ({have} if have else set())
+        offers: dict[Choice[str], float] = {}
+        for size in sorted(sizes):
+            speed = of(job.app, size)
+            if speed <= 0:
+                continue
+            if size == have:
+                worth = speed / share
+            elif calm is None:
+                age = now - job.arrival
+                worth = ats_worth(speed, share, changed=bool(have), age_s=age, restarts=restarts)
+            else:
+                stay = calm.loan_s
+                if have:
+                    if size < have and not anybody:
+                        continue
+                    if size > have and not (
+                        calm.may_change(now, memory.changed, restarts) and speed >= calm.gain * of(job.app, have)
+                    ):
+                        continue
+                    stay = min(stay, run.remaining(now) / speed)
+                    worth = paid_worth(speed, share, restart_s=elastic.seconds(have, size), stay_s=stay)
+                else:
+                    worth = speed / share
+            offers[Choice("gpu", size)] = worth
+        return offers
+
+    def _kept(self, run: Run, count: int) -> list[int]:
+        """Which GPUs a job that shrinks keeps: its own half's first, then of the nodes where it has most."""
+        per_node = self.learning.per_node
+        gpus = [place.gpu for place in run.places]
+        weight = {gpu: sum(other // per_node == gpu // per_node for other in gpus) for gpu in gpus}
+        return sorted(gpus, key=lambda gpu: (gpu in self.lent, -weight[gpu], gpu))[:count]
+
+    def _choose(self, run: Run, count: int, free: Sequence[int]) -> list[int]:
+        """Where a job grows: beside itself, then on the tightest node that is enough, else the emptiest."""
+        per_node = self.learning.per_node
+        mine = {place.gpu // per_node for place in run.places}
+        by_node: dict[int, list[int]] = {}
+        for gpu in free:
+            by_node.setdefault(gpu // per_node, []).append(gpu)
+        chosen: list[int] = []
+        while len(chosen) < count:
+            need = count - len(chosen)
+
+            def rank(node: int, need: int = need) -> tuple[bool, bool, int, bool, int]:
+                size = len(by_node[node])
+                enough = size >= need
+                return node not in mine, not enough, size if enough else -size, by_node[node][0] in self.lent, node
+
+            node = min(by_node, key=rank)
+            chosen += by_node.pop(node)[:need]
+        return chosen
+
+    # -- actions ---------------------------------------------------------------------------------------------------
+
+    def _give(self, sim: Simulation, run: Run, gpus: Sequence[int]) -> None:
+        """Start a job on these, or let it grow by them."""
+        for gpu in gpus:
+            self.replicas.pop(gpu, None)
+            self.holder[gpu] = run
+        if run.places:
+            self._move(sim, run, [place.gpu for place in run.places] + list(gpus))
+        else:
+            sim.start(run, [sim.cluster.gpus[gpu].whole for gpu in gpus], pause=self.elastic[run.job.app].full)
+            self.training[run].changed = sim.now
+
+    def _resize(self, sim: Simulation, run: Run, kept: Sequence[int]) -> None:
+        """Let a job shrink to these."""
+        for gpu in [place.gpu for place in run.places if place.gpu not in kept]:
+            self._release(sim, gpu)
+        self._move(sim, run, kept)
+
+    def _move(self, sim: Simulation, run: Run, gpus: Sequence[int]) -> None:
+        cost = self.elastic[run.job.app].seconds(len(run.places), len(gpus))
+        left = max(0.0, run.resumes - sim.now)
+        save = cost if len(gpus) < len(run.places) else 0.0
+        sim.move(run, [sim.cluster.gpus[gpu].whole for gpu in gpus], save=save, pause=left + cost - save)
+        self.training[run].changed = sim.now
+
+    def _stop(self, sim: Simulation, run: Run) -> None:
+        for place in run.places:
+            self._release(sim, place.gpu)
+        sim.preempt(run)
+        self.training[run].changed = sim.now
+
+    def _release(self, sim: Simulation, gpu: int) -> None:
+        del self.holder[gpu]
+        if gpu in self.idle_since:
+            self.idle_since[gpu] = sim.now

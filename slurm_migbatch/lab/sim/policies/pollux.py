@@ -1,0 +1,146 @@
+"""Pollux on whole GPUs: `policy.pollux` on the simulator's queue, once a minute.
+
+Speeds are those of the engine's `Speeds` on as few nodes as can be, so the policy knows the truth about every count of
+GPUs. Pollux takes every training job as elastic: one that the trace does not call so may get from one GPU up to
+`stretch` times what it asks for. Inference is neither stretched nor moved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final
+
+from slurm_migbatch.config.schema import between, key
+from slurm_migbatch.lab.sim.cluster import Cluster, Part, each
+from slurm_migbatch.lab.sim.engine import Simulation
+from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.policy import Quiet
+from slurm_migbatch.lab.sim.registry import PolicyKind
+from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.policy.pollux import DELAY_S, PERIOD_S, Candidate, divide, place
+
+_FINE: Final = 16
+"""Up to so many GPUs every number is tried, above whole nodes only."""
+_ROUND: Final = "pollux"
+
+
+class Pollux(Quiet):
+    """All GPUs of the nodes are divided anew each `period_s`."""
+
+    def __init__(
+        self, nodes: range | None = None, *, period_s: float = PERIOD_S, delay_s: float = DELAY_S, stretch: float = 1.0
+    ) -> None:
+        self.nodes, self.period_s, self.delay_s, self.stretch = nodes, period_s, delay_s, stretch
+        self.part = Part(0, 0, 0)
+        self.runs: dict[Run, None] = {}
+        self._due = self._woken = False
+        self._speeds: dict[tuple[int, int], float] = {}
+
+    def begin(self, sim: Simulation) -> None:
+        """Learn which GPUs are ours."""
+        self.part = sim.cluster.part(self.nodes)
+
+    def arrive(self, sim: Simulation, run: Run) -> None:
+        """It waits for the next round; one that can never fit waits for ever."""
+        if self._least(run.job) <= self.part.size:
+            self.runs[run] = None
+            if not self._woken:
+                self._woken = True
+                sim.wake((sim.now // self.period_s + 1) * self.period_s, _ROUND)
+
+    def complete(self, sim: Simulation, run: Run) -> None:
+        """Its GPUs are free until the next round."""
+        del self.runs[run]
+
+    def timer(self, sim: Simulation, key: Any) -> None:
+        """A round is due."""
+        self._due = self._due or key == _ROUND
+
+    def decide(self, sim: Simulation) -> None:
+        """Divide and place, where a round is due."""
+        if not self._due:
+            return
+        self._due = self._woken = False
+        self._round(sim)
+        if self.runs:
+            self._woken = True
+            sim.wake(sim.now + self.period_s, _ROUND)
+
+    def _round(self, sim: Simulation) -> None:
+        pinned = {run for run in self.runs if run.job.kind == "infer" and run.places}
+        runs = [run for run in self.runs if run not in pinned]
+        capacity = self.part.size - sum(len(run.places) for run in pinned)
+        if not runs or not capacity:
+            return
+        fair = max(1, -(-self.part.size // len(self.runs)))
+        counts = divide([self._candidate(sim, run, fair) for run in runs], capacity)
+        had = {run: self._by_node(sim, run) for run in runs if run.places}
+        free = {
+            node: (sim.cluster.empty & self.part.gpus & _bits(sim.cluster.nodes[node])).bit_count()
+            for node in each(self.part.nodes)
+        }
+        least = {run: self._least(run.job) for run in runs}
+        found = place(dict(zip(runs, counts, strict=True)), had, least, free)
+        changed = [run for run in runs if found.get(run, {}) != had.get(run, {})]
+        for run in changed:
+            if run.places:
+                sim.preempt(run)
+        for run in changed:
+            if nodes := found.get(run):
+                gpus = [gpu for node, count in nodes.items() for gpu in self._empty(sim, node, count)]
+                sim.start(run, [sim.cluster.gpus[gpu].whole for gpu in gpus])
+
+    def _candidate(self, sim: Simulation, run: Run, fair: int) -> Candidate:
+        job, have = run.job, len(run.places)
+        least, most = self._least(job), min(self._most(job), self.part.size)
+        per_node = len(sim.cluster.nodes[0])
+        sizes = {n for n in range(least, most + 1) if n <= _FINE or n % per_node == 0} | {least, most}
+        if have:
+            sizes.add(have)
+        speeds = {n: speed for n in sorted(sizes) if (speed := self._speed(sim, job, n)) > 0}
+        share = self._speed(sim, job, min(max(fair, least), most)) or max(speeds.values(), default=1.0)
+        return Candidate(speeds, share, have, sim.now - job.arrival, run.preempted, self.delay_s)
+
+    def _speed(self, sim: Simulation, job: Job, count: int) -> float:
+        known = self._speeds.get((job.id, count))
+        if known is None:
+            packed = [gpu.whole for gpu in sim.cluster.gpus[:count]]
+            known = self._speeds[job.id, count] = sim.speeds.speed(job, packed)
+        return known
+
+    def _least(self, job: Job) -> int:
+        return job.least if job.kind == "infer" or job.least < job.most else 1
+
+    def _most(self, job: Job) -> int:
+        return job.most if job.kind == "infer" or job.least < job.most else max(1, int(self.stretch * job.gpus))
+
+    def _by_node(self, sim: Simulation, run: Run) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for one in run.places:
+            node = sim.cluster.gpus[one.gpu].node
+            found[node] = found.get(node, 0) + 1
+        return found
+
+    def _empty(self, sim: Simulation, node: int, count: int) -> list[int]:
+        return list(islice(each(sim.cluster.empty & self.part.gpus & _bits(sim.cluster.nodes[node])), count))
+
+
+def _bits(gpus: range) -> int:
+    return ((1 << len(gpus)) - 1) << gpus.start
+
+
+@dataclass(frozen=True)
+class PolluxParams:
+    """Goodput over fair shares."""
+
+    period_s: float = key(PERIOD_S, "Seconds between two rounds.", between(1, 1e6))
+    delay_s: float = key(DELAY_S, "What a restart is taken to cost, in seconds.", between(0, 1e6))
+    stretch: float = key(1.0, "How many times what it asks for a job may be given.", between(1, 1000))
+
+
+def _pollux(params: PolluxParams, cluster: Cluster) -> Pollux:
+    return Pollux(period_s=params.period_s, delay_s=params.delay_s, stretch=params.stretch)
+
+
+POLLUX = PolicyKind("elastic whole GPUs by the harmonic mean of speedups, restarts penalised", PolluxParams, _pollux)

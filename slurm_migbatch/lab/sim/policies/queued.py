@@ -1,0 +1,115 @@
+"""Whole GPUs, no sharing, no preemption: first come first served, shortest first, EASY backfilling."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+
+from slurm_migbatch.lab.sim.cluster import Part, Place
+from slurm_migbatch.lab.sim.engine import Simulation
+from slurm_migbatch.lab.sim.placing import whole_gpus
+from slurm_migbatch.lab.sim.policy import Quiet
+from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.policy.queueing import Holding, Lanes, may_backfill, shadow
+
+
+class Fifo(Quiet):
+    """First come, first served: while the first does not fit, nobody behind it starts.
+
+    `nodes` keeps it to some nodes of the cluster.
+    """
+
+    def __init__(self, nodes: range | None = None) -> None:
+        self.nodes = nodes
+        self.queue: Lanes[int, Run] = Lanes()
+        self.part = Part(0, 0, 0)
+
+    def begin(self, sim: Simulation) -> None:
+        """Learn which GPUs are ours."""
+        self.part = sim.cluster.part(self.nodes)
+
+    def arrive(self, sim: Simulation, run: Run) -> None:
+        """Queue it; a job that can never fit waits for ever."""
+        if run.job.gpus <= self.part.size:
+            self.queue.push(self.key(run), run.job.gpus, run)
+
+    def key(self, run: Run) -> tuple[float, int]:
+        """Whose turn it is: the least first."""
+        return run.job.arrival, run.job.id
+
+    def decide(self, sim: Simulation) -> None:
+        """Start from the head as long as it fits."""
+        while (head := self.queue.first()) is not None:
+            places = whole_gpus(sim.cluster, head[0], self.part)
+            if places is None:
+                return
+            self.launch(sim, self.queue.pop(head[0]), places)
+
+    def launch(self, sim: Simulation, run: Run, places: Sequence[Place]) -> None:
+        """Start one."""
+        sim.start(run, places)
+
+    def free(self, sim: Simulation) -> int:
+        """Empty GPUs of ours."""
+        return (sim.cluster.empty & self.part.gpus).bit_count()
+
+
+class Sjf(Fifo):
+    """The shortest (as claimed) first, and whatever fits: those that do not fit are passed over."""
+
+    def key(self, run: Run) -> tuple[float, int]:
+        """The work that it claims to have left."""
+        return run.job.claimed, run.job.id
+
+    def decide(self, sim: Simulation) -> None:
+        """Start what fits, in order."""
+        while (head := self.queue.first(self.free(sim).__ge__)) is not None:
+            places = whole_gpus(sim.cluster, head[0], self.part)
+            assert places is not None
+            self.launch(sim, self.queue.pop(head[0]), places)
+
+
+class Easy(Fifo):
+    """EASY backfilling: the head has a reservation, up to `depth` behind it may start where they do not delay it.
+
+    `depth` is what bf_max_job_test is to Slurm.
+    """
+
+    def __init__(self, nodes: range | None = None, depth: int = 100) -> None:
+        super().__init__(nodes)
+        self.depth = depth
+        self._ends: list[tuple[float, int, int]] = []
+
+    def launch(self, sim: Simulation, run: Run, places: Sequence[Place]) -> None:
+        """Start one and remember when it claims to end."""
+        sim.start(run, places)
+        insort(self._ends, (self._end(run), run.job.id, run.job.gpus))
+
+    def complete(self, sim: Simulation, run: Run) -> None:
+        """Forget it."""
+        self._ends.remove((self._end(run), run.job.id, run.job.gpus))
+
+    def decide(self, sim: Simulation) -> None:
+        """Start the head while it fits, then backfill."""
+        super().decide(sim)
+        free = self.free(sim)
+        head = self.queue.first()
+        if head is None or not free:
+            return
+        reserved = shadow(head[0], free, (Holding(end, need) for end, _, need in self._ends), sim.now)
+        for need, run in self.queue.ordered(self.depth + 1)[1:]:
+            if may_backfill(need, run.job.claimed, free, sim.now, reserved):
+                if sim.now + run.job.claimed > reserved.time:
+                    reserved = reserved._replace(spare=reserved.spare - need)
+                places = whole_gpus(sim.cluster, need, self.part)
+                assert places is not None
+                self.queue.drop(self.key(run), need)
+                self.launch(sim, run, places)
+                free -= need
+                if not free:
+                    return
+
+    @staticmethod
+    def _end(run: Run) -> float:
+        assert run.started is not None
+        return run.started + run.job.claimed

@@ -1,0 +1,102 @@
+"""SJF-BSBF and its far-sighted form on whole GPUs: `policy.sharing` on the simulator's queue.
+
+The policy keeps a `Board`, told of every start and end; what a job has left follows from what it claims and from how
+fast it went since. Slowdowns are those of the engine's `Speeds`, asked for pairs. Memory is taken to suffice for two
+jobs on a GPU, as in the baselines, and the cost of starting is not foreseen.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slurm_migbatch.config.schema import between, key
+from slurm_migbatch.lab.sim.cluster import Cluster, Place
+from slurm_migbatch.lab.sim.engine import Simulation
+from slurm_migbatch.lab.sim.policy import Quiet
+from slurm_migbatch.lab.sim.registry import PolicyKind
+from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.policy.sharing import PAIR, RULES, Board, Rule, Start, Task, plan
+
+
+class Sharing(Quiet):
+    """Shortest first, alone or beside one other, by the best of `rules` as `policy.sharing.plan` finds it."""
+
+    def __init__(self, rules: Sequence[Rule] = (PAIR,), depth: int = 64) -> None:
+        self.rules, self.depth = tuple(rules), depth
+        self.runs: dict[int, Run] = {}
+        self.board = Board(0, lambda own, other: 1.0)
+        self._xi: dict[tuple[str, str], float] = {}
+        self._samples: dict[str, Run] = {}
+        self._sim: Simulation | None = None
+
+    def begin(self, sim: Simulation) -> None:
+        """All GPUs are empty."""
+        self._sim = sim
+        self.board = Board(len(sim.cluster.gpus), self._slowdown)
+
+    def arrive(self, sim: Simulation, run: Run) -> None:
+        """Queue it; a job that can never fit waits for ever."""
+        self._samples.setdefault(run.job.app, run)
+        if run.job.gpus <= len(sim.cluster.gpus):
+            self.runs[run.job.id] = run
+            task = Task(run.job.id, run.job.app, run.job.gpus, run.job.claimed)
+            insort(self.board.queue, task, key=lambda one: (one.left, one.key))
+
+    def complete(self, sim: Simulation, run: Run) -> None:
+        """Its GPUs are free, or somebody has them alone."""
+        self.board.now = sim.now
+        self.board.end(self.board.tasks[run.job.id])
+        del self.runs[run.job.id]
+
+    def decide(self, sim: Simulation) -> None:
+        """Start what the rule starts."""
+        self.board.now = sim.now
+        if not self.board.queue:
+            return
+        for start in plan(self.board, self.rules, self.depth):
+            run = self.runs[start.key]
+            sim.start(run, self._places(sim, start))
+
+    def _places(self, sim: Simulation, start: Start) -> list[Place]:
+        gpus, places = sim.cluster.gpus, []
+        empty = sim.cluster.empty
+        for _ in range(start.empty):
+            low = empty & -empty
+            places.append(gpus[low.bit_length() - 1].whole)
+            empty ^= low
+        for partner, count in start.beside:
+            single = [place for place in self.runs[partner].places if len(sim.cluster.runs(place)) == 1]
+            places += single[:count]
+        return places
+
+    def _slowdown(self, own: str, other: str) -> float:
+        found = self._xi.get((own, other))
+        if found is None:
+            assert self._sim is not None
+            found = self._sim.speeds.slowdown(self._samples[own], [self._samples[other]])
+            self._xi[own, other] = found
+        return found
+
+
+@dataclass(frozen=True)
+class BsbfParams:
+    """No parameters."""
+
+
+@dataclass(frozen=True)
+class SharingParams:
+    """Share or wait, looking at the whole queue."""
+
+    depth: int = key(64, "How many waiting jobs are played to their end.", between(1, 10**6))
+
+
+BSBF = PolicyKind("shortest first, sharing where the pair gains by it", BsbfParams, lambda p, cluster: Sharing((PAIR,)))
+
+
+def _sharing(params: SharingParams, cluster: Cluster) -> Sharing:
+    return Sharing(RULES, params.depth)
+
+
+SHARING = PolicyKind("shortest first, sharing where the whole queue gains by it", SharingParams, _sharing)

@@ -1,0 +1,163 @@
+"""Jobs on MIG slices: each on the slice that it asks for, made where it fits, or on partitions that never change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from typing import Literal, NamedTuple
+
+from slurm_migbatch.lab.sim.cluster import Part, Place
+from slurm_migbatch.lab.sim.engine import Simulation
+from slurm_migbatch.lab.sim.job import Kind
+from slurm_migbatch.lab.sim.placing import Rule, slices, whole_gpus
+from slurm_migbatch.lab.sim.policy import Quiet
+from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.layout import Layout, layouts
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.policy.queueing import Lanes
+
+Ask = tuple[Profile | None, int]
+
+
+class Slices(Quiet):
+    """Every job gets the slices that it asks for (whole GPUs where it names no profile), made where they fit.
+
+    `order` is `fifo` (first come first served among what fits) or `sjf`. With `block`, nobody passes a job that does
+    not fit. Free space is planned by `mig.planning`: on a GPU the placement that keeps the largest useful space, among
+    GPUs by `rule`.
+    """
+
+    def __init__(
+        self,
+        nodes: range | None = None,
+        order: Literal["fifo", "sjf"] = "fifo",
+        rule: Rule = "best",
+        block: bool = False,
+    ) -> None:
+        self.nodes, self.order, self.rule, self.block = nodes, order, rule, block
+        self.part = Part(0, 0, 0)
+        self.queue: Lanes[Ask, Run] = Lanes()
+        self.full: set[Ask] = set()
+
+    def begin(self, sim: Simulation) -> None:
+        """Learn which GPUs are ours."""
+        self.part = sim.cluster.part(self.nodes)
+
+    def arrive(self, sim: Simulation, run: Run) -> None:
+        """Queue it."""
+        key = run.job.arrival if self.order == "fifo" else run.job.claimed
+        self.queue.push((key, run.job.id), (run.job.profile, run.job.gpus), run)
+
+    def complete(self, sim: Simulation, run: Run) -> None:
+        """There is room again."""
+        self.full.clear()
+
+    def decide(self, sim: Simulation) -> None:
+        """Start what fits; what did not fit is not tried again until something has ended."""
+        while (head := self.queue.first(None if self.block else self._open)) is not None:
+            ask, run = head
+            places = None if ask in self.full else self.places(sim, ask)
+            if places is not None:
+                self.queue.pop(ask)
+                sim.start(run, places)
+            else:
+                self.full.add(ask)
+                if self.block:
+                    return
+
+    def places(self, sim: Simulation, ask: Ask) -> list[Place] | None:
+        """Where an ask fits now."""
+        profile, count = ask
+        if profile is None:
+            return whole_gpus(sim.cluster, count, self.part)
+        return slices(sim.cluster, profile, count, self.part, self.rule)
+
+    def _open(self, ask: Ask) -> bool:
+        return ask not in self.full
+
+
+class Static(Quiet):
+    """Partitions that never change: every GPU has the same layout; a job takes the smallest free slice that it fits.
+
+    A job that names no profile takes the largest free slices, as many as it asks for GPUs. Slices on which the
+    simulation's speeds say that it does not fit are none for it. The order is first come first served, among what fits.
+    """
+
+    def __init__(self, layout: Layout, nodes: range | None = None) -> None:
+        self.layout, self.nodes = layout, nodes
+        self.free: dict[Profile, list[Place]] = {}
+        self.queue: Lanes[_Like, Run] = Lanes()
+        self._fitting: dict[tuple[_Like, Profile], bool] = {}
+
+    def begin(self, sim: Simulation) -> None:
+        """Lay out the GPUs."""
+        for gpu in sim.cluster.gpus:
+            if sim.cluster.part(self.nodes).gpus >> gpu.index & 1:
+                sim.cluster.configure(gpu.index, self.layout)
+                for slot in self.layout.slots:
+                    heappush(self.free.setdefault(slot.profile, []), Place(gpu.index, slot))
+
+    def arrive(self, sim: Simulation, run: Run) -> None:
+        """Queue it."""
+        job = run.job
+        like = _Like(job.profile, job.gpus, job.kind, job.app, job.batch)
+        for profile, places in self.free.items():
+            if (like, profile) not in self._fitting:
+                at = places[0] if places else Place(0, next(s for s in self.layout.slots if s.profile == profile))
+                self._fitting[like, profile] = _holds(profile, job.profile) and sim.speeds.speed(job, [at]) > 0
+        self.queue.push((job.arrival, job.id), like, run)
+
+    def complete(self, sim: Simulation, run: Run) -> None:
+        """Its slices are free again."""
+        assert isinstance(run.note, list)
+        for place in run.note:
+            heappush(self.free[place.slot.profile], place)
+
+    def decide(self, sim: Simulation) -> None:
+        """Start what fits, in order."""
+        while (head := self.queue.first(self._fits)) is not None:
+            like, run = head
+            self.queue.pop(like)
+            run.note = [heappop(self.free[profile]) for profile in self._wanted(like)]
+            sim.start(run, run.note)
+
+    def _fits(self, like: _Like) -> bool:
+        return len(self._wanted(like)) == like.gpus
+
+    def _wanted(self, like: _Like) -> list[Profile]:
+        found: list[Profile] = []
+        for profile in sorted(self.free, reverse=like.profile is None):
+            if self._fitting[like, profile]:
+                found += [profile] * len(self.free[profile])
+        return found[: like.gpus]
+
+
+class _Like(NamedTuple):
+    """Jobs that are alike as far as it matters where they fit."""
+
+    profile: Profile | None
+    gpus: int
+    kind: Kind
+    app: str
+    batch: int
+
+
+def _holds(profile: Profile, wanted: Profile | None) -> bool:
+    return wanted is None or (profile.compute >= wanted.compute and profile.memory_gb >= wanted.memory_gb)
+
+
+def partitions(geometry: Geometry) -> Iterator[Layout]:
+    """Every layout to which nothing can be added, one for each set of profiles: the candidates of a static partition.
+
+    Profiles with a suffix (media engines) are left out.
+    """
+    seen: set[tuple[Profile, ...]] = set()
+    plain = [slot for slot in geometry.slots if not slot.profile.suffix]
+    for layout in layouts(geometry):
+        profiles = layout.profiles
+        if profiles in seen or any(profile.suffix for profile in profiles):
+            continue
+        if not any(geometry.fits(layout, slot) for slot in plain):
+            seen.add(profiles)
+            yield layout

@@ -1,0 +1,105 @@
+"""Least attained service in queues, preemptive, after Tiresias (Gu et al., NSDI 2019): a reconstruction.
+
+Jobs begin in the first queue and sink when their GPU time passes a limit; within a queue the first that came is served
+first. A job of a higher queue takes the GPUs of jobs of lower ones, the lowest and latest first; they save their work.
+The published promotion of starved jobs is left out. The limits of the paper are not public in a form that could be
+checked; one hour and ten hours of GPU time are ours.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from slurm_migbatch.lab.sim.cluster import Part
+from slurm_migbatch.lab.sim.engine import Simulation
+from slurm_migbatch.lab.sim.placing import whole_gpus
+from slurm_migbatch.lab.sim.policy import Quiet
+from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.policy.queueing import Lanes, level, victims
+
+
+class _Limit(NamedTuple):
+    """A timer: this run passes a limit if it has not been interrupted since."""
+
+    run: Run
+    starts: int
+
+
+class Tiresias(Quiet):
+    """Queues by attained GPU seconds: `limits` are those at which a job sinks by one."""
+
+    def __init__(self, nodes: range | None = None, limits: Sequence[float] = (3600.0, 36000.0)) -> None:
+        self.nodes = nodes
+        self.limits = tuple(sorted(limits))
+        self.part = Part(0, 0, 0)
+        self.waiting: list[Lanes[int, Run]] = [Lanes() for _ in range(len(self.limits) + 1)]
+        self.running: list[list[tuple[float, int, Run]]] = [[] for _ in range(len(self.limits) + 1)]
+        self.held = [0] * (len(self.limits) + 1)
+        self.at: dict[int, int] = {}
+
+    def begin(self, sim: Simulation) -> None:
+        """Learn which GPUs are ours."""
+        self.part = sim.cluster.part(self.nodes)
+
+    def arrive(self, sim: Simulation, run: Run) -> None:
+        """Into the first queue."""
+        if run.job.gpus <= self.part.size:
+            self._wait(sim, run)
+
+    def complete(self, sim: Simulation, run: Run) -> None:
+        """Forget it."""
+        self._stop(run)
+
+    def timer(self, sim: Simulation, key: Any) -> None:
+        """A running job has passed a limit, if it still runs since then."""
+        if isinstance(key, _Limit) and key.run.places and key.run.starts == key.starts:
+            self._stop(key.run)
+            self._go(sim, key.run)
+
+    def decide(self, sim: Simulation) -> None:
+        """From the highest queue down: start what fits, on what is empty and on what lower queues hold."""
+        for rank, lanes in enumerate(self.waiting):
+            free = (sim.cluster.empty & self.part.gpus).bit_count()
+            below = sum(self.held[rank + 1 :])
+            while (head := lanes.first((free + below).__ge__)) is not None:
+                need = head[0]
+                run = lanes.pop(need)
+                for loser in victims(need, free, self._lowest(rank)) or ():
+                    below -= loser.job.gpus
+                    self._stop(loser)
+                    sim.preempt(loser)
+                    self._wait(sim, loser)
+                places = whole_gpus(sim.cluster, need, self.part)
+                assert places is not None
+                sim.start(run, places)
+                self._go(sim, run)
+                free = (sim.cluster.empty & self.part.gpus).bit_count()
+
+    def _lowest(self, rank: int) -> Iterator[tuple[int, Run]]:
+        for entries in reversed(self.running[rank + 1 :]):
+            for _, _, run in reversed(entries):
+                yield run.job.gpus, run
+
+    def _attained(self, sim: Simulation, run: Run) -> float:
+        return run.attained(sim.now) / sim.cluster.gpus[0].geometry.compute_slices
+
+    def _wait(self, sim: Simulation, run: Run) -> None:
+        rank = level(self._attained(sim, run), self.limits)
+        self.waiting[rank].push((run.job.arrival, run.job.id), run.job.gpus, run)
+
+    def _go(self, sim: Simulation, run: Run) -> None:
+        attained = self._attained(sim, run)
+        rank = level(attained + 1e-6, self.limits)
+        insort(self.running[rank], (run.job.arrival, run.job.id, run))
+        self.held[rank] += run.job.gpus
+        self.at[run.job.id] = rank
+        if rank < len(self.limits):
+            sim.wake(sim.now + (self.limits[rank] - attained) / run.job.gpus, _Limit(run, run.starts))
+
+    def _stop(self, run: Run) -> None:
+        rank = self.at.pop(run.job.id)
+        entries = self.running[rank]
+        del entries[bisect_left(entries, (run.job.arrival, run.job.id), key=lambda entry: entry[:2])]
+        self.held[rank] -= run.job.gpus

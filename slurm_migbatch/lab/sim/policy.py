@@ -1,0 +1,64 @@
+"""What a scheduling policy sees and does.
+
+The engine tells a policy what happened at an instant, all of it, and then asks it once to decide. Deciding means
+calling the engine's actions (`start`, `move`, `preempt`, `wake`) any number of times; what is not started waits. The
+rules themselves are pure functions of `slurm_migbatch.policy`, which know no simulation; a policy here keeps the queues
+and translates.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from slurm_migbatch.lab.sim.job import Demand
+from slurm_migbatch.lab.sim.run import Run
+
+if TYPE_CHECKING:
+    from slurm_migbatch.lab.sim.engine import Simulation
+
+
+class Policy(Protocol):
+    """Events in; actions out through the simulation that each call is given.
+
+    At one instant the order is: completions, demands, timers, arrivals, then `decide`.
+    """
+
+    def begin(self, sim: Simulation) -> None:
+        """Before the first event: look at the cluster, lay out GPUs at no cost (`sim.cluster.configure`)."""
+
+    def arrive(self, sim: Simulation, run: Run) -> None:
+        """A job came; it waits until it is started."""
+
+    def complete(self, sim: Simulation, run: Run) -> None:
+        """A job is done; its slices are free already."""
+
+    def demand(self, sim: Simulation, demand: Demand) -> None:
+        """The demand of an application changed."""
+
+    def timer(self, sim: Simulation, key: Any) -> None:
+        """A moment that the policy asked for with `sim.wake` has come."""
+
+    def decide(self, sim: Simulation) -> None:
+        """Everything of this instant was told: act."""
+
+
+class Quiet:
+    """A policy that hears nothing and does nothing: a base for those that only care for some events."""
+
+    def begin(self, sim: Simulation) -> None:
+        """Nothing to prepare."""
+
+    def arrive(self, sim: Simulation, run: Run) -> None:
+        """The job waits."""
+
+    def complete(self, sim: Simulation, run: Run) -> None:
+        """Its slices stay free."""
+
+    def demand(self, sim: Simulation, demand: Demand) -> None:
+        """Nobody serves it."""
+
+    def timer(self, sim: Simulation, key: Any) -> None:
+        """None was set."""
+
+    def decide(self, sim: Simulation) -> None:
+        """Nothing to do."""

@@ -1,0 +1,127 @@
+"""The course of one job through the simulation: where it is, how fast it goes, how much is left."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from slurm_migbatch.lab.sim.job import Job
+
+if TYPE_CHECKING:
+    from slurm_migbatch.lab.sim.cluster import Place
+
+
+class Run:
+    """What the engine knows of a job: read it in policies, change it through the engine's actions only.
+
+    Progress is piecewise linear: `left` work at the moment `since`, falling by `rate` a second from `resumes` on. A
+    change of rate settles what was done and makes the completion that was foreseen stale (`version`).
+
+    Attributes:
+        places: the slices that it holds; empty while it waits.
+        steps: micro-steps that it splits a batch into (gradient accumulation); 1 is the batch at once.
+        alone: speed on its places with nobody beside it.
+        started: when it first held slices, None before. `began`: when it first made progress.
+        starts: how often it got slices after having had none. `moves`: how often it changed slices without a wait.
+        preempted: how often it was put back into the queue.
+        lost: work that was done and has to be done again. `paused`: seconds on slices without progress.
+        service: compute-slice seconds that it has held (of whole GPUs all slices), for policies that share fairly.
+        ready: not before this moment can it start again (its checkpoint is being written).
+        sensitivity: how much slower it gets beside neighbours that fill the rest of a GPU.
+        note: whatever a policy wants to remember with it.
+    """
+
+    __slots__ = (
+        "alone",
+        "began",
+        "ended",
+        "job",
+        "left",
+        "lost",
+        "moves",
+        "note",
+        "paused",
+        "places",
+        "preempted",
+        "progress_clock",
+        "rate",
+        "ready",
+        "resumes",
+        "sensitivity",
+        "service",
+        "since",
+        "slices",
+        "started",
+        "starts",
+        "steps",
+        "version",
+    )
+
+    def __init__(self, job: Job, sensitivity: float = 0.0) -> None:
+        self.job = job
+        self.left = job.work
+        self.places: tuple[Place, ...] = ()
+        self.slices = 0
+        self.steps = 1
+        self.rate = 0.0
+        self.alone = 0.0
+        self.since = job.arrival
+        self.resumes = job.arrival
+        self.progress_clock = 0.0
+        self.version = 0
+        self.started: float | None = None
+        self.began: float | None = None
+        self.ended: float | None = None
+        self.starts = 0
+        self.moves = 0
+        self.preempted = 0
+        self.lost = 0.0
+        self.paused = 0.0
+        self.service = 0.0
+        self.ready = job.arrival
+        self.sensitivity = sensitivity
+        self.note: object = None
+
+    @property
+    def running(self) -> bool:
+        """Whether it holds slices."""
+        return bool(self.places)
+
+    def remaining(self, now: float) -> float:
+        """Work that is left at `now`, in seconds at speed 1."""
+        return self.left - self.rate * max(0.0, now - max(self.since, self.resumes)) if self.places else self.left
+
+    def attained(self, now: float) -> float:
+        """Compute-slice seconds that it has held until `now`."""
+        return self.service + self.slices * (now - self.since) if self.places else self.service
+
+    def end(self) -> float:
+        """When it will be done if nothing changes; infinite while it waits."""
+        return max(self.since, self.resumes) + self.left / self.rate if self.rate > 0 else math.inf
+
+    def settle(self, now: float) -> None:
+        """Book progress, service and pauses up to `now`."""
+        if self.places:
+            working = max(0.0, now - max(self.since, self.resumes))
+            held = now - self.since
+            if working > 0 and self.began is None:
+                self.began = max(self.since, self.resumes)
+            self.left -= self.rate * working
+            self.progress_clock += working
+            self.paused += held - working
+            self.service += self.slices * held
+        self.since = now
+
+    def lose(self) -> None:
+        """Fall back to the last checkpoint that it wrote by itself, or to where it last had saved its work.
+
+        The work of the seconds since then is counted at the present rate, an approximation where the rate changed.
+        """
+        every = self.job.costs.checkpoint_every_s
+        seconds = self.progress_clock if math.isinf(every) else self.progress_clock % every
+        gone = min(seconds * self.rate, self.job.work - self.left)
+        self.left += gone
+        self.lost += gone
+
+    def __repr__(self) -> str:
+        return f"Run({self.job.name!r}, left={self.left:.6g}, places={[str(place) for place in self.places]})"

@@ -1,0 +1,237 @@
+"""A simulation as a TOML file: cluster, workload, speeds, costs, policy, seeds. See `describe` for every key.
+
+Errors name file and line, as those of migbatch.toml do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from slurm_migbatch.config.reader import ConfigError, Problem, lines_of, read_section, unknown_word
+from slurm_migbatch.config.schema import Check, between, key, one_of, required
+from slurm_migbatch.lab.sim import gpus, registry
+from slurm_migbatch.mig.geometry import Geometry
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
+
+TRACES: Final = ("philly", "openb", "muri", "pollux", "mixed", "sacct", "helios", "azure", "mooncake")
+
+
+def _of_seconds(low: float = 0.0) -> Check:
+    return between(low, 1e12)
+
+
+@dataclass(frozen=True)
+class ClusterPart:
+    """The GPUs."""
+
+    gpu: str = key("a100-80gb", "GPU model.", one_of(*gpus.models()))
+    nodes: int = key(1, "Nodes.", between(1, 100_000))
+    gpus: int = key(8, "GPUs of each node.", between(1, 64))
+    mig: bool = key(True, "Whether the GPUs can be cut into slices.")
+    neighbours: float = key(0.019, "What busy slices beside it cost a job on average (A30: 0.084).", between(0.0, 0.5))
+    neighbours_worst: float = key(0.07, "And at worst (A30: 0.12).", between(0.0, 1.0))
+
+
+@dataclass(frozen=True)
+class WorkloadPart:
+    """What arrives."""
+
+    trace: str = required("Which reader.", one_of(*TRACES))
+    path: str = required("The file; relative to this one.")
+    profiles: str = key("", "Folder of measured profiles (traces/bert/...): pollux needs it, mixed may have it.")
+    begin_s: float = key(0.0, "Where to begin in the trace.", _of_seconds())
+    end_s: float = key(1e12, "Where to end.", _of_seconds())
+    limit: int = key(10**9, "At most so many jobs.", between(1, 10**9))
+    load: float = key(1.0, "How many times as fast they arrive.", between(1e-3, 1e3))
+    copies: int = key(1, "How many times over; each copy a little later.", between(1, 1000))
+    infer: tuple[str, ...] = key((), "Partitions of an sacct export that do inference.")
+    models: str = key(
+        "keep", "Whose models: keep the trace's, or draw one from the speeds for each job.", one_of("keep", "draw")
+    )
+    slo_s: float = key(0.0, "Seconds within which inference jobs must be done; 0: no limit.", _of_seconds())
+    start_slo_s: float = key(0.0, "Seconds within which they must have started to work; 0: no limit.", _of_seconds())
+
+
+@dataclass(frozen=True)
+class SpeedsPart:
+    """How fast jobs are on slices."""
+
+    kind: str = key(
+        "linear",
+        "whole: as fast everywhere; linear: by compute slices; table: as measured; predictor: as it expects.",
+        one_of("whole", "linear", "table", "predictor"),
+    )
+    path: str = key("", "Table or folder of measurements (table), or of what the predictor learns from (predictor).")
+    exponent: float = key(1.0, "linear: speed is the share of compute slices to this power.", between(0.0, 2.0))
+    shared: float = key(2.0, "How many times slower two jobs in one slice make each other.", between(1.0, 100.0))
+    pairs: str = key("", "Table app1,app2,slowdown1,slowdown2 of what pairs in one slice do, where that is known.")
+
+
+@dataclass(frozen=True)
+class CostsPart:
+    """What training and inference pay beside their work, in seconds."""
+
+    train_start_s: float = key(0.0, "Training: from its first slice to its first progress.", _of_seconds())
+    train_restart_s: float = key(30.0, "Training: the same after an interruption or a move.", _of_seconds())
+    train_checkpoint_s: float = key(0.0, "Training: to save its work before it goes.", _of_seconds())
+    infer_start_s: float = key(0.0, "Inference: from its first slice to its first answer.", _of_seconds())
+    infer_restart_s: float = key(0.0, "Inference: the same after an interruption.", _of_seconds())
+
+
+@dataclass(frozen=True)
+class RunPart:
+    """Repetitions and limits."""
+
+    seeds: int = key(1, "How many times, with different seeds.", between(1, 1000))
+    first_seed: int = key(0, "The first of them.", between(0, 2**31))
+    until_s: float = key(1e12, "Stop then, whatever is left.", _of_seconds(1.0))
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A whole file, checked."""
+
+    path: Path
+    cluster: ClusterPart
+    workload: WorkloadPart
+    speeds: SpeedsPart
+    costs: CostsPart
+    run: RunPart
+    policy: str
+    params: Any
+
+    @property
+    def geometry(self) -> Geometry:
+        """Of the GPUs."""
+        return gpus.geometry(self.cluster.gpu) if self.cluster.mig else gpus.whole(self.cluster.gpu)
+
+    def near(self, path: str) -> Path:
+        """A path as the file means it."""
+        return self.path.parent / path
+
+    def seeds(self) -> range:
+        """All seeds."""
+        return range(self.run.first_seed, self.run.first_seed + self.run.seeds)
+
+
+PARTS: Final[Mapping[str, type[Any]]] = {
+    "cluster": ClusterPart,
+    "workload": WorkloadPart,
+    "speeds": SpeedsPart,
+    "costs": CostsPart,
+    "run": RunPart,
+}
+
+
+def load(path: Path) -> Scenario:
+    """Read and check a file; raises ConfigError with everything that is wrong, by line."""
+    data, where = _parse(path)
+    problems: list[Problem] = []
+    parts: dict[str, Any] = {}
+    for name, value in data.items():
+        line = where.get((name,), 0)
+        if name not in PARTS and name != "policy":
+            problems.append(Problem(line, unknown_word("section", name, [*PARTS, "policy"])))
+        elif not isinstance(value, dict):
+            problems.append(Problem(line, f"{name} must be a section, [{name}]"))
+    for name, part in PARTS.items():
+        value = data.get(name, {})
+        if isinstance(value, dict):
+            parts[name] = read_section((name,), part, value, where, problems)
+    policy, params = _policy(data.get("policy", {}), where, problems)
+    if problems:
+        raise ConfigError(str(path), problems)
+    found = Scenario(path=path, policy=policy, params=params, **parts)
+    if wrong := list(_apart(found, where)):
+        raise ConfigError(str(path), wrong)
+    return found
+
+
+def _parse(path: Path) -> tuple[dict[str, Any], Mapping[tuple[str, ...], int]]:
+    try:
+        text = path.read_bytes().decode()
+        return tomllib.loads(text), dict(lines_of(text))
+    except OSError as error:
+        raise ConfigError(str(path), [Problem(0, f"cannot be read ({error.strerror})")]) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(str(path), [Problem(0, f"is not UTF-8 text (byte {error.start})")]) from None
+    except tomllib.TOMLDecodeError as error:
+        found = re.search(r"\(at line (\d+), column \d+\)", str(error))
+        line = int(found[1]) if found else len(text.splitlines())
+        raise ConfigError(str(path), [Problem(line, f"is not TOML here: {str(error).split(' (at ')[0]}")]) from None
+
+
+def _policy(values: object, where: Mapping[tuple[str, ...], int], problems: list[Problem]) -> tuple[str, Any]:
+    """Name and parameters; what is wrong with them is added to the problems."""
+    if not isinstance(values, dict):
+        return "", None  # said above
+    line = where.get(("policy",), 0)
+    name = values.get("name")
+    if name is None:
+        problems.append(Problem(line, f"[policy] needs name, one of {', '.join(registry.POLICIES)}"))
+        return "", None
+    if not isinstance(name, str) or name not in registry.POLICIES:
+        problems.append(
+            Problem(where.get(("policy", "name"), line), unknown_word("policy", str(name), registry.POLICIES))
+        )
+        return "", None
+    rest = {word: value for word, value in values.items() if word != "name"}
+    return name, read_section(("policy",), registry.find(name).params, rest, where, problems)
+
+
+def _apart(scenario: Scenario, where: Mapping[tuple[str, ...], int]) -> Iterator[Problem]:
+    """What is wrong between keys that are right each by itself."""
+
+    def at(*words: str) -> int:
+        return where.get(words, where.get(words[:1], 0))
+
+    workload, speeds = scenario.workload, scenario.speeds
+    if workload.trace == "pollux" and not workload.profiles:
+        yield Problem(at("workload", "trace"), "pollux workloads name no durations: workload.profiles is needed")
+    if workload.trace in ("helios", "azure", "mooncake"):
+        yield Problem(
+            at("workload", "trace"),
+            f"{workload.trace} holds no jobs: it is for policies that serve requests or demand, in 'migbatch bench'",
+        )
+    if speeds.kind in ("table", "predictor") and not speeds.path:
+        yield Problem(at("speeds", "kind"), f"speeds of kind {speeds.kind!r} need speeds.path")
+    if workload.models == "draw" and speeds.kind not in ("table", "predictor"):
+        yield Problem(at("workload", "models"), "models can only be drawn from a table or from the predictor")
+    if scenario.cluster.neighbours >= scenario.cluster.neighbours_worst > 0:
+        yield Problem(at("cluster", "neighbours"), "cluster.neighbours must be below neighbours_worst")
+    for section, word, path in (
+        ("workload", "path", workload.path),
+        ("workload", "profiles", workload.profiles),
+        ("speeds", "path", speeds.path),
+        ("speeds", "pairs", speeds.pairs),
+    ):
+        if path and not scenario.near(path).exists():
+            yield Problem(at(section, word), f"{section}.{word}: {scenario.near(path)} does not exist")
+    if workload.begin_s >= workload.end_s:
+        yield Problem(at("workload", "begin_s"), "workload.begin_s must be before end_s")
+
+
+def describe() -> str:
+    """A file with every key, its meaning and its default, for people to begin with."""
+    out = []
+    for name, part in PARTS.items():
+        out += [f"# {(part.__doc__ or '').strip()}", f"[{name}]"]
+        for one in dataclasses.fields(part):
+            out.append(f"# {one.metadata['doc']}")
+            default = "..." if one.default is dataclasses.MISSING else one.default
+            shown = json.dumps(list(default) if isinstance(default, tuple) else default)
+            out.append(f"{'' if one.default is dataclasses.MISSING else '#'}{one.name} = {shown}")
+        out.append("")
+    out += ["# Who decides: " + ", ".join(registry.POLICIES) + ". Its parameters follow its name.", "[policy]"]
+    return "\n".join([*out, 'name = "easy"', ""])

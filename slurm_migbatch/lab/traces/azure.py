@@ -1,0 +1,22 @@
+"""Azure's LLM inference traces of 2023: one line for each request, with its tokens.
+
+What to mind: they span one hour, so they show bursts and no days. Fractions of a second have seven digits.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slurm_migbatch.lab.sim.job import Request
+from slurm_migbatch.lab.traces.trace import Trace
+from slurm_migbatch.workload.csvlines import lines
+
+
+def read(path: Path, app: str = "llm") -> Trace:
+    """All requests: `items` is the context, `output` the generated tokens. Raises TraceError."""
+    found = sorted(
+        (line.moment("TIMESTAMP"), line.count_of("ContextTokens"), line.count_of("GeneratedTokens"))
+        for line in lines(path, ("TIMESTAMP", "ContextTokens", "GeneratedTokens"))
+    )
+    begin = found[0][0] if found else 0.0
+    return Trace("azure", requests=tuple(Request(at - begin, app, context, output) for at, context, output in found))

@@ -1,0 +1,46 @@
+"""SenseTime Helios "Earth": how many GPUs each virtual cluster of a Slurm site used, every ten minutes.
+
+What to mind: this is occupancy, not jobs. `running_gpus` is what was allocated, which says nothing of how busy it was;
+`pending_gpus` is what queued jobs asked for. Times have no zone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from slurm_migbatch.lab.sim.job import Demand
+from slurm_migbatch.lab.traces.trace import Trace
+from slurm_migbatch.workload.csvlines import lines
+
+
+def read(path: Path, column: Literal["running_gpus", "pending_gpus", "wanted"] = "running_gpus") -> Trace:
+    """Demand of each virtual cluster in GPUs, where it changes; `wanted` is running and pending together.
+
+    Raises TraceError.
+    """
+    rows = []
+    for line in lines(path, ("vc", "time", "running_gpus", "pending_gpus", "total_gpus")):
+        running, pending = line.count_of("running_gpus"), line.count_of("pending_gpus")
+        if running > line.count_of("total_gpus"):
+            raise line.wrong(f"running_gpus must be at most total_gpus, not {running}")
+        value = {"running_gpus": running, "pending_gpus": pending, "wanted": running + pending}[column]
+        rows.append((line.moment("time"), line.text("vc"), value))
+    rows.sort()
+    begin = rows[0][0] if rows else 0.0
+    last: dict[str, int] = {}
+    demands = []
+    for moment, cluster, value in rows:
+        if last.get(cluster) != value:
+            last[cluster] = value
+            demands.append(Demand(moment - begin, cluster, float(value)))
+    return Trace("helios", demands=tuple(demands))
+
+
+def sizes(path: Path) -> dict[str, int]:
+    """GPUs of each virtual cluster: the most that it ever had. Raises TraceError."""
+    found: dict[str, int] = {}
+    for line in lines(path, ("vc", "total_gpus")):
+        cluster = line.text("vc")
+        found[cluster] = max(found.get(cluster, 0), line.count_of("total_gpus"))
+    return found

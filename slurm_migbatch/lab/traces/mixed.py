@@ -1,0 +1,60 @@
+"""Training and inference in one table, `name,time,application,num_replicas,batch_size,duration,num_task`.
+
+DeepBoot's workloads have these columns. A row with `num_task` above 0 is inference: it holds `num_replicas` GPUs for
+`duration` seconds, in which it serves so many requests. Any other is training.
+
+What to mind: in DeepBoot's files `duration` means nothing for training (the same number everywhere); there the work
+comes from measured profiles, as in Pollux's workloads. In a table of one's own it is the duration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.traces.trace import Trace
+from slurm_migbatch.workload.csvlines import lines
+
+COLUMNS = ("name", "time", "application", "num_replicas", "batch_size", "duration", "num_task")
+
+
+class Lasting(Protocol):
+    """Whatever knows how long training takes, `pollux.Profile` for example."""
+
+    def seconds(self, replicas: int, batch: int) -> float:
+        """Seconds on so many GPUs with a global batch; raises KeyError."""
+
+
+def read(path: Path, known: Mapping[str, Lasting] | None = None) -> Trace:
+    """All rows. With `known` the work of training jobs comes from it, else from `duration`. Raises TraceError."""
+    jobs = []
+    for line in lines(path, COLUMNS):
+        app, gpus, batch = line.text("application"), line.count_of("num_replicas", 1), line.count_of("batch_size", 1)
+        tasks = line.number_of("num_task")
+        work = line.number_of("duration", 0)
+        if tasks <= 0 and known is not None:
+            if app not in known:
+                raise line.wrong(f"application {app!r} has no profile; there are {', '.join(sorted(known))}")
+            try:
+                work = known[app].seconds(gpus, batch)
+            except KeyError as error:
+                raise line.wrong(str(error.args[0])) from None
+        if not work:
+            raise line.wrong("duration must be above 0 s")
+        jobs.append(
+            Job(
+                line.number,
+                line.text("name"),
+                line.number_of("time", 0),
+                work,
+                "infer" if tasks > 0 else "train",
+                gpus=gpus,
+                app=app,
+                batch=batch,
+                tasks=max(0, int(tasks)),
+            )
+        )
+    jobs.sort(key=lambda job: (job.arrival, job.id))
+    return Trace("mixed", tuple(jobs))

@@ -1,0 +1,22 @@
+"""Mooncake's conversation trace as CSV: one hour of LLM requests.
+
+What to mind: timestamps are milliseconds and come in steps of seconds, so many requests have the same one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slurm_migbatch.lab.sim.job import Request
+from slurm_migbatch.lab.traces.trace import Trace
+from slurm_migbatch.workload.csvlines import lines
+
+
+def read(path: Path, app: str = "llm") -> Trace:
+    """All requests: `items` is the input, `output` the output in tokens. Raises TraceError."""
+    found = sorted(
+        (line.number_of("timestamp_ms", 0) / 1000, line.count_of("input_tokens"), line.count_of("output_tokens"))
+        for line in lines(path, ("timestamp_ms", "input_tokens", "output_tokens"))
+    )
+    begin = found[0][0] if found else 0.0
+    return Trace("mooncake", requests=tuple(Request(at - begin, app, tokens, output) for at, tokens, output in found))

@@ -1,0 +1,45 @@
+"""Muri's 400-job trace and the traces of "wise resource sharing" that have the same columns.
+
+What to mind: times are in milliseconds. `duration` and `iterations` x `iteration_time` differ (0.99 on average, 0.19 to
+1.30 for single jobs); the published schedulers count in iterations, so this is the work here, and `duration` is what
+the user claims. Jobs ask for up to 32 GPUs. Whether `batch_size` is that of each GPU the files do not say; it is taken
+as such, since `iteration_time` does not depend on the GPUs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.traces.trace import Trace
+from slurm_migbatch.workload.csvlines import lines
+
+COLUMNS = ("job_id", "num_gpu", "submit_time", "iterations", "model_name", "batch_size", "duration", "iteration_time")
+
+
+def read(path: Path) -> Trace:
+    """All jobs; `app` is the model. Raises TraceError."""
+    jobs = []
+    seen: set[int] = set()
+    for line in lines(path, COLUMNS):
+        number = line.count_of("job_id")
+        if number in seen:
+            raise line.wrong(f"job_id {number} is there twice")
+        seen.add(number)
+        work = line.count_of("iterations", 1) * line.number_of("iteration_time", 0) / 1000
+        if not work:
+            raise line.wrong("iteration_time must be above 0 ms")
+        jobs.append(
+            Job(
+                number,
+                f"{line.text('model_name')}-{number}",
+                line.number_of("submit_time", 0) / 1000,
+                work,
+                gpus=line.count_of("num_gpu", 1),
+                app=line.text("model_name"),
+                batch=line.count_of("batch_size", 1) * line.count_of("num_gpu", 1),
+                estimate=line.number_of("duration", 0) / 1000 or None,
+            )
+        )
+    jobs.sort(key=lambda job: (job.arrival, job.id))
+    return Trace("muri", tuple(jobs))

@@ -1,0 +1,84 @@
+"""Alibaba's GPU-sharing cluster of 2023 (openb): pods that ask for parts of GPUs, latency-sensitive and best-effort.
+
+What to mind: pods that ask for no GPU are left out, and so are those that were never scheduled (no scheduled_time) or
+ended before they began, of which nobody knows how long they would have run. The trace spans 149 days, but nearly all
+pods came in the last 45: time 0 is day 105, and older pods are left out. `gpu_milli` is a share of one GPU only where
+`num_gpu` is 1.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.traces.trace import Trace
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.workload.csvlines import lines
+
+DAY: Final = 86400.0
+SERVED: Final = frozenset({"LS", "Guaranteed", "Burstable"})
+"""Classes of service that are not best effort: taken as inference."""
+
+
+def read(path: Path, geometry: Geometry, *, begin_day: float = 105.0) -> Trace:
+    """Pods as jobs: a share of a GPU becomes the smallest profile of `geometry` with that much compute and memory.
+
+    `LS`, `Guaranteed` and `Burstable` pods are inference, `BE` ones training. Work is the time from scheduling to
+    deletion. Raises TraceError.
+    """
+    columns = ("name", "num_gpu", "gpu_milli", "qos", "creation_time", "deletion_time", "scheduled_time")
+    jobs: list[Job] = []
+    without = never = early = 0
+    for line in lines(path, columns):
+        gpus, milli = line.count_of("num_gpu"), line.count_of("gpu_milli")
+        created, deleted = line.number_of("creation_time", 0), line.number_of("deletion_time", 0)
+        if not gpus:
+            without += 1
+            continue
+        if not line.text("scheduled_time"):
+            never += 1
+            continue
+        work = deleted - line.number_of("scheduled_time", 0)
+        if work <= 0:
+            never += 1
+            continue
+        if created < begin_day * DAY:
+            early += 1
+            continue
+        if gpus > 1 and milli != 1000:
+            raise line.wrong(f"a pod with {gpus} GPUs takes whole ones: gpu_milli must be 1000, not {milli}")
+        if not 0 < milli <= 1000:
+            raise line.wrong(f"gpu_milli must be between 1 and 1000, not {milli}")
+        kind = line.text("qos")
+        jobs.append(
+            Job(
+                line.number,
+                line.text("name"),
+                created - begin_day * DAY,
+                work,
+                "infer" if kind in SERVED else "train",
+                gpus=gpus,
+                profile=None if milli == 1000 else slice_of(geometry, milli / 1000),
+                user=kind,
+            )
+        )
+    jobs.sort(key=lambda job: (job.arrival, job.id))
+    left_out = ((without, "ask for no GPU"), (never, "were never scheduled"), (early, f"came before day {begin_day:g}"))
+    notices = tuple(f"{count} pods that {why} are left out" for count, why in left_out if count)
+    return Trace("openb", tuple(jobs), notices=notices)
+
+
+def slice_of(geometry: Geometry, share: float) -> Profile | None:
+    """The smallest profile with at least this share of compute and memory; None where only the whole GPU has it."""
+    full = geometry.full
+    enough = [
+        info
+        for info in geometry.profiles
+        if not info.profile.suffix
+        and info.compute_slices >= share * full.compute_slices - 1e-9
+        and info.memory_slices >= share * geometry.memory_slices - 1e-9
+    ]
+    best = min(enough, key=lambda info: (info.memory_slices, info.compute_slices))
+    return None if best.profile == full.profile else best.profile

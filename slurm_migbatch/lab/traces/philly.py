@@ -1,0 +1,30 @@
+"""Microsoft Philly GPU jobs as the CSV `timestamp,duration,num_gpus,gpu_time,cluster` (two public artifacts have it).
+
+What to mind: rows are not in order of time; durations are on the GPUs of 2017 and count one try only; there is no user
+and no model. The virtual cluster is taken as the user, since it is whose share a scheduler would mind.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.traces.trace import Trace
+from slurm_migbatch.workload.csvlines import lines
+
+
+def read(path: Path) -> Trace:
+    """All jobs; time 0 is the first submission. Raises TraceError."""
+    found = []
+    for line in lines(path, ("timestamp", "duration", "num_gpus", "cluster")):
+        duration, gpus = line.number_of("duration", 0), line.count_of("num_gpus", 1)
+        if not duration:
+            raise line.wrong("duration must be above 0 s")
+        found.append((line.moment("timestamp"), line.number, duration, gpus, line.text("cluster")))
+    found.sort()
+    begin = found[0][0] if found else 0.0
+    jobs = tuple(
+        Job(number, f"philly-{row}", moment - begin, duration, gpus=gpus, user=cluster)
+        for number, (moment, row, duration, gpus, cluster) in enumerate(found)
+    )
+    return Trace("philly", jobs)

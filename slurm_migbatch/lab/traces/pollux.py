@@ -1,0 +1,163 @@
+"""Pollux's workloads and the measurements that say how long their jobs take.
+
+A workload names application, number of replicas (whole GPUs) and global batch, no durations. Those come from the
+measured profiles: iterations until the target metric at a batch (`validation-<batch>`), times the measured step time of
+that many replicas at the batch of each (`placements`, nodes of four GPUs; `scalability` for more than four nodes).
+
+What to mind: where a replica's share of the batch is more than fits, it is done in several steps of the largest that
+was measured, the last of which exchanges gradients. Iterations of a batch that was not measured are interpolated. The
+hardware is not stated in the files.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.traces.trace import Trace
+from slurm_migbatch.workload.csvlines import TraceError, lines
+
+PER_NODE: Final = 4
+
+
+@dataclass(frozen=True)
+class Step:
+    """Seconds of one step with a batch on each replica, and how much of it is the exchange of gradients."""
+
+    batch: int
+    seconds: float
+    sync: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One application.
+
+    Attributes:
+        steps: (nodes, replicas) -> steps by batch of a replica, ascending.
+        iterations: (global batch, iterations to the target), ascending.
+    """
+
+    name: str
+    steps: dict[tuple[int, int], tuple[Step, ...]]
+    iterations: tuple[tuple[int, float], ...]
+
+    def step_s(self, replicas: int, batch: int, nodes: int | None = None) -> float:
+        """Seconds of one iteration of the global batch on so many replicas, packed on as few nodes as can be.
+
+        Raises KeyError where so many were not measured.
+        """
+        nodes = -(-replicas // PER_NODE) if nodes is None else nodes
+        points = self.steps.get((nodes, replicas))
+        if points is None:
+            points = self._between(nodes, replicas)
+        local = batch / replicas
+        most = points[-1].batch
+        times = max(1, math.ceil(local / most))
+        at = _interpolate(points, local / times)
+        return at.seconds + (times - 1) * (at.seconds - at.sync)
+
+    def iterations_of(self, batch: int) -> float:
+        """Iterations to the target with a global batch: log-linear between those measured."""
+        found = self.iterations
+        upper = min(max(1, bisect_left(found, (batch, 0.0))), len(found) - 1)
+        if len(found) == 1:
+            return found[0][1]
+        (b0, i0), (b1, i1) = found[upper - 1], found[upper]
+        share = math.log(batch / b0) / math.log(b1 / b0)
+        return float(i0 * (i1 / i0) ** share)
+
+    def seconds(self, replicas: int, batch: int) -> float:
+        """Seconds to the target."""
+        return self.iterations_of(batch) * self.step_s(replicas, batch)
+
+    def _between(self, nodes: int, replicas: int) -> tuple[Step, ...]:
+        """The next larger number of replicas that was measured on as many nodes or more."""
+        larger = [key for key in self.steps if key[0] >= nodes and key[1] >= replicas]
+        if not larger:
+            raise KeyError(f"{self.name} was not measured on {replicas} GPUs")
+        return self.steps[min(larger)]
+
+
+def profiles(folder: Path) -> dict[str, Profile]:
+    """The applications in a folder with a folder for each (`bert/placements.csv.gz` ...). Raises TraceError."""
+    found = {}
+    for place in sorted(path for path in folder.glob("*") if path.is_dir()):
+        names = {path.name.removesuffix(".gz").removesuffix(".csv"): path for path in sorted(place.glob("*.csv*"))}
+        validations = {int(match[1]): path for name, path in names.items() if (match := _VALIDATION.fullmatch(name))}
+        if "placements" not in names or not validations:
+            continue
+        iterations = tuple((batch, _last_iteration(path)) for batch, path in sorted(validations.items()))
+        found[place.name] = Profile(place.name, _steps(names), iterations)
+    if not found:
+        raise TraceError(folder, 0, "holds no folders with placements.csv and validation-<batch>.csv")
+    return found
+
+
+def read(path: Path, known: dict[str, Profile]) -> Trace:
+    """A workload `name,time,application,num_replicas,batch_size`. Raises TraceError."""
+    jobs = []
+    for line in lines(path, ("name", "time", "application", "num_replicas", "batch_size")):
+        app, gpus, batch = line.text("application"), line.count_of("num_replicas", 1), line.count_of("batch_size", 1)
+        if app not in known:
+            raise line.wrong(f"application {app!r} has no profile; there are {', '.join(sorted(known))}")
+        try:
+            work = known[app].seconds(gpus, batch)
+        except KeyError as error:
+            raise line.wrong(str(error.args[0])) from None
+        arrival = line.number_of("time", 0)
+        jobs.append(Job(line.number, line.text("name"), arrival, work, gpus=gpus, app=app, batch=batch))
+    jobs.sort(key=lambda job: (job.arrival, job.id))
+    return Trace("pollux", tuple(jobs))
+
+
+_VALIDATION = re.compile(r"validation-([1-9][0-9]*)")
+
+
+def _steps(names: dict[str, Path]) -> dict[tuple[int, int], tuple[Step, ...]]:
+    found: dict[tuple[int, int], dict[int, list[Step]]] = {}
+    if "scalability" in names:
+        for line in lines(names["scalability"], ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")):
+            key = line.count_of("num_nodes", 1), line.count_of("num_replicas", 1)
+            step = Step(line.count_of("local_bsz", 1), line.number_of("step_time", 0), line.number_of("sync_time", 0))
+            found.setdefault(key, {}).setdefault(step.batch, []).append(step)
+    for line in lines(names["placements"], ("placement", "local_bsz", "step_time", "sync_time")):
+        digits = line.text("placement")
+        if not digits.isdecimal() or "0" in digits:
+            raise line.wrong(f"placement must be one digit for each node, not {digits!r}")
+        key = len(digits), sum(map(int, digits))
+        step = Step(line.count_of("local_bsz", 1), line.number_of("step_time", 0), line.number_of("sync_time", 0))
+        found.setdefault(key, {}).setdefault(step.batch, []).append(step)
+    return {key: tuple(_mean(steps) for _, steps in sorted(by_batch.items())) for key, by_batch in found.items()}
+
+
+def _mean(steps: Sequence[Step]) -> Step:
+    count = len(steps)
+    return Step(steps[0].batch, sum(s.seconds for s in steps) / count, sum(s.sync for s in steps) / count)
+
+
+def _last_iteration(path: Path) -> float:
+    last = 0.0
+    for line in lines(path, ("iteration",)):
+        last = line.number_of("iteration", 0)
+    if not last:
+        raise TraceError(path, 0, "names no iteration that reached the target")
+    return last
+
+
+def _interpolate(points: Sequence[Step], batch: float) -> Step:
+    """Between the two nearest; below the smallest the smallest, since a step has a fixed part."""
+    if batch <= points[0].batch:
+        return points[0]
+    upper = min(bisect_left([point.batch for point in points], batch), len(points) - 1)
+    low, high = points[upper - 1], points[upper]
+    share = (batch - low.batch) / (high.batch - low.batch)
+    return Step(
+        high.batch, low.seconds + share * (high.seconds - low.seconds), low.sync + share * (high.sync - low.sync)
+    )

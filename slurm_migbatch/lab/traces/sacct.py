@@ -1,0 +1,125 @@
+"""A site's own history: what `sacct -P` exports.
+
+    sacct -aPX -S 2026-01-01 -o JobID,JobName,User,Partition,Submit,Start,End,Elapsed,Timelimit,State,ReqTRES,AllocTRES
+
+The first line must name the columns; more of them are passed over. Steps, jobs that got no GPU and jobs that have not
+run or not ended are left out, with a notice. A job that was requeued stands there once for each run (with -D): each is
+a job of its own here.
+
+JobName is what users wrote, and may be left out. sacct does not mark a `|` or a line end in it: such a line has too
+many or too few cells, and the error names it.
+
+What to mind: `Elapsed` is taken as the work, that is at the speed it had on what it got. Times are the site's local
+ones and are read in the zone of whoever reads them, so an hour may be off where the clock was changed. `gres/gpu=2` and
+`gres/gpu:a100=2` say the same thing twice. Slices are known by their GRES type, `gres/mig:1g.10gb` here and
+`gres/gpu:a100_1g.10gb` with Slurm's own MIG support.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.traces.trace import Trace
+from slurm_migbatch.mig.profile import Profile, ProfileError
+from slurm_migbatch.slurm import gres
+from slurm_migbatch.slurm.times import TimeFormError, parse_duration, parse_time
+from slurm_migbatch.workload.csvlines import Line, lines
+from slurm_migbatch.workload.refusal import show
+
+COLUMNS: Final = ("JobID", "User", "Submit", "Start", "Elapsed", "State", "AllocTRES")
+_UNKNOWN: Final = frozenset({"", "Unknown", "None", "N/A", "INVALID"})
+_UNFINISHED: Final = frozenset({"PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "RESIZING", "COMPLETING", "CONFIGURING"})
+_IN_TYPE: Final = re.compile(r"(?:.*[_:])?([0-9]+g\.[0-9]+gb(?:[.+]me(?:\.all)?|-me|[.+]gfx)?)")
+
+
+def read(path: Path, infer: Collection[str] = ()) -> Trace:
+    """Jobs that held GPUs or slices; those of the partitions `infer` are inference. Raises TraceError."""
+    left: Counter[str] = Counter()
+    found: list[tuple[float, Line, Profile | None, int, float]] = []
+    for line in lines(path, COLUMNS, delimiter="|", plain=True):
+        if "." in line.text("JobID"):
+            left["steps of jobs"] += 1
+            continue
+        state = line.text("State").split(" ")[0].rstrip("+")
+        if state in _UNFINISHED or line.text("Start") in _UNKNOWN:
+            left["jobs that have not run or not ended"] += 1
+            continue
+        held = _held(line)
+        if held is None:
+            left["jobs without a GPU"] += 1
+            continue
+        work = _seconds(line, "Elapsed")
+        if not work:
+            left["jobs that ended within a second"] += 1
+            continue
+        found.append((_moment(line, "Submit"), line, *held, work))
+    found.sort(key=lambda row: (row[0], row[1].number))
+    begin = found[0][0] if found else 0.0
+    jobs = []
+    for number, (submit, line, profile, count, work) in enumerate(found):
+        partition = line.text("Partition") if line.has("Partition") else ""
+        jobs.append(
+            Job(
+                number,
+                line.text("JobID"),
+                submit - begin,
+                work,
+                "infer" if partition in infer else "train",
+                gpus=count,
+                profile=profile,
+                app=line.text("JobName") if line.has("JobName") else "",
+                user=line.text("User"),
+                estimate=_seconds(line, "Timelimit") if line.has("Timelimit") else None,
+            )
+        )
+    return Trace("sacct", tuple(jobs), notices=tuple(f"{count} {what} are left out" for what, count in left.items()))
+
+
+def _held(line: Line) -> tuple[Profile | None, int] | None:
+    """The largest profile and the number of slices, or None and the number of GPUs; None where it held neither."""
+    text = line.text("AllocTRES")
+    if not text and line.has("ReqTRES"):
+        text = line.text("ReqTRES")
+    entries = ",".join(entry for entry in text.split(",") if entry.startswith("gres/"))
+    try:
+        parsed = gres.parse(entries)
+    except gres.GresError as error:
+        raise line.wrong(f"AllocTRES is not understood: {error}") from None
+    slices: Counter[Profile] = Counter()
+    gpus: Counter[bool] = Counter()
+    for one in parsed:
+        match = _IN_TYPE.fullmatch(one.type or "")
+        if match is not None and one.count:
+            try:
+                slices[Profile.parse(match[1])] += one.count
+            except ProfileError as error:
+                raise line.wrong(f"AllocTRES: {error}") from None
+        elif one.name == "gpu":
+            gpus[one.type is not None] += one.count
+    if slices:
+        return max(slices), sum(slices.values())
+    count = max(gpus.values(), default=0)
+    return (None, count) if count else None
+
+
+def _moment(line: Line, column: str) -> float:
+    text = line.text(column)
+    try:
+        return parse_time(text)
+    except TimeFormError:
+        raise line.wrong(f"{column} must be a time such as 2026-01-31T12:00:00, not '{show(text)}'") from None
+
+
+def _seconds(line: Line, column: str) -> float | None:
+    text = line.text(column)
+    if text in _UNKNOWN or text == "Partition_Limit":
+        return None
+    try:
+        return parse_duration(text)
+    except TimeFormError:
+        raise line.wrong(f"{column} must be a duration such as 1-02:03:04, not '{show(text)}'") from None

@@ -1,0 +1,49 @@
+"""Tables of what two jobs in one slice cost each other, for `speeds.Paired`.
+
+A neutral table is CSV with `app1,app2,slowdown1,slowdown2`: how many times slower app1 gets beside app2, and app2
+beside app1. Gavel's measurements (stanford-futuredata/gavel, its throughputs flattened to CSV) are read as they are;
+pairs that did not fit together (both at 0 steps a second) are left out, as are jobs of several workers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slurm_migbatch.workload.csvlines import TraceError, lines
+
+Pairs = dict[tuple[str, str], float]
+
+
+def read(path: Path) -> Pairs:
+    """A neutral table; raises TraceError."""
+    found: Pairs = {}
+    for line in lines(path, ("app1", "app2", "slowdown1", "slowdown2")):
+        first, second = line.text("app1"), line.text("app2")
+        found[first, second] = line.number_of("slowdown1", 1.0, 1e6)
+        found[second, first] = line.number_of("slowdown2", 1.0, 1e6)
+    return found
+
+
+def gavel(path: Path, gpu: str = "v100") -> Pairs:
+    """Gavel's pairs on one kind of GPU: `Paired` names are its job types, `ResNet-18 (batch size 16)`.
+
+    A job that got faster beside another (noise) counts as not slowed down. Raises TraceError.
+    """
+    alone: dict[str, float] = {}
+    beside: dict[tuple[str, str], float] = {}
+    columns = ("gpu", "job1", "workers1", "job2", "workers2", "steps_per_s_1", "steps_per_s_2")
+    for line in lines(path, columns):
+        if line.text("gpu") != gpu or line.text("workers1") != "1":
+            continue
+        first, second = line.text("job1"), line.text("job2")
+        rate = line.number_of("steps_per_s_1", 0)
+        if not second:
+            alone[first] = rate
+        elif rate and line.number_of("steps_per_s_2", 0):
+            beside[first, second] = rate
+            beside[second, first] = line.number_of("steps_per_s_2", 0)
+    if not alone:
+        raise TraceError(path, 0, f"holds nothing that was measured alone on a {gpu}")
+    return {
+        (one, other): max(1.0, alone[one] / rate) for (one, other), rate in beside.items() if alone.get(one, 0.0) > 0
+    }
