@@ -47,6 +47,14 @@ def submit(bed, marker, *options, wrap, user="mbalice"):
     return bed.submit(*options, f"--comment=try {marker}", wrap=wrap, user=user)
 
 
+def fill(bed):
+    """Start a job that holds both GPUs whole; for Slurm it runs before its Prolog has ended, so its script is awaited."""
+    job = submit(bed, "[mig:7g.80gb:2]", wrap="echo started; sleep 600")
+    path = bed.home("mbalice") / f"slurm-{job}.out"
+    bed.wait("the job on both GPUs", lambda: path.exists() and "started" in path.read_text())
+    return job
+
+
 def test_batch_script_and_tasks_see_their_slices(bed):
     wrap = "echo batch $CUDA_VISIBLE_DEVICES; srun -n2 sh -c 'echo task $SLURM_LOCALID $CUDA_VISIBLE_DEVICES'"
     job = submit(bed, "[mig:1g.10gb:2]", "-n2", wrap=wrap)
@@ -67,8 +75,7 @@ def test_the_user_owns_the_devices_while_the_job_runs(bed):
 
 
 def test_a_misfit_never_runs_and_drains_nothing(bed):
-    first = submit(bed, "[mig:7g.80gb:2]", wrap="sleep 600")
-    bed.wait_job(first, "RUNNING")
+    first = fill(bed)
     job = submit(bed, "[mig:1g.10gb:1]", wrap="echo I RAN $CUDA_VISIBLE_DEVICES", user="mbbob")
     bed.wait("the misfit", lambda: [e for e in status(bed)["events"] if e["kind"] == "misfit" and e["job"] == int(job)])
     time.sleep(1)
@@ -85,8 +92,7 @@ def test_a_misfit_never_runs_and_drains_nothing(bed):
 
 
 def test_a_misfit_that_cannot_be_requeued_fails_its_tasks_only(bed):
-    first = submit(bed, "[mig:7g.80gb:2]", wrap="sleep 600")
-    bed.wait_job(first, "RUNNING")
+    first = fill(bed)
     done = bed.run(["srun", "-n1", "--comment=try [mig:1g.10gb:1]", "sh", "-c", "echo I RAN"], "mbbob", check=False)
     assert "I RAN" not in done.stdout and done.returncode != 0
     assert not [state for state in bed.node_states().values() if "drain" in state]
