@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from slurm_migbatch.cosched.ledger import Sight
 from slurm_migbatch.cosched.look import Costs, Run
@@ -22,6 +22,18 @@ from slurm_migbatch.workload.loans import LoanHints
 
 Predict = Callable[[LoanHints, str], Mapping[Profile, float]]
 """Speeds of a model on the slices that hold it, for the partitions of a job; empty where it is not known."""
+
+
+class Predictions(Protocol):
+    """The predictor, as far as it is asked here."""
+
+    @property
+    def version(self) -> str:
+        """Names the model and the site's facts behind the answers."""
+
+    def training_speeds(self, hints: LoanHints, partition: str) -> Mapping[Profile, float]:
+        """See `Predict`."""
+
 
 _FUTURE_S: Final = 60.0
 _MOST_S: Final = 86_400.0
@@ -51,9 +63,10 @@ def report_of(event: Mapping[str, Any], now: float) -> tuple[Run, Report] | None
 class Trainees:
     """Keeps what is known of jobs, for as long as Slurm lists them."""
 
-    def __init__(self, predict: Predict, restart_s: float, checkpoint_s: float) -> None:
+    def __init__(self, restart_s: float, checkpoint_s: float) -> None:
         """`restart_s`, `checkpoint_s`: what is assumed of a job that has told nothing."""
-        self._predict = predict
+        self._predict: Predict = lambda hints, partition: {}
+        self._version: str | None = None
         self._restart_s, self._checkpoint_s = restart_s, checkpoint_s
         self._reports: dict[Run, Report] = {}
         self._heard: dict[int, dict[int, Heard]] = {}
@@ -71,9 +84,12 @@ class Trainees:
             self._usual.clear()
             self._predicted.clear()
 
-    def forget_predictions(self) -> None:
-        """Another model is current, or the site has changed."""
-        self._predicted.clear()
+    def use(self, predictions: Predictions) -> None:
+        """Ask this predictor from now on; answers of another version are forgotten."""
+        self._predict = predictions.training_speeds
+        if predictions.version != self._version:
+            self._version = predictions.version
+            self._predicted.clear()
 
     def report(self, run: Run, report: Report) -> None:
         """A run has said something; a field that it left out stays as it was."""

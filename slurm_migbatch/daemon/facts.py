@@ -12,11 +12,12 @@ import logging
 import os
 import pwd
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
 from slurm_migbatch.config import Config
+from slurm_migbatch.cosched.dispatch import Candidate
 from slurm_migbatch.daemon import catalog as catalogs
 from slurm_migbatch.daemon.inventory import Inventory
 from slurm_migbatch.daemon.log import Trouble
@@ -24,7 +25,7 @@ from slurm_migbatch.daemon.poll import Snapshot
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.learned import LearnedPredictor
-from slurm_migbatch.predict.selection import Choice, Chooser
+from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.predict.statefile import ModelDirectory
 from slurm_migbatch.submit.rewrite import Policy
 from slurm_migbatch.submit.table import compile_table, write_table
@@ -88,6 +89,8 @@ class SiteFacts:
         self._partitions: Mapping[str, tuple[str, ...]] | None = None
         self._snapshot: Snapshot | None = None
         self._unwritten = False
+        #: counts changes of the predictor and of the catalog: answers of one version stay the same
+        self._changes = 0
         advice = "slurmctld keeps the older one; check the directory and who may write to it"
         self._trouble = Trouble("cannot write what slurmctld falls back to", advice, log)
         self.catalog = self._remembered()
@@ -108,6 +111,12 @@ class SiteFacts:
     def use(self, chooser: Chooser) -> None:
         """Compile the table with another predictor from now on."""
         self._chooser, self._unwritten = chooser, True
+        self._changes += 1
+
+    @property
+    def version(self) -> str:
+        """Names what the answers rest on: another predictor or another catalog has another version."""
+        return str(self._changes)
 
     def training_speeds(self, hints: LoanHints, partition: str) -> dict[Profile, float]:
         """Speeds of a training job relative to the whole GPU, on each slice that is predicted to hold it.
@@ -133,13 +142,23 @@ class SiteFacts:
         whole = max((found.throughput_per_s.mid for found in figures.values()), default=0.0)
         return {profile: rate / whole for profile, rate in rates.items()} if whole > 0 else {}
 
-    def choice(self, hints: Hints, partition: str) -> Choice | None:
-        """What would be chosen for a job with these hints now; None where it would be refused."""
+    def candidates(self, hints: Hints, partition: str) -> tuple[Profile, Sequence[Candidate]] | None:
+        """The profile that a job with these hints would be given now, and all that were weighed.
+
+        None where it would be refused.
+        """
         place = self._view(partition)
         try:
-            return None if place is None else self._chooser.choose(hints, place)
+            choice = None if place is None else self._chooser.choose(hints, place)
         except Refusal:
             return None
+        if choice is None:
+            return None
+        listed = [
+            Candidate(c.profile, c.offer.memory_mib, None if c.figures is None else c.figures.rate / 1000, c.ok)
+            for c in choice.candidates
+        ]
+        return choice.offer.profile, listed
 
     def rates(self, hints: Hints, partition: str) -> dict[Profile, float]:
         """Items a second that can be counted on of one slice of each profile; nothing where the model is not known."""
@@ -183,6 +202,7 @@ class SiteFacts:
         if catalog != self.catalog:
             self.catalog = catalog
             self._unwritten = True
+            self._changes += 1
             log.info("the site has changed", extra={"partitions": catalog.names, "gpus": ",".join(catalog.kinds)})
             self._changed(catalog)
 

@@ -21,8 +21,6 @@ from slurm_migbatch.daemon import messages
 from slurm_migbatch.daemon.addresses import NodeAddresses, controller_hosts, is_loopback, resolved
 from slurm_migbatch.daemon.api import ApiLimits, Asking, NodeApi, anywhere
 from slurm_migbatch.daemon.audit import Auditor, OrphanWatch
-from slurm_migbatch.daemon.cosched import CoschedRoom
-from slurm_migbatch.daemon.dispatch import DispatchRoom
 from slurm_migbatch.daemon.facts import slurm_uids
 from slurm_migbatch.daemon.frontdoor import FrontDoor
 from slurm_migbatch.daemon.inventory import KINDS, InventoryKeeper
@@ -33,9 +31,9 @@ from slurm_migbatch.daemon.plans import PlanBoard
 from slurm_migbatch.daemon.poll import Poller, Snapshot, UnsavedJobs
 from slurm_migbatch.daemon.ports import Slurm, Store
 from slurm_migbatch.daemon.privacy import Privacy
+from slurm_migbatch.daemon.rounds import Rounds
 from slurm_migbatch.daemon.server import ApiServer, Bounds
 from slurm_migbatch.daemon.stock import StockRoom
-from slurm_migbatch.daemon.supply import SupplyRoom
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.node.auth import Signer
 from slurm_migbatch.slurm.client import JobRow, SlurmError
@@ -69,18 +67,9 @@ class Service:
         self._ended: set[int] = set()
         self._asking = False
         self._errands: set[asyncio.Task[None]] = set()
-        lending = config.lending.partitions
-        self.supply = SupplyRoom(config.supply, client, self.board, self.writer, self.metrics, lending)
-        facts = self.door.facts
-        self.cosched = CoschedRoom(
-            config.lending, client, self.supply, self.writer, self.metrics, predict=facts.training_speeds
-        )
-        managed = config.supply.enabled
-        self.dispatch = DispatchRoom(
-            config.dispatch, client, self.supply, facts, self.writer, self.metrics, managed=managed
-        )
-        learns = config.dispatch.enabled and managed and not config.supply.preference
-        self.stock = StockRoom(self.supply, self.writer, lambda: self.poller.latest, enabled=learns)
+        self.rounds = Rounds(config, client, self.board, self.writer, self.metrics, self.door.facts)
+        learns = config.dispatch.enabled and config.supply.enabled and not config.supply.preference
+        self.stock = StockRoom(self.rounds.observer, self.writer, lambda: self.poller.latest, enabled=learns)
         self.privacy = Privacy(client, slurm_uids(config))
         addresses = NodeAddresses(client.node_addresses)
         by_address = signer.scheme == "munge" and config.node_api.check_addresses
@@ -120,8 +109,8 @@ class Service:
                 "submit": self.door.run,
                 "files": self.door.keep_files,
                 "decisions": self.door.keep_record,
-                "leases": self.supply.load,
-                "loans": self.cosched.load,
+                "leases": self.rounds.load_nodes,
+                "loans": self.rounds.load_loans,
                 "stock": self.stock.run,
                 "learning": self.learning.run,
             }
@@ -144,12 +133,12 @@ class Service:
         checks = {
             "slurm": self.poller.trouble.error,
             "database": self.writer.trouble.error,
-            "supply": self.supply.error,
+            "supply": self.rounds.troubles.supply.error,
         }
         if self.config.lending.enabled:
-            checks["lending"] = self.cosched.error
+            checks["lending"] = self.rounds.troubles.lending.error
         if self.config.dispatch.enabled:
-            checks["dispatch"] = self.dispatch.error
+            checks["dispatch"] = self.rounds.troubles.dispatch.error
         if not self.poller.trouble.open and self.poller.latest is None:
             checks["slurm"] = "not asked yet"
         states = {name: "failing" if text else "ok" for name, text in checks.items()}
@@ -160,11 +149,11 @@ class Service:
         rows = [row for row in self._queue() if row.job_id == job] or [JobRow(job)]
         if not await self.privacy.visible(uid, rows):
             return f"Slurm does not list job {job}"
-        return self.cosched.why(job) or self.supply.why(job)
+        return self.rounds.why(job)
 
     async def waiting(self, uid: int) -> Mapping[int, str]:
         """Training jobs that wait for a slice to be lent, and why; those that a user may see."""
-        found = self.cosched.waiting()
+        found = self.rounds.waiting()
         seen = await self.privacy.visible(uid, [row for row in self._queue() if row.job_id in found])
         return {row.job_id: found[row.job_id] for row in seen}
 
@@ -204,7 +193,7 @@ class Service:
 
         Slurm lists it a moment later. Where a slice of its kind is on offer, Slurm starts it without us.
         """
-        if not self.supply.offers(gres):
+        if not self.rounds.offers(gres):
             asyncio.get_running_loop().call_later(_SUBMISSION_S, self.poller.nudge)
 
     def _ingested(self, node: str, events: Sequence[Mapping[str, Any]], told: bool) -> None:
@@ -215,8 +204,7 @@ class Service:
         # a job shorter than the pause between two looks leaves no queue that it was seen in
         stopped = (event.get("job") for event in events if event.get("kind") == "stop")
         self._ended.update(job for job in stopped if isinstance(job, int) and not self._unsaved.lists(job))
-        self.supply.ingested(node, events, told)
-        self.cosched.ingested(events)
+        self.rounds.ingested(node, events, told)
         self.poller.nudge()
 
     async def _seen(self, snapshot: Snapshot) -> bool:
@@ -230,14 +218,11 @@ class Service:
             self._asking = True
             self._errand(self._ask_ends(frozenset(self._ended)))
         if self.config.daemon.audit:
-            for excess in self._auditor.check(self.supply.view.facts(), snapshot.jobs):
+            for excess in self._auditor.check(self.rounds.view.facts(), snapshot.jobs):
                 self._errand(self._cancel(excess))
-        for orphan in self._orphans.check(self.supply.view.facts(), snapshot.jobs, time.monotonic()):
+        for orphan in self._orphans.check(self.rounds.view.facts(), snapshot.jobs, time.monotonic()):
             log.warning("%s; run `migbatch node reconcile` there, and see that its agent runs", orphan)
-        soon = await self.supply.follow(snapshot)
-        if await self.dispatch.follow(snapshot):
-            return True  # what waits has changed: loans are looked at again with the next look, not by this one
-        return await self.cosched.follow(snapshot) or soon
+        return await self.rounds.follow(snapshot)
 
     async def _ask_ends(self, jobs: frozenset[int]) -> None:
         try:

@@ -14,8 +14,8 @@ from typing import Final
 
 from slurm_migbatch.cosched.partition import HORIZON_S, Class, preference
 from slurm_migbatch.daemon.log import Trouble
+from slurm_migbatch.daemon.observer import Observer
 from slurm_migbatch.daemon.poll import Snapshot
-from slurm_migbatch.daemon.supply import SupplyRoom
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
@@ -41,7 +41,7 @@ class StockRoom:
 
     def __init__(
         self,
-        supply: SupplyRoom,
+        observer: Observer,
         writer: StoreWriter,
         latest: Callable[[], Snapshot | None],
         *,
@@ -50,7 +50,7 @@ class StockRoom:
         every_s: float = EVERY_S,
     ) -> None:
         """`latest`: the newest look at Slurm. `enabled`: supply is managed, and the administrator left this open."""
-        self._supply, self._writer, self._latest, self._enabled = supply, writer, latest, enabled
+        self._observer, self._writer, self._latest, self._enabled = observer, writer, latest, enabled
         self._clock, self._every_s = clock, every_s
         self._trouble = Trouble("what free space is best offered as", "it stays as it is until then", log)
 
@@ -74,18 +74,20 @@ class StockRoom:
         now = self._clock()
         past = await asyncio.wrap_future(self._writer.call(lambda store: store.past_work(now - HISTORY_S), "history"))
         snapshot = self._latest()
-        gpus = Counter(gpu.geometry for node in self._supply.view.facts().values() if node.healthy for gpu in node.gpus)
+        gpus = Counter(
+            gpu.geometry for node in self._observer.view.facts().values() if node.healthy for gpu in node.gpus
+        )
         rows = () if snapshot is None else snapshot.jobs
         classes = classes_of(past, rows, now)
         if sum(each.runs * each.slices for each in past) + sum(asked_for(rows, now).values()) < LEAST:
             return ()
         found = await asyncio.to_thread(preference, gpus, classes)
-        if found and found != self._supply.loop.preference:
+        if found and found != self._observer.preference:
             names = ",".join(profile.name for profile in found)
             log.info(
                 "free space is offered in another order", extra={"order": names, "runs": sum(p.runs for p in past)}
             )
-            self._supply.loop.prefer(found)
+            self._observer.preference = found
         return found
 
 

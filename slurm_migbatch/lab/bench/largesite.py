@@ -10,12 +10,15 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from slurm_migbatch.daemon.controller import Controller, NoRecord, RoundReport
+from slurm_migbatch.daemon.observer import Observer
+from slurm_migbatch.decide.core import Settings
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Slot
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.supply.advertiser import Advertiser
 from slurm_migbatch.supply.guests import Place
-from slurm_migbatch.supply.loop import Report, Settings, SupplyLoop
 from slurm_migbatch.supply.view import LiveView
 
 
@@ -148,11 +151,12 @@ def measure(
     `updates` is the number of node updates in the round.
     """
     site = _Site(geometry, nodes, gpus, pending, load, seed)
-    settings = Settings(ack_wait_s=10.0)
-    loop = SupplyLoop(site, site.view, site, time, lambda *args, **named: None, settings)  # type: ignore[arg-type]
+    advertiser = Advertiser(site, site, ack_timeout=10.0)  # type: ignore[arg-type]
+    observer = Observer(site.view, site, advertiser.total)
+    loop = Controller(Settings(), site, observer, advertiser, NoRecord(), time)  # type: ignore[arg-type]
     found: list[Mapping[str, float]] = []
     for _ in range(rounds):
-        report: Report = loop.round()
+        report: RoundReport = loop.round()
         found.append({**report.seconds, "updates": float(len(report.changes)), "pending": float(report.pending)})
         site.churn(share)
     return found

@@ -1,0 +1,438 @@
+"""One round of migbatchd: observe the cluster, decide, record what is intended, apply it, and take in the outcome.
+
+A round runs in one thread and is called again and again. Nothing is concluded from a failed look: the round then
+changes nothing and says why. What is about to be done to jobs stands in the record before Slurm is called; where the
+record cannot be written nothing is lent, but what inference needs is still called back: that must not wait.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from slurm_migbatch.cosched.arrays import Throttle
+from slurm_migbatch.cosched.carry import Hands, carry
+from slurm_migbatch.cosched.dispatch import Retype
+from slurm_migbatch.cosched.ledger import Loan
+from slurm_migbatch.cosched.picture import Order
+from slurm_migbatch.daemon.dryrun import DryRun
+from slurm_migbatch.daemon.observer import Observer
+from slurm_migbatch.decide import dispatch as dispatching
+from slurm_migbatch.decide import lending as loans
+from slurm_migbatch.decide.core import Decision, Memory, Outcomes, Settings, Settled, decide, needed, settle
+from slurm_migbatch.decide.dispatch import DispatchDecision, DispatchOutcome
+from slurm_migbatch.decide.explain import why_not_started
+from slurm_migbatch.decide.lending import GIVING, LendingDecision, OrderOutcome, why_not_lent
+from slurm_migbatch.decide.snapshot import Answers, ClusterSnapshot, Questions
+from slurm_migbatch.decide.supply import SupplyDecision
+from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient, SlurmError, SlurmRefused
+from slurm_migbatch.supply.advertiser import Advertised, Advertiser
+from slurm_migbatch.supply.audit import Excess
+from slurm_migbatch.supply.model import Reservation
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+class Clock(Protocol):
+    """Both clocks, so that tests and simulations can turn them."""
+
+    def time(self) -> float:
+        """Unix seconds."""
+
+    def monotonic(self) -> float:
+        """Seconds that never jump."""
+
+
+class Slurm(SlurmClient, Hands, Protocol):
+    """Slurm, as far as a round looks at it and changes it."""
+
+
+class Record(Protocol):
+    """The record, as far as a round reads and writes it."""
+
+    @property
+    def available(self) -> bool:
+        """Whether it is not known to be away."""
+
+    def supply(self, node: str, at: float, version: int, counts: Mapping[str, int], why: str) -> None:
+        """Keep what `node` offers from now on."""
+
+    def save(self, loans: Rows, actions: Rows) -> bool:
+        """Write loans and actions; tells whether they are written. Waits, but not for long."""
+
+    def post(self, loans: Rows, actions: Rows) -> None:
+        """Write loans and actions when it can be done."""
+
+    def ask(self, questions: Questions) -> Answers:
+        """Answer questions, or those of before. Waits, but not for long."""
+
+
+class NoRecord:
+    """A record that keeps nothing."""
+
+    available = True
+
+    def supply(self, node: str, at: float, version: int, counts: Mapping[str, int], why: str) -> None:
+        """Keep nothing."""
+
+    def save(self, loans: Rows, actions: Rows) -> bool:
+        """Keep nothing."""
+        return True
+
+    def post(self, loans: Rows, actions: Rows) -> None:
+        """Keep nothing."""
+
+    def ask(self, questions: Questions) -> Answers:
+        """Answer that nothing is known."""
+        return Answers(questions, (), {}, (), dict.fromkeys(questions.decisions))
+
+
+@dataclass(frozen=True)
+class NodeChange:
+    """A node's new offer and the reason for it."""
+
+    node: str
+    version: int
+    counts: Mapping[str, int]
+    why: str
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What one round saw and did.
+
+    Attributes:
+        at: unix seconds.
+        changes: nodes that offer something else now.
+        reservations: slots that are kept free.
+        excess: jobs that hold more than Slurm gave them.
+        notes: sentences for the log: nodes that need somebody's attention.
+        error: why the round was given up, or what of it failed.
+        pending, waiting: slices that jobs want, and jobs without a place.
+        offers: free slices on offer by profile.
+        unacknowledged: nodes that have not confirmed their new plan.
+        dispatch: what became of changes of waiting jobs; `orders`: of training jobs.
+        ended: loans that ended.
+        failed: what each stage raised that could not decide.
+        slurm_calls: how often Slurm was called.
+        seconds: observe, plan (supply), dispatch, lending, and advertise (all that is applied).
+        again: whether another round should follow soon.
+    """
+
+    at: float
+    changes: tuple[NodeChange, ...] = ()
+    reservations: tuple[Reservation, ...] = ()
+    excess: tuple[Excess, ...] = ()
+    notes: tuple[str, ...] = ()
+    error: str = ""
+    pending: int = 0
+    waiting: int = 0
+    offers: Mapping[str, int] = field(default_factory=dict)
+    unacknowledged: tuple[str, ...] = ()
+    dispatch: tuple[DispatchOutcome, ...] = ()
+    orders: tuple[OrderOutcome, ...] = ()
+    ended: tuple[Loan, ...] = ()
+    failed: Mapping[str, Exception] = field(default_factory=dict)
+    slurm_calls: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    again: bool = False
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Hold off the collector of reference cycles; it runs after the round instead.
+
+    A round on a large site makes some hundred thousand objects that live until it is over and form no cycles to speak
+    of; looking at all of them again and again would take as long as the plan itself.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class Controller:
+    """Runs rounds.
+
+    Args:
+        settings: what is decided on and how.
+        slurm: Slurm.
+        observer: what is known beside it.
+        advertiser: carries the plans of nodes out.
+        record: where intentions and changes are written down.
+        clock: the time.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        slurm: Slurm,
+        observer: Observer,
+        advertiser: Advertiser,
+        record: Record,
+        clock: Clock,
+    ) -> None:
+        self.settings, self.observer = settings, observer
+        self._slurm, self._advertiser, self._record, self._clock = slurm, advertiser, record, clock
+        self.memory = Memory(settings)
+        self.decision: Decision | None = None
+        self._jobs: dict[int, JobRow] = {}
+        self._unanswered = Questions()
+        self.dry_run = DryRun()
+
+    @_uncollected()
+    def round(self, jobs: Sequence[JobRow] | None = None, rows: Sequence[NodeRow] | None = None) -> RoundReport:
+        """Run one round.
+
+        Args:
+            jobs, rows: Slurm's queue and nodes where the caller has just asked for them; else Slurm is asked.
+        """
+        begun, calls = self._clock.monotonic(), 0
+        try:
+            if rows is None:
+                rows, calls = self._slurm.nodes(), calls + 1
+            if jobs is None:  # after the nodes, so that every job that their counts hold is listed
+                jobs, calls = self._slurm.jobs(), calls + 1
+        except SlurmError as error:
+            text = f"Slurm cannot be observed, nothing was changed: {error}"
+            return RoundReport(self._clock.time(), error=text, slurm_calls=calls + 1)
+        snapshot = self._observe(jobs, rows)
+        observed = self._clock.monotonic()
+        self._jobs = {row.job_id: row for row in jobs}
+        self.decision = decision = decide(snapshot, self.memory, self.settings, self._clock.monotonic)
+        self.memory = decision.memory
+        decided = self._clock.monotonic()
+        stages = {name: decision.seconds[name] for name in ("dispatch", "lending") if name in decision.seconds}
+        applied = self._apply_supply(decision.supply, snapshot)
+        dispatched = self._apply_dispatch(decision.dispatch, snapshot)
+        lent, unsaved = self._apply_lending(decision.lending)
+        settled = settle(Outcomes(dispatched, lent, unsaved), self.memory, self.settings)
+        self._record_settled(decision, settled, lent)
+        self._unanswered = decision.questions
+        touched = any(one.applied for one in dispatched) or any(one.applied for one in lent)
+        seconds = {
+            "observe": observed - begun,
+            "plan": decided - observed - sum(stages.values()),
+            **stages,
+            "advertise": self._clock.monotonic() - decided,
+        }
+        report = self._report(snapshot, decision, applied, calls, seconds)
+        return replace(
+            report,
+            dispatch=(*(decision.dispatch.settled if decision.dispatch else ()), *settled.dispatch),
+            orders=tuple(lent),
+            again=touched or bool(report.unacknowledged or report.error or decision.questions),
+        )
+
+    # -- observe ---------------------------------------------------------------------------------------------------
+
+    def _observe(self, jobs: Sequence[JobRow], rows: Sequence[NodeRow]) -> ClusterSnapshot:
+        recording = self._record.available
+        snapshot = self.observer.snapshot(self._clock.time(), jobs, rows, Answers(), recording)
+        questions = needed(snapshot, self.memory, self.settings)
+        asked = Questions(questions.progress, questions.arrays, questions.throttled, self._unanswered.decisions)
+        answers = self._record.ask(asked) if asked and recording else Answers()
+        return replace(snapshot, answers=answers)
+
+    # -- apply -----------------------------------------------------------------------------------------------------
+
+    def _apply_supply(self, decided: SupplyDecision | None, snapshot: ClusterSnapshot) -> _Applied:
+        if decided is None:
+            return _Applied()
+        applied = _Applied()
+        for action in decided.start_now:
+            applied.calls += 1
+            try:
+                self._slurm.hasten(action.job)
+            except SlurmError as error:
+                applied.notes.append(f"job {action.job} keeps the delay of its requeue: {error}")
+        rows = {row.name: row for row in snapshot.nodes}
+        plans = [offer.plan for offer in decided.offers]
+        try:
+            done = self._advertiser.advertise(
+                plans, decided.nodes, rows, snapshot.jobs, self._clock.monotonic, decided.sharing
+            )
+        except SlurmError as failure:
+            applied.error = f"the new offers could not be read back; the next round tries again: {failure}"
+            return applied
+        applied.calls += done.calls
+        applied.done = done
+        applied.notes += [f"Slurm refused an update; the next round tries again: {text}" for text in done.errors]
+        applied.notes += [
+            f"{name}: Slurm's constant sum of mig counts leaves no room for some free slots; raise the count of "
+            "mig:none in slurm.conf and gres.conf"
+            for name in done.cut
+        ]
+        reasons = {offer.plan.node: offer.why for offer in decided.offers}
+        for change in done.changes:
+            why = _RESET if change.reset else reasons[change.node]
+            applied.changes.append(NodeChange(change.node, change.version, change.counts, why))
+            self._record.supply(change.node, snapshot.now, change.version, change.counts, why)
+        return applied
+
+    def _apply_dispatch(self, decided: DispatchDecision | None, snapshot: ClusterSnapshot) -> list[DispatchOutcome]:
+        if decided is None:
+            return []
+        now = snapshot.now
+        if self.settings.dispatch is not None and self.settings.dispatch.dry_run:
+            self._record_actions(self.dry_run.changes([*decided.retypes, *decided.throttles], now))
+            return []
+        updates: dict[str, Mapping[str, str]] = {}
+        changes: list[Retype | Throttle] = []
+        outcomes: list[DispatchOutcome] = []
+        for retype in decided.retypes:
+            updates.update(dict.fromkeys(retype.targets, retype.fields() or {}))
+            changes.append(retype)
+        # the record has to know a throttle before Slurm does: after a restart it would be taken for the user's own
+        rows = [dispatching.action_row(throttle, now) for throttle in decided.throttles]
+        recorded = not rows or self._record.save((), rows)
+        for throttle in decided.throttles:
+            if recorded:
+                updates[str(throttle.array.array)] = {"ArrayTaskThrottle": str(throttle.after)}
+                changes.append(throttle)
+            else:
+                outcomes.append(DispatchOutcome(throttle, now, "it could not be recorded", applied=False))
+        updates.update(decided.repairs)
+        return outcomes + self._update(updates, changes, now) if updates else outcomes
+
+    def _update(
+        self, updates: Mapping[str, Mapping[str, str]], changes: Iterable[Retype | Throttle], now: float
+    ) -> list[DispatchOutcome]:
+        refused: Mapping[str, str] = {}
+        try:
+            self._slurm.update_jobs(updates)
+        except SlurmRefused as error:
+            refused = error.refused
+        except SlurmError as error:  # nobody knows how far it came
+            return [DispatchOutcome(change, now, str(error), unsure=True) for change in changes]
+        outcomes = []
+        for change in changes:
+            names = change.targets if isinstance(change, Retype) else (str(change.array.array),)
+            why = next((refused[name] for name in names if name in refused), "")
+            # Slurm complains of tasks that have ended, and takes the new throttle of the array nevertheless
+            outcomes.append(DispatchOutcome(change, now, why, unsure=bool(why) and isinstance(change, Throttle)))
+        return outcomes
+
+    def _apply_lending(self, decided: LendingDecision | None) -> tuple[list[OrderOutcome], Sequence[Loan]]:
+        """What became of the orders, and the loans that could not be recorded."""
+        if decided is None:
+            return [], ()
+        orders: Sequence[Order] = decided.orders
+        if self.settings.lending is not None and self.settings.lending.dry_run:
+            self._record.post([loan.row() for loan in decided.changed], ())
+            self._record_actions(self.dry_run.orders(orders, decided.sights, self._clock.time))
+            return [], ()
+        rows = [loan.row() for loan in decided.changed]
+        outcomes: list[OrderOutcome] = []
+        unsaved: Sequence[Loan] = ()
+        if not orders:
+            self._record_loans(decided.changed)
+        elif rows and not (self._record.available and self._record.save(rows, ())):
+            unsaved, now = decided.changed, self._clock.time()
+            for order in orders:
+                if order.kind in GIVING:
+                    outcomes.append(OrderOutcome(order, "", "", now, "it could not be recorded", applied=False))
+            orders = [order for order in orders if order.kind not in GIVING]
+        for done in carry(orders, decided.sights, self._slurm, self._clock.time) if orders else ():
+            outcomes.append(OrderOutcome(done.order, done.before, done.after, done.at, done.error))
+        return outcomes, unsaved
+
+    # -- record ----------------------------------------------------------------------------------------------------
+
+    def _record_settled(self, decision: Decision, settled: Settled, lent: Sequence[OrderOutcome]) -> None:
+        earlier = decision.dispatch.settled if decision.dispatch is not None else ()
+        certain = [
+            dispatching.action_row(outcome.change, outcome.at, outcome.error)
+            for outcome in (*earlier, *settled.dispatch)
+            if outcome.error or isinstance(outcome.change, Retype)
+        ]
+        done = [loans.action_row(outcome) for outcome in lent if outcome.applied]
+        if settled.loans or certain or done:
+            self._record.post([loan.row() for loan in settled.loans], [*certain, *done])
+
+    def _record_loans(self, changed: Sequence[Loan]) -> None:
+        if changed:
+            self._record.post([loan.row() for loan in changed], ())
+
+    def _record_actions(self, rows: Rows) -> None:
+        if rows:
+            self._record.post((), rows)
+
+    # -- what is told ----------------------------------------------------------------------------------------------
+
+    def _report(
+        self,
+        snapshot: ClusterSnapshot,
+        decision: Decision,
+        applied: _Applied,
+        calls: int,
+        seconds: Mapping[str, float],
+    ) -> RoundReport:
+        supply = decision.supply
+        ended = decision.lending.ended if decision.lending is not None else ()
+        if supply is None:
+            return RoundReport(snapshot.now, ended=ended, failed=decision.failed, slurm_calls=calls, seconds=seconds)
+        return RoundReport(
+            at=snapshot.now,
+            changes=tuple(applied.changes),
+            reservations=supply.plan.reservations,
+            excess=supply.excess,
+            notes=(*supply.notes, *applied.notes),
+            error=applied.error,
+            pending=sum(demand.copies for demand in supply.demands if demand.parts),
+            waiting=len(supply.plan.waiting),
+            offers={profile.name: n for profile, n in sorted(supply.plan.offers().items())},
+            unacknowledged=tuple(applied.done.unacknowledged),
+            ended=ended,
+            failed=decision.failed,
+            slurm_calls=calls + applied.calls,
+            seconds=seconds,
+        )
+
+    def why(self, job: int) -> str:
+        """Say why a job waits; one sentence."""
+        now = self._clock.time()
+        lending = why_not_lent(job, self.memory.lending, now) if self.settings.lending is not None else None
+        if lending is not None:
+            return lending
+        if self.settings.supply is None:
+            return "supply is not managed ([supply] enabled = false)"
+        decided = self.decision.supply if self.decision is not None else None
+        return why_not_started(job, self._jobs.get(job), decided, now)
+
+    def waiting_for_loans(self) -> dict[int, str]:
+        """Every elastic training job that waits, and why."""
+        memory, now = self.memory.lending, self._clock.time()
+        found = {job: why_not_lent(job, memory, now) for job in list(memory.sights)}
+        return {job: why for job, why in found.items() if why is not None}
+
+
+_RESET = "Slurm had other counts (a restart or scontrol reconfigure); the plan is as before"
+
+
+@dataclass
+class _Applied:
+    """What became of offers."""
+
+    done: Advertised = field(default_factory=Advertised)
+    changes: list[NodeChange] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    error: str = ""
+    calls: int = 0
+
+
+def explain(report: RoundReport) -> str:
+    """Return a round in one line, for the log."""
+    if report.error:
+        return report.error
+    changed = f"{len(report.changes)} nodes changed" if report.changes else "no change"
+    return (
+        f"{report.pending} jobs want supply, {report.waiting} wait, {len(report.reservations)} reservations, "
+        f"{changed}, {report.slurm_calls} Slurm calls in {sum(report.seconds.values()):.3f} s"
+    )

@@ -1,0 +1,141 @@
+"""What migbatchd knows beside Slurm's queue, and how it becomes a snapshot: what nodes hold, reported and returned."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from slurm_migbatch.cosched.trainees import Report, report_of
+from slurm_migbatch.decide.snapshot import (
+    Answers,
+    ClusterSnapshot,
+    LendingPast,
+    NoPredictions,
+    PlanStatus,
+    Predictions,
+    PublishedPlan,
+    Run,
+)
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.supply.view import LiveView, NodeFacts, NodesView
+
+
+class NodeBoard(Protocol):
+    """The plan board, as far as it is looked at."""
+
+    def current(self, node: str) -> PublishedPlan | None:
+        """The newest plan of `node`; None until one was published."""
+
+    def acked(self, node: str) -> int:
+        """The newest version that `node` has confirmed; 0 if none."""
+
+    def silence(self, node: str) -> float:
+        """Seconds since `node` was last heard; infinite if never."""
+
+
+class ToldView(LiveView):
+    """`LiveView` of those nodes alone that have told everything that they hold, to this database and this service.
+
+    What the database holds of others may be of any age. Nothing is planned for them, and what Slurm was told stays.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: set[str] = set()
+
+    def believe(self, node: str, told: bool) -> None:
+        """Note whether what is known of a node is all that it holds."""
+        with self._lock:
+            (self._told.add if told else self._told.discard)(node)
+
+    def facts(self) -> Mapping[str, NodeFacts]:
+        """See NodesView."""
+        found = super().facts()
+        with self._lock:
+            return {node: facts for node, facts in found.items() if node in self._told}
+
+
+class Observer:
+    """Collects what comes between two snapshots; fed from the event loop, read from the controller's thread.
+
+    Args:
+        view: what the nodes hold.
+        board: what they were told to offer.
+        total: the constant sum of a node's mig counts, by its row.
+        silence_s: a node that was not heard for so many seconds is left as it is.
+        predictions: the predictor.
+        blackout: whether nothing may be lent at a moment (unix seconds).
+    """
+
+    def __init__(
+        self,
+        view: NodesView,
+        board: NodeBoard,
+        total: Callable[[NodeRow], int],
+        *,
+        silence_s: float = 90.0,
+        predictions: Predictions | None = None,
+        blackout: Callable[[float], bool] = lambda now: False,
+    ) -> None:
+        self.view, self._board, self._total, self._silence_s = view, board, total, silence_s
+        self._predictions, self._blackout = predictions or NoPredictions(), blackout
+        self._lock = threading.Lock()
+        self._sent_back: set[int] = set()
+        self._reports: list[tuple[Run, Report]] = []
+        self._past: LendingPast | None = None
+        #: what empty space is best offered as, by the history of requests
+        self.preference: tuple[Profile, ...] = ()
+
+    def send_back(self, job: int) -> None:
+        """Note that a node returned a job to the queue because it found no slice for it."""
+        with self._lock:
+            self._sent_back.add(job)
+
+    def remember(self, past: LendingPast) -> None:
+        """Hand over what the record knew when the service started."""
+        with self._lock:
+            self._past = past
+
+    def ingested(self, events: Sequence[Mapping[str, Any]], now: float | None = None) -> None:
+        """Take in what jobs told of themselves, after it was stored."""
+        moment = time.time() if now is None else now
+        told = [
+            found
+            for event in events
+            if event.get("kind") == "progress" and (found := report_of(event, moment)) is not None
+        ]
+        with self._lock:
+            self._reports += told
+
+    def snapshot(
+        self, now: float, jobs: Sequence[JobRow], rows: Sequence[NodeRow], answers: Answers, recording: bool
+    ) -> ClusterSnapshot:
+        """Return the cluster as it is now; what is told once only is in this snapshot and in no later one."""
+        inventory = self.view.facts()
+        with self._lock:
+            sent_back, self._sent_back = self._sent_back, set()
+            reports, self._reports = self._reports, []
+            past, self._past = self._past, None
+        return ClusterSnapshot(
+            now=now,
+            jobs=tuple(jobs),
+            nodes=tuple(rows),
+            inventory=inventory,
+            plans={row.name: self._status(row) for row in rows if row.name in inventory and any(row.gres.values())},
+            sent_back=tuple(sorted(sent_back)),
+            preference=self.preference,
+            reports=tuple(reports),
+            past=past,
+            answers=answers,
+            recording=recording,
+            blackout=self._blackout(now),
+            predictions=self._predictions,
+        )
+
+    def _status(self, row: NodeRow) -> PlanStatus:
+        plan = self._board.current(row.name)
+        confirmed = plan is None or self._board.acked(row.name) >= plan.version
+        return PlanStatus(plan, confirmed, self._board.silence(row.name) <= self._silence_s, self._total(row))

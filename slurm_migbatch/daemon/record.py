@@ -1,0 +1,113 @@
+"""The record as a round of the controller reads and writes it: through the store writer, with bounded waits."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from slurm_migbatch.daemon.log import Trouble
+from slurm_migbatch.daemon.ports import Store
+from slurm_migbatch.daemon.writer import Overloaded, StoreWriter
+from slurm_migbatch.decide.snapshot import Answers, LendingPast, Questions
+
+log = logging.getLogger(__name__)
+
+_SAVE_S: Final = 5.0
+"""How long a round waits for the database to take its intentions."""
+_ANSWER_S: Final = 0.5
+"""How long it waits for answers; what is not told by then is told to a later round."""
+_ALL: Final = 1_000_000
+_DAY_S: Final = 86_400.0
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+class WriterRecord:
+    """See `controller.Record`."""
+
+    def __init__(self, writer: StoreWriter) -> None:
+        self._writer = writer
+        self._trouble = Trouble("the record of loans", "nothing is lent until it can be written", log)
+        self._asked: tuple[Questions, concurrent.futures.Future[Answers]] | None = None
+
+    @property
+    def available(self) -> bool:
+        """Whether the database is not known to be away."""
+        return not self._writer.trouble.open
+
+    def supply(self, node: str, at: float, version: int, counts: Mapping[str, int], why: str) -> None:
+        """Keep what `node` offers from now on."""
+        self._writer.post(lambda store: store.record_supply(node, at, version, counts, why), "supply changes")
+
+    def save(self, loans: Rows, actions: Rows) -> bool:
+        """Write loans and actions, and wait for it."""
+        if not self.available:  # nobody waits for it
+            return False
+        try:
+            self._writer.call(lambda store: store.save_loans(loans, actions), "loans").result(_SAVE_S)
+        except Exception as error:
+            self._trouble.failed(error)
+            return False
+        self._trouble.succeeded()
+        return True
+
+    def post(self, loans: Rows, actions: Rows) -> None:
+        """Write loans and actions when it can be done."""
+        self._writer.post(lambda store: store.save_loans(loans, actions), "loans", len(loans) + len(actions))
+
+    def ask(self, questions: Questions) -> Answers:
+        """Answer `questions`, or those of before if their answers had not come in time."""
+        if self._asked is None:
+            try:
+                self._asked = questions, self._writer.call(lambda store: _answers(store, questions), "questions")
+            except Overloaded as error:
+                log.debug("the record is not asked: %s", error)
+                return Answers()
+        asked, future = self._asked
+        try:
+            found = future.result(_ANSWER_S)
+        except concurrent.futures.TimeoutError:
+            return Answers()
+        except Exception as error:
+            log.debug("the record does not answer: %s", error)
+            found = Answers(asked)
+        self._asked = None
+        return found
+
+
+def _answers(store: Store, questions: Questions) -> Answers:
+    arrays = store.array_runs(sorted(questions.arrays)) if questions.arrays else None
+    throttles = store.actions(sorted(questions.throttled), _ALL) if questions.throttled else ()
+    return Answers(
+        questions,
+        store.job_progress(questions.progress) if questions.progress else None,
+        arrays,
+        throttles,
+        {name: store.decision(name) for name in questions.decisions},
+    )
+
+
+@dataclass(frozen=True)
+class NodesPast:
+    """What the record knows of nodes when a service starts: GPUs, what happened to instances, and leases."""
+
+    inventory: Mapping[str, Rows]
+    events: Mapping[str, Rows]
+    leases: Sequence[Any]
+
+
+def nodes_past(store: Store) -> NodesPast:
+    """Read what nodes held."""
+    return NodesPast(store.inventory(), store.instance_events(), store.leases())
+
+
+def lending_past(store: Store, now: float, history_s: float) -> LendingPast:
+    """Read what lending starts from; a forecast looks `history_s` seconds back."""
+    rows = store.loans(since=now - max(history_s, _DAY_S))
+    going: Collection[int] = [row["job_id"] for row in rows if row["ended"] is None]
+    return LendingPast(
+        rows, store.uses(now - history_s), store.freed(now - _DAY_S), store.job_progress(going), store.actions()
+    )

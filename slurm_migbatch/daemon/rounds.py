@@ -1,0 +1,371 @@
+"""The controller inside the service: what a round is fed with, when it runs, and what log and metrics say of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from slurm_migbatch.config import Config, DispatchConfig, LendingConfig, SupplyConfig
+from slurm_migbatch.config.hours import Hours
+from slurm_migbatch.cosched.arrays import Throttle
+from slurm_migbatch.cosched.dispatch import Retype
+from slurm_migbatch.cosched.picture import Rules
+from slurm_migbatch.daemon.controller import Clock, Controller, RoundReport, Slurm, explain
+from slurm_migbatch.daemon.log import Trouble
+from slurm_migbatch.daemon.metrics import Age, Labels, Metrics
+from slurm_migbatch.daemon.observer import Observer, ToldView
+from slurm_migbatch.daemon.plans import PlanBoard
+from slurm_migbatch.daemon.poll import Snapshot
+from slurm_migbatch.daemon.record import NodesPast, WriterRecord, lending_past, nodes_past
+from slurm_migbatch.daemon.writer import StoreWriter
+from slurm_migbatch.decide.core import Settings
+from slurm_migbatch.decide.dispatch import DispatchOutcome, DispatchSettings
+from slurm_migbatch.decide.dispatch import action_row as change_row
+from slurm_migbatch.decide.lending import LendingSettings, OrderOutcome
+from slurm_migbatch.decide.snapshot import Predictions
+from slurm_migbatch.decide.supply import SupplySettings
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.policy.lending import Calm
+from slurm_migbatch.supply.advertiser import Advertiser
+from slurm_migbatch.supply.demand import slices
+from slurm_migbatch.workload.csvlines import TraceError
+from slurm_migbatch.workload.pairs import read
+
+log = logging.getLogger(__name__)
+
+_RETRY: Final = "nothing that runs is touched; the next round tries again"
+
+
+# -- what an administrator set -----------------------------------------------------------------------------------------
+
+
+def settings_of(config: Config) -> Settings:
+    """Return what a configuration has the controller decide."""
+    return Settings(
+        supply_settings(config.supply, config.lending) if config.supply.enabled else None,
+        dispatch_settings(config.dispatch) if config.dispatch.enabled else None,
+        lending_settings(config.lending) if config.lending.enabled else None,
+    )
+
+
+def supply_settings(supply: SupplyConfig, lending: LendingConfig) -> SupplySettings:
+    """Return how supply decides."""
+    preference = tuple(Profile.parse(name) for name in supply.preference)
+    return SupplySettings(preference=preference, lending=frozenset(lending.partitions))
+
+
+def dispatch_settings(config: DispatchConfig) -> DispatchSettings:
+    """Return how waiting jobs follow supply."""
+    return DispatchSettings(config.every_s, config.hold_s, config.arrays, config.dry_run)
+
+
+def lending_settings(config: LendingConfig) -> LendingSettings:
+    """Return how slices are lent. Measured slowdowns of pairs are read from a file; a warning where they cannot be."""
+    return LendingSettings(
+        partitions=tuple(config.partitions),
+        rules=rules_of(config),
+        sure=config.sure,
+        forecast_days=config.forecast_days,
+        day_s=config.day_s,
+        restart_s=config.restart_s,
+        checkpoint_s=config.checkpoint_s,
+        share=config.share,
+        slowdowns=_measured(config.pairs),
+        dry_run=config.dry_run,
+    )
+
+
+def rules_of(config: LendingConfig) -> Rules:
+    """Return the rules that an admin set; a slice rests after a reclaim for half as long again as loans are to last."""
+    calm = Calm(loan_s=config.horizon_s, idle_s=config.min_idle_s, rest_s=1.5 * config.horizon_s)
+    return Rules(
+        calm=calm,
+        grace_s=config.grace_s,
+        start_s=config.start_s,
+        protect_s=min(60.0, config.horizon_s / 10),
+        reclaim=config.reclaim,
+        most_releases=config.most_releases,
+        max_restarts=config.max_restarts,
+        quota=dict(config.quota),
+    )
+
+
+def _measured(path: str) -> Mapping[tuple[str, str], float]:
+    if not path:
+        return {}
+    try:
+        return read(Path(path))
+    except (OSError, TraceError) as error:
+        log.warning("[lending] pairs cannot be used, the usual slowdown is assumed of every pair: %s", error)
+        return {}
+
+
+# -- rounds ------------------------------------------------------------------------------------------------------------
+
+
+class _Time:
+    """The clocks of this host."""
+
+    def time(self) -> float:
+        """Unix seconds."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Seconds that never jump."""
+        return time.monotonic()
+
+
+@dataclass(frozen=True)
+class _Troubles:
+    supply: Trouble
+    dispatch: Trouble
+    lending: Trouble
+
+
+class Rounds:
+    """Lets a round follow every look at Slurm.
+
+    Args:
+        config: the configuration.
+        slurm: Slurm.
+        board: the plans of nodes.
+        writer: the store writer.
+        metrics: where figures are kept.
+        predictions: the predictor; None: nothing is predicted.
+        clock: the time.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        slurm: Slurm,
+        board: PlanBoard,
+        writer: StoreWriter,
+        metrics: Metrics,
+        predictions: Predictions | None = None,
+        clock: Clock = _Time(),  # noqa: B008 - it holds nothing
+    ) -> None:
+        self._config, self._writer, self._clock = config, writer, clock
+        blackout = tuple(Hours.parse(text) for text in config.lending.blackout)
+        self.view = ToldView()
+        advertiser = Advertiser(slurm, board, config.supply.ack_wait_s)
+        self.observer = Observer(
+            self.view,
+            board,
+            advertiser.total,
+            silence_s=config.supply.node_silence_s,
+            predictions=predictions,
+            blackout=lambda now: any(hours.covers(datetime.fromtimestamp(now)) for hours in blackout),
+        )
+        self.controller = Controller(settings_of(config), slurm, self.observer, advertiser, WriterRecord(writer), clock)
+        self.loaded = asyncio.Event()
+        self._early: list[tuple[str, Sequence[Mapping[str, Any]]]] = []
+        self._notes: frozenset[str] = frozenset()
+        self.report: RoundReport | None = None
+        self.troubles = _Troubles(
+            Trouble("supply", _RETRY, log), Trouble("dispatch", _RETRY, log), Trouble("lending", _RETRY, log)
+        )
+        self._metrics = _RoundMetrics(metrics, self)
+
+    # -- what comes in ---------------------------------------------------------------------------------------------
+
+    async def load_nodes(self) -> None:
+        """Learn from the record what the nodes held before this service started."""
+        past: NodesPast = await self._read(nodes_past, "cannot read the leases", "supply stays as it is until then")
+        self.view.load(past.inventory, ())
+        for node, events in past.events.items():
+            self.view.apply(node, events)
+        self.view.load({}, past.leases)
+        for node, early in self._early:
+            self.view.apply(node, early)
+        self._early.clear()
+        self.loaded.set()
+        await asyncio.Event().wait()
+
+    async def load_loans(self) -> None:
+        """Learn from the record which loans go on, what was called back, and what inference has needed."""
+        config = self._config.lending
+        if config.enabled:
+            now, history_s = self._clock.time(), config.forecast_days * config.day_s
+            past = await self._read(
+                lambda store: lending_past(store, now, history_s),
+                "cannot read the loans",
+                "nothing is lent or called back until then",
+            )
+            self.controller.dry_run.recall(past.actions)
+            self.observer.remember(past)
+        await asyncio.Event().wait()
+
+    async def _read(self, work: Callable[[Any], Any], what: str, advice: str) -> Any:
+        trouble = Trouble(what, advice, log)
+        while True:
+            try:
+                found = await asyncio.wrap_future(self._writer.call(work, what))
+            except Exception as error:
+                await asyncio.sleep(trouble.failed(error))
+                continue
+            trouble.succeeded()
+            return found
+
+    def ingested(self, node: str, events: Sequence[Mapping[str, Any]], told: bool) -> None:
+        """Take in a node's events, after they were stored; `told`: they leave nothing unknown that it holds."""
+        for event in events:
+            if event.get("kind") == "misfit" and isinstance(event.get("job"), int):
+                log.warning("misfit", extra={"node": node, "job": event["job"], "why": event.get("reason")})
+                self.observer.send_back(event["job"])
+        if self.loaded.is_set():
+            self.view.apply(node, events)
+        else:
+            self._early.append((node, events))
+        self.view.believe(node, told)
+        self.observer.ingested(events, self._clock.time())
+
+    # -- rounds ----------------------------------------------------------------------------------------------------
+
+    async def follow(self, snapshot: Snapshot) -> bool:
+        """Run one round on what Slurm just said; tells whether another should follow soon."""
+        if not self.loaded.is_set():
+            return False
+        report = await asyncio.to_thread(self.controller.round, snapshot.jobs, snapshot.nodes)
+        self.report = report
+        self._metrics.note(report, snapshot.at)
+        self._tell(report)
+        return report.again
+
+    def _tell(self, report: RoundReport) -> None:
+        for name in ("supply", "dispatch", "lending"):
+            trouble: Trouble = getattr(self.troubles, name)
+            error = report.failed.get(name) or (report.error if name == "supply" else "")
+            if not error:
+                trouble.succeeded()
+                continue
+            if isinstance(error, Exception) and not trouble.open:
+                log.error("a decision on %s failed", name, exc_info=error)
+            trouble.failed(error)
+        if report.changes:
+            log.info(explain(report))
+            for change in report.changes:
+                counts = ",".join(f"{kind}:{n}" for kind, n in change.counts.items())
+                log.debug("offer", extra={"node": change.node, "version": change.version, "counts": counts})
+        notes = frozenset(report.notes)
+        for note in sorted(notes - self._notes):
+            log.warning("%s", note)
+        self._notes = notes
+        for loan in report.ended:
+            log.info("loan over", extra={"job": loan.job_id, "profile": loan.profile, "why": loan.why_ended})
+        for changed in report.dispatch:
+            _tell_change(changed)
+        for order in report.orders:
+            _tell_order(order)
+
+    # -- for users -------------------------------------------------------------------------------------------------
+
+    def why(self, job: int) -> str:
+        """Say why a job waits."""
+        return self.controller.why(job)
+
+    def waiting(self) -> dict[int, str]:
+        """Every elastic training job that waits for a slice to be lent, and why."""
+        return self.controller.waiting_for_loans()
+
+    def offers(self, gres: str) -> bool:
+        """Tell whether the last round left every slice of `gres` ("mig:1g.10gb:2") on offer somewhere."""
+        report = self.report
+        return report is not None and all(report.offers.get(p.name, 0) >= n for p, n in slices(gres).items())
+
+
+def _tell_change(outcome: DispatchOutcome) -> None:
+    row = change_row(outcome.change, outcome.at)
+    job = outcome.change.targets[0] if isinstance(outcome.change, Retype) else row["job_id"]
+    words = {"job": job, "before": row["before"], "after": row["after"], "why": row["why"]}
+    if outcome.error:
+        log.warning(
+            "Slurm refused to %s a job; it stays as it is", row["kind"], extra={**words, "error": outcome.error}
+        )
+    else:
+        log.info("%s", row["kind"], extra=words)
+
+
+def _tell_order(outcome: OrderOutcome) -> None:
+    order = outcome.order
+    words = {"job": order.job, "before": outcome.before, "after": outcome.after, "why": order.why}
+    if outcome.error and outcome.applied:
+        text = "Slurm refused to %s a training job"
+        log.warning(text, order.kind.value, extra={**words, "error": outcome.error})
+    elif outcome.applied:
+        log.info("%s", order.kind.value, extra=words)
+
+
+class _RoundMetrics:
+    """Figures of rounds."""
+
+    def __init__(self, metrics: Metrics, rounds: Rounds) -> None:
+        self._rounds = rounds
+        self._seconds = {
+            "supply": metrics.histogram("migbatch_supply_round_seconds", "Duration of a supply round."),
+            "dispatch": metrics.histogram("migbatch_dispatch_round_seconds", "Duration of a decision on what waits."),
+            "lending": metrics.histogram("migbatch_lending_round_seconds", "Duration of a decision on loans."),
+        }
+        self._changes = metrics.counter("migbatch_supply_changes_total", "Changes of what a node offers.")
+        self._changed = metrics.counter("migbatch_dispatch_actions_total", "Changes of pending jobs, by kind.")
+        self._ended = metrics.counter("migbatch_loans_ended_total", "Loans that ended, by what ended them.")
+        self._orders = metrics.counter("migbatch_lending_actions_total", "What was done to training jobs, by kind.")
+        self._age = Age()
+        metrics.gauge(
+            "migbatch_supply_age_seconds",
+            "Seconds since the look at Slurm that the last round without an error followed, and the most so far.",
+            self._age.values,
+        )
+        metrics.gauge("migbatch_supply_offered", "Free slices that are offered, by profile.", self._offered)
+        metrics.gauge("migbatch_supply", "The last round in numbers.", self._numbers)
+        metrics.gauge("migbatch_loans", "Loans that go on, by state.", self._states)
+        metrics.gauge("migbatch_loans_waiting", "Elastic training jobs that wait for a slice.", self._waiting)
+
+    def note(self, report: RoundReport, at: float) -> None:
+        """Take in one round, on a look at Slurm of that moment (monotonic seconds)."""
+        decided = {name: report.seconds[name] for name in ("dispatch", "lending") if name in report.seconds}
+        self._seconds["supply"].observe(sum(report.seconds.values()) - sum(decided.values()))
+        for name, seconds in decided.items():
+            self._seconds[name].observe(seconds)
+        self._changes.add(len(report.changes))
+        if not report.error and not report.failed:
+            self._age.renewed(at)
+        for outcome in report.dispatch:
+            kind = "throttle" if isinstance(outcome.change, Throttle) else "retype"
+            self._changed.add(kind=kind, outcome="refused" if outcome.error else "done")
+        for order in report.orders:
+            if order.applied:
+                self._orders.add(kind=order.order.kind.value, outcome="refused" if order.error else "done")
+        for loan in report.ended:
+            self._ended.add(cause=loan.cause.value)
+
+    def _offered(self) -> Mapping[Labels, float]:
+        report = self._rounds.report
+        return {(("profile", name),): float(n) for name, n in (report.offers if report else {}).items()}
+
+    def _numbers(self) -> Mapping[Labels, float]:
+        report = self._rounds.report
+        if report is None:
+            return {}
+        figures = {
+            "pending_slices": report.pending,
+            "waiting_jobs": report.waiting,
+            "reservations": len(report.reservations),
+            "unacknowledged_nodes": len(report.unacknowledged),
+            "slurm_calls": report.slurm_calls,
+        }
+        return {(("what", name),): float(value) for name, value in figures.items()}
+
+    def _states(self) -> Mapping[Labels, float]:
+        states: Iterable[tuple[str, int]] = self._rounds.controller.memory.lending.ledger.states().items()
+        return {(("state", state),): float(n) for state, n in states}
+
+    def _waiting(self) -> Mapping[Labels, float]:
+        sights = list(self._rounds.controller.memory.lending.sights.values())
+        return {(): float(sum(1 for sight in sights if sight.row.pending))}

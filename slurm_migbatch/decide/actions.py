@@ -1,0 +1,32 @@
+"""What a decision asks to be done, as plain values; the controller and the simulator apply them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slurm_migbatch.supply.guests import ALONE, Sharing
+from slurm_migbatch.supply.model import Node, NodePlan
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Offer a node's free slots as its plan says. Applying it where nothing differs does nothing.
+
+    Attributes:
+        plan: the new plan of the node.
+        state: the node as it was when the plan was made.
+        sharing: slices of the node that two jobs share, or are to share.
+        why: the reason for a new plan, for the record.
+    """
+
+    plan: NodePlan
+    state: Node
+    sharing: Sharing = ALONE
+    why: str = "free space"
+
+
+@dataclass(frozen=True)
+class StartNow:
+    """End the delay after which Slurm would start a requeued job again."""
+
+    job: int

@@ -1,0 +1,152 @@
+"""Decide what to do about the cluster: one pure step from a snapshot and what is remembered to actions.
+
+The stages follow each other on one snapshot. Supply plans what every node offers; dispatch changes waiting jobs that
+the plan has no place for; lending gives what inference leaves to training jobs and calls it back. Where dispatch
+changes the queue, lending waits for the next snapshot, which shows it.
+
+`decide` brings `memory` up to the snapshot and returns it in its decision: a caller keeps what is returned. After the
+actions were applied `settle` is told what became of them, before the next `decide`.
+
+A stage that raises decides nothing, and the others are not kept from deciding: offers must not depend on loans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from slurm_migbatch.cosched.dispatch import Turns
+from slurm_migbatch.cosched.ledger import Loan
+from slurm_migbatch.decide.dispatch import (
+    DispatchDecision,
+    DispatchMemory,
+    DispatchOutcome,
+    DispatchSettings,
+    needed_arrays,
+    plan_dispatch,
+    settle_dispatch,
+)
+from slurm_migbatch.decide.lending import (
+    LendingDecision,
+    LendingMemory,
+    LendingSettings,
+    OrderOutcome,
+    absorb,
+    needed_progress,
+    plan_lending,
+    settle_lending,
+)
+from slurm_migbatch.decide.snapshot import ClusterSnapshot, Questions
+from slurm_migbatch.decide.supply import SupplyDecision, SupplyMemory, SupplySettings, plan_supply
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is decided on and how; None: that stage does not decide."""
+
+    supply: SupplySettings | None = field(default_factory=SupplySettings)
+    dispatch: DispatchSettings | None = None
+    lending: LendingSettings | None = None
+
+
+class Memory:
+    """What is remembered from one decision to the next."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.supply = SupplyMemory()
+        self.dispatch = DispatchMemory(Turns((settings.dispatch or DispatchSettings()).hold_s))
+        self.lending = LendingMemory(settings.lending or LendingSettings())
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What one step decided, by stage; None: that stage did not decide.
+
+    Attributes:
+        memory: what is remembered from now on.
+        questions: what the record should be asked before the next step.
+        failed: what each stage raised that could not decide.
+        seconds: how long each stage took.
+    """
+
+    memory: Memory
+    supply: SupplyDecision | None = None
+    dispatch: DispatchDecision | None = None
+    lending: LendingDecision | None = None
+    questions: Questions = field(default_factory=Questions)
+    failed: Mapping[str, Exception] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What became of the actions of a decision.
+
+    Attributes:
+        unsaved: loans that the decision changed and that could not be recorded.
+    """
+
+    dispatch: Sequence[DispatchOutcome] = ()
+    lending: Sequence[OrderOutcome] = ()
+    unsaved: Sequence[Loan] = ()
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What is to be recorded of outcomes: changes of jobs that are certain, and loans as they are now."""
+
+    dispatch: tuple[DispatchOutcome, ...] = ()
+    loans: tuple[Loan, ...] = ()
+
+
+def needed(snapshot: ClusterSnapshot, memory: Memory, settings: Settings) -> Questions:
+    """Return what the record should be asked before this snapshot is decided on."""
+    progress, arrays = frozenset[int](), frozenset[int]()
+    if settings.lending is not None and memory.lending.loaded:
+        progress = needed_progress(snapshot, memory.lending, settings.lending)
+    if settings.dispatch is not None:
+        arrays = needed_arrays(snapshot, memory.dispatch, settings.dispatch)
+    return Questions(progress, arrays, arrays - memory.dispatch.replayed)
+
+
+def decide(
+    snapshot: ClusterSnapshot, memory: Memory, settings: Settings, clock: Callable[[], float] = lambda: 0.0
+) -> Decision:
+    """Decide what to do now. `clock` (seconds) measures how long the stages take, and nothing else."""
+    failed: dict[str, Exception] = {}
+    seconds: dict[str, float] = {}
+
+    def stage(name: str, work: Callable[[], T]) -> T | None:
+        begun = clock()
+        try:
+            return work()
+        except Exception as error:
+            failed[name] = error
+            return None
+        finally:
+            seconds[name] = clock() - begun
+
+    supply, dispatch, lending = None, None, None
+    if (how := settings.supply) is not None:
+        supply = stage("supply", lambda: plan_supply(snapshot, memory.supply, how))
+    if (may := settings.dispatch) is not None and "supply" not in failed:
+        dispatch = stage("dispatch", lambda: plan_dispatch(snapshot, supply, memory.dispatch, may))
+    if (rules := settings.lending) is not None:
+        if supply is None or (dispatch and may is not None and not may.dry_run):
+            absorb(snapshot, memory.lending)
+        else:
+            planned = supply
+            lending = stage("lending", lambda: plan_lending(snapshot, planned, memory.lending, rules))
+            memory.supply.pairs = {} if rules.dry_run else memory.lending.company.wanted
+    questions = Questions(decisions=dispatch.unknown if dispatch is not None else ())
+    return Decision(memory, supply, dispatch, lending, questions, failed, seconds)
+
+
+def settle(outcomes: Outcomes, memory: Memory, settings: Settings) -> Settled:
+    """Take in what became of the actions of the last decision."""
+    dispatch = settle_dispatch(outcomes.dispatch, memory.dispatch, settings.dispatch or DispatchSettings())
+    memory.lending.ledger.unsave(outcomes.unsaved)
+    return Settled(dispatch, settle_lending(outcomes.lending, memory.lending))

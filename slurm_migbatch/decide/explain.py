@@ -1,0 +1,59 @@
+"""Say why a job waits, by the last decision."""
+
+from __future__ import annotations
+
+from slurm_migbatch.decide.supply import SupplyDecision
+from slurm_migbatch.slurm import gres as gres_list
+from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.supply.demand import GRES, LOAN, could_run
+
+
+def why_not_started(job: int, row: JobRow | None, decided: SupplyDecision | None, now: float) -> str:
+    """Say in one sentence why a job has not started, as far as supply goes.
+
+    Args:
+        job: its id.
+        row: Slurm's row of it; None where Slurm does not list it.
+        decided: the last decision on supply; None before the first.
+        now: unix seconds.
+    """
+    if decided is None:
+        return "supply has not been planned yet"
+    if row is None:
+        return f"Slurm does not list job {job}"
+    if row.unread:
+        return f"Slurm's row of job {job} cannot be read ({row.reason}), so nothing is done about it"
+    if not row.pending:
+        return f"job {job} is {row.state.lower()}"
+    if not could_run(row, now):
+        return f"Slurm does not let it start for another reason ({row.reason}); nothing is kept free for it"
+    if gres_list.readable_counts(row.gres, GRES).get(LOAN, 0) > 0:
+        return "it waits to be lent an idle slice; `migbatch loans` shows what is lent and why it waits"
+    return _by_plan(job, row, decided, now)
+
+
+def _by_plan(job: int, row: JobRow, decided: SupplyDecision, now: float) -> str:
+    plan = decided.plan
+    placed = plan.placed.get(job)
+    if placed is not None:
+        where = ", ".join(placed.nodes[:4])
+        if placed.standing:
+            return f"what it needs is offered on {where}; Slurm should start it in its next cycle"
+        return f"{where} is being rearranged to offer what it needs"
+    if job in plan.cramped:
+        return (
+            f"it is part of the heterogeneous job {row.het_job}, which Slurm starts only where each component can "
+            "have nodes of its own, and there are too few nodes on which these may run"
+        )
+    mine = [r for r in plan.reservations if r.job == job]
+    if mine:
+        places = "; ".join(f"{slot} of GPU {gpu} on {node}" for node, gpu, slot in mine[0].places)
+        if mine[0].at is None:
+            return f"reserved: {places}; in use by a job without a time limit, so nobody can say until when"
+        left = max(0, int(mine[0].at - now))
+        return f"reserved: {places}; free in {left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} at the latest"
+    if any(demand.job == job and demand.loan for demand in decided.demands):
+        return "it may have a slice only where nothing else needs the room, and there is no such room now"
+    if job in plan.waiting:
+        return "no GPU has room for it now, and jobs with higher priority have the reservations"
+    return "no node with MIG GPUs that it may use has such a slice"

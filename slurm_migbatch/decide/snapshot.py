@@ -1,0 +1,233 @@
+"""What is known of the cluster at one moment, as plain values: the input of every decision."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from slurm_migbatch.cosched.dispatch import Candidate
+from slurm_migbatch.cosched.trainees import Report
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.supply.view import NodeFacts
+from slurm_migbatch.workload.hints import Hints
+from slurm_migbatch.workload.loans import LoanHints
+
+Run = tuple[int, int]
+"""A job and its restart count."""
+
+#: GPU, profile, start, size, the first holder's job and its restart count: as nodes read it
+SharedPlace = tuple[str, str, int, int, int, int]
+
+
+class PublishedPlan(Protocol):
+    """A node's plan as it was published."""
+
+    @property
+    def version(self) -> int:
+        """Rises with every change."""
+
+    @property
+    def gpus(self) -> Mapping[str, tuple[tuple[str, int, int], ...]]:
+        """Every slot, used and free, by GPU UUID."""
+
+    @property
+    def guests(self) -> Mapping[int, SharedPlace]:
+        """Who may share a slot that is taken: the second job, and where and with whom."""
+
+
+@dataclass(frozen=True)
+class PlanStatus:
+    """What a node was told to offer.
+
+    Attributes:
+        plan: its newest published plan; None before the first.
+        acknowledged: whether the node has confirmed that plan (or has none yet).
+        reachable: whether the node was heard lately.
+        total: the constant sum of its mig counts in Slurm.
+    """
+
+    plan: PublishedPlan | None = None
+    acknowledged: bool = True
+    reachable: bool = True
+    total: int = 1 << 30
+
+
+# -- what was recorded -------------------------------------------------------------------------------------------------
+
+
+class RunProgress(Protocol):
+    """A run of a training job by its latest report; None: not told. Times in seconds."""
+
+    @property
+    def job(self) -> int:
+        """Its job id."""
+
+    @property
+    def restart(self) -> int:
+        """Its restart count."""
+
+    @property
+    def profile(self) -> str | None:
+        """What it ran on, in NVML spelling."""
+
+    @property
+    def checkpoint(self) -> float | None:
+        """When its newest checkpoint was complete, unix seconds."""
+
+    @property
+    def ckpt_s(self) -> float | None:
+        """How long that took to write."""
+
+    @property
+    def items(self) -> float | None:
+        """Items done."""
+
+    @property
+    def items_per_s(self) -> float | None:
+        """Items a second."""
+
+
+class TaskRun(Protocol):
+    """One run of an array task; unix seconds."""
+
+    @property
+    def started(self) -> float:
+        """When it began."""
+
+    @property
+    def ended(self) -> float | None:
+        """When it ended; None while it runs."""
+
+    @property
+    def state(self) -> str:
+        """Slurm's state of it."""
+
+
+@dataclass(frozen=True)
+class LendingPast:
+    """What the record knows when a service starts.
+
+    Attributes:
+        loans: rows of loans, those of the last day and those that go on.
+        uses: profile, beginning and end of what inference used, as far back as a forecast looks.
+        freed: when a slice of a GPU (by UUID) was last given back.
+        runs: progress of loans that go on.
+        actions: what was done to jobs, and what would have been done in a dry run.
+    """
+
+    loans: Sequence[Mapping[str, Any]] = ()
+    uses: Sequence[tuple[str, float, float | None]] = ()
+    freed: Mapping[str, float] = field(default_factory=dict)
+    runs: Sequence[RunProgress] = ()
+    actions: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What the next decision needs from the record.
+
+    Attributes:
+        progress: jobs of which it is to be told what their runs achieved.
+        arrays: elastic arrays of which it is to be told how their tasks went.
+        throttled: those of them of which it is to be told what throttles were set before.
+        decisions: ids of the submit filter's decisions.
+    """
+
+    progress: frozenset[int] = frozenset()
+    arrays: frozenset[int] = frozenset()
+    throttled: frozenset[int] = frozenset()
+    decisions: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.progress or self.arrays or self.decisions)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the record answered; None: it did not, or not in time.
+
+    Attributes:
+        progress: runs of the jobs that were asked for.
+        arrays: runs of the tasks of arrays, by array.
+        throttles: actions on the arrays `throttled`, oldest first.
+        throttled: arrays that `throttles` is complete for.
+        decisions: the decisions that were asked for; None for one that the record does not hold.
+    """
+
+    asked: Questions = Questions()
+    progress: Sequence[RunProgress] | None = None
+    arrays: Mapping[int, Sequence[TaskRun]] | None = None
+    throttles: Sequence[Mapping[str, Any]] = ()
+    decisions: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
+
+
+class Predictions(Protocol):
+    """What the predictor says. The same question has the same answer as long as `version` stays."""
+
+    @property
+    def version(self) -> str:
+        """Names the model and the site's facts behind the answers."""
+
+    def training_speeds(self, hints: LoanHints, partition: str) -> Mapping[Profile, float]:
+        """Speeds of a training on the slices that hold it, relative to the whole GPU; empty where not known."""
+
+    def rates(self, hints: Hints, partition: str) -> Mapping[Profile, float]:
+        """Items a second of a request on each profile; empty where not known."""
+
+    def candidates(self, hints: Hints, partition: str) -> tuple[Profile, Sequence[Candidate]] | None:
+        """The profile that the table of choices grants, and all that it weighed; None where it has no answer."""
+
+
+class NoPredictions:
+    """Predictions of a site of which nothing is known."""
+
+    version = ""
+
+    def training_speeds(self, hints: LoanHints, partition: str) -> Mapping[Profile, float]:
+        """Nothing is known."""
+        return {}
+
+    def rates(self, hints: Hints, partition: str) -> Mapping[Profile, float]:
+        """Nothing is known."""
+        return {}
+
+    def candidates(self, hints: Hints, partition: str) -> tuple[Profile, Sequence[Candidate]] | None:
+        """Nothing is known."""
+        return None
+
+
+@dataclass(frozen=True)
+class ClusterSnapshot:
+    """The cluster at one moment.
+
+    Attributes:
+        now: unix seconds.
+        jobs: Slurm's queue in its order of consideration.
+        nodes: Slurm's nodes.
+        inventory: GPUs, leases and idle instances by node, as the nodes told.
+        plans: what each node was told to offer; a node that is not named was told nothing.
+        sent_back: jobs that a node returned to the queue since the last snapshot, because no slice could be had.
+        preference: what empty space is best offered as, by the history of requests; empty: not known.
+        reports: what runs said of themselves since the last snapshot, in order.
+        past: what the record knew when the service started; in one snapshot only, the first that has it.
+        answers: to the questions of the decision before.
+        recording: whether the record can be written now.
+        blackout: whether the administrator allows no lending at this time of day.
+        predictions: the predictor.
+    """
+
+    now: float
+    jobs: tuple[JobRow, ...] = ()
+    nodes: tuple[NodeRow, ...] = ()
+    inventory: Mapping[str, NodeFacts] = field(default_factory=dict)
+    plans: Mapping[str, PlanStatus] = field(default_factory=dict)
+    sent_back: Collection[int] = ()
+    preference: tuple[Profile, ...] = ()
+    reports: Sequence[tuple[Run, Report]] = ()
+    past: LendingPast | None = None
+    answers: Answers = Answers()
+    recording: bool = True
+    blackout: bool = False
+    predictions: Predictions = field(default_factory=NoPredictions)
