@@ -4,14 +4,14 @@ import json
 import threading
 
 import pytest
-from daemon_fakes import FakeSigner, Node, gpu, state
-from daemon_running import Running, eventually
 
 from slurm_migbatch.cli.common import ask_service
 from slurm_migbatch.daemon.history import open_history
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.store.queries import JobId, RunFilter
+from tests.support.daemon_fakes import FakeSigner, Node, gpu, state
+from tests.support.daemon_running import Running, eventually
 
 
 class Agent:

@@ -10,12 +10,12 @@ import subprocess
 import sys
 
 import pytest
-from daemon_fakes import Node, gpu, inventory
-from daemon_running import PATIENCE_S, eventually
 
 from slurm_migbatch.config import render
 from slurm_migbatch.node.auth import TokenSigner
 from slurm_migbatch.testbed.ports import PortBook
+from tests.support.daemon_fakes import Node, gpu, inventory
+from tests.support.daemon_running import PATIENCE_S, eventually
 
 
 class Daemon:

@@ -7,7 +7,8 @@ import threading
 from pathlib import Path
 
 import pynvml
-from driver_helpers import child, code, create, gpu, nvml, run, slice_of
+
+from tests.support.driver_helpers import child, code, create, gpu, nvml, run, slice_of
 
 WORKER = """
 pynvml.nvmlInit()

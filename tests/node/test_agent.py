@@ -8,11 +8,11 @@ import threading
 import time
 
 import pytest
-from nodes import ALICE, BOB, in_child
 
 from slurm_migbatch.node import client, effects, exits
 from slurm_migbatch.node.agent import Agent, AgentError
 from slurm_migbatch.node.hookenv import HookEnv
+from tests.support.nodes import ALICE, BOB, in_child
 
 
 @contextlib.contextmanager

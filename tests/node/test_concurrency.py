@@ -4,10 +4,10 @@ import os
 import random
 
 import pytest
-from nodes import ALICE, BOB
 
 from slurm_migbatch.node import exits
 from slurm_migbatch.node.executor import Executor
+from tests.support.nodes import ALICE, BOB
 
 MARKERS = ["[mig:1g.10gb:1]", "[mig:2g.20gb:1]", "[mig:3g.40gb:1]", "[mig:1g.10gb:2]", "[mig:4g.40gb:1]"]
 

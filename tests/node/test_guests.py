@@ -10,7 +10,6 @@ from contextlib import closing, contextmanager
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nodes import ALICE, BOB
 
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.node import effects, exits, guest, owner, plan
@@ -19,6 +18,7 @@ from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.guest import Way, verdict
 from slurm_migbatch.node.journal import NAME, Journal, Overlap, Run, Slice
 from slurm_migbatch.node.plan import Shared
+from tests.support.nodes import ALICE, BOB
 
 GUEST = "[mig:guest:1]"
 HOST = "[mig:2g.20gb:1#h0st]"
@@ -738,7 +738,7 @@ def schema(journal):
 
 
 def test_a_node_that_is_killed_while_it_brings_its_journal_up_to_date(tmp_path):
-    from nodes import in_child
+    from tests.support.nodes import in_child
 
     path = tmp_path / NAME
     old_journal(str(path), ROWS)

@@ -7,13 +7,13 @@ import sqlite3
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nodes import ALICE, BOB
 
 from slurm_migbatch.mig.driver import Instance
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.node import exits
 from slurm_migbatch.node.journal import IN_FLIGHT, NAME, Corrupt, Journal, JournalError, Overlap, Slice, move_aside
 from slurm_migbatch.node.repair import diagnose
+from tests.support.nodes import ALICE, BOB
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import subprocess
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nodes import ALICE, BOB, in_child
 from test_task_prolog import exported
 
 from slurm_migbatch.node import exits, progress, tmpfs
 from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.progress import Content, Line, ProgressError, parse, understand
+from tests.support.nodes import ALICE, BOB, in_child
 
 
 def content(text, changed=1000.0, size=None):

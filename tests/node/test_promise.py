@@ -8,13 +8,13 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from nodes import ALICE, BOB
 from test_concurrency import in_processes
 
 from slurm_migbatch.node import effects, exits, owner, plan
 from slurm_migbatch.node.deadline import Deadline
 from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.journal import Journal
+from tests.support.nodes import ALICE, BOB
 
 TWO = ["h100-80gb", "h100-80gb"]
 

@@ -7,10 +7,10 @@ import os
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nodes import ALICE, BOB
 
 from slurm_migbatch.node import handoff, task_prolog
 from slurm_migbatch.node.task_prolog import NoSlice, exports, parse, share, tasks_here
+from tests.support.nodes import ALICE, BOB
 
 
 def step(local, tasks, node=0, step_id=b"0"):

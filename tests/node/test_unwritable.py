@@ -9,12 +9,12 @@ import time
 from contextlib import contextmanager, suppress
 
 import pytest
-from nodes import ALICE, BOB
 from test_agent import agent_process, run_hook
 
 from slurm_migbatch.node import ending, executor, exits, plan, unwritable
 from slurm_migbatch.node.journal import NAME
 from slurm_migbatch.node.status import status
+from tests.support.nodes import ALICE, BOB
 
 
 @pytest.fixture

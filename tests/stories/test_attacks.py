@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from story import (
+
+from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.story import (
     PATIENCE_S,
     SHOW,
     account,
@@ -32,8 +34,6 @@ from story import (
     until,
     untroubled,
 )
-
-from slurm_migbatch.testbed.cluster import Cluster
 
 PYTHON = "/usr/bin/python3"
 FORGED = (

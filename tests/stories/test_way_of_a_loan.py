@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from story import PATIENCE_S, marked, sbatch, settled, until
 
 from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.story import PATIENCE_S, marked, sbatch, settled, until
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "sbatch_examples/elastic_bash.sh"
 #: waiting times of minutes are seconds here, and a day has 14 minutes

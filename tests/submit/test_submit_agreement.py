@@ -6,14 +6,14 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from gpu_kinds import SITE
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from lua_shim import Shim
 
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit.request import Accept, Answer, JobRequest, Pass, Present, Refuse
 from slurm_migbatch.submit.rewrite import Policy, rewrite
+from tests.support.gpu_kinds import SITE
+from tests.support.lua_shim import Shim
 
 USER = 1001
 

@@ -12,10 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from gpu_kinds import SITE
 from hypothesis import given
 from hypothesis import strategies as st
-from lua_shim import Shim
 
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
@@ -24,6 +22,8 @@ from slurm_migbatch.submit.decision import Decision
 from slurm_migbatch.submit.doorman import Doorman
 from slurm_migbatch.submit.request import Accept, JobRequest, Pass, Present, Refuse, RequestError
 from slurm_migbatch.submit.service import PER_USER, SubmitService, new_id
+from tests.support.gpu_kinds import SITE
+from tests.support.lua_shim import Shim
 
 USER = 1001
 

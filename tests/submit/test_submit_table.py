@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from gpu_kinds import H100, SITE
-from lua_shim import Shim
 from test_submit_agreement import OBJECTIVES, USER, agree
 
 from slurm_migbatch.mig.profile import Profile
@@ -21,6 +19,8 @@ from slurm_migbatch.submit.request import Accept, JobRequest
 from slurm_migbatch.submit.table import Sheets, compile_table, write_table
 from slurm_migbatch.workload.buckets import Bucket, Grid
 from slurm_migbatch.workload.catalog import GpuKind, Partition, SiteCatalog
+from tests.support.gpu_kinds import H100, SITE
+from tests.support.lua_shim import Shim
 
 GRIDS = {
     "small": Grid("tok", (128,), (1,), 128, 1),

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from fake_slurm import backed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from supply_gpus import A30, H100, P, slot
-from supply_world import World
 
 from slurm_migbatch.mig.layout import EMPTY
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.slurm.client import UNREAD, JobRow
 from slurm_migbatch.supply.demand import slices
 from slurm_migbatch.supply.loop import Settings
+from tests.support.fake_slurm import backed
+from tests.support.supply_gpus import A30, H100, P, slot
+from tests.support.supply_world import World
 
 EXAMPLES = 40
 

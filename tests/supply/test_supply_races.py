@@ -10,15 +10,15 @@ import random
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fake_slurm import backed
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from supply_world import World
 from test_supply_loop import EXAMPLES
 
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.supply.loop import SupplyLoop
+from tests.support.fake_slurm import backed
+from tests.support.supply_world import World
 
 NAMES = ("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb", "1g.10gb.me")
 

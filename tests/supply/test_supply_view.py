@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from supply_gpus import A30, H100, layout, slot
 
 from slurm_migbatch.supply.view import GpuFacts, LiveView
+from tests.support.supply_gpus import A30, H100, layout, slot
 
 INVENTORY = {"kind": "inventory", "gpus": [{"uuid": "a", "mig": True, "geometry": H100.to_dict()}]}
 

@@ -8,12 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pynvml
-from gpu_facts import FACTS
 
 from slurm_migbatch.testbed.simdriver import Machine
+from tests.support.gpu_facts import FACTS
 
 Row = tuple[int, int, int, int, int, int, tuple[int, ...], int]
 
@@ -118,9 +119,9 @@ def computes(instance: Any, profile_id: int) -> list[Any]:
 
 PRELUDE = f"""
 import ctypes, os, random, signal, sys, time
-sys.path.insert(0, {os.path.dirname(__file__)!r})
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 import pynvml
-from driver_helpers import *
+from tests.support.driver_helpers import *
 """
 
 
