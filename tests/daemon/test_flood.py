@@ -14,9 +14,9 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
-from test_process import Daemon
 
 from tests.support.daemon_fakes import Node, gpu, inventory
+from tests.support.daemon_process import Daemon
 from tests.support.daemon_running import PATIENCE_S, eventually
 
 MIB = 1 << 20

@@ -10,13 +10,13 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from test_agent import agent_process, run_hook
 
 from slurm_migbatch.node import client, ending, exits, liveness
 from slurm_migbatch.node.deadline import Deadline, locked
 from slurm_migbatch.node.liveness import Job, LivenessError, is_over
 from slurm_migbatch.node.repair import run_lock
 from slurm_migbatch.node.status import status
+from tests.support.node_processes import agent_process, run_hook
 from tests.support.nodes import ALICE, BOB, in_child
 
 

@@ -18,6 +18,7 @@ import pytest
 from slurm_migbatch.testbed.cluster import Cluster
 from tests.support.story import (
     PATIENCE_S,
+    PYTHON,
     SHOW,
     account,
     capabilities,
@@ -35,7 +36,6 @@ from tests.support.story import (
     untroubled,
 )
 
-PYTHON = "/usr/bin/python3"
 FORGED = (
     "[mig:7g.80gb:1]",
     "x [mig:7g.80gb:1#abcdefgh]",

@@ -10,7 +10,6 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from test_submit_service import running
 
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit.rewrite import Policy
@@ -22,6 +21,7 @@ from slurm_migbatch.workload.catalog import Partition, SiteCatalog
 from slurm_migbatch.workload.hints import parse
 from tests.support.gpu_kinds import H100
 from tests.support.lua_shim import TEMPLATES
+from tests.support.submit_running import running
 
 pytestmark = pytest.mark.slurm
 
