@@ -13,6 +13,9 @@ from pathlib import Path
 
 from .errors import TestbedError
 
+_PAUSE_PER_CALL = 3.0
+_LONGEST_PAUSE_S = 1.0
+
 
 def start_time(pid: int) -> int | None:
     """Clock ticks after boot at which `pid` started (/proc/PID/stat, field 22); None for a dead one or a zombie."""
@@ -107,10 +110,18 @@ def parent(pid: int) -> int | None:
 
 
 def wait_until(ready: object, timeout: float, what: str, every: float = 0.02) -> None:
-    """Call `ready()` until it is true; TestbedError naming `what` after `timeout` seconds."""
+    """Call `ready()` until it is true; TestbedError naming `what` after `timeout` seconds.
+
+    The pause between two calls is `every` seconds, and longer where the call itself is long (a command that is
+    started, say): a test that waits leaves the processors to what it waits for.
+    """
     assert callable(ready)
     deadline = time.monotonic() + timeout
-    while not ready():
-        if time.monotonic() > deadline:
+    while True:
+        begin = time.monotonic()
+        if ready():
+            return
+        end = time.monotonic()
+        if end > deadline:
             raise TestbedError(f"{what}: not within {timeout:g} s")
-        time.sleep(every)
+        time.sleep(max(every, min(_PAUSE_PER_CALL * (end - begin), _LONGEST_PAUSE_S)))

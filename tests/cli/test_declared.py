@@ -14,6 +14,7 @@ from slurm_migbatch.cli.doctor import needed
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "slurm_migbatch"
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 #: what is installed on a compute node with the extra `node`, and works there
 ON_NODES = (
@@ -33,15 +34,20 @@ def declared(*extras):
     return {canonicalize_name(Requirement(line).name) for line in lines} - {"slurm-migbatch"}
 
 
-def imported(path):
-    """Top-level modules that a file imports, wherever in it, without the standard library and this package."""
+def modules_of(path):
+    """Modules that a file imports, wherever in it, by their whole names."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:
             found.add(str(node.module))
-    tops = {name.partition(".")[0] for name in found}
+    return found
+
+
+def imported(path):
+    """Top-level modules that a file imports, without the standard library and this package."""
+    tops = {name.partition(".")[0] for name in modules_of(path)}
     return tops - set(sys.stdlib_module_names) - {"slurm_migbatch"} - USERS_OWN
 
 
@@ -69,10 +75,21 @@ def test_imports_are_declared(room):
 
 
 def test_imports_of_the_tests_are_declared():
-    ours = {path.stem for path in (ROOT / "tests").rglob("*.py")} | {"standin"}
     extras = ("dev", "controller", "mysql", "postgres", "pyslurm-25-11")
-    missing = {str(path.relative_to(ROOT)): undeclared(path, *extras) - ours for path in (ROOT / "tests").rglob("*.py")}
+    missing = {str(path.relative_to(ROOT)): undeclared(path, *extras) - {"tests"} for path in TESTS}
     assert {path: modules for path, modules in missing.items() if modules} == {}
+
+
+def test_no_test_module_imports_another():
+    """What several of them need is in tests/support."""
+    shared = ("tests.support",)
+    others = {
+        str(path.relative_to(ROOT)): {
+            name for name in modules_of(path) if name.partition(".")[0] == "tests" and not name.startswith(shared)
+        }
+        for path in TESTS
+    }
+    assert {path: modules for path, modules in others.items() if modules} == {}
 
 
 @pytest.mark.parametrize("extra", ["", "node", "controller", "mysql", "postgres", "pyslurm-25-11"])

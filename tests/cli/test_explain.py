@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
-sys.path.append(str(Path(__file__).parents[1] / "predict"))
-
-from gpu_kinds import SITE
-
 from slurm_migbatch.cli.explain import explain
+from tests.support.gpu_kinds import SITE
 
 
 @pytest.fixture

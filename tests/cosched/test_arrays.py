@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from dispatch_site import H100, NOW, P, job
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from slurm_migbatch.cosched.arrays import START_S, Bounds, Elastic, Task, Thrott
 from slurm_migbatch.cosched.space import Room, Space
 from slurm_migbatch.mig.layout import EMPTY
 from slurm_migbatch.slurm.client import JobRow
+from tests.support.dispatch_site import H100, NOW, P, job
 
 POOL = frozenset({"h1"})
 HINTS = "migbatch: model=resnet-50 items=600 deadline=2m"

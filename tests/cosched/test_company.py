@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loan_world import LoanWorld
 
 from slurm_migbatch.supply.guests import is_guest
+from tests.support.loan_world import LoanWorld
 
 WHOLE = "signal=usr1 min=7g.80gb max=7g.80gb mem=20GB"
 MakeWorld = Callable[..., LoanWorld]

@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from dispatch_site import A30, EVERYWHERE, GPUS, H100, NOW, P, candidates, job, pending, promise, space
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,6 +32,7 @@ from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.supply.demand import demands
 from slurm_migbatch.supply.model import Demand, Gpu, Lease, Mode, Node
 from slurm_migbatch.supply.planner import Planner
+from tests.support.dispatch_site import A30, EVERYWHERE, GPUS, H100, NOW, P, candidates, job, pending, promise, space
 
 FULL = {"h1": None, "h2": None, "a1": None}
 A30_FULL = {"a1": None}

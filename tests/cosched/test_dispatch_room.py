@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dispatch_site import EVERYWHERE, GPUS, NOW, P, candidates, job
 
 from slurm_migbatch.config import DispatchConfig
 from slurm_migbatch.cosched.dispatch import tasks_of
@@ -27,6 +26,7 @@ from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused
 from slurm_migbatch.supply.model import Demand, Gpu, Lease, Node
 from slurm_migbatch.supply.planner import Planner
+from tests.support.dispatch_site import EVERYWHERE, GPUS, NOW, P, candidates, job
 
 
 class Queue:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loan_world import LoanWorld
 from sqlalchemy.exc import OperationalError
+
+from tests.support.loan_world import LoanWorld
 
 CALLS = ["signal_all", "requeue_all", "update_jobs"]
 

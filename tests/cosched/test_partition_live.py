@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dispatch_site import A30, H100, P
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from slurm_migbatch.cosched.partition import Class, preference
 from slurm_migbatch.mig.layout import EMPTY
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
+from tests.support.dispatch_site import A30, H100, P
 
 KINDS = ("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb", "1g.6gb", "2g.12gb", "4g.24gb")
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from supply_gpus import H100, slot
 
 from slurm_migbatch.cosched.forecast import Expectation
 from slurm_migbatch.cosched.ledger import Cause, Ledger, Loan, Sight, State
@@ -23,6 +22,7 @@ from slurm_migbatch.supply.model import Gpu, Lease, Node
 from slurm_migbatch.supply.planner import Planner
 from slurm_migbatch.supply.view import GpuFacts, NodeFacts
 from slurm_migbatch.workload.loans import LoanHints
+from tests.support.supply_gpus import H100, slot
 
 ONE, TWO, THREE, ALL = (Profile.parse(name) for name in ("1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb"))
 NOW = 1_000_000.0

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from supply_gpus import A30, H100
 
 from slurm_migbatch.cosched.ledger import Cause, Ledger, Loan, State
 from slurm_migbatch.cosched.lend import decide
@@ -23,6 +22,7 @@ from slurm_migbatch.supply.demand import demands
 from slurm_migbatch.supply.model import Gpu, Lease, Node
 from slurm_migbatch.supply.planner import Planner
 from slurm_migbatch.supply.view import GpuFacts, NodeFacts
+from tests.support.supply_gpus import A30, H100
 
 NOW = 1_000_000.0
 LAYOUTS = {

@@ -6,8 +6,6 @@ import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 
-from dispatch_site import H100, NOW, P, job
-
 from slurm_migbatch.cosched.partition import HORIZON_S, Class
 from slurm_migbatch.daemon.history import open_history
 from slurm_migbatch.daemon.plans import PlanBoard
@@ -17,6 +15,7 @@ from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.store.work import Past
 from slurm_migbatch.supply.loop import Settings, SupplyLoop
 from slurm_migbatch.supply.view import GpuFacts, NodeFacts
+from tests.support.dispatch_site import H100, NOW, P, job
 
 
 def test_history_counts_as_what_comes_and_the_queue_as_it_is() -> None:

@@ -4,13 +4,13 @@ import dataclasses
 import logging
 
 import pytest
-from daemon_fakes import FakeSigner, FakeSlurm, FakeStore, Node
-from daemon_running import Running
-from learning_record import FACTS, Record
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.history import open_history
 from slurm_migbatch.daemon.service import Service
+from tests.support.daemon_fakes import FakeSigner, FakeSlurm, FakeStore, Node
+from tests.support.daemon_running import Running
+from tests.support.learning_record import FACTS, Record
 
 
 @pytest.fixture(autouse=True)

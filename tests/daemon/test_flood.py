@@ -14,9 +14,10 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
-from daemon_fakes import Node, gpu, inventory
-from daemon_running import PATIENCE_S, eventually
-from test_process import Daemon
+
+from tests.support.daemon_fakes import Node, gpu, inventory
+from tests.support.daemon_process import Daemon
+from tests.support.daemon_running import PATIENCE_S, eventually
 
 MIB = 1 << 20
 

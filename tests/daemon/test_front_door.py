@@ -6,9 +6,6 @@ import os
 import signal
 from pathlib import Path
 
-from daemon_fakes import GEOMETRY, FakeSigner, FakeSlurm, FakeStore, Node, gpu, inventory
-from daemon_running import Running, eventually
-
 from slurm_migbatch.config import GpuConfig, ModelConfig, loads, text_of
 from slurm_migbatch.daemon.catalog import build
 from slurm_migbatch.daemon.facts import chooser_of
@@ -17,6 +14,8 @@ from slurm_migbatch.slurm.client import NodeRow
 from slurm_migbatch.submit.client import ask
 from slurm_migbatch.submit.request import Accept, JobRequest, Refuse
 from slurm_migbatch.workload.gpufacts import facts_of, short_name
+from tests.support.daemon_fakes import GEOMETRY, FakeSigner, FakeSlurm, FakeStore, Node, gpu, inventory
+from tests.support.daemon_running import Running, eventually
 
 
 def row(name, *partitions):

@@ -4,14 +4,14 @@ import json
 import threading
 
 import pytest
-from daemon_fakes import FakeSigner, Node, gpu, state
-from daemon_running import Running, eventually
 
 from slurm_migbatch.cli.common import ask_service
 from slurm_migbatch.daemon.history import open_history
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.store.queries import JobId, RunFilter
+from tests.support.daemon_fakes import FakeSigner, Node, gpu, state
+from tests.support.daemon_running import Running, eventually, pending
 
 
 class Agent:
@@ -55,10 +55,6 @@ def make(config, slurm, signer, url):
 
 def node_row(**counts):
     return NodeRow("n1", frozenset({"IDLE"}), {"1g.10gb": 7, "none": 0, **counts}, {}, ("gpu",))
-
-
-def pending(job, gres, **more):
-    return JobRow(job, uid=1000, user="ann", partition="gpu", state="PENDING", reason="Resources", gres=gres, **more)
 
 
 def running_job(job, gres, **more):

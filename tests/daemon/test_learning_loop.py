@@ -11,9 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from daemon_fakes import FakeSlurm, Node, gpu, inventory
-from daemon_running import Running, eventually
-from learning_record import FACTS, SMS, truth_s
 
 from slurm_migbatch.config import text_of
 from slurm_migbatch.daemon.catalog import build
@@ -28,6 +25,9 @@ from slurm_migbatch.slurm.client import NodeRow
 from slurm_migbatch.submit.client import ask
 from slurm_migbatch.submit.request import JobRequest
 from slurm_migbatch.workload.buckets import Bucket
+from tests.support.daemon_fakes import FakeSlurm, Node, gpu, inventory
+from tests.support.daemon_running import Running, eventually
+from tests.support.learning_record import FACTS, SMS, truth_s
 
 HINT = "migbatch: model=net batch=32 slo=80ms"
 

@@ -8,13 +8,13 @@ import re
 from typing import Any
 
 import pytest
-from daemon_fakes import gpu, inventory, state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch.daemon import messages
 from slurm_migbatch.daemon.messages import MessageError, read_events, read_plan
 from slurm_migbatch.supply.view import LiveView
+from tests.support.daemon_fakes import gpu, inventory, state
 
 HEAD = {"node": "n1", "journal": "ab", "boot_id": "b1"}
 PLACE = {"gpu": "GPU-0", "profile": "1g.10gb", "start": 0, "size": 1, "gi": 3}

@@ -6,12 +6,12 @@ import json
 import threading
 
 import pytest
-from daemon_fakes import FakeSigner, Node, gpu, inventory, state
-from daemon_running import eventually
 
 from slurm_migbatch.daemon.audit import Auditor
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.supply.view import LiveView
+from tests.support.daemon_fakes import FakeSigner, Node, gpu, inventory, state
+from tests.support.daemon_running import eventually
 
 INVENTORY = {"seq": 1, "ts": 1.0, "kind": "inventory", "gpus": [{"uuid": "GPU-1"}]}
 
@@ -136,9 +136,8 @@ def test_plans_are_pulled_confirmed_and_pushed(running, node):
 
 
 def test_long_polls_end_when_the_service_stops(config, slurm, store, signer):
-    from daemon_running import Running
-
     from slurm_migbatch.daemon.service import Service
+    from tests.support.daemon_running import Running
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
         with Running(Service(config, client=slurm, open_store=lambda: store, signer=signer)) as running:

@@ -1,7 +1,6 @@
 """Slices that a run holds after Slurm has ended it: found by migbatchd and by doctor, and told of."""
 
 import pytest
-from daemon_fakes import gpu
 
 from slurm_migbatch.cli import checks
 from slurm_migbatch.daemon.audit import PATIENCE_S, OrphanWatch
@@ -9,6 +8,7 @@ from slurm_migbatch.slurm.client import UNREAD, JobRow
 from slurm_migbatch.store.queries import LeaseRow
 from slurm_migbatch.supply.audit import Orphan, orphans
 from slurm_migbatch.supply.view import LiveView
+from tests.support.daemon_fakes import gpu
 
 HERE = ("n1",)
 

@@ -1,84 +1,13 @@
 """migbatchd as a process: signals, reload, crash, a second instance, readiness."""
 
-import http.client
-import json
-import os
-import secrets
 import signal
 import socket
-import subprocess
-import sys
 
 import pytest
-from daemon_fakes import Node, gpu, inventory
-from daemon_running import PATIENCE_S, eventually
 
-from slurm_migbatch.config import render
-from slurm_migbatch.node.auth import TokenSigner
-from slurm_migbatch.testbed.ports import PortBook
-
-
-class Daemon:
-    """One configuration and the processes started on it. There is no Slurm: commands are not found."""
-
-    def __init__(self, home):
-        self.ports = PortBook()
-        self.home, self.port = home, self.ports.take()
-        self.config = home / "migbatch.toml"
-        (home / "token").write_text(secrets.token_hex(32))
-        (home / "token").chmod(0o600)
-        self.write()
-        self.processes = []
-
-    def write(self, **more):
-        values = {
-            "cluster": {"slurm_bin": str(self.home), "poll_s": 0.1},
-            "submit": {
-                "socket": str(self.home / "submit.sock"),
-                "table": str(self.home / "table.lua"),
-                "catalog": str(self.home / "catalog.json"),
-            },
-            "store": {"url": f"sqlite:///{self.home}/migbatch.db"},
-            "node_api": {
-                "listen": "127.0.0.1",
-                "port": self.port,
-                "auth": "token",
-                "token_file": str(self.home / "token"),
-            },
-            "daemon": {"run_dir": str(self.home / "run")},
-        }
-        for section, keys in more.items():
-            values[section].update(keys)
-        self.config.write_text(render(values))
-
-    def start(self, *, descriptors=0, **env):
-        argv = [sys.executable, "-m", "slurm_migbatch.cli.migbatchd", "-c", str(self.config)]
-        argv = ["prlimit", f"--nofile={descriptors}:{descriptors}", *argv] if descriptors else argv
-        log = (self.home / "log").open("ab")
-        process = subprocess.Popen(argv, stderr=log, env={"PATH": os.environ["PATH"], **env})
-        log.close()
-        self.processes.append(process)
-        return process
-
-    def serving(self):
-        eventually(lambda: self.health() is not None)
-
-    def health(self):
-        link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
-        try:
-            link.request("GET", "/healthz")
-            return json.loads(link.getresponse().read())
-        except OSError:
-            return None
-        finally:
-            link.close()
-
-    @property
-    def log(self):
-        return (self.home / "log").read_text()
-
-    def node(self):
-        return Node(self.port, TokenSigner(str(self.home / "token")))
+from tests.support.daemon_fakes import gpu, inventory
+from tests.support.daemon_process import Daemon
+from tests.support.daemon_running import PATIENCE_S, eventually
 
 
 @pytest.fixture

@@ -15,9 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon_fakes import FakeSigner, FakeSlurm, Node, gpu, inventory, state
-from daemon_running import Running, eventually
-from test_full_loop import pending
 
 from slurm_migbatch.daemon import privacy
 from slurm_migbatch.daemon.addresses import NodeAddresses, controller_hosts, is_local, resolved
@@ -28,6 +25,8 @@ from slurm_migbatch.daemon.privacy import Privacy
 from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.node.auth import TokenSigner
 from slurm_migbatch.slurm.client import JobRow, SlurmError
+from tests.support.daemon_fakes import FakeSigner, FakeSlurm, Node, gpu, inventory, state
+from tests.support.daemon_running import Running, eventually, pending
 
 
 class MungeLike(FakeSigner):

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driver_helpers import nvml
 
 from slurm_migbatch.testbed.simdriver import Machine, build
+from tests.support.driver_helpers import nvml
 
 
 @pytest.fixture(scope="session")

@@ -4,9 +4,9 @@ import ctypes
 
 import pynvml
 import pytest
-from driver_helpers import code, create, full_ci, gpu, nvml, run, slice_of
 
 from slurm_migbatch.testbed.simdriver import GPU_MODELS
+from tests.support.driver_helpers import code, create, full_ci, gpu, nvml, run, slice_of
 
 INVALID = pynvml.NVML_ERROR_INVALID_ARGUMENT
 MISMATCH = pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH

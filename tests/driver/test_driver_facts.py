@@ -6,10 +6,10 @@ import dataclasses
 
 import pynvml
 import pytest
-from driver_helpers import gpu, nvml, placements
-from gpu_facts import FACTS, Facts, Row
 
 from slurm_migbatch.testbed.simdriver import GPU_MODELS
+from tests.support.driver_helpers import gpu, nvml, placements
+from tests.support.gpu_facts import FACTS, Facts, Row
 
 ROWS = [pytest.param(model, row, id=f"{model} {row.name}") for model, facts in FACTS.items() for row in facts.rows]
 

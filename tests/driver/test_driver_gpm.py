@@ -4,9 +4,9 @@ import time
 
 import pynvml
 import pytest
-from driver_helpers import GPUS, code, create, create_ci, gpu, nvml, run, slice_of
 
 from slurm_migbatch.testbed.simdriver import GPU_MODELS, SimDriverError
+from tests.support.driver_helpers import GPUS, code, create, create_ci, gpu, nvml, run, slice_of
 
 NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
 INVALID_ARGUMENT = pynvml.NVML_ERROR_INVALID_ARGUMENT

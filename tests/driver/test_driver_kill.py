@@ -6,10 +6,9 @@ import time
 
 import pynvml
 import pytest
-from driver_helpers import child, code, create, gpu, nvml, run, slice_of
-from test_driver_together import check_tree
 
 from slurm_migbatch.testbed.simdriver import REAL_LATENCY
+from tests.support.driver_helpers import check_tree, child, code, create, gpu, nvml, run, slice_of
 
 NO_ROOM = pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES
 

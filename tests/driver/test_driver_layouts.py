@@ -5,7 +5,8 @@ from itertools import combinations
 
 import pynvml
 import pytest
-from driver_helpers import GPUS, code, create, gpu, nvml, placements
+
+from tests.support.driver_helpers import GPUS, code, create, gpu, nvml, placements
 
 # Media engines (decoders, JPEG, OFA) by profile where instances compete for them, and what the GPU has.
 ENGINES = {

@@ -4,7 +4,8 @@ import uuid
 
 import pynvml
 import pytest
-from driver_helpers import code, computes, create, create_ci, gpu, instances, nvml, slice_of
+
+from tests.support.driver_helpers import code, computes, create, create_ci, gpu, instances, nvml, slice_of
 
 IN_USE = pynvml.NVML_ERROR_IN_USE
 INVALID = pynvml.NVML_ERROR_INVALID_ARGUMENT

@@ -7,10 +7,10 @@ import subprocess
 
 import pynvml
 import pytest
-from driver_helpers import code, create, gpu, nvml, slice_of
 
 from slurm_migbatch.testbed import simdriver
 from slurm_migbatch.testbed.simdriver import GPU_MODELS, Machine, SimDriverError, build
+from tests.support.driver_helpers import code, create, gpu, nvml, slice_of
 
 
 def test_building_again_changes_nothing_and_newer_sources_do(tmp_path, monkeypatch):

@@ -2,7 +2,8 @@
 
 import pynvml
 import pytest
-from driver_helpers import code, create, gpu, instances, nvml, slice_of
+
+from tests.support.driver_helpers import code, create, gpu, instances, nvml, slice_of
 
 AMPERE = ["a30", "a100-40gb", "a100-80gb"]
 LATER = ["h100-80gb", "h200", "b200", "rtx-pro-6000"]

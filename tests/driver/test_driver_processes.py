@@ -7,9 +7,9 @@ import sys
 
 import pynvml
 import pytest
-from driver_helpers import code, create, gpu, nvml, run, slice_of
 
 from slurm_migbatch.testbed.simdriver import SimDriverError
+from tests.support.driver_helpers import code, create, gpu, nvml, run, slice_of
 
 IN_USE = pynvml.NVML_ERROR_IN_USE
 

@@ -6,7 +6,8 @@ import threading
 
 import pynvml
 import pytest
-from driver_helpers import code, gpu, nvml, slice_of
+
+from tests.support.driver_helpers import code, gpu, nvml, slice_of
 
 NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
 INVALID_ARGUMENT = pynvml.NVML_ERROR_INVALID_ARGUMENT

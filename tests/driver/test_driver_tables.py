@@ -4,7 +4,8 @@ import ctypes
 
 import pynvml
 import pytest
-from driver_helpers import GPUS, code, computes, create, full_ci, gpu, nvml, placements
+
+from tests.support.driver_helpers import GPUS, code, computes, create, full_ci, gpu, nvml, placements
 
 
 @pytest.fixture(params=GPUS)

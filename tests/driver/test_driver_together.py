@@ -7,7 +7,8 @@ import threading
 from pathlib import Path
 
 import pynvml
-from driver_helpers import child, code, create, gpu, nvml, run, slice_of
+
+from tests.support.driver_helpers import check_tree, child, code, create, gpu, nvml, run, slice_of
 
 WORKER = """
 pynvml.nvmlInit()
@@ -62,24 +63,6 @@ def test_concurrent_creators_never_overlap(make):
     }
     assert taken == set(held)
     check_tree(machine)
-
-
-def check_tree(machine):
-    """The files say what the state says."""
-    wanted = {}
-    for one in machine.dump()["gpus"]:
-        for i in one["instances"]:
-            base = f"driver/nvidia/capabilities/gpu{one['minor']}/mig/gi{i['gi_id']}"
-            wanted[f"{base}/access"] = 3 + 135 * one["minor"] + 9 * i["gi_id"]
-            for c in i["compute_instances"]:
-                wanted[f"{base}/ci{c['ci_id']}/access"] = 3 + 135 * one["minor"] + 9 * i["gi_id"] + 1 + c["ci_id"]
-    found = {
-        str(path.relative_to(machine.proc_root)): int(path.read_text().split()[1])
-        for path in machine.proc_root.rglob("access")
-    }
-    assert found == wanted
-    left = {p for p in machine.proc_root.rglob("[gc]i[0-9]*") if not (p / "access").exists()}
-    assert left == set()
 
 
 def test_no_change_is_lost_between_processes(machine):

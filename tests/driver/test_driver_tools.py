@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pynvml
 import pytest
-from driver_helpers import gpu, nvml, slice_of
 
 from slurm_migbatch.testbed.simdriver import Machine
+from tests.support.driver_helpers import gpu, nvml, slice_of
 
 PROGRAMS = Path(sys.executable).parent
 H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB"

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from disks import Deadly, Recorded, after_power_cut
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +23,7 @@ from slurm_migbatch import elastic
 from slurm_migbatch.elastic.checkpoints import Checkpoints
 from slurm_migbatch.elastic.disk import Disk
 from slurm_migbatch.elastic.lock import Lock
+from tests.support.disks import Deadly, Recorded, after_power_cut
 
 FACTS = {"effective_batch": 4}
 

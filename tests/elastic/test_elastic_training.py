@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
-import small_training
-from small_training import BATCH, ITEMS, TOTAL, train
 
 from slurm_migbatch import elastic
 from slurm_migbatch.node import progress
+from tests.support import small_training
+from tests.support.small_training import BATCH, ITEMS, TOTAL, train
 
 PROGRAM = str(Path(small_training.__file__))
 TOLERANCE = 1e-9

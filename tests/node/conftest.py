@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from nodes import Node
 
 from slurm_migbatch.testbed.simdriver import build
+from tests.support.nodes import Node
 
 
 @pytest.fixture(scope="session")

@@ -1,14 +1,14 @@
 """What a misfit says: what was offered, what is held, and by whom."""
 
 import pytest
-from nodes import ALICE, BOB
-from test_promise import TWO, publish, uuids
 
 from slurm_migbatch.mig.grant import Grant, parse_comment
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.node import exits, plan
 from slurm_migbatch.node.account import LONGEST, Site, account
 from slurm_migbatch.node.journal import Run, Slice
+from tests.support.nodes import ALICE, BOB
+from tests.support.promises import TWO, publish, uuids
 
 SITES = [Site(0, "GPU-11111111-aaaa"), Site(1, "GPU-22222222-bbbb")]
 

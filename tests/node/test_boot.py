@@ -5,11 +5,11 @@ import os
 
 import pytest
 from click.testing import CliRunner
-from nodes import ALICE, in_child
 
 from slurm_migbatch.cli.node import node as command
 from slurm_migbatch.node import tmpfs
 from slurm_migbatch.node.boot import prepare
+from tests.support.nodes import ALICE, in_child
 
 SMI = """#!/bin/sh
 echo "$@" >> {log}

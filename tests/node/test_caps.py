@@ -8,10 +8,10 @@ import subprocess
 import sys
 
 import pytest
-from nodes import ALICE, BOB
 
 from slurm_migbatch.node.caps import MODE, Caps, CapsError, helper_is_setuid
 from slurm_migbatch.node.kept import Kept, Look
+from tests.support.nodes import ALICE, BOB
 
 
 def as_user(uid, work):

@@ -1,13 +1,13 @@
 """Many hooks at once, each in a process of its own, over two GPUs; and a driver that fails in every call."""
 
-import os
 import random
 
 import pytest
-from nodes import ALICE, BOB
 
 from slurm_migbatch.node import exits
 from slurm_migbatch.node.executor import Executor
+from tests.support.node_processes import in_processes
+from tests.support.nodes import ALICE, BOB
 
 MARKERS = ["[mig:1g.10gb:1]", "[mig:2g.20gb:1]", "[mig:3g.40gb:1]", "[mig:1g.10gb:2]", "[mig:4g.40gb:1]"]
 
@@ -29,24 +29,6 @@ def worker(node, jobs, seed):
         executor.close()
         executor.gpus.reset()
     return bad
-
-
-def in_processes(works):
-    pids = []
-    for work in works:
-        pid = os.fork()
-        if pid == 0:
-            code = 99
-            try:
-                code = work()
-            except BaseException:
-                import traceback
-
-                traceback.print_exc()
-            finally:
-                os._exit(min(code, 100))
-        pids.append(pid)
-    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
 
 
 def test_hooks_in_parallel_never_collide(new_node):

@@ -8,10 +8,10 @@ import os
 import signal
 
 import pytest
-from nodes import BOB, in_child
 
 from slurm_migbatch.node import exits, plan
 from slurm_migbatch.node.executor import Executor
+from tests.support.nodes import BOB, in_child
 
 GUEST = "[mig:guest:1]"
 

@@ -6,12 +6,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from nodes import ALICE, BOB
-from test_task_prolog import exported
 
 from slurm_migbatch.node import exits, progress
 from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.watch import Watcher
+from tests.support.environments import exported
+from tests.support.nodes import ALICE, BOB
 
 SMALL = 24 << 20
 MORE = 128 << 20

@@ -10,7 +10,6 @@ from contextlib import closing, contextmanager
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nodes import ALICE, BOB
 
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.node import effects, exits, guest, owner, plan
@@ -19,6 +18,7 @@ from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.guest import Way, verdict
 from slurm_migbatch.node.journal import NAME, Journal, Overlap, Run, Slice
 from slurm_migbatch.node.plan import Shared
+from tests.support.nodes import ALICE, BOB
 
 GUEST = "[mig:guest:1]"
 HOST = "[mig:2g.20gb:1#h0st]"
@@ -467,7 +467,7 @@ def test_guarding_does_not_close_a_slice_whose_host_has_just_left(node):
 
 
 def test_many_pairs_that_come_and_go_at_once(new_node):
-    from test_concurrency import in_processes
+    from tests.support.node_processes import in_processes
 
     node = new_node(latency=0.002)
     for job in (1, 2, 3):
@@ -514,7 +514,7 @@ def test_a_boot_ends_both(node):
 
 @pytest.mark.parametrize("how", ["garbage", "table gone"])
 def test_a_lost_journal_is_rebuilt_with_both(node, how):
-    from test_journal import damage
+    from tests.support.journals import damage
 
     pair(node)
     damage(node, how)
@@ -738,7 +738,7 @@ def schema(journal):
 
 
 def test_a_node_that_is_killed_while_it_brings_its_journal_up_to_date(tmp_path):
-    from nodes import in_child
+    from tests.support.nodes import in_child
 
     path = tmp_path / NAME
     old_journal(str(path), ROWS)
@@ -757,7 +757,7 @@ def test_a_node_that_is_killed_while_it_brings_its_journal_up_to_date(tmp_path):
 
 
 def test_many_open_it_at_once(tmp_path):
-    from test_concurrency import in_processes
+    from tests.support.node_processes import in_processes
 
     path = tmp_path / NAME
     old_journal(str(path), ROWS)
@@ -794,7 +794,7 @@ def test_the_release_before_cannot_break_a_pair_with_the_file_still_open(tmp_pat
 @pytest.mark.parametrize("killed", ["guest", "host"])
 def test_one_leaves_while_the_other_is_killed_at_any_moment(many_nodes, killed):
     """The guest's Prolog, or the host's Epilog, stops before its k-th effect; the other's Epilog runs; then it dies."""
-    from test_promise import stopping_child
+    from tests.support.node_processes import stopping_child
 
     k, stopped = 0, True
     while stopped:

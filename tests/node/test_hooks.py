@@ -5,10 +5,10 @@ import time
 from pathlib import Path
 
 import pytest
-from nodes import ALICE, BOB
 
 from slurm_migbatch.node import exits, plan, repair
 from slurm_migbatch.node.deadline import Deadline, locked
+from tests.support.nodes import ALICE, BOB
 
 
 def test_a_job_gets_its_slice_and_gives_it_back(node):

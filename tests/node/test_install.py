@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pynvml
 import pytest
-from nodes import ALICE
 
 from slurm_migbatch.node import exits, install
 from slurm_migbatch.node.install import InstallError
+from tests.support.nodes import ALICE
 
 ROOT = Path(__file__).resolve().parents[2]
 

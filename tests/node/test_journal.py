@@ -2,18 +2,18 @@
 
 import json
 import os
-import sqlite3
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nodes import ALICE, BOB
 
 from slurm_migbatch.mig.driver import Instance
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.node import exits
 from slurm_migbatch.node.journal import IN_FLIGHT, NAME, Corrupt, Journal, JournalError, Overlap, Slice, move_aside
 from slurm_migbatch.node.repair import diagnose
+from tests.support.journals import damage
+from tests.support.nodes import ALICE, BOB
 
 
 @pytest.fixture
@@ -109,21 +109,6 @@ def test_a_file_that_is_no_database_is_corrupt(tmp_path, raw):
         Journal(str(path)).check()
     aside = move_aside(str(path))
     assert not path.exists() and os.path.exists(aside)
-
-
-def damage(node, how):
-    path = node.root / "state" / NAME
-    node.forget_executor()
-    if how == "garbage":
-        path.write_bytes(b"not a database at all" * 500)
-    elif how == "table gone":
-        link = sqlite3.connect(path)
-        link.execute("DROP TABLE slices")
-        link.commit()
-        link.close()
-    elif how == "deleted":
-        for name in path.parent.glob(f"{NAME}*"):
-            name.unlink()
 
 
 @pytest.mark.parametrize("how", ["garbage", "table gone"])

@@ -9,10 +9,10 @@ import subprocess
 import sys
 
 import pytest
-from nodes import ALICE, BOB
 
 from slurm_migbatch.node import exits, handoff
 from slurm_migbatch.node.watch import Watcher
+from tests.support.nodes import ALICE, BOB
 
 HOLDER = """
 import os, resource, sys, time

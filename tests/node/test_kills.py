@@ -14,12 +14,12 @@ import time
 from collections import Counter
 
 import pytest
-from kills import Attached, Template, Traced, calls, program, threads_by_age
-from nodes import BOB
-from test_agent import agent_process, run_hook
 
 from slurm_migbatch.node import client, ending, exits, liveness
 from slurm_migbatch.node.deadline import Deadline
+from tests.support.kills import Attached, Template, Traced, calls, program, threads_by_age
+from tests.support.node_processes import agent_process, run_hook
+from tests.support.nodes import BOB
 
 MARKER = "[mig:3g.40gb:1,1g.10gb:1]"
 RECONCILE = """

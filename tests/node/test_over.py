@@ -10,14 +10,14 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from nodes import ALICE, BOB, in_child
-from test_agent import agent_process, run_hook
 
 from slurm_migbatch.node import client, ending, exits, liveness
 from slurm_migbatch.node.deadline import Deadline, locked
 from slurm_migbatch.node.liveness import Job, LivenessError, is_over
 from slurm_migbatch.node.repair import run_lock
 from slurm_migbatch.node.status import status
+from tests.support.node_processes import agent_process, run_hook
+from tests.support.nodes import ALICE, BOB, in_child
 
 
 @pytest.fixture(autouse=True)

@@ -9,12 +9,13 @@ import subprocess
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nodes import ALICE, BOB, in_child
-from test_task_prolog import exported
 
 from slurm_migbatch.node import exits, progress, tmpfs
 from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.progress import Content, Line, ProgressError, parse, understand
+from tests.support.environments import exported
+from tests.support.nodes import ALICE, BOB, in_child
+from tests.support.progress_files import path, write
 
 
 def content(text, changed=1000.0, size=None):
@@ -205,15 +206,6 @@ def test_the_last_event_of_a_run_tells_what_is_safe(node):
 
 
 # -- the file
-
-
-def path(node, job=1, restart=0):
-    return node.root / "run" / "progress" / f"{job}.{restart}"
-
-
-def write(node, text, job=1):
-    with open(path(node, job), "a") as file:
-        file.write(text)
 
 
 def as_user(uid, work):

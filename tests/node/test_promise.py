@@ -1,6 +1,5 @@
 """What the controller has offered, jobs find: whatever other hooks are doing at that moment."""
 
-import json
 import os
 import signal
 import threading
@@ -8,24 +7,14 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from nodes import ALICE, BOB
-from test_concurrency import in_processes
 
-from slurm_migbatch.node import effects, exits, owner, plan
+from slurm_migbatch.node import effects, exits, owner
 from slurm_migbatch.node.deadline import Deadline
 from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.journal import Journal
-
-TWO = ["h100-80gb", "h100-80gb"]
-
-
-def uuids(node):
-    return [gpu.uuid for gpu in node.executor.gpus.listed()]
-
-
-def publish(node, *layouts, version=7):
-    gpus = dict(zip(uuids(node), layouts, strict=True))
-    plan.store(str(node.config.state_dir), json.dumps({"version": version, "gpus": gpus}).encode())
+from tests.support.node_processes import in_processes, stopping_child
+from tests.support.nodes import ALICE, BOB
+from tests.support.promises import TWO, publish, uuids
 
 
 def fill(node, *layouts):
@@ -277,24 +266,3 @@ def test_a_hook_that_is_killed_at_any_moment_leaves_the_waiting_one_its_claim(ma
         node.check()
         node.close()
     assert k > 5
-
-
-def stopping_child(node, env, k):
-    """A hook in a child that stops itself before its k-th effect; the child's id, and whether it got there."""
-    pid = os.fork()
-    if pid == 0:
-        count = 0
-
-        def hook(name):
-            nonlocal count
-            count += 1
-            if count == k:
-                os.kill(os.getpid(), signal.SIGSTOP)
-
-        effects.hook = hook
-        try:
-            Executor(node.config).run(env)
-        finally:
-            os._exit(0)
-    status = os.waitpid(pid, os.WUNTRACED)[1]
-    return pid, os.WIFSTOPPED(status)

@@ -7,7 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from test_unwritable import full, locked, read_only
+
+from tests.support.unwritable import full, locked, read_only
 
 pytestmark = pytest.mark.slurm
 

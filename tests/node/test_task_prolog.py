@@ -7,10 +7,11 @@ import os
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nodes import ALICE, BOB
 
 from slurm_migbatch.node import handoff, task_prolog
 from slurm_migbatch.node.task_prolog import NoSlice, exports, parse, share, tasks_here
+from tests.support.environments import exported
+from tests.support.nodes import ALICE, BOB
 
 
 def step(local, tasks, node=0, step_id=b"0"):
@@ -71,12 +72,6 @@ def test_slurms_tasks_per_node(text, node, tasks):
 def test_odd_environments_never_break_it(tasks, local, number):
     environ = step(0, tasks) | {b"SLURM_LOCALID": local, b"SLURM_STEP_ID": number}
     assert share(named(3), environ)
-
-
-def exported(node, job, uid=ALICE, **environ):
-    values = {b"SLURM_JOB_ID": str(job).encode(), b"SLURMD_NODENAME": b"n1"}
-    text = exports(str(node.etc), values | {k.encode(): v.encode() for k, v in environ.items()}, uid)
-    return dict(line.removeprefix("export ").split("=", 1) for line in text.splitlines())
 
 
 def test_mps_is_said_only_where_the_admin_wants_it_and_only_in_a_directory_of_the_users(node, tmp_path):

@@ -3,18 +3,17 @@
 import json
 import os
 import subprocess
-import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import pytest
-from nodes import ALICE, BOB
-from test_agent import agent_process, run_hook
 
 from slurm_migbatch.node import ending, executor, exits, plan, unwritable
-from slurm_migbatch.node.journal import NAME
 from slurm_migbatch.node.status import status
+from tests.support.node_processes import agent_process, run_hook
+from tests.support.nodes import ALICE, BOB
+from tests.support.unwritable import full, locked, read_only
 
 
 @pytest.fixture
@@ -32,51 +31,6 @@ def small(new_node, tmp_path, monkeypatch):
     finally:
         node.forget_executor()
         subprocess.run(["umount", "--lazy", disk], check=True)
-
-
-@contextmanager
-def full(node):
-    """Not a byte is left."""
-    ballast = node.disk / "ballast"
-    with ballast.open("wb", buffering=0) as file:
-        for size in (65536, 4096, 1):
-            with suppress(OSError):
-                while file.write(b"x" * size):
-                    pass
-    try:
-        yield
-    finally:
-        ballast.unlink()
-
-
-@contextmanager
-def read_only(node):
-    subprocess.run(["mount", "-o", "remount,ro", node.disk], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["mount", "-o", "remount,rw", node.disk], check=True)
-
-
-HOLD = """
-import sqlite3, sys
-link = sqlite3.connect(sys.argv[1], isolation_level=None)
-link.execute("BEGIN IMMEDIATE")
-print("locked", flush=True)
-sys.stdin.read()
-"""
-
-
-@contextmanager
-def locked(node):
-    """Another process has the journal locked."""
-    line = [sys.executable, "-c", HOLD, f"{node.config.state_dir}/{NAME}"]
-    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout.readline() == b"locked\n"
-        try:
-            yield
-        finally:
-            holder.kill()  # a hook that was forked meanwhile has the pipe open too
 
 
 @contextmanager

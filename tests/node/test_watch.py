@@ -6,15 +6,15 @@ import time
 from pathlib import Path
 
 import pytest
-from nodes import ALICE
-from test_agent import agent_process, run_hook
-from test_progress import path, write
 
 from slurm_migbatch.node import peaks, progress, tmpfs
 from slurm_migbatch.node.notice import Notice
 from slurm_migbatch.node.peaks import Peak
 from slurm_migbatch.node.watch import AGAIN_S, AT_ONCE, GLANCE_S, Watcher
 from slurm_migbatch.testbed.proc import wait_until
+from tests.support.node_processes import agent_process, run_hook
+from tests.support.nodes import ALICE
+from tests.support.progress_files import path, write
 
 PID = 2**22 + 7
 """Above any pid: the simulated driver keeps such a process until it is ended."""

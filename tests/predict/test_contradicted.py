@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from gpu_kinds import H100, SITE, P
 
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.known import Knowledge
@@ -14,6 +13,7 @@ from slurm_migbatch.predict.runs import hear, rows_of, told_by
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.predict.training import learn
 from slurm_migbatch.workload.hints import parse
+from tests.support.gpu_kinds import H100, SITE, P
 
 SILENT = {"items_hint": None, "items": None, "throughput_per_s": None, "latency_p99_s": None, "memory_mib": None}
 

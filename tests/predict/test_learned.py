@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from gpu_kinds import A100_40, H100, P
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_migbatch.predict.facts import BUILT_IN, FactsError, ModelFacts, load
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.workload.buckets import Bucket
+from tests.support.gpu_kinds import A100_40, H100, P
 
 PRIOR = LearnedPredictor()
 cells = st.builds(

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
-from gpu_kinds import H100
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from slurm_migbatch.predict.runs import ABSURD, MOST_CELLS, SILENT_S, Told, hear
 from slurm_migbatch.predict.samples import RUNS, SILENT
 from slurm_migbatch.predict.state import Learned
 from slurm_migbatch.predict.training import learn
+from tests.support.gpu_kinds import H100
 
 NAME = "NVIDIA H100 80GB HBM3"
 KNOWLEDGE = Knowledge()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from gpu_kinds import A100_40, H100, SITE, P
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from slurm_migbatch.workload.buckets import Bucket, Grid
 from slurm_migbatch.workload.catalog import GpuKind, Partition
 from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.refusal import Refusal
+from tests.support.gpu_kinds import A100_40, H100, SITE, P
 
 GPU = SITE.partitions["gpu"]
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gpu_kinds import H100
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from slurm_migbatch.predict.statefile import Index, ModelDirectory
 from slurm_migbatch.predict.training import learn
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.workload.buckets import Bucket
+from tests.support.gpu_kinds import H100
 
 ME = frozenset({os.geteuid()})
 CELL = Bucket("resnet50", "infer", 8, 224, "px")

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laboratory import A100, MODELS, known, measure, truth
 
 from slurm_migbatch.predict.cells import Cells
 from slurm_migbatch.predict.fewshot import adapt
@@ -14,6 +13,7 @@ from slurm_migbatch.predict.population import pool
 from slurm_migbatch.predict.recommend import advise
 from slurm_migbatch.predict.speed import relative_speed
 from slurm_migbatch.predict.surface import MEMORY, TIME, Surface
+from tests.support.laboratory import A100, MODELS, known, measure, truth
 
 
 def grid(batches: list[int], shares: list[tuple[float, float]], procs: int = 1, work: float = 1.0) -> Cells:

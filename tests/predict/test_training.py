@@ -11,10 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu_kinds import H100, P
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laboratory import A100, MODELS, known, measure, table, truth
 
 from slurm_migbatch.predict.calibration import LEVELS, Calibration, Score, calibrate
 from slurm_migbatch.predict.cells import Cells, Gpu
@@ -28,6 +26,8 @@ from slurm_migbatch.predict.surface import TIME
 from slurm_migbatch.predict.training import learn
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.workload.buckets import Bucket
+from tests.support.gpu_kinds import H100, P
+from tests.support.laboratory import A100, MODELS, known, measure, table, truth
 
 KNOWLEDGE = Knowledge()
 

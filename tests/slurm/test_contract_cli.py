@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from contract import Changing, Looking
-from real_slurm import Arrays, Control
-from real_world import RealWorld
 
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.contract import Changing, Looking
+from tests.support.real_slurm import Arrays, Control
+from tests.support.real_world import RealWorld
 
 
 class TestCommands(Looking, Changing, Arrays, Control):

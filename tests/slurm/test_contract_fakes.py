@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from contract import Changing, Looking
-from fake_slurm import FakeClock, FakeSlurm
-from loan_world import LendingSlurm
 
 from slurm_migbatch.slurm.client import JobRow
+from tests.support.contract import Changing, Looking
+from tests.support.fake_slurm import FakeClock, FakeSlurm
+from tests.support.loan_world import LendingSlurm
 
 
 class FakeWorld:

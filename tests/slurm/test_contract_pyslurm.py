@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from contract import Changing, Looking
-from real_slurm import Arrays, Control, tasks
-from real_world import RealWorld
 
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.slurm.client import JobRow, SlurmError
 from slurm_migbatch.slurm.pyslurm import PyslurmClient
 from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.contract import Changing, Looking
+from tests.support.real_slurm import Arrays, Control, tasks
+from tests.support.real_world import RealWorld
 
 PYTHONS = {"stand-in": ["env", f"PYTHONPATH={Path(__file__).parent / 'standin'}", sys.executable]}
 if os.environ.get("MIGBATCH_PYSLURM"):

@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator, Sequence
 
 import pytest
-from real_world import RealWorld
 
 from slurm_migbatch.daemon.ended import HistoryClient
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.real_world import RealWorld
 
 pytestmark = pytest.mark.slurm
 

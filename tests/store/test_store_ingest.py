@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from sqlalchemy import text
-from store_events import Node, piece, run_of, states
 
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.receipt import Claim, Receipt
+from tests.support.store_events import Node, piece, run_of, states
 
 
 def kept(store: Store) -> list[tuple[int, str]]:

@@ -9,9 +9,9 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_events import piece
 
 from slurm_migbatch.store.db import Store, open_store
+from tests.support.store_events import piece
 
 SIZES = {1: "1g.10gb", 2: "2g.20gb", 4: "3g.40gb"}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from store_events import Node, job, piece, run_of, states
 
 from slurm_migbatch.store.db import Store
 from slurm_migbatch.store.queries import RunFilter
+from tests.support.store_events import Node, job, piece, run_of, states
 
 DECISION: dict[str, Any] = {
     "id": "7fq3k",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from store_events import Node, piece
-
 from slurm_migbatch.store.db import Store
+from tests.support.store_events import Node, piece
 
 
 def loan(job: int, decided: float = 100.0, restart: int = 0, state: str = "released", **fields: Any) -> dict[str, Any]:

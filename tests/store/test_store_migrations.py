@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, MetaData, inspect, text
-from store_events import Node, run_of
 
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.engines import make_engine
@@ -16,6 +15,7 @@ from slurm_migbatch.store.errors import NewerDatabaseError, OlderDatabaseError
 from slurm_migbatch.store.history import HISTORY
 from slurm_migbatch.store.migrations import Migration, migrate, pending
 from slurm_migbatch.store.models import Base
+from tests.support.store_events import Node, run_of
 
 
 def step(name: str, sql: str) -> Migration:

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy.exc import OperationalError
-from store_events import Node, job, piece, states
 
 from slurm_migbatch.store import engines
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.errors import NetworkFilesystemError, StoreError
 from slurm_migbatch.store.filesystem import filesystem_type, is_network
+from tests.support.store_events import Node, job, piece, states
 
 MOUNTS = """\
 22 27 0:21 / /proc rw,relatime - proc proc rw

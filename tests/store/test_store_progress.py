@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from store_events import Node, job, piece, run_of
 
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.lessons import Lesson
 from slurm_migbatch.store.progress import RunProgress
+from tests.support.store_events import Node, job, piece, run_of
 
 GPU = {"uuid": "GPU-a", "index": 0, "minor": 0, "name": "NVIDIA H100 80GB HBM3", "mig": True, "geometry": {}}
 DECISION = {

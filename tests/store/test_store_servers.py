@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import mariadb, postgresql
 from sqlalchemy import MetaData, text
-from store_events import Node, job, piece, run_of, states
 
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.engines import make_engine
@@ -22,6 +20,8 @@ from slurm_migbatch.store.errors import NewerDatabaseError
 from slurm_migbatch.store.history import HISTORY
 from slurm_migbatch.store.models import Base
 from slurm_migbatch.store.queries import JobId, RunFilter
+from tests.support.servers import mariadb, postgresql
+from tests.support.store_events import Node, job, piece, run_of, states
 
 pytestmark = pytest.mark.slurm
 

@@ -14,8 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from story import (
+
+from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.story import (
     PATIENCE_S,
+    PYTHON,
     SHOW,
     account,
     capabilities,
@@ -33,9 +36,6 @@ from story import (
     untroubled,
 )
 
-from slurm_migbatch.testbed.cluster import Cluster
-
-PYTHON = "/usr/bin/python3"
 FORGED = (
     "[mig:7g.80gb:1]",
     "x [mig:7g.80gb:1#abcdefgh]",

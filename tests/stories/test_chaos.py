@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from story import PATIENCE_S, sbatch, settled, until
-from test_way_of_a_loan import LENDING, begun, cancel, loans, running, saved, train
 
 from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.lending import LENDING, begun, cancel, loans, running, saved, train
+from tests.support.story import PATIENCE_S, sbatch, settled, until
 
 
 @pytest.fixture

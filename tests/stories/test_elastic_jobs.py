@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from story import account, hasten, settled, until
 
 import slurm_migbatch
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.progress import RunProgress
 from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.story import account, hasten, settled, until
 
 PACKAGE = Path(slurm_migbatch.__file__).parent
 EXAMPLES = PACKAGE.parent / "sbatch_examples"

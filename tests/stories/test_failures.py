@@ -14,7 +14,12 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from story import (
+
+from slurm_migbatch.testbed import proc
+from slurm_migbatch.testbed.cluster import Cluster
+from slurm_migbatch.testbed.registry import unmount_below
+from slurm_migbatch.testbed.watch import Watch
+from tests.support.story import (
     SHOW,
     account,
     first_step,
@@ -35,11 +40,6 @@ from story import (
     until,
     untroubled,
 )
-
-from slurm_migbatch.testbed import proc
-from slurm_migbatch.testbed.cluster import Cluster
-from slurm_migbatch.testbed.registry import unmount_below
-from slurm_migbatch.testbed.watch import Watch
 
 NewCluster = Callable[..., Cluster]
 HINTS = "--comment=migbatch: model=bert-large batch=32 slo=200ms"

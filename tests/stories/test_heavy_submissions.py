@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
-from story import marked, sbatch, until, untroubled
 
 from slurm_migbatch.submit.service import reserved
 from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.story import marked, sbatch, until, untroubled
 
 LONG = 1_500_000
 #: Stands between sbatch or scontrol and their library: past every check of theirs it puts another text in the place of

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from story import PATIENCE_S, account, sbatch, until
 
 from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.story import PATIENCE_S, account, sbatch, until
 
 #: what the site says of its models; each is right in truth with 22 gflops (`TRUTH`)
 FACTS = {

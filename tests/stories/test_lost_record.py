@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import postgresql
 from sqlalchemy import text
-from story import account, gate, held, on_offer, planned, sbatch, settled, shown, status, until
 
 from slurm_migbatch.daemon.history import HistoryStore, open_history
 from slurm_migbatch.testbed import proc
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.watch import Watch
+from tests.support.servers import postgresql
+from tests.support.story import account, gate, held, on_offer, planned, sbatch, settled, shown, status, until
 
 NewCluster = Callable[..., Cluster]
 

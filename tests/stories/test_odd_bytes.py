@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from story import PATIENCE_S, account, sbatch, settled, shown, until, untroubled
-from test_way_of_a_loan import LENDING, train
 
 from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.lending import LENDING, train
+from tests.support.story import PATIENCE_S, account, sbatch, settled, shown, until, untroubled
 
 ANY = bytes(range(1, 256)).decode("utf-8", "surrogateescape")
 HINTS = "migbatch: model=mobilenet-v2 batch=1 deadline=1h items=1000"

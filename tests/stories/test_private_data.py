@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from story import gate, sbatch
-from test_attacks import PYTHON
-
 from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.story import PYTHON, gate, sbatch
 
 ASK = """
 import http.client, socket, sys

@@ -11,10 +11,9 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from story import PATIENCE_S, marked, on_offer, sbatch, settled, until, untroubled
-
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.slurmroot import SlurmRoot
+from tests.support.story import PATIENCE_S, marked, on_offer, sbatch, settled, until, untroubled
 
 OPENMETRICS = (25, 11)
 PROFILES = ("7g.80gb", "4g.40gb", "3g.40gb", "2g.20gb", "1g.20gb", "1g.10gb")

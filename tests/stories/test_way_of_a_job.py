@@ -6,7 +6,9 @@ import re
 import time
 
 import pytest
-from story import (
+
+from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.story import (
     PATIENCE_S,
     SHOW,
     account,
@@ -21,8 +23,6 @@ from story import (
     settled,
     sights,
 )
-
-from slurm_migbatch.testbed.cluster import Cluster
 
 
 def test_auto_becomes_a_slice_and_everything_is_remembered(stack: Cluster) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from story import account, gate, sbatch, settled, status, until
 
 from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.story import account, gate, sbatch, settled, status, until
 
 PID = 2**22 + 9
 """Above any pid: the simulated driver keeps such a process until it is ended."""

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from story import PATIENCE_S, held, leases, on_offer, sbatch, settled, until, untroubled
 
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.workload.loans import forgets
+from tests.support.story import PATIENCE_S, held, leases, on_offer, sbatch, settled, until, untroubled
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "sbatch_examples/elastic_bash.sh"
 LENDING = {

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from story import PATIENCE_S, account, accounts, gate, sbatch, until
 
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.workload.loans import forgets
+from tests.support.story import PATIENCE_S, account, accounts, gate, sbatch, until
 
 HINTS = "migbatch: model=mobilenet-v2 batch=1"
 DISPATCH = {"every_s": 0.5, "hold_s": 5.0}

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "predict"))
-
-from gpu_kinds import SITE
-from lua_shim import Shim
-
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit.table import compile_table, write_table
+from tests.support.gpu_kinds import SITE
+from tests.support.lua_shim import Shim
 
 
 @pytest.fixture(autouse=True)

@@ -10,12 +10,12 @@ from dataclasses import asdict, replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lua_shim import Shim
-from test_submit_agreement import agree, numbers, words
 
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.submit.request import TRES_FIELDS, Accept, JobRequest
+from tests.support.lua_shim import Shim
+from tests.support.submit_agreement import agree, numbers, words
 
 entries = words(
     "gres:gpu:1 gres/gpu:2 gres/gpu:h100:1 gpu gpu=1 gres:gpu:0 gres/gpu:h100:0 gres:mig:auto gres/mig:2g.20gb:1 "

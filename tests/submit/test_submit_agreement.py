@@ -6,41 +6,14 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from gpu_kinds import SITE
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from lua_shim import Shim
 
 from slurm_migbatch.predict.selection import Chooser
-from slurm_migbatch.submit.request import Accept, Answer, JobRequest, Pass, Present, Refuse
-from slurm_migbatch.submit.rewrite import Policy, rewrite
-
-USER = 1001
-
-
-def of_service(request: JobRequest, chooser: Chooser, policy: Policy) -> Answer:
-    """What the service answers, put as the shim's outcome (the decision has no name there)."""
-    filled = request
-    if request.now is None and not request.partition:
-        filled = replace(request, partition="gpu")
-    answer = rewrite(filled, SITE, chooser, policy)
-    if isinstance(answer, Refuse):
-        return Refuse(answer.sentence, "")
-    if isinstance(answer, Accept):
-        return Accept(answer.changes, answer.message) if answer.changes else Pass(answer.message)
-    return answer
-
-
-def agree(request: JobRequest, shim: Shim, chooser: Chooser, policy: Policy | None = None) -> Answer:
-    local = shim(request)
-    assert shim.errors == []
-    assert local == of_service(request, chooser, policy or Policy())
-    return local
-
-
-def words(text: str) -> st.SearchStrategy[str]:
-    return st.sampled_from(text.split())
-
+from slurm_migbatch.submit.request import JobRequest, Present
+from slurm_migbatch.submit.rewrite import Policy
+from tests.support.lua_shim import Shim
+from tests.support.submit_agreement import OBJECTIVES, USER, agree, numbers, words
 
 prefixes = st.sampled_from(["gres:", "gres/", "", "gres:gres/"])
 counts = st.sampled_from(["", "", ":1", ":2", "=3", ":0", ":64", ":65", ":1k", ":-1", ":", "=x", ":99999", ":007"])
@@ -84,7 +57,6 @@ comments = st.one_of(
     st.sampled_from(["", "hello", "x [mig:7g.80gb:1]", "[MIG:1]", "m" * 995, "m" * 1005, "migbatch:" + "a" * 1000]),
     st.text(alphabet="migbatch: []#\xe4\n%=,", max_size=30),
 )
-numbers = st.sampled_from([None, None, 0, 1, 2, 3, 4, 8])
 partitions = st.sampled_from([None, "gpu", "gpu", "old", "mixed", "cpu", "gpu,cpu", "old,gpu", "gpu,gpu", ""])
 
 VALUES = {
@@ -215,16 +187,6 @@ def test_hints_in_extra(tmp_path, table, chooser: Chooser) -> None:
         for extra in ("migbatch: mem=30gib", "migbatch: mem=x", "node=7", None):
             asked = JobRequest(USER, tres_per_node="gres/mig:auto", comment="migbatch: role=train", extra=extra)
             agree(asked, shim, chooser, policy)
-
-
-OBJECTIVES = (
-    "",
-    " slo=60ms",
-    " slo=1s",
-    " items=10m deadline=1h",
-    " slo=300ms items=1m deadline=10h max=3g.40gb",
-    " mem=12gib",
-)
 
 
 @pytest.mark.parametrize("partition", ["gpu", "mixed"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from gpu_kinds import H100, SITE
 
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.selection import Chooser
@@ -13,6 +12,7 @@ from slurm_migbatch.submit.decision import Decision
 from slurm_migbatch.submit.request import Accept, JobRequest, Present
 from slurm_migbatch.submit.service import SubmitService
 from slurm_migbatch.workload.catalog import Partition, SiteCatalog
+from tests.support.gpu_kinds import H100, SITE
 
 
 @pytest.fixture

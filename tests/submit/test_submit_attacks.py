@@ -10,16 +10,16 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 import pytest
-from gpu_kinds import SITE
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lua_shim import Shim
 
 from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.slurm.gres import counts
 from slurm_migbatch.submit.request import Accept, Answer, JobRequest, Pass, Present, Refuse
 from slurm_migbatch.submit.rewrite import Policy, rewrite
+from tests.support.gpu_kinds import SITE
+from tests.support.lua_shim import Shim
 
 USER = 1001
 FAKE = "[mig:7g.80gb:1]"

@@ -12,8 +12,6 @@ from types import FrameType
 from typing import Any, Final
 
 import pytest
-from gpu_kinds import SITE
-from lua_shim import Shim
 
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
@@ -21,6 +19,8 @@ from slurm_migbatch.submit.answers import LONGEST, Answers
 from slurm_migbatch.submit.request import TEXTS, JobRequest, Present, Refuse
 from slurm_migbatch.submit.rewrite import SLURM_LIMIT, Policy, rewrite
 from slurm_migbatch.submit.service import SubmitService
+from tests.support.gpu_kinds import SITE
+from tests.support.lua_shim import Shim
 
 USER = 1001
 HINTS = "migbatch: model=bert-large batch=32 slo=200ms"

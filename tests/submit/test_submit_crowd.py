@@ -14,8 +14,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from gpu_kinds import SITE
-from test_submit_doorman import Echo, connect, eventually
 
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import doorman as doormen
@@ -23,6 +21,8 @@ from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.doorman import Doorman
 from slurm_migbatch.submit.request import JobRequest
 from slurm_migbatch.submit.service import PER_USER, SubmitService, reserved
+from tests.support.doorman_clients import Echo, connect, eventually
+from tests.support.gpu_kinds import SITE
 
 GREEDY, POLITE, SLURM = 2001, 2002, 2003
 PATIENCE_S = 120

@@ -11,7 +11,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from gpu_kinds import SITE
 
 from slurm_migbatch.daemon.doorkeeper import Chores, Output, Scribe
 from slurm_migbatch.predict.selection import Chooser
@@ -19,6 +18,7 @@ from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.decision import Decision
 from slurm_migbatch.submit.request import JobRequest
 from slurm_migbatch.submit.service import SubmitService
+from tests.support.gpu_kinds import SITE
 
 
 class Pipe:

@@ -10,32 +10,7 @@ import pytest
 from slurm_migbatch.submit import doorman as doormen
 from slurm_migbatch.submit.doorman import Doorman
 from slurm_migbatch.submit.service import PER_USER
-
-
-def eventually(check, timeout=120.0):
-    end = time.monotonic() + timeout
-    while not (result := check()):
-        assert time.monotonic() < end, "did not happen"
-        time.sleep(0.01)
-    return result
-
-
-class Echo:
-    """Stands in for the service: says who asked what."""
-
-    speakers = frozenset({0})
-
-    def __init__(self):
-        self.left = 0
-        self.recorded = 0
-
-    def handle(self, request, peer_uid=0):
-        self.left += 1
-        return b"%d:%s" % (peer_uid, request)
-
-    def record(self):
-        self.recorded += 1
-        return self.recorded < self.left
+from tests.support.doorman_clients import Echo, connect, eventually
 
 
 @pytest.fixture
@@ -54,13 +29,6 @@ def doorman(path, echo):
     doorman.start()
     yield doorman
     doorman.stop()
-
-
-def connect(path):
-    client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    client.settimeout(120)
-    client.connect(str(path))
-    return client
 
 
 def ask(path, text):

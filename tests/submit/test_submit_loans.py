@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_kinds import SITE
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from lua_shim import Shim
 
 from slurm_migbatch.mig.grant import parse_comment
 from slurm_migbatch.predict.selection import Chooser
@@ -22,6 +20,8 @@ from slurm_migbatch.submit.service import SubmitService
 from slurm_migbatch.submit.table import compile_table, write_table
 from slurm_migbatch.workload.catalog import SiteCatalog
 from slurm_migbatch.workload.loans import LOAN, loan_hints, retyped
+from tests.support.gpu_kinds import SITE
+from tests.support.lua_shim import Shim
 
 USER = 1001
 TRAIN = "migbatch: role=train"

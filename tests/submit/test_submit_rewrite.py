@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from gpu_kinds import SITE
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +10,7 @@ from slurm_migbatch.mig.grant import parse_comment
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit.request import Accept, Answer, JobRequest, Pass, Present, Refuse
 from slurm_migbatch.submit.rewrite import Policy, rewrite, split_marker
+from tests.support.gpu_kinds import SITE
 
 USER = 1001
 

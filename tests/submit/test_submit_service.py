@@ -8,35 +8,24 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from gpu_kinds import SITE
 from hypothesis import given
 from hypothesis import strategies as st
-from lua_shim import Shim
 
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.client import ServiceUnavailable, ask
 from slurm_migbatch.submit.decision import Decision
-from slurm_migbatch.submit.doorman import Doorman
 from slurm_migbatch.submit.request import Accept, JobRequest, Pass, Present, Refuse, RequestError
 from slurm_migbatch.submit.service import PER_USER, SubmitService, new_id
+from tests.support.gpu_kinds import SITE
+from tests.support.lua_shim import Shim
+from tests.support.submit_running import running
 
 USER = 1001
-
-
-@contextmanager
-def running(path: Path, service: SubmitService) -> Iterator[None]:
-    """The service behind its socket."""
-    doorman = Doorman(path, service)
-    doorman.start()
-    try:
-        yield
-    finally:
-        doorman.stop()
 
 
 @pytest.fixture

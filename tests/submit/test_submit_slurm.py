@@ -10,9 +10,6 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from gpu_kinds import H100
-from lua_shim import TEMPLATES
-from test_submit_service import running
 
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit.rewrite import Policy
@@ -22,6 +19,9 @@ from slurm_migbatch.submit.table import compile_table, write_table
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.workload.catalog import Partition, SiteCatalog
 from slurm_migbatch.workload.hints import parse
+from tests.support.gpu_kinds import H100
+from tests.support.lua_shim import TEMPLATES
+from tests.support.submit_running import running
 
 pytestmark = pytest.mark.slurm
 

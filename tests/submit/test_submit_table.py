@@ -8,9 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from gpu_kinds import H100, SITE
-from lua_shim import Shim
-from test_submit_agreement import OBJECTIVES, USER, agree
 
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.candidate import Figures, Interval
@@ -21,6 +18,9 @@ from slurm_migbatch.submit.request import Accept, JobRequest
 from slurm_migbatch.submit.table import Sheets, compile_table, write_table
 from slurm_migbatch.workload.buckets import Bucket, Grid
 from slurm_migbatch.workload.catalog import GpuKind, Partition, SiteCatalog
+from tests.support.gpu_kinds import H100, SITE
+from tests.support.lua_shim import Shim
+from tests.support.submit_agreement import OBJECTIVES, USER, agree
 
 GRIDS = {
     "small": Grid("tok", (128,), (1,), 128, 1),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from gpu_kinds import SITE
 
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit.request import Accept, JobRequest
 from slurm_migbatch.submit.rewrite import Policy, rewrite
+from tests.support.gpu_kinds import SITE
 
 HINTS = "migbatch: model=bert-large batch=32"
 

@@ -7,11 +7,8 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
-from fake_slurm import FakeSlurm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from supply_gpus import H100, P, layout, slot
-from supply_world import World
 
 from slurm_migbatch.mig.layout import Layout
 from slurm_migbatch.slurm.client import JobRow, NodeRow
@@ -19,6 +16,9 @@ from slurm_migbatch.supply.apart import assign
 from slurm_migbatch.supply.demand import demands
 from slurm_migbatch.supply.model import Demand, Gpu, Lease, Node, Plan
 from slurm_migbatch.supply.planner import Planner
+from tests.support.fake_slurm import FakeSlurm
+from tests.support.supply_gpus import H100, P, layout, slot
+from tests.support.supply_world import World
 
 NOW = 1000.0
 

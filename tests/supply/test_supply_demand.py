@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from supply_gpus import P
 
 from slurm_migbatch.slurm.client import UNREAD, JobRow, NodeRow
 from slurm_migbatch.supply.audit import audit
 from slurm_migbatch.supply.demand import could_run, demands, profiles, slices
 from slurm_migbatch.supply.model import Gpu, Lease, Node
+from tests.support.supply_gpus import P
 
 NOW = 1000.0
 ROW = JobRow(1, partition="gpu", reason="None", gres="gres/mig:2g.20gb:1", eligible=0.0)
@@ -119,7 +119,7 @@ def test_nodes_to_avoid_and_the_order_of_the_queue() -> None:
 
 
 def test_the_audit_compares_with_slurm_and_forgives_what_is_late() -> None:
-    from supply_gpus import H100, slot
+    from tests.support.supply_gpus import H100, slot
 
     def held(*leases: tuple[str, int]) -> list[Node]:
         return [Node("n1", (Gpu("a", H100, tuple(Lease(slot(s), j) for s, j in leases)),))]

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from supply_gpus import H100, P, slot
-from supply_world import World
 
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.supply.audit import audit
 from slurm_migbatch.supply.guests import ALONE, Sharing, ends, is_guest, sharing, whose
 from slurm_migbatch.supply.model import Gpu, Lease, Node
 from slurm_migbatch.supply.view import GpuFacts, LiveView, NodeFacts
+from tests.support.supply_gpus import H100, P, slot
+from tests.support.supply_world import World
 
 ONE = {"2g.20gb": 3, "none": 20}
 

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from fake_slurm import FakeNodes
-from supply_gpus import H100
 
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.supply.demand import slices
 from slurm_migbatch.supply.loop import Report, Settings, SupplyLoop
 from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.fake_slurm import FakeNodes
+from tests.support.supply_gpus import H100
 
 pytestmark = pytest.mark.slurm
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from supply_gpus import H100, P, layout, slot
-from supply_world import World
 
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.supply.demand import demands
 from slurm_migbatch.supply.loop import SupplyLoop
 from slurm_migbatch.supply.model import Demand, Gpu, Lease, Node, Plan
 from slurm_migbatch.supply.planner import Planner
+from tests.support.supply_gpus import H100, P, layout, slot
+from tests.support.supply_world import World
 
 NOW = 1000.0
 PLAIN = [info.profile.gres_type for info in H100.profiles if not info.profile.suffix]

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from fake_slurm import backed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from supply_gpus import A30, H100, P, slot
-from supply_world import World
 
 from slurm_migbatch.mig.layout import EMPTY
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.slurm.client import UNREAD, JobRow
 from slurm_migbatch.supply.demand import slices
 from slurm_migbatch.supply.loop import Settings
-
-EXAMPLES = 40
+from tests.support.fake_slurm import backed
+from tests.support.supply_gpus import A30, H100, P, slot
+from tests.support.supply_world import World
 
 
 def test_a_fresh_node_offers_a_mix_that_can_be_placed() -> None:
@@ -341,7 +339,7 @@ def test_why_tells_of_a_reservation_and_until_when() -> None:
     assert "reserved: 7g.80gb@0:8 of GPU GPU-n1-0 on n1; free in 0:59" in world.loop.why(job)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), nodes=st.integers(1, 3), gpus=st.integers(1, 2))
 def test_no_order_of_events_makes_a_misfit(seed: int, nodes: int, gpus: int) -> None:
     """Every interleaving of cycles, Prologs, reports, polls and rounds keeps counts backed and jobs placed."""

@@ -9,7 +9,6 @@ from itertools import product
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from supply_gpus import A30, H100, P, layout, slot
 
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
@@ -17,6 +16,7 @@ from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.supply.model import Demand, Gpu, Lease, Mode, Node, Plan, Reservation
 from slurm_migbatch.supply.planner import Planner
+from tests.support.supply_gpus import A30, H100, P, layout, slot
 
 NOW = 1000.0
 PROFILES = [info.profile for info in H100.profiles]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fake_slurm import backed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from supply_gpus import P
-from supply_world import World
 
 from slurm_migbatch.supply.loop import Settings
+from tests.support.fake_slurm import backed
+from tests.support.supply_gpus import P
+from tests.support.supply_world import World
 
 
 def test_idle_gpus_are_offered_anew_when_the_preference_changes() -> None:

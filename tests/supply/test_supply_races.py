@@ -10,15 +10,14 @@ import random
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fake_slurm import backed
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from supply_world import World
-from test_supply_loop import EXAMPLES
 
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.supply.loop import SupplyLoop
+from tests.support.fake_slurm import backed
+from tests.support.supply_world import World
 
 NAMES = ("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb", "1g.10gb.me")
 
@@ -120,7 +119,7 @@ class RacyWorld(World):
             self.nodes.pull(name)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), nodes=st.integers(1, 3), gpus=st.integers(1, 2))
 def test_nothing_that_happens_between_two_questions_makes_a_misfit(seed: int, nodes: int, gpus: int) -> None:
     world = RacyWorld(nodes=nodes, gpus=gpus, seed=seed)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from supply_world import World
+
+from tests.support.supply_world import World
 
 LIMIT = 40  # seconds of every small job's time limit
 

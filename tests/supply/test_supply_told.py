@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from supply_gpus import H100, layout, slot
-from test_supply_view import INVENTORY, only, piece, start, stop
-
 from slurm_migbatch.daemon.supply import ToldView
 from slurm_migbatch.supply.view import LiveView
+from tests.support.supply_gpus import H100, layout, slot
+from tests.support.supply_jobs import INVENTORY, only, piece, start, stop
 
 GPUS = INVENTORY["gpus"]
 

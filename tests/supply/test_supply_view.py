@@ -6,29 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from supply_gpus import A30, H100, layout, slot
 
 from slurm_migbatch.supply.view import GpuFacts, LiveView
-
-INVENTORY = {"kind": "inventory", "gpus": [{"uuid": "a", "mig": True, "geometry": H100.to_dict()}]}
-
-
-def piece(text: str, gpu: str = "a") -> dict[str, Any]:
-    place = slot(text)
-    return {
-        "gpu": gpu,
-        "profile": place.profile.name,
-        "start": place.placement.start,
-        "size": place.placement.size,
-    }
-
-
-def start(job: int, *places: str, restart: int = 0) -> dict[str, Any]:
-    return {"kind": "start", "job": job, "restart": restart, "slices": [piece(p) for p in places]}
-
-
-def stop(job: int, *places: str, restart: int = 0) -> dict[str, Any]:
-    return {**start(job, *places, restart=restart), "kind": "stop"}
+from tests.support.supply_gpus import A30, H100, layout, slot
+from tests.support.supply_jobs import INVENTORY, only, piece, start, stop
 
 
 @pytest.fixture
@@ -36,11 +17,6 @@ def view() -> LiveView:
     found = LiveView()
     found.apply("n1", [INVENTORY])
     return found
-
-
-def only(view: LiveView) -> GpuFacts:
-    (gpu,) = view.facts()["n1"].gpus
-    return gpu
 
 
 def test_a_run_holds_its_slots_from_start_to_stop(view: LiveView) -> None:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "predict"))
-
-from gpu_kinds import A100_40, H100, SITE, P
-
 from slurm_migbatch.workload.catalog import CatalogError, Partition, SiteCatalog, load
+from tests.support.gpu_kinds import A100_40, H100, SITE, P
 
 
 def test_it_survives_json(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
  * Sources: nvidia-smi listings and NVIDIA's MIG user guide. Rows that were
  * derived rather than read from a listing say so. Memory is what the driver
  * reports (GiB column of `nvidia-smi mig -lgip` x 1024). The tests hold these
- * rows to a table of their own, with the source of each (tests/driver/gpu_facts.py).
+ * rows to a table of their own, with the source of each (tests/support/gpu_facts.py).
  */
 #include "model.h"
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from contract import NOBODY, offer, refused, row, until
-from real_world import RealWorld
 
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow, SlurmRefused
+from tests.support.contract import NOBODY, offer, refused, row, until
+from tests.support.real_world import RealWorld
 
 TEXT = "x\x1f\x1e\n|%é'\"$(id) \\ NodeName=n1 State=DOWN\tz"
 

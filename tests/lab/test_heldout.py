@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from small_laboratory import MODELS, laboratory
 
 from slurm_migbatch.lab.evaluate.heldout import MOST_FOLDS, Outcome, folds, identity, outcomes
 from slurm_migbatch.lab.evaluate.scores import collect, coverage, scored, scored_all
@@ -15,6 +14,7 @@ from slurm_migbatch.predict.calibration import LEVELS, Calibration
 from slurm_migbatch.predict.known import Knowledge
 from slurm_migbatch.predict.state import Learned
 from slurm_migbatch.profiling.measurement import Measurement
+from tests.support.small_laboratory import MODELS, laboratory
 
 
 class Spy:

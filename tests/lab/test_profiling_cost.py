@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_laboratory import laboratory, samples
 
 from slurm_migbatch.lab.evaluate import placing, profiling
 from slurm_migbatch.lab.evaluate.heldout import folds
 from slurm_migbatch.lab.evaluate.scenarios import GUARD, services
 from slurm_migbatch.predict.known import Knowledge
 from slurm_migbatch.predict.state import Learned
+from tests.support.small_laboratory import laboratory, samples
 
 
 def least(rates: list[float], slices: list[int], wanted: float) -> int:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from small_laboratory import GPU, laboratory, save
 
 from slurm_migbatch.lab.cli.eval import eval_
 from slurm_migbatch.lab.evaluate import profiling
 from slurm_migbatch.lab.evaluate.predictor import Options, evaluate
 from slurm_migbatch.profiling.measurement import Measurement
+from tests.support.small_laboratory import GPU, laboratory, save
 
 A30 = {"1g.10gb": ("1g.6gb", 1, 14), "2g.20gb": ("2g.12gb", 2, 28), "7g.80gb": ("4g.24gb", 4, 56)}
 Rows = list[Measurement]

@@ -14,9 +14,6 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
-from fake_slurm import FakeSlurm
-from supply_world import World
-
 from slurm_migbatch.config import LendingConfig
 from slurm_migbatch.daemon.cosched import CoschedRoom
 from slurm_migbatch.daemon.metrics import Metrics
@@ -28,6 +25,8 @@ from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.supply.demand import slices
 from slurm_migbatch.supply.loop import Report
 from slurm_migbatch.workload.loans import LOAN
+from tests.support.fake_slurm import FakeSlurm
+from tests.support.supply_world import World
 
 PATIENCE_S = 60.0
 DELAY_S = 120.0

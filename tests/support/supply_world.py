@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 
-from fake_slurm import FakeClock, FakeNodes, FakeSlurm, backed
-from supply_gpus import H100
-
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.supply.loop import Report, Settings, SupplyLoop
+from tests.support.fake_slurm import FakeClock, FakeNodes, FakeSlurm, backed
+from tests.support.supply_gpus import H100
 
 
 class World:

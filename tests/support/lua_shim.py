@@ -10,14 +10,13 @@ import subprocess
 from pathlib import Path
 from types import TracebackType
 
-from gpu_kinds import SITE
-
 import slurm_migbatch
 from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.request import Accept, Answer, JobRequest, Pass, Refuse
 from slurm_migbatch.submit.rewrite import Policy
 from slurm_migbatch.submit.shim import JOB_SUBMIT, render
 from slurm_migbatch.workload.catalog import SiteCatalog
+from tests.support.gpu_kinds import SITE
 
 TEMPLATES = Path(slurm_migbatch.__file__).parents[1] / "gres_templates"
 

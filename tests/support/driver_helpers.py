@@ -8,12 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pynvml
-from gpu_facts import FACTS
 
 from slurm_migbatch.testbed.simdriver import Machine
+from tests.support.gpu_facts import FACTS
 
 Row = tuple[int, int, int, int, int, int, tuple[int, ...], int]
 
@@ -118,9 +119,8 @@ def computes(instance: Any, profile_id: int) -> list[Any]:
 
 PRELUDE = f"""
 import ctypes, os, random, signal, sys, time
-sys.path.insert(0, {os.path.dirname(__file__)!r})
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 import pynvml
-from driver_helpers import *
 """
 
 
@@ -142,3 +142,21 @@ def run(machine: Machine, script: str, *args: str, expect: int = 0) -> str:
     out, err = process.communicate(timeout=300)
     assert process.returncode == expect, err
     return out
+
+
+def check_tree(machine):
+    """The files say what the state says."""
+    wanted = {}
+    for one in machine.dump()["gpus"]:
+        for i in one["instances"]:
+            base = f"driver/nvidia/capabilities/gpu{one['minor']}/mig/gi{i['gi_id']}"
+            wanted[f"{base}/access"] = 3 + 135 * one["minor"] + 9 * i["gi_id"]
+            for c in i["compute_instances"]:
+                wanted[f"{base}/ci{c['ci_id']}/access"] = 3 + 135 * one["minor"] + 9 * i["gi_id"] + 1 + c["ci_id"]
+    found = {
+        str(path.relative_to(machine.proc_root)): int(path.read_text().split()[1])
+        for path in machine.proc_root.rglob("access")
+    }
+    assert found == wanted
+    left = {p for p in machine.proc_root.rglob("[gc]i[0-9]*") if not (p / "access").exists()}
+    assert left == set()

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from small_laboratory import GPU, MODELS, added, laboratory, proportional, samples, sharp
 
 from slurm_migbatch.lab.evaluate import choice, relative
 from slurm_migbatch.lab.evaluate.baselines import CURVE, guesses
@@ -16,6 +15,7 @@ from slurm_migbatch.lab.evaluate.scores import collect, scored
 from slurm_migbatch.predict.known import Knowledge
 from slurm_migbatch.predict.state import Learned
 from slurm_migbatch.profiling.measurement import Measurement
+from tests.support.small_laboratory import GPU, MODELS, added, laboratory, proportional, samples, sharp
 
 
 def errors(rows: list[Measurement], *, trees: bool = False) -> dict[tuple[str, int], float]:

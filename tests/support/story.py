@@ -21,6 +21,7 @@ from slurm_migbatch.testbed.proc import wait_until
 
 UUID = re.compile(r"MIG-[0-9a-f-]{36}")
 PATIENCE_S = 180.0  # machines that do much else at the same time are slow
+PYTHON = "/usr/bin/python3"
 SHOW = "echo batch $CUDA_VISIBLE_DEVICES; srun sh -c 'echo task $SLURM_PROCID $CUDA_VISIBLE_DEVICES'"
 
 

@@ -3,11 +3,11 @@
 import math
 import random
 
-from daemon_fakes import GEOMETRY
 from sqlalchemy import insert
 
 from slurm_migbatch.config import ModelConfig
 from slurm_migbatch.store.models import Decision, Gpu, Lease, Node, Run
+from tests.support.daemon_fakes import GEOMETRY
 
 FACTS = ModelConfig(
     family="encoder", params_m=110, gflops=440.0, reference=128, kernels=170, activation_mib=40, weight_bytes=4

@@ -4,6 +4,8 @@ import asyncio
 import threading
 import time
 
+from slurm_migbatch.slurm.client import JobRow
+
 PATIENCE_S = 120.0  # machines that do much else at the same time are slow
 
 
@@ -53,3 +55,7 @@ def eventually(check, timeout=PATIENCE_S):
         assert time.monotonic() < end, "did not happen"
         time.sleep(0.01)
     return result
+
+
+def pending(job, gres, **more):
+    return JobRow(job, uid=1000, user="ann", partition="gpu", state="PENDING", reason="Resources", gres=gres, **more)

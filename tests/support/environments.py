@@ -1,0 +1,12 @@
+"""The environment that a task prolog exports."""
+
+from __future__ import annotations
+
+from slurm_migbatch.node.task_prolog import exports
+from tests.support.nodes import ALICE
+
+
+def exported(node, job, uid=ALICE, **environ):
+    values = {b"SLURM_JOB_ID": str(job).encode(), b"SLURMD_NODENAME": b"n1"}
+    text = exports(str(node.etc), values | {k.encode(): v.encode() for k, v in environ.items()}, uid)
+    return dict(line.removeprefix("export ").split("=", 1) for line in text.splitlines())

@@ -1,0 +1,22 @@
+"""Damage to a journal on disk."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from slurm_migbatch.node.journal import NAME
+
+
+def damage(node, how):
+    path = node.root / "state" / NAME
+    node.forget_executor()
+    if how == "garbage":
+        path.write_bytes(b"not a database at all" * 500)
+    elif how == "table gone":
+        link = sqlite3.connect(path)
+        link.execute("DROP TABLE slices")
+        link.commit()
+        link.close()
+    elif how == "deleted":
+        for name in path.parent.glob(f"{NAME}*"):
+            name.unlink()

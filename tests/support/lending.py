@@ -1,0 +1,75 @@
+"""Training jobs that borrow slices of a test cluster, and what is known of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.story import PATIENCE_S
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "sbatch_examples/elastic_bash.sh"
+
+
+#: waiting times of minutes are seconds here, and a day has 14 minutes
+LENDING = {
+    "enabled": True,
+    "partitions": ["train"],
+    "min_idle_s": 2.0,
+    "horizon_s": 10.0,
+    "day_s": 864.0,
+    "grace_s": 20.0,
+    "start_s": 60.0,
+    "restart_s": 2.0,
+}
+
+
+def train(bed: Cluster, hints: str = "signal=usr1", steps: int = 2000, user: str = "mbalice") -> int:
+    """An elastic training job of so many steps of a tenth of a second."""
+    script = bed.home(user) / "elastic_bash.sh"
+    if not script.exists():
+        script.write_bytes(EXAMPLE.read_bytes())
+        script.chmod(0o755)
+    options = ["-p", "train", "--parsable", f"--comment=migbatch: role=train {hints}", "--output=train-%j.out"]
+    done = bed.run(["env", f"STEPS={steps}", bed.root.locate("sbatch"), *options, str(script)], user, check=False)
+    assert done.stdout.strip().isdigit(), done.stdout + done.stderr
+    return int(done.stdout)
+
+
+def loans(bed: Cluster, *arguments: str) -> list[dict[str, Any]]:
+    text = bed.product.migbatch("loans", "-c", str(bed.product.config), "--json", *arguments)
+    found: list[dict[str, Any]] = json.loads(text)["loans"]
+    return found
+
+
+def running(bed: Cluster) -> dict[int, str]:
+    """Profile of each loan that runs, by job."""
+    return {one["job"]: one["profile"] for one in loans(bed) if one["state"] == "running"}
+
+
+def begun(bed: Cluster, job: int, user: str = "mbalice") -> list[int]:
+    """The steps from which the runs of a training job went on."""
+    path = bed.home(user) / f"train-{job}.out"
+    return [int(n) for n in re.findall(r"^from step (\d+)", path.read_text(), re.MULTILINE)] if path.exists() else []
+
+
+def saved(bed: Cluster, job: int, user: str = "mbalice") -> int:
+    """The step of a job's checkpoint; 0 without one."""
+    path = bed.home(user) / f"elastic-{job}.state"
+    return int(path.read_text().split()[0]) if path.exists() else 0
+
+
+def actions(bed: Cluster, job: int) -> list[dict[str, Any]]:
+    """What the record says was done to a job, or would have been."""
+    from slurm_migbatch.store.db import open_store
+
+    with open_store(f"sqlite:///{bed.product.state}/migbatch.db", readonly=True) as store:
+        return store.actions([job])
+
+
+def cancel(bed: Cluster) -> None:
+    for user in bed.users:
+        bed.run(["scancel", "-u", user.name])
+    bed.wait("an empty queue", lambda: not bed.run(["squeue", "-h"]).stdout.strip(), PATIENCE_S)

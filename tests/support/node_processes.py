@@ -1,0 +1,127 @@
+"""Hooks and agents of a node in processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+
+from slurm_migbatch.node import client, effects
+from slurm_migbatch.node.agent import Agent
+from slurm_migbatch.node.executor import Executor
+from tests.support.nodes import in_child
+
+
+def in_processes(works):
+    pids = []
+    for work in works:
+        pid = os.fork()
+        if pid == 0:
+            code = 99
+            try:
+                code = work()
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+            finally:
+                os._exit(min(code, 100))
+        pids.append(pid)
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+
+
+def stopping_child(node, env, k):
+    """A hook in a child that stops itself before its k-th effect; the child's id, and whether it got there."""
+    pid = os.fork()
+    if pid == 0:
+        count = 0
+
+        def hook(name):
+            nonlocal count
+            count += 1
+            if count == k:
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+        effects.hook = hook
+        try:
+            Executor(node.config).run(env)
+        finally:
+            os._exit(0)
+    status = os.waitpid(pid, os.WUNTRACED)[1]
+    return pid, os.WIFSTOPPED(status)
+
+
+@contextlib.contextmanager
+def agent_process(node, kill_at=None, workers=4):
+    """An agent in a child; with `kill_at`, it dies before its k-th side effect after it is ready. Yields its pid."""
+    node.forget_executor()
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(read)
+            count = 0
+            lock = threading.Lock()
+
+            def hook(name):
+                nonlocal count
+                with lock:
+                    count += 1
+                    if count == kill_at:
+                        os.kill(os.getpid(), signal.SIGKILL)
+
+            def ready():
+                effects.hook = hook
+                os.write(write, b"r")
+
+            agent = Agent(node.config, workers=workers)
+            signal.signal(signal.SIGTERM, lambda *_: agent.stop())
+            agent.run(ready)
+            os.write(write, str(count).encode())
+            os._exit(0)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+            os._exit(70)
+    os.close(write)
+    child = Child(pid, read)
+    assert os.read(read, 1) == b"r"
+    try:
+        yield child
+    finally:
+        child.stop()
+
+
+class Child:
+    def __init__(self, pid, read):
+        self.pid, self.read, self.status = pid, read, None
+
+    def stop(self):
+        """SIGTERM and wait; returns how many side effects it counted."""
+        if self.status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
+            self.status = os.waitpid(self.pid, 0)[1]
+            self.count = int(os.read(self.read, 100) or 0)
+            os.close(self.read)
+        return self.count
+
+
+def run_hook(node, hook, job, marker="", **values):
+    """A hook as slurmd starts it, in a child; exit code and line."""
+    environ = node.environ(hook, job, marker, **values)
+    read, write = os.pipe()
+
+    def work():
+        code, line = client.run(hook, str(node.etc), environ)
+        os.write(write, line.encode() or b"-")
+        return code
+
+    status, _ = in_child(work)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        line = pipe.read()
+    assert os.WIFEXITED(status)
+    return os.WEXITSTATUS(status), line

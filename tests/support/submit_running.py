@@ -1,0 +1,21 @@
+"""A submit service that listens on a socket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from slurm_migbatch.submit.doorman import Doorman
+from slurm_migbatch.submit.service import SubmitService
+
+
+@contextmanager
+def running(path: Path, service: SubmitService) -> Iterator[None]:
+    """The service behind its socket."""
+    doorman = Doorman(path, service)
+    doorman.start()
+    try:
+        yield
+    finally:
+        doorman.stop()

@@ -1,0 +1,33 @@
+"""Inventory and events of nodes as supply receives them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slurm_migbatch.supply.view import GpuFacts, LiveView
+from tests.support.supply_gpus import H100, slot
+
+INVENTORY = {"kind": "inventory", "gpus": [{"uuid": "a", "mig": True, "geometry": H100.to_dict()}]}
+
+
+def piece(text: str, gpu: str = "a") -> dict[str, Any]:
+    place = slot(text)
+    return {
+        "gpu": gpu,
+        "profile": place.profile.name,
+        "start": place.placement.start,
+        "size": place.placement.size,
+    }
+
+
+def start(job: int, *places: str, restart: int = 0) -> dict[str, Any]:
+    return {"kind": "start", "job": job, "restart": restart, "slices": [piece(p) for p in places]}
+
+
+def stop(job: int, *places: str, restart: int = 0) -> dict[str, Any]:
+    return {**start(job, *places, restart=restart), "kind": "stop"}
+
+
+def only(view: LiveView) -> GpuFacts:
+    (gpu,) = view.facts()["n1"].gpus
+    return gpu
