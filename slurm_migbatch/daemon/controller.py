@@ -8,7 +8,7 @@ record cannot be written nothing is lent, but what inference needs is still call
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -34,6 +34,7 @@ from slurm_migbatch.supply.audit import Excess
 from slurm_migbatch.supply.model import Reservation
 
 Rows = Sequence[Mapping[str, Any]]
+Decide = Callable[[ClusterSnapshot, Memory, Settings, Callable[[], float]], Decision]
 
 
 class Clock(Protocol):
@@ -167,6 +168,7 @@ class Controller:
         advertiser: carries the plans of nodes out.
         record: where intentions and changes are written down.
         clock: the time.
+        decide: decides in place of `decide.core.decide`.
     """
 
     def __init__(
@@ -177,8 +179,9 @@ class Controller:
         advertiser: Advertiser,
         record: Record,
         clock: Clock,
+        decide: Decide = decide,
     ) -> None:
-        self.settings, self.observer = settings, observer
+        self.settings, self.observer, self._decide = settings, observer, decide
         self._slurm, self._advertiser, self._record, self._clock = slurm, advertiser, record, clock
         self.memory = Memory(settings)
         self.decision: Decision | None = None
@@ -205,7 +208,7 @@ class Controller:
         snapshot = self._observe(jobs, rows)
         observed = self._clock.monotonic()
         self._jobs = {row.job_id: row for row in jobs}
-        self.decision = decision = decide(snapshot, self.memory, self.settings, self._clock.monotonic)
+        self.decision = decision = self._decide(snapshot, self.memory, self.settings, self._clock.monotonic)
         self.memory = decision.memory
         decided = self._clock.monotonic()
         stages = {name: decision.seconds[name] for name in ("dispatch", "lending") if name in decision.seconds}

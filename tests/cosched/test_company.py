@@ -80,7 +80,7 @@ def test_it_is_off_unless_the_admin_turns_it_on(world: MakeWorld) -> None:
     guest = short(w)
     for _ in range(30):
         w.step()
-    assert w.row(guest).pending and not w.loop.offered_guests and not w.slurm.machines["n1"].gres.get("guest")
+    assert w.row(guest).pending and not w.shared and not w.slurm.machines["n1"].gres.get("guest")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_who_does_not_share(world: MakeWorld, other: dict[str, Any]) -> None:
     guest = short(w, **other)
     for _ in range(30):
         w.step()
-    assert w.row(guest).pending and not w.loop.offered_guests and "no GPU has room" in (w.room.why(guest) or "")
+    assert w.row(guest).pending and not w.shared and "no GPU has room" in w.why(guest)
 
 
 def test_measured_slowdowns_decide_where_there_is_a_table(world: MakeWorld, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_where_slurm_remembers_former_types_nobody_shares(world: MakeWorld) -> N
     w.slurm.queue[guest] = replace(w.row(guest), gres="gres:mig:loan:2")
     for _ in range(20):
         w.step()
-    assert w.row(guest).pending and not w.loop.offered_guests and w.row(guest).gres == "gres:mig:loan:2"
+    assert w.row(guest).pending and not w.shared and w.row(guest).gres == "gres:mig:loan:2"
 
 
 def test_where_there_is_room_nobody_shares(world: MakeWorld) -> None:
@@ -158,7 +158,7 @@ def test_a_guest_whose_host_has_left_is_a_loan_like_any_other(world: MakeWorld) 
     assert guest in w.running() and not w.nodes.second
     for _ in range(10):
         w.step()
-    assert w.room.ledger.open[guest].state.value == "running"
+    assert w.lending.ledger.open[guest].state.value == "running"
     inference = w.infer("7g.80gb", runs=10)
     assert w.until(lambda: inference in w.running()) <= 12
     assert w.slurm.requeues == [guest] and not w.nodes.misfits
@@ -169,7 +169,7 @@ def test_a_host_that_leaves_before_its_guest_has_started(world: MakeWorld) -> No
     host = w.train(hints=WHOLE)
     w.until(lambda: host in w.loaned())
     guest = short(w)
-    w.until(lambda: bool(w.loop.offered_guests))
+    w.until(lambda: bool(w.shared))
     w.training[host].done = w.training[host].needs
     w.until(lambda: host not in w.slurm.queue)
     w.until(lambda: guest in w.running())
@@ -190,7 +190,7 @@ def test_a_guest_that_does_not_start_waits_for_a_slice_again(world: MakeWorld) -
     w.slurm.machines["n1"].completing = 0
     for _ in range(40):
         w.step()
-    assert kinds(w, guest) == ["share", "withdraw"] and not w.loop.offered_guests, "not with that one again for a while"
+    assert kinds(w, guest) == ["share", "withdraw"] and not w.shared, "not with that one again for a while"
     assert w.slurm.machines["n1"].gres.get("guest", 0) == 0
 
 
@@ -201,7 +201,7 @@ def test_the_service_is_killed_and_started_again(world: MakeWorld, when: str) ->
     w.until(lambda: host in w.loaned())
     guest = short(w, needs=100)
     moments = {
-        "offered": lambda: bool(w.loop.offered_guests),
+        "offered": lambda: bool(w.shared),
         "typed": lambda: is_guest(w.row(guest).gres),
         "running": lambda: guest in w.running(),
     }
@@ -210,7 +210,7 @@ def test_the_service_is_killed_and_started_again(world: MakeWorld, when: str) ->
     w.until(lambda: guest in w.running())
     for _ in range(3):
         w.step()
-    assert w.room.ledger.open[guest].profile == "7g.80gb" and len(w.nodes.second) == 1
+    assert w.lending.ledger.open[guest].profile == "7g.80gb" and len(w.nodes.second) == 1
     w.until(lambda: guest not in w.slurm.queue)
     assert not w.nodes.misfits
 
@@ -223,7 +223,7 @@ def test_a_dry_run_offers_nobody(world: MakeWorld) -> None:
     guest = short(w)
     for _ in range(20):
         w.step()
-    assert w.row(guest).pending and not w.loop.offered_guests and "loan" in w.row(guest).gres
+    assert w.row(guest).pending and not w.shared and "loan" in w.row(guest).gres
 
 
 def test_what_a_run_reports_while_it_shares_says_nothing_of_its_slice(world: MakeWorld) -> None:
@@ -232,5 +232,5 @@ def test_what_a_run_reports_while_it_shares_says_nothing_of_its_slice(world: Mak
     for job in (host, guest):
         w.tell(job, 0, items=1000.0, throughput_per_s=10.0)
     w.step()
-    assert not w.room.trainees._heard
-    assert w.room.company.shared == {(host, 0), (guest, 0)}
+    assert not w.lending.trainees._heard
+    assert w.lending.company.shared == {(host, 0), (guest, 0)}

@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 
 import slurm_migbatch.cosched
+import slurm_migbatch.decide
 
-MODULES = sorted(Path(slurm_migbatch.cosched.__file__).parent.glob("*.py"))
+ROOMS = (slurm_migbatch.cosched, slurm_migbatch.decide)
+MODULES = sorted(path for room in ROOMS for path in Path(str(room.__file__)).parent.glob("*.py"))
 ALLOWED = tuple(
-    f"slurm_migbatch.{room}" for room in ("cosched", "mig", "policy", "predict", "slurm", "supply", "workload")
+    f"slurm_migbatch.{room}"
+    for room in ("cosched", "decide", "mig", "policy", "predict", "slurm", "supply", "workload")
 )
 
 
@@ -25,7 +28,7 @@ def imported(path: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: f"{path.parent.stem}-{path.stem}")
 def test_the_room_imports_downwards_and_does_nothing_by_itself(path: Path) -> None:
     names = imported(path)
     assert [name for name in names if name.startswith("slurm_migbatch") and not name.startswith(ALLOWED)] == []

@@ -108,7 +108,7 @@ def test_a_job_that_ignores_the_signal_is_requeued_when_its_grace_is_over(world:
     w.until(lambda: len(w.slurm.signals) == 7)
     signalled = w.clock.now
     w.until(lambda: len(w.slurm.requeues) == 7)
-    assert w.clock.now - signalled == w.room.rules.grace_s
+    assert w.clock.now - signalled == w.rules.grace_s
     w.until(lambda: inference in w.running())
     w.until(lambda: len(w.loaned()) == 7)
 
@@ -139,14 +139,14 @@ def test_only_as_many_loans_end_as_inference_needs(world: MakeWorld) -> None:
 def test_whatever_slurm_does_meanwhile_the_ledger_follows(world: MakeWorld, moment: str, what: str) -> None:
     w = world()
     job = w.train(hints="signal=usr1 max=7g.80gb", after=None)
-    w.until(lambda: job in w.room.ledger.open)
+    w.until(lambda: job in w.lending.ledger.open)
     if moment != "released":
-        w.until(lambda: job in w.running() and w.room.ledger.open[job].state.value == "running")
+        w.until(lambda: job in w.running() and w.lending.ledger.open[job].state.value == "running")
         for _ in range(10):
             w.step()
     if moment in ("signalled", "requeued"):
         w.infer("7g.80gb", runs=10)
-        w.until(lambda: w.room.ledger.open[job].state.value == moment)
+        w.until(lambda: w.lending.ledger.open[job].state.value == moment)
     if what == "cancelled":
         w.nodes.epilog(job)
         w.slurm.finish(job) if job in w.running() else w.slurm.queue.pop(job)
@@ -154,15 +154,15 @@ def test_whatever_slurm_does_meanwhile_the_ledger_follows(world: MakeWorld, mome
         w.slurm.leaving.pop(job, None)
         w.step()
         w.step()
-        assert job not in w.room.ledger.open
+        assert job not in w.lending.ledger.open
         assert history(w, job) == [(0, "ended", "left")]
     elif job in w.running():
         w.slurm.requeue_all([job])
-        w.until(lambda: job not in w.room.ledger.open)
+        w.until(lambda: job not in w.lending.ledger.open)
         ((restart, state, cause),) = history(w, job)
         assert (restart, state, cause) == (0, "ended", "reclaim" if moment == "requeued" else "slurm")
         w.until(lambda: job in w.loaned())
-        assert w.room.ledger.open[job].restart == w.row(job).restarts
+        assert w.lending.ledger.open[job].restart == w.row(job).restarts
 
 
 def test_a_job_grows_where_that_pays_and_nobody_waits(world: MakeWorld) -> None:
@@ -175,21 +175,21 @@ def test_a_job_grows_where_that_pays_and_nobody_waits(world: MakeWorld) -> None:
     begun = w.clock.now
     w.until(lambda: not set(others) & set(w.slurm.queue))
     w.until(lambda: w.loaned().get(job, "1g.10gb") != "1g.10gb", 1000)
-    assert w.clock.now - begun >= w.room.rules.calm.first_s
+    assert w.clock.now - begun >= w.rules.calm.first_s
     assert history(w, job)[0] == (0, "ended", "grow")
     assert kinds(w, job) == ["release", "signal", "requeue", "retype", "release"]
     assert w.training[job].saved > 0
     for _ in range(600):
         w.step()
     assert w.row(job).restarts <= 2
-    assert not w.room.ledger.past[job].hits, "nobody called it back"
+    assert not w.lending.ledger.past[job].hits, "nobody called it back"
 
 
 def test_inference_comes_before_a_job_that_was_only_released(world: MakeWorld) -> None:
     """Inference that arrives between a release and its start has the room."""
     w = world()
     job = w.train(hints="min=7g.80gb")
-    w.until(lambda: job in w.room.ledger.open)
+    w.until(lambda: job in w.lending.ledger.open)
     inference = w.infer("3g.40gb", runs=30)
     w.until(lambda: inference in w.running())
     w.until(lambda: inference not in w.slurm.queue)
@@ -272,7 +272,7 @@ def test_a_released_job_that_does_not_start_is_taken_back(world: MakeWorld) -> N
     job = w.train()
     w.nodes.deaf.add("n1")  # it learns of no new plan, so nothing can be offered there
     w.slurm.machines["n1"].gres = {"none": 14}
-    w.until(lambda: job in w.room.ledger.open)
+    w.until(lambda: job in w.lending.ledger.open)
     w.slurm.machines["n1"].states = {"DOWN"}
     w.until(lambda: "withdraw" in kinds(w, job))
     w.step()
@@ -295,7 +295,7 @@ def test_quota_counts_compute_slices_of_an_account(world: MakeWorld) -> None:
     assert 2 <= len(mine) <= 3
     assert sum(int(profile[0]) for profile in mine) <= 3
     waiting = next(job for job in jobs if job not in w.loaned())
-    assert "quota" in (w.room.why(waiting) or "")
+    assert "quota" in w.why(waiting)
 
 
 def test_nothing_is_lent_in_blackout_hours_and_jobs_are_told_so(world: MakeWorld) -> None:
@@ -304,7 +304,7 @@ def test_nothing_is_lent_in_blackout_hours_and_jobs_are_told_so(world: MakeWorld
     for _ in range(30):
         w.step()
     assert not w.loaned()
-    assert "blackout" in (w.room.why(job) or "")
+    assert "blackout" in w.why(job)
 
 
 def test_a_slice_rests_before_it_is_lent(world: MakeWorld) -> None:
@@ -316,7 +316,7 @@ def test_a_slice_rests_before_it_is_lent(world: MakeWorld) -> None:
     over = w.clock.now
     for _ in range(10):
         w.step()
-    assert "idle long enough" in (w.room.why(job) or "") or "expected" in (w.room.why(job) or "")
+    assert "idle long enough" in w.why(job) or "expected" in w.why(job)
     w.until(lambda: job in w.loaned())
     assert w.clock.now - over >= 30
 
@@ -327,7 +327,7 @@ def test_no_more_are_released_in_a_round_than_allowed(world: MakeWorld) -> None:
     before = 0
     while len(w.loaned()) < 7:
         w.step()
-        open_now = len(w.room.ledger.open)
+        open_now = len(w.lending.ledger.open)
         assert open_now - before <= 2
         before = open_now
     assert set(w.loaned()) == set(jobs)
@@ -343,7 +343,7 @@ def test_a_dry_run_decides_the_same_touches_nothing_and_says_it_once(world: Make
         w.step()
     assert not {"update_jobs", "signal_all", "requeue_all"} & set(w.slurm.calls)
     assert {job: row.gres for job, row in w.slurm.queue.items()} == {job: row.gres for job, row in queue.items()}
-    assert not w.room.ledger.open
+    assert not w.lending.ledger.open
     live.until(lambda: len(live.loaned()) == 3)
     with w.store() as store, live.store() as real:
         would, did = store.actions(), real.actions()

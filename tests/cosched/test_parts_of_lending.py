@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -166,7 +167,8 @@ def test_profiles_of_the_record_that_are_none_are_passed_over() -> None:
 
 
 def trainees(predicted: dict[Profile, float] | None = None) -> Trainees:
-    made = Trainees(lambda hints, partition: predicted or {}, restart_s=30.0, checkpoint_s=10.0)
+    made = Trainees(restart_s=30.0, checkpoint_s=10.0)
+    made.use(SimpleNamespace(version="1", training_speeds=lambda hints, partition: predicted or {}))
     made.gpus([H100])
     return made
 

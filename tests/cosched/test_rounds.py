@@ -61,7 +61,7 @@ class Site:
         plan = Planner().plan(planned, wanted, NOW)
         self.geometry = {(name, i): gpu.geometry for name, node in facts.items() for i, gpu in enumerate(node.gpus)}
         scene = Scene(NOW, self.rows, nodes, facts, plan, wanted)
-        trainees = Trainees(lambda hints, partition: {}, 30.0, 10.0)
+        trainees = Trainees(30.0, 10.0)
         trainees.gpus(self.geometry.values())
         sights = sights_of(self.rows, ["train"])
         known = Knowledge(trainees.speeds, lambda sight: trainees.costs(sight, NOW))

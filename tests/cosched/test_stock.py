@@ -8,12 +8,15 @@ from types import SimpleNamespace
 
 from slurm_migbatch.cosched.partition import HORIZON_S, Class
 from slurm_migbatch.daemon.history import open_history
+from slurm_migbatch.daemon.observer import Observer
 from slurm_migbatch.daemon.plans import PlanBoard
 from slurm_migbatch.daemon.poll import Snapshot
 from slurm_migbatch.daemon.stock import HISTORY_S, USUAL_S, StockRoom, classes_of
 from slurm_migbatch.daemon.writer import StoreWriter
+from slurm_migbatch.decide.snapshot import Answers, ClusterSnapshot
+from slurm_migbatch.decide.supply import SupplyMemory, SupplySettings, plan_supply
+from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.store.work import Past
-from slurm_migbatch.supply.loop import Settings, SupplyLoop
 from slurm_migbatch.supply.view import GpuFacts, NodeFacts
 from tests.support.dispatch_site import H100, NOW, P, job
 
@@ -33,40 +36,39 @@ def test_history_counts_as_what_comes_and_the_queue_as_it_is() -> None:
     ]  # fmt: skip
 
 
-def room(url: str, *waiting: object, **settings: object) -> tuple[StockRoom, SupplyLoop, StoreWriter]:
+def room(url: str, *waiting: JobRow) -> tuple[StockRoom, Observer, StoreWriter]:
     facts = {"h1": NodeFacts((GpuFacts("GPU-1", H100), GpuFacts("GPU-2", H100)))}
-    view = SimpleNamespace(facts=lambda: facts)
-    loop = SupplyLoop(
-        SimpleNamespace(), view, PlanBoard(), SimpleNamespace(), lambda *change: None, Settings(**settings)  # type: ignore[arg-type]
-    )  # fmt: skip
+    observer = Observer(SimpleNamespace(facts=lambda: facts), PlanBoard(), lambda row: 0)
     writer = StoreWriter(lambda: open_history(url), 100)
     writer.start()
-    snapshot = Snapshot(0.0, tuple(waiting), ())  # type: ignore[arg-type]
-    supply = SimpleNamespace(view=view, loop=loop)
-    return StockRoom(supply, writer, lambda: snapshot, clock=lambda: NOW), loop, writer  # type: ignore[arg-type]
+    snapshot = Snapshot(0.0, tuple(waiting), ())
+    return StockRoom(observer, writer, lambda: snapshot, clock=lambda: NOW), observer, writer
 
 
-def test_the_supply_loop_is_told_and_an_administrators_word_stands_above_it(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/db"
-    stock, loop, writer = room(url, job(1, "3g.40gb", array_job=1, array_task="1-20", tasks=20))
-    try:
-        assert asyncio.run(stock.look()) == loop.preference == (P("3g.40gb"),)
-    finally:
-        writer.stop(30)
-    stock, loop, writer = room(
-        url, job(1, "3g.40gb", array_job=1, array_task="1-20", tasks=20), preference=(P("7g.80gb"),)
+def test_the_next_snapshots_hold_what_was_found(tmp_path: Path) -> None:
+    stock, observer, writer = room(
+        f"sqlite:///{tmp_path}/db", job(1, "3g.40gb", array_job=1, array_task="1-20", tasks=20)
     )
     try:
-        asyncio.run(stock.look())
-        assert loop.preference == (P("7g.80gb"),)
+        assert asyncio.run(stock.look()) == (P("3g.40gb"),)
+        assert observer.snapshot(NOW, (), (), Answers(), True).preference == (P("3g.40gb"),)
     finally:
         writer.stop(30)
 
 
 def test_where_too_little_is_known_it_stays_as_it_was(tmp_path: Path) -> None:
-    stock, loop, writer = room(f"sqlite:///{tmp_path}/db", *(job(n, "3g.40gb") for n in range(19)))
+    stock, observer, writer = room(f"sqlite:///{tmp_path}/db", *(job(n, "3g.40gb") for n in range(19)))
     try:
-        loop.prefer((P("1g.10gb"),))
-        assert asyncio.run(stock.look()) == () and loop.preference == (P("1g.10gb"),)
+        observer.preference = (P("1g.10gb"),)
+        assert asyncio.run(stock.look()) == () and observer.preference == (P("1g.10gb"),)
     finally:
         writer.stop(30)
+
+
+def test_an_administrators_word_stands_above_it() -> None:
+    settings = SupplySettings(preference=(P("7g.80gb"),))
+    gpus = NodeFacts((GpuFacts("GPU-1", H100),))
+    row = NodeRow("h1", frozenset({"IDLE"}), gres={"none": 14}, partitions=("gpu",))
+    snapshot = ClusterSnapshot(NOW, (), (row,), {"h1": gpus}, preference=(P("1g.10gb"),))
+    decided = plan_supply(snapshot, SupplyMemory(), settings)
+    assert decided.plan.offers() == {P("7g.80gb"): 1}

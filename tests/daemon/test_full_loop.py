@@ -93,7 +93,7 @@ def test_a_waiting_job_gets_its_slice_offered_run_and_recorded(make, slurm, url)
             event = start(1, uuid, profile, at, size, 2)
             event["slices"].append({**event["slices"][0], "start": 4 - at, "mig_uuid": "MIG-1b"})
             assert agent.node.events(event) == (200, {"acked": 2})
-            eventually(lambda: len(running.service.supply.view.facts()["n1"].gpus[0].leases) == 2)
+            eventually(lambda: len(running.service.rounds.view.facts()["n1"].gpus[0].leases) == 2)
             assert slurm.cancelled == []
             slurm.ends[1] = {"job_id": 1, "state": "COMPLETED", "exit_code": "0:0", "restarts": 0, "end": 20.0}
             del slurm.queue[1]
@@ -156,7 +156,7 @@ def test_after_a_restart_held_slots_stay_held(make, slurm):
         agent.node.events()
         try:
             eventually(lambda: slurm.node_rows["n1"].gres.get("1g.10gb", 0) >= 2)
-            taken = running.service.supply.view.facts()["n1"].gpus[0]
+            taken = running.service.rounds.view.facts()["n1"].gpus[0]
             assert [(slot.profile.name, slot.placement.start, run) for slot, run in taken.leases] == [
                 ("3g.40gb", 0, (1, 0))
             ]

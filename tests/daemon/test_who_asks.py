@@ -83,7 +83,7 @@ def test_by_munge_a_node_is_believed_from_its_own_address_alone(make: Callable[.
         assert status == 403
         assert "n1 speaks from 127.0.0.2, but Slurm has it at 127.0.0.1" in answer["error"]
         assert Node(running.port, MungeLike(), "n9").plan()[0] == 403
-        assert len(running.service.supply.view.facts()["n1"].gpus) == 1
+        assert len(running.service.rounds.view.facts()["n1"].gpus) == 1
     with Running(make(MungeLike(), check_addresses=False)) as running:
         assert Node(running.port, MungeLike(), "n1", "127.0.0.2").plan()[0] == 200
 
@@ -186,7 +186,7 @@ def test_private_jobs_are_told_of_to_those_alone_who_may_see_them(
     slurm.queue[2] = pending(2, "gres/mig:7g.80gb:1")
     slurm.private = "jobs,usage"
     with Running(make()) as running:
-        eventually(lambda: running.service.supply.loop.latest)
+        eventually(lambda: running.service.rounds.controller.decision)
         hidden = asked(config, 1001, "/v1/why/2")
         assert hidden == asked(config, 1001, "/v1/why/99").replace("99", "2"), "as if there were no such job"
         assert "does not list job 2" in hidden
@@ -196,7 +196,7 @@ def test_private_jobs_are_told_of_to_those_alone_who_may_see_them(
         assert "403" in tcp(running.port, "/v1/waiting")
     slurm.private = ""
     with Running(make()) as running:
-        eventually(lambda: running.service.supply.loop.latest)
+        eventually(lambda: running.service.rounds.controller.decision)
         assert "does not list" not in asked(config, 1001, "/v1/why/2"), "without PrivateData everybody may ask"
 
 

@@ -48,7 +48,7 @@ def submit(bed, marker, *options, wrap, user="mbalice"):
 
 
 def fill(bed):
-    """Start a job that holds both GPUs whole; for Slurm it runs before its Prolog has ended, so its script is awaited."""
+    """Start a job that holds both GPUs whole; Slurm calls it running before its Prolog ends: wait for its script."""
     job = submit(bed, "[mig:7g.80gb:2]", wrap="echo started; sleep 600")
     path = bed.home("mbalice") / f"slurm-{job}.out"
     bed.wait("the job on both GPUs", lambda: path.exists() and "started" in path.read_text())

@@ -39,7 +39,7 @@ def paired(gpus: int = 1, host_runs: float = 1000.0, guest_runs: float = 1000.0)
     world.steps(2)
     assert host in world.running()
     guest = waiting(world, runs=guest_runs)
-    world.loop.guests({guest: host})
+    world.loop.share({guest: host})
     world.step()
     release(world, guest)
     world.steps(2)
@@ -57,19 +57,19 @@ def test_what_is_offered_is_in_the_plan_that_the_node_has() -> None:
     host = world.slurm.submit("gres/mig:2g.20gb:1", runs=1000)
     world.steps(2)
     guest = waiting(world)
-    world.loop.guests({guest: host})
+    world.loop.share({guest: host})
     world.nodes.deaf.add("n1")
     world.round()
     assert count(world, "guest") == 0, "the node does not know of it yet"
-    assert world.loop.offered_guests == {guest: "n1"}
+    assert world.loop.shared == {guest: "n1"}
     world.nodes.deaf.clear()
     world.steps(2)
     assert count(world, "guest") == 1
     (place,) = world.nodes.guests["n1"].values()
     assert place[1] == "2g.20gb" and place[4:] == (host, 0)
-    world.loop.guests({})
+    world.loop.share({})
     world.steps(2)
-    assert count(world, "guest") == 0 and not world.nodes.guests["n1"] and not world.loop.offered_guests
+    assert count(world, "guest") == 0 and not world.nodes.guests["n1"] and not world.loop.shared
 
 
 def test_a_guest_starts_and_the_sum_stays_and_nothing_is_unexplained() -> None:
@@ -122,9 +122,9 @@ def test_a_pair_whose_host_has_left_is_not_offered() -> None:
     world.steps(2)
     guest = waiting(world)
     world.steps(8)
-    world.loop.guests({guest: host})
+    world.loop.share({guest: host})
     world.steps(2)
-    assert count(world, "guest") == 0 and not world.loop.offered_guests
+    assert count(world, "guest") == 0 and not world.loop.shared
 
 
 def test_jobs_of_two_users_are_no_pair() -> None:
@@ -133,17 +133,17 @@ def test_jobs_of_two_users_are_no_pair() -> None:
     host = world.slurm.submit("gres/mig:2g.20gb:1", runs=100, user="alice")
     world.steps(2)
     guest = waiting(world, user="bob")
-    world.loop.guests({guest: host})
+    world.loop.share({guest: host})
     world.steps(2)
-    assert not world.loop.offered_guests and count(world, "guest") == 0
+    assert not world.loop.shared and count(world, "guest") == 0
 
 
 def test_a_second_pair_on_the_same_slice_is_none() -> None:
     world, host, _ = paired()
     other = waiting(world)
-    world.loop.guests({other: host})
+    world.loop.share({other: host})
     world.steps(2)
-    assert not world.loop.offered_guests
+    assert not world.loop.shared
 
 
 def test_while_the_service_is_away_counts_stay_and_afterwards_all_is_known_again() -> None:
@@ -184,19 +184,19 @@ def test_whatever_comes_and_goes_nobody_finds_a_slot_taken(seed: int) -> None:
             world.clock.sleep(1)
             world.finish()
             world.nodes.poll()
-            world.loop.guests(pairs)
+            world.loop.share(pairs)
             world.round()
         elif what == "early":  # Slurm uses what has become free before anybody has looked
             world.clock.sleep(1)
             world.finish()
             world.start()
             world.prologs()
-        world.loop.guests(pairs)
+        world.loop.share(pairs)
         for job, row in list(world.slurm.queue.items()):  # as whoever decides on pairs does
-            if row.pending and is_guest(row.gres) and job not in world.loop.offered_guests:
+            if row.pending and is_guest(row.gres) and job not in world.loop.shared:
                 world.slurm.queue[job] = replace(row, gres="gres/mig:loan:1", requested_nodes="")
-            elif row.pending and "loan" in row.gres and job in world.loop.offered_guests:
-                release(world, job, world.loop.offered_guests[job])
+            elif row.pending and "loan" in row.gres and job in world.loop.shared:
+                release(world, job, world.loop.shared[job])
         report = world.step()
         assert not report.error and not report.excess and not report.notes
         assert not world.nodes.misfits

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from slurm_migbatch.daemon.controller import RoundReport
+from slurm_migbatch.decide.supply import SupplySettings
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.supply.demand import slices
-from slurm_migbatch.supply.loop import Report, Settings, SupplyLoop
 from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.controllers import SupplyController
 from tests.support.fake_slurm import FakeNodes
 from tests.support.supply_gpus import H100
 
@@ -29,18 +31,14 @@ class Site:
         self.nodes = FakeNodes(time)  # type: ignore[arg-type]
         for name in cluster.spec.node_names:
             self.nodes.add(name, *([H100] * gpus))
-        self.loop = SupplyLoop(
-            self.client,
-            self.nodes,
-            self.nodes,  # type: ignore[arg-type]
-            time,
-            lambda *row, **named: self.records.append((row, named)),
-            Settings(stuck_s=60),
-        )
+        self.loop = SupplyController(self.client, self.nodes, time, SupplySettings(stuck_s=60), self._record)
         self.records: list[tuple[object, ...]] = []
         self.placed: dict[int, bool] = {}
 
-    def round(self) -> Report:
+    def _record(self, node: str, counts: dict[str, int], why: str) -> None:
+        self.records.append((node, counts, why))
+
+    def round(self) -> RoundReport:
         """One round, after the nodes did their part."""
         running = {row.job_id: row for row in self.client.jobs() if row.active and slices(row.gres)}
         for job in [job for job in self.placed if job not in running]:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_migbatch.decide.supply import SupplySettings
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.supply.demand import demands
-from slurm_migbatch.supply.loop import SupplyLoop
 from slurm_migbatch.supply.model import Demand, Gpu, Lease, Node, Plan
 from slurm_migbatch.supply.planner import Planner
 from tests.support.supply_gpus import H100, P, layout, slot
@@ -87,27 +87,20 @@ def test_who_is_a_loan_is_asked_of_each_row() -> None:
 
 
 def lending(world: World) -> World:
-    """The same world, in which jobs of that name are loans."""
-    world.loop = SupplyLoop(
-        world.slurm,  # type: ignore[arg-type]
-        world.nodes,
-        world.nodes,  # type: ignore[arg-type]
-        world.clock,
-        lambda *change: None,
-        world.settings,
-        loan=lambda row: row.name == "loan",
-    )
+    """The same world, in which elastic jobs of the usual partition are loans."""
+    world.settings = SupplySettings(stuck_s=30, lending=frozenset({"gpu"}))
+    world.new_loop()
     return world
 
 
 def test_a_released_loan_gets_its_slot_and_a_full_site_keeps_it_waiting() -> None:
     world = lending(World(gpus=1))
     world.step()
-    first = world.slurm.submit("gres/mig:7g.80gb:1", name="loan", priority=5000, runs=5)
+    first = world.slurm.submit("gres/mig:7g.80gb:1", comment="[mig:7g.80gb:1#loan0001]", priority=5000, runs=5)
     world.steps(2)
     assert first in world.running()
-    second = world.slurm.submit("gres/mig:3g.40gb:1", name="loan")
-    waits = world.slurm.submit("gres/mig:loan:1", name="loan", reason="ReqNodeNotAvail")
+    second = world.slurm.submit("gres/mig:3g.40gb:1", comment="[mig:3g.40gb:1#loan0002]")
+    waits = world.slurm.submit("gres/mig:loan:1", comment="[mig:loan:1#loan0003]", reason="ReqNodeNotAvail")
     report = world.step()
     assert report.reservations == () and "nothing else needs" in world.loop.why(second)
     assert "migbatch loans" in world.loop.why(waits)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_migbatch.decide.supply import SupplySettings
 from slurm_migbatch.mig.layout import EMPTY
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.slurm.client import UNREAD, JobRow
 from slurm_migbatch.supply.demand import slices
-from slurm_migbatch.supply.loop import Settings
 from tests.support.fake_slurm import backed
 from tests.support.supply_gpus import A30, H100, P, slot
 from tests.support.supply_world import World
@@ -167,7 +167,7 @@ def test_a_node_that_does_not_acknowledge_keeps_to_what_is_in_both_plans() -> No
 
 
 def test_a_silent_node_keeps_what_it_offers_and_gets_no_new_plan() -> None:
-    world = World(gpus=1, settings=Settings(silence_s=10))
+    world = World(gpus=1, silence_s=10)
     world.steps(2)
     before = dict(world.slurm.machines["n1"].gres)
     world.nodes.deaf.add("n1")
@@ -294,14 +294,14 @@ def test_a_requeued_job_is_hastened_once_it_is_pending_again() -> None:
     world = World()
     world.steps(2)
     job = world.slurm.submit("mig:7g.80gb:1", reason="BeginTime", eligible=world.clock.time() + 121)
-    world.loop.hasten(job)
+    world.loop.observer.send_back(job)
     world.steps(3)
     assert world.slurm.calls["hasten"] == 1
     assert job in world.running()
 
 
 def test_an_offer_that_slurm_does_not_take_is_made_elsewhere() -> None:
-    world = World(nodes=2, gpus=1, settings=Settings(stuck_s=5))
+    world = World(nodes=2, gpus=1, settings=SupplySettings(stuck_s=5))
     world.steps(2)
     job = world.slurm.submit("mig:7g.80gb:1")
     world.slurm._fit = lambda row, without=(): None  # type: ignore[method-assign]
@@ -325,7 +325,7 @@ def test_why_names_reasons_that_are_not_about_supply(reason: str, answer: str) -
     job = world.slurm.submit("mig:7g.80gb:1", reason=reason)
     world.round()
     assert answer in world.loop.why(job)
-    assert not world.loop._reservations
+    assert not world.loop.memory.supply.reservations
     assert "7g.80gb" not in world.slurm.machines["n1"].gres
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.supply.loop import Settings
+from slurm_migbatch.decide.supply import SupplySettings
 from tests.support.fake_slurm import backed
 from tests.support.supply_gpus import P
 from tests.support.supply_world import World
@@ -26,7 +26,7 @@ def test_idle_gpus_are_offered_anew_when_the_preference_changes() -> None:
 
 
 def test_an_administrators_preference_stands() -> None:
-    world = World(settings=Settings(preference=(P("1g.10gb"),)))
+    world = World(settings=SupplySettings(preference=(P("1g.10gb"),)))
     world.step()
     before = world.nodes.free("n1")
     world.loop.prefer((P("3g.40gb"),))

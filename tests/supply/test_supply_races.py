@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow, NodeRow
-from slurm_migbatch.supply.loop import SupplyLoop
+from tests.support.controllers import SupplyController
 from tests.support.fake_slurm import backed
 from tests.support.supply_world import World
 
@@ -51,14 +51,7 @@ class RacyWorld(World):
 
     def new_loop(self, told: dict[str, dict[str, int]] | None = None) -> None:
         self.ending: list[JobRow] = []
-        self.loop = SupplyLoop(
-            Restless(self),  # type: ignore[arg-type]
-            self.nodes,
-            self.nodes,  # type: ignore[arg-type]
-            self.clock,
-            lambda *row: None,
-            self.settings,
-        )
+        self.loop = SupplyController(Restless(self), self.nodes, self.clock, self.settings)
 
     def look(self) -> None:
         """One round as migbatchd makes it: the queue, the nodes, and then what follows."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slurm_migbatch.daemon.supply import ToldView
+from slurm_migbatch.daemon.observer import ToldView
 from slurm_migbatch.supply.view import LiveView
 from tests.support.supply_gpus import H100, layout, slot
 from tests.support.supply_jobs import INVENTORY, only, piece, start, stop

@@ -1,4 +1,4 @@
-"""A small cluster that lends: supply's fakes, a Slurm that signals and requeues, training jobs, and the real room.
+"""A small cluster that lends: supply's fakes, a Slurm that signals and requeues, training jobs, the real controller.
 
 `LendingSlurm` refuses what Slurm refuses: other GRES for a job that runs, signals for one that does not, names that it
 does not know. A requeued job completes for a while, is pending with its restart count raised, and may not begin for two
@@ -7,23 +7,27 @@ minutes. `Training` is what a job does with its time: it makes steps, writes a c
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
+from datetime import datetime
 from typing import Any
 
 from slurm_migbatch.config import LendingConfig
-from slurm_migbatch.daemon.cosched import CoschedRoom
-from slurm_migbatch.daemon.metrics import Metrics
-from slurm_migbatch.daemon.poll import Snapshot
+from slurm_migbatch.config.hours import Hours
+from slurm_migbatch.cosched.picture import Rules
+from slurm_migbatch.daemon.controller import Controller, RoundReport
+from slurm_migbatch.daemon.observer import Observer
+from slurm_migbatch.daemon.record import WriterRecord, lending_past
+from slurm_migbatch.daemon.rounds import lending_settings
 from slurm_migbatch.daemon.writer import StoreWriter
+from slurm_migbatch.decide.core import Settings
+from slurm_migbatch.decide.lending import LendingMemory, why_not_lent
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow, SlurmError, SlurmRefused
 from slurm_migbatch.store.db import Store, open_store
+from slurm_migbatch.supply.advertiser import Advertiser
 from slurm_migbatch.supply.demand import slices
-from slurm_migbatch.supply.loop import Report
 from slurm_migbatch.workload.loans import LOAN
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.supply_world import World
@@ -181,7 +185,7 @@ class LendingSlurm(FakeSlurm):
 
 
 class LoanWorld(World):
-    """`step` is one second; `room` is the service's, which can be killed and started again over the same record."""
+    """`step` is one second; `control` is the service's, which can be killed and started again over the same record."""
 
     def __init__(self, url: str, nodes: int = 1, gpus: int = 1, **rules: Any) -> None:
         super().__init__(nodes=nodes, gpus=gpus)
@@ -189,10 +193,8 @@ class LoanWorld(World):
         for name in self.nodes.gpus:
             slots = 7 * gpus
             self.slurm.add_node(name, {"1g.10gb": slots, "none": slots}, partitions=("gpu", "train"))
-        self.new_loop()
-        self.url, self.rules = url, {**RULES, **rules}
+        self.url, self.config = url, {**RULES, **rules}
         self.training: dict[int, Training] = {}
-        self.loop_ = asyncio.new_event_loop()
         self.seq = 0
         #: seconds for which the nodes' reports of ends are on their way
         self.late = 0
@@ -205,19 +207,46 @@ class LoanWorld(World):
         """migbatchd is started (again)."""
         self.writer = StoreWriter(lambda: open_store(self.url), 1000)
         self.writer.start()
-        supply: Any = SimpleNamespace(loop=None, view=self.nodes)
-        self.metrics = Metrics()
-        self.room = CoschedRoom(
-            LendingConfig(**self.rules), self.slurm, supply, self.writer, self.metrics, clock=self.clock.time
+        config = LendingConfig(**self.config)
+        self.advertiser = Advertiser(self.slurm, self.nodes)  # type: ignore[arg-type]
+        hours = tuple(Hours.parse(text) for text in config.blackout)
+        observer = Observer(
+            self.nodes,
+            self.nodes,  # type: ignore[arg-type]
+            self.advertiser.total,
+            blackout=lambda now: any(one.covers(datetime.fromtimestamp(now)) for one in hours),
         )
-        self.supply = supply
-        self.new_loop()
-        self.run(self._load())
+        settings = Settings(self.settings, None, lending_settings(config) if config.enabled else None)
+        record = WriterRecord(self.writer)
+        self.control = Controller(settings, self.slurm, observer, self.advertiser, record, self.clock)  # type: ignore[arg-type]
+        now, history_s = self.clock.time(), config.forecast_days * config.day_s
+        past = self.writer.call(lambda store: lending_past(store, now, history_s), "loans").result(PATIENCE_S)  # type: ignore[arg-type]
+        self.control.dry_run.recall(past.actions)
+        observer.remember(past)
 
-    async def _load(self) -> None:
-        task = asyncio.ensure_future(self.room.load())
-        await asyncio.wait_for(self.room._loaded.wait(), PATIENCE_S)
-        task.cancel()
+    def new_loop(self, told: dict[str, dict[str, int]] | None = None) -> None:
+        """Nothing to do: `start_service` has a controller that decides on supply, too."""
+
+    @property
+    def lending(self) -> LendingMemory:
+        """What lending remembers."""
+        return self.control.memory.lending
+
+    @property
+    def rules(self) -> Rules:
+        """The rules that the service goes by."""
+        assert self.control.settings.lending is not None
+        return self.control.settings.lending.rules
+
+    @property
+    def shared(self) -> Mapping[int, str]:
+        """The pairs that the last round has put into a plan."""
+        supply = self.control.decision.supply if self.control.decision is not None else None
+        return {} if supply is None else supply.shared
+
+    def why(self, job: int) -> str:
+        """Why an elastic job waits; empty where it does not."""
+        return why_not_lent(job, self.lending, self.clock.time()) or ""
 
     def kill(self) -> None:
         """migbatchd is gone; what it had queued for the record is written or not, as it was."""
@@ -226,27 +255,24 @@ class LoanWorld(World):
     def restart(self, **rules: Any) -> None:
         """Killed and started again."""
         self.kill()
-        self.rules.update(rules)
+        self.config.update(rules)
         self.start_service()
 
     def close(self) -> None:
         self.kill()
-        self.loop_.close()
 
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return self.loop_.run_until_complete(work)
-
-    def round(self) -> Report:
-        report = super().round()
-        self.supply.loop = self.loop
-        snapshot = Snapshot(self.clock.monotonic(), tuple(self.slurm.jobs()), tuple(self.slurm.nodes()))
+    def round(self) -> RoundReport:
+        sums = {n: sum(m.gres.values()) for n, m in self.slurm.machines.items()}
         before = Counter(self.slurm.calls)
-        self.run(self.room.follow(snapshot))
+        report = self.control.round()
         calls = self.slurm.calls - before
         assert calls["update_jobs"] <= 2, "however many jobs; two where Slurm does not forget former types"
         assert calls["signal_all"] <= 2, "one for each signal"
         assert calls["requeue_all"] <= 1
-        assert calls.total() <= 5, calls
+        assert sums == {n: sum(m.gres.values()) for n, m in self.slurm.machines.items()}, "the constant sum broke"
+        for node in self.slurm.machines:
+            if node not in self.nodes.deaf:
+                self.nodes.board.heard(node)
         return report
 
     def store(self) -> Store:
@@ -281,7 +307,7 @@ class LoanWorld(World):
         own = {job: slices(self.row(job).gres) for job in self.training if job in self.running()}
         return {job: next(iter(found)).name for job, found in own.items() if found}
 
-    def step(self, seconds: float = 1.0) -> Report:
+    def step(self, seconds: float = 1.0) -> RoundReport:
         self.clock.sleep(seconds)
         before = len(self.slurm.queue) + sum(row.restarts for row in self.slurm.queue.values())
         for job in self.slurm.tick():
@@ -328,7 +354,7 @@ class LoanWorld(World):
                 self.ends[job] = now
 
     def _fresh(self, job: int) -> bool:
-        loan = self.room.ledger.open.get(job)
+        loan = self.lending.ledger.open.get(job)
         return loan is not None and loan.state.value == "signalled" and loan.checkpoint is None
 
     def tell(self, job: int, restart: int, **fields: Any) -> None:
@@ -338,7 +364,7 @@ class LoanWorld(World):
         self.seq += 1
         event = {"seq": self.seq, "ts": self.clock.time(), "kind": "progress", "job": job, "restart": restart, **fields}
         self.writer.call(lambda store: store.ingest("n1", "aa", "boot", [event]), "events").result(PATIENCE_S)
-        self.room.ingested([event])
+        self.control.observer.ingested([event], self.clock.time())
 
     def until(self, done: Any, most: int = 400) -> int:
         """Steps until it is so; how many."""

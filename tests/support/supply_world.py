@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 
+from slurm_migbatch.daemon.controller import RoundReport
+from slurm_migbatch.decide.supply import SupplySettings
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.slurm.client import JobRow
-from slurm_migbatch.supply.loop import Report, Settings, SupplyLoop
+from tests.support.controllers import SupplyController
 from tests.support.fake_slurm import FakeClock, FakeNodes, FakeSlurm, backed
 from tests.support.supply_gpus import H100
 
@@ -19,9 +21,10 @@ class World:
         nodes: int = 1,
         gpus: int = 2,
         geometry: Geometry = H100,
-        settings: Settings | None = None,
+        settings: SupplySettings | None = None,
         seed: int = 0,
         conf: dict[str, int] | None = None,
+        silence_s: float = 90.0,
     ) -> None:
         self.clock = FakeClock()
         self.slurm = FakeSlurm(self.clock)
@@ -32,24 +35,25 @@ class World:
             self.slurm.add_node(f"n{i}", conf or {"1g.10gb": slots, "none": slots})
             self.nodes.add(f"n{i}", *([geometry] * gpus))
         self.records: list[tuple[str, dict[str, int], str]] = []
-        self.settings = settings or Settings(stuck_s=30)
+        self.silence_s = silence_s
+        self.settings = settings or SupplySettings(stuck_s=30)
         self.new_loop()
         self.to_start: list[tuple[JobRow, tuple[str, ...]]] = []
         self.ends: dict[int, float] = {}
 
     def new_loop(self, told: dict[str, dict[str, int]] | None = None) -> None:
         """The service is started (again)."""
-        self.loop = SupplyLoop(
-            self.slurm,  # type: ignore[arg-type]
+        self.loop = SupplyController(
+            self.slurm,
             self.nodes,
-            self.nodes,  # type: ignore[arg-type]
             self.clock,
-            lambda node, ts, version, counts, why: self.records.append((node, dict(counts), why)),
             self.settings,
+            lambda node, counts, why: self.records.append((node, counts, why)),
+            silence_s=self.silence_s,
         )
-        self.loop.recall(told or {})
+        self.loop.advertiser.recall(told or {})
 
-    def round(self) -> Report:
+    def round(self) -> RoundReport:
         sums = {n: sum(m.gres.values()) for n, m in self.slurm.machines.items()}
         report = self.loop.round()
         assert sums == {n: sum(m.gres.values()) for n, m in self.slurm.machines.items()}, "the constant sum broke"
@@ -78,7 +82,7 @@ class World:
                 self.slurm.finish(job)
                 del self.ends[job]
 
-    def step(self, seconds: float = 1.0) -> Report:
+    def step(self, seconds: float = 1.0) -> RoundReport:
         self.clock.sleep(seconds)
         self.finish()
         self.nodes.report()
@@ -93,5 +97,5 @@ class World:
     def running(self) -> set[int]:
         return set(self.ends)
 
-    def steps(self, count: int) -> list[Report]:
+    def steps(self, count: int) -> list[RoundReport]:
         return [self.step() for _ in range(count)]

@@ -1,0 +1,54 @@
+"""A controller over the tests' own Slurm, nodes and clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from slurm_migbatch.daemon.controller import Controller, NoRecord
+from slurm_migbatch.daemon.observer import Observer
+from slurm_migbatch.decide.core import Settings
+from slurm_migbatch.decide.supply import SupplySettings
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.supply.advertiser import Advertiser
+
+
+class KeptSupply(NoRecord):
+    """A record that hands on what nodes are told to offer."""
+
+    def __init__(self, keep: Callable[[str, dict[str, int], str], object]) -> None:
+        self._keep = keep
+
+    def supply(self, node: str, at: float, version: int, counts: Mapping[str, int], why: str) -> None:
+        self._keep(node, dict(counts), why)
+
+
+class SupplyController(Controller):
+    """Decides on supply alone; pairs of jobs that share a slice are set by the test."""
+
+    def __init__(
+        self,
+        slurm: Any,
+        nodes: Any,
+        clock: Any,
+        settings: SupplySettings,
+        keep: Callable[[str, dict[str, int], str], object] = lambda node, counts, why: None,
+        silence_s: float = 90.0,
+    ) -> None:
+        self.advertiser = Advertiser(slurm, nodes)
+        observer = Observer(nodes, nodes, self.advertiser.total, silence_s=silence_s)
+        super().__init__(Settings(settings), slurm, observer, self.advertiser, KeptSupply(keep), clock)
+
+    def prefer(self, order: Sequence[Profile]) -> None:
+        """Let the history of requests prefer these profiles."""
+        self.observer.preference = tuple(order)
+
+    def share(self, pairs: Mapping[int, int]) -> None:
+        """Let these jobs share slices: second job -> first job."""
+        self.memory.supply.pairs = dict(pairs)
+
+    @property
+    def shared(self) -> Mapping[int, str]:
+        """The pairs that the last round has put into a plan."""
+        supply = self.decision.supply if self.decision is not None else None
+        return {} if supply is None else supply.shared
