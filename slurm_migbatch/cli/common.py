@@ -183,7 +183,7 @@ class LazyGroup(click.Group):
 def config_option(command: F) -> F:
     """The option -c/--config; the function gets a `Config`."""
 
-    def read(ctx: click.Context, param: click.Parameter, value: str | None) -> Config:
+    def read(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Config:
         from slurm_migbatch.config import DEFAULT_PATH, Config, load
 
         if value is None:
