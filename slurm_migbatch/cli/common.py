@@ -29,7 +29,7 @@ EXIT_INTERRUPTED = 130
 HELP = {"help_option_names": ["-h", "--help"]}
 
 #: modules that another extra brings than `controller` does
-_EXTRAS = {"pynvml": "node"}
+_EXTRAS = {"pynvml": "node", "matplotlib": "plot"}
 _LAB = "slurm_migbatch.lab"
 #: packages of ours that an installation may leave out
 _PARTS = {

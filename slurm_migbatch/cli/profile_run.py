@@ -211,8 +211,12 @@ def _run(options: _Options) -> None:
 
 
 def _check_names(options: _Options) -> None:
-    if options.plot is not None and options.plot.suffix.lower() != _PLOT:
-        raise click.UsageError(f"--plot draws SVG: name it {options.plot.with_suffix(_PLOT)}")
+    if options.plot is not None:
+        if options.plot.suffix.lower() != _PLOT:
+            raise click.UsageError(f"--plot draws SVG: name it {options.plot.with_suffix(_PLOT)}")
+        from slurm_migbatch.profiling.plot import require
+
+        require()  # before anything is measured
     if options.source is not None and len(options.source) > TEXT_LENGTHS["source"]:
         raise click.UsageError(f"--source takes at most {TEXT_LENGTHS['source']} characters")
 

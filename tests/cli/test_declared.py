@@ -62,6 +62,8 @@ def extras_of(path):
     name = str(path.relative_to(PACKAGE))
     if name == "slurm/pyslurm_worker.py":
         return ("pyslurm-25-11",)
+    if name == "profiling/plot.py":
+        return ("plot",)
     if name.startswith("lab/"):
         return ("lab",)
     return ("node",) if name.startswith(ON_NODES) else ("controller",)
@@ -80,7 +82,7 @@ def test_imports_of_the_tests_are_declared():
     assert {path: modules for path, modules in missing.items() if modules} == {}
 
 
-@pytest.mark.parametrize("extra", ["", "node", "controller", "lab", "mysql", "postgres", "pyslurm-25-11"])
+@pytest.mark.parametrize("extra", ["", "node", "controller", "plot", "lab", "mysql", "postgres", "pyslurm-25-11"])
 def test_declared_packages_are_used(extra):
     """The drivers of databases are not imported by name: SQLAlchemy is told theirs."""
     files = [

@@ -118,6 +118,16 @@ def test_a_package_missed_late_is_told_alike(tmp_path):
     one_line(done, "migbatch", "lab", "numpy")
 
 
+def test_a_plot_is_refused_before_anything_is_measured(tmp_path):
+    (tmp_path / "bench.py").write_text("def make(batch): return lambda: None\n")
+    target = ("--model", "m", "-o", str(tmp_path / "m.csv"), "--plot", str(tmp_path / "m.svg"))
+    done = start(("controller",), "migbatch", "profile", "run", f"{tmp_path}/bench.py:make", *target)
+    one_line(done, "migbatch", "plot", "matplotlib")
+    assert not (tmp_path / "m.csv").exists()
+    folders = ("--data", str(tmp_path), "--plot", str(tmp_path / "plots"))
+    one_line(start(("controller",), "migbatch", "bench", "lending", *folders), "migbatch", "lab", "matplotlib")
+
+
 WITHOUT_CHECKOUT = """
 import sys
 sys.meta_path = [finder for finder in sys.meta_path if "editable" not in finder.__module__]
