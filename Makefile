@@ -33,9 +33,10 @@ driver: venv ## compile the simulated NVIDIA driver (also done on first use)
 demo: venv system ## a private cluster, jobs of three users, and a check of everything claimed (3 minutes)
 	$(BIN)/python -m slurm_migbatch.testbed.demo
 
-lint: venv ## ruff and mypy
+lint: venv ## ruff, import contracts and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/mypy
 
 test: venv system ## every test, those on a real private Slurm cluster included (WORKERS=n at once)

@@ -29,10 +29,11 @@ def make(batch, width):
 PYTHON
 
 # Without torch, try it on the CPU: sbatch --export=ALL,DEVICE=cpu profile-model.sh
+# PLOT=curves.svg draws the curves, where matplotlib is installed beside migbatch (extra `plot`).
 # --resume: a job that was requeued goes on where it stopped.
 NAME=${MODEL:-linear}
 srun --ntasks=1 migbatch profile run "$BENCH:make" --model "$NAME" --batches "${BATCHES:-1-64}" \
 	--inputs "${INPUTS:-256,1024}" ${DEVICE:+--device "$DEVICE"} --resume \
-	-o "$NAME-$SLURM_JOB_ID.csv" --plot "$NAME-$SLURM_JOB_ID.svg"
+	-o "$NAME-$SLURM_JOB_ID.csv" ${PLOT:+--plot "$PLOT"}
 
 # An administrator takes the tables into the record: migbatch profile import NAME-*.csv

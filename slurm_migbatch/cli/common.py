@@ -29,7 +29,13 @@ EXIT_INTERRUPTED = 130
 HELP = {"help_option_names": ["-h", "--help"]}
 
 #: modules that another extra brings than `controller` does
-_EXTRAS = {"pynvml": "node"}
+_EXTRAS = {"pynvml": "node", "matplotlib": "plot"}
+_LAB = "slurm_migbatch.lab"
+#: packages of ours that an installation may leave out
+_PARTS = {
+    _LAB: "the simulator and the experiments (slurm_migbatch.lab) are",
+    "slurm_migbatch.testbed": "the test bed (slurm_migbatch.testbed) is",
+}
 
 
 class Failure(click.ClickException):
@@ -113,15 +119,10 @@ def run(command: click.Command | str, prog: str, args: Sequence[str] | None = No
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package in ("", "slurm_migbatch") or "MIGBATCH_DEBUG" in os.environ:
+        text = _missing(error)
+        if not text or "MIGBATCH_DEBUG" in os.environ:
             raise
-        extra = _EXTRAS.get(package, "controller")
-        _say(
-            prog,
-            f"this needs the Python package {package}, which is not installed here; "
-            f"pip install 'slurm-migbatch[{extra}]'",
-        )
+        _say(prog, text)
         return EXIT_FAILED
     except Exception as error:
         if not is_expected(error) or "MIGBATCH_DEBUG" in os.environ:
@@ -129,6 +130,24 @@ def run(command: click.Command | str, prog: str, args: Sequence[str] | None = No
         _say(prog, describe(error))
         return EXIT_FAILED
     return code if isinstance(code, int) and not isinstance(code, bool) else 0
+
+
+def _missing(error: ModuleNotFoundError) -> str:
+    """What is not installed and how to get it, as a sentence; empty where it is a module that must be there."""
+    name = error.name or ""
+    if name in _PARTS:
+        return f"{_PARTS[name]} not part of this installation; pip install 'slurm-migbatch[lab]' brings all"
+    package = name.partition(".")[0]
+    if package in ("", "slurm_migbatch"):
+        return ""
+    from traceback import walk_tb
+
+    importers = (str(frame.f_globals.get("__name__", "")) for frame, _ in walk_tb(error.__traceback__))
+    in_lab = any(f"{importer}.".startswith(f"{_LAB}.") for importer in importers)
+    extra = "lab" if in_lab else _EXTRAS.get(package, "controller")
+    return (
+        f"this needs the Python package {package}, which is not installed here; pip install 'slurm-migbatch[{extra}]'"
+    )
 
 
 def is_expected(error: BaseException) -> bool:
@@ -183,7 +202,7 @@ class LazyGroup(click.Group):
 def config_option(command: F) -> F:
     """The option -c/--config; the function gets a `Config`."""
 
-    def read(ctx: click.Context, param: click.Parameter, value: str | None) -> Config:
+    def read(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Config:
         from slurm_migbatch.config import DEFAULT_PATH, Config, load
 
         if value is None:

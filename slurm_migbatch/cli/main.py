@@ -29,7 +29,7 @@ COMMANDS = {
 }
 
 
-def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
         from importlib.metadata import version
 

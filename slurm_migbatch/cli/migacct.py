@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -15,6 +15,8 @@ from slurm_migbatch.cli.common import F, Failure, run
 
 if TYPE_CHECKING:
     from slurm_migbatch.report.columns import Column, Context
+    from slurm_migbatch.report.selection import Selection
+    from slurm_migbatch.report.table import Style
     from slurm_migbatch.store.db import Store
 
 _LINES_AT_ONCE = 2000
@@ -39,7 +41,7 @@ def database_url(option: str | None) -> str:
 class _Command(click.Command):
     """A command whose help ends with the columns and the forms of times."""
 
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_epilog(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from slurm_migbatch.report.columns import COLUMNS, DEFAULT
         from slurm_migbatch.report.states import CODES
         from slurm_migbatch.slurm.times import TIME_FORMS
@@ -70,7 +72,7 @@ class _Command(click.Command):
 
 
 def _now_print(text: str) -> Callable[[click.Context, click.Parameter, bool], None]:
-    def callback(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    def callback(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
         if value and not ctx.resilient_parsing:
             click.echo(_TEXTS[text](ctx))
             ctx.exit()
@@ -78,13 +80,13 @@ def _now_print(text: str) -> Callable[[click.Context, click.Parameter, bool], No
     return callback
 
 
-def _version(ctx: click.Context) -> str:
+def _version(_ctx: click.Context) -> str:
     from importlib.metadata import version
 
     return f"migacct {version('slurm-migbatch')}"
 
 
-def _names(ctx: click.Context) -> str:
+def _names(_ctx: click.Context) -> str:
     from slurm_migbatch.report.format import name_list
 
     return name_list()
@@ -164,83 +166,65 @@ def command(**options: Any) -> None:
     from slurm_migbatch.report.errors import ReportError
 
     try:
-        _report(**options)
+        _report(_Options(**options))
     except ReportError as error:
         raise Failure(str(error)) from None
 
 
-def _report(
-    *,
-    jobs: tuple[str, ...],
-    users: tuple[str, ...],
-    allusers: bool,
-    accounts: tuple[str, ...],
-    partitions: tuple[str, ...],
-    nodelist: tuple[str, ...],
-    states: tuple[str, ...],
-    starttime: str,
-    endtime: str,
-    duplicates: bool,
-    allocations: bool,
-    format: tuple[str, ...],
-    brief: bool,
-    long: bool,
-    noheader: bool,
-    parsable: bool,
-    parsable2: bool,
-    delimiter: str,
-    as_json: bool,
-    noconvert: bool,
-    units: str | None,
-    db: str | None,
-) -> None:
+class _Options(NamedTuple):
+    """The options as click reads them."""
+
+    jobs: tuple[str, ...]
+    users: tuple[str, ...]
+    allusers: bool
+    accounts: tuple[str, ...]
+    partitions: tuple[str, ...]
+    nodelist: tuple[str, ...]
+    states: tuple[str, ...]
+    starttime: str
+    endtime: str
+    duplicates: bool
+    allocations: bool
+    format: tuple[str, ...]
+    brief: bool
+    long: bool
+    noheader: bool
+    parsable: bool
+    parsable2: bool
+    delimiter: str
+    as_json: bool
+    noconvert: bool
+    units: str | None
+    db: str | None
+
+
+def _report(options: _Options) -> None:
     from slurm_migbatch.report.columns import BRIEF, DEFAULT, LONG, Context
     from slurm_migbatch.report.errors import ReportError
     from slurm_migbatch.report.format import parse_format
-    from slurm_migbatch.report.selection import make_selection, split
-    from slurm_migbatch.report.table import Style
     from slurm_migbatch.report.units import UNITS, size_formatter
     from slurm_migbatch.slurm.times import time_formatter
 
     now = time.time()
-    if units is not None and units.upper() not in UNITS:
-        raise ReportError(f"--units {units!r} is not one of {', '.join(UNITS)}")
-    selection = make_selection(
-        now=now,
-        own_uid=os.getuid(),
-        jobs=",".join(jobs),
-        users=split(users),
-        allusers=allusers,
-        accounts=split(accounts),
-        partitions=split(partitions),
-        nodes=",".join(nodelist),
-        states=",".join(states),
-        start=starttime,
-        end=endtime,
-        duplicates=duplicates,
-    )
-    default = os.environ.get("MIGACCT_FORMAT") or DEFAULT
-    default = LONG if long else BRIEF if brief else default
-    columns = parse_format(",".join(format) or default, default)
+    units = options.units and options.units.upper()
+    if units is not None and units not in UNITS:
+        raise ReportError(f"--units {options.units!r} is not one of {', '.join(UNITS)}")
+    selection = _selection(options, now)
+    default = LONG if options.long else BRIEF if options.brief else os.environ.get("MIGACCT_FORMAT") or DEFAULT
+    columns = parse_format(",".join(options.format) or default, default)
     context = Context(
         now,
         time_formatter(os.environ.get("SLURM_TIME_FORMAT"), now),
-        size_formatter(unit=units.upper() if units else None, convert=not noconvert),
-    )
-    style = Style(
-        header=not noheader,
-        delimiter=delimiter if parsable or parsable2 else None,
-        closed=parsable and not parsable2,
-        slices=not allocations,
+        size_formatter(unit=units or None, convert=not options.noconvert),
     )
     if selection.remark:
         click.echo(f"migacct: warning: {selection.remark}", err=True)
-    store = _open(database_url(db))
+    store = _open(database_url(options.db))
     try:
         _print(
             _document(store, selection.wanted, now)
-            if as_json
-            else _table(store, selection.wanted, columns, context, style)
+            if options.as_json
+            else _table(store, selection.wanted, columns, context, _style(options))
         )
     except Exception as error:
         if not type(error).__module__.startswith("sqlalchemy."):
@@ -250,13 +234,42 @@ def _report(
         store.close()
 
 
+def _selection(options: _Options, now: float) -> Selection:
+    from slurm_migbatch.report.selection import Options, make_selection, split
+
+    asked = Options(
+        jobs=",".join(options.jobs),
+        users=split(options.users),
+        allusers=options.allusers,
+        accounts=split(options.accounts),
+        partitions=split(options.partitions),
+        nodes=",".join(options.nodelist),
+        states=",".join(options.states),
+        start=options.starttime,
+        end=options.endtime,
+        duplicates=options.duplicates,
+    )
+    return make_selection(asked, now, os.getuid())
+
+
+def _style(options: _Options) -> Style:
+    from slurm_migbatch.report.table import Style
+
+    return Style(
+        header=not options.noheader,
+        delimiter=options.delimiter if options.parsable or options.parsable2 else None,
+        closed=options.parsable and not options.parsable2,
+        slices=not options.allocations,
+    )
+
+
 def _open(url: str) -> Store:
     from slurm_migbatch.store.db import open_store
 
     return open_store(url, readonly=True)
 
 
-def _table(store: Store, wanted: Any, columns: tuple[Column, ...], context: Context, style: Any) -> Iterator[str]:
+def _table(store: Store, wanted: Any, columns: tuple[Column, ...], context: Context, style: Style) -> Iterator[str]:
     from slurm_migbatch.report import table
     from slurm_migbatch.store.queries import select_runs
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from slurm_migbatch.profiling.timing import Effort
 
 if TYPE_CHECKING:
     from slurm_migbatch.profiling.device import Device
-    from slurm_migbatch.profiling.measure import DidNotFit, Ran
+    from slurm_migbatch.profiling.measure import DidNotFit, Program, Ran
     from slurm_migbatch.profiling.runner import Findings, Subject
 
 _PLOT = ".svg"
@@ -104,33 +105,7 @@ def _count(ctx: click.Context, param: click.Parameter, value: str | None) -> flo
 @click.option("--source", metavar="TEXT", help="Where the rows come from [default: this command and the date].")
 @click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def run(
-    target: str | None,
-    command: str | None,
-    model: str,
-    family: str,
-    kind: str,
-    batches: Sequence[int],
-    inputs: Sequence[int] | None,
-    procs: Sequence[int],
-    points: int | None,
-    grid: bool,
-    output: Path | None,
-    resume: bool,
-    plot: Path | None,
-    device: str | None,
-    python: str | None,
-    warmup: int,
-    repeats: int,
-    min_seconds: float,
-    max_seconds: float,
-    timeout: float,
-    params: float | None,
-    flops: float | None,
-    source: str | None,
-    quiet: bool,
-    as_json: bool,
-) -> None:
+def run(**options: Any) -> None:
     """Measure a model over batch and input sizes on the GPU, MIG slice or CPU at hand.
 
     TARGET is module:callable or file.py:callable, a factory. It is called as make(batch), or make(batch, input_size)
@@ -154,61 +129,124 @@ def run(
     Each point runs in processes of its own. One that runs out of memory becomes a row without speed, and nothing larger
     is tried; anything else that goes wrong ends the run. The table is written after each point.
     """
+    _run(_Options(**options))
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The options as click reads them."""
+
+    target: str | None
+    command: str | None
+    model: str
+    family: str
+    kind: str
+    batches: Sequence[int]
+    inputs: Sequence[int] | None
+    procs: Sequence[int]
+    points: int | None
+    grid: bool
+    output: Path | None
+    resume: bool
+    plot: Path | None
+    device: str | None
+    python: str | None
+    warmup: int
+    repeats: int
+    min_seconds: float
+    max_seconds: float
+    timeout: float
+    params: float | None
+    flops: float | None
+    source: str | None
+    quiet: bool
+    as_json: bool
+
+    @property
+    def table(self) -> Path:
+        """Where the rows are written."""
+        return self.output or Path(f"{self.model.replace('/', '_').lower()}.csv")
+
+
+def _run(options: _Options) -> None:
     from slurm_migbatch.profiling.device import NoMeter, NvmlMeter, find_device
-    from slurm_migbatch.profiling.measure import DidNotFit, Program, measure
-    from slurm_migbatch.profiling.runner import AtMost, Chosen, Grid, Rule, Subject, save
+    from slurm_migbatch.profiling.measure import DidNotFit, measure
+    from slurm_migbatch.profiling.runner import AtMost, Chosen, Grid, Rule, save
     from slurm_migbatch.profiling.runner import run as run_points
 
-    if points is not None and grid:
+    points, path = options.points, options.table
+    if points is not None and options.grid:
         raise click.UsageError("give --points N or --grid, one of them")
-    wanted = _target(target, command, inputs)
-    path = output or Path(f"{model.replace('/', '_').lower()}.csv")
+    wanted = _target(options.target, options.command, options.inputs)
     try:
-        cells = cells_.product(batches, inputs or (None,), procs)
+        cells = cells_.product(options.batches, options.inputs or (None,), options.procs)
     except CellError as error:
         raise click.UsageError(str(error)) from None
-    if plot is not None and plot.suffix.lower() != _PLOT:
-        raise click.UsageError(f"--plot draws SVG: name it {plot.with_suffix(_PLOT)}")
-    if source is not None and len(source) > TEXT_LENGTHS["source"]:
-        raise click.UsageError(f"--source takes at most {TEXT_LENGTHS['source']} characters")
-    earlier = _earlier(path, resume)
-    where = find_device(device, os.environ)
-    subject = Subject(
-        device=where,
-        model=_model(model),
-        family=family.lower(),
-        kind=kind,
-        params=params,
-        flops_per_item=flops,
-        source=source if source is not None else f"migbatch profile run {time.strftime('%Y-%m-%d')}",
-    )
+    _check_names(options)
+    earlier = _earlier(path, options.resume)
+    device = find_device(options.device, os.environ)
+    subject = _subject(options, device)
     subject.row(cells[0], DidNotFit(""))  # an option that no table can hold is refused before anything is measured
-    program = Program(
-        wanted,
-        _interpreter(python, os.environ),
-        Effort(warmup, Effort.warmup_seconds, repeats, min_seconds, max(max_seconds, min_seconds)),
-        timeout,
-        count_flops=kind == "infer" and flops is None,
-    )
-    meter = NoMeter() if where.is_cpu else NvmlMeter(where.visible)
+    program = _program(options, wanted)
+    meter = NoMeter() if device.is_cpu else NvmlMeter(device.visible)
     rule: Rule = Grid() if points is None else AtMost(points, Chosen(partial(_most_telling, subject)))
     most = len(cells_.open_cells(cells, filter(subject.owns, earlier)))
-    with _progress(subject, most if points is None else min(points, most), quiet) as watch:
+    with _progress(subject, most if points is None else min(points, most), options.quiet) as watch:
         try:
             found = run_points(
-                subject, cells, rule, partial(measure, program, where, meter), earlier, partial(save, path), watch
+                subject, cells, rule, partial(measure, program, device, meter), earlier, partial(save, path), watch
             )
         except KeyboardInterrupt:
             click.echo(f"interrupted; what was measured is in {path}, and --resume goes on from there", err=True)
             raise
-    if plot is not None:
+    if options.plot is not None:
         from slurm_migbatch.profiling.plot import draw
 
-        plot.write_text(draw(found.rows, f"{subject.model} on {where.gpu} {where.profile}".rstrip()), encoding="utf-8")
-    if as_json:
-        click.echo(json.dumps(_json(subject, where, found, path)))
+        title = f"{subject.model} on {device.gpu} {device.profile}".rstrip()
+        options.plot.write_text(draw(found.rows, title), encoding="utf-8")
+    if options.as_json:
+        click.echo(json.dumps(_json(subject, device, found, path)))
     else:
         _print(found, path, len(earlier))
+
+
+def _check_names(options: _Options) -> None:
+    if options.plot is not None:
+        if options.plot.suffix.lower() != _PLOT:
+            raise click.UsageError(f"--plot draws SVG: name it {options.plot.with_suffix(_PLOT)}")
+        from slurm_migbatch.profiling.plot import require
+
+        require()  # before anything is measured
+    if options.source is not None and len(options.source) > TEXT_LENGTHS["source"]:
+        raise click.UsageError(f"--source takes at most {TEXT_LENGTHS['source']} characters")
+
+
+def _subject(options: _Options, device: Device) -> Subject:
+    from slurm_migbatch.profiling.runner import Subject
+
+    source = options.source
+    return Subject(
+        device=device,
+        model=_model(options.model),
+        family=options.family.lower(),
+        kind=options.kind,
+        params=options.params,
+        flops_per_item=options.flops,
+        source=source if source is not None else f"migbatch profile run {time.strftime('%Y-%m-%d')}",
+    )
+
+
+def _program(options: _Options, target: Python | tuple[str, ...]) -> Program:
+    from slurm_migbatch.profiling.measure import Program
+
+    longest = max(options.max_seconds, options.min_seconds)
+    return Program(
+        target,
+        _interpreter(options.python, os.environ),
+        Effort(options.warmup, Effort.warmup_seconds, options.repeats, options.min_seconds, longest),
+        options.timeout,
+        count_flops=options.kind == "infer" and options.flops is None,
+    )
 
 
 def _most_telling(subject: Subject, done: Sequence[Measurement], open_: Sequence[Cell]) -> Cell | None:

@@ -18,6 +18,13 @@ from slurm_migbatch.elastic import report
 Check = Callable[[click.Context, click.Parameter, "str | None"], "str | None"]
 NOW = "now"
 
+#: options that say what was achieved; a report holds one of them, or --done
+_ACHIEVED = ("items", "latency_ms", "p99_ms", "steps", "checkpoint", "restored")
+#: words of a report, in its order
+_FACTS = (
+    "items", "seconds", "batch", "latency_ms", "p99_ms", "task", "steps", "checkpoint", "ckpt_s", "restored",
+)  # fmt: skip
+
 
 def _number(*, whole: bool = False, positive: bool = False) -> Check:
     """A callback that makes the user's number one that the progress file takes, as text."""
@@ -79,24 +86,12 @@ def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> st
     metavar="[TIME]",
     help="A checkpoint is complete since TIME (unix seconds) [now].",
 )
-@click.option("--ckpt-seconds", callback=_number(), metavar="S", help="Time that writing it took.")
+@click.option("--ckpt-seconds", "ckpt_s", callback=_number(), metavar="S", help="Time that writing it took.")
 @click.option(
     "--restored", callback=_number(whole=True), metavar="N", help="Steps that this run began from, after a requeue."
 )
 @click.option("--done", is_flag=True, help="Nothing more will be reported.")
-def progress(
-    items: str | None,
-    seconds: str | None,
-    batch: str | None,
-    latency_ms: str | None,
-    p99_ms: str | None,
-    task: str | None,
-    steps: str | None,
-    checkpoint: str | None,
-    ckpt_seconds: str | None,
-    restored: str | None,
-    done: bool,
-) -> None:
+def progress(done: bool, **facts: str | None) -> None:
     """Tell migbatch what this job has achieved so far: migbatch progress --items 5000
 
     Predictions for the next jobs of the same model get better by it, and migacct shows it. Numbers count from the job's
@@ -106,16 +101,9 @@ def progress(
     A training that was told to save (USR1) answers with --checkpoint once the file is whole; then its slice may be
     taken back without loss.
     """
-    if {items, latency_ms, p99_ms, steps, checkpoint, restored} == {None} and not done:
+    if not done and all(facts[name] is None for name in _ACHIEVED):
         raise click.UsageError("nothing to report; say at least --items N, --latency-ms L, --checkpoint or --done")
-    line = report.line(
-        os.environ,
-        {
-            "items": items, "seconds": seconds, "batch": batch, "latency_ms": latency_ms, "p99_ms": p99_ms,
-            "task": task, "steps": steps, "checkpoint": checkpoint, "ckpt_s": ckpt_seconds, "restored": restored,
-            "done": "1" if done else None,
-        },
-    )  # fmt: skip
+    line = report.line(os.environ, {**{name: facts[name] for name in _FACTS}, "done": "1" if done else None})
     path = os.environ.get(report.VARIABLE)
     if not path:
         click.echo(f"migbatch: nothing reported: no {report.VARIABLE} here, which a job with a slice has", err=True)

@@ -66,7 +66,7 @@ class Trainer:
         done: steps of the optimizer that are done, over the job's whole life.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the public interface, keywords only
         self,
         directory: str | os.PathLike[str],
         *,

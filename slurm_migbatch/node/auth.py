@@ -121,7 +121,7 @@ class MungeSigner:
             function = getattr(lib, name)
             function.argtypes, function.restype = arguments, result
 
-    def sign(self, payload: bytes, node: str) -> str:
+    def sign(self, payload: bytes, _node: str) -> str:
         """A munge credential that holds the message's SHA-256."""
         digest = hashlib.sha256(payload).hexdigest().encode()
         context = self._context()
@@ -133,7 +133,7 @@ class MungeSigner:
             self._free(text)
             self._lib.munge_ctx_destroy(context)
 
-    def verify(self, credential: str, payload: bytes, node: str) -> Identity:
+    def verify(self, credential: str, payload: bytes, _node: str) -> Identity:
         """Ask munged; a second look at the same credential is refused by it."""
         raw = _bounded(credential)
         digest = hashlib.sha256(payload).hexdigest().encode()

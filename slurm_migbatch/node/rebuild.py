@@ -8,8 +8,9 @@ one user that name the same instance the second is a guest's, whoever came first
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
-from slurm_migbatch.mig.driver import Instance
+from slurm_migbatch.mig.driver import Gpu, Instance
 from slurm_migbatch.node import handoff
 from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.gpus import Gpus
@@ -23,49 +24,60 @@ def rebuild(journal: Journal, paths: Paths, gpus: Gpus, caps: Caps, aside: str) 
     A node's first journal stays empty: without hand-offs there is nobody whose slices could be lost, and the first
     repair adopts what exists.
     """
-    given = [handoff.load(paths.job, job, restart) for job, restart in sorted(set(handoff.listed(paths.job)))]
-    if not aside and not any(h is not None and h.slices for h in given):
+    loaded = (handoff.load(paths.job, job, restart) for job, restart in sorted(set(handoff.listed(paths.job))))
+    given = [found for found in loaded if found is not None]
+    if not aside and not any(found.slices for found in given):
         with journal.write():
             journal.set_meta("built", "1")
         return
-    owners: dict[str, list[tuple[handoff.Handoff, int]]] = {}
-    for h in given:
-        for i, piece in enumerate(h.slices if h is not None else ()):
-            if h is not None:
-                owners.setdefault(piece.mig_uuid, []).append((h, i))
-    rows: list[Slice] = []
-    guests: list[Slice] = []
-    for gpu in gpus.managed():
-        for instance in gpu.instances():
-            minors, uid = _devices(caps, gpu.minor, instance)
-            row = Slice(gpu.uuid, instance.slot, "idle", since=time.time()).on(instance, minors)
-            known = owners.get(instance.mig_uuid or "", [])
-            if known and len(known) <= 2 and len({handed.uid for handed, _ in known}) == 1:
-                two = len(known) > 1
-                holders = [
-                    row._replace(state="held", job=h.job, restart=h.restart, uid=h.uid, ordinal=i, shared=two)
-                    for h, i in known
-                ]
-                row = holders[0]
-                guests += holders[1:]
-            elif known or gpu.processes(instance) or uid != 0:
-                row = row._replace(state="zombie", uid=uid, reason="its owner is unknown since the journal was lost")
-            rows.append(row)
+    owners = _owners(given)
+    held = [
+        _rows(gpu, instance, caps, owners.get(instance.mig_uuid or "", []))
+        for gpu in gpus.managed()
+        for instance in gpu.instances()
+    ]
     with journal.write():
         ids = {}
-        for row in rows:
+        for row, _ in held:
             ids[row.gpu, row.slot] = journal.put(row).id
             if row.state == "zombie":
                 journal.event("zombie", {**row.place, "reason": row.reason})
-        for guest in guests:
-            journal.put(guest._replace(beside=ids[guest.gpu, guest.slot]))
+        for _, guests in held:
+            for guest in guests:
+                journal.put(guest._replace(beside=ids[guest.gpu, guest.slot]))
         for found in given:
-            if found is not None:
-                state = "running" if found.slices else "misfit"
-                journal.put_run(Run(found.job, found.restart, found.uid, "", "", "", "", state))
+            state = "running" if found.slices else "misfit"
+            journal.put_run(Run(found.job, found.restart, found.uid, "", "", "", "", state))
         journal.set_meta("built", "1")
         what = f"the journal was damaged; the old one is kept as {aside}" if aside else "the journal was gone"
         journal.event("fault", {"gpu": None, "what": what, "action": "rebuilt", "drain": False})
+
+
+def _owners(given: Sequence[handoff.Handoff]) -> dict[str, list[tuple[handoff.Handoff, int]]]:
+    """The hand-offs that name an instance, by its MIG UUID, each with the slice's number in it."""
+    owners: dict[str, list[tuple[handoff.Handoff, int]]] = {}
+    for found in given:
+        for ordinal, piece in enumerate(found.slices):
+            owners.setdefault(piece.mig_uuid, []).append((found, ordinal))
+    return owners
+
+
+def _rows(
+    gpu: Gpu, instance: Instance, caps: Caps, known: Sequence[tuple[handoff.Handoff, int]]
+) -> tuple[Slice, list[Slice]]:
+    """The row of an instance that the `known` hand-offs name, and those of a second holder, whose `beside` is open."""
+    minors, uid = _devices(caps, gpu.minor, instance)
+    row = Slice(gpu.uuid, instance.slot, "idle", since=time.time()).on(instance, minors)
+    if known and len(known) <= 2 and len({found.uid for found, _ in known}) == 1:
+        two = len(known) > 1
+        holders = [
+            row._replace(state="held", job=found.job, restart=found.restart, uid=found.uid, ordinal=i, shared=two)
+            for found, i in known
+        ]
+        return holders[0], holders[1:]
+    if known or gpu.processes(instance) or uid != 0:
+        row = row._replace(state="zombie", uid=uid, reason="its owner is unknown since the journal was lost")
+    return row, []
 
 
 def _devices(caps: Caps, gpu_minor: int, instance: Instance) -> tuple[tuple[int | None, int | None], int]:

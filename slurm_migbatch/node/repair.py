@@ -35,6 +35,9 @@ slurmd does not run the Prolog again for a job that is requeued and comes back w
 tells TaskProlog, which then sends it back once more instead of letting it run.
 """
 
+_ORDER = {"held": 0, "intent": 1, "evict": 2, "idle": 3, "zombie": 4, "foreign": 5, "lost": 6}
+"""Of two rows for one instance the first counts."""
+
 
 class Repair(NamedTuple):
     """One thing to do on a GPU, with the row and the instance that it concerns."""
@@ -74,64 +77,95 @@ def diagnose(
     to destroy may be in the way of a living one, which then does that. What becomes of a slice's second holder follows
     from what becomes of the first one's row.
     """
+
+    def working(row: Slice) -> bool:
+        return row.state in IN_FLIGHT and alive(row.owner)
+
     joining = [row for row in rows if row.beside is not None and row.state in IN_FLIGHT and not alive(row.owner)]
     found = [Repair("leave", row, None, "whoever was to share it is gone") for row in joining]
-    rows = [row for row in rows if row.beside is None]
+    rows = sorted((row for row in rows if row.beside is None), key=lambda row: (_ORDER[row.state], row.id or 0))
     by_slot = {instance.slot: instance for instance in instances}
     accounted: set[int] = set()
-    busy_places = [row.slot.placement for row in rows if row.state in IN_FLIGHT and alive(row.owner)]
+    busy_places = [row.slot.placement for row in rows if working(row)]
     claimed = [row.slot.placement for row in rows if row.state == "intent" and alive(row.owner)]
-    order = {"held": 0, "intent": 1, "evict": 2, "idle": 3, "zombie": 4, "foreign": 5, "lost": 6}
-    for row in sorted(rows, key=lambda row: (order[row.state], row.id or 0)):
+    for row in rows:
+        busy = working(row)
         instance = by_slot.get(row.slot)
-        if row.state in IN_FLIGHT and alive(row.owner):
-            if instance is not None:
-                accounted.add(instance.gi_id)
-            continue
-        if row.state == "lost":
-            if instance is not None and instance.mig_uuid == row.mig_uuid and instance.gi_id not in accounted:
-                accounted.add(instance.gi_id)
-                found.append(Repair("regain", row, instance, "the instance that its job holds is back"))
-            continue
-        if row.state == "held":
-            if instance is None or (row.mig_uuid is not None and instance.mig_uuid != row.mig_uuid):
-                found.append(Repair("lose", row, None, "the driver no longer has the instance that the job holds"))
-                continue
+        if instance is not None and not busy and not _is_of(row, instance, accounted):
+            instance = None
+        if instance is not None:
             accounted.add(instance.gi_id)
-            if instance.gi_id in exposed:
-                found.append(Repair("guard", row, instance, "its capability devices were not the job's user's alone"))
+        if busy:
             continue
-        if instance is None or instance.gi_id in accounted:
-            found.append(Repair("forget", row, None, "the driver has no such instance"))
+        if instance is None:
+            repair = _missing(row)
+        elif row.state == "evict" and any(place.overlaps(row.slot.placement) for place in claimed):
             continue
-        accounted.add(instance.gi_id)
-        if row.state == "evict" and any(place.overlaps(row.slot.placement) for place in claimed):
-            continue
-        if row.state in IN_FLIGHT:
-            found.append(Repair("undo", row, instance, "whoever was working on it is gone"))
-        elif row.state == "idle":
-            if instance.ci_id is None:
-                found.append(Repair("complete", row, instance, "it has no compute instance"))
-            elif processes.get(instance.gi_id):
-                found.append(Repair("park", row, instance, _living(processes[instance.gi_id])))
-            elif (row.gi, row.ci, row.mig_uuid) != (instance.gi_id, instance.ci_id, instance.mig_uuid):
-                found.append(Repair("undo", row, instance, "it was made anew by somebody else"))
-            elif instance.gi_id in exposed:
-                found.append(Repair("guard", row, instance, "its capability devices were not root's alone"))
-        elif row.state == "zombie" and not processes.get(instance.gi_id):
-            found.append(Repair("clear", row, instance, "nothing lives on it any more"))
-        elif row.state == "foreign" and not processes.get(instance.gi_id):
-            found.append(Repair("release", row, instance, "nothing lives on it any more"))
-    for instance in instances:
-        if instance.gi_id in accounted or any(place.overlaps(instance.placement) for place in busy_places):
-            continue
-        if processes.get(instance.gi_id):
-            found.append(Repair("respect", None, instance, f"made by hand; {_living(processes[instance.gi_id])}"))
-        elif instance.ci_id is None:
-            found.append(Repair("complete", None, instance, "it is nobody's and has no compute instance"))
         else:
-            found.append(Repair("adopt", None, instance, "it is nobody's and nothing runs on it"))
-    return found
+            repair = _present(row, instance, processes.get(instance.gi_id, ()), instance.gi_id in exposed)
+        if repair is not None:
+            found.append(repair)
+    unclaimed = [
+        instance
+        for instance in instances
+        if instance.gi_id not in accounted and not any(place.overlaps(instance.placement) for place in busy_places)
+    ]
+    return found + [_unclaimed(instance, processes.get(instance.gi_id, ())) for instance in unclaimed]
+
+
+def _is_of(row: Slice, instance: Instance, accounted: Collection[int]) -> bool:
+    """Whether the instance in a row's slot is the row's; `accounted` holds the ids of those that are another row's."""
+    if row.state == "held":
+        return row.mig_uuid is None or instance.mig_uuid == row.mig_uuid
+    if row.state == "lost" and instance.mig_uuid != row.mig_uuid:
+        return False
+    return instance.gi_id not in accounted
+
+
+def _missing(row: Slice) -> Repair | None:
+    """What has to be done about a row whose instance the driver does not have."""
+    if row.state == "lost":
+        return None
+    if row.state == "held":
+        return Repair("lose", row, None, "the driver no longer has the instance that the job holds")
+    return Repair("forget", row, None, "the driver has no such instance")
+
+
+def _present(row: Slice, instance: Instance, pids: Sequence[int], exposed: bool) -> Repair | None:
+    """What has to be done about a row, of no living owner, whose instance the driver has."""
+    if row.state == "lost":
+        return Repair("regain", row, instance, "the instance that its job holds is back")
+    if row.state == "held":
+        why = "its capability devices were not the job's user's alone"
+        return Repair("guard", row, instance, why) if exposed else None
+    if row.state in IN_FLIGHT:
+        return Repair("undo", row, instance, "whoever was working on it is gone")
+    if row.state == "idle":
+        return _idle(row, instance, pids, exposed)
+    if pids:
+        return None
+    return Repair("clear" if row.state == "zombie" else "release", row, instance, "nothing lives on it any more")
+
+
+def _idle(row: Slice, instance: Instance, pids: Sequence[int], exposed: bool) -> Repair | None:
+    if instance.ci_id is None:
+        return Repair("complete", row, instance, "it has no compute instance")
+    if pids:
+        return Repair("park", row, instance, _living(pids))
+    if (row.gi, row.ci, row.mig_uuid) != (instance.gi_id, instance.ci_id, instance.mig_uuid):
+        return Repair("undo", row, instance, "it was made anew by somebody else")
+    if exposed:
+        return Repair("guard", row, instance, "its capability devices were not root's alone")
+    return None
+
+
+def _unclaimed(instance: Instance, pids: Sequence[int]) -> Repair:
+    """What has to be done about an instance that no row names."""
+    if pids:
+        return Repair("respect", None, instance, f"made by hand; {_living(pids)}")
+    if instance.ci_id is None:
+        return Repair("complete", None, instance, "it is nobody's and has no compute instance")
+    return Repair("adopt", None, instance, "it is nobody's and nothing runs on it")
 
 
 def _living(pids: Sequence[int]) -> str:
@@ -232,23 +266,23 @@ class Repairer:
 
     # -- one action each -----------------------------------------------------------------------------------------
 
-    def _undo(self, gpu: Gpu, row: Slice, instance: Instance, why: str) -> None:
+    def _undo(self, gpu: Gpu, row: Slice, instance: Instance, _why: str) -> None:
         """Half-done work: what exists becomes idle, whole and closed to everybody."""
         self._settle(gpu, row, instance)
 
-    def _leave(self, gpu: Gpu, row: Slice, instance: None, why: str) -> None:
+    def _leave(self, _gpu: Gpu, row: Slice, _instance: None, _why: str) -> None:
         """A second holder that never came to be. If the first one has left meanwhile, the row is no longer this one."""
         with self._journal.write():
             for now in self._journal.slices("id=? AND beside=? AND owner=?", (row.id, row.beside, row.owner)):
                 self._journal.leave(now)
 
-    def _adopt(self, gpu: Gpu, row: None, instance: Instance, why: str) -> None:
+    def _adopt(self, gpu: Gpu, _row: None, instance: Instance, _why: str) -> None:
         self._settle(gpu, Slice(gpu.uuid, instance.slot, "idle"), instance, event="create")
 
-    def _release(self, gpu: Gpu, row: Slice, instance: Instance, why: str) -> None:
+    def _release(self, gpu: Gpu, row: Slice, instance: Instance, _why: str) -> None:
         self._settle(gpu, row, instance, event="create")
 
-    def _complete(self, gpu: Gpu, row: Slice | None, instance: Instance, why: str) -> None:
+    def _complete(self, gpu: Gpu, row: Slice | None, instance: Instance, _why: str) -> None:
         self._settle(gpu, row or Slice(gpu.uuid, instance.slot, "idle"), instance)
 
     def _settle(self, gpu: Gpu, row: Slice, instance: Instance, event: str = "") -> None:
@@ -289,7 +323,7 @@ class Repairer:
     def _clear(self, gpu: Gpu, row: Slice, instance: Instance, why: str) -> None:
         self._discard(gpu, row, instance, why)
 
-    def _forget(self, gpu: Gpu | None, row: Slice, instance: None, why: str) -> None:
+    def _forget(self, _gpu: Gpu | None, row: Slice, _instance: None, why: str) -> None:
         with self._journal.write():
             self._journal.drop(row)
             if row.state in ("idle", "foreign", "evict") and row.gi is not None:
@@ -297,7 +331,7 @@ class Repairer:
             if row.state in ("zombie", "foreign"):
                 self._journal.event("cleared", {**row.place, "reason": why})
 
-    def _lose(self, gpu: Gpu | None, row: Slice, instance: None, why: str) -> None:
+    def _lose(self, _gpu: Gpu | None, row: Slice, _instance: None, why: str) -> None:
         with self._journal.write():
             guest = self._journal.guest_of(row)
             if guest is not None and guest.state in IN_FLIGHT:
@@ -317,16 +351,16 @@ class Repairer:
                 self._journal.put(guest._replace(state="held", reason=""))
         self._guard(gpu, row, instance, why)
 
-    def _respect(self, gpu: Gpu, row: None, instance: Instance, why: str) -> None:
+    def _respect(self, gpu: Gpu, _row: None, instance: Instance, why: str) -> None:
         with self._journal.write():
             foreign = self._journal.put(Slice(gpu.uuid, instance.slot, "foreign", reason=why).on(instance))
             # To the controller, which must not offer its place, it is what a zombie is: out of use for now.
             self._journal.event("zombie", {**foreign.place, "reason": why})
 
-    def _park(self, gpu: Gpu, row: Slice, instance: Instance, why: str) -> None:
+    def _park(self, _gpu: Gpu, row: Slice, _instance: Instance, why: str) -> None:
         self.park(row, why)
 
-    def _guard(self, gpu: Gpu, row: Slice, instance: Instance, why: str) -> None:
+    def _guard(self, gpu: Gpu, row: Slice, instance: Instance, _why: str) -> None:
         held = row.state == "held"
         if held and not self._runs_on(row):
             return  # its release has begun, which closes the devices itself
@@ -388,24 +422,7 @@ class Repairer:
 
     def runs(self, *, dry: bool = False) -> list[str]:
         """Finish what a dead owner left of a run: a start that never was, a release or a refusal that was begun."""
-        done = []
-        for run in self._journal.runs("state IN ('starting','ending')"):
-            if owner.alive(run.owner):
-                continue
-            pieces = self._journal.slices("job=? AND restart=?", (run.job, run.restart))
-            if run.state == "starting":
-                if any(piece.state in IN_FLIGHT for piece in pieces):
-                    continue  # its GPU could not be repaired yet
-                done.append(f"{run}: forgotten, its start was interrupted")
-                if not dry:
-                    handoff.remove(self._paths.job, run.job, run.restart)
-                    progress.remove(self._paths.progress, run.job, run.restart)
-                    with self._journal.write():
-                        self._journal.drop_run(run)
-            else:
-                done.append(f"{run}: its interrupted release is finished")
-                if not dry:
-                    self.finish(run)
+        done = self._interrupted(dry=dry)
         for run in self._journal.runs("state='misfit'"):
             if not owner.alive(run.owner) and handoff.load(self._paths.job, run.job, run.restart) is None:
                 done.append(f"{run}: the hand-off that keeps its tasks from running is written again")
@@ -415,6 +432,30 @@ class Repairer:
             with suppress(TooLate), locked(self._paths.lock, [run_lock(note.job)], Deadline(0.0)):
                 done += self.noted(note, dry=dry)
         return done + self.strays(time.time(), dry=dry)
+
+    def _interrupted(self, *, dry: bool) -> list[str]:
+        done = []
+        for run in self._journal.runs("state IN ('starting','ending')"):
+            if owner.alive(run.owner):
+                continue
+            if run.state == "ending":
+                done.append(f"{run}: its interrupted release is finished")
+                if not dry:
+                    self.finish(run)
+                continue
+            slices = self._journal.slices("job=? AND restart=?", (run.job, run.restart))
+            if any(row.state in IN_FLIGHT for row in slices):
+                continue  # its GPU could not be repaired yet
+            done.append(f"{run}: forgotten, its start was interrupted")
+            if not dry:
+                self._forget_start(run)
+        return done
+
+    def _forget_start(self, run: Run) -> None:
+        handoff.remove(self._paths.job, run.job, run.restart)
+        progress.remove(self._paths.progress, run.job, run.restart)
+        with self._journal.write():
+            self._journal.drop_run(run)
 
     def noted(self, note: ending.Note, *, dry: bool = False) -> list[str]:
         """End the runs that an Epilog has noted as over; the run's lock must be held. The note goes with the last."""

@@ -120,7 +120,7 @@ class Starter:
                 tried = f"; {why}" if why else ""
                 raise Misfit(f"no place for {grant.gres} beside what is in use{tried}", str(full)) from None
             try:
-                return self._carry_out(env, grant, who, deadline, claims)
+                return self._carry_out(env, who, deadline, claims)
             except _Again as again:
                 why = str(again)
                 if again.place is not None:
@@ -272,9 +272,7 @@ class Starter:
 
     # -- doing ---------------------------------------------------------------------------------------------------
 
-    def _carry_out(
-        self, env: HookEnv, grant: Grant, who: str, deadline: Deadline, claims: Sequence[choice.Claim]
-    ) -> Started:
+    def _carry_out(self, env: HookEnv, who: str, deadline: Deadline, claims: Sequence[choice.Claim]) -> Started:
         wanted = {claim.gpu for claim in claims}
         gpus = {gpu.uuid: gpu for gpu in self._gpus.managed() if gpu.uuid in wanted}
         try:

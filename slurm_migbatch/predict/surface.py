@@ -144,7 +144,7 @@ class MemorySurface:
         fixed = _sigmoid(shared - grown)
         return total + procs, np.stack([fixed, 1.0 - fixed, fixed * np.log(cells.sm)], axis=-1)
 
-    def expected(self, known: Known, gpu: GpuFacts, kind: str) -> Array:
+    def expected(self, known: Known, _gpu: GpuFacts, kind: str) -> Array:
         """See `Surface`. A context of 700 MiB, weights (four times in training: gradients and two moments), activations
         (three times in training: they are kept for the backward pass)."""
         training = kind == "train"

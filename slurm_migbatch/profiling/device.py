@@ -83,7 +83,7 @@ class NoMeter:
     """For the CPU: the processes themselves know how much memory they took."""
 
     @contextmanager
-    def watch(self, sessions: Collection[int]) -> Iterator[Peak]:
+    def watch(self, _sessions: Collection[int]) -> Iterator[Peak]:
         """Nothing is seen."""
         yield Peak()
 

@@ -17,6 +17,13 @@ class MeasurementError(ValueError):
     """Values that make no measurement; the message says which column and what to write instead."""
 
 
+def _profile_name(text: str) -> str:
+    try:
+        return Profile.parse(text).name
+    except ProfileError as error:
+        raise MeasurementError(f"profile: {error}") from None
+
+
 @dataclass(frozen=True)
 class Measurement:
     """One row of the neutral table. None (in CSV: empty) is "not known".
@@ -69,15 +76,17 @@ class Measurement:
         if self.kind not in KINDS:
             raise MeasurementError(f"kind is infer or train, not {show(self.kind)}")
         if self.profile:
-            try:
-                name = Profile.parse(self.profile).name
-            except ProfileError as error:
-                raise MeasurementError(f"profile: {error}") from None
-            object.__setattr__(self, "profile", name)
+            object.__setattr__(self, "profile", _profile_name(self.profile))
+        self._check_texts()
+        self._check_numbers()
+
+    def _check_texts(self) -> None:
         for name, most in TEXT_LENGTHS.items():
             text = getattr(self, name)
             if len(text) > most or not text.isprintable():
                 raise MeasurementError(f"{name} must be at most {most} printable characters, not '{show(text)}'")
+
+    def _check_numbers(self) -> None:
         for name in _COUNTS:
             value = getattr(self, name)
             if value is not None and not 1 <= value <= 10**9:

@@ -32,7 +32,7 @@ class Rule(Protocol):
 class Grid:
     """Every cell, in ascending order."""
 
-    def next(self, done: Sequence[Measurement], remaining: Sequence[Cell]) -> int | None:
+    def next(self, _done: Sequence[Measurement], remaining: Sequence[Cell]) -> int | None:
         """The first."""
         return 0 if remaining else None
 

@@ -49,7 +49,7 @@ class Column:
 
 
 def _text(name: str) -> RunCell:
-    def cell(run: Fields, slices: Sequence[Fields], context: Context) -> str:
+    def cell(run: Fields, _slices: Sequence[Fields], _context: Context) -> str:
         value = getattr(run, name)
         return "" if value is None else str(value)
 
@@ -57,7 +57,7 @@ def _text(name: str) -> RunCell:
 
 
 def _slice_text(name: str) -> SliceCell:
-    def cell(piece: Fields, number: int, context: Context) -> str:
+    def cell(piece: Fields, _number: int, _context: Context) -> str:
         value = getattr(piece, f"slice_{name}")
         return "" if value is None else str(value)
 
@@ -67,7 +67,7 @@ def _slice_text(name: str) -> SliceCell:
 def _all_slices(one: SliceCell) -> RunCell:
     """The same of every slice, separated by commas, repetitions once."""
 
-    def cell(run: Fields, slices: Sequence[Fields], context: Context) -> str:
+    def cell(_run: Fields, slices: Sequence[Fields], context: Context) -> str:
         return ",".join(dict.fromkeys(one(piece, number, context) for number, piece in enumerate(slices)))
 
     return cell
@@ -82,7 +82,7 @@ def _memory(name: str) -> RunCell:
 
 
 def _figures(kind: str) -> RunCell:
-    def cell(run: Fields, slices: Sequence[Fields], context: Context) -> str:
+    def cell(run: Fields, _slices: Sequence[Fields], context: Context) -> str:
         found = (
             figure(getattr(run, f"{kind}_latency_ms"), "ms"),
             figure(getattr(run, f"{kind}_throughput_per_s"), "/s"),
@@ -191,7 +191,7 @@ _WAIT = ("submitted", "started", "ended")
 _PLACE = ("node", "gpu", "gpu_index", "slot_start", "slot_size")
 
 
-def _place_cell(piece: Fields, number: int, context: Context) -> str:
+def _place_cell(piece: Fields, _number: int, _context: Context) -> str:
     return place(piece)
 
 

@@ -63,36 +63,40 @@ def split(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(word for text in texts for word in (part.strip() for part in text.split(",")) if word)
 
 
-def make_selection(
-    *,
-    now: float,
-    own_uid: int,
-    jobs: str = "",
-    users: tuple[str, ...] = (),
-    allusers: bool = False,
-    accounts: tuple[str, ...] = (),
-    partitions: tuple[str, ...] = (),
-    nodes: str = "",
-    states: str = "",
-    start: str = "",
-    end: str = "",
-    duplicates: bool = False,
-) -> Selection:
-    """What the options select; each is the text that the user gave, "" or () where none was given.
+@dataclass(frozen=True)
+class Options:
+    """migacct's filters, each as the text that the user gave; "" or () where none was given."""
+
+    jobs: str = ""
+    users: tuple[str, ...] = ()
+    allusers: bool = False
+    accounts: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = ()
+    nodes: str = ""
+    states: str = ""
+    start: str = ""
+    end: str = ""
+    duplicates: bool = False
+
+
+def make_selection(options: Options, now: float, own_uid: int) -> Selection:
+    """What the options select.
 
     Args:
+        options: what the user gave.
         now: the present moment, unix seconds.
         own_uid: who asks; others than root see their own jobs unless they name users, jobs or nodes, or ask for all.
 
     Raises:
         ReportError: a value means nothing.
     """
-    named_jobs, named_states = parse_jobs(jobs), parse_states(states)
-    since, until, remark = window(now, bool(named_jobs), bool(named_states), start, end)
+    named_jobs, named_states = parse_jobs(options.jobs), parse_states(options.states)
+    since, until, remark = window(now, bool(named_jobs), bool(named_states), options.start, options.end)
     try:
-        names = expand(nodes)
+        names = expand(options.nodes)
     except NodeListError as error:
         raise ReportError(f"-N: {error}") from None
+    allusers, users = options.allusers, options.users
     uids: tuple[int, ...] = ()
     if not (allusers or users or named_jobs or names) and own_uid != 0:
         uids = (own_uid,)
@@ -103,13 +107,13 @@ def make_selection(
             jobs=named_jobs,
             users=() if allusers else tuple(user for user in users if not user.isdigit()),
             uids=uids,
-            accounts=accounts,
-            partitions=partitions,
+            accounts=options.accounts,
+            partitions=options.partitions,
             nodes=names,
             states=named_states,
             start=since,
             end=until,
-            duplicates=duplicates,
+            duplicates=options.duplicates,
         ),
         remark,
     )

@@ -216,7 +216,7 @@ def _ended_by_boot(session: Session, journal: Journal, seq: int) -> Iterator[tup
             yield _identity(payload)
 
 
-def _inventory(session: Session, machine: Node, journal: Journal, ts: float, event: dict[str, Any]) -> None:
+def _inventory(session: Session, machine: Node, _journal: Journal, ts: float, event: dict[str, Any]) -> None:
     known = {gpu.uuid: gpu for gpu in session.scalars(select(Gpu).where(Gpu.node == machine.node))}
     if any(gpu.seen > ts for gpu in known.values()):
         return
@@ -299,7 +299,7 @@ def _stop(session: Session, machine: Node, journal: Journal, ts: float, event: d
     stop_run(session, run, machine.node, journal.journal, ts, _slices(event), code)
 
 
-def _progress(session: Session, machine: Node, journal: Journal, ts: float, event: dict[str, Any]) -> None:
+def _progress(session: Session, machine: Node, _journal: Journal, ts: float, event: dict[str, Any]) -> None:
     run = measured.known_run(session, *_identity(event))
     if run is None:
         raise ValueError(f"job {event['job']} has no run {event.get('restart')}")
@@ -309,7 +309,7 @@ def _progress(session: Session, machine: Node, journal: Journal, ts: float, even
     measured.keep_report(run, machine.node, ts, event)
 
 
-def _misfit(session: Session, machine: Node, journal: Journal, ts: float, event: dict[str, Any]) -> None:
+def _misfit(session: Session, machine: Node, _journal: Journal, ts: float, event: dict[str, Any]) -> None:
     job, restart = _identity(event)
     run = run_of(session, job, restart, ts, starts=True)
     run.reason = clean.text(f"misfit on {machine.node}: {event.get('reason') or event.get('grant') or '?'}", 512)

@@ -120,6 +120,19 @@ def split_marker(comment: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
+class _Outcome:
+    """What a decision came to; `name` is the decision's in the marker."""
+
+    name: str
+    granted: str
+    reason: str
+    message: str
+    bucket: Bucket | None
+    choice: Choice | None = None
+    advice: Advice | None = None
+
+
+@dataclass(frozen=True)
 class _Job:
     request: JobRequest
     catalog: SiteCatalog
@@ -155,7 +168,7 @@ class _Job:
         text, marker = split_marker(now.comment or "")
         text = "" if text == CLEARED else text
         if not now.pending:
-            return self._modify_started(now, marker, tres_given=tres_given)
+            return self._modify_started(marker, tres_given=tres_given)
         if not tres_given and not marker:
             return Pass()
         merged = replace(
@@ -200,7 +213,7 @@ class _Job:
             answer = replace(answer, changes={"comment": comment})
         return replace(answer, changes=self._differing(answer.changes, now))
 
-    def _modify_started(self, now: Present, marker: str, *, tres_given: bool) -> Answer:
+    def _modify_started(self, marker: str, *, tres_given: bool) -> Answer:
         request = self.request
         asked = [getattr(request, name) for name in TRES_FIELDS]
         if tres_given and (marker or mentions(asked)):
@@ -296,9 +309,8 @@ class _Job:
         changes = _changes(request, asking, granted, comment)
         bucket = choice.bucket if choice is not None else None
         advice = self._advice(bucket, hints, partition, grant)
-        decision = self._decision(
-            grant.decision, request, partition, hints, bucket, choice, grant.gres, reason, message, advice
-        )
+        outcome = _Outcome(grant.decision, grant.gres, reason, message, bucket, choice, advice)
+        decision = self._decision(request, partition, hints, outcome)
         told = {} if advice is None else {"batch": advice.batch, "copies": advice.copies}
         return Accept(changes, message, decision, told)
 
@@ -331,24 +343,14 @@ class _Job:
         if request.now is None:
             changes["requeue"] = "1"
         message = "migbatch: " + MESSAGES["loan"] % (low, high, low)
-        decision = self._decision(name, request, partition, hints, bucket, None, f"mig:{LOAN}:1", "loan", message, None)
+        outcome = _Outcome(name, f"mig:{LOAN}:1", "loan", message, bucket)
+        decision = self._decision(request, partition, hints, outcome)
         return Accept(changes, message, decision, waits=True)
 
-    def _decision(
-        self,
-        name: str,
-        request: JobRequest,
-        partition: Partition,
-        hints: Hints,
-        bucket: Bucket | None,
-        choice: Choice | None,
-        granted: str,
-        reason: str,
-        message: str,
-        advice: Advice | None,
-    ) -> Decision:
+    def _decision(self, request: JobRequest, partition: Partition, hints: Hints, outcome: _Outcome) -> Decision:
+        bucket, choice = outcome.bucket, outcome.choice
         return Decision(
-            id=name,
+            id=outcome.name,
             ts=self.ts,
             uid=request.uid,
             user=request.user,
@@ -359,10 +361,10 @@ class _Job:
             bucket="" if bucket is None else bucket.name,
             predictor=self.chooser.predictor.version,
             candidates=() if choice is None else choice.candidates,
-            granted=granted,
-            reason=reason,
-            message=message,
-            advice=advice,
+            granted=outcome.granted,
+            reason=outcome.reason,
+            message=outcome.message,
+            advice=outcome.advice,
         )
 
     def _advice(self, bucket: Bucket | None, hints: Hints, partition: Partition, grant: Grant) -> Advice | None:

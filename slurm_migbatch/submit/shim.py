@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -41,14 +40,12 @@ def render(
     catalog: SiteCatalog,
     policy: Policy,
     deadline_ms: int = 100,
-    trusted_uids: Iterable[int] | None = None,
     default_partition: str = "",
 ) -> str:
     """One shim (`JOB_SUBMIT` or `CLI_FILTER`) as Lua source.
 
     `socket` and `table` are the paths that slurmctld sees. `catalog` goes into the file for the day on which neither
-    service nor table can be had. `default_partition` is for the user commands, which do not know it. `trusted_uids`
-    defaults to the policy's: root, and SlurmUser where migbatchd runs as it.
+    service nor table can be had. `default_partition` is for the user commands, which do not know it.
     """
     environment = Environment(
         loader=FileSystemLoader(templates),
@@ -57,7 +54,6 @@ def render(
         autoescape=False,  # noqa: S701  (Lua, not HTML: values go through the lua filter)
     )
     environment.filters["lua"] = quote
-    trusted = policy.trusted_uids if trusted_uids is None else trusted_uids
     return environment.get_template(f"{name}.j2").render(
         socket_path=socket,
         table_path=table,
@@ -80,7 +76,7 @@ def render(
         max_hint=MAX_BYTES,
         longest_mark=LONGEST_MARK,
         hints_in_extra=policy.hints_in_extra,
-        trusted=dict.fromkeys(sorted(trusted), True),
+        trusted=dict.fromkeys(sorted(policy.trusted_uids), True),
         r20=R20,
         default_partition=default_partition,
         built_in=site_source(catalog),  # without the models: it must not grow with the site's knowledge

@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import click
 
@@ -50,31 +51,16 @@ def testbed() -> None:
     "--slurm-root", default="", metavar="DIR", help="Run the Slurm of this debootstrapped Debian (see `testbed root`)."
 )
 @_directory
-def up(
-    nodes: int,
-    gpus: int,
-    gpu_type: str,
-    users: int,
-    dbd: bool,
-    plain: bool,
-    latency: str,
-    slurm_root: str,
-    directory: Path | None,
-) -> None:
+def up(directory: Path | None, plain: bool, latency: str, **options: Any) -> None:
     """Start a cluster with migbatch on it; it stays until `down`."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     began = time.monotonic()
     cluster = Cluster(
         directory or _default(),
-        nodes=nodes,
-        gpus=gpus,
-        gpu_type=gpu_type,
-        users=users,
-        dbd=dbd,
-        slurm_root=slurm_root,
         migbatch="" if plain else "all",
         latency=latency if latency == "real" else float(latency),
+        **options,
     )
     cluster.up()
     try:
@@ -163,5 +149,5 @@ def _option(directory: Path | None) -> str:
     return f" --dir {shlex.quote(str(directory))}" if directory else ""
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt

@@ -78,7 +78,7 @@ class _End:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._now)
 
-    def _now(self, number: int, frame: object) -> None:
+    def _now(self, _number: int, _frame: object) -> None:
         self._at = 0.0
 
     def __bool__(self) -> bool:

@@ -30,8 +30,11 @@ USERS_OWN = {"torch"}
 
 
 def declared(*extras):
-    lines = [*PROJECT["dependencies"], *(line for extra in extras for line in PROJECT["optional-dependencies"][extra])]
-    return {canonicalize_name(Requirement(line).name) for line in lines} - {"slurm-migbatch"}
+    found = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
+    for line in (line for extra in extras for line in PROJECT["optional-dependencies"][extra]):
+        wanted = Requirement(line)
+        found |= declared(*wanted.extras) if wanted.name == PROJECT["name"] else {canonicalize_name(wanted.name)}
+    return found
 
 
 def modules_of(path):
@@ -65,6 +68,10 @@ def extras_of(path):
     name = str(path.relative_to(PACKAGE))
     if name == "slurm/pyslurm_worker.py":
         return ("pyslurm-25-11",)
+    if name == "profiling/plot.py":
+        return ("plot",)
+    if name.startswith("lab/"):
+        return ("lab",)
     return ("node",) if name.startswith(ON_NODES) else ("controller",)
 
 
@@ -75,7 +82,7 @@ def test_imports_are_declared(room):
 
 
 def test_imports_of_the_tests_are_declared():
-    extras = ("dev", "controller", "mysql", "postgres", "pyslurm-25-11")
+    extras = ("dev", "pyslurm-25-11")
     missing = {str(path.relative_to(ROOT)): undeclared(path, *extras) - {"tests"} for path in TESTS}
     assert {path: modules for path, modules in missing.items() if modules} == {}
 
@@ -92,7 +99,7 @@ def test_no_test_module_imports_another():
     assert {path: modules for path, modules in others.items() if modules} == {}
 
 
-@pytest.mark.parametrize("extra", ["", "node", "controller", "mysql", "postgres", "pyslurm-25-11"])
+@pytest.mark.parametrize("extra", ["", "node", "controller", "plot", "lab", "mysql", "postgres", "pyslurm-25-11"])
 def test_declared_packages_are_used(extra):
     """The drivers of databases are not imported by name: SQLAlchemy is told theirs."""
     files = [

@@ -1,5 +1,6 @@
 """Every program and subcommand where only the node's packages are installed, or none: one line that says what to do."""
 
+import shutil
 import subprocess
 import sys
 from importlib.metadata import packages_distributions
@@ -14,6 +15,7 @@ from packaging.utils import canonicalize_name
 from slurm_migbatch.cli.common import run
 from slurm_migbatch.cli.main import cli
 
+PACKAGE = Path(__file__).parents[2] / "slurm_migbatch"
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 SCRIPTS = PROJECT["scripts"]
 
@@ -67,6 +69,8 @@ def leaves(command, path=()):
 
 
 LEAVES = sorted(leaves(cli))
+#: commands of the simulator and the experiments
+LAB = ("bench", "eval", "simulate")
 
 
 def one_line(done, program, extra, *packages):
@@ -93,7 +97,8 @@ def test_no_subcommand_ends_in_a_traceback(path):
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith("Usage: ")
     else:
-        one_line(done, "migbatch", "controller", "sqlalchemy", "numpy", "jinja2", "scipy")
+        extra = "lab" if path[0] in LAB else "controller"
+        one_line(done, "migbatch", extra, "sqlalchemy", "numpy", "jinja2", "scipy")
 
 
 def test_a_node_needs_pynvml(tmp_path):
@@ -110,7 +115,47 @@ def test_a_package_missed_late_is_told_alike(tmp_path):
     (tmp_path / "trace.csv").write_text("")
     scenario.write_text('[workload]\ntrace = "sacct"\npath = "trace.csv"\n[policy]\nname = "fifo"\n')
     done = start(("node",), "migbatch", "simulate", str(scenario))
-    one_line(done, "migbatch", "controller", "numpy")
+    one_line(done, "migbatch", "lab", "numpy")
+
+
+def test_a_plot_is_refused_before_anything_is_measured(tmp_path):
+    (tmp_path / "bench.py").write_text("def make(batch): return lambda: None\n")
+    target = ("--model", "m", "-o", str(tmp_path / "m.csv"), "--plot", str(tmp_path / "m.svg"))
+    done = start(("controller",), "migbatch", "profile", "run", f"{tmp_path}/bench.py:make", *target)
+    one_line(done, "migbatch", "plot", "matplotlib")
+    assert not (tmp_path / "m.csv").exists()
+    folders = ("--data", str(tmp_path), "--plot", str(tmp_path / "plots"))
+    one_line(start(("controller",), "migbatch", "bench", "lending", *folders), "migbatch", "lab", "matplotlib")
+
+
+WITHOUT_CHECKOUT = """
+import sys
+sys.meta_path = [finder for finder in sys.meta_path if "editable" not in finder.__module__]
+from slurm_migbatch.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        *((name, "the simulator and the experiments (slurm_migbatch.lab) are") for name in LAB),
+        ("testbed", "the test bed (slurm_migbatch.testbed) is"),
+    ],
+)
+def test_a_site_may_leave_out_the_lab_and_the_test_bed(tmp_path, name, part):
+    """As a site's package does that installs the product alone."""
+    shutil.copytree(PACKAGE, tmp_path / PACKAGE.name, ignore=shutil.ignore_patterns("lab", "testbed", "__pycache__"))
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_CHECKOUT, name, "-h"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin"},
+    )
+    text = f"migbatch: error: {part} not part of this installation; pip install 'slurm-migbatch[lab]' brings all\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", text)
 
 
 def test_a_module_of_our_own_that_is_missing_is_a_bug():

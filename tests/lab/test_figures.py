@@ -113,60 +113,88 @@ def test_the_log_is_json_lines(result: Result) -> None:
     assert rows[2]["places"] == [[0, "4g.24gb@0:4"]]
 
 
-def _numbers(svg: str) -> list[float]:
-    root = ElementTree.fromstring(svg)
-    points = [line.get("points", "") for line in root.iter("{http://www.w3.org/2000/svg}polyline")]
-    return [float(number) for text in points for number in re.split("[ ,]", text) if number]
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def _groups(svg: str, prefix: str) -> list[ElementTree.Element]:
+    """The groups of a drawing whose id begins so."""
+    return [group for group in ElementTree.fromstring(svg).iter(f"{SVG}g") if group.get("id", "").startswith(prefix)]
+
+
+def _corners(group: ElementTree.Element) -> list[tuple[float, float]]:
+    paths = [path.get("d", "") for path in group.iter(f"{SVG}path")]
+    found = [pair for path in paths for pair in re.findall(r"[ML] ([^ ]+) ([^ ]+)", path)]
+    return [(float(x), float(y)) for x, y in found]
+
+
+def _width(group: ElementTree.Element) -> float:
+    across = [x for x, _ in _corners(group)]
+    return max(across) - min(across)
+
+
+def _texts(svg: str) -> set[str]:
+    return {"".join(text.itertext()) for text in ElementTree.fromstring(svg).iter(f"{SVG}text")}
 
 
 def test_plots_are_documents_with_finite_points() -> None:
-    result, cluster = _preempted()
+    result, _ = _preempted()
     times = [run.ended - run.job.arrival for run in result.runs if run.ended is not None]
-    svg = plots.cdf({"ours <&>": times, "none": [], "zero": [0.0]}, "title & <more>")
-    assert all(math.isfinite(number) for number in _numbers(svg))
+    series = {"ours <&>": times, "none": [], "zero": [0.0]}
+    svg = plots.cdf(series, "title & <more>")
+    assert svg == plots.cdf(series, "title & <more>")
+    assert all(math.isfinite(number) for line in _groups(svg, "line-") for pair in _corners(line) for number in pair)
+    assert {"title & <more>", "ours <&>", "zero", "s (logarithmic)"} <= _texts(svg)
+    assert "none" not in _texts(svg)
     svg = plots.use(levels(result.events, result.begin, result.end, result.slices), "use")
-    assert all(math.isfinite(number) for number in _numbers(svg))
+    assert len(_groups(svg, "line-")) == 2
+    assert {"use", "compute slices held", "hours"} <= _texts(svg)
+    assert plots.cdf({}, "nothing") == ""
+
+
+def test_a_timeline_names_each_stay_where_the_pointer_stands_on_it() -> None:
+    result, cluster = _preempted()
+    stays = [span for span in spans(result.events, result.end) if span.place.gpu == 0]
     svg = plots.timeline(spans(result.events, result.end), cluster, "layouts", gpus=1)
-    root = ElementTree.fromstring(svg)
-    titles = [title.text or "" for title in root.iter("{http://www.w3.org/2000/svg}title")]
-    assert any(title.startswith("j<0>: 7g.80gb@0:8") for title in titles)
-    assert plots.cdf({}, "nothing") == plots.timeline([], cluster, "nothing") == ""
-
-
-def _tags(svg: str, tag: str, kind: str) -> list[ElementTree.Element]:
-    return [one for one in ElementTree.fromstring(svg).iter(f"{{http://www.w3.org/2000/svg}}{tag}")
-            if one.get("class") == kind]  # fmt: skip
+    (group,) = _groups(svg, "stays")
+    titles = [title.text or "" for title in group.iter(f"{SVG}title")]
+    assert len(titles) == len(stays) == len(list(group.iter(f"{SVG}path")))
+    assert titles[0].startswith("j<0>: 7g.80gb@0:8, 0 to ")
+    first, last = (_corners(path) for path in [*group][:: len([*group]) - 1])
+    assert min(x for x, _ in first) < min(x for x, _ in last)
+    assert {"layouts", "GPU 0", "hours"} <= _texts(svg)
+    assert plots.timeline([], cluster, "nothing") == ""
 
 
 def test_bars_are_as_long_as_their_values_and_show_their_intervals() -> None:
     groups = {"load <1>": [plots.Bar("ours", 2.0, 1.0, 3.0), plots.Bar("others & all", 4.0)], "load 2": []}
     svg = plots.bars(groups, "title <&>", "jobs", mark=1.0)
-    widths = [
-        float(one.get("width", ""))
-        for one in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}rect")
-        if one.get("opacity")
-    ]
-    assert widths[1] == pytest.approx(2 * widths[0], rel=0.01)
-    assert len(_tags(svg, "path", "interval")) == len(_tags(svg, "path", "mark")) == 1
+    ours, others = _groups(svg, "bar-")
+    assert _width(others) == pytest.approx(2 * _width(ours), rel=0.01)
+    assert len(_groups(svg, "interval-")) == len(_groups(svg, "mark")) == 1
+    assert {"title <&>", "jobs", "load <1>", "ours", "others & all", "2", "4"} <= _texts(svg)
     assert plots.bars({}, "nothing", "x") == plots.bars({"a": []}, "nothing", "x") == ""
 
 
 def test_curves_and_linear_distributions_begin_at_nought() -> None:
     svg = plots.curves({"a": [(0.0, 0.0), (2.0, 4.0)], "b": []}, "t", "load")
-    assert _numbers(svg)[0] < _numbers(svg)[2]
-    assert _numbers(svg)[1] > _numbers(svg)[3]
+    (line,) = _groups(svg, "line-")
+    (left, low), (right, high) = _corners(line)
+    assert left < right
+    assert low > high
+    assert {"t", "a", "load"} <= _texts(svg)
     assert plots.curves({"b": []}, "t", "load") == ""
-    assert "logarithmic" not in plots.cdf({"a": [0.5, 1.0]}, "t", "of the ideal", linear=True)
+    assert "of the ideal" in _texts(plots.cdf({"a": [0.5, 1.0]}, "t", "of the ideal", linear=True))
 
 
 def test_layouts_show_every_slice_at_its_place() -> None:
     a100 = geometry("a100-80gb")
     layout = plan_free(a100, EMPTY, [Profile.parse(name) for name in ("4g.40gb", "2g.20gb", "1g.10gb")])
-    slots = _tags(plots.layouts([("GPU <0>", layout), ("empty", EMPTY)], a100, "cuts"), "rect", "slot")
-    assert len(slots) == 3
-    widths = sorted(float(slot.get("width", "")) + 2 for slot in slots)
+    svg = plots.layouts([("GPU <0>", layout), ("empty", EMPTY)], a100, "cuts")
+    widths = sorted(_width(slot) for slot in _groups(svg, "slot-"))
+    assert len(widths) == 3
     assert widths[2] == pytest.approx(2 * widths[1], abs=0.2)
     assert widths[1] == pytest.approx(2 * widths[0], abs=0.2)
+    assert {"cuts", "GPU <0>", "empty", "4g.40gb", "2g.20gb", "1g.10gb"} <= _texts(svg)
     assert plots.layouts([], a100, "none") == ""
 
 

@@ -4,12 +4,12 @@ import re
 import xml.etree.ElementTree as ET
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch.profiling.curves import KNEE_SHARE, curves
 from slurm_migbatch.profiling.measurement import Measurement
-from slurm_migbatch.profiling.plot import draw
+from slurm_migbatch.profiling.plot import draw, numbers
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -58,36 +58,66 @@ def test_every_point_is_on_one_curve(found):
             assert all(point.rate < KNEE_SHARE * best for point in curve.points if point.batch < curve.knee.batch)
 
 
-@settings(deadline=None)
-@given(rows, st.text("ab<>&\"'", max_size=8))
+@settings(deadline=None, max_examples=15, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@given(rows, st.text("ab<>&$\"'", max_size=8))
 def test_every_drawing_is_well_formed_and_stays_in_its_frame(found, title):
-    drawing = ET.fromstring(draw(found, title))
+    text = draw(found, title)
+    assert draw(found, title) == text
+    drawing = ET.fromstring(text)
+    groups = marked(drawing)
     _, _, width, height = (float(number) for number in drawing.get("viewBox").split())
-    for element in drawing.iter():
-        for x, y in coordinates(element):
+    for group in groups.values():
+        for x, y in coordinates(group):
             assert -0.1 <= x <= width + 0.1 and -0.1 <= y <= height + 0.1
-    circles = [element for element in drawing.iter(f"{SVG}circle") if element.get("class") == "knee"]
-    assert len(circles) == 2 * sum(curve.knee is not None for curve in curves(found))
-    crosses = [element for element in drawing.iter(f"{SVG}path") if element.get("class") == "unfit"]
-    assert len(crosses) == 2 * sum(len(curve.unfit) for curve in curves(found))
+    names = [name for name in groups if name.startswith("knee-")]
+    assert len(names) == 2 * sum(curve.knee is not None for curve in curves(found))
+    names = [name for name in groups if name.startswith("unfit-")]
+    assert len(names) == 2 * sum(len(curve.unfit) for curve in curves(found))
+    assert {title.strip(), "batch"} - {""} <= {words.strip() for words in texts(drawing)}
 
 
-def coordinates(element):
-    for pair in (element.get("points") or "").split():
-        yield tuple(float(number) for number in pair.split(","))
-    for x, y in (("cx", "cy"), ("x", "y")):
-        if element.get(x) is not None:
-            yield float(element.get(x)), float(element.get(y))
-    start = re.match(r"M([\d.-]+) ([\d.-]+)", element.get("d") or "")
-    if start:
-        yield float(start[1]), float(start[2])
+def marked(drawing):
+    """The groups of a drawing by their ids, which are all different."""
+    groups = [element for element in drawing.iter(f"{SVG}g") if element.get("id")]
+    found = {group.get("id"): group for group in groups if not group.get("id")[-1].isalpha()}
+    assert len({group.get("id") for group in groups}) == len(groups)
+    return found
+
+
+def texts(drawing):
+    return ["".join(element.itertext()) for element in drawing.iter(f"{SVG}text")]
+
+
+def coordinates(group):
+    """Where the corners of a group's lines and its markers are; a marker's own corners are about its middle."""
+    defined = {path for defs in group.iter(f"{SVG}defs") for path in defs.iter()}
+    for path in group.iter(f"{SVG}path"):
+        if path not in defined:
+            yield from ((float(x), float(y)) for x, y in re.findall(r"[ML] ([\d.-]+) ([\d.-]+)", path.get("d")))
+    for use in group.iter(f"{SVG}use"):
+        yield float(use.get("x")), float(use.get("y"))
 
 
 def test_larger_is_higher_and_farther_right():
     drawing = ET.fromstring(draw([row(1, 100.0), row(2, 180.0), row(4, 300.0)], "t"))
-    lines = [element.get("points") for element in drawing.iter(f"{SVG}polyline")]
-    for line, rising in zip(lines, (True, True), strict=True):
-        points = [tuple(map(float, pair.split(","))) for pair in line.split()]
+    groups = marked(drawing)
+    for name in ("throughput-0", "latency-0"):
+        points = list(coordinates(groups[name]))[:3]
         assert [x for x, _ in points] == sorted(x for x, _ in points)
-        assert ([y for _, y in points] == sorted((y for _, y in points), reverse=True)) == rising
-    assert points[1][0] - points[0][0] == pytest.approx(points[2][0] - points[1][0], abs=0.2)  # doublings are even
+        assert [y for _, y in points] == sorted((y for _, y in points), reverse=True)
+        assert points[1][0] - points[0][0] == pytest.approx(points[2][0] - points[1][0], abs=0.2)  # doublings are even
+
+
+def test_the_legend_says_what_lines_rings_and_crosses_are():
+    slow = Measurement(gpu="g", model="m", batch=4, input_size=512, latency_s=0.1, latency_p99_s=0.2)
+    said = texts(ET.fromstring(draw([row(1, 100.0, 128), slow, row(64, None, 512)], "m on g")))
+    wanted = {"m on g", "input 128", "input 512", "99th percentile", "does not fit"}
+    assert wanted | {"throughput, items/s", "latency of a batch, ms"} <= set(said)
+    assert any(words.startswith("smallest batch with") for words in said)
+    plain = texts(ET.fromstring(draw([row(1, 100.0)], "m on g")))
+    assert not {"99th percentile", "does not fit", "no input size"} & set(plain)
+
+
+def test_ticks_are_short_numbers():
+    formatter = numbers()
+    assert [formatter(value) for value in (0, 0.25, 8000, 12500, 3e6)] == ["0", "0.25", "8000", "12.5k", "3M"]

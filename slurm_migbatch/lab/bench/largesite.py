@@ -107,10 +107,10 @@ class _Site:
         plan = self._plans.get(node)
         return plan.version if plan else 0
 
-    def wait_acked(self, node: str, version: int, timeout: float) -> bool:
+    def wait_acked(self, _node: str, _version: int, _timeout: float) -> bool:
         return True
 
-    def silence(self, node: str) -> float:
+    def silence(self, _node: str) -> float:
         return 0.0
 
     def churn(self, share: float) -> None:

@@ -71,7 +71,7 @@ _SHOWN, _COMPLAINT = 12, 160
 @click.option("--hostile/--no-hostile", default=True, show_default=True, help="With three hostile users beside.")
 @click.option("--part", "parts", multiple=True, type=click.Choice(sorted(PARTS)), help="Only this of what they do.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def soak(
+def soak(  # noqa: PLR0913 - click passes one argument for each option
     jobs: int,
     nodes: int,
     gpus: int,

@@ -19,9 +19,20 @@ data_option = click.option(
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Folder of public data sets, or the one that is read.",
 )
+
+
+def _plot_folder(_ctx: click.Context, _param: click.Parameter, value: Path | None) -> Path | None:
+    if value is not None:
+        from slurm_migbatch.profiling.plot import require
+
+        require()
+    return value
+
+
 plot_option = click.option(
     "--plot",
     metavar="DIR",
+    callback=_plot_folder,
     type=click.Path(file_okay=False, path_type=Path),
     help="Write plots (SVG) into this folder.",
 )

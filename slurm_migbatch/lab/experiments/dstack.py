@@ -188,7 +188,7 @@ def schedulers(mix: Mix) -> dict[str, Scheduler]:
     shares = [guest.items_per_s / per_slice(guest.best) for guest in mix.guests]
     items = [per_slice(guest.best) for guest in mix.guests]
 
-    def most_items(ready: Ready, spent: Sequence[float]) -> tuple[float, ...]:
+    def most_items(ready: Ready, _spent: Sequence[float]) -> tuple[float, ...]:
         return (-items[ready.model], ready.due)
 
     def least_served(ready: Ready, spent: Sequence[float]) -> tuple[float, ...]:

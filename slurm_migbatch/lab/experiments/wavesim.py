@@ -55,11 +55,11 @@ class _Speeds:
     def __init__(self, gpu: Geometry, speed: Callable[[Geometry, Profile], float]) -> None:
         self.gpu, self.of = gpu, speed
 
-    def speed(self, job: Job, places: Sequence[Place], steps: int = 1) -> float:
+    def speed(self, job: Job, places: Sequence[Place], _steps: int = 1) -> float:
         """See `sim.speeds.Speeds`."""
         return 1.0 if job.kind == "infer" else self.of(self.gpu, places[0].slot.profile)
 
-    def slowdown(self, run: Run, others: Sequence[Run]) -> float:
+    def slowdown(self, _run: Run, others: Sequence[Run]) -> float:
         """Nobody shares a slice here; as many times slower as there are."""
         return 1.0 + len(others)
 

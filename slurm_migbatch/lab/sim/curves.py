@@ -62,7 +62,7 @@ class Curves:
             total += one
         return total / job.gpus
 
-    def slowdown(self, run: Run, others: Sequence[Run]) -> float:
+    def slowdown(self, _run: Run, others: Sequence[Run]) -> float:
         """See `Speeds`."""
         return 1.0 + (self.shared - 1.0) * len(others)
 
@@ -153,7 +153,7 @@ class Predicted:
         """See `Source`; relative rates, scaled so that the whole GPU does one batch a second."""
         return self._rates(app, max(batch, 1), kind)
 
-    def apps(self, kind: Kind) -> Sequence[str]:
+    def apps(self, _kind: Kind) -> Sequence[str]:
         """See `Source`: every model that the predictor knows, of either kind."""
         return sorted(self.predictor.grids())
 

@@ -194,17 +194,13 @@ class Simulation:
                 gc.enable()
 
     def _run(self, until: float, progress: Callable[[int, int], None] | None) -> Result:
-        policy, arrivals, heap = self.policy, self._arrivals, self._heap
-        total, position, at_once = len(arrivals), 0, 0
+        arrivals, heap = self._arrivals, self._heap
+        position, at_once = 0, 0
         begin = arrivals[0].job.arrival if arrivals else (heap[0][0] if heap else 0.0)
         self.now = begin
-        policy.begin(self)
+        self.policy.begin(self)
         while True:
-            while heap and heap[0][1] == _COMPLETION and heap[0][3].version != heap[0][4]:
-                heappop(heap)
-            moment = heap[0][0] if heap else math.inf
-            if position < total and arrivals[position].job.arrival < moment:
-                moment = arrivals[position].job.arrival
+            moment = self._next_moment(position)
             if moment > until or moment == math.inf:
                 break
             if moment > self.now:
@@ -213,35 +209,56 @@ class Simulation:
             at_once += 1
             if at_once > _MOST_AT_ONCE:
                 raise SimulationError(f"at {moment:.3f} s: the policy sets timers for this very moment without end")
-            while heap and heap[0][0] <= moment:
-                _, rank, _, what, version = heappop(heap)
-                if rank == _COMPLETION:
-                    if what.version == version:
-                        self._complete(what)
-                elif rank == _TIMER:
-                    policy.timer(self, what)
-                else:
-                    if self._log is not None:
-                        self._log.append(Event(moment, "demand", -1, (), what.value, what.app))
-                    policy.demand(self, what)
-            while position < total and arrivals[position].job.arrival <= moment:
-                run = arrivals[position]
-                position += 1
-                self._queued += 1
-                if self._log is not None:
-                    self._log.append(Event(moment, "arrive", run.job.id, (), 0.0, run.job.name))
-                policy.arrive(self, run)
-            policy.decide(self)
+            self._take_events(moment)
+            position = self._take_arrivals(moment, position)
+            self.policy.decide(self)
             self._steps += 1
             if progress is not None and self._steps % 4096 == 0:
-                progress(self._ended, total)
+                progress(self._ended, len(arrivals))
             if len(heap) > _STALE and len(heap) > 4 * (self._running + 1024):
                 self._sweep()
         if until < math.inf:
             self._advance(max(until, self.now))
         if progress is not None:
-            progress(self._ended, total)
+            progress(self._ended, len(arrivals))
         return self._result(begin, arrivals[:position])
+
+    def _next_moment(self, position: int) -> float:
+        """When the next event or arrival is, `position` being the first job that has not arrived; infinity for none."""
+        heap, arrivals = self._heap, self._arrivals
+        while heap and heap[0][1] == _COMPLETION and heap[0][3].version != heap[0][4]:
+            heappop(heap)
+        moment = heap[0][0] if heap else math.inf
+        if position < len(arrivals) and arrivals[position].job.arrival < moment:
+            moment = arrivals[position].job.arrival
+        return moment
+
+    def _take_events(self, moment: float) -> None:
+        """Completions, timers and changes of demand up to the moment."""
+        heap = self._heap
+        while heap and heap[0][0] <= moment:
+            _, rank, _, what, version = heappop(heap)
+            if rank == _COMPLETION:
+                if what.version == version:
+                    self._complete(what)
+            elif rank == _TIMER:
+                self.policy.timer(self, what)
+            else:
+                if self._log is not None:
+                    self._log.append(Event(moment, "demand", -1, (), what.value, what.app))
+                self.policy.demand(self, what)
+
+    def _take_arrivals(self, moment: float, position: int) -> int:
+        """Jobs that arrive up to the moment; the number of the first one that arrives later."""
+        arrivals = self._arrivals
+        while position < len(arrivals) and arrivals[position].job.arrival <= moment:
+            run = arrivals[position]
+            position += 1
+            self._queued += 1
+            if self._log is not None:
+                self._log.append(Event(moment, "arrive", run.job.id, (), 0.0, run.job.name))
+            self.policy.arrive(self, run)
+        return position
 
     def _advance(self, moment: float) -> None:
         passed = moment - self.now

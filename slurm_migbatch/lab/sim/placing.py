@@ -59,16 +59,7 @@ def slices(
     among = part.gpus
     altered: dict[int, Layout] = {}
     for _ in range(count):
-        found: tuple[tuple[int, int], int, Slot] | None = None
-        for geometry, used, gpus in cluster.arrangements(among):
-            slot = _chosen(geometry, used, profile)
-            if slot is not None:
-                first = lowest(gpus)
-                rank = (0, first) if rule == "first" else (_left(geometry, used), first)
-                if found is None or rank < found[0]:
-                    if rule == "best":
-                        first = _warm(cluster, gpus, slot, first)
-                    found = (rank, first, slot)
+        found = _among(cluster, profile, among, rule)
         for gpu, used in altered.items():
             slot = _chosen(cluster.gpus[gpu].geometry, used, profile)
             if slot is not None:
@@ -83,6 +74,21 @@ def slices(
         if not apart:
             altered[gpu] = altered.get(gpu, cluster.gpus[gpu].used).add(slot)
     return places
+
+
+def _among(cluster: Cluster, profile: Profile, among: int, rule: Rule) -> tuple[tuple[int, int], int, Slot] | None:
+    """The rank, GPU and slot of the place that the rule prefers on GPUs (a bit each) as they are; None without room."""
+    found: tuple[tuple[int, int], int, Slot] | None = None
+    for geometry, used, gpus in cluster.arrangements(among):
+        slot = _chosen(geometry, used, profile)
+        if slot is not None:
+            first = lowest(gpus)
+            rank = (0, first) if rule == "first" else (_left(geometry, used), first)
+            if found is None or rank < found[0]:
+                if rule == "best":
+                    first = _warm(cluster, gpus, slot, first)
+                found = (rank, first, slot)
+    return found
 
 
 def _warm(cluster: Cluster, gpus: int, slot: Slot, first: int) -> int:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import cycle
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+from xml.etree import ElementTree
 
 from slurm_migbatch.lab.sim.cluster import Cluster
 from slurm_migbatch.lab.sim.spans import Levels, Span
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout
-from slurm_migbatch.profiling.plot import COLOURS, Axis, linear_axis, log10_axis, shown_number
+from slurm_migbatch.profiling.plot import COLOURS, LINE, document, numbers
 
-_W, _H = 760, 280
-_LEFT, _TOP, _BELOW, _LINE = 64, 40, 46, 18
-_ROW = 26
-_NAMES = 230
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_WIDTH, _HEIGHT = 760.0, 300.0
+#: points of what stands around the rows of a plot: its title, ticks and label
+_AROUND = 80.0
+_ROW = 24.0
 _MOST_POINTS: Final = 400
 _MOST_SPANS: Final = 6000
+_SVG = "http://www.w3.org/2000/svg"
 
 
 class Bar(NamedTuple):
@@ -34,184 +39,201 @@ class Bar(NamedTuple):
 def cdf(series: Mapping[str, Sequence[float]], title: str, unit: str = "s", *, linear: bool = False) -> str:
     """Share of values that are at most so large, one line for each name; their axis is logarithmic where not linear."""
     shown = {name: sorted(max(value, 1e-3) for value in values) for name, values in series.items() if len(values)}
-    if not shown:
-        return ""
-    ends = [values[0] for values in shown.values()] + [values[-1] for values in shown.values()]
-    x = linear_axis(ends) if linear else log10_axis(ends)
-    y = Axis(lambda value: value, (0.0, 0.25, 0.5, 0.75, 1.0))
-    lines = []
-    for (_, values), colour in zip(shown.items(), cycle(COLOURS), strict=False):
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for name, values in shown.items():
         step = max(1, len(values) // _MOST_POINTS)
         chosen = [*range(0, len(values), step), len(values) - 1]
-        lines.append(_line([(values[i], (i + 1) / len(values)) for i in chosen], x, y, colour))
-    return _chart(title, unit if linear else f"{unit} (logarithmic)", x, y, lines, list(shown))
+        lines[name] = [(values[i], (i + 1) / len(values)) for i in chosen]
+
+    def finish(axes: Axes) -> None:
+        axes.set_ylim(0.0, 1.0)
+        if linear:
+            axes.set_xlim(left=0.0)
+        else:
+            axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(numbers())
+
+    return _lines(lines, title, unit if linear else f"{unit} (logarithmic)", finish)
 
 
 def curves(series: Mapping[str, Sequence[tuple[float, float]]], title: str, label: str) -> str:
     """One line for each name over a linear axis; both axes begin at 0."""
-    shown = {name: points for name, points in series.items() if len(points)}
-    if not shown:
-        return ""
-    x = linear_axis([at for points in shown.values() for at, _ in points])
-    y = linear_axis([value for points in shown.values() for _, value in points])
-    lines = [_line(points, x, y, colour) for points, colour in zip(shown.values(), cycle(COLOURS), strict=False)]
-    return _chart(title, label, x, y, lines, list(shown))
 
+    def finish(axes: Axes) -> None:
+        axes.set_xlim(left=0.0)
+        axes.set_ylim(bottom=0.0)
 
-def bars(groups: Mapping[str, Sequence[Bar]], title: str, label: str, mark: float | None = None) -> str:
-    """A bar for each value, from 0 on, with its interval as a line; `mark` is a value that they are held against."""
-    rows = [(group, bar) for group, bars in groups.items() for bar in bars]
-    if not rows:
-        return ""
-    names = list(dict.fromkeys(bar.name for _, bar in rows))
-    x = linear_axis([max(bar.value, bar.high or 0.0) for _, bar in rows] + [mark or 0.0])
-    wide = _W - _NAMES - 30  # room for the last value
-    height = _TOP + _LINE * (len(rows) + len(groups)) + _BELOW
-
-    def at(value: float) -> float:
-        return _LEFT + _NAMES + wide * x.place(max(0.0, value))
-
-    out = [_head(height, title)]
-    top = float(_TOP)
-    for group, bars in groups.items():
-        out.append(f'<text x="{_LEFT}" y="{top + 13}" font-weight="bold">{escape(group)}</text>')
-        top += _LINE
-        for bar in bars:
-            colour, middle = COLOURS[names.index(bar.name) % len(COLOURS)], top + _LINE / 2
-            out.append(f'<text x="{_LEFT + _NAMES - 6}" y="{top + 13}" text-anchor="end">{escape(bar.name)}</text>')
-            box = f'x="{at(0):.1f}" y="{top + 3}" height="{_LINE - 6}" fill="{colour}"'
-            out.append(f'<rect {box} width="{max(at(bar.value) - at(0), 0.3):.1f}" opacity="0.75"/>')
-            if bar.low is not None and bar.high is not None:
-                path = f"M{at(bar.low):.1f} {middle}H{at(bar.high):.1f}m0 -4v8M{at(bar.low):.1f} {middle - 4}v8"
-                out.append(f'<path class="interval" d="{path}" stroke="#000000" fill="none"/>')
-            end = at(max(bar.value, bar.high or 0.0)) + 4
-            out.append(f'<text x="{end:.1f}" y="{top + 13}" font-size="10">{bar.value:.3g}</text>')
-            top += _LINE
-    if mark is not None:
-        out.append(f'<path class="mark" d="M{at(mark):.1f} {_TOP}V{top}" stroke="#333333" stroke-dasharray="4 3"/>')
-    out.append(f'<path d="M{at(0)} {top}h{wide}" stroke="#333333"/>')
-    for tick in x.ticks:
-        out.append(f'<text x="{at(tick):.1f}" y="{top + 16}" text-anchor="middle">{shown_number(tick)}</text>')
-    out.append(f'<text x="{_LEFT + _NAMES + wide / 2}" y="{top + 32}" text-anchor="middle">{escape(label)}</text>')
-    return "\n".join([*out, "</svg>", ""])
-
-
-def layouts(rows: Sequence[tuple[str, Layout]], geometry: Geometry, title: str) -> str:
-    """Slices of GPUs: a row for each, memory slices from left to right; a profile keeps its colour."""
-    if not rows:
-        return ""
-    height = _TOP + len(rows) * _ROW + 12
-    profiles = [info.profile for info in geometry.profiles]
-    unit = (_W - _NAMES) / geometry.memory_slices
-    out = [_head(height, title)]
-    for number, (name, layout) in enumerate(rows):
-        top = _TOP + number * _ROW
-        out.append(f'<text x="{_LEFT + _NAMES - 6}" y="{top + 16}" text-anchor="end">{escape(name)}</text>')
-        frame = f'x="{_LEFT + _NAMES}" y="{top + 2}" width="{_W - _NAMES}" height="{_ROW - 5}"'
-        out.append(f'<rect {frame} fill="none" stroke="#cccccc"/>')
-        for slot in layout:
-            left, wide = _LEFT + _NAMES + slot.placement.start * unit, slot.placement.size * unit
-            colour = COLOURS[profiles.index(slot.profile) % len(COLOURS)]
-            box = f'x="{left + 1:.1f}" y="{top + 2}" width="{wide - 2:.1f}" height="{_ROW - 5}"'
-            out.append(f'<rect class="slot" {box} fill="{colour}" opacity="0.75"/>')
-            text = f'x="{left + wide / 2:.1f}" y="{top + 16}" text-anchor="middle" font-size="10"'
-            out.append(f"<text {text}>{slot.profile}</text>")
-    return "\n".join([*out, "</svg>", ""])
+    return _lines({name: points for name, points in series.items() if len(points)}, title, label, finish)
 
 
 def use(levels: Levels, title: str) -> str:
     """Share of the compute slices that is held, and the waiting jobs against their most, over time."""
     hours = [time / 3600 for time in levels.times]
     most = max(levels.waiting, default=0.0)
-    x = linear_axis(hours)
-    y = Axis(lambda value: value, (0.0, 0.25, 0.5, 0.75, 1.0))
-    lines = [_line(list(zip(hours, levels.held, strict=True)), x, y, COLOURS[0])]
-    names = ["compute slices held"]
+    lines = {"compute slices held": list(zip(hours, levels.held, strict=True))}
     if most > 0:
-        lines.append(_line([(h, w / most) for h, w in zip(hours, levels.waiting, strict=True)], x, y, COLOURS[1]))
-        names.append(f"jobs waiting (1 = {most:.0f})")
-    return _chart(title, "hours", x, y, lines, names)
+        shares = [waiting / most for waiting in levels.waiting]
+        lines[f"jobs waiting (1 = {most:.0f})"] = list(zip(hours, shares, strict=True))
+
+    def finish(axes: Axes) -> None:
+        axes.set_xlim(left=0.0)
+        axes.set_ylim(0.0, 1.02)
+
+    return _lines(lines, title, "hours", finish)
+
+
+def _lines(
+    lines: Mapping[str, Sequence[tuple[float, float]]], title: str, label: str, finish: Callable[[Axes], None]
+) -> str:
+    """One line for each name with a legend below; `finish` sets scales and limits. Nothing where there is no line."""
+    if not lines:
+        return ""
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        axes.set(title=title, xlabel=label)
+        drawn = [
+            axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.5, gid=f"line-{number}")[0]
+            for number, (points, colour) in enumerate(zip(lines.values(), cycle(COLOURS), strict=False))
+        ]
+        finish(axes)
+        figure.legend(drawn, list(lines), loc="outside lower left")
+
+    return document(_WIDTH, _HEIGHT + LINE * len(lines), paint)
+
+
+def bars(groups: Mapping[str, Sequence[Bar]], title: str, label: str, mark: float | None = None) -> str:
+    """A bar for each value, from 0 on, with its interval as a line; `mark` is a value that they are held against."""
+    shown = {group: bars for group, bars in groups.items() if bars}
+    if not shown:
+        return ""
+    rows = len(shown) + sum(len(bars) for bars in shown.values())
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        axes.set(title=title, xlabel=label)
+        _draw_bars(axes, shown)
+        axes.grid(visible=False, axis="y")
+        axes.set_ylim(rows - 0.4, -0.6)
+        axes.set_xlim(left=0.0)
+        axes.margins(x=0.1)  # room for the last value
+        axes.xaxis.set_major_formatter(numbers())
+        if mark is not None:
+            axes.axvline(mark, color="#333333", linestyle="--", linewidth=1.0, gid="mark")
+
+    return document(_WIDTH, _AROUND + LINE * rows, paint)
+
+
+def _draw_bars(axes: Axes, groups: Mapping[str, Sequence[Bar]]) -> None:
+    names = list(dict.fromkeys(bar.name for bars in groups.values() for bar in bars))
+    rows: list[str] = []
+    heads: list[int] = []
+    for group, bars in groups.items():
+        heads.append(len(rows))
+        rows.append(group)
+        for bar in bars:
+            row, value = len(rows), max(0.0, bar.value)
+            rows.append(bar.name)
+            colour = COLOURS[names.index(bar.name) % len(COLOURS)]
+            axes.barh(row, value, height=0.7, color=colour, alpha=0.75, gid=f"bar-{row}")
+            end = value
+            if bar.low is not None and bar.high is not None:
+                low, high = max(0.0, bar.low), max(0.0, bar.high)
+                axes.plot((low, high), (row, row), "|-", color="#000000", linewidth=1.0, gid=f"interval-{row}")
+                end = max(value, high)
+            axes.annotate(
+                f"{bar.value:.3g}", (end, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8
+            )
+    axes.set_yticks(range(len(rows)), rows)
+    axes.tick_params(axis="y", length=0)
+    labels = axes.get_yticklabels()
+    for row in heads:
+        labels[row].set_fontweight("bold")
+
+
+def layouts(rows: Sequence[tuple[str, Layout]], geometry: Geometry, title: str) -> str:
+    """Slices of GPUs: a row for each, memory slices from left to right; a profile keeps its colour."""
+    if not rows:
+        return ""
+    profiles = [info.profile for info in geometry.profiles]
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        axes.set(title=title, xlabel="memory slices", xlim=(0, geometry.memory_slices), ylim=(len(rows) - 0.5, -0.5))
+        axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+        axes.tick_params(axis="y", length=0)
+        axes.grid(visible=False)
+        for row, (_, layout) in enumerate(rows):
+            axes.barh(row, geometry.memory_slices, height=0.8, fill=False, edgecolor="#cccccc")
+            for slot in layout:
+                start, size = slot.placement
+                colour = COLOURS[profiles.index(slot.profile) % len(COLOURS)]
+                axes.barh(
+                    row, size, left=start, height=0.8, color=colour, alpha=0.75, edgecolor="#ffffff",
+                    gid=f"slot-{row}-{start}",
+                )  # fmt: skip
+                axes.text(start + size / 2, row, str(slot.profile), ha="center", va="center", fontsize=8)
+
+    return document(_WIDTH, _AROUND + _ROW * len(rows), paint)
 
 
 def timeline(spans: Sequence[Span], cluster: Cluster, title: str, gpus: int = 24) -> str:
     """What lay on the first GPUs over time: a row for each GPU, in it the memory slices from the bottom up.
 
-    A job keeps its colour; the pale beginning of a bar is the time before it made progress.
+    A job keeps its colour; the pale beginning of a bar is the time before it made progress. A bar says what it is where
+    the pointer stands on it.
     """
     chosen = [span for span in spans if span.place.gpu < gpus][:_MOST_SPANS]
     rows = min(gpus, len(cluster.gpus))
     if not chosen:
         return ""
-    x = linear_axis([span.end / 3600 for span in chosen])
-    height = _TOP + rows * _ROW + _BELOW
-    out = [_head(height, title)]
-    for row in range(rows):
-        at = _TOP + row * _ROW
-        out.append(f'<path d="M{_LEFT} {at + _ROW - 2}h{_W}" stroke="#dddddd"/>')
-        out.append(f'<text x="{_LEFT - 6}" y="{at + _ROW - 8}" text-anchor="end" font-size="10">GPU {row}</text>')
-    for span in chosen:
-        total = cluster.gpus[span.place.gpu].geometry.memory_slices
-        unit = (_ROW - 4) / total
-        placement = span.place.slot.placement
-        top = _TOP + (span.place.gpu + 1) * _ROW - 2 - placement.end * unit
-        left, right = _x(x, span.begin / 3600), _x(x, span.end / 3600)
-        middle = _x(x, (span.begin + span.paused) / 3600)
-        colour = COLOURS[span.job % len(COLOURS)]
-        tip = escape(f"{span.name}: {span.place.slot}, {span.begin:.0f} to {span.end:.0f} s")
-        box = f'y="{top:.1f}" height="{placement.size * unit - 0.5:.1f}" fill="{colour}"'
-        out.append(f'<g><title>{tip}</title><rect x="{left:.1f}" width="{max(right - left, 0.3):.1f}" {box} ')
-        out[-1] += 'opacity="0.35"/>'
-        if right > middle:
-            out[-1] += f'<rect x="{middle:.1f}" width="{right - middle:.1f}" {box}/>'
-        out[-1] += "</g>"
-    out += _ticks(x, _TOP + rows * _ROW, "hours")
-    if len(chosen) == _MOST_SPANS:
-        out.append(f'<text x="{_LEFT}" y="{height - 4}" fill="#666666">only the first {_MOST_SPANS} stays</text>')
-    return "\n".join([*out, "</svg>", ""])
-
-
-def _chart(title: str, label: str, x: Axis, y: Axis, lines: Sequence[str], names: Sequence[str]) -> str:
-    height = _TOP + _H + _BELOW + _LINE * len(names)
-    out = [_head(height, title)]
-    for tick in y.ticks:
-        at = _y(y, tick)
-        out.append(f'<path d="M{_LEFT} {at:.1f}h{_W}" stroke="#dddddd"/>')
-        out.append(f'<text x="{_LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{shown_number(tick)}</text>')
-    out += _ticks(x, _TOP + _H, label)
-    out += lines
-    for number, (name, colour) in enumerate(zip(names, cycle(COLOURS), strict=False)):
-        at = _TOP + _H + _BELOW + _LINE * number
-        out.append(f'<path d="M{_LEFT} {at - 4}h24" stroke="{colour}" stroke-width="2"/>')
-        out.append(f'<text x="{_LEFT + 32}" y="{at}">{escape(name)}</text>')
-    return "\n".join([*out, "</svg>", ""])
-
-
-def _head(height: float, title: str) -> str:
-    width = _LEFT + _W + 20
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'font-family="sans-serif" font-size="12"><rect width="{width}" height="{height}" fill="#ffffff"/>'
-        f'<text x="{width / 2:.0f}" y="22" text-anchor="middle" font-size="15">{escape(title)}</text>'
+    working = [span for span in chosen if span.begin + span.paused < span.end]
+    cut = f" (only the first {_MOST_SPANS} stays)" if len(chosen) == _MOST_SPANS else ""
+    svg = document(
+        _WIDTH, _AROUND + _ROW * rows, partial(_paint_stays, chosen, working, cluster, rows, f"{title}{cut}")
     )
+    return _with_tips(svg, {"stays": [_tip(span) for span in chosen], "progress": [_tip(span) for span in working]})
 
 
-def _ticks(x: Axis, at: float, label: str) -> list[str]:
-    out = [f'<path d="M{_LEFT} {at}h{_W}" stroke="#333333"/>']
-    for tick in x.ticks:
-        out.append(f'<path d="M{_x(x, tick):.1f} {at}v4" stroke="#333333"/>')
-        out.append(f'<text x="{_x(x, tick):.1f}" y="{at + 16}" text-anchor="middle">{shown_number(tick)}</text>')
-    out.append(f'<text x="{_LEFT + _W / 2}" y="{at + 32}" text-anchor="middle">{escape(label)}</text>')
-    return out
+def _paint_stays(
+    stays: Sequence[Span], working: Sequence[Span], cluster: Cluster, rows: int, title: str, figure: Figure
+) -> None:
+    from matplotlib.collections import PolyCollection
+
+    axes = figure.subplots()
+    axes.set(title=title, xlabel="hours", ylim=(rows - 0.5, -0.5))
+    axes.set_yticks(range(rows), [f"GPU {row}" for row in range(rows)])
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="x")
+    for name, spans, alpha in (("stays", stays, 0.35), ("progress", working, 1.0)):
+        begins = [span.begin + (span.paused if name == "progress" else 0.0) for span in spans]
+        boxes = [_box(span, begin, cluster) for span, begin in zip(spans, begins, strict=True)]
+        colours = [COLOURS[span.job % len(COLOURS)] for span in spans]
+        axes.add_collection(PolyCollection(boxes, facecolors=colours, alpha=alpha, linewidths=0.0, gid=name))
+    axes.set_xlim(0.0, max(span.end for span in stays) / 3600)
 
 
-def _line(points: Sequence[tuple[float, float]], x: Axis, y: Axis, colour: str) -> str:
-    path = " ".join(f"{_x(x, a):.1f},{_y(y, b):.1f}" for a, b in points if math.isfinite(a) and math.isfinite(b))
-    return f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
+def _box(span: Span, begin: float, cluster: Cluster) -> list[tuple[float, float]]:
+    """The corners of a stay from `begin` on: hours, and rows from the top down."""
+    unit = 0.9 / cluster.gpus[span.place.gpu].geometry.memory_slices
+    placement = span.place.slot.placement
+    bottom = span.place.gpu + 0.45 - placement.start * unit
+    top = bottom - placement.size * unit * 0.97
+    left, right = begin / 3600, span.end / 3600
+    return [(left, bottom), (right, bottom), (right, top), (left, top)]
 
 
-def _x(axis: Axis, value: float) -> float:
-    return _LEFT + _W * axis.place(value)
+def _tip(span: Span) -> str:
+    return f"{span.name}: {span.place.slot}, {span.begin:.0f} to {span.end:.0f} s"
 
 
-def _y(axis: Axis, value: float) -> float:
-    return _TOP + _H * (1 - axis.place(value))
+def _with_tips(svg: str, tips: Mapping[str, Sequence[str]]) -> str:
+    """The document with a title for each path of the groups that `tips` names; matplotlib itself has none."""
+    ElementTree.register_namespace("", _SVG)
+    ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
+    root = ElementTree.fromstring(svg)  # noqa: S314 our own drawing
+    groups = {group.get("id", ""): group for group in root.iter(f"{{{_SVG}}}g")}
+    for name, texts in tips.items():
+        for path, text in zip(groups[name].iter(f"{{{_SVG}}}path"), texts, strict=True):
+            ElementTree.SubElement(path, f"{{{_SVG}}}title").text = text
+    return ElementTree.tostring(root, encoding="unicode")

@@ -46,13 +46,13 @@ class Linear:
         self.shared = shared
         self.most = most
 
-    def speed(self, job: Job, places: Sequence[Place], steps: int = 1) -> float:
+    def speed(self, job: Job, places: Sequence[Place], _steps: int = 1) -> float:
         """Share of the slices that it asks for, to the power of the exponent, `most` at the most."""
         if len(places) == 1 == job.gpus:
             return min(self.most, float(self._share(places[0]) ** self.exponent))
         return min(self.most, sum(float(self._share(place) ** self.exponent) for place in places) / job.gpus)
 
-    def slowdown(self, run: Run, others: Sequence[Run]) -> float:
+    def slowdown(self, _run: Run, others: Sequence[Run]) -> float:
         """`shared` with one other, and that much more with each further one."""
         return 1.0 + (self.shared - 1.0) * len(others)
 
@@ -80,11 +80,11 @@ class Paired:
 class Whole:
     """Every job runs at speed 1 on what it asks for; jobs that share a slice get an equal part of it."""
 
-    def speed(self, job: Job, places: Sequence[Place], steps: int = 1) -> float:
+    def speed(self, job: Job, places: Sequence[Place], _steps: int = 1) -> float:
         """Share of the places that it asks for."""
         return 1.0 if len(places) == job.gpus else len(places) / job.gpus
 
-    def slowdown(self, run: Run, others: Sequence[Run]) -> float:
+    def slowdown(self, _run: Run, others: Sequence[Run]) -> float:
         """As many times slower as there are sharers."""
         return 1.0 + len(others)
 

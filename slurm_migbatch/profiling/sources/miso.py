@@ -65,7 +65,7 @@ class _Use(NamedTuple):
     mib: float
 
 
-def _read(root: Path, files: Sequence[Path], problems: Problems) -> Reading:
+def _read(_root: Path, files: Sequence[Path], problems: Problems) -> Reading:
     steps: list[_Step] = []
     memory: dict[tuple[str, int], float] = {}
     anchors = [path for path in files if set(header(path)) >= _STEPS]

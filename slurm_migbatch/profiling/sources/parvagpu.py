@@ -31,7 +31,7 @@ _BY_SLICES = {piece.compute: name for name, piece in A100_80.items()}
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
-def _read(root: Path, files: Sequence[Path], problems: Problems) -> Reading:
+def _read(_root: Path, files: Sequence[Path], problems: Problems) -> Reading:
     rows: list[Measurement] = []
     idle: set[tuple[str, str, int, int]] = set()
     for path in files:

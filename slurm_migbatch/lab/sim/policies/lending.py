@@ -52,14 +52,14 @@ class Learning:
         self.models, self.per_node = models, per_node
         self._known: dict[tuple[str, int, int], float] = {}
 
-    def speed(self, job: Job, places: Sequence[Place], steps: int = 1) -> float:
+    def speed(self, job: Job, places: Sequence[Place], _steps: int = 1) -> float:
         """Goodput on these GPUs over that on one."""
         if job.kind == "infer":
             return 1.0
         nodes = len({place.gpu // self.per_node for place in places})
         return self.of(job.app, len(places), nodes)
 
-    def slowdown(self, run: Run, others: Sequence[Run]) -> float:
+    def slowdown(self, _run: Run, others: Sequence[Run]) -> float:
         """Nobody shares here; as many times slower as there are."""
         return 1.0 + len(others)
 
@@ -160,7 +160,7 @@ class Lending(Quiet):
         for gpu in [gpu for gpu, holder in self.holder.items() if holder is run]:
             self._release(sim, gpu)
 
-    def timer(self, sim: Simulation, key: Any) -> None:
+    def timer(self, _sim: Simulation, _key: Any) -> None:
         """A round is due."""
         self._due = True
 

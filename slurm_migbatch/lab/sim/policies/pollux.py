@@ -49,11 +49,11 @@ class Pollux(Quiet):
                 self._woken = True
                 sim.wake((sim.now // self.period_s + 1) * self.period_s, _ROUND)
 
-    def complete(self, sim: Simulation, run: Run) -> None:
+    def complete(self, _sim: Simulation, run: Run) -> None:
         """Its GPUs are free until the next round."""
         del self.runs[run]
 
-    def timer(self, sim: Simulation, key: Any) -> None:
+    def timer(self, _sim: Simulation, key: Any) -> None:
         """A round is due."""
         self._due = self._due or key == _ROUND
 
@@ -139,7 +139,7 @@ class PolluxParams:
     stretch: float = key(1.0, "How many times what it asks for a job may be given.", between(1, 1000))
 
 
-def _pollux(params: PolluxParams, cluster: Cluster) -> Pollux:
+def _pollux(params: PolluxParams, _cluster: Cluster) -> Pollux:
     return Pollux(period_s=params.period_s, delay_s=params.delay_s, stretch=params.stretch)
 
 

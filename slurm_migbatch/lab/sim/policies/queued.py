@@ -28,7 +28,7 @@ class Fifo(Quiet):
         """Learn which GPUs are ours."""
         self.part = sim.cluster.part(self.nodes)
 
-    def arrive(self, sim: Simulation, run: Run) -> None:
+    def arrive(self, _sim: Simulation, run: Run) -> None:
         """Queue it; a job that can never fit waits for ever."""
         if run.job.gpus <= self.part.size:
             self.queue.push(self.key(run), run.job.gpus, run)
@@ -85,7 +85,7 @@ class Easy(Fifo):
         sim.start(run, places)
         insort(self._ends, (self._end(run), run.job.id, run.job.gpus))
 
-    def complete(self, sim: Simulation, run: Run) -> None:
+    def complete(self, _sim: Simulation, run: Run) -> None:
         """Forget it."""
         self._ends.remove((self._end(run), run.job.id, run.job.gpus))
 

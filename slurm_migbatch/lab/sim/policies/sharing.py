@@ -95,7 +95,7 @@ class SharingParams:
 BSBF = PolicyKind("shortest first, sharing where the pair gains by it", BsbfParams, lambda p, cluster: Sharing((PAIR,)))
 
 
-def _sharing(params: SharingParams, cluster: Cluster) -> Sharing:
+def _sharing(params: SharingParams, _cluster: Cluster) -> Sharing:
     return Sharing(RULES, params.depth)
 
 

@@ -44,12 +44,12 @@ class Slices(Quiet):
         """Learn which GPUs are ours."""
         self.part = sim.cluster.part(self.nodes)
 
-    def arrive(self, sim: Simulation, run: Run) -> None:
+    def arrive(self, _sim: Simulation, run: Run) -> None:
         """Queue it."""
         key = run.job.arrival if self.order == "fifo" else run.job.claimed
         self.queue.push((key, run.job.id), (run.job.profile, run.job.gpus), run)
 
-    def complete(self, sim: Simulation, run: Run) -> None:
+    def complete(self, _sim: Simulation, _run: Run) -> None:
         """There is room again."""
         self.full.clear()
 
@@ -108,7 +108,7 @@ class Static(Quiet):
                 self._fitting[like, profile] = _holds(profile, job.profile) and sim.speeds.speed(job, [at]) > 0
         self.queue.push((job.arrival, job.id), like, run)
 
-    def complete(self, sim: Simulation, run: Run) -> None:
+    def complete(self, _sim: Simulation, run: Run) -> None:
         """Its slices are free again."""
         assert isinstance(run.note, list)
         for place in run.note:

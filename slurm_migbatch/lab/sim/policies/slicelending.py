@@ -98,7 +98,7 @@ class SliceLending(Quiet):
 
     # -- events ----------------------------------------------------------------------------------------------------
 
-    def begin(self, sim: Simulation) -> None:
+    def begin(self, _sim: Simulation) -> None:
         """Learn which GPUs are inference's."""
         self.part = Part(sum(1 << gpu for gpu in self.lent), 0, len(self.lent))
 
@@ -125,7 +125,7 @@ class SliceLending(Quiet):
             self.idle_since[gpu] = sim.now
         self._tell(sim, profile)
 
-    def timer(self, sim: Simulation, key: Any) -> None:
+    def timer(self, _sim: Simulation, _key: Any) -> None:
         """A round is due."""
         self._due = True
 

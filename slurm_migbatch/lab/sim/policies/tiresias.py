@@ -48,7 +48,7 @@ class Tiresias(Quiet):
         if run.job.gpus <= self.part.size:
             self._wait(sim, run)
 
-    def complete(self, sim: Simulation, run: Run) -> None:
+    def complete(self, _sim: Simulation, run: Run) -> None:
         """Forget it."""
         self._stop(run)
 
