@@ -74,9 +74,11 @@ class CoschedRoom:
         self._trouble = Trouble("lending", "nothing that runs is touched; the next round tries again", log)
         self._record_trouble = Trouble("the record of loans", "nothing is lent until it can be written", log)
         self._seconds = metrics.histogram("migbatch_lending_round_seconds", "Duration of a decision on loans.")
-        self._reclaims = metrics.counter("migbatch_loans_ended_total", "Loans that ended, by what ended them.")
-        self._actions = metrics.counter("migbatch_lending_actions_total", "What was done to training jobs, by kind.")
-        metrics.gauge("migbatch_loans", "Loans that go on, by state.", self._states)
+        self._reclaims = metrics.counter("migbatch_loans_ended_total", "Loans that ended, by what ended them.", "cause")
+        self._actions = metrics.counter(
+            "migbatch_lending_actions_total", "What was done to training jobs, by kind.", "kind", "outcome"
+        )
+        metrics.gauge("migbatch_loans", "Loans that go on, by state.", self._states, "state")
         metrics.gauge("migbatch_loans_waiting", "Elastic training jobs that wait for a slice.", self._waiting)
 
     # -- the record ------------------------------------------------------------------------------------------------
@@ -174,7 +176,7 @@ class CoschedRoom:
         self.trainees.look(sights, alone)
         unread = {row.job_id for row in scene.rows if row.unread}
         for loan in self.ledger.follow(sights, places, self.trainees.checkpoints(), now, unread):
-            self._reclaims.add(cause=loan.cause.value)
+            self._reclaims.labels(loan.cause.value).inc()
             log.info("loan over", extra={"job": loan.job_id, "profile": loan.profile, "why": loan.why_ended})
         self._refusals.forget(sights)
         running, waiting = _inference(scene, sights, places, self.ledger.runs)
@@ -257,7 +259,7 @@ class CoschedRoom:
 
     def _became(self, one: Done) -> None:
         order = one.order
-        self._actions.add(kind=order.kind.value, outcome="refused" if one.error else "done")
+        self._actions.labels(order.kind.value, "refused" if one.error else "done").inc()
         words = {"job": order.job, "before": one.before, "after": one.after, "why": order.why}
         if one.error:
             log.warning("Slurm refused to %s a training job", order.kind.value, extra={**words, "error": one.error})
@@ -309,7 +311,7 @@ class CoschedRoom:
         return self._trouble.error
 
     def _states(self) -> Mapping[Labels, float]:
-        return {(("state", state),): float(n) for state, n in self.ledger.states().items()}
+        return {(state,): float(n) for state, n in self.ledger.states().items()}
 
     def _waiting(self) -> Mapping[Labels, float]:
         return {(): float(sum(1 for sight in self._sights.values() if sight.row.pending))}

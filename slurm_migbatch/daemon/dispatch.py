@@ -129,7 +129,9 @@ class DispatchRoom:
         self._said: dict[str, str] = {}
         self._trouble = Trouble("dispatch", "jobs wait as they are; the next look tries again", log)
         self._seconds = metrics.histogram("migbatch_dispatch_round_seconds", "Duration of a decision on what waits.")
-        self._actions = metrics.counter("migbatch_dispatch_actions_total", "Changes of pending jobs, by kind.")
+        self._actions = metrics.counter(
+            "migbatch_dispatch_actions_total", "Changes of pending jobs, by kind.", "kind", "outcome"
+        )
 
     @property
     def error(self) -> str:
@@ -423,7 +425,7 @@ class DispatchRoom:
         words = {"job": row["job_id"], "before": row["before"], "after": row["after"], "why": row["why"]}
         if isinstance(each, Retype):
             words["job"] = each.targets[0]
-        self._actions.add(kind=row["kind"], outcome="refused" if error else "done")
+        self._actions.labels(row["kind"], "refused" if error else "done").inc()
         if error:
             log.warning("Slurm refused to %s a job; it stays as it is", row["kind"], extra={**words, "error": error})
         else:

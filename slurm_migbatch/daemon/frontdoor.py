@@ -46,8 +46,15 @@ class FrontDoor:
         self.serving = asyncio.Event()
         if self.facts.catalog.partitions:
             self._known.set()
-        metrics.gauge("migbatch_submit_answers", "Submit requests answered since the last start.", self._answers)
-        metrics.gauge("migbatch_submit_seconds", "Handling time that a share of the last requests kept.", self._times)
+        metrics.gauge(
+            "migbatch_submit_answers", "Submit requests answered since the last start.", self._answers, "verdict"
+        )
+        metrics.gauge(
+            "migbatch_submit_seconds",
+            "Handling time that a share of the last requests kept.",
+            self._times,
+            "quantile",
+        )
 
     async def run(self) -> None:
         """Serve, from the moment that there is a catalog, until cancelled.
@@ -135,7 +142,7 @@ class FrontDoor:
             self._writer.post(lambda store: store.record_decisions(rows), "decisions", len(rows))
 
     def _answers(self) -> Mapping[Labels, float]:
-        return {(("verdict", verdict),): float(n) for verdict, n in self._statistics.get("answers", {}).items()}
+        return {(verdict,): float(n) for verdict, n in self._statistics.get("answers", {}).items()}
 
     def _times(self) -> Mapping[Labels, float]:
-        return {(("quantile", name),): self._statistics[name] for name in ("p50", "p99") if name in self._statistics}
+        return {(name,): self._statistics[name] for name in ("p50", "p99") if name in self._statistics}

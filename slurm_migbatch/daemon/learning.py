@@ -60,12 +60,23 @@ class Learning:
             "see 'migbatch model show' for the models that drift; the next refit takes new runs in",
             log,
         )
-        self._refits = metrics.counter("migbatch_model_refits_total", "Refits of the predictor, by outcome.")
+        self._refits = metrics.counter("migbatch_model_refits_total", "Refits of the predictor, by outcome.", "outcome")
         gauge = metrics.gauge
         gauge("migbatch_model_version", "Learned model that predictions are made with; 0: physics.", self._version)
-        gauge("migbatch_model_kept_share", "Share of runs since the last refit that kept the limit.", self._shares)
-        gauge("migbatch_model_kept_runs", "Runs since the last refit that told the figure.", self._runs)
-        gauge("migbatch_model_drift", "Measured over predicted since the last refit, the median by model.", self._drift)
+        gauge(
+            "migbatch_model_kept_share",
+            "Share of runs since the last refit that kept the limit.",
+            self._shares,
+            "figure",
+        )
+        gauge("migbatch_model_kept_runs", "Runs since the last refit that told the figure.", self._runs, "figure")
+        gauge(
+            "migbatch_model_drift",
+            "Measured over predicted since the last refit, the median by model.",
+            self._drift,
+            "figure",
+            "model",
+        )
 
     async def run(self) -> None:
         """Look for ever."""
@@ -76,7 +87,7 @@ class Learning:
                 try:
                     await self._learn()
                 except (RefitFailed, StateError, OSError, Overloaded) as error:
-                    self._refits.add(outcome="failed")
+                    self._refits.labels("failed").inc()
                     wait = max(self._trouble.failed(error), self._config.learning.every_s)
                 else:
                     self._trouble.succeeded()
@@ -115,7 +126,7 @@ class Learning:
         result = found["refit"]
         if result is None:
             return
-        self._refits.add(outcome=result["outcome"])
+        self._refits.labels(result["outcome"]).inc()
         told = {name: result[name] for name in ("reason", "runs", "measured", "seconds", "version") if name in result}
         if result["outcome"] == "taken":
             log.info("the predictor has learned", extra=told)
@@ -161,14 +172,14 @@ class Learning:
         return {(): float(self._current or 0)}
 
     def _shares(self) -> Mapping[Labels, float]:
-        return {(("figure", name),): float(each["share"]) for name, each in self._watch.get("kept", {}).items()}
+        return {(name,): float(each["share"]) for name, each in self._watch.get("kept", {}).items()}
 
     def _runs(self) -> Mapping[Labels, float]:
-        return {(("figure", name),): float(each["runs"]) for name, each in self._watch.get("kept", {}).items()}
+        return {(name,): float(each["runs"]) for name, each in self._watch.get("kept", {}).items()}
 
     def _drift(self) -> Mapping[Labels, float]:
         found = [
-            (float(each["ratio"]), (("figure", figure), ("model", name)))
+            (float(each["ratio"]), (figure, name))
             for name, figures in self._watch.get("models", {}).items()
             for figure, each in figures.items()
             if each["runs"] >= _ENOUGH

@@ -28,7 +28,7 @@ from slurm_migbatch.daemon.frontdoor import FrontDoor
 from slurm_migbatch.daemon.inventory import KINDS, InventoryKeeper
 from slurm_migbatch.daemon.learning import Learning
 from slurm_migbatch.daemon.log import Trouble
-from slurm_migbatch.daemon.metrics import Metrics
+from slurm_migbatch.daemon.metrics import Labels, Metrics
 from slurm_migbatch.daemon.plans import PlanBoard
 from slurm_migbatch.daemon.poll import Poller, Snapshot, UnsavedJobs
 from slurm_migbatch.daemon.ports import Slurm, Store
@@ -97,7 +97,7 @@ class Service:
         )
         bounds = Bounds(connections=config.node_api.max_connections)
         self.api = ApiServer(self._node_api.app(), config.node_api.port, bounds)
-        self._events = self.metrics.counter("migbatch_node_events_total", "Events taken from nodes, by kind.")
+        self._events = self.metrics.counter("migbatch_node_events_total", "Events taken from nodes, by kind.", "kind")
         self._audited = self.metrics.counter("migbatch_audit_cancelled_total", "Jobs cancelled for holding too much.")
         self._gauges()
         self.inventory.listeners.append(self.door.facts.inventory)
@@ -209,7 +209,7 @@ class Service:
 
     def _ingested(self, node: str, events: Sequence[Mapping[str, Any]], told: bool) -> None:
         for event in events:
-            self._events.add(kind=kind if (kind := event.get("kind")) in messages.KINDS else "other")
+            self._events.labels(kind if (kind := event.get("kind")) in messages.KINDS else "other").inc()
         if any(event.get("kind") in KINDS for event in events):
             self.inventory.look_again()
         # a job shorter than the pause between two looks leaves no queue that it was seen in
@@ -253,7 +253,7 @@ class Service:
 
     async def _cancel(self, excess: Excess) -> None:
         log.error("%s; cancelling it", excess)
-        self._audited.add()
+        self._audited.inc()
         reason = f"migbatch: cancelled: {excess}"
         with contextlib.suppress(Exception):
             await asyncio.to_thread(self._client.update_job, excess.job, AdminComment=reason)
@@ -275,29 +275,33 @@ class Service:
         gauge(
             "migbatch_store_dropped",
             "Records that could not be kept, by kind.",
-            lambda: {(("kind", kind),): count for kind, count in self.writer.dropped.items()},
+            lambda: {(kind,): count for kind, count in self.writer.dropped.items()},
+            "kind",
         )
         gauge(
             "migbatch_healthy",
             "Whether a part works (1) or not (0).",
-            lambda: {(("part", k),): float(v == "ok") for k, v in self.health()["checks"].items()},
+            lambda: {(k,): float(v == "ok") for k, v in self.health()["checks"].items()},
+            "part",
         )
         gauge(
             "migbatch_node_silence_seconds",
             "Seconds since a node was heard.",
-            lambda: {(("node", n),): s for n in self.board.nodes() if (s := self.board.silence(n)) != float("inf")},
+            lambda: {(n,): s for n in self.board.nodes() if (s := self.board.silence(n)) != float("inf")},
+            "node",
         )
         gauge(
             "migbatch_orphan_runs",
             "Runs that hold slices on a node after Slurm has ended them.",
-            lambda: {(("node", n),): float(c) for n, c in Counter(o.node for o in self._orphans.present).items()},
+            lambda: {(n,): float(c) for n, c in Counter(o.node for o in self._orphans.present).items()},
+            "node",
         )
-        gauge("migbatch_jobs", "Jobs in Slurm's queue, by state.", self._job_states)
+        gauge("migbatch_jobs", "Jobs in Slurm's queue, by state.", self._job_states, "state")
 
-    def _job_states(self) -> dict[tuple[tuple[str, str], ...], float]:
-        states: dict[tuple[tuple[str, str], ...], float] = {}
+    def _job_states(self) -> Mapping[Labels, float]:
+        states: dict[Labels, float] = {}
         for job in self._queue():
-            key = (("state", job.state),)
+            key = (job.state,)
             states[key] = states.get(key, 0) + job.tasks
         return states
 

@@ -83,9 +83,10 @@ class SupplyRoom:
             "migbatch_supply_age_seconds",
             "Seconds since the look at Slurm that the last round without an error followed, and the most so far.",
             self._age.values,
+            "what",
         )
-        metrics.gauge("migbatch_supply_offered", "Free slices that are offered, by profile.", self._offered)
-        metrics.gauge("migbatch_supply", "The last round in numbers.", self._numbers)
+        metrics.gauge("migbatch_supply_offered", "Free slices that are offered, by profile.", self._offered, "profile")
+        metrics.gauge("migbatch_supply", "The last round in numbers.", self._numbers, "what")
 
     async def load(self) -> None:
         """Learn from the record what the nodes held before this service started."""
@@ -127,7 +128,7 @@ class SupplyRoom:
         report = await asyncio.to_thread(self.loop.round, snapshot.jobs, snapshot.nodes)
         self.report = report
         self._seconds.observe(sum(report.seconds.values()))
-        self._changes.add(len(report.changes))
+        self._changes.inc(len(report.changes))
         if report.error:
             self._trouble.failed(report.error)
         else:
@@ -165,7 +166,7 @@ class SupplyRoom:
         self._writer.post(lambda store: store.record_supply(node, ts, version, counts, why), "supply changes")
 
     def _offered(self) -> Mapping[Labels, float]:
-        return {(("profile", name),): float(n) for name, n in (self.report.offers if self.report else {}).items()}
+        return {(name,): float(n) for name, n in (self.report.offers if self.report else {}).items()}
 
     def _numbers(self) -> Mapping[Labels, float]:
         report = self.report
@@ -178,7 +179,7 @@ class SupplyRoom:
             "unacknowledged_nodes": len(report.unacknowledged),
             "slurm_calls": report.slurm_calls,
         }
-        return {(("what", name),): float(value) for name, value in figures.items()}
+        return {(name,): float(value) for name, value in figures.items()}
 
 
 Past = tuple[Mapping[str, Sequence[Mapping[str, Any]]], Mapping[str, Sequence[Mapping[str, Any]]], Sequence[Any]]

@@ -176,8 +176,8 @@ def test_health_and_metrics(running, node, slurm):
     slurm.queue[5] = JobRow(5, state="PENDING", tasks=3)
     eventually(lambda: 'migbatch_jobs{state="PENDING"} 3' in get(running.port, "/metrics")[1])
     text = get(running.port, "/metrics")[1]
-    assert 'migbatch_node_events_total{kind="inventory"} 1\n' in text
-    assert 'migbatch_node_requests_total{path="/node/v1/events",status="200"} 1\n' in text
+    assert 'migbatch_node_events_total{kind="inventory"} 1.0\n' in text
+    assert 'migbatch_node_requests_total{path="/node/v1/events",status="200"} 1.0\n' in text
     slurm.away = True
     eventually(lambda: get(running.port, "/healthz")[0] == 503)
     assert json.loads(get(running.port, "/healthz")[1])["checks"]["slurm"] == "failing", "states only"
