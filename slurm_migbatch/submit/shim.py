@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Final
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, StrictUndefined
 
 from slurm_migbatch.predict.selection import REASONS
+from slurm_migbatch.site import template_loader
 from slurm_migbatch.submit.request import OPTIONS, TEXTS
 from slurm_migbatch.submit.rewrite import DECISION_BYTES, MESSAGES, Policy
 from slurm_migbatch.submit.table import (
@@ -34,7 +34,6 @@ CLI_FILTER: Final = "cli_filter.lua"
 
 def render(
     name: str,
-    templates: Path,
     *,
     socket: str,
     table: str,
@@ -51,7 +50,7 @@ def render(
     defaults to the policy's: root, and SlurmUser where migbatchd runs as it.
     """
     environment = Environment(
-        loader=FileSystemLoader(templates),
+        loader=template_loader(),
         undefined=StrictUndefined,
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701  (Lua, not HTML: values go through the lua filter)

@@ -12,14 +12,11 @@ from types import TracebackType
 
 from gpu_kinds import SITE
 
-import slurm_migbatch
 from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.request import Accept, Answer, JobRequest, Pass, Refuse
 from slurm_migbatch.submit.rewrite import Policy
 from slurm_migbatch.submit.shim import JOB_SUBMIT, render
 from slurm_migbatch.workload.catalog import SiteCatalog
-
-TEMPLATES = Path(slurm_migbatch.__file__).parents[1] / "gres_templates"
 
 HARNESS = r"""
 local told, errors = {}, {}
@@ -134,7 +131,6 @@ class Shim:
     ) -> None:
         source = render(
             JOB_SUBMIT,
-            TEMPLATES,
             socket=socket,
             table=table,
             catalog=catalog,

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from gpu_kinds import H100
-from lua_shim import TEMPLATES
 from test_submit_service import running
 
 from slurm_migbatch.predict.selection import Chooser
@@ -52,7 +51,7 @@ def _render(made: Path) -> None:
     names = {"socket": str(made / "submit.sock"), "table": str(made / "table.lua"), "catalog": SITE, "policy": Policy()}
     for name in (JOB_SUBMIT, CLI_FILTER):
         # a slow machine must not decide whether service or table answers
-        text = render(name, TEMPLATES, default_partition="gpu", deadline_ms=2000, **names)
+        text = render(name, default_partition="gpu", deadline_ms=2000, **names)
         (made / name).write_text(text, encoding="utf-8")
 
 
