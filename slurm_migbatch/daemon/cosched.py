@@ -26,7 +26,7 @@ from slurm_migbatch.cosched.picture import Kind, Order, Round
 from slurm_migbatch.cosched.share import Rules as ShareRules
 from slurm_migbatch.cosched.trainees import Predict, Report, Trainees, report_of
 from slurm_migbatch.daemon.lending import Refusals, past_of, rules_of
-from slurm_migbatch.daemon.log import Trouble
+from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.metrics import Labels, Metrics
 from slurm_migbatch.daemon.poll import Snapshot
 from slurm_migbatch.daemon.supply import SupplyRoom
@@ -71,8 +71,8 @@ class CoschedRoom:
         self._said: dict[tuple[int, Kind], tuple[str, float]] = {}
         self._round = Round()
         self._sights: Mapping[int, Sight] = {}
-        self._trouble = Trouble("lending", "nothing that runs is touched; the next round tries again", log)
-        self._record_trouble = Trouble("the record of loans", "nothing is lent until it can be written", log)
+        self._fault = FaultReporter("lending", "nothing that runs is touched; the next round tries again", log)
+        self._record_fault = FaultReporter("the record of loans", "nothing is lent until it can be written", log)
         self._seconds = metrics.histogram("migbatch_lending_round_seconds", "Duration of a decision on loans.")
         self._reclaims = metrics.counter("migbatch_loans_ended_total", "Loans that ended, by what ended them.", "cause")
         self._actions = metrics.counter(
@@ -85,7 +85,7 @@ class CoschedRoom:
 
     async def load(self) -> None:
         """Learn from the record which loans go on, what was called back, and what inference has needed."""
-        trouble = Trouble("cannot read the loans", "nothing is lent or called back until then", log)
+        fault = FaultReporter("cannot read the loans", "nothing is lent or called back until then", log)
         now, history_s = self._clock(), self._config.forecast_days * self._config.day_s
         while self._config.enabled and not self._loaded.is_set():
             try:
@@ -93,9 +93,9 @@ class CoschedRoom:
                     self._writer.call(lambda store: past_of(store, now, history_s), "loans")
                 )
             except Exception as error:
-                await asyncio.sleep(trouble.failed(error))
+                await asyncio.sleep(fault.failed(error))
                 continue
-            trouble.succeeded()
+            fault.succeeded()
             self.ledger.load(loan for row in past.loans if (loan := Loan.from_row(row)) is not None)
             await asyncio.to_thread(self._expected.learn, past.uses, now)  # weeks of it take a while
             self._idle.since.update(past.freed)
@@ -123,17 +123,17 @@ class CoschedRoom:
         rows = [loan.row() for loan in loans]
         if not rows:
             return True
-        if self._writer.trouble.open:  # known to be away: nobody waits for it
+        if self._writer.fault.open:  # known to be away: nobody waits for it
             self.ledger.unsave(loans)
             return False
         try:
             future = asyncio.wrap_future(self._writer.call(lambda store: store.save_loans(rows, ()), "loans"))
             await asyncio.wait_for(asyncio.shield(future), _SAVE_S)
         except Exception as error:
-            self._record_trouble.failed(error)
+            self._record_fault.failed(error)
             self.ledger.unsave(loans)
             return False
-        self._record_trouble.succeeded()
+        self._record_fault.succeeded()
         return True
 
     # -- rounds ----------------------------------------------------------------------------------------------------
@@ -152,11 +152,11 @@ class CoschedRoom:
         try:
             self._round = await asyncio.to_thread(self._decide, scene, sights)
         except Exception as error:
-            if not self._trouble.open:
+            if not self._fault.open:
                 log.exception("a decision on loans failed")
-            self._trouble.failed(error)
+            self._fault.failed(error)
             return False
-        self._trouble.succeeded()
+        self._fault.succeeded()
         self._sights = sights
         orders = [order for order in self._round.orders if order.job not in self._refusals.barred(order.kind, now)]
         self._supply.loop.guests({} if self._config.dry_run else self.company.wanted)
@@ -198,7 +198,7 @@ class CoschedRoom:
         """Ask the record what jobs that have run before achieved, once each."""
         self._asked &= sights.keys()
         unknown = {job for job, sight in sights.items() if sight.row.restarts} - self._asked
-        if not unknown or self._writer.trouble.open:
+        if not unknown or self._writer.fault.open:
             return
         self._asked |= unknown
         try:
@@ -220,7 +220,7 @@ class CoschedRoom:
 
     async def _act(self, orders: Sequence[Order], sights: Mapping[int, Sight]) -> bool:
         now = self._clock()
-        if self._writer.trouble.open:
+        if self._writer.fault.open:
             orders = [order for order in orders if order.kind not in (Kind.RELEASE, Kind.SHARE)]
         for order in orders:
             self._intend(order, sights[order.job], now)
@@ -308,7 +308,7 @@ class CoschedRoom:
     @property
     def error(self) -> str:
         """What is wrong with lending, if anything."""
-        return self._trouble.error
+        return self._fault.error
 
     def _states(self) -> Mapping[Labels, float]:
         return {(state,): float(n) for state, n in self.ledger.states().items()}

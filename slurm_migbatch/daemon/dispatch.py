@@ -37,7 +37,7 @@ from slurm_migbatch.cosched.dispatch import (
 )
 from slurm_migbatch.cosched.space import Space, of_counts, of_plan
 from slurm_migbatch.daemon.facts import SiteFacts
-from slurm_migbatch.daemon.log import Trouble
+from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.metrics import Metrics
 from slurm_migbatch.daemon.poll import Snapshot
 from slurm_migbatch.daemon.supply import SupplyRoom
@@ -127,7 +127,7 @@ class DispatchRoom:
         self._unsure: list[tuple[Retype | Throttle, str]] = []
         self._refused: dict[int, float] = {}
         self._said: dict[str, str] = {}
-        self._trouble = Trouble("dispatch", "jobs wait as they are; the next look tries again", log)
+        self._fault = FaultReporter("dispatch", "jobs wait as they are; the next look tries again", log)
         self._seconds = metrics.histogram("migbatch_dispatch_round_seconds", "Duration of a decision on what waits.")
         self._actions = metrics.counter(
             "migbatch_dispatch_actions_total", "Changes of pending jobs, by kind.", "kind", "outcome"
@@ -136,7 +136,7 @@ class DispatchRoom:
     @property
     def error(self) -> str:
         """What is wrong with dispatch, if anything."""
-        return self._trouble.error
+        return self._fault.error
 
     async def follow(self, snapshot: Snapshot) -> bool:
         """One round on what Slurm just said and supply just planned; whether jobs were changed."""
@@ -148,9 +148,9 @@ class DispatchRoom:
         try:
             return await self._round(snapshot)
         except Exception as error:
-            if not self._trouble.open:
+            if not self._fault.open:
                 log.exception("a decision on what waits failed")
-            self._trouble.failed(error)
+            self._fault.failed(error)
             return False
 
     async def _round(self, snapshot: Snapshot) -> bool:
@@ -169,7 +169,7 @@ class DispatchRoom:
             changes, limits = await asyncio.to_thread(self._decide, look, found)
             seconds += time.monotonic() - begun
         self._seconds.observe(seconds)
-        self._trouble.succeeded()
+        self._fault.succeeded()
         if self._config.dry_run:
             self._would(changes, limits, look.now)
             return False
@@ -273,7 +273,7 @@ class DispatchRoom:
         """What the record answers; None where it does not in time. A late answer is had at the next look."""
         future = self._late.pop(label, None)
         if future is None:
-            if self._writer.trouble.open:  # known to be away: nobody waits for it
+            if self._writer.fault.open:  # known to be away: nobody waits for it
                 return None
             try:
                 future = self._writer.call(work, label)

@@ -19,7 +19,7 @@ from pathlib import Path
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon import catalog as catalogs
 from slurm_migbatch.daemon.inventory import Inventory
-from slurm_migbatch.daemon.log import Trouble
+from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.poll import Snapshot
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
@@ -89,7 +89,7 @@ class SiteFacts:
         self._snapshot: Snapshot | None = None
         self._unwritten = False
         advice = "slurmctld keeps the older one; check the directory and who may write to it"
-        self._trouble = Trouble("cannot write what slurmctld falls back to", advice, log)
+        self._fault = FaultReporter("cannot write what slurmctld falls back to", advice, log)
         self.catalog = self._remembered()
 
     def _remembered(self) -> SiteCatalog:
@@ -202,12 +202,12 @@ class SiteFacts:
                 log.info("compiled table written", extra={"path": table, "bytes": len(text)})
         except OSError as error:
             self._unwritten = True
-            self._trouble.failed(error)
+            self._fault.failed(error)
             return
         except BaseException:
             self._unwritten = True
             raise
-        self._trouble.succeeded()
+        self._fault.succeeded()
 
 
 def _holds(path: Path, text: str) -> bool:

@@ -21,7 +21,7 @@ from typing import Any, Final
 from slurm_migbatch.config import Config, text_of
 from slurm_migbatch.daemon.facts import known_models, models_of
 from slurm_migbatch.daemon.history import Learnable
-from slurm_migbatch.daemon.log import Trouble
+from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.metrics import Labels, Metrics
 from slurm_migbatch.daemon.refit import news
 from slurm_migbatch.daemon.writer import Overloaded, StoreWriter
@@ -54,8 +54,8 @@ class Learning:
         self._asked = 0.0
         self._watch: Mapping[str, Any] = {}
         advice = "predictions stay as they are; see 'migbatch model show', or refit by hand with 'migbatch model refit'"
-        self._trouble = Trouble("learning from finished runs", advice, log, first=30.0, longest=3600.0)
-        self._broken = Trouble(
+        self._fault = FaultReporter("learning from finished runs", advice, log, first=30.0, longest=3600.0)
+        self._broken = FaultReporter(
             "predicted limits hold less often than promised",
             "see 'migbatch model show' for the models that drift; the next refit takes new runs in",
             log,
@@ -88,9 +88,9 @@ class Learning:
                     await self._learn()
                 except (RefitFailed, StateError, OSError, Overloaded) as error:
                     self._refits.labels("failed").inc()
-                    wait = max(self._trouble.failed(error), self._config.learning.every_s)
+                    wait = max(self._fault.failed(error), self._config.learning.every_s)
                 else:
-                    self._trouble.succeeded()
+                    self._fault.succeeded()
                     wait = self._config.learning.every_s
                 self._asked = time.monotonic()
                 self._look_at_index()
@@ -110,7 +110,7 @@ class Learning:
         try:
             return self._directory.index()
         except StateError as error:
-            self._trouble.failed(error)
+            self._fault.failed(error)
             return None
 
     async def _learn(self) -> None:

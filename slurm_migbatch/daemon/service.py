@@ -27,7 +27,7 @@ from slurm_migbatch.daemon.facts import slurm_uids
 from slurm_migbatch.daemon.frontdoor import FrontDoor
 from slurm_migbatch.daemon.inventory import KINDS, InventoryKeeper
 from slurm_migbatch.daemon.learning import Learning
-from slurm_migbatch.daemon.log import Trouble
+from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.metrics import Labels, Metrics
 from slurm_migbatch.daemon.plans import PlanBoard
 from slurm_migbatch.daemon.poll import Poller, Snapshot, UnsavedJobs
@@ -142,15 +142,15 @@ class Service:
     def health(self) -> dict[str, Any]:
         """Which parts work, for /healthz; why one does not is in the log, as it may hold words of users."""
         checks = {
-            "slurm": self.poller.trouble.error,
-            "database": self.writer.trouble.error,
+            "slurm": self.poller.fault.error,
+            "database": self.writer.fault.error,
             "supply": self.supply.error,
         }
         if self.config.lending.enabled:
             checks["lending"] = self.cosched.error
         if self.config.dispatch.enabled:
             checks["dispatch"] = self.dispatch.error
-        if not self.poller.trouble.open and self.poller.latest is None:
+        if not self.poller.fault.open and self.poller.latest is None:
             checks["slurm"] = "not asked yet"
         states = {name: "failing" if text else "ok" for name, text in checks.items()}
         return {"ok": not any(checks.values()), "checks": states}
@@ -177,7 +177,7 @@ class Service:
 
     async def _find_nodes(self) -> None:
         """Listen where slurmctld does, also on an address that this host gets later; nothing to do if told where."""
-        trouble = Trouble("where to listen for nodes", "set [node_api] listen, or start slurmctld", log)
+        fault = FaultReporter("where to listen for nodes", "set [node_api] listen, or start slurmctld", log)
         while not self.config.node_api.listen:
             wait = _ADDRESSES_S
             try:
@@ -193,9 +193,9 @@ class Service:
                     raise OSError(
                         f"{', '.join(hosts) or 'slurm.conf'} names no address of this host that nodes can reach"
                     )
-                trouble.succeeded()
+                fault.succeeded()
             except (SlurmError, OSError) as error:
-                wait = trouble.failed(error)
+                wait = fault.failed(error)
             await asyncio.sleep(wait)
         await asyncio.Event().wait()
 
@@ -308,11 +308,11 @@ class Service:
 
 async def keep(name: str, loop: Callable[[], Awaitable[None]]) -> None:
     """Run a loop for ever; what it did not foresee is logged with its traceback, and it starts again."""
-    trouble = Trouble(f"internal error in {name}", "please report it with the log", log, longest=60.0)
+    fault = FaultReporter(f"internal error in {name}", "please report it with the log", log, longest=60.0)
     while True:
         try:
             await loop()
         except Exception as error:
-            if not trouble.open:
+            if not fault.open:
                 log.exception("internal error in %s", name)
-            await asyncio.sleep(trouble.failed(error))
+            await asyncio.sleep(fault.failed(error))

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from slurm_migbatch.config import SupplyConfig
-from slurm_migbatch.daemon.log import Trouble
+from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.metrics import Age, Labels, Metrics
 from slurm_migbatch.daemon.plans import PlanBoard
 from slurm_migbatch.daemon.poll import Snapshot
@@ -74,7 +74,7 @@ class SupplyRoom:
         self._loaded = asyncio.Event()
         self._early: list[tuple[str, Sequence[Mapping[str, Any]]]] = []
         self._notes: frozenset[str] = frozenset()
-        self._trouble = Trouble("supply", "nothing that runs is touched; the next round tries again", log)
+        self._fault = FaultReporter("supply", "nothing that runs is touched; the next round tries again", log)
         self.report: Report | None = None
         self._seconds = metrics.histogram("migbatch_supply_round_seconds", "Duration of a supply round.")
         self._changes = metrics.counter("migbatch_supply_changes_total", "Changes of what a node offers.")
@@ -90,14 +90,14 @@ class SupplyRoom:
 
     async def load(self) -> None:
         """Learn from the record what the nodes held before this service started."""
-        trouble = Trouble("cannot read the leases", "supply stays as it is until then", log)
+        fault = FaultReporter("cannot read the leases", "supply stays as it is until then", log)
         while not self._loaded.is_set():
             try:
                 past = await asyncio.wrap_future(self._writer.call(_past, "leases"))
             except Exception as error:
-                await asyncio.sleep(trouble.failed(error))
+                await asyncio.sleep(fault.failed(error))
                 continue
-            trouble.succeeded()
+            fault.succeeded()
             inventory, history, leases = past
             self.view.load(inventory, ())
             for node, events in history.items():
@@ -130,9 +130,9 @@ class SupplyRoom:
         self._seconds.observe(sum(report.seconds.values()))
         self._changes.inc(len(report.changes))
         if report.error:
-            self._trouble.failed(report.error)
+            self._fault.failed(report.error)
         else:
-            self._trouble.succeeded()
+            self._fault.succeeded()
             self._age.renewed(snapshot.at)
         if report.changes:
             log.info(explain(report))
@@ -154,7 +154,7 @@ class SupplyRoom:
     @property
     def error(self) -> str:
         """What is wrong with supply, if anything."""
-        return self._trouble.error
+        return self._fault.error
 
     def _say(self, notes: Iterable[str]) -> None:
         now = frozenset(notes)

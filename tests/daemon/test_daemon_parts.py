@@ -1,4 +1,4 @@
-"""Lock, log lines, troubles, ages, readiness and the audit."""
+"""Lock, log lines, faults, ages, readiness and the audit."""
 
 import logging
 import os
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.daemon import sdnotify
 from slurm_migbatch.daemon.lock import AlreadyRunning, InstanceLock
-from slurm_migbatch.daemon.log import LineFormatter, Trouble
+from slurm_migbatch.daemon.log import FaultReporter, LineFormatter
 from slurm_migbatch.daemon.metrics import Age
 from slurm_migbatch.daemon.poll import UnsavedJobs
 from slurm_migbatch.slurm.client import UNREAD, JobRow
@@ -65,18 +65,18 @@ def test_a_record_is_one_line_whatever_users_write(message, value):
     assert line("%s", message, job=value).isprintable()
 
 
-def test_trouble_is_said_once_per_cause_and_backs_off(caplog):
+def test_a_fault_is_logged_once_per_cause_and_backs_off(caplog):
     caplog.set_level(logging.INFO)
     now = [0.0]
-    trouble = Trouble("Slurm", "look there", logging.getLogger("t"), first=1, longest=5, clock=lambda: now[0])
-    assert [trouble.failed(OSError("port 1 refused")) for _ in range(5)] == [1, 2, 4, 5, 5]
-    trouble.failed("port 2 refused")
-    trouble.failed("timeout")
+    fault = FaultReporter("Slurm", "look there", logging.getLogger("t"), first=1, longest=5, clock=lambda: now[0])
+    assert [fault.failed(OSError("port 1 refused")) for _ in range(5)] == [1, 2, 4, 5, 5]
+    fault.failed("port 2 refused")
+    fault.failed("timeout")
     now[0] = 60.0
-    assert trouble.open
-    trouble.succeeded()
-    trouble.succeeded()
-    assert not trouble.open
+    assert fault.open
+    fault.succeeded()
+    fault.succeeded()
+    assert not fault.open
     assert [r.getMessage() for r in caplog.records] == [
         "Slurm: port 1 refused; look there",
         "Slurm: timeout; look there",

@@ -190,7 +190,7 @@ def test_queue_reaches_the_database_when_it_changes(running, slurm, store):
     eventually(lambda: store.jobs.get(7, {}).get("state") == "PENDING")
     store.locked = True
     slurm.queue[7] = JobRow(7, user="ann", state="RUNNING")
-    eventually(lambda: running.service.writer.trouble.open)
+    eventually(lambda: running.service.writer.fault.open)
     slurm.queue[7] = JobRow(7, user="ann", state="COMPLETING")
     store.locked = False
     eventually(lambda: store.jobs[7]["state"] == "COMPLETING")
