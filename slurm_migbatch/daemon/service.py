@@ -24,7 +24,6 @@ from slurm_migbatch.daemon.audit import Auditor, OrphanWatch
 from slurm_migbatch.daemon.cosched import CoschedRoom
 from slurm_migbatch.daemon.dispatch import DispatchRoom
 from slurm_migbatch.daemon.facts import slurm_uids
-from slurm_migbatch.daemon.frontdoor import FrontDoor
 from slurm_migbatch.daemon.inventory import KINDS, InventoryKeeper
 from slurm_migbatch.daemon.learning import Learning
 from slurm_migbatch.daemon.log import FaultReporter
@@ -35,6 +34,7 @@ from slurm_migbatch.daemon.ports import Slurm, Store
 from slurm_migbatch.daemon.privacy import Privacy
 from slurm_migbatch.daemon.server import ApiServer, Bounds
 from slurm_migbatch.daemon.stock import StockRoom
+from slurm_migbatch.daemon.submit_supervisor import SubmitSupervisor
 from slurm_migbatch.daemon.supply import SupplyRoom
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.node.auth import Signer
@@ -61,8 +61,8 @@ class Service:
         self.writer = StoreWriter(open_store, config.daemon.queue)
         self.poller = Poller(client, config.cluster.poll_s, self._seen)
         self.inventory = InventoryKeeper(self.writer)
-        self.door = FrontDoor(config, self.writer, self.metrics, self._decided)
-        self.learning = Learning(config, self.writer, self.metrics, self.door.model_changed)
+        self.submit = SubmitSupervisor(config, self.writer, self.metrics, self._decided)
+        self.learning = Learning(config, self.writer, self.metrics, self.submit.model_changed)
         self._auditor = Auditor()
         self._orphans = OrphanWatch()
         self._unsaved = UnsavedJobs()
@@ -71,7 +71,7 @@ class Service:
         self._errands: set[asyncio.Task[None]] = set()
         lending = config.lending.partitions
         self.supply = SupplyRoom(config.supply, client, self.board, self.writer, self.metrics, lending)
-        facts = self.door.facts
+        facts = self.submit.facts
         self.cosched = CoschedRoom(
             config.lending, client, self.supply, self.writer, self.metrics, predict=facts.training_speeds
         )
@@ -100,7 +100,7 @@ class Service:
         self._events = self.metrics.counter("migbatch_node_events_total", "Events taken from nodes, by kind.", "kind")
         self._audited = self.metrics.counter("migbatch_audit_cancelled_total", "Jobs cancelled for holding too much.")
         self._gauges()
-        self.inventory.listeners.append(self.door.facts.inventory)
+        self.inventory.listeners.append(self.submit.facts.inventory)
 
     async def run(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until `stop` is set; `ready` is called when everything listens.
@@ -117,9 +117,9 @@ class Service:
                 "addresses": self._find_nodes,
                 "poll": self.poller.run,
                 "inventory": self.inventory.run,
-                "submit": self.door.run,
-                "files": self.door.keep_files,
-                "decisions": self.door.keep_record,
+                "submit": self.submit.run,
+                "files": self.submit.keep_files,
+                "decisions": self.submit.keep_record,
                 "leases": self.supply.load,
                 "loans": self.cosched.load,
                 "stock": self.stock.run,
@@ -221,7 +221,7 @@ class Service:
 
     async def _seen(self, snapshot: Snapshot) -> bool:
         """What follows from a look at Slurm; whether to look again at once."""
-        self.door.facts.snapshot(snapshot)
+        self.submit.facts.snapshot(snapshot)
         news, gone = self._unsaved.look(snapshot.jobs)
         if news:
             self.writer.replace(self._unsaved.save, "jobs")

@@ -224,7 +224,7 @@ def answer(site):
 def test_the_service_learns_by_itself_and_all_parts_take_it_over(make, site, record, signer):
     with Running(make()) as running:
         Node(running.port, signer).events(inventory(gpu(0)))
-        eventually(running.service.door.serving.is_set)
+        eventually(running.service.submit.serving.is_set)
         eventually(Path(site.submit.table).exists)
         assert "7g.80gb" in answer(site)
         before = Path(site.submit.table).read_text()
@@ -239,7 +239,7 @@ def test_the_service_learns_by_itself_and_all_parts_take_it_over(make, site, rec
         models_of(site).roll_back(1, 1.0, {})
         eventually(lambda: "7g.80gb" not in answer(site))
     with Running(make()) as running:
-        eventually(running.service.door.serving.is_set)
+        eventually(running.service.submit.serving.is_set)
         assert "7g.80gb" not in answer(site)
         eventually(lambda: "migbatch_model_version 1" in metrics_of(running))
 

@@ -1,4 +1,4 @@
-"""The submit side of the service: the process that slurmctld asks, and the facts behind its answers."""
+"""Supervises the process that answers submissions, and keeps the facts behind its answers."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _STOP_S = 5.0
 _LINE_BYTES = 1 << 22
 
 
-class FrontDoor:
-    """Serves submissions once the site is known; until then slurmctld's shim does without.
+class SubmitSupervisor:
+    """Has submissions answered once the site is known; until then slurmctld's shim does without.
 
     The serving itself is done by `doorkeeper`, a child process, which is started again whenever it ends.
     """
