@@ -28,7 +28,7 @@ _LINE_BYTES = 1 << 22
 class SubmitSupervisor:
     """Has submissions answered once the site is known; until then slurmctld's shim does without.
 
-    The serving itself is done by `doorkeeper`, a child process, which is started again whenever it ends.
+    The serving itself is done by `submit_worker`, a child process, which is started again whenever it ends.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class SubmitSupervisor:
         await self._known.wait()
         Path(self._config.submit.socket).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         self._child = child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "slurm_migbatch.daemon.doorkeeper", stdin=PIPE, stdout=PIPE, limit=_LINE_BYTES
+            sys.executable, "-m", "slurm_migbatch.daemon.submit_worker", stdin=PIPE, stdout=PIPE, limit=_LINE_BYTES
         )
         try:
             start = {"config": text_of(self._config), "level": self._config.daemon.log_level}

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from gpu_kinds import SITE
 
-from slurm_migbatch.daemon.doorkeeper import Chores, Output, Scribe
+from slurm_migbatch.daemon.submit_worker import Chores, Output, Scribe
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.decision import Decision
@@ -108,7 +108,7 @@ def test_a_slow_directory_service_delays_only_whom_it_names(
         release.wait(120)
         return SimpleNamespace(pw_name=f"user{uid}")
 
-    monkeypatch.setattr("slurm_migbatch.daemon.doorkeeper.pwd.getpwuid", getpwuid)
+    monkeypatch.setattr("slurm_migbatch.daemon.submit_worker.pwd.getpwuid", getpwuid)
     scribe = Scribe(pipe.output)
     for _ in range(3):
         scribe.take(decide(1001))
