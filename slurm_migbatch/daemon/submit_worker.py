@@ -32,7 +32,7 @@ from slurm_migbatch.daemon import log as logs
 from slurm_migbatch.daemon.facts import chooser_of, policy_of, slurm_uids
 from slurm_migbatch.daemon.records import record_of
 from slurm_migbatch.submit.decision import Decision
-from slurm_migbatch.submit.doorman import Doorman
+from slurm_migbatch.submit.server import SubmitServer
 from slurm_migbatch.submit.service import SubmitService
 from slurm_migbatch.workload.catalog import SiteCatalog
 
@@ -183,14 +183,14 @@ def main() -> None:
         policy=policy_of(config),
         slurm_uids=slurm_uids(config),
     )
-    doorman = Doorman(Path(config.submit.socket), service, Chores(service, output))
+    server = SubmitServer(Path(config.submit.socket), service, Chores(service, output))
     # The collector would stop everything just when there is much to do. Chores looks after young objects; what lives
     # longer (figures, answers) is bounded and holds no cycles.
     gc.disable()
     gc.collect()
     gc.freeze()
     sys.setswitchinterval(0.0001)  # what else there is (a new catalog, a new user's name) does not hold up an answer
-    doorman.start()
+    server.start()
     output.send({"serving": True})
     for line in sys.stdin.buffer:
         news = json.loads(line)
@@ -198,7 +198,7 @@ def main() -> None:
             service.use(chooser=chooser_of(config))
         else:
             service.use(catalog=SiteCatalog.from_dict(news["catalog"]))
-    doorman.stop()
+    server.stop()
     service.close()
     scribe.close(_STOP_S)
     output.close()

@@ -21,8 +21,8 @@ from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.client import ServiceUnavailable, ask
 from slurm_migbatch.submit.decision import Decision
-from slurm_migbatch.submit.doorman import Doorman
 from slurm_migbatch.submit.request import Accept, JobRequest, Pass, Present, Refuse, RequestError
+from slurm_migbatch.submit.server import SubmitServer
 from slurm_migbatch.submit.service import PER_USER, SubmitService, new_id
 
 USER = 1001
@@ -31,12 +31,12 @@ USER = 1001
 @contextmanager
 def running(path: Path, service: SubmitService) -> Iterator[None]:
     """The service behind its socket."""
-    doorman = Doorman(path, service)
-    doorman.start()
+    server = SubmitServer(path, service)
+    server.start()
     try:
         yield
     finally:
-        doorman.stop()
+        server.stop()
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_the_shim_keeps_its_connection_and_finds_a_new_service(
     tmp_path: Path, service: SubmitService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, accepted = tmp_path / "submit.sock", []
-    monkeypatch.setattr("slurm_migbatch.submit.doorman.peer_uid", lambda link: accepted.append(link.fileno()) or 0)
+    monkeypatch.setattr("slurm_migbatch.submit.server.peer_uid", lambda link: accepted.append(link.fileno()) or 0)
     with Shim(tmp_path, socket=str(path)) as shim:
         for round_ in (1, 2):
             with running(path, service):

@@ -109,7 +109,7 @@ class _Allowance:
         return min(BURST, left + PER_SECOND * (now - at))
 
 
-class Doorman:
+class SubmitServer:
     """Answers connections with `service` from `start` to `stop`: slurmctld's at `reserved(path)`, all at `path`."""
 
     def __init__(self, path: Path, service: SubmitService, chore: Callable[[], float | None] | None = None) -> None:
@@ -128,7 +128,7 @@ class Doorman:
         self._due: float | None = None
         self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="submit-socket", daemon=True)
-        self._doors: dict[int, tuple[Path, socket.socket]] = {}  # slurmctld's first
+        self._listeners: dict[int, tuple[Path, socket.socket]] = {}  # slurmctld's first
 
     def start(self) -> None:
         """Listen, then serve in the background.
@@ -138,7 +138,7 @@ class Doorman:
         """
         own = reserved(self._path)
         for path, listener in ((own, listen(own, owners=self._service.speakers)), (self._path, listen(self._path))):
-            self._doors[listener.fileno()] = path, listener
+            self._listeners[listener.fileno()] = path, listener
             self._poll.register(listener.fileno(), select.EPOLLIN)
         self._poll.register(self._wake, select.EPOLLIN)
         self._thread.start()
@@ -150,7 +150,7 @@ class Doorman:
             self._thread.join()
         for client in list(self._clients.values()):
             self._forget(client)
-        for path, listener in self._doors.values():
+        for path, listener in self._listeners.values():
             path.unlink(missing_ok=True)
             listener.close()
         self._poll.close()
@@ -167,14 +167,14 @@ class Doorman:
             ready = {number for number, _ in self._poll.poll(0 if self._turns else self._patience())}
             if self._wake in ready:
                 return
-            for number in ready - self._doors.keys():
+            for number in ready - self._listeners.keys():
                 client = self._clients[number]
                 if client.uid in self._service.speakers:
                     self._speak(client)
                 else:
                     self._turns.add(client)
-            for number in self._doors.keys() & ready:
-                self._accept(*self._doors[number])
+            for number in self._listeners.keys() & ready:
+                self._accept(*self._listeners[number])
             if (turn := self._turns.next()) is not None:
                 self._speak(turn)
             if self._silent:
