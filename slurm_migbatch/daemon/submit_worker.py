@@ -87,7 +87,7 @@ class Output:
             self._waiting.clear()
 
 
-class Scribe:
+class DecisionRecorder:
     """Puts decisions into the form of the record, with the name of the user.
 
     A directory service that is slow to name users gets a thread of its own to be slow in; each user is looked up once.
@@ -175,11 +175,11 @@ def main() -> None:
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, _NICE)
     output = Output(sys.stdout.fileno())
-    scribe = Scribe(output)
+    recorder = DecisionRecorder(output)
     service = SubmitService(
         SiteCatalog.from_dict(start["catalog"]),
         chooser_of(config),
-        scribe.take,
+        recorder.take,
         policy=policy_of(config),
         slurm_uids=slurm_uids(config),
     )
@@ -200,7 +200,7 @@ def main() -> None:
             service.use(catalog=SiteCatalog.from_dict(news["catalog"]))
     server.stop()
     service.close()
-    scribe.close(_STOP_S)
+    recorder.close(_STOP_S)
     output.close()
 
 
