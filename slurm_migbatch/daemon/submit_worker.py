@@ -129,7 +129,7 @@ class DecisionRecorder:
             self._write(decision, name)
 
 
-class Chores:
+class IdleTasks:
     """What answers leave to do, a little at a time: the record, figures for the metrics, memory."""
 
     def __init__(self, service: SubmitService, output: Output) -> None:
@@ -183,8 +183,8 @@ def main() -> None:
         policy=policy_of(config),
         slurm_uids=slurm_uids(config),
     )
-    server = SubmitServer(Path(config.submit.socket), service, Chores(service, output))
-    # The collector would stop everything just when there is much to do. Chores looks after young objects; what lives
+    server = SubmitServer(Path(config.submit.socket), service, IdleTasks(service, output))
+    # The collector would stop everything just when there is much to do. IdleTasks looks after young objects; what lives
     # longer (figures, answers) is bounded and holds no cycles.
     gc.disable()
     gc.collect()

@@ -36,7 +36,7 @@ BURST: Final = 200.0
 ACCEPTED: Final = 32
 """Connections that are accepted before slurmctld's are looked at again."""
 LATER_S: Final = 0.1
-"""Seconds from an answer to the chores that it leaves."""
+"""Seconds from an answer to the idle tasks that it leaves."""
 
 
 @dataclass(eq=False)
@@ -112,14 +112,14 @@ class _Allowance:
 class SubmitServer:
     """Answers connections with `service` from `start` to `stop`: slurmctld's at `reserved(path)`, all at `path`."""
 
-    def __init__(self, path: Path, service: SubmitService, chore: Callable[[], float | None] | None = None) -> None:
-        """`chore` does a little (far below a millisecond) of what answers leave to do, in the serving thread.
+    def __init__(self, path: Path, service: SubmitService, idle_task: Callable[[], float | None] | None = None) -> None:
+        """`idle_task` does a little (far below a millisecond) of what answers leave to do, in the serving thread.
 
         It is called a while after an answer and returns the seconds after which it has more to do, None where that is
         only after the next answer. Without one, decisions are recorded.
         """
         self._path, self._service = path, service
-        self._chore = chore or self._record
+        self._idle_task = idle_task or self._record
         self._poll = select.epoll()
         self._clients: dict[int, _Client] = {}
         self._silent = 0  # clients that will be given up
@@ -180,7 +180,7 @@ class SubmitServer:
             if self._silent:
                 self._expire()
             if self._due is not None and time.monotonic() >= self._due:
-                again = self._chore()
+                again = self._idle_task()
                 self._due = None if again is None else time.monotonic() + again
 
     def _accept(self, path: Path, listener: socket.socket) -> None:

@@ -151,14 +151,14 @@ def test_what_answers_leave_is_done_when_nobody_waits(server, path, echo):
 def test_chores_set_their_own_pace(path, echo):
     calls, done = [], threading.Event()
 
-    def chore():
+    def idle_task():
         calls.append(time.monotonic())
         if len(calls) < 3:
             return 0.05
         done.set()
         return None
 
-    server = SubmitServer(path, echo, chore)
+    server = SubmitServer(path, echo, idle_task)
     server.start()
     assert not done.wait(0.3) and not calls  # nothing was answered yet
     ask(path, b"x")

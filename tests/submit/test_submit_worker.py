@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from gpu_kinds import SITE
 
-from slurm_migbatch.daemon.submit_worker import Chores, DecisionRecorder, Output
+from slurm_migbatch.daemon.submit_worker import DecisionRecorder, IdleTasks, Output
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.decision import Decision
@@ -123,15 +123,15 @@ def test_a_slow_directory_service_delays_only_whom_it_names(
 def test_chores_hand_over_decisions_and_figures(pipe: Pipe, chooser: Chooser) -> None:
     recorder = DecisionRecorder(pipe.output)
     service = SubmitService(SITE, chooser, recorder.take)
-    chores = Chores(service, pipe.output)
+    idle_tasks = IdleTasks(service, pipe.output)
     message = protocol.encode(JobRequest(1001, user="ann", partition="gpu", tres_per_node="gres/mig:auto").to_fields())
     for _ in range(5):
         service.handle(message)
-    while chores() is not None:
+    while idle_tasks() is not None:
         pass
     assert len(pipe.lines("decision", 5)) == 5
     service.handle(message)
-    assert 0 < (chores() or 0) <= 1.0  # the next figures come a second after the last
+    assert 0 < (idle_tasks() or 0) <= 1.0  # the next figures come a second after the last
     recorder.close(120)
 
 
@@ -140,8 +140,8 @@ def test_decisions_wait_while_migbatchd_does_not_read(pipe: Pipe, chooser: Choos
     service = SubmitService(SITE, chooser, recorded.append)
     pipe.output.send({"line": "x" * (3 << 20)})
     service.handle(protocol.encode(JobRequest(1001, partition="gpu", tres_per_node="gres/mig:auto").to_fields()))
-    chores = Chores(service, pipe.output)
-    assert 0 < (chores() or 0) < 1 and recorded == []
+    idle_tasks = IdleTasks(service, pipe.output)
+    assert 0 < (idle_tasks() or 0) < 1 and recorded == []
     pipe.lines("line", 1)
-    chores()
+    idle_tasks()
     assert len(recorded) == 1
