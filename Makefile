@@ -17,7 +17,7 @@ help: ## this list
 
 venv: $(VENV)/.done ## build ./.venv with everything the controller and the tests need
 
-$(VENV)/.done: pyproject.toml
+$(VENV)/.done: pyproject.toml setup.py
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || ./.ci/system-packages python3-venv
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip

@@ -15,7 +15,6 @@ from slurm_migbatch.config import DEFAULT_PATH, Config
 from slurm_migbatch.config import render as render_config
 from slurm_migbatch.daemon.facts import policy_of
 from slurm_migbatch.node.install import DEFAULT_CONF, DEFAULT_ETC, DEFAULT_PYTHON
-from slurm_migbatch.site import template_folder
 from slurm_migbatch.submit import shim
 from slurm_migbatch.submit.service import reserved
 from slurm_migbatch.workload import catalog as catalogs
@@ -94,7 +93,6 @@ def lua(config: Config, name: str) -> str:
         raise Failure(f"{error}; start migbatchd, it writes the file anew") from None
     return shim.render(
         name,
-        template_folder(),
         socket=str(reserved(Path(submit.socket))) if name == shim.JOB_SUBMIT else submit.socket,
         table=submit.table,
         catalog=catalog,

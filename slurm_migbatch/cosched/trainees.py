@@ -31,7 +31,7 @@ class Predictions(Protocol):
     def version(self) -> str:
         """Names the model and the site's facts behind the answers."""
 
-    def training_speeds(self, hints: LoanHints, partition: str) -> Mapping[Profile, float]:
+    def training_speeds(self, hints: LoanHints, partition: str, /) -> Mapping[Profile, float]:
         """See `Predict`."""
 
 

@@ -19,9 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from slurm_migbatch.daemon import messages
@@ -176,7 +177,7 @@ class NodeApi:
         return _json({"waiting": {str(job): why for job, why in found.items()}})
 
     async def _metrics(self, request: Request) -> Response:
-        return PlainTextResponse(self.metrics.text(), media_type="text/plain; version=0.0.4")
+        return Response(generate_latest(self.metrics), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
 
 def _uid(request: Request) -> int:
@@ -213,7 +214,9 @@ class _Gate:
         seldom: Seldom,
     ) -> None:
         self._signer, self._limits, self._pool, self._address, self._seldom = signer, limits, pool, address, seldom
-        self._count = metrics.counter("migbatch_node_requests_total", "Requests of nodes by path and status.")
+        self._count = metrics.counter(
+            "migbatch_node_requests_total", "Requests of nodes by path and status.", "path", "status"
+        )
         self._working: Counter[str] = Counter()
 
     def guard(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
@@ -221,7 +224,7 @@ class _Gate:
 
         async def handler(request: Request) -> Response:
             response = await self._handle(request, endpoint)
-            self._count.add(path=request.url.path, status=str(response.status_code))
+            self._count.labels(request.url.path, str(response.status_code)).inc()
             return response
 
         return handler

@@ -20,7 +20,7 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.cosched.dispatch import Candidate
 from slurm_migbatch.daemon import catalog as catalogs
 from slurm_migbatch.daemon.inventory import Inventory
-from slurm_migbatch.daemon.log import Trouble
+from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.poll import Snapshot
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
@@ -92,7 +92,7 @@ class SiteFacts:
         #: counts changes of the predictor and of the catalog: answers of one version stay the same
         self._changes = 0
         advice = "slurmctld keeps the older one; check the directory and who may write to it"
-        self._trouble = Trouble("cannot write what slurmctld falls back to", advice, log)
+        self._fault = FaultReporter("cannot write what slurmctld falls back to", advice, log)
         self.catalog = self._remembered()
 
     def _remembered(self) -> SiteCatalog:
@@ -222,12 +222,12 @@ class SiteFacts:
                 log.info("compiled table written", extra={"path": table, "bytes": len(text)})
         except OSError as error:
             self._unwritten = True
-            self._trouble.failed(error)
+            self._fault.failed(error)
             return
         except BaseException:
             self._unwritten = True
             raise
-        self._trouble.succeeded()
+        self._fault.succeeded()
 
 
 def _holds(path: Path, text: str) -> bool:

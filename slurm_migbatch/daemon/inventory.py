@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from slurm_migbatch.daemon.log import Trouble
+from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.writer import StoreWriter
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class InventoryKeeper:
         self._asked.set()
         self.latest: Inventory | None = None
         self.listeners: list[Callable[[Inventory], None]] = []
-        self._trouble = Trouble("cannot read the inventory", "see the message about the database", log)
+        self._fault = FaultReporter("cannot read the inventory", "see the message about the database", log)
 
     def look_again(self) -> None:
         """The inventory may have changed."""
@@ -39,10 +39,10 @@ class InventoryKeeper:
             try:
                 found = await asyncio.wrap_future(self._writer.call(lambda s: dict(s.inventory()), "inventory"))
             except Exception as error:
-                await asyncio.sleep(self._trouble.failed(error))
+                await asyncio.sleep(self._fault.failed(error))
                 self._asked.set()
                 continue
-            self._trouble.succeeded()
+            self._fault.succeeded()
             if found != self.latest:
                 self.latest = found
                 for listener in self.listeners:

@@ -21,7 +21,7 @@ from typing import Any, Final
 from slurm_migbatch.config import Config, text_of
 from slurm_migbatch.daemon.facts import known_models, models_of
 from slurm_migbatch.daemon.history import Learnable
-from slurm_migbatch.daemon.log import Trouble
+from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.metrics import Labels, Metrics
 from slurm_migbatch.daemon.refit import news
 from slurm_migbatch.daemon.writer import Overloaded, StoreWriter
@@ -54,18 +54,29 @@ class Learning:
         self._asked = 0.0
         self._watch: Mapping[str, Any] = {}
         advice = "predictions stay as they are; see 'migbatch model show', or refit by hand with 'migbatch model refit'"
-        self._trouble = Trouble("learning from finished runs", advice, log, first=30.0, longest=3600.0)
-        self._broken = Trouble(
+        self._fault = FaultReporter("learning from finished runs", advice, log, first=30.0, longest=3600.0)
+        self._broken = FaultReporter(
             "predicted limits hold less often than promised",
             "see 'migbatch model show' for the models that drift; the next refit takes new runs in",
             log,
         )
-        self._refits = metrics.counter("migbatch_model_refits_total", "Refits of the predictor, by outcome.")
+        self._refits = metrics.counter("migbatch_model_refits_total", "Refits of the predictor, by outcome.", "outcome")
         gauge = metrics.gauge
         gauge("migbatch_model_version", "Learned model that predictions are made with; 0: physics.", self._version)
-        gauge("migbatch_model_kept_share", "Share of runs since the last refit that kept the limit.", self._shares)
-        gauge("migbatch_model_kept_runs", "Runs since the last refit that told the figure.", self._runs)
-        gauge("migbatch_model_drift", "Measured over predicted since the last refit, the median by model.", self._drift)
+        gauge(
+            "migbatch_model_kept_share",
+            "Share of runs since the last refit that kept the limit.",
+            self._shares,
+            "figure",
+        )
+        gauge("migbatch_model_kept_runs", "Runs since the last refit that told the figure.", self._runs, "figure")
+        gauge(
+            "migbatch_model_drift",
+            "Measured over predicted since the last refit, the median by model.",
+            self._drift,
+            "figure",
+            "model",
+        )
 
     async def run(self) -> None:
         """Look for ever."""
@@ -76,10 +87,10 @@ class Learning:
                 try:
                     await self._learn()
                 except (RefitFailed, StateError, OSError, Overloaded) as error:
-                    self._refits.add(outcome="failed")
-                    wait = max(self._trouble.failed(error), self._config.learning.every_s)
+                    self._refits.labels("failed").inc()
+                    wait = max(self._fault.failed(error), self._config.learning.every_s)
                 else:
-                    self._trouble.succeeded()
+                    self._fault.succeeded()
                     wait = self._config.learning.every_s
                 self._asked = time.monotonic()
                 self._look_at_index()
@@ -99,7 +110,7 @@ class Learning:
         try:
             return self._directory.index()
         except StateError as error:
-            self._trouble.failed(error)
+            self._fault.failed(error)
             return None
 
     async def _learn(self) -> None:
@@ -115,7 +126,7 @@ class Learning:
         result = found["refit"]
         if result is None:
             return
-        self._refits.add(outcome=result["outcome"])
+        self._refits.labels(result["outcome"]).inc()
         told = {name: result[name] for name in ("reason", "runs", "measured", "seconds", "version") if name in result}
         if result["outcome"] == "taken":
             log.info("the predictor has learned", extra=told)
@@ -161,14 +172,14 @@ class Learning:
         return {(): float(self._current or 0)}
 
     def _shares(self) -> Mapping[Labels, float]:
-        return {(("figure", name),): float(each["share"]) for name, each in self._watch.get("kept", {}).items()}
+        return {(name,): float(each["share"]) for name, each in self._watch.get("kept", {}).items()}
 
     def _runs(self) -> Mapping[Labels, float]:
-        return {(("figure", name),): float(each["runs"]) for name, each in self._watch.get("kept", {}).items()}
+        return {(name,): float(each["runs"]) for name, each in self._watch.get("kept", {}).items()}
 
     def _drift(self) -> Mapping[Labels, float]:
         found = [
-            (float(each["ratio"]), (("figure", figure), ("model", name)))
+            (float(each["ratio"]), (figure, name))
             for name, figures in self._watch.get("models", {}).items()
             for figure, each in figures.items()
             if each["runs"] >= _ENOUGH

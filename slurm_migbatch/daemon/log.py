@@ -57,8 +57,8 @@ def setup(level: str) -> None:
     logging.getLogger("slurm_migbatch").setLevel(level.upper())
 
 
-class Trouble:
-    """One thing that may fail for a while: said once when it starts or changes its cause, and once when it is over.
+class FaultReporter:
+    """Logs failures of one thing that is tried again: the first one, each change of the cause, and the recovery.
 
     The caller retries; `failed` returns how long to wait before that (seconds, doubling up to `longest`).
     """

@@ -1,89 +1,62 @@
-"""Counters, gauges and histograms, printed in Prometheus's text form."""
+"""The registry of one service's Prometheus metrics, and gauges whose values are read at each scrape."""
 
 from __future__ import annotations
 
-import threading
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
 
-_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-Labels = tuple[tuple[str, str], ...]
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
+_BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+Labels = tuple[str, ...]
+"""The values of one series' labels, in the order in which the gauge names them."""
 
-class Counter:
-    """A number that only grows, one per set of labels."""
-
-    kind = "counter"
-
-    def __init__(self) -> None:
-        self._values: dict[Labels, float] = {}
-        self._lock = threading.Lock()
-
-    def add(self, amount: float = 1.0, **labels: str) -> None:
-        """Count `amount` more."""
-        key = tuple(sorted(labels.items()))
-        with self._lock:
-            self._values[key] = self._values.get(key, 0.0) + amount
-
-    def value(self, **labels: str) -> float:
-        """The count so far."""
-        with self._lock:
-            return self._values.get(tuple(sorted(labels.items())), 0.0)
-
-    def samples(self) -> Iterator[tuple[str, Labels, float]]:
-        """(suffix, labels, value) of each series."""
-        with self._lock:
-            items = sorted(self._values.items())
-        for labels, value in items or [((), 0.0)]:
-            yield "", labels, value
+# A process-wide switch, and the library has no other: without it each counter and histogram has a second series.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-class Gauge:
-    """Values that are read when somebody asks: the callback returns {labels: value}."""
+class CallbackGauge(Collector):
+    """A gauge that calls `read` at each scrape for the value of each series."""
 
-    kind = "gauge"
+    def __init__(self, name: str, doc: str, labels: Sequence[str], read: Callable[[], Mapping[Labels, float]]) -> None:
+        self._name, self._doc, self._labels, self._read = name, doc, labels, read
 
-    def __init__(self, read: Callable[[], Mapping[Labels, float]]) -> None:
-        self._read = read
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the family without values; the registry refuses a second one of its name."""
+        yield GaugeMetricFamily(self._name, self._doc, labels=self._labels)
 
-    def samples(self) -> Iterator[tuple[str, Labels, float]]:
-        """(suffix, labels, value) of each series."""
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the family with the values of this moment."""
+        (family,) = self.describe()
         for labels, value in sorted(self._read().items()):
-            yield "", labels, value
+            family.add_metric(labels, value)
+        yield family
 
 
-class Histogram:
-    """How long something took, in seconds."""
+class Metrics(CollectorRegistry):
+    """All metrics of one service, in the order of their registration.
 
-    kind = "histogram"
+    Each service has its own: a reload makes a new service in the same process, which begins at zero.
+    """
 
-    def __init__(self, buckets: tuple[float, ...] = _BUCKETS) -> None:
-        self._edges = buckets
-        self._counts = [0] * (len(buckets) + 1)
-        self._sum = 0.0
-        self._lock = threading.Lock()
+    def counter(self, name: str, doc: str, *labels: str) -> Counter:
+        """Register a counter with these label names; its name ends in _total."""
+        return Counter(name, doc, labels, registry=self)
 
-    def observe(self, seconds: float) -> None:
-        """Count one duration."""
-        with self._lock:
-            self._counts[bisect_left(self._edges, seconds)] += 1
-            self._sum += seconds
+    def histogram(self, name: str, doc: str) -> Histogram:
+        """Register a histogram of seconds."""
+        return Histogram(name, doc, registry=self, buckets=_BUCKETS_S)
 
-    def samples(self) -> Iterator[tuple[str, Labels, float]]:
-        """(suffix, labels, value) of each series."""
-        with self._lock:
-            counts, total = list(self._counts), self._sum
-        running = 0
-        for edge, count in zip((*(f"{e:g}" for e in self._edges), "+Inf"), counts, strict=True):
-            running += count
-            yield "_bucket", (("le", edge),), running
-        yield "_sum", (), total
-        yield "_count", (), running
+    def gauge(self, name: str, doc: str, read: Callable[[], Mapping[Labels, float]], *labels: str) -> None:
+        """Register a gauge with these label names that calls `read` at each scrape for the value of each series."""
+        self.register(CallbackGauge(name, doc, labels, read))
 
 
 class Age:
-    """How old something has become, now and at most so far; as a gauge, {what="now"} and {what="longest"}."""
+    """How old something has become, now and at most so far; the series `now` and `longest` of a gauge."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -92,7 +65,7 @@ class Age:
 
     def renewed(self, born: float) -> None:
         """It is replaced by one of the time `born`."""
-        self._longest = self.values().get((("what", "longest"),), 0.0)
+        self._longest = self.values().get(("longest",), 0.0)
         self._born = born
 
     def values(self) -> Mapping[Labels, float]:
@@ -100,47 +73,4 @@ class Age:
         if self._born is None:
             return {}
         now = self._clock() - self._born
-        return {(("what", "now"),): now, (("what", "longest"),): max(now, self._longest)}
-
-
-class Metrics:
-    """All metrics of one service, in the order they were made."""
-
-    def __init__(self) -> None:
-        self._all: dict[str, tuple[str, Counter | Gauge | Histogram]] = {}
-
-    def counter(self, name: str, doc: str) -> Counter:
-        """Make a counter; by custom its name ends in _total."""
-        metric = Counter()
-        self._all[name] = doc, metric
-        return metric
-
-    def gauge(self, name: str, doc: str, read: Callable[[], Mapping[Labels, float]]) -> None:
-        """Make a gauge that asks `read` for its values."""
-        self._all[name] = doc, Gauge(read)
-
-    def histogram(self, name: str, doc: str) -> Histogram:
-        """Make a histogram of seconds."""
-        metric = Histogram()
-        self._all[name] = doc, metric
-        return metric
-
-    def text(self) -> str:
-        """Everything in the text exposition format 0.0.4."""
-        lines = []
-        for name, (doc, metric) in self._all.items():
-            lines += [f"# HELP {name} {doc}", f"# TYPE {name} {metric.kind}"]
-            for suffix, labels, value in metric.samples():
-                inner = ",".join(f'{k}="{_escape(v)}"' for k, v in labels)
-                lines.append(
-                    f"{name}{suffix}{{{inner}}} {_number(value)}" if inner else f"{name}{suffix} {_number(value)}"
-                )
-        return "\n".join(lines) + "\n"
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) else repr(value)
+        return {("now",): now, ("longest",): max(now, self._longest)}

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict, dataclass
 
-from slurm_migbatch.daemon.log import Trouble
+from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.ports import Store
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient
 
@@ -40,7 +40,7 @@ class Poller:
         self._client, self._interval, self._act = client, interval_s, act
         self._nudged = asyncio.Event()
         self.latest: Snapshot | None = None
-        self.trouble = Trouble("Slurm does not answer", _ADVICE, log, first=interval_s, longest=30.0)
+        self.fault = FaultReporter("Slurm does not answer", _ADVICE, log, first=interval_s, longest=30.0)
 
     def nudge(self) -> None:
         """Look soon, not at the end of the interval."""
@@ -55,9 +55,9 @@ class Poller:
             try:
                 snapshot = await asyncio.to_thread(self._look)
             except Exception as error:
-                wait = self.trouble.failed(error)
+                wait = self.fault.failed(error)
             else:
-                self.trouble.succeeded()
+                self.fault.succeeded()
                 self.latest = snapshot
                 soon = await self._act(snapshot)
             distance = min(wait, max(_CLOSEST_S, _SHARE * (time.monotonic() - began)))

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from slurm_migbatch.daemon.log import Trouble
+from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.ports import Store
 from slurm_migbatch.daemon.writer import Overloaded, StoreWriter
 from slurm_migbatch.decide.snapshot import Answers, LendingPast, Questions
@@ -30,13 +30,13 @@ class WriterRecord:
 
     def __init__(self, writer: StoreWriter) -> None:
         self._writer = writer
-        self._trouble = Trouble("the record of loans", "nothing is lent until it can be written", log)
+        self._fault = FaultReporter("the record of loans", "nothing is lent until it can be written", log)
         self._asked: tuple[Questions, concurrent.futures.Future[Answers]] | None = None
 
     @property
     def available(self) -> bool:
         """Whether the database is not known to be away."""
-        return not self._writer.trouble.open
+        return not self._writer.fault.open
 
     def supply(self, node: str, at: float, version: int, counts: Mapping[str, int], why: str) -> None:
         """Keep what `node` offers from now on."""
@@ -49,9 +49,9 @@ class WriterRecord:
         try:
             self._writer.call(lambda store: store.save_loans(loans, actions), "loans").result(_SAVE_S)
         except Exception as error:
-            self._trouble.failed(error)
+            self._fault.failed(error)
             return False
-        self._trouble.succeeded()
+        self._fault.succeeded()
         return True
 
     def post(self, loans: Rows, actions: Rows) -> None:

@@ -17,7 +17,7 @@ from slurm_migbatch.cosched.arrays import Throttle
 from slurm_migbatch.cosched.dispatch import Retype
 from slurm_migbatch.cosched.picture import Rules
 from slurm_migbatch.daemon.controller import Clock, Controller, RoundReport, Slurm, explain
-from slurm_migbatch.daemon.log import Trouble
+from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.metrics import Age, Labels, Metrics
 from slurm_migbatch.daemon.observer import Observer, ToldView
 from slurm_migbatch.daemon.plans import PlanBoard
@@ -122,10 +122,10 @@ class _Time:
 
 
 @dataclass(frozen=True)
-class _Troubles:
-    supply: Trouble
-    dispatch: Trouble
-    lending: Trouble
+class _Faults:
+    supply: FaultReporter
+    dispatch: FaultReporter
+    lending: FaultReporter
 
 
 class Rounds:
@@ -168,8 +168,10 @@ class Rounds:
         self._early: list[tuple[str, Sequence[Mapping[str, Any]]]] = []
         self._notes: frozenset[str] = frozenset()
         self.report: RoundReport | None = None
-        self.troubles = _Troubles(
-            Trouble("supply", _RETRY, log), Trouble("dispatch", _RETRY, log), Trouble("lending", _RETRY, log)
+        self.faults = _Faults(
+            FaultReporter("supply", _RETRY, log),
+            FaultReporter("dispatch", _RETRY, log),
+            FaultReporter("lending", _RETRY, log),
         )
         self._metrics = _RoundMetrics(metrics, self)
 
@@ -203,14 +205,14 @@ class Rounds:
         await asyncio.Event().wait()
 
     async def _read(self, work: Callable[[Any], Any], what: str, advice: str) -> Any:
-        trouble = Trouble(what, advice, log)
+        fault = FaultReporter(what, advice, log)
         while True:
             try:
                 found = await asyncio.wrap_future(self._writer.call(work, what))
             except Exception as error:
-                await asyncio.sleep(trouble.failed(error))
+                await asyncio.sleep(fault.failed(error))
                 continue
-            trouble.succeeded()
+            fault.succeeded()
             return found
 
     def ingested(self, node: str, events: Sequence[Mapping[str, Any]], told: bool) -> None:
@@ -240,14 +242,14 @@ class Rounds:
 
     def _tell(self, report: RoundReport) -> None:
         for name in ("supply", "dispatch", "lending"):
-            trouble: Trouble = getattr(self.troubles, name)
+            fault: FaultReporter = getattr(self.faults, name)
             error = report.failed.get(name) or (report.error if name == "supply" else "")
             if not error:
-                trouble.succeeded()
+                fault.succeeded()
                 continue
-            if isinstance(error, Exception) and not trouble.open:
+            if isinstance(error, Exception) and not fault.open:
                 log.error("a decision on %s failed", name, exc_info=error)
-            trouble.failed(error)
+            fault.failed(error)
         if report.changes:
             log.info(explain(report))
             for change in report.changes:
@@ -313,18 +315,23 @@ class _RoundMetrics:
             "lending": metrics.histogram("migbatch_lending_round_seconds", "Duration of a decision on loans."),
         }
         self._changes = metrics.counter("migbatch_supply_changes_total", "Changes of what a node offers.")
-        self._changed = metrics.counter("migbatch_dispatch_actions_total", "Changes of pending jobs, by kind.")
-        self._ended = metrics.counter("migbatch_loans_ended_total", "Loans that ended, by what ended them.")
-        self._orders = metrics.counter("migbatch_lending_actions_total", "What was done to training jobs, by kind.")
+        self._changed = metrics.counter(
+            "migbatch_dispatch_actions_total", "Changes of pending jobs, by kind.", "kind", "outcome"
+        )
+        self._ended = metrics.counter("migbatch_loans_ended_total", "Loans that ended, by what ended them.", "cause")
+        self._orders = metrics.counter(
+            "migbatch_lending_actions_total", "What was done to training jobs, by kind.", "kind", "outcome"
+        )
         self._age = Age()
         metrics.gauge(
             "migbatch_supply_age_seconds",
             "Seconds since the look at Slurm that the last round without an error followed, and the most so far.",
             self._age.values,
+            "what",
         )
-        metrics.gauge("migbatch_supply_offered", "Free slices that are offered, by profile.", self._offered)
-        metrics.gauge("migbatch_supply", "The last round in numbers.", self._numbers)
-        metrics.gauge("migbatch_loans", "Loans that go on, by state.", self._states)
+        metrics.gauge("migbatch_supply_offered", "Free slices that are offered, by profile.", self._offered, "profile")
+        metrics.gauge("migbatch_supply", "The last round in numbers.", self._numbers, "what")
+        metrics.gauge("migbatch_loans", "Loans that go on, by state.", self._states, "state")
         metrics.gauge("migbatch_loans_waiting", "Elastic training jobs that wait for a slice.", self._waiting)
 
     def note(self, report: RoundReport, at: float) -> None:
@@ -333,21 +340,21 @@ class _RoundMetrics:
         self._seconds["supply"].observe(sum(report.seconds.values()) - sum(decided.values()))
         for name, seconds in decided.items():
             self._seconds[name].observe(seconds)
-        self._changes.add(len(report.changes))
+        self._changes.inc(len(report.changes))
         if not report.error and not report.failed:
             self._age.renewed(at)
         for outcome in report.dispatch:
             kind = "throttle" if isinstance(outcome.change, Throttle) else "retype"
-            self._changed.add(kind=kind, outcome="refused" if outcome.error else "done")
+            self._changed.labels(kind=kind, outcome="refused" if outcome.error else "done").inc()
         for order in report.orders:
             if order.applied:
-                self._orders.add(kind=order.order.kind.value, outcome="refused" if order.error else "done")
+                self._orders.labels(kind=order.order.kind.value, outcome="refused" if order.error else "done").inc()
         for loan in report.ended:
-            self._ended.add(cause=loan.cause.value)
+            self._ended.labels(cause=loan.cause.value).inc()
 
     def _offered(self) -> Mapping[Labels, float]:
         report = self._rounds.report
-        return {(("profile", name),): float(n) for name, n in (report.offers if report else {}).items()}
+        return {(name,): float(n) for name, n in (report.offers if report else {}).items()}
 
     def _numbers(self) -> Mapping[Labels, float]:
         report = self._rounds.report
@@ -360,11 +367,11 @@ class _RoundMetrics:
             "unacknowledged_nodes": len(report.unacknowledged),
             "slurm_calls": report.slurm_calls,
         }
-        return {(("what", name),): float(value) for name, value in figures.items()}
+        return {(name,): float(value) for name, value in figures.items()}
 
     def _states(self) -> Mapping[Labels, float]:
         states: Iterable[tuple[str, int]] = self._rounds.controller.memory.lending.ledger.states().items()
-        return {(("state", state),): float(n) for state, n in states}
+        return {(state,): float(n) for state, n in states}
 
     def _waiting(self) -> Mapping[Labels, float]:
         sights = list(self._rounds.controller.memory.lending.sights.values())

@@ -22,11 +22,10 @@ from slurm_migbatch.daemon.addresses import NodeAddresses, controller_hosts, is_
 from slurm_migbatch.daemon.api import ApiLimits, Asking, NodeApi, anywhere
 from slurm_migbatch.daemon.audit import Auditor, OrphanWatch
 from slurm_migbatch.daemon.facts import slurm_uids
-from slurm_migbatch.daemon.frontdoor import FrontDoor
 from slurm_migbatch.daemon.inventory import KINDS, InventoryKeeper
 from slurm_migbatch.daemon.learning import Learning
-from slurm_migbatch.daemon.log import Trouble
-from slurm_migbatch.daemon.metrics import Metrics
+from slurm_migbatch.daemon.log import FaultReporter
+from slurm_migbatch.daemon.metrics import Labels, Metrics
 from slurm_migbatch.daemon.plans import PlanBoard
 from slurm_migbatch.daemon.poll import Poller, Snapshot, UnsavedJobs
 from slurm_migbatch.daemon.ports import Slurm, Store
@@ -34,6 +33,7 @@ from slurm_migbatch.daemon.privacy import Privacy
 from slurm_migbatch.daemon.rounds import Rounds
 from slurm_migbatch.daemon.server import ApiServer, Bounds
 from slurm_migbatch.daemon.stock import StockRoom
+from slurm_migbatch.daemon.submit_supervisor import SubmitSupervisor
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.node.auth import Signer
 from slurm_migbatch.slurm.client import JobRow, SlurmError
@@ -59,15 +59,15 @@ class Service:
         self.writer = StoreWriter(open_store, config.daemon.queue)
         self.poller = Poller(client, config.cluster.poll_s, self._seen)
         self.inventory = InventoryKeeper(self.writer)
-        self.door = FrontDoor(config, self.writer, self.metrics, self._decided)
-        self.learning = Learning(config, self.writer, self.metrics, self.door.model_changed)
+        self.submit = SubmitSupervisor(config, self.writer, self.metrics, self._decided)
+        self.learning = Learning(config, self.writer, self.metrics, self.submit.model_changed)
         self._auditor = Auditor()
         self._orphans = OrphanWatch()
         self._unsaved = UnsavedJobs()
         self._ended: set[int] = set()
         self._asking = False
         self._errands: set[asyncio.Task[None]] = set()
-        self.rounds = Rounds(config, client, self.board, self.writer, self.metrics, self.door.facts)
+        self.rounds = Rounds(config, client, self.board, self.writer, self.metrics, self.submit.facts)
         learns = config.dispatch.enabled and config.supply.enabled and not config.supply.preference
         self.stock = StockRoom(self.rounds.observer, self.writer, lambda: self.poller.latest, enabled=learns)
         self.privacy = Privacy(client, slurm_uids(config))
@@ -86,10 +86,10 @@ class Service:
         )
         bounds = Bounds(connections=config.node_api.max_connections)
         self.api = ApiServer(self._node_api.app(), config.node_api.port, bounds)
-        self._events = self.metrics.counter("migbatch_node_events_total", "Events taken from nodes, by kind.")
+        self._events = self.metrics.counter("migbatch_node_events_total", "Events taken from nodes, by kind.", "kind")
         self._audited = self.metrics.counter("migbatch_audit_cancelled_total", "Jobs cancelled for holding too much.")
         self._gauges()
-        self.inventory.listeners.append(self.door.facts.inventory)
+        self.inventory.listeners.append(self.submit.facts.inventory)
 
     async def run(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until `stop` is set; `ready` is called when everything listens.
@@ -106,9 +106,9 @@ class Service:
                 "addresses": self._find_nodes,
                 "poll": self.poller.run,
                 "inventory": self.inventory.run,
-                "submit": self.door.run,
-                "files": self.door.keep_files,
-                "decisions": self.door.keep_record,
+                "submit": self.submit.run,
+                "files": self.submit.keep_files,
+                "decisions": self.submit.keep_record,
                 "leases": self.rounds.load_nodes,
                 "loans": self.rounds.load_loans,
                 "stock": self.stock.run,
@@ -131,15 +131,15 @@ class Service:
     def health(self) -> dict[str, Any]:
         """Which parts work, for /healthz; why one does not is in the log, as it may hold words of users."""
         checks = {
-            "slurm": self.poller.trouble.error,
-            "database": self.writer.trouble.error,
-            "supply": self.rounds.troubles.supply.error,
+            "slurm": self.poller.fault.error,
+            "database": self.writer.fault.error,
+            "supply": self.rounds.faults.supply.error,
         }
         if self.config.lending.enabled:
-            checks["lending"] = self.rounds.troubles.lending.error
+            checks["lending"] = self.rounds.faults.lending.error
         if self.config.dispatch.enabled:
-            checks["dispatch"] = self.rounds.troubles.dispatch.error
-        if not self.poller.trouble.open and self.poller.latest is None:
+            checks["dispatch"] = self.rounds.faults.dispatch.error
+        if not self.poller.fault.open and self.poller.latest is None:
             checks["slurm"] = "not asked yet"
         states = {name: "failing" if text else "ok" for name, text in checks.items()}
         return {"ok": not any(checks.values()), "checks": states}
@@ -166,7 +166,7 @@ class Service:
 
     async def _find_nodes(self) -> None:
         """Listen where slurmctld does, also on an address that this host gets later; nothing to do if told where."""
-        trouble = Trouble("where to listen for nodes", "set [node_api] listen, or start slurmctld", log)
+        fault = FaultReporter("where to listen for nodes", "set [node_api] listen, or start slurmctld", log)
         while not self.config.node_api.listen:
             wait = _ADDRESSES_S
             try:
@@ -182,9 +182,9 @@ class Service:
                     raise OSError(
                         f"{', '.join(hosts) or 'slurm.conf'} names no address of this host that nodes can reach"
                     )
-                trouble.succeeded()
+                fault.succeeded()
             except (SlurmError, OSError) as error:
-                wait = trouble.failed(error)
+                wait = fault.failed(error)
             await asyncio.sleep(wait)
         await asyncio.Event().wait()
 
@@ -198,7 +198,7 @@ class Service:
 
     def _ingested(self, node: str, events: Sequence[Mapping[str, Any]], told: bool) -> None:
         for event in events:
-            self._events.add(kind=kind if (kind := event.get("kind")) in messages.KINDS else "other")
+            self._events.labels(kind if (kind := event.get("kind")) in messages.KINDS else "other").inc()
         if any(event.get("kind") in KINDS for event in events):
             self.inventory.look_again()
         # a job shorter than the pause between two looks leaves no queue that it was seen in
@@ -209,7 +209,7 @@ class Service:
 
     async def _seen(self, snapshot: Snapshot) -> bool:
         """What follows from a look at Slurm; whether to look again at once."""
-        self.door.facts.snapshot(snapshot)
+        self.submit.facts.snapshot(snapshot)
         news, gone = self._unsaved.look(snapshot.jobs)
         if news:
             self.writer.replace(self._unsaved.save, "jobs")
@@ -238,7 +238,7 @@ class Service:
 
     async def _cancel(self, excess: Excess) -> None:
         log.error("%s; cancelling it", excess)
-        self._audited.add()
+        self._audited.inc()
         reason = f"migbatch: cancelled: {excess}"
         with contextlib.suppress(Exception):
             await asyncio.to_thread(self._client.update_job, excess.job, AdminComment=reason)
@@ -260,40 +260,44 @@ class Service:
         gauge(
             "migbatch_store_dropped",
             "Records that could not be kept, by kind.",
-            lambda: {(("kind", kind),): count for kind, count in self.writer.dropped.items()},
+            lambda: {(kind,): count for kind, count in self.writer.dropped.items()},
+            "kind",
         )
         gauge(
             "migbatch_healthy",
             "Whether a part works (1) or not (0).",
-            lambda: {(("part", k),): float(v == "ok") for k, v in self.health()["checks"].items()},
+            lambda: {(k,): float(v == "ok") for k, v in self.health()["checks"].items()},
+            "part",
         )
         gauge(
             "migbatch_node_silence_seconds",
             "Seconds since a node was heard.",
-            lambda: {(("node", n),): s for n in self.board.nodes() if (s := self.board.silence(n)) != float("inf")},
+            lambda: {(n,): s for n in self.board.nodes() if (s := self.board.silence(n)) != float("inf")},
+            "node",
         )
         gauge(
             "migbatch_orphan_runs",
             "Runs that hold slices on a node after Slurm has ended them.",
-            lambda: {(("node", n),): float(c) for n, c in Counter(o.node for o in self._orphans.present).items()},
+            lambda: {(n,): float(c) for n, c in Counter(o.node for o in self._orphans.present).items()},
+            "node",
         )
-        gauge("migbatch_jobs", "Jobs in Slurm's queue, by state.", self._job_states)
+        gauge("migbatch_jobs", "Jobs in Slurm's queue, by state.", self._job_states, "state")
 
-    def _job_states(self) -> dict[tuple[tuple[str, str], ...], float]:
-        states: dict[tuple[tuple[str, str], ...], float] = {}
+    def _job_states(self) -> Mapping[Labels, float]:
+        states: dict[Labels, float] = {}
         for job in self._queue():
-            key = (("state", job.state),)
+            key = (job.state,)
             states[key] = states.get(key, 0) + job.tasks
         return states
 
 
 async def keep(name: str, loop: Callable[[], Awaitable[None]]) -> None:
     """Run a loop for ever; what it did not foresee is logged with its traceback, and it starts again."""
-    trouble = Trouble(f"internal error in {name}", "please report it with the log", log, longest=60.0)
+    fault = FaultReporter(f"internal error in {name}", "please report it with the log", log, longest=60.0)
     while True:
         try:
             await loop()
         except Exception as error:
-            if not trouble.open:
+            if not fault.open:
                 log.exception("internal error in %s", name)
-            await asyncio.sleep(trouble.failed(error))
+            await asyncio.sleep(fault.failed(error))

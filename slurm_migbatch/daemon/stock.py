@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from slurm_migbatch.cosched.partition import HORIZON_S, Class, preference
-from slurm_migbatch.daemon.log import Trouble
+from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.observer import Observer
 from slurm_migbatch.daemon.poll import Snapshot
 from slurm_migbatch.daemon.writer import StoreWriter
@@ -52,7 +52,7 @@ class StockRoom:
         """`latest`: the newest look at Slurm. `enabled`: supply is managed, and the administrator left this open."""
         self._observer, self._writer, self._latest, self._enabled = observer, writer, latest, enabled
         self._clock, self._every_s = clock, every_s
-        self._trouble = Trouble("what free space is best offered as", "it stays as it is until then", log)
+        self._fault = FaultReporter("what free space is best offered as", "it stays as it is until then", log)
 
     async def run(self) -> None:
         """Look for ever."""
@@ -65,9 +65,9 @@ class StockRoom:
             try:
                 await self.look()
             except Exception as error:
-                self._trouble.failed(error)
+                self._fault.failed(error)
             else:
-                self._trouble.succeeded()
+                self._fault.succeeded()
 
     async def look(self) -> tuple[Profile, ...]:
         """Find the preference and hand it to supply; empty where too little is known, and then it stays."""

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from slurm_migbatch.daemon.log import Trouble
+from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.ports import Store
 
 log = logging.getLogger(__name__)
@@ -51,8 +51,8 @@ class StoreWriter:
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._store: Store | None = None
-        self.trouble = Trouble("the database", _ADVICE, log, first=first_wait, longest=10.0)
-        self._full = Trouble("records of decisions are lost", "the database has been away too long", log)
+        self.fault = FaultReporter("the database", _ADVICE, log, first=first_wait, longest=10.0)
+        self._full = FaultReporter("records of decisions are lost", "the database has been away too long", log)
         #: records that could not be kept, by label
         self.dropped: dict[str, int] = {}
 
@@ -136,7 +136,7 @@ class StoreWriter:
                 result = item.work(self._store)
             except Exception as error:
                 if not opened or is_passing(error):
-                    wait = self.trouble.failed(error)
+                    wait = self.fault.failed(error)
                     with self._news:
                         if self._stopping:
                             return False
@@ -146,7 +146,7 @@ class StoreWriter:
                 self.dropped[item.label] = self.dropped.get(item.label, 0) + 1
                 _settle(item, error=error)
             else:
-                self.trouble.succeeded()
+                self.fault.succeeded()
                 _settle(item, result)
             break
         with self._news:

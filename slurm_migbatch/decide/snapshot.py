@@ -170,13 +170,13 @@ class Predictions(Protocol):
     def version(self) -> str:
         """Names the model and the site's facts behind the answers."""
 
-    def training_speeds(self, hints: LoanHints, partition: str) -> Mapping[Profile, float]:
+    def training_speeds(self, hints: LoanHints, partition: str, /) -> Mapping[Profile, float]:
         """Speeds of a training on the slices that hold it, relative to the whole GPU; empty where not known."""
 
-    def rates(self, hints: Hints, partition: str) -> Mapping[Profile, float]:
+    def rates(self, hints: Hints, partition: str, /) -> Mapping[Profile, float]:
         """Items a second of a request on each profile; empty where not known."""
 
-    def candidates(self, hints: Hints, partition: str) -> tuple[Profile, Sequence[Candidate]] | None:
+    def candidates(self, hints: Hints, partition: str, /) -> tuple[Profile, Sequence[Candidate]] | None:
         """The profile that the table of choices grants, and all that it weighed; None where it has no answer."""
 
 
@@ -185,15 +185,15 @@ class NoPredictions:
 
     version = ""
 
-    def training_speeds(self, hints: LoanHints, partition: str) -> Mapping[Profile, float]:
+    def training_speeds(self, _hints: LoanHints, _partition: str, /) -> Mapping[Profile, float]:
         """Nothing is known."""
         return {}
 
-    def rates(self, hints: Hints, partition: str) -> Mapping[Profile, float]:
+    def rates(self, _hints: Hints, _partition: str, /) -> Mapping[Profile, float]:
         """Nothing is known."""
         return {}
 
-    def candidates(self, hints: Hints, partition: str) -> tuple[Profile, Sequence[Candidate]] | None:
+    def candidates(self, _hints: Hints, _partition: str, /) -> tuple[Profile, Sequence[Candidate]] | None:
         """Nothing is known."""
         return None
 

@@ -1,7 +1,7 @@
 """Configuration files for a Slurm site (and for the test bed, which is a small site)."""
 
 from .conf import FORGETS, WAITING, Node, Partition, Site, mig_gres, preemption, spare
-from .render import TemplateMissing, render, template_folder
+from .render import TemplateMissing, render, template_loader
 
 __all__ = [
     "FORGETS",
@@ -14,5 +14,5 @@ __all__ = [
     "preemption",
     "render",
     "spare",
-    "template_folder",
+    "template_loader",
 ]

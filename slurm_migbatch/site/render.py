@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+from importlib.resources import files
+from typing import Final
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateNotFound
+from jinja2 import BaseLoader, Environment, FunctionLoader, StrictUndefined, TemplateNotFound
 
-_PLACES = (
-    Path(__file__).resolve().parents[2] / "gres_templates",  # a checkout
-    Path(sys.prefix) / "share/slurm-migbatch/gres_templates",  # an installed wheel
-)
+_PACKAGE: Final = "slurm_migbatch.gres_templates"
 
 
 class TemplateMissing(LookupError):
     """No template of that name is installed."""
 
 
-def template_folder() -> Path:
-    """Where the templates are, in a checkout or an installed wheel."""
-    for folder in _PLACES:
-        if folder.is_dir():
-            return folder
-    raise TemplateMissing(f"no templates in {' or '.join(map(str, _PLACES))}; install slurm-migbatch again")
+def template_loader() -> BaseLoader:
+    """Return what reads templates by file name from the package slurm_migbatch.gres_templates."""
+    return FunctionLoader(_source)
+
+
+def _source(template: str) -> str | None:
+    try:
+        return files(_PACKAGE).joinpath(template).read_text(encoding="utf-8")
+    except (FileNotFoundError, ModuleNotFoundError):
+        return None
 
 
 def render(template: str, **names: object) -> str:
@@ -33,7 +34,7 @@ def render(template: str, **names: object) -> str:
         jinja2.UndefinedError: the template uses a name that was not given.
     """
     environment = Environment(
-        loader=FileSystemLoader(template_folder()),
+        loader=template_loader(),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -43,4 +44,4 @@ def render(template: str, **names: object) -> str:
     try:
         return environment.get_template(template).render(**names)
     except TemplateNotFound as error:
-        raise TemplateMissing(f"template {error.name!r} is not in {template_folder()}") from error
+        raise TemplateMissing(f"{_PACKAGE} has no template {error.name!r}; install slurm-migbatch again") from error

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, StrictUndefined
 
 from slurm_migbatch.predict.selection import REASONS
+from slurm_migbatch.site import template_loader
 from slurm_migbatch.submit.request import OPTIONS, TEXTS
 from slurm_migbatch.submit.rewrite import DECISION_BYTES, MESSAGES, Policy
 from slurm_migbatch.submit.table import (
@@ -33,7 +33,6 @@ CLI_FILTER: Final = "cli_filter.lua"
 
 def render(
     name: str,
-    templates: Path,
     *,
     socket: str,
     table: str,
@@ -48,7 +47,7 @@ def render(
     service nor table can be had. `default_partition` is for the user commands, which do not know it.
     """
     environment = Environment(
-        loader=FileSystemLoader(templates),
+        loader=template_loader(),
         undefined=StrictUndefined,
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701  (Lua, not HTML: values go through the lua filter)

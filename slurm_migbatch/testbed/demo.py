@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from .errors import TestbedError
 from .proc import wait_until
 from .watch import Watch
 
-_EXAMPLES = Path(__file__).resolve().parents[2] / "sbatch_examples"
 _UUIDS = re.compile(r"(batch script|task \d+): (\S*)")
 _DEVICE = re.compile(r"MIG-[0-9a-f-]{36}")
 
@@ -76,9 +75,10 @@ class Demo:
         self.examples = bed.directory / "examples"
         self.examples.mkdir()
         self.examples.chmod(0o755)
-        for script in _EXAMPLES.iterdir():
-            shutil.copyfile(script, self.examples / script.name)
-            (self.examples / script.name).chmod(0o644)
+        for script in files("slurm_migbatch.sbatch_examples").iterdir():
+            if script.is_file():
+                (self.examples / script.name).write_bytes(script.read_bytes())
+                (self.examples / script.name).chmod(0o644)
 
     def run(self) -> int:
         """The whole demonstration; 0 if everything that it claims was seen to be so."""

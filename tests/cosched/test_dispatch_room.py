@@ -350,7 +350,7 @@ def test_the_users_own_throttle_outlives_a_restart(site: Callable[..., Site]) ->
 
 def test_without_the_record_no_throttle_is_set(site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch) -> None:
     here = site(array())
-    monkeypatch.setattr(type(here.writer.trouble), "open", property(lambda self: True))
+    monkeypatch.setattr(type(here.writer.fault), "open", property(lambda self: True))
     assert not here.look() and here.queue.calls == []
 
 

@@ -213,7 +213,7 @@ def test_while_the_database_is_away_nothing_is_lent_and_inference_has_its_room(w
     assert not w.slurm.calls["update_jobs"] > 3
     w.writer._store = real
     w.until(lambda: waiting in w.loaned(), 1000)
-    w.until(lambda: not w.writer.trouble.open)
+    w.until(lambda: not w.writer.fault.open)
     with w.store() as store:
         causes = [row["cause"] for row in store.loans()]
     assert causes.count("reclaim") == 2

@@ -1,4 +1,4 @@
-"""Lock, log lines, troubles, metrics, readiness and the audit."""
+"""Lock, log lines, faults, ages, readiness and the audit."""
 
 import logging
 import os
@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.daemon import sdnotify
 from slurm_migbatch.daemon.lock import AlreadyRunning, InstanceLock
-from slurm_migbatch.daemon.log import LineFormatter, Trouble
-from slurm_migbatch.daemon.metrics import Age, Metrics
+from slurm_migbatch.daemon.log import FaultReporter, LineFormatter
+from slurm_migbatch.daemon.metrics import Age
 from slurm_migbatch.daemon.poll import UnsavedJobs
 from slurm_migbatch.slurm.client import UNREAD, JobRow
 
@@ -65,39 +65,23 @@ def test_a_record_is_one_line_whatever_users_write(message, value):
     assert line("%s", message, job=value).isprintable()
 
 
-def test_trouble_is_said_once_per_cause_and_backs_off(caplog):
+def test_a_fault_is_logged_once_per_cause_and_backs_off(caplog):
     caplog.set_level(logging.INFO)
     now = [0.0]
-    trouble = Trouble("Slurm", "look there", logging.getLogger("t"), first=1, longest=5, clock=lambda: now[0])
-    assert [trouble.failed(OSError("port 1 refused")) for _ in range(5)] == [1, 2, 4, 5, 5]
-    trouble.failed("port 2 refused")
-    trouble.failed("timeout")
+    fault = FaultReporter("Slurm", "look there", logging.getLogger("t"), first=1, longest=5, clock=lambda: now[0])
+    assert [fault.failed(OSError("port 1 refused")) for _ in range(5)] == [1, 2, 4, 5, 5]
+    fault.failed("port 2 refused")
+    fault.failed("timeout")
     now[0] = 60.0
-    assert trouble.open
-    trouble.succeeded()
-    trouble.succeeded()
-    assert not trouble.open
+    assert fault.open
+    fault.succeeded()
+    fault.succeeded()
+    assert not fault.open
     assert [r.getMessage() for r in caplog.records] == [
         "Slurm: port 1 refused; look there",
         "Slurm: timeout; look there",
         "Slurm: works again after 60 s and 7 failed tries",
     ]
-
-
-def test_metrics_text():
-    metrics = Metrics()
-    requests = metrics.counter("requests_total", "Requests.")
-    requests.add(path='/a"b', status="200")
-    requests.add(path='/a"b', status="200")
-    metrics.gauge("nodes", "Nodes.", lambda: {(("state", "up"),): 2.5})
-    seconds = metrics.histogram("plan_seconds", "Planning.")
-    for value in (0.0001, 0.01, 7.0):
-        seconds.observe(value)
-    text = metrics.text()
-    assert '# TYPE requests_total counter\nrequests_total{path="/a\\"b",status="200"} 2\n' in text
-    assert 'nodes{state="up"} 2.5\n' in text
-    assert 'plan_seconds_bucket{le="0.01"} 2\n' in text
-    assert 'plan_seconds_bucket{le="+Inf"} 3\nplan_seconds_sum 7.0101\nplan_seconds_count 3\n' in text
 
 
 def test_readiness_reaches_systemd(tmp_path, monkeypatch):
@@ -136,14 +120,11 @@ def test_a_job_whose_row_cannot_be_read_has_not_left_and_overwrites_nothing() ->
 def test_the_age_of_supply_is_told_now_and_at_most():
     now = 100.0
     age = Age(lambda: now)
-    metrics = Metrics()
-    metrics.gauge("age_seconds", "Age.", age.values)
-    assert "age_seconds{" not in metrics.text()
+    assert age.values() == {}
     age.renewed(99.0)
     now = 103.0  # from a look at 99: the next one's round ends after 4 s
     age.renewed(102.5)
     now = 104.0
-    assert 'age_seconds{what="now"} 1.5\n' in metrics.text()
-    assert 'age_seconds{what="longest"} 4\n' in metrics.text()
+    assert age.values() == {("now",): 1.5, ("longest",): 4.0}
     now = 110.0  # no round any more
-    assert 'age_seconds{what="longest"} 7.5\n' in metrics.text()
+    assert age.values() == {("now",): 7.5, ("longest",): 7.5}

@@ -177,7 +177,7 @@ def test_slurm_away_changes_nothing_and_is_said_once(make, slurm, caplog):
             eventually(lambda: agent.plan)
             before = agent.plan["version"]
             slurm.away = True
-            eventually(lambda: running.service.poller.trouble.tries > 2)
+            eventually(lambda: running.service.poller.fault.tries > 2)
             assert (
                 agent.node.events(
                     {"seq": 2, "ts": 9.0, "kind": "fault", "gpu": None, "what": "x", "action": "none", "drain": False}

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from prometheus_client import generate_latest
 
 from slurm_migbatch.config import text_of
 from slurm_migbatch.daemon.catalog import build
@@ -40,6 +41,11 @@ def table(factor=1.0, source="imported", models=("net",)):
         )
         for model in models for profile in SMS for batch in (1, 8, 32, 64)
     ]  # fmt: skip
+
+
+def metrics_of(running):
+    """What /metrics of a service tells."""
+    return generate_latest(running.service.metrics).decode()
 
 
 def error(site):
@@ -218,25 +224,24 @@ def answer(site):
 def test_the_service_learns_by_itself_and_all_parts_take_it_over(make, site, record, signer):
     with Running(make()) as running:
         Node(running.port, signer).events(inventory(gpu(0)))
-        eventually(running.service.door.serving.is_set)
+        eventually(running.service.submit.serving.is_set)
         eventually(Path(site.submit.table).exists)
         assert "7g.80gb" in answer(site)
         before = Path(site.submit.table).read_text()
         record.add(30)
         eventually(lambda: "7g.80gb" not in answer(site))
         eventually(lambda: Path(site.submit.table).read_text() != before)
-        metrics = running.service.metrics
-        eventually(lambda: "migbatch_model_version 1" in metrics.text())
-        assert 'migbatch_model_refits_total{outcome="taken"} 1' in metrics.text()
-        assert 'migbatch_model_kept_runs{figure="time"} 30' in metrics.text()
+        eventually(lambda: "migbatch_model_version 1" in metrics_of(running))
+        assert 'migbatch_model_refits_total{outcome="taken"} 1' in metrics_of(running)
+        assert 'migbatch_model_kept_runs{figure="time"} 30' in metrics_of(running)
         models_of(site).roll_back(None, 1.0, models_of(site).index().seen)
         eventually(lambda: "7g.80gb" in answer(site))
         models_of(site).roll_back(1, 1.0, {})
         eventually(lambda: "7g.80gb" not in answer(site))
     with Running(make()) as running:
-        eventually(running.service.door.serving.is_set)
+        eventually(running.service.submit.serving.is_set)
         assert "7g.80gb" not in answer(site)
-        eventually(lambda: "migbatch_model_version 1" in running.service.metrics.text())
+        eventually(lambda: "migbatch_model_version 1" in metrics_of(running))
 
 
 def test_promises_that_are_broken_are_warned_of(site, record, signer, caplog):
@@ -246,10 +251,9 @@ def test_promises_that_are_broken_are_warned_of(site, record, signer, caplog):
     record.add(25, factor=3.0)
     open_store = lambda: open_history(site.store.url)  # noqa: E731
     with Running(Service(patient, client=FakeSlurm(), open_store=open_store, signer=signer)) as running:
-        metrics = running.service.metrics
-        eventually(lambda: 'migbatch_model_kept_share{figure="time"} 0' in metrics.text())
+        eventually(lambda: 'migbatch_model_kept_share{figure="time"} 0' in metrics_of(running))
         drift = 'migbatch_model_drift{figure="time",model="net/infer/h100-80gb"} '
-        (line,) = (line for line in metrics.text().splitlines() if line.startswith(drift))
+        (line,) = (line for line in metrics_of(running).splitlines() if line.startswith(drift))
         assert 2.5 < float(line.removeprefix(drift)) < 3.5
     said = "predicted limits hold less often than promised: time: 0% of 25 runs, promised are 90% (version 1)"
     assert said in caplog.text
@@ -260,7 +264,7 @@ def test_a_refit_that_takes_too_long_is_given_up(make, site, record, signer, cap
     service = make()
     object.__setattr__(service.config.learning, "limit_s", 0.01)
     with Running(service) as running:
-        eventually(lambda: 'outcome="failed"' in running.service.metrics.text())
+        eventually(lambda: 'outcome="failed"' in metrics_of(running))
     assert "took longer than [learning] limit_s" in caplog.text
     assert models_of(site).index() == Index()
 

@@ -175,8 +175,8 @@ def test_health_and_metrics(running, node, slurm):
     slurm.queue[5] = JobRow(5, state="PENDING", tasks=3)
     eventually(lambda: 'migbatch_jobs{state="PENDING"} 3' in get(running.port, "/metrics")[1])
     text = get(running.port, "/metrics")[1]
-    assert 'migbatch_node_events_total{kind="inventory"} 1\n' in text
-    assert 'migbatch_node_requests_total{path="/node/v1/events",status="200"} 1\n' in text
+    assert 'migbatch_node_events_total{kind="inventory"} 1.0\n' in text
+    assert 'migbatch_node_requests_total{path="/node/v1/events",status="200"} 1.0\n' in text
     slurm.away = True
     eventually(lambda: get(running.port, "/healthz")[0] == 503)
     assert json.loads(get(running.port, "/healthz")[1])["checks"]["slurm"] == "failing", "states only"
@@ -189,7 +189,7 @@ def test_queue_reaches_the_database_when_it_changes(running, slurm, store):
     eventually(lambda: store.jobs.get(7, {}).get("state") == "PENDING")
     store.locked = True
     slurm.queue[7] = JobRow(7, user="ann", state="RUNNING")
-    eventually(lambda: running.service.writer.trouble.open)
+    eventually(lambda: running.service.writer.fault.open)
     slurm.queue[7] = JobRow(7, user="ann", state="COMPLETING")
     store.locked = False
     eventually(lambda: store.jobs[7]["state"] == "COMPLETING")

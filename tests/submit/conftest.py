@@ -17,7 +17,7 @@ from tests.support.lua_shim import Shim
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is silent is not sent away because the machine is slow."""
-    monkeypatch.setattr("slurm_migbatch.submit.doorman.IDLE_S", 600.0)
+    monkeypatch.setattr("slurm_migbatch.submit.server.IDLE_S", 600.0)
 
 
 @pytest.fixture(scope="session")

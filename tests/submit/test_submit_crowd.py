@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from slurm_migbatch.predict.selection import Chooser
-from slurm_migbatch.submit import doorman as doormen
 from slurm_migbatch.submit import protocol
-from slurm_migbatch.submit.doorman import Doorman
+from slurm_migbatch.submit import server as submit_server
 from slurm_migbatch.submit.request import JobRequest
+from slurm_migbatch.submit.server import SubmitServer
 from slurm_migbatch.submit.service import PER_USER, SubmitService, reserved
-from tests.support.doorman_clients import Echo, connect, eventually
 from tests.support.gpu_kinds import SITE
+from tests.support.submit_clients import Echo, connect, eventually
 
 GREEDY, POLITE, SLURM = 2001, 2002, 2003
 PATIENCE_S = 120
@@ -119,14 +119,14 @@ def crowd(tmp_path: Path) -> Iterator[Crowd]:
 
 
 @pytest.fixture
-def serve(crowd: Crowd) -> Iterator[Callable[..., Doorman]]:
+def serve(crowd: Crowd) -> Iterator[Callable[..., SubmitServer]]:
     with ExitStack() as stack:
 
-        def make(service: object) -> Doorman:
-            doorman = Doorman(crowd.path, service)
-            doorman.start()
-            stack.callback(doorman.stop)
-            return doorman
+        def make(service: object) -> SubmitServer:
+            server = SubmitServer(crowd.path, service)
+            server.start()
+            stack.callback(server.stop)
+            return server
 
         yield make
 
@@ -153,7 +153,7 @@ def asked(link: socket.socket, text: bytes = b"x") -> bytes:
 
 @pytest.mark.parametrize("door", [reserved, lambda path: path], ids=["its own socket", "the socket of all"])
 def test_slurmctld_is_answered_before_users_who_asked_earlier(
-    crowd: Crowd, serve: Callable[..., Doorman], door: Callable[[Path], Path]
+    crowd: Crowd, serve: Callable[..., SubmitServer], door: Callable[[Path], Path]
 ) -> None:
     gate = Gate()
     serve(gate)
@@ -175,7 +175,7 @@ def test_slurmctld_is_answered_before_users_who_asked_earlier(
 
 
 def test_a_flood_of_one_user_keeps_nobody_from_an_answer(
-    crowd: Crowd, serve: Callable[..., Doorman], chooser: Chooser
+    crowd: Crowd, serve: Callable[..., SubmitServer], chooser: Chooser
 ) -> None:
     """Six processes connect and ask without a pause; slurmctld and another user get every answer."""
     service = SubmitService(SITE, chooser)
@@ -199,10 +199,10 @@ def test_a_flood_of_one_user_keeps_nobody_from_an_answer(
 
 
 def test_a_user_who_asks_too_often_is_not_answered(
-    crowd: Crowd, serve: Callable[..., Doorman], monkeypatch: pytest.MonkeyPatch
+    crowd: Crowd, serve: Callable[..., SubmitServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doormen, "BURST", 5)
-    monkeypatch.setattr(doormen, "PER_SECOND", 0.0)
+    monkeypatch.setattr(submit_server, "BURST", 5)
+    monkeypatch.setattr(submit_server, "PER_SECOND", 0.0)
     serve(Echo())
     first = crowd.told(crowd.start(GREEDY, ASK_MANY, 4))
     again = crowd.told(crowd.start(GREEDY, ASK_MANY, 4))
@@ -213,23 +213,23 @@ def test_a_user_who_asks_too_often_is_not_answered(
 
 
 def test_a_user_may_ask_again_after_a_while(
-    crowd: Crowd, serve: Callable[..., Doorman], monkeypatch: pytest.MonkeyPatch
+    crowd: Crowd, serve: Callable[..., SubmitServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doormen, "BURST", 1)
-    monkeypatch.setattr(doormen, "PER_SECOND", 2.0)
+    monkeypatch.setattr(submit_server, "BURST", 1)
+    monkeypatch.setattr(submit_server, "PER_SECOND", 2.0)
     serve(Echo())
     assert crowd.told(crowd.start(GREEDY, ASK_MANY, 8))[0] == f"{GREEDY}:request"
     eventually(lambda: crowd.told(crowd.start(GREEDY, ASK_MANY, 1)) == [f"{GREEDY}:request"])
 
 
 def test_all_users_together_may_hold_so_many_connections(
-    crowd: Crowd, serve: Callable[..., Doorman], monkeypatch: pytest.MonkeyPatch
+    crowd: Crowd, serve: Callable[..., SubmitServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A user may have many uids by way of a user namespace."""
-    monkeypatch.setattr(doormen, "USERS", 20)
-    doorman = serve(Echo())
+    monkeypatch.setattr(submit_server, "USERS", 20)
+    server = serve(Echo())
     children = [crowd.start(uid, HOLD, PER_USER) for uid in range(3001, 3005)]
-    eventually(lambda: doorman.waiting == 20)
+    eventually(lambda: server.waiting == 20)
     assert crowd.told(crowd.start(POLITE, ASK_MANY, 1)) == ["closed"]
     for door in (crowd.path, reserved(crowd.path)):
         with connect(door) as kept:
@@ -240,7 +240,7 @@ def test_all_users_together_may_hold_so_many_connections(
 
 
 def test_slurmctld_has_a_socket_that_users_cannot_reach(
-    crowd: Crowd, serve: Callable[..., Doorman], chooser: Chooser
+    crowd: Crowd, serve: Callable[..., SubmitServer], chooser: Chooser
 ) -> None:
     service = SubmitService(SITE, chooser, slurm_uids=[SLURM])
     serve(service)
@@ -255,7 +255,7 @@ def test_slurmctld_has_a_socket_that_users_cannot_reach(
 
 
 def test_where_it_cannot_be_given_away_users_are_sent_away(
-    crowd: Crowd, serve: Callable[..., Doorman], monkeypatch: pytest.MonkeyPatch
+    crowd: Crowd, serve: Callable[..., SubmitServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """migbatchd under a user of its own may not give a file to SlurmUser."""
 
@@ -273,8 +273,8 @@ def test_where_it_cannot_be_given_away_users_are_sent_away(
 
 
 def test_both_sockets_go(crowd: Crowd) -> None:
-    doorman = Doorman(crowd.path, Echo())
-    doorman.start()
+    server = SubmitServer(crowd.path, Echo())
+    server.start()
     assert crowd.path.is_socket() and reserved(crowd.path).is_socket()
-    doorman.stop()
+    server.stop()
     assert not crowd.path.exists() and not reserved(crowd.path).exists()

@@ -138,7 +138,7 @@ def test_the_shim_keeps_its_connection_and_finds_a_new_service(
     tmp_path: Path, service: SubmitService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, accepted = tmp_path / "submit.sock", []
-    monkeypatch.setattr("slurm_migbatch.submit.doorman.peer_uid", lambda link: accepted.append(link.fileno()) or 0)
+    monkeypatch.setattr("slurm_migbatch.submit.server.peer_uid", lambda link: accepted.append(link.fileno()) or 0)
     with Shim(tmp_path, socket=str(path)) as shim:
         for round_ in (1, 2):
             with running(path, service):

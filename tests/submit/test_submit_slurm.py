@@ -20,7 +20,6 @@ from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.workload.catalog import Partition, SiteCatalog
 from slurm_migbatch.workload.hints import parse
 from tests.support.gpu_kinds import H100
-from tests.support.lua_shim import TEMPLATES
 from tests.support.submit_running import running
 
 pytestmark = pytest.mark.slurm
@@ -52,7 +51,7 @@ def _render(made: Path) -> None:
     names = {"socket": str(made / "submit.sock"), "table": str(made / "table.lua"), "catalog": SITE, "policy": Policy()}
     for name in (JOB_SUBMIT, CLI_FILTER):
         # a slow machine must not decide whether service or table answers
-        text = render(name, TEMPLATES, default_partition="gpu", deadline_ms=2000, **names)
+        text = render(name, default_partition="gpu", deadline_ms=2000, **names)
         (made / name).write_text(text, encoding="utf-8")
 
 

@@ -359,7 +359,7 @@ class LoanWorld(World):
 
     def tell(self, job: int, restart: int, **fields: Any) -> None:
         """A progress event: into the record, then to the service; the node keeps it while the record is away."""
-        if self.writer.trouble.open:
+        if self.writer.fault.open:
             return
         self.seq += 1
         event = {"seq": self.seq, "ts": self.clock.time(), "kind": "progress", "job": job, "restart": restart, **fields}

@@ -10,15 +10,12 @@ import subprocess
 from pathlib import Path
 from types import TracebackType
 
-import slurm_migbatch
 from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.request import Accept, Answer, JobRequest, Pass, Refuse
 from slurm_migbatch.submit.rewrite import Policy
 from slurm_migbatch.submit.shim import JOB_SUBMIT, render
 from slurm_migbatch.workload.catalog import SiteCatalog
 from tests.support.gpu_kinds import SITE
-
-TEMPLATES = Path(slurm_migbatch.__file__).parents[1] / "gres_templates"
 
 HARNESS = r"""
 local told, errors = {}, {}
@@ -133,7 +130,6 @@ class Shim:
     ) -> None:
         source = render(
             JOB_SUBMIT,
-            TEMPLATES,
             socket=socket,
             table=table,
             catalog=catalog,

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from slurm_migbatch.submit.doorman import Doorman
+from slurm_migbatch.submit.server import SubmitServer
 from slurm_migbatch.submit.service import SubmitService
 
 
 @contextmanager
 def running(path: Path, service: SubmitService) -> Iterator[None]:
     """The service behind its socket."""
-    doorman = Doorman(path, service)
-    doorman.start()
+    server = SubmitServer(path, service)
+    server.start()
     try:
         yield
     finally:
-        doorman.stop()
+        server.stop()

@@ -36,7 +36,7 @@ BURST: Final = 200.0
 ACCEPTED: Final = 32
 """Connections that are accepted before slurmctld's are looked at again."""
 LATER_S: Final = 0.1
-"""Seconds from an answer to the chores that it leaves."""
+"""Seconds from an answer to the idle tasks that it leaves."""
 
 
 @dataclass(eq=False)
@@ -109,17 +109,17 @@ class _Allowance:
         return min(BURST, left + PER_SECOND * (now - at))
 
 
-class Doorman:
+class SubmitServer:
     """Answers connections with `service` from `start` to `stop`: slurmctld's at `reserved(path)`, all at `path`."""
 
-    def __init__(self, path: Path, service: SubmitService, chore: Callable[[], float | None] | None = None) -> None:
-        """`chore` does a little (far below a millisecond) of what answers leave to do, in the serving thread.
+    def __init__(self, path: Path, service: SubmitService, idle_task: Callable[[], float | None] | None = None) -> None:
+        """`idle_task` does a little (far below a millisecond) of what answers leave to do, in the serving thread.
 
         It is called a while after an answer and returns the seconds after which it has more to do, None where that is
         only after the next answer. Without one, decisions are recorded.
         """
         self._path, self._service = path, service
-        self._chore = chore or self._record
+        self._idle_task = idle_task or self._record
         self._poll = select.epoll()
         self._clients: dict[int, _Client] = {}
         self._silent = 0  # clients that will be given up
@@ -128,7 +128,7 @@ class Doorman:
         self._due: float | None = None
         self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="submit-socket", daemon=True)
-        self._doors: dict[int, tuple[Path, socket.socket]] = {}  # slurmctld's first
+        self._listeners: dict[int, tuple[Path, socket.socket]] = {}  # slurmctld's first
 
     def start(self) -> None:
         """Listen, then serve in the background.
@@ -138,7 +138,7 @@ class Doorman:
         """
         own = reserved(self._path)
         for path, listener in ((own, listen(own, owners=self._service.speakers)), (self._path, listen(self._path))):
-            self._doors[listener.fileno()] = path, listener
+            self._listeners[listener.fileno()] = path, listener
             self._poll.register(listener.fileno(), select.EPOLLIN)
         self._poll.register(self._wake, select.EPOLLIN)
         self._thread.start()
@@ -150,7 +150,7 @@ class Doorman:
             self._thread.join()
         for client in list(self._clients.values()):
             self._forget(client)
-        for path, listener in self._doors.values():
+        for path, listener in self._listeners.values():
             path.unlink(missing_ok=True)
             listener.close()
         self._poll.close()
@@ -167,20 +167,20 @@ class Doorman:
             ready = {number for number, _ in self._poll.poll(0 if self._turns else self._patience())}
             if self._wake in ready:
                 return
-            for number in ready - self._doors.keys():
+            for number in ready - self._listeners.keys():
                 client = self._clients[number]
                 if client.uid in self._service.speakers:
                     self._speak(client)
                 else:
                     self._turns.add(client)
-            for number in self._doors.keys() & ready:
-                self._accept(*self._doors[number])
+            for number in self._listeners.keys() & ready:
+                self._accept(*self._listeners[number])
             if (turn := self._turns.next()) is not None:
                 self._speak(turn)
             if self._silent:
                 self._expire()
             if self._due is not None and time.monotonic() >= self._due:
-                again = self._chore()
+                again = self._idle_task()
                 self._due = None if again is None else time.monotonic() + again
 
     def _accept(self, path: Path, listener: socket.socket) -> None:

@@ -32,7 +32,7 @@ from slurm_migbatch.daemon import log as logs
 from slurm_migbatch.daemon.facts import chooser_of, policy_of, slurm_uids
 from slurm_migbatch.daemon.records import record_of
 from slurm_migbatch.submit.decision import Decision
-from slurm_migbatch.submit.doorman import Doorman
+from slurm_migbatch.submit.server import SubmitServer
 from slurm_migbatch.submit.service import SubmitService
 from slurm_migbatch.workload.catalog import SiteCatalog
 
@@ -87,7 +87,7 @@ class Output:
             self._waiting.clear()
 
 
-class Scribe:
+class DecisionRecorder:
     """Puts decisions into the form of the record, with the name of the user.
 
     A directory service that is slow to name users gets a thread of its own to be slow in; each user is looked up once.
@@ -129,7 +129,7 @@ class Scribe:
             self._write(decision, name)
 
 
-class Chores:
+class IdleTasks:
     """What answers leave to do, a little at a time: the record, figures for the metrics, memory."""
 
     def __init__(self, service: SubmitService, output: Output) -> None:
@@ -175,22 +175,22 @@ def main() -> None:
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, _NICE)
     output = Output(sys.stdout.fileno())
-    scribe = Scribe(output)
+    recorder = DecisionRecorder(output)
     service = SubmitService(
         SiteCatalog.from_dict(start["catalog"]),
         chooser_of(config),
-        scribe.take,
+        recorder.take,
         policy=policy_of(config),
         slurm_uids=slurm_uids(config),
     )
-    doorman = Doorman(Path(config.submit.socket), service, Chores(service, output))
-    # The collector would stop everything just when there is much to do. Chores looks after young objects; what lives
+    server = SubmitServer(Path(config.submit.socket), service, IdleTasks(service, output))
+    # The collector would stop everything just when there is much to do. IdleTasks looks after young objects; what lives
     # longer (figures, answers) is bounded and holds no cycles.
     gc.disable()
     gc.collect()
     gc.freeze()
     sys.setswitchinterval(0.0001)  # what else there is (a new catalog, a new user's name) does not hold up an answer
-    doorman.start()
+    server.start()
     output.send({"serving": True})
     for line in sys.stdin.buffer:
         news = json.loads(line)
@@ -198,9 +198,9 @@ def main() -> None:
             service.use(chooser=chooser_of(config))
         else:
             service.use(catalog=SiteCatalog.from_dict(news["catalog"]))
-    doorman.stop()
+    server.stop()
     service.close()
-    scribe.close(_STOP_S)
+    recorder.close(_STOP_S)
     output.close()
 
 

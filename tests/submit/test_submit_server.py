@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from slurm_migbatch.submit import doorman as doormen
-from slurm_migbatch.submit.doorman import Doorman
+from slurm_migbatch.submit import server as submit_server
+from slurm_migbatch.submit.server import SubmitServer
 from slurm_migbatch.submit.service import PER_USER
-from tests.support.doorman_clients import Echo, connect, eventually
+from tests.support.submit_clients import Echo, connect, eventually
 
 
 @pytest.fixture
@@ -24,11 +24,11 @@ def echo():
 
 
 @pytest.fixture
-def doorman(path, echo):
-    doorman = Doorman(path, echo)
-    doorman.start()
-    yield doorman
-    doorman.stop()
+def server(path, echo):
+    server = SubmitServer(path, echo)
+    server.start()
+    yield server
+    server.stop()
 
 
 def ask(path, text):
@@ -37,69 +37,69 @@ def ask(path, text):
         return client.recv(100)
 
 
-def test_requests_are_answered_in_turn(doorman, path):
+def test_requests_are_answered_in_turn(server, path):
     assert [ask(path, b"%d" % n) for n in range(50)] == [b"%d:%d" % (os.getuid(), n) for n in range(50)]
 
 
-def test_the_silent_hold_up_nobody(doorman, path):
+def test_the_silent_hold_up_nobody(server, path):
     silent = [connect(path) for _ in range(20)]
     assert ask(path, b"quick") == b"%d:quick" % os.getuid()
     silent[3].send(b"late")
     assert silent[3].recv(100) == b"%d:late" % os.getuid()
     for client in silent:
         client.close()
-    eventually(lambda: not doorman._clients)
+    eventually(lambda: not server._clients)
 
 
-def test_the_silent_are_sent_away(doorman, path, monkeypatch):
-    monkeypatch.setattr(doormen, "IDLE_S", 0.05)
+def test_the_silent_are_sent_away(server, path, monkeypatch):
+    monkeypatch.setattr(submit_server, "IDLE_S", 0.05)
     with connect(path) as client:
         assert client.recv(100) == b""
 
 
-def test_a_user_cannot_keep_many_connections(doorman, path, monkeypatch):
-    monkeypatch.setattr(doormen, "peer_uid", lambda client: 1000)
+def test_a_user_cannot_keep_many_connections(server, path, monkeypatch):
+    monkeypatch.setattr(submit_server, "peer_uid", lambda client: 1000)
     silent = [connect(path) for _ in range(PER_USER)]
-    eventually(lambda: len(doorman._clients) == PER_USER)
+    eventually(lambda: len(server._clients) == PER_USER)
     with connect(path) as client:
         assert client.recv(100) == b""
     silent[0].close()
-    eventually(lambda: len(doorman._clients) < PER_USER)
+    eventually(lambda: len(server._clients) < PER_USER)
     assert ask(path, b"again") == b"1000:again"
     for client in silent:
         client.close()
 
 
-def test_root_keeps_its_connection(doorman, path):
+def test_root_keeps_its_connection(server, path):
     with connect(path) as client:
         for n in range(100):
             client.send(b"%d" % n)
             assert client.recv(100) == b"0:%d" % n
         assert ask(path, b"another") == b"0:another"
-    eventually(lambda: not doorman._clients)
+    eventually(lambda: not server._clients)
 
 
-def test_others_are_answered_once(doorman, path, monkeypatch):
-    monkeypatch.setattr(doormen, "peer_uid", lambda client: 1000)
+def test_others_are_answered_once(server, path, monkeypatch):
+    monkeypatch.setattr(submit_server, "peer_uid", lambda client: 1000)
     with connect(path) as client:
         client.send(b"advice")
         assert client.recv(100) == b"1000:advice"
         assert client.recv(100) == b""
 
 
-def test_a_kept_connection_may_be_silent_for_long(doorman, path, monkeypatch):
+def test_a_kept_connection_may_be_silent_for_long(server, path, monkeypatch):
     with connect(path) as client:
         client.send(b"first")
         assert client.recv(100) == b"0:first"
-        monkeypatch.setattr(doormen, "IDLE_S", 0.05)
+        monkeypatch.setattr(submit_server, "IDLE_S", 0.05)
         with connect(path) as silent:
             assert silent.recv(100) == b""
         client.send(b"second")
         assert client.recv(100) == b"0:second"
 
 
-def test_not_too_many_connections_are_kept(doorman, path, monkeypatch):
-    monkeypatch.setattr(doormen, "KEPT", 2)
+def test_not_too_many_connections_are_kept(server, path, monkeypatch):
+    monkeypatch.setattr(submit_server, "KEPT", 2)
     clients = [connect(path) for _ in range(3)]
     for client in clients:
         client.send(b"x")
@@ -110,7 +110,7 @@ def test_not_too_many_connections_are_kept(doorman, path, monkeypatch):
     assert ask(path, b"x") == b"0:x"
 
 
-def test_what_answers_leave_is_done_when_nobody_waits(doorman, path, echo):
+def test_what_answers_leave_is_done_when_nobody_waits(server, path, echo):
     for n in range(20):
         ask(path, b"%d" % n)
     eventually(lambda: echo.recorded >= 20)
@@ -119,23 +119,23 @@ def test_what_answers_leave_is_done_when_nobody_waits(doorman, path, echo):
 def test_chores_set_their_own_pace(path, echo):
     calls, done = [], threading.Event()
 
-    def chore():
+    def idle_task():
         calls.append(time.monotonic())
         if len(calls) < 3:
             return 0.05
         done.set()
         return None
 
-    doorman = Doorman(path, echo, chore)
-    doorman.start()
+    server = SubmitServer(path, echo, idle_task)
+    server.start()
     assert not done.wait(0.3) and not calls  # nothing was answered yet
     ask(path, b"x")
     assert done.wait(120)
-    doorman.stop()
+    server.stop()
     assert len(calls) == 3 and calls[2] - calls[0] >= 0.1
 
 
-def test_clients_that_leave_early(doorman, path):
+def test_clients_that_leave_early(server, path):
     for _ in range(20):
         client = connect(path)
         client.send(b"never mind")
@@ -144,11 +144,11 @@ def test_clients_that_leave_early(doorman, path):
 
 
 def test_stop_leaves_no_socket_and_no_thread(path):
-    doorman = Doorman(path, Echo())
-    doorman.start()
+    server = SubmitServer(path, Echo())
+    server.start()
     waiting = connect(path)
-    eventually(lambda: doorman._clients)
-    doorman.stop()
+    eventually(lambda: server._clients)
+    server.stop()
     assert not path.exists()
     assert waiting.recv(100) == b""
     waiting.close()
@@ -159,13 +159,13 @@ def test_a_dead_socket_is_replaced(path):
     left = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     left.bind(str(path))
     left.close()
-    doorman = Doorman(path, Echo())
-    doorman.start()
+    server = SubmitServer(path, Echo())
+    server.start()
     assert ask(path, b"x").endswith(b":x")
-    doorman.stop()
+    server.stop()
 
 
-def test_many_at_once(doorman, path):
+def test_many_at_once(server, path):
     results = []
     threads = [threading.Thread(target=lambda n=n: results.append(ask(path, b"%d" % n))) for n in range(40)]
     for thread in threads:

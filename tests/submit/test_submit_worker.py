@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from slurm_migbatch.daemon.doorkeeper import Chores, Output, Scribe
+from slurm_migbatch.daemon.submit_worker import DecisionRecorder, IdleTasks, Output
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.decision import Decision
@@ -91,10 +91,10 @@ def test_a_migbatchd_that_is_gone_is_no_error() -> None:
 
 
 def test_users_get_their_names(pipe: Pipe, decide: Callable[..., Decision]) -> None:
-    scribe = Scribe(pipe.output)
+    recorder = DecisionRecorder(pipe.output)
     for decision in (decide(1001, "ann"), replace(decide(1001), uid=0), replace(decide(1001), uid=4_000_000_000)):
-        scribe.take(decision)
-    scribe.close(120)
+        recorder.take(decision)
+    recorder.close(120)
     assert {row["user"] for row in pipe.lines("decision", 3)} == {"ann", "root", "4000000000"}
 
 
@@ -108,31 +108,31 @@ def test_a_slow_directory_service_delays_only_whom_it_names(
         release.wait(120)
         return SimpleNamespace(pw_name=f"user{uid}")
 
-    monkeypatch.setattr("slurm_migbatch.daemon.doorkeeper.pwd.getpwuid", getpwuid)
-    scribe = Scribe(pipe.output)
+    monkeypatch.setattr("slurm_migbatch.daemon.submit_worker.pwd.getpwuid", getpwuid)
+    recorder = DecisionRecorder(pipe.output)
     for _ in range(3):
-        scribe.take(decide(1001))
-    scribe.take(decide(1002, "bob"))
+        recorder.take(decide(1001))
+    recorder.take(decide(1002, "bob"))
     assert [row["user"] for row in pipe.lines("decision", 1)] == ["bob"]
     release.set()
-    scribe.close(120)
+    recorder.close(120)
     assert [row["user"] for row in pipe.lines("decision", 3)] == ["user1001"] * 3
     assert asked == [1001]
 
 
 def test_chores_hand_over_decisions_and_figures(pipe: Pipe, chooser: Chooser) -> None:
-    scribe = Scribe(pipe.output)
-    service = SubmitService(SITE, chooser, scribe.take)
-    chores = Chores(service, pipe.output)
+    recorder = DecisionRecorder(pipe.output)
+    service = SubmitService(SITE, chooser, recorder.take)
+    idle_tasks = IdleTasks(service, pipe.output)
     message = protocol.encode(JobRequest(1001, user="ann", partition="gpu", tres_per_node="gres/mig:auto").to_fields())
     for _ in range(5):
         service.handle(message)
-    while chores() is not None:
+    while idle_tasks() is not None:
         pass
     assert len(pipe.lines("decision", 5)) == 5
     service.handle(message)
-    assert 0 < (chores() or 0) <= 1.0  # the next figures come a second after the last
-    scribe.close(120)
+    assert 0 < (idle_tasks() or 0) <= 1.0  # the next figures come a second after the last
+    recorder.close(120)
 
 
 def test_decisions_wait_while_migbatchd_does_not_read(pipe: Pipe, chooser: Chooser) -> None:
@@ -140,8 +140,8 @@ def test_decisions_wait_while_migbatchd_does_not_read(pipe: Pipe, chooser: Choos
     service = SubmitService(SITE, chooser, recorded.append)
     pipe.output.send({"line": "x" * (3 << 20)})
     service.handle(protocol.encode(JobRequest(1001, partition="gpu", tres_per_node="gres/mig:auto").to_fields()))
-    chores = Chores(service, pipe.output)
-    assert 0 < (chores() or 0) < 1 and recorded == []
+    idle_tasks = IdleTasks(service, pipe.output)
+    assert 0 < (idle_tasks() or 0) < 1 and recorded == []
     pipe.lines("line", 1)
-    chores()
+    idle_tasks()
     assert len(recorded) == 1

@@ -1,4 +1,4 @@
-"""The submit side of the service: the process that slurmctld asks, and the facts behind its answers."""
+"""Supervises the process that answers submissions, and keeps the facts behind its answers."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _STOP_S = 5.0
 _LINE_BYTES = 1 << 22
 
 
-class FrontDoor:
-    """Serves submissions once the site is known; until then slurmctld's shim does without.
+class SubmitSupervisor:
+    """Has submissions answered once the site is known; until then slurmctld's shim does without.
 
-    The serving itself is done by `doorkeeper`, a child process, which is started again whenever it ends.
+    The serving itself is done by `submit_worker`, a child process, which is started again whenever it ends.
     """
 
     def __init__(
@@ -46,8 +46,15 @@ class FrontDoor:
         self.serving = asyncio.Event()
         if self.facts.catalog.partitions:
             self._known.set()
-        metrics.gauge("migbatch_submit_answers", "Submit requests answered since the last start.", self._answers)
-        metrics.gauge("migbatch_submit_seconds", "Handling time that a share of the last requests kept.", self._times)
+        metrics.gauge(
+            "migbatch_submit_answers", "Submit requests answered since the last start.", self._answers, "verdict"
+        )
+        metrics.gauge(
+            "migbatch_submit_seconds",
+            "Handling time that a share of the last requests kept.",
+            self._times,
+            "quantile",
+        )
 
     async def run(self) -> None:
         """Serve, from the moment that there is a catalog, until cancelled.
@@ -58,7 +65,7 @@ class FrontDoor:
         await self._known.wait()
         Path(self._config.submit.socket).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         self._child = child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "slurm_migbatch.daemon.doorkeeper", stdin=PIPE, stdout=PIPE, limit=_LINE_BYTES
+            sys.executable, "-m", "slurm_migbatch.daemon.submit_worker", stdin=PIPE, stdout=PIPE, limit=_LINE_BYTES
         )
         try:
             start = {"config": text_of(self._config), "level": self._config.daemon.log_level}
@@ -135,7 +142,7 @@ class FrontDoor:
             self._writer.post(lambda store: store.record_decisions(rows), "decisions", len(rows))
 
     def _answers(self) -> Mapping[Labels, float]:
-        return {(("verdict", verdict),): float(n) for verdict, n in self._statistics.get("answers", {}).items()}
+        return {(verdict,): float(n) for verdict, n in self._statistics.get("answers", {}).items()}
 
     def _times(self) -> Mapping[Labels, float]:
-        return {(("quantile", name),): self._statistics[name] for name in ("p50", "p99") if name in self._statistics}
+        return {(name,): self._statistics[name] for name in ("p50", "p99") if name in self._statistics}

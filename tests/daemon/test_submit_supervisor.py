@@ -27,11 +27,11 @@ def request(**fields):
 
 
 def serving(running):
-    return eventually(running.service.door.serving.is_set)
+    return eventually(running.service.submit.serving.is_set)
 
 
 def test_requests_are_answered_once_a_node_has_reported(running, node, slurm, store, config):
-    assert not running.service.door.serving.is_set()
+    assert not running.service.submit.serving.is_set()
     slurm.node_rows["n1"] = row("n1", "gpu", "long")
     node.events(inventory(gpu(0)))
     serving(running)
@@ -67,11 +67,11 @@ def test_files_are_written_when_something_changed_and_only_then(running, node, s
     before = table.stat().st_ino, catalog.stat().st_ino
     node.events(inventory(gpu(0), gpu(1), seq=2))
     eventually(lambda: len(running.service.inventory.latest["n1"]) == 2)
-    running.service.door.facts.write()
+    running.service.submit.facts.write()
     assert (table.stat().st_ino, catalog.stat().st_ino) == before
     slurm.node_rows["n1"] = row("n1", "gpu", "night")
     eventually(lambda: "night" in table.read_text())
-    assert set(running.service.door.facts.catalog.partitions) == {"gpu", "night"}
+    assert set(running.service.submit.facts.catalog.partitions) == {"gpu", "night"}
     assert oct(table.stat().st_mode)[-3:] == "644"
 
 
@@ -95,9 +95,9 @@ def test_the_process_that_answers_is_started_again(running, node, slurm, store, 
     slurm.node_rows["n1"] = row("n1", "gpu")
     node.events(inventory(gpu(0)))
     serving(running)
-    first = running.service.door._child.pid
+    first = running.service.submit._child.pid
     os.kill(first, signal.SIGKILL)
-    eventually(lambda: running.service.door.serving.is_set() and running.service.door._child.pid != first)
+    eventually(lambda: running.service.submit.serving.is_set() and running.service.submit._child.pid != first)
     answer = ask(Path(config.submit.socket), request(tres_per_node="gres:mig:1g.10gb:2"))
     assert isinstance(answer, Accept)
     eventually(lambda: store.decisions)
@@ -109,7 +109,7 @@ def test_decisions_of_the_last_moment_are_recorded(config, slurm, store, signer)
     with Running(Service(config, client=slurm, open_store=lambda: store, signer=signer)) as running:
         Node(running.port, FakeSigner()).events(inventory(gpu(0)))
         serving(running)
-        child = running.service.door._child.pid
+        child = running.service.submit._child.pid
         for _ in range(20):
             ask(Path(config.submit.socket), request(tres_per_node="gres:mig:auto"))
     assert len(store.decisions) == 20
@@ -123,7 +123,7 @@ def test_losing_sight_of_all_gpus_keeps_the_catalog(running, node, slurm, config
     serving(running)
     node.events(inventory(gpu(0, mig=False), seq=2))
     eventually(lambda: running.service.inventory.latest["n1"][0]["mig"] is False)
-    assert "gpu" in running.service.door.facts.catalog
+    assert "gpu" in running.service.submit.facts.catalog
 
 
 def test_an_unreadable_catalog_file_is_no_obstacle(config, slurm, store, signer, caplog):

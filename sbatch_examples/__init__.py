@@ -1,0 +1,1 @@
+"""Runnable jobs, installed as the package slurm_migbatch.sbatch_examples."""
