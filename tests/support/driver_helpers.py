@@ -121,6 +121,7 @@ PRELUDE = f"""
 import ctypes, os, random, signal, sys, time
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 import pynvml
+from tests.support.driver_helpers import *
 """
 
 
