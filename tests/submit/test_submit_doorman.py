@@ -10,7 +10,8 @@ import pytest
 from slurm_migbatch.submit import doorman as doormen
 from slurm_migbatch.submit.doorman import Doorman
 from slurm_migbatch.submit.service import PER_USER
-from tests.support.doorman_clients import Echo, connect, eventually
+from tests.support.doorman_clients import Echo, connect
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

@@ -145,7 +145,7 @@ def run(machine: Machine, script: str, *args: str, expect: int = 0) -> str:
     return out
 
 
-def check_tree(machine):
+def check_tree(machine: Machine) -> None:
     """The files say what the state says."""
     wanted = {}
     for one in machine.dump()["gpus"]:
