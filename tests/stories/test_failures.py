@@ -22,6 +22,7 @@ from slurm_migbatch.testbed.watch import Watch
 from tests.support.story import (
     SHOW,
     account,
+    backfilled,
     first_step,
     gate,
     hasten,
@@ -29,6 +30,7 @@ from tests.support.story import (
     instances,
     leases,
     marked,
+    more_rounds,
     on_offer,
     planned,
     refused,
@@ -328,7 +330,8 @@ def test_a_leaked_process_costs_its_slot_only(new_cluster: NewCluster) -> None:
     assert zombies(bed, "n1") == 1
     untroubled(bed)
     whole, _ = sbatch(bed, "--gres=mig:7g.80gb:1")
-    time.sleep(2.0)
+    more_rounds(bed, "supply")
+    backfilled(bed)
     assert bed.job_state(whole) == "PENDING"
     machine.end_process(4_000_000)
     until("the end of the zombie", lambda: zombies(bed, "n1") == 0)
@@ -408,7 +411,7 @@ def test_a_slot_that_was_taken_by_hand(new_cluster: NewCluster, nodes: int) -> N
     until("the news", lambda: on_offer(bed, "n1")[kind] == 0)
     if nodes == 1:
         bed.wait_job(job, "PENDING")
-        time.sleep(3.0)
+        more_rounds(bed, "supply")
         assert bed.job_state(job) == "PENDING"
         assert [i["compute_instances"][0]["uuid"] for i in instances(bed, "n1")] == [uuid]
         bed.machine("n1").end_process(4_000_001)

@@ -199,8 +199,9 @@ def test_the_table_gives_the_services_answers(shim: Shim, chooser: Chooser, part
         for model, grid in chooser.grids.items()
         for role, batch, size in itertools.product(("infer", "train"), grid.batches, grid.inputs)
     ]
-    some = buckets[:: max(len(buckets) // 3000, 1)]
-    assert len(some) >= 3000
+    most = examples(3000)
+    some = buckets[:: max(len(buckets) // most, 1)]
+    assert len(some) >= most
     for bucket in some:
         asked = JobRequest(USER, partition=partition, tres_per_node="gres/mig:auto", comment=bucket + next(objectives))
         agree(asked, shim, chooser)

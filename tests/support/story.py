@@ -95,7 +95,8 @@ def first_step(bed: Cluster, job: int, user: str = "mbalice") -> None:
 def status(bed: Cluster, node: str) -> dict[str, Any]:
     """`migbatch node status --json` of one node."""
     etc = str(bed.product.etc)
-    return json.loads(bed.product.migbatch("node", "status", "--etc", etc, "--node", node, "--json"))
+    found: dict[str, Any] = json.loads(bed.product.migbatch("node", "status", "--etc", etc, "--node", node, "--json"))
+    return found
 
 
 def held(bed: Cluster) -> list[tuple[str, int | None, str]]:
@@ -171,6 +172,29 @@ def offer(bed: Cluster) -> dict[str, int]:
 def until(what: str, ready: Callable[[], bool], timeout: float = PATIENCE_S) -> None:
     """Wait while processes of the test bed may be dead, which `bed.wait` takes for an error."""
     wait_until(ready, timeout, what, every=0.1)
+
+
+def more_rounds(bed: Cluster, loop: str, count: int = 3) -> None:
+    """Wait until migbatchd has decided so often again; `loop` is `supply` or `lending`."""
+    sample = re.compile(rf"^migbatch_{loop}_round_seconds_count (\d+)", re.MULTILINE)
+
+    def rounds() -> int:
+        found = sample.search(bed.product.metrics())
+        return int(found[1]) if found else 0
+
+    enough = rounds() + count
+    until(f"{count} rounds of {loop}", lambda: rounds() >= enough)
+
+
+def backfilled(bed: Cluster, count: int = 2) -> None:
+    """Wait until Slurm has so often again tried to start what waits; something must wait."""
+
+    def cycles() -> int:
+        text = bed.run(["sdiag"]).stdout
+        return int(re.findall(r"Total cycles:\s*(\d+)", text[text.index("Backfilling stats") :])[0])
+
+    enough = cycles() + count
+    until(f"{count} cycles of backfill", lambda: cycles() >= enough)
 
 
 def shown(bed: Cluster, job: int) -> str:
