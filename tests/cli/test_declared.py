@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -34,6 +35,7 @@ def declared(*extras):
     return {canonicalize_name(Requirement(line).name) for line in lines} - {"slurm-migbatch"}
 
 
+@cache
 def modules_of(path):
     """Modules that a file imports, wherever in it, by their whole names."""
     found = set()

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -34,6 +35,7 @@ getattr(importlib.import_module(module), name)()
 """
 
 
+@cache
 def modules(*extras):
     """Names that can be imported where these extras are installed and nothing else."""
     wanted = [*PROJECT["dependencies"], *(text for extra in extras for text in PROJECT["optional-dependencies"][extra])]

@@ -238,6 +238,13 @@ def planned(bed: Cluster, node: str) -> Counter[str]:
     return Counter(slot[0].replace("+", ".") for slots in plan["gpus"].values() for slot in slots)
 
 
+def cancel(bed: Cluster) -> None:
+    """Cancel every job and wait until Slurm has ended them."""
+    for user in bed.users:
+        bed.run(["scancel", "-u", user.name])
+    bed.wait("an empty queue", lambda: not bed.run(["squeue", "-h"]).stdout.strip(), PATIENCE_S)
+
+
 def untroubled(bed: Cluster) -> None:
     """No node is drained or down."""
     states = bed.run(["sinfo", "-h", "-N", "-n", ",".join(bed.spec.node_names), "-o", "%N %T"]).stdout
