@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -51,8 +52,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.slurm)
         if item.get_closest_marker("slurm") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(CLUSTER_TIME_OUT_S))
-    # These wait for Slurm most of the time. At the end of a run nobody would use the processors meanwhile.
-    items.sort(key=lambda item: item.get_closest_marker("slurm") is None)
+    # Tests on a cluster wait for Slurm most of the time, so they come first; those that need the processors fill
+    # the end of the run. Files are handed out whole, those with many tests first.
+    size = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.get_closest_marker("slurm") is None, -size[item.path]))
     root = config.getoption("--slurm-root")
     if not has_plugin(Path(root) if root else None):
         without = [item for item in items if item.get_closest_marker("nvml_plugin")]
