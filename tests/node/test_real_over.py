@@ -112,6 +112,7 @@ def test_the_agent_ends_what_the_epilog_left_and_nothing_else(bed):
     bed.product.start_agent("n1")
     try:
         bed.wait("the agent's repair", lambda: job not in held(bed), 90)
+        bed.run(["scontrol", "update", "NodeName=n1", "State=RESUME"], check=False)
         job = left_behind_beside(bed)
         bed.wait("another round of the agent", lambda: job not in held(bed), 90)
         assert held(bed) == {suspended, again, idle_job}
