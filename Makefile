@@ -5,12 +5,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ROOTS ?= /var/tmp/migbatch-roots
-# Much of a test's time is Slurm's: more of them run at once than there are processors, each file in one process.
-PYTEST := $(BIN)/pytest -n $(or $(WORKERS),3) --dist loadfile
+# Much of a test's time is Slurm's: more of them run at once than there are processors, each file in one process, and
+# those on a cluster first (tests/conftest.py).
+PYTEST := $(BIN)/pytest -n $(or $(WORKERS),4) --dist loadfile --no-loadscope-reorder
 APT_PACKAGES := slurmctld slurmd slurm-client slurmdbd munge slurm-wlm-basic-plugins lua5.1 lua-posix \
 	mariadb-server postgresql strace gcc libc6-dev make python3 python3-venv
 
-.PHONY: help venv system driver demo test lint bench soak kills test-matrix clean
+.PHONY: help venv system driver demo test test-fast test-all lint bench soak kills test-matrix clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -42,6 +43,12 @@ lint: venv ## ruff, import contracts and mypy
 test: venv system ## every test, those on a real private Slurm cluster included (WORKERS=n at once)
 	$(PYTEST)
 
+test-fast: venv system ## the tests that need no Slurm, with few generated examples
+	$(BIN)/pytest -n $(or $(WORKERS),auto) --dist loadfile --hypothesis-profile=few -m 'not slurm'
+
+test-all: venv system ## every test with all of its generated examples
+	$(PYTEST) --hypothesis-profile=all
+
 bench: venv system ## what the filter, the hooks, the reports and the learning cost
 	$(BIN)/migbatch bench submit
 	$(BIN)/migbatch bench hooks
@@ -52,7 +59,7 @@ soak: venv system ## 500 short jobs of three users on 2 nodes x 4 simulated GPUs
 	$(BIN)/python -m slurm_migbatch.lab.bench.soak
 
 kills: venv system ## SIGKILL at every system call of the hooks and the agent (an hour)
-	$(BIN)/pytest -q tests/node/test_kills.py --kills-every=1
+	$(BIN)/pytest -q tests/node/test_kills.py --kills-every=1 --timeout=0
 
 $(ROOTS)/%/.done: | venv
 	@./.ci/system-packages debootstrap

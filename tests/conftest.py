@@ -8,22 +8,26 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from slurm_migbatch.testbed.autodetect import has_plugin
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.registry import unmount_below
 
-# A slow machine is no finding. CI sees the same examples every time; whoever works on the code sees new ones.
-settings.register_profile(
-    "migbatch", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
-)
-settings.load_profile("migbatch")
+pytest.register_assert_rewrite("tests.support")
+
+from tests.support.examples import register as register_examples  # noqa: E402 - after what it is rewritten by
+
+# CI sees the same examples every time; whoever works on the code sees new ones.
+register_examples(repeatable="CI" in os.environ)
+
+#: for a test on a Slurm cluster with the fixtures that it is the first to use; pyproject.toml has that of all others
+CLUSTER_TIME_OUT_S = 900
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,10 +46,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what uses a cluster; leave out what this Slurm release has no plugin for."""
+    """Mark what uses a cluster and begin with it; leave out what this Slurm release has no plugin for."""
     for item in items:
         if {"cluster", "new_cluster", "stack", "slurm_root"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slurm)
+        if item.get_closest_marker("slurm") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(CLUSTER_TIME_OUT_S))
+    # Tests on a cluster wait for Slurm most of the time, so they come first; those that need the processors fill
+    # the end of the run. Files are handed out whole, those with many tests first.
+    size = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.get_closest_marker("slurm") is None, -size[item.path]))
     root = config.getoption("--slurm-root")
     if not has_plugin(Path(root) if root else None):
         without = [item for item in items if item.get_closest_marker("nvml_plugin")]

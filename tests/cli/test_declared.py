@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def declared(*extras):
     return found
 
 
+@cache
 def modules_of(path):
     """Modules that a file imports, wherever in it, by their whole names."""
     found = set()

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -36,6 +37,7 @@ getattr(importlib.import_module(module), name)()
 """
 
 
+@cache
 def modules(*extras):
     """Names that can be imported where these extras are installed and nothing else."""
     wanted = [*PROJECT["dependencies"], *(text for extra in extras for text in PROJECT["optional-dependencies"][extra])]

@@ -22,6 +22,7 @@ from slurm_migbatch.supply.demand import demands
 from slurm_migbatch.supply.model import Gpu, Lease, Node
 from slurm_migbatch.supply.planner import Planner
 from slurm_migbatch.supply.view import GpuFacts, NodeFacts
+from tests.support.examples import examples
 from tests.support.supply_gpus import A30, H100
 
 NOW = 1_000_000.0
@@ -120,7 +121,9 @@ class Site:
 
 
 sites = st.composite(Site)()
-any_site = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+any_site = settings(
+    max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
 
 
 @any_site

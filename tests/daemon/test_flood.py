@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.daemon_fakes import Node, gpu, inventory
 from tests.support.daemon_process import Daemon
-from tests.support.daemon_running import PATIENCE_S, eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 MIB = 1 << 20
 

@@ -11,7 +11,8 @@ from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.store.queries import JobId, RunFilter
 from tests.support.daemon_fakes import FakeSigner, Node, gpu, state
-from tests.support.daemon_running import Running, eventually, pending
+from tests.support.daemon_running import Running, pending
+from tests.support.waiting import eventually
 
 
 class Agent:

@@ -27,8 +27,9 @@ from slurm_migbatch.submit.client import ask
 from slurm_migbatch.submit.request import JobRequest
 from slurm_migbatch.workload.buckets import Bucket
 from tests.support.daemon_fakes import FakeSlurm, Node, gpu, inventory
-from tests.support.daemon_running import Running, eventually
+from tests.support.daemon_running import Running
 from tests.support.learning_record import FACTS, SMS, truth_s
+from tests.support.waiting import eventually
 
 HINT = "migbatch: model=net batch=32 slo=80ms"
 

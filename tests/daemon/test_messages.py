@@ -15,6 +15,7 @@ from slurm_migbatch.daemon import messages
 from slurm_migbatch.daemon.messages import MessageError, read_events, read_plan
 from slurm_migbatch.supply.view import LiveView
 from tests.support.daemon_fakes import gpu, inventory, state
+from tests.support.examples import examples
 
 HEAD = {"node": "n1", "journal": "ab", "boot_id": "b1"}
 PLACE = {"gpu": "GPU-0", "profile": "1g.10gb", "start": 0, "size": 1, "gi": 3}
@@ -169,7 +170,7 @@ EVENTS = st.dictionaries(
 )  # fmt: skip
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(EVENTS.map(lambda event: {"seq": 1, "ts": 1.0, "kind": "start", **event}), max_size=4))
 def test_whatever_passes_can_be_acted_on(events: list[dict[str, Any]]) -> None:
     """What comes through the edge breaks nothing behind it, and holds no number that is not a number."""
@@ -188,7 +189,7 @@ def test_whatever_passes_can_be_acted_on(events: list[dict[str, Any]]) -> None:
         json.dumps(event.wire, allow_nan=False)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_any_bytes_are_a_message_or_a_sentence(body: bytes) -> None:
     for read in (read_plan, read_events):

@@ -11,7 +11,7 @@ from slurm_migbatch.daemon.audit import Auditor
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.supply.view import LiveView
 from tests.support.daemon_fakes import FakeSigner, Node, gpu, inventory, state
-from tests.support.daemon_running import eventually
+from tests.support.waiting import eventually
 
 INVENTORY = {"seq": 1, "ts": 1.0, "kind": "inventory", "gpus": [{"uuid": "GPU-1"}]}
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.daemon_fakes import gpu, inventory
 from tests.support.daemon_process import Daemon
-from tests.support.daemon_running import PATIENCE_S, eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 
 @pytest.fixture

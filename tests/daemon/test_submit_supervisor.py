@@ -15,7 +15,8 @@ from slurm_migbatch.submit.client import ask
 from slurm_migbatch.submit.request import Accept, JobRequest, Refuse
 from slurm_migbatch.workload.gpufacts import facts_of, short_name
 from tests.support.daemon_fakes import GEOMETRY, FakeSigner, FakeSlurm, FakeStore, Node, gpu, inventory
-from tests.support.daemon_running import Running, eventually
+from tests.support.daemon_running import Running
+from tests.support.waiting import eventually
 
 
 def row(name, *partitions):

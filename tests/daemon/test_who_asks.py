@@ -26,7 +26,8 @@ from slurm_migbatch.daemon.service import Service
 from slurm_migbatch.node.auth import TokenSigner
 from slurm_migbatch.slurm.client import JobRow, SlurmError
 from tests.support.daemon_fakes import FakeSigner, FakeSlurm, Node, gpu, inventory, state
-from tests.support.daemon_running import Running, eventually, pending
+from tests.support.daemon_running import Running, pending
+from tests.support.waiting import eventually
 
 
 class MungeLike(FakeSigner):

@@ -24,6 +24,7 @@ from slurm_migbatch.elastic.checkpoints import Checkpoints
 from slurm_migbatch.elastic.disk import Disk
 from slurm_migbatch.elastic.lock import Lock
 from tests.support.disks import Deadly, Recorded, after_power_cut
+from tests.support.examples import examples
 
 FACTS = {"effective_batch": 4}
 
@@ -166,7 +167,7 @@ def found_after(files):
         return Checkpoints(Path(directory)).newest()
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.data())
 def test_after_a_power_cut_a_whole_state_is_there(effects, data):
     """Whichever of the writes and names that were not synced yet have reached the disk."""

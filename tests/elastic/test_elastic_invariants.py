@@ -11,6 +11,7 @@ from slurm_migbatch import elastic
 from slurm_migbatch.elastic import split
 from slurm_migbatch.elastic.order import Order
 from slurm_migbatch.elastic.slices import MIB, Slice, largest
+from tests.support.examples import examples
 
 QUICK = elastic.Care(every_s=1e9)
 
@@ -144,7 +145,7 @@ def live(directory, ends, *, batch, items, total):
     return model, seen
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.integers(1, 40),
     st.one_of(st.none(), st.integers(1, 120)),

@@ -15,6 +15,7 @@ from slurm_migbatch.lab.sim.policies.slicelending import CALM, SliceLending, Sli
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.policy.forecast import DAY_S, Levels
 from slurm_migbatch.policy.loans import usual_speed
+from tests.support.examples import examples
 
 H100 = geometry("h100-80gb")
 ONE, TWO, THREE, FOUR, ALL = (Profile.parse(p) for p in ("1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"))
@@ -115,7 +116,7 @@ class Watched(SliceLending):
                 assert run.job.gpus > 1 or run.job.profile != ALL or {"train"} not in kinds
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(
     own=st.integers(0, 2),
     lent=st.integers(1, 3),

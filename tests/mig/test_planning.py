@@ -13,6 +13,7 @@ from slurm_migbatch.mig.placement import Placement
 from slurm_migbatch.mig.planning import capacity, choose, fill, fragmentation, plan_free
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.testbed.simdriver import GPU_MODELS
+from tests.support.examples import examples
 
 
 class Enumeration:
@@ -93,7 +94,7 @@ def test_choose_keeps_the_greatest_prospects(geometry, data):
             assert known.prospects(used.add(slot)) == max(known.prospects(used.add(other)) for other in possible)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(data=st.data())
 def test_plan_free_meets_wishes_in_order_and_then_keeps_the_greatest_prospects(geometry, data):
     known, used, wishes = used_and_wishes(data, geometry)

@@ -18,6 +18,7 @@ from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.guest import Way, verdict
 from slurm_migbatch.node.journal import NAME, Journal, Overlap, Run, Slice
 from slurm_migbatch.node.plan import Shared
+from tests.support.examples import examples
 from tests.support.nodes import ALICE, BOB
 
 GUEST = "[mig:guest:1]"
@@ -575,7 +576,7 @@ run_states = st.dictionaries(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(rows, run_states, st.sampled_from([ALICE, BOB]), st.booleans())
 def test_a_verdict_lets_nobody_in_who_must_not(found, states, uid, planned):
     runs = {key: Run(*key, ALICE, "", "", "", "", state) for key, state in states.items()}
@@ -640,7 +641,7 @@ def test_the_triggers_hold_whoever_writes(journal):
         journal.put(piece(3, beside=guest_row.id))  # nobody's host is a guest
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["join", "leave", "lose"]), st.integers(1, 4)), max_size=25))
 def test_a_slice_is_free_when_its_last_holder_has_left(tmp_path_factory, steps):
     journal = Journal(str(tmp_path_factory.mktemp("model") / NAME))

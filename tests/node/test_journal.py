@@ -12,6 +12,7 @@ from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.node import exits
 from slurm_migbatch.node.journal import IN_FLIGHT, NAME, Corrupt, Journal, JournalError, Overlap, Slice, move_aside
 from slurm_migbatch.node.repair import diagnose
+from tests.support.examples import examples
 from tests.support.journals import damage
 from tests.support.nodes import ALICE, BOB
 
@@ -224,7 +225,7 @@ def applied(repairs, rows, instances):
     return list(rows.values()), list(there.values())
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(worlds())
 def test_repairs_lead_to_a_state_that_needs_none(world):
     rows, instances, busy = world

@@ -17,7 +17,8 @@ exec {real}
 def bed(slurm_root):
     from slurm_migbatch.testbed.cluster import Cluster
 
-    with Cluster(None, nodes=2, gpus=1, migbatch="hooks", slurm_root=slurm_root) as running:
+    often = {"ReconcileEvery": "2"}
+    with Cluster(None, nodes=2, gpus=1, migbatch="hooks", node_conf=often, slurm_root=slurm_root) as running:
         epilog = running.directory / "hooks" / "epilog"
         real = epilog.rename(epilog.with_name("epilog.real"))
         epilog.write_text(KILLED.format(gate=running.directory / "kill", real=real))
@@ -111,7 +112,9 @@ def test_the_agent_ends_what_the_epilog_left_and_nothing_else(bed):
     bed.product.start_agent("n1")
     try:
         bed.wait("the agent's repair", lambda: job not in held(bed), 90)
-        time.sleep(35)  # another round of the agent
+        bed.run(["scontrol", "update", "NodeName=n1", "State=RESUME"], check=False)
+        job = left_behind_beside(bed)
+        bed.wait("another round of the agent", lambda: job not in held(bed), 90)
         assert held(bed) == {suspended, again, idle_job}
     finally:
         bed.run(["scontrol", "resume", str(suspended)])

@@ -24,6 +24,7 @@ from slurm_migbatch.policy.elastic import (
 )
 from slurm_migbatch.policy.instances import Unservable
 from slurm_migbatch.policy.slices import Setting
+from tests.support.examples import examples
 
 ONE, TWO, SEVEN = (Profile.parse(p) for p in ("1g.10gb", "2g.20gb", "7g.80gb"))
 SMALL, BEST, LARGE = Setting(ONE, 8, 1, 1.0), Setting(TWO, 20, 1, 1.0), Setting(SEVEN, 60, 1, 1.0)
@@ -66,7 +67,7 @@ def test_patience_is_shared_by_the_instances():
     assert patience(SMALL, 0) == 1.0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 3), st.integers(1, 600)), max_size=20), st.floats(3, 6))
 def test_no_batch_exceeds_what_its_longest_item_allows_and_everything_goes_in_the_end(waiting, now):
     left = [Item(since, f"i{i}", size) for i, (since, size) in enumerate(waiting)]
@@ -128,7 +129,7 @@ def test_the_limit_of_slices_leaves_out_the_least_efficient_new_ones():
     assert found.short == pytest.approx(5.0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.floats(0, 200), min_size=1, max_size=40))
 def test_stepping_a_changing_load_it_is_always_served_and_peaks_are_the_highest_rate_of_the_window(rates):
     running, peaks = Counter(), Peaks()
@@ -186,7 +187,7 @@ def step_array(pending, task_s, deadline, most, spare=0.0):
     return now, highest, changes
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.integers(1, 60), st.floats(1, 50), st.floats(1, 500), st.integers(1, 20))
 def test_stepping_an_array_ends_in_time_with_the_fewest_at_once_wherever_any_number_does(tasks, task_s, deadline, most):
     possible = math.ceil(tasks / most) * task_s <= deadline * (1 - 1e-6)
@@ -224,7 +225,7 @@ def test_the_number_goes_down_only_with_room_to_spare():
     assert at_once(array, 0.0, 8, current=2, spare=0.1) == 2
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(1, 60), st.floats(1, 50), st.floats(1, 500), st.integers(1, 20), st.floats(1.0, 1.1))
 def test_spare_time_covers_tasks_that_turn_out_slower(tasks, task_s, deadline, most, slower):
     assume(math.ceil(tasks / most) * task_s * 1.1 <= deadline * (1 - 1e-6))

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch.policy.goodput import Goodput, GoodputError, Observed, Steps, fit
+from tests.support.examples import examples
 
 PLAIN = Steps(alpha_c=0.1, beta_c=0.01, alpha_n=0.2, beta_n=0.02, alpha_r=0.05, beta_r=0.005, gamma=1.0)
 
@@ -67,7 +68,7 @@ def test_what_cannot_be_is_refused():
         job(least_local=100)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     replicas=st.integers(1, 64),
     nodes=st.integers(1, 16),

@@ -20,6 +20,7 @@ from slurm_migbatch.policy.instances import (
     pack,
 )
 from slurm_migbatch.policy.slices import Setting, best_settings, bundles, plain
+from tests.support.examples import examples
 
 A100, A30 = geometry("a100-80gb"), geometry("a30")
 
@@ -73,7 +74,7 @@ def serves(slots, left, services):
 rates = st.tuples(st.integers(0, 4), st.integers(0, 8), st.integers(1, 16)).filter(any)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 20), rates), min_size=1, max_size=3))
 def test_the_programme_finds_the_fewest_gpus_that_exhaustive_search_finds(asked):
     services = [service(f"s{i}", rate, A30, *map(float, speeds)) for i, (rate, speeds) in enumerate(asked)]
@@ -165,7 +166,7 @@ def test_nothing_to_serve_needs_no_gpu():
     assert pack(A100, {}).gpus == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.sampled_from((1, 2, 3, 4, 7))), min_size=1, max_size=5),
     st.integers(1, 40),

@@ -22,6 +22,7 @@ from slurm_migbatch.policy.lending import (
     reclaim,
     serve,
 )
+from tests.support.examples import examples
 
 
 def worth_of(worths, chosen):
@@ -185,7 +186,7 @@ def test_the_protected_come_last_however_little_they_lose():
     assert reclaim([young, often, old], rooms, 2, now=10_000).slots[0] == 3
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(data=st.data(), count=st.integers(1, 8), starts=st.integers(0, 10))
 def test_victims_are_only_as_many_as_needed(data, count, starts):
     loans, rooms, slot = [], [], 0

@@ -26,6 +26,7 @@ from slurm_migbatch.policy.loans import (
     usual_speed,
     within,
 )
+from tests.support.examples import examples
 
 H100, A30 = geometry("h100-80gb"), geometry("a30")
 ONE, DOUBLE, TWO, THREE, FOUR, ALL = (
@@ -151,7 +152,7 @@ def places(spaces, used, reserve, most):
     return best
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(clusters())
 def test_what_the_reserve_had_room_for_it_still_has(cluster):
     spaces, trainees, reserve, limits = cluster
@@ -224,7 +225,7 @@ def compared(spaces, trainees):
     return sum(one.worth for one in found.grants), best_sum(spaces, trainees, worths)
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(few(gpus=1, most=3))
 def test_on_one_gpu_no_sizes_are_worth_much_more(cluster):
     sums = compared(*cluster)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch.policy.pollux import Candidate, divide, harmonic_mean, penalty, place, speedup
+from tests.support.examples import examples
 
 OLD = 1e9
 """So old that a restart costs next to nothing."""
@@ -69,7 +70,7 @@ jobs = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(jobs, st.integers(1, 8))
 def test_no_division_has_a_greater_harmonic_mean(found, gpus):
     counts = divide(found, gpus)

@@ -35,6 +35,7 @@ from slurm_migbatch.policy.sharing import (
     step_seconds,
     together,
 )
+from tests.support.examples import examples
 
 A100 = geometry("a100-80gb")
 SECONDS = st.floats(1.0, 1e4)
@@ -167,7 +168,7 @@ def cut_stepped(own, other, slow_own, slow_other, own_toll, other_toll, grow):
 TOLLS = st.builds(Toll, *(st.integers(0, n).map(lambda value: value / 2) for n in (6, 2, 6)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(4, 40), st.integers(4, 40), st.floats(1.0, 4.0), st.floats(1.0, 4.0), TOLLS, TOLLS)
 def test_ends_on_a_cut_gpu_are_what_stepping_gives(own, other, slow_own, slow_other, own_toll, other_toll):
     own_end, other_end, grows = cut_finishes(own, other, slow_own, slow_other, own_toll, other_toll)

@@ -26,6 +26,7 @@ from slurm_migbatch.predict.surface import TIME
 from slurm_migbatch.predict.training import learn
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.workload.buckets import Bucket
+from tests.support.examples import examples
 from tests.support.gpu_kinds import H100, P
 from tests.support.laboratory import A100, MODELS, known, measure, table, truth
 
@@ -182,7 +183,7 @@ def test_the_rule_of_points() -> None:
 
 
 @given(st.lists(st.floats(1e-4, 1.0), min_size=1, max_size=5), st.floats(1e-4, 1e-1), st.integers(2, 300))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_edges_charge_no_more_than_they_say(items: list[float], host: float, largest: int) -> None:
     batches = np.arange(1, largest + 1, dtype=float)
     seconds = np.column_stack([np.maximum(host, item * batches) for item in items])

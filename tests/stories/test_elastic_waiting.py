@@ -6,7 +6,6 @@ migbatchd only watches here (dry run); the hand that releases is the test's.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -16,7 +15,7 @@ from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.workload.loans import LOAN, LoanHints, emptied, forgets, loan_hints, retyped
-from tests.support.story import SHOW, first_step, offer, refused, sbatch, shown, sights, until
+from tests.support.story import SHOW, backfilled, first_step, offer, refused, sbatch, shown, sights, until
 
 TRAIN = ("-p", "train", "--gres=mig:auto", "--comment=migbatch: role=train max=4g.40gb signal=usr1")
 LASTS = f"{SHOW}; sleep 600"
@@ -79,7 +78,7 @@ def test_it_waits_with_its_priority_and_holds_nobody_up(bed: Cluster, client: Cl
     ]
     for job in behind:
         bed.wait_job(job, "RUNNING")
-    time.sleep(3)  # Slurm has had time to do something else with those that wait
+    backfilled(bed)
     for job in waiting:
         found = row(client, job)
         assert (found.state, found.reason.partition(",")[0]) == ("PENDING", "ReqNodeNotAvail")
@@ -106,7 +105,7 @@ def test_a_release_starts_it_and_a_requeue_brings_it_back(bed: Cluster, client: 
     until("the job back in the queue", lambda: row(client, job).pending)
     retype(client, job, LOAN, StartTime="now+2")
     until("the end of the delay", lambda: row(client, job).reason != "BeginTime")
-    time.sleep(3)
+    backfilled(bed)
     told = hints(client, job)
     assert told is not None and told.waiting and row(client, job).restarts == 1
     assert bed.job_state(other) == "PENDING" and (told.min == Profile(2, 20)) == (not lasting)
@@ -123,12 +122,12 @@ def test_one_that_was_released_in_vain_is_put_back(bed: Cluster, client: CliClie
     bed.wait_job(first, "RUNNING")
     job, _ = sbatch(bed, *TRAIN, wrap=LASTS)
     retype(client, job, "1g.10gb")
-    time.sleep(5)
+    backfilled(bed)
     assert bed.job_state(job) == "PENDING" and bed.job_state(first) == "RUNNING"
     retype(client, job, LOAN)
     bed.run(["scancel", str(first)])
     until("supply for small jobs", lambda: bool(offer(bed)))
-    time.sleep(5)
+    backfilled(bed)
     told = hints(client, job)
     assert bed.job_state(job) == "PENDING" and told is not None and told.waiting
 

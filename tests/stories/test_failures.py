@@ -9,7 +9,7 @@ import sqlite3
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from slurm_migbatch.testbed.watch import Watch
 from tests.support.story import (
     SHOW,
     account,
+    backfilled,
+    cancel,
     first_step,
     gate,
     hasten,
@@ -29,6 +31,7 @@ from tests.support.story import (
     instances,
     leases,
     marked,
+    more_rounds,
     on_offer,
     planned,
     refused,
@@ -44,6 +47,34 @@ from tests.support.story import (
 NewCluster = Callable[..., Cluster]
 HINTS = "--comment=migbatch: model=bert-large batch=32 slo=200ms"
 IN_USE, UNKNOWN = 19, 999
+
+
+@pytest.fixture(scope="module")
+def shared_pair(slurm_root: str) -> Iterator[Cluster]:
+    with Cluster(None, slurm_root=slurm_root, migbatch="all") as running:
+        yield running
+
+
+@pytest.fixture
+def pair(shared_pair: Cluster) -> Iterator[Cluster]:
+    """Two nodes of two GPUs, on which a test may restart what it leaves in order."""
+    yield shared_pair
+    cancel(shared_pair)
+
+
+@pytest.fixture(scope="module")
+def shared_single(slurm_root: str) -> Iterator[Cluster]:
+    often = {"ReconcileEvery": "1"}
+    with Cluster(None, slurm_root=slurm_root, nodes=1, gpus=1, migbatch="all", node_conf=often) as running:
+        yield running
+
+
+@pytest.fixture
+def single(shared_single: Cluster) -> Iterator[Cluster]:
+    """One node of one GPU, on which a test may harm the driver for a while."""
+    yield shared_single
+    shared_single.machine("n1").reset_faults()
+    cancel(shared_single)
 
 
 def slices_seen(bed: Cluster, job: int, user: str = "mbalice") -> list[str]:
@@ -193,9 +224,9 @@ def test_agent_killed_while_it_makes_a_slice(new_cluster: NewCluster, moment: st
 
 
 @pytest.mark.parametrize("how", ["restart", "kill", "slurmd", "slurmd killed", "reconfigure"])
-def test_slurm_restarted_under_running_jobs(new_cluster: NewCluster, how: str) -> None:
+def test_slurm_restarted_under_running_jobs(pair: Cluster, how: str) -> None:
     """slurm.conf's counts come back at each of these; the offer must become right again."""
-    bed = new_cluster(migbatch="all")
+    bed = pair
     opened, waiting = gate(bed)
     wrap = f"{SHOW}; {waiting}; srun sh -c 'echo late $SLURM_PROCID $CUDA_VISIBLE_DEVICES'"
     jobs = [sbatch(bed, f"--gres=mig:{kind}:1", wrap=wrap)[0] for kind in ("4g.40gb", "3g.40gb", "1g.20gb", "2g.20gb")]
@@ -310,9 +341,9 @@ def zombies(bed: Cluster, node: str) -> int:
     return int(status(bed, node)["zombies"])
 
 
-def test_a_leaked_process_costs_its_slot_only(new_cluster: NewCluster) -> None:
+def test_a_leaked_process_costs_its_slot_only(single: Cluster) -> None:
     """A context that outlives its job: the instance cannot be destroyed, everything else goes on."""
-    bed = new_cluster(nodes=1, gpus=1, migbatch="all", node_conf={"ReconcileEvery": "1"})
+    bed = single
     machine = bed.machine("n1")
     small, _ = sbatch(bed, "-N1", "--gres=mig:1g.10gb:7", wrap="true")
     assert bed.wait_job(small) == "COMPLETED"
@@ -328,7 +359,8 @@ def test_a_leaked_process_costs_its_slot_only(new_cluster: NewCluster) -> None:
     assert zombies(bed, "n1") == 1
     untroubled(bed)
     whole, _ = sbatch(bed, "--gres=mig:7g.80gb:1")
-    time.sleep(2.0)
+    more_rounds(bed, "supply")
+    backfilled(bed)
     assert bed.job_state(whole) == "PENDING"
     machine.end_process(4_000_000)
     until("the end of the zombie", lambda: zombies(bed, "n1") == 0)
@@ -337,8 +369,8 @@ def test_a_leaked_process_costs_its_slot_only(new_cluster: NewCluster) -> None:
     settled(bed)
 
 
-def test_instances_that_cannot_be_destroyed_for_a_while(new_cluster: NewCluster) -> None:
-    bed = new_cluster(nodes=1, gpus=1, migbatch="all", node_conf={"ReconcileEvery": "1"})
+def test_instances_that_cannot_be_destroyed_for_a_while(single: Cluster) -> None:
+    bed = single
     small, _ = sbatch(bed, "-N1", "--gres=mig:1g.10gb:7", wrap="true")
     assert bed.wait_job(small) == "COMPLETED"
     settled(bed)
@@ -408,7 +440,7 @@ def test_a_slot_that_was_taken_by_hand(new_cluster: NewCluster, nodes: int) -> N
     until("the news", lambda: on_offer(bed, "n1")[kind] == 0)
     if nodes == 1:
         bed.wait_job(job, "PENDING")
-        time.sleep(3.0)
+        more_rounds(bed, "supply")
         assert bed.job_state(job) == "PENDING"
         assert [i["compute_instances"][0]["uuid"] for i in instances(bed, "n1")] == [uuid]
         bed.machine("n1").end_process(4_000_001)

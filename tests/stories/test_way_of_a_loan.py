@@ -11,14 +11,23 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from slurm_migbatch.testbed.cluster import Cluster
-from tests.support.lending import LENDING, actions, begun, cancel, loans, running, saved, train
-from tests.support.story import PATIENCE_S, marked, sbatch, settled, until
+from tests.support.lending import LENDING, actions, begun, loans, running, saved, train
+from tests.support.story import PATIENCE_S, cancel, marked, more_rounds, sbatch, settled, until
+
+
+@pytest.fixture(scope="module")
+def site(slurm_root: str) -> Iterator[Cluster]:
+    with Cluster(None, slurm_root=slurm_root, migbatch="all", nodes=1, gpus=1, config={"lending": LENDING}) as running:
+        yield running
 
 
 @pytest.fixture
-def bed(slurm_root: str) -> Iterator[Cluster]:
-    with Cluster(None, slurm_root=slurm_root, migbatch="all", nodes=1, gpus=1, config={"lending": LENDING}) as running:
-        yield running
+def bed(site: Cluster) -> Iterator[Cluster]:
+    """One cluster for all tests but one, without jobs and loans at the beginning of each."""
+    yield site
+    cancel(site)
+    until("the end of the loans", lambda: not loans(site))
+    settled(site)
 
 
 def test_training_is_lent_what_is_idle(bed: Cluster) -> None:
@@ -33,10 +42,9 @@ def test_training_is_lent_what_is_idle(bed: Cluster) -> None:
     over = {one["job"]: one for one in loans(bed, "--all")}
     assert over[jobs[0]]["profile"] in ("1g.10gb", "1g.20gb", "2g.20gb")
     assert over[jobs[1]]["profile"] in ("3g.40gb", "4g.40gb")
-    assert all(one["node"] == "n1" and one["gpu"] == "0" and one["user"] == "mbalice" for one in over.values())
+    assert all((over[job]["node"], over[job]["gpu"], over[job]["user"]) == ("n1", "0", "mbalice") for job in jobs)
     assert [row["kind"] for row in actions(bed, jobs[0])] == ["release"]
     assert marked(bed, jobs[0])[1] == over[jobs[0]]["profile"] + ":1"
-    settled(bed)
 
 
 def test_three_loans_end_for_one_large_slice_and_lose_nothing(bed: Cluster) -> None:
@@ -51,7 +59,7 @@ def test_three_loans_end_for_one_large_slice_and_lose_nothing(bed: Cluster) -> N
     inference, said = sbatch(bed, "-p", "gpu", "--gres=mig:3g.40gb", wrap="sleep 5", user="mbbob")
     assert inference, said
     assert bed.wait_job(inference, "RUNNING", "COMPLETED", timeout=PATIENCE_S) in ("RUNNING", "COMPLETED")
-    over = [one for one in loans(bed, "--all") if one["state"] == "ended"]
+    over = [one for one in loans(bed, "--all") if one["state"] == "ended" and one["job"] in jobs]
     assert sorted(one["job"] for one in over) == jobs
     assert all(f"inference job {inference} needs 3g.40gb" in one["why"] for one in over)
     steps = {job: saved(bed, job) for job in jobs}
@@ -61,9 +69,6 @@ def test_three_loans_end_for_one_large_slice_and_lose_nothing(bed: Cluster) -> N
     assert {job: begun(bed, job)[1] for job in jobs} == steps
     assert [row["kind"] for row in actions(bed, jobs[0])] == ["release", "signal", "requeue", "retype", "release"]
     assert bed.job_state(held) == "RUNNING"
-    cancel(bed)
-    until("the end of the loans", lambda: not loans(bed))
-    settled(bed)
 
 
 def test_a_service_that_dies_between_signal_and_requeue_goes_on(bed: Cluster) -> None:
@@ -83,11 +88,9 @@ def test_a_service_that_dies_between_signal_and_requeue_goes_on(bed: Cluster) ->
     assert bed.wait_job(inference, timeout=PATIENCE_S) == "COMPLETED"
     until("the requeue in the record", lambda: "retype" in [row["kind"] for row in actions(bed, deaf)])
     assert [row["kind"] for row in actions(bed, deaf)][:4] == ["release", "signal", "requeue", "retype"]
-    (over,) = (one for one in loans(bed, "--all") if one["state"] == "ended")
-    assert (over["job"], over["restarts"]) == (deaf, 0)
+    (over,) = (one for one in loans(bed, "--all") if one["state"] == "ended" and one["job"] == deaf)
+    assert over["restarts"] == 0
     until("the return of the job", lambda: running(bed) == {deaf: "7g.80gb"})
-    cancel(bed)
-    settled(bed)
 
 
 def test_slurm_itself_takes_a_slice_of_the_type_that_inference_asks_for(
@@ -103,11 +106,12 @@ def test_slurm_itself_takes_a_slice_of_the_type_that_inference_asks_for(
     inference, said = sbatch(bed, "-p", "gpu", "--gres=mig:7g.80gb", wrap="sleep 5", user="mbbob")
     assert inference, said
     assert bed.wait_job(inference, timeout=PATIENCE_S) == "COMPLETED"
+    step = saved(bed, job)
     bed.restart("migbatchd")
     until("the return of the job", lambda: running(bed) == {job: "7g.80gb"} and len(begun(bed, job)) == 2)
     (over,) = (one for one in loans(bed, "--all") if one["state"] == "ended")
     assert "preemption" in over["why"]
-    assert begun(bed, job)[1] == saved(bed, job) > 0
+    assert begun(bed, job)[1] == step > 0
     assert [row["kind"] for row in actions(bed, job)] == ["release", "retype", "release"]
     cancel(bed)
     settled(bed)
@@ -119,7 +123,7 @@ def test_a_dry_run_touches_nothing_and_decides_the_same(bed: Cluster) -> None:
     before = bed.run(["squeue", "-h", "-j", str(job), "-o", "%T %b %k"]).stdout
     until("a decision", lambda: bool(actions(bed, job)))
     (would,) = actions(bed, job)
-    time.sleep(5.0)
+    more_rounds(bed, "lending")
     assert actions(bed, job) == [would], "it is said once"
     assert would["dry_run"]
     assert bed.run(["squeue", "-h", "-j", str(job), "-o", "%T %b %k"]).stdout == before
@@ -129,4 +133,3 @@ def test_a_dry_run_touches_nothing_and_decides_the_same(bed: Cluster) -> None:
     did = actions(bed, job)[1]
     same = ("kind", "job_id", "restart", "before", "after", "why")
     assert {name: did[name] for name in same} == {name: would[name] for name in same}
-    settled(bed)

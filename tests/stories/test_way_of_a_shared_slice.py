@@ -6,7 +6,6 @@ room for nobody else. Slurm up to 23.02 remembers former types of a job, so ther
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.workload.loans import forgets
-from tests.support.story import PATIENCE_S, held, leases, on_offer, sbatch, settled, until, untroubled
+from tests.support.story import PATIENCE_S, held, leases, more_rounds, on_offer, sbatch, settled, until, untroubled
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "sbatch_examples/elastic_bash.sh"
 LENDING = {
@@ -86,7 +85,7 @@ def pair(bed: Cluster, guest_steps: int = 150) -> tuple[int, int] | None:
     bed.wait("the host's slice", lambda: holders(bed) == [host], PATIENCE_S)
     guest = train(bed, 10, guest_steps)
     if not forgets(bed.run(["squeue", "-h", "-j", str(guest), "-o", "%b"]).stdout.strip()):
-        time.sleep(15.0)
+        more_rounds(bed, "lending", 10)
         assert holders(bed) == [host] and bed.job_state(guest) == "PENDING" and not actions(bed, guest)
         return None
     bed.wait("both on it", lambda: holders(bed) == [host, guest], PATIENCE_S)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.submit.request import TRES_FIELDS, Accept, JobRequest
+from tests.support.examples import examples
 from tests.support.lua_shim import Shim
 from tests.support.submit_agreement import agree, numbers, words
 
@@ -43,7 +44,7 @@ def gpus(text: str | None) -> list[str]:
     return [entry for entry in gres.split(text or "") if gres.prefix_of(entry)[1].split(":")[0].split("=")[0] == "gpu"]
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(requests)
 def test_what_is_rewritten_asks_for_no_gpus_any_more(shim: Shim, chooser: Chooser, wanted: JobRequest) -> None:
     answer = agree(wanted, shim, chooser)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit.request import JobRequest, Present
 from slurm_migbatch.submit.rewrite import Policy
+from tests.support.examples import examples
 from tests.support.lua_shim import Shim
 from tests.support.submit_agreement import OBJECTIVES, USER, agree, numbers, words
 
@@ -167,7 +168,7 @@ changes = st.builds(
 )
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=examples(1500), deadline=None)
 @given(asked=submissions)
 @example(asked=JobRequest(USER, tres_per_node="gres:mig:auto", comment="migbatch: items=1e12 deadline=1s model=vgg19"))
 @example(asked=JobRequest(USER, tres_per_node="gres:mig:2g.20gb", comment="m" * 995))
@@ -175,7 +176,7 @@ def test_a_submission_is_answered_alike(shim: Shim, chooser: Chooser, asked: Job
     agree(asked, shim, chooser)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(1000), deadline=None)
 @given(asked=changes)
 def test_a_change_is_answered_alike(shim: Shim, chooser: Chooser, asked: JobRequest) -> None:
     agree(asked, shim, chooser)
@@ -198,8 +199,9 @@ def test_the_table_gives_the_services_answers(shim: Shim, chooser: Chooser, part
         for model, grid in chooser.grids.items()
         for role, batch, size in itertools.product(("infer", "train"), grid.batches, grid.inputs)
     ]
-    some = buckets[:: max(len(buckets) // 3000, 1)]
-    assert len(some) >= 3000
+    most = examples(3000)
+    some = buckets[:: max(len(buckets) // most, 1)]
+    assert len(some) >= most
     for bucket in some:
         asked = JobRequest(USER, partition=partition, tres_per_node="gres/mig:auto", comment=bucket + next(objectives))
         agree(asked, shim, chooser)

@@ -18,6 +18,7 @@ from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.slurm.gres import counts
 from slurm_migbatch.submit.request import Accept, Answer, JobRequest, Pass, Present, Refuse
 from slurm_migbatch.submit.rewrite import Policy, rewrite
+from tests.support.examples import examples
 from tests.support.gpu_kinds import SITE
 from tests.support.lua_shim import Shim
 
@@ -207,7 +208,7 @@ gres = st.one_of(
 steps = st.lists(st.tuples(gres, texts, texts, st.booleans()), min_size=1, max_size=5)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(steps=steps, old_release=st.booleans())
 def test_no_sequence_of_edits_gains_anything(chooser: Chooser, shim: Shim, steps, old_release: bool) -> None:
     """Submit, then change again and again, starting the job somewhere between; service and shim by turns."""

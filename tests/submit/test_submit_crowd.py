@@ -22,7 +22,8 @@ from slurm_migbatch.submit.request import JobRequest
 from slurm_migbatch.submit.server import SubmitServer
 from slurm_migbatch.submit.service import PER_USER, SubmitService, reserved
 from tests.support.gpu_kinds import SITE
-from tests.support.submit_clients import Echo, connect, eventually
+from tests.support.submit_clients import Echo, connect
+from tests.support.waiting import eventually
 
 GREEDY, POLITE, SLURM = 2001, 2002, 2003
 PATIENCE_S = 120

@@ -20,6 +20,7 @@ from slurm_migbatch.submit.service import SubmitService
 from slurm_migbatch.submit.table import compile_table, write_table
 from slurm_migbatch.workload.catalog import SiteCatalog
 from slurm_migbatch.workload.loans import LOAN, loan_hints, retyped
+from tests.support.examples import examples
 from tests.support.gpu_kinds import SITE
 from tests.support.lua_shim import Shim
 
@@ -334,14 +335,14 @@ PRESENTS = st.builds(
 )
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=examples(800), deadline=None)
 @given(asked=ASKED)
 @example(asked=JobRequest(USER, partition="train", tres_per_node="gres/mig:auto", comment=TRAIN, batch=1))
 def test_a_submission_is_answered_alike(shims: dict[str, Shim], chooser: Chooser, asked: JobRequest) -> None:
     answered(asked, chooser, shims)
 
 
-@settings(max_examples=1200, deadline=None)
+@settings(max_examples=examples(1200), deadline=None)
 @given(asked=ASKED, now=PRESENTS, given=st.sets(words("tres_per_node tres_per_job comment partition")))
 def test_a_change_is_answered_alike(
     shims: dict[str, Shim], chooser: Chooser, asked: JobRequest, now: Present, given: set[str]
@@ -350,7 +351,7 @@ def test_a_change_is_answered_alike(
     answered(replace(asked, batch=None, now=now, **left), chooser, shims)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(asked=ASKED, now=PRESENTS, given=st.sets(words("tres_per_node comment partition")))
 def test_no_change_makes_a_loan_of_a_slice_that_its_user_named(
     chooser: Chooser, asked: JobRequest, now: Present, given: set[str]

@@ -10,7 +10,8 @@ import pytest
 from slurm_migbatch.submit import server as submit_server
 from slurm_migbatch.submit.server import SubmitServer
 from slurm_migbatch.submit.service import PER_USER
-from tests.support.submit_clients import Echo, connect, eventually
+from tests.support.submit_clients import Echo, connect
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from slurm_migbatch.supply.apart import assign
 from slurm_migbatch.supply.demand import demands
 from slurm_migbatch.supply.model import Demand, Gpu, Lease, Node, Plan
 from slurm_migbatch.supply.planner import Planner
+from tests.support.examples import examples
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.supply_gpus import H100, P, layout, slot
 from tests.support.supply_world import World
@@ -43,7 +44,7 @@ def possible(wants: Sequence[tuple[int, list[str]]], taken: frozenset[str] = fro
     return any(possible(others, taken | set(chosen)) for chosen in permutations(free, count))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(wants=wishes())
 def test_disjoint_nodes_are_found_exactly_if_there_are_any(wants: list[tuple[int, list[str]]]) -> None:
     found = assign(wants)
@@ -55,7 +56,7 @@ def test_disjoint_nodes_are_found_exactly_if_there_are_any(wants: list[tuple[int
         assert len(set(every)) == len(every)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(wants=wishes())
 def test_as_many_candidates_as_nodes_are_enough(wants: list[tuple[int, list[str]]]) -> None:
     most = sum(count for count, _ in wants)
@@ -125,7 +126,7 @@ def test_a_component_is_not_moved_aside_to_the_node_of_another() -> None:
     assert 3 not in found.placed
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.data())
 def test_components_are_apart_in_every_plan(data: st.DataObject) -> None:
     names = [f"n{i}" for i in range(data.draw(st.integers(1, 4)))]

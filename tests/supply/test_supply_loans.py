@@ -13,6 +13,7 @@ from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.supply.demand import demands
 from slurm_migbatch.supply.model import Demand, Gpu, Lease, Node, Plan
 from slurm_migbatch.supply.planner import Planner
+from tests.support.examples import examples
 from tests.support.supply_gpus import H100, P, layout, slot
 from tests.support.supply_world import World
 
@@ -58,7 +59,7 @@ def test_claims_of_others_are_not_moved_for_a_loan() -> None:
     assert set(plan(gpus, [want(1, "1g.10gb"), want(2, "3g.40gb", loan=True)]).placed) == {1}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     wanted=st.lists(st.tuples(st.sampled_from(PLAIN), st.booleans(), st.integers(1, 3)), max_size=8),
     used=st.sampled_from(["", "1g.10gb@0", "3g.40gb@4", "2g.20gb@0 2g.20gb@4"]),

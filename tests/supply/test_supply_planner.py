@@ -16,6 +16,7 @@ from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.supply.model import Demand, Gpu, Lease, Mode, Node, Plan, Reservation
 from slurm_migbatch.supply.planner import Planner
+from tests.support.examples import examples
 from tests.support.supply_gpus import A30, H100, P, layout, slot
 
 NOW = 1000.0
@@ -234,7 +235,7 @@ def queues(draw: st.DrawFn, names: Sequence[str]) -> list[Demand]:
     return found
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(data=st.data())
 def test_every_plan_is_legal_and_moves_nothing_that_is_used(data: st.DataObject) -> None:
     nodes = data.draw(clusters())
@@ -271,7 +272,7 @@ def test_every_plan_is_legal_and_moves_nothing_that_is_used(data: st.DataObject)
                     assert fixed or any(s.profile in dict(d.parts) for d in more), f"{s} lies in {reservation}"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(data=st.data())
 def test_plans_that_are_carried_out_come_to_rest(data: st.DataObject) -> None:
     nodes = data.draw(clusters())
@@ -322,7 +323,7 @@ def best_served(used: Sequence[Layout], wishes: Sequence[Profile], geometry: Geo
     return best
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     used=st.lists(layouts(most=4), min_size=1, max_size=2),
     wishes=st.lists(st.sampled_from(PLAIN), min_size=1, max_size=5),

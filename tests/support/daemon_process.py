@@ -8,28 +8,31 @@ import os
 import secrets
 import subprocess
 import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from slurm_migbatch.config import render
 from slurm_migbatch.node.auth import TokenSigner
 from slurm_migbatch.testbed.ports import PortBook
 from tests.support.daemon_fakes import Node
-from tests.support.daemon_running import PATIENCE_S, eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 
 class Daemon:
     """One configuration and the processes started on it. There is no Slurm: commands are not found."""
 
-    def __init__(self, home):
+    def __init__(self, home: Path) -> None:
         self.ports = PortBook()
         self.home, self.port = home, self.ports.take()
         self.config = home / "migbatch.toml"
         (home / "token").write_text(secrets.token_hex(32))
         (home / "token").chmod(0o600)
         self.write()
-        self.processes = []
+        self.processes: list[subprocess.Popen[bytes]] = []
 
-    def write(self, **more):
-        values = {
+    def write(self, **more: Mapping[str, Any]) -> None:
+        values: dict[str, dict[str, Any]] = {
             "cluster": {"slurm_bin": str(self.home), "poll_s": 0.1},
             "submit": {
                 "socket": str(self.home / "submit.sock"),
@@ -49,7 +52,7 @@ class Daemon:
             values[section].update(keys)
         self.config.write_text(render(values))
 
-    def start(self, *, descriptors=0, **env):
+    def start(self, *, descriptors: int = 0, **env: str) -> subprocess.Popen[bytes]:
         argv = [sys.executable, "-m", "slurm_migbatch.cli.migbatchd", "-c", str(self.config)]
         argv = ["prlimit", f"--nofile={descriptors}:{descriptors}", *argv] if descriptors else argv
         log = (self.home / "log").open("ab")
@@ -58,22 +61,23 @@ class Daemon:
         self.processes.append(process)
         return process
 
-    def serving(self):
+    def serving(self) -> None:
         eventually(lambda: self.health() is not None)
 
-    def health(self):
+    def health(self) -> dict[str, Any] | None:
         link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         try:
             link.request("GET", "/healthz")
-            return json.loads(link.getresponse().read())
+            answer: dict[str, Any] = json.loads(link.getresponse().read())
+            return answer
         except OSError:
             return None
         finally:
             link.close()
 
     @property
-    def log(self):
+    def log(self) -> str:
         return (self.home / "log").read_text()
 
-    def node(self):
+    def node(self) -> Node:
         return Node(self.port, TokenSigner(str(self.home / "token")))

@@ -4,44 +4,50 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from slurm_migbatch.elastic.disk import Disk
+
+#: what was done, and to what: a name or an inode, and what belongs to it
+Effect = tuple[Any, ...]
 
 
 class Deadly(Disk):
     """Ends the process by SIGKILL right before its k-th effect; in a write, after half of it. Counts them."""
 
-    def __init__(self, kill_at=0):
-        self.kill_at, self.count, self.half = kill_at, 0, False
+    def __init__(self, kill_at: int = 0) -> None:
+        self.kill_at, self.count = kill_at, 0
 
-    def _effect(self, half=None):
+    def _effect(self, half: Callable[[], object] | None = None) -> None:
         self.count += 1
         if self.count == self.kill_at:
             if half is not None:
                 half()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def create(self, path):
+    def create(self, path: Path) -> int:
         self._effect()
         return super().create(path)
 
-    def write(self, handle, data, offset):
+    def write(self, handle: int, data: bytes | memoryview, offset: int) -> int:
         self._effect(lambda: super(Deadly, self).write(handle, bytes(data)[: len(data) // 2], offset))
         return super().write(handle, data, offset)
 
-    def sync(self, handle):
+    def sync(self, handle: int) -> None:
         self._effect()
         super().sync(handle)
 
-    def rename(self, old, new):
+    def rename(self, old: Path, new: Path) -> None:
         self._effect()
         super().rename(old, new)
 
-    def unlink(self, path):
+    def unlink(self, path: Path) -> None:
         self._effect()
         super().unlink(path)
 
-    def sync_directory(self, path):
+    def sync_directory(self, path: Path) -> None:
         self._effect()
         super().sync_directory(path)
 
@@ -49,55 +55,59 @@ class Deadly(Disk):
 class Recorded(Disk):
     """Notes every effect, so that `after_power_cut` can make what a disk may hold when the power fails."""
 
-    def __init__(self, *, syncs=True):
-        self.effects, self.syncs = [], syncs
-        self._inodes, self._open = 0, {}
+    def __init__(self, *, syncs: bool = True) -> None:
+        self.effects: list[Effect] = []
+        self.syncs = syncs
+        self._inodes = 0
+        self._open: dict[int, int] = {}
 
-    def create(self, path):
+    def create(self, path: Path) -> int:
         handle = super().create(path)
         self._inodes += 1
         self._open[handle] = self._inodes
         self.effects.append(("create", path.name, self._inodes))
         return handle
 
-    def write(self, handle, data, offset):
+    def write(self, handle: int, data: bytes | memoryview, offset: int) -> int:
         count = super().write(handle, data, offset)
         self.effects.append(("write", self._open[handle], offset, bytes(data)[:count]))
         return count
 
-    def sync(self, handle):
+    def sync(self, handle: int) -> None:
         super().sync(handle)
         if self.syncs:
             self.effects.append(("sync", self._open[handle]))
 
-    def rename(self, old, new):
+    def rename(self, old: Path, new: Path) -> None:
         super().rename(old, new)
         self.effects.append(("rename", old.name, new.name))
 
-    def unlink(self, path):
+    def unlink(self, path: Path) -> None:
         super().unlink(path)
         self.effects.append(("unlink", path.name))
 
-    def sync_directory(self, path):
+    def sync_directory(self, path: Path) -> None:
         super().sync_directory(path)
         if self.syncs:
             self.effects.append(("sync directory",))
 
 
-def after_power_cut(effects, survives, names_kept):
+def after_power_cut(
+    effects: Sequence[Effect], survives: Callable[[int], bool], names_kept: Callable[[int], int]
+) -> dict[str, bytes]:
     """Files by name after a cut behind `effects`.
 
     What was synced is there. Of later writes to a file those are for which `survives(number)` holds, in any mixture;
     of later changes of names the first `names_kept(n)` of n.
     """
-    synced = {}
+    synced: dict[int, int] = {}
     names_synced = 0
     for number, effect in enumerate(effects):
         if effect[0] == "sync":
             synced[effect[1]] = number
         elif effect[0] == "sync directory":
             names_synced = number
-    content = {}
+    content: dict[int, bytearray] = {}
     for number, effect in enumerate(effects):
         if effect[0] == "create":
             content.setdefault(effect[2], bytearray())
@@ -109,7 +119,7 @@ def after_power_cut(effects, survives, names_kept):
     changes = [(number, effect) for number, effect in enumerate(effects) if effect[0] in ("create", "rename", "unlink")]
     certain = [effect for number, effect in changes if number < names_synced]
     doubtful = [effect for number, effect in changes if number >= names_synced]
-    names = {}
+    names: dict[str, int] = {}
     for effect in [*certain, *doubtful[: names_kept(len(doubtful))]]:
         if effect[0] == "create":
             names[effect[1]] = effect[2]

@@ -121,6 +121,7 @@ PRELUDE = f"""
 import ctypes, os, random, signal, sys, time
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 import pynvml
+from tests.support.driver_helpers import *
 """
 
 
@@ -144,7 +145,7 @@ def run(machine: Machine, script: str, *args: str, expect: int = 0) -> str:
     return out
 
 
-def check_tree(machine):
+def check_tree(machine: Machine) -> None:
     """The files say what the state says."""
     wanted = {}
     for one in machine.dump()["gpus"]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sqlite3
 
 from slurm_migbatch.node.journal import NAME
+from tests.support.nodes import Node
 
 
-def damage(node, how):
+def damage(node: Node, how: str) -> None:
     path = node.root / "state" / NAME
     node.forget_executor()
     if how == "garbage":

@@ -14,15 +14,19 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from slurm_migbatch.node import install
 from slurm_migbatch.testbed.registry import unmount_below
+from tests.support.nodes import Node
 
+#: thread, name of the system call, and how many of that name the thread has made
+Call = tuple[int, str, int]
 CALL = re.compile(r"(?:(\d+) +)?([a-z_][a-z0-9_]*)\(")
 
 
-def program(node, hook):
+def program(node: Node, hook: str) -> str:
     """The hook as `migbatch node install` writes it."""
     path = node.root / "hooks" / hook
     path.parent.mkdir(exist_ok=True)
@@ -34,9 +38,11 @@ def program(node, hook):
     return str(path)
 
 
-def calls(log):
+def calls(log: Path) -> list[Call]:
     """(thread, name, number) of each system call in strace's log, in order; threads by their first call's order."""
-    threads, seen, found = {}, Counter(), []
+    threads: dict[str | None, int] = {}
+    seen: Counter[tuple[int, str]] = Counter()
+    found: list[Call] = []
     for line in Path(log).read_text(errors="replace").splitlines():
         match = CALL.match(line)
         if match is None:
@@ -50,23 +56,23 @@ def calls(log):
 class Traced:
     """One program under strace: a hook, or what `line` says."""
 
-    def __init__(self, node, environ, *line):
+    def __init__(self, node: Node, environ: Mapping[bytes, bytes], *line: str) -> None:
         self.node, self.environ, self.line = node, environ, line
 
-    def count(self):
+    def count(self) -> list[Call]:
         """All system calls of its main thread but the first, which is strace's own."""
         log = self.node.root.with_name("strace.log")
         done = self._strace("-o", str(log))
         assert done.returncode == 0, done.stderr
         return [call for call in calls(log) if call != (0, "execve", 1)]
 
-    def kill(self, call):
+    def kill(self, call: Call) -> bool:
         """Whether it was killed right before that call."""
         done = self._strace("-o", os.devnull, *_at(call))
         assert done.returncode in (0, -signal.SIGKILL), done.stderr
         return done.returncode != 0
 
-    def _strace(self, *options):
+    def _strace(self, *options: str) -> subprocess.CompletedProcess[bytes]:
         line = ["strace", "-qq", *options, "--", *self.line]
         return subprocess.run(line, env=self.environ, stdin=subprocess.DEVNULL, capture_output=True, check=False)
 
@@ -74,38 +80,39 @@ class Traced:
 class Attached:
     """strace at the threads of a process that runs already."""
 
-    def __init__(self, pid, *options):
+    def __init__(self, pid: int, *options: str) -> None:
         self.strace = subprocess.Popen(["strace", *options], stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
         self.pid = pid
         said = b""
         while b"attached" not in said:  # its last line where there are several threads
+            assert self.strace.stderr is not None
             part = self.strace.stderr.readline()
             assert part, said
             said += part
 
     @classmethod
-    def counting(cls, pid, log):
+    def counting(cls, pid: int, log: Path) -> Attached:
         return cls(pid, "-f", "-p", str(pid), "-o", str(log))
 
     @classmethod
-    def killing(cls, pid, call):
+    def killing(cls, pid: int, call: Call) -> Attached:
         """The thread is told by its place among those of the process, oldest first."""
         thread = sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))[call[0]]
         return cls(pid, "-p", str(thread), "-o", os.devnull, *_at(call))
 
-    def end(self):
+    def end(self) -> None:
         self.strace.terminate()
         self.strace.communicate()
 
 
-def threads_by_age(log, found):
+def threads_by_age(log: Path, found: list[Call]) -> list[Call]:
     """The calls of `calls` with threads numbered by their ids."""
     order = list(dict.fromkeys(m[1] for line in Path(log).read_text().splitlines() if (m := CALL.match(line))))
     rank = {order.index(tid): i for i, tid in enumerate(sorted(order, key=int))}
     return [(rank[thread], name, number) for thread, name, number in found]
 
 
-def _at(call):
+def _at(call: Call) -> tuple[str, str, str, str]:
     _, name, number = call
     return "-e", f"trace={name}", "-e", f"inject={name}:signal=KILL:when={number}"
 
@@ -113,7 +120,7 @@ def _at(call):
 class Template:
     """A node's directory as it was, to begin from again and again under the same path."""
 
-    def __init__(self, node):
+    def __init__(self, node: Node) -> None:
         self.node = node
         node.forget_executor()
         self.copy = node.root.with_name(node.root.name + ".template")
@@ -121,11 +128,11 @@ class Template:
         self._before = _tree(node.root)
 
     @property
-    def untouched(self):
+    def untouched(self) -> bool:
         """Whether everything in the directory is as it was when it was last restored."""
         return _tree(self.node.root) == self._before
 
-    def restore(self):
+    def restore(self) -> None:
         if self.node.running or not self.untouched:
             self.node.forget_executor()
             unmount_below(self.node.root)  # with the jobs' reports, which nobody can delete (append-only)
@@ -134,8 +141,8 @@ class Template:
             self._before = _tree(self.node.root)
 
 
-def _tree(root):
-    found = {}
+def _tree(root: Path) -> dict[str, tuple[int, int, int, int, int]]:
+    found: dict[str, tuple[int, int, int, int, int]] = {}
     for directory, _, names in os.walk(root):
         for path in (directory, *(f"{directory}/{name}" for name in names)):
             status = os.lstat(path)

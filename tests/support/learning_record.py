@@ -1,11 +1,15 @@
 """A record with runs of a model whose truth is known, and a configuration whose facts are far from it."""
 
+from __future__ import annotations
+
 import math
 import random
+from collections.abc import Sequence
 
 from sqlalchemy import insert
 
 from slurm_migbatch.config import ModelConfig
+from slurm_migbatch.store.db import Store
 from slurm_migbatch.store.models import Decision, Gpu, Lease, Node, Run
 from tests.support.daemon_fakes import GEOMETRY
 
@@ -23,14 +27,23 @@ def truth_s(profile: str, batch: int = 32) -> float:
 class Record:
     """The record of a site with one node that has an H100."""
 
-    def __init__(self, store):
+    def __init__(self, store: Store) -> None:
         self.store, self.count, self.chance = store, 0, random.Random(1)
         entry = {"uuid": "GPU-0", "name": GEOMETRY["name"], "mig": True, "geometry": GEOMETRY, "facts": {}}
         with store.engine.begin() as connection:
             connection.execute(insert(Node).values(node="n1", seen=1.0))
             connection.execute(insert(Gpu).values(node="n1", minor=0, gpu_index=0, present=True, seen=1.0, **entry))
 
-    def add(self, count, *, factor=1.0, user=None, profiles=tuple(SMS), model="net", noise=0.05):
+    def add(
+        self,
+        count: int,
+        *,
+        factor: float = 1.0,
+        user: str | None = None,
+        profiles: Sequence[str] = tuple(SMS),
+        model: str = "net",
+        noise: float = 0.05,
+    ) -> None:
         """Finished runs on slices, `factor` slower than in truth; told by their jobs."""
         with self.store.engine.begin() as connection:
             for _ in range(count):

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from slurm_migbatch.testbed.cluster import Cluster
-from tests.support.story import PATIENCE_S
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "sbatch_examples/elastic_bash.sh"
 
@@ -67,9 +66,3 @@ def actions(bed: Cluster, job: int) -> list[dict[str, Any]]:
 
     with open_store(f"sqlite:///{bed.product.state}/migbatch.db", readonly=True) as store:
         return store.actions([job])
-
-
-def cancel(bed: Cluster) -> None:
-    for user in bed.users:
-        bed.run(["scancel", "-u", user.name])
-    bed.wait("an empty queue", lambda: not bed.run(["squeue", "-h"]).stdout.strip(), PATIENCE_S)

@@ -6,14 +6,17 @@ import contextlib
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from slurm_migbatch.node import client, effects
 from slurm_migbatch.node.agent import Agent
 from slurm_migbatch.node.executor import Executor
-from tests.support.nodes import in_child
+from slurm_migbatch.node.hookenv import HookEnv
+from tests.support.nodes import Node, in_child
 
 
-def in_processes(works):
+def in_processes(works: Iterable[Callable[[], int]]) -> list[int]:
     pids = []
     for work in works:
         pid = os.fork()
@@ -31,13 +34,13 @@ def in_processes(works):
     return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
 
 
-def stopping_child(node, env, k):
+def stopping_child(node: Node, env: HookEnv, k: int) -> tuple[int, bool]:
     """A hook in a child that stops itself before its k-th effect; the child's id, and whether it got there."""
     pid = os.fork()
     if pid == 0:
         count = 0
 
-        def hook(name):
+        def hook(name: str) -> None:
             nonlocal count
             count += 1
             if count == k:
@@ -53,7 +56,7 @@ def stopping_child(node, env, k):
 
 
 @contextlib.contextmanager
-def agent_process(node, kill_at=None, workers=4):
+def agent_process(node: Node, kill_at: int | None = None, workers: int = 4) -> Iterator[Child]:
     """An agent in a child; with `kill_at`, it dies before its k-th side effect after it is ready. Yields its pid."""
     node.forget_executor()
     read, write = os.pipe()
@@ -64,14 +67,14 @@ def agent_process(node, kill_at=None, workers=4):
             count = 0
             lock = threading.Lock()
 
-            def hook(name):
+            def hook(name: str) -> None:
                 nonlocal count
                 with lock:
                     count += 1
                     if count == kill_at:
                         os.kill(os.getpid(), signal.SIGKILL)
 
-            def ready():
+            def ready() -> None:
                 effects.hook = hook
                 os.write(write, b"r")
 
@@ -95,10 +98,13 @@ def agent_process(node, kill_at=None, workers=4):
 
 
 class Child:
-    def __init__(self, pid, read):
-        self.pid, self.read, self.status = pid, read, None
+    """A child and the pipe that it writes its count of side effects to."""
 
-    def stop(self):
+    def __init__(self, pid: int, read: int) -> None:
+        self.pid, self.read = pid, read
+        self.status: int | None = None
+
+    def stop(self) -> int:
         """SIGTERM and wait; returns how many side effects it counted."""
         if self.status is None:
             with contextlib.suppress(ProcessLookupError):
@@ -109,12 +115,12 @@ class Child:
         return self.count
 
 
-def run_hook(node, hook, job, marker="", **values):
+def run_hook(node: Node, hook: str, job: int, marker: str = "", **values: Any) -> tuple[int, str]:
     """A hook as slurmd starts it, in a child; exit code and line."""
     environ = node.environ(hook, job, marker, **values)
     read, write = os.pipe()
 
-    def work():
+    def work() -> int:
         code, line = client.run(hook, str(node.etc), environ)
         os.write(write, line.encode() or b"-")
         return code

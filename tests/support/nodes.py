@@ -6,15 +6,18 @@ import os
 import signal
 import stat
 import subprocess
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
+from slurm_migbatch.mig.driver import Instance
 from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.nvml import NvmlDriver
 from slurm_migbatch.node import config, effects, handoff
 from slurm_migbatch.node.deadline import Deadline
-from slurm_migbatch.node.executor import Executor
+from slurm_migbatch.node.executor import Executor, Outcome
 from slurm_migbatch.node.hookenv import HookEnv
-from slurm_migbatch.node.journal import Journal
+from slurm_migbatch.node.journal import Journal, Slice
 from slurm_migbatch.testbed.simdriver import Machine
 
 ALICE, BOB = 64001, 64002
@@ -40,7 +43,20 @@ else echo "$job 0 RUNNING {name}"; fi
 class Node:
     """A machine directory with everything a node has: driver, /proc, /dev, node.conf, state and run directories."""
 
-    def __init__(self, root: Path, name, gpus, library, *, mig=True, latency=0.0, settings=None):
+    #: the small file system that its state is on, where a test has made one
+    disk: Path
+
+    def __init__(
+        self,
+        root: Path,
+        name: str,
+        gpus: Iterable[str],
+        library: Path,
+        *,
+        mig: bool = True,
+        latency: float = 0.0,
+        settings: Mapping[str, object] | None = None,
+    ) -> None:
         self.root, self.name = root, name
         root.mkdir(parents=True)
         self.machine = Machine.create(root / "machine", gpus=list(gpus), mig=mig, latency=latency, library=library)
@@ -56,7 +72,7 @@ class Node:
         squeue = root / "bin" / "squeue"
         squeue.write_text(SQUEUE.format(root=root, name=name))
         squeue.chmod(0o755)
-        self.settings = {
+        self.settings: dict[str, object] = {
             "StateDir": root / "state",
             "RunDir": root / "run",
             "NvmlLibrary": self.machine.library,
@@ -67,11 +83,11 @@ class Node:
             "SlurmdSpoolDir": root / "spool",
             "HookDeadline": 20,
             "BusyRetry": 0.05,
-        } | (settings or {})
-        self.configure()
-        self._executor = None
+        }
+        self._executor: Executor | None = None
+        self.configure(**(settings or {}))
 
-    def configure(self, **settings):
+    def configure(self, **settings: object) -> None:
         self.settings |= settings
         conf = self.etc / "node.conf"
         conf.write_text("".join(f"{key}={value}\n" for key, value in self.settings.items()))
@@ -80,8 +96,10 @@ class Node:
 
     # -- hooks
 
-    def environ(self, hook, job, marker="", *, uid=ALICE, restart=0, **extra):
-        values = {
+    def environ(
+        self, hook: str, job: object, marker: str = "", *, uid: int = ALICE, restart: int = 0, **extra: object
+    ) -> dict[bytes, bytes]:
+        values: dict[str, object] = {
             "SLURM_JOB_ID": job,
             "SLURM_JOB_UID": uid,
             "SLURM_JOB_USER": f"user{uid}",
@@ -95,7 +113,7 @@ class Node:
         } | extra
         return {key.encode(): str(value).encode() for key, value in values.items() if value is not None}
 
-    def env(self, hook, job, marker="", **values):
+    def env(self, hook: str, job: object, marker: str = "", **values: Any) -> HookEnv:
         return HookEnv.read(hook, self.environ(hook, job, marker, **values))
 
     @property
@@ -105,26 +123,26 @@ class Node:
         return self._executor
 
     @property
-    def running(self):
+    def running(self) -> bool:
         """Whether an executor is open."""
         return self._executor is not None
 
-    def forget_executor(self):
+    def forget_executor(self) -> None:
         if self._executor is not None:
             self._executor.close()
             self._executor.gpus.reset()
             self._executor = None
 
-    def prolog(self, job, marker, **values):
+    def prolog(self, job: object, marker: str, **values: Any) -> Outcome:
         return self.executor.run(self.env("prolog", job, marker, **values))
 
-    def epilog(self, job, **values):
+    def epilog(self, job: object, **values: Any) -> Outcome:
         return self.executor.run(self.env("epilog", job, **values))
 
-    def reconcile(self):
+    def reconcile(self) -> list[str]:
         return self.executor.repairer.all(Deadline(30))
 
-    def close(self):
+    def close(self) -> None:
         self.forget_executor()
         subprocess.run(["umount", "-l", self.config.progress_path], capture_output=True, check=False)
 
@@ -134,13 +152,13 @@ class Node:
     def journal(self) -> Journal:
         return self.executor.journal
 
-    def slices(self, state=None):
+    def slices(self, state: str | None = None) -> list[Slice]:
         return [row for row in self.journal.slices() if state in (None, row.state)]
 
-    def events(self, kind=None):
+    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
         return [event for event in self.journal.spooled(10000) if kind in (None, event["kind"])]
 
-    def instances(self):
+    def instances(self) -> dict[tuple[str, Slot], Instance]:
         """(gpu uuid, Slot) -> instance of the driver's own record."""
         driver = NvmlDriver(str(self.machine.library))
         try:
@@ -148,35 +166,36 @@ class Node:
         finally:
             driver.close()
 
-    def handoff(self, job, restart=0):
+    def handoff(self, job: int, restart: int = 0) -> handoff.Handoff | None:
         return handoff.load(self.executor.paths.job, job, restart)
 
-    def cap(self, minor):
+    def cap(self, minor: int) -> tuple[int, int]:
+        """Owner and mode of a capability device."""
         status = os.stat(self.machine.dev_root / "nvidia-caps" / f"nvidia-cap{minor}")
         assert stat.S_ISCHR(status.st_mode)
         return status.st_uid, stat.S_IMODE(status.st_mode)
 
-    def scontrol_calls(self):
+    def scontrol_calls(self) -> list[str]:
         return self.scontrol_log.read_text().splitlines() if self.scontrol_log.exists() else []
 
-    def slurm_says(self, *rows):
+    def slurm_says(self, *rows: str) -> None:
         """What squeue answers of each job: `<job> <restarts> <state> [<nodes>]`; it knows no others from now on."""
         (self.root / "squeue").mkdir(exist_ok=True)
         for row in rows:
             (self.root / "squeue" / row.split()[0]).write_text(f"{row}\n")
 
-    def asked_slurm(self):
+    def asked_slurm(self) -> list[int]:
         log = self.root / "squeue.log"
         return [int(job) for job in log.read_text().split()] if log.exists() else []
 
-    def make_by_hand(self, profile, start, size, gpu=0):
+    def make_by_hand(self, profile: str, start: int, size: int, gpu: int = 0) -> Instance:
         driver = NvmlDriver(str(self.machine.library))
         try:
             return driver.gpus()[gpu].create(Slot.of(profile, start, size))
         finally:
             driver.close()
 
-    def destroy_by_hand(self):
+    def destroy_by_hand(self) -> None:
         driver = NvmlDriver(str(self.machine.library))
         try:
             for gpu in driver.gpus():
@@ -187,11 +206,11 @@ class Node:
 
     # -- invariants
 
-    def check_except_unfinished(self):
+    def check_except_unfinished(self) -> None:
         """The invariants while a killed hook's job still is as far as it got: `held`, or nothing at all."""
         self.check()
 
-    def check(self):
+    def check(self) -> None:
         """Journal equals driver, no place has two owners, capability devices belong to whom they should."""
         there = self.instances()
         rows = [row for row in self.journal.slices() if row.state != "lost"]
@@ -200,6 +219,7 @@ class Node:
         guests = [row for row in rows if row.beside is not None]
         assert len({row.beside for row in guests}) == len(guests), "a slice has three holders"
         for guest in guests:
+            assert guest.beside is not None
             host = hosts[guest.beside]
             assert host.state == guest.state == "held" and (host.gpu, host.slot) == (guest.gpu, guest.slot)
             assert host.uid == guest.uid, "two users hold one slice"
@@ -216,22 +236,24 @@ class Node:
             assert instance.ci_id is not None and instance.mig_uuid == row.mig_uuid and instance.gi_id == row.gi
             owner = 0
             if row.state == "held":
+                assert row.job is not None and row.restart is not None and row.uid is not None
                 assert runs[row.job, row.restart].state == "running"
                 owner = row.uid
                 given = self.handoff(row.job, row.restart)
-                assert row.mig_uuid in {piece.mig_uuid for piece in given.slices}
+                assert given is not None and row.mig_uuid in {piece.mig_uuid for piece in given.slices}
             if row.state != "foreign":
                 for minor in (row.cap_gi, row.cap_ci):
-                    assert self.cap(minor) == (owner, 0o400)
-        given = {key: self.handoff(*key) for key in handoff.listed(self.executor.paths.job)}
-        assert {key for key, run in runs.items() if run.state in ("running", "misfit")} <= set(given) <= set(runs)
-        assert all(bool(found.slices) is (runs[key].state == "running") for key, found in given.items())
+                    assert minor is not None and self.cap(minor) == (owner, 0o400)
+        listed = {key: self.handoff(*key) for key in handoff.listed(self.executor.paths.job)}
+        assert {key for key, run in runs.items() if run.state in ("running", "misfit")} <= set(listed) <= set(runs)
+        for key, found in listed.items():
+            assert found is not None and bool(found.slices) is (runs[key].state == "running")
         assert not [run for run in runs.values() if run.state in ("starting", "ending")]
         seqs = [event["seq"] for event in self.events()]
         assert seqs == sorted(set(seqs))
 
 
-def in_child(work, kill_at=None) -> tuple[int, int]:
+def in_child(work: Callable[[], object], kill_at: int | None = None) -> tuple[int, int]:
     """Run `work` in a child; with `kill_at`, it is killed right before its k-th side effect.
 
     Returns the wait status and how many side effects it got to (only meaningful where it was not killed).
@@ -239,12 +261,12 @@ def in_child(work, kill_at=None) -> tuple[int, int]:
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        code = 70
+        code: object = 70
         try:
             os.close(read)
             count = 0
 
-            def hook(name):
+            def hook(name: str) -> None:
                 nonlocal count
                 count += 1
                 if count == kill_at:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 
-def path(node, job=1, restart=0):
+from tests.support.nodes import Node
+
+
+def path(node: Node, job: int = 1, restart: int = 0) -> Path:
     return node.root / "run" / "progress" / f"{job}.{restart}"
 
 
-def write(node, text, job=1):
+def write(node: Node, text: str, job: int = 1) -> None:
     with open(path(node, job), "a") as file:
         file.write(text)

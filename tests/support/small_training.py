@@ -12,7 +12,9 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -34,12 +36,12 @@ def fresh() -> dict[str, np.ndarray]:
     return model | {f"v{name}": np.zeros_like(value) for name, value in model.items()}
 
 
-def gradient(model, x, y):
+def gradient(model: dict[str, np.ndarray], x: np.ndarray, y: np.ndarray) -> tuple[float, dict[str, np.ndarray]]:
     """Mean squared error and its gradient."""
     hidden = np.tanh(x @ model["a"] + model["b"])
     miss = hidden @ model["c"] - y
     back = (2 / len(y)) * miss[:, None] * model["c"] * (1 - hidden**2)
-    return np.mean(miss**2), {"a": x.T @ back, "b": back.sum(axis=0), "c": (2 / len(y)) * hidden.T @ miss}
+    return float(np.mean(miss**2)), {"a": x.T @ back, "b": back.sum(axis=0), "c": (2 / len(y)) * hidden.T @ miss}
 
 
 def rate(step: int) -> float:
@@ -47,12 +49,15 @@ def rate(step: int) -> float:
     return 0.05 * min(1.0, (step + 1) / 8) * 0.5 * (1 + math.cos(math.pi * step / TOTAL))
 
 
-def train(run: elastic.Trainer, losses, total: int = TOTAL, say=lambda step: None) -> dict[str, np.ndarray]:
+def train(
+    run: elastic.Trainer, losses: TextIO, total: int = TOTAL, say: Callable[[int], object] = lambda step: None
+) -> dict[str, np.ndarray]:
     x, y = data()
     model = run.restore() or fresh()
     for step in run.steps(total, save=lambda: model):
         say(step.number)
-        total_loss, added = 0.0, {}
+        total_loss = 0.0
+        added: dict[str, np.ndarray] = {}
         for micro in step:
             noise = [np.random.default_rng([step.seed, index]).normal(size=5) for index in micro.indices]
             chosen = list(micro.indices)
@@ -71,7 +76,7 @@ def train(run: elastic.Trainer, losses, total: int = TOTAL, say=lambda step: Non
 
 def main(directory: str, losses: str, most: str, *care: str) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    told = {key: float(value) for key, value in (word.split("=") for word in care)}
+    told: dict[str, Any] = {key: float(value) for key, value in (word.split("=") for word in care)}
     with (
         Path(losses).open("a") as file,
         elastic.Trainer(

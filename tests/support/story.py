@@ -95,7 +95,8 @@ def first_step(bed: Cluster, job: int, user: str = "mbalice") -> None:
 def status(bed: Cluster, node: str) -> dict[str, Any]:
     """`migbatch node status --json` of one node."""
     etc = str(bed.product.etc)
-    return json.loads(bed.product.migbatch("node", "status", "--etc", etc, "--node", node, "--json"))
+    found: dict[str, Any] = json.loads(bed.product.migbatch("node", "status", "--etc", etc, "--node", node, "--json"))
+    return found
 
 
 def held(bed: Cluster) -> list[tuple[str, int | None, str]]:
@@ -173,6 +174,29 @@ def until(what: str, ready: Callable[[], bool], timeout: float = PATIENCE_S) -> 
     wait_until(ready, timeout, what, every=0.1)
 
 
+def more_rounds(bed: Cluster, loop: str, count: int = 3) -> None:
+    """Wait until migbatchd has decided so often again; `loop` is `supply` or `lending`."""
+    sample = re.compile(rf"^migbatch_{loop}_round_seconds_count (\d+)", re.MULTILINE)
+
+    def rounds() -> int:
+        found = sample.search(bed.product.metrics())
+        return int(found[1]) if found else 0
+
+    enough = rounds() + count
+    until(f"{count} rounds of {loop}", lambda: rounds() >= enough)
+
+
+def backfilled(bed: Cluster, count: int = 2) -> None:
+    """Wait until Slurm has so often again tried to start what waits; something must wait."""
+
+    def cycles() -> int:
+        text = bed.run(["sdiag"]).stdout
+        return int(re.findall(r"Total cycles:\s*(\d+)", text[text.index("Backfilling stats") :])[0])
+
+    enough = cycles() + count
+    until(f"{count} cycles of backfill", lambda: cycles() >= enough)
+
+
 def shown(bed: Cluster, job: int) -> str:
     """`scontrol show job`, on one line."""
     return bed.run(["scontrol", "-d", "-o", "show", "job", str(job)]).stdout
@@ -212,6 +236,13 @@ def planned(bed: Cluster, node: str) -> Counter[str]:
     path = bed.node_directory(node) / "state/plan.json"
     plan = json.loads(path.read_text()) if path.exists() else {"gpus": {}}
     return Counter(slot[0].replace("+", ".") for slots in plan["gpus"].values() for slot in slots)
+
+
+def cancel(bed: Cluster) -> None:
+    """Cancel every job and wait until Slurm has ended them."""
+    for user in bed.users:
+        bed.run(["scancel", "-u", user.name])
+    bed.wait("an empty queue", lambda: not bed.run(["squeue", "-h"]).stdout.strip(), PATIENCE_S)
 
 
 def untroubled(bed: Cluster) -> None:

@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 import socket
-import time
-
-
-def eventually(check, timeout=120.0):
-    end = time.monotonic() + timeout
-    while not (result := check()):
-        assert time.monotonic() < end, "did not happen"
-        time.sleep(0.01)
-    return result
+from pathlib import Path
 
 
 class Echo:
@@ -19,20 +11,20 @@ class Echo:
 
     speakers = frozenset({0})
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.left = 0
         self.recorded = 0
 
-    def handle(self, request, peer_uid=0):
+    def handle(self, request: bytes, peer_uid: int = 0) -> bytes:
         self.left += 1
         return b"%d:%s" % (peer_uid, request)
 
-    def record(self):
+    def record(self) -> bool:
         self.recorded += 1
         return self.recorded < self.left
 
 
-def connect(path):
+def connect(path: Path | str) -> socket.socket:
     client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     client.settimeout(120)
     client.connect(str(path))

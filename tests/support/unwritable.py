@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from slurm_migbatch.node.journal import NAME
+from tests.support.nodes import Node
 
 
 @contextmanager
-def full(node):
+def full(node: Node) -> Iterator[None]:
     """Not a byte is left."""
     ballast = node.disk / "ballast"
     with ballast.open("wb", buffering=0) as file:
@@ -25,7 +27,7 @@ def full(node):
 
 
 @contextmanager
-def read_only(node):
+def read_only(node: Node) -> Iterator[None]:
     subprocess.run(["mount", "-o", "remount,ro", node.disk], check=True)
     try:
         yield
@@ -43,11 +45,11 @@ sys.stdin.read()
 
 
 @contextmanager
-def locked(node):
+def locked(node: Node) -> Iterator[None]:
     """Another process has the journal locked."""
     line = [sys.executable, "-c", HOLD, f"{node.config.state_dir}/{NAME}"]
     with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout.readline() == b"locked\n"
+        assert holder.stdout is not None and holder.stdout.readline() == b"locked\n"
         try:
             yield
         finally:

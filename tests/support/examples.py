@@ -1,0 +1,42 @@
+"""How many generated examples a test runs, by Hypothesis profile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import HealthCheck, settings
+
+#: profile: the most examples of one test. `some` is `make test`, `all` is `make test-all`, `few` is `make test-fast`.
+PROFILES = {"few": 50, "some": 300, "all": 1_000_000}
+#: of a test that does not say how many it deserves
+USUAL = 100
+
+
+def register(repeatable: bool) -> None:
+    """Register the profiles and load `some`; `--hypothesis-profile` chooses another.
+
+    A slow machine is no finding, so no example has a deadline.
+
+    Args:
+        repeatable: whether every run is to see the same examples.
+    """
+    for name, most in PROFILES.items():
+        settings.register_profile(
+            name,
+            max_examples=min(USUAL, most),
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow],
+            derandomize=repeatable,
+        )
+    settings.load_profile("some")
+
+
+def examples(full: int) -> int:
+    """Return how many of `full` examples a test runs under the loaded profile; all under one that is not ours."""
+    name = settings.get_current_profile_name().partition("-")[0]  # options of the command line add to the name
+    return min(full, PROFILES.get(name, full))
+
+
+def thinned(cases: Sequence[int], first: int) -> Sequence[int]:
+    """Return every third of `cases`, from the one at `first` modulo 3, under `few`; all of them otherwise."""
+    return cases[first % 3 :: 3] if settings.get_current_profile_name().startswith("few") else cases
