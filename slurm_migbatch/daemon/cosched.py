@@ -179,7 +179,7 @@ class CoschedRoom:
         self._refusals.forget(sights)
         running, waiting = _inference(scene, sights, places, self.ledger.runs)
         self._expected.look(running, waiting, now)
-        reserve = self._expected.reserve(now, self.rules.calm.loan_s, self._config.sure)
+        reserve = self._expected.reserve(now, self._config.horizon_s, self._config.sure)
         knowledge = Knowledge(
             self.trainees.speeds,
             lambda sight: self.trainees.costs(sight, now),
