@@ -60,7 +60,7 @@ class Rises:
         """From now on so much is needed at once."""
         self._pass(now)
         if level > self._level:
-            self._minutes[int(now / self._bin + _TINY)].rises.update(range(self._level, level))
+            self._minute(int(now / self._bin + _TINY)).rises.update(range(self._level, level))
         self._level = level
 
     def enough(self, now: float, idle_s: float) -> int:
@@ -99,16 +99,19 @@ class Rises:
         at = now if self._at is None else self._at
         while True:
             number = int(at / self._bin + _TINY)
-            if number not in self._minutes:
-                self._minutes[number] = _Minute()
-                self._minutes.pop(number - self._days * self._day - self._around - 1, None)
             until = min(now, (number + 1) * self._bin)
-            spent = self._minutes[number].spent
+            spent = self._minute(number).spent
             spent[self._level] = spent.get(self._level, 0.0) + max(0.0, until - at)
             at = max(at, until)
             if at >= now:
                 break
         self._at = at
+
+    def _minute(self, number: int) -> _Minute:
+        if number not in self._minutes:
+            self._minutes[number] = _Minute()
+            self._minutes.pop(number - self._days * self._day - self._around - 1, None)
+        return self._minutes[number]
 
 
 class Gaps:
