@@ -1,4 +1,4 @@
-"""What inference is expected to need: profiles together need less than each alone, the record counts as live looks do."""
+"""What inference is expected to need: all profiles together need less than each of them alone."""
 
 from slurm_migbatch.cosched.forecast import Expectation
 from slurm_migbatch.mig.profile import Profile

@@ -36,6 +36,7 @@ _TRAINING = Path(__file__).with_name("wave_training.py")
 _PACKAGE = Path(__file__).resolve().parents[1]
 _LINE = re.compile(r"^(begin|saved|end) (\d+)", re.MULTILINE)
 
+
 @dataclass(frozen=True)
 class Ended:
     """One job of the wave: when it was submitted, first started and ended (unix s), its runs, and how it ended."""

@@ -110,7 +110,7 @@ def miso(data: Path) -> Miso | None:
 
 
 def settings() -> dict[str, str]:
-    """What decides, and the digest of the configuration with which: the shipped one, as `migbatch config` renders it."""
+    """What decides, and the digest of the configuration that it has: the shipped one, as it is rendered."""
     text = text_of(Config())
     return {"decides": DECIDES, "configuration": hashlib.sha256(text.encode()).hexdigest()[:16]}
 
