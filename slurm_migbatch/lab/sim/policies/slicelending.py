@@ -5,8 +5,8 @@ reserve of `cosched.forecast.Expectation`; here is what Slurm, supply and the no
 soon as there is room. Where there is none, migbatchd's next look ends loans. Training jobs have one slice each.
 
 What is simpler than the real thing: a requeued job may be released again as soon as its checkpoint is written; what is
-free is looked at every `round_s` seconds, not at every look; supply gives a released job the place that costs the least
-free space.
+free is looked at every `round_s` seconds, and at the next look only where the last one left something over; supply
+gives a released job the place that costs the least free space.
 """
 
 from __future__ import annotations
@@ -260,6 +260,8 @@ class SliceLending(Quiet):
             self._release(sim, order)
         if round_.orders:
             self._changed = sim.now
+        if len(granted) < len(round_.orders) or len(granted) >= self.rules.most_releases:
+            self._wake(sim, _LOOK)  # somebody left, or more would have been released: the next look goes on
         self._full.clear()
 
     def _requeue(self, sim: Simulation, order: Order) -> None:
