@@ -211,14 +211,27 @@ class LendingConfig:
         "(PreemptMode=REQUEUE, a lower PriorityTier): that frees slices while migbatchd is away.",
         names,
     )
-    min_idle_s: float = key(120.0, "Seconds that a slice must have been idle before it is lent.", between(0, 7 * 86400))
+    min_idle_s: float = key(
+        0.0, "Seconds for which nothing must have been freed on a GPU before it is lent from.", between(0, 7 * 86400)
+    )
+    rest_s: float = key(
+        0.0, "Seconds for which a GPU is not lent from after a loan was called back there.", between(0, 7 * 86400)
+    )
     horizon_s: float = key(
-        600.0,
+        60.0,
         "Seconds for which inference must be expected not to need what is lent.",
         between(1, 7 * 86400),
     )
     sure: float = key(
-        0.95, "Probability with which inference is to find room during those seconds.", between(0.5, 0.9999)
+        0.8,
+        "Probability with which what is lent is not needed during those seconds: the higher, the more is kept free for "
+        "inference and the fewer loans are called back.",
+        between(0.01, 0.9999),
+    )
+    payback_s: float = key(
+        600.0,
+        "Seconds within which a larger slice must have earned the restart back that it costs.",
+        between(1, 7 * 86400),
     )
     forecast_days: int = key(14, "Days of history that the forecast of inference looks at.", between(1, 366))
     day_s: float = key(

@@ -1,18 +1,22 @@
-"""What inference is expected to need, by profile: `policy.forecast.Levels`, fed from the record and then live."""
+"""What inference is expected to need, by profile: `policy.forecast.Rises`, fed from the record and then live.
+
+Each profile has its own history, and all of them together have one in compute slices. Demand for one profile is often
+high while that for another is low, so less is kept than all profiles would ask for one by one: the largest first, as
+smaller slices fit where a larger one would.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from functools import partial
-from heapq import heappop, heappush
 
 from slurm_migbatch.mig.profile import Profile, ProfileError
-from slurm_migbatch.policy.forecast import DAY_S, RECENT_S, Levels
+from slurm_migbatch.policy.forecast import DAY_S, Rises
 
 
 class Expectation:
-    """Levels of inference by profile.
+    """Demand of inference by profile and in all.
 
     Args:
         days: of history that count.
@@ -20,58 +24,57 @@ class Expectation:
     """
 
     def __init__(self, days: int = 14, day_s: float = DAY_S) -> None:
-        self._make, self._recent_s = partial(Levels, days, day_s), RECENT_S * day_s / DAY_S
-        self._levels: dict[Profile, Levels] = {}
-        self._running: dict[Profile, frozenset[tuple[int, int]]] | None = None
-        self._level: Mapping[Profile, int] = {}
+        self._days, self._day_s = days, day_s
+        self._rises: dict[Profile, Rises] = {}
+        self._all = Rises(days, day_s)
+        self._level: Counter[Profile] = Counter()
 
     def learn(self, uses: Iterable[tuple[str, float, float | None]], now: float) -> None:
-        """Take in the past: profile, beginning and end (None: goes on) of each use of a slice, by their beginnings."""
-        by_profile: dict[Profile, list[tuple[float, float]]] = {}
+        """Take in the past: profile, beginning and end (None: goes on) of each use of a slice."""
+        changes: list[tuple[float, int, Profile]] = []
         for name, since, until in uses:
             try:
                 profile = Profile.parse(name)
             except ProfileError:
                 continue
-            by_profile.setdefault(profile, []).append((since, now if until is None else max(since, min(until, now))))
-        for profile, spans in by_profile.items():
-            self._learn(profile, sorted(spans), now)
-
-    def _learn(self, profile: Profile, spans: list[tuple[float, float]], now: float) -> None:
-        levels = self._of(profile)
-        ends: list[float] = []
-        for since, until in spans:
-            since = min(since, now)
-            while ends and ends[0] <= since:
-                at = heappop(ends)
-                levels.demand(at, len(ends))
-            heappush(ends, until)
-            levels.demand(since, len(ends), 1)
-        while ends and ends[0] < now:
-            at = heappop(ends)
-            levels.demand(at, len(ends))
+            begin = min(since, now)
+            changes.append((begin, 1, profile))
+            if until is not None and until < now:
+                changes.append((max(begin, until), -1, profile))
+        for at, more, profile in sorted(changes):
+            self._demand({profile: self._level[profile] + more}, at)
 
     def look(
         self, running: Mapping[Profile, frozenset[tuple[int, int]]], waiting: Mapping[Profile, int], now: float
     ) -> None:
         """What inference has (its runs, job and restart count) and waits for now."""
-        level = {p: len(running.get(p, ())) + waiting.get(p, 0) for p in {*running, *waiting, *self._levels}}
-        for profile, count in level.items():
-            before = running if self._running is None else self._running  # what ran before us is in the record
-            started = len(running.get(profile, frozenset()) - before.get(profile, frozenset()))
-            self._of(profile).demand(now, count, started)
-        self._running, self._level = dict(running), level
+        profiles = {*running, *waiting, *self._level}
+        self._demand({p: len(running.get(p, ())) + waiting.get(p, 0) for p in profiles}, now)
 
     def reserve(self, now: float, horizon_s: float, sure: float) -> dict[Profile, int]:
-        """Slices of each profile that are expected to be needed beyond the present level within the horizon."""
-        found: Counter[Profile] = Counter()
-        for profile, levels in self._levels.items():
-            more = levels.needed(now, horizon_s, sure, self._recent_s) - self._level.get(profile, 0)
-            if more > 0:
-                found[profile] = more
-        return dict(found)
+        """Slices of each profile to keep free beyond the present demand.
 
-    def _of(self, profile: Profile) -> Levels:
-        if profile not in self._levels:
-            self._levels[profile] = self._make()
-        return self._levels[profile]
+        So many that what is not kept stays idle for `horizon_s` seconds with probability `sure`, where demand rises at
+        the rate that its history shows for its level.
+        """
+        idle_s = horizon_s / -math.log(sure)
+        slices = self._all.enough(now, idle_s) - _slices(self._level)
+        kept: dict[Profile, int] = {}
+        for profile in sorted(self._rises, key=lambda one: (one.compute, one.memory_gb, one.suffix), reverse=True):
+            more = self._rises[profile].enough(now, idle_s) - self._level[profile]
+            count = min(more, slices // profile.compute)
+            if count > 0:
+                kept[profile] = count
+                slices -= count * profile.compute
+        return kept
+
+    def _demand(self, level: Mapping[Profile, int], now: float) -> None:
+        """From now on so many slices of these profiles are needed."""
+        for profile, count in level.items():
+            self._rises.setdefault(profile, Rises(self._days, self._day_s)).demand(now, count)
+            self._level[profile] = count
+        self._all.demand(now, _slices(self._level))
+
+
+def _slices(level: Mapping[Profile, int]) -> int:
+    return sum(count * profile.compute for profile, count in level.items())

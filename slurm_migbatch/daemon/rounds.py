@@ -70,6 +70,7 @@ def lending_settings(config: LendingConfig) -> LendingSettings:
     return LendingSettings(
         partitions=tuple(config.partitions),
         rules=rules_of(config),
+        horizon_s=config.horizon_s,
         sure=config.sure,
         forecast_days=config.forecast_days,
         day_s=config.day_s,
@@ -82,13 +83,13 @@ def lending_settings(config: LendingConfig) -> LendingSettings:
 
 
 def rules_of(config: LendingConfig) -> Rules:
-    """Return the rules that an admin set; a slice rests after a reclaim for half as long again as loans are to last."""
-    calm = Calm(loan_s=config.horizon_s, idle_s=config.min_idle_s, rest_s=1.5 * config.horizon_s)
+    """Return the rules that an admin set."""
+    calm = Calm(loan_s=config.payback_s, idle_s=config.min_idle_s, rest_s=config.rest_s)
     return Rules(
         calm=calm,
         grace_s=config.grace_s,
         start_s=config.start_s,
-        protect_s=min(60.0, config.horizon_s / 10),
+        protect_s=min(60.0, config.payback_s / 10),
         reclaim=config.reclaim,
         most_releases=config.most_releases,
         max_restarts=config.max_restarts,

@@ -38,7 +38,7 @@ class LendingSettings:
     Attributes:
         partitions: whose elastic training jobs may be lent slices.
         rules: when a slice is lent and called back.
-        sure: probability with which inference is to find room.
+        horizon_s, sure: seconds for which inference is to need no more than what is kept, and how probable that is to be.
         forecast_days, day_s: how much history a forecast looks at, and the length of a day.
         restart_s, checkpoint_s: what is assumed of a job that has told nothing.
         share, slowdowns: whether two trainings may share a slice, and what pairs cost each other where it was measured.
@@ -47,7 +47,8 @@ class LendingSettings:
 
     partitions: tuple[str, ...] = ()
     rules: Rules = field(default_factory=Rules)
-    sure: float = 0.95
+    horizon_s: float = 60.0
+    sure: float = 0.8
     forecast_days: int = 14
     day_s: float = 86400.0
     restart_s: float = 30.0
@@ -192,7 +193,7 @@ def _decide(
     now = snapshot.now
     running, waiting = _inference(scene, sights, places, memory.ledger.runs)
     memory.expected.look(running, waiting, now)
-    reserve = memory.expected.reserve(now, settings.rules.calm.loan_s, settings.sure)
+    reserve = memory.expected.reserve(now, settings.horizon_s, settings.sure)
     knowledge = Knowledge(
         memory.trainees.speeds,
         lambda sight: memory.trainees.costs(sight, now),

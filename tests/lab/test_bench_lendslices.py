@@ -5,11 +5,18 @@ import json
 import numpy as np
 import pytest
 
+from slurm_migbatch.config import loads, render
+from slurm_migbatch.daemon.rounds import rules_of
 from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.experiments import lending, lendslices
 from slurm_migbatch.lab.experiments.lending import Load
+from slurm_migbatch.lab.sim import registry
+from slurm_migbatch.lab.sim.cluster import Cluster
+from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.policies.slicelending import SliceWay
 from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.policy.forecast import DAY_S
 
 STEP_S = {"7g.40gb": 0.1, "4g.20gb": 0.13, "3g.20gb": 0.15, "2g.10gb": 0.2, "1g.5gb": 0.3}
 TINY = Load("slices, tiny", 60, 3, 60.0)
@@ -51,15 +58,46 @@ def test_every_way_is_measured_and_repeats_itself(data):
     (result,) = lendslices.measure(found, arrivals, shape, 1, [TINY])
     assert [result] == lendslices.measure(found, arrivals, shape, 1, [TINY])
     ways = result["ways"]
-    assert set(ways) == set(lendslices.WAYS)
+    assert set(ways) == {"half", "idle", "servers", "ours"}
     assert ways["half"]["reclaimed"] == 0
-    assert ways["free"]["jct_s"] <= ways["ours"]["jct_s"] < ways["half"]["jct_s"]
-    assert len(lending._bars(result)) == 3
+    assert ways["ours"]["jct_s"] < ways["half"]["jct_s"]
+    assert ways["servers"]["jct_s"] < ways["half"]["jct_s"]
+    assert result["decides"] == "slurm_migbatch.cosched.lend.decide"
+    assert len(lendslices.bars(result)) == 2
+    assert len(lendslices.bars({**result, "load": "slices, large"})) == 4
 
 
-def test_history_and_run_are_one_stream(data):
+def test_what_is_measured_is_what_ships():
+    shipped = loads(render()).lending
+    decides = lendslices.policy(lendslices.WAYS["ours"])
+    assert decides.config == shipped
+    assert decides.rules == rules_of(shipped)
+    assert decides.way == SliceWay()
+    assert decides.way.look_s == loads(render()).cluster.poll_s
+    kept = lendslices.policy(lendslices.WAYS["ours"], [("1g.10gb", 0.0, None)] * 3)
+    assert kept.expected.reserve(lending.HISTORY_DAYS * DAY_S, shipped.horizon_s, shipped.sure) == {}
+    assert len(lendslices.settings()["configuration"]) == 16
+
+
+def test_by_name_the_settings_are_the_shipped_ones_too():
+    kind = registry.find("lending-slices")
+    policy = kind.make(kind.params(), Cluster.of(geometry("h100-80gb"), 8, 4))
+    assert (policy.config, policy.way) == (loads(render()).lending, SliceWay())
+
+
+def test_whole_gpus_are_slices_of_the_full_profile(data):
     shape = np.cumsum(np.ones(100))
-    jobs, levels = lendslices.inference(Load("many", 3000, 7, 60.0), shape, 2)
-    assert {job.profile for job in jobs} == set(lendslices.PROFILES)
-    assert all(0 <= job.arrival < lending.SPAN_S for job in jobs)
-    assert all(one.days == pytest.approx(lending.HISTORY_DAYS, abs=0.1) for one in levels.values())
+    jobs, uses = lendslices.inference(Load("whole", 300, 7, 60.0, whole=True), shape, 2)
+    assert {str(job.profile) for job in jobs} == {"7g.80gb"} == {name for name, _, _ in uses}
+    jobs = lendslices.training(lendslices.miso(data), [0.0, 1.0], 0, whole=True)
+    assert {str(job.profile) for job in jobs} == {"7g.80gb"}
+
+
+def test_history_and_run_are_one_stream():
+    shape = np.cumsum(np.ones(100))
+    for apart in (False, True):
+        jobs, uses = lendslices.inference(Load("many", 3000, 7, 60.0, apart=apart), shape, 2)
+        assert {job.profile for job in jobs} == set(lendslices.PROFILES)
+        assert all(0 <= job.arrival < lending.SPAN_S for job in jobs)
+        assert all(since <= until <= lending.HISTORY_DAYS * DAY_S for _, since, until in uses)
+        assert min(since for _, since, _ in uses) < DAY_S

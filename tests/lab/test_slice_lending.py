@@ -4,16 +4,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from slurm_migbatch.config import LendingConfig
+from slurm_migbatch.cosched.forecast import Expectation
 from slurm_migbatch.lab.experiments.wave import Request, Training, Wave, draw
-from slurm_migbatch.lab.experiments.wavesim import LIVE_CALM, Overheads, predict
+from slurm_migbatch.lab.experiments.wavesim import Overheads, predict
 from slurm_migbatch.lab.sim import registry
 from slurm_migbatch.lab.sim.cluster import Cluster, PlaceError
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import Costs, Job
-from slurm_migbatch.lab.sim.policies.slicelending import CALM, SliceLending, SliceWay
+from slurm_migbatch.lab.sim.policies.slicelending import SliceLending, SliceWay
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.policy.forecast import DAY_S, Levels
+from slurm_migbatch.policy.forecast import DAY_S
 from slurm_migbatch.policy.loans import usual_speed
 from tests.support.examples import examples
 
@@ -40,8 +42,8 @@ def infer(number, at, seconds=60.0, profile=ALL, gpus=1):
     return Job(number, f"i{number}", at, seconds, "infer", profile=profile, gpus=gpus, costs=Costs(2))
 
 
-def played(jobs, way=None, own=0, lent=1, levels=None, clock=0.0, kind=SliceLending, log=False):
-    policy = kind(range(own), range(own, own + lent), way or SliceWay(), levels, clock)
+def played(jobs, way=None, own=0, lent=1, expected=None, clock=0.0, kind=SliceLending, log=False):
+    policy = kind(range(own), range(own, own + lent), LendingConfig(), way or SliceWay(), expected, clock)
     result = Simulation(Cluster.of(H100, own + lent), jobs, policy, Root(), log=log).run()
     return {run.job.name: run for run in result.runs}, policy, result
 
@@ -63,20 +65,27 @@ def test_without_lending_training_keeps_to_its_own():
 
 
 def test_what_inference_is_expected_to_need_is_kept_free():
-    levels = Levels()
-    for minute in range(0, int(2 * DAY_S), 60):
-        levels.demand(minute, 1)  # one 4g at every moment of two days
+    expected = Expectation()
+    expected.learn([(str(FOUR), at, at + 60.0) for at in range(0, int(2 * DAY_S), 120)], 2 * DAY_S)
     jobs = [train(0, work=200.0), infer(1, 100.0, profile=FOUR)]
-    runs, policy, _ = played(jobs, levels={FOUR: levels}, clock=2 * DAY_S)
+    runs, policy, _ = played(jobs, expected=expected, clock=2 * DAY_S)
     assert policy.reclaims == 0
     assert runs["i1"].began == pytest.approx(102.2, abs=0.1)
     _, policy, _ = played(jobs, SliceWay(forecast=False))
     assert policy.reclaims == 1
 
 
+def test_whole_nodes_are_lent_and_called_back_together():
+    jobs = [*(train(n, work=400.0) for n in range(3)), infer(9, 100.0, profile=ONE)]
+    runs, policy, _ = played(jobs, SliceWay(forecast=False, servers=True))
+    assert policy.reclaims == 3
+    assert runs["i9"].began < 115
+    assert all(runs[f"t{n}"].starts == 2 for n in range(3))
+
+
 def test_a_job_that_is_alone_grows_when_others_have_ended():
     runs, _, _ = played([train(0, work=5000.0), *(train(n, work=200.0) for n in range(1, 7))])
-    assert runs["t0"].moves == 1
+    assert runs["t0"].preempted == 1
     assert runs["t0"].ended < 5000 + 1500
 
 
@@ -106,14 +115,6 @@ class Watched(SliceLending):
                 p, least, most = place.slot.profile, run.job.profile, run.job.largest
                 assert least is None or (p.compute >= least.compute and p.memory_gb >= least.memory_gb)
                 assert most is None or (p.compute <= most.compute and p.memory_gb <= most.memory_gb)
-        if self.inference and self.way.prompt:
-            kinds = [
-                {run.job.kind for cell in gpu.cells.values() for run in cell.runs}
-                for gpu in sim.cluster.gpus
-                if gpu.index in self.lent
-            ]
-            for run in self.inference:  # a GPU that only loans are on is whole once they have ended
-                assert run.job.gpus > 1 or run.job.profile != ALL or {"train"} not in kinds
 
 
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -122,7 +123,7 @@ class Watched(SliceLending):
     lent=st.integers(1, 3),
     lend=st.booleans(),
     forecast=st.booleans(),
-    prompt=st.booleans(),
+    servers=st.booleans(),
     training=st.lists(
         st.tuples(st.floats(0, 2000), st.floats(10, 3000), st.sampled_from([(None, None), (TWO, FOUR), (ALL, None)])),
         max_size=12,
@@ -132,11 +133,11 @@ class Watched(SliceLending):
         max_size=25,
     ),
 )
-def test_any_cluster(own, lent, lend, forecast, prompt, training, requests):
+def test_any_cluster(own, lent, lend, forecast, servers, training, requests):
     lend = lend or not own
     jobs = [train(n, at, work, *bounds) for n, (at, work, bounds) in enumerate(training)]
     jobs += [infer(100 + n, *one) for n, one in enumerate(requests)]
-    way = SliceWay(lend, forecast, prompt=prompt)
+    way = SliceWay(lend, forecast, servers)
     runs, _, _ = played(jobs, way, own, lent, kind=Watched)
     for run in runs.values():
         never = run.job.kind == "infer" and run.job.profile == ALL and run.job.gpus > lent
@@ -148,11 +149,11 @@ def test_by_name():
     params = kind.params()
     policy = kind.make(params, Cluster.of(H100, 8, 4))
     assert (policy.own, policy.lent) == (tuple(range(4)), tuple(range(4, 8)))
-    assert policy.way == SliceWay(calm=CALM)
+    assert (policy.way, policy.config) == (SliceWay(), LendingConfig())
     with pytest.raises(PlaceError, match="give it more nodes"):
         kind.make(params, Cluster.of(H100, 4, 4))
     with pytest.raises(ValueError, match="inference needs GPUs"):
-        SliceLending([], [0], SliceWay(lend=False))
+        SliceLending([], [0], LendingConfig(), SliceWay(lend=False))
 
 
 # -- a wave ----------------------------------------------------------------------------------------------------------
@@ -180,4 +181,3 @@ def test_a_drawn_wave_gains_and_repeats_itself():
     assert lent["restarts"] <= 3
     assert (alone["refused"], alone["unfinished"], lent["refused"], lent["unfinished"]) == (0, 0, 0, 0)
     assert alone["reclaimed"] == 0 < lent["reclaimed"]
-    assert LIVE_CALM.loan_s < CALM.loan_s

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, quantile
 from slurm_migbatch.lab.experiments.wave import Wave, draw
-from slurm_migbatch.lab.experiments.wavesim import predict
+from slurm_migbatch.lab.experiments.wavesim import LENDING, predict
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.testbed.bed import FINAL
 from slurm_migbatch.testbed.cluster import Cluster
@@ -35,19 +35,6 @@ END_S: Final = 1500.0
 _TRAINING = Path(__file__).with_name("wave_training.py")
 _PACKAGE = Path(__file__).resolve().parents[1]
 _LINE = re.compile(r"^(begin|saved|end) (\d+)", re.MULTILINE)
-
-LENDING: Final[Mapping[str, object]] = {
-    "enabled": True,
-    "partitions": ["train"],
-    "min_idle_s": 3.0,
-    "horizon_s": 30.0,
-    "grace_s": 10.0,
-    "start_s": 30.0,
-    "most_releases": 64,
-    "restart_s": 5.0,
-    "checkpoint_s": 0.1,
-}
-"""Times are as compressed as the day is."""
 
 
 @dataclass(frozen=True)

@@ -197,7 +197,11 @@ def lending(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
         return
     print_notes(result)
     for found in result["results"]:
-        click.echo(f"\n{found['load']}: {found['requests']} requests of {found['apps']} applications, means over seeds")
+        what = "study" if found.get("study") else f"{found['decides']}, configuration {found['configuration']}"
+        click.echo(
+            f"\n{found['load']} ({what}): {found['requests']} requests of {found['apps']} applications, "
+            "means over seeds"
+        )
         print_table(
             ("way", "mean JCT", "over half", "restarts", "most", "delay mean", "p95", "max", "called back"),
             [

@@ -1,4 +1,7 @@
-"""Training on idle GPUs of inference (E7): 16 nodes of four GPUs, half of them inference's.
+"""Lending (E7): as it ships (`lendslices`), and a study of DeepBoot's policy on whole GPUs, which has no bar of ours.
+
+The study: 16 nodes of four GPUs, half of them inference's. migbatchd lends no job several GPUs; what decides here is
+`policy.lending.allocate`, with settings of the study's own.
 
 Training jobs are Pollux's workloads (160 each), elastic between 1 and 64 GPUs. Their speed is the goodput model fitted
 to Pollux's measured steps, with the noise scale that explains its measured iterations to the target at several batches;
@@ -32,7 +35,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
+from slurm_migbatch.lab.bars import NotMeasurable, mean_with_interval
 from slurm_migbatch.lab.sim.cluster import Cluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import whole
@@ -58,7 +61,6 @@ BURST_EVERY_S: Final = 3600.0
 BURST_S: Final = 180.0
 SPREAD: Final = 0.67
 """Of the logarithm of a request's time: Alibaba's image generation has a median of 23 s and a 95th percentile of 69."""
-TARGET_JCT: Final = 0.60
 TARGET_DELAY_S: Final = 8.0
 TARGET_RESTARTS: Final = 3.0
 
@@ -89,12 +91,20 @@ WAYS: Final[Mapping[str, Way]] = {
 
 @dataclass(frozen=True)
 class Load:
-    """How much inference there is: requests in `SPAN_S`, applications, mean seconds of a request."""
+    """How much inference there is.
+
+    Attributes:
+        requests: in `SPAN_S`, as far as the measured stream reaches. `mean_s`: mean seconds of one.
+        apart: whether each application has bursts of its own; else all have them together.
+        whole: whether everybody has whole GPUs, as slices of the full one (`lendslices` only).
+    """
 
     name: str
     requests: int
     apps: int
     mean_s: float
+    apart: bool = False
+    whole: bool = False
 
 
 LOADS: Final = (Load("small", 3200, 6, 5.0), Load("middle", 16_000, 18, 10.0), Load("large", 32_000, 30, 15.0))
@@ -157,17 +167,17 @@ def requests(load: Load, shape: np.ndarray[Any, np.dtype[np.float64]], seed: int
     before = HISTORY_DAYS * DAY_S
     grid = np.arange(0.0, before + SPAN_S + 60.0, 60.0)
     hours = (grid + OPENING_S) / DAY_S * 2 * math.pi
-    rate = 1.0 - DAY_SWING * np.cos(hours - 2 * math.pi * 2 / 24)
-    for begin in np.cumsum(rng.exponential(BURST_EVERY_S, int(2 * grid[-1] / BURST_EVERY_S))).tolist():
-        rate[(grid >= begin) & (grid < begin + max(60.0, rng.exponential(BURST_S)))] *= BURST
-    whole_run = np.concatenate([[0.0], np.cumsum(rate)[:-1] * 60.0])
+    usual = 1.0 - DAY_SWING * np.cos(hours - 2 * math.pi * 2 / 24)
+    whole_run = _with_bursts(usual, grid, rng)
     share = 1.0 / np.arange(1, load.apps + 1)
     share /= share.sum()
-    per_unit = load.requests / (whole_run[-1] - np.interp(before, grid, whole_run))
     events: list[tuple[float, int, float]] = []
     gaps = np.diff(shape)
     gaps = gaps / gaps.mean()
     for app in range(load.apps):
+        if load.apart and app:
+            whole_run = _with_bursts(usual, grid, rng)
+        per_unit = load.requests / (whole_run[-1] - np.interp(before, grid, whole_run))
         count = int(whole_run[-1] * per_unit * share[app])
         turns = np.take(gaps, np.arange(count) + int(rng.integers(len(gaps))), mode="wrap")
         at = np.interp(np.cumsum(turns) / (per_unit * share[app]), whole_run, grid, right=math.inf)
@@ -175,6 +185,18 @@ def requests(load: Load, shape: np.ndarray[Any, np.dtype[np.float64]], seed: int
         events += [(t, app, s) for t, s in zip(at.tolist(), times.tolist(), strict=True) if t < before + SPAN_S]
     events.sort()
     return events
+
+
+def _with_bursts(
+    usual: np.ndarray[Any, np.dtype[np.float64]],
+    grid: np.ndarray[Any, np.dtype[np.float64]],
+    rng: np.random.Generator,
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The sum of a rate up to each moment of `grid`, with bursts at random moments."""
+    rate = usual.copy()
+    for begin in np.cumsum(rng.exponential(BURST_EVERY_S, int(2 * grid[-1] / BURST_EVERY_S))).tolist():
+        rate[(grid >= begin) & (grid < begin + max(60.0, rng.exponential(BURST_S)))] *= BURST
+    return np.concatenate([[0.0], np.cumsum(rate)[:-1] * 60.0])
 
 
 def _split(events: Sequence[tuple[float, int, float]], before: float) -> tuple[list[Job], Levels]:
@@ -285,32 +307,43 @@ def measure(
                 costs = FREE if name == "free" else AFE
                 of[name].append(simulate(jobs[seed % len(jobs)], load, shape, learning, way, seed, costs))
         results.append(summary(load, of))
+    for result in results:
+        result["study"] = True
     from slurm_migbatch.lab.experiments import lendslices  # which is made of this module
 
     notes = [
-        f"training: {len(jobs)} Pollux workloads of {len(jobs[0])} jobs on whole GPUs; inference: made up, bursts "
-        f"from {origin}, day pattern, {HISTORY_DAYS} days of history",
+        f"study of DeepBoot's policy: {len(jobs)} Pollux workloads of {len(jobs[0])} jobs, elastic on whole GPUs; "
+        "policy.lending.allocate decides, with settings of the study's own; migbatchd does not lend so",
+        f"inference: made up, bursts from {origin}, day pattern, {HISTORY_DAYS} days of history",
         "restless uses every idle GPU every minute whatever it costs; free does so at no cost, as a bound",
-        "Lyra's loans of whole servers are a reconstruction; all ways share replicas, placing and restart costs",
+        "Lyra's loans of whole servers are a reconstruction; all ways of one load share jobs, requests and costs",
     ]
     miso = lendslices.miso(data)
+    shipped: list[dict[str, Any]] = []
     if miso is None:
         notes.append("nothing on slices: the data has no MISO (job_models.json, exp_100.json, miso_*_step_times.csv)")
     else:
         arrivals = [[job.arrival for job in workload] for workload in jobs]
-        results += lendslices.measure(
+        shipped = lendslices.measure(
             miso, arrivals, shape, seeds, lendslices.LOADS if slices is None else slices, say=say
         )
-        notes.append("slices: MISO's jobs on one slice each, of their own half and of what inference's jobs leave")
+        notes.append(
+            f"slices: MISO's jobs on one slice each; promise of inference: 95 of 100 start within "
+            f"{lendslices.PROMISE_S:g} s; large load: each application has bursts of its own, since with all bursts "
+            "together inference broke that promise without any lending"
+        )
+    settings = lendslices.settings()
+    notes.append(f"slices: {settings['decides']} decides, with the shipped configuration {settings['configuration']}")
     return {
         "bench": "lending",
         "data": str(data),
         "seeds": seeds,
         "nodes": NODES,
         "gpus": NODES * PER_NODE,
+        **settings,
         "notes": notes,
-        "results": results,
-        "bars": [bar.to_dict() for result in results for bar in _bars(result)],
+        "results": [*shipped, *results],
+        "bars": [bar.to_dict() for result in shipped for bar in lendslices.bars(result)],
     }
 
 
@@ -343,16 +376,3 @@ def summary(load: Load, figures: Mapping[str, Sequence[Mapping[str, float]]]) ->
 
 def _interval(values: Sequence[float]) -> list[float]:
     return [value for value in mean_with_interval(values) if math.isfinite(value)]
-
-
-def _bars(result: Mapping[str, Any]) -> list[Bar]:
-    ours, half = result["ways"]["ours"], result["ways"]["half"]
-    return [
-        Bar(f"{result['load']}: mean JCT over training half only", ours["jct_ratio"][0], TARGET_JCT),
-        Bar(
-            f"{result['load']}: p95 start delay beyond a dedicated half [s]",
-            ours["delay_p95_s"] - half["delay_p95_s"],
-            TARGET_DELAY_S,
-        ),
-        Bar(f"{result['load']}: restarts per training job", ours["restarts"], TARGET_RESTARTS),
-    ]

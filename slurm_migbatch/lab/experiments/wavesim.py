@@ -7,10 +7,11 @@ real thing is that starts, checkpoints and looks at the queue take as long as th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
+from slurm_migbatch.config import LendingConfig
 from slurm_migbatch.lab.experiments.lending import figures
 from slurm_migbatch.lab.experiments.wave import Wave
 from slurm_migbatch.lab.sim.cluster import Cluster, Place
@@ -21,7 +22,6 @@ from slurm_migbatch.lab.sim.policies.slicelending import SliceLending, SliceWay
 from slurm_migbatch.lab.sim.run import Run
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.policy.lending import Calm
 from slurm_migbatch.policy.loans import usual_speed
 
 _FIRST_TRAINING: Final = 1_000_000
@@ -46,7 +46,19 @@ class Overheads:
     look_s: float = 2.0
 
 
-LIVE_CALM: Final = Calm(first_s=30.0, growth=2.0, most_s=300.0, loan_s=30.0, idle_s=0.0, rest_s=5.0, gain=1.35)
+LENDING: Final[Mapping[str, Any]] = {
+    "enabled": True,
+    "partitions": ("train",),
+    "min_idle_s": 0.0,
+    "horizon_s": 5.0,
+    "payback_s": 30.0,
+    "grace_s": 10.0,
+    "start_s": 30.0,
+    "most_releases": 64,
+    "restart_s": 5.0,
+    "checkpoint_s": 0.1,
+}
+"""`[lending]` of a wave, on the real Slurm and here. Times are as compressed as the day is."""
 
 
 class _Speeds:
@@ -90,7 +102,7 @@ def predict(
     wave: Wave,
     lending: bool,
     costs: Overheads = Overheads(),
-    way: SliceWay | None = None,
+    config: LendingConfig | None = None,
     speed: Callable[[Geometry, Profile], float] = usual_speed,
 ) -> dict[str, Any]:
     """The wave with lending or without it.
@@ -99,7 +111,7 @@ def predict(
         wave: the work and its cluster; inference has the first half of the nodes.
         lending: whether inference's half is lent.
         costs: what starts and ends take.
-        way: the rules; where not given those of `LIVE_CALM` with a look every `costs.look_s`.
+        config: the rules; where not given those of `LENDING`.
         speed: of training on a slice, the whole GPU being 1.
 
     Returns:
@@ -108,11 +120,10 @@ def predict(
     gpu = geometry(wave.gpu_type)
     cluster = Cluster.of(gpu, wave.nodes * wave.gpus, wave.gpus)
     half = wave.nodes // 2 * wave.gpus
-    if way is None:
-        way = SliceWay(horizon_s=LIVE_CALM.loan_s, calm=LIVE_CALM, round_s=costs.look_s, prompt=False)
-    policy = SliceLending(
-        range(half, wave.nodes * wave.gpus), range(half), replace(way, lend=lending), day_s=wave.day_s
-    )
+    if config is None:
+        config = LendingConfig(**LENDING, day_s=wave.day_s)
+    way = SliceWay(lend=lending, look_s=costs.look_s, round_s=costs.look_s)
+    policy = SliceLending(range(half, wave.nodes * wave.gpus), range(half), config, way)
     result = Simulation(cluster, jobs(wave, costs), policy, _Speeds(gpu, speed)).run()
     last = max((run.ended for run in result.runs if run.ended is not None), default=math.nan)
     return {

@@ -1,18 +1,28 @@
-"""Training lent the idle MIG slices of inference: `policy.loans`, driven by the simulation as by the live loop.
+"""Training lent the idle MIG slices of inference: migbatchd's own decision, driven by the simulation.
 
-Inference starts on the GPUs that are for it as soon as there is room; where there is none, loans of least loss end.
-Training jobs have one slice each. They run on GPUs of their own and, if slices are lent, on what inference leaves; who
-gets which slice is decided in rounds. What `forecast.Levels` expects inference to need, profile by profile, is kept.
+`cosched.lend.decide` is what decides, with the rules that `daemon.rounds.rules_of` makes of a `LendingConfig` and the
+reserve of `cosched.forecast.Expectation`; here is what Slurm, supply and the nodes do. Inference starts on its GPUs as
+soon as there is room. Where there is none, migbatchd's next look ends loans. Training jobs have one slice each.
+
+What is simpler than the real thing: a requeued job may be released again as soon as its checkpoint is written; what is
+free is looked at every `round_s` seconds, and at the next look only where the last one left something over; supply
+gives a released job the place that costs the least free space.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
-from slurm_migbatch.config.schema import between, key
+from slurm_migbatch.config.schema import ClusterConfig, LendingConfig, between, key
+from slurm_migbatch.cosched.forecast import Expectation
+from slurm_migbatch.cosched.ledger import Cause, Loan, Sight, State
+from slurm_migbatch.cosched.lend import decide
+from slurm_migbatch.cosched.picture import Kind, Order, Picture, Start
+from slurm_migbatch.daemon.rounds import rules_of
 from slurm_migbatch.lab.sim.cluster import Cluster, Part, Place, PlaceError
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.job import Job
@@ -21,43 +31,49 @@ from slurm_migbatch.lab.sim.policy import Policy, Quiet
 from slurm_migbatch.lab.sim.registry import PolicyKind
 from slurm_migbatch.lab.sim.run import Run
 from slurm_migbatch.mig.layout import EMPTY
-from slurm_migbatch.mig.planning import capacity
+from slurm_migbatch.mig.planning import capacity, choose
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.policy.forecast import Levels
-from slurm_migbatch.policy.lending import Calm, Elastic
-from slurm_migbatch.policy.loans import Grow, Lent, Limits, Seat, Space, Trainee, call_back, lend
+from slurm_migbatch.policy.lendable import Lent, Seat, Space, Trainee
+from slurm_migbatch.policy.lending import Elastic
+from slurm_migbatch.policy.spare import loss
+from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.workload.loans import LoanHints
 
-_ROUND: Final = "slices"
-CALM: Final = Calm(first_s=300.0, growth=2.0, most_s=3600.0, loan_s=600.0, idle_s=0.0, rest_s=60.0, gain=1.35)
-"""Of slices: a GPU with seven of them is never at rest as a whole, so the forecast says what may be lent."""
+DECIDES: Final = f"{decide.__module__}.{decide.__qualname__}"
+"""The function that decides, as results name it."""
+_LOOK, _ROUND = "look", "round"
 
 
 @dataclass(frozen=True)
 class SliceWay:
-    """How slices are lent.
+    """What is lent of inference's GPUs.
 
     Attributes:
-        lend: whether inference's GPUs are lent at all.
+        lend: whether anything is.
         forecast: whether what inference is expected to need is kept; without, whatever is free is lent.
-        sure: how probable it must be that what is kept suffices, over the next `horizon_s`; what was needed in the last
-            `horizon_s` is kept in any case. Each profile has what is kept for itself, which suffices for all of them
-            together much more often.
-        round_s: seconds between decisions about training. `prompt`: whether inference calls back at once, and not at
-            the next such moment only.
-        protect_s: for so long after its start a loan is ended last.
-        spared: loans that were stopped so often are ended last, and grow no more.
+        servers: only whole nodes without inference are lent, and called back as a whole (Lyra's loans; a
+            reconstruction). Inference starts on other nodes first.
+        round_s: seconds between looks at what is free. `look_s`: inference that found no room is seen after at most so
+            long.
     """
 
     lend: bool = True
     forecast: bool = True
-    sure: float = 0.3
-    horizon_s: float = 60.0
-    calm: Calm = CALM
-    round_s: float = 60.0
-    prompt: bool = True
-    protect_s: float = 60.0
-    spared: int = 3
-    limits: Limits = field(default_factory=Limits)
+    servers: bool = False
+    round_s: float = 10.0
+    look_s: float = ClusterConfig().poll_s
+
+
+@lru_cache(maxsize=1 << 12)
+def _sight(job: int, restarts: int, profile: Profile | None) -> Sight:
+    """How Slurm shows an elastic training job that waits, or runs on a slice."""
+    state, kind = ("PENDING", "loan") if profile is None else ("RUNNING", str(profile))
+    return Sight(JobRow(job, state=state, gres=f"mig:{kind}:1", restarts=restarts), LoanHints(slice=profile))
+
+
+@lru_cache(maxsize=1 << 12)
+def _loan(job: int, restarts: int, since: float, profile: str) -> Loan:
+    return Loan(job, restarts, since, profile, State.RUNNING, started=since)
 
 
 class SliceLending(Quiet):
@@ -67,51 +83,55 @@ class SliceLending(Quiet):
         self,
         own: Iterable[int],
         lent: Iterable[int],
-        way: SliceWay,
-        levels: Mapping[Profile, Levels] | None = None,
+        config: LendingConfig,
+        way: SliceWay = SliceWay(),
+        expected: Expectation | None = None,
         clock: float = 0.0,
-        day_s: float = 86_400.0,
     ) -> None:
-        """`own` and `lent` are indexes of training's GPUs and of inference's; `levels` what inference needed before.
+        """`own` and `lent` are indexes of training's GPUs and of inference's.
 
-        `clock` is the time of `levels` at 0 s.
+        `expected` knows what inference needed before; `clock` is its time at 0 s.
         """
-        self.own, self.lent, self.way, self.clock, self.day_s = tuple(own), tuple(lent), way, clock, day_s
+        self.own, self.lent, self.config, self.way, self.clock = tuple(own), tuple(lent), config, way, clock
         if not self.lent or not (self.own or way.lend):
             raise ValueError("inference needs GPUs, and training its own ones or loans")
-        self.levels = dict(levels or {})
+        self.rules = rules_of(config)
+        self.expected = Expectation(config.forecast_days, config.day_s) if expected is None else expected
         self.inference: list[Run] = []
         self.training: dict[int, Run] = {}
         self.since: dict[int, float] = {}
         self.hits: Counter[int] = Counter()
-        self.running: Counter[Profile] = Counter()
+        self.running: dict[Profile, set[tuple[int, int]]] = {}
         self.served: dict[int, tuple[Profile, set[int]]] = {}
         self.idle_since = dict.fromkeys(self.lent, 0.0)
         self.reclaimed: dict[int, float] = {}
         self.reclaims = 0
         self._speeds: dict[tuple[str, int, int, Profile | None, Profile | None], dict[Profile, float]] = {}
         self._room: dict[Profile, int] = {}
-        self._due = self._woken = False
         self._full: set[tuple[Profile, int]] = set()
-        self._stuck: dict[Profile, int] | None = None
+        self._due: set[str] = set()
+        self._woken: set[str] = set()
         self._changed = 0.0
+        self._reserve: dict[Profile, int] = {}
 
     # -- events ----------------------------------------------------------------------------------------------------
 
-    def begin(self, _sim: Simulation) -> None:
-        """Learn which GPUs are inference's."""
+    def begin(self, sim: Simulation) -> None:
+        """Learn which GPUs are inference's, and on which nodes they are."""
         self.part = Part(sum(1 << gpu for gpu in self.lent), 0, len(self.lent))
+        self.node_of = {gpu: f"n{number}" for number, node in enumerate(sim.cluster.nodes) for gpu in node}
+        self.pool = frozenset(self.node_of[gpu] for gpu in self.lent)
 
     def arrive(self, sim: Simulation, run: Run) -> None:
-        """Inference waits for `decide`, training for the next round; what can never fit waits for ever."""
-        self._stuck, self._changed = None, sim.now
+        """Inference waits for room, training for a release; what can never fit waits for ever."""
         if run.job.kind == "train":
             if not self._of(sim, run.job):
                 return
             self.training[run.job.id] = run
+            self._changed = sim.now
         elif run.job.gpus <= self._most(sim, self._profile(sim, run)):
             self.inference.append(run)
-        self._wake(sim)
+        self._wake(sim, _ROUND)
 
     def complete(self, sim: Simulation, run: Run) -> None:
         """Its slices are free."""
@@ -120,69 +140,90 @@ class SliceLending(Quiet):
             del self.training[run.job.id]
             return
         profile, gpus = self.served.pop(run.job.id)
-        self.running[profile] -= run.job.gpus
+        self.running[profile] -= {(run.job.id, copy) for copy in range(run.job.gpus)}
         for gpu in gpus:
             self.idle_since[gpu] = sim.now
-        self._tell(sim, profile)
+        self._tell(sim)
 
-    def timer(self, _sim: Simulation, _key: Any) -> None:
-        """A round is due."""
-        self._due = True
+    def timer(self, _sim: Simulation, key: Any) -> None:
+        """A look is due."""
+        self._due.add(key)
 
     def decide(self, sim: Simulation) -> None:
-        """Inference first; training when its round is due."""
+        """Inference first, which needs nobody's decision where there is room."""
         if self.inference:
-            self._serve(sim, self.way.prompt or self._due)
-        if self._due:
-            self._due = self._woken = False
-            if self.training:
-                self._round(sim)
-            if self.training or self.inference:
-                self._wake(sim)
+            self._serve(sim)
+            if self.inference:
+                self._wake(sim, _LOOK)
+        if not self._due:
+            return
+        due, self._due = self._due, set()
+        self._woken -= due
+        if self.training and (self.inference or self._may_differ(sim)):
+            self._look(sim)
+            if self.inference:
+                self._serve(sim)
+        if self.training or self.inference:
+            self._wake(sim, _ROUND)
 
     def _news(self, sim: Simulation) -> None:
         """Room may have come, so that it is worth while to look for some again."""
-        self._stuck, self._changed = None, sim.now
+        self._changed = sim.now
         self._full.clear()
 
-    def _wake(self, sim: Simulation) -> None:
-        if not self._woken:
-            self._woken = True
-            period = self.way.round_s
-            sim.wake((sim.now // period + 1) * period, _ROUND)
+    def _wake(self, sim: Simulation, what: str) -> None:
+        if what not in self._woken:
+            self._woken.add(what)
+            period = self.way.look_s if what == _LOOK else self.way.round_s
+            sim.wake((sim.now // period + 1) * period, what)
+
+    def _may_differ(self, sim: Simulation) -> bool:
+        """Whether a look can decide anything: something was freed lately, or another reserve is kept."""
+        calm = self.rules.calm
+        if sim.now - self._changed <= max(calm.idle_s, calm.rest_s) + 2 * self.way.round_s:
+            return True
+        return self._expect(sim) != self._reserve
 
     # -- inference -------------------------------------------------------------------------------------------------
 
-    def _serve(self, sim: Simulation, may_call: bool) -> None:
-        if may_call and not self.way.prompt:
-            self._full.clear()  # what had no room may call loans back now
+    def _serve(self, sim: Simulation) -> None:
         left: list[Run] = []
-        touched: Counter[Profile] = Counter()
+        part = self._part(sim)
         for run in self.inference:
             profile = self._profile(sim, run)
             ask = profile, run.job.gpus
-            places = None if ask in self._full else slices(sim.cluster, *ask, self.part)
-            if places is None and ask not in self._full and may_call and self._call(sim, ask):
-                places = slices(sim.cluster, *ask, self.part)
+            places = None if ask in self._full else slices(sim.cluster, *ask, part)
             if places is None:
                 self._full.add(ask)
                 left.append(run)
-                touched[profile] += 0
                 continue
             self.served[run.job.id] = profile, {place.gpu for place in places}
-            self.running[profile] += len(places)
-            touched[profile] += len(places)
+            self.running.setdefault(profile, set()).update((run.job.id, copy) for copy in range(run.job.gpus))
             sim.start(run, places)
-            self._stuck, self._changed = None, sim.now
         self.inference = left
-        for profile, started in touched.items():
-            self._tell(sim, profile, started)
+        self._tell(sim)
 
-    def _tell(self, sim: Simulation, profile: Profile, started: int = 0) -> None:
-        if profile not in self.levels:
-            self.levels[profile] = Levels(day_s=self.day_s)
-        waiting = sum(run.job.gpus for run in self.inference if self._profile(sim, run) == profile)
-        self.levels[profile].demand(self.clock + sim.now, self.running[profile] + waiting, started)
+    def _part(self, sim: Simulation) -> Part:
+        """The GPUs on which inference starts: not those of a node that is lent as a whole."""
+        if not self.way.servers:
+            return self.part
+        away = {gpu for node in self._lent_nodes(sim) for gpu in self.lent if self.node_of[gpu] == node}
+        return Part(sum(1 << gpu for gpu in self.lent if gpu not in away), 0, len(self.lent))
+
+    def _lent_nodes(self, sim: Simulation) -> set[str]:
+        return {
+            self.node_of[place.gpu]
+            for run in self.training.values()
+            for place in run.places
+            if place.gpu in self.idle_since
+        }
+
+    def _tell(self, sim: Simulation) -> None:
+        waiting: Counter[Profile] = Counter()
+        for run in self.inference:
+            waiting[self._profile(sim, run)] += run.job.gpus
+        running = {profile: frozenset(runs) for profile, runs in self.running.items()}
+        self.expected.look(running, waiting, self.clock + sim.now)
 
     def _profile(self, sim: Simulation, run: Run) -> Profile:
         """What it asks for; the whole of a GPU where it names no profile."""
@@ -195,72 +236,110 @@ class SliceLending(Quiet):
             self._room[profile] = sum(capacity(geometry, EMPTY, profile) for geometry in gpus if profile in geometry)
         return self._room[profile]
 
-    def _call(self, sim: Simulation, ask: tuple[Profile, int]) -> bool:
-        """End the loans of least loss so that there is room; whether there is."""
-        found = call_back(
-            [ask[0]] * ask[1],
-            self._spaces(sim, self.lent),
-            self._trainees(sim, waiting=False),
-            sim.now,
-            protect_s=self.way.protect_s,
-        )
-        if found.unserved or not found.jobs:
-            return False
-        for job, seat in zip(found.jobs, found.seats, strict=True):
-            run = self.training[int(str(job))]
-            self.hits[run.job.id] += 1
-            self.reclaimed[seat.gpu] = sim.now
-            self.reclaims += 1
-            sim.preempt(run)
-            self._news(sim)
-        return True
+    # -- looks -----------------------------------------------------------------------------------------------------
 
-    # -- training --------------------------------------------------------------------------------------------------
-
-    def _round(self, sim: Simulation) -> None:
-        calm = self.way.calm
-        reserve = self._reserve(sim) if self.way.lend else {}
-        if self._stuck == reserve and sim.now - self._changed > max(calm.idle_s, calm.rest_s) + self.way.round_s:
-            return  # somebody waits for room, and nothing is as could give him some
-        gpus = [*self.own, *self.lent] if self.way.lend and not self.inference else self.own
-        found = lend(self._spaces(sim, gpus), self._trainees(sim), reserve, sim.now, calm, self.way.limits)
-        self._stuck = reserve if found.lacking and not found.grants else None
-        for grow in found.grows:
-            self._grow(sim, grow)
-        for grant in found.grants:
-            run = self.training[int(str(grant.job))]
-            place = Place(grant.seat.gpu, grant.seat.slot)
-            if sim.now >= run.ready and self._fits(sim.cluster, place):
-                sim.start(run, [place])
-                self.since[run.job.id] = sim.now
-                self._full.clear()
-
-    def _grow(self, sim: Simulation, grow: Grow) -> None:
-        run = self.training[int(str(grow.job))]
-        place = Place(grow.seat.gpu, grow.seat.slot)
-        (old,) = run.places
-        gpu = sim.cluster.gpus[place.gpu]
-        used = gpu.used.remove(old.slot) if old.gpu == place.gpu else gpu.used
-        if gpu.geometry.fits(used, place.slot):
-            sim.move(run, [place])
-            self.since[run.job.id] = sim.now
-            self._full.clear()
-
-    @staticmethod
-    def _fits(cluster: Cluster, place: Place) -> bool:
-        """Whether the place is free: one that was thought of may wait for somebody who was to move, and did not."""
-        gpu = cluster.gpus[place.gpu]
-        return gpu.geometry.fits(gpu.used, place.slot)
-
-    def _reserve(self, sim: Simulation) -> dict[Profile, int]:
-        if not self.way.forecast:
+    def _expect(self, sim: Simulation) -> dict[Profile, int]:
+        if not (self.way.lend and self.way.forecast):
             return {}
-        now, way = self.clock + sim.now, self.way
-        return {
-            profile: more
-            for profile, levels in self.levels.items()
-            if (more := levels.needed(now, way.horizon_s, way.sure, way.horizon_s) - self.running[profile]) > 0
-        }
+        return self.expected.reserve(self.clock + sim.now, self.config.horizon_s, self.config.sure)
+
+    def _look(self, sim: Simulation) -> None:
+        """One round of migbatchd, and what follows from its orders."""
+        if self.way.servers and self.inference:
+            self._call_server(sim)
+            return
+        self._reserve = self._expect(sim)
+        round_ = decide(self._picture(sim), self.rules)
+        granted = []
+        for order in round_.orders:
+            if order.kind is Kind.REQUEUE:
+                self._requeue(sim, order)
+            elif order.kind is Kind.RELEASE:
+                granted.append(order)
+        for order in granted:
+            self._release(sim, order)
+        if round_.orders:
+            self._changed = sim.now
+        if len(granted) < len(round_.orders) or len(granted) >= self.rules.most_releases:
+            self._wake(sim, _LOOK)  # somebody left, or more would have been released: the next look goes on
+        self._full.clear()
+
+    def _requeue(self, sim: Simulation, order: Order) -> None:
+        run = self.training[order.job]
+        (place,) = run.places
+        if order.cause is not Cause.GROW:
+            self.hits[order.job] += 1
+            self.reclaimed[place.gpu] = sim.now
+            self.reclaims += 1
+        sim.preempt(run)
+
+    def _release(self, sim: Simulation, order: Order) -> None:
+        run = self.training[order.job]
+        assert order.profile is not None
+        place = self._place(sim, order.profile)
+        if place is not None and sim.now >= run.ready:
+            sim.start(run, [place])
+            self.since[order.job] = sim.now
+
+    def _place(self, sim: Simulation, profile: Profile) -> Place | None:
+        """Where a released job starts: on training's own GPUs first, where the least free space is lost."""
+        found: tuple[bool, tuple[int, int], int] | None = None
+        for index in self._lendable(sim):
+            gpu = sim.cluster.gpus[index]
+            lost = loss(gpu.geometry, gpu.used, (), profile) if profile in gpu.geometry else None
+            if lost is not None and (found is None or (index in self.idle_since, lost, index) < found):
+                found = index in self.idle_since, lost, index
+        if found is None:
+            return None
+        gpu = sim.cluster.gpus[found[2]]
+        slot = choose(gpu.geometry, gpu.used, profile)
+        return None if slot is None else Place(found[2], slot)
+
+    def _lendable(self, sim: Simulation) -> list[int]:
+        if not self.way.lend:
+            return list(self.own)
+        if not self.way.servers:
+            return [*self.own, *self.lent]
+        busy = {self.node_of[gpu] for _, gpus in self.served.values() for gpu in gpus}
+        return [*self.own, *(gpu for gpu in self.lent if self.node_of[gpu] not in busy)]
+
+    def _call_server(self, sim: Simulation) -> None:
+        """The lent node with the fewest loans goes back to inference."""
+        loans: dict[str, list[int]] = {}
+        for job, run in self.training.items():
+            for place in run.places:
+                if place.gpu in self.idle_since:
+                    loans.setdefault(self.node_of[place.gpu], []).append(job)
+        if not loans:
+            return
+        node = min(loans, key=lambda name: (len(loans[name]), name))
+        for job in loans[node]:
+            self._requeue(sim, Order(Kind.REQUEUE, job, 0, "", Cause.RECLAIM))
+        self._news(sim)
+
+    def _picture(self, sim: Simulation) -> Picture:
+        trainees = self._trainees(sim)
+        loans, sights = {}, {}
+        for one, run in trainees:
+            job = run.job.id
+            sights[job] = _sight(job, one.restarts, None if one.seat is None else one.seat.slot.profile)
+            if one.seat is not None:
+                loans[job] = _loan(job, one.restarts, one.since, str(one.seat.slot.profile))
+        starts = (
+            [Start(run.job.id, (self._profile(sim, run),), self.pool, copies=run.job.gpus) for run in self.inference]
+            if self.way.lend
+            else []
+        )
+        spaces = self._spaces(sim, self._lendable(sim))
+        return Picture(
+            now=sim.now,
+            spaces=tuple(spaces),
+            starts=tuple(starts),
+            trainees=tuple(one for one, _ in trainees),
+            loans=loans,
+            sights=sights,
+            reserve=self._reserve,
+        )
 
     def _spaces(self, sim: Simulation, gpus: Iterable[int]) -> list[Space]:
         spaces = []
@@ -275,34 +354,35 @@ class SliceLending(Quiet):
                     taken.append(slot)
             mine = index not in self.idle_since
             idle, last = self.idle_since.get(index, 0.0), self.reclaimed.get(index)
-            spaces.append(Space("", index, gpu.geometry, tuple(taken), tuple(lent), idle, last, own=mine))
+            node = self.node_of[index]
+            spaces.append(Space(node, index, gpu.geometry, tuple(taken), tuple(lent), idle, last, own=mine))
         return spaces
 
-    def _trainees(self, sim: Simulation, waiting: bool = True) -> list[Trainee]:
-        """In the order of their arrival; loans that are spared look as if they had just begun."""
+    def _trainees(self, sim: Simulation) -> list[tuple[Trainee, Run]]:
+        """In the order of their arrival; without those that still write their checkpoint."""
         found = []
         for run in self.training.values():
             job = run.job
-            if not (waiting or run.places):
+            if not run.places and sim.now < run.ready:
                 continue
-            seat = Seat("", run.places[0].gpu, run.places[0].slot) if run.places else None
-            restarts = run.preempted + run.moves
-            since = sim.now if restarts >= self.way.spared else self.since.get(job.id, 0.0)
-            full = job.costs.checkpoint_s + job.costs.restart_s
-            found.append(
-                Trainee(
-                    job.id,
-                    self._of(sim, job),
-                    job.user,
-                    None,
-                    seat,
-                    since,
-                    restarts,
-                    self.hits[job.id],
-                    Elastic(full, full),
-                    run.remaining(sim.now),
-                )
+            seat = None
+            if run.places:
+                (place,) = run.places
+                seat = Seat(self.node_of[place.gpu], place.gpu, place.slot)
+            full = job.costs.checkpoint_s + job.costs.restart_s  # migbatchd has measured it by then
+            one = Trainee(
+                job.id,
+                self._of(sim, job),
+                job.user,
+                None,
+                seat,
+                self.since.get(job.id, 0.0),
+                run.preempted + run.moves,
+                self.hits[job.id],
+                Elastic(full, full),
+                run.remaining(sim.now),
             )
+            found.append((one, run))
         return found
 
     def _of(self, sim: Simulation, job: Job) -> dict[Profile, float]:
@@ -328,22 +408,24 @@ def _between(profile: Profile, least: Profile | None, most: Profile | None) -> b
 
 # -- by name -----------------------------------------------------------------------------------------------------------
 
+_SHIPPED: Final = LendingConfig()
+
 
 @dataclass(frozen=True)
 class SliceParams:
-    """Lending of slices."""
+    """Lending of slices; what is not given is as `[lending]` has it by default."""
 
     share: float = key(0.5, "Share of the nodes that are training's own; the others are inference's.", between(0, 0.99))
     lend: bool = key(True, "Whether inference's nodes are lent.")
     forecast: bool = key(True, "Whether what inference is expected to need is kept free.")
-    sure: float = key(0.3, "How probable it must be that what is kept suffices.", between(0, 1))
-    round_s: float = key(60.0, "Seconds between decisions about training.", between(0.1, 86_400))
-    horizon_s: float = key(60.0, "For how long ahead inference's needs are looked at.", between(1, 86_400))
-    loan_s: float = key(600.0, "In so many seconds a larger slice has to earn a restart back.", between(1, 86_400))
-    idle_s: float = key(0.0, "A GPU is lent that long after inference has last ended on it.", between(0, 86_400))
-    rest_s: float = key(60.0, "A GPU is lent that long after a loan was called back from it.", between(0, 86_400))
-    gain: float = key(1.35, "A larger slice must make a running job that many times faster.", between(1, 100))
-    spared: int = key(3, "Loans that were stopped so often are ended last, and grow no more.", between(0, 1000))
+    round_s: float = key(SliceWay.round_s, "Seconds between looks at what is free.", between(0.1, 86_400))
+    horizon_s: float = key(_SHIPPED.horizon_s, "See [lending] horizon_s.", between(1, 86_400))
+    sure: float = key(_SHIPPED.sure, "See [lending] sure.", between(0.01, 0.9999))
+    payback_s: float = key(_SHIPPED.payback_s, "See [lending] payback_s.", between(1, 86_400))
+    min_idle_s: float = key(_SHIPPED.min_idle_s, "See [lending] min_idle_s.", between(0, 86_400))
+    rest_s: float = key(_SHIPPED.rest_s, "See [lending] rest_s.", between(0, 86_400))
+    most_releases: int = key(_SHIPPED.most_releases, "See [lending] most_releases.", between(1, 1000))
+    max_restarts: int = key(_SHIPPED.max_restarts, "See [lending] max_restarts.", between(0, 1000))
 
 
 def _make(params: SliceParams, cluster: Cluster) -> Policy:
@@ -352,11 +434,17 @@ def _make(params: SliceParams, cluster: Cluster) -> Policy:
     if split >= nodes or (not split and (params.share > 0 or not params.lend)):
         raise PlaceError(f"{nodes} nodes cannot be divided into {params.share:g} and the rest: give it more nodes")
     first = cluster.nodes[split].start
-    calm = replace(CALM, loan_s=params.loan_s, idle_s=params.idle_s, rest_s=params.rest_s, gain=params.gain)
-    way = SliceWay(
-        params.lend, params.forecast, params.sure, params.horizon_s, calm, params.round_s, spared=params.spared
+    config = LendingConfig(
+        horizon_s=params.horizon_s,
+        sure=params.sure,
+        payback_s=params.payback_s,
+        min_idle_s=params.min_idle_s,
+        rest_s=params.rest_s,
+        most_releases=params.most_releases,
+        max_restarts=params.max_restarts,
     )
-    return SliceLending(range(first), range(first, len(cluster.gpus)), way)
+    way = SliceWay(params.lend, params.forecast, round_s=params.round_s)
+    return SliceLending(range(first), range(first, len(cluster.gpus)), config, way)
 
 
 SLICE_LENDING = PolicyKind("training on one MIG slice each, its own and idle ones of inference", SliceParams, _make)
