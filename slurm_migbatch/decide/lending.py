@@ -38,7 +38,7 @@ class LendingSettings:
     Attributes:
         partitions: whose elastic training jobs may be lent slices.
         rules: when a slice is lent and called back.
-        horizon_s, sure: seconds for which inference is to need no more than what is kept, and how probable that is to be.
+        horizon_s, sure: for so many seconds what is not kept free is to stay idle, with that probability.
         forecast_days, day_s: how much history a forecast looks at, and the length of a day.
         restart_s, checkpoint_s: what is assumed of a job that has told nothing.
         share, slowdowns: whether two trainings may share a slice, and what pairs cost each other where it was measured.

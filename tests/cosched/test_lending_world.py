@@ -314,7 +314,7 @@ def test_a_slice_rests_before_it_is_lent(world: MakeWorld) -> None:
     job = w.train()
     w.until(lambda: inference not in w.slurm.queue)
     over = w.clock.now
-    w.until(lambda: "idle long enough" in (w.room.why(job) or ""))
+    w.until(lambda: "idle long enough" in w.why(job))
     for _ in range(10):
         w.step()
     assert "idle long enough" in w.why(job) or "expected" in w.why(job)

@@ -204,13 +204,13 @@ class SliceLending(Quiet):
         self._tell(sim)
 
     def _part(self, sim: Simulation) -> Part:
-        """The GPUs on which inference starts: not those of a node that is lent as a whole."""
+        """GPUs on which inference starts: not those of a node that is lent whole."""
         if not self.way.servers:
             return self.part
-        away = {gpu for node in self._lent_nodes(sim) for gpu in self.lent if self.node_of[gpu] == node}
+        away = {gpu for node in self._lent_nodes() for gpu in self.lent if self.node_of[gpu] == node}
         return Part(sum(1 << gpu for gpu in self.lent if gpu not in away), 0, len(self.lent))
 
-    def _lent_nodes(self, sim: Simulation) -> set[str]:
+    def _lent_nodes(self) -> set[str]:
         return {
             self.node_of[place.gpu]
             for run in self.training.values()
@@ -284,7 +284,7 @@ class SliceLending(Quiet):
     def _place(self, sim: Simulation, profile: Profile) -> Place | None:
         """Where a released job starts: on training's own GPUs first, where the least free space is lost."""
         found: tuple[bool, tuple[int, int], int] | None = None
-        for index in self._lendable(sim):
+        for index in self._lendable():
             gpu = sim.cluster.gpus[index]
             lost = loss(gpu.geometry, gpu.used, (), profile) if profile in gpu.geometry else None
             if lost is not None and (found is None or (index in self.idle_since, lost, index) < found):
@@ -295,7 +295,7 @@ class SliceLending(Quiet):
         slot = choose(gpu.geometry, gpu.used, profile)
         return None if slot is None else Place(found[2], slot)
 
-    def _lendable(self, sim: Simulation) -> list[int]:
+    def _lendable(self) -> list[int]:
         if not self.way.lend:
             return list(self.own)
         if not self.way.servers:
@@ -330,7 +330,7 @@ class SliceLending(Quiet):
             if self.way.lend
             else []
         )
-        spaces = self._spaces(sim, self._lendable(sim))
+        spaces = self._spaces(sim, self._lendable())
         return Picture(
             now=sim.now,
             spaces=tuple(spaces),
