@@ -188,7 +188,7 @@ class SliceLending(Quiet):
 
     def _serve(self, sim: Simulation) -> None:
         left: list[Run] = []
-        part = self._part(sim)
+        part = self._part()
         for run in self.inference:
             profile = self._profile(sim, run)
             ask = profile, run.job.gpus
@@ -203,7 +203,7 @@ class SliceLending(Quiet):
         self.inference = left
         self._tell(sim)
 
-    def _part(self, sim: Simulation) -> Part:
+    def _part(self) -> Part:
         """GPUs on which inference starts: not those of a node that is lent whole."""
         if not self.way.servers:
             return self.part
