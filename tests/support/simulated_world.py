@@ -9,6 +9,7 @@ from typing import Any
 from slurm_migbatch.lab.slurm.client import SimulatedSlurm
 from slurm_migbatch.lab.slurm.clock import VirtualClock
 from slurm_migbatch.lab.slurm.records import Partition, Settings
+from slurm_migbatch.slurm.client import SlurmError
 
 TIERS = (Partition("gpu", 10), Partition("train", 1, preempted=True))
 PROFILES = ("7g.80gb", "4g.40gb", "3g.40gb", "2g.20gb", "1g.20gb", "1g.10gb")
@@ -37,12 +38,15 @@ class SimulatedWorld:
     def het(self, *wants: str) -> int:
         return self.client.submit_het(*wants, user="mbalice")[0]
 
-    def timed(self, want: str, minutes: int, *, partition: str = "gpu", name: str = "") -> int:
-        return self.submit(want, partition=partition, limit=60 * minutes, requested_nodes=name)
+    def timed(self, want: str, minutes: int) -> int:
+        return self.submit(want, limit=60 * minutes)
 
-    def end(self, job: int) -> None:
-        self.client.completed(job)
-        self.clock.after(1.0, lambda: self.client.released(job))
+    def refusal(self, want: str) -> str:
+        try:
+            self.submit(want)
+        except SlurmError as error:
+            return str(error)
+        return ""
 
     def passes(self) -> Iterator[None]:
         for _ in itertools.repeat(None, 600):
