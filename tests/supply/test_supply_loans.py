@@ -89,9 +89,9 @@ def test_who_is_a_loan_is_asked_of_each_row() -> None:
 def lending(world: World) -> World:
     """The same world, in which jobs of that name are loans."""
     world.loop = SupplyLoop(
-        world.slurm,  # type: ignore[arg-type]
+        world.slurm,
         world.nodes,
-        world.nodes,  # type: ignore[arg-type]
+        world.nodes,
         world.clock,
         lambda *change: None,
         world.settings,
@@ -118,7 +118,7 @@ def test_a_released_loan_gets_its_slot_and_a_full_site_keeps_it_waiting() -> Non
 def test_the_spare_loan_of_a_node_is_left_alone() -> None:
     world = World(nodes=1, gpus=1)
     machine = world.slurm.machines["n1"]
-    machine.conf["loan"] = machine.gres["loan"] = 1
+    world.slurm.set_node("n1", conf={**machine.conf, "loan": 1}, gres={**machine.gres, "loan": 1})
     world.steps(2)
     job = world.slurm.submit("gres:mig:7g.80gb:1")
     world.steps(2)

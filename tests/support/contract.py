@@ -7,7 +7,7 @@ A test module makes a `World` and takes over the classes of behaviours that its 
         def world(self): ...
 
 `Looking`, `Changing`, `Arrays` and `Order` ask nothing of a world but what `World` says; `real_slurm.Control` has more
-of what only a real Slurm can do. Worlds have the nodes n1 and n2, each with 14 of `1g.10gb` offered and of nothing else,
+of what only a real Slurm can do. Worlds have the nodes n1 and n2, each with 14 of `1g.10gb` offered and nothing else,
 DOWN nodes that list every profile, and the partitions `gpu` (tier 10) and `train` (tier 1) over all of them.
 """
 
@@ -296,11 +296,14 @@ class Arrays:
             if len(tasks(world, array)) == 5:
                 break
         assert {t for t, r in tasks(world, array).items() if r.state == "RUNNING"} == {"0", "1", "2", "3"}
-        world.client.cancel(tasks(world, array)["1"].job_id)
+        world.client.requeue_all([f"{array}_1"])
         for _ in world.passes():
             if "4" in tasks(world, array):
                 break
-        assert tasks(world, array)["4"].state == "RUNNING"
+        assert {t: r.state for t, r in tasks(world, array).items() if t in ("4", "5")} == {
+            "4": "RUNNING",
+            "5": "PENDING",
+        }
 
 
 class Order:

@@ -437,12 +437,12 @@ class SimulatedNodes:
         if row is not None and row.nodes:
             self._tell(row.nodes[0], "progress", {"job": job, "restart": row.restarts, "final": False, **fields})
 
-    def report(self, name: str | None = None) -> None:
-        """What the nodes have to tell arrives, of one node or of all."""
+    def report(self, name: str | None = None, most: int | None = None) -> None:
+        """What the nodes have to tell arrives: of one node or of all, everything or the first `most` events."""
         for each in [name] if name is not None else list(self._nodes):
             node = self._nodes[each]
-            if node.untold:
-                events, node.untold = node.untold, []
+            events, node.untold = node.untold[:most], node.untold[len(node.untold[:most]) :]
+            if events:
                 self.view.apply(each, events)
                 self.on_events(each, events)
 

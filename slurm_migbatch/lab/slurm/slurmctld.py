@@ -160,11 +160,11 @@ class Slurmctld:
         return machine
 
     def set_node(self, name: str, **changes: Any) -> None:
-        """Change a node's `gres`, `conf`, `states`, `completing`, `features` or `reason`, as root does."""
+        """Change a node as root does: any field but its name, its order and what jobs hold on it."""
         machine = self.machines[name]
         for field, value in changes.items():
-            if field not in ("gres", "conf", "states", "completing", "features", "reason"):
-                raise ValueError(f"a node has no {field} to set")
+            if field not in ("gres", "conf", "states", "completing", "features", "partitions", "reason", "cpus"):
+                raise ValueError(f"{field} of a node is not to be set")
             setattr(machine, field, value)
         self._placing.regrouped()
         self._touch(machine)
@@ -243,7 +243,8 @@ class Slurmctld:
             row = replace(row, priority=0, reason="JobHeldUser", eligible=None)
         elif begin is not None and begin > self.clock.time():
             row = replace(row, reason="BeginTime", eligible=begin)
-            self._wake(row.job_id, begin)
+        if row.eligible is not None and row.eligible > self.clock.time():
+            self._wake(row.job_id, row.eligible)
         self._put(row)
         return row.job_id
 
@@ -348,8 +349,9 @@ class Slurmctld:
         """The row of the waiting tasks that share one."""
         assert row.array_job is not None
         array = self.arrays[row.array_job]
-        text = fold_tasks(array.waiting) + (f"%{array.throttle}" if array.throttle else "")
-        return replace(row, array_task=text, tasks=len(array.waiting), throttle=array.throttle)
+        most = array.throttle if len(array.waiting) > 1 else None  # Slurm shows that of several tasks only
+        text = fold_tasks(array.waiting) + (f"%{most}" if most else "")
+        return replace(row, array_task=text, tasks=len(array.waiting), throttle=most)
 
     def split(self, row: JobRow, task: int) -> JobRow:
         """A row of its own for a task that shares its array's; the last one left takes over the array's own."""
