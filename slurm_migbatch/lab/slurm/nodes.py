@@ -309,6 +309,9 @@ class SimulatedNodes:
         if not wishes:
             return 0.0
         views = self._views(node)
+        if len(wishes) == 1:  # a planned slot comes before any other, so only GPUs that have one need be looked at
+            planned = [view for view in views if _free_planned(view, wishes[0])]
+            views = planned or views
         barred = self._barred(node, views, wishes) if self._strict else ()
         claims = None if barred is None else choice.claim(views, wishes, row.uid, self._reuse, barred)
         if claims is None:
@@ -552,6 +555,13 @@ class SimulatedNodes:
             if process.work is not None:
                 end = process.work.term(self.clock.now, self.times.kill_wait_s)
         self.clock.at(end + self.times.epilog_s, lambda: self._left(row.job_id))
+
+
+def _free_planned(view: choice.View, profile: Profile) -> bool:
+    used = 0
+    for slot in view.used:
+        used |= slot.placement.mask
+    return any(slot.profile == profile and not slot.placement.mask & used for slot in view.planned)
 
 
 def _run_of(row: Slice) -> RunId:

@@ -21,6 +21,8 @@ class Placing:
         #: open nodes by a type of which they have some free
         self._having: dict[str, set[str]] = {}
         self._pools: dict[tuple[str, str, str], tuple[tuple[Machine, ...], frozenset[str]]] = {}
+        self._offered: dict[Shape, bool] = {}
+        self._listed: dict[Shape, bool] = {}
         self._ready: dict[tuple[str, tuple[tuple[str, int], ...], int], tuple[int, float]] = {}
 
     def changed(self, machine: Machine) -> None:
@@ -34,9 +36,15 @@ class Placing:
             else:
                 having.discard(machine.name)
 
+    def configured(self) -> None:
+        """What nodes list, or whether they are up, has changed."""
+        self._offered.clear()
+        self._listed.clear()
+
     def regrouped(self) -> None:
         """Nodes were added, or their partitions or features changed."""
         self._pools.clear()
+        self.configured()
 
     def pool(self, shape: Shape) -> tuple[Machine, ...]:
         """The nodes that a job may have by partition, features and -w, whatever their state, in order."""
@@ -60,14 +68,29 @@ class Placing:
 
     def listed(self, shape: Shape) -> bool:
         """Whether enough nodes list what it asks for, be they DOWN: else Slurm refuses the job."""
-        return _enough(shape, [machine for machine in self.pool(shape) if _lists(machine, shape)])
+        known = self._listed.get(shape)
+        if known is None:
+            listing = [machine for machine in self.pool(shape) if _lists(machine, shape)]
+            known = self._listed[shape] = _enough(shape, listing)
+        return known
 
     def offered(self, shape: Shape) -> bool:
         """Whether enough nodes that are up list it, so that it waits for others to end (Resources)."""
-        return _enough(shape, [machine for machine in self.pool(shape) if machine.open and _lists(machine, shape)])
+        known = self._offered.get(shape)
+        if known is None:
+            listing = [machine for machine in self.pool(shape) if machine.open and _lists(machine, shape)]
+            known = self._offered[shape] = _enough(shape, listing)
+        return known
 
-    def fit(self, shape: Shape, closed: Collection[str] = ()) -> tuple[str, ...] | None:
-        """The first nodes on which it can start now, `closed` ones left out; None where there are too few."""
+    def fit(
+        self, shape: Shape, closed: Collection[str] = (), kept: Reservations | None = None, limit_s: int | None = None
+    ) -> tuple[str, ...] | None:
+        """The first nodes on which it can start now; None where there are too few.
+
+        Args:
+            closed: nodes to leave out.
+            kept: reservations that a job with the time limit `limit_s` must not run into.
+        """
         candidates: Sequence[Machine]
         if shape.need:
             having = min((self._having.get(kind, set()) for kind, _ in shape.need), key=len)
@@ -79,11 +102,24 @@ class Placing:
             candidates = self.pool(shape)
         found: list[str] = []
         for machine in candidates:
-            if machine.name not in closed and _fits(machine, shape):
+            if (
+                machine.name not in closed
+                and _fits(machine, shape)
+                and (not kept or kept.allows(machine.name, limit_s))
+            ):
                 found.append(machine.name)
                 if len(found) == shape.nodes:
                     return tuple(found)
         return None
+
+    def fitting(self, shape: Shape) -> list[str]:
+        """Every node on which it can start now."""
+        if shape.need:
+            having: Collection[str] = min((self._having.get(kind, set()) for kind, _ in shape.need), key=len)
+            names = self._pool(shape)[1].intersection(having)
+        else:
+            names = self._pool(shape)[1]
+        return [name for name in names if _fits(self._machines[name], shape)]
 
     def ready(self, machine: Machine, shape: Shape) -> float:
         """When a job of this shape could start there at the latest, if nothing else does; infinite: nobody knows."""
@@ -106,12 +142,16 @@ class Reservations:
         self._first: dict[str, float] = {}
         self._times: dict[Shape, list[tuple[float, int, str]]] = {}
 
-    def closed(self, limit_s: int | None) -> Collection[str]:
-        """Nodes on which a job of that limit would still run when it must be gone."""
-        end = inf if limit_s is None else self._now + limit_s
-        return {name for name, first in self._first.items() if first < end}
+    def allows(self, name: str, limit_s: int | None) -> bool:
+        """Whether a job of that limit that starts now has ended on the node when it must be gone."""
+        return self._now + (inf if limit_s is None else limit_s) <= self._first.get(name, inf)
 
-    def reserve(self, shape: Shape) -> None:
+    def longest_s(self, shape: Shape) -> float:
+        """The longest that a job of this shape may be to start now: upper bound for all that come after, too."""
+        firsts = sorted((self._first.get(name, inf) for name in self._placing.fitting(shape)), reverse=True)
+        return firsts[shape.nodes - 1] - self._now if len(firsts) >= shape.nodes else -inf
+
+    def reserve(self, shape: Shape, limit_s: int | None) -> None:
         """Keep nodes for one more job of this shape, as early as they are to be had."""
         times = self._times.get(shape)
         if times is None:
@@ -121,7 +161,7 @@ class Reservations:
                 if machine.open and _lists(machine, shape)
             ]
             heapify(times)
-        length = inf if shape.limit_s is None else shape.limit_s
+        length = inf if limit_s is None else limit_s
         chosen: list[tuple[float, int, str]] = []
         while times and len(chosen) < shape.nodes:
             at, index, name = heappop(times)

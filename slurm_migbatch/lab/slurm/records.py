@@ -98,14 +98,13 @@ class Machine:
 
 
 class Shape(NamedTuple):
-    """All that decides where and when a pending job can start: jobs of equal shape wait for the same."""
+    """What decides where a pending job can start: jobs of equal shape wait for the same, each with its time limit."""
 
     partition: str
     need: tuple[tuple[str, int], ...]  # by type; 0: one must be free, and none is taken
     nodes: int = 1
     requested: str = ""
     features: str = ""
-    limit_s: int | None = None
     cpus: int = 0  # on each node
     array: int | None = None  # with a throttle
     het: int | None = None

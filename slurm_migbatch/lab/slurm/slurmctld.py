@@ -124,6 +124,7 @@ class Slurmctld:
         self._pending = PendingQueue()
         self._placing = Placing(self.machines)
         self._active: dict[int, None] = {}
+        self._node_rows: dict[str, tuple[int, NodeRow]] = {}
         self._preempting: dict[int, tuple[str, ...]] = {}
         self._next = 1
         self._pass: Event | None = None
@@ -166,7 +167,9 @@ class Slurmctld:
             if field not in ("gres", "conf", "states", "completing", "features", "partitions", "reason", "cpus"):
                 raise ValueError(f"{field} of a node is not to be set")
             setattr(machine, field, value)
-        self._placing.regrouped()
+        if {"partitions", "features"} & set(changes):
+            self._placing.regrouped()
+        self._placing.configured()
         self._touch(machine)
 
     def reconfigure(self) -> None:
@@ -174,6 +177,7 @@ class Slurmctld:
         for machine in self.machines.values():
             self._registered(machine)
             machine.gres = positive(machine.conf)
+            self._placing.configured()
             self._touch(machine)
 
     def restart_slurmd(self) -> None:
@@ -181,6 +185,7 @@ class Slurmctld:
         for machine in self.machines.values():
             self._registered(machine)
             machine.gres.update(positive(machine.conf))
+            self._placing.configured()
             self._touch(machine)
 
     def register(self) -> None:
@@ -191,6 +196,7 @@ class Slurmctld:
     def _registered(self, machine: Machine) -> None:
         if sum(machine.gres.values()) != sum(machine.conf.values()):
             machine.states = {"IDLE", "DRAIN", "INVALID_REG"}
+            self._placing.configured()
             self._touch(machine)
 
     def _touch(self, machine: Machine) -> None:
@@ -327,7 +333,6 @@ class Slurmctld:
             row.num_nodes,
             row.requested_nodes,
             row.features,
-            row.time_limit_s,
             -(-row.cpus // row.num_nodes),
             row.array_job if array is not None and array.throttle is not None else None,
             row.het_job,
@@ -385,7 +390,7 @@ class Slurmctld:
     def _cycle(self) -> None:
         self._pass = None
         now = self.clock.time()
-        backfill = now - self._last_backfill >= self.settings.backfill_s
+        backfill = now >= self._last_backfill + self.settings.backfill_s
         self.schedule(backfill)
         if not backfill and self._pass is None and self._pending.buckets:
             self._pass = self.clock.at(self._last_backfill + self.settings.backfill_s, self._cycle)
@@ -395,48 +400,52 @@ class Slurmctld:
         now = self._last_pass = self.clock.time()
         if backfill:
             self._last_backfill = now
-        started: list[JobRow] = []
-        untried = {shape for shape in self._pending.buckets if self._could(shape)}
-        heads = [(bucket[0], shape) for shape, bucket in self._pending.buckets.items()]
-        heapify(heads)
-        kept = Reservations(self._placing, now, self.settings.backfill_window_s)
-        shut: set[str] = set()
-        depth = self.settings.backfill_depth if backfill else 0
-        waiting: dict[Shape, int] = {}
-        while heads:
-            key, shape = heappop(heads)
-            bucket = self._pending.buckets.get(shape)
-            if bucket is None:
-                continue
-            if shape in waiting:  # it had no nodes a moment ago; what is left is to keep some for it
-                if untried and depth > 0:
-                    depth -= 1
-                    kept.reserve(shape)
-                    waiting[shape] += 1
-                    if waiting[shape] < len(bucket):
-                        heappush(heads, (bucket[waiting[shape]], shape))
-                continue
-            rows = self._start_next(key, shape, shut if not backfill else kept.closed(shape.limit_s), backfill)
-            if rows:
-                started += rows
-                following = self._pending.buckets.get(shape)
-                if following:
-                    heappush(heads, (following[0], shape))
-                else:
-                    untried.discard(shape)
-                continue
-            untried.discard(shape)
-            reason = self._why(key.job, shape)
-            self._note(key.job, reason)
-            if reason != "Resources":
-                continue
-            self._preempt(key.job, shape)
-            if backfill:
-                waiting[shape] = 0
-                heappush(heads, (key, shape))
+        hopeful = set()
+        for shape, bucket in list(self._pending.buckets.items()):
+            if self._could(shape):
+                hopeful.add(shape)
             else:
+                self._explain(bucket[0].job, shape)
+        started: list[JobRow] = []
+        kept = Reservations(self._placing, now, self.settings.backfill_window_s) if backfill else None
+        shut: set[str] = set()
+        depth = self.settings.backfill_depth
+        longest: dict[Shape, float] = {}
+        heads = [(bucket[0], 0, shape) for shape, bucket in self._pending.buckets.items()] if hopeful else []
+        heapify(heads)
+        while heads and hopeful:
+            key, place, shape = heappop(heads)
+            bucket = self._pending.buckets.get(shape, [])
+            if shape in hopeful and self._length(key.job) <= longest.get(shape, math.inf):
+                rows = self._start_next(key, shape, shut, kept)
+                if rows:
+                    started += rows
+                    bucket = self._pending.buckets.get(shape, [])
+                    if not bucket or not self._could(shape):
+                        hopeful.discard(shape)
+                    if place < len(bucket):
+                        heappush(heads, (bucket[place], place, shape))
+                    continue
+                self._explain(key.job, shape)
+                if kept is not None and shape.het is None:
+                    longest[shape] = kept.longest_s(shape)
+                    if all(self._length(other.job) > longest[shape] for other in bucket[place + 1 :]):
+                        hopeful.discard(shape)
+            if kept is not None and depth > 0 and self._placing.offered(shape):
+                depth -= 1
+                kept.reserve(shape, self.queue[key.job].time_limit_s)
+            elif kept is None and self._placing.offered(shape):
                 shut.update(machine.name for machine in self._placing.pool(shape))
+                hopeful.discard(shape)
+            if kept is not None and place + 1 < len(bucket) and (shape in hopeful or depth > 0):
+                heappush(heads, (bucket[place + 1], place + 1, shape))
+            else:
+                hopeful.discard(shape)
         return started
+
+    def _length(self, job: int) -> float:
+        limit = self.queue[job].time_limit_s
+        return math.inf if limit is None else limit
 
     def _could(self, shape: Shape) -> bool:
         """Whether it may be that a job of this shape starts, if nothing goes before it."""
@@ -444,23 +453,30 @@ class Slurmctld:
             return False
         return self._placing.fit(shape) is not None
 
+    def _explain(self, job: int, shape: Shape) -> None:
+        """The job did not start: say why, and preempt others for it where that is allowed."""
+        reason = self._why(shape)
+        self._note(job, reason)
+        if reason == "Resources":
+            self._preempt(job, shape)
+
     def _task_allowed(self, array_id: int) -> bool:
         array = self.arrays[array_id]
         return array.throttle is None or array.running < array.throttle
 
-    def _why(self, job: int, shape: Shape) -> str:
+    def _why(self, shape: Shape) -> str:
         if shape.array is not None and not self._task_allowed(shape.array):
             return "JobArrayTaskLimit"
         return "Resources" if self._placing.offered(shape) else "ReqNodeNotAvail"
 
-    def _start_next(self, key: Key, shape: Shape, closed: Any, backfill: bool) -> list[JobRow]:
+    def _start_next(self, key: Key, shape: Shape, shut: set[str], kept: Reservations | None) -> list[JobRow]:
         """Start the first job of a shape, or the first task of an array, if it finds nodes."""
         if shape.array is not None and not self._task_allowed(shape.array):
             return []
         row = self.queue[key.job]
         if row.het_job is not None:
-            return self._start_het(row, closed) if backfill and row.job_id == row.het_job else []
-        nodes = self._placing.fit(shape, closed)
+            return self._start_het(row, kept) if kept is not None and row.job_id == row.het_job else []
+        nodes = self._placing.fit(shape, shut, kept, row.time_limit_s)
         if nodes is None:
             return []
         if row.array_job is not None and row.job_id == row.array_job and row.tasks >= 1 and row.restarts == 0:
@@ -469,15 +485,15 @@ class Slurmctld:
                 row = self.split(row, array.waiting[0])
         return [self._start(row, nodes)]
 
-    def _start_het(self, leader: JobRow, closed: Any) -> list[JobRow]:
+    def _start_het(self, leader: JobRow, kept: Reservations) -> list[JobRow]:
         """All components at once, each on nodes that none before it took."""
         rows = [row for row in map(self.queue.__getitem__, self._pending) if row.het_job == leader.job_id]
-        taken: set[str] = set(closed)
+        taken: set[str] = set()
         found = []
         for row in rows:
             if not self._may(row):
                 return []
-            nodes = self._placing.fit(self._shape(row, self._facts[row.job_id]), taken)
+            nodes = self._placing.fit(self._shape(row, self._facts[row.job_id]), taken, kept, row.time_limit_s)
             if nodes is None:
                 return []
             taken.update(nodes)
@@ -639,7 +655,7 @@ class Slurmctld:
         self._active.pop(row.job_id, None)
         self._preempting.pop(row.job_id, None)
         del self.queue[row.job_id]
-        end = self.clock.time()
+        end = self.clock.time() if row.end is None else row.end
         self.ended_jobs[row.job_id] = Ended(
             row.job_id, row.name, facts.submitted, facts.started, end, row.restarts, state, row
         )
@@ -663,7 +679,10 @@ class Slurmctld:
 
     def node_row(self, machine: Machine) -> NodeRow:
         """The node as scontrol shows it."""
-        return NodeRow(
+        known = self._node_rows.get(machine.name)
+        if known is not None and known[0] == machine.version:
+            return known[1]
+        row = NodeRow(
             machine.name,
             frozenset(machine.states),
             gres=dict(machine.gres),
@@ -675,6 +694,8 @@ class Slurmctld:
             cpus_used=machine.cpus_used,
             other_gres=machine.other_gres,
         )
+        self._node_rows[machine.name] = machine.version, row
+        return row
 
 
 def expand_tasks(expression: str) -> list[int]:
