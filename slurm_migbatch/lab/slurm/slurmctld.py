@@ -7,8 +7,9 @@ What it does as the real one (tests/support/contract.py holds both to it):
   nodes of its own.
 - A job that waits for what nodes list and others hold (Resources) gets a reservation of whole nodes at the time at
   which the limits of those that run let it start, and a later job starts beside it only where its own limit ends it
-  before that: conservative backfill. A job that asks for a type that no node which is up lists (ReqNodeNotAvail) holds
-  up nobody. In passes without backfill the first job that waits for resources holds up its partition and its nodes.
+  before that: conservative backfill. Heterogeneous jobs get no reservations. A job that asks for a type that no node
+  which is up lists (ReqNodeNotAvail) holds up nobody. In passes without backfill the first job that waits for
+  resources holds up its partition and its nodes.
 - Jobs of a tier above may have running ones of a preemptible partition requeued for the same type of GRES.
 - A node with a job in COMPLETING gets no other; its GRES are free from the moment the job ends.
 - A requeued job is COMPLETING until its Epilogs have run, then PENDING with one more restart, a new submit time, and
@@ -416,6 +417,9 @@ class Slurmctld:
         while heads and hopeful:
             key, place, shape = heappop(heads)
             bucket = self._pending.buckets.get(shape, [])
+            if place >= len(bucket):  # it started with another component of its job
+                hopeful.discard(shape)
+                continue
             if shape in hopeful and self._length(key.job) <= longest.get(shape, math.inf):
                 rows = self._start_next(key, shape, shut, kept)
                 if rows:
@@ -431,7 +435,7 @@ class Slurmctld:
                     longest[shape] = kept.longest_s(shape)
                     if all(self._length(other.job) > longest[shape] for other in bucket[place + 1 :]):
                         hopeful.discard(shape)
-            if kept is not None and depth > 0 and self._placing.offered(shape):
+            if kept is not None and depth > 0 and shape.het is None and self._placing.offered(shape):
                 depth -= 1
                 kept.reserve(shape, self.queue[key.job].time_limit_s)
             elif kept is None and self._placing.offered(shape):
