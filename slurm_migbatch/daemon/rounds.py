@@ -97,6 +97,12 @@ def rules_of(config: LendingConfig) -> Rules:
     )
 
 
+def blackout_of(config: LendingConfig) -> Callable[[float], bool]:
+    """Return what tells whether nothing may be lent at a moment (unix seconds)."""
+    blackout = tuple(Hours.parse(text) for text in config.blackout)
+    return lambda now: any(hours.covers(datetime.fromtimestamp(now)) for hours in blackout)
+
+
 def _measured(path: str) -> Mapping[tuple[str, str], float]:
     if not path:
         return {}
@@ -153,7 +159,6 @@ class Rounds:
         clock: Clock = _Time(),  # noqa: B008 - it holds nothing
     ) -> None:
         self._config, self._writer, self._clock = config, writer, clock
-        blackout = tuple(Hours.parse(text) for text in config.lending.blackout)
         self.view = ToldView()
         advertiser = Advertiser(slurm, board, config.supply.ack_wait_s)
         self.observer = Observer(
@@ -162,7 +167,7 @@ class Rounds:
             advertiser.total,
             silence_s=config.supply.node_silence_s,
             predictions=predictions,
-            blackout=lambda now: any(hours.covers(datetime.fromtimestamp(now)) for hours in blackout),
+            blackout=blackout_of(config.lending),
         )
         self.controller = Controller(settings_of(config), slurm, self.observer, advertiser, WriterRecord(writer), clock)
         self.loaded = asyncio.Event()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ def world(tmp_path: Path) -> Iterator[MakeWorld]:
 def short(w: LoanWorld, needs: float = 60.0, limit: int = 200, hints: str = WHOLE, **kw: Any) -> int:
     """A training job whose time limit says that it is short."""
     job = w.train(needs=needs, hints=hints, **kw)
-    w.slurm.queue[job] = replace(w.row(job), time_limit_s=limit)
+    w.slurm.change(job, time_limit_s=limit)
     return job
 
 
@@ -116,7 +115,7 @@ def test_where_slurm_remembers_former_types_nobody_shares(world: MakeWorld) -> N
     host = w.train(hints=WHOLE)
     w.until(lambda: host in w.loaned())
     guest = short(w)
-    w.slurm.queue[guest] = replace(w.row(guest), gres="gres:mig:loan:2")
+    w.slurm.change(guest, gres="gres:mig:loan:2")
     for _ in range(20):
         w.step()
     assert w.row(guest).pending and not w.shared and w.row(guest).gres == "gres:mig:loan:2"
@@ -182,12 +181,12 @@ def test_a_guest_that_does_not_start_waits_for_a_slice_again(world: MakeWorld) -
     host = w.train(hints=WHOLE)
     w.until(lambda: host in w.loaned())
     guest = short(w)
-    w.slurm.machines["n1"].completing = 1  # Slurm starts nothing there
+    w.slurm.set_node("n1", completing=w.slurm.machines["n1"].completing + 1)  # Slurm starts nothing there
     w.until(lambda: is_guest(w.row(guest).gres))
     w.until(lambda: not is_guest(w.row(guest).gres))
     assert "loan" in w.row(guest).gres and w.row(guest).requested_nodes == ""
     assert kinds(w, guest) == ["share", "withdraw"]
-    w.slurm.machines["n1"].completing = 0
+    w.slurm.set_node("n1", completing=w.slurm.machines["n1"].completing - 1)
     for _ in range(40):
         w.step()
     assert kinds(w, guest) == ["share", "withdraw"] and not w.shared, "not with that one again for a while"

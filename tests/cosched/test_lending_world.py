@@ -148,10 +148,7 @@ def test_whatever_slurm_does_meanwhile_the_ledger_follows(world: MakeWorld, mome
         w.infer("7g.80gb", runs=10)
         w.until(lambda: w.lending.ledger.open[job].state.value == moment)
     if what == "cancelled":
-        w.nodes.epilog(job)
-        w.slurm.finish(job) if job in w.running() else w.slurm.queue.pop(job)
-        w.ends.pop(job, None)
-        w.slurm.leaving.pop(job, None)
+        w.vanish(job)
         w.step()
         w.step()
         assert job not in w.lending.ledger.open
@@ -271,15 +268,15 @@ def test_a_released_job_that_does_not_start_is_taken_back(world: MakeWorld) -> N
     w = world()
     job = w.train()
     w.nodes.deaf.add("n1")  # it learns of no new plan, so nothing can be offered there
-    w.slurm.machines["n1"].gres = {"none": 14}
+    w.slurm.set_node("n1", gres={"none": 14})
     w.until(lambda: job in w.lending.ledger.open)
-    w.slurm.machines["n1"].states = {"DOWN"}
+    w.slurm.set_node("n1", states={"DOWN"})
     w.until(lambda: "withdraw" in kinds(w, job))
     w.step()
     assert history(w, job) == [(0, "ended", "late")]
     assert "loan" in w.row(job).gres
     assert w.row(job).comment.endswith("[mig:loan:1#loan0001]")
-    w.slurm.machines["n1"].states = {"IDLE"}
+    w.slurm.set_node("n1", states={"IDLE"})
     w.nodes.deaf.clear()
     w.until(lambda: job in w.loaned())
 

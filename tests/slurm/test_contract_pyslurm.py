@@ -19,8 +19,8 @@ from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.slurm.client import JobRow, SlurmError
 from slurm_migbatch.slurm.pyslurm import PyslurmClient
 from slurm_migbatch.testbed.cluster import Cluster
-from tests.support.contract import Changing, Looking
-from tests.support.real_slurm import Arrays, Control, tasks
+from tests.support.contract import Arrays, Changing, Looking, Order, tasks
+from tests.support.real_slurm import Control
 from tests.support.real_world import RealWorld
 
 PYTHONS = {"stand-in": ["env", f"PYTHONPATH={Path(__file__).parent / 'standin'}", sys.executable]}
@@ -58,7 +58,7 @@ def world(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[PyslurmW
     client.close()
 
 
-class TestPyslurm(Looking, Changing, Arrays, Control):
+class TestPyslurm(Looking, Changing, Arrays, Order, Control):
     pass
 
 

@@ -17,7 +17,6 @@ from slurm_migbatch.supply.demand import demands
 from slurm_migbatch.supply.model import Demand, Gpu, Lease, Node, Plan
 from slurm_migbatch.supply.planner import Planner
 from tests.support.examples import examples
-from tests.support.fake_slurm import FakeSlurm
 from tests.support.supply_gpus import H100, P, layout, slot
 from tests.support.supply_world import World
 
@@ -218,7 +217,7 @@ def test_it_starts_although_both_were_on_offer_on_one_node() -> None:
 def test_the_first_component_is_not_led_to_the_only_node_for_the_second() -> None:
     """Both nodes offer 1g, and n1 comes first, but only n1 has room for 3g."""
     world = World(nodes=2, gpus=1)
-    world.slurm.machines["n2"].partitions = ("gpu", "second")
+    world.slurm.set_node("n2", partitions=("gpu", "second"))
     world.step()
     long = [world.slurm.submit(f"mig:{kind}:1", runs=5000, partition="second") for kind in ("4g.40gb", "2g.20gb")]
     world.steps(3)
@@ -266,7 +265,7 @@ def test_heterogeneous_jobs_among_others_all_get_through(seed: int, nodes: int, 
     kinds = ["1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"]
     for _ in range(data.draw(st.integers(1, 6))):
         wants = [f"mig:{world.random.choice(kinds)}:1" for _ in range(world.random.randint(2, nodes))]
-        world.slurm.submit_het(*wants, runs=5, priority=world.random.randrange(3))
+        world.slurm.submit_het(*wants, runs=5, priority=world.random.randint(1, 3))
         world.slurm.submit(f"mig:{world.random.choice(kinds)}:1", runs=world.random.uniform(1, 20))
         world.steps(world.random.randrange(3))
     for _ in range(300):
@@ -277,11 +276,10 @@ def test_heterogeneous_jobs_among_others_all_get_through(seed: int, nodes: int, 
     assert not world.nodes.misfits
 
 
-def test_the_fake_keeps_components_apart() -> None:
+def test_components_do_not_share_a_node_of_slurm() -> None:
     world = World(nodes=1)
-    slurm: FakeSlurm = world.slurm
-    slurm.machines["n1"].gres = {"1g.10gb": 2}
-    slurm.submit_het("mig:1g.10gb:1", "mig:1g.10gb:1")
-    assert slurm.schedule() == []
-    slurm.add_node("n2", {"1g.10gb": 1})
-    assert [where for _, where in slurm.schedule()] == [("n1",), ("n2",)]
+    world.slurm.set_node("n1", gres={"1g.10gb": 2})
+    world.slurm.submit_het("mig:1g.10gb:1", "mig:1g.10gb:1")
+    assert world.slurm.schedule() == []
+    world.slurm.add_node("n2", {"1g.10gb": 1})
+    assert [row.nodes for row in world.slurm.schedule()] == [("n1",), ("n2",)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -27,8 +26,7 @@ def waiting(world: World, user: str = "", runs: float = 100.0) -> int:
 
 def release(world: World, job: int, node: str = "n1") -> None:
     """It may share from now on, on that node."""
-    row = replace(world.slurm.queue[job], gres="gres/mig:guest:1", reason="None", requested_nodes=node)
-    world.slurm.queue[job] = row
+    world.slurm.change(job, gres="gres/mig:guest:1", reason="None", requested_nodes=node)
 
 
 def paired(gpus: int = 1, host_runs: float = 1000.0, guest_runs: float = 1000.0) -> tuple[World, int, int]:
@@ -194,7 +192,7 @@ def test_whatever_comes_and_goes_nobody_finds_a_slot_taken(seed: int) -> None:
         world.loop.share(pairs)
         for job, row in list(world.slurm.queue.items()):  # as whoever decides on pairs does
             if row.pending and is_guest(row.gres) and job not in world.loop.shared:
-                world.slurm.queue[job] = replace(row, gres="gres/mig:loan:1", requested_nodes="")
+                world.slurm.change(job, gres="gres/mig:loan:1", requested_nodes="")
             elif row.pending and "loan" in row.gres and job in world.loop.shared:
                 release(world, job, world.loop.shared[job])
         report = world.step()

@@ -1,6 +1,6 @@
 """Supply on a real Slurm: nothing drains, nothing is lost, and resets are made good within seconds.
 
-The nodes' side is played by `FakeNodes`: it takes plans over and gives each job that runs in Slurm a slot.
+The nodes are simulated: they take plans over and give each job that runs in Slurm a slot.
 """
 
 from __future__ import annotations
@@ -12,14 +12,24 @@ import pytest
 
 from slurm_migbatch.daemon.controller import RoundReport
 from slurm_migbatch.decide.supply import SupplySettings
+from slurm_migbatch.lab.slurm.clock import VirtualClock
+from slurm_migbatch.lab.slurm.nodes import SimulatedNodes
+from slurm_migbatch.lab.slurm.slurmctld import Slurmctld
+from slurm_migbatch.node.journal import Slice
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.supply.demand import slices
 from slurm_migbatch.testbed.cluster import Cluster
 from tests.support.controllers import SupplyController
-from tests.support.fake_slurm import FakeNodes
 from tests.support.supply_gpus import H100
 
 pytestmark = pytest.mark.slurm
+
+
+class Followers(SimulatedNodes):
+    """Nodes beside a real Slurm, of which they hear in every round: what they hold then is no ended job's."""
+
+    def _ending(self, row: Slice) -> bool:
+        return False
 
 
 class Site:
@@ -28,7 +38,8 @@ class Site:
     def __init__(self, cluster: Cluster, gpus: int) -> None:
         self.cluster = cluster
         self.client = CliClient(cluster.bin, cluster.slurm_conf)
-        self.nodes = FakeNodes(time)  # type: ignore[arg-type]
+        self.clock = VirtualClock(time.time())
+        self.nodes = Followers(self.clock, Slurmctld(self.clock), strict=True)
         for name in cluster.spec.node_names:
             self.nodes.add(name, *([H100] * gpus))
         self.loop = SupplyController(self.client, self.nodes, time, SupplySettings(stuck_s=60), self._record)
@@ -46,11 +57,10 @@ class Site:
             del self.placed[job]
         for job, row in running.items():
             if job not in self.placed and row.state == "RUNNING":
-                self.placed[job] = self.nodes.prolog(row, row.nodes)
+                self.placed[job] = self.nodes.prolog(row)
         self.nodes.report()
         self.nodes.poll()
-        for name in self.nodes.gpus:
-            self.nodes.board.heard(name)
+        self.clock.until(time.time())
         return self.loop.round()
 
     def until(self, what: str, true: Callable[[], bool], timeout: float = 240) -> float:

@@ -112,7 +112,7 @@ def test_a_released_loan_gets_its_slot_and_a_full_site_keeps_it_waiting() -> Non
 def test_the_spare_loan_of_a_node_is_left_alone() -> None:
     world = World(nodes=1, gpus=1)
     machine = world.slurm.machines["n1"]
-    machine.conf["loan"] = machine.gres["loan"] = 1
+    world.slurm.set_node("n1", conf={**machine.conf, "loan": 1}, gres={**machine.gres, "loan": 1})
     world.steps(2)
     job = world.slurm.submit("gres:mig:7g.80gb:1")
     world.steps(2)

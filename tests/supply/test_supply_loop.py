@@ -13,9 +13,8 @@ from slurm_migbatch.mig.layout import EMPTY
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.slurm.client import UNREAD, JobRow
 from slurm_migbatch.supply.demand import slices
-from tests.support.fake_slurm import backed
 from tests.support.supply_gpus import A30, H100, P, slot
-from tests.support.supply_world import World
+from tests.support.supply_world import World, backed
 
 
 def test_a_fresh_node_offers_a_mix_that_can_be_placed() -> None:
@@ -112,8 +111,7 @@ def test_the_sum_is_known_after_a_restart_of_the_service() -> None:
 def test_a_new_sum_in_slurm_conf_is_taken_over(total: int) -> None:
     world = World(conf={"1g.10gb": 28})
     world.steps(2)
-    world.slurm.machines["n1"].conf = {"1g.10gb": total}
-    world.slurm.machines["n1"].gres = {"1g.10gb": total}
+    world.slurm.set_node("n1", conf={"1g.10gb": total}, gres={"1g.10gb": total})
     world.steps(2)
     world.slurm.register()
     assert world.slurm.machines["n1"].states == {"IDLE"}
@@ -159,7 +157,7 @@ def test_a_node_that_does_not_acknowledge_keeps_to_what_is_in_both_plans() -> No
     for _ in range(3):
         world.clock.sleep(1)
         world.round()
-        backed(world.slurm, world.nodes)
+        backed(world.slurm.real, world.nodes)
         assert set(world.slurm.machines["n1"].gres) == {"none"}
     world.nodes.deaf.clear()
     world.steps(2)
@@ -195,7 +193,7 @@ def test_a_job_that_starts_while_its_type_is_withdrawn_keeps_its_slot() -> None:
 
     world.slurm.set_gres = late  # type: ignore[method-assign,assignment]
     world.round()
-    assert [row.job_id for row, _ in world.to_start] == [quick]
+    assert [row.job_id for row in world.to_start] == [quick]
     world.prologs()
     assert world.running() == {quick}
     assert not world.nodes.misfits
@@ -241,7 +239,7 @@ def test_after_a_restart_of_the_service_jobs_keep_their_slots() -> None:
 def test_a_drained_node_keeps_its_plan_and_is_not_counted() -> None:
     world = World(nodes=2, gpus=1)
     world.steps(2)
-    world.slurm.machines["n1"].states = {"IDLE", "DRAIN"}
+    world.slurm.set_node("n1", states={"IDLE", "DRAIN"})
     before = dict(world.slurm.machines["n1"].gres)
     job = world.slurm.submit("mig:7g.80gb:1")
     world.steps(2)
@@ -256,7 +254,7 @@ def test_a_drained_node_keeps_its_plan_and_is_not_counted() -> None:
 def test_a_zombie_is_no_supply() -> None:
     world = World(gpus=1)
     world.steps(2)
-    world.nodes.zombies["n1"]["GPU-n1-0"].append(slot("1g.10gb@0"))
+    world.nodes.zombie("n1", "GPU-n1-0", slot("1g.10gb@0"))
     world.slurm.submit("mig:7g.80gb:1")
     world.steps(3)
     assert not world.running()
@@ -280,11 +278,11 @@ def test_a_forged_grant_is_reported() -> None:
     world.steps(2)
     job = world.slurm.submit("mig:1g.10gb:1", runs=1000)
     world.steps(2)
-    held = world.nodes.held["n1"]["GPU-n1-0"]
-    place = next(s for s in held)
-    del held[place]
-    held[slot("3g.40gb@4")] = (job, 0)
-    world.nodes.report()
+    (place,) = world.nodes.held["n1"]["GPU-n1-0"]
+    for kind, taken in (("stop", place), ("start", slot("3g.40gb@4"))):
+        where = {"gpu": "GPU-n1-0", "profile": str(taken.profile), "start": taken.placement.start}
+        event = {"kind": kind, "job": job, "restart": 0, "slices": [{**where, "size": taken.placement.size}]}
+        world.nodes.view.apply("n1", [event])
     (excess,) = world.round().excess
     assert (excess.job, excess.node) == (job, "n1")
     assert "3g.40gb" in str(excess)
@@ -295,7 +293,7 @@ def test_a_requeued_job_is_hastened_once_it_is_pending_again() -> None:
     world.steps(2)
     job = world.slurm.submit("mig:7g.80gb:1", reason="BeginTime", eligible=world.clock.time() + 121)
     world.loop.observer.send_back(job)
-    world.steps(3)
+    world.steps(5)
     assert world.slurm.calls["hasten"] == 1
     assert job in world.running()
 
@@ -304,12 +302,12 @@ def test_an_offer_that_slurm_does_not_take_is_made_elsewhere() -> None:
     world = World(nodes=2, gpus=1, settings=SupplySettings(stuck_s=5))
     world.steps(2)
     job = world.slurm.submit("mig:7g.80gb:1")
-    world.slurm._fit = lambda row, without=(): None  # type: ignore[method-assign]
+    world.slurm.schedule = lambda backfill=True: []  # type: ignore[method-assign]
     world.steps(3)
-    first = [n for n, m in world.slurm.machines.items() if m.gres.get("7g.80gb")]
+    first = [n for n, m in world.slurm.real.items() if m.gres.get("7g.80gb")]
     assert len(first) == 1
     world.steps(10)
-    then = [n for n, m in world.slurm.machines.items() if m.gres.get("7g.80gb")]
+    then = [n for n, m in world.slurm.real.items() if m.gres.get("7g.80gb")]
     assert then
     assert set(then) != set(first) or len(then) == 2
     assert "offered on" in world.loop.why(job)
@@ -352,7 +350,7 @@ def test_no_order_of_events_makes_a_misfit(seed: int, nodes: int, gpus: int) -> 
         if what == 0:
             several = rnd.random() < 0.2
             want = f"mig:{rnd.choice(names)}:1" + (f",mig:{rnd.choice(names[:3])}:2" if several else "")
-            world.slurm.submit(want, runs=rnd.uniform(1, 20), priority=rnd.randrange(3), tasks=rnd.choice([1, 1, 3]))
+            world.slurm.submit(want, runs=rnd.uniform(1, 20), priority=rnd.randint(1, 3), tasks=rnd.choice([1, 1, 3]))
         elif what == 1:
             world.start()
         elif what == 2:

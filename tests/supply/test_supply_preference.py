@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch.decide.supply import SupplySettings
-from tests.support.fake_slurm import backed
 from tests.support.supply_gpus import P
-from tests.support.supply_world import World
+from tests.support.supply_world import World, backed
 
 
 def test_idle_gpus_are_offered_anew_when_the_preference_changes() -> None:
@@ -61,6 +60,6 @@ def test_no_change_of_preference_makes_a_misfit(steps: list[tuple[str, int]]) ->
         else:
             world.loop.prefer((P(("1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb")[i % 4]),))
         world.step()
-        backed(world.slurm, world.nodes)
+        backed(world.slurm.real, world.nodes)
     world.steps(30)
     assert not world.nodes.misfits and not world.slurm.queue

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import replace
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from tests.support.controllers import SupplyController
-from tests.support.fake_slurm import backed
-from tests.support.supply_world import World
+from tests.support.supply_world import World, backed
 
 NAMES = ("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb", "1g.10gb.me")
 
@@ -50,7 +47,7 @@ class RacyWorld(World):
     """Jobs start, end and are told of one by one, in any order that Slurm and the nodes allow."""
 
     def new_loop(self, told: dict[str, dict[str, int]] | None = None) -> None:
-        self.ending: list[JobRow] = []
+        self.ending: list[int] = []
         self.loop = SupplyController(Restless(self), self.nodes, self.clock, self.settings)
 
     def look(self) -> None:
@@ -58,53 +55,40 @@ class RacyWorld(World):
         client = Restless(self)
         jobs = client.jobs()
         rows = client.nodes()
-        for name in self.slurm.machines:
-            self.nodes.board.heard(name)
         self.loop.round(jobs, rows)
 
     def happen(self) -> None:
         """Up to three things."""
         for _ in range(self.random.choice((0, 0, 1, 1, 2, 3))):
-            self.random.choice((self.start, self.prolog, self.prolog, self.end, self.epilog, self.tell, self.hear))()
+            self.random.choice(
+                (self.start, self.prolog_one, self.prolog_one, self.end, self.epilog, self.tell, self.hear)
+            )()
 
     def submit(self, rnd: random.Random) -> None:
         several = rnd.random() < 0.2
         want = f"mig:{rnd.choice(NAMES)}:1" + (f",mig:{rnd.choice(NAMES[:3])}:2" if several else "")
-        self.slurm.submit(want, priority=rnd.randrange(3), tasks=rnd.choice([1, 1, 3]))
+        self.slurm.submit(want, priority=rnd.randint(1, 3), tasks=rnd.choice([1, 1, 3]))
 
-    def prolog(self) -> None:
+    def prolog_one(self) -> None:
         """One of the started jobs gets its slices."""
         if self.to_start:
-            row, where = self.to_start.pop(self.random.randrange(len(self.to_start)))
-            if self.nodes.prolog(row, where):
-                self.ends[row.job_id] = 0.0
+            self.prolog(self.to_start.pop(self.random.randrange(len(self.to_start))))
 
     def end(self) -> None:
         """Slurm counts the slices of one job as free; its nodes are completing until the Epilogs are through."""
         if self.ends:
             job = self.random.choice(sorted(self.ends))
             del self.ends[job]
-            row = self.slurm.queue[job]
-            for name in row.nodes:
-                self.slurm.machines[name].used.subtract(gres.counts(row.gres, "mig"))
-                self.slurm.machines[name].completing += 1
-            self.slurm.queue[job] = replace(row, state="COMPLETING")
-            self.ending.append(row)
-            self.nodes.ending.add(job)
+            self.slurm.completed(job)
+            self.ending.append(job)
 
     def epilog(self) -> None:
         if self.ending:
-            row = self.ending.pop(self.random.randrange(len(self.ending)))
-            self.nodes.epilog(row.job_id)
-            self.nodes.ending.remove(row.job_id)
-            del self.slurm.queue[row.job_id]
-            for name in row.nodes:
-                self.slurm.machines[name].completing -= 1
+            self.leave(self.ending.pop(self.random.randrange(len(self.ending))))
 
     def tell(self) -> None:
         """What one node has reported so far arrives."""
-        name = self.random.choice(sorted(self.nodes.gpus))
-        self.nodes.told[name] = {uuid: dict(slots) for uuid, slots in self.nodes.held[name].items()}
+        self.nodes.report(self.random.choice(sorted(self.nodes.gpus)))
 
     def hear(self) -> None:
         name = self.random.choice(sorted(self.nodes.gpus))
@@ -117,9 +101,8 @@ class RacyWorld(World):
 def test_nothing_that_happens_between_two_questions_makes_a_misfit(seed: int, nodes: int, gpus: int) -> None:
     world = RacyWorld(nodes=nodes, gpus=gpus, seed=seed)
     rnd = world.random
-    world.slurm.reconfigure()
-    for machine in world.slurm.machines.values():
-        machine.gres = {"none": sum(machine.conf.values())}  # what slurm.conf offers is nobody's promise
+    for name, machine in world.slurm.real.items():
+        world.slurm.set_node(name, gres={"none": sum(machine.conf.values())})  # slurm.conf's offer is nobody's promise
     for _ in range(150):
         what = rnd.randrange(8)
         if what == 0:
@@ -132,7 +115,7 @@ def test_nothing_that_happens_between_two_questions_makes_a_misfit(seed: int, no
             world.clock.sleep(1)
             world.look()
         assert not world.nodes.misfits, world.slurm.queue[world.nodes.misfits[0]]
-    assume(world.slurm.started)  # a draw in which nothing starts shows nothing
+    assume(world.slurm.stepped.started)  # a draw in which nothing starts shows nothing
 
 
 def test_a_start_that_is_heard_of_late_hides_no_free_slot() -> None:
@@ -148,22 +131,21 @@ def test_a_start_that_is_heard_of_late_hides_no_free_slot() -> None:
     slurm.submit("mig:7g.80gb:1")
     world.look()
     world.start()
-    world.prolog()
-    early = {uuid: dict(slots) for uuid, slots in nodes.held["n1"].items()}
+    world.prolog_one()
     world.end()
     world.epilog()
     for _ in range(3):
         slurm.submit("mig:2g.20gb:1")
     world.look()
     assert slurm.machines["n1"].gres["2g.20gb"] == 3
-    nodes.told["n1"] = early
+    nodes.report("n1", 2)  # its slice was made, and it has started
     jobs, rows = slurm.jobs(), slurm.nodes()
     world.start()
-    world.prolog()
+    world.prolog_one()
     world.loop.round(jobs, rows)
-    assert len(slurm.started) == 4
+    assert len(slurm.stepped.started) == 4
     for _ in range(2):
-        world.prolog()
+        world.prolog_one()
     assert not nodes.misfits and len(world.ends) == 3
     world.tell()
     world.look()
@@ -179,20 +161,19 @@ def test_nothing_is_offered_that_only_an_outdated_lease_stands_for() -> None:
     slurm.submit("mig:7g.80gb:1")
     world.look()
     world.start()
-    world.prolog()
-    early = {uuid: dict(slots) for uuid, slots in nodes.held["n1"].items()}
+    world.prolog_one()
     world.end()
     world.epilog()
     for _ in range(2):
         slurm.submit("mig:2g.20gb:1")
     world.look()
-    nodes.told["n1"] = early
+    nodes.report("n1", 2)  # its slice was made, and it has started
     world.start()
     slurm.submit("mig:7g.80gb:1")
     world.look()
-    backed(slurm, nodes)
+    backed(slurm.real, nodes)
     assert "7g.80gb" not in slurm.machines["n1"].gres
     world.start()
     for _ in range(3):
-        world.prolog()
+        world.prolog_one()
     assert not nodes.misfits and len(world.ends) == 2

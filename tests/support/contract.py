@@ -6,13 +6,15 @@ A test module makes a `World` and takes over the classes of behaviours that its 
         @pytest.fixture
         def world(self): ...
 
-Worlds have the nodes n1 and n2, each with 14 of `1g.10gb` offered and of nothing else, a DOWN node that lists every
-profile, and the partitions `gpu` (tier 10) and `train` (tier 1) over all of them.
+`Looking`, `Changing`, `Arrays` and `Order` ask nothing of a world but what `World` says; `real_slurm.Control` has more
+of what only a real Slurm can do. Worlds have the nodes n1 and n2, each with 14 of `1g.10gb` offered and nothing else,
+DOWN nodes that list every profile, and the partitions `gpu` (tier 10) and `train` (tier 1) over all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 import pytest
@@ -33,6 +35,18 @@ class World(Protocol):
     def submit(self, want: str, *, partition: str = "gpu", hold: bool = False, comment: str = "") -> int:
         """A batch job that asks for `want` ("mig:1g.10gb:1"), does not end by itself and may be requeued; its id."""
 
+    def array(self, want: str, tasks: str) -> int:
+        """The same as a job array with these tasks ("0-9%3")."""
+
+    def het(self, *wants: str) -> int:
+        """The same as a heterogeneous job with a component for each of `wants`."""
+
+    def timed(self, want: str, minutes: int) -> int:
+        """The same with a time limit."""
+
+    def refusal(self, want: str) -> str:
+        """What Slurm says to a submission that it refuses; empty, and the job is there, where it does not."""
+
     def passes(self) -> Iterator[None]:
         """Time, in steps in which Slurm schedules; ends when it has had time enough for anything."""
 
@@ -49,6 +63,14 @@ def until(world: World, job: int, *states: str) -> JobRow:
         if found is not None and found.state in states:
             return found
     raise AssertionError(f"job {job} is {found}, not {' or '.join(states)}")
+
+
+def tasks(world: World, array: int) -> dict[str, JobRow]:
+    return {r.array_task: r for r in world.client.jobs() if r.array_job == array and r.array_task is not None}
+
+
+def kinds(found: dict[str, JobRow]) -> dict[str, dict[str, int]]:
+    return {task: gres.counts(r.gres, "mig") for task, r in found.items()}
 
 
 def node(world: World, name: str) -> NodeRow:
@@ -197,3 +219,209 @@ class Changing:
         world.client.requeue_all([])
         world.client.signal_all([], "USR1")
         world.client.set_gres({})
+
+
+class Arrays:
+    """Tasks that wait share a row until they are told apart."""
+
+    def test_waiting_tasks_share_a_row_and_running_ones_have_their_own(self, world: World) -> None:
+        array = world.array("mig:1g.10gb:8", "0-9%3")
+        for _ in world.passes():
+            found = tasks(world, array)
+            if len(found) == 3:
+                break
+        assert set(found) == {"0", "1", "2-9%3"}
+        assert [found[t].state for t in ("0", "1", "2-9%3")] == ["RUNNING", "RUNNING", "PENDING"]
+        assert [found[t].tasks for t in ("0", "1", "2-9%3")] == [1, 1, 8]
+        assert [found[t].throttle for t in ("0", "1", "2-9%3")] == [None, None, 3]
+        assert found["2-9%3"].job_id == array
+
+    def test_the_arrays_id_types_all_waiting_tasks_anew_and_a_tasks_id_this_one(self, world: World) -> None:
+        array = world.array("mig:1g.10gb:8", "0-5")
+        for _ in world.passes():
+            if len(tasks(world, array)) == 3:
+                break
+        world.client.update_jobs({str(array): {"Gres": "mig:4g.40gb:1"}, f"{array}_4": {"Gres": "mig:3g.40gb:1"}})
+        assert kinds(tasks(world, array)) == {
+            "0": {"1g.10gb": 8},
+            "1": {"1g.10gb": 8},
+            "2-3,5": {"4g.40gb": 1},
+            "4": {"3g.40gb": 1},
+        }
+        world.client.update_jobs({str(array): {"Gres": "mig:2g.20gb:1"}})
+        found = kinds(tasks(world, array))
+        assert (found["2-3,5"], found["4"], found["0"]) == ({"2g.20gb": 1}, {"3g.40gb": 1}, {"1g.10gb": 8})
+        said = refused(lambda: world.client.update_jobs({f"{array}_0": {"Gres": "mig:2g.20gb:1"}}), f"{array}_0")
+        assert set(said.values()) == {"Job is no longer pending execution"}
+
+    def test_the_throttle_of_an_array_can_be_changed_and_lifted(self, world: World) -> None:
+        array = world.array("mig:3g.40gb:1", "1-8%2")
+        for value, throttle, task in (("5", 5, "1-8%5"), ("0", None, "1-8"), ("1", 1, "1-8%1")):
+            world.client.update_jobs({str(array): {"ArrayTaskThrottle": value}})
+            assert {t: r.throttle for t, r in tasks(world, array).items()} == {task: throttle}
+
+    def test_a_requeued_task_has_a_row_of_its_own(self, world: World) -> None:
+        array = world.array("mig:1g.10gb:14", "0-5%4")
+        for _ in world.passes():
+            if len(tasks(world, array)) == 3:
+                break
+        world.client.requeue_all([f"{array}_0"])
+        for _ in world.passes():
+            found = tasks(world, array)
+            if "0" in found and found["0"].pending:
+                break
+        assert (found["0"].restarts, found["0"].tasks) == (1, 1)
+        world.client.update_jobs({f"{array}_0": {"Gres": "mig:2g.20gb:1", "StartTime": "now+2"}})
+        found = tasks(world, array)
+        assert kinds(found)["0"] == {"2g.20gb": 1}
+        assert all(kind == {"1g.10gb": 14} for task, kind in kinds(found).items() if task != "0")
+        assert all(r.restarts == 0 for task, r in found.items() if task != "0")
+        assert [r.throttle for r in found.values() if r.job_id == array] == [4]
+
+    def test_no_more_tasks_run_than_the_throttle_allows(self, world: World) -> None:
+        array = world.array("mig:1g.10gb:1", "0-5%2")
+        for _ in world.passes():
+            if len(tasks(world, array)) == 3:
+                break
+        assert {t: r.state for t, r in tasks(world, array).items()} == {
+            "0": "RUNNING",
+            "1": "RUNNING",
+            "2-5%2": "PENDING",
+        }
+        other = world.submit("mig:1g.10gb:1")
+        until(world, other, "RUNNING")  # there is room, and Slurm has looked
+        assert len(tasks(world, array)) == 3
+        world.client.update_jobs({str(array): {"ArrayTaskThrottle": "4"}})
+        for _ in world.passes():
+            if len(tasks(world, array)) == 5:
+                break
+        assert {t for t, r in tasks(world, array).items() if r.state == "RUNNING"} == {"0", "1", "2", "3"}
+        world.client.requeue_all([f"{array}_1"])
+        for _ in world.passes():
+            if "4" in tasks(world, array):
+                break
+        assert {t: r.state for t, r in tasks(world, array).items() if t in ("4", "5")} == {
+            "4": "RUNNING",
+            "5": "PENDING",
+        }
+
+
+class Order:
+    """What starts first, what waits for what, and what Slurm refuses."""
+
+    def test_the_higher_tier_comes_first(self, world: World) -> None:
+        low = world.submit("mig:3g.40gb:1", partition="train")
+        high = world.submit("mig:3g.40gb:1")
+        both = world.submit("mig:3g.40gb:1", partition="train,gpu")
+        rows = [r for r in world.client.jobs() if r.pending]
+        assert [r.job_id for r in rows] == [high, both, low]
+        assert set(rows[1].partition.split(",")) == {"gpu", "train"}
+
+    def test_hold_and_release_and_cancel(self, world: World) -> None:
+        job = world.submit("mig:1g.10gb:1", hold=True)
+        held = row(world, job)
+        assert held is not None
+        assert (held.reason, held.priority, held.eligible) == ("JobHeldUser", 0, None)
+        world.client.release(job)
+        until(world, job, "RUNNING")
+        world.client.cancel(job)
+        for _ in world.passes():
+            if row(world, job) is None:
+                break
+        world.client.cancel(job)
+        world.client.cancel(NOBODY)
+        with pytest.raises(SlurmRefused, match="Invalid job id"):
+            world.client.update_job(NOBODY, Comment="x")
+
+    def test_a_requeued_job_can_be_hastened(self, world: World) -> None:
+        job = world.submit("mig:1g.10gb:1")
+        until(world, job, "RUNNING")
+        world.client.requeue(job)
+        until(world, job, "PENDING")
+        world.client.hasten(job)
+        assert until(world, job, "RUNNING").restarts == 1
+
+    def test_a_shrinking_offer_and_a_growing_one_in_one_call(self, world: World) -> None:
+        first, second = world.nodes
+        world.client.set_gres({first: offer(world, first, **{"7g_80gb": 1}), second: offer(world, second)})
+        found = {node.name: {k: v for k, v in node.gres.items() if v} for node in world.client.nodes()}
+        total = sum(found[second].values())
+        assert (found[first], found[second]) == ({"7g.80gb": 1, "none": total - 1}, {"none": total})
+
+    def test_the_partition_of_those_who_name_none(self, world: World) -> None:
+        assert world.client.default_partition() == "gpu"
+
+    def test_counts_of_a_type_are_of_one_node(self, world: World) -> None:
+        first, second = world.submit("mig:1g.10gb:9"), world.submit("mig:1g.10gb:9")
+        names = {until(world, job, "RUNNING").nodes for job in (first, second)}
+        assert names == {("n1",), ("n2",)}
+        third = world.submit("mig:1g.10gb:6")
+        small = world.submit("mig:1g.10gb:5")
+        assert until(world, small, "RUNNING").nodes in names
+        waiting = row(world, third)
+        assert waiting is not None and (waiting.state, waiting.nodes) == ("PENDING", ())
+
+    def test_who_waits_for_what_no_node_offers_holds_up_nobody(self, world: World) -> None:
+        waiting = world.timed("mig:3g.40gb:1", 60)
+        until(world, waiting, "PENDING")
+        for job in (world.timed("mig:1g.10gb:14", 60), world.timed("mig:1g.10gb:14", 60)):
+            until(world, job, "RUNNING")
+        for _ in world.passes():
+            found = row(world, waiting)
+            assert found is not None
+            if found.reason.startswith("ReqNodeNotAvail"):
+                break
+        assert found is not None and found.pending
+
+    def test_a_job_that_would_delay_one_before_it_does_not_start_and_a_shorter_one_does(self, world: World) -> None:
+        """Backfill keeps whole nodes: also slices of a type that the one before does not ask for."""
+        first, second = world.nodes
+        world.client.set_gres(
+            {first: offer(world, first, **{"1g_10gb": 2, "2g_20gb": 1}), second: offer(world, second)}
+        )
+        running = world.timed("mig:1g.10gb:2", 60)
+        until(world, running, "RUNNING")
+        before = world.timed("mig:1g.10gb:1", 60)
+        for _ in world.passes():
+            found = row(world, before)
+            if found is not None and found.reason == "Resources":
+                break
+        long = world.timed("mig:2g.20gb:1", 180)
+        short = world.timed("mig:2g.20gb:1", 20)
+        until(world, short, "RUNNING")
+        assert {job: (r := row(world, job)) is not None and r.state for job in (running, before, long)} == {
+            running: "RUNNING",
+            before: "PENDING",
+            long: "PENDING",
+        }
+
+    def test_what_no_node_lists_is_refused(self, world: World) -> None:
+        assert "Requested node configuration is not available" in world.refusal("mig:5g.60gb:1")
+        assert "Requested node configuration is not available" in world.refusal("mig:1g.10gb:999")
+        assert not [r for r in world.client.jobs() if "5g.60gb" in r.gres]
+
+    def test_what_no_node_lists_any_more_holds_the_job(self, world: World) -> None:
+        job = world.submit("mig:3g.40gb:1")
+        until(world, job, "PENDING")
+        world.client.update_jobs({str(job): {"Gres": "mig:5g.60gb:1"}})
+        for _ in world.passes():
+            found = row(world, job)
+            if found is not None and found.reason == "BadConstraints":
+                break
+        assert found is not None and found.priority == 0
+
+    def test_components_of_a_heterogeneous_job_know_each_other(self, world: World) -> None:
+        job = world.het("mig:3g.40gb:1", "mig:2g.20gb:1")
+        rows = world.client.jobs()
+        assert {r.het_job for r in rows} == {job}
+        assert [kinds({"": r})[""] for r in sorted(rows, key=lambda r: r.job_id)] == [{"3g.40gb": 1}, {"2g.20gb": 1}]
+        assert replace(rows[0], job_id=0).user == "mbalice"
+
+    def test_components_start_together_and_each_on_a_node_of_its_own(self, world: World) -> None:
+        job = world.het("mig:1g.10gb:1", "mig:1g.10gb:1")
+        for _ in world.passes():
+            found = world.client.jobs()
+            if {r.state for r in found} == {"RUNNING"}:
+                break
+        assert {r.het_job for r in found} == {job}
+        assert {r.nodes for r in found} == {("n1",), ("n2",)}

@@ -1,39 +1,35 @@
-"""A small cluster that lends: supply's fakes, a Slurm that signals and requeues, training jobs, the real controller.
+"""A small cluster that lends: the simulated Slurm and nodes step by step, training jobs, and the real controller.
 
-`LendingSlurm` refuses what Slurm refuses: other GRES for a job that runs, signals for one that does not, names that it
-does not know. A requeued job completes for a while, is pending with its restart count raised, and may not begin for two
-minutes. `Training` is what a job does with its time: it makes steps, writes a checkpoint when told, or does not.
+`Training` is what a job does with its time: it makes steps, writes a checkpoint when told, or does not.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import dataclass
 from typing import Any
 
 from slurm_migbatch.config import LendingConfig
-from slurm_migbatch.config.hours import Hours
 from slurm_migbatch.cosched.picture import Rules
 from slurm_migbatch.daemon.controller import Controller, RoundReport
 from slurm_migbatch.daemon.observer import Observer
 from slurm_migbatch.daemon.record import WriterRecord, lending_past
-from slurm_migbatch.daemon.rounds import lending_settings
+from slurm_migbatch.daemon.rounds import blackout_of, lending_settings
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.decide.core import Settings
 from slurm_migbatch.decide.lending import LendingMemory, why_not_lent
+from slurm_migbatch.lab.slurm.records import Settings as SlurmSettings
 from slurm_migbatch.slurm import gres
-from slurm_migbatch.slurm.client import JobRow, SlurmError, SlurmRefused
+from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.supply.advertiser import Advertiser
 from slurm_migbatch.supply.demand import slices
-from slurm_migbatch.workload.loans import LOAN
-from tests.support.fake_slurm import FakeSlurm
-from tests.support.supply_world import World
+from tests.support.supply_world import SteppedSlurm, World
 
 PATIENCE_S = 60.0
 DELAY_S = 120.0
+LEAVES_S = 2.0
 RULES = {
     "enabled": True,
     "partitions": ("train",),
@@ -58,141 +54,39 @@ class Training:
     told: float | None = None
 
 
-class LendingSlurm(FakeSlurm):
-    """See the module."""
-
-    def __init__(self, clock: Any) -> None:
-        super().__init__(clock)
-        self.signals: list[tuple[int, str]] = []
-        self.requeues: list[int] = []
-        self.leaving: dict[int, float] = {}
-        self.refuse: set[str] = set()
-        #: what dies with the service: called before a call is done, and after it
-        self.before_call: Any = lambda what: None
-        self.after_call: Any = lambda what: None
-
-    def order(self) -> list[JobRow]:
-        """Inference has the higher tier."""
-        tier = {"gpu": 10, "train": 1}
-        rows = self.queue.values()
-        return sorted(rows, key=lambda r: (not r.pending, -tier.get(r.partition, 1), -r.priority, r.job_id))
-
-    def _fit(self, row: JobRow, without: Any = ()) -> tuple[str, ...] | None:
-        if LOAN in gres.counts(row.gres, "mig"):
-            return None
-        return super()._fit(row, without)
-
-    def tick(self) -> list[int]:
-        """Time passes; jobs that are pending again."""
-        now, back = self.clock.time(), []
-        for job, row in list(self.queue.items()):
-            if row.pending and row.reason == "BeginTime" and (row.eligible or 0) <= now:
-                self.queue[job] = replace(row, reason="None")
-            if LOAN in gres.counts(row.gres, "mig") and row.reason in ("None", "Resources"):
-                self.queue[job] = replace(self.queue[job], reason="ReqNodeNotAvail")
-        for job, at in list(self.leaving.items()):
-            if at <= now:
-                del self.leaving[job]
-                self.requeue_now(job)
-                row = self.queue[job]
-                self.queue[job] = replace(row, reason="BeginTime", eligible=now + DELAY_S, submit=now)
-                back.append(job)
-        return back
-
-    def _row(self, name: str) -> JobRow | None:
-        """A job, or an array task, which becomes a row of its own if it shared one."""
-        if name.isdigit():
-            return self.queue.get(int(name))
-        array, _, number = name.partition("_")
-        for row in list(self.queue.values()):
-            if row.array_job != int(array):
-                continue
-            if row.array_task == number:
-                return row
-            first, dash, last = (row.array_task or "").partition("-")
-            if dash and int(first) <= int(number) <= int(last):
-                assert number == first, "the fake splits from the front"
-                job = self._next
-                self._next += 2
-                rest = f"{int(first) + 1}-{last}" if int(first) + 1 < int(last) else last
-                self.queue[row.job_id] = replace(row, array_task=rest, tasks=row.tasks - 1)
-                self.queue[job] = replace(row, job_id=job, array_task=first, tasks=1)
-                self.running_left[job] = self.running_left[row.job_id]
-                return self.queue[job]
-        return None
-
-    def schedule(self) -> list[tuple[JobRow, tuple[str, ...]]]:
-        """Array tasks with rows of their own start as what they are."""
-        alone = {row.job_id: row.array_job for row in self.queue.values() if row.pending and row.tasks == 1}
-        self.queue.update({job: replace(self.queue[job], array_job=None) for job in alone})
-        started = super().schedule()
-        self.queue.update({job: replace(self.queue[job], array_job=array) for job, array in alone.items()})
-        return [(self.queue[row.job_id], nodes) for row, nodes in started]
-
-    def _call(self, what: str) -> None:
-        self._asked(what)
-        if what in self.refuse:
-            raise SlurmError(f"slurmctld refuses to {what}")
-        self.before_call(what)
+class LendingSlurm(SteppedSlurm):
+    """Changes of jobs must be those of a co-scheduler that knows what it does."""
 
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
-        self._call("update_jobs")
-        refused = {name: why for name, fields in updates.items() if (why := self._update(name, fields))}
-        self.after_call("update_jobs")
-        if refused:
-            raise SlurmRefused(refused, len(updates))
-
-    def _update(self, name: str, fields: Mapping[str, str]) -> str:
-        row = self._row(name)
-        if row is None:
-            return "Invalid job id specified"
-        if not row.pending:
-            return "Job is no longer pending execution"
-        assert set(fields) <= {"Gres", "Comment", "StartTime", "ReqNodeList"}, fields
-        assert gres.counts(fields["Gres"], "mig"), fields
-        assert row.comment.partition(" [mig:")[0] == fields["Comment"].partition(" [mig:")[0], "the user's own text"
-        assert fields.get("StartTime") != "now" or row.submit <= self.clock.time() - 3, "a credential just revoked"
-        reason = "None" if "StartTime" in fields else row.reason
-        reason = "None" if reason in ("ReqNodeNotAvail", "Resources") else reason
-        where = fields.get("ReqNodeList", row.requested_nodes)
-        row = replace(row, gres="gres/" + fields["Gres"], comment=fields["Comment"], requested_nodes=where)
-        self.queue[row.job_id] = replace(row, reason=reason)
-        return ""
+        for name, fields in updates.items():
+            for row in self._named(name, split=False) if row_pending(self, name) else ():
+                assert set(fields) <= {"Gres", "Comment", "StartTime", "ReqNodeList"}, fields
+                assert gres.counts(fields["Gres"], "mig"), fields
+                assert own_text(row.comment) == own_text(fields["Comment"]), "the user's own text"
+                late = row.submit <= self.clock.time() - 3
+                assert fields.get("StartTime") != "now" or late, "a credential just revoked"
+        super().update_jobs(updates)
 
     def signal_all(self, job_ids: Iterable[int | str], name: str, full: bool = True) -> None:
-        self._call("signal_all")
         assert name in ("USR1", "USR2")
-        for job in job_ids:
-            row = self._row(str(job))
-            if row is not None and row.state == "RUNNING":
-                self.signals.append((row.job_id, name))
-        self.after_call("signal_all")
+        super().signal_all(job_ids, name, full)
 
-    def requeue_all(self, job_ids: Iterable[int | str]) -> None:
-        self._call("requeue_all")
-        refused = {}
-        for job in job_ids:
-            row = self._row(str(job))
-            if row is None:
-                refused[str(job)] = "Invalid job id specified"
-            elif row.state == "RUNNING":
-                self.queue[row.job_id] = replace(row, state="COMPLETING")
-                self.leaving[row.job_id] = self.clock.time() + 2.0
-                self.requeues.append(row.job_id)
-        self.after_call("requeue_all")
-        if refused:
-            raise SlurmRefused(refused, len(refused))
+
+def row_pending(slurm: LendingSlurm, name: str) -> bool:
+    return any(row.pending for row in slurm._named(name, split=False))
+
+
+def own_text(comment: str) -> str:
+    return comment.partition(" [mig:")[0]
 
 
 class LoanWorld(World):
     """`step` is one second; `control` is the service's, which can be killed and started again over the same record."""
 
+    slurm: LendingSlurm
+
     def __init__(self, url: str, nodes: int = 1, gpus: int = 1, **rules: Any) -> None:
         super().__init__(nodes=nodes, gpus=gpus)
-        self.slurm = LendingSlurm(self.clock)
-        for name in self.nodes.gpus:
-            slots = 7 * gpus
-            self.slurm.add_node(name, {"1g.10gb": slots, "none": slots}, partitions=("gpu", "train"))
         self.url, self.config = url, {**RULES, **rules}
         self.training: dict[int, Training] = {}
         self.seq = 0
@@ -201,6 +95,13 @@ class LoanWorld(World):
         self._muted = 0
         self.start_service()
 
+    def make_slurm(self, width: int) -> LendingSlurm:
+        return LendingSlurm(self.clock, SlurmSettings(requeue_delay_s=DELAY_S), width)
+
+    def terminated(self, row: JobRow) -> None:
+        self.ends.pop(row.job_id, None)
+        self.clock.after(LEAVES_S, lambda: self.leave(row.job_id))
+
     # -- the service -----------------------------------------------------------------------------------------------
 
     def start_service(self) -> None:
@@ -208,19 +109,13 @@ class LoanWorld(World):
         self.writer = StoreWriter(lambda: open_store(self.url), 1000)
         self.writer.start()
         config = LendingConfig(**self.config)
-        self.advertiser = Advertiser(self.slurm, self.nodes)  # type: ignore[arg-type]
-        hours = tuple(Hours.parse(text) for text in config.blackout)
-        observer = Observer(
-            self.nodes,
-            self.nodes,  # type: ignore[arg-type]
-            self.advertiser.total,
-            blackout=lambda now: any(one.covers(datetime.fromtimestamp(now)) for one in hours),
-        )
+        self.advertiser = Advertiser(self.slurm, self.nodes)
+        observer = Observer(self.nodes, self.nodes, self.advertiser.total, blackout=blackout_of(config))
         settings = Settings(self.settings, None, lending_settings(config) if config.enabled else None)
         record = WriterRecord(self.writer)
-        self.control = Controller(settings, self.slurm, observer, self.advertiser, record, self.clock)  # type: ignore[arg-type]
+        self.control = Controller(settings, self.slurm, observer, self.advertiser, record, self.clock)
         now, history_s = self.clock.time(), config.forecast_days * config.day_s
-        past = self.writer.call(lambda store: lending_past(store, now, history_s), "loans").result(PATIENCE_S)  # type: ignore[arg-type]
+        past = self.writer.call(lambda store: lending_past(store, now, history_s), "loans").result(PATIENCE_S)
         self.control.dry_run.recall(past.actions)
         observer.remember(past)
 
@@ -270,9 +165,6 @@ class LoanWorld(World):
         assert calls["signal_all"] <= 2, "one for each signal"
         assert calls["requeue_all"] <= 1
         assert sums == {n: sum(m.gres.values()) for n, m in self.slurm.machines.items()}, "the constant sum broke"
-        for node in self.slurm.machines:
-            if node not in self.nodes.deaf:
-                self.nodes.board.heard(node)
         return report
 
     def store(self) -> Store:
@@ -286,8 +178,6 @@ class LoanWorld(World):
         """Submit an elastic training job."""
         comment = f"migbatch: role=train {hints}".strip() + " [mig:loan:1#loan0001]"
         values = {"partition": "train", "priority": 100, "account": "ml", "user": "alice", "uid": 1001, **kw}
-        if (tasks := values.get("tasks", 1)) > 1:
-            values |= {"array_job": self.slurm._next, "array_task": f"0-{tasks - 1}"}
         job = self.slurm.submit("gres/mig:loan:1", runs=10**9, limit=None, comment=comment, **values)
         self.training[job] = Training(needs, after)
         return job
@@ -299,6 +189,14 @@ class LoanWorld(World):
     def row(self, job: int) -> JobRow:
         return self.slurm.queue[job]
 
+    def vanish(self, job: int) -> None:
+        """A job is cancelled and gone at once, whatever it does."""
+        self.ends.pop(job, None)
+        self.nodes.epilog(job)
+        self.slurm.completed(job, "CANCELLED")
+        self.slurm.cancelled(job)
+        self.slurm.released(job)
+
     def running(self) -> set[int]:
         return {job for job, row in self.slurm.queue.items() if row.state == "RUNNING"}
 
@@ -308,11 +206,8 @@ class LoanWorld(World):
         return {job: next(iter(found)).name for job, found in own.items() if found}
 
     def step(self, seconds: float = 1.0) -> RoundReport:
-        self.clock.sleep(seconds)
         before = len(self.slurm.queue) + sum(row.restarts for row in self.slurm.queue.values())
-        for job in self.slurm.tick():
-            self.nodes.epilog(job)
-            self.ends.pop(job, None)
+        self.clock.sleep(seconds)
         self._work(seconds)
         self.finish()
         if len(self.slurm.queue) + sum(row.restarts for row in self.slurm.queue.values()) != before:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from slurm_migbatch.slurm.client import SlurmClient
 from slurm_migbatch.testbed.cluster import Cluster
+from slurm_migbatch.testbed.errors import TestbedError
 
 #: seconds in which Slurm does anything that it will do, on a busy machine
 PATIENCE_S = 180.0
@@ -29,6 +30,23 @@ class RealWorld:
         """Any batch job; it ends with the test."""
         self._jobs.append(self.cluster.submit("--output=/dev/null", *options, wrap=wrap))
         return self._jobs[-1]
+
+    def array(self, want: str, tasks: str) -> int:
+        return self.sbatch("--gres=" + want, "--array=" + tasks)
+
+    def het(self, *wants: str) -> int:
+        options = [option for want in wants for option in (":", "--gres=" + want)]
+        return self.sbatch(*options[1:])
+
+    def timed(self, want: str, minutes: int) -> int:
+        return self.sbatch("--gres=" + want, f"--time={minutes}")
+
+    def refusal(self, want: str) -> str:
+        try:
+            self.submit(want)
+        except TestbedError as error:
+            return str(error)
+        return ""
 
     def passes(self) -> Iterator[None]:
         deadline = time.monotonic() + PATIENCE_S

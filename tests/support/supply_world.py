@@ -1,16 +1,86 @@
-"""A small cluster for stories: FakeSlurm, FakeNodes and the real loop."""
+"""A small cluster for stories: the simulated Slurm and nodes, phase by phase, and the real controller."""
 
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from slurm_migbatch.daemon.controller import RoundReport
 from slurm_migbatch.decide.supply import SupplySettings
+from slurm_migbatch.lab.slurm.client import SimulatedSlurm
+from slurm_migbatch.lab.slurm.clock import VirtualClock
+from slurm_migbatch.lab.slurm.nodes import SimulatedNodes
+from slurm_migbatch.lab.slurm.records import Machine, Partition, Settings
 from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.supply.demand import profiles
 from tests.support.controllers import SupplyController
-from tests.support.fake_slurm import FakeClock, FakeNodes, FakeSlurm, backed
 from tests.support.supply_gpus import H100
+
+CATALOG = "migcatalog"
+
+
+class SteppedMachines:
+    """What Slurm starts waits for its Prolog; what Slurm ends is left to whoever steps."""
+
+    def __init__(self) -> None:
+        #: told of what Slurm ends
+        self.terminated: Callable[[JobRow], object] = lambda row: None
+        #: started and not yet begun; everything that was ever started
+        self.to_start: list[JobRow] = []
+        self.started: list[tuple[int, tuple[str, ...]]] = []
+
+    def launch(self, row: JobRow) -> None:
+        """See records.Machines."""
+        self.to_start.append(row)
+        self.started.append((row.job_id, row.nodes))
+
+    def signal(self, row: JobRow, name: str) -> None:
+        """Whoever steps looks at Slurm's `signals`."""
+
+    def terminate(self, row: JobRow) -> None:
+        """See records.Machines."""
+        self.terminated(row)
+
+
+class SteppedSlurm(SimulatedSlurm):
+    """A simulated Slurm whose passes and jobs go step by step: what has started waits for its Prolog.
+
+    Args:
+        width: how many nodes the catalog has, which is how wide a job may be that waits for what none offers.
+    """
+
+    def __init__(self, clock: VirtualClock, settings: Settings | None = None, width: int = 2) -> None:
+        tiers = (Partition("gpu", 10), Partition("train", 1))
+        super().__init__(clock, settings, tiers)
+        self.nodes_run = self.stepped = SteppedMachines()
+        self.runs: dict[int, float] = {}
+        self.width = width
+
+    def catalog(self, geometry: Geometry, gpus: int) -> None:
+        """DOWN nodes that list what one node with these GPUs may ever offer."""
+        counts = {info.profile.gres_type: info.max_instances * gpus for info in geometry.profiles}
+        for number in range(self.width):
+            self.add_node(
+                f"{CATALOG}{number}", {**counts, "loan": 2, "guest": 1}, partitions=("gpu", "train"), states=("DOWN",)
+            )
+
+    @property
+    def real(self) -> dict[str, Machine]:
+        """The nodes beside the catalog."""
+        return {name: machine for name, machine in self.machines.items() if not name.startswith(CATALOG)}
+
+    def submit(self, want: str, *, runs: float = 100.0, limit: int | None = 600, **more: Any) -> int:
+        job = super().submit(want, limit=limit, **more)
+        self.runs[job] = runs
+        return job
+
+    def runs_s(self, row: JobRow) -> float:
+        """How long a job or the task of an array runs."""
+        return self.runs.get(row.job_id, self.runs.get(row.array_job or 0, 100.0))
 
 
 class World:
@@ -26,20 +96,30 @@ class World:
         conf: dict[str, int] | None = None,
         silence_s: float = 90.0,
     ) -> None:
-        self.clock = FakeClock()
-        self.slurm = FakeSlurm(self.clock)
-        self.nodes = FakeNodes(self.clock, seed)
+        self.clock = VirtualClock()
+        self.slurm = self.make_slurm(max(2, nodes))
+        self.slurm.stepped.terminated = self.terminated
+        self.nodes = SimulatedNodes(self.clock, self.slurm, strict=True, seed=seed)
         self.random = random.Random(seed)
         slots = geometry.max_slots * gpus
         for i in range(1, nodes + 1):
-            self.slurm.add_node(f"n{i}", conf or {"1g.10gb": slots, "none": slots})
+            counts = conf or {"1g.10gb": slots, "none": slots}
+            self.slurm.add_node(f"n{i}", counts, partitions=("gpu", "train"))
             self.nodes.add(f"n{i}", *([geometry] * gpus))
+        self.slurm.catalog(geometry, gpus)
         self.records: list[tuple[str, dict[str, int], str]] = []
         self.silence_s = silence_s
         self.settings = settings or SupplySettings(stuck_s=30)
         self.new_loop()
-        self.to_start: list[tuple[JobRow, tuple[str, ...]]] = []
         self.ends: dict[int, float] = {}
+        self.killed: list[int] = []
+
+    def make_slurm(self, width: int) -> SteppedSlurm:
+        return SteppedSlurm(self.clock, Settings(), width)
+
+    @property
+    def to_start(self) -> list[JobRow]:
+        return self.slurm.stepped.to_start
 
     def new_loop(self, told: dict[str, dict[str, int]] | None = None) -> None:
         """The service is started (again)."""
@@ -57,30 +137,45 @@ class World:
         sums = {n: sum(m.gres.values()) for n, m in self.slurm.machines.items()}
         report = self.loop.round()
         assert sums == {n: sum(m.gres.values()) for n, m in self.slurm.machines.items()}, "the constant sum broke"
-        for node in self.slurm.machines:
-            if node not in self.nodes.deaf:
-                self.nodes.board.heard(node)
         return report
 
     def start(self) -> None:
         """Slurm's cycle; the Prologs of what it started run later."""
-        self.to_start.extend(self.slurm.schedule())
+        self.slurm.schedule()
 
     def prologs(self) -> None:
-        for row, where in self.to_start:
-            if self.nodes.prolog(row, where):
-                self.ends[row.job_id] = self.clock.time() + self.slurm.running_left[row.job_id]
-            else:
-                self.slurm.requeue_now(row.job_id)
-        self.to_start = []
+        while self.to_start:
+            self.prolog(self.to_start.pop(0))
+
+    def prolog(self, row: JobRow) -> None:
+        """A started job gets its slices, or goes back into the queue."""
+        if self.slurm.queue.get(row.job_id) is not row:
+            return  # ended before
+        if self.nodes.prolog(row):
+            self.ends[row.job_id] = self.clock.time() + self.slurm.runs_s(row)
+        else:
+            self.slurm.requeued(row.job_id)
+            self.slurm.released(row.job_id)
+
+    def terminated(self, row: JobRow) -> None:
+        """Slurm ends a job (its time limit, say); its Epilog runs with the next that finish."""
+        self.ends.pop(row.job_id, None)
+        self.killed.append(row.job_id)
 
     def finish(self) -> None:
-        """Jobs whose time has come: Epilog, then Slurm."""
+        """Jobs whose time has come: their Epilogs run, and Slurm hears of it."""
         for job, end in sorted(self.ends.items()):
             if end <= self.clock.time():
-                self.nodes.epilog(job)
-                self.slurm.finish(job)
-                del self.ends[job]
+                self.slurm.completed(job)
+                self.leave(job)
+        while self.killed:
+            self.leave(self.killed.pop(0))
+
+    def leave(self, job: int) -> None:
+        """The Epilogs of a job run."""
+        self.nodes.epilog(job)
+        self.slurm.released(job)
+        self.ends.pop(job, None)
 
     def step(self, seconds: float = 1.0) -> RoundReport:
         self.clock.sleep(seconds)
@@ -88,7 +183,7 @@ class World:
         self.nodes.report()
         self.nodes.poll()
         report = self.round()
-        backed(self.slurm, self.nodes)
+        backed(self.slurm.real, self.nodes)
         self.start()
         self.prologs()
         self.nodes.report()
@@ -99,3 +194,16 @@ class World:
 
     def steps(self, count: int) -> list[RoundReport]:
         return [self.step() for _ in range(count)]
+
+
+def backed(machines: Mapping[str, Machine], nodes: SimulatedNodes) -> None:
+    """Every count that Slurm could start a job on has a slot in the plan that the node knows."""
+    known, held = nodes.known, nodes.held
+    for name, machine in machines.items():
+        slots: Counter[Profile] = Counter()
+        for uuid, layout in known[name].items():
+            slots.update(layout.counts())
+            slots.update(Counter(s.profile for s in held[name][uuid] if s not in layout.slots))
+        for profile, count in profiles(machine.gres).items():
+            if count > machine.used[profile.gres_type]:
+                assert count <= slots[profile], f"{name}: {count} x {profile} offered, {slots[profile]} slots"

@@ -1,0 +1,367 @@
+"""The simulated Slurm as migbatchd sees it: `slurm.client.SlurmClient`, and `daemon.ports.Slurm`."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from slurm_migbatch.daemon.ended import Standing
+from slurm_migbatch.lab.slurm.records import positive
+from slurm_migbatch.lab.slurm.slurmctld import GRES, PRIORITY, Facts, Slurmctld, expand_tasks
+from slurm_migbatch.slurm import gres as gres_list
+from slurm_migbatch.slurm.client import Diag, JobRow, NodeRow, RpcCount, SlurmError, SlurmRefused
+from slurm_migbatch.slurm.gres import GresError
+from slurm_migbatch.slurm.times import TimeFormError, parse_duration, parse_time
+
+INVALID_JOB: Final = "Invalid job id specified"
+INVALID_NODE: Final = "Invalid node name specified"
+STARTED: Final = "Job is no longer pending execution"
+_RPC: Final = {
+    "jobs": "REQUEST_JOB_INFO",
+    "nodes": "REQUEST_NODE_INFO",
+    "set_gres": "REQUEST_UPDATE_NODE",
+    "update_jobs": "REQUEST_UPDATE_JOB",
+    "requeue_all": "REQUEST_JOB_REQUEUE",
+    "signal_all": "REQUEST_KILL_JOB",
+    "cancel": "REQUEST_KILL_JOB",
+}
+_RESOURCES: Final = frozenset(
+    {"Gres", "TresPerNode", "TresPerJob", "NumNodes", "ReqNodeList", "Features", "Partition", "StartTime"}
+)
+"""Keys of an update that only a pending job takes."""
+_TASK = re.compile(r"(\d+)_(\d+)")
+_TASKS = re.compile(r"(\d+)_\[([0-9,:%-]+)\]")
+
+
+class SimulatedSlurm(Slurmctld):
+    """A strict Slurm: it refuses what the real one refuses, in its words.
+
+    Attributes:
+        calls: how often each method was called.
+        updates: the GRES that nodes were given, one mapping for each `set_gres`.
+        signals, requeues: what was sent to running jobs, and which of them were requeued from outside.
+        down: it does not answer.
+        refuse: methods that fail as a whole.
+        before_call, after_call: called with the name of a method that changes jobs, around what it does.
+    """
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.calls: Counter[str] = Counter()
+        self.updates: list[dict[str, str]] = []
+        self.signals: list[tuple[int, str]] = []
+        self.requeues: list[int] = []
+        self.down = False
+        self.refuse: set[str] = set()
+        self.before_call: Callable[[str], object] = lambda what: None
+        self.after_call: Callable[[str], object] = lambda what: None
+
+    # -- looks -----------------------------------------------------------------------------------------------------
+
+    def jobs(self) -> list[JobRow]:
+        """See SlurmClient."""
+        self._asked("jobs", self.settings.look_s)
+        return self.order()
+
+    def nodes(self) -> list[NodeRow]:
+        """See SlurmClient."""
+        self._asked("nodes", self.settings.look_s)
+        return [self.node_row(machine) for machine in self.machines.values()]
+
+    def ended(self, job_ids: Collection[int]) -> list[dict[str, Any]]:
+        """See `daemon.ports.Slurm`."""
+        self._asked("ended", self.settings.look_s)
+        return [
+            {
+                "job_id": job,
+                "restarts": one.restarts,
+                "state": one.state,
+                "exit_code": "0:0" if one.state == "COMPLETED" else "0:15",
+                "submitted": one.submit,
+                "started": one.start,
+                "ended": one.end,
+            }
+            for job in job_ids
+            if (one := self.ended_jobs.get(job)) is not None
+        ]
+
+    def diag(self) -> Diag:
+        """See SlurmClient."""
+        counts: Counter[str] = Counter()
+        for what, count in self.calls.items():
+            counts[_RPC.get(what, "REQUEST_" + what.upper())] += count
+        return Diag({name: RpcCount(count, 0.0) for name, count in counts.items()})
+
+    def default_partition(self) -> str:
+        """The first one that has nodes."""
+        return next((name for machine in self.machines.values() for name in machine.partitions), "")
+
+    def version(self) -> tuple[int, int]:
+        """See SlurmClient."""
+        return self.settings.release
+
+    def node_addresses(self) -> Mapping[str, frozenset[str]]:
+        """See `daemon.ports.Slurm`: every node has its name."""
+        return {name: frozenset({name}) for name in self.machines}
+
+    def standing(self, user: str) -> Standing:
+        """See `daemon.ports.Slurm`: there is no slurmdbd."""
+        return Standing()
+
+    # -- nodes -----------------------------------------------------------------------------------------------------
+
+    def set_gres(self, updates: Mapping[str, str]) -> None:
+        """See SlurmClient."""
+        self._asked("set_gres")
+        self.updates.append(dict(updates))
+        refused = {}
+        for name, text in updates.items():
+            self._costs(self.settings.update_s)
+            why = self._set_gres(name, text)
+            if why:
+                refused[name] = why
+        if refused:
+            raise SlurmRefused(refused, len(updates), ("scontrol",))
+
+    def _set_gres(self, name: str, text: str) -> str:
+        machine = self.machines.get(name)
+        if machine is None:
+            return INVALID_NODE
+        try:
+            entries = gres_list.parse(text)
+        except GresError:
+            return "Invalid generic resource (gres) specification"
+        if any(entry.type is None or entry.count < 1 for entry in entries if entry.name == GRES):
+            return "Invalid generic resource (gres) specification"
+        machine.other_gres = ",".join(str(entry) for entry in entries if entry.name != GRES)
+        self.set_node(name, gres=gres_list.counts(text, GRES))
+        return ""
+
+    # -- jobs ------------------------------------------------------------------------------------------------------
+
+    def update_job(self, job_id: int, **fields: str) -> None:
+        """See SlurmClient."""
+        self.update_jobs({str(job_id): fields})
+
+    def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
+        """See SlurmClient."""
+        self._change("update_jobs", list(updates), lambda name: self._update(name, updates[name]))
+
+    def requeue(self, job_id: int) -> None:
+        """See SlurmClient."""
+        self.requeue_all([job_id])
+
+    def requeue_all(self, job_ids: Iterable[int | str]) -> None:
+        """See SlurmClient."""
+
+        def requeue(name: str) -> str:
+            rows = self._named(name, split=False)
+            for row in rows:
+                if row.state == "RUNNING":
+                    self.requeues.append(row.job_id)
+                    self.requeued(row.job_id)
+            return "" if rows else INVALID_JOB
+
+        self._change("requeue_all", list(map(str, job_ids)), requeue)
+
+    def hasten(self, job_id: int) -> None:
+        """See SlurmClient."""
+        self.calls["hasten"] += 1
+        self.update_jobs({str(job_id): {"StartTime": "now+2"}})
+
+    def signal(self, job_id: int | str, name: str, full: bool = True) -> None:
+        """See SlurmClient."""
+        self.signal_all([job_id], name, full)
+
+    def signal_all(self, job_ids: Iterable[int | str], name: str, full: bool = True) -> None:
+        """See SlurmClient."""
+
+        def send(job: str) -> str:
+            for row in self._named(job, split=False):
+                if row.state == "RUNNING":
+                    self.signals.append((row.job_id, name))
+                    self.nodes_run.signal(row, name)
+            return ""
+
+        self._change("signal_all", list(map(str, job_ids)), send)
+
+    def hold(self, job_id: int) -> None:
+        """See SlurmClient."""
+        self._change("hold", [str(job_id)], lambda name: self._update(name, {"Priority": "0"}))
+
+    def release(self, job_id: int) -> None:
+        """See SlurmClient."""
+
+        def release(name: str) -> str:
+            rows = [row for row in self._named(name) if row.pending]
+            for row in rows:
+                eligible = self.clock.time() if row.eligible is None else row.eligible
+                self._put(replace(row, priority=self._facts[row.job_id].priority, reason="None", eligible=eligible))
+            return "" if rows else INVALID_JOB
+
+        self._change("release", [str(job_id)], release)
+
+    def cancel(self, job_id: int) -> None:
+        """See SlurmClient."""
+        self._asked("cancel")
+        for row in self._named(str(job_id), split=False):
+            self.cancelled(row.job_id)
+
+    # -- what an update does ---------------------------------------------------------------------------------------
+
+    def _update(self, name: str, fields: Mapping[str, str]) -> str:
+        """Change a job or some tasks of an array; Slurm's words where it refuses."""
+        rows = self._named(name)
+        if not rows:
+            return INVALID_JOB
+        whole_array = int(name) in self.arrays if name.isdigit() else False
+        if "ArrayTaskThrottle" in fields and rows[0].array_job is not None:
+            self.throttled(rows[0].array_job, int(fields["ArrayTaskThrottle"]) or None)
+            rows = [self.queue[row.job_id] for row in rows]
+        others = {key: value for key, value in fields.items() if key != "ArrayTaskThrottle"}
+        if not others:
+            return ""
+        waiting = [row for row in rows if row.pending or self._facts[row.job_id].after == "PENDING"]
+        if whole_array and waiting:
+            rows = waiting  # those that run are left alone without an error
+        for row in rows:
+            if why := self._update_row(row, others):
+                return why
+        return ""
+
+    def _update_row(self, row: JobRow, fields: Mapping[str, str]) -> str:
+        facts = self._facts[row.job_id]
+        need = replace(facts, node=dict(facts.node), job=dict(facts.job))
+        changed: dict[str, Any] = {}
+        for key, value in fields.items():
+            try:
+                why = self._field(key, value, row, need, changed)
+            except (GresError, ValueError, TimeFormError) as error:
+                why = str(error)
+            if why:
+                return why
+        facts.node, facts.job = need.node, need.job
+        row = replace(row, **changed)
+        if row.pending and {"Gres", "TresPerNode", "TresPerJob", "ReqNodeList", "NumNodes"} & set(fields):
+            if not self._placing.listed(self._shape(row, facts)):
+                row = replace(row, reason="BadConstraints", priority=0)
+            elif row.reason in ("Resources", "ReqNodeNotAvail", "Priority", "BadConstraints"):
+                row = replace(row, reason="None", priority=row.priority or facts.priority)
+        self._put(row)
+        if row.eligible is not None and row.eligible > self.clock.time():
+            self._wake(row.job_id, row.eligible)
+        return ""
+
+    def _field(self, key: str, value: str, row: JobRow, need: Facts, changed: dict[str, Any]) -> str:
+        """Note one `Key=value` of scontrol update in `need` and `changed`."""
+        resources = (
+            "Gres",
+            "TresPerNode",
+            "TresPerJob",
+            "NumNodes",
+            "ReqNodeList",
+            "Features",
+            "Partition",
+            "StartTime",
+        )
+        if key in resources and not (row.pending or need.after == "PENDING"):
+            return STARTED
+        now = self.clock.time()
+        if key in ("Gres", "TresPerNode"):
+            need.node = self._asked_for(need.node, value)
+            if key == "Gres" or not value:
+                changed["gres"] = self.spelled(value)
+        elif key == "TresPerJob":
+            need.job = self._asked_for(need.job, value)
+        elif key == "NumNodes":
+            changed["num_nodes"] = int(value.partition("-")[0])
+        elif key == "StartTime":
+            moment = parse_time(value, now)
+            changed |= {"eligible": max(moment, now) if value != "now" else now}
+            changed["reason"] = "BeginTime" if changed["eligible"] > now else "None"
+        elif key == "TimeLimit":
+            seconds = parse_duration(value)
+            changed["time_limit_s"] = None if seconds is None else int(seconds)
+        elif key == "Priority":
+            held = int(value) == 0
+            changed |= {"priority": int(value), "reason": "JobHeldAdmin" if held else "None"}
+            changed["eligible"] = None if held else row.eligible
+        else:
+            names = {"Comment": "comment", "Name": "name", "JobName": "name", "Account": "account"}
+            names |= {"ReqNodeList": "requested_nodes", "Features": "features", "Partition": "partition"}
+            if key == "AdminComment":
+                return ""
+            if key not in names:
+                return f"Update of this parameter is not supported: {key}={value}"
+            changed[names[key]] = value
+        return ""
+
+    def _asked_for(self, before: Mapping[str, int], value: str) -> dict[str, int]:
+        """What a job needs after its GRES were set to `value`; an older Slurm adds, and forgets only all at once."""
+        wanted = gres_list.counts(value, GRES)
+        if self.settings.forgets:
+            return positive(wanted)
+        if not value:
+            return dict.fromkeys(before, 0)
+        return {**before, **positive(wanted)}
+
+    # -- names -----------------------------------------------------------------------------------------------------
+
+    def _named(self, name: str, *, split: bool = True) -> list[JobRow]:
+        """The rows that a command means by "123", "123_4" or "123_[5-7]".
+
+        Args:
+            split: whether tasks that share their array's row get rows of their own.
+        """
+        if match := _TASK.fullmatch(name):
+            return self._task(int(match[1]), int(match[2]), split)
+        if match := _TASKS.fullmatch(name):
+            return [row for task in expand_tasks(match[2]) for row in self._task(int(match[1]), task, split)]
+        if not name.isdigit():
+            return []
+        job = int(name)
+        if job in self.arrays:
+            rows = [row for row in self.queue.values() if row.array_job == job]
+            # a task that was told apart follows its array no more
+            return [row for row in rows if not row.pending or row.job_id == job] or rows
+        return [self.queue[job]] if job in self.queue else []
+
+    def _task(self, array: int, task: int, split: bool) -> list[JobRow]:
+        if array not in self.arrays:
+            return []
+        if task in self.arrays[array].waiting:
+            return [self.split(self.queue[array], task)] if split else [self.queue[array]]
+        return [row for row in self.queue.values() if row.array_job == array and row.array_task == str(task)]
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    def _asked(self, what: str, costs: float = 0.0) -> None:
+        self.calls[what] += 1
+        if self.down:
+            raise SlurmError("slurmctld does not answer", (what,), 1, "")
+        if what in self.refuse:
+            raise SlurmError(f"slurmctld refuses to {what}", (what,), 1, "")
+        self._costs(costs)
+
+    def _costs(self, seconds: float) -> None:
+        if seconds > 0:
+            self.clock.sleep(seconds)
+
+    def _change(self, what: str, names: Collection[str], change: Callable[[str], str]) -> None:
+        """Do something to each of these; all others are done where some are refused."""
+        self._asked(what)
+        self.before_call(what)
+        refused = {}
+        for name in names:
+            self._costs(self.settings.update_s)
+            if why := change(name):
+                refused[name] = why
+        self.after_call(what)
+        if refused:
+            raise SlurmRefused(refused, len(names), ("scontrol",))
+
+
+__all__ = ["PRIORITY", "SimulatedSlurm"]

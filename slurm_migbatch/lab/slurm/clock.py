@@ -1,0 +1,83 @@
+"""Virtual time: events run when the clock passes them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Final
+
+START: Final = 1_000_000.0
+"""Unix time at which a simulation begins unless said otherwise."""
+
+
+class Event:
+    """Something that happens at a moment, unless it is cancelled before."""
+
+    __slots__ = ("action", "when")
+
+    def __init__(self, when: float, action: Callable[[], object]) -> None:
+        self.when = when
+        self.action: Callable[[], object] | None = action
+
+    def cancel(self) -> None:
+        """Do not run it; harmless where it has run."""
+        self.action = None
+
+
+class VirtualClock:
+    """Both clocks of `daemon.controller.Clock`; `sleep` runs the events that fall into it by time and entry.
+
+    An event may itself sleep, as a call of Slurm does that costs time: what is due meanwhile then runs inside it.
+    """
+
+    def __init__(self, now: float = START) -> None:
+        self.now = now
+        self._events: list[tuple[float, int, Event]] = []
+        self._numbers = itertools.count()
+
+    def time(self) -> float:
+        """Unix seconds."""
+        return self.now
+
+    def monotonic(self) -> float:
+        """The same; it never jumps here."""
+        return self.now
+
+    def at(self, when: float, action: Callable[[], object]) -> Event:
+        """Run `action` at that moment, or as soon as time passes where it is over already."""
+        event = Event(when, action)
+        heappush(self._events, (when, next(self._numbers), event))
+        return event
+
+    def after(self, seconds: float, action: Callable[[], object]) -> Event:
+        """Run `action` in so many seconds."""
+        return self.at(self.now + seconds, action)
+
+    def sleep(self, seconds: float) -> None:
+        """Let so much time pass."""
+        self.until(self.now + seconds)
+
+    def until(self, when: float) -> None:
+        """Let time pass until `when`; at once where it is over."""
+        while (following := self.following) is not None and following <= when:
+            self.step()
+        self.now = max(self.now, when)
+
+    def step(self) -> bool:
+        """Go to the next event and run it; False where there is none."""
+        if self.following is None:
+            return False
+        when, _, event = heappop(self._events)
+        self.now = max(self.now, when)
+        if event.action is not None:
+            action, event.action = event.action, None
+            action()
+        return True
+
+    @property
+    def following(self) -> float | None:
+        """When the next event is due; None where there is none."""
+        while self._events and self._events[0][2].action is None:
+            heappop(self._events)
+        return self._events[0][0] if self._events else None

@@ -1,0 +1,573 @@
+"""Simulated nodes: they take published plans, give started jobs slices as the Prolog does, and tell what happened.
+
+Which slots a job gets is `node.choice.claim`, whether it may share one `node.guest.verdict`: the code that hooks run,
+over rows that stand for the journal's. Events are those of `docs/protocol` and go to a `LiveView` as migbatchd's do.
+
+With `auto` everything happens by itself, each after its time (`Times`). Without, the phases are called one by one:
+`poll`, `prolog`, `epilog`, `report`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from slurm_migbatch.daemon.plans import Guests, Plan, PlanBoard
+from slurm_migbatch.lab.sim.gpus import CREATE_S, DESTROY_S
+from slurm_migbatch.lab.slurm.clock import Event, VirtualClock
+from slurm_migbatch.lab.slurm.slurmctld import Slurmctld
+from slurm_migbatch.lab.slurm.work import Fixed, Work
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.layout import Layout, Slot
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.node import choice, guest
+from slurm_migbatch.node.journal import Run, Slice
+from slurm_migbatch.node.plan import Shared
+from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.supply.demand import slices
+from slurm_migbatch.supply.guests import is_guest
+from slurm_migbatch.supply.view import LiveView, NodeFacts
+
+RunId = tuple[int, int]
+_SLOWEST: Final = 7
+
+
+@dataclass(frozen=True)
+class Times:
+    """How long things take on a node, seconds.
+
+    Attributes:
+        ack_s: from the publication of a plan until the node has acknowledged it.
+        prolog_s: from a job's allocation until its Prolog chooses its slices.
+        epilog_s: from the end of a job until its Epilog has given them back.
+        report_s: from an event until migbatchd has it.
+        create_s, destroy_s: of an instance, by compute slices.
+        kill_wait_s: from TERM to KILL.
+    """
+
+    ack_s: float = 0.1
+    prolog_s: float = 0.1
+    epilog_s: float = 0.2
+    report_s: float = 0.2
+    create_s: Mapping[int, float] = field(default_factory=lambda: CREATE_S)
+    destroy_s: Mapping[int, float] = field(default_factory=lambda: DESTROY_S)
+    kill_wait_s: float = 30.0
+
+
+INSTANT: Final = Times(0.0, 0.0, 0.0, 0.0, {}, {})
+"""Nothing takes any time."""
+
+
+@dataclass
+class _Node:
+    geometries: dict[str, Geometry]
+    plan: dict[str, tuple[Slot, ...]]
+    guests: Mapping[int, tuple[str, str, int, int, int, int]] = field(default_factory=dict)
+    version: int = 0
+    rows: dict[int, Slice] = field(default_factory=dict)
+    untold: list[dict[str, Any]] = field(default_factory=list)
+    heard: float = 0.0
+    published: float = 0.0
+
+
+@dataclass
+class _Process:
+    """A job between its Prolog and its end: its work, and the event that is next in its life."""
+
+    row: JobRow
+    work: Work | None = None
+    event: Event | None = None
+    profiles: tuple[Profile, ...] = ()
+
+
+class SimulatedNodes:
+    """All nodes of a site: `supply.loop.NodeBoard`, `supply.view.NodesView` and `records.Machines` in one.
+
+    Args:
+        clock: the time.
+        slurm: whose jobs run here.
+        view: what migbatchd has heard of the nodes.
+        times: see `Times`.
+        work: what a job does with its time, asked once for each job.
+        reuse: WarmReuse of the nodes ("any", "same-user", "never").
+        strict: a job that finds no free slot of the plan is a misfit, also where the node has room for it; and which
+            of several planned slots it gets is drawn at random.
+        share: speed of each of two jobs on one slice.
+        seed: of what is drawn.
+    """
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        slurm: Slurmctld,
+        *,
+        view: LiveView | None = None,
+        times: Times | None = None,
+        work: Callable[[JobRow], Work] = lambda row: Fixed(100.0),
+        reuse: str = "same-user",
+        strict: bool = False,
+        share: float = 0.6,
+        auto: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self.clock, self.slurm, self.auto = clock, slurm, auto
+        self.view = view or LiveView()
+        self.times = times or (Times() if auto else INSTANT)
+        self.board = PlanBoard(wall=clock.time, clock=clock.monotonic)
+        self.random = random.Random(seed)  # noqa: S311 - reproducible, no secret
+        #: jobs that found no slice, in their order; and starts outside the plan
+        self.misfits: list[int] = []
+        self.unplanned: list[int] = []
+        #: nodes that take no plans and tell nothing
+        self.deaf: set[str] = set()
+        #: called when a node has told something: (node, events)
+        self.on_events: Callable[[str, Sequence[Mapping[str, Any]]], object] = lambda node, events: None
+        self._work, self._reuse, self._strict, self._share = work, reuse, strict, share
+        self._works: dict[int, Work] = {}
+        self._nodes: dict[str, _Node] = {}
+        self._processes: dict[int, _Process] = {}
+        self._where: dict[int, tuple[str, ...]] = {}
+        self._ids = 0
+        if auto:
+            slurm.nodes_run = self
+
+    def add(self, name: str, *geometries: Geometry) -> None:
+        """A node with these GPUs, which tells of them at once."""
+        gpus = {f"GPU-{name}-{number}": geometry for number, geometry in enumerate(geometries)}
+        self._nodes[name] = _Node(gpus, dict.fromkeys(gpus, ()), heard=self.clock.now)
+        told = [
+            {"uuid": uuid, "minor": number, "index": number, "name": geometry.name, "mig": True}
+            | {"geometry": geometry.to_dict()}
+            for number, (uuid, geometry) in enumerate(gpus.items())
+        ]
+        self.view.apply(name, [{"kind": "state", "ts": self.clock.now, "gpus": told, "runs": [], "idle": []}])
+        self.board.confirm(name, 0)
+
+    # -- what the nodes hold, for reports and tests ----------------------------------------------------------------
+
+    @property
+    def gpus(self) -> Mapping[str, Mapping[str, Geometry]]:
+        """GPUs by node and UUID."""
+        return {name: node.geometries for name, node in self._nodes.items()}
+
+    @property
+    def known(self) -> dict[str, dict[str, Layout]]:
+        """The plan that each node has."""
+        return {n: {uuid: Layout(slots) for uuid, slots in node.plan.items()} for n, node in self._nodes.items()}
+
+    @property
+    def held(self) -> dict[str, dict[str, dict[Slot, RunId]]]:
+        """Slots that runs hold; of shared ones the first holder."""
+        found: dict[str, dict[str, dict[Slot, RunId]]] = {
+            name: {uuid: {} for uuid in node.geometries} for name, node in self._nodes.items()
+        }
+        for name, node in self._nodes.items():
+            for row in node.rows.values():
+                if row.state == "held" and row.beside is None:
+                    found[name][row.gpu][row.slot] = _run_of(row)
+        return found
+
+    @property
+    def second(self) -> dict[tuple[str, str, Slot], RunId]:
+        """Second holders of slots."""
+        return {
+            (name, row.gpu, row.slot): _run_of(row)
+            for name, node in self._nodes.items()
+            for row in node.rows.values()
+            if row.state == "held" and row.beside is not None
+        }
+
+    @property
+    def guests(self) -> dict[str, Mapping[int, tuple[str, str, int, int, int, int]]]:
+        """Who may share a slice, by the plan that each node has."""
+        return {name: node.guests for name, node in self._nodes.items()}
+
+    def free(self, name: str) -> Counter[Profile]:
+        """Planned slots of a node that nobody holds."""
+        held = self.held[name]
+        plan = self._nodes[name].plan
+        return Counter(slot.profile for uuid, slots in plan.items() for slot in slots if slot not in held[uuid])
+
+    def zombie(self, name: str, uuid: str, slot: Slot) -> None:
+        """An instance that cannot be destroyed appears in the slot."""
+        row = self._put(self._nodes[name], Slice(uuid, slot, "zombie", gi=self._ids))
+        self._tell(name, "zombie", row.place)
+
+    def work_of(self, job: int) -> Work | None:
+        """What a job that has started does with its time."""
+        return self._works.get(job)
+
+    # -- plans -----------------------------------------------------------------------------------------------------
+
+    def facts(self) -> Mapping[str, NodeFacts]:
+        """See supply.view.NodesView."""
+        return self.view.facts()
+
+    def current(self, node: str) -> Plan | None:
+        """See supply.advertiser.Plans."""
+        return self.board.current(node)
+
+    def publish(
+        self, node: str, gpus: Mapping[str, Sequence[tuple[str, int, int]]], guests: Guests | None = None
+    ) -> int:
+        """See supply.advertiser.Plans; with `auto` the node takes the plan over by itself."""
+        version = self.board.publish(node, gpus, guests)
+        if node in self._nodes:
+            self._nodes[node].published = self.clock.now
+            if self.auto:
+                self.clock.after(self.times.ack_s, lambda: self._pull_later(node))
+        return version
+
+    def acked(self, node: str) -> int:
+        """See supply.advertiser.Plans."""
+        return self.board.acked(node)
+
+    def wait_acked(self, node: str, version: int, timeout: float) -> bool:
+        """See supply.advertiser.Plans: time passes until the node has the plan, or is over."""
+        if self.board.acked(node) < version:
+            due = self._nodes[node].published + self.times.ack_s
+            if node in self.deaf or due > self.clock.now + timeout:
+                if self.auto:
+                    self.clock.sleep(timeout)
+            else:
+                self.clock.until(due)
+                self.pull(node)
+        return self.board.acked(node) >= version
+
+    def silence(self, node: str) -> float:
+        """See supply.loop.NodeBoard: who is not deaf polls all the time."""
+        entry = self._nodes.get(node)
+        if entry is None:
+            return float("inf")
+        if node not in self.deaf:
+            entry.heard = self.clock.now
+        return self.clock.now - entry.heard
+
+    def poll(self) -> None:
+        """Every node that hears takes its newest plan over."""
+        for name in self._nodes:
+            self._pull_later(name)
+
+    def _pull_later(self, name: str) -> None:
+        if name not in self.deaf:
+            self.pull(name)
+
+    def pull(self, name: str) -> None:
+        """The node takes its newest plan over. It must leave what running jobs hold where it is."""
+        plan, node = self.board.current(name), self._nodes[name]
+        if plan is None:
+            self.board.confirm(name, self.board.acked(name))
+            return
+        if plan.version != node.version:
+            layouts = {uuid: Layout(Slot.of(*row) for row in plan.gpus.get(uuid, ())) for uuid in node.geometries}
+            for uuid, layout in layouts.items():
+                node.geometries[uuid].check(layout)
+            for row in node.rows.values():
+                if row.state == "held" and not self._ending(row):
+                    for slot in layouts[row.gpu].slots:
+                        assert slot == row.slot or not slot.placement.overlaps(row.slot.placement), (
+                            f"{row} is in use, {slot} of the plan is not it"
+                        )
+            node.plan = {uuid: layout.slots for uuid, layout in layouts.items()}
+            node.guests, node.version = plan.guests, plan.version
+        self.board.confirm(name, plan.version)
+
+    def _ending(self, row: Slice) -> bool:
+        job = self.slurm.queue.get(row.job or 0)
+        return job is None or job.state == "COMPLETING" or job.restarts != row.restart
+
+    # -- hooks -----------------------------------------------------------------------------------------------------
+
+    def prolog(self, row: JobRow) -> bool:
+        """Give a job its slices on each of its nodes; False, with nothing taken, where one has none (a misfit)."""
+        return self._prolog(row) is not None
+
+    def _prolog(self, row: JobRow) -> float | None:
+        """Seconds that it took on the slowest node; None where the job found no slices."""
+        took = 0.0
+        self._where[row.job_id] = row.nodes
+        for name in row.nodes:
+            elapsed = self._start(row, name)
+            if elapsed is None:
+                self.misfits.append(row.job_id)
+                self._tell(name, "misfit", {"job": row.job_id, "restart": row.restarts, "reason": "no place"})
+                self.epilog(row.job_id)
+                return None
+            took = max(took, elapsed)
+        return took
+
+    def _start(self, row: JobRow, name: str) -> float | None:
+        node = self._nodes.get(name)
+        if node is None:
+            return 0.0
+        if is_guest(row.gres):
+            return self._join(row, name, node)
+        wishes = [profile for profile, count in slices(row.gres).items() for _ in range(count)]
+        if not wishes:
+            return 0.0
+        views = self._views(node)
+        if len(wishes) == 1:  # a planned slot comes before any other, so only GPUs that have one need be looked at
+            planned = [view for view in views if _free_planned(view, wishes[0])]
+            views = planned or views
+        barred = self._barred(node, views, wishes) if self._strict else ()
+        claims = None if barred is None else choice.claim(views, wishes, row.uid, self._reuse, barred)
+        if claims is None:
+            return None
+        if not all(claim.planned for claim in claims):
+            self.unplanned.append(row.job_id)
+        return self._carry_out(row, name, node, claims)
+
+    def _views(self, node: _Node) -> list[choice.View]:
+        found = []
+        for order, (uuid, geometry) in enumerate(node.geometries.items()):
+            here = [row for row in node.rows.values() if row.gpu == uuid]
+            used = tuple(dict.fromkeys(row.slot for row in here if row.state != "idle"))
+            idle = tuple(row for row in here if row.state == "idle")
+            found.append(choice.View(uuid, order, geometry, used, idle, node.plan[uuid]))
+        return found
+
+    def _barred(self, node: _Node, views: Sequence[choice.View], wishes: Sequence[Profile]) -> set[choice.Place] | None:
+        """All places but planned ones drawn at random; None where there are too few."""
+        allowed: set[choice.Place] = set()
+        for profile, count in Counter(wishes).items():
+            free = [
+                (view.uuid, slot)
+                for view in views
+                for slot in view.planned
+                if slot.profile == profile and not any(slot.placement.overlaps(used.placement) for used in view.used)
+            ]
+            if len(free) < count:
+                return None
+            allowed.update(self.random.sample(free, count))
+        every = {(v.uuid, s) for v in views for p in wishes if p in v.geometry for s in v.geometry.info(p).slots}
+        return every - allowed
+
+    def _carry_out(self, row: JobRow, name: str, node: _Node, claims: Sequence[choice.Claim]) -> float:
+        took = 0.0
+        rows = []
+        for claim in claims:
+            for piece in claim.evict:
+                if node.rows.pop(piece.id or 0, None) is not None:
+                    took += self.times.destroy_s.get(_compute(piece.slot.profile), 0.0)
+                    self._tell(name, "destroy", piece.place)
+            if claim.warm is not None:
+                node.rows.pop(claim.warm.id or 0, None)
+            piece = Slice(claim.gpu, claim.slot, "held", gi=self._ids, job=row.job_id, restart=row.restarts)
+            piece = self._put(node, piece._replace(uid=row.uid, since=self.clock.now, warm=claim.warm is not None))
+            if claim.warm is None:
+                took += self.times.create_s.get(_compute(piece.slot.profile), 0.0)
+                self._tell(name, "create", piece.place)
+            rows.append(piece)
+        self._tell(name, "start", self._started(row, rows, took, all(claim.planned for claim in claims)))
+        return took
+
+    def _join(self, row: JobRow, name: str, node: _Node) -> float | None:
+        """A guest's place: beside its host or, where that has left, alone."""
+        place = node.guests.get(row.job_id)
+        if place is None:
+            return None
+        shared = Shared(place[0], Slot.of(*place[1:4]), (place[4], place[5]))
+        rows = list(node.rows.values())
+        runs = {
+            _run_of(one): Run(one.job or 0, one.restart or 0, one.uid or 0, "", "", "", "", "running")
+            for one in rows
+            if one.state == "held"
+        }
+        found = guest.verdict(shared, row.uid, rows, runs, shared.slot in node.plan[shared.gpu])
+        if found.way is guest.Way.JOIN and found.host is not None:
+            host = found.host
+            piece = host._replace(
+                job=row.job_id, restart=row.restarts, uid=row.uid, beside=host.id, shared=True, since=self.clock.now
+            )
+            piece = self._put(node, piece)
+            fields = self._started(row, [piece], 0.0, True)
+            self._tell(name, "start", fields | {"beside": [host.job or 0, host.restart or 0]})
+            return 0.0
+        if found.way is guest.Way.ALONE:
+            barred = {
+                (uuid, slot)
+                for uuid, geometry in node.geometries.items()
+                if shared.slot.profile in geometry
+                for slot in geometry.info(shared.slot.profile).slots
+                if (uuid, slot) != (shared.gpu, shared.slot)
+            }
+            claims = choice.claim(self._views(node), [shared.slot.profile], row.uid, self._reuse, barred)
+            return None if claims is None else self._carry_out(row, name, node, claims)
+        return None
+
+    def _started(self, row: JobRow, rows: Sequence[Slice], took: float, planned: bool) -> dict[str, Any]:
+        return {
+            "job": row.job_id,
+            "restart": row.restarts,
+            "uid": row.uid,
+            "user": row.user,
+            "account": row.account,
+            "partition": row.partition,
+            "warm": all(one.warm for one in rows),
+            "planned": planned,
+            "elapsed_ms": round(took * 1000),
+            "slices": [one.told for one in rows],
+        }
+
+    def epilog(self, job: int) -> None:
+        """A job's slices are idle again; a shared one belongs to the other holder alone."""
+        for name in self._where.pop(job, ()):
+            node = self._nodes.get(name)
+            if node is None:
+                continue
+            mine = [row for row in node.rows.values() if row.job == job and row.state == "held"]
+            for row in mine:
+                other = next((one for one in node.rows.values() if one.beside == row.id), None)
+                if row.beside is not None:
+                    del node.rows[row.id or 0]
+                elif other is not None:
+                    del node.rows[row.id or 0]
+                    node.rows[other.id or 0] = other._replace(beside=None)
+                else:
+                    node.rows[row.id or 0] = row.freed("idle")
+            if mine:
+                fields = {"job": job, "restart": mine[0].restart, "exit_code": 0, "memory_mib": None}
+                self._tell(name, "stop", fields | {"slices": [row.told for row in mine]})
+
+    # -- events ----------------------------------------------------------------------------------------------------
+
+    def progress(self, job: int, **fields: Any) -> None:
+        """A running job says something of itself."""
+        row = self.slurm.queue.get(job)
+        if row is not None and row.nodes:
+            self._tell(row.nodes[0], "progress", {"job": job, "restart": row.restarts, "final": False, **fields})
+
+    def report(self, name: str | None = None, most: int | None = None) -> None:
+        """What the nodes have to tell arrives: of one node or of all, everything or the first `most` events."""
+        for each in [name] if name is not None else list(self._nodes):
+            node = self._nodes[each]
+            events, node.untold = node.untold[:most], node.untold[len(node.untold[:most]) :]
+            if events:
+                self.view.apply(each, events)
+                self.on_events(each, events)
+
+    def _tell(self, name: str, kind: str, fields: Mapping[str, Any]) -> None:
+        untold = self._nodes[name].untold
+        untold.append({"kind": kind, "ts": self.clock.now, **fields})
+        if self.auto and len(untold) == 1:
+            self.clock.after(self.times.report_s, lambda: self.report(name))
+
+    def _put(self, node: _Node, row: Slice) -> Slice:
+        self._ids += 1
+        node.rows[self._ids] = row = row._replace(id=self._ids)
+        return row
+
+    # -- lives of jobs (Machines) ----------------------------------------------------------------------------------
+
+    def launch(self, row: JobRow) -> None:
+        """See records.Machines."""
+        process = self._processes[row.job_id] = _Process(row)
+        process.event = self.clock.after(self.times.prolog_s, lambda: self._launched(process))
+
+    def _launched(self, process: _Process) -> None:
+        row = process.row
+        took = self._prolog(row)
+        if took is None:
+            self.slurm.requeued(row.job_id)
+            return
+        process.event = self.clock.after(took, lambda: self._began(process))
+
+    def _began(self, process: _Process) -> None:
+        row = process.row
+        work = self._works.get(row.job_id)
+        if work is None:
+            work = self._works[row.job_id] = self._work(row)
+        held = self._of(row.job_id)
+        process.work, process.profiles = work, tuple(piece.slot.profile for piece in held)
+        work.begin(self.clock.now, process.profiles, row.restarts)
+        self._paced(held)
+        self._follow(process)
+
+    def _of(self, job: int) -> list[Slice]:
+        row = self.slurm.queue.get(job)
+        nodes = [self._nodes[name] for name in row.nodes if name in self._nodes] if row is not None else []
+        return [piece for node in nodes for piece in node.rows.values() if piece.job == job and piece.state == "held"]
+
+    def _paced(self, pieces: Iterable[Slice], gone: int | None = None) -> None:
+        """Whoever is on these slots has its speed, alone or in company."""
+        for piece in pieces:
+            if not piece.shared:
+                continue
+            here = [
+                row.job
+                for node in self._nodes.values()
+                for row in node.rows.values()
+                if (row.gpu, row.slot, row.state) == (piece.gpu, piece.slot, "held") and row.job != gone
+            ]
+            for job in here:
+                process = self._processes.get(job or 0)
+                if process is not None and process.work is not None:
+                    process.work.pace(self.clock.now, self._share if len(here) > 1 else 1.0)
+                    self._follow(process)
+
+    def _follow(self, process: _Process) -> None:
+        """Wait for its end, as things stand."""
+        assert process.work is not None
+        if process.event is not None:
+            process.event.cancel()
+        end = process.work.end_at()
+        process.event = self.clock.at(end, lambda: self._ended(process)) if end < float("inf") else None
+
+    def _ended(self, process: _Process) -> None:
+        job = process.row.job_id
+        self._processes.pop(job, None)
+        self._works.pop(job, None)
+        self.slurm.completed(job)
+        self.clock.after(self.times.epilog_s, lambda: self._left(job))
+
+    def _left(self, job: int) -> None:
+        pieces = self._of(job)
+        self.epilog(job)
+        self._paced(pieces, job)
+        self.slurm.released(job)
+
+    def signal(self, row: JobRow, name: str) -> None:
+        """See records.Machines."""
+        process = self._processes.get(row.job_id)
+        if process is None or process.work is None:
+            return
+        now = self.clock.now
+        done = process.work.usr(now)
+        if done is not None:
+            took = done - now
+            self.clock.at(done, lambda: self._saved(process, took))
+        self._follow(process)
+
+    def _saved(self, process: _Process, took: float) -> None:
+        if self._processes.get(process.row.job_id) is process:
+            self.progress(process.row.job_id, checkpoint=self.clock.now, ckpt_s=round(took, 3))
+
+    def terminate(self, row: JobRow) -> None:
+        """See records.Machines."""
+        process = self._processes.pop(row.job_id, None)
+        end = self.clock.now
+        if process is not None:
+            if process.event is not None:
+                process.event.cancel()
+            if process.work is not None:
+                end = process.work.term(self.clock.now, self.times.kill_wait_s)
+        self.clock.at(end + self.times.epilog_s, lambda: self._left(row.job_id))
+
+
+def _free_planned(view: choice.View, profile: Profile) -> bool:
+    used = 0
+    for slot in view.used:
+        used |= slot.placement.mask
+    return any(slot.profile == profile and not slot.placement.mask & used for slot in view.planned)
+
+
+def _run_of(row: Slice) -> RunId:
+    return row.job or 0, row.restart or 0
+
+
+def _compute(profile: Profile) -> int:
+    """Compute slices by which the times of making an instance are known."""
+    return min(_SLOWEST, profile.compute)

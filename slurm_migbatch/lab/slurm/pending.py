@@ -1,0 +1,59 @@
+"""The pending jobs in Slurm's order, and by shape: a pass looks at each shape that waits, not at each job."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from slurm_migbatch.lab.slurm.records import Shape
+
+
+class Key(NamedTuple):
+    """A place in the queue: partition tier and priority (both negative), then age by job id, array task, job id."""
+
+    tier: int
+    priority: int
+    array: int
+    task: int
+    job: int
+
+
+class PendingQueue:
+    """Every pending job by its key; those that could start are also in the bucket of their shape."""
+
+    def __init__(self) -> None:
+        self._order: list[Key] = []
+        self._keys: dict[int, Key] = {}
+        self._shapes: dict[int, Shape] = {}
+        self.buckets: dict[Shape, list[Key]] = {}
+
+    def put(self, key: Key, shape: Shape | None) -> None:
+        """Insert a job, or move it; `shape` None: it is listed, and cannot start."""
+        if self._keys.get(key.job) == key and self._shapes.get(key.job) == shape:
+            return
+        self.drop(key.job)
+        self._keys[key.job] = key
+        insort(self._order, key)
+        if shape is not None:
+            self._shapes[key.job] = shape
+            insort(self.buckets.setdefault(shape, []), key)
+
+    def drop(self, job: int) -> None:
+        """It waits no more."""
+        key = self._keys.pop(job, None)
+        if key is None:
+            return
+        del self._order[bisect_left(self._order, key)]
+        shape = self._shapes.pop(job, None)
+        if shape is not None:
+            bucket = self.buckets[shape]
+            del bucket[bisect_left(bucket, key)]
+            if not bucket:
+                del self.buckets[shape]
+
+    def __iter__(self) -> Iterator[int]:
+        return (key.job for key in self._order)
+
+    def __len__(self) -> int:
+        return len(self._order)

@@ -1,0 +1,218 @@
+"""Where and when a job could start: counts of GRES and CPUs by node, and the reservations of backfill."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from math import inf
+
+from slurm_migbatch.lab.slurm.records import Machine, Shape
+from slurm_migbatch.slurm.nodelist import expand
+
+_WORD = re.compile(r"[A-Za-z0-9_.=:-]+")
+
+
+class Placing:
+    """Finds nodes for shapes. `changed` must be called after every change of a node."""
+
+    def __init__(self, machines: Mapping[str, Machine]) -> None:
+        self._machines = machines
+        #: open nodes by a type of which they have some free
+        self._having: dict[str, set[str]] = {}
+        self._pools: dict[tuple[str, str, str], tuple[tuple[Machine, ...], frozenset[str]]] = {}
+        self._offered: dict[Shape, bool] = {}
+        self._listed: dict[Shape, bool] = {}
+        self._ready: dict[tuple[str, tuple[tuple[str, int], ...], int], tuple[int, float]] = {}
+
+    def changed(self, machine: Machine) -> None:
+        """What the node offers, holds or is has changed."""
+        machine.version += 1
+        startable = machine.open and not machine.completing
+        for kind in {*machine.gres, *machine.used}:
+            having = self._having.setdefault(kind, set())
+            if startable and machine.free(kind) > 0:
+                having.add(machine.name)
+            else:
+                having.discard(machine.name)
+
+    def configured(self) -> None:
+        """What nodes list, or whether they are up, has changed."""
+        self._offered.clear()
+        self._listed.clear()
+
+    def regrouped(self) -> None:
+        """Nodes were added, or their partitions or features changed."""
+        self._pools.clear()
+        self.configured()
+
+    def pool(self, shape: Shape) -> tuple[Machine, ...]:
+        """The nodes that a job may have by partition, features and -w, whatever their state, in order."""
+        return self._pool(shape)[0]
+
+    def _pool(self, shape: Shape) -> tuple[tuple[Machine, ...], frozenset[str]]:
+        key = (shape.partition, shape.requested, shape.features)
+        found = self._pools.get(key)
+        if found is None:
+            partitions = set(shape.partition.split(","))
+            requested = set(expand(shape.requested)) if shape.requested else None
+            machines = tuple(
+                machine
+                for machine in self._machines.values()
+                if partitions & set(machine.partitions)
+                and (requested is None or machine.name in requested)
+                and _satisfies(shape.features, machine.features)
+            )
+            found = self._pools[key] = machines, frozenset(machine.name for machine in machines)
+        return found
+
+    def listed(self, shape: Shape) -> bool:
+        """Whether enough nodes list what it asks for, be they DOWN: else Slurm refuses the job."""
+        known = self._listed.get(shape)
+        if known is None:
+            listing = [machine for machine in self.pool(shape) if _lists(machine, shape)]
+            known = self._listed[shape] = _enough(shape, listing)
+        return known
+
+    def offered(self, shape: Shape) -> bool:
+        """Whether enough nodes that are up list it, so that it waits for others to end (Resources)."""
+        known = self._offered.get(shape)
+        if known is None:
+            listing = [machine for machine in self.pool(shape) if machine.open and _lists(machine, shape)]
+            known = self._offered[shape] = _enough(shape, listing)
+        return known
+
+    def fit(
+        self, shape: Shape, closed: Collection[str] = (), kept: Reservations | None = None, limit_s: int | None = None
+    ) -> tuple[str, ...] | None:
+        """The first nodes on which it can start now; None where there are too few.
+
+        Args:
+            closed: nodes to leave out.
+            kept: reservations that a job with the time limit `limit_s` must not run into.
+        """
+        candidates: Sequence[Machine]
+        if shape.need:
+            having = min((self._having.get(kind, set()) for kind, _ in shape.need), key=len)
+            if len(having) < shape.nodes:
+                return None
+            names = having & self._pool(shape)[1]
+            candidates = sorted((self._machines[name] for name in names), key=lambda machine: machine.index)
+        else:
+            candidates = self.pool(shape)
+        found: list[str] = []
+        for machine in candidates:
+            if (
+                machine.name not in closed
+                and _fits(machine, shape)
+                and (not kept or kept.allows(machine.name, limit_s))
+            ):
+                found.append(machine.name)
+                if len(found) == shape.nodes:
+                    return tuple(found)
+        return None
+
+    def fitting(self, shape: Shape) -> list[str]:
+        """Every node on which it can start now."""
+        if shape.need:
+            having: Collection[str] = min((self._having.get(kind, set()) for kind, _ in shape.need), key=len)
+            names = self._pool(shape)[1].intersection(having)
+        else:
+            names = self._pool(shape)[1]
+        return [name for name in names if _fits(self._machines[name], shape)]
+
+    def ready(self, machine: Machine, shape: Shape) -> float:
+        """When a job of this shape could start there at the latest, if nothing else does; infinite: nobody knows."""
+        key = (machine.name, shape.need, shape.cpus)
+        known = self._ready.get(key)
+        if known is None or known[0] != machine.version:
+            known = self._ready[key] = (machine.version, _ready(machine, shape))
+        return known[1]
+
+
+class Reservations:
+    """Whole nodes, each kept from a moment on for a job that waits: conservative backfill, as Slurm's.
+
+    A job may start now on a node only if its time limit ends it before the first reservation there.
+    """
+
+    def __init__(self, placing: Placing, now: float, window_s: float) -> None:
+        self._placing, self._now, self._until = placing, now, now + window_s
+        self._kept: dict[str, list[tuple[float, float]]] = {}
+        self._first: dict[str, float] = {}
+        self._times: dict[Shape, list[tuple[float, int, str]]] = {}
+
+    def allows(self, name: str, limit_s: int | None) -> bool:
+        """Whether a job of that limit that starts now has ended on the node when it must be gone."""
+        return self._now + (inf if limit_s is None else limit_s) <= self._first.get(name, inf)
+
+    def longest_s(self, shape: Shape) -> float:
+        """The longest that a job of this shape may be to start now: upper bound for all that come after, too."""
+        firsts = sorted((self._first.get(name, inf) for name in self._placing.fitting(shape)), reverse=True)
+        return firsts[shape.nodes - 1] - self._now if len(firsts) >= shape.nodes else -inf
+
+    def reserve(self, shape: Shape, limit_s: int | None) -> None:
+        """Keep nodes for one more job of this shape, as early as they are to be had."""
+        times = self._times.get(shape)
+        if times is None:
+            times = self._times[shape] = [
+                (max(self._now, self._placing.ready(machine, shape)), machine.index, machine.name)
+                for machine in self._placing.pool(shape)
+                if machine.open and _lists(machine, shape)
+            ]
+            heapify(times)
+        length = inf if limit_s is None else limit_s
+        chosen: list[tuple[float, int, str]] = []
+        while times and len(chosen) < shape.nodes:
+            at, index, name = heappop(times)
+            if at >= self._until:
+                continue
+            other = next((end for begin, end in self._kept.get(name, ()) if begin < at + length and at < end), None)
+            if other is not None:
+                heappush(times, (other, index, name))
+            else:
+                chosen.append((at, index, name))
+        if len(chosen) < shape.nodes:
+            return
+        begin = chosen[-1][0]
+        for _, index, name in chosen:
+            self._kept.setdefault(name, []).append((begin, begin + length))
+            self._first[name] = min(self._first.get(name, inf), begin)
+            heappush(times, (begin + length, index, name))
+
+
+def _enough(shape: Shape, machines: Sequence[Machine]) -> bool:
+    return len(machines) >= shape.nodes
+
+
+def _lists(machine: Machine, shape: Shape) -> bool:
+    return machine.cpus >= shape.cpus and all(machine.gres.get(kind, 0) >= max(1, n) for kind, n in shape.need)
+
+
+def _fits(machine: Machine, shape: Shape) -> bool:
+    return (
+        machine.open
+        and not machine.completing
+        and machine.cpus - machine.cpus_used >= shape.cpus
+        and all(machine.free(kind) >= max(1, count) for kind, count in shape.need)
+    )
+
+
+def _ready(machine: Machine, shape: Shape) -> float:
+    lacking = {kind: lack for kind, count in shape.need if (lack := max(1, count) - machine.free(kind)) > 0}
+    cpus = shape.cpus - (machine.cpus - machine.cpus_used)
+    if not lacking and cpus <= 0:
+        return -inf
+    for holding in sorted(machine.holdings.values(), key=lambda holding: holding.end):
+        for kind in lacking:
+            lacking[kind] -= holding.taken.get(kind, 0)
+        cpus -= holding.cpus
+        if cpus <= 0 and all(lack <= 0 for lack in lacking.values()):
+            return holding.end
+    return inf
+
+
+def _satisfies(expression: str, features: frozenset[str]) -> bool:
+    """--constraint: words joined by & or by |."""
+    words = _WORD.findall(expression)
+    return not words or (not features.isdisjoint(words) if "|" in expression else features.issuperset(words))

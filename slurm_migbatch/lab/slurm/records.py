@@ -1,0 +1,160 @@
+"""What the simulated slurmctld is made of: settings, partitions, nodes, and what runs the jobs on them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from slurm_migbatch.slurm.client import JobRow
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the simulated Slurm behaves; times in seconds.
+
+    Attributes:
+        release: of Slurm; up to 23.02 a new GRES of a pending job is added to the old one.
+        cycle_s: from a change (a submission, an end, an update) to the scheduling pass that sees it, at most; also the
+            least time between two passes. Slurm's own is about 1 with `bf_interval=1`.
+        backfill_s: least time between two passes that backfill; passes between them stop at the first job of a
+            partition that has to wait for resources, as Slurm's main scheduler does.
+        backfill_depth: jobs that get a reservation in one pass (bf_max_job_test).
+        backfill_window_s: how far ahead reservations are made (bf_window).
+        requeue_delay_s: a requeued job may not begin for so long.
+        kill_s: from TERM to the end of the Epilog, of jobs whose nodes are not simulated.
+        look_s, update_s: what one listing of jobs or nodes costs, and one request to change something.
+    """
+
+    release: tuple[int, int] = (24, 11)
+    cycle_s: float = 1.0
+    backfill_s: float = 1.0
+    backfill_depth: int = 500
+    backfill_window_s: float = 86_400.0
+    requeue_delay_s: float = 120.0
+    kill_s: float = 2.0
+    look_s: float = 0.0
+    update_s: float = 0.0
+
+    @property
+    def forgets(self) -> bool:
+        """Whether a new GRES replaces what a pending job asked for before."""
+        return self.release >= (23, 11)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition: its PriorityTier, and whether its jobs are requeued for those of a higher tier (PreemptMode)."""
+
+    name: str
+    tier: int = 1
+    preempted: bool = False
+
+
+class Holding(NamedTuple):
+    """What a job has on each of its nodes: GRES by type, CPUs, and when its limit ends it (infinite: never)."""
+
+    taken: Mapping[str, int]
+    cpus: int
+    end: float
+
+
+@dataclass
+class Machine:
+    """A node as slurmctld has it. Change `gres`, `states` and `completing` through `Slurmctld.set_node` only.
+
+    Attributes:
+        conf: slurm.conf's and slurmd's mig counts by type. `gres`: what is configured now. `used`: what jobs hold.
+        completing: jobs whose Epilogs have not run; nothing is started on the node meanwhile.
+        holdings: what each job on it holds, and until when.
+        version: rises with everything that matters to when a job could start here.
+    """
+
+    name: str
+    index: int
+    conf: dict[str, int]
+    gres: dict[str, int]
+    partitions: tuple[str, ...] = ()
+    states: set[str] = field(default_factory=lambda: {"IDLE"})
+    features: frozenset[str] = frozenset()
+    cpus: int = 64
+    reason: str = ""
+    other_gres: str = ""
+    used: Counter[str] = field(default_factory=Counter)
+    cpus_used: int = 0
+    completing: int = 0
+    holdings: dict[int, Holding] = field(default_factory=dict)
+    version: int = 0
+
+    @property
+    def open(self) -> bool:
+        """Whether jobs may be started on it, some day."""
+        return self.states <= {"IDLE", "MIXED", "ALLOCATED"}
+
+    def free(self, kind: str) -> int:
+        """How many of a type could be given to a job now; below zero where less is configured than in use."""
+        return self.gres.get(kind, 0) - self.used[kind]
+
+
+class Shape(NamedTuple):
+    """What decides where a pending job can start: jobs of equal shape wait for the same, each with its time limit."""
+
+    partition: str
+    need: tuple[tuple[str, int], ...]  # by type; 0: one must be free, and none is taken
+    nodes: int = 1
+    requested: str = ""
+    features: str = ""
+    cpus: int = 0  # on each node
+    array: int | None = None  # with a throttle
+    het: int | None = None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A job that has left the queue: unix times of its first submission, first start and end."""
+
+    job_id: int
+    name: str
+    submit: float
+    start: float | None
+    end: float
+    restarts: int
+    state: str
+    row: JobRow
+
+
+class Machines(Protocol):
+    """What runs jobs: the simulated nodes."""
+
+    def launch(self, row: JobRow) -> None:
+        """A job was given its nodes: run Prologs and script; `Slurmctld.completed` and `released` end it."""
+
+    def signal(self, row: JobRow, name: str) -> None:
+        """Deliver a signal to script and steps."""
+
+    def terminate(self, row: JobRow) -> None:
+        """TERM, KILL after KillWait, Epilogs; then `Slurmctld.released`. The job's resources are free already."""
+
+
+class NoMachines:
+    """Jobs run until they are ended from outside; what is killed has gone after `kill_s`."""
+
+    def __init__(self, kill_s: float, after: Callable[[float, Callable[[], object]], object]) -> None:
+        self._kill_s, self._after = kill_s, after
+        self.released: Callable[[int], object] = lambda job: None
+
+    def launch(self, row: JobRow) -> None:
+        """Nothing."""
+
+    def signal(self, row: JobRow, name: str) -> None:
+        """Nothing."""
+
+    def terminate(self, row: JobRow) -> None:
+        """Gone after a while."""
+        self._after(self._kill_s, lambda: self.released(row.job_id))
+
+
+def positive(counts: Mapping[str, int]) -> dict[str, int]:
+    """Without zeros."""
+    return {kind: count for kind, count in counts.items() if count > 0}

@@ -1,0 +1,262 @@
+"""Runs a workload on the simulated Slurm and nodes, with a controller that is called as migbatchd's loop is.
+
+The controller is one function: it gets a `Look` and does what it decides through the simulation's `slurm` and `nodes`.
+Time that its calls of Slurm cost passes meanwhile, and jobs start and end in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurm_migbatch.lab.slurm.client import SimulatedSlurm
+from slurm_migbatch.lab.slurm.clock import START, VirtualClock
+from slurm_migbatch.lab.slurm.nodes import SimulatedNodes, Times
+from slurm_migbatch.lab.slurm.records import Ended, Partition, Settings
+from slurm_migbatch.lab.slurm.slurmctld import PRIORITY
+from slurm_migbatch.lab.slurm.work import Fixed, Work
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One sbatch.
+
+    Attributes:
+        at: seconds after the begin of the simulation.
+        gres: what the submit filter leaves: "mig:2g.20gb:1", "mig:loan:1".
+        work: makes the job's work; asked once for each job or array task.
+        limit_s: --time.
+        tasks: of an array; `array` its --array, if it is not 0 to tasks-1.
+        fields: of `JobRow`: comment, user, uid, account, num_nodes, features, requested_nodes, cpus.
+    """
+
+    at: float
+    gres: str
+    work: Callable[[], Work] = lambda: Fixed(100.0)
+    partition: str = "gpu"
+    limit_s: int | None = None
+    priority: int = PRIORITY
+    name: str = ""
+    tasks: int = 1
+    array: str = ""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SiteNode:
+    """A node: its GPUs, and the partitions that it is in."""
+
+    name: str
+    gpus: tuple[Geometry, ...]
+    partitions: tuple[str, ...] = ("gpu",)
+    features: tuple[str, ...] = ()
+    cpus: int = 256
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """slurm.conf's: the smallest slices of each GPU, and as much filler as any layout and a guest need."""
+        counts: dict[str, int] = {}
+        for gpu in self.gpus:
+            smallest = min(gpu.profiles, key=lambda info: (info.memory_slices, info.profile.suffix, info.profile))
+            kind = smallest.profile.gres_type
+            counts[kind] = counts.get(kind, 0) + smallest.max_instances
+        counts["none"] = counts.get("none", 0) + sum(counts.values())
+        return counts
+
+
+@dataclass(frozen=True)
+class Site:
+    """A cluster, and how fast everything is in it."""
+
+    nodes: tuple[SiteNode, ...]
+    partitions: tuple[Partition, ...] = (Partition("gpu", 10), Partition("train", 1))
+    slurm: Settings = field(default_factory=lambda: Settings(look_s=0.02, update_s=0.004))
+    times: Times = field(default_factory=Times)
+    share: float = 0.6
+
+    def catalog(self) -> dict[str, int]:
+        """What the DOWN catalog nodes list: of every profile as many as one node could have, and the waiting types."""
+        counts: dict[str, int] = {"loan": 2, "guest": 1}
+        for node in self.nodes:
+            here: dict[str, int] = {}
+            for gpu in node.gpus:
+                for info in gpu.profiles:
+                    kind = info.profile.gres_type
+                    here[kind] = here.get(kind, 0) + info.max_instances
+            for kind, count in here.items():
+                counts[kind] = max(counts.get(kind, 0), count)
+        return counts
+
+
+@dataclass(frozen=True)
+class Pace:
+    """When the controller is called; seconds.
+
+    Attributes:
+        every_s: between two rounds while anything happens; `soon_s`: after news of a node, or where the last round said
+            that another should follow.
+        idle_s: between two rounds while nothing does.
+        round_s: what a round costs beside its calls of Slurm.
+    """
+
+    every_s: float = 1.0
+    soon_s: float = 0.2
+    idle_s: float = 30.0
+    round_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the controller is told: queue and nodes at one moment, and the nodes' events since the last round."""
+
+    now: float
+    jobs: Sequence[JobRow]
+    nodes: Sequence[NodeRow]
+    events: Sequence[Mapping[str, Any]]
+
+
+Controller = Callable[[Look], "bool | None"]
+"""One round; true where another should follow soon."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a workload.
+
+    Attributes:
+        jobs: every job and array task that ended, by id; times are unix seconds.
+        submissions: the job id of each submission, in their order; None where Slurm refused it.
+        begin: unix seconds of the submission time 0.
+        misfits: jobs that found no slice; `unplanned`: those that found one beside the plan.
+        rounds: calls of the controller; `calls`: of Slurm, by method.
+    """
+
+    jobs: Mapping[int, Ended]
+    submissions: tuple[int | None, ...]
+    begin: float
+    misfits: tuple[int, ...]
+    unplanned: tuple[int, ...]
+    rounds: int
+    calls: Mapping[str, int]
+
+
+class Stuck(RuntimeError):
+    """Jobs are left that nothing will ever start; the message names some of them."""
+
+
+class Simulation:
+    """A site with a workload.
+
+    Args:
+        site: the cluster.
+        workload: what is submitted.
+        begin: unix seconds of the submission time 0.
+    """
+
+    def __init__(self, site: Site, workload: Sequence[Submission], begin: float = START) -> None:
+        self.clock = VirtualClock(begin)
+        self.begin = begin
+        self.slurm = SimulatedSlurm(self.clock, site.slurm, site.partitions, auto=True)
+        self.nodes = SimulatedNodes(
+            self.clock, self.slurm, times=site.times, work=self._work, share=site.share, auto=True
+        )
+        for node in site.nodes:
+            self.slurm.add_node(
+                node.name, node.counts, partitions=node.partitions, features=node.features, cpus=node.cpus
+            )
+            self.nodes.add(node.name, *node.gpus)
+        for number in (1, 2):
+            names = dict.fromkeys(name for node in site.nodes for name in node.partitions)
+            self.slurm.add_node(f"migcatalog{number}", site.catalog(), partitions=names, states=("DOWN",), cpus=256)
+        self._submissions: list[int | None] = [None] * len(workload)
+        self._of: dict[int, Submission] = {}
+        self._left = len(workload)
+        self._events: list[Mapping[str, Any]] = []
+        self._news = self._soon = True
+        self.nodes.on_events = self._told
+        self.slurm.on_change = self._changed
+        for number, one in enumerate(workload):
+            self.clock.at(begin + one.at, lambda number=number, one=one: self._submit(number, one))  # type: ignore[misc]
+
+    def run(self, controller: Controller, pace: Pace = Pace(), until: float = math.inf) -> Outcome:
+        """Run until all jobs have ended, at most so many seconds. Raises Stuck."""
+        rounds = 0
+        last = self.clock.now
+        while (self._left or self.slurm.queue) and self.clock.now - self.begin < until:
+            self._news = self._soon = False
+            again = controller(self._look())
+            rounds += 1
+            if pace.round_s:
+                self.clock.sleep(pace.round_s)
+            last = self.clock.now
+            self._soon = self._soon or bool(again)
+            self._wait(pace, last)
+            self._check(rounds)
+        return Outcome(
+            self.slurm.ended_jobs,
+            tuple(self._submissions),
+            self.begin,
+            tuple(self.nodes.misfits),
+            tuple(self.nodes.unplanned),
+            rounds,
+            dict(self.slurm.calls),
+        )
+
+    def _wait(self, pace: Pace, last: float) -> None:
+        """Let time pass until the next round is due."""
+        while True:
+            due = last + (pace.soon_s if self._soon else pace.every_s if self._news else pace.idle_s)
+            following = self.clock.following
+            if following is None or following > due:
+                if not (self._left or self.slurm.queue):
+                    return
+                self.clock.until(due)
+                return
+            self.clock.step()
+            if not (self._left or self.slurm.queue):
+                return
+
+    def _look(self) -> Look:
+        rows = self.slurm.nodes()
+        jobs = self.slurm.jobs()
+        events, self._events = self._events, []
+        return Look(self.clock.now, jobs, rows, events)
+
+    def _check(self, rounds: int) -> None:
+        if rounds % 1000 == 0 and self.clock.following is None and not self._left:
+            waiting = [f"{row.job_id} ({row.gres}, {row.reason})" for row in self.slurm.queue.values()][:5]
+            raise Stuck(f"nothing happens any more and {len(self.slurm.queue)} jobs are left: {', '.join(waiting)}")
+
+    # -- what happens ----------------------------------------------------------------------------------------------
+
+    def _submit(self, number: int, one: Submission) -> None:
+        self._left -= 1
+        try:
+            job = self.slurm.submit(
+                one.gres,
+                limit=one.limit_s,
+                priority=one.priority,
+                tasks=one.tasks,
+                array=one.array,
+                partition=one.partition,
+                name=one.name,
+                **one.fields,
+            )
+        except SlurmError:
+            return
+        self._submissions[number] = job
+        self._of[job] = one
+
+    def _work(self, row: JobRow) -> Work:
+        return self._of[row.array_job or row.job_id].work()
+
+    def _told(self, _node: str, events: Sequence[Mapping[str, Any]]) -> None:
+        self._events += events
+        self._news = self._soon = True
+
+    def _changed(self, _job: int, _row: JobRow | None) -> None:
+        self._news = True

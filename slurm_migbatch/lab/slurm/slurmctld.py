@@ -1,0 +1,712 @@
+"""The simulated slurmctld: the queue, the nodes as it counts them, and when which job starts.
+
+What it does as the real one (tests/support/contract.py holds both to it):
+
+- Order is partition tier, priority, job id. A pass goes through it; a job that finds nodes starts, the tasks of an
+  array one after the other as far as its throttle allows, the components of a heterogeneous job all at once and each on
+  nodes of its own.
+- A job that waits for what nodes list and others hold (Resources) gets a reservation of whole nodes at the time at
+  which the limits of those that run let it start, and a later job starts beside it only where its own limit ends it
+  before that: conservative backfill. Heterogeneous jobs get no reservations. A job that asks for a type that no node
+  which is up lists (ReqNodeNotAvail) holds up nobody. In passes without backfill the first job that waits for
+  resources holds up its partition and its nodes.
+- Jobs of a tier above may have running ones of a preemptible partition requeued for the same type of GRES.
+- A node with a job in COMPLETING gets no other; its GRES are free from the moment the job ends.
+- A requeued job is COMPLETING until its Epilogs have run, then PENDING with one more restart, a new submit time, and
+  two minutes' delay (BeginTime).
+- A request for what no node lists, DOWN ones included, is refused.
+
+Not modelled: licenses, QOS and association limits, dependencies, advance reservations, memory, job steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+from typing import Any, Final
+
+from slurm_migbatch.lab.slurm.clock import Event, VirtualClock
+from slurm_migbatch.lab.slurm.pending import Key, PendingQueue
+from slurm_migbatch.lab.slurm.placing import Placing, Reservations
+from slurm_migbatch.lab.slurm.records import (
+    Ended,
+    Holding,
+    Machine,
+    Machines,
+    NoMachines,
+    Partition,
+    Settings,
+    Shape,
+    positive,
+)
+from slurm_migbatch.slurm import gres as gres_list
+from slurm_migbatch.slurm.arrays import fold_tasks
+from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError
+
+GRES: Final = "mig"
+PRIORITY: Final = 1000
+"""Of jobs that are submitted without one: they start in the order of their submission."""
+REFUSED: Final = "Requested node configuration is not available"
+_STARTABLE: Final = frozenset(
+    {"", "None", "Resources", "Priority", "ReqNodeNotAvail", "BeginTime", "JobArrayTaskLimit"}
+)
+
+
+@dataclass
+class Array:
+    """A job array: its waiting tasks that share a row, how many run, and how many may."""
+
+    waiting: list[int]
+    throttle: int | None = None
+    running: int = 0
+
+
+@dataclass
+class Facts:
+    """What is known of a job beside its row.
+
+    Attributes:
+        submitted, started: the first time; unix seconds.
+        priority: what it has when it is not held.
+        node, job: GRES by type that it needs on each node, by --gres and by --gpus-like options. On a Slurm that does
+            not forget, types stay with 0 and then need a free one.
+        after: what becomes of it when its Epilogs have run: "PENDING" or an end state.
+        epilogs: nodes on which it is completing.
+        killed: when it was last told to end.
+        limit: the timer of its time limit.
+    """
+
+    submitted: float
+    priority: int
+    node: dict[str, int]
+    job: dict[str, int]
+    started: float | None = None
+    after: str = ""
+    epilogs: tuple[str, ...] = ()
+    killed: float = -math.inf
+    limit: Event | None = None
+
+
+class Slurmctld:
+    """See the module. `client.SimulatedSlurm` adds what migbatchd asks of Slurm.
+
+    Args:
+        clock: the time.
+        settings: see `Settings`.
+        partitions: those with a tier or preemption of their own; others have tier 1.
+        auto: whether passes run by themselves after changes; else only `schedule` runs one.
+    """
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        settings: Settings | None = None,
+        partitions: Iterable[Partition] = (),
+        *,
+        auto: bool = False,
+    ) -> None:
+        self.clock, self.settings, self.auto = clock, settings or Settings(), auto
+        self.partitions = {partition.name: partition for partition in partitions}
+        self.machines: dict[str, Machine] = {}
+        self.queue: dict[int, JobRow] = {}
+        self.arrays: dict[int, Array] = {}
+        #: jobs that have left the queue
+        self.ended_jobs: dict[int, Ended] = {}
+        nobody = NoMachines(self.settings.kill_s, clock.after)
+        nobody.released = self.released
+        #: what runs the jobs
+        self.nodes_run: Machines = nobody
+        #: called with the row of every job whose state changes, and None for one that has left: (job, row)
+        self.on_change: Callable[[int, JobRow | None], object] = lambda job, row: None
+        self._facts: dict[int, Facts] = {}
+        self._pending = PendingQueue()
+        self._placing = Placing(self.machines)
+        self._active: dict[int, None] = {}
+        self._node_rows: dict[str, tuple[int, NodeRow]] = {}
+        self._preempting: dict[int, tuple[str, ...]] = {}
+        self._next = 1
+        self._pass: Event | None = None
+        self._last_pass = self._last_backfill = -math.inf
+
+    # -- the cluster -----------------------------------------------------------------------------------------------
+
+    def add_node(
+        self,
+        name: str,
+        conf: Mapping[str, int],
+        *,
+        partitions: Iterable[str] = ("gpu",),
+        states: Iterable[str] = ("IDLE",),
+        features: Iterable[str] = (),
+        cpus: int = 64,
+    ) -> Machine:
+        """A node; `conf` has its mig counts by type, as slurm.conf and gres.conf do."""
+        machine = Machine(
+            name,
+            len(self.machines),
+            dict(conf),
+            positive(conf),
+            tuple(partitions),
+            set(states),
+            frozenset(features),
+            cpus,
+        )
+        self.machines[name] = machine
+        for partition in machine.partitions:
+            self.partitions.setdefault(partition, Partition(partition))
+        self._placing.regrouped()
+        self._touch(machine)
+        return machine
+
+    def set_node(self, name: str, **changes: Any) -> None:
+        """Change a node as root does: any field but its name, its order and what jobs hold on it."""
+        machine = self.machines[name]
+        for field, value in changes.items():
+            if field not in ("gres", "conf", "states", "completing", "features", "partitions", "reason", "cpus"):
+                raise ValueError(f"{field} of a node is not to be set")
+            setattr(machine, field, value)
+        if {"partitions", "features"} & set(changes):
+            self._placing.regrouped()
+        self._placing.configured()
+        self._touch(machine)
+
+    def reconfigure(self) -> None:
+        """`scontrol reconfigure` or a restart of slurmctld: counts are slurm.conf's again, and slurmd registers."""
+        for machine in self.machines.values():
+            self._registered(machine)
+            machine.gres = positive(machine.conf)
+            self._placing.configured()
+            self._touch(machine)
+
+    def restart_slurmd(self) -> None:
+        """As on 22.05: slurmd's registration brings back the types that gres.conf has any of, and only those."""
+        for machine in self.machines.values():
+            self._registered(machine)
+            machine.gres.update(positive(machine.conf))
+            self._placing.configured()
+            self._touch(machine)
+
+    def register(self) -> None:
+        """slurmd's periodic registration: counts stay; a sum that is not slurm.conf's makes the node INVAL."""
+        for machine in self.machines.values():
+            self._registered(machine)
+
+    def _registered(self, machine: Machine) -> None:
+        if sum(machine.gres.values()) != sum(machine.conf.values()):
+            machine.states = {"IDLE", "DRAIN", "INVALID_REG"}
+            self._placing.configured()
+            self._touch(machine)
+
+    def _touch(self, machine: Machine) -> None:
+        self._placing.changed(machine)
+        self._due()
+
+    # -- jobs come -------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        want: str,
+        *,
+        limit: int | None = None,
+        priority: int = PRIORITY,
+        tasks: int = 1,
+        array: str = "",
+        held: bool = False,
+        begin: float | None = None,
+        **fields: Any,
+    ) -> int:
+        """Submit a batch job.
+
+        Args:
+            want: its --gres on each node, "mig:1g.10gb:2".
+            limit: --time, seconds.
+            priority: of two jobs in partitions of one tier the higher goes first.
+            tasks: of a job array with tasks 0 to n-1; or `array`: --array, "1-8:2%4".
+            held: whether it waits for `release`.
+            begin: --begin, unix seconds.
+            fields: of `JobRow`: partition, name, user, comment, num_nodes, requested_nodes, features, cpus, ...
+
+        Returns:
+            The job's id.
+
+        Raises:
+            SlurmError: no node lists what it asks for.
+        """
+        row = self._row(want, limit, priority, fields)
+        facts = Facts(row.submit, priority, positive(gres_list.readable_counts(row.gres, GRES)), {})
+        if not self._placing.listed(self._shape(row, facts)):
+            raise SlurmError(f"Batch job submission failed: {REFUSED}", ("sbatch",), 1, REFUSED)
+        text, _, most = array.partition("%")
+        numbers = expand_tasks(text) if text else list(range(tasks)) if tasks > 1 else []
+        self._next += 1
+        self._facts[row.job_id] = facts
+        if numbers:
+            self.arrays[row.job_id] = Array(numbers, int(most or 0) or None)
+            row = self._array_row(replace(row, array_job=row.job_id))
+        if held:
+            row = replace(row, priority=0, reason="JobHeldUser", eligible=None)
+        elif begin is not None and begin > self.clock.time():
+            row = replace(row, reason="BeginTime", eligible=begin)
+        if row.eligible is not None and row.eligible > self.clock.time():
+            self._wake(row.job_id, row.eligible)
+        self._put(row)
+        return row.job_id
+
+    def submit_het(self, *wants: str, **fields: Any) -> list[int]:
+        """A heterogeneous job with a component for each of `wants`; the keywords are those of `submit`."""
+        first = self._next
+        jobs = []
+        for want in wants:
+            jobs.append(self.submit(want, **fields))
+            self.change(jobs[-1], het_job=first)
+        return jobs
+
+    def _row(self, want: str, limit: int | None, priority: int, fields: Mapping[str, Any]) -> JobRow:
+        now = self.clock.time()
+        values: dict[str, Any] = {"partition": "gpu", "submit": now, "eligible": now, "reason": "None", **fields}
+        return JobRow(self._next, gres=self.spelled(want), time_limit_s=limit, priority=priority, **values)
+
+    def spelled(self, want: str) -> str:
+        """GRES as this release shows them: "gres/mig:1g.10gb:1", up to 23.02 "gres:mig:..."."""
+        prefix = "gres/" if self.settings.forgets else "gres:"
+        entries = [gres_list.prefix_of(entry)[1] for entry in gres_list.split(want)]
+        return ",".join(prefix + entry for entry in entries if entry)
+
+    def change(self, job: int, **fields: Any) -> None:
+        """Change a row as nothing but slurmctld could; a new `gres` is all that the job needs then."""
+        row = replace(self.queue[job], **fields)
+        if "gres" in fields:
+            facts = self._facts[job]
+            facts.node, facts.job = positive(gres_list.readable_counts(row.gres, GRES)), {}
+        self._put(row)
+
+    # -- the queue -------------------------------------------------------------------------------------------------
+
+    def order(self) -> list[JobRow]:
+        """Pending jobs in Slurm's order, then those that hold or give back an allocation."""
+        return [*map(self.queue.__getitem__, self._pending), *map(self.queue.__getitem__, self._active)]
+
+    def _put(self, row: JobRow) -> None:
+        """The job is so from now on."""
+        self.queue[row.job_id] = row
+        if row.pending:
+            self._active.pop(row.job_id, None)
+            self._pending.put(self._key(row), self._shape(row, self._facts[row.job_id]) if self._may(row) else None)
+            self._due()
+        else:
+            self._pending.drop(row.job_id)
+            self._active[row.job_id] = None
+        self.on_change(row.job_id, row)
+
+    def _note(self, job: int, reason: str) -> None:
+        """Only the reason has changed: nothing follows from it."""
+        row = self.queue[job]
+        if row.reason != reason:
+            self.queue[job] = replace(row, reason=reason)
+
+    def _may(self, row: JobRow) -> bool:
+        """Whether it waits for resources alone."""
+        if row.priority <= 0 or row.eligible is None or row.eligible > self.clock.time():
+            return False
+        return row.reason.partition(",")[0] in _STARTABLE
+
+    def _tier(self, row: JobRow) -> int:
+        return max(
+            (self.partitions[name].tier for name in row.partition.split(",") if name in self.partitions), default=1
+        )
+
+    def _key(self, row: JobRow) -> Key:
+        task = int((row.array_task or "0").partition("%")[0].partition(",")[0].partition("-")[0])
+        leader = row.array_job or row.het_job or row.job_id
+        return Key(-self._tier(row), -row.priority, leader, task, row.job_id)
+
+    def _shape(self, row: JobRow, facts: Facts) -> Shape:
+        need = dict(facts.node)
+        for kind, count in facts.job.items():
+            need[kind] = need.get(kind, 0) + -(-count // row.num_nodes)
+        array = self.arrays.get(row.array_job) if row.array_job is not None else None
+        return Shape(
+            row.partition,
+            tuple(sorted(need.items())),
+            row.num_nodes,
+            row.requested_nodes,
+            row.features,
+            -(-row.cpus // row.num_nodes),
+            row.array_job if array is not None and array.throttle is not None else None,
+            row.het_job,
+        )
+
+    def _wake(self, job: int, when: float) -> None:
+        """Look at the job again then: its begin time has come."""
+
+        def begin() -> None:
+            row = self.queue.get(job)
+            if row is not None and row.pending and row.eligible is not None and row.eligible <= self.clock.time():
+                self._put(replace(row, reason="None") if row.reason == "BeginTime" else row)
+
+        self.clock.at(when, begin)
+
+    # -- arrays ----------------------------------------------------------------------------------------------------
+
+    def _array_row(self, row: JobRow) -> JobRow:
+        """The row of the waiting tasks that share one."""
+        assert row.array_job is not None
+        array = self.arrays[row.array_job]
+        most = array.throttle if len(array.waiting) > 1 else None  # Slurm shows that of several tasks only
+        text = fold_tasks(array.waiting) + (f"%{most}" if most else "")
+        return replace(row, array_task=text, tasks=len(array.waiting), throttle=most)
+
+    def split(self, row: JobRow, task: int) -> JobRow:
+        """A row of its own for a task that shares its array's; the last one left takes over the array's own."""
+        assert row.array_job is not None
+        array = self.arrays[row.array_job]
+        array.waiting.remove(task)
+        alone = replace(row, array_task=str(task), tasks=1, throttle=None)
+        if array.waiting:
+            alone = replace(alone, job_id=self._next)
+            self._next += 1
+            shared = self._facts[row.job_id]
+            self._facts[alone.job_id] = replace(shared, node=dict(shared.node), job=dict(shared.job))
+            self._put(self._array_row(row))
+        self._put(alone)
+        return alone
+
+    def throttled(self, array_id: int, most: int | None) -> None:
+        """Let so many tasks of an array run at once; None: any number."""
+        array = self.arrays[array_id]
+        array.throttle = most
+        for row in [row for row in self.queue.values() if row.array_job == array_id and row.pending]:
+            self._put(self._array_row(row) if row.job_id == array_id and row.tasks == len(array.waiting) else row)
+
+    # -- a pass ----------------------------------------------------------------------------------------------------
+
+    def _due(self) -> None:
+        if not self.auto or self._pass is not None or not self._pending.buckets:
+            return
+        self._pass = self.clock.at(max(self.clock.time(), self._last_pass + self.settings.cycle_s), self._cycle)
+
+    def _cycle(self) -> None:
+        self._pass = None
+        now = self.clock.time()
+        backfill = now >= self._last_backfill + self.settings.backfill_s
+        self.schedule(backfill)
+        if not backfill and self._pass is None and self._pending.buckets:
+            self._pass = self.clock.at(self._last_backfill + self.settings.backfill_s, self._cycle)
+
+    def schedule(self, backfill: bool = True) -> list[JobRow]:
+        """One pass through the queue; returns the rows of what it started."""
+        now = self._last_pass = self.clock.time()
+        if backfill:
+            self._last_backfill = now
+        hopeful = set()
+        for shape, bucket in list(self._pending.buckets.items()):
+            if self._could(shape):
+                hopeful.add(shape)
+            else:
+                self._explain(bucket[0].job, shape)
+        started: list[JobRow] = []
+        kept = Reservations(self._placing, now, self.settings.backfill_window_s) if backfill else None
+        shut: set[str] = set()
+        depth = self.settings.backfill_depth
+        longest: dict[Shape, float] = {}
+        heads = [(bucket[0], 0, shape) for shape, bucket in self._pending.buckets.items()] if hopeful else []
+        heapify(heads)
+        while heads and hopeful:
+            key, place, shape = heappop(heads)
+            bucket = self._pending.buckets.get(shape, [])
+            if place >= len(bucket):  # it started with another component of its job
+                hopeful.discard(shape)
+                continue
+            if shape in hopeful and self._length(key.job) <= longest.get(shape, math.inf):
+                rows = self._start_next(key, shape, shut, kept)
+                if rows:
+                    started += rows
+                    bucket = self._pending.buckets.get(shape, [])
+                    if not bucket or not self._could(shape):
+                        hopeful.discard(shape)
+                    if place < len(bucket):
+                        heappush(heads, (bucket[place], place, shape))
+                    continue
+                self._explain(key.job, shape)
+                if kept is not None and shape.het is None:
+                    longest[shape] = kept.longest_s(shape)
+                    if all(self._length(other.job) > longest[shape] for other in bucket[place + 1 :]):
+                        hopeful.discard(shape)
+            if kept is not None and depth > 0 and shape.het is None and self._placing.offered(shape):
+                depth -= 1
+                kept.reserve(shape, self.queue[key.job].time_limit_s)
+            elif kept is None and self._placing.offered(shape):
+                shut.update(machine.name for machine in self._placing.pool(shape))
+                hopeful.discard(shape)
+            if kept is not None and place + 1 < len(bucket) and (shape in hopeful or depth > 0):
+                heappush(heads, (bucket[place + 1], place + 1, shape))
+            else:
+                hopeful.discard(shape)
+        return started
+
+    def _length(self, job: int) -> float:
+        limit = self.queue[job].time_limit_s
+        return math.inf if limit is None else limit
+
+    def _could(self, shape: Shape) -> bool:
+        """Whether it may be that a job of this shape starts, if nothing goes before it."""
+        if shape.array is not None and not self._task_allowed(shape.array):
+            return False
+        return self._placing.fit(shape) is not None
+
+    def _explain(self, job: int, shape: Shape) -> None:
+        """The job did not start: say why, and preempt others for it where that is allowed."""
+        reason = self._why(shape)
+        self._note(job, reason)
+        if reason == "Resources":
+            self._preempt(job, shape)
+
+    def _task_allowed(self, array_id: int) -> bool:
+        array = self.arrays[array_id]
+        return array.throttle is None or array.running < array.throttle
+
+    def _why(self, shape: Shape) -> str:
+        if shape.array is not None and not self._task_allowed(shape.array):
+            return "JobArrayTaskLimit"
+        return "Resources" if self._placing.offered(shape) else "ReqNodeNotAvail"
+
+    def _start_next(self, key: Key, shape: Shape, shut: set[str], kept: Reservations | None) -> list[JobRow]:
+        """Start the first job of a shape, or the first task of an array, if it finds nodes."""
+        if shape.array is not None and not self._task_allowed(shape.array):
+            return []
+        row = self.queue[key.job]
+        if row.het_job is not None:
+            return self._start_het(row, kept) if kept is not None and row.job_id == row.het_job else []
+        nodes = self._placing.fit(shape, shut, kept, row.time_limit_s)
+        if nodes is None:
+            return []
+        if row.array_job is not None and row.job_id == row.array_job and row.tasks >= 1 and row.restarts == 0:
+            array = self.arrays[row.array_job]
+            if array.waiting and row.tasks == len(array.waiting):
+                row = self.split(row, array.waiting[0])
+        return [self._start(row, nodes)]
+
+    def _start_het(self, leader: JobRow, kept: Reservations) -> list[JobRow]:
+        """All components at once, each on nodes that none before it took."""
+        rows = [row for row in map(self.queue.__getitem__, self._pending) if row.het_job == leader.job_id]
+        taken: set[str] = set()
+        found = []
+        for row in rows:
+            if not self._may(row):
+                return []
+            nodes = self._placing.fit(self._shape(row, self._facts[row.job_id]), taken, kept, row.time_limit_s)
+            if nodes is None:
+                return []
+            taken.update(nodes)
+            found.append((row, nodes))
+        return [self._start(row, nodes) for row, nodes in found]
+
+    def _start(self, row: JobRow, nodes: tuple[str, ...]) -> JobRow:
+        now = self.clock.time()
+        facts = self._facts[row.job_id]
+        shape = self._shape(row, facts)
+        end = None if row.time_limit_s is None else now + row.time_limit_s
+        self._preempting.pop(row.job_id, None)
+        taken = {kind: count for kind, count in shape.need if count}
+        for name in nodes:
+            machine = self.machines[name]
+            machine.used.update(taken)
+            machine.cpus_used += shape.cpus
+            machine.holdings[row.job_id] = Holding(taken, shape.cpus, math.inf if end is None else end)
+            self._placing.changed(machine)
+        if row.array_job is not None:
+            self.arrays[row.array_job].running += 1
+        row = replace(row, state="RUNNING", reason="None", start=now, end=end, nodes=nodes)
+        facts.started = now if facts.started is None else facts.started
+        if end is not None:
+            facts.limit = self.clock.at(end, lambda: self._over_limit(row.job_id, row.restarts))
+        self._put(row)
+        if math.floor(now) <= facts.killed:
+            # slurmd takes the credential of the second in which it was told to kill the job for a revoked one
+            self.kill(row.job_id, "FAILED")
+        else:
+            self.nodes_run.launch(row)
+        return self.queue.get(row.job_id, row)
+
+    def _preempt(self, job: int, shape: Shape) -> None:
+        """Have running jobs of lower tiers requeued, the youngest first, where that makes room on enough nodes."""
+        tier = self._tier(self.queue[job])
+        if not any(p.preempted and p.tier < tier for p in self.partitions.values()):
+            return
+        if any(self.machines[name].completing for name in self._preempting.get(job, ())):
+            return
+        chosen: list[tuple[str, list[int]]] = []
+        for machine in self._placing.pool(shape):
+            victims = self._victims(machine, shape, tier) if machine.open else None
+            if victims is not None:
+                chosen.append((machine.name, victims))
+                if len(chosen) == shape.nodes:
+                    break
+        else:
+            return
+        self._preempting[job] = tuple(name for name, _ in chosen)
+        for victim in dict.fromkeys(victim for _, victims in chosen for victim in victims):
+            self.requeued(victim)
+
+    def _victims(self, machine: Machine, shape: Shape, tier: int) -> list[int] | None:
+        lacking = {kind: lack for kind, count in shape.need if (lack := max(1, count) - machine.free(kind)) > 0}
+        rows = [self.queue[job] for job in machine.holdings]
+        lower = [
+            row
+            for row in rows
+            if (partition := self.partitions.get(row.partition)) is not None
+            and partition.preempted
+            and partition.tier < tier
+        ]
+        victims = []
+        for row in sorted(lower, key=lambda row: (-(row.start or 0.0), -row.job_id)):
+            if all(lack <= 0 for lack in lacking.values()):
+                break
+            taken = machine.holdings[row.job_id].taken
+            if any(lack > 0 and taken.get(kind) for kind, lack in lacking.items()):
+                victims.append(row.job_id)
+                for kind in lacking:
+                    lacking[kind] -= taken.get(kind, 0)
+        return victims if all(lack <= 0 for lack in lacking.values()) else None
+
+    # -- jobs end --------------------------------------------------------------------------------------------------
+
+    def completed(self, job: int, state: str = "COMPLETED") -> None:
+        """The job's script has ended; its Epilogs run now, and `released` follows."""
+        if job in self.queue and self.queue[job].state == "RUNNING":
+            self._leave(job, state)
+
+    def released(self, job: int, node: str | None = None) -> None:
+        """The Epilog has run on a node, or on all of them."""
+        row, facts = self.queue.get(job), self._facts.get(job)
+        if row is None or facts is None or row.state != "COMPLETING":
+            return
+        done = facts.epilogs if node is None else tuple(name for name in facts.epilogs if name == node)
+        facts.epilogs = tuple(name for name in facts.epilogs if name not in done)
+        for name in done:
+            self.machines[name].completing -= 1
+            self._touch(self.machines[name])
+        if facts.epilogs:
+            return
+        if facts.after == "PENDING":
+            self._again(row, facts)
+        else:
+            self._gone(row, facts.after)
+
+    def finish(self, job: int, state: str = "COMPLETED") -> JobRow:
+        """The job ends and its Epilogs have run, all at once; its row before that."""
+        row = self.queue[job]
+        self.completed(job, state)
+        self.released(job)
+        return row
+
+    def requeued(self, job: int) -> None:
+        """A running job goes back into the queue."""
+        self.kill(job, "PENDING")
+
+    def kill(self, job: int, after: str) -> None:
+        """Tell a running job to end; `after`: its end state, or PENDING."""
+        if self.queue[job].state == "RUNNING":
+            self._leave(job, after)
+            self._facts[job].killed = self.clock.time()
+            self.nodes_run.terminate(self.queue[job])
+
+    def _over_limit(self, job: int, restarts: int) -> None:
+        row = self.queue.get(job)
+        if row is not None and row.restarts == restarts:
+            self.kill(job, "TIMEOUT")
+
+    def _leave(self, job: int, after: str) -> None:
+        row, facts = self.queue[job], self._facts[job]
+        if facts.limit is not None:
+            facts.limit.cancel()
+        facts.after, facts.epilogs = after, row.nodes
+        for name in row.nodes:
+            machine = self.machines[name]
+            holding = machine.holdings.pop(job)
+            machine.used.subtract(holding.taken)
+            machine.cpus_used -= holding.cpus
+            machine.completing += 1
+            self._placing.changed(machine)
+        if row.array_job is not None:
+            self.arrays[row.array_job].running -= 1
+        self._put(replace(row, state="COMPLETING", end=self.clock.time()))
+        self._due()
+
+    def _again(self, row: JobRow, facts: Facts) -> None:
+        now = self.clock.time()
+        begin = now + self.settings.requeue_delay_s
+        row = replace(
+            row,
+            state="PENDING",
+            nodes=(),
+            start=None,
+            end=None,
+            restarts=row.restarts + 1,
+            reason="BeginTime",
+            submit=now,
+            eligible=begin,
+        )
+        self._put(row)
+        self._wake(row.job_id, begin)
+
+    def _gone(self, row: JobRow, state: str) -> None:
+        facts = self._facts.pop(row.job_id)
+        self._pending.drop(row.job_id)
+        self._active.pop(row.job_id, None)
+        self._preempting.pop(row.job_id, None)
+        del self.queue[row.job_id]
+        end = self.clock.time() if row.end is None else row.end
+        self.ended_jobs[row.job_id] = Ended(
+            row.job_id, row.name, facts.submitted, facts.started, end, row.restarts, state, row
+        )
+        self.on_change(row.job_id, None)
+        self._due()
+
+    def cancelled(self, job: int) -> None:
+        """End a job for good."""
+        row = self.queue.get(job)
+        if row is None:
+            return
+        if row.pending:
+            self._gone(row, "CANCELLED")
+        elif row.state == "COMPLETING":
+            if self._facts[job].after == "PENDING":
+                self._facts[job].after = "CANCELLED"
+        else:
+            self.kill(job, "CANCELLED")
+
+    # -- rows ------------------------------------------------------------------------------------------------------
+
+    def node_row(self, machine: Machine) -> NodeRow:
+        """The node as scontrol shows it."""
+        known = self._node_rows.get(machine.name)
+        if known is not None and known[0] == machine.version:
+            return known[1]
+        row = NodeRow(
+            machine.name,
+            frozenset(machine.states),
+            gres=dict(machine.gres),
+            used=Counter(machine.used),
+            partitions=machine.partitions,
+            reason=machine.reason,
+            features=machine.features,
+            cpus=machine.cpus,
+            cpus_used=machine.cpus_used,
+            other_gres=machine.other_gres,
+        )
+        self._node_rows[machine.name] = machine.version, row
+        return row
+
+
+def expand_tasks(expression: str) -> list[int]:
+    """The tasks of --array without its throttle: "1-7:2,9" is 1, 3, 5, 7, 9. Raises ValueError."""
+    found: set[int] = set()
+    for part in expression.split(","):
+        span, _, step = part.partition(":")
+        low, dash, high = span.partition("-")
+        found.update(range(int(low), int(high) + 1, int(step or 1)) if dash else [int(low)])
+    return sorted(found)

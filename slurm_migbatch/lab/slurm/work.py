@@ -1,0 +1,148 @@
+"""What jobs do with their time: run for a while, or train at the speed of their slice and write checkpoints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from slurm_migbatch.mig.profile import Profile
+
+
+class Work(Protocol):
+    """The script of one job, over all its runs. Times are unix seconds unless they are lengths."""
+
+    def begin(self, now: float, slices: Sequence[Profile], restart: int) -> None:
+        """A run begins on these slices."""
+
+    def end_at(self) -> float:
+        """When the run ends by itself, as things stand; infinite: never."""
+
+    def pace(self, now: float, share: float) -> None:
+        """From now on it has this share of its slice's speed: it has company there, or has it alone (1) again."""
+
+    def usr(self, now: float) -> float | None:
+        """A signal to write a checkpoint came; when it is complete, None where none is written."""
+
+    def term(self, now: float, within: float) -> float:
+        """TERM came, and KILL comes after so many seconds; when the run ends."""
+
+
+@dataclass
+class Fixed:
+    """A job that takes the same time on whatever it gets, and begins anew after a requeue.
+
+    Attributes:
+        seconds: of a run, from its start.
+    """
+
+    seconds: float
+    _ends: float = field(default=math.inf, init=False)
+
+    def begin(self, now: float, slices: Sequence[Profile], restart: int) -> None:
+        """See Work."""
+        self._ends = now + self.seconds
+
+    def end_at(self) -> float:
+        """See Work."""
+        return self._ends
+
+    def pace(self, now: float, share: float) -> None:
+        """It takes the same time in company."""
+
+    def usr(self, now: float) -> float | None:
+        """It does not know of checkpoints."""
+        return None
+
+    def term(self, now: float, within: float) -> float:
+        """It ends at once."""
+        return now
+
+
+@dataclass
+class Training:
+    """Steps at the speed of the slice, kept over restarts by checkpoints.
+
+    Attributes:
+        work_s: seconds on the whole GPU.
+        speed: of a profile, the whole GPU being 1.
+        start_s, restart_s: from the run's start to its first step, on the first run and on later ones.
+        every_s: between checkpoints that it writes by itself; None: it writes none.
+        checkpoint_s: what one takes; steps wait for it.
+        hears_usr, hears_term: whether it writes one on the signal of its hints, and on TERM.
+        done, saved: seconds of work that are done, and those that a checkpoint holds.
+    """
+
+    work_s: float
+    speed: Callable[[Profile], float]
+    start_s: float = 5.0
+    restart_s: float = 5.0
+    every_s: float | None = None
+    checkpoint_s: float = 2.0
+    hears_usr: bool = True
+    hears_term: bool = True
+    done: float = field(default=0.0, init=False)
+    saved: float = field(default=0.0, init=False)
+    _rate: float = field(default=0.0, init=False)
+    _share: float = field(default=1.0, init=False)
+    _from: float = field(default=math.inf, init=False)  # steps are made from then on
+
+    def begin(self, now: float, slices: Sequence[Profile], restart: int) -> None:
+        """See Work."""
+        self.done = self.saved
+        self._share = 1.0
+        self._rate = max((self.speed(profile) for profile in slices), default=0.0)
+        self._from = now + (self.restart_s if restart else self.start_s)
+
+    def end_at(self) -> float:
+        """See Work."""
+        rate = self._effective
+        return self._from + (self.work_s - self.done) / rate if rate > 0 else math.inf
+
+    def pace(self, now: float, share: float) -> None:
+        """See Work."""
+        self._settle(now)
+        self._share = share
+
+    def usr(self, now: float) -> float | None:
+        """See Work."""
+        if not self.hears_usr or now >= self.end_at():
+            return None
+        return self._write(now)
+
+    def term(self, now: float, within: float) -> float:
+        """See Work."""
+        if not self.hears_term:
+            self._settle(now)
+            return now
+        saved = self.saved
+        end = self._write(now)
+        if end - now > within:
+            self.saved, end = saved, now + within
+        return end
+
+    @property
+    def _effective(self) -> float:
+        cost = 1.0 if self.every_s is None else self.every_s / (self.every_s + self.checkpoint_s)
+        return self._rate * self._share * cost
+
+    def _write(self, now: float) -> float:
+        """A checkpoint now; one that is being written is written to its end first."""
+        self._settle(now)
+        begin = max(now, self._from) if self.done > self.saved or self._from > now else now
+        self.saved = self.done
+        self._from = begin + self.checkpoint_s
+        return self._from
+
+    def _settle(self, now: float) -> None:
+        """What was done until now."""
+        if now <= self._from:
+            return
+        before, grown = self.done, (now - self._from) * self._effective
+        self.done = min(self.work_s, before + grown)
+        if self.every_s is not None:
+            period = self.every_s * self._rate * self._share
+            kept = before + math.floor((self.done - before) / period) * period if period > 0 else before
+            self.saved = max(self.saved, kept)
+        self._from = now

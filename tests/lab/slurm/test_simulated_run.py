@@ -1,0 +1,144 @@
+"""Workloads on the simulated Slurm and nodes, with the real controller."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+
+import pytest
+
+from slurm_migbatch.config import ClusterConfig, Config, LendingConfig
+from slurm_migbatch.lab.bench.live import LENDING
+from slurm_migbatch.lab.experiments.wave import draw
+from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.lab.slurm.controller import ServiceController, pace_of
+from slurm_migbatch.lab.slurm.run import Look, Outcome, Pace, Simulation, Site, SiteNode, Stuck, Submission
+from slurm_migbatch.lab.slurm.waves import site, workload
+from slurm_migbatch.lab.slurm.work import Fixed, Training
+from slurm_migbatch.mig.profile import Profile
+
+H100 = geometry("h100-80gb")
+SITE = Site((SiteNode("n1", (H100, H100)), SiteNode("n2", (H100, H100))))
+
+
+def ran(jobs: list[Submission], where: Site = SITE) -> Outcome:
+    simulation = Simulation(where, jobs)
+    return simulation.run(ServiceController(simulation), Pace(), 20_000.0)
+
+
+def test_jobs_of_every_size_run_where_supply_makes_room_and_nobody_misfits() -> None:
+    kinds = ["1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb"]
+    jobs = [Submission(5 + 3.0 * n, f"mig:{kinds[n % 4]}:1", lambda: Fixed(40.0), limit_s=120) for n in range(40)]
+    outcome = ran(jobs)
+    assert len(outcome.jobs) == 40
+    assert {one.state for one in outcome.jobs.values()} == {"COMPLETED"}
+    assert not outcome.misfits and not outcome.unplanned
+    assert all(one.end - (one.start or 0.0) >= 40.0 for one in outcome.jobs.values())
+
+
+def test_the_same_workload_runs_the_same_again() -> None:
+    jobs = [Submission(2.0 * n, f"mig:{n % 3 + 1}g.{(10, 20, 40)[n % 3]}gb:1", lambda: Fixed(30.0)) for n in range(30)]
+    one, other = ran(jobs), ran(jobs)
+    assert [replace(job, row=None) for job in one.jobs.values()] == [  # type: ignore[arg-type]
+        replace(job, row=None)
+        for job in other.jobs.values()  # type: ignore[arg-type]
+    ]
+
+
+def test_an_array_runs_within_its_throttle() -> None:
+    outcome = ran([Submission(0.0, "mig:1g.10gb:1", lambda: Fixed(20.0), array="0-9%2")])
+    spans = sorted((one.start or 0.0, one.end) for one in outcome.jobs.values())
+    assert len(spans) == 10
+    assert all(sum(begin <= at < end for begin, end in spans) <= 2 for at, _ in spans)
+
+
+def test_a_submission_that_slurm_refuses_has_no_job() -> None:
+    outcome = ran([Submission(0.0, "mig:5g.60gb:1"), Submission(1.0, "mig:1g.10gb:1", lambda: Fixed(5.0))])
+    assert outcome.submissions[0] is None and outcome.submissions[1] in outcome.jobs
+
+
+def test_a_run_in_which_nothing_can_happen_any_more_says_so() -> None:
+    def nobody(look: Look) -> bool:
+        return False
+
+    simulation = Simulation(SITE, [Submission(0.0, "mig:7g.80gb:1")])
+    with pytest.raises(Stuck, match=r"7g\.80gb"):
+        simulation.run(nobody)
+
+
+def test_a_job_that_found_no_slice_starts_as_soon_as_there_is_one() -> None:
+    """Not only after the delay that Slurm gives what was requeued, two minutes."""
+    jobs = [Submission(at, "mig:4g.40gb:1", lambda: Fixed(60.0), limit_s=120) for at in (0.0, 30.0)]
+    simulation = Simulation(Site((SiteNode("n1", (H100, H100)),)), jobs)
+
+    def lose_a_slot() -> None:
+        for uuid, layout in simulation.nodes.known["n1"].items():
+            for slot in layout.slots:
+                if slot.profile.name == "4g.40gb" and slot not in simulation.nodes.held["n1"][uuid]:
+                    simulation.nodes.zombie("n1", uuid, slot)
+
+    simulation.clock.at(simulation.begin + 29.99, lose_a_slot)
+    outcome = simulation.run(ServiceController(simulation))
+    first, second = (outcome.jobs[job] for job in outcome.submissions if job is not None)
+    assert outcome.misfits == (outcome.submissions[1],)
+    assert second.end < first.end + 60.0 + 5.0
+
+
+def waved(lending: bool) -> tuple[float, float, float]:
+    """Mean JCT of training, p95 start delay of inference, restarts a training job."""
+    wave = draw(1, requests=45, trainings=24, day_s=180.0)
+    simulation = Simulation(site(wave, lending), workload(wave))
+    config = Config(cluster=ClusterConfig(poll_s=0.5), lending=LendingConfig(**{**LENDING, "day_s": wave.day_s}))
+    outcome = simulation.run(ServiceController(simulation, config), pace_of(config), 3000.0)
+    assert not outcome.misfits and not outcome.unplanned
+    assert len(outcome.jobs) == 69
+    training = [one for one in outcome.jobs.values() if one.name == "train"]
+    delays = sorted((one.start or 0.0) - one.submit for one in outcome.jobs.values() if one.name == "infer")
+    jct = statistics.fmean(one.end - one.submit for one in training)
+    return jct, delays[int(0.95 * len(delays))], statistics.fmean(one.restarts for one in training)
+
+
+def test_lending_gains_on_a_wave_as_it_does_on_a_real_slurm() -> None:
+    half, lent = waved(False), waved(True)
+    assert lent[0] < 0.8 * half[0]
+    assert lent[1] <= half[1] + 8.0
+    assert lent[2] <= 3.0
+
+
+# -- what jobs do with their time --------------------------------------------------------------------------------------
+
+
+def speed(profile: Profile) -> float:
+    return profile.compute / 7
+
+
+def test_a_training_goes_on_from_its_checkpoint() -> None:
+    work = Training(100.0, speed, start_s=5.0, restart_s=3.0, checkpoint_s=2.0)
+    work.begin(0.0, [Profile.parse("7g.80gb")], 0)
+    assert work.end_at() == 105.0
+    assert work.usr(45.0) == 47.0
+    assert (work.saved, work.end_at()) == (40.0, 107.0)
+    assert work.term(57.0, 30.0) == 59.0
+    assert work.saved == 50.0
+    work.begin(100.0, [Profile.parse("1g.10gb")], 1)
+    assert work.end_at() == pytest.approx(103.0 + 50.0 * 7)
+
+
+def test_what_no_checkpoint_holds_is_lost() -> None:
+    work = Training(100.0, speed, start_s=0.0, hears_term=False, every_s=8.0, checkpoint_s=2.0)
+    work.begin(0.0, [Profile.parse("7g.80gb")], 0)
+    assert work.end_at() == pytest.approx(125.0)
+    assert work.term(25.0, 30.0) == 25.0
+    assert work.saved == pytest.approx(16.0)
+    slow = Training(100.0, speed, start_s=0.0, checkpoint_s=60.0)
+    slow.begin(0.0, [Profile.parse("7g.80gb")], 0)
+    assert (slow.term(10.0, 30.0), slow.saved) == (40.0, 0.0)
+
+
+def test_company_costs_speed() -> None:
+    work = Training(100.0, speed, start_s=0.0)
+    work.begin(0.0, [Profile.parse("7g.80gb")], 0)
+    work.pace(20.0, 0.5)
+    assert work.end_at() == pytest.approx(180.0)
+    work.pace(60.0, 1.0)
+    assert work.end_at() == pytest.approx(120.0)

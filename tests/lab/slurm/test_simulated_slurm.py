@@ -1,0 +1,148 @@
+"""What the contract with real Slurm does not reach: preemption, memory of former types, time limits, node states."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_migbatch.lab.slurm.client import SimulatedSlurm
+from slurm_migbatch.lab.slurm.clock import VirtualClock
+from slurm_migbatch.lab.slurm.records import Partition, Settings
+from slurm_migbatch.slurm.client import SlurmError, SlurmRefused
+
+TIERS = (Partition("gpu", 10), Partition("train", 1, preempted=True))
+
+
+def slurm(nodes: int = 1, *, counts: dict[str, int] | None = None, **settings: object) -> SimulatedSlurm:
+    made = SimulatedSlurm(VirtualClock(), Settings(**settings), TIERS, auto=True)  # type: ignore[arg-type]
+    for number in range(1, nodes + 1):
+        made.add_node(f"n{number}", counts or {"1g.10gb": 7, "loan": 1}, partitions=("gpu", "train"))
+    listed = dict.fromkeys(("1g.10gb", "2g.20gb", "3g.40gb", "loan"), 7)
+    made.add_node("migcatalog1", listed, partitions=("gpu", "train"), states=("DOWN",))
+    return made
+
+
+def test_a_higher_tier_has_jobs_of_the_same_type_requeued_and_no_more_than_it_needs() -> None:
+    s = slurm()
+    training = [s.submit("mig:1g.10gb:1", partition="train", priority=9 - number) for number in range(7)]
+    s.clock.sleep(2)
+    inference = s.submit("mig:1g.10gb:2")
+    s.clock.sleep(6)
+    assert s.queue[inference].state == "RUNNING"
+    back = [job for job in training if s.queue[job].state == "PENDING"]
+    assert len(back) == 2
+    assert [(s.queue[job].restarts, s.queue[job].reason) for job in back] == [(1, "BeginTime")] * 2
+    other = s.submit("mig:2g.20gb:1")
+    s.clock.sleep(10)
+    assert s.queue[other].reason == "ReqNodeNotAvail", "other types are not freed for it"
+    assert sum(s.queue[job].state == "RUNNING" for job in training) == 5
+
+
+def test_up_to_23_02_a_pending_job_needs_its_former_type_too() -> None:
+    s = slurm(release=(22, 5), counts={"1g.10gb": 3, "2g.20gb": 1})
+    job = s.submit("mig:3g.40gb:1")
+    s.update_job(job, Gres="mig:2g.20gb:1")
+    s.clock.sleep(5)
+    assert (s.queue[job].gres, s.queue[job].state) == ("gres:mig:2g.20gb:1", "PENDING")
+    newer = slurm(counts={"1g.10gb": 3, "2g.20gb": 1})
+    job = newer.submit("mig:3g.40gb:1")
+    newer.update_job(job, Gres="mig:2g.20gb:1")
+    newer.clock.sleep(5)
+    assert (newer.queue[job].gres, newer.queue[job].state) == ("gres/mig:2g.20gb:1", "RUNNING")
+
+
+def test_what_was_emptied_needs_a_free_one_of_its_former_type_and_takes_none() -> None:
+    s = slurm(release=(22, 5), counts={"2g.20gb": 1, "loan": 1})
+    job = s.submit("mig:loan:2")
+    s.update_job(job, TresPerNode="", TresPerJob="gres:mig:loan:2", NumNodes="1-1")
+    s.clock.sleep(5)
+    assert s.queue[job].state == "PENDING"
+    s.update_job(job, TresPerJob="", Gres="mig:2g.20gb:1")
+    s.clock.sleep(5)
+    assert s.queue[job].state == "RUNNING"
+    assert {kind: n for kind, n in s.machines["n1"].used.items() if n} == {"2g.20gb": 1}
+
+
+def test_a_job_ends_at_its_limit() -> None:
+    s = slurm()
+    job = s.submit("mig:1g.10gb:1", limit=600)
+    s.clock.sleep(700)
+    ended = s.ended_jobs[job]
+    assert ended.start is not None
+    assert (ended.state, round(ended.end - ended.start)) == ("TIMEOUT", 600)
+
+
+def test_a_node_that_is_completing_gets_no_job_and_its_gres_are_free() -> None:
+    s = slurm()
+    job = s.submit("mig:1g.10gb:7")
+    s.clock.sleep(2)
+    s.completed(job)
+    assert s.machines["n1"].free("1g.10gb") == 7
+    following = s.submit("mig:1g.10gb:1")
+    s.clock.sleep(5)
+    assert s.queue[following].state == "PENDING"
+    s.released(job)
+    s.clock.sleep(2)
+    assert s.queue[following].state == "RUNNING"
+
+
+def test_a_job_that_starts_in_the_second_in_which_it_was_killed_fails() -> None:
+    s = slurm(kill_s=0.0, requeue_delay_s=0.0, cycle_s=0.1)
+    job = s.submit("mig:1g.10gb:1")
+    s.clock.sleep(0.2)
+    s.requeue(job)
+    s.clock.sleep(5)
+    assert s.ended_jobs[job].state == "FAILED"
+
+
+def test_a_sum_that_differs_from_slurm_conf_drains_at_the_next_registration() -> None:
+    s = slurm()
+    s.set_gres({"n1": "mig:1g.10gb:5"})
+    s.register()
+    (row,) = [row for row in s.nodes() if row.name == "n1"]
+    assert row.invalid and not row.open
+
+
+def test_a_job_with_a_time_to_begin_waits_for_it() -> None:
+    s = slurm()
+    job = s.submit("mig:1g.10gb:1", begin=s.clock.now + 50)
+    s.clock.sleep(49)
+    assert s.queue[job].reason == "BeginTime"
+    s.clock.sleep(3)
+    assert s.queue[job].state == "RUNNING"
+
+
+def test_features_and_requested_nodes_limit_where_a_job_runs_and_what_is_refused() -> None:
+    s = slurm(2)
+    s.set_node("n2", features=frozenset({"big"}))
+    with_feature, named = s.submit("mig:1g.10gb:1", features="big"), s.submit("mig:1g.10gb:1", requested_nodes="n2")
+    s.clock.sleep(3)
+    assert {s.queue[job].nodes for job in (with_feature, named)} == {("n2",)}
+    with pytest.raises(SlurmError, match="Requested node configuration is not available"):
+        s.submit("mig:3g.40gb:1", requested_nodes="n2")
+
+
+def test_without_backfill_the_first_that_waits_for_resources_holds_up_its_partition() -> None:
+    s = slurm(backfill_s=60.0, counts={"1g.10gb": 2, "2g.20gb": 1})
+    first = s.submit("mig:1g.10gb:2", limit=3600)
+    s.clock.sleep(2)
+    waiting, short = s.submit("mig:1g.10gb:1", limit=60), s.submit("mig:2g.20gb:1", limit=60)
+    s.clock.sleep(20)
+    assert [s.queue[job].state for job in (first, waiting, short)] == ["RUNNING", "PENDING", "PENDING"]
+    s.clock.sleep(60)
+    assert short in s.ended_jobs or s.queue[short].state == "RUNNING"
+
+
+def test_calls_cost_time_in_which_jobs_start() -> None:
+    s = slurm(update_s=2.0)
+    job, other = s.submit("mig:1g.10gb:1"), s.submit("mig:1g.10gb:1", held=True)
+    before = s.clock.now
+    s.update_jobs({str(other): {"Comment": "x"}})
+    assert s.clock.now == before + 2
+    assert s.queue[job].state == "RUNNING"
+
+
+def test_an_unknown_field_is_refused() -> None:
+    s = slurm()
+    job = s.submit("mig:1g.10gb:1", held=True)
+    with pytest.raises(SlurmRefused, match="not supported"):
+        s.update_job(job, Nonsense="1")
