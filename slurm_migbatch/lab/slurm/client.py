@@ -1,4 +1,4 @@
-"""The simulated Slurm as migbatchd sees it: `slurm.client.SlurmClient`, and `daemon.ports.Slurm`."""
+"""The simulated Slurm as migbatchd's controller sees it: `slurm.client.SlurmClient`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from slurm_migbatch.daemon.ended import Standing
 from slurm_migbatch.lab.slurm.records import positive
 from slurm_migbatch.lab.slurm.slurmctld import GRES, PRIORITY, Facts, Slurmctld, expand_tasks
 from slurm_migbatch.slurm import gres as gres_list
@@ -32,6 +31,16 @@ _RESOURCES: Final = frozenset(
     {"Gres", "TresPerNode", "TresPerJob", "NumNodes", "ReqNodeList", "Features", "Partition", "StartTime"}
 )
 """Keys of an update that only a pending job takes."""
+_TEXTS: Final = {
+    "Comment": "comment",
+    "Name": "name",
+    "JobName": "name",
+    "Account": "account",
+    "ReqNodeList": "requested_nodes",
+    "Features": "features",
+    "Partition": "partition",
+}
+"""Keys of an update that are fields of a job as they stand."""
 _TASK = re.compile(r"(\d+)_(\d+)")
 _TASKS = re.compile(r"(\d+)_\[([0-9,:%-]+)\]")
 
@@ -71,23 +80,6 @@ class SimulatedSlurm(Slurmctld):
         self._asked("nodes", self.settings.look_s)
         return [self.node_row(machine) for machine in self.machines.values()]
 
-    def ended(self, job_ids: Collection[int]) -> list[dict[str, Any]]:
-        """See `daemon.ports.Slurm`."""
-        self._asked("ended", self.settings.look_s)
-        return [
-            {
-                "job_id": job,
-                "restarts": one.restarts,
-                "state": one.state,
-                "exit_code": "0:0" if one.state == "COMPLETED" else "0:15",
-                "submitted": one.submit,
-                "started": one.start,
-                "ended": one.end,
-            }
-            for job in job_ids
-            if (one := self.ended_jobs.get(job)) is not None
-        ]
-
     def diag(self) -> Diag:
         """See SlurmClient."""
         counts: Counter[str] = Counter()
@@ -102,14 +94,6 @@ class SimulatedSlurm(Slurmctld):
     def version(self) -> tuple[int, int]:
         """See SlurmClient."""
         return self.settings.release
-
-    def node_addresses(self) -> Mapping[str, frozenset[str]]:
-        """See `daemon.ports.Slurm`: every node has its name."""
-        return {name: frozenset({name}) for name in self.machines}
-
-    def standing(self, user: str) -> Standing:
-        """See `daemon.ports.Slurm`: there is no slurmdbd."""
-        return Standing()
 
     # -- nodes -----------------------------------------------------------------------------------------------------
 
@@ -176,7 +160,7 @@ class SimulatedSlurm(Slurmctld):
         """See SlurmClient."""
         self.signal_all([job_id], name, full)
 
-    def signal_all(self, job_ids: Iterable[int | str], name: str, full: bool = True) -> None:
+    def signal_all(self, job_ids: Iterable[int | str], name: str, _full: bool = True) -> None:
         """See SlurmClient."""
 
         def send(job: str) -> str:
@@ -257,23 +241,12 @@ class SimulatedSlurm(Slurmctld):
 
     def _field(self, key: str, value: str, row: JobRow, need: Facts, changed: dict[str, Any]) -> str:
         """Note one `Key=value` of scontrol update in `need` and `changed`."""
-        resources = (
-            "Gres",
-            "TresPerNode",
-            "TresPerJob",
-            "NumNodes",
-            "ReqNodeList",
-            "Features",
-            "Partition",
-            "StartTime",
-        )
-        if key in resources and not (row.pending or need.after == "PENDING"):
+        if key in _RESOURCES and not (row.pending or need.after == "PENDING"):
             return STARTED
         now = self.clock.time()
         if key in ("Gres", "TresPerNode"):
             need.node = self._asked_for(need.node, value)
-            if key == "Gres" or not value:
-                changed["gres"] = self.spelled(value)
+            changed |= {"gres": self.spelled(value)} if key == "Gres" or not value else {}
         elif key == "TresPerJob":
             need.job = self._asked_for(need.job, value)
         elif key == "NumNodes":
@@ -289,14 +262,10 @@ class SimulatedSlurm(Slurmctld):
             held = int(value) == 0
             changed |= {"priority": int(value), "reason": "JobHeldAdmin" if held else "None"}
             changed["eligible"] = None if held else row.eligible
-        else:
-            names = {"Comment": "comment", "Name": "name", "JobName": "name", "Account": "account"}
-            names |= {"ReqNodeList": "requested_nodes", "Features": "features", "Partition": "partition"}
-            if key == "AdminComment":
-                return ""
-            if key not in names:
-                return f"Update of this parameter is not supported: {key}={value}"
-            changed[names[key]] = value
+        elif key in _TEXTS:
+            changed[_TEXTS[key]] = value
+        elif key != "AdminComment":
+            return f"Update of this parameter is not supported: {key}={value}"
         return ""
 
     def _asked_for(self, before: Mapping[str, int], value: str) -> dict[str, int]:

@@ -33,6 +33,7 @@ from slurm_migbatch.supply.view import LiveView, NodeFacts
 
 RunId = tuple[int, int]
 _SLOWEST: Final = 7
+_REUSE: Final = "same-user"  # the default of WarmReuse
 
 
 @dataclass(frozen=True)
@@ -84,15 +85,13 @@ class _Process:
 
 
 class SimulatedNodes:
-    """All nodes of a site: `supply.loop.NodeBoard`, `supply.view.NodesView` and `records.Machines` in one.
+    """All nodes of a site: `daemon.observer.NodeBoard`, `supply.view.NodesView` and `records.Machines` in one.
 
     Args:
         clock: the time.
         slurm: whose jobs run here.
-        view: what migbatchd has heard of the nodes.
         times: see `Times`.
         work: what a job does with its time, asked once for each job.
-        reuse: WarmReuse of the nodes ("any", "same-user", "never").
         strict: a job that finds no free slot of the plan is a misfit, also where the node has room for it; and which
             of several planned slots it gets is drawn at random.
         share: speed of each of two jobs on one slice.
@@ -104,17 +103,15 @@ class SimulatedNodes:
         clock: VirtualClock,
         slurm: Slurmctld,
         *,
-        view: LiveView | None = None,
         times: Times | None = None,
         work: Callable[[JobRow], Work] = lambda row: Fixed(100.0),
-        reuse: str = "same-user",
         strict: bool = False,
         share: float = 0.6,
         auto: bool = False,
         seed: int = 0,
     ) -> None:
         self.clock, self.slurm, self.auto = clock, slurm, auto
-        self.view = view or LiveView()
+        self.view = LiveView()
         self.times = times or (Times() if auto else INSTANT)
         self.board = PlanBoard(wall=clock.time, clock=clock.monotonic)
         self.random = random.Random(seed)  # noqa: S311 - reproducible, no secret
@@ -125,7 +122,7 @@ class SimulatedNodes:
         self.deaf: set[str] = set()
         #: called when a node has told something: (node, events)
         self.on_events: Callable[[str, Sequence[Mapping[str, Any]]], object] = lambda node, events: None
-        self._work, self._reuse, self._strict, self._share = work, reuse, strict, share
+        self._work, self._strict, self._share = work, strict, share
         self._works: dict[int, Work] = {}
         self._nodes: dict[str, _Node] = {}
         self._processes: dict[int, _Process] = {}
@@ -238,7 +235,7 @@ class SimulatedNodes:
         return self.board.acked(node) >= version
 
     def silence(self, node: str) -> float:
-        """See supply.loop.NodeBoard: who is not deaf polls all the time."""
+        """See daemon.observer.NodeBoard: who is not deaf polls all the time."""
         entry = self._nodes.get(node)
         if entry is None:
             return float("inf")
@@ -312,8 +309,8 @@ class SimulatedNodes:
         if len(wishes) == 1:  # a planned slot comes before any other, so only GPUs that have one need be looked at
             planned = [view for view in views if _free_planned(view, wishes[0])]
             views = planned or views
-        barred = self._barred(node, views, wishes) if self._strict else ()
-        claims = None if barred is None else choice.claim(views, wishes, row.uid, self._reuse, barred)
+        barred = self._barred(views, wishes) if self._strict else ()
+        claims = None if barred is None else choice.claim(views, wishes, row.uid, _REUSE, barred)
         if claims is None:
             return None
         if not all(claim.planned for claim in claims):
@@ -329,7 +326,7 @@ class SimulatedNodes:
             found.append(choice.View(uuid, order, geometry, used, idle, node.plan[uuid]))
         return found
 
-    def _barred(self, node: _Node, views: Sequence[choice.View], wishes: Sequence[Profile]) -> set[choice.Place] | None:
+    def _barred(self, views: Sequence[choice.View], wishes: Sequence[Profile]) -> set[choice.Place] | None:
         """All places but planned ones drawn at random; None where there are too few."""
         allowed: set[choice.Place] = set()
         for profile, count in Counter(wishes).items():
@@ -394,7 +391,7 @@ class SimulatedNodes:
                 for slot in geometry.info(shared.slot.profile).slots
                 if (uuid, slot) != (shared.gpu, shared.slot)
             }
-            claims = choice.claim(self._views(node), [shared.slot.profile], row.uid, self._reuse, barred)
+            claims = choice.claim(self._views(node), [shared.slot.profile], row.uid, _REUSE, barred)
             return None if claims is None else self._carry_out(row, name, node, claims)
         return None
 
@@ -529,7 +526,7 @@ class SimulatedNodes:
         self._paced(pieces, job)
         self.slurm.released(job)
 
-    def signal(self, row: JobRow, name: str) -> None:
+    def signal(self, row: JobRow, _name: str) -> None:
         """See records.Machines."""
         process = self._processes.get(row.job_id)
         if process is None or process.work is None:

@@ -23,8 +23,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from typing import Any, Final
 
@@ -88,6 +88,25 @@ class Facts:
     epilogs: tuple[str, ...] = ()
     killed: float = -math.inf
     limit: Event | None = None
+
+
+@dataclass
+class _Pass:
+    """One pass through the queue.
+
+    Attributes:
+        hopeful: shapes of which a job may still start.
+        kept: reservations of backfill; None in a pass of the main scheduler.
+        depth: how many more jobs get a reservation.
+        shut: nodes that are kept for jobs that did not start.
+        longest: time limits that reservations leave, by shape.
+    """
+
+    hopeful: set[Shape]
+    kept: Reservations | None
+    depth: int
+    shut: set[str] = field(default_factory=set)
+    longest: dict[Shape, float] = field(default_factory=dict)
 
 
 class Slurmctld:
@@ -164,10 +183,10 @@ class Slurmctld:
     def set_node(self, name: str, **changes: Any) -> None:
         """Change a node as root does: any field but its name, its order and what jobs hold on it."""
         machine = self.machines[name]
-        for field, value in changes.items():
-            if field not in ("gres", "conf", "states", "completing", "features", "partitions", "reason", "cpus"):
-                raise ValueError(f"{field} of a node is not to be set")
-            setattr(machine, field, value)
+        for key, value in changes.items():
+            if key not in ("gres", "conf", "states", "completing", "features", "partitions", "reason", "cpus"):
+                raise ValueError(f"{key} of a node is not to be set")
+            setattr(machine, key, value)
         if {"partitions", "features"} & set(changes):
             self._placing.regrouped()
         self._placing.configured()
@@ -401,51 +420,63 @@ class Slurmctld:
         now = self._last_pass = self.clock.time()
         if backfill:
             self._last_backfill = now
-        hopeful = set()
-        for shape, bucket in list(self._pending.buckets.items()):
-            if self._could(shape):
-                hopeful.add(shape)
-            else:
-                self._explain(bucket[0].job, shape)
-        started: list[JobRow] = []
         kept = Reservations(self._placing, now, self.settings.backfill_window_s) if backfill else None
-        shut: set[str] = set()
-        depth = self.settings.backfill_depth
-        longest: dict[Shape, float] = {}
-        heads = [(bucket[0], 0, shape) for shape, bucket in self._pending.buckets.items()] if hopeful else []
+        this = _Pass(self._hopeful(), kept, self.settings.backfill_depth)
+        started: list[JobRow] = []
+        heads = [(bucket[0], 0, shape) for shape, bucket in self._pending.buckets.items()] if this.hopeful else []
         heapify(heads)
-        while heads and hopeful:
+        while heads and this.hopeful:
             key, place, shape = heappop(heads)
             bucket = self._pending.buckets.get(shape, [])
             if place >= len(bucket):  # it started with another component of its job
-                hopeful.discard(shape)
+                this.hopeful.discard(shape)
                 continue
-            if shape in hopeful and self._length(key.job) <= longest.get(shape, math.inf):
-                rows = self._start_next(key, shape, shut, kept)
+            if shape in this.hopeful and self._length(key.job) <= this.longest.get(shape, math.inf):
+                rows = self._start_next(key, shape, this.shut, kept)
                 if rows:
                     started += rows
                     bucket = self._pending.buckets.get(shape, [])
                     if not bucket or not self._could(shape):
-                        hopeful.discard(shape)
+                        this.hopeful.discard(shape)
                     if place < len(bucket):
                         heappush(heads, (bucket[place], place, shape))
                     continue
                 self._explain(key.job, shape)
-                if kept is not None and shape.het is None:
-                    longest[shape] = kept.longest_s(shape)
-                    if all(self._length(other.job) > longest[shape] for other in bucket[place + 1 :]):
-                        hopeful.discard(shape)
-            if kept is not None and depth > 0 and shape.het is None and self._placing.offered(shape):
-                depth -= 1
-                kept.reserve(shape, self.queue[key.job].time_limit_s)
-            elif kept is None and self._placing.offered(shape):
-                shut.update(machine.name for machine in self._placing.pool(shape))
-                hopeful.discard(shape)
-            if kept is not None and place + 1 < len(bucket) and (shape in hopeful or depth > 0):
+                self._bound(this, shape, bucket[place + 1 :])
+            self._keep_back(this, key, shape)
+            if kept is not None and place + 1 < len(bucket) and (shape in this.hopeful or this.depth > 0):
                 heappush(heads, (bucket[place + 1], place + 1, shape))
             else:
-                hopeful.discard(shape)
+                this.hopeful.discard(shape)
         return started
+
+    def _hopeful(self) -> set[Shape]:
+        """Shapes of which a job may start; of the others the first is told why not."""
+        found = set()
+        for shape, bucket in list(self._pending.buckets.items()):
+            if self._could(shape):
+                found.add(shape)
+            else:
+                self._explain(bucket[0].job, shape)
+        return found
+
+    def _bound(self, this: _Pass, shape: Shape, later: Sequence[Key]) -> None:
+        """Backfill starts no job of this shape any more that is longer than what reservations leave."""
+        if this.kept is not None and shape.het is None:
+            this.longest[shape] = this.kept.longest_s(shape)
+            if all(self._length(other.job) > this.longest[shape] for other in later):
+                this.hopeful.discard(shape)
+
+    def _keep_back(self, this: _Pass, key: Key, shape: Shape) -> None:
+        """Keep nodes for a job that did not start from those after it."""
+        if not self._placing.offered(shape):
+            return
+        if this.kept is None:
+            this.shut.update(machine.name for machine in self._placing.pool(shape))
+            this.hopeful.discard(shape)
+        elif this.depth > 0 and shape.het is None:
+            this.depth -= 1
+            this.kept.reserve(shape, self.queue[key.job].time_limit_s)
 
     def _length(self, job: int) -> float:
         limit = self.queue[job].time_limit_s
@@ -592,7 +623,7 @@ class Slurmctld:
         if facts.epilogs:
             return
         if facts.after == "PENDING":
-            self._again(row, facts)
+            self._again(row)
         else:
             self._gone(row, facts.after)
 
@@ -636,7 +667,7 @@ class Slurmctld:
         self._put(replace(row, state="COMPLETING", end=self.clock.time()))
         self._due()
 
-    def _again(self, row: JobRow, facts: Facts) -> None:
+    def _again(self, row: JobRow) -> None:
         now = self.clock.time()
         begin = now + self.settings.requeue_delay_s
         row = replace(

@@ -40,7 +40,7 @@ class Fixed:
     seconds: float
     _ends: float = field(default=math.inf, init=False)
 
-    def begin(self, now: float, slices: Sequence[Profile], restart: int) -> None:
+    def begin(self, now: float, _slices: Sequence[Profile], _restart: int) -> None:
         """See Work."""
         self._ends = now + self.seconds
 
@@ -51,11 +51,11 @@ class Fixed:
     def pace(self, now: float, share: float) -> None:
         """It takes the same time in company."""
 
-    def usr(self, now: float) -> float | None:
+    def usr(self, _now: float) -> float | None:
         """It does not know of checkpoints."""
         return None
 
-    def term(self, now: float, within: float) -> float:
+    def term(self, now: float, _within: float) -> float:
         """It ends at once."""
         return now
 
