@@ -193,10 +193,6 @@ class SimulatedNodes:
         row = self._put(self._nodes[name], Slice(uuid, slot, "zombie", gi=self._ids))
         self._tell(name, "zombie", row.place)
 
-    def work_of(self, job: int) -> Work | None:
-        """What a job that has started does with its time."""
-        return self._works.get(job)
-
     # -- plans -----------------------------------------------------------------------------------------------------
 
     def facts(self) -> Mapping[str, NodeFacts]:

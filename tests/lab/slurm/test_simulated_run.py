@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_migbatch.config import ClusterConfig, Config, LendingConfig
+from slurm_migbatch.config import ClusterConfig, Config, LendingConfig, loads
+from slurm_migbatch.decide.snapshot import NoPredictions
 from slurm_migbatch.lab.bench.live import LENDING
 from slurm_migbatch.lab.experiments.wave import draw
 from slurm_migbatch.lab.sim.gpus import geometry
@@ -16,6 +17,7 @@ from slurm_migbatch.lab.slurm.run import Look, Outcome, Pace, Simulation, Site, 
 from slurm_migbatch.lab.slurm.waves import site, workload
 from slurm_migbatch.lab.slurm.work import Fixed, Training
 from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.workload.loans import LoanHints
 
 H100 = geometry("h100-80gb")
 SITE = Site((SiteNode("n1", (H100, H100)), SiteNode("n2", (H100, H100))))
@@ -82,6 +84,36 @@ def test_a_job_that_found_no_slice_starts_as_soon_as_there_is_one() -> None:
     first, second = (outcome.jobs[job] for job in outcome.submissions if job is not None)
     assert outcome.misfits == (outcome.submissions[1],)
     assert second.end < first.end + 60.0 + 5.0
+
+
+TRAIN = Submission(
+    0.0,
+    "mig:loan:1",
+    lambda: Training(60.0, speed),
+    "train",
+    fields={"comment": "migbatch: role=train model=bert batch=8 signal=usr1 [mig:loan:1#loan0001]"},
+)
+LENT = Site((SiteNode("n1", (H100,), ("gpu", "train")),))
+
+
+@pytest.mark.parametrize("hours", ["", 'blackout = ["00:00-24:00"]'])
+def test_a_simulation_goes_by_what_migbatch_toml_says(hours: str) -> None:
+    config = loads(f'[cluster]\npoll_s = 5.0\n[lending]\nenabled = true\npartitions = ["train"]\n{hours}\n')
+    simulation = Simulation(LENT, [TRAIN])
+    outcome = simulation.run(ServiceController(simulation, config), pace_of(config), 300.0)
+    assert len(outcome.jobs) == (0 if hours else 1)
+    assert outcome.rounds >= (60 if hours else 10), "the service's rounds do not depend on what happens"
+
+
+def test_a_decision_that_fails_ends_the_simulation() -> None:
+    class Broken(NoPredictions):
+        def training_speeds(self, _hints: LoanHints, _partition: str, /) -> dict[Profile, float]:
+            raise LookupError("no such model")
+
+    simulation = Simulation(LENT, [TRAIN])
+    config = Config(lending=LendingConfig(enabled=True, partitions=("train",)))
+    with pytest.raises(LookupError, match="no such model"):
+        simulation.run(ServiceController(simulation, config, Broken()), Pace(), 300.0)
 
 
 def waved(lending: bool) -> tuple[float, float, float]:
