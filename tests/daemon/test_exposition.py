@@ -3,11 +3,11 @@
 import http.client
 
 import pytest
-from daemon_fakes import gpu, inventory, state
-from daemon_running import eventually
 from prometheus_client.parser import text_string_to_metric_families
 
 from slurm_migbatch.slurm.client import JobRow, NodeRow
+from tests.support.daemon_fakes import gpu, inventory, state
+from tests.support.daemon_running import eventually
 
 #: name as in a query, type, labels (without a histogram's `le`), help
 FAMILIES = (
