@@ -3,11 +3,11 @@
 import http.client
 
 import pytest
-from daemon_fakes import gpu, inventory, state
-from daemon_running import eventually
 from prometheus_client.parser import text_string_to_metric_families
 
 from slurm_migbatch.slurm.client import JobRow, NodeRow
+from tests.support.daemon_fakes import gpu, inventory, state
+from tests.support.waiting import eventually
 
 #: name as in a query, type, labels (without a histogram's `le`), help
 FAMILIES = (
@@ -77,9 +77,8 @@ def parsed(text):
 def test_families(running):
     kind, text = scrape(running.port)
     assert kind == "text/plain; version=0.0.4; charset=utf-8"
-    assert [(name, family.type, family.documentation) for name, family in parsed(text).items()] == [
-        (name, kind, doc) for name, kind, _, doc in FAMILIES
-    ]
+    found = {(name, family.type, family.documentation) for name, family in parsed(text).items()}
+    assert found == {(name, kind, doc) for name, kind, _, doc in FAMILIES}
 
 
 #: families without counted events that have values once a node and Slurm were heard

@@ -1,0 +1,110 @@
+"""One step of a decision: its stages follow each other, and none keeps another from deciding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from slurm_migbatch.cosched.trainees import Report
+from slurm_migbatch.decide.core import Memory, Outcomes, Settings, decide, needed, settle
+from slurm_migbatch.decide.dispatch import DispatchSettings
+from slurm_migbatch.decide.lending import LendingSettings
+from slurm_migbatch.decide.snapshot import Answers, ClusterSnapshot, LendingPast
+from slurm_migbatch.decide.supply import SupplySettings
+from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.supply.view import GpuFacts, NodeFacts
+from tests.support.dispatch_site import H100, P, candidates, job
+
+NOW = 1_000_000.0
+SETTINGS = Settings(
+    SupplySettings(lending=frozenset({"train"})), DispatchSettings(), LendingSettings(partitions=("train",))
+)
+TRAINING = JobRow(
+    70, partition="train", gres="gres/mig:loan:1", comment="migbatch: role=train [mig:loan:1#loan0001]",
+    reason="ReqNodeNotAvail", user="alice", uid=1001,
+)  # fmt: skip
+
+
+def cluster(*jobs: JobRow, **fields: object) -> ClusterSnapshot:
+    """Two H100s on which nothing runs, and a record that has told what it knows."""
+    gpus = NodeFacts((GpuFacts("GPU-1", H100), GpuFacts("GPU-2", H100)))
+    row = NodeRow("h1", frozenset({"IDLE"}), gres={"none": 28}, partitions=("mig", "train"), cpus=64)
+    found = ClusterSnapshot(NOW, jobs, (row,), {"h1": gpus}, past=LendingPast())
+    return replace(found, **fields)  # type: ignore[arg-type]
+
+
+def inference(number: int, profile: str) -> JobRow:
+    return JobRow(number, partition="mig", gres=f"gres/mig:{profile}:1", reason="Resources", user="bob", uid=1002)
+
+
+def test_the_same_snapshot_and_memory_give_the_same_decision() -> None:
+    first, second = (decide(cluster(inference(1, "3g.40gb"), TRAINING), Memory(SETTINGS), SETTINGS) for _ in range(2))
+    assert first.supply is not None and second.supply is not None
+    assert first.supply.offers == second.supply.offers and first.dispatch == second.dispatch
+    assert first.lending == second.lending and not first.failed
+
+
+def test_a_stage_that_raises_keeps_no_other_from_deciding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a fault of lending")
+
+    monkeypatch.setattr("slurm_migbatch.decide.core.plan_lending", broken)
+    found = decide(cluster(inference(1, "7g.80gb")), Memory(SETTINGS), SETTINGS)
+    assert found.supply is not None and found.supply.plan.offers()[P("7g.80gb")] == 1
+    assert found.dispatch is not None and found.lending is None
+    assert [str(error) for error in found.failed.values()] == ["a fault of lending"]
+
+
+def test_nothing_is_lent_before_the_record_has_told_what_goes_on() -> None:
+    memory = Memory(SETTINGS)
+    found = decide(cluster(TRAINING, past=None), memory, SETTINGS)
+    assert found.lending is not None and not found.lending.orders and not memory.lending.loaded
+    found = decide(cluster(TRAINING), memory, SETTINGS)
+    assert memory.lending.loaded and found.lending is not None
+
+
+def test_where_waiting_jobs_are_changed_lending_waits_and_forgets_nothing_that_it_was_told() -> None:
+    memory = Memory(SETTINGS)
+    waiting = job(1, "1g.6gb")  # which no H100 has
+    listed = [
+        {"profile": c.profile.name, "capacity_mib": c.memory_mib, "ok": c.ok, "throughput_per_s_range": [c.rate, 9e9]}
+        for c in candidates()
+    ]
+    hints = {"items": 600, "deadline_s": 120}
+    told = {"chosen": "mig:1g.6gb:1", "facts": {"reason": "fits"}, "hints": hints, "candidates": listed}
+    busy = cluster(waiting, TRAINING)
+    first = decide(busy, memory, SETTINGS)
+    assert first.questions.decisions == ("abc12345",) and first.lending is not None
+    reports = (((70, 0), Report(checkpoint=NOW)),)
+    again = replace(busy, now=NOW + 1, answers=Answers(decisions={"abc12345": told}), reports=reports, past=None)
+    second = decide(again, memory, SETTINGS)
+    assert second.dispatch is not None and [change.after for change in second.dispatch.retypes] == [P("1g.10gb")]
+    assert second.lending is None and memory.lending.trainees.checkpoints() == {(70, 0): NOW}
+
+
+def test_what_empty_space_is_offered_as_follows_the_snapshot() -> None:
+    memory = Memory(SETTINGS)
+    first = decide(cluster(preference=(P("7g.80gb"),)), memory, SETTINGS)
+    assert first.supply is not None and first.supply.plan.offers() == {P("7g.80gb"): 2}
+    second = decide(cluster(preference=(P("1g.10gb"),), past=None), memory, SETTINGS)
+    assert second.supply is not None and second.supply.plan.offers() == {P("1g.10gb"): 14}
+
+
+def test_a_job_that_a_node_sent_back_starts_once_slurm_shows_it_pending() -> None:
+    memory, late = Memory(SETTINGS), inference(5, "1g.10gb")
+    for state, expected in (("RUNNING", []), ("PENDING", [5]), ("PENDING", [])):
+        row = replace(late, state=state, reason="BeginTime", nodes=("h1",) if state == "RUNNING" else ())
+        found = decide(cluster(row, sent_back=(5,) if state == "RUNNING" else ()), memory, SETTINGS)
+        assert found.supply is not None and [action.job for action in found.supply.start_now] == expected
+
+
+def test_the_record_is_asked_for_what_a_returned_training_achieved_once() -> None:
+    memory = Memory(SETTINGS)
+    back = replace(TRAINING, restarts=1)
+    decide(cluster(back), memory, SETTINGS)
+    asked = needed(cluster(back, past=None), memory, SETTINGS)
+    assert asked.progress == {70}
+    decide(cluster(back, past=None, answers=Answers(asked, progress=())), memory, SETTINGS)
+    assert not needed(cluster(back, past=None), memory, SETTINGS)
+    assert settle(Outcomes(), memory, SETTINGS).loans == ()
