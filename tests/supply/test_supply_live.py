@@ -95,7 +95,10 @@ def submit(site: Site, *options: str, seconds: int = 600, user: str = "mbalice")
 def test_supply_follows_the_queue(site: Site) -> None:
     site.round()
     assert site.offered("n1")["4g.40gb"] == 2
-    jobs = [submit(site, f"--gres=mig:{kind}:1") for kind in ("7g.80gb", "3g.40gb", "1g.10gb.me", "1g.20gb")]
+    # the whole GPU first: small jobs may start on what is on offer, on every GPU, before anybody looks
+    jobs = [submit(site, "--gres=mig:7g.80gb:1")]
+    site.until("the whole GPU", lambda: site.state(jobs[0]) == "RUNNING")
+    jobs += [submit(site, f"--gres=mig:{kind}:1") for kind in ("3g.40gb", "1g.10gb.me", "1g.20gb")]
     jobs.append(submit(site, "--gres=mig:1g.10gb:3"))
     jobs.append(submit(site, "--gres=mig:1g.10gb:1", "--array=1-4"))
     site.until("all jobs run", lambda: sum(row.active for row in site.client.jobs()) == len(jobs) + 3)
