@@ -80,7 +80,7 @@ class FlightRecorder:
         self._missed = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="flight recorder", daemon=True)
-        self._thread.start()
+        self._started = False
 
     # -- in the thread of the rounds -------------------------------------------------------------------------------
 
@@ -88,6 +88,9 @@ class FlightRecorder:
         """Return predictions of which it is recorded what they are asked until the next round."""
         if self._stopped.is_set():
             return predictions
+        if not self._started:
+            self._started = True
+            self._thread.start()
         self._asked = AskedPredictions(predictions)
         return self._asked
 
@@ -115,6 +118,8 @@ class FlightRecorder:
 
     def close(self) -> None:
         """Write what waits, and stop."""
+        if not self._started:
+            return
         try:
             self._queue.put(None, timeout=_STOP_S)
         except queue.Full:

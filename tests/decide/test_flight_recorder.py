@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from slurm_migbatch.cli.replay import replay as command
 from slurm_migbatch.daemon.flightrecorder import read_entries, segments
 from slurm_migbatch.decide.core import Settings
 from slurm_migbatch.decide.memory_state import DERIVED, REMEMBERED
@@ -125,7 +127,9 @@ def test_no_more_room_is_taken_than_allowed(tmp_path: Path) -> None:
     w.close()
     kept = segments(tmp_path / "decisions")
     assert len(kept) > 1
-    assert sum(path.stat().st_size for path in kept) <= 16_000 + 1000  # what is compressed and not flushed yet is not counted
+    assert (
+        sum(path.stat().st_size for path in kept) <= 16_000 + 1000
+    )  # what is compressed and not flushed yet is not counted
     assert list(replay(read_entries(kept[-1])))[-1].at == now
 
 
@@ -180,3 +184,58 @@ def test_a_recording_is_json_lines(day: Path) -> None:
         first = json.loads(file.readline())
     assert first["format"] == 1
     assert first["memory"] is None
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def migbatch(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(command, [str(one) for one in arguments])
+    return result.exit_code, result.output
+
+
+def test_the_command_says_that_all_is_the_same(day: Path) -> None:
+    assert migbatch(day) == (0, "260 rounds, 0 decided otherwise\n")
+
+
+def test_the_command_shows_what_another_configuration_decides(day: Path, tmp_path: Path) -> None:
+    config = tmp_path / "migbatch.toml"
+    config.write_text('[supply]\npreference = ["1g.10gb"]\n[lending]\nenabled = false\n')
+    code, output = migbatch(day, "-c", config, "--limit", 2)
+    assert code == 1
+    assert output.count(", round ") == 2
+    assert "replayed: nothing" in output
+    assert "rounds, " in output.splitlines()[-1]
+    code, output = migbatch(day, "-c", config, "--json")
+    lines = [json.loads(line) for line in output.splitlines()]
+    assert code == 1
+    assert lines[-1]["rounds"] == 260
+    assert {one["what"] for one in lines[:-1]} >= {"orders", "offer"}
+
+
+@pytest.mark.parametrize("text", [b"", b"no gzip", gzip.compress(b"{}\n"), gzip.compress(b"[1\n{}\n")])
+def test_what_cannot_be_read_is_told_in_one_line(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(text)
+    code, output = migbatch(path)
+    assert code == 2
+    assert len(output.splitlines()) == 1
+    assert migbatch(tmp_path / "none")[0] == 2
+
+
+def test_a_copy_without_names_replays(tmp_path: Path) -> None:
+    w = LoanWorld(f"sqlite:///{tmp_path}/r.db", nodes=2, quota={"ml": 5})
+    recorder = record(w, tmp_path / "decisions", hours=8 * 70 / 3600)
+    w.infer("1g.10gb", runs=100, name="secret-job", comment="for project Manhattan", requested_nodes="n2")
+    play_day(w, recorder, 150)
+    recorder.close()
+    w.close()
+    copy = tmp_path / "copy.jsonl.gz"
+    code, output = migbatch(tmp_path / "decisions", "--export", copy)
+    assert (code, output) == (0, f"{copy}: 2 hosts and 2 users renamed; read it before you give it away\n")
+    assert migbatch(copy)[0] == 0
+    text = gzip.decompress(copy.read_bytes()).decode()
+    for name in ('"n1"', '"n2"', "alice", "bob", '"ml"', "web", "secret", "Manhattan", "1001"):
+        assert name not in text, name
+    assert "host000001" in text and "signal=usr1" in text
+    assert migbatch(tmp_path / "decisions", "--export", copy)[0] == 2

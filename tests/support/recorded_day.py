@@ -18,13 +18,14 @@ def record(w: LoanWorld, directory: Path, hours: float = 24.0, megabytes: float 
 
 def play_day(w: LoanWorld, recorder: FlightRecorder, steps: int = 260) -> None:
     """Training fills the GPUs, inference comes and takes slices back, a job is refused, nodes fall silent."""
+    slurm: Any = w.slurm
     script: dict[int, Any] = {
         1: lambda: [w.train(needs=120, hints="signal=usr1 max=1g.10gb") for _ in range(5)],
         20: lambda: w.train(needs=300, hints="max=3g.40gb", after=None),
         40: lambda: [w.infer("2g.20gb", runs=25) for _ in range(2)],
         60: lambda: w.infer("7g.80gb", runs=20),
-        75: lambda: w.slurm.refuse.add("requeue_all"),
-        90: lambda: w.slurm.refuse.clear(),
+        75: lambda: slurm.refuse.add("requeue_all"),
+        90: slurm.refuse.clear,
         120: lambda: w.train(needs=60, hints="signal=usr1", tasks=3),
         150: lambda: w.infer("3g.40gb", runs=40),
         200: lambda: [w.infer("1g.10gb", runs=10) for _ in range(6)],
