@@ -28,7 +28,6 @@ from slurm_migbatch.decide.recording import (
     begins_segment,
 )
 from slurm_migbatch.decide.snapshot import Answers, LendingPast
-from slurm_migbatch.mig.grant import strip
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
 from slurm_migbatch.supply.model import Reservation
@@ -44,6 +43,8 @@ _DECISION: Final = {
 _CANDIDATE: Final = {"profile", "capacity_mib", "throughput_per_s_range", "ok"}
 _THROTTLE: Final = {"job_id", "kind", "dry_run", "outcome", "before", "after"}
 _PLAIN: Final = re.compile(r"[ =._:/+-]")
+_MARKER: Final = re.compile(r" ?\[mig:[A-Za-z0-9.:#,*=+-]*\]\Z")
+"""What the submit filter writes at the end of a comment."""
 _HOST_IN_ORDER: Final = 6
 """Where the key of an order names a host (`recording.order_key`)."""
 
@@ -139,8 +140,8 @@ class _Mask:
 
     def comment(self, comment: str) -> str:
         """A comment: the hints and the marker stay, of other text the kind of its characters."""
-        text = strip(comment)
-        rest = comment[len(text) :]
+        marker = _MARKER.search(comment)
+        text, rest = (comment, "") if marker is None else (comment[: marker.start()], marker[0])
         if not hints.is_hint(text):
             return _blank(text) + rest
         tokens = text[len(hints.PREFIX) :].split(" ")

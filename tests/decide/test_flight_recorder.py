@@ -5,13 +5,15 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from slurm_migbatch.cli.replay import replay as command
+from slurm_migbatch.cli.common import run
+from slurm_migbatch.cli.main import cli
 from slurm_migbatch.daemon.flightrecorder import read_entries, segments
 from slurm_migbatch.decide.core import Settings
 from slurm_migbatch.decide.memory_state import DERIVED, REMEMBERED
@@ -190,8 +192,10 @@ def test_a_recording_is_json_lines(day: Path) -> None:
 
 
 def migbatch(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(command, [str(one) for one in arguments])
-    return result.exit_code, result.output
+    """The exit code, and what was written to both streams."""
+    with redirect_stdout(StringIO()) as text, redirect_stderr(text):
+        code = run(cli, "migbatch", ["replay", *(str(one) for one in arguments)])
+    return code, text.getvalue()
 
 
 def test_the_command_says_that_all_is_the_same(day: Path) -> None:
