@@ -376,6 +376,12 @@ class DaemonConfig:
         20000, "Records that may wait for the database before nodes are asked to retry.", between(10, 10**7)
     )
     audit: bool = key(True, "Cancel jobs that hold more slices than Slurm allocated to them.")
+    record_hours: float = key(
+        12.0,
+        "Hours for which snapshots and decisions are kept in run_dir/decisions for `migbatch replay`; 0: not at all.",
+        between(0, 1000),
+    )
+    record_mb: float = key(64.0, "Megabytes that they may take, the oldest go first.", between(1, 10**6))
 
     @property
     def api_socket(self) -> str:

@@ -26,8 +26,12 @@ class Expectation:
     def __init__(self, days: int = 14, day_s: float = DAY_S) -> None:
         self._days, self._day_s = days, day_s
         self._rises: dict[Profile, Rises] = {}
-        self._all = Rises(days, day_s)
+        self._all = self.rises()
         self._level: Counter[Profile] = Counter()
+
+    def rises(self) -> Rises:
+        """Return an empty history over the same days."""
+        return Rises(self._days, self._day_s)
 
     def learn(self, uses: Iterable[tuple[str, float, float | None]], now: float) -> None:
         """Take in the past: profile, beginning and end (None: goes on) of each use of a slice."""
@@ -71,7 +75,7 @@ class Expectation:
     def _demand(self, level: Mapping[Profile, int], now: float) -> None:
         """From now on so many slices of these profiles are needed."""
         for profile, count in level.items():
-            self._rises.setdefault(profile, Rises(self._days, self._day_s)).demand(now, count)
+            self._rises.setdefault(profile, self.rises()).demand(now, count)
             self._level[profile] = count
         self._all.demand(now, _slices(self._level))
 

@@ -26,7 +26,7 @@ from slurm_migbatch.decide.core import Decision, Memory, Outcomes, Settings, Set
 from slurm_migbatch.decide.dispatch import DispatchDecision, DispatchOutcome
 from slurm_migbatch.decide.explain import why_not_started
 from slurm_migbatch.decide.lending import GIVING, LendingDecision, OrderOutcome, why_not_lent
-from slurm_migbatch.decide.snapshot import Answers, ClusterSnapshot, Questions
+from slurm_migbatch.decide.snapshot import Answers, ClusterSnapshot, Predictions, Questions
 from slurm_migbatch.decide.supply import SupplyDecision
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient, SlurmError, SlurmRefused
 from slurm_migbatch.supply.advertiser import Advertised, Advertiser
@@ -89,6 +89,27 @@ class NoRecord:
     def ask(self, questions: Questions) -> Answers:
         """Answer that nothing is known."""
         return Answers(questions, (), {}, (), dict.fromkeys(questions.decisions))
+
+
+class Recorder(Protocol):
+    """What keeps rounds so that they can be decided on again (`daemon.flightrecorder`)."""
+
+    def predictions(self, predictions: Predictions) -> Predictions:
+        """Return predictions to be asked in their place until the next round."""
+
+    def round(self, snapshot: ClusterSnapshot, decision: Decision, outcomes: Outcomes) -> None:
+        """Keep a round, after its outcomes were taken in. Does not wait, and raises nothing."""
+
+
+class NoRecorder:
+    """A recorder that keeps nothing."""
+
+    def predictions(self, predictions: Predictions) -> Predictions:
+        """Return the same."""
+        return predictions
+
+    def round(self, snapshot: ClusterSnapshot, decision: Decision, outcomes: Outcomes) -> None:
+        """Keep nothing."""
 
 
 @dataclass(frozen=True)
@@ -188,6 +209,8 @@ class Controller:
         self._jobs: dict[int, JobRow] = {}
         self._unanswered = Questions()
         self.dry_run = DryRun()
+        #: what keeps rounds; set before the first one
+        self.recorder: Recorder = NoRecorder()
 
     @_uncollected()
     def round(self, jobs: Sequence[JobRow] | None = None, rows: Sequence[NodeRow] | None = None) -> RoundReport:
@@ -215,7 +238,9 @@ class Controller:
         applied = self._apply_supply(decision.supply, snapshot)
         dispatched = self._apply_dispatch(decision.dispatch, snapshot)
         lent, unsaved = self._apply_lending(decision.lending)
-        settled = settle(Outcomes(dispatched, lent, unsaved), self.memory, self.settings)
+        outcomes = Outcomes(dispatched, lent, unsaved)
+        settled = settle(outcomes, self.memory, self.settings)
+        self.recorder.round(snapshot, decision, outcomes)
         self._record_settled(decision, settled, lent)
         self._unanswered = decision.questions
         touched = any(one.applied for one in dispatched) or any(one.applied for one in lent)
@@ -241,7 +266,7 @@ class Controller:
         questions = needed(snapshot, self.memory, self.settings)
         asked = Questions(questions.progress, questions.arrays, questions.throttled, self._unanswered.decisions)
         answers = self._record.ask(asked) if asked and recording else Answers()
-        return replace(snapshot, answers=answers)
+        return replace(snapshot, answers=answers, predictions=self.recorder.predictions(snapshot.predictions))
 
     # -- apply -----------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from slurm_migbatch.cosched.arrays import Throttle
 from slurm_migbatch.cosched.dispatch import Retype
 from slurm_migbatch.cosched.picture import Rules
 from slurm_migbatch.daemon.controller import Clock, Controller, RoundReport, Slurm, explain
+from slurm_migbatch.daemon.flightrecorder import DIRECTORY, FlightRecorder
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.metrics import Age, Labels, Metrics
 from slurm_migbatch.daemon.observer import Observer, ToldView
@@ -98,9 +99,16 @@ def rules_of(config: LendingConfig) -> Rules:
 
 
 def blackout_of(config: LendingConfig) -> Callable[[float], bool]:
-    """Return what tells whether nothing may be lent at a moment (unix seconds)."""
+    """Return whether nothing may be lent at a moment (unix seconds), by this host's time of day."""
     blackout = tuple(Hours.parse(text) for text in config.blackout)
     return lambda now: any(hours.covers(datetime.fromtimestamp(now)) for hours in blackout)
+
+
+def _recorder(config: Config, settings: Settings) -> FlightRecorder | None:
+    if not config.daemon.record_hours:
+        return None
+    directory = Path(config.daemon.run_dir) / DIRECTORY
+    return FlightRecorder(directory, settings, config.daemon.record_hours, config.daemon.record_mb)
 
 
 def _measured(path: str) -> Mapping[tuple[str, str], float]:
@@ -170,6 +178,9 @@ class Rounds:
             blackout=blackout_of(config.lending),
         )
         self.controller = Controller(settings_of(config), slurm, self.observer, advertiser, WriterRecord(writer), clock)
+        self._recorder = _recorder(config, self.controller.settings)
+        if self._recorder is not None:
+            self.controller.recorder = self._recorder
         self.loaded = asyncio.Event()
         self._early: list[tuple[str, Sequence[Mapping[str, Any]]]] = []
         self._notes: frozenset[str] = frozenset()
@@ -180,6 +191,11 @@ class Rounds:
             FaultReporter("lending", _RETRY, log),
         )
         self._metrics = _RoundMetrics(metrics, self)
+
+    def close(self) -> None:
+        """End the recording of decisions."""
+        if self._recorder is not None:
+            self._recorder.close()
 
     # -- what comes in ---------------------------------------------------------------------------------------------
 

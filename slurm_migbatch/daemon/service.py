@@ -124,6 +124,7 @@ class Service:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self.api.stop()
             self._node_api.close()
+            await asyncio.to_thread(self.rounds.close)
             left = await asyncio.to_thread(self.writer.stop, _STOP_S)
             if left:
                 log.warning("stopped with %d records unwritten; nodes will send their events again", left)

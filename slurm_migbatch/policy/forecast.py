@@ -33,7 +33,7 @@ _MOST_RATIO: Final = 3.0
 
 
 @dataclass(frozen=True)
-class _Minute:
+class Minute:
     """`rises`: how often demand rose above each level. `spent`: seconds at each level."""
 
     rises: Counter[int] = field(default_factory=Counter)
@@ -51,7 +51,7 @@ class Rises:
         self._bin = BIN_S * day_s / DAY_S
         self._day, self._around = int(DAY_S / BIN_S), int(AROUND_S / BIN_S)
         self._days = days
-        self._minutes: dict[int, _Minute] = {}
+        self._minutes: dict[int, Minute] = {}
         self._level = 0
         self._at: float | None = None
         self._known: tuple[int, float, int] | None = None
@@ -107,9 +107,9 @@ class Rises:
                 break
         self._at = at
 
-    def _minute(self, number: int) -> _Minute:
+    def _minute(self, number: int) -> Minute:
         if number not in self._minutes:
-            self._minutes[number] = _Minute()
+            self._minutes[number] = Minute()
             self._minutes.pop(number - self._days * self._day - self._around - 1, None)
         return self._minutes[number]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -14,6 +15,7 @@ import pytest
 from slurm_migbatch.config import DispatchConfig
 from slurm_migbatch.cosched.dispatch import tasks_of
 from slurm_migbatch.daemon.controller import Controller
+from slurm_migbatch.daemon.flightrecorder import FlightRecorder, read_entries, segments
 from slurm_migbatch.daemon.history import open_history
 from slurm_migbatch.daemon.observer import Observer
 from slurm_migbatch.daemon.record import WriterRecord
@@ -21,6 +23,8 @@ from slurm_migbatch.daemon.rounds import dispatch_settings
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.decide.core import Decision, Memory, Settings
 from slurm_migbatch.decide.dispatch import plan_dispatch
+from slurm_migbatch.decide.pseudonyms import CollectedNames, Pseudonyms, without_names
+from slurm_migbatch.decide.replay import replay
 from slurm_migbatch.decide.snapshot import ClusterSnapshot, Questions
 from slurm_migbatch.decide.supply import SupplyDecision
 from slurm_migbatch.mig.grant import parse_comment
@@ -376,3 +380,32 @@ def test_a_round_has_one_process_however_many_jobs_there_are(site: Callable[...,
     assert here.look()
     assert [set(call) >= {"100"} for call in here.queue.calls] == [True, False], "the second knows the decisions"
     assert len(here.queue.calls[1]) > 10
+
+
+def test_what_is_recorded_of_dispatch_is_decided_the_same_again(site: Callable[..., Site], tmp_path: Path) -> None:
+    """Re-types, throttles and what Slurm did not answer, over segments of three looks; also without the names."""
+    here = site(job(1, name="ann's"), job(2), array(40, 12, "1g.10gb"))
+    here.managed = False
+    here.nodes = (
+        NodeRow("a1", frozenset({"IDLE"}), gres={"1g.6gb": 1}, partitions=("mig",)),
+        NodeRow("h1", frozenset({"IDLE"}), gres={"1g.10gb": 5}, partitions=("mig",)),
+    )
+    recorder = FlightRecorder(tmp_path / "decisions", here.control.settings, hours=8 * 3 / 3600, megabytes=1)
+    here.control.recorder = recorder
+    here.decide("abc12345")
+    for number in range(12):
+        here.queue.broken = number < 2  # it makes the changes, and does not say so
+        here.queue.rows[5] = job(5, "1g.6gb", submit=here.now)
+        here.look()
+        recorder.flush()
+    recorder.close()
+    entries = [entry for path in segments(tmp_path / "decisions") for entry in read_entries(path)]
+    kinds = {kind for entry in entries for kind in entry.get("actions", ())}
+    assert kinds == {"retypes", "throttles", "unknown"}
+    assert any(done.get("unsure") for entry in entries for done in entry.get("outcomes", {}).get("dispatch", ()))
+    names = CollectedNames()
+    assert list(without_names(entries, names))
+    for recording in (entries, list(without_names(entries, Pseudonyms(names)))):
+        rounds = list(replay(json.loads(json.dumps(recording))))
+        assert rounds[-1].segment > 2
+        assert not any(one.differences or one.unknown for one in rounds)

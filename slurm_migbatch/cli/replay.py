@@ -1,0 +1,162 @@
+"""`migbatch replay`: decide again on what migbatchd recorded, and show what is decided otherwise."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from slurm_migbatch.cli.common import EXIT_FAILED, EXIT_USAGE
+from slurm_migbatch.config import Config, load
+from slurm_migbatch.daemon.flightrecorder import SUFFIX, read_entries, segments
+from slurm_migbatch.daemon.rounds import blackout_of, settings_of
+from slurm_migbatch.decide.codec import CodecError, canonical
+from slurm_migbatch.decide.core import Settings
+from slurm_migbatch.decide.pseudonyms import CollectedNames, Pseudonyms, without_names
+from slurm_migbatch.decide.replay import Difference, ReplayedRound
+from slurm_migbatch.decide.replay import replay as decide_again
+from slurm_migbatch.decide.snapshot import ClusterSnapshot
+from slurm_migbatch.slurm.times import time_formatter
+
+
+class Unreadable(click.ClickException):
+    """A recording cannot be read. Exit code 2."""
+
+    exit_code = EXIT_USAGE
+
+
+@click.command()
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("-c", "--config", "path", metavar="FILE", help="Decide as this configuration says.")
+@click.option("--json", "as_json", is_flag=True, help="Every difference as a line of JSON, and a line with the counts.")
+@click.option("--limit", metavar="N", type=click.IntRange(0), default=20, show_default=True, help="Rounds to show.")
+@click.option("--export", metavar="OUT", type=click.Path(path_type=Path), help="Only write a copy without names.")
+@click.pass_context
+def replay(
+    ctx: click.Context, files: tuple[Path, ...], path: str | None, as_json: bool, limit: int, export: Path | None
+) -> None:
+    """Decide again on what migbatchd recorded, and show what is decided otherwise.
+
+    FILE is a recording, or a directory of them; migbatchd writes them to run_dir/decisions. Without a configuration
+    it is decided with the settings of the recording. The exit code is 0 where all decisions are the same, 1 where some
+    are not, and 2 where a recording cannot be read.
+
+    --export writes a copy in which users, accounts, jobs and hosts have other names, and comments only hints. It can
+    be replayed and attached to a bug report.
+    """
+    paths = _paths(files)
+    if export is not None:
+        _export(paths, export)
+        return
+    change, see = _otherwise(load(path)) if path is not None else (lambda it: it, lambda it: it)
+    counts: Counter[str] = Counter()
+    try:
+        for done in decide_again(_entries(paths), change, see):
+            counts["rounds"] += 1
+            counts["unknown_predictions"] += done.unknown
+            if done.differences:
+                counts["rounds_that_differ"] += 1
+                counts.update(difference.what for difference in done.differences)
+                if counts["rounds_that_differ"] <= limit:
+                    _show(done, as_json)
+    except (CodecError, OSError) as error:
+        raise Unreadable(str(error)) from error
+    if not counts["rounds"]:
+        raise Unreadable("there is no round in this recording")
+    _summary(counts, as_json)
+    ctx.exit(EXIT_FAILED if counts["rounds_that_differ"] else 0)
+
+
+def _paths(files: tuple[Path, ...]) -> list[Path]:
+    found = [path for file in files for path in (segments(file) if file.is_dir() else [file])]
+    if not found:
+        raise Unreadable(f"no recordings (*{SUFFIX}) in {', '.join(map(str, files))}")
+    return found
+
+
+def _entries(paths: list[Path]) -> Iterator[Any]:
+    for path in paths:
+        try:
+            yield from read_entries(path)
+        except OSError as error:
+            raise OSError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _otherwise(
+    config: Config,
+) -> tuple[Callable[[Settings], Settings], Callable[[ClusterSnapshot], ClusterSnapshot]]:
+    """What another configuration changes of settings, and of snapshots."""
+    settings, blackout = settings_of(config), blackout_of(config.lending)
+    return lambda _: settings, lambda snapshot: replace(snapshot, blackout=blackout(snapshot.now))
+
+
+def _export(paths: list[Path], out: Path) -> None:
+    names = CollectedNames()
+    try:
+        for _ in without_names(_entries(paths), names):
+            pass
+        other = Pseudonyms(names)
+        with gzip.open(out, "xt", encoding="utf-8") as file:
+            for entry in without_names(_entries(paths), other):
+                file.write(json.dumps(entry, separators=(",", ":"), allow_nan=False) + "\n")
+    except FileExistsError as error:
+        raise click.UsageError(f"{out} exists") from error
+    except (CodecError, OSError) as error:
+        raise Unreadable(str(error)) from error
+    hosts = len(names.found.get("host", ()))
+    click.echo(f"{out}: {hosts} hosts and {len(names.uids)} users renamed; read it before you give it away")
+
+
+def _show(done: ReplayedRound, as_json: bool) -> None:
+    if as_json:
+        for difference in done.differences:
+            row = {"round": done.number, "segment": done.segment, "at": done.at, **asdict(difference)}
+            print(json.dumps(row))
+        return
+    moment = time_formatter(os.environ.get("SLURM_TIME_FORMAT"))
+    print(f"{moment(done.at)}, round {done.number}:")
+    for difference in done.differences:
+        _show_difference(difference)
+
+
+def _show_difference(difference: Difference) -> None:
+    print(f"  {difference.what} {difference.subject}".rstrip())
+    then, now = _without_common(difference.recorded, difference.replayed)
+    for word, value, reasons in (
+        ("recorded", then, difference.why_recorded),
+        ("replayed", now, difference.why_replayed),
+    ):
+        print(f"    {word}: {'nothing' if value in (None, [], {}) else canonical(value)}")
+        for reason in reasons:
+            print(f"      {reason}")
+
+
+def _without_common(then: Any, now: Any) -> tuple[Any, Any]:
+    """What two lists, or objects, do not have in common; all of it where only their order differs."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+        return {name: then.get(name) for name in names}, {name: now.get(name) for name in names}
+    before, after = then or [], now or []
+    if not isinstance(before, list) or not isinstance(after, list):
+        return then, now
+    only = [one for one in before if one not in after], [one for one in after if one not in before]
+    return only if any(only) else (then, now)
+
+
+def _summary(counts: Counter[str], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(dict(counts)))
+        return
+    of_rounds = ("rounds", "rounds_that_differ", "unknown_predictions")
+    rounds, differ, unknown = (counts[name] for name in of_rounds)
+    kinds = ", ".join(f"{count} x {what}" for what, count in sorted(counts.items()) if what not in of_rounds)
+    print(f"{rounds} rounds, {differ} decided otherwise{f' ({kinds})' if kinds else ''}")
+    if unknown:
+        print(f"{unknown} predictions were needed that the recording does not hold; they count as not known")

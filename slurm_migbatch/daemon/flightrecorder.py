@@ -1,0 +1,296 @@
+"""The flight recorder: the last hours of what migbatchd saw and decided, on disk, for `migbatch replay`.
+
+Rounds hand over what they had anyway; everything else happens in a thread. A round that finds the thread too far behind
+is not recorded, and a new segment begins when there is room again. Each segment is a file of its own, JSON lines in one
+gzip member, so that the oldest can go and `cat` makes one recording of several.
+
+Nothing that goes wrong here is more than a warning: decisions do not wait for their recording.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import os
+import queue
+import threading
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from slurm_migbatch.decide import memory_state
+from slurm_migbatch.decide.codec import CodecError
+from slurm_migbatch.decide.core import Decision, Outcomes, Settings
+from slurm_migbatch.decide.recording import Asked, AskedPredictions, SegmentWriter
+from slurm_migbatch.decide.snapshot import ClusterSnapshot, Predictions
+
+log = logging.getLogger(__name__)
+
+DIRECTORY: Final = "decisions"
+"""Where recordings lie, in the service's run_dir."""
+SUFFIX: Final = ".jsonl.gz"
+_STAMP: Final = "%Y%m%dT%H%M%S.%fZ"
+_SEGMENTS: Final = 8
+"""Segments that the allowed time, and the allowed room, are divided into."""
+_WAITING: Final = 64
+"""Rounds that may wait for the thread."""
+_FLUSH_S: Final = 10.0
+"""Least seconds between two rounds that are handed to the file: what a killed service loses."""
+_LONGEST_LINE: Final = 1 << 28
+"""Bytes of one entry that are read; a file from a stranger may be anything."""
+_STOP_S: Final = 5.0
+
+
+@dataclass(frozen=True)
+class _Begin:
+    """A segment begins; the state of memory, None for nothing."""
+
+    state: memory_state.State | None
+
+
+@dataclass(frozen=True)
+class _Round:
+    snapshot: ClusterSnapshot
+    decision: Decision
+    outcomes: Outcomes
+    asked: tuple[Asked, ...]
+
+
+class FlightRecorder:
+    """Records rounds; see `controller.Recorder`.
+
+    Args:
+        directory: where segments lie; made if missing.
+        settings: what is decided with.
+        hours: how long a segment is kept after it was ended.
+        megabytes: how much all of them may take together.
+    """
+
+    def __init__(self, directory: Path, settings: Settings, hours: float, megabytes: float) -> None:
+        self._settings = settings
+        self._files = _Segments(directory, hours * 3600.0, int(megabytes * 1e6))
+        self._queue: queue.Queue[_Begin | _Round | threading.Event | None] = queue.Queue(_WAITING)
+        self._queue.put(_Begin(None))
+        self._asked: AskedPredictions | None = None
+        self._missed = False
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="flight recorder", daemon=True)
+        self._started = False
+
+    # -- in the thread of the rounds -------------------------------------------------------------------------------
+
+    def predictions(self, predictions: Predictions) -> Predictions:
+        """Return predictions of which it is recorded what they are asked until the next round."""
+        if self._stopped.is_set():
+            return predictions
+        if not self._started:
+            self._started = True
+            self._thread.start()
+        self._asked = AskedPredictions(predictions)
+        return self._asked
+
+    def round(self, snapshot: ClusterSnapshot, decision: Decision, outcomes: Outcomes) -> None:
+        """Record a round; its outcomes were taken in. Does not wait."""
+        if self._stopped.is_set():
+            return
+        asked = tuple(self._asked.asked) if self._asked is not None else ()
+        try:
+            if not self._missed:
+                self._queue.put_nowait(_Round(snapshot, decision, outcomes, asked))
+            if self._missed or self._files.full:
+                self._files.full = False
+                self._queue.put_nowait(_Begin(memory_state.take(decision.memory)))
+                self._missed = False
+        except queue.Full:
+            self._missed = True
+
+    def flush(self) -> None:
+        """Wait until everything that was handed over is written, or recording has stopped."""
+        done = threading.Event()
+        self._queue.put(done)
+        while not done.wait(0.05) and not self._stopped.is_set():
+            pass
+
+    def close(self) -> None:
+        """Write what waits, and stop."""
+        if not self._started:
+            return
+        try:
+            self._queue.put(None, timeout=_STOP_S)
+        except queue.Full:
+            self._stopped.set()
+        self._thread.join(_STOP_S)
+
+    # -- in the thread of the recorder -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._write()
+        except OSError as error:
+            log.warning("decisions are not recorded any more: %s", error)
+        except Exception as error:
+            log.warning("decisions are not recorded any more: %s", error or type(error).__name__, exc_info=True)
+        finally:
+            self._stopped.set()
+            self._files.close()
+
+    def _write(self) -> None:
+        writer, begin = SegmentWriter(), _Begin(None)
+        while (item := self._queue.get()) is not None and not self._stopped.is_set():
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            if isinstance(item, _Begin):
+                self._files.close()
+                writer, begin = SegmentWriter(), item
+                continue
+            now = item.snapshot.now
+            if not self._files.open:
+                self._files.begin(now)
+                self._files.write(writer.begin(self._settings, begin.state), now)
+            self._files.write(writer.round(item.snapshot, item.decision, item.outcomes, item.asked), now)
+
+
+class _Segments:
+    """Files of segments, the oldest of which go."""
+
+    def __init__(self, directory: Path, seconds: float, size: int) -> None:
+        self._directory, self._seconds, self._size = directory, seconds, size
+        self._file: int | None = None
+        self._path = directory
+        self._begun = self._flushed = 0.0
+        self._written = 0
+        self._zip = zlib.compressobj(wbits=31)
+        #: whether the segment has its size or age, and another should begin; taken back by who sees to that
+        self.full = False
+        self._told = False
+
+    @property
+    def open(self) -> bool:
+        """Whether a segment is being written."""
+        return self._file is not None
+
+    def begin(self, now: float) -> None:
+        """Open the file of a segment that begins `now`."""
+        self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        self._file, self._path = _created(self._directory, now)
+        self._zip = zlib.compressobj(wbits=31)
+        self._begun, self._flushed, self._written, self._told = now, now, 0, False
+
+    def write(self, entry: Any, now: float) -> None:
+        """Append an entry; raises OSError where that is not possible."""
+        line = json.dumps(entry, separators=(",", ":"), allow_nan=False)
+        data = self._zip.compress(line.encode() + b"\n")
+        if not 0 <= now - self._flushed < _FLUSH_S:
+            data += self._zip.flush(zlib.Z_SYNC_FLUSH)
+            self._flushed = now
+        self._append(data)
+        self._make_room(now)
+        large = self._written >= self._size / _SEGMENTS
+        if not self._told and (large or not 0 <= now - self._begun < self._seconds / _SEGMENTS):
+            self._told = self.full = True
+
+    def close(self) -> None:
+        """End the segment."""
+        if self._file is None:
+            return
+        file, self._file = self._file, None
+        try:
+            _write_all(file, self._zip.flush())
+        except OSError as error:
+            log.debug("the end of %s could not be written: %s", self._path, error)
+        finally:
+            os.close(file)
+
+    def _append(self, data: bytes) -> None:
+        assert self._file is not None
+        _write_all(self._file, data)
+        self._written += len(data)
+
+    def _make_room(self, now: float) -> None:
+        """Remove segments that are too old or too many."""
+        others = [path for path in segments(self._directory) if path != self._path]
+        sizes = {path: path.stat().st_size for path in others}
+        left = self._size - self._written - sum(sizes.values())
+        for path, following in pairwise([*others, self._path]):  # which begins where the one before ends
+            if left >= 0 and _begun(following) > now - self._seconds:
+                break
+            path.unlink(missing_ok=True)
+            left += sizes[path]
+        if left < 0:
+            raise OSError(f"[daemon] record_mb is too small: {self._path.name} alone is larger")
+
+
+def _created(directory: Path, now: float) -> tuple[int, Path]:
+    moment = datetime.fromtimestamp(now, timezone.utc)
+    while True:
+        path = directory / (moment.strftime(_STAMP) + SUFFIX)
+        try:
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+        except FileExistsError:
+            moment += timedelta(microseconds=1)
+            continue
+        os.fchmod(file, 0o640)
+        return file, path
+
+
+def _write_all(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
+
+
+def segments(directory: Path) -> list[Path]:
+    """Return the files of a directory's recordings, the oldest first."""
+    found = [(begun, path) for path in directory.glob(f"*{SUFFIX}") if (begun := _begun(path))]
+    return [path for _, path in sorted(found)]
+
+
+def _begun(path: Path) -> float:
+    """When a segment began, by its file's name; 0 for a file of another name."""
+    try:
+        moment = datetime.strptime(path.name[: -len(SUFFIX)], _STAMP)
+    except ValueError:
+        return 0.0
+    return moment.replace(tzinfo=timezone.utc).timestamp()
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def read_entries(path: Path) -> Iterator[Any]:
+    """Yield the entries of a recording; what the end of a file has lost is left out.
+
+    Raises:
+        OSError: it cannot be read, or is no gzip file.
+        CodecError: a line in it is no JSON.
+    """
+    broken = ""
+    with gzip.open(path, "rb") as file:
+        for line in _lines(file):
+            if broken:
+                raise CodecError(broken)
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                broken = f"{path}: {error}"  # the last line may be cut off
+
+
+def _lines(file: gzip.GzipFile) -> Iterator[bytes]:
+    while True:
+        try:
+            line = file.readline(_LONGEST_LINE)
+        except EOFError:  # the service was killed, or still writes
+            return
+        except zlib.error as error:
+            raise OSError(f"damaged: {error}") from error
+        if not line:
+            return
+        if len(line) >= _LONGEST_LINE:
+            raise CodecError("a line is too long")
+        yield line

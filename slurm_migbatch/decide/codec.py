@@ -1,0 +1,326 @@
+"""Values of decisions to JSON and back, by their type hints.
+
+A recording may come from a stranger, so nothing in it names what is built: the hint does. Fields of a dataclass that
+are at their default are left out, and those that a file lacks get it: a file of an earlier version stays readable.
+Mappings keep their order; one with keys that are no strings becomes a list of pairs. Sets are sorted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import Enum
+from typing import Any, Final, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from slurm_migbatch.decide.snapshot import PublishedPlan, RunProgress, SharedPlace, TaskRun
+from slurm_migbatch.mig.geometry import Geometry, GeometryError
+from slurm_migbatch.mig.grant import Grant
+from slurm_migbatch.mig.layout import Layout, Slot
+from slurm_migbatch.mig.profile import Profile, ProfileError
+
+Json = Any
+Convert = Callable[[Any], Any]
+
+
+class CodecError(ValueError):
+    """Data that the type hint does not allow; the message says what was expected."""
+
+
+class Codes(NamedTuple):
+    """How values of one type are written and read."""
+
+    encode: Convert
+    decode: Convert
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedPlan:
+    """A `PublishedPlan` that was read back."""
+
+    version: int
+    gpus: Mapping[str, tuple[tuple[str, int, int], ...]]
+    guests: Mapping[int, SharedPlace] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedProgress:
+    """A `RunProgress` that was read back."""
+
+    job: int
+    restart: int
+    profile: str | None = None
+    checkpoint: float | None = None
+    ckpt_s: float | None = None
+    items: float | None = None
+    items_per_s: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedTask:
+    """A `TaskRun` that was read back."""
+
+    started: float
+    ended: float | None
+    state: str
+
+
+#: what a value behind a protocol becomes
+_CONCRETE: Final[Mapping[Any, type]] = {
+    PublishedPlan: RecordedPlan,
+    RunProgress: RecordedProgress,
+    TaskRun: RecordedTask,
+}
+_KIND: Final = "is"
+_ODD: Final = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+
+
+class Codec:
+    """Encodes and decodes by type hints.
+
+    Args:
+        special: types that are written in a way of the caller's own.
+        omit: fields of dataclasses that are neither written nor read.
+    """
+
+    def __init__(self, special: Mapping[Any, Codes] | None = None, omit: Collection[tuple[type, str]] = ()) -> None:
+        self._known: dict[Any, Codes] = {**_LEAVES, **(special or {})}
+        self._omit = frozenset(omit)
+
+    def encode(self, value: Any, hint: Any) -> Json:
+        """Return `value` as what `json.dumps` takes."""
+        return self.codes(hint).encode(value)
+
+    def decode(self, data: Json, hint: Any) -> Any:
+        """Return the value that was encoded.
+
+        Raises:
+            CodecError: `data` is nothing that the hint allows.
+        """
+        try:
+            return self.codes(hint).decode(data)
+        except (TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
+            if isinstance(error, CodecError):
+                raise
+            raise CodecError(f"{_shown(hint)}: {error}") from error
+
+    def fields(self, kind: type) -> Mapping[str, Codes]:
+        """Return how each field of a dataclass is written."""
+        hints = get_type_hints(kind)
+        return {
+            one.name: self.codes(hints[one.name])
+            for one in dataclasses.fields(kind)
+            if (kind, one.name) not in self._omit
+        }
+
+    def codes(self, hint: Any) -> Codes:
+        """Return how values of a type are written and read."""
+        known = self._known.get(hint)
+        if known is None:
+            known = self._known[hint] = self._made(hint)
+        return known
+
+    def _made(self, hint: Any) -> Codes:
+        origin, args = get_origin(hint), get_args(hint)
+        if hint in _CONCRETE:
+            return self._dataclass(_CONCRETE[hint])
+        if hint in (Layout, Grant):
+            return self._value(hint)
+        if isinstance(hint, type) and origin is None:
+            return self._class(hint)
+        if origin in (Union, types.UnionType):
+            return self._union(args)
+        if origin is tuple:
+            return self._tuple(args)
+        if origin in (list, Sequence, Collection):
+            return self._sequence(args[0], list if origin is list else tuple)
+        if origin in (set, frozenset):
+            return self._set(args[0], origin)
+        if origin in (dict, Mapping, OrderedDict):
+            return self._mapping(args[0], args[1], OrderedDict if origin is OrderedDict else dict)
+        if origin is Counter:
+            return self._mapping(args[0], int, Counter)
+        raise TypeError(f"no way is known to write {_shown(hint)}")
+
+    def _class(self, kind: type) -> Codes:
+        if issubclass(kind, Enum):
+            return Codes(lambda value: value.value, kind)
+        if issubclass(kind, tuple):
+            return self._named_tuple(kind)
+        if dataclasses.is_dataclass(kind):
+            return self._dataclass(kind)
+        raise TypeError(f"no way is known to write {_shown(kind)}")
+
+    def _value(self, kind: type) -> Codes:
+        """Layouts and grants, which check what they are made of."""
+        if kind is Layout:
+            slots = self.codes(tuple[Slot, ...])
+            return Codes(lambda value: slots.encode(value.slots), lambda data: Layout(slots.decode(data)))
+        parts = self.codes(tuple[tuple[Profile, int], ...])
+        return Codes(
+            lambda value: [parts.encode(value.parts), value.decision, value.guest],
+            lambda data: Grant(parts.decode(data[0]), _exactly(str)(data[1]), _exactly(bool)(data[2])),
+        )
+
+    def _union(self, args: tuple[Any, ...]) -> Codes:
+        kinds = [kind for kind in args if kind is not type(None)]
+        if len(kinds) == 1:
+            one = self.codes(kinds[0])
+            return Codes(
+                lambda value: None if value is None else one.encode(value),
+                lambda data: None if data is None else one.decode(data),
+            )
+        by_name = {kind.__name__: self.codes(kind) for kind in kinds}
+
+        def encode(value: Any) -> Json:
+            name = type(value).__name__
+            return {_KIND: name, **by_name[name].encode(value)}
+
+        def decode(data: Json) -> Any:
+            return by_name[data[_KIND]].decode({key: value for key, value in data.items() if key != _KIND})
+
+        return Codes(encode, decode)
+
+    def _tuple(self, args: tuple[Any, ...]) -> Codes:
+        if len(args) == 2 and args[1] is Ellipsis:
+            return self._sequence(args[0], tuple)
+        parts = [self.codes(part) for part in args]
+        return Codes(
+            lambda value: [part.encode(each) for part, each in zip(parts, value, strict=True)],
+            lambda data: tuple(part.decode(each) for part, each in zip(parts, _list(data), strict=True)),
+        )
+
+    def _named_tuple(self, kind: type) -> Codes:
+        hints = get_type_hints(kind)
+        parts = [self.codes(hints[name]) for name in kind._fields]  # type: ignore[attr-defined]
+        return Codes(
+            lambda value: [part.encode(each) for part, each in zip(parts, value, strict=True)],
+            lambda data: kind(*(part.decode(each) for part, each in zip(parts, _list(data), strict=True))),
+        )
+
+    def _sequence(self, part: Any, kind: Convert) -> Codes:
+        one = self.codes(part)
+        return Codes(
+            lambda value: [one.encode(each) for each in value], lambda data: kind(one.decode(e) for e in _list(data))
+        )
+
+    def _set(self, part: Any, kind: Convert) -> Codes:
+        one = self.codes(part)
+        return Codes(
+            lambda value: sorted((one.encode(each) for each in value), key=canonical),
+            lambda data: kind(one.decode(each) for each in _list(data)),
+        )
+
+    def _mapping(self, key: Any, value: Any, kind: Convert) -> Codes:
+        keys, values = self.codes(key), self.codes(value)
+        if key is str:
+            return Codes(
+                lambda mapping: {name: values.encode(each) for name, each in mapping.items()},
+                lambda data: kind({name: values.decode(each) for name, each in _object(data).items()}),
+            )
+        return Codes(
+            lambda mapping: [[keys.encode(name), values.encode(each)] for name, each in mapping.items()],
+            lambda data: kind({keys.decode(name): values.decode(each) for name, each in _list(data)}),
+        )
+
+    def _dataclass(self, kind: type) -> Codes:
+        fields = self.fields(kind)
+        defaults = {one.name: _default(one) for one in dataclasses.fields(kind) if one.name in fields}
+
+        def encode(value: Any) -> Json:
+            row = {}
+            for name, field in fields.items():
+                each, default = getattr(value, name), defaults[name]
+                if each is not default and (type(each) is not type(default) or each != default):
+                    row[name] = field.encode(each)
+            return row
+
+        def decode(data: Json) -> Any:
+            return kind(**{n: fields[n].decode(each) for n, each in _object(data).items() if n in fields})
+
+        return Codes(encode, decode)
+
+
+_NO_DEFAULT: Final = object()
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return _NO_DEFAULT if field.default is dataclasses.MISSING else field.default
+
+
+def canonical(data: Json) -> str:
+    """Return JSON in one spelling, so that equal data are equal texts."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+# -- leaves ------------------------------------------------------------------------------------------------------------
+
+
+def _shown(hint: Any) -> str:
+    return getattr(hint, "__name__", None) or str(hint)
+
+
+def _exactly(*kinds: type) -> Convert:
+    def check(data: Json) -> Any:
+        if type(data) not in kinds:
+            raise CodecError(f"{str(data)[:60]!r} is no {kinds[0].__name__}")
+        return data
+
+    return check
+
+
+_object, _list = _exactly(dict), _exactly(list)
+
+
+def _number(value: float) -> Json:
+    return value if math.isfinite(value) else str(float(value))
+
+
+def _as_number(data: Json) -> float:
+    if isinstance(data, str) and data in _ODD:
+        return _ODD[data]
+    return float(data) if type(data) is float else int(_exactly(float, int)(data))
+
+
+def _plain(value: Any) -> Json:
+    """Values of the record, of which only JSON's types are known."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(each) for each in value]
+    if isinstance(value, Enum):
+        return _plain(value.value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def _profile(data: Json) -> Profile:
+    try:
+        return Profile.parse(_exactly(str)(data))
+    except ProfileError as error:
+        raise CodecError(str(error)) from error
+
+
+def _geometry(data: Json) -> Geometry:
+    try:
+        return Geometry.from_dict(data)
+    except GeometryError as error:
+        raise CodecError(str(error)) from error
+
+
+_LEAVES: Final[Mapping[Any, Codes]] = {
+    Any: Codes(_plain, lambda data: data),
+    type(None): Codes(lambda value: None, lambda data: None),
+    bool: Codes(lambda value: value, _exactly(bool)),
+    int: Codes(lambda value: value, _exactly(int)),
+    float: Codes(_number, _as_number),
+    str: Codes(lambda value: value, _exactly(str)),
+    Profile: Codes(lambda value: value.name, _profile),
+    Geometry: Codes(lambda value: value.to_dict(), _geometry),
+}

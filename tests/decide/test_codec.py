@@ -1,0 +1,248 @@
+"""Values of decisions survive JSON, whatever they are."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.cosched.arrays import Elastic, Throttle
+from slurm_migbatch.cosched.dispatch import Candidate, Pending, Retype
+from slurm_migbatch.cosched.trainees import Report
+from slurm_migbatch.decide.codec import Codec, CodecError, RecordedPlan, RecordedProgress, RecordedTask
+from slurm_migbatch.decide.core import Decision, Memory, Outcomes, Settings
+from slurm_migbatch.decide.deltas import Delta
+from slurm_migbatch.decide.dispatch import DispatchSettings
+from slurm_migbatch.decide.lending import LendingSettings
+from slurm_migbatch.decide.recording import AskedPredictions, SegmentReader, SegmentWriter
+from slurm_migbatch.decide.snapshot import (
+    Answers,
+    ClusterSnapshot,
+    LendingPast,
+    NoPredictions,
+    PlanStatus,
+    Questions,
+)
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.grant import Grant
+from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.supply.model import Mode
+from slurm_migbatch.supply.view import GpuFacts, NodeFacts
+from slurm_migbatch.workload.hints import Hints
+from slurm_migbatch.workload.loans import LoanHints
+from tests.support.supply_gpus import H100
+
+PROFILES = [info.profile for info in H100.profiles]
+SLOTS = [slot for info in H100.profiles for slot in info.slots]
+
+texts = st.text(max_size=6)
+ids = st.integers(0, 30)
+times = st.floats(0, 2e9)
+runs = st.tuples(ids, st.integers(0, 3))
+hosts = st.sampled_from(["n1", "n2", "n3", "n4", "ü"])
+reports = st.builds(Report, *[st.none() | times] * 4)
+facts = st.builds(
+    GpuFacts,
+    uuid=texts,
+    geometry=st.just(H100),
+    leases=st.lists(st.tuples(st.sampled_from(SLOTS), runs), max_size=3).map(tuple),
+    zombies=st.lists(st.sampled_from(SLOTS), max_size=2).map(tuple),
+    warm=st.sampled_from([EMPTY, *(Layout([slot]) for slot in SLOTS)]),
+)
+plans = st.builds(
+    RecordedPlan,
+    version=ids,
+    gpus=st.dictionaries(texts, st.lists(st.tuples(texts, ids, ids), max_size=3).map(tuple), max_size=2),
+    guests=st.dictionaries(ids, st.tuples(texts, texts, ids, ids, ids, ids), max_size=2),
+)
+progress = st.lists(st.builds(RecordedProgress, ids, ids, st.none() | texts, st.none() | times), max_size=2).map(tuple)
+answers = st.builds(
+    Answers,
+    asked=st.builds(
+        Questions, st.frozensets(ids, max_size=2), st.frozensets(ids, max_size=2), decisions=st.tuples(texts)
+    ),
+    progress=st.none() | progress,
+    arrays=st.none()
+    | st.dictionaries(ids, st.lists(st.builds(RecordedTask, times, st.none() | times, texts)).map(tuple), max_size=2),
+    decisions=st.dictionaries(texts, st.none() | st.fixed_dictionaries({"chosen": texts, "n": ids}), max_size=2),
+)
+snapshots = st.builds(
+    ClusterSnapshot,
+    now=times,
+    jobs=st.lists(
+        st.builds(
+            JobRow,
+            job_id=ids,
+            state=st.sampled_from(["PENDING", "RUNNING"]),
+            start=st.none() | times,
+            nodes=st.lists(hosts, max_size=2).map(tuple),
+            comment=texts,
+            time_limit_s=st.none() | ids,
+            throttle=st.none() | ids,
+        ),
+        max_size=12,
+        unique_by=lambda row: row.job_id,
+    ).map(tuple),
+    nodes=st.lists(
+        st.builds(
+            NodeRow,
+            hosts,
+            st.frozensets(texts, max_size=3),
+            gres=st.dictionaries(texts, ids, max_size=2),
+            features=st.frozensets(texts, max_size=2),
+        ),
+        max_size=4,
+        unique_by=lambda row: row.name,
+    ).map(tuple),
+    inventory=st.dictionaries(
+        hosts, st.builds(NodeFacts, st.lists(facts, max_size=2).map(tuple), st.booleans()), max_size=4
+    ),
+    plans=st.dictionaries(hosts, st.builds(PlanStatus, st.none() | plans, st.booleans(), st.booleans()), max_size=4),
+    sent_back=st.lists(ids, max_size=2).map(tuple),
+    preference=st.lists(st.sampled_from(PROFILES), max_size=3).map(tuple),
+    reports=st.lists(st.tuples(runs, reports), max_size=2).map(tuple),
+    past=st.none()
+    | st.builds(
+        LendingPast,
+        loans=st.just(({"job_id": 1, "ended": None},)),
+        uses=st.lists(st.tuples(texts, times, st.none() | times), max_size=2).map(tuple),
+        freed=st.dictionaries(texts, times, max_size=2),
+        runs=progress,
+    ),
+    answers=answers,
+    recording=st.booleans(),
+    blackout=st.booleans(),
+    predictions=st.just(NoPredictions()),
+)
+
+
+def through_json(data: Any) -> Any:
+    return json.loads(json.dumps(data, allow_nan=False))
+
+
+def parts(snapshot: ClusterSnapshot) -> list[Any]:
+    """All but the predictor, mappings with their order."""
+    values = {name: value for name, value in vars(snapshot).items() if name != "predictions"}
+    return [list(value.items()) if name in ("inventory", "plans") else value for name, value in values.items()]
+
+
+@given(st.lists(snapshots, min_size=1, max_size=4))
+def test_snapshots_come_back_as_they_were_in_their_order(seen: list[ClusterSnapshot]) -> None:
+    settings, writer = Settings(), SegmentWriter()
+    reader = SegmentReader(through_json(writer.begin(settings, None)))
+    assert reader.segment.settings == settings
+    for snapshot in seen:
+        entry = through_json(writer.round(snapshot, Decision(Memory(settings)), Outcomes(), ()))
+        assert parts(reader.round(entry).snapshot) == parts(snapshot)
+
+
+@given(st.lists(st.lists(st.integers(0, 9), unique=True, max_size=10), max_size=5))
+def test_an_order_is_followed_with_few_words(orders: list[list[int]]) -> None:
+    codec = Codec()
+    writer: Delta[int] = Delta(codec, int)
+    reader: Delta[int] = Delta(codec, int)
+    for order in orders:
+        delta = through_json(writer.write({key: key for key in order}))
+        assert list(reader.read(delta)) == order
+
+
+def test_one_job_that_moves_is_one_word() -> None:
+    writer: Delta[int] = Delta(Codec(), int)
+    writer.write({key: key for key in range(1000)})
+    assert writer.write({key: key for key in (*range(1, 1000), 0)}) == {"at": [[999, 0]]}
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [
+        (math.inf, float),
+        (-math.inf, float | None),
+        (Mode.FROZEN, Mode),
+        (Profile(1, 10, "+me"), Profile),
+        (SLOTS[0], Slot),
+        (Layout([SLOTS[0]]), Layout),
+        (H100, Geometry),
+        (Grant([(Profile(1, 10), 2)], "auto"), Grant),
+        ({Profile(1, 10): 2}, dict[Profile, int]),
+        ({("a", "b"): 1.5}, dict[tuple[str, str], float]),
+        (frozenset({Profile(2, 20), Profile(1, 10)}), frozenset[Profile]),
+        (Settings(None, DispatchSettings(), LendingSettings(slowdowns={("a", "b"): 1.2})), Settings),
+        (LoanHints(slice=Profile(1, 10), model="m"), LoanHints),
+        (
+            [
+                (Throttle(Elastic(1, "u", "c", Profile(1, 10), 1, 3, (1.0,), None, 60, 5), 2, "why"), "timeout"),
+                (
+                    Retype(
+                        Pending(JobRow(1), Grant([(Profile(1, 10), 1)], "d"), frozenset({"n1"}), 1),
+                        (),
+                        Profile(2, 20),
+                        "w",
+                    ),
+                    "",
+                ),
+            ],
+            list[tuple[Retype | Throttle, str]],
+        ),
+    ],
+)
+def test_values_come_back_as_they_were(value: Any, hint: Any) -> None:
+    codec = Codec()
+    assert codec.decode(through_json(codec.encode(value, hint)), hint) == value
+
+
+@pytest.mark.parametrize(
+    ("data", "hint"),
+    [
+        ("x", int),
+        (True, int),
+        (1, str),
+        ("1e400", float),
+        ("0g.10gb", Profile),
+        ({}, JobRow),
+        ([], JobRow),
+        ([["1g.10gb", [0, 1]], ["2g.20gb", [0, 2]]], Layout),
+        ({"version": 1}, Geometry),
+        ("odd", Mode),
+        ([1, 2, 3], tuple[int, int]),
+        ({"is": "JobRow"}, Retype | Throttle),
+    ],
+)
+def test_what_a_hint_does_not_allow_is_refused(data: Any, hint: Any) -> None:
+    with pytest.raises(CodecError):
+        Codec().decode(data, hint)
+
+
+def test_predictions_are_answered_as_they_were_and_others_are_unknown() -> None:
+    class Some(NoPredictions):
+        version = "v1"
+
+        def rates(self, _hints: Hints, _partition: str, /) -> dict[Profile, float]:
+            return {Profile(1, 10): 3.5}
+
+        def candidates(self, _hints: Hints, _partition: str, /) -> tuple[Profile, list[Candidate]]:
+            return Profile(1, 10), [Candidate(Profile(1, 10), 9728, None, True)]
+
+    asked = AskedPredictions(Some())
+    hints = Hints(model="m")
+    asked.rates(hints, "gpu")
+    asked.candidates(hints, "gpu")
+    settings, writer = Settings(), SegmentWriter()
+    reader = SegmentReader(through_json(writer.begin(settings, None)))
+    snapshot = ClusterSnapshot(1.0, predictions=asked)
+    entry = through_json(writer.round(snapshot, Decision(Memory(settings)), Outcomes(), asked.asked))
+    found = reader.round(entry).snapshot.predictions
+    assert found.version == "v1"
+    assert found.rates(hints, "gpu") == {Profile(1, 10): 3.5}
+    assert found.candidates(hints, "gpu") == (Profile(1, 10), (Candidate(Profile(1, 10), 9728, None, True),))
+    assert found.unknown == 0  # type: ignore[attr-defined]
+    assert found.rates(hints, "other") == {}
+    assert found.training_speeds(LoanHints(), "gpu") == {}
+    assert found.unknown == 2  # type: ignore[attr-defined]
+    again = writer.round(snapshot, Decision(Memory(settings)), Outcomes(), asked.asked)
+    assert "asked" not in again

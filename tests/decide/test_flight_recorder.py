@@ -1,0 +1,245 @@
+"""What migbatchd records of its decisions, and that they are the same when they are made again."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from slurm_migbatch.cli.common import run
+from slurm_migbatch.cli.main import cli
+from slurm_migbatch.daemon.flightrecorder import read_entries, segments
+from slurm_migbatch.decide.core import Settings
+from slurm_migbatch.decide.memory_state import DERIVED, REMEMBERED
+from slurm_migbatch.decide.replay import replay
+from slurm_migbatch.mig.profile import Profile
+from tests.support.loan_world import LoanWorld
+from tests.support.recorded_day import play_day, record
+
+
+@pytest.fixture(scope="module")
+def day(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a recorded day, in several segments."""
+    path = tmp_path_factory.mktemp("day")
+    w = LoanWorld(f"sqlite:///{path}/r.db", nodes=2)
+    recorder = record(w, path / "decisions", hours=8 * 70 / 3600)
+    play_day(w, recorder)
+    recorder.close()
+    w.close()
+    return path / "decisions"
+
+
+def entries(day: Path) -> list[object]:
+    return [entry for path in segments(day) for entry in read_entries(path)]
+
+
+def rewritten(path: Path, to: Path, cut: int) -> Path:
+    """A copy of a segment, as plain gzip, without its last `cut` bytes of text."""
+    with gzip.open(path, "rb") as file:
+        text = file.read()
+    to.write_bytes(gzip.compress(text[: len(text) - cut]))
+    return to
+
+
+def test_a_recorded_day_is_decided_the_same_again(day: Path) -> None:
+    rounds = list(replay(entries(day)))
+    assert len(rounds) == 260
+    assert {one.segment for one in rounds} == {1, 2, 3, 4}
+    assert [one.differences for one in rounds if one.differences] == []
+    assert not any(one.unknown for one in rounds)
+    kinds = {order[0] for entry in entries(day) for order in entry.get("actions", {}).get("orders", ())}
+    assert kinds >= {"release", "signal", "requeue"}
+
+
+def test_each_segment_stands_alone(day: Path) -> None:
+    for path in segments(day):
+        assert not any(one.differences for one in replay(read_entries(path)))
+
+
+def test_another_setting_is_shown_as_a_difference(day: Path) -> None:
+    def patient(settings: Settings) -> Settings:
+        assert settings.lending is not None
+        rules = settings.lending.rules
+        return replace(settings, lending=replace(settings.lending, rules=replace(rules, most_releases=1)))
+
+    differences = [one for step in replay(entries(day), patient) for one in step.differences]
+    orders = next(one for one in differences if one.what == "orders")
+    assert len(orders.recorded) > 1 and len(orders.replayed) == 1
+    assert any("job " in why for why in orders.why_recorded)
+
+
+def test_another_order_of_empty_space_is_shown_as_offers(day: Path) -> None:
+    def small(settings: Settings) -> Settings:
+        assert settings.supply is not None
+        return replace(settings, supply=replace(settings.supply, preference=(Profile(1, 10),)))
+
+    differences = [one for step in replay(entries(day), small) for one in step.differences]
+    offers = [one for one in differences if one.what == "offer"]
+    assert {one.subject for one in offers} <= {"n1", "n2"}
+    assert offers[0].recorded["offers"] != offers[0].replayed["offers"]
+
+
+def test_a_cut_off_end_is_left_out(day: Path, tmp_path: Path) -> None:
+    whole = segments(day)[0]
+    count = len(list(read_entries(whole)))
+    assert len(list(read_entries(rewritten(whole, tmp_path / "line.gz", 5)))) == count - 1
+    cut = tmp_path / "member.gz"
+    cut.write_bytes(whole.read_bytes()[:-200])
+    assert 1 < len(list(read_entries(cut))) < count
+    assert not any(one.differences for one in replay(read_entries(cut)))
+
+
+def test_segments_can_be_joined(day: Path, tmp_path: Path) -> None:
+    joined = tmp_path / "all.jsonl.gz"
+    joined.write_bytes(b"".join(path.read_bytes() for path in segments(day)))
+    assert len(list(replay(read_entries(joined)))) == 260
+
+
+def test_files_are_not_for_everybody(day: Path) -> None:
+    assert {path.stat().st_mode & 0o777 for path in segments(day)} == {0o640}
+    assert day.stat().st_mode & 0o007 == 0
+
+
+def test_old_segments_go(tmp_path: Path) -> None:
+    w = LoanWorld(f"sqlite:///{tmp_path}/r.db")
+    recorder = record(w, tmp_path / "decisions", hours=40 / 3600)
+    play_day(w, recorder, 100)
+    now = w.clock.time()
+    recorder.close()
+    w.close()
+    kept = segments(tmp_path / "decisions")
+    rounds = list(replay(entry for path in kept for entry in read_entries(path)))
+    assert 40 <= len(rounds) <= 40 + 2 * 8
+    assert rounds[-1].at == now
+    assert not any(one.differences for one in rounds)
+
+
+def test_no_more_room_is_taken_than_allowed(tmp_path: Path) -> None:
+    w = LoanWorld(f"sqlite:///{tmp_path}/r.db")
+    recorder = record(w, tmp_path / "decisions", megabytes=0.016)
+    play_day(w, recorder, 200)
+    now = w.clock.time()
+    recorder.close()
+    w.close()
+    kept = segments(tmp_path / "decisions")
+    assert len(kept) > 1
+    assert (
+        sum(path.stat().st_size for path in kept) <= 16_000 + 1000
+    )  # what is compressed and not flushed yet is not counted
+    assert list(replay(read_entries(kept[-1])))[-1].at == now
+
+
+def test_a_disk_that_cannot_be_written_stops_recording_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "decisions").write_text("in the way")
+    w = LoanWorld(f"sqlite:///{tmp_path}/r.db")
+    recorder = record(w, tmp_path / "decisions")
+    with caplog.at_level(logging.WARNING, "slurm_migbatch.daemon.flightrecorder"):
+        play_day(w, recorder, 30)
+    assert len(w.loaned()) == 6
+    assert [one.getMessage()[:36] for one in caplog.records if "recorded" in one.getMessage()] == [
+        "decisions are not recorded any more:"
+    ]
+    recorder.close()
+    w.close()
+
+
+def test_rounds_that_come_too_fast_are_left_out_and_the_rest_replays(tmp_path: Path) -> None:
+    w = LoanWorld(f"sqlite:///{tmp_path}/r.db")
+    recorder = record(w, tmp_path / "decisions")
+    recorder._queue.maxsize = 1
+    for number in range(60):
+        if number == 5:
+            for _ in range(4):
+                w.train(needs=100)
+        w.step()
+    recorder.close()
+    w.close()
+    rounds = list(replay(entry for path in segments(tmp_path / "decisions") for entry in read_entries(path)))
+    assert rounds and not any(one.differences for one in rounds)
+
+
+def test_everything_that_is_remembered_is_kept_or_known_to_be_derived(day: Path) -> None:
+    w = LoanWorld(f"sqlite:///{day}/memory.db")
+    w.infer("1g.10gb")
+    w.step()
+    found = [w.control.memory]
+    while found:
+        thing = found.pop()
+        kept = REMEMBERED[type(thing)]
+        assert vars(thing).keys() == kept.keys() | DERIVED.get(type(thing), frozenset()), type(thing)
+        parts = [getattr(thing, name) for name in kept]
+        parts += [part for each in parts if isinstance(each, dict) for part in each.values()]
+        found += [part for part in parts if type(part) in REMEMBERED]
+    w.close()
+
+
+def test_a_recording_is_json_lines(day: Path) -> None:
+    with gzip.open(segments(day)[0], "rt", encoding="utf-8") as file:
+        first = json.loads(file.readline())
+    assert first["format"] == 1
+    assert first["memory"] is None
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def migbatch(*arguments: object) -> tuple[int, str]:
+    """The exit code, and what was written to both streams."""
+    with redirect_stdout(StringIO()) as text, redirect_stderr(text):
+        code = run(cli, "migbatch", ["replay", *(str(one) for one in arguments)])
+    return code, text.getvalue()
+
+
+def test_the_command_says_that_all_is_the_same(day: Path) -> None:
+    assert migbatch(day) == (0, "260 rounds, 0 decided otherwise\n")
+
+
+def test_the_command_shows_what_another_configuration_decides(day: Path, tmp_path: Path) -> None:
+    config = tmp_path / "migbatch.toml"
+    config.write_text('[supply]\npreference = ["1g.10gb"]\n[lending]\nenabled = false\n')
+    code, output = migbatch(day, "-c", config, "--limit", 2)
+    assert code == 1
+    assert output.count(", round ") == 2
+    assert "replayed: nothing" in output
+    assert "rounds, " in output.splitlines()[-1]
+    code, output = migbatch(day, "-c", config, "--json")
+    lines = [json.loads(line) for line in output.splitlines()]
+    assert code == 1
+    assert lines[-1]["rounds"] == 260
+    assert {one["what"] for one in lines[:-1]} >= {"orders", "offer"}
+
+
+@pytest.mark.parametrize("text", [b"", b"no gzip", gzip.compress(b"{}\n"), gzip.compress(b"[1\n{}\n")])
+def test_what_cannot_be_read_is_told_in_one_line(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(text)
+    code, output = migbatch(path)
+    assert code == 2
+    assert len(output.splitlines()) == 1
+    assert migbatch(tmp_path / "none")[0] == 2
+
+
+def test_a_copy_without_names_replays(tmp_path: Path) -> None:
+    w = LoanWorld(f"sqlite:///{tmp_path}/r.db", nodes=2, quota={"ml": 5})
+    recorder = record(w, tmp_path / "decisions", hours=8 * 70 / 3600)
+    w.infer("1g.10gb", runs=100, name="secret-job", comment="for project Manhattan", requested_nodes="n2")
+    play_day(w, recorder, 150)
+    recorder.close()
+    w.close()
+    copy = tmp_path / "copy.jsonl.gz"
+    code, output = migbatch(tmp_path / "decisions", "--export", copy)
+    assert (code, output) == (0, f"{copy}: 2 hosts and 2 users renamed; read it before you give it away\n")
+    assert migbatch(copy)[0] == 0
+    text = gzip.decompress(copy.read_bytes()).decode()
+    for name in ('"n1"', '"n2"', "alice", "bob", '"ml"', "web", "secret", "Manhattan", "1001"):
+        assert name not in text, name
+    assert "host000001" in text and "signal=usr1" in text
+    assert migbatch(tmp_path / "decisions", "--export", copy)[0] == 2
