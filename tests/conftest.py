@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ from slurm_migbatch.testbed.registry import unmount_below
 
 pytest.register_assert_rewrite("tests.support")
 
+from tests.support.directories import open_to_users  # noqa: E402 - after what it is rewritten by
 from tests.support.examples import register as register_examples  # noqa: E402 - after what it is rewritten by
 
 # CI sees the same examples every time; whoever works on the code sees new ones.
@@ -66,11 +66,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture
 def open_tmp_path(tmp_path: Path) -> Path:
     """`tmp_path`, with every directory above it open to other users."""
-    outer = Path(tempfile.gettempdir())
-    for directory in (tmp_path, *tmp_path.parents):
-        if directory == outer or directory in outer.parents:
-            break
-        directory.chmod(0o755)
+    open_to_users(tmp_path)
     return tmp_path
 
 

@@ -27,6 +27,7 @@ from slurm_migbatch.node.auth import TokenSigner
 from slurm_migbatch.slurm.client import JobRow, SlurmError
 from tests.support.daemon_fakes import FakeSigner, FakeSlurm, Node, gpu, inventory, state
 from tests.support.daemon_running import Running, pending
+from tests.support.directories import open_to_users
 from tests.support.waiting import eventually
 
 
@@ -175,8 +176,7 @@ print(answer.status, answer.read().decode())
 
 
 def asked(config: Any, uid: int, path: str) -> str:
-    for place in [Path(config.daemon.run_dir), *Path(config.daemon.run_dir).parents][:-2]:
-        place.chmod(0o755)
+    open_to_users(Path(config.daemon.run_dir))
     argv = [sys.executable, "-c", ASK, config.daemon.api_socket, str(uid), path]
     return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
 

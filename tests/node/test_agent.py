@@ -11,6 +11,7 @@ import pytest
 from slurm_migbatch.node import client, exits
 from slurm_migbatch.node.agent import Agent, AgentError
 from slurm_migbatch.node.hookenv import HookEnv
+from tests.support.directories import open_to_users
 from tests.support.node_processes import agent_process, run_hook
 from tests.support.nodes import ALICE, BOB, in_child
 
@@ -34,10 +35,7 @@ def test_the_socket_is_roots_alone(node):
 
 
 def test_another_user_gets_no_answer(node):
-    here = node.root
-    while str(here) != "/tmp":
-        here.chmod(here.stat().st_mode | 0o011)
-        here = here.parent
+    open_to_users(node.root)
     with agent_process(node):
         path = node.root / "run" / "agent.sock"
         path.chmod(0o777)  # even if somebody opened it

@@ -11,6 +11,7 @@ import pytest
 
 from slurm_migbatch.node.caps import MODE, Caps, CapsError, helper_is_setuid
 from slurm_migbatch.node.kept import Kept, Look
+from tests.support.directories import open_to_users
 from tests.support.nodes import ALICE, BOB
 
 
@@ -41,12 +42,9 @@ def open_errno(path):
 
 
 @pytest.fixture
-def open_to_users(node):
+def open_node(node):
     """Users may walk to the machine's devices, as they may to /dev."""
-    here = node.root
-    while str(here) != "/tmp":
-        here.chmod(here.stat().st_mode | 0o011)
-        here = here.parent
+    open_to_users(node.root)
     return node
 
 
@@ -54,8 +52,8 @@ def devices(node, minors):
     return [node.machine.dev_root / "nvidia-caps" / f"nvidia-cap{minor}" for minor in minors]
 
 
-def test_only_the_jobs_user_can_open_its_slice_and_only_while_it_runs(open_to_users):
-    node = open_to_users
+def test_only_the_jobs_user_can_open_its_slice_and_only_while_it_runs(open_node):
+    node = open_node
     node.prolog(1, "[mig:1g.10gb:1]", uid=ALICE)
     node.prolog(2, "[mig:1g.10gb:1]", uid=BOB)
     alice, bob = sorted(node.slices("held"), key=lambda row: row.job)
@@ -72,8 +70,8 @@ def test_only_the_jobs_user_can_open_its_slice_and_only_while_it_runs(open_to_us
         assert as_user(BOB, open_errno(path)) == errno.ENXIO
 
 
-def test_the_owner_cannot_open_it_to_others(open_to_users):
-    node = open_to_users
+def test_the_owner_cannot_open_it_to_others(open_node):
+    node = open_node
     node.prolog(1, "[mig:1g.10gb:1]", uid=ALICE)
     (row,) = node.slices("held")
     path = devices(node, [row.cap_gi])[0]
@@ -210,10 +208,7 @@ def null_caps(tmp_path):
     (tmp_path / "dev").mkdir()
     (tmp_path / "proc" / "devices").write_text("Character devices:\n  1 nvidia-caps\n")
     caps = Caps(str(tmp_path / "proc"), str(tmp_path / "dev"))
-    here = tmp_path
-    while str(here) != "/tmp":
-        here.chmod(here.stat().st_mode | 0o011)
-        here = here.parent
+    open_to_users(tmp_path)
     return caps, tmp_path / "dev" / "nvidia-caps"
 
 

@@ -10,6 +10,7 @@ import pytest
 from slurm_migbatch.node import exits, progress
 from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.watch import Watcher
+from tests.support.directories import open_to_users
 from tests.support.environments import exported
 from tests.support.nodes import ALICE, BOB
 
@@ -27,12 +28,10 @@ def small_node(many_nodes, tmp_path):
     try:
         (disk / "tmp").mkdir()
         (disk / "tmp").chmod(0o1777)
-        for place in (disk, *disk.parents[:4]):
-            place.chmod(place.stat().st_mode & 0o7777 | 0o011)
+        open_to_users(disk)
         node = many_nodes(StateDir=disk / "state")
         node.disk = disk
-        for place in (node.root, node.root.parent):
-            place.chmod(0o755)
+        open_to_users(node.root)
         yield node
         node.close()
     finally:

@@ -12,6 +12,7 @@ import pytest
 
 from slurm_migbatch.node import exits, handoff
 from slurm_migbatch.node.watch import Watcher
+from tests.support.directories import open_to_users
 from tests.support.nodes import ALICE, BOB
 
 HOLDER = """
@@ -60,8 +61,8 @@ def open_node(many_nodes):
     node = many_nodes(HookDeadline=6)
     devices = node.machine.proc_root / "devices"
     devices.write_text(re.sub(r"(?m)^ *\d+ nvidia-caps$", "  1 nvidia-caps", devices.read_text()))
-    for place in (node.root, node.root.parent, node.machine.dev_root, node.machine.dev_root.parent):
-        place.chmod(0o755)
+    open_to_users(node.root)
+    open_to_users(node.machine.dev_root)
     return node
 
 

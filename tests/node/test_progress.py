@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.node import exits, progress, tmpfs
 from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.progress import Content, Line, ProgressError, parse, understand
+from tests.support.directories import open_to_users
 from tests.support.environments import exported
 from tests.support.nodes import ALICE, BOB, in_child
 from tests.support.progress_files import path, write
@@ -234,8 +235,7 @@ def as_user(uid, work):
 def open_node(many_nodes):
     """A node in a directory that users may look into."""
     made = many_nodes()
-    for directory in (made.root, made.root.parent):
-        directory.chmod(0o755)
+    open_to_users(made.root)
     return made
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.node import handoff, task_prolog
 from slurm_migbatch.node.task_prolog import NoSlice, exports, parse, share, tasks_here
+from tests.support.directories import open_to_users
 from tests.support.environments import exported
 from tests.support.nodes import ALICE, BOB
 
@@ -117,8 +118,7 @@ def test_a_directory_that_somebody_else_could_enter_is_not_used(node, tmp_path, 
 
 def as_user(node, job, **environ):
     """The same, run by ALICE herself: what is made is hers."""
-    for place in (node.root, *node.root.parents[:3]):  # pytest's own
-        place.chmod(place.stat().st_mode & 0o7777 | 0o011)
+    open_to_users(node.root)
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -197,8 +197,7 @@ def test_what_the_prolog_writes_is_what_is_read(node):
 def test_only_the_jobs_user_reads_a_hand_off(many_nodes):
     """It tells of his job and its slices; and only root writes it, which believes it when the journal is lost."""
     node = many_nodes()
-    for place in (node.root, node.root.parent):
-        place.chmod(0o755)
+    open_to_users(node.root)
     node.prolog(1, "[mig:1g.10gb:1]")
     path = node.root / "run" / "job" / "1.0"
 
@@ -227,8 +226,7 @@ def test_only_the_jobs_user_reads_a_hand_off(many_nodes):
 def test_anothers_hand_off_says_nothing(many_nodes):
     """TaskProlog of a job whose number another user's hand-off has (one of a cluster before) goes on."""
     node = many_nodes()
-    for place in (node.root, node.root.parent):
-        place.chmod(0o755)
+    open_to_users(node.root)
     node.prolog(1, "[mig:1g.10gb:1]", uid=BOB)
     assert as_user(node, 1) == {}
 
