@@ -13,13 +13,13 @@ from pathlib import Path
 
 from slurm_migbatch.cli.common import fetch, service_url
 from slurm_migbatch.config import Config
+from slurm_migbatch.decide.supply.audit import orphans
 from slurm_migbatch.node.conf import insecure
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.nodelist import expand
 from slurm_migbatch.store.queries import LeaseRow
 from slurm_migbatch.submit.service import reserved
-from slurm_migbatch.supply.audit import orphans
 
 GOOD, ODD, BAD = "ok", "warn", "FAIL"
 #: seconds that a hook may take by default (node.conf HookDeadline); slurmd must wait longer

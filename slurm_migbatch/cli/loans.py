@@ -18,8 +18,8 @@ import click
 from slurm_migbatch.cli.common import Failure, ask_service, config_option, open_record, print_table, slurm_client
 from slurm_migbatch.cli.show import printable
 from slurm_migbatch.config import Config
-from slurm_migbatch.cosched.ledger import Loan, Sight, State
-from slurm_migbatch.cosched.look import sights_of
+from slurm_migbatch.decide.lending.ledger import Loan, Sight, State
+from slurm_migbatch.decide.lending.view import sights_of
 from slurm_migbatch.slurm.times import time_formatter
 
 COLUMNS = ("JOBID", "USER", "ACCOUNT", "PROFILE", "NODE", "GPU", "SINCE", "STATE", "RESTARTS", "WHY")

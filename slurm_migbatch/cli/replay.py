@@ -17,11 +17,11 @@ from slurm_migbatch.cli.common import EXIT_FAILED, EXIT_USAGE
 from slurm_migbatch.config import Config, load
 from slurm_migbatch.daemon.flightrecorder import SUFFIX, read_entries, segments
 from slurm_migbatch.daemon.rounds import blackout_of, settings_of
-from slurm_migbatch.decide.codec import CodecError, canonical
 from slurm_migbatch.decide.core import Settings
-from slurm_migbatch.decide.pseudonyms import CollectedNames, Pseudonyms, without_names
-from slurm_migbatch.decide.replay import Difference, ReplayedRound
-from slurm_migbatch.decide.replay import replay as decide_again
+from slurm_migbatch.decide.recording.codec import CodecError, canonical
+from slurm_migbatch.decide.recording.pseudonyms import CollectedNames, Pseudonyms, without_names
+from slurm_migbatch.decide.recording.replay import Difference, ReplayedRound
+from slurm_migbatch.decide.recording.replay import replay as decide_again
 from slurm_migbatch.decide.snapshot import ClusterSnapshot
 from slurm_migbatch.slurm.times import time_formatter
 

@@ -20,11 +20,11 @@ from slurm_migbatch.cli.common import (
 from slurm_migbatch.cli.nodes import free_counts
 from slurm_migbatch.cli.show import candidate_lines, name_of, pairs_of, printable
 from slurm_migbatch.config import Config
+from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.store.errors import StoreError
 from slurm_migbatch.store.queries import JobId
-from slurm_migbatch.supply.demand import slices
 from slurm_migbatch.workload.loans import LoanHints, loan_hints
 
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from slurm_migbatch.decide.capacity.model import Gpu, Lease, Node
+from slurm_migbatch.decide.capacity.view import NodeFacts
+from slurm_migbatch.decide.supply.audit import Excess, Orphan, audit, orphans
 from slurm_migbatch.slurm.client import JobRow
-from slurm_migbatch.supply.audit import Excess, Orphan, audit, orphans
-from slurm_migbatch.supply.model import Gpu, Lease, Node
-from slurm_migbatch.supply.view import NodeFacts
 
 #: looks at Slurm in a row that must agree before a job is cancelled
 CERTAIN = 2

@@ -13,25 +13,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from slurm_migbatch.cosched.arrays import Throttle
-from slurm_migbatch.cosched.carry import Hands, carry
-from slurm_migbatch.cosched.dispatch import Retype
-from slurm_migbatch.cosched.ledger import Loan
-from slurm_migbatch.cosched.picture import Order
+from slurm_migbatch.daemon.actuator import Hands, carry
+from slurm_migbatch.daemon.advertiser import Advertised, Advertiser
 from slurm_migbatch.daemon.dryrun import DryRun
 from slurm_migbatch.daemon.observer import Observer
-from slurm_migbatch.decide import dispatch as dispatching
-from slurm_migbatch.decide import lending as loans
+from slurm_migbatch.decide.capacity.model import Reservation
 from slurm_migbatch.decide.core import Decision, Memory, Outcomes, Settings, Settled, decide, needed, settle
-from slurm_migbatch.decide.dispatch import DispatchDecision, DispatchOutcome
+from slurm_migbatch.decide.dispatch.arrays import Throttle
+from slurm_migbatch.decide.dispatch.retype import Retype
+from slurm_migbatch.decide.dispatch.stage import DispatchDecision, DispatchOutcome
+from slurm_migbatch.decide.dispatch import stage as dispatching
 from slurm_migbatch.decide.explain import why_not_started
-from slurm_migbatch.decide.lending import GIVING, LendingDecision, OrderOutcome, why_not_lent
+from slurm_migbatch.decide.lending.ledger import Loan
+from slurm_migbatch.decide.lending.model import Order
+from slurm_migbatch.decide.lending.stage import GIVING, LendingDecision, OrderOutcome, why_not_lent
+from slurm_migbatch.decide.lending import stage as loans
 from slurm_migbatch.decide.snapshot import Answers, ClusterSnapshot, Predictions, Questions
-from slurm_migbatch.decide.supply import SupplyDecision
+from slurm_migbatch.decide.supply.audit import Excess
+from slurm_migbatch.decide.supply.stage import SupplyDecision
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient, SlurmError, SlurmRefused
-from slurm_migbatch.supply.advertiser import Advertised, Advertiser
-from slurm_migbatch.supply.audit import Excess
-from slurm_migbatch.supply.model import Reservation
 
 Rows = Sequence[Mapping[str, Any]]
 Decide = Callable[[ClusterSnapshot, Memory, Settings, Callable[[], float]], Decision]

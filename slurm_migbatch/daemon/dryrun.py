@@ -6,14 +6,14 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from slurm_migbatch.cosched.arrays import Throttle
-from slurm_migbatch.cosched.carry import carry
-from slurm_migbatch.cosched.dispatch import Retype
-from slurm_migbatch.cosched.ledger import Sight
-from slurm_migbatch.cosched.picture import Kind, Order
-from slurm_migbatch.decide import dispatch as dispatching
-from slurm_migbatch.decide import lending as loans
-from slurm_migbatch.decide.lending import OrderOutcome
+from slurm_migbatch.daemon.actuator import carry
+from slurm_migbatch.decide.dispatch.arrays import Throttle
+from slurm_migbatch.decide.dispatch.retype import Retype
+from slurm_migbatch.decide.dispatch import stage as dispatching
+from slurm_migbatch.decide.lending.ledger import Sight
+from slurm_migbatch.decide.lending.model import Kind, Order
+from slurm_migbatch.decide.lending.stage import OrderOutcome
+from slurm_migbatch.decide.lending import stage as loans
 
 log = logging.getLogger(__name__)
 

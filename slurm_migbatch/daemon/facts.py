@@ -17,11 +17,11 @@ from dataclasses import fields
 from pathlib import Path
 
 from slurm_migbatch.config import Config
-from slurm_migbatch.cosched.dispatch import Candidate
 from slurm_migbatch.daemon import catalog as catalogs
 from slurm_migbatch.daemon.inventory import Inventory
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.poll import Snapshot
+from slurm_migbatch.decide.dispatch.retype import Candidate
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.learned import LearnedPredictor

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from slurm_migbatch.cosched.trainees import Report, report_of
+from slurm_migbatch.decide.capacity.view import LiveView, NodeFacts, NodesView
+from slurm_migbatch.decide.lending.elastic_jobs import Report, report_of
 from slurm_migbatch.decide.snapshot import (
     Answers,
     ClusterSnapshot,
@@ -20,7 +21,6 @@ from slurm_migbatch.decide.snapshot import (
 )
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
-from slurm_migbatch.supply.view import LiveView, NodeFacts, NodesView
 
 
 class NodeBoard(Protocol):

@@ -13,9 +13,7 @@ from typing import Any, Final
 
 from slurm_migbatch.config import Config, DispatchConfig, LendingConfig, SupplyConfig
 from slurm_migbatch.config.hours import Hours
-from slurm_migbatch.cosched.arrays import Throttle
-from slurm_migbatch.cosched.dispatch import Retype
-from slurm_migbatch.cosched.picture import Rules
+from slurm_migbatch.daemon.advertiser import Advertiser
 from slurm_migbatch.daemon.controller import Clock, Controller, RoundReport, Slurm, explain
 from slurm_migbatch.daemon.flightrecorder import DIRECTORY, FlightRecorder
 from slurm_migbatch.daemon.log import FaultReporter
@@ -25,16 +23,18 @@ from slurm_migbatch.daemon.plans import PlanBoard
 from slurm_migbatch.daemon.poll import Snapshot
 from slurm_migbatch.daemon.record import NodesPast, WriterRecord, lending_past, nodes_past
 from slurm_migbatch.daemon.writer import StoreWriter
+from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.core import Settings
-from slurm_migbatch.decide.dispatch import DispatchOutcome, DispatchSettings
-from slurm_migbatch.decide.dispatch import action_row as change_row
-from slurm_migbatch.decide.lending import LendingSettings, OrderOutcome
+from slurm_migbatch.decide.dispatch.arrays import Throttle
+from slurm_migbatch.decide.dispatch.retype import Retype
+from slurm_migbatch.decide.dispatch.stage import DispatchOutcome, DispatchSettings
+from slurm_migbatch.decide.dispatch.stage import action_row as change_row
+from slurm_migbatch.decide.lending.allocation import Calm
+from slurm_migbatch.decide.lending.model import Rules
+from slurm_migbatch.decide.lending.stage import LendingSettings, OrderOutcome
 from slurm_migbatch.decide.snapshot import Predictions
-from slurm_migbatch.decide.supply import SupplySettings
+from slurm_migbatch.decide.supply.stage import SupplySettings
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.policy.lending import Calm
-from slurm_migbatch.supply.advertiser import Advertiser
-from slurm_migbatch.supply.demand import slices
 from slurm_migbatch.workload.csvlines import TraceError
 from slurm_migbatch.workload.pairs import read
 

@@ -35,9 +35,9 @@ from slurm_migbatch.daemon.server import ApiServer, Bounds
 from slurm_migbatch.daemon.stock import StockRoom
 from slurm_migbatch.daemon.submit_supervisor import SubmitSupervisor
 from slurm_migbatch.daemon.writer import StoreWriter
+from slurm_migbatch.decide.supply.audit import Excess
 from slurm_migbatch.node.auth import Signer
 from slurm_migbatch.slurm.client import JobRow, SlurmError
-from slurm_migbatch.supply.audit import Excess
 
 log = logging.getLogger(__name__)
 _STOP_S = 5.0

@@ -1,6 +1,6 @@
 """What free space is offered as while nobody waits, from the history of requests and the queue; every few minutes.
 
-`cosched.partition` finds it in a thread; what the administrator wrote in [supply] preference stands above it.
+`decide.paris_elsa.preference` finds it in a thread; what the administrator wrote in [supply] preference stands above it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from slurm_migbatch.cosched.partition import HORIZON_S, Class, preference
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.observer import Observer
 from slurm_migbatch.daemon.poll import Snapshot
 from slurm_migbatch.daemon.writer import StoreWriter
+from slurm_migbatch.decide.capacity.demand import could_run, slices
+from slurm_migbatch.decide.paris_elsa.preference import HORIZON_S, Class, preference
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.store.work import Past
-from slurm_migbatch.supply.demand import could_run, slices
 from slurm_migbatch.workload.loans import is_marked
 
 log = logging.getLogger(__name__)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurm_migbatch.supply.guests import ALONE, Sharing
-from slurm_migbatch.supply.model import Node, NodePlan
+from slurm_migbatch.decide.capacity.model import Node, NodePlan
+from slurm_migbatch.decide.capacity.sharing import ALONE, Sharing
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from slurm_migbatch.cosched.dispatch import Turns
-from slurm_migbatch.cosched.ledger import Loan
-from slurm_migbatch.decide.dispatch import (
+from slurm_migbatch.decide.dispatch.retype import Turns
+from slurm_migbatch.decide.dispatch.stage import (
     DispatchDecision,
     DispatchMemory,
     DispatchOutcome,
@@ -27,7 +26,8 @@ from slurm_migbatch.decide.dispatch import (
     plan_dispatch,
     settle_dispatch,
 )
-from slurm_migbatch.decide.lending import (
+from slurm_migbatch.decide.lending.ledger import Loan
+from slurm_migbatch.decide.lending.stage import (
     LendingDecision,
     LendingMemory,
     LendingSettings,
@@ -38,7 +38,7 @@ from slurm_migbatch.decide.lending import (
     settle_lending,
 )
 from slurm_migbatch.decide.snapshot import ClusterSnapshot, Questions
-from slurm_migbatch.decide.supply import SupplyDecision, SupplyMemory, SupplySettings, plan_supply
+from slurm_migbatch.decide.supply.stage import SupplyDecision, SupplyMemory, SupplySettings, plan_supply
 
 T = TypeVar("T")
 

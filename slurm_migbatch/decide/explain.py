@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from slurm_migbatch.decide.supply import SupplyDecision
+from slurm_migbatch.decide.capacity.demand import GRES, LOAN, could_run
+from slurm_migbatch.decide.supply.stage import SupplyDecision
 from slurm_migbatch.slurm import gres as gres_list
 from slurm_migbatch.slurm.client import JobRow
-from slurm_migbatch.supply.demand import GRES, LOAN, could_run
 
 
 def why_not_started(job: int, row: JobRow | None, decided: SupplyDecision | None, now: float) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from slurm_migbatch.cosched.dispatch import Candidate
-from slurm_migbatch.cosched.trainees import Report
+from slurm_migbatch.decide.capacity.view import NodeFacts
+from slurm_migbatch.decide.dispatch.retype import Candidate
+from slurm_migbatch.decide.lending.elastic_jobs import Report
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
-from slurm_migbatch.supply.view import NodeFacts
 from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.loans import LoanHints
 

@@ -297,7 +297,7 @@ class Job(Base):
 class Loan(Base):
     """One release of one elastic training job, from the decision to its end; `ended` is empty while it goes on.
 
-    `state`: released, running, signalled, requeued, withdrawn, ended (see `cosched.ledger`).
+    `state`: released, running, signalled, requeued, withdrawn, ended (see `decide.lending.ledger`).
     """
 
     __tablename__ = "loans"

@@ -32,7 +32,7 @@ _LARGEST = {"steps": 1e15, "checkpoint": 1e11, "ckpt_s": 1e6, "restored": 1e15}
 
 
 class RunProgress(NamedTuple):
-    """A run by its latest report: what `policy.trainspeed` and a reclaim go by. None: not told."""
+    """A run by its latest report: what `decide.lending.training_speed` and a reclaim go by. None: not told."""
 
     job: int
     restart: int

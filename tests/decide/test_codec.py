@@ -10,15 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.cosched.arrays import Elastic, Throttle
-from slurm_migbatch.cosched.dispatch import Candidate, Pending, Retype
-from slurm_migbatch.cosched.trainees import Report
-from slurm_migbatch.decide.codec import Codec, CodecError, RecordedPlan, RecordedProgress, RecordedTask
+from slurm_migbatch.decide.capacity.model import Mode
+from slurm_migbatch.decide.capacity.view import GpuFacts, NodeFacts
 from slurm_migbatch.decide.core import Decision, Memory, Outcomes, Settings
-from slurm_migbatch.decide.deltas import Delta
-from slurm_migbatch.decide.dispatch import DispatchSettings
-from slurm_migbatch.decide.lending import LendingSettings
-from slurm_migbatch.decide.recording import AskedPredictions, SegmentReader, SegmentWriter
+from slurm_migbatch.decide.dispatch.arrays import Elastic, Throttle
+from slurm_migbatch.decide.dispatch.retype import Candidate, Pending, Retype
+from slurm_migbatch.decide.dispatch.stage import DispatchSettings
+from slurm_migbatch.decide.lending.elastic_jobs import Report
+from slurm_migbatch.decide.lending.stage import LendingSettings
+from slurm_migbatch.decide.recording.codec import Codec, CodecError, RecordedPlan, RecordedProgress, RecordedTask
+from slurm_migbatch.decide.recording.deltas import Delta
+from slurm_migbatch.decide.recording.segments import AskedPredictions, SegmentReader, SegmentWriter
 from slurm_migbatch.decide.snapshot import (
     Answers,
     ClusterSnapshot,
@@ -32,8 +34,6 @@ from slurm_migbatch.mig.grant import Grant
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
-from slurm_migbatch.supply.model import Mode
-from slurm_migbatch.supply.view import GpuFacts, NodeFacts
 from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.loans import LoanHints
 from tests.support.supply_gpus import H100

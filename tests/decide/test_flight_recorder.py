@@ -16,8 +16,8 @@ from slurm_migbatch.cli.common import run
 from slurm_migbatch.cli.main import cli
 from slurm_migbatch.daemon.flightrecorder import read_entries, segments
 from slurm_migbatch.decide.core import Settings
-from slurm_migbatch.decide.memory_state import DERIVED, REMEMBERED
-from slurm_migbatch.decide.replay import replay
+from slurm_migbatch.decide.recording.memory import DERIVED, REMEMBERED
+from slurm_migbatch.decide.recording.replay import replay
 from slurm_migbatch.mig.profile import Profile
 from tests.support.loan_world import LoanWorld
 from tests.support.recorded_day import play_day, record
@@ -217,7 +217,11 @@ def test_the_command_shows_what_another_configuration_decides(day: Path, tmp_pat
     assert {one["what"] for one in lines[:-1]} >= {"orders", "offer"}
 
 
-@pytest.mark.parametrize("text", [b"", b"no gzip", gzip.compress(b"{}\n"), gzip.compress(b"[1\n{}\n")])
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"no gzip", gzip.compress(b"{}\n", mtime=0), gzip.compress(b"[1\n{}\n", mtime=0)],
+    ids=["empty", "not gzip", "no header", "not JSON"],
+)
 def test_what_cannot_be_read_is_told_in_one_line(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(text)

@@ -10,9 +10,9 @@ from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.cli.bench import bench
 from slurm_migbatch.lab.experiments import fragmentation
 from slurm_migbatch.lab.experiments.fragmentation import Cluster, Equal, Kind, Pool, measure, run
+from slurm_migbatch.lab.papers.placement import FirstFit, LeastLoss, mix
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.policy.placement import FirstFit, LeastLoss, mix
 
 A100 = geometry("a100-80gb")
 THREE, FOUR, ALL = (Profile.parse(p) for p in ("3g.40gb", "4g.40gb", "7g.80gb"))

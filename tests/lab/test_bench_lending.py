@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch.cli.main import cli
+from slurm_migbatch.decide.lending.forecast import Levels
+from slurm_migbatch.decide.lending.goodput import Goodput, Steps
 from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.experiments import lending
 from slurm_migbatch.lab.experiments.lending import AFE, WAYS, Load
@@ -18,8 +20,6 @@ from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import whole
 from slurm_migbatch.lab.sim.job import Costs, Job
 from slurm_migbatch.lab.sim.policies.lending import Learning, Lending
-from slurm_migbatch.policy.forecast import Levels
-from slurm_migbatch.policy.goodput import Goodput, Steps
 
 STEPS = Steps(0.05, 0.001, 0.02, 0.001, 0.01, 0.0005, 1.5)
 MODELS = {"cifar10": Goodput(STEPS, 4000.0, 128, 4096, 32, 1024)}
@@ -65,7 +65,7 @@ def test_every_way_is_measured_and_repeats_itself(data):
     assert found["ways"]["half"]["reclaimed"] == 0
     assert found["ways"]["ours"]["jct_s"] < found["ways"]["half"]["jct_s"]
     assert found["study"] and result["bars"] == []  # what is no more than a study has no bar
-    assert result["decides"] == "slurm_migbatch.cosched.lend.decide"
+    assert result["decides"] == "slurm_migbatch.decide.lending.round.decide"
     json.dumps(result)
 
 

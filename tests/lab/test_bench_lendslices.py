@@ -7,6 +7,7 @@ import pytest
 
 from slurm_migbatch.config import loads, render
 from slurm_migbatch.daemon.rounds import rules_of
+from slurm_migbatch.decide.lending.forecast import DAY_S
 from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.experiments import lending, lendslices
 from slurm_migbatch.lab.experiments.lending import Load
@@ -16,7 +17,6 @@ from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import Job
 from slurm_migbatch.lab.sim.policies.slicelending import SliceWay
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.policy.forecast import DAY_S
 
 STEP_S = {"7g.40gb": 0.1, "4g.20gb": 0.13, "3g.20gb": 0.15, "2g.10gb": 0.2, "1g.5gb": 0.3}
 TINY = Load("slices, tiny", 60, 3, 60.0)
@@ -62,7 +62,7 @@ def test_every_way_is_measured_and_repeats_itself(data):
     assert ways["half"]["reclaimed"] == 0
     assert ways["ours"]["jct_s"] < ways["half"]["jct_s"]
     assert ways["servers"]["jct_s"] < ways["half"]["jct_s"]
-    assert result["decides"] == "slurm_migbatch.cosched.lend.decide"
+    assert result["decides"] == "slurm_migbatch.decide.lending.round.decide"
     assert len(lendslices.bars(result)) == 2
     assert len(lendslices.bars({**result, "load": "slices, large"})) == 4
 

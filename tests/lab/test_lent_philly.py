@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from slurm_migbatch.decide.lending.forecast import DAY_S
+from slurm_migbatch.decide.lending.goodput import Goodput, Steps
 from slurm_migbatch.lab.experiments import lentphilly
 from slurm_migbatch.lab.experiments.lentphilly import BUSY, case, play
 from slurm_migbatch.lab.sim.job import Job
 from slurm_migbatch.lab.sim.policies.lending import Learning
 from slurm_migbatch.lab.traces.trace import Trace
-from slurm_migbatch.policy.forecast import DAY_S
-from slurm_migbatch.policy.goodput import Goodput, Steps
 
 MODEL = Goodput(Steps(0.05, 0.001, 0.02, 0.001, 0.01, 0.0005, 1.5), 4000.0, 128, 4096, 32, 1024)
 LEARNING = Learning({"cifar10": MODEL, "bert": MODEL}, 8)

@@ -5,7 +5,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch.config import LendingConfig
-from slurm_migbatch.cosched.forecast import Expectation
+from slurm_migbatch.decide.lending.expectation import Expectation
+from slurm_migbatch.decide.lending.forecast import DAY_S
+from slurm_migbatch.decide.lending.grants import usual_speed
 from slurm_migbatch.lab.experiments.wave import Request, Training, Wave, draw
 from slurm_migbatch.lab.experiments.wavesim import Overheads, predict
 from slurm_migbatch.lab.sim import registry
@@ -15,8 +17,6 @@ from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import Costs, Job
 from slurm_migbatch.lab.sim.policies.slicelending import SliceLending, SliceWay
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.policy.forecast import DAY_S
-from slurm_migbatch.policy.loans import usual_speed
 from tests.support.examples import examples
 
 H100 = geometry("h100-80gb")

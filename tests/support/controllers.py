@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from slurm_migbatch.daemon.advertiser import Advertiser
 from slurm_migbatch.daemon.controller import Controller, NoRecord
 from slurm_migbatch.daemon.observer import Observer
 from slurm_migbatch.decide.core import Settings
-from slurm_migbatch.decide.supply import SupplySettings
+from slurm_migbatch.decide.supply.stage import SupplySettings
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.supply.advertiser import Advertiser
 
 
 class KeptSupply(NoRecord):

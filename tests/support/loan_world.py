@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurm_migbatch.config import LendingConfig
-from slurm_migbatch.cosched.picture import Rules
+from slurm_migbatch.daemon.advertiser import Advertiser
 from slurm_migbatch.daemon.controller import Controller, RoundReport
 from slurm_migbatch.daemon.observer import Observer
 from slurm_migbatch.daemon.record import WriterRecord, lending_past
 from slurm_migbatch.daemon.rounds import blackout_of, lending_settings
 from slurm_migbatch.daemon.writer import StoreWriter
+from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.core import Settings
-from slurm_migbatch.decide.lending import LendingMemory, why_not_lent
+from slurm_migbatch.decide.lending.model import Rules
+from slurm_migbatch.decide.lending.stage import LendingMemory, why_not_lent
 from slurm_migbatch.lab.slurm.records import Settings as SlurmSettings
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.store.db import Store, open_store
-from slurm_migbatch.supply.advertiser import Advertiser
-from slurm_migbatch.supply.demand import slices
 from tests.support.supply_world import SteppedSlurm, World
 
 PATIENCE_S = 60.0

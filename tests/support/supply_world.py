@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from slurm_migbatch.daemon.controller import RoundReport
-from slurm_migbatch.decide.supply import SupplySettings
+from slurm_migbatch.decide.capacity.demand import profiles
+from slurm_migbatch.decide.supply.stage import SupplySettings
 from slurm_migbatch.lab.slurm.client import SimulatedSlurm
 from slurm_migbatch.lab.slurm.clock import VirtualClock
 from slurm_migbatch.lab.slurm.nodes import SimulatedNodes
@@ -16,7 +17,6 @@ from slurm_migbatch.lab.slurm.records import Machine, Partition, Settings
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
-from slurm_migbatch.supply.demand import profiles
 from tests.support.controllers import SupplyController
 from tests.support.supply_gpus import H100
 

@@ -10,16 +10,16 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from slurm_migbatch.daemon.advertiser import Advertiser
 from slurm_migbatch.daemon.controller import Controller, NoRecord, RoundReport
 from slurm_migbatch.daemon.observer import Observer
+from slurm_migbatch.decide.capacity.sharing import Place
+from slurm_migbatch.decide.capacity.view import LiveView
 from slurm_migbatch.decide.core import Settings
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Slot
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
-from slurm_migbatch.supply.advertiser import Advertiser
-from slurm_migbatch.supply.guests import Place
-from slurm_migbatch.supply.view import LiveView
 
 
 class _Site:

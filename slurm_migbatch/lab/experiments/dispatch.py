@@ -2,7 +2,7 @@
 
 Work comes by Poisson; its batches are log-normal (median 6), cut off at 32, one model at a time. The limit is 1.5 times
 what batch 32 takes on the whole GPU. What is measured is the latency-bounded rate: the highest at which the 95th
-percentile of latency keeps the limit and nothing takes more than ten limits (`policy.trial`). Only layouts that can be
+percentile of latency keeps the limit and nothing takes more than ten limits (`decide.paris_elsa.trial`). Only layouts that can be
 placed are used. Seconds are those of the measured table (batches between measured ones by straight lines; above the
 largest measured one a batch does not fit); no predictor takes part, so there are no training models to keep out.
 
@@ -28,13 +28,31 @@ from typing import Any, Final
 
 import numpy as np
 
+from slurm_migbatch.decide.paris_elsa.assignment import Board, Work
+from slurm_migbatch.decide.paris_elsa.partition import (
+    Cut,
+    flow,
+    homogeneous,
+    largest_remainder,
+    packed,
+    paris,
+    partition,
+    ways,
+)
+from slurm_migbatch.decide.paris_elsa.trial import (
+    ALLOWED,
+    Stream,
+    Trial,
+    bounded_rate,
+    central,
+    early,
+    first_idle,
+    stream,
+)
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.policy.dispatch import Board, Work
-from slurm_migbatch.policy.partition import Cut, flow, homogeneous, largest_remainder, packed, paris, partition, ways
-from slurm_migbatch.policy.trial import ALLOWED, Stream, Trial, bounded_rate, central, early, first_idle, stream
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.profiling.table import read_folder
 

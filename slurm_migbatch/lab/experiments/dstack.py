@@ -18,7 +18,7 @@ model at its best measured items per slice, and has the closed form 7 / sum(item
 (one setting for each model, of highest efficacy at most at its knee, earliest deadline first); the same at each model's
 leanest slice, with the most items per slice; most items first, and least served first (max-min), at that slice too; one
 layout for all mixes, the best on average; the best static layout of each mix, found by trying; frames of layouts; and
-ours, the plan that `policy.sessionplan` chooses among the last two and EDF at the leanest slice.
+ours, the plan that `lab.papers.sessionplan` chooses among the last two and EDF at the leanest slice.
 
 Utilisation and fairness are looked at at half the ideal load, with gaps used out of turn. A run makes use of its
 compute slices up to the knee of its batch, so a whole GPU that runs a batch with a knee of 3 slices is used to 3/7.
@@ -39,17 +39,17 @@ from typing import Any, Final
 
 import numpy as np
 
+from slurm_migbatch.decide.capacity.speeds import Setting, best_settings
+from slurm_migbatch.decide.dispatch.session import Hosted, Order, Ready, Schedule, at_size, earliest_due, session_s
+from slurm_migbatch.decide.paris_elsa.assignment import Work
+from slurm_migbatch.decide.paris_elsa.partition import flow, ways
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
 from slurm_migbatch.lab.experiments.dispatch import GPU, kinds_of
+from slurm_migbatch.lab.papers.rightsize import GUARD, jain, leanest, rightsize, useful
+from slurm_migbatch.lab.papers.sessionplan import Plan, at_load, best, carried, largest, play
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.policy.dispatch import Work
-from slurm_migbatch.policy.partition import flow, ways
-from slurm_migbatch.policy.rightsize import GUARD, jain, leanest, rightsize, useful
-from slurm_migbatch.policy.session import Hosted, Order, Ready, Schedule, at_size, earliest_due, session_s
-from slurm_migbatch.policy.sessionplan import Plan, at_load, best, carried, largest, play
-from slurm_migbatch.policy.slices import Setting, best_settings
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.profiling.table import read_folder
 

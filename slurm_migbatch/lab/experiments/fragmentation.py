@@ -24,7 +24,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from slurm_migbatch.decide.capacity.speeds import plain
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
+from slurm_migbatch.lab.papers.placement import BestFit, Fgd, FirstFit, LeastLoss, Mix, Rule, mix
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import Job
 from slurm_migbatch.lab.traces.openb import read
@@ -32,8 +34,6 @@ from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.planning import capacity
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.policy.placement import BestFit, Fgd, FirstFit, LeastLoss, Mix, Rule, mix
-from slurm_migbatch.policy.slices import plain
 from slurm_migbatch.workload.csvlines import lines
 
 GPU: Final = "a100-80gb"

@@ -25,6 +25,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from slurm_migbatch.decide.capacity.speeds import Setting, best_settings
+from slurm_migbatch.decide.dispatch.instances import Service, allocate, compose, fewest_slices, fluid, pack
 from slurm_migbatch.lab.bars import Bar, NotMeasurable
 from slurm_migbatch.lab.evaluate.heldout import Fold, folds
 from slurm_migbatch.lab.evaluate.scenarios import GUARD, services
@@ -32,8 +34,6 @@ from slurm_migbatch.lab.evaluate.scenarios import Service as Load
 from slurm_migbatch.lab.sim.gpus import geometry, models
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.policy.instances import Service, allocate, compose, fewest_slices, fluid, pack
-from slurm_migbatch.policy.slices import Setting, best_settings
 from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.known import Knowledge
 from slurm_migbatch.predict.learned import CONFIDENCE, LearnedPredictor

@@ -1,7 +1,7 @@
 """Lending (E7): as it ships (`lendslices`), and a study of DeepBoot's policy on whole GPUs, which has no bar of ours.
 
 The study: 16 nodes of four GPUs, half of them inference's. migbatchd lends no job several GPUs; what decides here is
-`policy.lending.allocate`, with settings of the study's own.
+`decide.lending.allocation.allocate`, with settings of the study's own.
 
 Training jobs are Pollux's workloads (160 each), elastic between 1 and 64 GPUs. Their speed is the goodput model fitted
 to Pollux's measured steps, with the noise scale that explains its measured iterations to the target at several batches;
@@ -35,6 +35,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from slurm_migbatch.decide.lending.allocation import Calm, Elastic
+from slurm_migbatch.decide.lending.forecast import DAY_S, Levels
+from slurm_migbatch.decide.lending.goodput import Goodput, GoodputError, Observed, fit
 from slurm_migbatch.lab.bars import NotMeasurable, mean_with_interval
 from slurm_migbatch.lab.sim.cluster import Cluster
 from slurm_migbatch.lab.sim.engine import Simulation
@@ -44,9 +47,6 @@ from slurm_migbatch.lab.sim.metrics import of_jobs
 from slurm_migbatch.lab.sim.policies.lending import SIZES, Learning, Lending, Way
 from slurm_migbatch.lab.sim.result import Result
 from slurm_migbatch.lab.traces import azure, mooncake, pollux
-from slurm_migbatch.policy.forecast import DAY_S, Levels
-from slurm_migbatch.policy.goodput import Goodput, GoodputError, Observed, fit
-from slurm_migbatch.policy.lending import Calm, Elastic
 
 NODES: Final = 16
 PER_NODE: Final = 4

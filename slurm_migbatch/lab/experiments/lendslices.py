@@ -1,6 +1,6 @@
 """Lending as it ships (E7 on slices): four nodes of four GPUs, half of them inference's, `[lending]` at its defaults.
 
-What decides is `cosched.lend.decide` with the rules and the forecast that migbatchd makes of a `LendingConfig`; nothing
+What decides is `decide.lending.round.decide` with the rules and the forecast that migbatchd makes of a `LendingConfig`; nothing
 is set beside it. Training jobs have one slice each, of any size that they fit on. Their models, batches and run times
 are those of MISO's 100 jobs, drawn with replacement; how fast each is on which slice is MISO's table; they come when
 the jobs of one of Pollux's workloads do, and every second one of another. Inference comes as `bench.lending` makes it
@@ -27,7 +27,8 @@ from typing import Any, Final
 import numpy as np
 
 from slurm_migbatch.config import Config, LendingConfig, text_of
-from slurm_migbatch.cosched.forecast import Expectation
+from slurm_migbatch.decide.lending.expectation import Expectation
+from slurm_migbatch.decide.lending.forecast import DAY_S
 from slurm_migbatch.lab.bars import Bar, NotMeasurable
 from slurm_migbatch.lab.experiments import lending
 from slurm_migbatch.lab.experiments.lending import Load
@@ -38,7 +39,6 @@ from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import Costs, Job
 from slurm_migbatch.lab.sim.policies.slicelending import DECIDES, SliceLending, SliceWay
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.policy.forecast import DAY_S
 from slurm_migbatch.profiling.table import read_folder
 
 GPU: Final = "a100-80gb"

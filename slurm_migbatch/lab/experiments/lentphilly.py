@@ -25,6 +25,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from slurm_migbatch.decide.lending.forecast import DAY_S, Levels
+from slurm_migbatch.decide.lending.goodput import Goodput, GoodputError
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, exponent
 from slurm_migbatch.lab.experiments.lending import AFE, COLD_S, DAY_SWING, goodputs
 from slurm_migbatch.lab.sim.cluster import Cluster
@@ -33,8 +35,6 @@ from slurm_migbatch.lab.sim.gpus import whole
 from slurm_migbatch.lab.sim.job import Costs, Job
 from slurm_migbatch.lab.sim.policies.lending import Learning, Lending, Way
 from slurm_migbatch.lab.traces.trace import Trace
-from slurm_migbatch.policy.forecast import DAY_S, Levels
-from slurm_migbatch.policy.goodput import Goodput, GoodputError
 
 OWN: Final = 272
 LENT: Final = 278

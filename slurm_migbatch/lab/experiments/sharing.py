@@ -13,7 +13,7 @@ sides of one measured pair together); uniform between 1 and 2.2, each side by it
 of each job, exactly. GPUs are whole, memory suffices for two jobs, and starting costs nothing: as in the paper.
 
 - *FIFO* and *SJF* do not share; *SJF-FFS* shares always; *BSBF* by the pair test of the authors' code (these two take
-  partners as their code does); *ours* by `policy.sharing.plan`.
+  partners as their code does); *ours* by `decide.lending.sharing.plan`.
 
 A ratio is of mean completion times in the same draw; its interval is over draws (95 %, Student's t). Where nothing is
 drawn there is one run and no interval.
@@ -29,6 +29,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from slurm_migbatch.decide.lending.sharing import PAIR, RULES
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
 from slurm_migbatch.lab.sim.cluster import Cluster
 from slurm_migbatch.lab.sim.engine import Simulation
@@ -40,7 +41,6 @@ from slurm_migbatch.lab.sim.policies.sharing import Sharing
 from slurm_migbatch.lab.sim.policy import Policy
 from slurm_migbatch.lab.sim.speeds import Paired, Whole
 from slurm_migbatch.lab.traces import muri, philly, pollux
-from slurm_migbatch.policy.sharing import PAIR, RULES
 from slurm_migbatch.workload import pairs
 
 GPU: Final = "a100-80gb"

@@ -3,7 +3,7 @@
     python3 -I wave_training.py LIBRARY DIRECTORY STEPS STEP_S
 
 A step sleeps for STEP_S seconds over the slice's speed, the square root of its share of the compute slices of seven
-(`policy.lendable.usual_speed`). What it tells of its checkpoints is how `bench.live` knows that none was lost.
+(`decide.lending.values.usual_speed`). What it tells of its checkpoints is how `bench.live` knows that none was lost.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from slurm_migbatch.config import LendingConfig
+from slurm_migbatch.decide.lending.grants import usual_speed
 from slurm_migbatch.lab.experiments.lending import figures
 from slurm_migbatch.lab.experiments.wave import Wave
 from slurm_migbatch.lab.sim.cluster import Cluster, Place
@@ -22,7 +23,6 @@ from slurm_migbatch.lab.sim.policies.slicelending import SliceLending, SliceWay
 from slurm_migbatch.lab.sim.run import Run
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.policy.loans import usual_speed
 
 _FIRST_TRAINING: Final = 1_000_000
 

@@ -31,7 +31,7 @@ A policy of one's own::
             self.queue.append(run)
 
         def decide(self, sim):
-            # call the pure function of slurm_migbatch.policy, then act
+            # call a pure function of `lab.papers` or `decide`, then act
             while self.queue and sim.cluster.empty:
                 gpu = sim.cluster.gpus[lowest(sim.cluster.empty)]
                 sim.start(self.queue.pop(0), [gpu.whole])

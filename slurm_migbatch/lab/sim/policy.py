@@ -2,8 +2,8 @@
 
 The engine tells a policy what happened at an instant, all of it, and then asks it once to decide. Deciding means
 calling the engine's actions (`start`, `move`, `preempt`, `wake`) any number of times; what is not started waits. The
-rules themselves are pure functions of `slurm_migbatch.policy`, which know no simulation; a policy here keeps the queues
-and translates.
+rules themselves are pure functions of `lab.papers` and `decide`, which know no simulation; a policy here keeps the
+queues and translates.
 """
 
 from __future__ import annotations

@@ -6,12 +6,12 @@ There is no database: nothing was lent before the simulation began, and what is 
 from __future__ import annotations
 
 from slurm_migbatch.config import Config
+from slurm_migbatch.daemon.advertiser import Advertiser
 from slurm_migbatch.daemon.controller import Controller, NoRecord
 from slurm_migbatch.daemon.observer import Observer
 from slurm_migbatch.daemon.rounds import blackout_of, settings_of
 from slurm_migbatch.decide.snapshot import LendingPast, Predictions
 from slurm_migbatch.lab.slurm.run import Look, Pace, Simulation
-from slurm_migbatch.supply.advertiser import Advertiser
 
 
 class ServiceController:

@@ -16,6 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from slurm_migbatch.daemon.plans import Guests, Plan, PlanBoard
+from slurm_migbatch.decide.capacity.demand import slices
+from slurm_migbatch.decide.capacity.sharing import is_guest
+from slurm_migbatch.decide.capacity.view import LiveView, NodeFacts
 from slurm_migbatch.lab.sim.gpus import CREATE_S, DESTROY_S
 from slurm_migbatch.lab.slurm.clock import Event, VirtualClock
 from slurm_migbatch.lab.slurm.slurmctld import Slurmctld
@@ -27,9 +30,6 @@ from slurm_migbatch.node import choice, guest
 from slurm_migbatch.node.journal import Run, Slice
 from slurm_migbatch.node.plan import Shared
 from slurm_migbatch.slurm.client import JobRow
-from slurm_migbatch.supply.demand import slices
-from slurm_migbatch.supply.guests import is_guest
-from slurm_migbatch.supply.view import LiveView, NodeFacts
 
 RunId = tuple[int, int]
 _SLOWEST: Final = 7
@@ -85,7 +85,7 @@ class _Process:
 
 
 class SimulatedNodes:
-    """All nodes of a site: `daemon.observer.NodeBoard`, `supply.view.NodesView` and `records.Machines` in one.
+    """All nodes of a site: `daemon.observer.NodeBoard`, `decide.capacity.view.NodesView` and `records.Machines` in one.
 
     Args:
         clock: the time.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from slurm_migbatch.decide.lending.grants import usual_speed
 from slurm_migbatch.lab.experiments.wave import Request, Wave
 from slurm_migbatch.lab.experiments.wave import Training as WaveTraining
 from slurm_migbatch.lab.sim.gpus import geometry
@@ -12,7 +13,6 @@ from slurm_migbatch.lab.slurm.run import Site, SiteNode, Submission
 from slurm_migbatch.lab.slurm.work import Fixed, Training
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.policy.loans import usual_speed
 
 LIMIT_S = 3600
 

@@ -2,7 +2,7 @@
 
 Inference arrives as jobs, one for each request, and is served at once: by a replica that is loaded, an idle GPU, the
 place of a sleeping replica, or a GPU that training gives back. Training is placed anew once a minute. The rules are
-`policy.lending`'s; a replica's life, the knapsack and the costs of restarts are the same for every `Way`.
+`decide.lending.allocation`'s; a replica's life, the knapsack and the costs of restarts are the same for every `Way`.
 
 GPUs are whole here. A job's restarts, also those that are left over when it is changed again, are charged to it.
 """
@@ -15,14 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
-from slurm_migbatch.lab.sim.cluster import Place
-from slurm_migbatch.lab.sim.engine import Simulation
-from slurm_migbatch.lab.sim.job import Job
-from slurm_migbatch.lab.sim.policy import Quiet
-from slurm_migbatch.lab.sim.run import Run
-from slurm_migbatch.policy.forecast import Levels
-from slurm_migbatch.policy.goodput import Goodput
-from slurm_migbatch.policy.lending import (
+from slurm_migbatch.decide.lending.allocation import (
     Calm,
     Choice,
     Elastic,
@@ -36,6 +29,13 @@ from slurm_migbatch.policy.lending import (
     reclaim,
     serve,
 )
+from slurm_migbatch.decide.lending.forecast import Levels
+from slurm_migbatch.decide.lending.goodput import Goodput
+from slurm_migbatch.lab.sim.cluster import Place
+from slurm_migbatch.lab.sim.engine import Simulation
+from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.policy import Quiet
+from slurm_migbatch.lab.sim.run import Run
 
 PERIOD_S: Final = 60.0
 SIZES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)

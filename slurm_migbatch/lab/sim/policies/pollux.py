@@ -1,4 +1,4 @@
-"""Pollux on whole GPUs: `policy.pollux` on the simulator's queue, once a minute.
+"""Pollux on whole GPUs: `lab.papers.pollux` on the simulator's queue, once a minute.
 
 Speeds are those of the engine's `Speeds` on as few nodes as can be, so the policy knows the truth about every count of
 GPUs. Pollux takes every training job as elastic: one that the trace does not call so may get from one GPU up to
@@ -12,13 +12,13 @@ from itertools import islice
 from typing import Any, Final
 
 from slurm_migbatch.config.schema import between, key
+from slurm_migbatch.lab.papers.pollux import DELAY_S, PERIOD_S, Candidate, divide, place
 from slurm_migbatch.lab.sim.cluster import Cluster, Part, each
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.job import Job
 from slurm_migbatch.lab.sim.policy import Quiet
 from slurm_migbatch.lab.sim.registry import PolicyKind
 from slurm_migbatch.lab.sim.run import Run
-from slurm_migbatch.policy.pollux import DELAY_S, PERIOD_S, Candidate, divide, place
 
 _FINE: Final = 16
 """Up to so many GPUs every number is tried, above whole nodes only."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Sequence
 
+from slurm_migbatch.lab.papers.queueing import Holding, Lanes, may_backfill, shadow
 from slurm_migbatch.lab.sim.cluster import Part, Place
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.placing import whole_gpus
 from slurm_migbatch.lab.sim.policy import Quiet
 from slurm_migbatch.lab.sim.run import Run
-from slurm_migbatch.policy.queueing import Holding, Lanes, may_backfill, shadow
 
 
 class Fifo(Quiet):

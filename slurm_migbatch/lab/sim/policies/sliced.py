@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import Literal, NamedTuple
 
+from slurm_migbatch.lab.papers.queueing import Lanes
 from slurm_migbatch.lab.sim.cluster import Part, Place
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.job import Kind
@@ -15,7 +16,6 @@ from slurm_migbatch.lab.sim.run import Run
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, layouts
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.policy.queueing import Lanes
 
 Ask = tuple[Profile | None, int]
 

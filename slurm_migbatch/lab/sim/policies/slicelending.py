@@ -1,8 +1,9 @@
 """Training lent the idle MIG slices of inference: migbatchd's own decision, driven by the simulation.
 
-`cosched.lend.decide` is what decides, with the rules that `daemon.rounds.rules_of` makes of a `LendingConfig` and the
-reserve of `cosched.forecast.Expectation`; here is what Slurm, supply and the nodes do. Inference starts on its GPUs as
-soon as there is room. Where there is none, migbatchd's next look ends loans. Training jobs have one slice each.
+`decide.lending.round.decide` is what decides, with the rules that `daemon.rounds.rules_of` makes of a `LendingConfig`
+and the reserve of `decide.lending.expectation.Expectation`; here is what Slurm, supply and the nodes do. Inference
+starts on its GPUs as soon as there is room. Where there is none, migbatchd's next look ends loans. Training jobs have
+one slice each.
 
 What is simpler than the real thing: a requeued job may be released again as soon as its checkpoint is written; what is
 free is looked at every `round_s` seconds, and at the next look only where the last one left something over; supply
@@ -18,11 +19,14 @@ from functools import lru_cache
 from typing import Any, Final
 
 from slurm_migbatch.config.schema import ClusterConfig, LendingConfig, between, key
-from slurm_migbatch.cosched.forecast import Expectation
-from slurm_migbatch.cosched.ledger import Cause, Loan, Sight, State
-from slurm_migbatch.cosched.lend import decide
-from slurm_migbatch.cosched.picture import Kind, Order, Picture, Start
 from slurm_migbatch.daemon.rounds import rules_of
+from slurm_migbatch.decide.capacity.spare import loss
+from slurm_migbatch.decide.lending.allocation import Elastic
+from slurm_migbatch.decide.lending.expectation import Expectation
+from slurm_migbatch.decide.lending.ledger import Cause, Loan, Sight, State
+from slurm_migbatch.decide.lending.model import Kind, Order, Picture, Start
+from slurm_migbatch.decide.lending.round import decide
+from slurm_migbatch.decide.lending.values import Lent, Seat, Space, Trainee
 from slurm_migbatch.lab.sim.cluster import Cluster, Part, Place, PlaceError
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.job import Job
@@ -33,9 +37,6 @@ from slurm_migbatch.lab.sim.run import Run
 from slurm_migbatch.mig.layout import EMPTY
 from slurm_migbatch.mig.planning import capacity, choose
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.policy.lendable import Lent, Seat, Space, Trainee
-from slurm_migbatch.policy.lending import Elastic
-from slurm_migbatch.policy.spare import loss
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.workload.loans import LoanHints
 

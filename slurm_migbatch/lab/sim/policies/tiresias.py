@@ -12,12 +12,12 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from slurm_migbatch.lab.papers.queueing import Lanes, level, victims
 from slurm_migbatch.lab.sim.cluster import Part
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.placing import whole_gpus
 from slurm_migbatch.lab.sim.policy import Quiet
 from slurm_migbatch.lab.sim.run import Run
-from slurm_migbatch.policy.queueing import Lanes, level, victims
 
 
 class _Limit(NamedTuple):

@@ -1,0 +1,127 @@
+"""Does what a round decided, through Slurm: what frees slices first, then all changes of GRES.
+
+One process for each signal, one for requeues, one for updates, however many jobs there are. Every call may be repeated
+without harm, and none is trusted: the next look at Slurm shows what became of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from slurm_migbatch.decide.lending.ledger import Sight, first_task
+from slurm_migbatch.decide.lending.model import Kind, Order
+from slurm_migbatch.slurm.client import JobRow, SlurmError, SlurmRefused
+from slurm_migbatch.workload.loans import GUEST, LOAN, emptied, retyped
+
+KILLED_S = 3.0
+"""A job that was requeued so lately is not started at once, see `CliClient.hasten`. Its time of submission is that of
+its requeue."""
+
+
+class Hands(Protocol):
+    """What the co-scheduler asks of Slurm (`slurm.client.SlurmClient`)."""
+
+    def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
+        """`scontrol update` of many jobs."""
+
+    def signal_all(self, job_ids: Iterable[int | str], name: str) -> None:
+        """Send a signal ("USR1") to everything that these jobs run, their batch scripts too."""
+
+    def requeue_all(self, job_ids: Iterable[int | str]) -> None:
+        """Put running batch jobs back into the queue."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of an order: GRES or state before and after, when Slurm was called, what it objected."""
+
+    order: Order
+    before: str
+    after: str
+    at: float
+    error: str = ""
+
+
+def carry(orders: Sequence[Order], sights: Mapping[int, Sight], hands: Hands, clock: Callable[[], float]) -> list[Done]:
+    """Carry the orders out."""
+    done: list[Done] = []
+    names = {order.job: name_of(sights[order.job].row, one=order.kind is Kind.RELEASE) for order in orders}
+
+    def ask(some: Sequence[tuple[Order, str, str]], call: Callable[[], None]) -> None:
+        at = clock()
+        errors = _tried(call, [names[order.job] for order, _, _ in some])
+        done.extend(Done(order, before, after, at, errors.get(names[order.job], "")) for order, before, after in some)
+
+    for signal in dict.fromkeys(order.signal for order in orders if order.kind is Kind.SIGNAL):
+        told = [(o, sights[o.job].row.state, o.signal) for o in orders if o.kind is Kind.SIGNAL and o.signal == signal]
+        listed = [names[order.job] for order, _, _ in told]
+        ask(told, lambda listed=listed, signal=signal: hands.signal_all(listed, signal))  # type: ignore[misc]
+    back = [(order, sights[order.job].row.state, "PENDING") for order in orders if order.kind is Kind.REQUEUE]
+    if back:
+        ask(back, lambda: hands.requeue_all([names[order.job] for order, _, _ in back]))
+    updates: dict[str, Mapping[str, str]] = {}
+    changing: list[tuple[Order, str, str]] = []
+    for order in orders:
+        if order.kind in (Kind.RELEASE, Kind.WITHDRAW, Kind.RETYPE, Kind.SHARE):
+            row = sights[order.job].row
+            fields = _fields(order, row, clock())
+            updates[names[order.job]] = fields
+            changing.append((order, row.gres, fields["Gres"]))
+    if changing:
+        emptying = {names[o.job]: fields for o, _, _ in changing if (fields := emptied(sights[o.job].row.gres))}
+        ask(changing, lambda: _update(hands, emptying, updates))
+    return done
+
+
+def _update(hands: Hands, emptying: Mapping[str, Mapping[str, str]], updates: Mapping[str, Mapping[str, str]]) -> None:
+    """Two requests each where Slurm does not forget what a job has asked for, else one."""
+    refused: Mapping[str, str] = {}
+    if emptying:
+        try:
+            hands.update_jobs(emptying)
+        except SlurmRefused as refusal:
+            refused = refusal.refused
+    left = {name: fields for name, fields in updates.items() if name not in refused}
+    try:
+        if left:
+            hands.update_jobs(left)
+    except SlurmRefused as refusal:
+        refused = {**refused, **refusal.refused}
+    if refused:
+        raise SlurmRefused(refused, len(updates))
+
+
+def name_of(row: JobRow, *, one: bool = False) -> str:
+    """The job as Slurm's commands take it: the id of an array's first task would mean all of them.
+
+    Args:
+        one: of array tasks that share the row, the first alone.
+    """
+    task = first_task(row) if one or row.tasks == 1 else None
+    return str(row.job_id) if task is None else f"{row.array_job}_{task}"
+
+
+def _fields(order: Order, row: JobRow, now: float) -> dict[str, str]:
+    kind = LOAN if order.profile is None else GUEST if order.kind is Kind.SHARE else order.profile.gres_type
+    fields = retyped(row.gres, row.comment, kind)
+    if order.kind in (Kind.RELEASE, Kind.SHARE) and row.reason.startswith("BeginTime"):
+        # a time to come would do too, but Slurm's scheduler need not look again when it has come
+        fields["StartTime"] = "now" if now - row.submit >= KILLED_S else "now+2"
+    if order.kind is Kind.SHARE:
+        fields["ReqNodeList"] = order.node  # a guest's GRES says nothing of whose guest it is
+    elif GUEST in row.gres and row.requested_nodes:
+        fields["ReqNodeList"] = ""
+    return fields
+
+
+def _tried(call: Callable[[], None], names: Iterable[str]) -> Mapping[str, str]:
+    """What Slurm objected to each of these jobs."""
+    try:
+        call()
+    except SlurmRefused as refusal:
+        return refusal.refused
+    except SlurmError as error:
+        return dict.fromkeys(names, str(error) or type(error).__name__)
+    return {}

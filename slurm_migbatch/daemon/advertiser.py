@@ -1,0 +1,355 @@
+"""Tells Slurm what is offered, in an order in which no job can start on a slot that is not there.
+
+Slurm counts slices per type and node; which slot a job gets its node decides, by the plan that the node knows. A plan
+therefore changes in two phases:
+
+1. **Shrink.** Types of which a free slot is being withdrawn are set to 0, below what is in use (which hurts nobody), so
+   Slurm starts nothing more of these types on this node. Setting them to what is in use would not do: a job that ends
+   in between would let another one start, and that could be given the withdrawn slot.
+2. **Look back.** A job that started between our last look and the shrink is in the queue now. If it has slices of such
+   a type nobody knows yet which slots it took, so the node is left as it is, and the next round plans with it. Jobs
+   are looked at, not counts: one that ended in the meantime would hide one that started.
+3. **Publish** the plan to the node and wait for its acknowledgement, for a bounded time. Jobs that start meanwhile are
+   of types whose slots are all in both the old plan and the new one.
+4. **Grow** to the new counts. A node that has not acknowledged stays shrunk until it does.
+
+What is configured for a type is the number of slots of that type in the plan, used and free, so a job that ends and the
+next of its kind need no call at all: slurmctld places nothing on a node that is still completing a job, and once the
+Epilog is through the slot is there to be used again.
+
+The sum over all types stays what Slurm has registered, by the filler type; otherwise the next registration of slurmd
+would set the node INVAL and drain it. A restart of slurmctld or slurmd or `scontrol reconfigure` puts the counts of
+slurm.conf back; that is seen as a difference from what is wanted and advertised anew, without a new plan. So it is on
+nodes that are down or drained, so that their counts are true when they come back; their state is never touched.
+
+That sum is learned once and then defended (`Advertiser.total`): on 22.05 a restart of slurmd brings back only the types
+whose count in gres.conf is not 0 and leaves the others as we set them, so what Slurm shows then adds up to more.
+
+Every step is idempotent: where nothing differs nothing is called. All updates of a phase travel in one command.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from slurm_migbatch.decide.capacity.demand import FILLER, GRES, LOAN, slices
+from slurm_migbatch.decide.capacity.model import Node, NodePlan
+from slurm_migbatch.decide.capacity.sharing import ALONE, GUEST, Place, Sharing, is_guest
+from slurm_migbatch.mig.layout import Layout
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient, SlurmError
+
+#: GPU uuid -> slots as the nodes read them: (profile, start, size in memory slices)
+WirePlan = Mapping[str, Sequence[tuple[str, int, int]]]
+
+
+class PublishedPlan(Protocol):
+    """A node's plan as it was published."""
+
+    @property
+    def version(self) -> int:
+        """Rises with every change."""
+
+    @property
+    def gpus(self) -> Mapping[str, tuple[tuple[str, int, int], ...]]:
+        """Every slot, used and free, by GPU uuid."""
+
+    @property
+    def guests(self) -> Mapping[int, Place]:
+        """Who may share a slot that is taken: the second job, and where and with whom."""
+
+
+class Plans(Protocol):
+    """Where plans are published and acknowledged (the daemon's plan board)."""
+
+    def current(self, node: str) -> PublishedPlan | None:
+        """The newest plan of `node`; None until one was published."""
+
+    def publish(self, node: str, gpus: WirePlan, guests: Mapping[int, Place] | None = None) -> int:
+        """Make this the plan of `node` and return its version."""
+
+    def acked(self, node: str) -> int:
+        """The newest version that `node` has confirmed; 0 if none."""
+
+    def wait_acked(self, node: str, version: int, timeout: float) -> bool:
+        """Wait until `node` has confirmed `version` or a later one, at most `timeout` seconds."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A node whose offer was changed: what Slurm is told now, and the plan behind it."""
+
+    node: str
+    version: int
+    counts: Mapping[str, int]
+    reset: bool = False  # the plan is as before; Slurm had forgotten the counts
+
+
+@dataclass
+class Advertised:
+    """What one call of `advertise` did."""
+
+    changes: list[Change] = field(default_factory=list)
+    #: nodes whose new plan is published and not yet acknowledged
+    unacknowledged: list[str] = field(default_factory=list)
+    #: nodes on which a job started while their offer was being withdrawn; planned again in the next round
+    overtaken: list[str] = field(default_factory=list)
+    #: nodes whose counts do not fit under the constant sum
+    cut: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    calls: int = 0
+
+
+class Advertiser:
+    """Carries node plans out.
+
+    Args:
+        client: Slurm.
+        plans: where nodes get their plans.
+        ack_timeout: seconds that one call of `advertise` waits for acknowledgements in all.
+    """
+
+    def __init__(self, client: SlurmClient, plans: Plans, ack_timeout: float = 0.5) -> None:
+        self._client, self._plans, self._ack_timeout = client, plans, ack_timeout
+        #: the counts that each node was last given, and the sum that they have to have
+        self._told: dict[str, dict[str, int]] = {}
+        self._totals: dict[str, int] = {}
+        #: the layouts behind a plan's version, to compare with
+        self._published: dict[str, tuple[int, Mapping[str, Layout]]] = {}
+        #: what a node was shrunk to for a plan that it has not acknowledged
+        self._shrunk: dict[str, dict[str, int]] = {}
+        self._sharing: Mapping[str, Sharing] = {}
+
+    def recall(self, told: Mapping[str, Mapping[str, int]]) -> None:
+        """Learn the counts that nodes were given before a restart of the service, filler included."""
+        for node, counts in told.items():
+            if node not in self._told:
+                self._told[node] = _nonzero(counts)
+                self._totals[node] = sum(counts.values())
+
+    def settled(self, node: str) -> bool:
+        """Whether the node knows its newest plan (or has none yet)."""
+        plan = self._plans.current(node)
+        return plan is None or self._plans.acked(node) >= plan.version
+
+    def total(self, row: NodeRow) -> int:
+        """The constant sum of a node's mig counts, as slurm.conf has it.
+
+        What Slurm shows may add up to something else for two reasons: slurm.conf was changed, or a registration brought
+        some types back and left the others as they were told. In the second case the types that differ from what was
+        told are those of slurm.conf, so they alone add up to no more than the known sum.
+        """
+        seen = _nonzero(row.gres)
+        shown = sum(seen.values())
+        known = self._totals.get(row.name, shown)
+        if shown != known:
+            told = self._told.get(row.name, {})
+            if shown < known or sum(n for kind, n in seen.items() if told.get(kind) != n) > known:
+                known = shown
+        self._totals[row.name] = known
+        return known
+
+    def advertise(
+        self,
+        plans: Iterable[NodePlan],
+        nodes: Mapping[str, Node],
+        rows: Mapping[str, NodeRow],
+        jobs: Iterable[JobRow],
+        monotonic: Callable[[], float],
+        sharing: Mapping[str, Sharing] | None = None,
+    ) -> Advertised:
+        """Bring Slurm and the nodes from where they are to these plans, as far as that goes now.
+
+        Args:
+            plans: the planner's answer for each node that may be touched.
+            nodes: what the planner was told of them.
+            rows, jobs: Slurm's view of nodes and queue that the plans were made from.
+            monotonic: seconds, for the wait.
+            sharing: nodes on which jobs share slices, or are to.
+        """
+        done = Advertised()
+        self._sharing = sharing or {}
+        shrink: dict[str, dict[str, int]] = {}
+        moving: list[NodePlan] = []
+        correct: dict[str, dict[str, int]] = {}
+        for plan in plans:
+            row = rows[plan.node]
+            wanted = self._wanted(plan, nodes[plan.node], done)
+            if not self.settled(plan.node):
+                done.unacknowledged.append(plan.node)
+                correct[plan.node] = self._shrunk.get(plan.node, _filled({}, nodes[plan.node].total))
+            elif plan.fixed:
+                present = self._plans.current(plan.node)
+                if present is not None:
+                    correct[plan.node] = _backed(wanted, present, nodes[plan.node].total)
+            elif self._same(plan):
+                self._shrunk.pop(plan.node, None)
+                correct[plan.node] = wanted
+            else:
+                moving.append(plan)
+                risky = self._risky(plan, row)
+                kept = {k: min(row.gres.get(k, 0), n) for k, n in wanted.items() if k not in risky}
+                shrink[plan.node] = _filled(kept, nodes[plan.node].total)
+        self._tell(correct, rows, done, reset=True)
+        if not moving:
+            return done
+        current = rows
+        newcomers: dict[str, set[str]] = {}
+        if self._tell(shrink, rows, done, record=False):
+            current = {row.name: row for row in self._client.nodes()}
+            newcomers = _newcomers(jobs, self._client.jobs())
+            done.calls += 2
+        published: list[tuple[NodePlan, int]] = []
+        for plan in moving:
+            seen = current.get(plan.node)
+            if seen is None or _nonzero(seen.gres) != shrink[plan.node]:
+                continue  # Slurm refused, or somebody else changed it; the errors say so
+            if newcomers.get(plan.node, set()) & self._risky(plan, rows[plan.node]):
+                done.overtaken.append(plan.node)
+                continue
+            self._shrunk[plan.node] = shrink[plan.node]
+            places = self._shared(plan.node).places
+            version = self._plans.publish(plan.node, _wire(plan.layouts), dict(places))
+            self._published[plan.node] = (version, plan.layouts)
+            published.append((plan, version))
+        grow: dict[str, dict[str, int]] = {}
+        deadline = monotonic() + self._ack_timeout
+        for plan, version in published:
+            if self._plans.wait_acked(plan.node, version, max(0.0, deadline - monotonic())):
+                self._shrunk.pop(plan.node, None)
+                grow[plan.node] = self._wanted(plan, nodes[plan.node], done)
+            else:
+                done.unacknowledged.append(plan.node)
+        self._tell(grow, current, done)
+        return done
+
+    def _shared(self, node: str) -> Sharing:
+        return self._sharing.get(node, ALONE)
+
+    def _same(self, plan: NodePlan) -> bool:
+        current = self._plans.current(plan.node)
+        if current is None or dict(current.guests) != dict(self._shared(plan.node).places):
+            return False
+        known = self._published.get(plan.node)
+        if known is not None and known[0] == current.version:
+            return known[1] == plan.layouts
+        same = _canonical(current.gpus) == _canonical(_wire(plan.layouts))
+        if same:
+            self._published[plan.node] = (current.version, plan.layouts)
+        return same
+
+    def _risky(self, plan: NodePlan, row: NodeRow) -> frozenset[str]:
+        """Types of which a job that starts now might get a slot that the new plan does not have."""
+        current = self._plans.current(plan.node)
+        if current is None:
+            return frozenset(row.gres)  # the node has a plan of an earlier life that nobody here knows
+        risky = frozenset(profile.gres_type for profile in plan.withdrawn)
+        places = self._shared(plan.node).places
+        kept = all(places.get(guest) == place for guest, place in current.guests.items())
+        return risky if kept else risky | {GUEST}
+
+    def _wanted(self, plan: NodePlan, node: Node, done: Advertised) -> dict[str, int]:
+        """Counts by GRES type, the filler included, with the registered sum."""
+        shared = self._shared(plan.node)
+        counts = {p.gres_type: max(node.used.get(p, 0), node.leased[p]) for p in {*node.used, *node.leased}}
+        in_use = dict(counts)
+        room = node.total - sum(counts.values()) - shared.running
+        for profile, offered in sorted(plan.offers.items(), reverse=True):
+            granted = max(0, min(offered, room))
+            if granted < offered and plan.node not in done.cut:
+                done.cut.append(plan.node)
+            counts[profile.gres_type] = counts.get(profile.gres_type, 0) + granted
+            room -= granted
+        if shared is not ALONE:
+            for profile in shared.held_back:
+                kind = profile.gres_type
+                used = in_use.get(kind, 0)
+                counts[kind] = shared.shown(profile, used, counts.get(kind, 0) - used)
+            counts[GUEST] = shared.running + max(0, min(shared.waiting, room))
+        return _filled(counts, node.total)
+
+    def _tell(
+        self,
+        wanted: Mapping[str, dict[str, int]],
+        rows: Mapping[str, NodeRow],
+        done: Advertised,
+        *,
+        reset: bool = False,
+        record: bool = True,
+    ) -> bool:
+        """Set what differs; returns whether anything was sent. Nodes that Slurm refuses are left for the next round."""
+        differing = {name: counts for name, counts in wanted.items() if counts != _nonzero(rows[name].gres)}
+        if not differing:
+            return False
+        done.calls += 1
+        try:
+            self._client.set_gres({name: gres_string(counts, rows[name]) for name, counts in differing.items()})
+        except SlurmError as error:
+            done.errors.append(str(error))
+            return True
+        told = {name: self._told.get(name) for name in differing}
+        self._told.update(differing)
+        if record:
+            for name, counts in differing.items():
+                plan = self._plans.current(name)
+                forgotten = reset and told.get(name) != _nonzero(rows[name].gres)
+                done.changes.append(Change(name, plan.version if plan else 0, counts, forgotten))
+        return True
+
+
+def _newcomers(before: Iterable[JobRow], after: Iterable[JobRow]) -> dict[str, set[str]]:
+    """Node -> GRES types of the jobs that started there between two looks at the queue."""
+    known = {(row.job_id, row.restarts) for row in before if row.active}
+    found: dict[str, set[str]] = {}
+    for row in after:
+        if row.active and (row.job_id, row.restarts) not in known:
+            kinds = {profile.gres_type for profile in slices(row.gres)} | ({GUEST} if is_guest(row.gres) else set())
+            for node in row.nodes:
+                found.setdefault(node, set()).update(kinds)
+    return found
+
+
+def gres_string(counts: Mapping[str, int], row: NodeRow) -> str:
+    """A node's whole Gres= value: what it has beside mig, then the mig types in a fixed order, the filler last."""
+    kinds = sorted(counts, key=lambda kind: (kind == FILLER, kind))
+    listed = [f"{GRES}:{kind}:{counts[kind]}" for kind in kinds if counts[kind]]
+    if row.gres.get(LOAN):
+        listed.append(f"{GRES}:{LOAN}:{row.gres[LOAN]}")
+    return ",".join([*([row.other_gres] if row.other_gres else []), *listed])
+
+
+def _filled(counts: Mapping[str, int], total: int) -> dict[str, int]:
+    """With the filler that keeps the sum, and without zeros."""
+    kept = {kind: n for kind, n in counts.items() if n and kind != FILLER}
+    spare = total - sum(kept.values())
+    if spare > 0:
+        kept[FILLER] = spare
+    return kept
+
+
+def _backed(wanted: Mapping[str, int], plan: PublishedPlan, total: int) -> dict[str, int]:
+    """No more of a type than the node's plan has slots of it.
+
+    Where the plan is not made anew, a lease may be beside it: in truth, or because its end was not heard of yet.
+    """
+    slots = Counter(Profile.parse(profile).gres_type for rows in plan.gpus.values() for profile, _, _ in rows)
+    return _filled({kind: min(n, slots[kind]) for kind, n in wanted.items()}, total)
+
+
+def _nonzero(counts: Mapping[str, int]) -> dict[str, int]:
+    """What there is of each type; `loan` is slurm.conf's, and none of our business."""
+    return {kind: n for kind, n in counts.items() if n and kind != LOAN}
+
+
+def _wire(layouts: Mapping[str, Layout]) -> dict[str, tuple[tuple[str, int, int], ...]]:
+    return {
+        uuid: tuple((s.profile.name, s.placement.start, s.placement.size) for s in layout.slots)
+        for uuid, layout in layouts.items()
+    }
+
+
+def _canonical(gpus: WirePlan) -> dict[str, frozenset[tuple[str, int, int]]]:
+    return {uuid: frozenset((p, s, n) for p, s, n in slots) for uuid, slots in gpus.items()}

@@ -1,0 +1,201 @@
+"""Room for slices that nobody is meant to have: what a look at supply leaves for work that has found no place.
+
+Where supply is managed it is the empty space of GPUs beside leases, beside the slots that the plan means for pending
+jobs, and away from GPUs with reservations; any profile may be cut from it. Where it is not (or a node is to be left as
+it is) it is counts of slices as Slurm has them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from slurm_migbatch.decide.capacity.demand import profiles, slices
+from slurm_migbatch.decide.capacity.model import Demand, Mode, Node, NodePlan, Plan
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.layout import Layout
+from slurm_migbatch.mig.planning import capacity, choose
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.slurm.client import JobRow, NodeRow
+
+
+@lru_cache(maxsize=1 << 15)
+def _room(geometry: Geometry, used: Layout, profile: Profile) -> int:
+    return capacity(geometry, used, profile) if profile in geometry else 0
+
+
+@dataclass
+class Room:
+    """One node: GPUs that may be cut anew, with what is taken on each, and slices that are as they are."""
+
+    gpus: list[tuple[Geometry, Layout]] = field(default_factory=list)
+    fixed: Counter[Profile] = field(default_factory=Counter)
+
+    def count(self, profile: Profile) -> int:
+        """How many slices of this profile alone it has room for."""
+        return self.fixed[profile] + sum([_room(geometry, used, profile) for geometry, used in self.gpus])
+
+    def take(self, wanted: Sequence[Profile]) -> bool:
+        """Take slices, all or none."""
+        if any(not self.count(profile) for profile in wanted):
+            return False
+        before = list(self.gpus), Counter(self.fixed)
+        if all(self._take(profile) for profile in wanted):
+            return True
+        self.gpus, self.fixed = before
+        return False
+
+    def _take(self, profile: Profile) -> bool:
+        if self.fixed[profile] > 0:
+            self.fixed[profile] -= 1
+            return True
+        for i, (geometry, used) in enumerate(self.gpus):
+            slot = choose(geometry, used, profile) if _room(geometry, used, profile) else None
+            if slot is not None:
+                self.gpus[i] = (geometry, used.add(slot))
+                return True
+        return False
+
+
+class Space:
+    """Room by node.
+
+    Args:
+        rooms: of nodes that have any; taking changes them.
+        kinds: which profiles each node could ever give, room or not.
+    """
+
+    def __init__(self, rooms: Mapping[str, Room], kinds: Mapping[str, frozenset[Profile]]) -> None:
+        self._rooms = dict(rooms)
+        self._kinds = dict(kinds)
+
+    def kinds(self, pool: Collection[str]) -> frozenset[Profile]:
+        """The profiles that some node of the pool can give at times."""
+        return frozenset().union(*{self._kinds[name] for name in pool if name in self._kinds})
+
+    def count(self, pool: Collection[str], profile: Profile, each: int = 1, enough: int = 1 << 30) -> int:
+        """For how many jobs of `each` slices there is room, as far as `enough`; of this profile alone."""
+        found = 0
+        for name in self._in(pool):
+            found += self._rooms[name].count(profile) // each
+            if found >= enough:
+                return enough
+        return found
+
+    def take(self, pool: Collection[str], profile: Profile, each: int = 1) -> str | None:
+        """Take room for one job; the node, or None where there is none."""
+        return self.take_all(pool, [profile] * each)
+
+    def take_all(self, pool: Collection[str], wanted: Sequence[Profile]) -> str | None:
+        """Take room for slices of several profiles on one node."""
+        for name in self._in(pool):
+            if self._rooms[name].take(wanted):
+                return name
+        return None
+
+    def _in(self, pool: Collection[str]) -> Iterable[str]:
+        if len(pool) < len(self._rooms):
+            return sorted(name for name in pool if name in self._rooms)
+        return [name for name in self._rooms if name in pool]
+
+
+def of_plan(nodes: Mapping[str, Node], plan: Plan, jobs: Mapping[int, JobRow]) -> Space:
+    """What a plan of supply leaves.
+
+    Args:
+        nodes: what the planner was told.
+        plan: what it answered.
+        jobs: the queue by job id.
+    """
+    meant = _meant(plan, jobs)
+    reserved = {(node, gpu) for reservation in plan.reservations for node, gpu, _ in reservation.places}
+    rooms: dict[str, Room] = {}
+    kinds: dict[str, frozenset[Profile]] = {}
+    for name, made in plan.nodes.items():
+        node = nodes.get(name)
+        if node is None or not made.open or node.mode in (Mode.CLOSED, Mode.WITHDRAWN):
+            continue
+        kinds[name] = _kinds(tuple(gpu.geometry for gpu in node.gpus))
+        room = _left(node, made, meant.get(name, Counter()), reserved)
+        if room.gpus or room.fixed:
+            rooms[name] = room
+    return Space(rooms, kinds)
+
+
+def _meant(plan: Plan, jobs: Mapping[int, JobRow]) -> dict[str, Counter[Profile]]:
+    """Slices by node that the plan means for pending jobs; on how many of its nodes each task is, is not told."""
+    found: dict[str, Counter[Profile]] = {}
+    for job, placed in plan.placed.items():
+        row = jobs.get(job)
+        for profile, count in () if row is None else slices(row.gres).items():
+            for name in placed.nodes:
+                found.setdefault(name, Counter())[profile] += count * placed.copies
+    return found
+
+
+def _left(node: Node, made: NodePlan, meant: Counter[Profile], reserved: Collection[tuple[str, str]]) -> Room:
+    taken = meant + node.unmatched()
+    room = Room()
+    frozen = made.fixed or node.mode is not Mode.OPEN
+    for gpu in node.gpus:
+        used = gpu.occupied
+        layout = made.layouts.get(gpu.uuid, gpu.free)
+        for slot in layout.slots:
+            if slot.placement.mask & gpu.occupied.mask:
+                continue
+            if taken[slot.profile] > 0:
+                taken[slot.profile] -= 1
+                used = used.add(slot)
+            elif frozen:
+                room.fixed[slot.profile] += 1
+        if not frozen and (node.name, gpu.uuid) not in reserved and _any(gpu.geometry, used):
+            room.gpus.append((gpu.geometry, used))
+    return room
+
+
+@lru_cache(maxsize=1 << 15)
+def _any(geometry: Geometry, used: Layout) -> bool:
+    return any(capacity(geometry, used, info.profile) for info in geometry.profiles)
+
+
+@lru_cache(maxsize=1024)
+def _kinds(geometries: tuple[Geometry, ...]) -> frozenset[Profile]:
+    return frozenset(info.profile for geometry in geometries for info in geometry.profiles)
+
+
+def of_counts(rows: Iterable[NodeRow], demands: Iterable[Demand]) -> tuple[Space, dict[int, int]]:
+    """What Slurm's own counts leave where supply is not managed.
+
+    Args:
+        rows: the nodes.
+        demands: pending work in Slurm's order.
+
+    Returns:
+        The space that is left when everything that fits has started, and how many tasks of each job that is.
+    """
+    rooms: dict[str, Room] = {}
+    kinds: dict[str, frozenset[Profile]] = {}
+    for row in rows:
+        if row.open:
+            offered = profiles(row.gres)
+            kinds[row.name] = frozenset(offered)
+            used = profiles(row.used)
+            free = Counter({profile: n - used.get(profile, 0) for profile, n in offered.items()})
+            if +free:
+                rooms[row.name] = Room(fixed=+free)
+    space = Space(rooms, kinds)
+    placed: dict[int, int] = {}
+    hopeless: set[tuple[frozenset[str], tuple[tuple[Profile, int], ...]]] = set()
+    for demand in demands:
+        key = (demand.pool, demand.parts)
+        wanted = list(demand.slices)
+        for _ in range(demand.copies * demand.nodes if wanted else 0):
+            if key in hopeless:
+                break
+            if space.take_all(demand.pool, wanted) is None:
+                hopeless.add(key)
+            else:
+                placed[demand.job] = placed.get(demand.job, 0) + 1
+    return space, placed

@@ -1,0 +1,190 @@
+"""Slices that two jobs of one user share: what that means for a node's plan and for the counts that Slurm is told.
+
+Slurm counts the first job under the slice's profile and the second one under a type of its own, `guest`. A guest is
+offered only where the plan names the job and the slice for it, so Slurm can start nobody else there but another guest;
+whoever decides on pairs should pin the second job to the first one's node.
+
+The first job may leave before the second. Slurm then thinks that a slice of the profile is free, and it is not. So for
+every shared slice one less of its profile is configured; that is below what is in use as long as nothing of the
+profile is free on that node. Free slices of the profile there are hidden behind that, one for each pair, until a
+pending job has been given one of them: then the count is raised for it, and only in these seconds can a job start that
+finds no slot (it is requeued and started again elsewhere).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from slurm_migbatch.decide.capacity.model import Demand, Plan
+from slurm_migbatch.decide.capacity.view import GpuFacts, NodeFacts
+from slurm_migbatch.mig import grant
+from slurm_migbatch.mig.layout import LayoutError, Slot
+from slurm_migbatch.mig.profile import Profile, ProfileError
+from slurm_migbatch.slurm import gres
+from slurm_migbatch.slurm.client import JobRow
+
+#: GPU, profile, start, size, the first holder's job and its restart count: as nodes read it
+Place = tuple[str, str, int, int, int, int]
+
+GUEST = grant.GUEST
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """One node: `places` by guest, for its plan; how many guests Slurm may start, and how many it counts as in use.
+
+    `held_back` is by how much the count of a profile is to be lowered, `due` how many free slices of it are meant for
+    pending jobs all the same.
+    """
+
+    places: Mapping[int, Place] = field(default_factory=dict)
+    waiting: int = 0
+    running: int = 0
+    held_back: Mapping[Profile, int] = field(default_factory=dict)
+    due: Mapping[Profile, int] = field(default_factory=dict)
+    unlocated: Mapping[Profile, int] = field(default_factory=dict)
+
+    def shown(self, profile: Profile, used: int, free: int) -> int:
+        """What to configure of a profile of which so many are in use and so many may be offered."""
+        kept = max(free - self.held_back.get(profile, 0), min(free, self.due.get(profile, 0)) or -used)
+        return max(0, used + kept)
+
+
+ALONE = Sharing()
+"""A node on which nothing is shared."""
+
+
+@lru_cache(maxsize=4096)
+def is_guest(text: str) -> bool:
+    """Whether a job's GRES is a place beside another job."""
+    return GUEST in text and bool(gres.readable_counts(text, "mig").get(GUEST))
+
+
+def guests(jobs: Iterable[JobRow]) -> frozenset[int]:
+    """Jobs that Slurm has started as guests."""
+    return frozenset(row.job_id for row in jobs if GUEST in row.gres and row.active and is_guest(row.gres))
+
+
+def sharing(
+    node: str,
+    facts: NodeFacts,
+    pairs: Mapping[int, int],
+    jobs: Mapping[int, JobRow],
+    started: Collection[int],
+    used: int,
+    present: Mapping[int, Place],
+) -> Sharing:
+    """How things are on one node.
+
+    Args:
+        node: its name.
+        facts: what it says of its GPUs.
+        pairs: second job -> first job, as decided.
+        jobs: Slurm's queue.
+        started: `guests(jobs)`.
+        used: how many guests Slurm counts as in use there.
+        present: the places of the plan that the node has now.
+    """
+    first = {run[0]: (gpu.uuid, slot, run) for gpu in facts.gpus for slot, run in gpu.leases}
+    slices = Counter(run[0] for gpu in facts.gpus for _, run in gpu.leases)
+    shared = {(gpu.uuid, slot): run[0] for gpu in facts.gpus for slot, run in gpu.guests}
+    located = {*first, *shared.values()}
+    places: dict[int, Place] = {}
+    waiting = 0
+    held_back: Counter[Profile] = Counter()
+    unlocated: Counter[Profile] = Counter()
+    for uuid, slot in shared:
+        if any(s == slot and u == uuid and job not in started for job, (u, s, _) in first.items()):
+            held_back[slot.profile] += 1
+    taken = set(shared)
+    for guest, place in present.items():
+        # Its Prolog may be looking for its place in the plan right now.
+        if guest not in started or guest in located or node not in jobs[guest].nodes:
+            continue
+        if jobs[guest].state == "COMPLETING":
+            continue
+        places[guest] = place
+        planned = _slot(place)
+        if planned is None:
+            continue
+        slot = planned
+        taken.add((place[0], slot))
+        holder = next((job for job, (uuid, s, _) in first.items() if uuid == place[0] and s == slot), None)
+        if holder is None:
+            unlocated[slot.profile] += 1
+        elif holder not in started:
+            held_back[slot.profile] += 1
+    for guest, host in sorted(pairs.items()):
+        row, found = jobs.get(guest), first.get(host)
+        if row is None or guest in located or not row.pending or found is None or slices[host] > 1:
+            continue
+        uuid, slot, run = found
+        if (uuid, slot) in taken or not _alike(row, jobs.get(host)):
+            continue
+        taken.add((uuid, slot))
+        places[guest] = (uuid, slot.profile.name, slot.placement.start, slot.placement.size, *run)
+        waiting += 1
+        if host not in started:
+            held_back[slot.profile] += 1
+    return Sharing(places, waiting, used, dict(held_back), {}, dict(unlocated))
+
+
+def without_strays(found: dict[str, Sharing], jobs: Iterable[JobRow]) -> dict[str, Sharing]:
+    """Offer no guest anywhere as long as one waits that no plan names: Slurm might start that one instead.
+
+    Whoever decides on pairs gives such a job another type again: its host has left, or the pair was given up.
+    """
+    named = {guest for shared in found.values() for guest in shared.places}
+    if all(row.job_id in named for row in jobs if GUEST in row.gres and row.pending and is_guest(row.gres)):
+        return found
+    return {node: replace(shared, waiting=0) for node, shared in found.items()}
+
+
+def due(plan: Plan, demands: Iterable[Demand]) -> dict[str, Counter[Profile]]:
+    """Node -> free slices there at most that pending jobs have been given, by profile."""
+    parts = {demand.job: demand.parts for demand in demands}
+    found: dict[str, Counter[Profile]] = {}
+    for job, placed in plan.placed.items():
+        for profile, count in parts.get(job, ()):
+            for node in placed.nodes:
+                found.setdefault(node, Counter())[profile] += count * placed.copies
+    return found
+
+
+def ends(gpu: GpuFacts, until: Mapping[int, float | None], gone: float) -> tuple[float | None, ...]:
+    """When each leased slot of a GPU should be free: when the last of its holders is to end; None: nobody knows.
+
+    Args:
+        gpu: what the node says of it.
+        until: when Slurm's jobs should end.
+        gone: for jobs that Slurm no longer lists.
+    """
+    if not gpu.guests:
+        return tuple([until.get(run[0], gone) for _, run in gpu.leases])
+    second = dict(gpu.guests)
+    found: list[float | None] = []
+    for slot, run in gpu.leases:
+        moments = [until.get(job, gone) for job, _ in (run, *([second[slot]] if slot in second else []))]
+        known = [moment for moment in moments if moment is not None]
+        found.append(max(known) if len(known) == len(moments) else None)
+    return tuple(found)
+
+
+def whose(gpu: GpuFacts, started: Collection[int]) -> tuple[bool, ...]:
+    """Which leased slots of a GPU Slurm counts as guests, not under their profile."""
+    return tuple([run[0] in started for _, run in gpu.leases]) if started else ()
+
+
+def _alike(one: JobRow, other: JobRow | None) -> bool:
+    return other is not None and other.active and (one.uid, one.user) == (other.uid, other.user)
+
+
+def _slot(place: Sequence[object]) -> Slot | None:
+    _, profile, start, size, *_ = place
+    try:
+        return Slot.of(str(profile), int(str(start)), int(str(size)))
+    except (LayoutError, ProfileError, ValueError):
+        return None

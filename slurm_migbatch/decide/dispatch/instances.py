@@ -1,0 +1,319 @@
+"""How many instances of which kind serve every service, and on how few GPUs.
+
+ElasticBatch (Xiao et al., IEEE TPDS 35(10), 2024) serves batch inference with fewer GPU instances by choosing slice,
+batch and copies for each job. Its text is not public beyond the abstract, so this is a reconstruction: for each service
+n instances of the setting with the most throughput for each compute slice, and for what is left of the rate the
+smallest slice that covers it (`compose`). ParvaGPU's configurator and allocator (SC'24) are the public neighbour and do
+the same with a measured table.
+
+`compose` decides for each service alone, and packing its answers onto GPUs comes after. But which instances are best
+depends on what else a GPU can hold beside them: three 2g slices leave a compute slice idle, a 4g needs a 3g beside it.
+`allocate` therefore chooses instances and layouts together. It is a small integer programme over what one GPU can hold
+(`slices.bundles`: 12 for the five plain profiles of an A100):
+
+    minimise   sum_b x_b
+    such that  sum_p n_sp rate_sp >= rate_s              for each service s
+               sum_s n_sp <= sum_b x_b count_bp          for each profile p
+
+with whole numbers n_sp of instances of service s on slices of profile p (each at its best setting within the limit: no
+other can be better) and x_b of GPUs filled as bundle b. Any solution can be laid out, because each bundle has a legal
+layout. Among the solutions with the fewest GPUs the one with the fewest compute slices is taken, so that whole slices
+stay free. The size of the programme does not depend on rates or on the number of GPUs.
+
+Where rates are predicted, a setting's own rate is what can be counted on, and a service may `hope` for more from some
+of its settings. Hopes never count towards the rate that is to be served, nor do they cost a GPU; but among the
+solutions with the fewest GPUs those are preferred that try hopeful settings, since what is seen there saves slices
+when planning again. (This part is our own.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from scipy import sparse
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from slurm_migbatch.decide.capacity.speeds import Setting, bundles
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
+from slurm_migbatch.mig.planning import plan_free
+from slurm_migbatch.mig.profile import Profile
+
+TOLERANCE: Final = 1e-9
+"""Relative shortfall of a rate that counts as none: rounding of sums."""
+_SOLVER_TOLERANCE: Final = 1e-6
+"""The solver may miss a rate by this share; what it missed is asked for again, so that no answer does."""
+_INFEASIBLE: Final = 2
+"""The solver's word for "there is no solution"."""
+MOST_SLICES: Final = 5000
+"""A larger demand is scaled down before the fewest slices for it are sought."""
+TIME_LIMIT_S: Final = 20.0
+"""For each programme. When it ends the best solution found so far is used, and `Allocation.exact` is False."""
+
+
+class Unservable(ValueError):
+    """A service whose limit no slice keeps; the message names it."""
+
+
+class Undecided(RuntimeError):
+    """The time was too short to find any allocation, or to show that there is none."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """A rate to serve (items a second, above 0) and the settings that keep the latency limit.
+
+    One for each slice is enough (`best_settings`). `hopes` are rates above those that can be counted on.
+    """
+
+    name: str
+    rate: float
+    settings: tuple[Setting, ...]
+    hopes: Mapping[Setting, float] = field(default_factory=dict)
+
+    @property
+    def best(self) -> Setting:
+        """The setting with the highest rate for each compute slice, the smaller slice where equal; raises
+        Unservable."""
+        if not self.settings:
+            raise Unservable(f"{self.name}: no slice keeps the latency limit")
+        return max(self.settings, key=lambda s: (s.rate / s.profile.compute, -s.profile.compute))
+
+
+@dataclass(frozen=True, order=True)
+class Placed:
+    """One instance: whose, how it runs, and where."""
+
+    service: str
+    setting: Setting
+    gpu: int
+    slot: Slot
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Instances on GPUs 0 to `gpus` - 1.
+
+    `exact` says that no allocation has fewer GPUs; else `bound` GPUs are needed at least.
+    """
+
+    gpus: int
+    placed: tuple[Placed, ...]
+    exact: bool
+    bound: int
+
+    @property
+    def slices(self) -> int:
+        """Compute slices of all instances."""
+        return sum(each.slot.profile.compute for each in self.placed)
+
+    def layouts(self) -> tuple[Layout, ...]:
+        """The layout of each GPU."""
+        slots: list[list[Slot]] = [[] for _ in range(self.gpus)]
+        for each in self.placed:
+            slots[each.gpu].append(each.slot)
+        return tuple(Layout(found) for found in slots)
+
+    def of(self, service: str) -> Counter[Setting]:
+        """How many instances of each setting a service has."""
+        return Counter(each.setting for each in self.placed if each.service == service)
+
+
+def compose(service: Service) -> Counter[Setting]:
+    """ElasticBatch's configuration step for one service alone (reconstruction).
+
+    n = floor(rate / r) instances of the setting with the highest rate r for each compute slice; then the smallest slice
+    that covers what is left of the rate. Raises Unservable.
+    """
+    base = service.best
+    count = math.floor(service.rate / base.rate * (1 + TOLERANCE))
+    left = service.rate - count * base.rate
+    chosen = Counter({base: count} if count else {})
+    if left > service.rate * TOLERANCE:
+        enough = [s for s in service.settings if s.rate * (1 + TOLERANCE) >= left]
+        rest = min(enough, key=lambda s: (s.profile.compute, s.profile.memory_gb), default=base)
+        chosen[rest] += 1
+    return chosen
+
+
+def fewest_slices(rates: Sequence[float], slices: Sequence[int], wanted: float) -> Counter[int]:
+    """The instances, by index of their kind, that reach the wanted rate with the fewest compute slices, packing aside.
+
+    `rates` above 0 and `slices` are of one instance of each kind. An unbounded knapsack: the highest rate for each
+    number of slices. A demand of more than `MOST_SLICES` is scaled down: the remainder of one slice does not matter
+    there. Raises ValueError where there is no kind.
+    """
+    best: dict[int, int] = {}
+    for i, (rate, size) in enumerate(zip(rates, slices, strict=True)):
+        if rate > 0 and (size not in best or rate > rates[best[size]]):
+            best[size] = i
+    if not best:
+        raise ValueError("there is no kind of instance to choose from")
+    scale = 1
+    most = math.ceil(wanted / max(rates[i] / size for size, i in best.items())) + max(best)
+    if most > MOST_SLICES:
+        scale = -(-most // MOST_SLICES)
+        most = most // scale + max(best)
+    reached, taken = [0.0] * (most + 1), [0] * (most + 1)
+    end = most
+    for n in range(1, most + 1):
+        reached[n] = reached[n - 1]
+        for size, i in best.items():
+            if size <= n and reached[n - size] + rates[i] > reached[n]:
+                reached[n], taken[n] = reached[n - size] + rates[i], size
+        if reached[n] * (1 + TOLERANCE) >= wanted / scale:
+            end = n
+            break
+    chosen: Counter[int] = Counter()
+    while end > 0:
+        size = taken[end]
+        if size:
+            chosen[best[size]] += scale
+        end -= size or 1
+    return chosen
+
+
+def fluid(services: Iterable[Service], slices: int) -> float:
+    """GPUs needed if compute slices could be divided at will: a lower bound for every allocation on GPUs of `slices`
+    compute slices. Raises Unservable."""
+    return sum(s.rate * s.best.profile.compute / s.best.rate for s in services) / slices
+
+
+def allocate(
+    geometry: Geometry, services: Sequence[Service], *, time_limit_s: float = TIME_LIMIT_S, most_gpus: int | None = None
+) -> Allocation | None:
+    """The fewest GPUs that serve everything, what runs on them and where; None where `most_gpus` are too few.
+
+    Raises Unservable; UnknownProfile where a setting is for a slice that the GPU does not have; Undecided.
+    """
+    programme = _Programme(geometry, services)
+    if not services:
+        return Allocation(0, (), True, 0)
+    fewest = programme.solve(programme.gpus, most_gpus, time_limit_s)
+    if fewest is None:
+        return None
+    gpus = round(float(programme.gpus @ fewest.values))
+    bound = math.ceil(fewest.bound - 1e-6)
+    try:
+        least = programme.solve(programme.slices, gpus, time_limit_s)
+    except Undecided:
+        least = None
+    values = fewest.values if least is None else least.values
+    used, placed = programme.lay_out(values)
+    return Allocation(used, placed, bound >= gpus, min(bound, gpus))
+
+
+def pack(geometry: Geometry, instances: Mapping[str, Mapping[Setting, int]]) -> Allocation:
+    """The fewest GPUs that hold instances chosen already (by `compose`, say); exact unless time runs out."""
+    services = [
+        Service(f"{name}\x1f{i}", count * setting.rate, (setting,))
+        for name, settings in instances.items()
+        for i, (setting, count) in enumerate(sorted(settings.items()))
+        if count
+    ]
+    found = allocate(geometry, services)
+    assert found is not None
+    placed = tuple(Placed(p.service.partition("\x1f")[0], p.setting, p.gpu, p.slot) for p in found.placed)
+    return Allocation(found.gpus, placed, found.exact, found.bound)
+
+
+@dataclass(frozen=True)
+class _Solution:
+    values: Any
+    bound: float
+
+
+class _Programme:
+    """The integer programme: first the n_sp in the order of `columns`, then the x_b."""
+
+    def __init__(self, geometry: Geometry, services: Sequence[Service]) -> None:
+        self.geometry = geometry
+        self.services = services
+        self.columns: list[tuple[int, Setting]] = []
+        worth: list[float] = []
+        for i, service in enumerate(services):
+            per_slice = service.best.rate / service.best.profile.compute
+            for setting in sorted(service.settings):
+                geometry.info(setting.profile)
+                self.columns.append((i, setting))
+                hoped = max(service.hopes.get(setting, 0.0) - setting.rate, 0.0)
+                worth.append(setting.profile.compute - hoped / per_slice)
+        used = {setting.profile for _, setting in self.columns}
+        self.profiles = tuple(info.profile for info in geometry.profiles if info.profile in used)
+        self.bundles = bundles(geometry, self.profiles)
+        n, b = len(self.columns), len(self.bundles)
+        self.gpus = np.array([0.0] * n + [1.0] * b)
+        self.slices = np.array(worth + [0.0] * b)
+        index = {profile: i for i, profile in enumerate(self.profiles)}
+        rows = len(services) + len(self.profiles)
+        matrix = np.zeros((rows, n + b))
+        lower, upper = np.full(rows, -np.inf), np.full(rows, np.inf)
+        for i, service in enumerate(services):
+            lower[i] = 1.0
+            for column, (of, setting) in enumerate(self.columns):
+                if of == i:
+                    matrix[i, column] = setting.rate / service.rate
+        for column, (_, setting) in enumerate(self.columns):
+            matrix[len(services) + index[setting.profile], column] = 1.0
+        for column, counts in enumerate(self.bundles, start=n):
+            matrix[len(services) :, column] = [-float(count) for count in counts]
+        upper[len(services) :] = 0.0
+        self.matrix, self.lower, self.upper = matrix, lower, upper
+
+    def solve(self, objective: Any, most_gpus: int | None, time_limit_s: float) -> _Solution | None:
+        """The best whole numbers for the objective; None where there are none."""
+        demanded = self.lower.copy()
+        for _ in range(3):
+            constraints = [LinearConstraint(sparse.csr_array(self.matrix), demanded, self.upper)]
+            if most_gpus is not None:
+                constraints.append(LinearConstraint(self.gpus[None, :], -np.inf, most_gpus))
+            found = milp(
+                objective,
+                constraints=constraints,
+                integrality=np.ones(len(objective)),
+                bounds=Bounds(0, np.inf),
+                options={"time_limit": time_limit_s, "mip_rel_gap": 0.0},
+            )
+            if found.x is None:
+                if found.status == _INFEASIBLE:
+                    return None
+                raise Undecided(f"no allocation was found within {time_limit_s:g} s: {found.message}")
+            values = np.round(found.x)
+            short = (self.matrix[: len(self.services)] @ values) * (1 + TOLERANCE) < 1.0
+            if not short.any():
+                bound = found.mip_dual_bound if found.mip_dual_bound is not None else found.fun
+                return _Solution(values, float(bound))
+            demanded[: len(self.services)][short] += 10 * _SOLVER_TOLERANCE
+        raise Undecided(f"the solver misses a rate by more than {_SOLVER_TOLERANCE:g}")
+
+    def lay_out(self, values: Any) -> tuple[int, tuple[Placed, ...]]:
+        """GPUs in use and every instance in its place: bundles are filled one by one with what they were meant for."""
+        n = len(self.columns)
+        waiting: dict[Profile, list[tuple[int, Setting]]] = {profile: [] for profile in self.profiles}
+        for (i, setting), count in zip(self.columns, values[:n], strict=True):
+            waiting[setting.profile] += [(i, setting)] * int(count)
+        placed: list[Placed] = []
+        gpu = 0
+        for counts, times in zip(self.bundles, values[n:], strict=True):
+            for _ in range(int(times)):
+                here = [
+                    waiting[profile].pop()
+                    for profile, count in zip(self.profiles, counts, strict=True)
+                    for _ in range(min(count, len(waiting[profile])))
+                ]
+                if not here:
+                    continue
+                layout = plan_free(self.geometry, EMPTY, sorted((s.profile for _, s in here), reverse=True))
+                slots: dict[Profile, list[Slot]] = {}
+                for slot in layout.slots:
+                    slots.setdefault(slot.profile, []).append(slot)
+                for i, setting in here:
+                    placed.append(Placed(self.services[i].name, setting, gpu, slots[setting.profile].pop()))
+                gpu += 1
+        assert not any(waiting.values())
+        return gpu, tuple(sorted(placed))

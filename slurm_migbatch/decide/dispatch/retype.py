@@ -1,0 +1,459 @@
+"""Which pending `auto` job is given another profile, because its own has no room and that one is idle.
+
+ELSA's two ideas (Kim et al., DAC 2022; `decide.paris_elsa.assignment`): the cheapest slice first, and a dearer one as soon as the
+slack of the cheap one is used up or nobody else wants it. Slurm keeps the order of jobs and starts them; what changes
+here is only the type that a job asks for, and only within what its decision promised: profiles that keep its memory
+need, its latency limit, its deadline, its min and max, with at least the memory of the one first granted (what the job
+was told of batch and copies was for that), and not slower than it where nothing else was promised.
+
+Limits of the policy are from a job's submission, its promise from its start. A job with a deadline is wanted done that
+long after its submission; one without in `PATIENCE` times what it takes. That decides who goes first and never what a
+job may become.
+
+Slurm up to 23.02 does not forget what a pending job asked for before (`workload.loans`), so there nothing is re-typed.
+Left alone are jobs whose user named the profile, that have found a place, of several nodes, of several profiles,
+components of heterogeneous jobs, and those that wait for anything but room.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Final
+
+from slurm_migbatch.decide.capacity.demand import GRES, slices
+from slurm_migbatch.decide.capacity.free import Space
+from slurm_migbatch.decide.capacity.model import Demand
+from slurm_migbatch.decide.paris_elsa.assignment import Board, Waiting, Work, assign
+from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment, strip
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.slurm import gres as gres_list
+from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.workload.loans import LOAN, forgets
+
+PATIENCE: Final = 2.0
+"""A job without a deadline is wanted done within so many times what it takes where it was granted."""
+USUAL_S: Final = 600.0
+"""What a job is taken to last whose items nobody told and that has no time limit."""
+MOST: Final = 256
+"""Jobs that are weighed in one round, the first in Slurm's order that could go elsewhere."""
+CHOSEN: Final = frozenset({"fits", "by_memory", "unknown_model", "no_hints"})
+"""Reasons of decisions (`predict.selection.REASONS`) that kept what they promised with a profile that nobody named."""
+UNNAMED: Final = "auto"
+"""The decision's name where the compiled table chose: there is no record of it."""
+SLURM_LIMIT: Final = 1024
+"""Bytes that Slurm takes in one string of a job."""
+LONGEST_LIST: Final = 2000
+"""Characters of a list of tasks that is handed to scontrol."""
+_PLAIN: Final = re.compile(r"[A-Za-z0-9 =._:/+-]*")
+"""What hints are written in. A comment with anything else is its user's own and stays untouched."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A profile that a job may have; `rate` is what can be counted on of one slice, items a second, None: unknown."""
+
+    profile: Profile
+    rate: float | None = None
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a decision leaves open: the profile first granted and all that keep what was promised, it included.
+
+    `items` of the whole job (None: not told), `deadline_s` from its start; `terms` says in words what is kept.
+    """
+
+    granted: Profile
+    options: tuple[Option, ...]
+    items: int | None = None
+    deadline_s: int | None = None
+    terms: str = ""
+
+    def seconds(self, profile: Profile, each: int = 1) -> float | None:
+        """What the job takes on `each` slices of a profile, at most; None where nobody can say."""
+        rate = next((option.rate for option in self.options if option.profile == profile), None)
+        return None if not rate or self.items is None else self.items / (rate * each)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One profile that a decision weighed (`predict.candidate.Candidate`, or its record)."""
+
+    profile: Profile
+    memory_mib: int
+    rate: float | None
+    ok: bool
+
+
+def promise_of(
+    granted: Profile, candidates: Iterable[Candidate], items: int | None, deadline_s: int | None, terms: str = ""
+) -> Promise | None:
+    """What else a job may have that was granted this profile; None where there is nothing."""
+    listed = list(candidates)
+    own = next((c for c in listed if c.profile == granted), None)
+    if own is None or not own.ok:
+        return None
+
+    def keeps(other: Candidate) -> bool:
+        if not other.ok or other.memory_mib < own.memory_mib:
+            return False
+        if own.rate is None or other.rate is None:
+            return other.rate == own.rate and other.profile.compute >= granted.compute
+        return deadline_s is not None or other.rate >= own.rate
+
+    kept = tuple(Option(c.profile, c.rate) for c in listed if keeps(c))
+    return Promise(granted, kept, items, deadline_s, terms) if len(kept) > 1 else None
+
+
+def promise_from_record(row: Mapping[str, Any]) -> Promise | None:
+    """The promise of a decision as the store keeps it (`Store.decision`); None where it leaves nothing open."""
+    facts, hints = row.get("facts"), row.get("hints")
+    facts, hints = (each if isinstance(each, dict) else {} for each in (facts, hints))
+    if facts.get("reason") not in CHOSEN:
+        return None
+    counts = slices(str(row.get("chosen") or ""))
+    if len(counts) != 1:
+        return None
+    found = []
+    for each in row.get("candidates") or ():
+        try:
+            profile, memory = Profile.parse(str(each["profile"])), int(each["capacity_mib"])
+            bounds = each.get("throughput_per_s_range")
+            found.append(Candidate(profile, memory, float(bounds[0]) if bounds else None, bool(each["ok"])))
+        except (KeyError, TypeError, ValueError, IndexError):  # a record from before, or by hand
+            return None
+    return promise_of(next(iter(counts)), found, hints.get("items"), hints.get("deadline_s"), _terms(hints))
+
+
+def _terms(hints: Mapping[str, Any]) -> str:
+    told = []
+    if hints.get("slo_us"):
+        told.append(f"slo={hints['slo_us'] / 1000:g}ms")
+    if hints.get("deadline_s"):
+        told.append(f"deadline={hints['deadline_s']}s")
+    if hints.get("mem_mib"):
+        told.append(f"mem={hints['mem_mib']}MiB")
+    told += [f"{end}={hints[end]}" for end in ("min", "max") if hints.get(end)]
+    return " ".join(told)
+
+
+# -- who waits ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A pending job, or tasks of an array, without a place.
+
+    `copies` tasks of it have none; `each` slices of `profile` are what one asks for.
+    """
+
+    row: JobRow
+    grant: Grant
+    pool: frozenset[str]
+    copies: int
+
+    @property
+    def profile(self) -> Profile:
+        """What it asks for now."""
+        return self.grant.parts[0][0]
+
+    @property
+    def each(self) -> int:
+        """How many slices of it."""
+        return self.grant.parts[0][1]
+
+    @property
+    def arrived(self) -> float:
+        """Since when it could have started, unix seconds."""
+        return max(self.row.submit, self.row.eligible or 0.0)
+
+
+def without_place(
+    demands: Iterable[Demand], jobs: Mapping[int, JobRow], placed: Mapping[int, int]
+) -> Iterator[Pending]:
+    """Pending jobs that may be re-typed at all, as far as Slurm's rows tell, in Slurm's order.
+
+    Args:
+        demands: what could start if there were supply.
+        jobs: the queue by job id.
+        placed: how many tasks of a job have found room.
+    """
+    for demand in demands:
+        copies = demand.copies - placed.get(demand.job, 0)
+        if copies < 1 or demand.apart is not None or demand.nodes != 1 or len(demand.parts) != 1:
+            continue
+        row = jobs.get(demand.job)
+        grant = None if row is None else marked(row.comment)
+        if row is None or grant is None or dict(grant.parts) != dict(demand.parts) or not forgets(row.gres):
+            continue
+        yield Pending(row, grant, demand.pool, copies)
+
+
+@lru_cache(maxsize=1 << 15)
+def marked(comment: str) -> Grant | None:
+    """What the filter granted a job whose profile may be its choice; None for every other, and where the text before
+    the marker holds more than hints do."""
+    try:
+        grant = parse_comment(comment)
+    except GrantError:
+        return None
+    if grant is None or not grant.decision or grant.decision.startswith(LOAN) or len(grant.parts) != 1:
+        return None
+    return grant if _PLAIN.fullmatch(strip(comment)) else None
+
+
+# -- what is done about it ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Retype:
+    """Another profile for a job, or for `tasks` of an array (all that have not started where empty)."""
+
+    pending: Pending
+    tasks: tuple[int, ...]
+    after: Profile
+    why: str
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The job as scontrol takes it: 12, 12_3, 12_[3,5-9] for all tasks that have not started.
+
+        Of an array either all of these are named together or single tasks one by one: where a list names some of them
+        Slurm gives the new GRES to the first alone, and the new comment to all (24.11, 26.05). An array's own id would
+        write the comment of tasks that run, too.
+        """
+        row = self.pending.row
+        if row.array_job is None or row.array_task is None:
+            return (str(row.job_id),)
+        if not self.tasks and row.tasks > 1:
+            return (f"{row.array_job}_[{ranges(tasks_of(row.array_task))}]",)
+        return tuple(f"{row.array_job}_{task}" for task in self.tasks or tasks_of(row.array_task))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The same by `name_of`, as the rows will be from now on: what was a part of an array has its own."""
+        row = self.pending.row
+        if self.tasks:
+            return tuple(f"{row.array_job}_{task}" for task in self.tasks)
+        return (name_of(row),)
+
+    def fields(self) -> dict[str, str] | None:
+        """For `scontrol update`: the GRES, other GRES of the job kept, and the marker; None where it has no room."""
+        row, grant = self.pending.row, self.pending.grant
+        changed = Grant([(self.after, self.pending.each)], grant.decision)
+        entries = [gres_list.prefix_of(entry)[1] for entry in gres_list.split(row.gres)]
+        kept = [entry for entry in entries if re.split("[:=]", entry)[0] not in (GRES, "")]
+        comment = changed.attach(strip(row.comment))
+        if len(comment) > SLURM_LIMIT:
+            return None
+        return {"Gres": ",".join([*kept, changed.gres]), "Comment": comment}
+
+    def words(self, profile: Profile) -> str:
+        """A profile as the record of runs spells what a job got."""
+        return profile.name if self.pending.each == 1 else f"{profile.name}:{self.pending.each}"
+
+
+@dataclass
+class Turns:
+    """When each job was last re-typed, and what it may not become again: so that nothing flaps.
+
+    `hold_s` is how long a job keeps what it was given. What Slurm refused, or what a limit of the user then kept from
+    starting, is barred for that job. Jobs are known by `name_of`.
+    """
+
+    hold_s: float = 60.0
+    last: dict[str, tuple[float, Profile]] = field(default_factory=dict)
+    barred: dict[str, frozenset[Profile]] = field(default_factory=dict)
+
+    def free(self, row: JobRow, now: float) -> bool:
+        """Whether the job's turn may come again."""
+        known = self.last.get(name_of(row))
+        return known is None or now - known[0] >= self.hold_s
+
+    def note(self, change: Retype, now: float) -> None:
+        """It was re-typed."""
+        for name in change.names:
+            self.last[name] = (now, change.pending.profile)
+
+    def bar(self, change: Retype) -> None:
+        """It is not to become this again."""
+        for name in change.names:
+            self.barred[name] = self.barred.get(name, frozenset()) | {change.after}
+
+    def forget_but(self, jobs: Iterable[JobRow]) -> None:
+        """Only jobs of the present queue matter."""
+        present = {name_of(row) for row in jobs}
+        for known in (self.last, self.barred):
+            for name in [name for name in known if name not in present]:
+                del known[name]
+
+
+def name_of(row: JobRow) -> str:
+    """12 of a job, of the common row of an array's tasks too; 12_3 of a task that has a row of its own."""
+    if row.array_job is not None and row.array_task is not None and row.array_task.isdigit():
+        return f"{row.array_job}_{row.array_task}"
+    return str(row.job_id)
+
+
+def retypes(
+    now: float,
+    waiting: Iterable[Pending],
+    promises: Callable[[Pending], Promise | None],
+    space: Space,
+    turns: Turns,
+    most: int = MOST,
+) -> list[Retype]:
+    """Which jobs go elsewhere now; takes what they will need from `space`.
+
+    Args:
+        now: unix seconds.
+        waiting: jobs without a place, in Slurm's order.
+        promises: what each may become; None for nothing, or not known yet.
+        space: room that nobody is meant to have.
+        turns: what was done before.
+        most: of the jobs that could go elsewhere this many are weighed.
+    """
+    groups: dict[tuple[frozenset[str], int], list[tuple[Pending, Promise]]] = {}
+    idle: dict[tuple[frozenset[str], int], frozenset[Profile]] = {}
+    weighed = 0
+    for pending in waiting:
+        if weighed == most:
+            break
+        key = (pending.pool, pending.each)
+        if key not in idle:
+            kinds = space.kinds(pending.pool)
+            idle[key] = frozenset(k for k in kinds if space.count(pending.pool, k, pending.each, 1))
+        if not idle[key] or not turns.free(pending.row, now):
+            continue
+        promise = promises(pending)
+        if promise is None:
+            continue
+        barred = turns.barred.get(name_of(pending.row), frozenset())
+        promise = replace(promise, options=tuple(o for o in promise.options if o.profile not in barred))
+        if any(o.profile in idle[key] and o.profile != pending.profile for o in promise.options):
+            groups.setdefault(key, []).append((pending, promise))
+            weighed += 1
+    found: list[Retype] = []
+    for (pool, each), members in groups.items():
+        found += _of_pool(now, pool, each, members, space)
+    return found
+
+
+def _of_pool(
+    now: float, pool: frozenset[str], each: int, members: Sequence[tuple[Pending, Promise]], space: Space
+) -> list[Retype]:
+    kinds = sorted({option.profile for _, promise in members for option in promise.options} & space.kinds(pool))
+    works: dict[Work, int] = {}
+    pieces: list[Waiting] = []
+    owners: list[int] = []
+    for number, (pending, promise) in enumerate(members):
+        work = works.setdefault(_work(pending, promise, kinds), len(works))
+        for _ in range(min(pending.copies, MOST)):
+            pieces.append(Waiting(pending.arrived, work, len(owners)))
+            owners.append(number)
+    board = Board(list(works), [float(kind.compute) for kind in kinds], [1] * len(kinds))
+    idle = [space.count(pool, kind, each, len(pieces)) for kind in kinds]
+    chosen: dict[tuple[int, Profile], list[str]] = {}
+    for piece, kind in assign(now, pieces, idle, board):
+        node = space.take(pool, kinds[kind], each)
+        if node is not None and kinds[kind] != members[owners[piece.name]][0].profile:
+            chosen.setdefault((owners[piece.name], kinds[kind]), []).append(node)
+    found = []
+    left: dict[int, list[int]] = {}
+    for (number, profile), nodes in sorted(chosen.items()):
+        pending, promise = members[number]
+        row = pending.row
+        tasks: tuple[int, ...] = ()
+        if row.array_task is not None:
+            # Slurm starts tasks in their order, so that those without a place are the last
+            open_ones = left.setdefault(number, list(tasks_of(row.array_task)))
+            if len(nodes) < row.tasks or (row.tasks > 1 and len(ranges(open_ones)) > LONGEST_LIST):
+                tasks = tuple(open_ones[len(open_ones) - len(nodes) :])
+                del open_ones[len(open_ones) - len(nodes) :]
+        found.append(Retype(pending, tasks, profile, _why(pending, promise, profile, nodes)))
+    return found
+
+
+def _work(pending: Pending, promise: Promise, kinds: Sequence[Profile]) -> Work:
+    """A job as the policy sees it. Kinds on which it may not run take for ever."""
+    own = next(option.rate for option in promise.options if option.profile == promise.granted)
+    known = promise.seconds(promise.granted, pending.each)
+    usual = known or float(pending.row.time_limit_s or USUAL_S)
+    rates = {option.profile: option.rate for option in promise.options}
+    times = [
+        math.inf if kind not in rates else usual * (own / rate if own and (rate := rates[kind]) else 1.0)
+        for kind in kinds
+    ]
+    limit = float(promise.deadline_s) if promise.deadline_s is not None else PATIENCE * usual
+    # kinds that keep the promise count as in time, whatever rounding makes of them
+    return Work(1.0, limit, tuple(min(t, limit) if t < math.inf else t for t in times))
+
+
+def _why(pending: Pending, promise: Promise, profile: Profile, nodes: Sequence[str]) -> str:
+    where = ", ".join(list(dict.fromkeys(nodes))[:3])
+    text = f"no room for {pending.profile}, and {profile} is idle on {where}"
+    seconds = promise.seconds(profile, pending.each)
+    if seconds is not None and promise.deadline_s is not None:
+        return f"{text}; {seconds:.3g} s at most of deadline={promise.deadline_s}s"
+    return f"{text}; it keeps {promise.terms}" if promise.terms else text
+
+
+def undone(jobs: Iterable[JobRow], turns: Turns) -> list[Retype]:
+    """Jobs that a limit of their user keeps from starting since they were re-typed: what they were before again, and
+    never the same once more. (Slurm refuses no update for the sake of such a limit; the job gets QOSMaxGRESPerUser.)"""
+    found = []
+    for row in jobs:
+        known = turns.last.get(name_of(row))
+        if known is None or not row.pending or not row.reason.startswith(("QOS", "Assoc")):
+            continue
+        grant = marked(row.comment)
+        if grant is not None and grant.parts[0][0] != known[1] and dict(grant.parts) == dict(slices(row.gres)):
+            pending = Pending(row, grant, frozenset(), row.tasks)
+            turns.bar(Retype(pending, (), grant.parts[0][0], ""))
+            found.append(Retype(pending, (), known[1], f"a limit of its user keeps it from starting ({row.reason})"))
+    return found
+
+
+def mended(jobs: Iterable[JobRow], arrays: Collection[int]) -> dict[str, dict[str, str]]:
+    """Updates for tasks of these arrays whose marker does not say what their GRES says.
+
+    A task that starts while its array is re-typed keeps its GRES and gets the array's new comment; run again it would
+    be given slices that Slurm has not allocated to it.
+    """
+    found = {}
+    for row in jobs:
+        if row.array_job in arrays and row.array_task is not None and (row.pending or row.active):
+            grant, has = marked(row.comment), dict(slices(row.gres))
+            if grant is not None and len(has) == 1 and dict(grant.parts) != has:
+                right = Grant(has.items(), grant.decision).attach(strip(row.comment))
+                task = row.array_task if row.array_task.isdigit() else f"[{ranges(tasks_of(row.array_task))}]"
+                found[f"{row.array_job}_{task}"] = {"Comment": right}
+    return found
+
+
+# -- tasks of arrays ---------------------------------------------------------------------------------------------------
+
+
+def tasks_of(expression: str) -> tuple[int, ...]:
+    """The numbers in an array expression such as "4-400:2%4" or "[1,3-5]". Raises ValueError."""
+    found: list[int] = []
+    for part in expression.partition("%")[0].strip("[]").split(","):
+        span, _, step = part.partition(":")
+        low, dash, high = span.partition("-")
+        found.extend(range(int(low), int(high) + 1, int(step or 1)) if dash else [int(low)])
+    return tuple(found)
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers as ranges: 1,3-5."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)

@@ -1,0 +1,420 @@
+"""Which model runs when, and on which slice of one GPU.
+
+D-STACK (IEEE TCC 12(4), 2024; arXiv 2304.13541) schedules in sessions: in each, every model has runs that are due
+inside its own windows; they are placed earliest deadline first at the model's knee, never above the whole GPU, and
+gaps that are left go, out of turn, to the ready model with the least GPU time over the last sessions. Its text was not
+available: this is a reconstruction. Its sessions last milliseconds; a MIG instance takes 0.2 s to make, so ours last
+minutes to hours, and a run is some seconds or minutes of one model's batches.
+
+- `at_size` is that rule with one size for each model and instances made and removed as runs come. With other orders and
+  sizes it is also temporal sharing (every run takes the whole GPU), most throughput first, and least served first.
+- `framed` is ours. One size for each model leaves holes (two 3g slices idle a compute slice), and runs of different
+  sizes fragment the GPU. Instead `frames` finds by linear programme (`partition.flow` with parts of time in place of
+  GPUs) the layouts to hold, and each one's share of the time, that carry the most work in the demanded mix, and
+  `partition.split` how much of each model's work goes to each kind of slice. A slice that is free takes from the model
+  that is furthest behind its part there, then anyone's that costs least; so no window falls behind another. In the
+  shortest window every layout is held once; no run is begun that would end after its slice is gone.
+
+Which of them a GPU is run by is `sessionplan`'s choice.
+
+Times are seconds. Making an instance costs `Costs.create_s`, removing one `Costs.destroy_s`, for whoever comes next.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from slurm_migbatch.decide.paris_elsa.assignment import Work
+from slurm_migbatch.decide.paris_elsa.partition import Counts, flow, split, ways
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
+from slurm_migbatch.mig.planning import choose, plan_free
+from slurm_migbatch.mig.profile import Profile
+
+HISTORY: Final = 10
+"""Sessions over which GPU time is compared."""
+LEAST_SHARE: Final = 0.02
+"""A layout that would be held for less of the time is not worth its changes."""
+_GRAIN_S: Final = 1e-6
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds to make and to remove an instance."""
+
+    create_s: float = 0.2
+    destroy_s: float = 0.2
+
+
+@dataclass(frozen=True)
+class Hosted:
+    """One model on the GPU.
+
+    Attributes:
+        name: of the model.
+        rates: items a second on each kind of slice; 0 where it cannot run within its latency objective.
+        window_s: its work comes at the start of each window and is due at its end.
+        items: that each window brings.
+        pieces: runs that they are divided into.
+    """
+
+    name: str
+    rates: tuple[float, ...]
+    window_s: float
+    items: float
+    pieces: int
+
+    def seconds(self, kind: int) -> float:
+        """What one run takes on a kind of slice."""
+        return self.items / self.pieces / self.rates[kind] if self.rates[kind] else math.inf
+
+
+class Run(NamedTuple):
+    """One run of a model on a slice; `due` is infinite for work out of turn."""
+
+    model: int
+    slot: Slot
+    start: float
+    end: float
+    due: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """All runs of some sessions, and how many instances were made; `missed` runs were late or never came to start."""
+
+    runs: tuple[Run, ...]
+    created: int
+    missed: int
+
+    def gpu_time(self, models: int) -> list[float]:
+        """Compute-slice seconds of each model."""
+        spent = [0.0] * models
+        for run in self.runs:
+            spent[run.model] += (run.end - run.start) * run.slot.profile.compute
+        return spent
+
+
+Frames = tuple[tuple[Counts, float], ...]
+"""Layouts, as counts of each kind, and the share of the time for which each is held."""
+
+
+def session_s(models: Sequence[Hosted]) -> float:
+    """The length of a session: the longest window."""
+    return max(model.window_s for model in models)
+
+
+def _releases(models: Sequence[Hosted], sessions: int) -> list[tuple[float, float, int]]:
+    """When each run may start and is due, and whose it is, of all windows that end within the sessions; in order."""
+    horizon = sessions * session_s(models)
+    found = []
+    for m, model in enumerate(models):
+        for window in range(int(horizon / model.window_s + 1e-9)):
+            found += [(window * model.window_s, (window + 1) * model.window_s, m)] * model.pieces
+    return sorted(found)
+
+
+class _Ledger:
+    """GPU time of each model in the last sessions, and what is written down."""
+
+    def __init__(self, models: Sequence[Hosted], sessions: int) -> None:
+        self.models, self.length, self.horizon = models, session_s(models), sessions * session_s(models)
+        self.runs: list[Run] = []
+        self.missed = self.created = 0
+        self.spent = [0.0] * len(models)
+        self._recent: deque[tuple[float, int, float]] = deque()
+        self.ends = sorted(
+            {n * m.window_s for m in models for n in range(1, int(self.horizon / m.window_s + 1e-9) + 1)}
+        )
+
+    def start(self, model: int, slot: Slot, start: float, seconds: float, due: float) -> float:
+        """Write a run down; returns its end."""
+        run = Run(model, slot, start, start + seconds, due)
+        self.runs.append(run)
+        self.missed += run.end > due + _GRAIN_S
+        amount = seconds * slot.profile.compute
+        self.spent[model] += amount
+        self._recent.append((start, model, amount))
+        while self._recent[0][0] < start - HISTORY * self.length:
+            _, old, gone = self._recent.popleft()
+            self.spent[old] -= gone
+        return run.end
+
+    def next_release(self, now: float) -> float:
+        """When work comes next."""
+        while self.ends and self.ends[0] <= now + _GRAIN_S:
+            self.ends.pop(0)
+        return self.ends[0] if self.ends else self.horizon
+
+    def fill(self, now: float, kind: int, before: float) -> int | None:
+        """The model with the least GPU time that can run out of turn and be done in time; None where none can."""
+        able = [m for m, model in enumerate(self.models) if now + model.seconds(kind) <= before + _GRAIN_S]
+        return min(able, key=lambda m: (self.spent[m], m), default=None)
+
+    def schedule(self, left: int) -> Schedule:
+        return Schedule(tuple(self.runs), self.created, self.missed + left)
+
+
+# -- one size for each model ---------------------------------------------------------------------------------------
+
+
+class Ready(NamedTuple):
+    """A run that may start: when it is due and whose it is."""
+
+    due: float
+    model: int
+
+
+Order = Callable[[Ready, Sequence[float]], tuple[float, ...]]
+"""The least goes first; it sees the run and the GPU time of each model so far."""
+
+
+def earliest_due(ready: Ready, spent: Sequence[float]) -> tuple[float, ...]:
+    """Earliest deadline first; of equals the model with the least GPU time."""
+    return (ready.due, spent[ready.model])
+
+
+def at_size(
+    geometry: Geometry,
+    kinds: Sequence[Profile],
+    models: Sequence[Hosted],
+    sizes: Sequence[int],
+    sessions: int,
+    *,
+    order: Order = earliest_due,
+    fill: bool = False,
+    costs: Costs = Costs(),
+) -> Schedule:
+    """Runs at one size for each model, each where it can be placed beside those that run; see the module.
+
+    Args:
+        geometry: of the GPU.
+        kinds: profiles that sizes and rates speak of.
+        models: what is hosted.
+        sizes: the kind of slice for each model.
+        sessions: how many.
+        order: of the runs that may start. One that finds no place is passed over for the next that does.
+        fill: whether gaps are used out of turn.
+        costs: of instances. An idle instance of the right kind is used again.
+    """
+    ledger = _Ledger(models, sessions)
+    coming = deque(_releases(models, sessions))
+    ready: list[deque[float]] = [deque() for _ in models]
+    busy: list[tuple[float, Slot]] = []
+    used, idle = EMPTY, EMPTY
+
+    def start(model: int, slot: Slot, delay: float, due: float) -> None:
+        nonlocal used
+        ledger.created += delay > 0
+        used = used.add(slot)
+        end = ledger.start(model, slot, now + delay, models[model].seconds(sizes[model]), due)
+        heapq.heappush(busy, (end, slot))
+
+    while coming or busy:
+        now = min(busy[0][0] if busy else math.inf, coming[0][0] if coming else math.inf)
+        while busy and busy[0][0] <= now + _GRAIN_S:
+            _, slot = heapq.heappop(busy)
+            used, idle = used.remove(slot), idle.add(slot)
+        while coming and coming[0][0] <= now + _GRAIN_S:
+            _, due, model = coming.popleft()
+            ready[model].append(due)
+        full: set[int] = set()
+        while heads := [Ready(r[0], m) for m, r in enumerate(ready) if r and sizes[m] not in full]:
+            due, model = min(heads, key=lambda run: (order(run, ledger.spent), run))
+            placed = _place(geometry, used, idle, kinds[sizes[model]], costs)
+            if placed is None:
+                full.add(sizes[model])
+                continue
+            slot, delay, idle = placed
+            ready[model].popleft()
+            start(model, slot, delay, due)
+        before = ledger.next_release(now)
+        while fill:
+            found = _fill_in(geometry, ledger, kinds, sizes, used, idle, costs, now, before)
+            if found is None:
+                break
+            model, slot, delay, idle = found
+            start(model, slot, delay, math.inf)
+    return ledger.schedule(sum(map(len, ready)))
+
+
+@lru_cache(maxsize=4096)
+def _place(
+    geometry: Geometry, used: Layout, idle: Layout, profile: Profile, costs: Costs
+) -> tuple[Slot, float, Layout] | None:
+    """Where a run can go, what making its instance costs, and which idle instances stay."""
+    warm = next((slot for slot in idle if slot.profile == profile), None)
+    if warm is not None:
+        return warm, 0.0, idle.remove(warm)
+    slot = choose(geometry, used.union(idle), profile)
+    if slot is not None:
+        return slot, costs.create_s, idle
+    slot = choose(geometry, used, profile)
+    if slot is None:
+        return None
+    kept = EMPTY
+    beside = used.add(slot)
+    for each in idle:
+        if geometry.fits(beside.union(kept), each):
+            kept = kept.add(each)
+    gone = len(idle) - len(kept)
+    return slot, costs.create_s + gone * costs.destroy_s, kept
+
+
+def _fill_in(
+    geometry: Geometry,
+    ledger: _Ledger,
+    kinds: Sequence[Profile],
+    sizes: Sequence[int],
+    used: Layout,
+    idle: Layout,
+    costs: Costs,
+    now: float,
+    before: float,
+) -> tuple[int, Slot, float, Layout] | None:
+    for m in sorted(range(len(sizes)), key=lambda m: (ledger.spent[m], m)):
+        placed = _place(geometry, used, idle, kinds[sizes[m]], costs)
+        if placed and now + placed[1] + ledger.models[m].seconds(sizes[m]) <= before + _GRAIN_S:
+            return m, *placed
+    return None
+
+
+# -- ours ----------------------------------------------------------------------------------------------------------
+
+
+def frames(geometry: Geometry, kinds: Sequence[Profile], models: Sequence[Hosted]) -> Frames:
+    """The layouts that carry the most work in the demanded mix, and the share of time of each, the longest first."""
+    possible = ways(geometry, kinds)
+    best = flow(demand_of(models), possible, 1, whole=False)
+    held = [(way, share) for way, share in zip(possible, best.ways, strict=True) if share >= LEAST_SHARE]
+    together = sum(share for _, share in held)
+    return tuple(sorted(((way, share / together) for way, share in held), key=lambda frame: (-frame[1], frame[0])))
+
+
+def framed(
+    geometry: Geometry,
+    kinds: Sequence[Profile],
+    models: Sequence[Hosted],
+    held: Frames,
+    sessions: int,
+    *,
+    fill: bool = False,
+    costs: Costs = Costs(),
+) -> Schedule:
+    """Runs on the slices of layouts that change by plan; see the module.
+
+    Args:
+        geometry: of the GPU.
+        kinds: profiles that counts and rates speak of.
+        models: what is hosted.
+        held: the layouts; one alone is a static partition.
+        sessions: how many.
+        fill: whether gaps are used out of turn.
+        costs: of instances.
+    """
+    ledger = _Ledger(models, sessions)
+    stock = [sum(way[k] * share for way, share in held) for k in range(len(kinds))]
+    waiting = [
+        _Window(model, shares, ledger.horizon)
+        for model, shares in zip(models, split(demand_of(models), stock), strict=True)
+    ]
+    free = [
+        (since, kinds.index(slot.profile), slot, until)
+        for slot, since, until in _spans(geometry, kinds, held, min(m.window_s for m in models), ledger.horizon, costs)
+    ]
+    ledger.created = len(free)
+    heapq.heapify(free)
+    while free:
+        now, kind, slot, until = heapq.heappop(free)
+        ranks = [(rank, m) for m, each in enumerate(waiting) if (rank := each.rank(now, kind, until)) is not None]
+        if ranks:
+            _, m = min(ranks)
+            end = ledger.start(m, slot, now, models[m].seconds(kind), waiting[m].take(kind))
+        else:
+            end = ledger.next_release(now)
+            chosen = ledger.fill(now, kind, min(end, until)) if fill else None
+            if chosen is not None:
+                end = ledger.start(chosen, slot, now, models[chosen].seconds(kind), math.inf)
+        if now < end < until - _GRAIN_S:
+            heapq.heappush(free, (end, kind, slot, until))
+    for each in waiting:
+        each.advance(ledger.horizon)
+    return ledger.schedule(sum(each.missed for each in waiting))
+
+
+class _Window:
+    """The work of one model's current window, and how much of it each kind of slice has done."""
+
+    def __init__(self, model: Hosted, shares: Sequence[float], horizon: float) -> None:
+        self.model, self.horizon = model, horizon
+        self.quota = [share * model.pieces for share in shares]
+        cost = [model.seconds(k) for k in range(len(shares))]
+        self.loss = [seconds / min(cost) for seconds in cost]
+        self.missed = 0
+        self._open(0.0)
+
+    def _open(self, begin: float) -> None:
+        self.begin, self.due = begin, begin + self.model.window_s
+        self.left = self.model.pieces if self.due <= self.horizon + _GRAIN_S else 0
+        self.done = [0] * len(self.quota)
+
+    def advance(self, now: float) -> None:
+        """To the window that it is now; what was left of those before is missed."""
+        while now >= self.due - _GRAIN_S:
+            self.missed += self.left
+            self._open(self.due)
+
+    def rank(self, now: float, kind: int, until: float) -> tuple[float, ...] | None:
+        """The least runs first; None where nothing waits that this slice can finish in time."""
+        self.advance(now)
+        if not self.left or now + self.model.seconds(kind) > min(self.due, until) + _GRAIN_S:
+            return None
+        done, quota = self.done[kind], self.quota[kind]
+        if done < quota - _GRAIN_S:
+            return (0.0, done / quota - (now - self.begin) / self.model.window_s)
+        return (1.0, self.loss[kind])
+
+    def take(self, kind: int) -> float:
+        """One run begins on a slice of this kind; returns when it is due."""
+        self.left -= 1
+        self.done[kind] += 1
+        return self.due
+
+
+def demand_of(models: Sequence[Hosted]) -> list[Work]:
+    """One class for each model: its items a second, and seconds for one item on each kind."""
+    return [
+        Work(m.items / m.window_s, math.inf, tuple(1 / rate if rate else math.inf for rate in m.rates)) for m in models
+    ]
+
+
+def _spans(
+    geometry: Geometry, kinds: Sequence[Profile], held: Frames, shortest: float, horizon: float, costs: Costs
+) -> list[tuple[Slot, float, float]]:
+    """Each slice, from when it can run something to when it has to be free.
+
+    A round holds every layout once, every other one in reverse order, so that most layouts stand twice in a row.
+    """
+    round_s = shortest if len(held) > 1 else horizon
+    spans: list[tuple[Slot, float, float]] = []
+    standing: dict[Slot, float] = {}
+    layout = EMPTY
+    for number in range(math.ceil(horizon / round_s - _GRAIN_S)):
+        begin = number * round_s
+        for way, share in held if number % 2 == 0 else held[::-1]:
+            wanted = [kind for kind, n in zip(kinds, way, strict=True) for _ in range(n)]
+            following = plan_free(geometry, EMPTY, sorted(wanted, reverse=True), layout)
+            gone, new = layout.minus(following), following.minus(layout)
+            spans += [(slot, standing.pop(slot), begin) for slot in gone]
+            ready = begin + len(gone) * costs.destroy_s
+            for i, slot in enumerate(new, start=1):
+                standing[slot] = ready + i * costs.create_s
+            layout = following
+            begin += share * round_s
+    return [*spans, *((slot, since, horizon) for slot, since in standing.items())]

@@ -1,0 +1,417 @@
+"""Decide what waiting jobs are changed to: another profile, or another throttle of an array: the dispatch stage.
+
+`decide.dispatch.retype` chooses profiles and `decide.dispatch.arrays` throttles, both from room that supply's plan leaves. What a job
+may become is known from the submit filter's decision on it, which the record holds: what is not known yet is asked for
+(`Questions`), and the job waits as it is until the answer comes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from slurm_migbatch.decide.capacity.demand import demands
+from slurm_migbatch.decide.capacity.free import Space, of_counts, of_plan
+from slurm_migbatch.decide.capacity.model import Demand
+from slurm_migbatch.decide.dispatch.arrays import Bounds, Elastic, Task, Throttle, elastic_arrays, throttles
+from slurm_migbatch.decide.dispatch.retype import (
+    UNNAMED,
+    Pending,
+    Promise,
+    Retype,
+    Turns,
+    mended,
+    name_of,
+    promise_from_record,
+    promise_of,
+    retypes,
+    undone,
+    without_place,
+)
+from slurm_migbatch.decide.dispatch import arrays as elastic
+from slurm_migbatch.decide.snapshot import Answers, ClusterSnapshot, Predictions
+from slurm_migbatch.decide.supply.stage import SupplyDecision
+from slurm_migbatch.mig.grant import strip
+from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.workload import hints as hinting
+from slurm_migbatch.workload.hints import Hints
+from slurm_migbatch.workload.refusal import Refusal
+
+_ABSENT_S: Final = (1.0, 60.0)
+"""A decision that the record does not hold may be on its way: it is asked for again so soon, then ever later."""
+_LOOKED_AFTER_S: Final = 60.0
+"""For so long tasks of an array that was re-typed may turn out to have started in that moment."""
+_REMEMBERED: Final = 100_000
+"""Decisions kept in memory."""
+_AT_ONCE: Final = 256
+"""Decisions asked for at a time."""
+
+
+@dataclass(frozen=True)
+class DispatchSettings:
+    """How waiting jobs follow supply; see `config.schema.DispatchConfig`.
+
+    Attributes:
+        every_s: least seconds between two decisions.
+        hold_s: seconds for which a job keeps the profile that it was given.
+        arrays: whether throttles of elastic arrays follow their deadlines.
+        dry_run: changes are only told, never made.
+    """
+
+    every_s: float = 5.0
+    hold_s: float = 60.0
+    arrays: bool = True
+    dry_run: bool = False
+
+
+@dataclass
+class DispatchMemory:
+    """What dispatch remembers from one decision to the next.
+
+    Attributes:
+        turns: when each job was last re-typed, and what it may not become.
+        bounds: the throttles that users set themselves.
+        promises: what jobs may become, by the name of the filter's decision on them.
+        absent: decisions that the record did not hold: when to ask again, and how long that was put off.
+        runs: how tasks of elastic arrays went.
+        replayed: arrays of which it is known what throttles were set before.
+        looked_after: arrays that were re-typed, and until when their tasks are looked after.
+        unsure: changes of which Slurm did not say whether it made them, with its words.
+        refused: arrays whose new throttle Slurm refused, and until when it is not tried again.
+        last: when it was last decided.
+    """
+
+    turns: Turns
+    bounds: Bounds = field(default_factory=Bounds)
+    promises: OrderedDict[str, Promise | None] = field(default_factory=OrderedDict)
+    absent: dict[str, tuple[float, float]] = field(default_factory=dict)
+    runs: Mapping[int, Sequence[Task]] = field(default_factory=dict)
+    replayed: set[int] = field(default_factory=set)
+    looked_after: dict[int, float] = field(default_factory=dict)
+    unsure: list[tuple[Retype | Throttle, str]] = field(default_factory=list)
+    refused: dict[int, float] = field(default_factory=dict)
+    last: float | None = None
+    predicted_by: str = ""
+
+
+@dataclass(frozen=True)
+class DispatchDecision:
+    """What follows for waiting jobs.
+
+    Attributes:
+        retypes: jobs, or tasks of arrays, that get another profile.
+        throttles: arrays that get another throttle; to be recorded before Slurm is told.
+        repairs: markers of tasks that started while their array was re-typed, put right (name -> fields of an update).
+        unknown: ids of the filter's decisions that would have to be known.
+        settled: changes of which Slurm had not said what became of them, and what did (empty: it made them).
+    """
+
+    retypes: tuple[Retype, ...] = ()
+    throttles: tuple[Throttle, ...] = ()
+    repairs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
+    settled: tuple[DispatchOutcome, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.retypes or self.throttles or self.repairs)
+
+
+@dataclass(frozen=True)
+class DispatchOutcome:
+    """What became of a change.
+
+    Attributes:
+        at: unix seconds.
+        error: what Slurm objected; empty where it did not.
+        applied: whether Slurm was called.
+        unsure: Slurm did not say whether it made the change; the next snapshot shows.
+    """
+
+    change: Retype | Throttle
+    at: float
+    error: str = ""
+    applied: bool = True
+    unsure: bool = False
+
+
+@dataclass
+class _View:
+    """A snapshot made ready for dispatch.
+
+    Attributes:
+        placed: how many tasks of a job have found room.
+        crowded: pools in which jobs have no place, and which jobs.
+        members: job ids of the tasks of each array; `waiting`: a pending one of them.
+    """
+
+    now: float
+    jobs: dict[int, JobRow]
+    demands: Sequence[Demand]
+    placed: Mapping[int, int]
+    space: Space
+    snapshot: ClusterSnapshot
+    managed: Collection[str]
+    crowded: dict[frozenset[str], set[int]] = field(default_factory=dict)
+    members: dict[int, set[int]] = field(default_factory=dict)
+    waiting: dict[int, JobRow] = field(default_factory=dict)
+
+
+def needed_arrays(snapshot: ClusterSnapshot, memory: DispatchMemory, settings: DispatchSettings) -> frozenset[int]:
+    """Return the elastic arrays of which it has to be known how their tasks went."""
+    if not settings.arrays or not _is_due(snapshot, memory, settings):
+        return frozenset()
+    return frozenset(array.array for array in elastic_arrays(snapshot.jobs))
+
+
+def _is_due(snapshot: ClusterSnapshot, memory: DispatchMemory, settings: DispatchSettings) -> bool:
+    if memory.last is None or snapshot.answers.decisions:
+        return True
+    return not 0 <= snapshot.now - memory.last < settings.every_s
+
+
+def plan_dispatch(
+    snapshot: ClusterSnapshot, supply: SupplyDecision | None, memory: DispatchMemory, settings: DispatchSettings
+) -> DispatchDecision:
+    """Decide on waiting jobs after supply has planned for this snapshot (None: Slurm's counts are what there is)."""
+    due = _is_due(snapshot, memory, settings)
+    _learn(snapshot.answers, memory, snapshot.now)
+    if snapshot.predictions.version != memory.predicted_by:
+        memory.predicted_by = snapshot.predictions.version
+        memory.promises = OrderedDict((k, v) for k, v in memory.promises.items() if "@" not in k)
+    if not due:
+        return DispatchDecision()
+    memory.last = snapshot.now
+    view = _view(snapshot, supply)
+    settled = _verify(view, memory)
+    memory.turns.forget_but(snapshot.jobs)
+    found, unknown_arrays = _elastic(snapshot, memory) if settings.arrays else ([], set())
+    promises = _Promises(memory, snapshot.predictions, snapshot.now)
+    known = _placeable(view, found, memory, snapshot.predictions)
+    limits = throttles(view.now, known, memory.bounds, view.space, _crowd(view))
+    memory.refused = {array: until for array, until in memory.refused.items() if until > view.now}
+    limits = [limit for limit in limits if limit.array.array not in memory.refused]
+    # how many tasks of these arrays are to run is being settled: what has no place now may have none to need
+    unsettled = {limit.array.array for limit in limits} | unknown_arrays
+    waiting = (
+        pending
+        for pending in without_place(view.demands, view.jobs, view.placed)
+        if pending.row.array_job not in unsettled
+    )
+    changes = undone(view.jobs.values(), memory.turns)
+    changes += retypes(view.now, waiting, promises.of, view.space, memory.turns)
+    if not settings.dry_run:
+        changes = [change for change in changes if _note(change, memory, view.now)]
+    repairs = _repairs(view, changes, limits, memory) if not settings.dry_run else {}
+    unknown = tuple(list(promises.missing)[:_AT_ONCE])  # the first in Slurm's order
+    return DispatchDecision(tuple(changes), tuple(limits), repairs, unknown, settled)
+
+
+def _note(change: Retype, memory: DispatchMemory, now: float) -> bool:
+    """Note that a job is about to be re-typed; false where its comment has no room for the marker."""
+    if change.fields() is None:
+        memory.turns.bar(change)
+        return False
+    memory.turns.note(change, now)
+    if (array := change.pending.row.array_job) is not None:
+        memory.looked_after[array] = now + _LOOKED_AFTER_S
+    return True
+
+
+def _repairs(
+    view: _View, changes: Iterable[Retype], limits: Iterable[Throttle], memory: DispatchMemory
+) -> dict[str, dict[str, str]]:
+    memory.looked_after = {array: until for array, until in memory.looked_after.items() if until > view.now}
+    changed = {name for change in changes for name in change.targets} | {str(limit.array.array) for limit in limits}
+    found = mended(view.jobs.values(), memory.looked_after)
+    return {name: fields for name, fields in found.items() if name not in changed}
+
+
+# -- what there is -----------------------------------------------------------------------------------------------------
+
+
+def _view(snapshot: ClusterSnapshot, supply: SupplyDecision | None) -> _View:
+    now, jobs = snapshot.now, {row.job_id: row for row in snapshot.jobs}
+    if supply is not None:
+        placed: Mapping[int, int] = {job: found.copies for job, found in supply.plan.placed.items()}
+        space = of_plan(supply.nodes, supply.plan, jobs)
+        view = _View(now, jobs, supply.demands, placed, space, snapshot, supply.nodes.keys())
+    else:
+        names = {row.name for row in snapshot.nodes if row.open and row.gres}
+        wanted = demands(snapshot.jobs, snapshot.nodes, names, now)
+        space, placed = of_counts(snapshot.nodes, wanted)
+        view = _View(now, jobs, wanted, placed, space, snapshot, names)
+    for demand in view.demands:
+        if demand.parts and view.placed.get(demand.job, 0) < demand.copies:
+            view.crowded.setdefault(demand.pool, set()).add(demand.job)
+    for row in snapshot.jobs:
+        if row.array_job is not None:
+            view.members.setdefault(row.array_job, set()).add(row.job_id)
+            if row.pending and (row.array_job not in view.waiting or row.tasks > 1):
+                view.waiting[row.array_job] = row
+    return view
+
+
+def _crowd(view: _View) -> Callable[[Elastic], bool]:
+    def scarce(array: Elastic) -> bool:
+        own = view.members[array.array]
+        return any(jobs - own for pool, jobs in view.crowded.items() if not pool.isdisjoint(array.pool))
+
+    return scarce
+
+
+# -- promises ----------------------------------------------------------------------------------------------------------
+
+
+class _Promises:
+    """What each waiting job may become; `missing` are decisions that would have to be known for that."""
+
+    def __init__(self, memory: DispatchMemory, predictions: Predictions, now: float) -> None:
+        self._memory, self._predictions, self._now = memory, predictions, now
+        self.missing: dict[str, None] = {}
+
+    def of(self, pending: Pending) -> Promise | None:
+        """Return what a job may become; None for nothing, or not known yet."""
+        name, known = pending.grant.decision, self._memory.promises
+        key = f"{strip(pending.row.comment)}@{pending.row.partition}" if name == UNNAMED else name
+        if key in known:
+            return known[key]
+        if name != UNNAMED:
+            if self._memory.absent.get(name, (0.0, 0.0))[0] <= self._now:
+                self.missing[name] = None
+            return None
+        return _keep(self._memory, key, self._chosen_again(pending.row))
+
+    def _chosen_again(self, row: JobRow) -> Promise | None:
+        """What the compiled table's choice left open: the table gives the answers that the service would."""
+        hints = _hints(row.comment)
+        choice = None if hints is None else self._predictions.candidates(hints, row.partition)
+        if hints is None or choice is None:
+            return None
+        return promise_of(choice[0], choice[1], hints.items, hints.deadline_s)
+
+
+def _keep(memory: DispatchMemory, key: str, promise: Promise | None) -> Promise | None:
+    while len(memory.promises) >= _REMEMBERED:
+        memory.promises.popitem(last=False)
+    memory.promises[key] = promise
+    return promise
+
+
+def _learn(answers: Answers, memory: DispatchMemory, now: float) -> None:
+    """Take in decisions and runs of arrays that were asked for."""
+    for name, row in answers.decisions.items():
+        if row is None:
+            wait = min(2 * memory.absent[name][1], _ABSENT_S[1]) if name in memory.absent else _ABSENT_S[0]
+            memory.absent[name] = now + wait, wait
+        else:
+            memory.absent.pop(name, None)
+            _keep(memory, name, promise_from_record(row))
+    if len(memory.absent) > _REMEMBERED:
+        memory.absent.clear()
+    if answers.arrays is not None:
+        memory.runs = {
+            array: tuple(Task(run.started, run.ended, run.state == "COMPLETED") for run in listed)
+            for array, listed in answers.arrays.items()
+        }
+        fresh = answers.asked.throttled - memory.replayed
+        memory.bounds.replay(action for action in answers.throttles if action["job_id"] in fresh)
+        memory.replayed |= fresh
+
+
+def _hints(comment: str) -> Hints | None:
+    try:
+        return hinting.parse(strip(comment))
+    except Refusal:
+        return None
+
+
+# -- arrays ------------------------------------------------------------------------------------------------------------
+
+
+def _elastic(snapshot: ClusterSnapshot, memory: DispatchMemory) -> tuple[list[Elastic], set[int]]:
+    """The elastic arrays of which it is known what was set before, and the ids of the others."""
+    found = elastic_arrays(snapshot.jobs)
+    present = {array.array for array in found}
+    memory.bounds.forget_but(present)
+    memory.replayed &= present
+    memory.runs = {array: runs for array, runs in memory.runs.items() if array in present}
+    return [array for array in found if array.array in memory.replayed], present - memory.replayed
+
+
+def _placeable(
+    view: _View, found: Sequence[Elastic], memory: DispatchMemory, predictions: Predictions
+) -> list[Elastic]:
+    """With the pool in which tasks could run whatever keeps them from starting now, and the prediction."""
+    rows = [replace(view.waiting[array.array], reason="", throttle=None) for array in found]
+    pools = {demand.job: demand.pool for demand in demands(rows, view.snapshot.nodes, view.managed, view.now)}
+    known = []
+    for array, row in zip(found, rows, strict=True):
+        hints = _hints(array.comment)
+        rate = None if hints is None else predictions.rates(hints, row.partition).get(array.profile)
+        predicted = array.items / (rate * array.each) if rate else None
+        pool = pools.get(row.job_id, frozenset())
+        known.append(elastic.known(array, memory.runs.get(array.array, ()), predicted, pool))
+    return known
+
+
+# -- what became of it -------------------------------------------------------------------------------------------------
+
+
+def settle_dispatch(
+    outcomes: Iterable[DispatchOutcome], memory: DispatchMemory, settings: DispatchSettings
+) -> tuple[DispatchOutcome, ...]:
+    """Draw the consequences of what Slurm did or refused; returns the outcomes that are certain."""
+    certain = []
+    for outcome in outcomes:
+        change = outcome.change
+        if not outcome.applied:
+            continue
+        if isinstance(change, Throttle):
+            memory.bounds.set(change.array.array, change.after)
+        if outcome.unsure:
+            memory.unsure.append((change, outcome.error))
+            memory.last = None  # the next snapshot shows
+            continue
+        certain.append(outcome)
+        if outcome.error:
+            _refused(change, outcome.at, memory, settings.hold_s)
+    return tuple(certain)
+
+
+def _refused(change: Retype | Throttle, at: float, memory: DispatchMemory, hold_s: float) -> None:
+    if isinstance(change, Retype):
+        memory.turns.bar(change)
+    else:
+        memory.refused[change.array.array] = at + hold_s
+
+
+def _verify(view: _View, memory: DispatchMemory) -> tuple[DispatchOutcome, ...]:
+    """See what became of changes that Slurm did not confirm."""
+    unsure, memory.unsure = memory.unsure, []
+    present = {name_of(row): row for row in view.jobs.values()} if unsure else {}
+    found = []
+    for change, error in unsure:
+        if isinstance(change, Retype):
+            row = next((present[name] for name in change.names if name in present), None)
+            changed = row is not None and row.comment != change.pending.row.comment
+        else:
+            row = view.waiting.get(change.array.array)
+            changed = row is None or row.tasks == 1 or row.throttle == change.after
+        if not changed:
+            _refused(change, view.now, memory, memory.turns.hold_s)
+        found.append(DispatchOutcome(change, view.now, "" if changed else error))
+    return tuple(found)
+
+
+def action_row(change: Retype | Throttle, at: float, outcome: str = "", *, dry_run: bool = False) -> dict[str, Any]:
+    """A change and its outcome as the record keeps it."""
+    row: dict[str, Any] = {"ts": at, "restart": 0, "why": change.why, "dry_run": dry_run, "outcome": outcome or None}
+    if isinstance(change, Throttle):
+        before, after = elastic.shown_throttle(change.array.throttle), elastic.shown_throttle(change.after)
+        return {**row, "job_id": change.array.array, "kind": "throttle", "before": before, "after": after}
+    pending = change.pending
+    before, after = change.words(pending.profile), change.words(change.after)
+    job, restart = pending.row.job_id, pending.row.restarts
+    return {**row, "job_id": job, "restart": restart, "kind": "retype", "before": before, "after": after}

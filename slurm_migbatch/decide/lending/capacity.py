@@ -1,0 +1,394 @@
+"""The GPUs of a round of lending: what fits where beside what was decided so far, and which sizes are worth most."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import combinations, islice
+from typing import Final, NamedTuple, TypeAlias
+
+from slurm_migbatch.decide.capacity.spare import by_size, fits, left, loss, ordered, without
+from slurm_migbatch.decide.lending.allocation import Calm, paid_worth
+from slurm_migbatch.decide.lending.values import Grant, Grow, Reason, Seat, Space, Trainee
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.layout import Layout, Slot
+from slurm_migbatch.mig.planning import plan_free
+from slurm_migbatch.mig.profile import Profile
+
+_GAIN: Final = 1e-9
+_PASSES: Final = 3
+_PAIRS: Final = 1500
+"""Pairs of jobs that are tried at a time; enough for those on 70 GPUs of seven jobs each."""
+
+
+@dataclass
+class Given:
+    """A waiting job, what each useful profile is worth (from small to large), what it has by now, and on which GPU."""
+
+    one: Trainee
+    worths: Mapping[Profile, float]
+    profile: Profile
+    room: int
+
+
+class Grown(NamedTuple):
+    """A running job, its larger slice, on which GPU, and the figures of `Grow`."""
+
+    one: Trainee
+    profile: Profile
+    room: int
+    faster: float
+    gain: float
+    stay_s: float
+
+
+class _Room:
+    """A GPU: what is used, and the profiles that are to be placed there beside (reserve and loans of this round)."""
+
+    __slots__ = ("geometry", "group", "held", "lendable", "space", "used", "version", "wishes")
+
+    def __init__(self, space: Space, used: Layout, lendable: bool, group: int) -> None:
+        self.space, self.geometry, self.used = space, space.geometry, used
+        self.lendable, self.group = lendable, group
+        self.wishes: tuple[Profile, ...] = ()
+        self.held: tuple[Profile, ...] = ()
+        self.version = 0
+
+
+class Board:
+    """The cluster during one round. For each profile and group of GPUs a heap knows the GPU that loses least."""
+
+    def __init__(self, spaces: Sequence[Space], trainees: Sequence[Trainee], now: float, calm: Calm) -> None:
+        self.now, self.calm = now, calm
+        self.regions, groups = _groups(spaces, trainees)
+        self.reserve_in = {group for group, space in zip(groups, spaces, strict=True) if not space.own}
+        known: dict[Layout, Layout] = {}  # equal ones as one object: faster to look up
+        self.rooms = []
+        for space, group in zip(spaces, groups, strict=True):
+            used = space.used
+            lendable = space.own or calm.may_lend(now, space.idle_since, space.reclaimed)
+            self.rooms.append(_Room(space, known.setdefault(used, used), lendable, group))
+        self.place_of = {(space.node, space.gpu): index for index, space in enumerate(spaces)}
+        self.geometries: dict[int, dict[Geometry, None]] = {}
+        for room in self.rooms:
+            self.geometries.setdefault(room.group, {})[room.geometry] = None
+        slices = sum(room.geometry.compute_slices for room in self.rooms if room.lendable or room.space.lent)
+        taken = sum(
+            room.geometry.info(slot.profile).compute_slices
+            for room in self.rooms
+            if room.lendable or room.space.lent
+            for slot in room.space.taken
+        )
+        self.share = max(1.0, (slices - taken) / max(1, len(trainees)))
+        self._profiles: dict[frozenset[str] | None, set[Profile]] = {}
+        self._useful: dict[tuple[int, frozenset[str] | None], tuple[Profile, ...]] = {}
+        self.heaps: dict[tuple[int, bool, Profile], list[_Entry]] = {}
+        self.by_group: dict[tuple[int, bool], list[int]] = {}
+        for index, room in enumerate(self.rooms):
+            self.by_group.setdefault((room.group, room.lendable), []).append(index)
+
+    # -- what is asked of the board --------------------------------------------------------------------------------
+
+    def hold(self, reserve: Mapping[Profile, int]) -> dict[Profile, int]:
+        """Lay the reserve into free space, first where nothing may be lent; what of it has no room."""
+        short: dict[Profile, int] = {}
+        for profile in sorted(reserve, key=by_size, reverse=True):
+            for count in range(reserve[profile], 0, -1):
+                room = self.best(profile, self.reserve_in, False)
+                if room is None:
+                    room = self.best(profile, self.reserve_in, True)
+                if room is None:
+                    short[profile] = count
+                    break
+                self.rooms[room].held += (profile,)
+                self.put(room, profile)
+        return short
+
+    def useful(self, one: Trainee) -> tuple[Profile, ...]:
+        """Profiles that it runs on and that GPUs within its reach have, from small to large."""
+        key = id(one.speeds), one.nodes
+        if key not in self._useful:
+            known = self._profiles.get(one.nodes)
+            if known is None:
+                models = {geometry for group in self.regions[one.nodes] for geometry in self.geometries[group]}
+                known = self._profiles[one.nodes] = {info.profile for model in models for info in model.profiles}
+            found = [profile for profile, speed in one.speeds.items() if speed > 0 and profile in known]
+            self._useful[key] = tuple(sorted(found, key=by_size))
+        return self._useful[key]
+
+    def smallest(self, one: Trainee, useful: Sequence[Profile]) -> tuple[int, Profile] | None:
+        """The smallest profile with room, and the GPU."""
+        for profile in useful:
+            room = self.best(profile, self.regions[one.nodes], True)
+            if room is not None:
+                return room, profile
+        return None
+
+    def reason(self, one: Trainee, useful: Sequence[Profile]) -> Reason:
+        """Why there is no room for it."""
+        if not useful:
+            return "profile"
+        groups = self.regions[one.nodes]
+        for room in self.rooms:
+            if room.held and room.group in groups and room.lendable:
+                lent = room.wishes
+                for profile in room.held:
+                    lent = without(lent, profile)
+                if any(fits(room.geometry, room.used, ordered((*lent, profile))) for profile in useful):
+                    return "reserve"
+        if any(self.best(profile, groups, False) is not None for profile in useful):
+            return "idle"
+        return "room"
+
+    def best(self, profile: Profile, groups: Iterable[int], lendable: bool) -> int | None:
+        """The GPU that loses least by one more such slice, of training's own if it can be; None where none has room."""
+        found: _Entry | None = None
+        for group in groups:
+            top = self._top(group, lendable, profile)
+            if top is not None and (found is None or top < found):
+                found = top
+        return None if found is None else found[3]
+
+    def put(self, index: int, profile: Profile) -> None:
+        """One more slice on a GPU."""
+        self._become(index, ordered((*self.rooms[index].wishes, profile)))
+
+    def drop(self, index: int, profile: Profile) -> None:
+        """One less."""
+        self._become(index, without(self.rooms[index].wishes, profile))
+
+    # -- sizes -------------------------------------------------------------------------------------------------------
+
+    def fair(self, one: Trainee, useful: Sequence[Profile]) -> float:
+        """Speed on its fair share: of its profiles the largest that is no more than an even division."""
+        fair = useful[0]
+        for profile in useful:
+            if profile.compute <= self.share:
+                fair = profile
+        return one.speeds[fair]
+
+    def worths(self, one: Trainee, useful: Sequence[Profile]) -> dict[Profile, float]:
+        """Of each profile its speed over that of the fair share."""
+        fair = self.fair(one, useful)
+        return {profile: one.speeds[profile] / fair for profile in useful}
+
+    def raise_sizes(self, given: Sequence[Given], move: bool) -> None:
+        """Larger slices while there is room, the most worth for each slice more first; `move`: on other GPUs too."""
+        for _ in range(_PASSES):
+            heap = [step for number, each in enumerate(given) for step in _steps(number, each)]
+            heapify(heap)
+            moved = False
+            while heap:
+                _, _, number, before, after = heappop(heap)
+                each = given[number]
+                room = each.room
+                if each.profile == before and self._raised(each, after, move):
+                    moved |= each.room != room
+                    for step in _steps(number, each):
+                        heappush(heap, step)
+            if not moved:  # nobody has left room behind
+                return
+
+    def _raised(self, each: Given, after: Profile, move: bool) -> bool:
+        """Give a job a larger slice, on its GPU or elsewhere, if there is room."""
+        room = self.rooms[each.room]
+        wishes: tuple[Profile, ...] | None = None
+        if after in room.geometry:
+            more = room.geometry.info(after).memory_slices - room.geometry.info(each.profile).memory_slices
+            if more <= left(room.geometry, room.used, room.wishes)[1]:
+                wishes = ordered((*without(room.wishes, each.profile), after))
+        if wishes is not None and fits(room.geometry, room.used, wishes):
+            self._become(each.room, wishes)
+        else:
+            found = self.best(after, self.regions[each.one.nodes], True) if move else None
+            if found is None:
+                return False
+            self.drop(each.room, each.profile)
+            self.put(found, after)
+            each.room = found
+        each.profile = after
+        return True
+
+    def exchange(self, given: Sequence[Given], move: bool) -> None:
+        """Pairs on one GPU divide its room anew, pairs on different GPUs swap, where the sum of worths gains."""
+        for _ in range(_PASSES):
+            on: dict[int, list[Given]] = {}
+            for each in given:
+                on.setdefault(each.room, []).append(each)
+            together = (pair for some in on.values() for pair in combinations(some, 2))
+            gained = [self._divide(a, b) for a, b in islice(together, _PAIRS)]
+            gained += [self._swap(a, b) for a, b in islice(combinations(given, 2), _PAIRS)]
+            if not any(gained):
+                return
+            self.raise_sizes(given, move)
+
+    def _divide(self, a: Given, b: Given) -> bool:
+        if a.room != b.room:
+            return False
+        of_a, of_b = a.worths, b.worths
+        have = of_a[a.profile] + of_b[b.profile] + _GAIN
+        better = sorted(
+            ((of_a[p] + of_b[q], p, q) for p in of_a for q in of_b if of_a[p] + of_b[q] > have), reverse=True
+        )
+        if not better:
+            return False
+        room = self.rooms[a.room]
+        rest = without(without(room.wishes, a.profile), b.profile)
+        for _, p, q in better:
+            wishes = ordered((*rest, p, q))
+            if fits(room.geometry, room.used, wishes):
+                self._become(a.room, wishes)
+                a.profile, b.profile = p, q
+                return True
+        return False
+
+    def _swap(self, a: Given, b: Given) -> bool:
+        of_a, of_b = a.worths, b.worths
+        if a.room == b.room or a.profile not in of_b or b.profile not in of_a:
+            return False
+        if of_a[b.profile] + of_b[a.profile] <= of_a[a.profile] + of_b[b.profile] + _GAIN:
+            return False
+        rooms = self.rooms
+        if rooms[b.room].group not in self.regions[a.one.nodes] or rooms[a.room].group not in self.regions[b.one.nodes]:
+            return False
+        a.profile, b.profile, a.room, b.room = b.profile, a.profile, b.room, a.room
+        return True
+
+    def grow(self, trainees: Sequence[Trainee], most: int) -> list[Grown]:
+        """Running jobs that pay for a larger slice, the most gain first."""
+        offers: list[tuple[float, int, float, Profile, float]] = []
+        for number, one in enumerate(trainees):
+            if one.seat is None or not self.calm.may_change(self.now, one.since, one.restarts):
+                continue
+            useful = self.useful(one)
+            before, fair = one.speeds.get(one.seat.slot.profile, 0.0), self.fair(one, useful) if useful else 0.0
+            for profile in useful:
+                speed = one.speeds[profile]
+                if profile.compute <= one.seat.slot.profile.compute or speed < self.calm.gain * before:
+                    continue
+                stay = min(self.calm.loan_s, one.left_s / speed)
+                pay = paid_worth(speed, fair, restart_s=one.costs.seconds(1, 1, kept=False), stay_s=stay)
+                if pay > before / fair + _GAIN:
+                    offers.append((before / fair - pay, number, stay, profile, before))
+        grown: dict[int, Grown] = {}
+        for less, number, stay, profile, before in sorted(offers):
+            if len(grown) >= most:
+                break
+            one = trainees[number]
+            room = None if number in grown else self._grown(one, profile)
+            if room is not None:
+                faster = one.speeds[profile] / before if before else math.inf
+                grown[number] = Grown(one, profile, room, faster, -less, stay)
+        return list(grown.values())
+
+    def _grown(self, one: Trainee, profile: Profile) -> int | None:
+        """Where it can have the larger slice: beside the others, on its own GPU in the place of its slice too."""
+        assert one.seat is not None
+        own = self.place_of.get((one.seat.node, one.seat.gpu))
+        if own is not None and one.seat.slot in self.rooms[own].used:
+            room = self.rooms[own]
+            used = room.used.remove(one.seat.slot)
+            wishes = ordered((*room.wishes, profile))
+            if room.lendable and profile in room.geometry and fits(room.geometry, used, wishes):
+                room.used = used
+                self._become(own, wishes)
+                return own
+        found = self.best(profile, self.regions[one.nodes], True)
+        if found is not None:
+            self.put(found, profile)
+        return found
+
+    # -- where -------------------------------------------------------------------------------------------------------
+
+    def seated(self, given: Sequence[Given], grown: Sequence[Grown]) -> tuple[tuple[Grant, ...], tuple[Grow, ...]]:
+        """What was decided, each with the place that it is thought to have."""
+        left: dict[int, list[Slot]] = {}
+
+        def seat(index: int, profile: Profile) -> Seat:
+            room = self.rooms[index]
+            if index not in left:
+                left[index] = sorted(plan_free(room.geometry, room.used, room.wishes).slots)
+            slot = next(slot for slot in left[index] if slot.profile == profile)
+            left[index].remove(slot)
+            return Seat(room.space.node, room.space.gpu, slot)
+
+        grants = tuple(
+            Grant(each.one.job, each.profile, seat(each.room, each.profile), each.worths[each.profile])
+            for each in given
+        )
+        grows = tuple(
+            Grow(
+                each.one.job,
+                each.one.seat.slot.profile,
+                each.profile,
+                seat(each.room, each.profile),
+                each.faster,
+                each.gain,
+                each.stay_s,
+            )
+            for each in grown
+            if each.one.seat is not None
+        )
+        return grants, grows
+
+    def _become(self, index: int, wishes: tuple[Profile, ...]) -> None:
+        room = self.rooms[index]
+        room.wishes = wishes
+        room.version += 1
+        for (group, lendable, profile), heap in self.heaps.items():
+            if group == room.group and lendable == room.lendable:
+                entry = self._entry(index, profile)
+                if entry is not None:
+                    heappush(heap, entry)
+
+    def _top(self, group: int, lendable: bool, profile: Profile) -> _Entry | None:
+        key = group, lendable, profile
+        heap = self.heaps.get(key)
+        if heap is None:
+            entries = (self._entry(index, profile) for index in self.by_group.get((group, lendable), ()))
+            heap = self.heaps[key] = [entry for entry in entries if entry is not None]
+            heapify(heap)
+        while heap and self.rooms[heap[0][3]].version != heap[0][4]:
+            heappop(heap)
+        return heap[0] if heap else None
+
+    def _entry(self, index: int, profile: Profile) -> _Entry | None:
+        room = self.rooms[index]
+        if profile not in room.geometry:
+            return None
+        lost = loss(room.geometry, room.used, room.wishes, profile)
+        return None if lost is None else (not room.space.own, *lost, index, room.version)
+
+
+_Entry: TypeAlias = tuple[bool, int, int, int, int]
+"""Whether it is a loan, what the GPU loses, what it has free, its index, and the version for which that holds."""
+_Step: TypeAlias = tuple[float, int, int, Profile, Profile]
+
+
+def _steps(number: int, each: Given) -> Iterable[_Step]:
+    """Larger slices than a job has, by the worth gained for each slice (compute and memory alike) more."""
+    have, worths = each.profile, each.worths
+    for profile, worth in worths.items():
+        gain = worth - worths[have]
+        if gain > _GAIN and by_size(profile) > by_size(have):
+            more = profile.compute - have.compute + (profile.memory_gb - have.memory_gb) / max(1, have.memory_gb)
+            yield -gain / max(more, _GAIN), profile.compute, number, have, profile
+
+
+def _groups(
+    spaces: Sequence[Space], trainees: Sequence[Trainee]
+) -> tuple[dict[frozenset[str] | None, set[int]], list[int]]:
+    """GPUs that the same jobs may use, as groups: of each set of nodes those that it has, and of each GPU its own."""
+    regions = list(dict.fromkeys(one.nodes for one in trainees if one.nodes is not None))
+    inside = {
+        node: tuple(number for number, region in enumerate(regions) if node in region)
+        for node in dict.fromkeys(space.node for space in spaces)
+    }
+    numbers: dict[tuple[bool, tuple[int, ...]], int] = {}
+    groups = [numbers.setdefault((space.own, inside[space.node]), len(numbers)) for space in spaces]
+    members: dict[frozenset[str] | None, set[int]] = {None: set(groups)}
+    for number, region in enumerate(regions):
+        members[region] = {group for (_, some), group in numbers.items() if number in some}
+    return members, groups

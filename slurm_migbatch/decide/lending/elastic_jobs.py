@@ -1,0 +1,182 @@
+"""What is known of training jobs beside what Slurm shows: how fast they are on each slice, and what stopping costs.
+
+Speeds are relative to the whole GPU. They come from the predictor where the job names a model that it knows, else from
+what training on slices does on the whole (`decide.lending.values.usual_speed`); what a job itself achieved on several
+profiles is weighed against both (`decide.lending.training_speed`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
+
+from slurm_migbatch.decide.lending.ledger import Sight
+from slurm_migbatch.decide.lending.training_speed import Heard, speeds
+from slurm_migbatch.decide.lending.values import usual_speed, within
+from slurm_migbatch.decide.lending.view import Costs, Run
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.workload.loans import LoanHints
+
+Predict = Callable[[LoanHints, str], Mapping[Profile, float]]
+"""Speeds of a model on the slices that hold it, for the partitions of a job; empty where it is not known."""
+
+
+class Predictions(Protocol):
+    """The predictor, as far as it is asked here."""
+
+    @property
+    def version(self) -> str:
+        """Names the model and the site's facts behind the answers."""
+
+    def training_speeds(self, hints: LoanHints, partition: str, /) -> Mapping[Profile, float]:
+        """See `Predict`."""
+
+
+_FUTURE_S: Final = 60.0
+_MOST_S: Final = 86_400.0
+_MOST_KINDS: Final = 10_000
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run last said: its newest complete checkpoint (unix s), seconds that took, items, and items a second."""
+
+    checkpoint: float | None = None
+    ckpt_s: float | None = None
+    items: float | None = None
+    rate: float | None = None
+
+
+def report_of(event: Mapping[str, Any], now: float) -> tuple[Run, Report] | None:
+    """A `progress` event; None where it names no run. What cannot be is left out: the job wrote it."""
+    job, restart = event.get("job"), event.get("restart", 0)
+    if type(job) is not int or type(restart) is not int:
+        return None
+    checkpoint = _number(event.get("checkpoint"), now + _FUTURE_S)
+    items, rate = _number(event.get("items"), 1e15), _number(event.get("throughput_per_s"), 1e9)
+    return (job, restart), Report(checkpoint, _number(event.get("ckpt_s"), _MOST_S), items, rate)
+
+
+class Trainees:
+    """Keeps what is known of jobs, for as long as Slurm lists them."""
+
+    def __init__(self, restart_s: float, checkpoint_s: float) -> None:
+        """`restart_s`, `checkpoint_s`: what is assumed of a job that has told nothing."""
+        self._predict: Predict = lambda hints, partition: {}
+        self._version: str | None = None
+        self._restart_s, self._checkpoint_s = restart_s, checkpoint_s
+        self._reports: dict[Run, Report] = {}
+        self._heard: dict[int, dict[int, Heard]] = {}
+        self._geometries: tuple[Geometry, ...] = ()
+        self._usual: dict[LoanHints, Mapping[Profile, float]] = {}
+        self._predicted: dict[tuple[LoanHints, str], Mapping[Profile, float]] = {}
+
+    # -- what comes in ---------------------------------------------------------------------------------------------
+
+    def gpus(self, geometries: Iterable[Geometry]) -> None:
+        """The kinds of GPUs that there are."""
+        now = tuple(dict.fromkeys(geometries))
+        if now != self._geometries:
+            self._geometries = now
+            self._usual.clear()
+            self._predicted.clear()
+
+    def use(self, predictions: Predictions) -> None:
+        """Ask this predictor from now on; answers of another version are forgotten."""
+        self._predict = predictions.training_speeds
+        if predictions.version != self._version:
+            self._version = predictions.version
+            self._predicted.clear()
+
+    def report(self, run: Run, report: Report) -> None:
+        """A run has said something; a field that it left out stays as it was."""
+        before = self._reports.get(run, Report())
+        told = {name: value for name, value in vars(report).items() if value is not None}
+        self._reports[run] = replace(before, **told)
+
+    def recall(self, run: Run, profile: Profile, report: Report) -> None:
+        """What the record has of a run, on a slice of this profile."""
+        self._reports.setdefault(run, report)
+        self._hear(run, profile, report)
+
+    def look(self, sights: Mapping[int, Sight], held: Mapping[Run, Profile]) -> None:
+        """Slurm's list of now, and the profile of each run; jobs that are gone are forgotten."""
+        for run, report in list(self._reports.items()):
+            sight = sights.get(run[0])
+            if sight is None or sight.row.restarts > run[1]:
+                del self._reports[run]
+            elif run in held:
+                self._hear(run, held[run], report)
+        for job in [job for job in self._heard if job not in sights]:
+            del self._heard[job]
+        if len(self._usual) > _MOST_KINDS or len(self._predicted) > _MOST_KINDS:
+            self._usual.clear()
+            self._predicted.clear()
+
+    def _hear(self, run: Run, profile: Profile, report: Report) -> None:
+        if report.items and report.rate:
+            heard = Heard(profile.name, report.items, report.items / report.rate)
+            self._heard.setdefault(run[0], {})[run[1]] = heard
+
+    # -- what is asked ---------------------------------------------------------------------------------------------
+
+    def checkpoints(self) -> dict[Run, float]:
+        """The newest complete checkpoint of each run that has told of one."""
+        told = list(self._reports.items())  # reports come in another thread
+        return {run: report.checkpoint for run, report in told if report.checkpoint is not None}
+
+    def speeds(self, sight: Sight) -> Mapping[Profile, float]:
+        """Of each profile that the job may have, its speed relative to the whole GPU."""
+        expected = self._expected(sight)
+        heard = self._heard.get(sight.row.job_id)
+        if not heard:
+            return expected
+        by_name = speeds({profile.name: speed for profile, speed in expected.items()}, list(heard.values()))
+        return {profile: by_name[profile.name] for profile in expected}
+
+    def costs(self, sight: Sight, now: float) -> Costs:
+        """What stopping the job now costs it."""
+        report = self._reports.get((sight.row.job_id, sight.row.restarts), Report())
+        took = report.ckpt_s if report.ckpt_s is not None else self._checkpoint_s
+        saved = max(report.checkpoint or 0.0, sight.row.start or now)
+        return Costs(self._restart_s + (took if sight.hints.signal else 0.0), max(0.0, now - saved))
+
+    def left_s(self, sight: Sight, now: float) -> float:
+        """Seconds on the whole GPU that its time limit leaves a running job at most; infinite where nothing does."""
+        row = sight.row
+        if row.time_limit_s is None or row.start is None or sight.hints.slice is None or not row.active:
+            return math.inf
+        speed = self.speeds(sight).get(sight.hints.slice, 0.0)
+        return max(0.0, row.start + row.time_limit_s - now) * speed
+
+    def _expected(self, sight: Sight) -> Mapping[Profile, float]:
+        hints = replace(sight.hints, slice=None)
+        key = hints, sight.row.partition
+        if hints.model is not None:
+            if key not in self._predicted:
+                told = self._predict(hints, sight.row.partition)
+                may = {p for geometry in self._geometries for p in within(geometry, hints.min, hints.max)}
+                self._predicted[key] = {p: speed for p, speed in told.items() if p in may and speed > 0}
+            if self._predicted[key]:
+                return self._predicted[key]
+        if hints not in self._usual:
+            self._usual[hints] = self._unknown(hints)
+        return self._usual[hints]
+
+    def _unknown(self, hints: LoanHints) -> dict[Profile, float]:
+        found: dict[Profile, float] = {}
+        for geometry in self._geometries:
+            for profile in within(geometry, hints.min, hints.max):
+                if hints.mem_mib is None or geometry.info(profile).memory_mib >= hints.mem_mib:
+                    speed = usual_speed(geometry, profile)
+                    found[profile] = min(found.get(profile, speed), speed)
+        return found
+
+
+def _number(value: Any, most: float) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value) if 0 <= value <= most else None

@@ -1,0 +1,112 @@
+"""Training on idle MIG slices: who gets which slice, who grows, and which loans end for whom.
+
+A training job runs on one slice here; `decide.lending.allocation` has the rules for jobs on several. DeepBoot (Chen et al., IEEE
+TPDS 2023) lends whole GPUs; loans of slices, and all of this module, are ours. It rests on its ideas: worth relative to
+a fair share, restarts that must be paid for, and the loans of least loss ended first.
+
+`lend` decides one round:
+
+1. What inference is expected to need (`reserve`) is laid into the free space first and stays there, so that it can be
+   placed whatever is lent.
+2. In Slurm's order each waiting job gets the smallest of its profiles that has room: so many that nobody who could be
+   served goes without for the sake of another's larger slice.
+3. Slices are raised, the most worth gained for each slice first; then pairs on one GPU divide its room anew, and pairs
+   anywhere exchange what they were given, where the sum of worths gains. Of jobs that run only those grow that `Calm`
+   lets, that earn their restart back (`paid_worth`), and only while nobody waits for room.
+
+Where on a GPU: every GPU's free space is planned as a whole (`mig.planning`), so loans and reserve lie where the
+largest useful space is left. A GPU is chosen by what it loses: of all profiles together the least.
+
+`rooms_for` and `call_back` are the other direction: which loans end so that an inference job of a profile can start.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Final
+
+from slurm_migbatch.decide.lending.allocation import Calm
+from slurm_migbatch.decide.lending.capacity import Board, Given, Grown
+from slurm_migbatch.decide.lending.least_loss import CallBack, call_back, rooms_for
+from slurm_migbatch.decide.lending.values import (
+    Grant,
+    Grow,
+    Lending,
+    Lent,
+    Limits,
+    Reason,
+    Seat,
+    Space,
+    Trainee,
+    usual_speed,
+    within,
+)
+from slurm_migbatch.mig.profile import Profile
+
+FREE: Final = Limits()
+
+
+def lend(
+    spaces: Sequence[Space],
+    trainees: Sequence[Trainee],
+    reserve: Mapping[Profile, int],
+    now: float,
+    calm: Calm,
+    limits: Limits = FREE,
+) -> Lending:
+    """Who is released with what, and who grows. `trainees` are in Slurm's order, running ones among them anywhere."""
+    board = Board(spaces, trainees, now, calm)
+    short = board.hold(reserve)
+    loans = Counter(one.account for one in trainees if one.seat is not None)
+    releases = math.inf if limits.releases is None else limits.releases
+    given: list[Given] = []
+    lacking: dict[Hashable, Reason] = {}
+    hopeless: dict[tuple[tuple[Profile, ...], frozenset[str] | None], Reason] = {}
+    for one in trainees:
+        if one.seat is not None:
+            continue
+        if loans[one.account] >= limits.of(one.account):
+            lacking[one.job] = "quota"
+            continue
+        if len(given) >= releases:
+            lacking[one.job] = "round"
+            continue
+        useful = board.useful(one)
+        key = useful, one.nodes
+        room = None if key in hopeless else board.smallest(one, useful)
+        if room is None:  # space only shrinks, so nobody like this one will find any
+            if key not in hopeless:
+                hopeless[key] = board.reason(one, useful)
+            lacking[one.job] = hopeless[key]
+            continue
+        given.append(Given(one, board.worths(one, useful), room[1], room[0]))
+        board.put(room[0], room[1])
+        loans[one.account] += 1
+    enough = not any(reason in ("room", "idle", "reserve") for reason in lacking.values())
+    board.raise_sizes(given, move=enough)  # what a move leaves behind is for those that wait for room
+    board.exchange(given, move=enough)
+    grown: list[Grown] = []
+    if enough:
+        grown = board.grow(trainees, int(min(releases - len(given), len(trainees))))
+    return Lending(*board.seated(given, grown), lacking, short)
+
+
+__all__ = [
+    "CallBack",
+    "Grant",
+    "Grow",
+    "Lending",
+    "Lent",
+    "Limits",
+    "Reason",
+    "Seat",
+    "Space",
+    "Trainee",
+    "call_back",
+    "lend",
+    "rooms_for",
+    "usual_speed",
+    "within",
+]

@@ -1,0 +1,152 @@
+"""What one round of the co-scheduler looks at, and what it may answer: plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from slurm_migbatch.decide.lending.allocation import Calm
+from slurm_migbatch.decide.lending.ledger import Cause, Loan, Sight
+from slurm_migbatch.decide.lending.values import Space, Trainee
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.profile import Profile
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What an admin allows; times in seconds. See `config.schema.LendingConfig`."""
+
+    calm: Calm = field(default_factory=Calm)
+    grace_s: float = 60.0
+    start_s: float = 60.0
+    #: a job that was to be requeued and still runs after so long is requeued again
+    again_s: float = 15.0
+    #: with Slurm up to 23.02: how far apart jobs start that have run before, and how long one waits for the other
+    apart_s: float = 3.0
+    turn_s: float = 15.0
+    #: a loan that began so lately is called back only where no other is enough
+    protect_s: float = 60.0
+    reclaim: bool = True
+    most_releases: int = 8
+    max_restarts: int = 3
+    #: compute slices by account
+    quota: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Inference that waits for want of room: so many `copies` of a job, each with `slices` on each of `nodes` nodes."""
+
+    job: int
+    slices: tuple[Profile, ...]
+    pool: frozenset[str]
+    nodes: int = 1
+    copies: int = 1
+
+
+@dataclass(frozen=True)
+class Promise:
+    """A loan whose slot is not known yet: it was released, or has just started. `nodes`: where it may be."""
+
+    job: int
+    profile: Profile
+    nodes: frozenset[str] | None
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One look.
+
+    Attributes:
+        spaces: GPUs of nodes that may lend. `taken` holds inference that runs and what supply plans for inference that
+            waits; `lent` the loans.
+        passing: memory slices (bits) by node and GPU that are taken or lent but about to be free: of jobs that
+            complete.
+        starts: inference that supply found no room for, in Slurm's order.
+        trainees: elastic training jobs in Slurm's order: those that wait and could be released, and loans that run.
+        promises: loans without a slot yet.
+        loans, sights: the ledger's loans that go on, and what Slurm shows of elastic training jobs.
+        lent: compute slices that each account has as loans.
+        reserve: slices that inference is expected to need beyond those that it has or waits for.
+        blackout: whether the admin allows no lending now.
+    """
+
+    now: float
+    spaces: tuple[Space, ...] = ()
+    passing: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    starts: tuple[Start, ...] = ()
+    trainees: tuple[Trainee, ...] = ()
+    promises: tuple[Promise, ...] = ()
+    loans: Mapping[int, Loan] = field(default_factory=dict)
+    sights: Mapping[int, Sight] = field(default_factory=dict)
+    lent: Mapping[str, int] = field(default_factory=dict)
+    reserve: Mapping[Profile, int] = field(default_factory=dict)
+    blackout: bool = False
+
+
+class Kind(str, Enum):
+    """What is done to a job."""
+
+    RELEASE = "release"
+    WITHDRAW = "withdraw"
+    SIGNAL = "signal"
+    REQUEUE = "requeue"
+    RETYPE = "retype"
+    SHARE = "share"
+
+
+@dataclass(frozen=True)
+class Order:
+    """One thing to do. `profile`: what a release gives, or the host has; `signal`: USR1 or USR2; `node`: the host's."""
+
+    kind: Kind
+    job: int
+    restart: int
+    why: str
+    cause: Cause = Cause.NONE
+    profile: Profile | None = None
+    signal: str = ""
+    node: str = ""
+
+
+@dataclass(frozen=True)
+class Round:
+    """What follows from a picture: orders, and why each job that still waits does (a sentence)."""
+
+    orders: tuple[Order, ...] = ()
+    lacking: Mapping[int, str] = field(default_factory=dict)
+    short: Mapping[Profile, int] = field(default_factory=dict)
+
+
+class Ground:
+    """The GPUs while a round is decided: what is free of them, by and by."""
+
+    def __init__(self, spaces: Mapping[tuple[str, int], Space]) -> None:
+        self.spaces = dict(spaces)
+
+    @classmethod
+    def coming(cls, picture: Picture) -> Ground:
+        """As they will be when what is leaving has left."""
+        leaving = {job for job, loan in picture.loans.items() if loan.leaving}
+        found = {}
+        for space in picture.spaces:
+            gone = picture.passing.get((space.node, space.gpu), 0)
+            taken = tuple(slot for slot in space.taken if not slot.placement.mask & gone)
+            lent = tuple(one for one in space.lent if one.job not in leaving and not one.slot.placement.mask & gone)
+            same = len(taken) == len(space.taken) and len(lent) == len(space.lent)
+            found[space.node, space.gpu] = space if same else replace(space, taken=taken, lent=lent)
+        return cls(found)
+
+    def within(self, nodes: frozenset[str] | None) -> list[Space]:
+        """Those on these nodes; None: all."""
+        return [space for space in self.spaces.values() if nodes is None or space.node in nodes]
+
+    def put(self, space: Space) -> None:
+        """It is so from now on."""
+        self.spaces[space.node, space.gpu] = space
+
+
+def compute_slices(geometry: Geometry, profile: Profile) -> int:
+    """Compute slices of a profile on this GPU; by its name where the GPU does not have it."""
+    return geometry.info(profile).compute_slices if profile in geometry else profile.compute

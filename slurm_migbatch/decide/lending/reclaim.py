@@ -1,0 +1,209 @@
+"""Which loans end so that inference finds room, and what is due of those that are ending already. Pure.
+
+Inference that supply found no room for is looked at in Slurm's order. What is free, and what is about to be (of jobs
+that complete, of loans that were told to stop), serves it first; so a round that follows calls nobody else back for
+the same job. Where that is not enough the loans of least loss end (`decide.lending.allocation.reclaim`): one, or all that cover
+the place of a larger slice. For what is only expected, loans end that have lasted a while and no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from slurm_migbatch.decide.capacity.spare import loss
+from slurm_migbatch.decide.lending.allocation import Elastic, reclaim
+from slurm_migbatch.decide.lending.allocation import Loan as Stake
+from slurm_migbatch.decide.lending.least_loss import rooms_for
+from slurm_migbatch.decide.lending.ledger import Cause, Loan, State
+from slurm_migbatch.decide.lending.model import Ground, Kind, Order, Picture, Rules, Start
+from slurm_migbatch.decide.lending.values import Seat, Space, Trainee
+from slurm_migbatch.mig.planning import plan_free
+from slurm_migbatch.mig.profile import Profile
+
+
+def due(picture: Picture, rules: Rules) -> list[Order]:
+    """What has to go on, whatever else is decided: grace that is over, orders that have not come to anything."""
+    orders = []
+    for job, loan in picture.loans.items():
+        sight = picture.sights.get(job)
+        if sight is None:
+            continue
+        running = sight.row.state == "RUNNING"
+        if loan.state is State.SIGNALLED and sight.row.active:
+            order = _signalled(picture, rules, loan)
+            orders += [] if order is None else [order]
+        elif loan.state is State.REQUEUED and running:
+            if loan.requeued is None or picture.now - loan.requeued >= rules.again_s:
+                orders.append(Order(Kind.REQUEUE, job, loan.restart, loan.why_ended, loan.cause))
+        elif loan.state in (State.RELEASED, State.WITHDRAWN) and sight.row.pending and sight.hints.slice is not None:
+            late = loan.released is not None and picture.now - loan.released >= rules.start_s
+            if loan.state is State.WITHDRAWN or late:
+                why = loan.why_ended or f"it has not started within {rules.start_s:g} s"
+                orders.append(Order(Kind.WITHDRAW, job, loan.restart, why, loan.cause or Cause.LATE))
+    for job, sight in picture.sights.items():
+        if job not in picture.loans and sight.row.pending and not sight.hints.guest and sight.hints.slice is not None:
+            why = "it is back in the queue and waits for another slice"
+            orders.append(Order(Kind.RETYPE, job, sight.row.restarts, why))
+    return orders
+
+
+def _signalled(picture: Picture, rules: Rules, loan: Loan) -> Order | None:
+    """What is due of a job that was to be told to write a checkpoint."""
+    signal = _signal(picture, loan.job_id)
+    if loan.signalled is None and signal:
+        return Order(Kind.SIGNAL, loan.job_id, loan.restart, loan.why_ended, loan.cause, signal=signal)
+    if loan.signalled is None:  # its hints have changed meanwhile
+        return Order(Kind.REQUEUE, loan.job_id, loan.restart, loan.why_ended, loan.cause)
+    if loan.checkpoint is None and picture.now - loan.signalled < rules.grace_s:
+        return None
+    why = _after(loan.checkpoint is not None, rules)
+    return Order(Kind.REQUEUE, loan.job_id, loan.restart, why, loan.cause)
+
+
+def call_back(picture: Picture, rules: Rules) -> tuple[list[Order], Ground]:
+    """The loans that end for inference that waits, and the GPUs as they will be when it has started."""
+    ground = Ground.coming(picture)
+    party = _Party(picture, rules, ground)
+    hopeless: set[tuple[frozenset[str], tuple[Profile, ...], int]] = set()
+    for start in picture.starts:
+        key = start.pool, start.slices, start.nodes
+        for _ in range(start.copies):
+            if key in hopeless:
+                break
+            if not party.serve(start, Cause.RECLAIM, f"inference job {start.job} needs {_words(start.slices)}"):
+                hopeless.add(key)
+    return party.orders, ground
+
+
+def make_ready(picture: Picture, rules: Rules, ground: Ground, short: Iterable[tuple[Profile, int]]) -> list[Order]:
+    """The loans that end for inference that is expected: only such as have lasted a while."""
+    party = _Party(picture, rules, ground, settled=True)
+    for profile, count in short:
+        pool = frozenset(space.node for space in picture.spaces)
+        for _ in range(count):
+            if not party.serve(Start(0, (profile,), pool), Cause.FORECAST, f"inference is expected to need {profile}"):
+                break
+    return party.orders
+
+
+_SPARED_S: Final = 1e6
+"""What a restart counts that an admin would rather not see; no real one takes so long."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Where one node's slices of a start go: the GPUs as they are then, and the loans that end for it."""
+
+    spaces: tuple[Space, ...]
+    ended: tuple[int, ...]
+    loss: float
+
+
+class _Party:
+    """The loans that may be called back, and those that are."""
+
+    def __init__(self, picture: Picture, rules: Rules, ground: Ground, *, settled: bool = False) -> None:
+        self.picture, self.rules, self.ground = picture, rules, ground
+        self.orders: list[Order] = []
+        self.loans: dict[int, Stake[Seat]] = {}
+        for one in picture.trainees:
+            job = int(str(one.job))
+            held = picture.loans.get(job)
+            if not rules.reclaim or one.seat is None or held is None or held.state is not State.RUNNING:
+                continue
+            if settled and not self._settled(one):
+                continue
+            self.loans[job] = _loan(one, rules, picture.now)
+
+    def _settled(self, one: Trainee) -> bool:
+        calm = self.rules.calm
+        return one.restarts < self.rules.max_restarts and calm.may_change(self.picture.now, one.since, one.hits)
+
+    def serve(self, start: Start, cause: Cause, why: str) -> bool:
+        """Find room for one copy of it, by ending loans where need be; False, and nothing done, where there is none."""
+        if start.nodes == 1 and len(start.slices) == 1:
+            found = [one for one in [self._place(start.slices, self.ground.within(start.pool))] if one is not None]
+        else:
+            tried = (self._place(start.slices, self.ground.within(frozenset([node]))) for node in sorted(start.pool))
+            found = sorted((one for one in tried if one is not None), key=lambda one: one.loss)[: start.nodes]
+        if len(found) < start.nodes:
+            return False
+        for one in found:
+            for space in one.spaces:
+                self.ground.put(space)
+            for job in one.ended:
+                del self.loans[job]
+                self.orders.append(self._order(job, cause, why))
+        return True
+
+    def _place(self, slices: Sequence[Profile], spaces: Iterable[Space]) -> _Found | None:
+        at = {(space.node, space.gpu): space for space in spaces}
+        ended: list[int] = []
+        lost = 0.0
+        changed: dict[tuple[str, int], Space] = {}
+        for profile in slices:
+            space = _free(profile, at.values())
+            if space is None:
+                loans = [loan for job, loan in self.loans.items() if job not in ended]
+                mine = {seat for loan in loans for seat in loan.slots}
+                rooms = [room for room in rooms_for(profile, at.values()) if room <= mine]
+                gone = reclaim(loans, rooms, 1, self.picture.now, self.rules.protect_s)
+                if not gone.served:
+                    return None
+                jobs = [int(str(job)) for job in gone.stopped]
+                lost += sum(self.loans[job].loss(1) for job in jobs)
+                ended += jobs
+                first = gone.slots[0]
+                space = at[first.node, first.gpu]
+                slots = {seat.slot for seat in gone.slots}
+                space = replace(space, lent=tuple(one for one in space.lent if one.slot not in slots))
+            placed = plan_free(space.geometry, space.used, (profile,)).slots
+            space = replace(space, taken=(*space.taken, *placed))
+            at[space.node, space.gpu] = changed[space.node, space.gpu] = space
+        return _Found(tuple(changed.values()), tuple(ended), lost)
+
+    def _order(self, job: int, cause: Cause, why: str) -> Order:
+        return stop(self.picture, job, cause, why)
+
+
+def stop(picture: Picture, job: int, cause: Cause, why: str) -> Order:
+    """How a loan is ended: told first where it knows how to write a checkpoint, else requeued at once."""
+    signal = _signal(picture, job)
+    kind = Kind.SIGNAL if signal else Kind.REQUEUE
+    return Order(kind, job, picture.loans[job].restart, why, cause, signal=signal)
+
+
+def _signal(picture: Picture, job: int) -> str:
+    return (picture.sights[job].hints.signal or "").upper()
+
+
+def _after(written: bool, rules: Rules) -> str:
+    return "its checkpoint is written" if written else f"it wrote no checkpoint within {rules.grace_s:g} s"
+
+
+def _loan(one: Trainee, rules: Rules, now: float) -> Stake[Seat]:
+    assert one.seat is not None
+    speed = one.speeds.get(one.seat.slot.profile, 0.0)
+    horizon = rules.calm.loan_s
+    stay = min(horizon, one.left_s / speed) if speed > 0 else horizon
+    since, costs = one.since, one.costs
+    if one.restarts >= rules.max_restarts:  # only where no other is enough, and of several such the least often hit
+        since, costs = now, Elastic(_SPARED_S * (1 + one.restarts), 0.0)
+    return Stake(one.job, frozenset([one.seat]), 1, 1, (0.0, speed), costs, since, one.hits, stay)
+
+
+def _free(profile: Profile, spaces: Iterable[Space]) -> Space | None:
+    """The GPU with room for it that loses least."""
+    best: tuple[tuple[int, int], Space] | None = None
+    for space in spaces:
+        if profile in space.geometry:
+            lost = loss(space.geometry, space.used, (), profile)
+            if lost is not None and (best is None or lost < best[0]):
+                best = lost, space
+    return None if best is None else best[1]
+
+
+def _words(slices: Collection[Profile]) -> str:
+    return " + ".join(str(profile) for profile in sorted(slices, reverse=True))

@@ -1,0 +1,167 @@
+"""One round: what is due, which loans end for inference, and which training jobs are released. Pure.
+
+Inference comes first in every respect: what waits (`reclaim.call_back`), what supply plans for it, what the forecast
+expects. Only what is left, and has been idle for long enough, is lent (`decide.lending.grants.lend`), in Slurm's order of the
+training jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import inf
+from typing import Final
+
+from slurm_migbatch.decide.capacity.spare import loss
+from slurm_migbatch.decide.lending.grants import lend
+from slurm_migbatch.decide.lending.ledger import Cause
+from slurm_migbatch.decide.lending.model import Ground, Kind, Order, Picture, Round, Rules
+from slurm_migbatch.decide.lending.reclaim import call_back, due, make_ready, stop
+from slurm_migbatch.decide.lending.values import Grow, Lent, Limits, Space, Trainee
+from slurm_migbatch.mig.planning import plan_free
+from slurm_migbatch.workload.loans import forgets
+
+LACKING: Final[Mapping[str, str]] = {
+    "profile": "no GPU that it may use has a profile between its min and max with memory enough",
+    "quota": "its account has as many slices on loan as it may ([lending] quota)",
+    "round": "others come first; no more are released in one round ([lending] most_releases)",
+    "reserve": "inference is expected to need the room that is free ([lending] horizon_s and sure)",
+    "idle": "what is free has not been idle long enough, or was called back lately ([lending] min_idle_s, rest_s)",
+    "room": "no GPU has room for a slice between its min and max",
+    "turn": "jobs that have run before come back one after the other with this release of Slurm",
+    "blackout": "nothing is lent at this time of day ([lending] blackout)",
+}
+
+
+def decide(picture: Picture, rules: Rules) -> Round:
+    """What to do now. The orders name each job at most once."""
+    orders = due(picture, rules)
+    ended, ground = call_back(picture, rules)
+    orders += ended
+    busy = {order.job for order in orders}
+    lending = lend(
+        _lendable(picture, ground, busy),
+        trainees := _trainees(picture, rules, busy),
+        picture.reserve,
+        picture.now,
+        rules.calm,
+        Limits(releases=0 if picture.blackout else rules.most_releases),
+    )
+    ready = make_ready(picture, rules, ground, lending.short.items()) if not picture.blackout else []
+    orders += [order for order in ready if order.job not in busy]
+    busy |= {order.job for order in ready}
+    lacking = {
+        int(str(job)): LACKING["blackout" if picture.blackout else reason] for job, reason in lending.lacking.items()
+    }
+    waiting = {int(str(one.job)) for one in trainees if one.seat is None}
+    lacking.update(dict.fromkeys(_without_quota(picture, rules) - waiting, LACKING["quota"]))
+    left = {account: most - picture.lent.get(account, 0) for account, most in rules.quota.items()}
+    accounts = {int(str(one.job)): one.account for one in picture.trainees}
+    if not ended and not picture.blackout:
+        later = not _may_return(picture, rules)
+        for grant in lending.grants:
+            job = int(str(grant.job))
+            row = picture.sights[job].row
+            if row.restarts and not forgets(row.gres):
+                if later:
+                    lacking[job] = LACKING["turn"]
+                    continue
+                later = True
+            account, slices = accounts[job], grant.profile.compute
+            if slices > left.get(account, slices):
+                lacking[job] = LACKING["quota"]
+                continue
+            if account in left:
+                left[account] -= slices
+            why = f"{grant.profile} is idle, and no inference is expected to need it"
+            orders.append(Order(Kind.RELEASE, job, row.restarts, why, profile=grant.profile))
+        orders += [_grow(picture, grow) for grow in lending.grows if int(str(grow.job)) not in busy]
+    else:
+        word = LACKING["blackout"] if picture.blackout else "inference that waits is served first"
+        lacking.update({int(str(grant.job)): word for grant in lending.grants})
+    return Round(tuple(orders), lacking, lending.short)
+
+
+def _may_return(picture: Picture, rules: Rules) -> bool:
+    """Whether a job that has run before may be released where Slurm is one of up to 23.02.
+
+    Their slurmd forgets revoked credentials at most every two seconds. Of several jobs that come back within that time
+    it takes some for such as have had their Prolog; these are requeued once more.
+    """
+    for job, loan in picture.loans.items():
+        sight = picture.sights.get(job)
+        if sight is None or not loan.restart or forgets(sight.row.gres):
+            continue
+        since = loan.started or loan.decided
+        if picture.now - since < (rules.apart_s if loan.started is not None else rules.turn_s):
+            return False
+    return True
+
+
+def _lendable(picture: Picture, ground: Ground, busy: set[int]) -> list[Space]:
+    """The GPUs for lending: with what inference will have, what is leaving but not gone, and loans without a slot.
+
+    A GPU on which something is leaving is not lent from until it has left.
+    """
+    found: dict[tuple[str, int], Space] = {}
+    for space in picture.spaces:
+        key = space.node, space.gpu
+        coming = ground.spaces[key]
+        if coming is space:
+            found[key] = space
+            continue
+        mask = sum(slot.placement.mask for slot in coming.taken)
+        lent = tuple(one for one in space.lent if not one.slot.placement.mask & mask)
+        leaving = len(lent) < len(space.lent) or key in picture.passing or _leaves(picture, space, busy)
+        found[key] = replace(coming, lent=lent, reclaimed=inf if leaving else space.reclaimed)
+    for promise in picture.promises:
+        for key, space in found.items():
+            if promise.nodes is not None and space.node not in promise.nodes:
+                continue
+            if promise.profile in space.geometry and loss(space.geometry, space.used, (), promise.profile) is not None:
+                (slot,) = plan_free(space.geometry, space.used, (promise.profile,)).slots
+                found[key] = replace(space, lent=(*space.lent, Lent(slot, promise.job)))
+                break
+    return list(found.values())
+
+
+def _leaves(picture: Picture, space: Space, busy: set[int]) -> bool:
+    jobs = [int(str(one.job)) for one in space.lent]
+    return any(job in busy or (job in picture.loans and picture.loans[job].leaving) for job in jobs)
+
+
+def _trainees(picture: Picture, rules: Rules, busy: set[int]) -> list[Trainee]:
+    """Waiting jobs with the profiles that their account may have, and running ones; those that leave count as new."""
+    barred = _without_quota(picture, rules)
+    found = []
+    for one in picture.trainees:
+        job = int(str(one.job))
+        if one.seat is None and (job in busy or job in barred):
+            continue
+        most, has = rules.quota.get(one.account), one.seat.slot.profile if one.seat is not None else None
+        if most is not None:
+            left = most - picture.lent.get(one.account, 0) + (has.compute if has is not None else 0)
+            one = replace(one, speeds={p: v for p, v in one.speeds.items() if p.compute <= left or p == has})
+        if has is not None:
+            loan = picture.loans.get(job)
+            stays = job in busy or loan is None or loan.leaving or one.restarts >= rules.max_restarts
+            one = replace(one, since=picture.now) if stays else one
+        found.append(one)
+    return found
+
+
+def _without_quota(picture: Picture, rules: Rules) -> set[int]:
+    """Waiting jobs whose account has room for none of their profiles."""
+    barred = set()
+    for one in picture.trainees:
+        most = rules.quota.get(one.account)
+        if one.seat is None and most is not None and one.speeds:
+            left = most - picture.lent.get(one.account, 0)
+            if all(profile.compute > left for profile in one.speeds):
+                barred.add(int(str(one.job)))
+    return barred
+
+
+def _grow(picture: Picture, grow: Grow) -> Order:
+    why = f"{grow.profile} instead of {grow.before} makes it {grow.faster:.1f} times faster"
+    return stop(picture, int(str(grow.job)), Cause.GROW, why)

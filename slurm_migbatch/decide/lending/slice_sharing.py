@@ -1,0 +1,180 @@
+"""Two trainings on one slice, from the decision to the end: what the lending loop adds for them.
+
+    pair decided -> supply's plan names it -> the guest is given the GRES `mig:guest` and its host's node -> both run
+        |                                            |
+        +---- given up: its host leaves, or the guest has not started in time; it waits for a slice again
+
+Only a job for which there is no room shares (`share.pairs` says with whom). A guest is a loan like any other, on its
+host's profile, but takes no room: where inference needs the slice, both are called back, and whoever of the two is left
+alone has it as its own loan.
+
+Slurm up to 23.02 does not forget former types of a job (`workload.loans`): who was a guest there would wait for a free
+`guest` for ever after. So nobody becomes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from slurm_migbatch.decide.capacity.view import NodeFacts
+from slurm_migbatch.decide.lending.ledger import Cause, Sight, State
+from slurm_migbatch.decide.lending.model import Kind, Order, Picture, Round, Rules
+from slurm_migbatch.decide.lending.pairs import Host, Pair, Sharer, pairs
+from slurm_migbatch.decide.lending.pairs import Rules as ShareRules
+from slurm_migbatch.decide.lending.reclaim import stop
+from slurm_migbatch.decide.lending.round import LACKING
+from slurm_migbatch.decide.lending.values import Trainee
+from slurm_migbatch.decide.lending.view import Run
+from slurm_migbatch.workload.loans import forgets
+
+REST_S: Final = 600.0
+"""How long a pair that was given up is not tried again."""
+
+_LACKING: Final = (LACKING["room"], LACKING["reserve"])
+
+
+class Company:
+    """Keeps the pairs that were decided and have not come true, and which runs have had company."""
+
+    def __init__(self, rules: ShareRules, *, enabled: bool) -> None:
+        """Without `enabled` no pair is made; those that are left from before go on to their end."""
+        self._rules, self._enabled = rules, enabled
+        self._pairs: dict[int, tuple[Pair, float]] = {}
+        self._rest: dict[tuple[int, int], float] = {}
+        self._beside: dict[Run, Run] = {}
+        self._located: set[Run] = set()
+        #: runs whose reports are not those of a slice of their own
+        self.shared: set[Run] = set()
+
+    @property
+    def wanted(self) -> dict[int, int]:
+        """What supply should offer: second job -> first job."""
+        return {guest: pair.host for guest, (pair, _) in self._pairs.items()}
+
+    def look(self, facts: Mapping[str, NodeFacts], sights: Mapping[int, Sight]) -> None:
+        """Who shares with whom now, as the nodes tell."""
+        self._beside = dict(_both(facts))
+        self._located = {run for node in facts.values() for gpu in node.gpus for _, run in (*gpu.leases, *gpu.guests)}
+        self.shared = {run for run in self.shared | self._beside.keys() if run[0] in sights}
+
+    def add(self, picture: Picture, decided: Round, rules: Rules, offered: Mapping[int, str]) -> Round:
+        """A round's orders with those for pairs.
+
+        Args:
+            picture, decided: what the round was decided on, and what it came to.
+            rules: the admin's.
+            offered: the pairs that supply has put into a plan: second job -> node.
+        """
+        orders = [*decided.orders, *self._together(picture, decided.orders)]
+        busy = {order.job for order in orders}
+        self._give_up(picture, rules, busy)
+        later = [*self._back(picture, busy), *self._starts(picture, offered, busy)]
+        if self._enabled and not picture.blackout:
+            self._decide(picture, decided, rules, busy | {order.job for order in later})
+        lacking = {job: why for job, why in decided.lacking.items() if job not in self._pairs}
+        lacking |= {guest: f"it is about to start {pair.why}" for guest, (pair, _) in self._pairs.items()}
+        return replace(decided, orders=(*orders, *later), lacking=lacking)
+
+    # -- the end of both -------------------------------------------------------------------------------------------
+
+    def _together(self, picture: Picture, orders: Sequence[Order]) -> Iterator[Order]:
+        """Inference gets a slice when both have left it."""
+        named = {order.job for order in orders}
+        for order in orders:
+            other = self._beside.get((order.job, order.restart))
+            called = order.kind in (Kind.SIGNAL, Kind.REQUEUE) and order.cause in (Cause.RECLAIM, Cause.FORECAST)
+            loan = picture.loans.get(other[0]) if other is not None and called else None
+            if loan is not None and loan.state is State.RUNNING and loan.job_id not in named:
+                yield stop(picture, loan.job_id, order.cause, f"{order.why}; it shares the slice of job {order.job}")
+
+    # -- pairs that were decided -----------------------------------------------------------------------------------
+
+    def _give_up(self, picture: Picture, rules: Rules, busy: set[int]) -> None:
+        hosts = {host.sharer.job for host in self._hosts(picture, busy)}
+        for guest, (pair, since) in list(self._pairs.items()):
+            sight = picture.sights.get(guest)
+            if sight is not None and sight.row.active and (guest, sight.row.restarts) not in self._located:
+                continue  # it is starting; so its host has nobody else
+            late = picture.now - since > rules.start_s
+            if sight is None or not sight.row.pending or guest in busy or pair.host not in hosts or late:
+                del self._pairs[guest]
+                if late:
+                    self._rest[guest, pair.host] = picture.now + REST_S
+        self._rest = {pair: until for pair, until in self._rest.items() if until > picture.now}
+
+    def _back(self, picture: Picture, busy: set[int]) -> Iterator[Order]:
+        """A job that waits as a guest of nobody waits for a slice again."""
+        for job, sight in picture.sights.items():
+            if not sight.hints.guest or not sight.row.pending or job in self._pairs or job in busy:
+                continue
+            loan = picture.loans.get(job)
+            if loan is None:
+                why = "it is back in the queue and waits for a slice again"
+                yield Order(Kind.RETYPE, job, sight.row.restarts, why)
+            else:
+                why = loan.why_ended or "the job with which it was to share has left, or it did not start in time"
+                yield Order(Kind.WITHDRAW, job, loan.restart, why, loan.cause or Cause.LATE)
+
+    def _starts(self, picture: Picture, offered: Mapping[int, str], busy: set[int]) -> Iterator[Order]:
+        for guest, (pair, _) in self._pairs.items():
+            sight, loan = picture.sights[guest], picture.loans.get(pair.host)
+            if guest in offered and sight.hints.waiting and guest not in busy and loan is not None:
+                words = Order(Kind.SHARE, guest, sight.row.restarts, pair.why)
+                yield replace(words, profile=loan.slice, node=offered[guest])
+
+    # -- new ones --------------------------------------------------------------------------------------------------
+
+    def _decide(self, picture: Picture, decided: Round, rules: Rules, busy: set[int]) -> None:
+        taken = {pair.host for pair, _ in self._pairs.values()}
+        hosts = [host for host in self._hosts(picture, busy) if host.sharer.job not in taken]
+        waiting = [one for one in picture.trainees if self._may_share(picture, decided, one, busy)]
+        speeds = {int(str(one.job)): one.speeds for one in picture.trainees}
+        accounts = {int(str(one.job)): one.account for one in picture.trainees}
+        left = {account: most - picture.lent.get(account, 0) for account, most in rules.quota.items()}
+        guests = [_sharer(picture, int(str(one.job))) for one in waiting]
+        for pair in pairs(hosts, guests, speeds, self._rules):
+            account, slices = accounts[pair.guest], picture.loans[pair.host].slice.compute
+            if (pair.guest, pair.host) in self._rest or slices > left.get(account, slices):
+                continue
+            if account in left:
+                left[account] -= slices
+            self._pairs[pair.guest] = pair, picture.now
+
+    def _may_share(self, picture: Picture, decided: Round, one: Trainee, busy: set[int]) -> bool:
+        job = int(str(one.job))
+        row = picture.sights[job].row
+        alone = row.tasks == 1 and row.num_nodes == 1 and not row.requested_nodes and forgets(row.gres)
+        lacks = decided.lacking.get(job) in _LACKING
+        return one.seat is None and lacks and alone and job not in busy and job not in self._pairs
+
+    def _hosts(self, picture: Picture, busy: set[int]) -> Iterator[Host]:
+        spaces = {(space.node, space.gpu): space for space in picture.spaces}
+        for one in picture.trainees:
+            job = int(str(one.job))
+            loan, seat = picture.loans.get(job), one.seat
+            if seat is None or loan is None or loan.state is not State.RUNNING or job in busy:
+                continue
+            space = spaces.get((seat.node, seat.gpu))
+            if space is None or (job, loan.restart) in self._beside or picture.sights[job].row.state != "RUNNING":
+                continue
+            memory = space.geometry.info(seat.slot.profile).memory_mib
+            yield Host(_sharer(picture, job), seat.slot.profile, memory)
+
+
+def _both(facts: Mapping[str, NodeFacts]) -> Iterator[tuple[Run, Run]]:
+    for node in facts.values():
+        for gpu in node.gpus:
+            if gpu.guests:
+                first = dict(gpu.leases)
+                for slot, run in gpu.guests:
+                    yield run, first[slot]
+                    yield first[slot], run
+
+
+def _sharer(picture: Picture, job: int) -> Sharer:
+    sight = picture.sights[job]
+    row, hints = sight.row, sight.hints
+    limit = row.time_limit_s if row.end is None else max(0.0, row.end - picture.now)
+    return Sharer(job, row.uid, hints.model or "", None, limit, hints.mem_mib)

@@ -1,0 +1,309 @@
+"""Decide which idle slices are lent to training jobs and which loans end: the lending stage of a decision.
+
+A round is made of pure parts: `decide.lending.ledger` follows what Slurm shows, `decide.lending.round` decides, `decide.lending.slice_sharing` adds
+jobs that share slices. What is remembered between rounds is `LendingMemory`. An order is an intention, noted in the
+ledger when it is given out and confirmed or withdrawn when `settle` is told what became of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from slurm_migbatch.decide.lending.elastic_jobs import Report, Trainees
+from slurm_migbatch.decide.lending.expectation import Expectation
+from slurm_migbatch.decide.lending.ledger import Ledger, Loan, Place, Sight
+from slurm_migbatch.decide.lending.model import Kind, Order, Round, Rules
+from slurm_migbatch.decide.lending.pairs import Rules as ShareRules
+from slurm_migbatch.decide.lending.round import decide
+from slurm_migbatch.decide.lending.slice_sharing import Company
+from slurm_migbatch.decide.lending.view import Idleness, Knowledge, Scene, picture_of, places_of, sights_of
+from slurm_migbatch.decide.snapshot import ClusterSnapshot, LendingPast, Run, RunProgress
+from slurm_migbatch.decide.supply.stage import SupplyDecision
+from slurm_migbatch.mig.profile import Profile, ProfileError
+
+_FIRST_S: Final = 2.0
+_LONGEST_S: Final = 120.0
+"""How long what Slurm has refused is left alone: twice as long each time."""
+
+#: orders that give a job something; without a record of them nothing is given
+GIVING: Final = frozenset({Kind.RELEASE, Kind.SHARE})
+
+
+@dataclass(frozen=True)
+class LendingSettings:
+    """What an administrator allows; see `config.schema.LendingConfig`. Times in seconds.
+
+    Attributes:
+        partitions: whose elastic training jobs may be lent slices.
+        rules: when a slice is lent and called back.
+        horizon_s, sure: for so many seconds what is not kept free is to stay idle, with that probability.
+        forecast_days, day_s: how much history a forecast looks at, and the length of a day.
+        restart_s, checkpoint_s: what is assumed of a job that has told nothing.
+        share, slowdowns: whether two trainings may share a slice, and what pairs cost each other where it was measured.
+        dry_run: orders are only told, never carried out.
+    """
+
+    partitions: tuple[str, ...] = ()
+    rules: Rules = field(default_factory=Rules)
+    horizon_s: float = 60.0
+    sure: float = 0.8
+    forecast_days: int = 14
+    day_s: float = 86400.0
+    restart_s: float = 30.0
+    checkpoint_s: float = 30.0
+    share: bool = False
+    slowdowns: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    dry_run: bool = False
+
+
+@dataclass
+class Refusals:
+    """Orders that Slurm refused lately, and until when they are not tried again (unix seconds)."""
+
+    until: dict[tuple[Kind, int], tuple[float, float]] = field(default_factory=dict)
+
+    def note(self, order: Order, now: float) -> None:
+        """Note that Slurm has refused it once more."""
+        wait = min(_LONGEST_S, 2 * self.until.get((order.kind, order.job), (0.0, _FIRST_S / 2))[1])
+        self.until[order.kind, order.job] = now + wait, wait
+
+    def clear(self, order: Order) -> None:
+        """Note that Slurm has taken it."""
+        self.until.pop((order.kind, order.job), None)
+
+    def barred(self, kind: Kind, now: float) -> set[int]:
+        """Return the jobs with which this is not tried now."""
+        return {job for (which, job), (until, _) in self.until.items() if which is kind and until > now}
+
+    def forget(self, listed: Collection[int]) -> None:
+        """Keep only what concerns these jobs."""
+        self.until = {key: value for key, value in self.until.items() if key[1] in listed}
+
+
+class LendingMemory:
+    """What lending remembers from one decision to the next; nothing is lent before `load`."""
+
+    def __init__(self, settings: LendingSettings) -> None:
+        self.ledger = Ledger()
+        self.trainees = Trainees(settings.restart_s, settings.checkpoint_s)
+        self.expected = Expectation(settings.forecast_days, settings.day_s)
+        self.idle = Idleness()
+        self.refusals = Refusals()
+        self.company = Company(ShareRules(measured=settings.slowdowns), enabled=settings.share)
+        self.loaded = False
+        #: jobs of which the record was asked what their runs achieved
+        self.asked: set[int] = set()
+        self.sights: Mapping[int, Sight] = {}
+        self.round = Round()
+
+    def load(self, past: LendingPast, now: float) -> None:
+        """Start from the record: loans that go on, what was called back, and what inference has needed."""
+        self.ledger.load(loan for row in past.loans if (loan := Loan.from_row(row)) is not None)
+        self.expected.learn(past.uses, now)
+        self.idle.since.update(past.freed)
+        self.recall(past.runs)
+        self.loaded = True
+
+    def recall(self, runs: Iterable[RunProgress]) -> None:
+        """Take in what earlier runs achieved."""
+        for run in runs:
+            report = Report(run.checkpoint, run.ckpt_s, run.items, run.items_per_s)
+            try:
+                self.trainees.recall((run.job, run.restart), Profile.parse(run.profile or ""), report)
+            except ProfileError:  # it had several slices, or none
+                continue
+
+
+@dataclass(frozen=True)
+class LendingDecision:
+    """What follows for training jobs.
+
+    Attributes:
+        orders: what is to be done to them, each job at most once.
+        sights: the elastic training jobs as Slurm shows them.
+        ended: loans that ended since the last decision.
+        changed: loans to be recorded before the orders are carried out.
+    """
+
+    orders: tuple[Order, ...] = ()
+    sights: Mapping[int, Sight] = field(default_factory=dict)
+    ended: tuple[Loan, ...] = ()
+    changed: tuple[Loan, ...] = ()
+
+
+def needed_progress(snapshot: ClusterSnapshot, memory: LendingMemory, settings: LendingSettings) -> frozenset[int]:
+    """Return the jobs that have run before and of which it is not known yet what they achieved."""
+    sights = sights_of(snapshot.jobs, settings.partitions)
+    memory.asked &= sights.keys()
+    return frozenset(job for job, sight in sights.items() if sight.row.restarts) - memory.asked
+
+
+def plan_lending(
+    snapshot: ClusterSnapshot, supply: SupplyDecision, memory: LendingMemory, settings: LendingSettings
+) -> LendingDecision:
+    """Decide on loans after supply has planned for this snapshot; `memory` is brought up to it."""
+    now = snapshot.now
+    absorb(snapshot, memory)
+    if not memory.loaded:
+        return LendingDecision()
+    scene = Scene(now, snapshot.jobs, snapshot.nodes, snapshot.inventory, supply.plan, supply.demands)
+    sights = sights_of(scene.rows, settings.partitions)
+    places = places_of(scene.facts)
+    memory.trainees.gpus(gpu.geometry for node in scene.facts.values() for gpu in node.gpus)
+    memory.company.look(scene.facts, sights)
+    alone = {run: place[2].profile for run, place in places.items() if run not in memory.company.shared}
+    memory.trainees.look(sights, alone)
+    unread = {row.job_id for row in scene.rows if row.unread}
+    ended = memory.ledger.follow(sights, places, memory.trainees.checkpoints(), now, unread)
+    memory.refusals.forget(sights)
+    memory.sights = sights
+    memory.round = decided = _decide(snapshot, scene, sights, places, supply, memory, settings)
+    orders = [order for order in decided.orders if order.job not in memory.refusals.barred(order.kind, now)]
+    if not settings.dry_run:
+        if not snapshot.recording:
+            orders = [order for order in orders if order.kind not in GIVING]
+        for order in orders:
+            _intend(memory.ledger, order, sights[order.job], now)
+    return LendingDecision(tuple(orders), sights, tuple(ended), tuple(memory.ledger.unsaved()))
+
+
+def absorb(snapshot: ClusterSnapshot, memory: LendingMemory) -> None:
+    """Take in what was reported and recorded, without deciding."""
+    memory.trainees.use(snapshot.predictions)
+    for run, report in snapshot.reports:
+        memory.trainees.report(run, report)
+    if snapshot.past is not None and not memory.loaded:
+        memory.load(snapshot.past, snapshot.now)
+    if snapshot.answers.progress is not None:
+        memory.asked |= snapshot.answers.asked.progress
+        memory.recall(snapshot.answers.progress)
+
+
+def _decide(
+    snapshot: ClusterSnapshot,
+    scene: Scene,
+    sights: Mapping[int, Sight],
+    places: Mapping[Run, Place],
+    supply: SupplyDecision,
+    memory: LendingMemory,
+    settings: LendingSettings,
+) -> Round:
+    now = snapshot.now
+    running, waiting = _inference(scene, sights, places, memory.ledger.runs)
+    memory.expected.look(running, waiting, now)
+    reserve = memory.expected.reserve(now, settings.horizon_s, settings.sure)
+    knowledge = Knowledge(
+        memory.trainees.speeds,
+        lambda sight: memory.trainees.costs(sight, now),
+        lambda sight: memory.trainees.left_s(sight, now),
+    )
+    picture = picture_of(
+        scene,
+        sights,
+        memory.ledger,
+        memory.idle,
+        knowledge,
+        reserve,
+        blackout=snapshot.blackout,
+        barred=memory.refusals.barred(Kind.RELEASE, now),
+    )
+    return memory.company.add(picture, decide(picture, settings.rules), settings.rules, supply.shared)
+
+
+def _inference(
+    scene: Scene, sights: Mapping[int, Sight], places: Mapping[Run, Place], loans: Collection[Run]
+) -> tuple[dict[Profile, frozenset[Run]], dict[Profile, int]]:
+    """What jobs that are no loans have (their runs), and wait for, by profile."""
+    running: dict[Profile, set[Run]] = {}
+    for run, (_, _, slot) in places.items():
+        if run not in loans:
+            running.setdefault(slot.profile, set()).add(run)
+    waiting: dict[Profile, int] = {}
+    for demand in scene.wanted:
+        if demand.job not in sights:
+            for profile, count in demand.parts:
+                waiting[profile] = waiting.get(profile, 0) + count * demand.nodes * demand.copies
+    return {profile: frozenset(runs) for profile, runs in running.items()}, waiting
+
+
+# -- intentions, and what became of them -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OrderOutcome:
+    """What became of an order.
+
+    Attributes:
+        before, after: GRES or state of the job before it, and as it was to be.
+        at: when Slurm was called, unix seconds.
+        error: what Slurm objected; empty where it did not.
+        applied: whether Slurm was called at all; where it was not, `error` says why not.
+    """
+
+    order: Order
+    before: str
+    after: str
+    at: float
+    error: str = ""
+    applied: bool = True
+
+
+def settle_lending(outcomes: Iterable[OrderOutcome], memory: LendingMemory) -> tuple[Loan, ...]:
+    """Confirm or withdraw intentions; returns the loans that changed and are to be recorded."""
+    for outcome in outcomes:
+        order = outcome.order
+        if outcome.error:
+            if outcome.applied:
+                memory.refusals.note(order, outcome.at)
+            if outcome.applied or order.kind in GIVING:
+                memory.ledger.refused(order.job, outcome.error, outcome.at)
+            continue
+        memory.refusals.clear(order)
+        if order.kind in (Kind.RELEASE, Kind.SHARE, Kind.SIGNAL, Kind.REQUEUE):
+            memory.ledger.took(order.job, outcome.at)
+    return tuple(memory.ledger.unsaved())
+
+
+def _intend(ledger: Ledger, order: Order, sight: Sight, now: float) -> None:
+    if order.kind in GIVING and order.profile is not None:
+        ledger.release(sight.row, order.profile, order.why, now)
+    elif order.kind is Kind.WITHDRAW:
+        ledger.withdraw(order.job, order.cause, order.why)
+    elif order.kind is Kind.SIGNAL:
+        ledger.signal(order.job, order.cause, order.why)
+    elif order.kind is Kind.REQUEUE:
+        ledger.requeue(order.job, order.cause, order.why)
+
+
+def action_row(outcome: OrderOutcome, *, dry_run: bool = False) -> dict[str, Any]:
+    """An order and its outcome as the record keeps it."""
+    order = outcome.order
+    return {
+        "ts": outcome.at,
+        "job_id": order.job,
+        "restart": order.restart,
+        "kind": order.kind.value,
+        "before": outcome.before,
+        "after": outcome.after,
+        "why": order.why,
+        "dry_run": dry_run,
+        "outcome": outcome.error,
+    }
+
+
+# -- for users ---------------------------------------------------------------------------------------------------------
+
+
+def why_not_lent(job: int, memory: LendingMemory, now: float) -> str | None:
+    """Say why an elastic training job waits; None where it is none or does not."""
+    sight = memory.sights.get(job)
+    if sight is None or not sight.row.pending:
+        return None
+    loan = memory.ledger.open.get(job)
+    if loan is not None:
+        return f"it may start on {loan.profile} since {max(0, int(now - loan.decided))} s ({loan.why})"
+    if not sight.hints.waiting:
+        return "it is being put back to waiting for a slice"
+    return memory.round.lacking.get(job, "Slurm does not let it start yet, see its reason in squeue")

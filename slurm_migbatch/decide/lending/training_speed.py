@@ -1,0 +1,112 @@
+"""How fast a training job is on each profile: what it measured itself, else the predictor's figures.
+
+A job that was on a 1g and a 3g slice knows how they compare better than any predictor. Its items are in a unit of its
+own, so one profile alone tells nothing; of several each is shifted by how far it is off from what all of them are on
+average, and what was not run on is kept between what was measured on smaller and larger slices. All of this is ours;
+`observed` gives the rows of Pollux's model (`goodput.fit`).
+
+Reports are the job's own words. A job that boasts of its speed on large slices would get them first, so what it
+measured counts no further than `TRUST` from what was predicted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from slurm_migbatch.decide.lending.goodput import Observed
+
+LEAST_S: Final = 5.0
+"""Seconds of training below which a report says nothing of speed: warming up takes as long."""
+
+TRUST: Final = 3.0
+"""Largest factor between a measured ratio of two profiles and the predicted one that is believed."""
+
+
+class Heard(NamedTuple):
+    """A run's latest report: what it did on slices of one profile since it began there.
+
+    `seconds` are those of training (where a record has items and items a second, their quotient). `micro` is the batch
+    of one pass forward and backward, None where not told.
+    """
+
+    profile: str
+    items: float
+    seconds: float
+    micro: float | None = None
+    steps: int | None = None
+
+
+def usable(reports: Iterable[Heard]) -> list[Heard]:
+    """Reports that tell a speed: something was done, for long enough, and all of it in finite numbers."""
+    return [
+        one
+        for one in reports
+        if one.profile and 0 < one.items < math.inf and LEAST_S <= one.seconds < math.inf and (one.micro or 1) > 0
+    ]
+
+
+def rates(reports: Iterable[Heard]) -> dict[str, float]:
+    """Items a second on each profile that the job ran on; runs count by their length."""
+    items: dict[str, float] = {}
+    seconds: dict[str, float] = {}
+    for one in usable(reports):
+        items[one.profile] = items.get(one.profile, 0.0) + one.items
+        seconds[one.profile] = seconds.get(one.profile, 0.0) + one.seconds
+    return {profile: items[profile] / seconds[profile] for profile in items}
+
+
+def observed(reports: Iterable[Heard], profile: str) -> list[Observed]:
+    """Measured steps on one profile for `goodput.fit`: one replica, no exchange, so a step is its gradients."""
+    rows = []
+    for one in usable(reports):
+        if one.profile == profile and one.micro is not None:
+            seconds = one.seconds * one.micro / one.items
+            rows.append(Observed(nodes=1, replicas=1, local=one.micro, gradient_s=seconds, step_s=seconds))
+    return rows
+
+
+def speeds(predicted: Mapping[str, float], reports: Sequence[Heard] = ()) -> dict[str, float]:
+    """Speed on every profile of `predicted`, in the predictor's unit (usually of the whole GPU).
+
+    Args:
+        predicted: speed by profile, above 0, by the predictor or a rule.
+        reports: the job's own, of all its runs; profiles that are not in `predicted` tell nothing.
+
+    Raises:
+        ValueError: a predicted speed is not above 0.
+    """
+    if not all(0 < value < math.inf for value in predicted.values()):
+        raise ValueError(f"predicted speeds must be above 0: {dict(predicted)}")
+    measured = {profile: rate for profile, rate in rates(reports).items() if profile in predicted}
+    if not measured:
+        return dict(predicted)
+    weight = dict.fromkeys(measured, 0.0)
+    for one in usable(reports):
+        if one.profile in weight:
+            weight[one.profile] += one.seconds
+    offset = {profile: math.log(rate / predicted[profile]) for profile, rate in measured.items()}
+    middle = math.fsum(offset[p] * weight[p] for p in measured) / math.fsum(weight.values())
+    near = {
+        profile: predicted[profile] * math.exp(max(-_REACH, min(_REACH, offset[profile] - middle)))
+        for profile in measured
+    }
+    return {
+        profile: near.get(profile, _between(profile, value, predicted, near)) for profile, value in predicted.items()
+    }
+
+
+_REACH: Final = math.log(TRUST) / 2
+"""Two figures, each so far off at most in its own direction, make a ratio that is off by TRUST."""
+
+
+def _between(profile: str, value: float, predicted: Mapping[str, float], near: Mapping[str, float]) -> float:
+    """A predicted speed, no less than was measured where less was predicted, and no more than where more was.
+
+    Where these contradict each other it is kept between the two.
+    """
+    below = [speed for other, speed in near.items() if predicted[other] <= value and other != profile]
+    above = [speed for other, speed in near.items() if predicted[other] >= value and other != profile]
+    low, high = max(below, default=0.0), min(above, default=math.inf)
+    return max(min(low, high), min(max(low, high), value))

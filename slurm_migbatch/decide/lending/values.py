@@ -1,0 +1,160 @@
+"""What lending of slices looks at and what it decides: GPUs with their slots, training jobs, an admin's limits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
+
+from slurm_migbatch.decide.lending.allocation import Elastic
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.layout import Layout, Slot
+from slurm_migbatch.mig.profile import Profile
+
+Reason: TypeAlias = Literal["profile", "quota", "round", "reserve", "idle", "room"]
+"""Why a job got nothing: no GPU has a profile of use to it; its account has its share; enough was released this round;
+inference is expected to need the room; free space has not been idle, or at rest after a reclaim, for long enough; there
+is no room."""
+
+
+class Seat(NamedTuple):
+    """A slot on a GPU of the cluster."""
+
+    node: str
+    gpu: int
+    slot: Slot
+
+    def __str__(self) -> str:
+        return f"{self.node}:{self.gpu}:{self.slot}"
+
+
+@dataclass(frozen=True)
+class Lent:
+    """A slot that a training job has."""
+
+    slot: Slot
+    job: Hashable
+
+
+@dataclass(frozen=True)
+class Space:
+    """One GPU of a node that may lend.
+
+    Attributes:
+        taken: slots of inference and of anybody else that is no loan; what was promised to them too.
+        lent: slots of loans, those that are about to end too (until they have).
+        idle_since: since when its free space has been as large as it is, unix seconds.
+        reclaimed: when a loan was last called back here.
+        own: whether it is training's: inference never starts there, so nothing is kept for it and no rest is needed.
+    """
+
+    node: str
+    gpu: int
+    geometry: Geometry
+    taken: tuple[Slot, ...] = ()
+    lent: tuple[Lent, ...] = ()
+    idle_since: float = 0.0
+    reclaimed: float | None = None
+    own: bool = False
+
+    @property
+    def used(self) -> Layout:
+        """All slots on it; raises LayoutError where they overlap."""
+        return Layout((*self.taken, *(one.slot for one in self.lent)))
+
+
+@dataclass(frozen=True)
+class Trainee:
+    """A training job.
+
+    Attributes:
+        speeds: of each profile that it may have, its speed relative to the whole GPU; 0 where it does not fit.
+        nodes: where it may run; None: anywhere.
+        seat: where it runs; None: it waits.
+        since: when it started.
+        restarts: how often it was stopped so far, for whatever reason. `hits`: by a reclaim.
+        left_s: seconds that it would still need on the whole GPU; infinite where that is not known.
+    """
+
+    job: Hashable
+    speeds: Mapping[Profile, float]
+    account: str = ""
+    nodes: frozenset[str] | None = None
+    seat: Seat | None = None
+    since: float = 0.0
+    restarts: int = 0
+    hits: int = 0
+    costs: Elastic = field(default_factory=lambda: Elastic(60.0, 60.0))
+    left_s: float = math.inf
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an admin allows: loans that an account may have at once, and releases in one round. None: any number."""
+
+    releases: int | None = None
+    quota: Mapping[str, int] = field(default_factory=dict)
+    others: int | None = None
+
+    def of(self, account: str) -> float:
+        """Loans of one account."""
+        found = self.quota.get(account, self.others)
+        return math.inf if found is None else found
+
+
+@dataclass(frozen=True)
+class Grant:
+    """A waiting job is released with a profile, thought to start at a seat (supply may find it another)."""
+
+    job: Hashable
+    profile: Profile
+    seat: Seat
+    worth: float
+
+
+@dataclass(frozen=True)
+class Grow:
+    """A running job is worth stopping, to start again on a larger profile.
+
+    `faster` is the new speed over the old one; `gain` the worth left of it when the restart is paid, over `stay_s`
+    seconds.
+    """
+
+    job: Hashable
+    before: Profile
+    profile: Profile
+    seat: Seat
+    faster: float
+    gain: float
+    stay_s: float
+
+
+@dataclass(frozen=True)
+class Lending:
+    """One round's decisions. `short`: what of the reserve has no room even if nothing more is lent."""
+
+    grants: tuple[Grant, ...]
+    grows: tuple[Grow, ...]
+    lacking: Mapping[Hashable, Reason]
+    short: Mapping[Profile, int]
+
+
+def usual_speed(geometry: Geometry, profile: Profile) -> float:
+    """What to expect of training of which nothing is known: the square root of its share of compute slices.
+
+    MISO's table (32 model and batch pairs on an A100) has means of 0.376, 0.530, 0.700 and 0.765 for 1g to 4g; this
+    gives 0.378, 0.535, 0.655 and 0.756.
+    """
+    return math.sqrt(geometry.info(profile).compute_slices / geometry.compute_slices)
+
+
+def within(geometry: Geometry, least: Profile | None, most: Profile | None) -> tuple[Profile, ...]:
+    """The GPU's profiles without suffix that are as large as `least` and no larger than `most` in both respects."""
+    return tuple(
+        info.profile
+        for info in geometry.profiles
+        if not info.profile.suffix
+        and (least is None or (info.profile.compute >= least.compute and info.profile.memory_gb >= least.memory_gb))
+        and (most is None or (info.profile.compute <= most.compute and info.profile.memory_gb <= most.memory_gb))
+    )

@@ -1,0 +1,364 @@
+"""Into which slices the GPUs of a stock are cut.
+
+PARIS (Kim et al., DAC 2022, arXiv 2202.13481) gives a multi-GPU inference server partitions of several sizes, each for
+the batches that fill it: partition k owns the batches between the knee of the next smaller one and its own, and there
+are as many partitions of each size as the load of its batches asks for. The text behind the abstract was not available;
+`paris` is a reconstruction from the definitions in public use: the knee is the smallest batch at 80 % of the
+partition's best throughput (theirs looks at utilisation), R_k the seconds of partition k for one query,
+N_k = R_k C / sum_j size_j R_j. How it rounds, and whether its counts can be placed, is not public; here it rounds by
+largest remainder, and `packed` then cuts real GPUs as near to that as placement rules allow.
+
+`partition` is ours. Three things in PARIS lose capacity: knees split the batches by filling, not by what each size is
+worth; rounding comes after the optimum; and placement comes after rounding. Instead one integer programme over what
+one GPU can hold (`slices.bundles`) finds the cut of all GPUs with the highest flow of work that keeps its limits
+(`flow`). A flow knows no bursts, so short trials of random arrivals (`trial.bounded_rate`, the same stream for all)
+then judge: the cut of the programme and every homogeneous cut, and from the best of them GPU by GPU to its neighbours
+as long as that helps. So it is never worse than the best homogeneous cut in the trials that it was chosen by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from scipy import sparse
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
+
+from slurm_migbatch.decide.capacity.speeds import bundles, holds
+from slurm_migbatch.decide.paris_elsa.assignment import Board, Work
+from slurm_migbatch.decide.paris_elsa.trial import ALLOWED, Stream, Trial, bounded_rate, central, stream
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.layout import EMPTY, Layout
+from slurm_migbatch.mig.planning import plan_free
+from slurm_migbatch.mig.profile import Profile
+
+KNEE_SHARE: Final = 0.8
+PIECES: Final = 2000
+"""Pieces of work in a trial while searching."""
+MARGIN: Final = 0.8
+"""Of the work that may be late only this part may be so in trials: a cut that just keeps the bound on one short stream
+breaks it on another."""
+NEIGHBOURS: Final = 24
+"""Trials of neighbours at most: each costs a few milliseconds when it fails, ten times as much when it helps."""
+GAIN: Final = 1.005
+"""A neighbour has to be better by more than this."""
+_GAP: Final = 0.005
+_TIME_LIMIT_S: Final = 10.0
+
+Counts = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """GPUs cut into slices.
+
+    Attributes:
+        kinds: the profiles that counts speak of.
+        gpus: for each GPU, how many slices of each kind.
+        rate: the latency-bounded rate that the trials found, in pieces of work a second; 0 where not tried.
+        origin: which candidate it came from.
+    """
+
+    kinds: tuple[Profile, ...]
+    gpus: tuple[Counts, ...]
+    rate: float = 0.0
+    origin: str = ""
+
+    @property
+    def stock(self) -> Counts:
+        """Slices of each kind on all GPUs."""
+        return total(self.gpus, len(self.kinds))
+
+    def layouts(self, geometry: Geometry) -> tuple[Layout, ...]:
+        """Legal places for the slices of each GPU."""
+        return tuple(
+            plan_free(geometry, EMPTY, [k for k, n in zip(self.kinds, counts, strict=True) for _ in range(n)])
+            for counts in self.gpus
+        )
+
+
+def total(gpus: Iterable[Counts], kinds: int) -> Counts:
+    """Slices of each kind on all these GPUs."""
+    counts = [0] * kinds
+    for gpu in gpus:
+        for k, n in enumerate(gpu):
+            counts[k] += n
+    return tuple(counts)
+
+
+def ways(geometry: Geometry, kinds: Sequence[Profile]) -> tuple[Counts, ...]:
+    """Every way to fill one GPU, as counts in the order of `kinds`; no slice could be added to any."""
+    return bundles(geometry, tuple(kinds))
+
+
+def homogeneous(geometry: Geometry, kinds: Sequence[Profile], gpus: int) -> list[Cut]:
+    """One cut for each kind, with as many slices of it as each GPU can hold and nothing else."""
+    cuts = []
+    for k, kind in enumerate(kinds):
+        n = max(n for n in range(geometry.info(kind).max_instances + 1) if holds(geometry, [kind] * n))
+        one = tuple(n if i == k else 0 for i in range(len(kinds)))
+        cuts.append(Cut(tuple(kinds), (one,) * gpus, origin=f"only {kind}"))
+    return cuts
+
+
+# -- PARIS, reconstructed ------------------------------------------------------------------------------------------
+
+
+def paris(works: Sequence[Work], sizes: Sequence[float], capacity: float) -> list[float]:
+    """PARIS's number of partitions of each size, before rounding (reconstruction).
+
+    Args:
+        works: the batches of one model in ascending order, with their shares; limits are not looked at.
+        sizes: compute slices of each kind, ascending.
+        capacity: compute slices of all GPUs together.
+    """
+    edges = []
+    for k in range(len(sizes)):
+        rates = [(b + 1) / work.seconds[k] for b, work in enumerate(works)]
+        best = max(rates)
+        edges.append(next(b + 1 for b, rate in enumerate(rates) if rate >= KNEE_SHARE * best) if best > 0 else 0)
+    edges[-1] = len(works)
+    need, before = [], 0
+    for k, edge in enumerate(edges):
+        owned = works[before : max(edge, before)]
+        need.append(sum(work.share * work.seconds[k] for work in owned))
+        before = max(edge, before)
+    whole = sum(size * seconds for size, seconds in zip(sizes, need, strict=True))
+    return [seconds * capacity / whole for seconds in need]
+
+
+def largest_remainder(wanted: Sequence[float], sizes: Sequence[float], capacity: float) -> list[int]:
+    """Whole counts near the wanted ones: rounded down, then one more by largest remainder while compute slices last."""
+    counts = [math.floor(n + 1e-9) for n in wanted]
+    left = capacity - sum(n * size for n, size in zip(counts, sizes, strict=True))
+    for k in sorted(range(len(sizes)), key=lambda k: (counts[k] - wanted[k], k)):
+        if wanted[k] > counts[k] and sizes[k] <= left:
+            counts[k] += 1
+            left -= sizes[k]
+    return counts
+
+
+def packed(geometry: Geometry, kinds: Sequence[Profile], gpus: int, counts: Sequence[int], origin: str = "") -> Cut:
+    """A cut near these counts that can be placed: the largest first, each on the first GPU that has a legal place.
+
+    What no GPU can hold is dropped, and what stays free is filled with the largest that fits.
+    """
+    held: list[list[Profile]] = [[] for _ in range(gpus)]
+    order = sorted(range(len(kinds)), key=lambda k: kinds[k], reverse=True)
+    for k in order:
+        for _ in range(counts[k]):
+            for gpu in held:
+                if holds(geometry, [*gpu, kinds[k]]):
+                    gpu.append(kinds[k])
+                    break
+    for gpu in held:
+        for k in order:
+            while holds(geometry, [*gpu, kinds[k]]):
+                gpu.append(kinds[k])
+    return Cut(tuple(kinds), tuple(tuple(gpu.count(kind) for kind in kinds) for gpu in held), origin=origin)
+
+
+# -- ours ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The highest rate of work that a cut can carry if arrivals were even: `rate` pieces a second, ways by number."""
+
+    rate: float
+    ways: tuple[float, ...]
+
+
+def flow(works: Sequence[Work], ways: Sequence[Counts], gpus: int, *, whole: bool, late: float = 0.0) -> Flow:
+    """The best flow over all ways to cut the GPUs.
+
+        maximise   r
+        such that  sum_k x_ck + z_ck = r share_c                     for each class c
+                   sum_c seconds_ck (x_ck + z_ck) <= sum_w n_w way_wk   for each kind k
+                   sum of z over a group <= late * r * its share,   sum_w n_w <= gpus
+
+    with x_ck the rate of class c on kind k where it keeps its limit, z_ck where it does not. A class that keeps its
+    limit nowhere may run anywhere.
+
+    Args:
+        works: the classes.
+        ways: counts of each kind on one GPU, `ways()` or a part of them.
+        gpus: how many GPUs.
+        whole: GPUs in whole numbers (an integer programme); else in parts, which is an upper bound.
+        late: the share of each group's work that may be late.
+    """
+    kinds = range(len(ways[0]))
+    total_share = sum(work.share for work in works)
+    timely, tardy = [], []
+    for c, work in enumerate(works):
+        fits = [k for k in kinds if work.seconds[k] < math.inf]
+        keeps = [k for k in fits if work.seconds[k] <= work.limit_s]
+        timely += [(c, k) for k in keeps or fits]
+        if late and keeps:
+            tardy += [(c, k) for k in fits if k not in keeps]
+    cells = [*timely, *tardy]
+    if {c for c, _ in timely} != set(range(len(works))):
+        return Flow(0.0, (0.0,) * len(ways))
+    unit = sum(work.share / total_share * min(work.seconds) for work in works)  # so that all numbers are near 1
+    n, groups = len(cells), 1 + max(work.group for work in works)
+    size = n + 1 + len(ways)
+    share = [0.0] * groups
+    for work in works:
+        share[work.group] += work.share / total_share
+    rows: list[tuple[int, int, float]] = []
+    for j, (c, k) in enumerate(cells):
+        rows += [(c, j, 1.0), (len(works) + k, j, works[c].seconds[k] / unit)]
+    rows += [(c, n, -work.share / total_share) for c, work in enumerate(works)]
+    for w, way in enumerate(ways):
+        rows += [(len(works) + k, n + 1 + w, -float(way[k])) for k in kinds if way[k]]
+    first = len(works) + len(kinds)
+    rows += [(first, n + 1 + w, 1.0) for w in range(len(ways))]
+    for j, (c, _) in enumerate(tardy, len(timely)):
+        rows.append((first + 1 + works[c].group, j, 1.0))
+    rows += [(first + 1 + g, n, -late * share[g]) for g in range(groups)]
+    down, across, values = zip(*rows, strict=True)
+    matrix = sparse.csc_array((values, (down, across)), shape=(first + 1 + groups, size))
+    upper = np.zeros(first + 1 + groups)
+    upper[first] = gpus
+    lower = np.full(first + 1 + groups, -np.inf)
+    lower[: len(works)] = 0.0
+    cost = np.zeros(size)
+    cost[n] = -1.0
+    found = milp(
+        cost,
+        constraints=LinearConstraint(matrix, lower, upper),
+        bounds=Bounds(np.zeros(size), np.full(size, np.inf)),
+        integrality=np.concatenate([np.zeros(n + 1), np.full(len(ways), int(whole))]),
+        options={"mip_rel_gap": _GAP, "time_limit": _TIME_LIMIT_S},
+    )
+    if found.x is None:
+        return Flow(0.0, (0.0,) * len(ways))
+    chosen = found.x[n + 1 :]
+    return Flow(float(found.x[n]) / unit, tuple((np.rint(chosen) if whole else chosen).tolist()))
+
+
+def split(works: Sequence[Work], stock: Sequence[float]) -> list[list[float]]:
+    """How the work of each class is best split over the kinds of one fixed stock: fractions by class and kind.
+
+        minimise u  such that  sum_c share_c seconds_ck f_ck <= u stock_k  for each kind k,  sum_k f_ck = 1
+
+    with f_ck = 0 where the limit is not kept or nothing is in stock. A class that fits nowhere has zeros.
+    """
+    fractions = [[0.0] * len(stock) for _ in works]
+    cells = [
+        (c, k)
+        for c, work in enumerate(works)
+        for k, n in enumerate(stock)
+        if n and work.seconds[k] <= work.limit_s and work.seconds[k] < math.inf
+    ]
+    if not cells:
+        return fractions
+    served = sorted({c for c, _ in cells})
+    unit = max(works[c].share * works[c].seconds[k] for c, k in cells)
+    load = np.zeros((len(stock), len(cells) + 1))
+    whole = np.zeros((len(served), len(cells) + 1))
+    for j, (c, k) in enumerate(cells):
+        load[k, j] = works[c].share * works[c].seconds[k] / unit
+        whole[served.index(c), j] = 1.0
+    load[:, -1] = [-float(n) for n in stock]
+    cost = np.zeros(len(cells) + 1)
+    cost[-1] = 1.0
+    found = linprog(cost, A_ub=load, b_ub=np.zeros(len(stock)), A_eq=whole, b_eq=np.ones(len(served)))
+    for (c, k), value in zip(cells, found.x[:-1].tolist(), strict=True):
+        fractions[c][k] = max(0.0, value)
+    return fractions
+
+
+def partition(
+    geometry: Geometry,
+    kinds: Sequence[Profile],
+    works: Sequence[Work],
+    gpus: int,
+    *,
+    seed: int = 0,
+    pieces: int = PIECES,
+    neighbours: int = NEIGHBOURS,
+    trial: Trial = central,
+    others: Sequence[Cut] = (),
+) -> Cut:
+    """The cut of the GPUs with the highest latency-bounded rate that the search finds; see the module.
+
+    Args:
+        geometry: of every GPU.
+        kinds: profiles that may be stocked.
+        works: classes of work, their seconds in the order of `kinds`.
+        gpus: how many GPUs; the search is meant for up to a few dozen that serve the same models.
+        seed: of the arrivals in the trials.
+        pieces: of work in one trial.
+        neighbours: most neighbours that are tried.
+        trial: how work is dispatched.
+        others: more candidates, such as the cut that is in force.
+    """
+    possible = ways(geometry, kinds)
+    prices = [float(kind.compute) for kind in kinds]
+    chance = np.random.Generator(np.random.PCG64(seed))
+    arrivals = stream(works, pieces, chance, allowed=MARGIN * ALLOWED, exact=True)
+    judge = _Judge(works, prices, arrivals, trial)
+    candidates = [*homogeneous(geometry, kinds, gpus), *others]
+    for late, origin in ((0.0, "flow"), (MARGIN * ALLOWED, "flow with late work")):
+        best = flow(works, possible, gpus, whole=True, late=late)
+        if best.rate:
+            chosen = [way for way, n in zip(possible, best.ways, strict=True) for _ in range(round(n))]
+            candidates.append(Cut(tuple(kinds), tuple(chosen), origin=origin))
+    bound = flow(works, possible, gpus, whole=False, late=ALLOWED).rate
+    tried: dict[Counts, float] = {}
+    best_cut = Cut(tuple(kinds), candidates[0].gpus, 0.0, "nothing serves this work within its limits")
+    for cut in reversed(candidates):
+        rate = judge.rate(cut.stock, best_cut.rate or 0.8 * bound, must_beat=best_cut.rate)
+        tried[cut.stock] = rate
+        if rate > best_cut.rate:
+            best_cut = Cut(cut.kinds, cut.gpus, rate, cut.origin)
+    if not best_cut.rate:
+        return best_cut
+    return _climb(best_cut, possible, judge, tried, neighbours)
+
+
+class _Judge:
+    def __init__(self, works: Sequence[Work], prices: Sequence[float], arrivals: Stream, trial: Trial) -> None:
+        self.works, self.prices, self.arrivals, self.trial = works, prices, arrivals, trial
+
+    def rate(self, stock: Counts, guess: float, must_beat: float) -> float:
+        """The latency-bounded rate, or 0 where it is clearly no better than `must_beat`."""
+        board = Board(self.works, self.prices, stock)
+        if must_beat and self.trial(board, self.arrivals, must_beat * GAIN) is None:
+            return 0.0
+        return bounded_rate(self.trial, board, self.arrivals, guess)
+
+
+def _climb(cut: Cut, possible: Sequence[Counts], judge: _Judge, tried: dict[Counts, float], most: int) -> Cut:
+    """Change one GPU at a time as long as that helps, the changes that the last success points at first."""
+    steps = _moves(possible)
+    left, position = most, 0
+    since = 0
+    while left and since < len(steps):
+        away, to = steps[position % len(steps)]
+        position += 1
+        since += 1
+        if away not in cut.gpus:
+            continue
+        gpus = list(cut.gpus)
+        gpus[gpus.index(away)] = to
+        stock = total(gpus, len(cut.kinds))
+        if stock in tried:
+            continue
+        left -= 1
+        tried[stock] = rate = judge.rate(stock, cut.rate * GAIN, must_beat=cut.rate)
+        if rate > cut.rate:
+            cut = Cut(cut.kinds, tuple(sorted(gpus, reverse=True)), rate, f"{cut.origin.split(',')[0]}, then improved")
+            position -= 1
+            since = 0
+    return cut
+
+
+def _moves(possible: Sequence[Counts]) -> list[tuple[Counts, Counts]]:
+    """From one way to another, those that change few slices first."""
+    changed = [(sum(abs(m - n) for m, n in zip(a, b, strict=True)), a, b) for a in possible for b in possible]
+    return [(a, b) for distance, a, b in sorted(changed) if distance]

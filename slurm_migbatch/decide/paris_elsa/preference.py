@@ -1,0 +1,117 @@
+"""What free space is best offered as, by what was asked for lately and what waits now: PARIS for a live site.
+
+PARIS gives every size of slice the batches that fill it, and cuts GPUs by how much of each comes (Kim et al., DAC 2022;
+`decide.paris_elsa.partition` has what is ours). Here the submit filter says which slice a job's bucket belongs to, and the history
+how many jobs of it come and how long they run. Supply wants one order of profiles in which it fills the free space of
+every GPU, again and again until nothing fits; so of the cut that the policy finds only the mix counts. Orders that
+follow it, or one of its GPUs, are tried on one stream of arrivals, filled by the placement rules of the GPU, and the
+best of them is taken.
+
+An order is a guess about what nobody has asked for yet. A pending job gets room whatever stands here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from slurm_migbatch.decide.paris_elsa.assignment import Board, Work
+from slurm_migbatch.decide.paris_elsa.partition import Cut, partition
+from slurm_migbatch.decide.paris_elsa.trial import bounded_rate, central, stream
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.layout import EMPTY
+from slurm_migbatch.mig.planning import plan_free
+from slurm_migbatch.mig.profile import Profile
+
+HORIZON_S: Final = 600.0
+"""Seconds of the usual arrivals that weigh as much as what waits now."""
+PATIENCE: Final = 2.0
+"""Work is wanted done within so many times what it takes where it takes longest."""
+GPUS: Final = 8
+"""GPUs for which the mix is sought; more of a kind are cut in the same way."""
+PIECES: Final = 400
+NEIGHBOURS: Final = 8
+MOST_KINDS: Final = 6
+"""Profiles of one kind of GPU among which the mix is sought, those with most work."""
+LONGEST: Final = 16
+"""Entries of an order at most; supply repeats it."""
+
+
+@dataclass(frozen=True)
+class Class:
+    """Jobs alike: how many slices they asked for, of which profile, and how many seconds they hold one."""
+
+    count: float
+    seconds: float
+    profile: Profile
+
+
+def preference(gpus: Mapping[Geometry, int], classes: Sequence[Class], *, seed: int = 0) -> tuple[Profile, ...]:
+    """The order in which free space is best filled; empty where nothing is known that these GPUs could serve.
+
+    Args:
+        gpus: how many of each kind there are; profiles of one kind mean nothing to another.
+        classes: what came lately and what waits.
+        seed: of the arrivals in the trials.
+    """
+    kinds = sorted(((geometry.name, geometry, min(n, GPUS)) for geometry, n in gpus.items() if n), key=lambda k: k[0])
+    return tuple(profile for _, geometry, n in kinds for profile in _order(geometry, n, classes, seed))
+
+
+def _order(geometry: Geometry, gpus: int, classes: Sequence[Class], seed: int) -> tuple[Profile, ...]:
+    mine = [each for each in classes if each.profile in geometry and each.count > 0 and each.seconds > 0]
+    kinds = _kinds(mine)
+    works: list[Work] = []
+    for each in mine:
+        if each.profile in kinds:
+            seconds = tuple(each.seconds if kind == each.profile else math.inf for kind in kinds)
+            works.append(Work(each.count, PATIENCE * each.seconds, seconds, len(works)))
+    if not works:
+        return ()
+    cut = partition(geometry, kinds, works, gpus, seed=seed, pieces=PIECES, neighbours=NEIGHBOURS)
+    arrivals = stream(works, PIECES, np.random.Generator(np.random.PCG64(seed + 1)), exact=True)
+    prices = [float(kind.compute) for kind in kinds]
+    best: tuple[Profile, ...] = ()
+    best_rate = 0.0
+    for order in _candidates(cut, works):
+        filled = plan_free(geometry, EMPTY, order * geometry.max_slots).counts()
+        board = Board(works, prices, [filled[kind] * gpus for kind in kinds])
+        rate = bounded_rate(central, board, arrivals, best_rate or cut.rate or 1.0)
+        if rate > best_rate or not best:
+            best, best_rate = order, rate
+    return best
+
+
+def _kinds(classes: Sequence[Class]) -> list[Profile]:
+    """The profiles on which there is most work, ascending."""
+    load: dict[Profile, float] = {}
+    for each in classes:
+        load[each.profile] = load.get(each.profile, 0.0) + each.count * each.seconds * each.profile.compute
+    return sorted(sorted(load, key=lambda profile: (-load[profile], profile))[:MOST_KINDS])
+
+
+def _candidates(cut: Cut, works: Sequence[Work]) -> list[tuple[Profile, ...]]:
+    """Orders that follow the mix of all GPUs, of one of them (the most frequent first), and of the load itself."""
+    ways = sorted(set(cut.gpus), key=lambda way: (-cut.gpus.count(way), way))
+    load = [sum(w.share * w.seconds[k] for w in works if w.seconds[k] < math.inf) for k in range(len(cut.kinds))]
+    mixes: list[Sequence[float]] = [cut.stock, *ways, load]
+    orders = [_sequence(cut.kinds, mix) for mix in mixes]
+    return list(dict.fromkeys(order for order in orders if order))
+
+
+def _sequence(kinds: Sequence[Profile], mix: Sequence[float]) -> tuple[Profile, ...]:
+    """Profiles in turn, each as often as the mix says (by the highest averages, the larger first where they are
+    equal)."""
+    least = min((n for n in mix if n > 0), default=0.0)
+    length = min(LONGEST, sum(round(n / least) for n in mix)) if least else 0
+    given = [0] * len(mix)
+    order = []
+    for _ in range(length):
+        k = max(range(len(mix)), key=lambda k: (mix[k] / (2 * given[k] + 1), kinds[k]))
+        given[k] += 1
+        order.append(kinds[k])
+    return tuple(order)

@@ -1,0 +1,193 @@
+"""Short trials of a stream of work on a stock of slices: who judges partitions, and what the experiment measures.
+
+A stream is drawn once, with gaps of mean 1, and squeezed to any rate, so that every stock and every rate meets the same
+pieces of work. The **latency-bounded rate** is the highest at which no group of work has more than its allowed share of
+pieces late (`ALLOWED` keeps the 95th percentile of latency within the limit) and no piece takes more than `WORST`
+limits (nobody is starved to reach it).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+
+from slurm_migbatch.decide.paris_elsa.assignment import Board, Central, Waiting, Work, elsa
+
+ALLOWED: Final = 0.05
+WORST: Final = 10.0
+LARGEST_STEP: Final = 1e4
+"""A rate so many times smaller than the last that failed is not looked for."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Pieces of work in the order of arrival: cumulated gaps of mean 1, and classes. Of each group the pieces that may
+    be late."""
+
+    times: tuple[float, ...]
+    works: tuple[int, ...]
+    may_be_late: tuple[int, ...]
+
+    def at(self, rate: float) -> list[float]:
+        """Times of arrival in seconds, at so many pieces a second."""
+        return [time / rate for time in self.times]
+
+
+def stream(
+    works: Sequence[Work], pieces: int, chance: np.random.Generator, *, allowed: float = ALLOWED, exact: bool = False
+) -> Stream:
+    """Poisson arrivals of classes by their shares.
+
+    Args:
+        works: the classes.
+        pieces: how many.
+        chance: where gaps and classes come from.
+        allowed: the share of each group's pieces that may be late.
+        exact: each class comes as often as its share says, in random order, so that a short stream has the right mix.
+    """
+    shares = np.array([work.share for work in works], dtype=np.float64)
+    shares /= shares.sum()
+    times = np.cumsum(chance.exponential(size=pieces))
+    if exact:
+        edges = np.rint(np.cumsum(shares) * pieces).astype(int)
+        drawn = chance.permutation(np.repeat(np.arange(len(works)), np.diff(edges, prepend=0)))
+    else:
+        drawn = chance.choice(len(works), p=shares, size=pieces)
+    counts = np.bincount(np.array([work.group for work in works])[drawn])
+    return Stream(tuple(times.tolist()), tuple(drawn.tolist()), tuple(int(allowed * count) for count in counts))
+
+
+class Trial(Protocol):
+    """One way to dispatch."""
+
+    def __call__(self, board: Board, stream: Stream, rate: float, /) -> list[float] | None:
+        """Latency over limit of each piece in order of arrival, or None as soon as the bounds cannot hold."""
+        ...
+
+
+class _Ledger:
+    """Latencies so far, and whether the bounds can still hold."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.latencies = [math.inf] * len(stream.times)
+        self.left = list(stream.may_be_late)
+        self.lost = False
+
+    def note(self, index: int, work: Work, latency: float) -> None:
+        relative = latency / work.limit_s
+        self.latencies[index] = relative
+        if relative > 1 + 1e-9:
+            self.left[work.group] -= 1
+            if self.left[work.group] < 0 or relative > WORST:
+                self.lost = True
+
+    def result(self) -> list[float] | None:
+        return None if self.lost or math.inf in self.latencies else self.latencies
+
+
+def central(board: Board, stream: Stream, rate: float) -> list[float] | None:
+    """`dispatch.Central`."""
+    works, ledger, queue = board.works, _Ledger(stream), Central(board)
+    busy: list[tuple[float, int]] = []
+
+    def start(piece: Waiting, kind: int, now: float) -> None:
+        work = works[piece.work]
+        finish = now + work.seconds[kind]
+        ledger.note(piece.name, work, finish - piece.arrived)
+        heapq.heappush(busy, (finish, kind))
+
+    def advance(until: float) -> None:
+        while busy and busy[0][0] <= until:
+            now, kind = heapq.heappop(busy)
+            piece = queue.release(now, kind)
+            if piece is not None:
+                start(piece, kind, now)
+            elif queue.late:
+                for piece, other in queue.start_idle(now):
+                    start(piece, other, now)
+
+    for index, (now, number) in enumerate(zip(stream.at(rate), stream.works, strict=True)):
+        if busy and busy[0][0] <= now:
+            advance(now)
+        piece = Waiting(now, number, index)
+        kind = queue.arrive(piece)
+        if kind is not None:
+            start(piece, kind, now)
+        elif ledger.lost:
+            return None
+    while busy and not ledger.lost:
+        advance(busy[0][0])
+    return ledger.result()
+
+
+def first_idle(board: Board, stream: Stream, rate: float) -> list[float] | None:
+    """First idle, first served: one queue, whose head goes to the partition that has been idle longest."""
+    works, ledger = board.works, _Ledger(stream)
+    free = [(0.0, number, kind) for number, kind in enumerate(_each(board.stock))]
+    for index, (now, number) in enumerate(zip(stream.at(rate), stream.works, strict=True)):
+        since, which, kind = free[0]
+        own = works[number].seconds[kind]
+        if own == math.inf:
+            return None
+        finish = max(now, since) + own
+        heapq.heapreplace(free, (finish, which, kind))
+        ledger.note(index, works[number], finish - now)
+        if ledger.lost:
+            return None
+    return ledger.result()
+
+
+def early(board: Board, stream: Stream, rate: float) -> list[float] | None:
+    """`dispatch.elsa`: each piece is bound to a partition as it comes."""
+    works, ledger = board.works, _Ledger(stream)
+    free_at = [[0.0] * count for count in board.stock]
+    for index, (now, number) in enumerate(zip(stream.at(rate), stream.works, strict=True)):
+        chosen = elsa(now, works[number], free_at)
+        if chosen is None:
+            return None
+        free_at[chosen.kind][chosen.number] = chosen.finish
+        ledger.note(index, works[number], chosen.finish - now)
+        if ledger.lost:
+            return None
+    return ledger.result()
+
+
+def _each(stock: Sequence[int]) -> list[int]:
+    return [kind for kind, count in enumerate(stock) for _ in range(count)]
+
+
+def bounded_rate(trial: Trial, board: Board, stream: Stream, guess: float, precision: float = 0.005) -> float:
+    """The latency-bounded rate in pieces a second, by bisection from a first guess; 0 where none is found.
+
+    Sampled lateness is not quite monotonous in the rate: what is returned is a rate that holds, next to one (larger by
+    the precision at most) that does not.
+    """
+
+    def holds(rate: float) -> bool:
+        return trial(board, stream, rate) is not None
+
+    low, step = guess, 1.02
+    if holds(guess):
+        high = guess * step
+        while holds(high):
+            low, step = high, step**2
+            high *= step
+    else:
+        high, low = guess, guess / step
+        while not holds(low):
+            high, step = low, step**2
+            if step > LARGEST_STEP:
+                return 0.0
+            low /= step
+    while high > low * (1 + precision):
+        middle = math.sqrt(low * high)
+        if holds(middle):
+            low = middle
+        else:
+            high = middle
+    return low

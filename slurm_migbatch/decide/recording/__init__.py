@@ -1,0 +1,1 @@
+"""Recordings of decisions: written by migbatchd, decided again by `migbatch replay`."""

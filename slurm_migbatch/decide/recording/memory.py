@@ -1,0 +1,196 @@
+"""What is remembered between decisions, as plain data: taken out of a `Memory`, written, read, and put into another.
+
+Only what carries meaning from round to round is kept. What settings say (`Turns.hold_s`) comes from the settings of the
+memory that it is put into, so that a recording can be decided on with others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from typing import Any, Final
+
+from slurm_migbatch.decide.capacity.model import Reservation
+from slurm_migbatch.decide.core import Memory
+from slurm_migbatch.decide.dispatch.arrays import Bounds, Task, Throttle
+from slurm_migbatch.decide.dispatch.retype import Promise, Retype, Turns
+from slurm_migbatch.decide.dispatch.stage import DispatchMemory
+from slurm_migbatch.decide.lending.elastic_jobs import Report, Trainees
+from slurm_migbatch.decide.lending.expectation import Expectation
+from slurm_migbatch.decide.lending.forecast import Minute, Rises
+from slurm_migbatch.decide.lending.ledger import Ledger, Loan, Past
+from slurm_migbatch.decide.lending.model import Kind
+from slurm_migbatch.decide.lending.pairs import Pair
+from slurm_migbatch.decide.lending.slice_sharing import Company
+from slurm_migbatch.decide.lending.stage import LendingMemory, Refusals
+from slurm_migbatch.decide.lending.training_speed import Heard
+from slurm_migbatch.decide.lending.view import Idleness
+from slurm_migbatch.decide.recording.codec import Codec, CodecError, Json
+from slurm_migbatch.decide.snapshot import Run
+from slurm_migbatch.decide.supply.stage import SupplyMemory
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.workload.loans import LoanHints
+
+State = dict[str, Any]
+"""What an object remembers, by attribute; those that remember themselves are states again."""
+
+#: what is kept of each class, by attribute: the type, or the class itself where it is one of these
+REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
+    Memory: {"supply": SupplyMemory, "dispatch": DispatchMemory, "lending": LendingMemory},
+    SupplyMemory: {
+        "reservations": tuple[Reservation, ...],
+        "standing": dict[int, tuple[tuple[str, ...], int, float]],
+        "avoided": dict[int, dict[str, float]],
+        "sent_back": set[int],
+        "pairs": dict[int, int],
+        "preference": tuple[Profile, ...] | None,
+    },
+    DispatchMemory: {
+        "turns": Turns,
+        "bounds": Bounds,
+        "promises": OrderedDict[str, Promise | None],
+        "absent": dict[str, tuple[float, float]],
+        "runs": dict[int, tuple[Task, ...]],
+        "replayed": set[int],
+        "looked_after": dict[int, float],
+        "unsure": list[tuple[Retype | Throttle, str]],
+        "refused": dict[int, float],
+        "last": float | None,
+        "predicted_by": str,
+    },
+    Turns: {"last": dict[str, tuple[float, Profile]], "barred": dict[str, frozenset[Profile]]},
+    Bounds: {"asked": dict[int, int | None], "ours": dict[int, int]},
+    LendingMemory: {
+        "ledger": Ledger,
+        "trainees": Trainees,
+        "expected": Expectation,
+        "idle": Idleness,
+        "refusals": Refusals,
+        "company": Company,
+        "loaded": bool,
+        "asked": set[int],
+    },
+    Ledger: {
+        "open": dict[int, Loan],
+        "past": dict[int, Past],
+        "runs": set[Run],
+        "reclaimed": dict[str, float],
+        "_unsaved": dict[tuple[int, int, float], Loan],
+        "_expected": dict[tuple[int, int], Loan],
+    },
+    Trainees: {
+        "_version": str | None,
+        "_reports": dict[Run, Report],
+        "_heard": dict[int, dict[int, Heard]],
+        "_geometries": tuple[Geometry, ...],
+        "_usual": dict[LoanHints, dict[Profile, float]],
+        "_predicted": dict[tuple[LoanHints, str], dict[Profile, float]],
+    },
+    Expectation: {"_all": Rises, "_rises": dict[Profile, Rises], "_level": Counter[Profile]},
+    Rises: {
+        "_minutes": dict[int, Minute],
+        "_level": int,
+        "_at": float | None,
+        "_known": tuple[int, float, int] | None,
+    },
+    Idleness: {"since": dict[str, float], "_taken": dict[str, int]},
+    Refusals: {"until": dict[tuple[Kind, int], tuple[float, float]]},
+    Company: {
+        "_pairs": dict[int, tuple[Pair, float]],
+        "_rest": dict[tuple[int, int], float],
+        "_beside": dict[Run, Run],
+        "_located": set[Run],
+        "shared": set[Run],
+    },
+}
+#: attributes that are settings, save work, or are made anew by every decision
+DERIVED: Final[Mapping[type, frozenset[str]]] = {
+    SupplyMemory: frozenset({"planner", "known"}),
+    Turns: frozenset({"hold_s"}),
+    LendingMemory: frozenset({"sights", "round"}),
+    Trainees: frozenset({"_predict", "_restart_s", "_checkpoint_s"}),
+    Expectation: frozenset({"_days", "_day_s"}),
+    Rises: frozenset({"_bin", "_day", "_around", "_days"}),
+    Company: frozenset({"_rules", "_enabled"}),
+}
+
+
+def take(memory: Memory) -> State:
+    """Return what is remembered; later changes of `memory` do not show in it. Fast: a round waits for it."""
+    return _taken(memory)
+
+
+def _taken(thing: Any) -> State:
+    if isinstance(thing, Rises):
+        return _taken_rises(thing)
+    return {name: _copied(getattr(thing, name)) for name in REMEMBERED[type(thing)]}
+
+
+def _copied(value: Any) -> Any:
+    if type(value) in REMEMBERED:
+        return _taken(value)
+    if isinstance(value, dict):
+        copy = value.copy()
+        if any(isinstance(each, (dict, list, set)) or type(each) in REMEMBERED for each in copy.values()):
+            copy.update({key: _copied(each) for key, each in copy.items()})
+        return copy
+    return value.copy() if isinstance(value, (set, list)) else value
+
+
+def _taken_rises(rises: Rises) -> State:
+    """Minutes that are over do not change any more, and there are many."""
+    state = {name: getattr(rises, name) for name in REMEMBERED[Rises]}
+    minutes = state["_minutes"] = dict(state["_minutes"])
+    if minutes:
+        newest = max(minutes)
+        minutes[newest] = Minute(minutes[newest].rises.copy(), minutes[newest].spent.copy())
+    return state
+
+
+def encode(state: State, codec: Codec) -> Json:
+    """Return a state as what `json.dumps` takes."""
+    return _encoded(state, Memory, codec)
+
+
+def _encoded(state: State, kind: type, codec: Codec) -> Json:
+    return {name: _encoded_part(state[name], hint, codec) for name, hint in REMEMBERED[kind].items()}
+
+
+def _encoded_part(value: Any, hint: Any, codec: Codec) -> Json:
+    if hint in REMEMBERED:
+        return _encoded(value, hint, codec)
+    if hint == dict[Profile, Rises]:
+        return [[profile.name, _encoded(rises, Rises, codec)] for profile, rises in value.items()]
+    return codec.encode(value, hint)
+
+
+def restore(data: Json, memory: Memory, codec: Codec) -> None:
+    """Put what `encode` returned into a new memory.
+
+    Raises:
+        CodecError: it is no such data.
+    """
+    _restore(data, memory, codec)
+
+
+def _restore(data: Json, thing: Any, codec: Codec) -> None:
+    if not isinstance(data, dict):
+        raise CodecError("what was remembered is missing")
+    for name, hint in REMEMBERED[type(thing)].items():
+        if name not in data:
+            continue
+        if hint in REMEMBERED:
+            _restore(data[name], getattr(thing, name), codec)
+        elif hint == dict[Profile, Rises]:
+            setattr(thing, name, _restored_rises(data[name], thing, codec))
+        else:
+            setattr(thing, name, codec.decode(data[name], hint))
+
+
+def _restored_rises(data: Json, expected: Expectation, codec: Codec) -> dict[Profile, Rises]:
+    found = {}
+    for name, row in codec.decode(data, list[tuple[str, Any]]):
+        rises = found[codec.decode(name, Profile)] = expected.rises()
+        _restore(row, rises, codec)
+    return found

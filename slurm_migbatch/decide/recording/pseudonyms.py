@@ -1,0 +1,305 @@
+"""A recording without the names in it: users, accounts, jobs, hosts, and what people wrote.
+
+Decisions break ties by name, so each name becomes one that sorts as it did; nothing else is left of it. Hints and
+markers in comments stay, as decisions depend on them. So do profiles, partitions, features, models and GPU UUIDs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final, Protocol, TypeVar
+
+from slurm_migbatch.decide.capacity.model import Reservation
+from slurm_migbatch.decide.core import Settings
+from slurm_migbatch.decide.dispatch.arrays import Throttle
+from slurm_migbatch.decide.dispatch.retype import Retype
+from slurm_migbatch.decide.lending.ledger import Loan
+from slurm_migbatch.decide.recording.codec import CodecError, Json
+from slurm_migbatch.decide.recording.memory import State
+from slurm_migbatch.decide.recording.segments import (
+    Done,
+    RecordedOutcomes,
+    RecordedRound,
+    SegmentReader,
+    SegmentWriter,
+    begins_segment,
+)
+from slurm_migbatch.decide.recording import memory as memory_state
+from slurm_migbatch.decide.snapshot import Answers, LendingPast
+from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.slurm.nodelist import NodeListError, expand
+from slurm_migbatch.workload import hints
+
+T = TypeVar("T")
+
+_DECISION: Final = {
+    "facts": {"reason"},
+    "hints": {"items", "deadline_s", "slo_us", "mem_mib", "min", "max"},
+}
+"""What is kept of the submit filter's decisions, beside the profile that was chosen and those that were weighed."""
+_CANDIDATE: Final = {"profile", "capacity_mib", "throughput_per_s_range", "ok"}
+_THROTTLE: Final = {"job_id", "kind", "dry_run", "outcome", "before", "after"}
+_PLAIN: Final = re.compile(r"[ =._:/+-]")
+_MARKER: Final = re.compile(r" ?\[mig:[A-Za-z0-9.:#,*=+-]*\]\Z")
+"""What the submit filter writes at the end of a comment."""
+_HOST_IN_ORDER: Final = 6
+"""Where the key of an order names a host (`recording.order_key`)."""
+
+
+class Names(Protocol):
+    """Other names for the names of a recording."""
+
+    def of(self, kind: str, name: str) -> str:
+        """Return the other name; empty for an empty one."""
+
+    def number(self, uid: int) -> int:
+        """Return the other number of a user."""
+
+
+class CollectedNames:
+    """Collects names, and leaves them as they are."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, set[str]] = {}
+        self.uids: set[int] = set()
+
+    def of(self, kind: str, name: str) -> str:
+        """Note a name."""
+        if name:
+            self.found.setdefault(kind, set()).add(name)
+        return name
+
+    def number(self, uid: int) -> int:
+        """Note the number of a user."""
+        self.uids.add(uid)
+        return uid
+
+
+class Pseudonyms:
+    """Names that sort as those that were collected."""
+
+    def __init__(self, names: CollectedNames) -> None:
+        self._names = {
+            (kind, name): f"{kind}{rank:06d}"
+            for kind, found in names.found.items()
+            for rank, name in enumerate(sorted(found), 1)
+        }
+        self._uids = {uid: 100_000 + rank for rank, uid in enumerate(sorted(names.uids))}
+
+    def of(self, kind: str, name: str) -> str:
+        """Return the pseudonym of a name."""
+        return self._names[kind, name] if name else ""
+
+    def number(self, uid: int) -> int:
+        """Return the pseudonym of a user's number."""
+        return self._uids[uid]
+
+
+def without_names(entries: Iterable[Json], names: Names) -> Iterator[Json]:
+    """Yield a recording again, in other names.
+
+    Args:
+        entries: see `replay.replay`.
+        names: `CollectedNames` first, over all of it, and then the `Pseudonyms` that follow from them.
+
+    Raises:
+        CodecError: an entry cannot be read.
+    """
+    mask = _Mask(names)
+    reader: SegmentReader | None = None
+    for entry in entries:
+        if begins_segment(entry):
+            reader, writer = SegmentReader(entry), SegmentWriter()
+            settings = reader.segment.settings
+            state = None if reader.segment.memory is None else memory_state.take(reader.memory(settings))
+            yield writer.begin(mask.settings(settings), None if state is None else mask.memory(state))
+        elif reader is None:
+            raise CodecError("no recording of decisions: it does not begin with a segment")
+        else:
+            yield writer.recorded(mask.round(reader.round(entry)), reader.asked(entry))
+
+
+class _Mask:
+    """Puts other names into what a recording holds."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+
+    # -- names and texts -------------------------------------------------------------------------------------------
+
+    def host(self, name: str) -> str:
+        """A host."""
+        return self._names.of("host", name)
+
+    def hosts(self, mapping: Mapping[str, T]) -> dict[str, T]:
+        """A mapping by host."""
+        return {self.host(name): value for name, value in mapping.items()}
+
+    def comment(self, comment: str) -> str:
+        """A comment: the hints and the marker stay, of other text the kind of its characters."""
+        marker = _MARKER.search(comment)
+        text, rest = (comment, "") if marker is None else (comment[: marker.start()], marker[0])
+        if not hints.is_hint(text):
+            return _blank(text) + rest
+        tokens = text[len(hints.PREFIX) :].split(" ")
+        kept = [token if token.partition("=")[0] in hints.FORMS else _blank(token) for token in tokens]
+        return hints.PREFIX + " ".join(kept) + rest
+
+    # -- what was seen ---------------------------------------------------------------------------------------------
+
+    def round(self, known: RecordedRound) -> RecordedRound:
+        """A round."""
+        seen = known.snapshot
+        snapshot = replace(
+            seen,
+            jobs=tuple(self.job(row) for row in seen.jobs),
+            nodes=tuple(self.node(row) for row in seen.nodes),
+            inventory=self.hosts(seen.inventory),
+            plans=self.hosts(seen.plans),
+            past=None if seen.past is None else self.past(seen.past),
+            answers=_answers(seen.answers),
+        )
+        actions = dict(known.actions)
+        if "orders" in actions:
+            actions["orders"] = [self.order_key(key) for key in actions["orders"]]
+        outcomes = RecordedOutcomes(
+            tuple(_told(done, done.key) for done in known.outcomes.dispatch),
+            tuple(_told(done, self.order_key(done.key)) for done in known.outcomes.lending),
+            known.outcomes.unsaved,
+        )
+        return RecordedRound(snapshot, actions, self.hosts(known.offers), {}, outcomes)
+
+    def job(self, row: JobRow) -> JobRow:
+        """A job."""
+        reason = "" if row.unread else re.split("[,:]", row.reason)[0]
+        try:
+            requested = ",".join(self.host(name) for name in expand(row.requested_nodes))
+        except NodeListError:
+            requested = self.host(row.requested_nodes)
+        return replace(
+            row,
+            uid=self._names.number(row.uid),
+            user=self._names.of("user", row.user),
+            account=self._names.of("account", row.account),
+            name=self._names.of("job", row.name),
+            nodes=tuple(self.host(name) for name in row.nodes),
+            requested_nodes=requested,
+            comment=self.comment(row.comment),
+            reason=reason,
+        )
+
+    def node(self, row: NodeRow) -> NodeRow:
+        """A node; why it is drained is somebody's text."""
+        return replace(row, name=self.host(row.name), reason="")
+
+    def past(self, past: LendingPast) -> LendingPast:
+        """What the record knew."""
+        loans = [self.loan(loan).row() for row in past.loans if (loan := Loan.from_row(row)) is not None]
+        return replace(past, loans=loans, actions=())
+
+    def loan(self, loan: Loan) -> Loan:
+        """A loan."""
+        return replace(
+            loan,
+            uid=self._names.number(loan.uid),
+            user=self._names.of("user", loan.user),
+            account=self._names.of("account", loan.account),
+            node=self.host(loan.node),
+            why="",
+            why_ended="",
+        )
+
+    def order_key(self, key: Json) -> Json:
+        """What an order asks for."""
+        if not isinstance(key, list) or len(key) <= _HOST_IN_ORDER:
+            raise CodecError("an order that is none")
+        return [*key[:_HOST_IN_ORDER], self.host(str(key[_HOST_IN_ORDER]))]
+
+    # -- what was remembered ---------------------------------------------------------------------------------------
+
+    def settings(self, settings: Settings) -> Settings:
+        """Settings name accounts."""
+        lending = settings.lending
+        if lending is None:
+            return settings
+        quota = {self._names.of("account", name): most for name, most in lending.rules.quota.items()}
+        return replace(settings, lending=replace(lending, rules=replace(lending.rules, quota=quota)))
+
+    def memory(self, state: State) -> State:
+        """What `memory_state.take` returns."""
+        supply, dispatch, lending = state["supply"], state["dispatch"], state["lending"]
+        supply = {
+            **supply,
+            "reservations": tuple(self._reservation(one) for one in supply["reservations"]),
+            "standing": {
+                job: (tuple(self.host(name) for name in nodes), tasks, since)
+                for job, (nodes, tasks, since) in supply["standing"].items()
+            },
+            "avoided": {job: self.hosts(nodes) for job, nodes in supply["avoided"].items()},
+        }
+        promises = OrderedDict((self._promise(key), promise) for key, promise in dispatch["promises"].items())
+        unsure = [(self._change(change), "refused") for change, _ in dispatch["unsure"]]
+        ledger = {
+            **lending["ledger"],
+            **{
+                name: {key: self.loan(loan) for key, loan in lending["ledger"][name].items()}
+                for name in ("open", "_unsaved", "_expected")
+            },
+        }
+        pairs = lending["company"]["_pairs"]
+        company = {
+            **lending["company"],
+            "_pairs": {guest: (replace(pair, why=""), since) for guest, (pair, since) in pairs.items()},
+        }
+        return {
+            "supply": supply,
+            "dispatch": {**dispatch, "promises": promises, "unsure": unsure},
+            "lending": {**lending, "ledger": ledger, "company": company},
+        }
+
+    def _reservation(self, one: Reservation) -> Reservation:
+        return replace(one, places=tuple((self.host(node), gpu, slot) for node, gpu, slot in one.places))
+
+    def _promise(self, key: str) -> str:
+        comment, at, partition = key.rpartition("@")
+        return f"{self.comment(comment)}@{partition}" if at else key
+
+    def _change(self, change: Retype | Throttle) -> Retype | Throttle:
+        if isinstance(change, Retype):
+            pending = change.pending
+            pool = frozenset(self.host(name) for name in pending.pool)
+            return replace(change, pending=replace(pending, row=self.job(pending.row), pool=pool), why="")
+        array = change.array
+        pool = frozenset(self.host(name) for name in array.pool)
+        user = self._names.of("user", array.user)
+        return replace(change, array=replace(array, user=user, comment=self.comment(array.comment), pool=pool), why="")
+
+
+def _blank(text: str) -> str:
+    """As long as `text`, with as many characters that hints cannot have."""
+    kept = (c if _PLAIN.match(c) else "x" if c.isascii() and c.isalnum() else "?" for c in text)
+    return "".join(kept)
+
+
+def _told(done: Done, key: Json) -> Done:
+    return replace(done, key=key, error="refused" if done.error else "")
+
+
+def _answers(answers: Answers) -> Answers:
+    decisions = {name: None if row is None else _decision(row) for name, row in answers.decisions.items()}
+    throttles = [{key: row[key] for key in _THROTTLE & row.keys()} for row in answers.throttles]
+    return replace(answers, decisions=decisions, throttles=throttles)
+
+
+def _decision(row: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {"chosen": row.get("chosen")}
+    for part, names in _DECISION.items():
+        told = row.get(part)
+        if isinstance(told, dict):
+            found[part] = {name: told[name] for name in sorted(names & told.keys())}
+    candidates = [one for one in row.get("candidates") or () if isinstance(one, dict)]
+    found["candidates"] = [{name: one[name] for name in sorted(_CANDIDATE & one.keys())} for one in candidates]
+    return found

@@ -1,0 +1,447 @@
+"""A recording of rounds: what was seen, decided and done, as JSON values that `decide` can be run over again.
+
+A recording is made of segments that stand alone. A segment begins with the settings and what was remembered, and its
+first round with all that was seen; later rounds hold what changed. Predictions are kept as the questions that were
+asked and their answers. Sentences for people are kept beside the decision, and are no part of what is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from slurm_migbatch.decide.actions import Offer
+from slurm_migbatch.decide.capacity.view import NodeFacts
+from slurm_migbatch.decide.core import Decision, Memory, Outcomes, Settings
+from slurm_migbatch.decide.dispatch.arrays import Throttle
+from slurm_migbatch.decide.dispatch.retype import Candidate, Retype
+from slurm_migbatch.decide.dispatch.stage import DispatchOutcome
+from slurm_migbatch.decide.lending.ledger import Loan
+from slurm_migbatch.decide.lending.model import Order
+from slurm_migbatch.decide.lending.stage import OrderOutcome
+from slurm_migbatch.decide.recording.codec import Codec, CodecError, Codes, Json, canonical
+from slurm_migbatch.decide.recording.deltas import Delta
+from slurm_migbatch.decide.recording import memory as memory_state
+from slurm_migbatch.decide.snapshot import ClusterSnapshot, PlanStatus, Predictions
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.workload.hints import Hints
+from slurm_migbatch.workload.loans import LoanHints
+
+FORMAT: Final = 1
+"""Version of the entries; another one is not read."""
+
+#: what a prediction is asked about, and what it answers
+_QUESTIONS: Final[Mapping[str, tuple[Any, Any]]] = {
+    "training_speeds": (LoanHints, dict[Profile, float]),
+    "rates": (Hints, dict[Profile, float]),
+    "candidates": (Hints, tuple[Profile, tuple[Candidate, ...]] | None),
+}
+#: parts of a snapshot that are written in ways of their own
+_APART: Final = [(ClusterSnapshot, name) for name in ("jobs", "nodes", "inventory", "plans", "predictions")]
+
+
+# -- predictions -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One question to the predictor and its answer."""
+
+    kind: str
+    hints: Hints | LoanHints
+    partition: str
+    answer: Any
+
+
+class AskedPredictions:
+    """Predictions that keep what they were asked.
+
+    Args:
+        predictions: who answers.
+    """
+
+    def __init__(self, predictions: Predictions) -> None:
+        self._predictions = predictions
+        self.version = predictions.version
+        #: in the order of the questions
+        self.asked: list[Asked] = []
+
+    def training_speeds(self, hints: LoanHints, partition: str, /) -> Mapping[Profile, float]:
+        """See `Predictions`."""
+        answer = self._predictions.training_speeds(hints, partition)
+        self.asked.append(Asked("training_speeds", hints, partition, answer))
+        return answer
+
+    def rates(self, hints: Hints, partition: str, /) -> Mapping[Profile, float]:
+        """See `Predictions`."""
+        answer = self._predictions.rates(hints, partition)
+        self.asked.append(Asked("rates", hints, partition, answer))
+        return answer
+
+    def candidates(self, hints: Hints, partition: str, /) -> tuple[Profile, Sequence[Candidate]] | None:
+        """See `Predictions`."""
+        answer = self._predictions.candidates(hints, partition)
+        self.asked.append(Asked("candidates", hints, partition, answer))
+        return answer
+
+
+class RecordedPredictions:
+    """Predictions as they were recorded; what was not asked then is not known, and `unknown` counts it."""
+
+    def __init__(self, version: str, answers: Mapping[tuple[str, Any, str], Any]) -> None:
+        self.version, self._answers = version, answers
+        self.unknown = 0
+
+    def _answer(self, kind: str, hints: Hints | LoanHints, partition: str) -> Any:
+        key = kind, hints, partition
+        if key not in self._answers:
+            self.unknown += 1
+            return None
+        return self._answers[key]
+
+    def training_speeds(self, hints: LoanHints, partition: str, /) -> Mapping[Profile, float]:
+        """See `Predictions`."""
+        return self._answer("training_speeds", hints, partition) or {}
+
+    def rates(self, hints: Hints, partition: str, /) -> Mapping[Profile, float]:
+        """See `Predictions`."""
+        return self._answer("rates", hints, partition) or {}
+
+    def candidates(self, hints: Hints, partition: str, /) -> tuple[Profile, Sequence[Candidate]] | None:
+        """See `Predictions`."""
+        found: tuple[Profile, Sequence[Candidate]] | None = self._answer("candidates", hints, partition)
+        return found
+
+
+# -- decisions ---------------------------------------------------------------------------------------------------------
+
+
+def order_key(order: Order) -> Json:
+    """Return what an order asks for, without its reason."""
+    profile = order.profile.name if order.profile is not None else ""
+    return [order.kind.value, order.job, order.restart, order.cause.value, profile, order.signal, order.node]
+
+
+def change_key(change: Retype | Throttle) -> Json:
+    """Return what a change of a waiting job asks for, without its reason."""
+    if isinstance(change, Retype):
+        return ["retype", *change.targets, change.after.name]
+    return ["throttle", change.array.array, change.after]
+
+
+def actions_of(decision: Decision) -> dict[str, Json]:
+    """Return all that a decision asks for beside offers; empty where that is nothing."""
+    found: dict[str, Json] = {"failed": {stage: type(error).__name__ for stage, error in decision.failed.items()}}
+    if decision.supply is not None:
+        found["start_now"] = [action.job for action in decision.supply.start_now]
+    if (dispatch := decision.dispatch) is not None:
+        found["retypes"] = [change_key(change) for change in dispatch.retypes]
+        found["throttles"] = [change_key(change) for change in dispatch.throttles]
+        found["repairs"] = sorted(dispatch.repairs)
+        found["unknown"] = list(dispatch.unknown)
+    if decision.lending is not None:
+        found["orders"] = [order_key(order) for order in decision.lending.orders]
+    return {name: value for name, value in found.items() if value}
+
+
+def offer_of(offer: Offer) -> Json:
+    """Return what a node is to offer."""
+    plan, sharing = offer.plan, offer.sharing
+    found: dict[str, Json] = {
+        "layouts": {uuid: [str(slot) for slot in layout.slots] for uuid, layout in plan.layouts.items()},
+        "offers": {profile.name: count for profile, count in plan.offers.items()},
+        "withdrawn": sorted(profile.name for profile in plan.withdrawn),
+        "guests": {str(guest): list(place) for guest, place in sharing.places.items()},
+        "fixed": plan.fixed,
+        "closed": not plan.open,
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def offers_of(decision: Decision) -> dict[str, Json]:
+    """Return what every node of a plan is to offer."""
+    return {} if decision.supply is None else {offer.plan.node: offer_of(offer) for offer in decision.supply.offers}
+
+
+def reasons_of(decision: Decision) -> dict[str, str]:
+    """Return why jobs are changed, by job."""
+    found = {}
+    if decision.dispatch is not None:
+        for retype in decision.dispatch.retypes:
+            found[str(retype.pending.row.job_id)] = retype.why
+        for throttle in decision.dispatch.throttles:
+            found[str(throttle.array.array)] = throttle.why
+    if decision.lending is not None:
+        found.update({str(order.job): order.why for order in decision.lending.orders})
+    return found
+
+
+# -- outcomes ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of an action; `key` says which, see `DispatchOutcome` and `OrderOutcome`."""
+
+    key: Any
+    at: float
+    error: str = ""
+    applied: bool = True
+    unsure: bool = False
+
+
+@dataclass(frozen=True)
+class RecordedOutcomes:
+    """What became of the actions of a round.
+
+    Attributes:
+        unsaved: whether the loans that the decision changed could not be recorded.
+    """
+
+    dispatch: tuple[Done, ...] = ()
+    lending: tuple[Done, ...] = ()
+    unsaved: bool = False
+
+    @classmethod
+    def of(cls, outcomes: Outcomes) -> RecordedOutcomes:
+        """Return what is kept of outcomes."""
+        return cls(
+            tuple(Done(change_key(o.change), o.at, o.error, o.applied, o.unsure) for o in outcomes.dispatch),
+            tuple(Done(order_key(o.order), o.at, o.error, o.applied) for o in outcomes.lending),
+            bool(outcomes.unsaved),
+        )
+
+    def on(self, decision: Decision, settings: Settings, now: float) -> Outcomes:
+        """Return these as outcomes of a decision; what was not done then was not called now."""
+        dispatch: list[DispatchOutcome] = []
+        lending: list[OrderOutcome] = []
+        changed: Sequence[Loan] = ()
+        if decision.dispatch is not None and settings.dispatch is not None and not settings.dispatch.dry_run:
+            by_key = {canonical(done.key): done for done in self.dispatch}
+            changes: list[Retype | Throttle] = [*decision.dispatch.retypes, *decision.dispatch.throttles]
+            for change in changes:
+                done = by_key.get(canonical(change_key(change)), Done(None, now, NOT_RECORDED, applied=False))
+                dispatch.append(DispatchOutcome(change, done.at, done.error, done.applied, done.unsure))
+        if decision.lending is not None and settings.lending is not None and not settings.lending.dry_run:
+            by_key = {canonical(done.key): done for done in self.lending}
+            for order in decision.lending.orders:
+                done = by_key.get(canonical(order_key(order)), Done(None, now, NOT_RECORDED, applied=False))
+                lending.append(OrderOutcome(order, "", "", done.at, done.error, done.applied))
+            changed = decision.lending.changed if self.unsaved else ()
+        return Outcomes(dispatch, lending, changed)
+
+
+NOT_RECORDED: Final = "it was not decided in the recording"
+
+
+# -- entries -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Segment:
+    """How a segment begins.
+
+    Attributes:
+        settings: what it was decided with.
+        memory: what was remembered, see `memory_state.encode`; None: nothing, as the service had just started.
+    """
+
+    settings: Settings
+    memory: Any = None
+
+
+@dataclass(frozen=True)
+class RecordedRound:
+    """One round that was read back.
+
+    Attributes:
+        snapshot: what was seen; its predictions are those that were recorded so far.
+        actions, offers: what was decided, see `actions_of` and `offers_of`; reasons: why.
+        outcomes: what became of it.
+    """
+
+    snapshot: ClusterSnapshot
+    actions: Mapping[str, Any] = field(default_factory=dict)
+    offers: Mapping[str, Any] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    outcomes: RecordedOutcomes = field(default_factory=RecordedOutcomes)
+
+
+class _Tables:
+    """What writing and reading a segment have in common: the geometries by number, and what was there last."""
+
+    def __init__(self) -> None:
+        self.geometries: list[Geometry] = []
+        self.numbers: dict[Geometry, int] = {}
+        self.codec = Codec({Geometry: Codes(self._number, self._geometry)}, _APART)
+        self.jobs: Delta[int] = Delta(self.codec, JobRow, by_field=True)
+        self.nodes: Delta[str] = Delta(self.codec, NodeRow, by_field=True)
+        self.inventory: Delta[str] = Delta(self.codec, NodeFacts)
+        self.plans: Delta[str] = Delta(self.codec, PlanStatus)
+        self.offers: Delta[str] = Delta(self.codec, Any)
+        self.answers: dict[tuple[str, Any, str], Any] = {}
+        self.version: str | None = None
+        self.written = 0
+
+    def _number(self, geometry: Geometry) -> int:
+        if geometry not in self.numbers:
+            self.numbers[geometry] = len(self.geometries)
+            self.geometries.append(geometry)
+        return self.numbers[geometry]
+
+    def _geometry(self, number: Json) -> Geometry:
+        if type(number) is not int or not 0 <= number < len(self.geometries):
+            raise CodecError(f"there is no geometry {number!r}")
+        return self.geometries[number]
+
+    def with_geometries(self, entry: dict[str, Json]) -> dict[str, Json]:
+        """The entry with the geometries that it is the first to name."""
+        new, self.written = self.geometries[self.written :], len(self.geometries)
+        return {"geometries": [geometry.to_dict() for geometry in new], **entry} if new else entry
+
+    def learn_geometries(self, entry: Mapping[str, Json]) -> None:
+        """Take in those of an entry."""
+        self.geometries += Codec().decode(entry.get("geometries", []), list[Geometry])
+
+
+class SegmentWriter:
+    """Turns rounds into the entries of one segment."""
+
+    def __init__(self) -> None:
+        self._tables = _Tables()
+
+    def begin(self, settings: Settings, state: memory_state.State | None) -> Json:
+        """Return the entry that a segment begins with; `state`: see `memory_state.take`."""
+        tables = self._tables
+        memory = None if state is None else memory_state.encode(state, tables.codec)
+        entry = {"format": FORMAT, "settings": tables.codec.encode(settings, Settings), "memory": memory}
+        return tables.with_geometries(entry)
+
+    def round(self, snapshot: ClusterSnapshot, decision: Decision, outcomes: Outcomes, asked: Iterable[Asked]) -> Json:
+        """Return the entry of a round."""
+        kept = RecordedOutcomes.of(outcomes)
+        return self.recorded(
+            RecordedRound(snapshot, actions_of(decision), offers_of(decision), reasons_of(decision), kept), asked
+        )
+
+    def recorded(self, known: RecordedRound, asked: Iterable[Asked]) -> Json:
+        """Return the entry of a round that is made of recorded parts."""
+        tables, snapshot = self._tables, known.snapshot
+        jobs = {row.job_id: row for row in snapshot.jobs}
+        if len(jobs) != len(snapshot.jobs):
+            raise CodecError("Slurm lists a job twice")
+        entry: dict[str, Json] = {
+            "seen": tables.codec.encode(snapshot, ClusterSnapshot),
+            "jobs": tables.jobs.write(jobs),
+            "nodes": tables.nodes.write({row.name: row for row in snapshot.nodes}),
+            "inventory": tables.inventory.write(snapshot.inventory),
+            "plans": tables.plans.write(snapshot.plans),
+            "asked": self._asked(snapshot.predictions.version, asked),
+            "actions": dict(known.actions),
+            "offers": tables.offers.write(known.offers),
+            "reasons": dict(known.reasons),
+            "outcomes": tables.codec.encode(known.outcomes, RecordedOutcomes),
+        }
+        return tables.with_geometries({name: value for name, value in entry.items() if value})
+
+    def _asked(self, version: str, asked: Iterable[Asked]) -> Json:
+        tables, found = self._tables, {}
+        if version != tables.version:
+            tables.version, tables.answers = version, {}
+            found["version"] = version
+        answers = []
+        for one in asked:
+            key = one.kind, one.hints, one.partition
+            if key not in tables.answers:
+                tables.answers[key] = one.answer
+                question, answer = _QUESTIONS[one.kind]
+                told = tables.codec.encode(one.answer, answer)
+                answers.append([one.kind, tables.codec.encode(one.hints, question), one.partition, told])
+        return {**found, "answers": answers} if answers else found
+
+
+class SegmentReader:
+    """Turns entries back into rounds; one for each segment.
+
+    Args:
+        entry: what the segment begins with.
+
+    Raises:
+        CodecError: it is not.
+    """
+
+    def __init__(self, entry: Json) -> None:
+        if not begins_segment(entry) or entry["format"] != FORMAT:
+            raise CodecError("no recording of decisions, or one of another version of migbatch")
+        self._tables = tables = _Tables()
+        tables.learn_geometries(entry)
+        self.segment = Segment(tables.codec.decode(entry["settings"], Settings), entry["memory"])
+
+    def memory(self, settings: Settings) -> Memory:
+        """Return what was remembered, for decisions with these settings."""
+        memory, data = Memory(settings), self.segment.memory
+        if data is None:
+            return memory
+        mine, other = self.segment.settings.lending, settings.lending
+        if mine is not None and other is not None and mine.day_s != other.day_s and isinstance(data, dict):
+            # minutes of a day of another length say nothing
+            data = {**data, "lending": {k: v for k, v in data.get("lending", {}).items() if k != "expected"}}
+        memory_state.restore(data, memory, self._tables.codec)
+        return memory
+
+    def round(self, entry: Json) -> RecordedRound:
+        """Read the next entry.
+
+        Raises:
+            CodecError: it is none that follows here.
+        """
+        tables = self._tables
+        if not isinstance(entry, dict) or "seen" not in entry:
+            raise CodecError("an entry without what was seen")
+        tables.learn_geometries(entry)
+        self._answers(entry.get("asked", {}))
+        seen = tables.codec.decode(entry["seen"], ClusterSnapshot)
+        snapshot = replace(
+            seen,
+            jobs=tuple(tables.jobs.read(entry.get("jobs")).values()),
+            nodes=tuple(tables.nodes.read(entry.get("nodes")).values()),
+            inventory=tables.inventory.read(entry.get("inventory")),
+            plans=tables.plans.read(entry.get("plans")),
+            predictions=RecordedPredictions(tables.version or "", tables.answers),
+        )
+        parts = tables.codec
+        return RecordedRound(
+            snapshot,
+            parts.decode(entry.get("actions", {}), dict[str, Any]),
+            tables.offers.read(entry.get("offers")),
+            parts.decode(entry.get("reasons", {}), dict[str, str]),
+            parts.decode(entry.get("outcomes", {}), RecordedOutcomes),
+        )
+
+    def asked(self, entry: Json) -> list[Asked]:
+        """Return what a round was the first to ask."""
+        return [
+            Asked(kind, self._tables.codec.decode(hints, _QUESTIONS[kind][0]), partition, answer)
+            for kind, hints, partition, answer in self._told(entry.get("asked", {}))
+        ]
+
+    def _told(self, data: Json) -> list[tuple[str, Any, str, Any]]:
+        found = self._tables.codec.decode(data.get("answers", []), list[tuple[str, Any, str, Any]])
+        if any(kind not in _QUESTIONS for kind, _, _, _ in found):
+            raise CodecError("a question that is not known")
+        return [(k, h, p, self._tables.codec.decode(answer, _QUESTIONS[k][1])) for k, h, p, answer in found]
+
+    def _answers(self, data: Json) -> None:
+        tables = self._tables
+        if "version" in data:
+            tables.version, tables.answers = str(data["version"]), {}
+        for kind, hints, partition, answer in self._told(data):
+            tables.answers[kind, tables.codec.decode(hints, _QUESTIONS[kind][0]), partition] = answer
+
+
+def begins_segment(entry: Json) -> bool:
+    """Tell whether a segment begins with this entry."""
+    return isinstance(entry, dict) and {"format", "settings", "memory"} <= entry.keys()

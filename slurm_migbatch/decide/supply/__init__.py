@@ -1,0 +1,1 @@
+"""Decide which slots each node offers: the supply stage."""

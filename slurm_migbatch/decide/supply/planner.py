@@ -1,0 +1,399 @@
+"""Which free slots to offer where: pure, deterministic, and the same for the simulator and the live loop.
+
+Demands are taken in Slurm's own order. Each gets the place that costs least: a slot that is offered already, else the
+GPU on which a new one destroys the least useful space. What is in use never moves. If a demand fits nowhere, claims of
+more important demands are moved aside where that makes room (they have not started, so nothing is lost), and failing
+that it gets a reservation: the slots that should be free soonest by the time limits of the jobs in them. Free space
+inside a reservation is offered to nobody else, so a stream of small jobs cannot keep a large one waiting for ever.
+
+A reservation is kept from round to round until its demand starts or goes away, unless another place would be free
+markedly sooner. How many there may be at once is bounded (a quarter of a pool's GPUs, at least one): reserving for
+every waiting job would leave half the cluster idle. As in EASY backfilling the first in line is safe, and the bound
+holds the idle space down.
+
+Reserved space is not lent out until its time comes, although jobs that end earlier would do no harm: Slurm decides who
+takes an offered slot, and it may be a longer job than the one it was meant for.
+
+The components of a heterogeneous job are served all together or not at all, each on nodes of its own (see `apart`);
+so are their reservations.
+
+Loans come last, whatever their priority, and get only what is left then: nothing is moved or reserved for them.
+
+Whatever is left keeps its present offers; empty space is filled by preference.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import TypeAlias
+
+from slurm_migbatch.decide.capacity.model import Demand, Mode, Node, NodePlan, Placed, Plan, Reservation
+from slurm_migbatch.decide.supply.fleet import Claim, Fleet, Seat
+from slurm_migbatch.decide.supply.gpu_state import Shape, ShapeBook
+from slurm_migbatch.decide.supply.het_jobs import assign
+from slurm_migbatch.decide.supply.reserve import Reserver
+from slurm_migbatch.mig.layout import Layout
+from slurm_migbatch.mig.profile import Profile
+
+#: How many GPUs may be looked at, and how deep, to make room for one kind of demand.
+_REPAIR_TRIES = 200
+_REPAIR_DEPTH = 3
+
+
+#: What tells demands apart as far as finding room for them goes: pool, slices of a node, nodes.
+_Kind: TypeAlias = tuple[frozenset[str], tuple[tuple[Profile, int], ...], int]
+_Places: TypeAlias = list[tuple[Profile, str | Seat]]
+
+
+class Planner:
+    """Makes plans; holds nothing between them but a book of GPU conditions that saves work.
+
+    Args:
+        reserve_share: part of a pool's GPUs on which reservations may lie at once.
+        max_reservations: bound on reservations in all, for the planner's own speed.
+    """
+
+    def __init__(self, reserve_share: float = 0.25, max_reservations: int = 64) -> None:
+        self._book = ShapeBook()
+        self._share = reserve_share
+        self._most = max_reservations
+
+    def plan(
+        self,
+        nodes: Sequence[Node],
+        demands: Sequence[Demand],
+        now: float,
+        previous: Sequence[Reservation] = (),
+        preference: Sequence[Profile] = (),
+        *,
+        anew: bool = False,
+    ) -> Plan:
+        """The plan for the whole cluster.
+
+        Args:
+            nodes: every node with MIG GPUs.
+            demands: pending work that could start if there were supply, in Slurm's order.
+            now: unix seconds.
+            previous: the reservations of the last plan.
+            preference: what to offer in empty space: tried in this order, again and again, until nothing fits; none:
+                one slice of each size.
+            anew: the preference has changed: GPUs that stand idle are offered by it and not as they were.
+        """
+        self._book.trim()
+        return _Round(self._book, nodes, demands, now, previous, self._share, self._most).run(
+            tuple(preference), anew=anew
+        )
+
+
+class _Round:
+    """One plan in the making."""
+
+    def __init__(
+        self,
+        book: ShapeBook,
+        nodes: Sequence[Node],
+        demands: Sequence[Demand],
+        now: float,
+        previous: Sequence[Reservation],
+        share: float,
+        most: int,
+    ) -> None:
+        self.demands, self.now = demands, now
+        self.fleet = Fleet(
+            nodes, (d.pool for d in demands), book, wary={place[1] for r in previous for place in r.places}
+        )
+        self.reserver = Reserver(self.fleet, now, previous, share, most)
+        self.copies: Counter[int] = Counter()  # by number of the demand
+        self.waiting: dict[int, None] = {}
+        self.cramped: set[int] = set()
+        self._components: dict[int, list[int]] = {}
+        for number, demand in enumerate(self.demands):
+            if demand.apart is not None:
+                self._components.setdefault(demand.apart, []).append(number)
+        #: what failed once fails for the rest of the round, since space only shrinks
+        self._hopeless: set[_Kind | tuple[_Kind, ...]] = set()
+        #: nodes to try for several slices, without those that have failed
+        self._order: dict[tuple[frozenset[str], tuple[tuple[Profile, int], ...]], list[str]] = {}
+        self._tries = 0
+
+    def run(self, preference: tuple[Profile, ...], *, anew: bool = False) -> Plan:
+        for number, demand in enumerate(self.demands):
+            if demand.apart is not None:
+                if number == self._components[demand.apart][-1]:
+                    self._serve_apart(self._components[demand.apart])
+                continue
+            if demand.loan:
+                continue
+            for copy in range(demand.copies):
+                if self._serve(number, copy, demand):
+                    self.copies[number] += 1
+                else:
+                    self.waiting[demand.job] = None
+                    if not self.reserver.reserve([demand], copy, self._ends):
+                        break
+                self.fleet.commit()
+        for number, demand in enumerate(self.demands):
+            if demand.loan and demand.apart is None:
+                self._lend(number, demand)
+        return Plan(
+            nodes={node.name: self._node_plan(node, preference, anew=anew) for node in self.fleet.nodes.values()},
+            reservations=tuple(self.reserver.made),
+            placed=self._placed(),
+            waiting=tuple(self.waiting),
+            cramped=frozenset(self.cramped),
+            unexplained=self.fleet.unexplained,
+        )
+
+    def _placed(self) -> dict[int, Placed]:
+        nodes: dict[int, dict[str, None]] = {}
+        moving: set[int] = set()
+        for name, claim in self.fleet.on_fixed:
+            nodes.setdefault(claim[0], {})[name] = None
+        for seat in self.fleet.seats:
+            claims = [*seat.settled, *seat.claims]
+            if not claims:
+                continue
+            present = {*seat.gpu.free.slots, *seat.gpu.occupied.slots}
+            new = {slot.profile for slot in seat.shape.taken.slots if slot not in present}
+            for claim in claims:
+                nodes.setdefault(claim[0], {})[seat.node] = None
+                if claim[2] in new:
+                    moving.add(claim[0])
+        return {
+            self.demands[number].job: Placed(tuple(names), self.copies[number], number not in moving)
+            for number, names in sorted(nodes.items())
+        }
+
+    # -- one demand --------------------------------------------------------------------------------------------
+
+    def _lend(self, number: int, demand: Demand) -> None:
+        for copy in range(demand.copies):
+            if not self._serve(number, copy, demand):
+                self.waiting[demand.job] = None
+                return
+            self.copies[number] += 1
+            self.fleet.commit()
+
+    def _serve(self, number: int, copy: int, demand: Demand) -> bool:
+        key = _kind(demand)
+        if key in self._hopeless:
+            return False
+        slices = demand.slices
+        if demand.nodes == 1 and len(slices) == 1:
+            at = self.fleet.find(demand.pool, slices[0])
+            if at is None:
+                self._tries = 0
+                if demand.loan or not self._make_room(demand.pool, slices[0], frozenset(), _REPAIR_DEPTH):
+                    self._hopeless.add(key)
+                    return False
+                at = self.fleet.find(demand.pool, slices[0])
+                assert at is not None
+            self.fleet.claim(at, (number, copy, slices[0]))
+            return True
+        found = self._candidates(demand, demand.nodes)
+        if len(found) < demand.nodes:
+            self._hopeless.add(key)
+            return False
+        self._take(number, copy, found.values())
+        return True
+
+    def _serve_apart(self, numbers: Sequence[int]) -> None:
+        """Nodes of their own for all components of a heterogeneous job, or a reservation for all of them."""
+        demands = [self.demands[number] for number in numbers]
+        key = tuple(_kind(demand) for demand in demands)
+        if key not in self._hopeless:
+            most = sum(demand.nodes for demand in demands)
+            found = [self._candidates(demand, most) for demand in demands]
+            chosen = assign([(demand.nodes, list(places)) for demand, places in zip(demands, found, strict=True)])
+            if chosen is not None:
+                for number, places, names in zip(numbers, found, chosen, strict=True):
+                    self._take(number, 0, [places[name] for name in names])
+                    self.copies[number] += 1
+                self._keep_clear(demands, chosen)
+                self.fleet.commit()
+                return
+            self._hopeless.add(key)
+        self.waiting.update(dict.fromkeys(demand.job for demand in demands if demand.parts))
+        if not can_be_apart(demands):
+            self.cramped.update(demand.job for demand in demands)
+        elif self.reserver.reserve(demands, 0, self._ends):
+            self.fleet.commit()
+
+    def _keep_clear(self, components: Sequence[Demand], nodes: Sequence[Sequence[str]]) -> None:
+        """Hide what a component could take on the nodes that are meant for a later one.
+
+        Slurm takes the first node that does for the first component and does not come back on that.
+        """
+        for i, earlier in enumerate(components):
+            for later, names in zip(components[i + 1 :], nodes[i + 1 :], strict=True):
+                if earlier.parts != later.parts:
+                    for name in names:
+                        self.fleet.hide(name, earlier.slices)
+
+    def _take(self, number: int, copy: int, nodes: Iterable[_Places]) -> None:
+        for places in nodes:
+            for profile, where in places:
+                self.fleet.claim(where, (number, copy, profile))
+
+    def _candidates(self, demand: Demand, most: int) -> dict[str, _Places]:
+        """Up to `most` nodes on which all slices fit, and where; those that need the least change come first."""
+        names = self._order.get((demand.pool, demand.parts))
+        if names is None:
+            names = self._order[demand.pool, demand.parts] = self._by_missing(demand.pool, demand.slices)
+        found: dict[str, _Places] = {}
+        dead: set[str] = set()
+        for name in names:
+            places = self.fleet.place_on(name, demand.slices)
+            if places is None:
+                dead.add(name)
+                continue
+            found[name] = places
+            if len(found) == most:
+                break
+        if dead:
+            self._order[demand.pool, demand.parts] = [n for n in names if n not in dead]
+        return found
+
+    def _by_missing(self, pool: frozenset[str], slices: tuple[Profile, ...]) -> list[str]:
+        """The pool's nodes, those first that lack the fewest of `slices` among what they offer and nobody claims."""
+        need = Counter(slices)
+        ranked = []
+        for name in pool:
+            if name in self.fleet.nodes:
+                have = Counter(self.fleet.fixed[name])
+                for seat in self.fleet.by_node[name]:
+                    have.update(slot.profile for slot in seat.shape.rest.slots)
+                ranked.append(((need - have).total(), name))
+        return [name for _, name in sorted(ranked)]
+
+    # -- moving claims aside -----------------------------------------------------------------------------------
+
+    def _make_room(self, pool: frozenset[str], profile: Profile, spared: frozenset[int], depth: int) -> bool:
+        """Move claims of single slices away from one GPU so that `profile` fits on it; all or nothing.
+
+        Args:
+            pool: nodes on which the room is needed.
+            profile: what should fit.
+            spared: GPUs that are being cleared already.
+            depth: how many GPUs may be cleared for one another.
+        """
+        tried: set[tuple[object, ...]] = set()
+        for seat in self.fleet.seats:
+            if not seat.claims or seat.node not in pool or seat.index in spared:
+                continue
+            key = (seat.shape, tuple(sorted(c[2] for c in seat.claims if self._movable(c))))
+            if key in tried:
+                continue
+            tried.add(key)
+            movable = sorted(c for c in seat.claims if self._movable(c))
+            for staying_first in (movable, sorted(movable, key=lambda c: c[2], reverse=True)):
+                self._tries += 1
+                if self._tries > _REPAIR_TRIES:
+                    return False
+                mark = self.fleet.mark()
+                if self._clear(seat, profile, staying_first, spared | {seat.index}, depth):
+                    return True
+                self.fleet.roll_back(mark)
+        return False
+
+    def _movable(self, claim: Claim) -> bool:
+        demand = self.demands[claim[0]]
+        return demand.apart is None and demand.nodes == 1 and len(demand.slices) == 1
+
+    def _clear(
+        self, seat: Seat, profile: Profile, movable: Sequence[Claim], spared: frozenset[int], depth: int
+    ) -> bool:
+        """Keep as many of `movable`, in order, as fit beside `profile`, and find other places for the rest."""
+        staying = [c for c in seat.claims if not self._movable(c)]
+        trial = self._with(seat.shape, [*(c[2] for c in staying), profile])
+        if trial is None:
+            return False
+        leaving = []
+        for claim in movable:
+            step = trial.add(claim[2])
+            if step is None:
+                leaving.append(claim)
+            else:
+                trial = step[1]
+                staying.append(claim)
+        # While the others look for a new place this GPU counts as holding the newcomer, so none of them comes back.
+        self.fleet.change(seat, trial, ())
+        for claim in leaving:
+            pool = self.demands[claim[0]].pool
+            at = self.fleet.find(pool, claim[2])
+            if at is None and depth > 1 and self._make_room(pool, claim[2], spared, depth - 1):
+                at = self.fleet.find(pool, claim[2])
+            if at is None:
+                return False
+            self.fleet.claim(at, claim)
+        staying.extend(seat.claims)  # what came here meanwhile fits beside the newcomer
+        settled = self._with(seat.shape, [c[2] for c in staying])
+        assert settled is not None
+        self.fleet.change(seat, settled, staying)
+        return True
+
+    def _with(self, shape: Shape, claims: Sequence[Profile]) -> Shape | None:
+        return self.fleet.book.shape(
+            shape.geometry, shape.used, shape.keep, shape.warm, shape.future, tuple(sorted(claims)), shape.wary
+        )
+
+    def _ends(self, claim: Claim) -> float | None:
+        """When a claim that starts now should be over."""
+        limit = self.demands[claim[0]].limit_s
+        return None if limit is None else self.now + limit
+
+    # -- the result --------------------------------------------------------------------------------------------
+
+    def _node_plan(self, node: Node, preference: tuple[Profile, ...], *, anew: bool) -> NodePlan:
+        layouts: dict[str, Layout] = {}
+        withdrawn: set[Profile] = set()
+        free: Counter[Profile] = Counter()
+        optional: list[tuple[Layout, str]] = []
+        changed = False
+        anew = anew and not node.unmatched()  # a job that is just starting may be on any slot
+        still = node.mode is not Mode.WITHDRAWN and not self.fleet.plannable(node.name)
+        for seat in self.fleet.by_node[node.name]:
+            gpu = seat.gpu
+            if still or node.mode is Mode.WITHDRAWN:
+                final = self.fleet.book.unchanged(gpu.leased, gpu.free, node.mode is not Mode.WITHDRAWN)
+            else:
+                final = self.fleet.book.final(
+                    seat.shape, gpu.occupied, gpu.leased, gpu.free, preference, seat.hidden, anew=anew
+                )
+                optional.append((final.optional, gpu.uuid))
+            free.update(final.free)
+            layouts[gpu.uuid] = final.layout
+            withdrawn |= final.withdrawn
+            if gpu.offered is not gpu.free:  # slots that something lies across, or did when it was last heard of
+                withdrawn.update(slot.profile for slot in gpu.offered.slots if slot not in final.layout)
+            changed = changed or final.changed
+        self._keep_total(node, layouts, free, optional)
+        held = node.unmatched()
+        offers = {p: n for p, n in ((p, n - held[p]) for p, n in free.items()) if n > 0}
+        return NodePlan(node.name, layouts, offers, frozenset(withdrawn), changed, still, node.mode is not Mode.CLOSED)
+
+    @staticmethod
+    def _keep_total(
+        node: Node, layouts: dict[str, Layout], free: Counter[Profile], optional: list[tuple[Layout, str]]
+    ) -> None:
+        """Drop slots that nobody asked for where Slurm's constant sum leaves no room to offer them."""
+        over = free.total() + sum(n for n in node.used.values() if n > 0) - node.total
+        for extra, uuid in optional:
+            for slot in extra.slots:
+                if over <= 0:
+                    return
+                layouts[uuid] = layouts[uuid].remove(slot)
+                free[slot.profile] -= 1
+                over -= 1
+
+
+def _kind(demand: Demand) -> _Kind:
+    return demand.pool, demand.parts, demand.nodes
+
+
+def can_be_apart(components: Sequence[Demand]) -> bool:
+    """Whether the pools have nodes enough for each component to have its own."""
+    most = sum(demand.nodes for demand in components)
+    return assign([(demand.nodes, list(islice(demand.pool, most))) for demand in components]) is not None

@@ -1,0 +1,381 @@
+"""Reservations: where a demand that fits nowhere now should find its slots soonest."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+
+from slurm_migbatch.decide.capacity.model import Demand, Reservation
+from slurm_migbatch.decide.supply.fleet import Claim, Fleet, Seat
+from slurm_migbatch.decide.supply.het_jobs import assign
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.layout import Layout, Slot
+from slurm_migbatch.mig.planning import plan_free
+from slurm_migbatch.mig.profile import Profile
+
+#: A reservation moves only where that gains more than this, and more than a tenth of what is left to wait.
+_GAIN_S = 60.0
+_MAX_NODES = 64
+
+#: (1 where something without a limit is in the way, when it is free, memory slices in the way)
+_When = tuple[int, float, int]
+_Busy = tuple[Slot, float | None]
+_Places = list[tuple[Seat, Slot]]
+
+
+class Reserver:
+    """Makes the reservations of one plan."""
+
+    def __init__(self, fleet: Fleet, now: float, previous: Sequence[Reservation], share: float, most: int) -> None:
+        self._fleet, self._now = fleet, now
+        self._previous = {(r.job, r.copy): r for r in previous}
+        self._share, self._most = share, most
+        self._count: dict[frozenset[str], int] = {}
+        self._bound: dict[frozenset[str], int] = {}
+        self._ranked: dict[tuple[frozenset[str], Profile], list[tuple[_When, int]]] = {}
+        self.made: list[Reservation] = []
+
+    def reserve(self, demands: Sequence[Demand], copy: int, ends: Callable[[Claim], float | None]) -> bool:
+        """Reserve for one copy of a demand, or for all of several that have to be apart.
+
+        False where there may be no more reservations or no place can ever hold it.
+        """
+        pools = {demand.pool for demand in demands}
+        if len(self.made) >= self._most or any(self._count.get(pool, 0) >= self._limit(pool) for pool in pools):
+            return False
+        first = demands[0]
+        if len(demands) == 1 and first.nodes == 1 and len(first.slices) == 1:
+            single = self._single(first, copy, first.slices[0], ends)
+            found = None if single is None else (single[0], [single[1]])
+        else:
+            found = self._several(demands, copy, ends)
+        if found is None:
+            return False
+        when, places = found
+        by_seat: dict[int, list[Slot]] = {}
+        for seat, slot in (place for some in places for place in some):
+            by_seat.setdefault(seat.index, []).append(slot)
+        for index in by_seat:
+            self._freeze(self._fleet.seats[index], ends)
+        for index, slots in by_seat.items():
+            self._block(self._fleet.seats[index], slots)
+        for pool in pools:
+            self._count[pool] = self._count.get(pool, 0) + 1
+        at = None if when[0] else when[1]
+        self.made.extend(
+            Reservation(demand.job, copy, tuple((seat.node, seat.gpu.uuid, slot) for seat, slot in some), at)
+            for demand, some in zip(demands, places, strict=True)
+            if some
+        )
+        return True
+
+    def _limit(self, pool: frozenset[str]) -> int:
+        known = self._bound.get(pool)
+        if known is None:
+            gpus = sum(len(self._fleet.by_node[n]) for n in pool if n in self._fleet.nodes and self._fleet.plannable(n))
+            known = self._bound[pool] = max(1, int(gpus * self._share)) if gpus else 0
+        return known
+
+    # -- one slice ---------------------------------------------------------------------------------------------
+
+    def _single(
+        self, demand: Demand, copy: int, profile: Profile, ends: Callable[[Claim], float | None]
+    ) -> tuple[_When, list[tuple[Seat, Slot]]] | None:
+        best = self._first(demand.pool, profile, ends)
+        if best is None:
+            return None
+        old = self._previous.get((demand.job, copy))
+        if old is not None and len(old.places) == 1:
+            kept = self._again(old.places[0], demand.pool, profile, ends)
+            if kept is not None and not self._better(best[0], kept[0]):
+                return kept[0], [(kept[1], kept[2])]
+        return best[0], [(best[1], best[2])]
+
+    def _first(
+        self, pool: frozenset[str], profile: Profile, ends: Callable[[Claim], float | None]
+    ) -> tuple[_When, Seat, Slot] | None:
+        """The GPU that could hold the profile soonest.
+
+        GPUs are ranked once per pool and profile. Later claims and reservations only make a GPU worse, so it is enough
+        to look again at the one that comes first.
+        """
+        ranked = self._ranked.get((pool, profile))
+        if ranked is None:
+            ranked = []
+            for name in pool:
+                if name in self._fleet.nodes and self._fleet.plannable(name):
+                    for seat in self._fleet.by_node[name]:
+                        found = self._soonest(seat, profile, ends)
+                        if found is not None:
+                            ranked.append((found[0], seat.index))
+            heapq.heapify(ranked)
+            self._ranked[pool, profile] = ranked
+        while ranked:
+            when, index = ranked[0]
+            seat = self._fleet.seats[index]
+            found = self._soonest(seat, profile, ends)
+            if found is None:
+                heapq.heappop(ranked)
+            elif found[0] > when:
+                heapq.heapreplace(ranked, (found[0], index))
+            else:
+                return found[0], seat, found[1]
+        return None
+
+    def _soonest(
+        self, seat: Seat, profile: Profile, ends: Callable[[Claim], float | None]
+    ) -> tuple[_When, Slot] | None:
+        geometry = seat.gpu.geometry
+        if profile not in geometry:
+            return None
+        best: tuple[_When, Slot] | None = None
+        for slot in geometry.info(profile).slots:
+            when = self._when(seat, slot, ends)
+            if when is not None and (best is None or (when, slot) < best):
+                best = (when, slot)
+        return best
+
+    def _when(self, seat: Seat, slot: Slot, ends: Callable[[Claim], float | None]) -> _When | None:
+        """When the slot should be free; None where a reservation is in the way or the rest of the GPU forbids it."""
+        mask = slot.placement.mask
+        for other in seat.reserved:
+            if other.placement.mask & mask:
+                return None
+        unlimited, latest, blocked = 0, self._now, 0
+        beside = [other.profile for other in seat.reserved]
+        for other, until in self._busy(seat, ends):
+            if other.placement.mask & mask:
+                blocked += other.placement.size
+                if until is None:
+                    unlimited = 1
+                else:
+                    latest = max(latest, until)
+            else:
+                beside.append(other.profile)
+        if not seat.gpu.geometry.admits((*beside, slot.profile)):
+            return None
+        return unlimited, latest, blocked
+
+    def _again(
+        self,
+        place: tuple[str, str, Slot],
+        pool: frozenset[str],
+        profile: Profile,
+        ends: Callable[[Claim], float | None],
+    ) -> tuple[_When, Seat, Slot] | None:
+        """Last round's place, if it can still be had."""
+        name, uuid, slot = place
+        if name not in pool or name not in self._fleet.nodes or not self._fleet.plannable(name):
+            return None
+        if slot.profile != profile:
+            return None
+        for seat in self._fleet.by_node[name]:
+            if seat.gpu.uuid == uuid and slot in seat.gpu.geometry.slots:
+                when = self._when(seat, slot, ends)
+                return None if when is None else (when, seat, slot)
+        return None
+
+    def _better(self, new: _When, old: _When) -> bool:
+        if new[0] != old[0]:
+            return new[0] < old[0]
+        return new[1] + max(_GAIN_S, 0.1 * (old[1] - self._now)) < old[1]
+
+    # -- several slices or nodes -------------------------------------------------------------------------------
+
+    def _several(
+        self, demands: Sequence[Demand], copy: int, ends: Callable[[Claim], float | None]
+    ) -> tuple[_When, list[_Places]] | None:
+        """Places for each demand, no two of them on one node, so that the last is free as soon as may be."""
+        most = sum(demand.nodes for demand in demands)
+        options = [self._node_options(demand, most, ends) for demand in demands]
+        best = _soonest_apart(demands, options)
+        if best is None:
+            return None
+        latest, chosen = best
+        kept = self._all_again(demands, copy, ends)
+        if kept is not None and not self._better(latest, kept[0]):
+            return kept
+        return latest, [
+            [place for name in names for place in some[name][1]] for some, names in zip(options, chosen, strict=True)
+        ]
+
+    def _node_options(
+        self, demand: Demand, most: int, ends: Callable[[Claim], float | None]
+    ) -> dict[str, tuple[_When, _Places]]:
+        """When nodes could hold the demand's slices, and where, the soonest first; those with most idle space only."""
+        names = [n for n in sorted(demand.pool) if n in self._fleet.nodes and self._fleet.plannable(n)]
+        names.sort(key=lambda n: (-self._idle(n), n))
+        found: dict[str, tuple[_When, _Places]] = {}
+        for name in names[: _MAX_NODES + most]:
+            got = self._node_soonest(name, demand.slices, ends)
+            if got is not None:
+                found[name] = got
+        return dict(sorted(found.items(), key=lambda one: (one[1][0], one[0])))
+
+    def _all_again(
+        self, demands: Sequence[Demand], copy: int, ends: Callable[[Claim], float | None]
+    ) -> tuple[_When, list[_Places]] | None:
+        """Last round's places, if every one of them can still be had beside the others."""
+        whens = []
+        kept: list[_Places] = []
+        by_seat: dict[int, list[Slot]] = {}
+        taken: set[str] = set()
+        for demand in demands:
+            if not demand.parts:
+                kept.append([])
+                continue
+            old = self._previous.get((demand.job, copy))
+            if old is None:
+                return None
+            by_node: dict[str, list[Profile]] = {}
+            places = []
+            for place in old.places:
+                again = self._again(place, demand.pool, place[2].profile, ends)
+                if again is None:
+                    return None
+                when, seat, slot = again
+                whens.append(when)
+                places.append((seat, slot))
+                by_node.setdefault(seat.node, []).append(slot.profile)
+                by_seat.setdefault(seat.index, []).append(slot)
+            slices = list(demand.slices)
+            if len(by_node) != demand.nodes or any(sorted(got, reverse=True) != slices for got in by_node.values()):
+                return None
+            if not taken.isdisjoint(by_node):
+                return None
+            taken.update(by_node)
+            kept.append(places)
+        for index, slots in by_seat.items():
+            seat = self._fleet.seats[index]
+            together = Layout(slots)
+            beside = [s.profile for s, _ in self._busy(seat, ends) if not s.placement.mask & together.mask]
+            reserved = [s.profile for s in seat.reserved]
+            if not seat.gpu.geometry.admits((*beside, *reserved, *together.profiles)):
+                return None
+        return max(whens), kept
+
+    def _idle(self, name: str) -> int:
+        return sum(
+            seat.gpu.geometry.memory_slices - seat.shape.taken.mask.bit_count() for seat in self._fleet.by_node[name]
+        )
+
+    def _node_soonest(
+        self, name: str, slices: tuple[Profile, ...], ends: Callable[[Claim], float | None]
+    ) -> tuple[_When, list[tuple[Seat, Slot]]] | None:
+        """The fewest endings, soonest first, after which all slices fit on the node."""
+        seats = self._fleet.by_node[name]
+        busy = {seat.index: list(self._busy(seat, ends)) for seat in seats}
+        times = sorted({_order(until) for one in busy.values() for _, until in one})
+        low, high = 0, len(times)
+        answer: tuple[int, list[tuple[Seat, Slot]]] | None = None
+        while low <= high:
+            middle = (low + high) // 2
+            ended = times[middle - 1] if middle else -math.inf
+            places = self._fit_after(seats, busy, ended, slices)
+            if places is None:
+                low = middle + 1
+            else:
+                answer, high = (middle, places), middle - 1
+        if answer is None:
+            return None
+        at = times[answer[0] - 1] if answer[0] else self._now
+        return (int(at == math.inf), max(self._now, at) if at != math.inf else self._now, 0), answer[1]
+
+    def _fit_after(
+        self, seats: Sequence[Seat], busy: dict[int, list[_Busy]], ended: float, slices: tuple[Profile, ...]
+    ) -> list[tuple[Seat, Slot]] | None:
+        layouts = [
+            Layout((*(s for s, until in busy[seat.index] if _order(until) > ended), *seat.reserved))
+            if self._compatible(seat, busy, ended)
+            else None
+            for seat in seats
+        ]
+        wishes: list[list[Profile]] = [[] for _ in seats]
+        for profile in slices:
+            for i, seat in enumerate(seats):
+                layout = layouts[i]
+                if layout is not None and _all_fit(seat.gpu.geometry, layout, [*wishes[i], profile]):
+                    wishes[i].append(profile)
+                    break
+            else:
+                return None
+        places: list[tuple[Seat, Slot]] = []
+        for i, seat in enumerate(seats):
+            layout = layouts[i]
+            if wishes[i] and layout is not None:
+                places.extend((seat, slot) for slot in plan_free(seat.gpu.geometry, layout, wishes[i]).slots)
+        return places
+
+    def _compatible(self, seat: Seat, busy: dict[int, list[_Busy]], ended: float) -> bool:
+        mask = 0
+        for slot, until in busy[seat.index]:
+            if _order(until) > ended:
+                mask |= slot.placement.mask
+        return not any(mask & slot.placement.mask for slot in seat.reserved)
+
+    # -- effect ------------------------------------------------------------------------------------------------
+
+    def _busy(self, seat: Seat, ends: Callable[[Claim], float | None]) -> Sequence[_Busy]:
+        """Slots in use or claimed, each with its end. Claims of one profile are told apart by their order only."""
+        if not seat.claims:
+            return seat.until
+        until: dict[Profile, list[float | None]] = {}
+        for claim in seat.claims:
+            until.setdefault(claim[2], []).append(ends(claim))
+        return [*seat.until, *((slot, until[slot.profile].pop(0)) for slot in seat.shape.slots.slots)]
+
+    def _freeze(self, seat: Seat, ends: Callable[[Claim], float | None]) -> None:
+        """From now on the claims on this GPU stay where they are, so that the reserved slots can rely on it."""
+        if not seat.claims:
+            return
+        seat.until = self._busy(seat, ends)
+        seat.settled = (*seat.settled, *seat.claims)
+        shape = seat.shape
+        frozen = self._fleet.book.start(
+            shape.geometry, shape.taken, shape.rest, shape.warm, shape.future, wary=shape.wary
+        )
+        self._fleet.change(seat, frozen, ())
+
+    def _block(self, seat: Seat, slots: list[Slot]) -> None:
+        seat.reserved = (*seat.reserved, *slots)
+        reserved = Layout(seat.reserved)
+        staying = Layout(s for s, _ in seat.until if not s.placement.mask & reserved.mask)
+        geometry = seat.gpu.geometry
+        future = reserved.union(self._fleet.book.legal(geometry, reserved, staying))
+        shape = seat.shape
+        keep = Layout(s for s in shape.keep.slots if not s.placement.mask & reserved.mask)
+        keep = self._fleet.book.legal(
+            geometry, future, Layout(s for s in keep.slots if not s.placement.mask & future.mask)
+        )
+        blocked = self._fleet.book.start(geometry, shape.used, keep, shape.warm, future, wary=shape.wary)
+        self._fleet.change(seat, blocked, seat.claims)
+
+
+def _soonest_apart(
+    demands: Sequence[Demand], options: Sequence[Mapping[str, tuple[_When, _Places]]]
+) -> tuple[_When, list[list[str]]] | None:
+    """Nodes for each demand, no two of them the same, and when the last of them is free; None where there are none."""
+    most = sum(demand.nodes for demand in demands)
+    best: tuple[_When, list[list[str]]] | None = None
+    whens = sorted({when for some in options for when, _ in some.values()})
+    low, high = 0, len(whens) - 1
+    while low <= high:
+        middle = (low + high) // 2
+        in_time = [list(islice((n for n, o in some.items() if o[0] <= whens[middle]), most)) for some in options]
+        chosen = assign([(demand.nodes, names) for demand, names in zip(demands, in_time, strict=True)])
+        if chosen is None:
+            low = middle + 1
+        else:
+            best, high = (whens[middle], chosen), middle - 1
+    return best
+
+
+def _order(until: float | None) -> float:
+    return math.inf if until is None else until
+
+
+def _all_fit(geometry: Geometry, layout: Layout, wishes: list[Profile]) -> bool:
+    ordered = sorted(wishes, reverse=True)
+    return len(plan_free(geometry, layout, ordered)) == len(wishes)

@@ -1,0 +1,261 @@
+"""Which GPU and which place for a slice, so that as much as possible of what is asked for next still fits.
+
+Placing is judged by what it takes from the demand to come. Of a mix of profiles, each asked for with a known weight,
+the share that a GPU cannot hold grows with each slice that is placed; how much depends on where it lies. `LeastLoss`
+takes the place with the least growth. It is a generalisation (a reconstruction) of FGD (fragmentation gradient
+descent, Weng et al., USENIX ATC'23), which descends on the free share of GPUs that tasks of a known mix cannot use;
+on MIG the places themselves fragment, not only the amounts, so capacities come from the geometry. `Fgd` is that
+original measure over compute slices. `FirstFit` and `BestFit` are the usual baselines.
+
+All are pure: GPUs are told apart by their layout alone, so what must be looked at are the different layouts in a
+cluster, of which there are few, with the first GPU that has each.
+
+`divide` answers the other question: as what the free space of many GPUs should be offered, before it is known who asks
+next. It is an integer programme over what each GPU can still hold (`slices.bundles`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+from scipy import sparse
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from slurm_migbatch.decide.capacity.speeds import bundles
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
+from slurm_migbatch.mig.planning import capacity, choose, plan_free
+from slurm_migbatch.mig.profile import Profile
+
+_Room = tuple[tuple[int, ...], ...]
+"""What a GPU can still hold: its bundles. GPUs with the same are alike, however they got there."""
+Mix = tuple[tuple[Profile, float], ...]
+"""How often each profile is asked for: weights of any scale, sorted by profile."""
+
+
+def mix(asked: Mapping[Profile, float]) -> Mix:
+    """The mix of what was asked for, its weights summing to 1; raises ValueError where nothing was."""
+    total = float(sum(asked.values()))
+    if total <= 0 or any(weight < 0 for weight in asked.values()):
+        raise ValueError("a mix needs weights of 0 or more, not all of them 0")
+    return tuple(sorted((profile, weight / total) for profile, weight in asked.items() if weight))
+
+
+class Rule(Protocol):
+    """A way to choose a place."""
+
+    def place(self, geometry: Geometry, layouts: Mapping[Layout, int], profile: Profile) -> tuple[Layout, Slot] | None:
+        """The GPU's layout and the new slot; None where no GPU has room.
+
+        `layouts` are the different layouts in the cluster, each with the number of the first GPU that has it.
+        """
+        ...
+
+
+class FirstFit:
+    """The first GPU with room, and there the place with the lowest start."""
+
+    def place(self, geometry: Geometry, layouts: Mapping[Layout, int], profile: Profile) -> tuple[Layout, Slot] | None:
+        """See `Rule`."""
+        for layout in sorted(layouts, key=lambda each: layouts[each]):
+            found = places(geometry, layout, profile)
+            if found:
+                return layout, found[0]
+        return None
+
+
+@dataclass(frozen=True)
+class BestFit:
+    """The GPU with the fewest free compute slices that has room.
+
+    There the place with the lowest start or, `careful`, the one that keeps the largest useful space (`mig.planning`).
+    """
+
+    careful: bool = False
+
+    def place(self, geometry: Geometry, layouts: Mapping[Layout, int], profile: Profile) -> tuple[Layout, Slot] | None:
+        """See `Rule`."""
+        for layout in sorted(layouts, key=lambda each: (free_slices(geometry, each), layouts[each])):
+            found = places(geometry, layout, profile)
+            if found:
+                slot = choose(geometry, layout, profile) if self.careful else found[0]
+                assert slot is not None
+                return layout, slot
+        return None
+
+
+class _Least:
+    """The place at which a measure of a GPU grows least; equal growth: best fit. Answers are remembered by layout."""
+
+    measure: Callable[[Geometry, Layout, Mix], float]
+
+    def __init__(self, asked: Mix) -> None:
+        self.mix = asked
+        self._known: dict[tuple[Geometry, Layout, Profile], tuple[float, int, Slot] | None] = {}
+
+    def place(self, geometry: Geometry, layouts: Mapping[Layout, int], profile: Profile) -> tuple[Layout, Slot] | None:
+        """See `Rule`."""
+        best: tuple[tuple[float, int, int], Layout, Slot] | None = None
+        for layout, gpu in layouts.items():
+            found = self._on(geometry, layout, profile)
+            if found is not None:
+                key = (found[0], found[1], gpu)
+                if best is None or key < best[0]:
+                    best = (key, layout, found[2])
+        return None if best is None else (best[1], best[2])
+
+    def _on(self, geometry: Geometry, layout: Layout, profile: Profile) -> tuple[float, int, Slot] | None:
+        """Growth of the measure, free slices, and the best place on GPUs of this layout; None where there is none."""
+        key = (geometry, layout, profile)
+        if key not in self._known:
+            before, measure = type(self).measure(geometry, layout, self.mix), type(self).measure
+            grown = [
+                (round(measure(geometry, layout.add(slot), self.mix) - before, 9), slot)
+                for slot in places(geometry, layout, profile)
+            ]
+            found = min(grown, default=None)
+            self._known[key] = found and (found[0], free_slices(geometry, layout), found[1])
+        return self._known[key]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{profile}: {weight:.3g}' for profile, weight in self.mix)})"
+
+
+@lru_cache(maxsize=1 << 16)
+def places(geometry: Geometry, layout: Layout, profile: Profile) -> tuple[Slot, ...]:
+    """Every place that a GPU has for one more slice, by start; raises UnknownProfile."""
+    return tuple(slot for slot in sorted(geometry.info(profile).slots) if geometry.fits(layout, slot))
+
+
+@lru_cache(maxsize=1 << 16)
+def free_slices(geometry: Geometry, layout: Layout) -> int:
+    """Compute slices that no slot has."""
+    return geometry.compute_slices - sum(geometry.info(profile).compute_slices for profile in layout.profiles)
+
+
+@lru_cache(maxsize=1 << 16)
+def wasted(geometry: Geometry, layout: Layout, asked: Mix) -> float:
+    """FGD's measure: expected free compute slices of which the next of the mix can use none."""
+    free = free_slices(geometry, layout)
+    return sum(weight * free for profile, weight in asked if not capacity(geometry, layout, profile))
+
+
+@lru_cache(maxsize=1 << 16)
+def unplaceable(geometry: Geometry, layout: Layout, asked: Mix) -> float:
+    """The share of the mix that the GPU cannot hold, 0 (empty) to 1 (nothing of it fits).
+
+    sum(w[p] * c[p] * (n[p](empty) - n[p](layout))) / sum(w[p] * c[p] * n[p](empty)), with the weight w, the compute
+    slices c, and n[p] the most slices of profile p that fit.
+    """
+    lost = possible = 0.0
+    for profile, weight in asked:
+        worth = weight * geometry.info(profile).compute_slices
+        most = capacity(geometry, EMPTY, profile)
+        lost += worth * (most - capacity(geometry, layout, profile))
+        possible += worth * most
+    return lost / possible
+
+
+class Fgd(_Least):
+    """The place with the least growth of the free slices that the mix cannot use (`wasted`)."""
+
+    measure = staticmethod(wasted)
+
+
+class LeastLoss(_Least):
+    """The place with the least growth of the demand that cannot be placed (`unplaceable`)."""
+
+    measure = staticmethod(unplaceable)
+
+
+def divide(
+    geometry: Geometry,
+    used: Sequence[Layout],
+    asked: Mix,
+    least: Mapping[Profile, int] | None = None,
+    *,
+    time_limit_s: float = 10.0,
+) -> tuple[Layout, ...]:
+    """As what the free space of each GPU should be offered so that the offers are like the mix.
+
+    `least` are slots that must be there whatever the mix says (of jobs that wait): as few as possible of them lack.
+    Then the smallest ratio of offered slots to weight, over the profiles of the mix, is as large as it can be; then as
+    many compute slices as possible are on offer. Exact where each of the three steps takes less than its time limit.
+
+    Returns the new slots of each GPU, in the order of `used`.
+    """
+    must = {profile: count for profile, count in (least or {}).items() if count > 0}
+    wanted = {*dict(asked), *must}
+    profiles = tuple(info.profile for info in geometry.profiles if info.profile in wanted)
+    rooms = [bundles(geometry, profiles, layout) for layout in used]
+    conditions = Counter(rooms)
+    columns = [(room, counts) for room in conditions for counts in room]
+    values = _divided(geometry, profiles, conditions, columns, dict(asked), must, time_limit_s)
+    chosen: dict[_Room, list[tuple[int, ...]]] = {room: [] for room in conditions}
+    for (room, counts), times in zip(columns, values, strict=True):
+        chosen[room] += [counts] * times
+    offers = []
+    for layout, room in zip(used, rooms, strict=True):
+        counts = chosen[room].pop() if chosen[room] else (0,) * len(profiles)
+        listed = [profile for profile, count in zip(profiles, counts, strict=True) for _ in range(count)]
+        offers.append(plan_free(geometry, layout, listed))
+    return tuple(offers)
+
+
+def _divided(
+    geometry: Geometry,
+    profiles: tuple[Profile, ...],
+    conditions: Mapping[_Room, int],
+    columns: Sequence[tuple[_Room, tuple[int, ...]]],
+    weight: Mapping[Profile, float],
+    must: Mapping[Profile, int],
+    time_limit_s: float,
+) -> list[int]:
+    """How often each column (a GPU that has room for these bundles, filled with this one) is used.
+
+    After the columns the programme has, for each profile, what lacks of `must`, and the smallest ratio.
+    """
+    n, ratio = len(columns), len(columns) + len(profiles)
+    counts = np.array([c for _, c in columns], dtype=np.float64).reshape(n, len(profiles)).T
+    rows, low, high = [], [], []
+    for room, count in conditions.items():
+        rows.append([float(of is room) for of, _ in columns] + [0.0] * (len(profiles) + 1))
+        low.append(0.0)
+        high.append(float(count))
+    for k, profile in enumerate(profiles):
+        lacks = [float(i == k) for i in range(len(profiles))]
+        rows.append([*counts[k], *lacks, 0.0])
+        low.append(float(must.get(profile, 0)))
+        high.append(np.inf)
+        if profile in weight:
+            rows.append([*counts[k], *([0.0] * len(profiles)), -weight[profile]])
+            low.append(0.0)
+            high.append(np.inf)
+    compute = np.array([float(geometry.info(profile).compute_slices) for profile in profiles])
+    lacking, evenly, slices = (np.zeros(ratio + 1) for _ in range(3))
+    lacking[n:ratio] = compute
+    evenly[ratio] = -1.0
+    slices[:n] = -(compute @ counts)
+    upper = np.array([np.inf] * n + [float(must.get(p, 0)) for p in profiles] + [1e6])
+    integrality = np.array([1.0] * ratio + [0.0])
+    values = np.zeros(ratio + 1)
+    for objective in (lacking, evenly, slices):
+        found = milp(
+            objective,
+            constraints=LinearConstraint(sparse.csr_array(np.array(rows)), low, high),
+            integrality=integrality,
+            bounds=Bounds(0, upper),
+            options={"mip_rel_gap": 0.0, "time_limit": time_limit_s},
+        )
+        if found.x is None:
+            break
+        values = found.x
+        rows.append(list(objective))
+        low.append(-np.inf)
+        high.append(float(found.fun) + 1e-6 * max(1.0, abs(float(found.fun))))
+    return [round(float(value)) for value in values[:n]]

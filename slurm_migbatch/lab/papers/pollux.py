@@ -1,0 +1,129 @@
+"""Goodput-maximising allocation with restarts penalised: Pollux (Qiao et al., OSDI 2021), section 4.2, as a baseline.
+
+Once a round GPUs are divided anew among all elastic jobs so that the power mean (exponent -1, a harmonic mean) of their
+speedups over their fair shares is greatest. The speedup of a job that would have to restart counts less,
+`max(age - restarts * delay, 0) / (age + delay)` of it, and at most one job that is spread over several nodes may be on
+a node. So in the authors' simulator (adaptdl, `pollux.py`), the constants too.
+
+A reconstruction in how the greatest is found. The authors search placements by a genetic algorithm (population 100, 100
+generations) whose answer is as good as its luck. Here the counts are solved exactly: the harmonic mean is greatest
+where a sum over jobs is, which is a knapsack (`lending.allocate`); every count is worth what it does on as few nodes as
+can be. Counts are placed afterwards (`place`), and what finds no place shrinks to what does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from slurm_migbatch.decide.lending.allocation import Choice, allocate
+
+Key = TypeVar("Key", bound=Hashable)
+
+DELAY_S: Final = 30.0
+"""What a restart is taken to cost, in seconds."""
+PERIOD_S: Final = 60.0
+_NOTHING: Final = 1e-3
+"""The speedup over the fair share that a job without GPUs counts with."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An elastic job in a round.
+
+    Attributes:
+        speeds: speed by number of GPUs, for every number that it may be given; of any unit.
+        fair: its speed on its fair share of the GPUs, in the same unit.
+        have: how many GPUs it has.
+        age_s: seconds since it was submitted.
+        restarts: how often it was restarted.
+        delay_s: what a restart is taken to cost.
+    """
+
+    speeds: Mapping[int, float]
+    fair: float
+    have: int = 0
+    age_s: float = 0.0
+    restarts: int = 0
+    delay_s: float = DELAY_S
+
+
+def penalty(age_s: float, restarts: int, delay_s: float = DELAY_S) -> float:
+    """The share of a speedup that counts where it takes a restart."""
+    return max(age_s - restarts * delay_s, 0.0) / (age_s + delay_s)
+
+
+def speedup(job: Candidate, count: int) -> float:
+    """Speedup over the fair share with so many GPUs, less for a change; 0 without any."""
+    if not count:
+        return 0.0
+    factor = 1.0 if count == job.have else penalty(job.age_s, job.restarts, job.delay_s)
+    return job.speeds[count] / job.fair * factor
+
+
+def harmonic_mean(jobs: Sequence[Candidate], counts: Sequence[int]) -> float:
+    """What a round maximises."""
+    return len(jobs) / sum(1 / (speedup(job, count) + _NOTHING) for job, count in zip(jobs, counts, strict=True))
+
+
+def divide(jobs: Sequence[Candidate], gpus: int) -> list[int]:
+    """The number of GPUs of each job that makes the harmonic mean greatest."""
+    worths = [
+        {Choice("gpu", n): 1 / _NOTHING - 1 / (speedup(job, n) + _NOTHING) for n in sorted(job.speeds) if n <= gpus}
+        for job in jobs
+    ]
+    return [0 if choice is None else choice.count for choice in allocate(worths, {"gpu": gpus})]
+
+
+def place(
+    wanted: Mapping[Key, int], had: Mapping[Key, Mapping[int, int]], least: Mapping[Key, int], free: Mapping[int, int]
+) -> dict[Key, dict[int, int]]:
+    """GPUs of each job by node.
+
+    Args:
+        wanted: how many each job should have. One that has just as many stays where it is.
+        had: by node, of jobs that have some now.
+        least: with fewer a job does not run.
+        free: GPUs of each node that no job has.
+
+    Returns:
+        Every job that has a place; its count is the one wanted or the largest below that can be placed.
+    """
+    room = dict(free)
+    kept = {job: dict(nodes) for job, nodes in had.items() if sum(nodes.values()) == wanted.get(job, 0)}
+    for job, nodes in had.items():
+        if job not in kept:
+            for node, count in nodes.items():
+                room[node] = room.get(node, 0) + count
+    spread = {node for nodes in kept.values() if len(nodes) > 1 for node in nodes}
+    found = {job: nodes for job, nodes in kept.items() if nodes}
+    for job, most in sorted(wanted.items(), key=lambda one: -one[1]):
+        if job in kept:
+            continue
+        mine = had.get(job, {})
+        for count in range(most, least[job] - 1, -1):
+            nodes = _nodes(count, room, spread, mine) if count else {}
+            if nodes:
+                found[job] = nodes
+                for node, taken in nodes.items():
+                    room[node] -= taken
+                if len(nodes) > 1:
+                    spread.update(nodes)
+                break
+    return found
+
+
+def _nodes(count: int, room: Mapping[int, int], spread: set[int], mine: Mapping[int, int]) -> dict[int, int]:
+    """The tightest node that is enough, its own first; else the emptiest that hold no spread job."""
+    enough = [node for node, size in room.items() if size >= count]
+    if enough:
+        return {min(enough, key=lambda node: (node not in mine, room[node], node)): count}
+    taken: dict[int, int] = {}
+    for node in sorted(room, key=lambda node: (-room[node], node not in mine, node)):
+        left = count - sum(taken.values())
+        if not left:
+            break
+        if room[node] and node not in spread:
+            taken[node] = min(left, room[node])
+    return taken if sum(taken.values()) == count else {}

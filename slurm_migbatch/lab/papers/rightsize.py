@@ -1,0 +1,103 @@
+"""How large a slice and how large a batch a model can make use of.
+
+D-STACK (IEEE TCC 12(4), 2024; arXiv 2304.13541) sizes every model at its knee, the GPU share beyond which it gains
+little, and picks the batch of the highest efficacy under the latency objective. Only the abstracts were available:
+what follows is a reconstruction. Shares are compute slices of MIG here, where theirs are percentages of MPS; the knee's
+threshold (5 % of latency for one more slice) is our choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from slurm_migbatch.decide.capacity.speeds import Setting
+from slurm_migbatch.mig.profile import Profile
+
+GAIN: Final = 0.05
+"""Relative fall of latency for one more compute slice that is still worth it."""
+GUARD: Final = 0.5
+"""A batch may take this part of the objective: a request may just have missed the batch before its own."""
+
+
+def knee(seconds: Mapping[int, float], gain: float = GAIN) -> int:
+    """The smallest number of compute slices from which no larger one gains enough (reconstruction).
+
+    A step from n to m slices is worth it where latency falls by more than `gain` for each of the m - n slices; the
+    best of all larger sizes counts, so that one flat step does not end the search.
+
+    Args:
+        seconds: of one batch, by compute slices; sizes on which it does not fit are missing.
+        gain: the threshold.
+    """
+    sizes = sorted(seconds)
+    for n in sizes:
+        if all(1 - seconds[m] / seconds[n] <= gain * (m - n) for m in sizes if m > n):
+            return n
+    raise ValueError("no size is given: a model needs at least one slice on which it fits")
+
+
+def efficacy(batch: int, seconds: float, share: float) -> float:
+    """eta = throughput / (latency * share) = batch / (seconds^2 * share) (reconstruction)."""
+    return batch / (seconds * seconds * share)
+
+
+def fits(setting: Setting, slo_s: float, arrivals_per_s: float | None = None) -> bool:
+    """Whether a batch keeps the objective: seconds <= SLO / 2, and seconds + time to assemble the batch <= SLO.
+
+    Args:
+        setting: slice, batch and seconds.
+        slo_s: the latency objective.
+        arrivals_per_s: items that come in a second; None where they all lie ready, so nothing is waited for.
+    """
+    assemble = setting.batch / arrivals_per_s if arrivals_per_s else 0.0
+    return setting.seconds <= GUARD * slo_s and setting.seconds + assemble <= slo_s
+
+
+def rightsize(
+    settings: Iterable[Setting], slo_s: float, whole: int, arrivals_per_s: float | None = None
+) -> Setting | None:
+    """The setting of the highest efficacy that keeps the objective, on no more slices than its batch's knee.
+
+    Args:
+        settings: what was measured; those of more than one process are passed over.
+        slo_s: the latency objective.
+        whole: compute slices of the GPU.
+        arrivals_per_s: see `fits`.
+
+    Returns:
+        None where nothing keeps the objective.
+    """
+    single = [setting for setting in settings if setting.procs == 1]
+    knees = {batch: knee(curve) for batch, curve in _by_batch(single).items()}
+    usable = [s for s in single if fits(s, slo_s, arrivals_per_s) and s.profile.compute <= knees[s.batch]]
+    return max(
+        usable,
+        key=lambda s: (efficacy(s.batch, s.seconds, s.profile.compute / whole), -s.profile.compute),
+        default=None,
+    )
+
+
+def useful(setting: Setting, settings: Iterable[Setting]) -> int:
+    """Compute slices that a run at this setting makes use of: its own, but no more than its batch's knee."""
+    return min(setting.profile.compute, knee(_by_batch(settings)[setting.batch]))
+
+
+def leanest(settings: Mapping[Profile, Setting]) -> Setting:
+    """The setting with the most items a second for each compute slice, the smaller slice where equal."""
+    return max(settings.values(), key=lambda s: (s.rate / s.profile.compute, -s.profile.compute))
+
+
+def jain(amounts: Sequence[float]) -> float:
+    """Jain's index of fairness: 1 where all have the same, 1/n where one has everything."""
+    squares = sum(amount * amount for amount in amounts)
+    return sum(amounts) ** 2 / (len(amounts) * squares) if squares else 1.0
+
+
+def _by_batch(settings: Iterable[Setting]) -> dict[int, dict[int, float]]:
+    found: dict[int, dict[int, float]] = {}
+    for s in settings:
+        if s.procs == 1:
+            curve = found.setdefault(s.batch, {})
+            curve[s.profile.compute] = min(s.seconds, curve.get(s.profile.compute, s.seconds))
+    return found

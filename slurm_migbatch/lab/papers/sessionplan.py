@@ -1,0 +1,115 @@
+"""Which way of `decide.dispatch.session` a GPU is run: layouts by plan, one layout for good, or one size for each model.
+
+None of the three is best for every demand. Layouts by plan carry most where the linear programme's mix of layouts
+matters, one layout for good where changes cost more than they bring, and one size for each model, earliest deadline
+first, where few long runs are due at different times. So all are tried: sessions are planned before they begin and
+cost milliseconds to play through, and the plan that would carry the most of the demanded mix is held.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from slurm_migbatch.decide.dispatch.session import Costs, Frames, Hosted, Schedule, at_size, demand_of, framed, frames
+from slurm_migbatch.decide.paris_elsa.partition import flow, ways
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.profile import Profile
+
+PRECISION: Final = 0.005
+"""Of a load that is searched for, as a share of the demand."""
+_COSTS: Final = Costs()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a GPU is run: layouts and their shares of the time or, where there are none, the kind of slice of each model.
+
+    One layout alone is a static partition.
+    """
+
+    held: Frames = ()
+    sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What a plan carries: the largest load without a missed deadline, as a multiple of the demand."""
+
+    plan: Plan
+    load: float
+
+
+def plans(geometry: Geometry, kinds: Sequence[Profile], models: Sequence[Hosted]) -> list[Plan]:
+    """What is tried: every layout alone, the best layouts by turns, and each model at its leanest slice."""
+    found = [Plan(held=((way, 1.0),)) for way in ways(geometry, kinds)]
+    turns = frames(geometry, kinds, models)
+    if len(turns) > 1:
+        found.append(Plan(held=turns))
+    if all(any(model.rates) for model in models):
+        found.append(Plan(sizes=tuple(_leanest(model, kinds) for model in models)))
+    return found
+
+
+def carried(geometry: Geometry, kinds: Sequence[Profile], models: Sequence[Hosted]) -> tuple[Carried, ...]:
+    """What every plan carries, in the order of `plans`."""
+    works, possible = demand_of(models), ways(geometry, kinds)
+    asked = sum(work.share for work in works)
+
+    def of(plan: Plan) -> Carried:
+        alone = [way for way, _ in plan.held] if len(plan.held) == 1 else possible
+        bound = flow(works, alone, 1, whole=False).rate / asked
+        return Carried(plan, largest(lambda load: bool(play(geometry, kinds, models, plan, load).missed), bound))
+
+    return tuple(of(plan) for plan in plans(geometry, kinds, models))
+
+
+def best(found: Sequence[Carried]) -> Carried:
+    """The plan that carries most; of equals the first."""
+    return max(found, key=lambda each: each.load)
+
+
+def play(
+    geometry: Geometry,
+    kinds: Sequence[Profile],
+    models: Sequence[Hosted],
+    plan: Plan,
+    load: float = 1.0,
+    sessions: int = 1,
+    *,
+    fill: bool = False,
+    costs: Costs = _COSTS,
+) -> Schedule:
+    """The schedule of a plan at a multiple of the demand."""
+    scaled = [at_load(model, load) for model in models]
+    if plan.held:
+        return framed(geometry, kinds, scaled, plan.held, sessions, fill=fill, costs=costs)
+    return at_size(geometry, kinds, scaled, plan.sizes, sessions, fill=fill, costs=costs)
+
+
+def at_load(model: Hosted, load: float) -> Hosted:
+    """A model with a multiple of its items, in runs that are about as long."""
+    return replace(model, items=load * model.items, pieces=max(1, math.ceil(load * model.pieces - 1e-9)))
+
+
+def largest(missed: Callable[[float], bool], bound: float = 1.0) -> float:
+    """The largest load at which nothing is missed, of those up to a bound, to `PRECISION`; 0 where there is none."""
+    low, high = 0.9 * bound, bound
+    while low >= PRECISION and missed(low):
+        low, high = 0.8 * low, low
+    if low < PRECISION:
+        return 0.0
+    while high - low > PRECISION:
+        middle = (low + high) / 2
+        if missed(middle):
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def _leanest(model: Hosted, kinds: Sequence[Profile]) -> int:
+    """The kind with the most items a second for each compute slice, the smaller one where equal."""
+    return max(range(len(kinds)), key=lambda k: (model.rates[k] / kinds[k].compute, -kinds[k].compute))

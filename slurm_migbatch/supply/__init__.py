@@ -1,1 +1,0 @@
-"""The planner of offered slots and the advertiser that tells Slurm."""

@@ -1,0 +1,248 @@
+"""How many tasks of an elastic array run at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.decide.capacity.free import Room, Space
+from slurm_migbatch.decide.dispatch.arrays import (
+    START_S,
+    Bounds,
+    Elastic,
+    Task,
+    Throttle,
+    elastic_arrays,
+    known,
+    throttles,
+)
+from slurm_migbatch.mig.layout import EMPTY
+from slurm_migbatch.slurm.client import JobRow
+from tests.support.dispatch_site import H100, NOW, P, job
+
+POOL = frozenset({"h1"})
+HINTS = "migbatch: model=resnet-50 items=600 deadline=2m"
+
+
+def array(number: int = 9, **changes: object) -> Elastic:
+    fields: dict[str, object] = {
+        "array": number, "user": "ann", "comment": HINTS, "profile": P("1g.10gb"), "each": 1, "pending": 12,
+        "running": (), "throttle": None, "deadline_s": 120, "items": 600, "predicted_s": 18.0, "pool": POOL,
+    }  # fmt: skip
+    return Elastic(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def room(gpus: int = 2) -> Space:
+    return Space({"h1": Room([(H100, EMPTY)] * gpus, Counter())}, {"h1": frozenset({P("1g.10gb")})})
+
+
+def told(*arrays: Elastic, bounds: Bounds | None = None, gpus: int = 2, scarce: bool = False) -> dict[int, int]:
+    found = throttles(NOW, arrays, bounds or Bounds(), room(gpus), lambda array: scarce)
+    return {each.array.array: each.after for each in found}
+
+
+def ours(throttle: int, asked: int | None = None) -> Bounds:
+    """The throttle that array 9 has was set here."""
+    return Bounds({9: asked}, {9: throttle})
+
+
+# -- which arrays ------------------------------------------------------------------------------------------------------
+
+
+def rows(**changes: object) -> list[JobRow]:
+    comment = f"{HINTS} [mig:1g.10gb:1#abc12345]"
+    waiting = job(9, "1g.10gb", array_job=9, array_task="3-12%4", tasks=10, throttle=4, comment=comment, **changes)
+    running = [
+        replace(waiting, job_id=9 + n, array_task=str(n), tasks=1, throttle=None, state="RUNNING", start=NOW - n)
+        for n in (1, 2)
+    ]
+    return [waiting, *running, job(7), job(30, array_job=30, array_task="1-3", tasks=3, comment="")]
+
+
+def test_an_array_with_a_deadline_and_items_is_elastic() -> None:
+    (found,) = elastic_arrays(rows())
+    assert (found.array, found.pending, found.running, found.throttle) == (9, 10, (NOW - 2, NOW - 1), 4)
+    assert (found.deadline_s, found.items, found.profile, found.each) == (120, 600, P("1g.10gb"), 1)
+    assert found.first == NOW - 2 and found.task_s is None
+
+
+@pytest.mark.parametrize(
+    "comment", ["", "migbatch: model=x items=5", f"{HINTS} role=train", "migbatch: deadline=2m", f"{HINTS} odd=1"]
+)
+def test_other_arrays_are_not(comment: str) -> None:
+    assert elastic_arrays([replace(row, comment=comment) for row in rows()]) == []
+
+
+def test_an_array_without_pending_tasks_needs_no_throttle() -> None:
+    assert elastic_arrays(rows()[1:]) == []
+
+
+# -- what the deadline needs -------------------------------------------------------------------------------------------
+
+
+def test_the_fewest_at_once_that_end_in_time() -> None:
+    # 20 s each with its start and a tenth to spare: five after one another in 120 s
+    (found,) = throttles(NOW, [array()], Bounds(), room(), lambda _: False)
+    assert found.after == 3
+    assert found.why == "12 tasks to start, 20 s each (predicted), 120 s to the deadline: 3 at once"
+
+
+def test_the_deadline_runs_from_the_start_of_the_first_task() -> None:
+    begun = known(array(pending=10, throttle=3), [Task(NOW - 60, NOW - 42, True), Task(NOW - 60, None)], 18.0, POOL)
+    assert told(begun, bounds=ours(3)) == {9: 5}
+
+
+def test_measured_tasks_count_more_than_the_prediction() -> None:
+    ended = [Task(NOW - 60, NOW - 60 + 8.0, True), Task(NOW - 60, NOW - 50, True), Task(NOW - 60, NOW - 1, False)]
+    slow = known(array(pending=9), ended, 50.0, POOL)
+    assert (
+        slow.task_s == 9.0 + START_S and "(measured)" in throttles(NOW, [slow], Bounds(), room(), lambda _: True)[0].why
+    )
+    assert told(slow) == {9: 3}
+
+
+def test_an_array_of_which_nobody_knows_how_long_tasks_take_is_left_alone() -> None:
+    assert told(array(predicted_s=None)) == {}
+
+
+def test_what_is_late_takes_all_that_it_may() -> None:
+    late = known(array(throttle=3), [Task(NOW - 500, NOW - 400, True)], 18.0, POOL)
+    assert told(late, bounds=ours(3)) == {9: 12}
+
+
+def test_a_number_is_lowered_with_reserve_only_unless_others_wait() -> None:
+    slack = array(pending=15, throttle=4, predicted_s=19.0)  # 21 s five times in 120 with a tenth to spare, else four
+    assert told(slack, bounds=ours(4)) == {}
+    assert told(slack, bounds=ours(4), scarce=True) == {9: 3}
+
+
+def test_a_throttle_that_binds_nothing_is_not_changed() -> None:
+    assert told(array(pending=2, running=(NOW - 30,), throttle=9, deadline_s=30)) == {}
+
+
+# -- what the user allows ----------------------------------------------------------------------------------------------
+
+
+def test_the_users_own_throttle_is_a_bound() -> None:
+    bounds = Bounds()
+    tight = array(throttle=2, deadline_s=60)
+    assert told(tight, bounds=bounds) == {} and bounds.of(9, 2) == 2
+    assert told(array(throttle=8), bounds=Bounds(), scarce=True) == {9: 3}
+
+
+def test_the_bound_is_not_forgotten_when_the_throttle_is_ours() -> None:
+    bounds = Bounds()
+    assert bounds.of(9, 8) == 8
+    bounds.set(9, 3)
+    assert bounds.of(9, 3) == 8
+    assert bounds.of(9, 5) == 5  # the user has another opinion now
+    assert bounds.of(9, None) is None
+
+
+def action(before: str, after: str, **changes: object) -> dict[str, object]:
+    return {
+        "job_id": 9,
+        "kind": "throttle",
+        "before": before,
+        "after": after,
+        "dry_run": False,
+        "outcome": None,
+        **changes,
+    }
+
+
+def test_a_restart_does_not_take_our_throttle_for_the_users() -> None:
+    past = [action("8", "3"), action("3", "2"), action("8", "7", dry_run=True), action("8", "7", outcome="no")]
+    bounds = Bounds()
+    bounds.replay(past)
+    assert bounds.of(9, 2) == 8
+    bounds.replay([action("none", "4", job_id=10)])
+    assert bounds.of(10, 4) is None
+    assert bounds.of(10, 6) == 6
+
+
+def test_what_was_recorded_and_never_done_is_no_bound_either() -> None:
+    bounds = Bounds()
+    bounds.replay([action("none", "3")])
+    assert bounds.of(9, None) is None
+
+
+def test_a_user_who_changed_his_mind_before_a_restart_is_believed() -> None:
+    bounds = Bounds()
+    bounds.replay([action("none", "3"), action("5", "4")])
+    assert bounds.of(9, 4) == 5
+
+
+@given(
+    pending=st.integers(1, 60),
+    running=st.lists(st.floats(0, 300), max_size=8),
+    asked=st.none() | st.integers(1, 30),
+    task_s=st.floats(0.1, 400),
+    deadline=st.integers(1, 2000),
+    scarce=st.booleans(),
+)
+def test_never_less_than_one_nor_more_than_the_user_allows(
+    pending: int, running: list[float], asked: int | None, task_s: float, deadline: int, scarce: bool
+) -> None:
+    each = array(
+        pending=pending,
+        running=tuple(NOW - r for r in running),
+        throttle=asked,
+        predicted_s=task_s,
+        deadline_s=deadline,
+    )
+    for change in throttles(NOW, [each], Bounds(), room(), lambda _: scarce):
+        assert 1 <= change.after <= min(asked or 1 << 30, pending + len(running))
+
+
+# -- several users -----------------------------------------------------------------------------------------------------
+
+
+def both(served: float = 0.0) -> list[Elastic]:
+    run = Task(NOW - served, None, False)
+    ann = known(array(1, user="ann", pending=40), [run], 18.0, POOL)
+    bob = array(2, user="bob", pending=40)
+    return [ann, bob]
+
+
+def test_scarce_supply_goes_to_the_user_who_was_served_least() -> None:
+    shares = told(*both(served=60.0), gpus=1)
+    assert shares[1] + shares[2] == 8  # seven slices, and one task more that waits in Slurm's order
+    assert shares[2] > shares[1] >= 1
+
+
+def test_where_there_is_enough_everybody_has_what_he_needs() -> None:
+    alone = {each.array: told(each, gpus=9)[each.array] for each in both()}
+    assert told(*both(), gpus=9) == alone
+
+
+def test_one_users_arrays_are_not_rationed_against_each_other() -> None:
+    mine = [replace(each, user="ann") for each in both()]
+    assert told(*mine, gpus=1) == {each.array: told(each, gpus=1)[each.array] for each in mine}
+
+
+def test_a_share_says_so() -> None:
+    found: list[Throttle] = throttles(NOW, both(60.0), Bounds(), room(1), lambda _: False)
+    assert any("is the share of ann, who with others needs more than there is" in each.why for each in found)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["ann", "bob", "eve"]), st.integers(1, 30), st.integers(0, 5)), min_size=1, max_size=6
+    ),
+    st.integers(0, 2),
+)
+def test_shares_stay_within_needs_and_what_there_is(members: list[tuple[str, int, int]], gpus: int) -> None:
+    arrays = [
+        array(n, user=user, pending=pending, running=(NOW - 1.0,) * running)
+        for n, (user, pending, running) in enumerate(members, start=1)
+    ]
+    needs = {each.array: told(each, gpus=9).get(each.array, each.pending + len(each.running)) for each in arrays}
+    shares = {each.array: told(*arrays, gpus=gpus).get(each.array, needs[each.array]) for each in arrays}
+    assert all(1 <= shares[n] <= needs[n] for n in needs)
+    if len({user for user, _, _ in members}) > 1 and sum(needs.values()) > gpus * 7 + sum(m[2] for m in members):
+        assert sum(shares.values()) <= max(gpus * 7 + sum(m[2] for m in members) + 1, len(arrays))

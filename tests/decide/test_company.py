@@ -1,0 +1,235 @@
+"""Two trainings on one slice in the lending loop: from the pair to the end of both, whoever leaves first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_migbatch.decide.capacity.sharing import is_guest
+from tests.support.loan_world import LoanWorld
+
+WHOLE = "signal=usr1 min=7g.80gb max=7g.80gb mem=20GB"
+MakeWorld = Callable[..., LoanWorld]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[MakeWorld]:
+    made: list[LoanWorld] = []
+
+    def make(**options: Any) -> LoanWorld:
+        made.append(LoanWorld(f"sqlite:///{tmp_path}/{len(made)}.db", **{"share": True, **options}))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def short(w: LoanWorld, needs: float = 60.0, limit: int = 200, hints: str = WHOLE, **kw: Any) -> int:
+    """A training job whose time limit says that it is short."""
+    job = w.train(needs=needs, hints=hints, **kw)
+    w.slurm.change(job, time_limit_s=limit)
+    return job
+
+
+def paired(w: LoanWorld, needs: float = 60.0, long: float = 1000.0) -> tuple[int, int]:
+    """A long job on the whole GPU and a short one beside it."""
+    host = w.train(needs=long, hints=WHOLE)
+    w.until(lambda: host in w.loaned())
+    guest = short(w, needs)
+    w.until(lambda: guest in w.running())
+    w.step()
+    assert set(w.nodes.second.values()) == {(guest, w.row(guest).restarts)}
+    assert is_guest(w.row(guest).gres) and w.row(guest).requested_nodes == "n1"
+    return host, guest
+
+
+def kinds(w: LoanWorld, job: int) -> list[str]:
+    with w.store() as store:
+        return [row["kind"] for row in store.actions([job]) if not row["outcome"]]
+
+
+def loans(w: LoanWorld, job: int) -> list[tuple[str, str, str]]:
+    with w.store() as store:
+        return [(row["profile"], row["state"], row["cause"]) for row in store.loans([job])]
+
+
+def test_a_short_job_for_which_there_is_no_room_shares_and_ends(world: MakeWorld) -> None:
+    w = world()
+    host, guest = paired(w)
+    w.until(lambda: guest not in w.slurm.queue)
+    w.step()
+    assert host in w.loaned() and not w.nodes.second and not w.nodes.misfits
+    assert kinds(w, guest) == ["share"] and loans(w, guest) == [("7g.80gb", "ended", "left")]
+    with w.store() as store:
+        (told,) = [row["why"] for row in store.actions([guest])]
+    assert told.startswith(f"beside job {host} on its 7g.80gb")
+    for _ in range(5):
+        w.step()
+    assert w.slurm.machines["n1"].gres.get("guest", 0) == 0
+
+
+def test_it_is_off_unless_the_admin_turns_it_on(world: MakeWorld) -> None:
+    w = world(share=False)
+    host = w.train(hints=WHOLE)
+    w.until(lambda: host in w.loaned())
+    guest = short(w)
+    for _ in range(30):
+        w.step()
+    assert w.row(guest).pending and not w.shared and not w.slurm.machines["n1"].gres.get("guest")
+
+
+@pytest.mark.parametrize(
+    "other", [{"uid": 1003, "user": "carol"}, {"hints": "signal=usr1 min=7g.80gb"}, {"limit": 10**7}]
+)
+def test_who_does_not_share(world: MakeWorld, other: dict[str, Any]) -> None:
+    """Another user's, one of which nobody knows how much memory it needs, one that is as long as the other."""
+    w = world()
+    host = w.train(hints=WHOLE)
+    w.until(lambda: host in w.loaned())
+    guest = short(w, **other)
+    for _ in range(30):
+        w.step()
+    assert w.row(guest).pending and not w.shared and "no GPU has room" in w.why(guest)
+
+
+def test_measured_slowdowns_decide_where_there_is_a_table(world: MakeWorld, tmp_path: Path) -> None:
+    table = tmp_path / "pairs.csv"
+    table.write_text("app1,app2,slowdown1,slowdown2\nbert-large,bert-large,40,40\n")
+    model = f"{WHOLE} model=bert-large"
+    w = world(pairs=str(table))
+    host = w.train(hints=model)
+    w.until(lambda: host in w.loaned())
+    worse, better = short(w, hints=model), short(w)
+    w.until(lambda: better in w.running())
+    assert w.row(worse).pending
+    w.restart(pairs=str(tmp_path / "gone.csv"))
+    w.until(lambda: worse in w.running())
+
+
+def test_where_slurm_remembers_former_types_nobody_shares(world: MakeWorld) -> None:
+    w = world()
+    host = w.train(hints=WHOLE)
+    w.until(lambda: host in w.loaned())
+    guest = short(w)
+    w.slurm.change(guest, gres="gres:mig:loan:2")
+    for _ in range(20):
+        w.step()
+    assert w.row(guest).pending and not w.shared and w.row(guest).gres == "gres:mig:loan:2"
+
+
+def test_where_there_is_room_nobody_shares(world: MakeWorld) -> None:
+    w = world(gpus=2)
+    host = w.train(hints=WHOLE)
+    w.until(lambda: host in w.loaned())
+    other = short(w)
+    w.until(lambda: other in w.running())
+    assert other in w.loaned() and not w.nodes.second
+
+
+def test_inference_calls_both_back_and_both_come_back(world: MakeWorld) -> None:
+    w = world()
+    host, guest = paired(w, needs=200)
+    for _ in range(10):
+        w.step()
+    done = {job: w.training[job].done for job in (host, guest)}
+    inference = w.infer("3g.40gb", runs=20)
+    took = w.until(lambda: inference in w.running())
+    assert took <= 12 and {job for job, _ in w.slurm.signals} == {host, guest}
+    assert sorted(w.slurm.requeues) == sorted([host, guest])
+    assert all(w.training[job].saved >= done[job] for job in (host, guest)) and not w.nodes.misfits
+    w.step()
+    assert all(w.row(job).pending and "loan" in w.row(job).gres for job in (host, guest))
+    assert w.row(guest).requested_nodes == ""
+    assert [cause for _, _, cause in loans(w, guest)] == ["reclaim"]
+    w.until(lambda: guest not in w.slurm.queue and host not in w.slurm.queue, 3000)
+    assert not w.nodes.misfits
+
+
+def test_a_guest_whose_host_has_left_is_a_loan_like_any_other(world: MakeWorld) -> None:
+    w = world()
+    host, guest = paired(w, needs=500, long=45)
+    w.until(lambda: host not in w.slurm.queue)
+    w.step()
+    assert guest in w.running() and not w.nodes.second
+    for _ in range(10):
+        w.step()
+    assert w.lending.ledger.open[guest].state.value == "running"
+    inference = w.infer("7g.80gb", runs=10)
+    assert w.until(lambda: inference in w.running()) <= 12
+    assert w.slurm.requeues == [guest] and not w.nodes.misfits
+
+
+def test_a_host_that_leaves_before_its_guest_has_started(world: MakeWorld) -> None:
+    w = world()
+    host = w.train(hints=WHOLE)
+    w.until(lambda: host in w.loaned())
+    guest = short(w)
+    w.until(lambda: bool(w.shared))
+    w.training[host].done = w.training[host].needs
+    w.until(lambda: host not in w.slurm.queue)
+    w.until(lambda: guest in w.running())
+    w.until(lambda: guest not in w.slurm.queue)
+    assert not w.nodes.misfits
+
+
+def test_a_guest_that_does_not_start_waits_for_a_slice_again(world: MakeWorld) -> None:
+    w = world()
+    host = w.train(hints=WHOLE)
+    w.until(lambda: host in w.loaned())
+    guest = short(w)
+    w.slurm.set_node("n1", completing=w.slurm.machines["n1"].completing + 1)  # Slurm starts nothing there
+    w.until(lambda: is_guest(w.row(guest).gres))
+    w.until(lambda: not is_guest(w.row(guest).gres))
+    assert "loan" in w.row(guest).gres and w.row(guest).requested_nodes == ""
+    assert kinds(w, guest) == ["share", "withdraw"]
+    w.slurm.set_node("n1", completing=w.slurm.machines["n1"].completing - 1)
+    for _ in range(40):
+        w.step()
+    assert kinds(w, guest) == ["share", "withdraw"] and not w.shared, "not with that one again for a while"
+    assert w.slurm.machines["n1"].gres.get("guest", 0) == 0
+
+
+@pytest.mark.parametrize("when", ["offered", "typed", "running"])
+def test_the_service_is_killed_and_started_again(world: MakeWorld, when: str) -> None:
+    w = world()
+    host = w.train(hints=WHOLE)
+    w.until(lambda: host in w.loaned())
+    guest = short(w, needs=100)
+    moments = {
+        "offered": lambda: bool(w.shared),
+        "typed": lambda: is_guest(w.row(guest).gres),
+        "running": lambda: guest in w.running(),
+    }
+    w.until(moments[when])
+    w.restart()
+    w.until(lambda: guest in w.running())
+    for _ in range(3):
+        w.step()
+    assert w.lending.ledger.open[guest].profile == "7g.80gb" and len(w.nodes.second) == 1
+    w.until(lambda: guest not in w.slurm.queue)
+    assert not w.nodes.misfits
+
+
+def test_a_dry_run_offers_nobody(world: MakeWorld) -> None:
+    w = world()
+    host = w.train(hints=WHOLE)
+    w.until(lambda: host in w.loaned())
+    w.restart(dry_run=True)
+    guest = short(w)
+    for _ in range(20):
+        w.step()
+    assert w.row(guest).pending and not w.shared and "loan" in w.row(guest).gres
+
+
+def test_what_a_run_reports_while_it_shares_says_nothing_of_its_slice(world: MakeWorld) -> None:
+    w = world()
+    host, guest = paired(w)
+    for job in (host, guest):
+        w.tell(job, 0, items=1000.0, throughput_per_s=10.0)
+    w.step()
+    assert not w.lending.trainees._heard
+    assert w.lending.company.shared == {(host, 0), (guest, 0)}

@@ -1,0 +1,418 @@
+"""Which pending job is given another profile, and what is never done to one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.decide.capacity.demand import demands
+from slurm_migbatch.decide.capacity.free import Room, Space, of_counts, of_plan
+from slurm_migbatch.decide.capacity.model import Demand, Gpu, Lease, Mode, Node
+from slurm_migbatch.decide.dispatch.retype import (
+    Promise,
+    Retype,
+    Turns,
+    marked,
+    mended,
+    name_of,
+    promise_from_record,
+    promise_of,
+    ranges,
+    retypes,
+    tasks_of,
+    undone,
+    without_place,
+)
+from slurm_migbatch.decide.supply.planner import Planner
+from slurm_migbatch.mig.grant import Grant, parse_comment
+from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
+from slurm_migbatch.mig.planning import plan_free
+from slurm_migbatch.slurm.client import JobRow, NodeRow
+from tests.support.dispatch_site import A30, EVERYWHERE, GPUS, H100, NOW, P, candidates, job, pending, promise, space
+
+FULL = {"h1": None, "h2": None, "a1": None}
+A30_FULL = {"a1": None}
+
+
+def one(found: list[Retype]) -> Retype:
+    assert len(found) == 1, found
+    return found[0]
+
+
+def profiles(made: Promise) -> set[str]:
+    return {option.profile.name for option in made.options}
+
+
+# -- the promise -------------------------------------------------------------------------------------------------------
+
+
+def test_a_promise_leaves_open_what_keeps_memory_limit_and_rate() -> None:
+    assert profiles(promise("1g.10gb", bad=("2g.12gb",))) == {"1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb"}
+
+
+def test_a_slower_profile_is_open_only_where_a_deadline_says_how_slow_it_may_be() -> None:
+    slow = {"1g.6gb": 10.0, "1g.10gb": 9.0, "2g.20gb": 22.0}
+    free = promise_of(P("1g.6gb"), candidates(rates=slow), 600, None)
+    bound = promise_of(P("1g.6gb"), candidates(rates=slow), 600, 120)
+    assert free is not None and profiles(free) == {"1g.6gb", "2g.20gb"}
+    assert bound is not None and profiles(bound) == {"1g.6gb", "1g.10gb", "2g.20gb"}
+
+
+def test_where_speed_is_not_known_only_more_of_everything_is_open() -> None:
+    made = promise_of(P("1g.10gb"), candidates(rates={}), None, None)
+    assert made is not None and profiles(made) == {"1g.10gb", "1g.20gb", "2g.12gb", "2g.20gb", "3g.40gb"}
+
+
+def test_a_decision_that_could_not_keep_its_promise_stays() -> None:
+    assert promise_of(P("1g.6gb"), candidates(bad=("1g.6gb",)), 600, 120) is None
+
+
+def record(**changes: object) -> dict[str, object]:
+    listed = [
+        {"profile": c.profile.name, "capacity_mib": c.memory_mib, "ok": c.ok, "throughput_per_s_range": [c.rate, 99.0]}
+        for c in candidates()
+    ]
+    hints = {"model": "resnet-50", "items": 600, "deadline_s": 120, "slo_us": 200000}
+    row = {"chosen": "mig:1g.6gb:2", "facts": {"reason": "fits"}, "hints": hints, "candidates": listed}
+    return {**row, **changes}
+
+
+def test_the_record_of_a_decision_tells_its_promise() -> None:
+    made = promise_from_record(record())
+    assert made is not None and made.granted == P("1g.6gb") and profiles(made) == {c.profile.name for c in candidates()}
+    assert made.seconds(P("1g.10gb")) == 50.0 and made.seconds(P("1g.10gb"), 2) == 25.0
+    assert made.terms == "slo=200ms deadline=120s"
+
+
+@pytest.mark.parametrize("reason", ["explicit", "whole_gpu", "memory_short", "time_short", "", None, 7])
+def test_a_profile_that_the_user_named_or_that_broke_the_promise_is_not_touched(reason: object) -> None:
+    assert promise_from_record(record(facts={"reason": reason})) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"candidates": None},
+        {"candidates": [{}]},
+        {"candidates": [{"profile": "no", "capacity_mib": 1, "ok": True}]},
+        {"candidates": ["x"]},
+        {"chosen": None},
+        {"chosen": "mig:1g.6gb:1,mig:2g.12gb:1"},
+        {"chosen": "mig:9g.9gb:1"},
+        {"facts": None},
+        {"hints": "x", "facts": []},
+    ],
+)
+def test_a_record_that_says_too_little_leaves_nothing_open(changes: dict[str, object]) -> None:
+    assert promise_from_record(record(**changes)) is None
+
+
+# -- where it goes -----------------------------------------------------------------------------------------------------
+
+
+def test_a_job_goes_to_the_cheapest_profile_that_is_idle() -> None:
+    found = one(retypes(NOW, [pending(job(1))], lambda p: promise(), space(**A30_FULL), Turns()))
+    assert found.after == P("1g.10gb") and found.targets == ("1",) and found.names == ("1",)
+    assert found.why == "no room for 1g.6gb, and 1g.10gb is idle on h1; 50 s at most of deadline=120s"
+
+
+def test_a_job_whose_own_profile_has_room_stays() -> None:
+    assert retypes(NOW, [pending(job(1))], lambda p: promise(), space(), Turns()) == []
+
+
+def test_nothing_is_done_where_nothing_is_idle_or_nothing_is_open() -> None:
+    assert retypes(NOW, [pending(job(1))], lambda p: promise(), space(**FULL), Turns()) == []
+    assert retypes(NOW, [pending(job(1))], lambda p: None, space(**A30_FULL), Turns()) == []
+
+
+def test_a_job_is_sent_only_where_it_may_run() -> None:
+    only = frozenset({"a1", "h2"})
+    found = one(retypes(NOW, [pending(job(1), pool=only)], lambda p: promise(), space(**A30_FULL), Turns()))
+    assert "idle on h2" in found.why
+    assert (
+        retypes(NOW, [pending(job(1), pool=frozenset({"a1"}))], lambda p: promise(), space(**A30_FULL), Turns()) == []
+    )
+
+
+def test_those_with_the_least_slack_go_first() -> None:
+    late = job(1, submit=NOW - 65.0)  # 60 s of its 120 on its own profile: that is over now
+    early = job(2, submit=NOW - 5.0)
+    room = space(a1=None, h2=None, h1=plan_free(H100, EMPTY, [P("1g.10gb")] * 6))
+    found = one(retypes(NOW, [pending(early), pending(late)], lambda p: promise(), room, Turns()))
+    assert found.targets == ("1",)
+
+
+def test_work_that_belongs_to_a_profile_comes_before_work_that_only_may_have_it() -> None:
+    stranger, own = job(1, submit=NOW - 20), job(2, "2g.12gb")
+    made = {1: promise(bad=("1g.10gb", "1g.20gb")), 2: promise("2g.12gb", bad=("1g.6gb", "1g.10gb", "1g.20gb"))}
+    full = Layout([Slot.of("4g.40gb", 0, 4), Slot.of("1g.10gb", 6, 1)])
+    room = space(a1=None, h2=None, h1=full)
+    found = one(retypes(NOW, [pending(stranger), pending(own)], lambda p: made[p.row.job_id], room, Turns()))
+    assert (found.targets, found.after) == (("2",), P("2g.20gb"))
+
+
+def test_several_slices_find_room_together_or_not_at_all() -> None:
+    room = space(a1=None, h2=None, h1=plan_free(H100, EMPTY, [P("1g.10gb")] * 6))
+    assert retypes(NOW, [pending(job(1, each=2))], lambda p: promise(), room, Turns()) == []
+    found = one(retypes(NOW, [pending(job(1, each=2))], lambda p: promise(), space(**A30_FULL), Turns()))
+    assert found.fields() is not None and found.words(found.after) == "1g.10gb:2"
+    assert found.fields()["Gres"] == "mig:1g.10gb:2"
+
+
+@given(
+    jobs=st.lists(
+        st.tuples(st.sampled_from(["1g.6gb", "1g.10gb", "2g.20gb"]), st.floats(0, 500), st.integers(1, 3)),
+        max_size=25,
+    ),
+    used=st.tuples(st.integers(0, 7), st.integers(0, 7), st.integers(0, 4)),
+)
+def test_what_is_sent_somewhere_has_room_there_and_keeps_its_promise(
+    jobs: list[tuple[str, float, int]], used: tuple[int, int, int]
+) -> None:
+    layouts = {
+        "h1": plan_free(H100, EMPTY, [P("1g.10gb")] * used[0]),
+        "h2": plan_free(H100, EMPTY, [P("2g.20gb")] * used[1]),
+        "a1": plan_free(A30, EMPTY, [P("1g.6gb")] * used[2]),
+    }
+    waiting = [pending(job(n, name, each, submit=NOW - waited)) for n, (name, waited, each) in enumerate(jobs, start=1)]
+    found = retypes(NOW, waiting, lambda p: promise(p.profile.name), space(**layouts), Turns())
+    assert len({each.targets for each in found}) == len(found)
+    for each in found:
+        assert each.after in {option.profile for option in promise(each.pending.profile.name).options}
+        assert each.after != each.pending.profile
+    wanted = Counter({(each.after): 0 for each in found})
+    for each in found:
+        wanted[each.after] += each.pending.each
+    for profile, count in wanted.items():  # of each profile alone there is so much room, at least
+        there = sum(
+            len(plan_free(GPUS[name], layout, [profile] * 8))
+            for name, layout in layouts.items()
+            if profile in GPUS[name]
+        )
+        assert count <= there
+
+
+# -- what is never done ------------------------------------------------------------------------------------------------
+
+
+def test_a_job_keeps_what_it_was_given_for_a_while() -> None:
+    turns = Turns(hold_s=30.0)
+    found = one(retypes(NOW, [pending(job(1))], lambda p: promise(), space(**A30_FULL), turns))
+    turns.note(found, NOW)
+    there = pending(job(1, "1g.10gb"))
+    room = space(h1=None, h2=None)
+    assert retypes(NOW + 29, [there], lambda p: promise(), room, turns) == []
+    back = one(retypes(NOW + 30, [there], lambda p: promise(), room, turns))
+    assert back.after == P("1g.6gb")
+
+
+def test_what_was_refused_is_not_tried_again() -> None:
+    turns = Turns(hold_s=0.0)
+    found = one(retypes(NOW, [pending(job(1))], lambda p: promise(), space(**A30_FULL), turns))
+    turns.bar(found)
+    other = one(retypes(NOW, [pending(job(1))], lambda p: promise(), space(**A30_FULL), turns))
+    assert other.after == P("1g.20gb")
+    turns.forget_but([])
+    assert one(retypes(NOW, [pending(job(1))], lambda p: promise(), space(**A30_FULL), turns)).after == P("1g.10gb")
+
+
+def test_a_limit_of_the_user_undoes_it() -> None:
+    turns = Turns()
+    found = one(retypes(NOW, [pending(job(1))], lambda p: promise(), space(**A30_FULL), turns))
+    turns.note(found, NOW)
+    waits = job(1, "1g.10gb")
+    assert undone([waits], turns) == []
+    back = one(undone([replace(waits, reason="QOSMaxGRESPerUser")], turns))
+    assert back.after == P("1g.6gb") and "QOSMaxGRESPerUser" in back.why
+    later = one(retypes(NOW + 99, [pending(job(1, submit=NOW + 98))], lambda p: promise(), space(**A30_FULL), turns))
+    assert later.after == P("1g.20gb")
+    assert undone([replace(job(1), reason="QOSMaxGRESPerUser")], turns) == []  # it is what it was
+    assert undone([replace(job(2), reason="QOSMaxGRESPerUser")], turns) == []  # nothing was done to it
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        job(1, comment=""),
+        job(1, comment="migbatch: model=x"),
+        job(1, comment="my own\nwords [mig:1g.6gb:1#abc12345]"),
+        job(1, comment='"; scontrol shutdown; " [mig:1g.6gb:1#abc12345]'),
+        job(1, comment="[mig:1g.6gb:1]"),
+        job(1, comment="[mig:1g.6gb:1#loanabc1]"),
+        job(1, comment="[mig:1g.6gb:1,2g.12gb:1#abc12345]", gres="gres/mig:1g.6gb:1,gres/mig:2g.12gb:1"),
+        job(1, comment="[mig:1g.6gb:1#abc12345] [mig:1g.6gb:1#abc12345]"),
+        job(1, gres="gres/mig:2g.12gb:1"),  # an administrator's word
+        job(1, gres="gres/mig:loan:1"),
+        job(1, gres="gres:mig:1g.6gb:1"),  # of a Slurm that would add the new type to the old one
+        job(1, num_nodes=2),
+        job(1, het_job=1),
+        job(1, reason="JobHeldUser"),
+        job(1, reason="QOSMaxGRESPerUser"),
+        job(1, reason="Dependency"),
+        job(1, state="RUNNING"),
+    ],
+)
+def test_who_is_left_alone(row: JobRow) -> None:
+    rows = [NodeRow("a1", frozenset({"IDLE"}), partitions=("mig",))]
+    wanted = demands([row], rows, {"a1"}, NOW)
+    assert list(without_place(wanted, {row.job_id: row}, {})) == []
+
+
+def test_a_job_that_has_found_a_place_is_left_alone() -> None:
+    rows = [NodeRow("a1", frozenset({"IDLE"}), partitions=("mig",))]
+    row, array = job(1), job(2, array_job=2, array_task="1-5", tasks=5)
+    wanted = demands([row, array], rows, {"a1"}, NOW)
+    jobs = {1: row, 2: array}
+    assert [(p.row.job_id, p.copies) for p in without_place(wanted, jobs, {1: 1, 2: 3})] == [(2, 2)]
+    assert [(p.row.job_id, p.copies) for p in without_place(wanted, jobs, {})] == [(1, 1), (2, 5)]
+
+
+# -- how it is told ----------------------------------------------------------------------------------------------------
+
+
+def test_gres_and_marker_change_together_and_the_rest_stays() -> None:
+    row = job(1, gres="gres/other:2,gres/mig:1g.6gb:1,gres/gpu:h100:1")
+    change = Retype(pending(row), (), P("1g.10gb"), "")
+    fields = change.fields()
+    assert fields is not None and fields["Gres"] == "other:2,gpu:h100:1,mig:1g.10gb:1"
+    assert fields["Comment"] == "migbatch: model=resnet-50 items=600 deadline=2m [mig:1g.10gb:1#abc12345]"
+    assert parse_comment(fields["Comment"]) == Grant([(P("1g.10gb"), 1)], "abc12345")
+
+
+def test_a_comment_that_has_no_room_for_another_marker_stays() -> None:
+    mark = "[mig:1g.6gb:1#abc12345]"
+    row = job(1, comment="x" * (1024 - len(mark) - 1) + " " + mark)
+    assert Retype(pending(row), (), P("1g.10gb"), "").fields() is None
+    assert Retype(pending(row), (), P("2g.6gb"), "").fields() is not None
+
+
+def test_tasks_of_an_array_that_have_no_place_go_elsewhere_the_last_first() -> None:
+    row = job(9, array_job=9, array_task="2-8:2,11%3", tasks=5)
+    room = space(a1=None, h2=None, h1=plan_free(H100, EMPTY, [P("1g.10gb")] * 5))
+    found = one(retypes(NOW, [pending(row, copies=4)], lambda p: promise(), room, Turns()))
+    assert found.tasks == (8, 11) and found.targets == ("9_8", "9_11") and found.names == ("9_8", "9_11")
+
+
+def test_all_of_an_array_is_named_by_its_pending_tasks() -> None:
+    row = job(9, array_job=9, array_task="4-7", tasks=4)
+    found = one(retypes(NOW, [pending(row, copies=4)], lambda p: promise(), space(**A30_FULL), Turns()))
+    assert found.targets == ("9_[4-7]",) and found.names == ("9",)
+    single = replace(row, job_id=12, array_task="7", tasks=1)
+    assert Retype(pending(single), (), P("1g.10gb"), "").targets == ("9_7",) and name_of(single) == "9_7"
+
+
+def test_tasks_that_no_list_can_name_are_named_one_by_one() -> None:
+    row = job(9, array_job=9, array_task="1-4000:2", tasks=2000)
+    nodes = {f"h{n}": H100 for n in range(400)}
+    pool = frozenset(nodes)
+    wide = Space(
+        {name: Room([(gpu, EMPTY)]) for name, gpu in nodes.items()},
+        {name: frozenset(info.profile for info in gpu.profiles) for name, gpu in nodes.items()},
+    )
+    found = one(retypes(NOW, [pending(row, copies=2000, pool=pool)], lambda p: promise(), wide, Turns()))
+    assert found.tasks and found.targets == tuple(f"9_{task}" for task in found.tasks)
+
+
+def test_a_task_that_started_while_its_array_was_re_typed_gets_its_own_marker_back() -> None:
+    good = job(9, "1g.10gb", array_job=9, array_task="4-6", tasks=3)
+    odd = replace(good, job_id=12, array_task="3", tasks=1, state="RUNNING", gres="gres/mig:1g.6gb:1")
+    right = "migbatch: model=resnet-50 items=600 deadline=2m [mig:1g.6gb:1#abc12345]"
+    assert mended([good, odd, job(7)], {9}) == {"9_3": {"Comment": right}}
+    assert mended([good, odd], set()) == {}
+    assert mended([replace(good, gres="gres/mig:1g.6gb:1")], {9}) == {"9_[4-6]": {"Comment": right}}
+
+
+def test_an_array_may_go_to_several_profiles_each_task_to_one() -> None:
+    row = job(9, array_job=9, array_task="1-6", tasks=6)
+    room = space(a1=None, h2=None, h1=Layout([Slot.of("3g.40gb", 0, 4), Slot.of("1g.20gb", 4, 2)]))
+    found = retypes(NOW, [pending(row, copies=6)], lambda p: promise(), room, Turns())
+    tasks = [task for each in found for task in each.tasks]
+    assert len(tasks) == len(set(tasks)) and set(tasks) <= set(range(1, 7)) and tasks
+
+
+@given(st.sets(st.integers(0, 60), min_size=1))
+def test_ranges_and_back(numbers: set[int]) -> None:
+    ordered = tuple(sorted(numbers))
+    assert tasks_of(ranges(ordered)) == ordered
+    assert tasks_of(f"[{ranges(ordered)}%4]") == ordered
+
+
+def test_a_marker_is_read_once_for_all_rows_alike() -> None:
+    assert marked("[mig:1g.6gb:1#abc12345]") == Grant([(P("1g.6gb"), 1)], "abc12345")
+
+
+# -- what supply leaves ------------------------------------------------------------------------------------------------
+
+
+def node(name: str, *leases: Lease, offered: Layout = EMPTY, mode: Mode = Mode.OPEN) -> Node:
+    return Node(name, (Gpu(f"GPU-{name}", GPUS[name], leases, offered),), mode=mode)
+
+
+def busy(name: str, profile: str, count: int, until: float | None = NOW + 60) -> list[Lease]:
+    return [
+        Lease(slot, 100 + i, until) for i, slot in enumerate(plan_free(GPUS[name], EMPTY, [P(profile)] * count).slots)
+    ]
+
+
+def left(nodes: list[Node], wanted: list[Demand], rows: list[JobRow]):  # type: ignore[no-untyped-def]
+    plan = Planner().plan(nodes, wanted, NOW)
+    return plan, of_plan({n.name: n for n in nodes}, plan, {row.job_id: row for row in rows})
+
+
+def test_what_the_plan_means_for_others_is_no_room() -> None:
+    nodes = [node("h1"), node("a1", *busy("a1", "1g.6gb", 4))]
+    row = job(1, "7g.80gb")
+    _, room = left(nodes, [Demand(1, ((P("7g.80gb"), 1),), EVERYWHERE)], [row])
+    assert room.count(EVERYWHERE, P("1g.10gb")) == 0
+    _, room = left(nodes, [], [])
+    assert room.count(EVERYWHERE, P("1g.10gb")) == 7 and room.count(EVERYWHERE, P("1g.6gb")) == 0
+    assert room.count(EVERYWHERE, P("1g.10gb"), 2) == 3 and room.count(EVERYWHERE, P("1g.10gb"), 1, 2) == 2
+    assert P("1g.6gb") in room.kinds(EVERYWHERE) and P("1g.6gb") not in room.kinds(frozenset({"h1"}))
+
+
+def test_a_gpu_with_a_reservation_is_no_room() -> None:
+    nodes = [node("h1", *busy("h1", "1g.10gb", 2)), node("a1")]
+    row = job(1, "7g.80gb")
+    plan, room = left(nodes, [Demand(1, ((P("7g.80gb"), 1),), EVERYWHERE, limit_s=60)], [row])
+    assert plan.reservations and room.count(EVERYWHERE, P("1g.10gb")) == 0 and room.count(EVERYWHERE, P("1g.6gb")) == 4
+
+
+def test_a_node_that_is_left_as_it_is_has_the_slices_that_it_has() -> None:
+    offered = Layout([Slot.of("3g.40gb", 0, 4), Slot.of("1g.10gb", 4, 1)])
+    _, room = left([node("h1", offered=offered, mode=Mode.FROZEN)], [], [])
+    assert room.count(EVERYWHERE, P("3g.40gb")) == 1 and room.count(EVERYWHERE, P("2g.20gb")) == 0
+    _, room = left([node("h1", offered=offered, mode=Mode.CLOSED)], [], [])
+    assert room.count(EVERYWHERE, P("3g.40gb")) == 0 and room.kinds(EVERYWHERE) == frozenset()
+
+
+def test_jobs_flow_from_the_full_kind_of_gpu_to_the_idle_one_by_a_real_plan() -> None:
+    """Two profiles are scarce, one kind of GPU idles: what the planner places is left alone, the rest flows."""
+    nodes = [node("a1", *busy("a1", "1g.6gb", 3)), node("h1")]
+    rows = [job(n) for n in range(1, 6)]
+    wanted = [Demand(row.job_id, ((P("1g.6gb"), 1),), EVERYWHERE) for row in rows]
+    plan, room = left(nodes, wanted, rows)
+    placed = {name: p.copies for name, p in plan.placed.items()}
+    assert placed == {1: 1}
+    waiting = without_place(wanted, {row.job_id: row for row in rows}, placed)
+    found = retypes(NOW, waiting, lambda p: promise(), room, Turns())
+    assert [(each.targets, each.after.name) for each in found] == [((str(n),), "1g.10gb") for n in (2, 3, 4, 5)]
+    again = [Demand(n, ((P("1g.10gb" if n > 1 else "1g.6gb"), 1),), EVERYWHERE) for n in range(1, 6)]
+    assert set(Planner().plan(nodes, again, NOW).placed) == {1, 2, 3, 4, 5}
+
+
+def test_counts_alone_where_supply_is_not_managed() -> None:
+    def row(name: str, gres: dict[str, int], used: dict[str, int], **changes: object) -> NodeRow:
+        return NodeRow(name, frozenset({"IDLE"}), gres=gres, used=used, partitions=("mig",), **changes)  # type: ignore[arg-type]
+
+    rows = [row("n1", {"1g.10gb": 2, "3g.40gb": 1, "none": 3}, {"1g.10gb": 1}), row("n2", {"1g.10gb": 1}, {})]
+    rows.append(NodeRow("n3", frozenset({"IDLE", "DRAIN"}), gres={"3g.40gb": 5}, partitions=("mig",)))
+    pool = frozenset({"n1", "n2", "n3"})
+    wanted = [Demand(n, ((P("1g.10gb"), 1),), pool) for n in (1, 2, 3, 4)]
+    room, placed = of_counts(rows, wanted)
+    assert placed == {1: 1, 2: 1}
+    assert room.count(pool, P("1g.10gb")) == 0 and room.count(pool, P("3g.40gb")) == 1
+    assert room.take(pool, P("3g.40gb")) == "n1" and room.take(pool, P("3g.40gb")) is None

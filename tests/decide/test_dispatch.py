@@ -1,0 +1,196 @@
+"""Where pending work goes: no slice idles that could finish something in time, and nothing is late that need not be."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.decide.paris_elsa import trial
+from slurm_migbatch.decide.paris_elsa.assignment import PATIENCE, Board, Central, Waiting, Work, assign, elsa
+from slurm_migbatch.decide.paris_elsa.trial import bounded_rate, stream
+
+SMALL, LARGE = 0, 1
+#: light work is cheapest on the small slice, heavy work keeps its limit on the large one only
+LIGHT = Work(1, 10.0, (4.0, 2.0))
+HEAVY = Work(1, 10.0, (20.0, 6.0))
+BOARD = Board([LIGHT, HEAVY], [1.0, 7.0], [2, 1])
+
+
+def test_homes_are_the_cheapest_slices_within_the_limit():
+    assert (BOARD.home(0), BOARD.home(1)) == (SMALL, LARGE)
+    assert Board([HEAVY], [1.0, 7.0], [2, 0]).home(0) is None
+
+
+def test_work_that_comes_takes_the_cheapest_idle_slice_that_is_fast_enough():
+    queue = Central(BOARD)
+    assert [queue.arrive(Waiting(0.0, 0, i)) for i in range(4)] == [SMALL, SMALL, LARGE, None]
+    assert queue.release(2.0, LARGE) == Waiting(0.0, 0, 3)
+
+
+def test_heavy_work_never_takes_a_slice_that_is_too_slow():
+    queue = Central(BOARD, [2, 0])
+    assert queue.arrive(Waiting(0.0, 1)) is None
+    assert queue.release(1.0, SMALL) is None
+    assert queue.release(3.0, LARGE) == Waiting(0.0, 1)
+
+
+def test_a_free_slice_takes_its_own_work_first():
+    queue = Central(BOARD, [0, 0])
+    queue.wait(Waiting(0.0, 0, 1))
+    queue.wait(Waiting(0.5, 1, 2))
+    assert queue.release(1.0, LARGE).name == 2
+
+
+def test_work_is_postponed_while_it_has_slack_and_moves_to_the_larger_slice_when_it_has_none():
+    for now, taken in ((5.9, 2), (6.5, 1)):
+        queue = Central(BOARD, [0, 0])
+        queue.wait(Waiting(0.0, 0, 1))  # must start on the small slice by 6, on the large by 8
+        queue.wait(Waiting(5.5, 1, 2))
+        assert queue.release(now, LARGE).name == taken
+
+
+def test_work_that_is_too_late_for_a_slice_does_not_keep_it_from_what_came_after():
+    """The first must have the large slice by now (8); the small one is still in time (6) for the second."""
+    queue = Central(BOARD, [0, 0])
+    queue.wait(Waiting(0.0, 0, 1))
+    queue.wait(Waiting(3.0, 0, 2))
+    assert queue.release(7.0, SMALL).name == 2
+    assert queue.release(7.5, LARGE).name == 1
+
+
+def test_late_work_yields_but_not_for_ever():
+    queue = Central(BOARD, [0, 0])
+    queue.wait(Waiting(0.0, 1, 1))
+    queue.wait(Waiting(4.9, 1, 2))
+    assert queue.release(5.0, LARGE).name == 2
+    queue.wait(Waiting(PATIENCE * 10.0, 1, 3))
+    assert queue.release(PATIENCE * 10.0 + 1, LARGE).name == 1
+    assert queue.release(PATIENCE * 10.0 + 2, LARGE).name == 3
+
+
+def test_elsa_takes_the_smallest_with_slack_and_else_the_one_that_is_late_least():
+    assert elsa(0.0, LIGHT, [[5.0, 9.0], [0.0]])[:2] == (SMALL, 0)
+    assert elsa(0.0, LIGHT, [[7.0, 5.5], [0.0]])[:2] == (SMALL, 1)
+    assert elsa(0.0, LIGHT, [[7.0, 9.0], [6.0]])[:2] == (LARGE, 0)
+    assert elsa(0.0, LIGHT, [[8.0, 9.0], [11.0]]) == (SMALL, 0, 12.0)
+    assert elsa(0.0, LIGHT, [[7.0, 9.0], [9.0]])[:2] == (SMALL, 0)
+    assert elsa(0.0, LIGHT, [[5.0], [0.0]], alpha=2.0)[:2] == (LARGE, 0)
+    assert elsa(0.0, LIGHT, [[5.0], [0.0]], beta=2.0)[:2] == (LARGE, 0)
+    assert elsa(0.0, Work(1, 1.0, (math.inf, math.inf)), [[0.0], [0.0]]) is None
+
+
+works = st.builds(
+    lambda limit, seconds: Work(1.0, limit, tuple(seconds)),
+    st.floats(1, 20),
+    st.lists(st.floats(0.5, 25) | st.just(math.inf), min_size=3, max_size=3),
+)
+
+
+@given(
+    st.lists(works, min_size=1, max_size=4),
+    st.lists(st.integers(0, 2), min_size=3, max_size=3),
+    st.lists(st.tuples(st.floats(0, 30), st.integers(0, 3)), max_size=8),
+)
+def test_one_look_leaves_no_idle_slice_that_could_finish_something_in_time(kinds, idle, pieces):
+    board = Board(kinds, [1.0, 2.0, 4.0], [n + 1 for n in idle])
+    waiting = [Waiting(at, number % len(kinds), name) for name, (at, number) in enumerate(pieces)]
+    pairs = assign(30.0, waiting, idle, board)
+    started = {piece.name for piece, _ in pairs}
+    assert len(started) == len(pairs)
+    taken = [sum(kind == k for _, kind in pairs) for k in range(3)]
+    assert all(t <= n for t, n in zip(taken, idle, strict=True))
+
+    def slack(piece, kind):
+        work = kinds[piece.work]
+        return piece.arrived + work.limit_s - 30.0 - work.seconds[kind]
+
+    for piece in waiting:
+        if piece.name not in started:
+            assert not any(slack(piece, k) > 1e-6 for k in range(3) if taken[k] < idle[k])
+    for piece, kind in pairs:  # what starts where it is late would be late on every stocked kind
+        if slack(piece, kind) < -1e-6:
+            assert not any(slack(piece, k) > 1e-6 for k in range(3))
+
+
+@given(st.integers(0, 10_000), st.lists(st.integers(0, 2), min_size=3, max_size=3).filter(any), st.floats(0.2, 3))
+def test_every_piece_is_served_once_and_latencies_are_what_a_step_by_step_run_gives(seed, stock, load):
+    chance = np.random.Generator(np.random.PCG64(seed))
+    kinds = [Work(1, 8.0, (3.0, 2.0, 1.0)), Work(2, 8.0, (9.0, 5.0, 2.5)), Work(1, 8.0, (math.inf, 7.0, 4.0))]
+    if not (stock[1] or stock[2]):
+        stock[2] = 1
+    arrivals = stream(kinds, 40, chance, allowed=1.0)
+    board = Board(kinds, [1.0, 2.0, 4.0], stock)
+    found = trial.central(board, arrivals, load)
+    expected = stepped(board, arrivals, load)
+    if max(expected) <= trial.WORST:
+        assert found == pytest.approx(expected)
+    else:
+        assert found is None
+
+
+def stepped(board, arrivals, rate):
+    """The same by asking `assign` at every event, with a list for a queue."""
+    coming = [Waiting(t, w, i) for i, (t, w) in enumerate(zip(arrivals.at(rate), arrivals.works, strict=True))]
+    busy, waiting, latency = [], [], [math.inf] * len(coming)
+    idle = list(board.stock)
+    while coming or busy:
+        if busy and (not coming or min(busy)[0] <= coming[0].arrived):
+            now, kind = min(busy)
+            busy.remove((now, kind))
+        else:
+            piece = coming.pop(0)
+            now, kind = piece.arrived, None
+            for k in board.allowed[piece.work]:
+                if idle[k]:
+                    idle[k] -= 1
+                    waiting_for = [(piece, k)]
+                    break
+            else:
+                waiting.append(piece)
+                waiting_for = []
+        if kind is not None:
+            only = [int(k == kind) for k in range(len(idle))]
+            waiting_for = assign(now, waiting, only, board)
+            if not waiting_for:
+                idle[kind] += 1
+                waiting_for = assign(now, waiting, idle, board) if waiting else []
+                for _, k in waiting_for:
+                    idle[k] -= 1
+        for piece, k in waiting_for:
+            if piece in waiting:
+                waiting.remove(piece)
+            end = now + board.works[piece.work].seconds[k]
+            latency[piece.name] = (end - piece.arrived) / board.works[piece.work].limit_s
+            busy.append((end, k))
+    return latency
+
+
+def test_the_bounded_rate_of_one_slice_is_that_of_its_service():
+    """Work of 1 s, evenly every 1/r s, limit 1 s: in time exactly up to one a second."""
+    work = [Work(1.0, 1.0, (1.0,))]
+    even = trial.Stream(tuple(float(i) for i in range(1, 200)), (0,) * 199, (0,))
+    for way in (trial.central, trial.early, trial.first_idle):
+        assert bounded_rate(way, Board(work, [1.0], [1]), even, 0.3) == pytest.approx(1.0, rel=0.006)
+        assert bounded_rate(way, Board(work, [1.0], [3]), even, 5.0) == pytest.approx(3.0, rel=0.006)
+
+
+def test_what_cannot_be_served_in_time_has_no_rate():
+    chance = np.random.Generator(np.random.PCG64(1))
+    slow = [Work(1.0, 1.0, (1.5,)), Work(1.0, 1.0, (0.5,))]
+    board = Board(slow, [1.0], [4])
+    assert bounded_rate(trial.central, board, stream(slow, 200, chance), 1.0) == 0.0
+    assert (
+        bounded_rate(
+            trial.first_idle, Board([Work(1, 1, (math.inf,))], [1.0], [1]), trial.Stream((1.0,), (0,), (1,)), 1
+        )
+        == 0
+    )
+
+
+def test_exact_streams_have_the_mix_that_shares_say():
+    kinds = [Work(3.0, 1.0, (1.0,)), Work(1.0, 1.0, (1.0,), group=1)]
+    drawn = stream(kinds, 400, np.random.Generator(np.random.PCG64(3)), exact=True)
+    assert (drawn.works.count(0), drawn.works.count(1)) == (300, 100)
+    assert drawn.may_be_late == (15, 5)

@@ -1,0 +1,411 @@
+"""Dispatch inside the service: what Slurm is told, what is recorded, and what a restart remembers."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slurm_migbatch.config import DispatchConfig
+from slurm_migbatch.daemon.controller import Controller
+from slurm_migbatch.daemon.flightrecorder import FlightRecorder, read_entries, segments
+from slurm_migbatch.daemon.history import open_history
+from slurm_migbatch.daemon.observer import Observer
+from slurm_migbatch.daemon.record import WriterRecord
+from slurm_migbatch.daemon.rounds import dispatch_settings
+from slurm_migbatch.daemon.writer import StoreWriter
+from slurm_migbatch.decide.capacity.model import Demand, Gpu, Lease, Node
+from slurm_migbatch.decide.core import Decision, Memory, Settings
+from slurm_migbatch.decide.dispatch.retype import tasks_of
+from slurm_migbatch.decide.dispatch.stage import plan_dispatch
+from slurm_migbatch.decide.recording.pseudonyms import CollectedNames, Pseudonyms, without_names
+from slurm_migbatch.decide.recording.replay import replay
+from slurm_migbatch.decide.snapshot import ClusterSnapshot, Questions
+from slurm_migbatch.decide.supply.planner import Planner
+from slurm_migbatch.decide.supply.stage import SupplyDecision
+from slurm_migbatch.mig.grant import parse_comment
+from slurm_migbatch.mig.layout import EMPTY
+from slurm_migbatch.mig.planning import plan_free
+from slurm_migbatch.slurm import gres
+from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmError, SlurmRefused
+from tests.support.dispatch_site import EVERYWHERE, GPUS, NOW, P, candidates, job
+
+
+class Queue:
+    """Slurm's side: pending jobs that take what real Slurm takes, in one process or not at all."""
+
+    def __init__(self, *rows: JobRow) -> None:
+        self.rows = {row.job_id: row for row in rows}
+        self.calls: list[dict[str, dict[str, str]]] = []
+        self.stubborn: set[str] = set()
+        #: an array's tasks have ended
+        self.ended = False
+        #: changes are made, or some are, and nobody says so
+        self.broken = False
+
+    def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
+        self.calls.append({name: dict(fields) for name, fields in updates.items()})
+        refused = []
+        for name, fields in updates.items():
+            if name in self.stubborn:
+                refused.append(name)
+            elif set(fields) == {"ArrayTaskThrottle"}:
+                rows = [row for row in self.rows.values() if row.array_job == int(name)]
+                (row,) = [row for row in rows if row.pending]
+                self.rows[row.job_id] = replace(row, throttle=int(fields["ArrayTaskThrottle"]) or None)
+                if self.ended:  # real Slurm does it, and complains
+                    refused.append(name)
+            else:
+                assert set(fields) == {"Gres", "Comment"}
+                self._retype(name, fields)
+        if self.broken:
+            raise SlurmError("Socket timed out")
+        if refused:
+            raise SlurmRefused(dict.fromkeys(refused, "no longer pending"), len(updates))
+
+    def _retype(self, name: str, fields: Mapping[str, str]) -> None:
+        head, _, tasks = name.partition("_")
+        row = self.rows[int(head)]
+        assert row.pending
+        grant = parse_comment(fields["Comment"])
+        assert grant is not None and grant.gres == fields["Gres"]
+        changed = replace(row, gres="gres/" + fields["Gres"], comment=fields["Comment"])
+        if not tasks:
+            self.rows[row.job_id] = changed
+            return
+        assert row.array_task is not None
+        gone, left = set(tasks_of(tasks)), set(tasks_of(row.array_task))
+        assert gone <= left
+        if gone == left:
+            self.rows[row.job_id] = changed
+            return
+        assert "[" not in tasks, "Slurm gives the new GRES to the first of these alone"
+        kept = ",".join(map(str, sorted(left - gone)))
+        self.rows[row.job_id] = replace(row, array_task=kept, tasks=len(left - gone))
+        for task in gone:
+            self.rows[1000 + task] = replace(changed, job_id=1000 + task, array_task=str(task), tasks=1)
+
+
+class Site:
+    """A dispatch room over a real record, beside a queue and either a real plan or counts of nodes."""
+
+    def __init__(self, url: str, queue: Queue, **config: Any) -> None:
+        self.url, self.queue, self.now = url, queue, NOW
+        self.config = DispatchConfig(**{"every_s": 0.1, "hold_s": 30.0, **config})
+        self.used: dict[str, list[str]] = {"a1": ["1g.6gb"] * 4}
+        self.nodes: tuple[NodeRow, ...] = tuple(
+            NodeRow(name, frozenset({"IDLE"}), gres={"none": 16}, partitions=("mig",)) for name in GPUS
+        )
+        self.rates = {P("1g.10gb"): 600 / 18.0}
+        self.choice: Callable[..., Any] = lambda hints, partition: None
+        self.managed = True
+        self.control = self._open()
+
+    def _open(self) -> Controller:
+        self.writer = StoreWriter(lambda: open_history(self.url), 1000)
+        self.writer.start()
+        view = SimpleNamespace(facts=dict)
+        observer = Observer(view, SimpleNamespace(), lambda row: 0, predictions=self._predictions())  # type: ignore[arg-type]
+        settings = Settings(None, dispatch_settings(self.config) if self.config.enabled else None)
+        clock: Any = SimpleNamespace(time=lambda: self.now, monotonic=lambda: self.now)
+        advertiser, record = SimpleNamespace(), WriterRecord(self.writer)
+        return Controller(settings, self.queue, observer, advertiser, record, clock, self._decided)  # type: ignore[arg-type]
+
+    def _predictions(self) -> Any:
+        return SimpleNamespace(
+            version="1",
+            training_speeds=lambda hints, partition: {},
+            rates=lambda hints, partition: self.rates,
+            candidates=lambda hints, partition: self.choice(hints, partition),  # noqa: PLW0108 - tests set another
+        )
+
+    def restart(self) -> None:
+        self.writer.stop(30)
+        self.control = self._open()
+
+    def close(self) -> None:
+        self.writer.stop(30)
+
+    def plan(self) -> SupplyDecision:
+        nodes = {}
+        for name, gpu in GPUS.items():
+            slots = plan_free(gpu, EMPTY, [P(text) for text in self.used.get(name, ())]).slots
+            nodes[name] = Node(
+                name, (Gpu(f"GPU-{name}", gpu, tuple(Lease(slot, 900 + i) for i, slot in enumerate(slots))),)
+            )
+        wanted = []
+        for row in self.queue.rows.values():
+            if row.pending and row.reason == "Resources":
+                ((kind, count),) = gres.counts(row.gres, "mig").items()
+                copies = row.tasks if row.throttle is None else min(row.tasks, row.throttle)
+                wanted.append(Demand(row.job_id, ((P(kind), count),), EVERYWHERE, copies=copies))
+        return SupplyDecision(Planner().plan(list(nodes.values()), wanted, self.now), wanted, nodes)
+
+    def _decided(self, snapshot: ClusterSnapshot, memory: Memory, settings: Settings, clock: Any) -> Decision:
+        """Dispatch alone, on a plan that is made here."""
+        if settings.dispatch is None:
+            return Decision(memory)
+        supply = self.plan() if self.managed else None
+        dispatch = plan_dispatch(snapshot, supply, memory.dispatch, settings.dispatch)
+        return Decision(memory, None, dispatch, None, Questions(decisions=dispatch.unknown))
+
+    def look(self, seconds: float = 1.0) -> bool:
+        """One look at Slurm, and the one that follows at once where the record is to be asked; whether jobs changed."""
+        self.now += seconds
+        before = len(self.queue.calls)
+        for _ in range(2):
+            self.control.round(tuple(self.queue.rows.values()), self.nodes)
+            if self.control.decision is None or not self.control.decision.questions:
+                break
+        return len(self.queue.calls) > before
+
+    def decide(self, id: str, reason: str = "fits", granted: str = "mig:1g.6gb:1", bad: tuple[str, ...] = ()) -> None:
+        rows = [
+            {
+                "profile": c.profile.name,
+                "capacity_mib": c.memory_mib,
+                "ok": c.ok,
+                "throughput_per_s_range": [c.rate, 9e9],
+            }
+            for c in candidates(bad)
+        ]
+        hints = {"items": 600, "deadline_s": 120}
+        self._do(
+            lambda store: store.record_decision(
+                {"id": id, "ts": NOW, "chosen": granted, "candidates": rows, "hints": hints, "reason": reason}
+            )
+        )
+
+    def actions(self) -> list[tuple[Any, ...]]:
+        found = self._do(lambda store: store.actions())
+        return [(a["job_id"], a["kind"], a["before"], a["after"], a["dry_run"], a["outcome"]) for a in found]
+
+    def _do(self, work: Callable[[Any], Any]) -> Any:
+        return self.writer.call(work, "test").result(60)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Callable[..., Site]]:
+    made: list[Site] = []
+
+    def make(*rows: JobRow, **config: Any) -> Site:
+        made.append(Site(f"sqlite:///{tmp_path}/db", Queue(*rows), **config))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def kinds(queue: Queue) -> dict[int, str]:
+    return {job: next(iter(gres.counts(row.gres, "mig"))) for job, row in sorted(queue.rows.items())}
+
+
+def array(number: int = 9, tasks: int = 12, profile: str = "1g.10gb", **changes: object) -> JobRow:
+    text = f"1-{tasks}" + (f"%{changes['throttle']}" if changes.get("throttle") else "")
+    return job(number, profile, array_job=number, array_task=text, tasks=tasks, **changes)
+
+
+def test_jobs_without_a_place_go_where_slices_are_idle(site: Callable[..., Site]) -> None:
+    here = site(*(job(n) for n in (1, 2, 3)))
+    here.decide("abc12345")
+    assert here.look()
+    assert kinds(here.queue) == {1: "1g.10gb", 2: "1g.10gb", 3: "1g.10gb"}
+    assert len(here.queue.calls) == 1
+    assert here.actions() == [(n, "retype", "1g.6gb", "1g.10gb", False, None) for n in (1, 2, 3)]
+    assert not here.look() and len(here.queue.calls) == 1
+
+
+def test_a_profile_that_the_user_named_stays_and_so_does_what_breaks_the_promise(site: Callable[..., Site]) -> None:
+    other = job(2, comment="migbatch: model=resnet-50 items=600 deadline=2m [mig:1g.6gb:1#def12345]")
+    here = site(job(1), other)
+    here.decide("abc12345", reason="explicit")
+    here.decide("def12345", bad=("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb"))
+    assert not here.look() and here.queue.calls == []
+
+
+def test_a_decision_that_is_not_in_the_record_yet_is_asked_for_again(site: Callable[..., Site]) -> None:
+    here = site(job(1))
+    assert not here.look()
+    here.decide("abc12345")
+    assert here.look(2.0) and kinds(here.queue) == {1: "1g.10gb"}
+
+
+def test_an_answer_of_the_record_that_comes_late_counts_at_the_next_look(
+    site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = site(job(1), array())
+    here.decide("abc12345")
+    monkeypatch.setattr("slurm_migbatch.daemon.record._ANSWER_S", 0.0)
+    gate = threading.Event()
+    here.writer.post(lambda store: gate.wait(60), "something slow")
+    assert not here.look()
+    gate.set()
+    here.actions()  # all that was asked has been answered
+    monkeypatch.setattr("slurm_migbatch.daemon.record._ANSWER_S", 60.0)
+    assert here.look() and kinds(here.queue)[1] == "1g.10gb" and here.queue.rows[9].throttle == 3
+
+
+def test_what_the_compiled_table_chose_is_chosen_again(site: Callable[..., Site]) -> None:
+    here = site(job(1, comment="migbatch: model=resnet-50 items=600 deadline=2m [mig:1g.6gb:1#auto]"))
+    here.choice = lambda hints, partition: (P("1g.6gb"), candidates() if hints.items == 600 else ())
+    assert here.look() and kinds(here.queue) == {1: "1g.10gb"}
+
+
+def test_disabled_means_nothing(site: Callable[..., Site]) -> None:
+    here = site(job(1), array(), enabled=False)
+    here.decide("abc12345")
+    assert not here.look() and here.queue.calls == [] and here.actions() == []
+
+
+def test_a_dry_run_records_the_same_and_touches_nothing(site: Callable[..., Site]) -> None:
+    here = site(job(1), array(), dry_run=True)
+    here.decide("abc12345")
+    assert not here.look()
+    before = here.actions()
+    assert not here.look() and here.queue.calls == []
+    assert here.actions() == before
+    assert sorted(before) == [
+        (1, "retype", "1g.6gb", "1g.10gb", True, None), (9, "throttle", "none", "3", True, None)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_what_slurm_refuses_is_noted_and_not_tried_again(site: Callable[..., Site], broken: bool) -> None:
+    here = site(job(1), job(2), array(), hold_s=0.0)
+    here.decide("abc12345")
+    here.queue.stubborn, here.queue.broken = {"1", "9"}, broken
+    assert here.look()
+    here.queue.broken = False
+    here.look()
+    assert kinds(here.queue)[1] == "1g.6gb" and kinds(here.queue)[2] == "1g.10gb"
+    words = "Socket timed out" if broken else "no longer pending"
+    assert (1, "retype", "1g.6gb", "1g.10gb", False, words) in here.actions()
+    assert (2, "retype", "1g.6gb", "1g.10gb", False, None) in here.actions()
+    assert (9, "throttle", "none", "3", False, words) in here.actions()
+    here.look(60)
+    here.look(60)
+    tried = [call["1"]["Gres"] for call in here.queue.calls if "1" in call]
+    assert tried and len(tried) == len(set(tried))
+
+
+def test_an_array_is_re_typed_in_parts(site: Callable[..., Site]) -> None:
+    here = site(array(9, 6, "1g.6gb"), arrays=False)
+    here.used = {"a1": ["1g.6gb"] * 3, "h1": ["7g.80gb"], "h2": ["1g.10gb"] * 5}
+    here.decide("abc12345")
+    assert here.look()
+    assert kinds(here.queue) == {9: "1g.6gb", 1005: "1g.10gb", 1006: "1g.10gb"}
+    assert here.queue.rows[9].tasks == 4
+    assert here.actions() == [(9, "retype", "1g.6gb", "1g.10gb", False, None)]
+
+
+def test_an_array_is_let_run_as_wide_as_its_deadline_needs(site: Callable[..., Site]) -> None:
+    here = site(array())
+    assert here.look() and here.queue.rows[9].throttle == 3
+    assert here.actions() == [(9, "throttle", "none", "3", False, None)]
+    assert not here.look()
+
+
+def test_a_complaint_about_tasks_that_have_ended_is_no_refusal(site: Callable[..., Site]) -> None:
+    here = site(array())
+    here.queue.ended = True
+    assert here.look() and here.queue.rows[9].throttle == 3
+    assert not here.look() and len(here.queue.calls) == 1
+    assert here.actions() == [(9, "throttle", "none", "3", False, None)]
+
+
+def test_tasks_that_are_not_to_run_yet_are_not_re_typed(site: Callable[..., Site]) -> None:
+    here = site(array(9, 6, "1g.6gb"))
+    here.used = {"a1": ["1g.6gb"] * 3, "h1": ["7g.80gb"], "h2": ["1g.10gb"] * 5}
+    here.rates[P("1g.6gb")] = 600 / 18.0
+    here.decide("abc12345")
+    assert here.look() and here.queue.calls == [{"9": {"ArrayTaskThrottle": "2"}}]
+
+
+def test_a_throttle_that_slurm_does_not_show_is_not_taken_for_none(site: Callable[..., Site]) -> None:
+    """squeue writes no %n where one task is left to start."""
+    here = site(array(throttle=1))
+    here.look()
+    started = replace(
+        here.queue.rows[9], job_id=20, array_task="11", tasks=1, throttle=None, state="RUNNING", start=here.now
+    )
+    here.queue.rows[20] = started
+    here.queue.rows[9] = replace(here.queue.rows[9], array_task="12", tasks=1, throttle=None)
+    here.rates[P("1g.10gb")] /= 10  # two at once would be needed, and one is what the user allows
+    assert not here.look() and here.queue.calls == []
+
+
+def test_the_users_own_throttle_outlives_a_restart(site: Callable[..., Site]) -> None:
+    here = site(array(throttle=4))
+    here.used["h1"] = here.used["h2"] = ["7g.80gb"]  # others wait too: no more than it needs
+    here.queue.rows[5] = job(5, "3g.40gb", comment="")
+    assert here.look() and here.queue.rows[9].throttle == 3
+    here.restart()
+    here.rates[P("1g.10gb")] /= 5  # it turns out that it needs far more
+    assert here.look() and here.queue.rows[9].throttle == 4
+    assert here.actions()[-1] == (9, "throttle", "3", "4", False, None)
+
+
+def test_without_the_record_no_throttle_is_set(site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch) -> None:
+    here = site(array())
+    monkeypatch.setattr(type(here.writer.fault), "open", property(lambda self: True))
+    assert not here.look() and here.queue.calls == []
+
+
+def test_where_supply_is_not_managed_slurms_counts_are_what_there_is(tmp_path: Path) -> None:
+    queue = Queue(job(1, "1g.6gb"), job(2, "1g.6gb"))
+    here = Site(f"sqlite:///{tmp_path}/db", queue)
+    try:
+        here.managed = False
+        here.nodes = (
+            NodeRow("a1", frozenset({"IDLE"}), gres={"1g.6gb": 1}, partitions=("mig",)),
+            NodeRow("h1", frozenset({"IDLE"}), gres={"1g.10gb": 1}, partitions=("mig",)),
+            NodeRow("cat", frozenset({"DOWN"}), gres={"1g.10gb": 9}, partitions=("mig",)),
+        )
+        here.decide("abc12345")
+        assert here.look() and kinds(queue) == {1: "1g.6gb", 2: "1g.10gb"}
+    finally:
+        here.close()
+
+
+def test_a_round_has_one_process_however_many_jobs_there_are(site: Callable[..., Site]) -> None:
+    here = site(*(job(n) for n in range(1, 40)), array(100, 4))
+    here.decide("abc12345")
+    assert here.look()
+    assert [set(call) >= {"100"} for call in here.queue.calls] == [True, False], "the second knows the decisions"
+    assert len(here.queue.calls[1]) > 10
+
+
+def test_what_is_recorded_of_dispatch_is_decided_the_same_again(site: Callable[..., Site], tmp_path: Path) -> None:
+    """Re-types, throttles and what Slurm did not answer, over segments of three looks; also without the names."""
+    here = site(job(1, name="ann's"), job(2), array(40, 12, "1g.10gb"))
+    here.managed = False
+    here.nodes = (
+        NodeRow("a1", frozenset({"IDLE"}), gres={"1g.6gb": 1}, partitions=("mig",)),
+        NodeRow("h1", frozenset({"IDLE"}), gres={"1g.10gb": 5}, partitions=("mig",)),
+    )
+    recorder = FlightRecorder(tmp_path / "decisions", here.control.settings, hours=8 * 3 / 3600, megabytes=1)
+    here.control.recorder = recorder
+    here.decide("abc12345")
+    for number in range(12):
+        here.queue.broken = number < 2  # it makes the changes, and does not say so
+        here.queue.rows[5] = job(5, "1g.6gb", submit=here.now)
+        here.look()
+        recorder.flush()
+    recorder.close()
+    entries = [entry for path in segments(tmp_path / "decisions") for entry in read_entries(path)]
+    kinds = {kind for entry in entries for kind in entry.get("actions", ())}
+    assert kinds == {"retypes", "throttles", "unknown"}
+    assert any(done.get("unsure") for entry in entries for done in entry.get("outcomes", {}).get("dispatch", ()))
+    names = CollectedNames()
+    assert list(without_names(entries, names))
+    for recording in (entries, list(without_names(entries, Pseudonyms(names)))):
+        rounds = list(replay(json.loads(json.dumps(recording))))
+        assert rounds[-1].segment > 2
+        assert not any(one.differences or one.unknown for one in rounds)

@@ -1,0 +1,47 @@
+"""What inference is expected to need: all profiles together need less than each of them alone."""
+
+from slurm_migbatch.decide.lending.expectation import Expectation
+from slurm_migbatch.mig.profile import Profile
+
+ONE, THREE = Profile.parse("1g.10gb"), Profile.parse("3g.40gb")
+HOUR = 3600.0
+
+
+def alternating(end: float) -> list[tuple[str, float, float | None]]:
+    """Three 1g in the first half of every 100 s, one 3g in the second."""
+    uses: list[tuple[str, float, float | None]] = []
+    at = 0.0
+    while at < end:
+        uses += [("1g.10gb", at, at + 50.0)] * 3 + [("3g.40gb", at + 50.0, at + 100.0)]
+        at += 100.0
+    return uses
+
+
+def test_profiles_that_take_turns_are_kept_room_for_once() -> None:
+    expected = Expectation()
+    expected.learn(alternating(HOUR), HOUR)
+    expected.look({}, {}, HOUR)
+    assert expected.reserve(HOUR + 1, 60, 0.9) == {THREE: 1}
+
+
+def test_the_surer_the_more_is_kept() -> None:
+    expected = Expectation()
+    expected.learn([("1g.10gb", at, at + 20.0) for at in range(0, 3600, 300)], HOUR)
+    assert expected.reserve(HOUR, 60, 0.5) == {}
+    assert expected.reserve(HOUR + 60, 60, 0.95) == {ONE: 1}
+
+
+def test_what_is_in_use_or_waited_for_is_not_kept_again() -> None:
+    expected = Expectation()
+    expected.learn([("1g.10gb", at, at + 20.0) for at in range(0, 3600, 300)], HOUR)
+    expected.look({ONE: frozenset({(1, 0)})}, {}, HOUR)
+    assert expected.reserve(HOUR + 60, 60, 0.95) == {}
+    expected.look({}, {ONE: 1}, HOUR + 61)
+    assert expected.reserve(HOUR + 120, 60, 0.95) == {}
+
+
+def test_a_record_without_profiles_or_with_uses_that_go_on() -> None:
+    expected = Expectation()
+    expected.learn([("gpu", 0.0, 5.0), ("1g.10gb", 10.0, None), ("1g.10gb", 50.0, 20.0)], 100.0)
+    expected.look({ONE: frozenset({(1, 0)})}, {}, 100.0)
+    assert expected.reserve(200.0, 60, 0.5) == {}

@@ -1,0 +1,188 @@
+"""Instances and their packing, against exhaustive search over every legal layout."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurm_migbatch.decide.capacity.speeds import Setting, best_settings, bundles, plain
+from slurm_migbatch.decide.dispatch.instances import (
+    Service,
+    Undecided,
+    Unservable,
+    allocate,
+    compose,
+    fewest_slices,
+    fluid,
+    pack,
+)
+from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.mig.layout import layouts
+from slurm_migbatch.mig.profile import Profile
+from tests.support.examples import examples
+
+A100, A30 = geometry("a100-80gb"), geometry("a30")
+
+
+def service(name, rate, gpu, *rates):
+    """A service with these rates on a GPU's plain profiles, the smallest slice first; 0 does not keep the limit."""
+    profiles = sorted(plain(gpu))
+    each = [Setting(p, 1, 1, 1 / r) for p, r in zip(profiles, rates, strict=True) if r]
+    return Service(name, rate, tuple(each))
+
+
+def assert_served(gpu, found, services):
+    """Every layout is legal and every service gets its rate from the instances that were placed."""
+    for layout in found.layouts():
+        gpu.check(layout)
+    for each in services:
+        assert sum(s.rate * n for s, n in found.of(each.name).items()) >= each.rate * (1 - 1e-8)
+
+
+def brute(gpu, services, most=2):
+    """The fewest GPUs, by trying every pair of maximal contents and every way to hand the slices to the services."""
+    profiles = plain(gpu)
+    if not services:
+        return 0
+    for count in range(1, most + 1):
+        for contents in itertools.combinations_with_replacement(bundles(gpu, profiles), count):
+            slots = [p for counts in contents for p, n in zip(profiles, counts, strict=True) for _ in range(n)]
+            if serves(tuple(sorted(slots)), tuple(s.rate for s in services), services):
+                return count
+    return None
+
+
+def serves(slots, left, services):
+    """Whether slices, each given to one service or to none, serve what is left of every rate."""
+    if all(rate <= 1e-9 for rate in left):
+        return True
+    if not slots:
+        return False
+    head, rest = slots[0], slots[1:]
+    seen = set()
+    for i, each in enumerate(services):
+        rate = next((s.rate for s in each.settings if s.profile == head), 0.0)
+        if rate and left[i] > 1e-9:
+            after = (*left[:i], left[i] - rate, *left[i + 1 :])
+            if after not in seen and serves(rest, after, services):
+                return True
+            seen.add(after)
+    return serves(rest, left, services)
+
+
+rates = st.tuples(st.integers(0, 4), st.integers(0, 8), st.integers(1, 16)).filter(any)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 20), rates), min_size=1, max_size=3))
+def test_the_programme_finds_the_fewest_gpus_that_exhaustive_search_finds(asked):
+    services = [service(f"s{i}", rate, A30, *map(float, speeds)) for i, (rate, speeds) in enumerate(asked)]
+    best = brute(A30, services)
+    found = allocate(A30, services, most_gpus=2)
+    assert (found is None) == (best is None)
+    if found is not None:
+        assert found.gpus == best
+        assert found.exact
+        assert_served(A30, found, services)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.floats(0.5, 30), st.tuples(*[st.floats(0.2, 5)] * 6), st.sets(st.integers(0, 5), min_size=1)),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_every_answer_is_legal_serves_all_rates_and_is_between_the_bounds(asked):
+    services = [
+        service(f"s{i}", rate, A100, *(speed if k in kept else 0.0 for k, speed in enumerate(speeds)))
+        for i, (rate, speeds, kept) in enumerate(asked)
+    ]
+    found = allocate(A100, services)
+    assert found is not None
+    assert_served(A100, found, services)
+    apart = pack(A100, {each.name: compose(each) for each in services})
+    assert_served(A100, apart, services)
+    assert found.bound <= found.gpus <= apart.gpus
+    assert found.gpus >= fluid(services, 7) - 1e-6
+
+
+def test_instances_and_packing_are_chosen_together():
+    """Alone each service is best on one 4g; two of those need two GPUs, a 4g and a 3g with a little less need one."""
+    speeds = (0.0, 0.0, 0.0, 3.0, 4.2, 4.3)  # 1g, 1g double memory, 2g, 3g, 4g, 7g
+    services = [service(name, 3.0, A100, *speeds) for name in "ab"]
+    greedy = [Service(s.name, s.rate, tuple(x for x in s.settings if x.profile.compute == 4)) for s in services]
+    assert pack(A100, {s.name: compose(s) for s in greedy}).gpus == 2
+    found = allocate(A100, services)
+    assert found.gpus == 1
+    assert found.slices in (6, 7)
+    assert_served(A100, found, services)
+
+
+def test_fewer_compute_slices_are_taken_where_gpus_are_equal():
+    one = service("a", 1.0, A100, 1.0, 1.0, 2.0, 3.0, 4.0, 7.0)
+    found = allocate(A100, [one])
+    assert (found.gpus, found.slices) == (1, 1)
+
+
+def test_hopes_serve_nothing_and_cost_no_gpu_but_are_tried_where_there_is_room():
+    small = Profile.parse("1g.10gb")
+    sure, bold = Setting(small, 8, 1, 1.0), Setting(small, 16, 1, 2.0)
+    assert sure.rate == bold.rate
+    a = Service("a", 16.0, (sure, bold), {sure: 8.0, bold: 12.0})
+    assert allocate(A100, [a]).of("a") == {bold: 2}
+    full = Service("a", 56.0, (sure, Setting(small, 16, 1, 2.1)), {Setting(small, 16, 1, 2.1): 12.0})
+    found = allocate(A100, [full])
+    assert found.gpus == 1
+    assert found.of("a") == {sure: 7}
+
+
+def test_elastic_batch_takes_the_best_kind_and_the_smallest_slice_for_the_rest():
+    one = service("a", 10.5, A100, 1.0, 1.0, 2.6, 3.3, 4.5, 7.0)
+    counts = {setting.profile.name: n for setting, n in compose(one).items()}
+    assert counts == {"2g.20gb": 4, "1g.10gb": 1}
+    assert {s.profile.name: n for s, n in compose(service("a", 11.5, A100, 1.0, 1.0, 2.6, 3.3, 4.5, 7.0)).items()} == {
+        "2g.20gb": 5
+    }
+
+
+def test_a_service_that_no_slice_serves_is_told_by_name():
+    for solve in (lambda s: allocate(A100, [s]), compose, lambda s: fluid([s], 7)):
+        with pytest.raises(Unservable, match="bert: no slice keeps the latency limit"):
+            solve(Service("bert", 1.0, tuple(best_settings([]).values())))
+
+
+def test_no_time_is_told_apart_from_no_solution():
+    one = service("a", 15.0, A100, 1.0, 1.0, 2.0, 3.0, 4.0, 7.0)
+    assert allocate(A100, [one], most_gpus=2) is None
+    with pytest.raises(Undecided, match="no allocation was found within"):
+        allocate(A100, [one, service("b", 9.5, A100, 1.0, 1.0, 2.1, 3.2, 4.1, 6.0)], time_limit_s=0.0)
+
+
+def test_nothing_to_serve_needs_no_gpu():
+    assert allocate(A100, []).gpus == 0
+    assert pack(A100, {}).gpus == 0
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.sampled_from((1, 2, 3, 4, 7))), min_size=1, max_size=5),
+    st.integers(1, 40),
+)
+def test_the_fewest_slices_are_those_of_trying_all_counts(kinds, wanted):
+    found = fewest_slices([float(rate) for rate, _ in kinds], [size for _, size in kinds], float(wanted))
+    total = sum(n * kinds[i][1] for i, n in found.items())
+    assert sum(n * kinds[i][0] for i, n in found.items()) >= wanted
+    reach = [0] * (total + 1)
+    for n in range(1, total + 1):
+        reach[n] = max([reach[n - 1], *(reach[n - size] + rate for rate, size in kinds if size <= n)])
+    assert reach[total] >= wanted
+    assert total == 0 or reach[total - 1] < wanted
+
+
+def test_maximal_contents_lie_in_legal_layouts():
+    found = {tuple(sorted(layout.profiles)) for layout in layouts(A30)}
+    for counts in bundles(A30, plain(A30)):
+        assert tuple(sorted(p for p, n in zip(plain(A30), counts, strict=True) for _ in range(n))) in found

@@ -1,0 +1,59 @@
+"""What free space is best offered as, by history and queue."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurm_migbatch.decide.paris_elsa.preference import Class, preference
+from slurm_migbatch.mig.layout import EMPTY
+from slurm_migbatch.mig.planning import plan_free
+from slurm_migbatch.mig.profile import Profile
+from tests.support.dispatch_site import A30, H100, P
+
+KINDS = ("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb", "1g.6gb", "2g.12gb", "4g.24gb")
+
+
+def filled(order: tuple[Profile, ...]) -> Counter[str]:
+    return Counter({p.name: n for p, n in plan_free(H100, EMPTY, order * 7).counts().items()})
+
+
+def test_one_kind_of_work_fills_gpus_with_its_slices() -> None:
+    assert filled(preference({H100: 4}, [Class(10, 60, P("1g.10gb"))])) == {"1g.10gb": 7}
+    assert filled(preference({H100: 4}, [Class(10, 60, P("3g.40gb"))])) == {"3g.40gb": 2}
+
+
+def test_a_mixture_follows_the_load_and_not_the_number_of_jobs() -> None:
+    many_short = [Class(100, 1, P("1g.10gb")), Class(10, 100, P("3g.40gb"))]
+    assert filled(preference({H100: 4}, many_short))["3g.40gb"] >= 1
+    few_long = [Class(100, 100, P("1g.10gb")), Class(1, 100, P("3g.40gb"))]
+    assert filled(preference({H100: 4}, few_long))["1g.10gb"] >= 4
+
+
+def test_what_a_kind_of_gpu_does_not_have_is_not_asked_of_it() -> None:
+    work = [Class(5, 10, P("1g.6gb")), Class(5, 10, P("2g.20gb"))]
+    assert {p.name for p in preference({A30: 2}, work)} == {"1g.6gb"}
+    assert {p.name for p in preference({A30: 2, H100: 2}, work)} == {"1g.6gb", "2g.20gb"}
+
+
+def test_where_nothing_is_known_nothing_is_preferred() -> None:
+    assert preference({}, [Class(1, 1, P("1g.10gb"))]) == ()
+    assert preference({H100: 2}, []) == preference({H100: 0}, [Class(1, 1, P("1g.10gb"))]) == ()
+    assert preference({H100: 2}, [Class(0, 1, P("1g.10gb")), Class(1, 0, P("1g.10gb"))]) == ()
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(
+        st.builds(Class, st.floats(0.01, 1e4), st.floats(0.01, 1e6), st.sampled_from([P(kind) for kind in KINDS])),
+        max_size=8,
+    )
+)
+def test_only_what_was_asked_for_and_something_of_it_wherever_it_fits(classes: list[Class]) -> None:
+    order = preference({H100: 2, A30: 1}, classes)
+    assert set(order) <= {each.profile for each in classes}
+    for gpu in (H100, A30):
+        asked = {each.profile for each in classes if each.profile in gpu}
+        assert bool(asked) == bool([p for p in order if p in gpu])

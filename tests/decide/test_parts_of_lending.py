@@ -1,0 +1,322 @@
+"""What the rounds rest on: the states of a loan, the forecast, speeds and costs, what is promised to inference."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.decide.capacity.demand import demands
+from slurm_migbatch.decide.capacity.model import Gpu, Lease, Node
+from slurm_migbatch.decide.capacity.view import GpuFacts, NodeFacts
+from slurm_migbatch.decide.lending.elastic_jobs import Report, Trainees, report_of
+from slurm_migbatch.decide.lending.expectation import Expectation
+from slurm_migbatch.decide.lending.ledger import Cause, Ledger, Loan, Sight, State
+from slurm_migbatch.decide.lending.model import Rules
+from slurm_migbatch.decide.lending.round import decide
+from slurm_migbatch.decide.lending.view import Idleness, Knowledge, Scene, delayed, picture_of, sights_of
+from slurm_migbatch.decide.supply.planner import Planner
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.workload.loans import LoanHints
+from tests.support.supply_gpus import H100, slot
+
+ONE, TWO, THREE, ALL = (Profile.parse(name) for name in ("1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb"))
+NOW = 1_000_000.0
+
+
+def elastic(job: int, kind: str = "loan", **more: object) -> JobRow:
+    values = {"partition": "train", "comment": f"migbatch: role=train signal=usr1 [mig:{kind}:1#loan1]", **more}
+    return JobRow(job, gres=f"gres/mig:{kind}:1", **values)  # type: ignore[arg-type]
+
+
+def sight(row: JobRow) -> Sight:
+    return sights_of([row], ["train"])[row.job_id]
+
+
+# -- the ledger --------------------------------------------------------------------------------------------------------
+
+STATES = ["loan", "pending", "RUNNING", "COMPLETING", "gone", "requeued"]
+
+
+@given(st.lists(st.sampled_from([*STATES, "release", "signal", "requeue", "withdraw", "took", "refused"]), max_size=40))
+def test_a_loan_is_written_whenever_it_changes_and_ends_once(steps: list[str]) -> None:
+    """Whatever Slurm shows and whatever is done when: the record has what the ledger has, and one open loan a job."""
+    ledger, restarts, now = Ledger(), 0, NOW
+    record: dict[tuple[int, int, float], Loan] = {}
+    row = elastic(7)
+    for step in steps:
+        now += 1.0
+        loan = ledger.open.get(7)
+        if step in STATES:
+            if step == "requeued":
+                restarts += 1
+            state = {"loan": "PENDING", "pending": "PENDING", "requeued": "PENDING"}.get(step, step)
+            kind = "loan" if step == "loan" else "1g.10gb"
+            row = elastic(7, kind, state=state, restarts=restarts, start=now if state != "PENDING" else None)
+            ledger.follow({} if step == "gone" else {7: sight(row)}, {}, {}, now)
+        elif step == "release" and loan is None and row.pending:
+            ledger.release(row, ONE, "idle", now)
+        elif step == "signal" and loan is not None and loan.state is State.RUNNING:
+            ledger.signal(7, Cause.RECLAIM, "job 9")
+        elif step == "requeue" and loan is not None and loan.state in (State.RUNNING, State.SIGNALLED):
+            ledger.requeue(7, Cause.RECLAIM, "job 9")
+        elif step == "withdraw" and loan is not None and loan.state is State.RELEASED:
+            ledger.withdraw(7, Cause.LATE, "late")
+        elif step == "took":
+            ledger.took(7, now)
+        elif step == "refused":
+            ledger.refused(7, "no", now)
+        for changed in ledger.unsaved():
+            key = changed.job_id, changed.restart, changed.decided
+            assert key not in record or record[key].ended is None, "an ended loan does not change"
+            record[key] = changed
+        going = {key: one for key, one in record.items() if one.ended is None}
+        assert list(going.values()) == list(ledger.open.values())
+        assert all(one.state is not State.ENDED for one in going.values())
+        fresh = Ledger()
+        fresh.load(Loan.from_row(one.row()) or pytest.fail() for one in record.values())
+        assert (fresh.open, fresh.past) == (ledger.open, ledger.past)
+
+
+def test_a_checkpoint_counts_if_it_is_newer_than_the_signal() -> None:
+    ledger = Ledger()
+    row = elastic(7, "1g.10gb", state="RUNNING", start=NOW)
+    ledger.follow({7: sight(row)}, {}, {(7, 0): NOW + 5}, NOW + 10)
+    ledger.signal(7, Cause.RECLAIM, "job 9")
+    ledger.took(7, NOW + 10.0)
+    ledger.follow({7: sight(row)}, {}, {(7, 0): NOW + 8.9}, NOW + 11)
+    assert ledger.open[7].checkpoint is None
+    ledger.follow({7: sight(row)}, {}, {(7, 0): NOW + 10}, NOW + 12)
+    assert ledger.open[7].checkpoint == NOW + 10
+
+
+def test_a_loan_stays_as_it_is_while_the_row_of_its_job_cannot_be_read() -> None:
+    ledger = Ledger()
+    running = elastic(7, "1g.10gb", state="RUNNING", start=NOW)
+    ledger.follow({7: sight(running)}, {}, {}, NOW)
+    before = dict(ledger.open)
+    assert ledger.follow({}, {}, {}, NOW + 1, unread={7}) == []
+    assert ledger.open == before
+    (ended,) = ledger.follow({}, {}, {}, NOW + 2)
+    assert ended.cause is Cause.LEFT
+
+
+def test_a_row_of_the_record_that_makes_no_sense_is_no_loan() -> None:
+    good = Loan(7, 0, NOW, "1g.10gb", State.RUNNING).row()
+    assert Loan.from_row(good) is not None
+    for bad in ({"state": "?"}, {"profile": "huge"}, {"cause": "whim"}):
+        assert Loan.from_row({**good, **bad}) is None
+
+
+# -- the delay after a requeue -----------------------------------------------------------------------------------------
+
+
+def test_only_slurms_own_delay_is_cut_short() -> None:
+    ledger = Ledger()
+    ledger.load([Loan(7, 0, NOW, "1g.10gb", State.ENDED, started=NOW, ended=NOW + 5, cause=Cause.RECLAIM)])
+    past = ledger.past[7]
+    mine = elastic(7, restarts=1, reason="BeginTime", eligible=NOW + 120)
+    assert delayed(mine, past, NOW)
+    assert not delayed(replace(mine, eligible=NOW + 3600), past, NOW), "his --begin"
+    assert not delayed(replace(mine, restarts=2), past, NOW), "that requeue was not after a loan"
+    assert not delayed(mine, None, NOW)
+    assert not delayed(replace(mine, reason="JobHeldUser"), past, NOW)
+    again = replace(past, restart=1)
+    assert delayed(replace(mine, restarts=2), again, NOW)
+    assert not delayed(replace(mine, restarts=2, gres="gres:mig:loan:2"), again, NOW), "Slurm up to 23.02 trips over it"
+
+
+# -- the forecast ------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_needed_at_this_time_of_day_is_expected_again() -> None:
+    days, day = 5, 86_400.0
+    now = 20_000 * day + 12 * 3600.0
+    uses = [("2g.20gb", now - k * day + n, now - k * day + 1800.0) for k in range(days, 0, -1) for n in range(3)]
+    expected = Expectation()
+    expected.learn(uses, now)
+    expected.look({}, {}, now)
+    assert expected.reserve(now, 600.0, 0.95) == {TWO: 3}
+    expected.look({TWO: frozenset({(1, 0), (2, 0)})}, {TWO: 1}, now)
+    assert expected.reserve(now, 600.0, 0.95) == {}, "it has come"
+    night = now + 8 * 3600.0
+    expected.look({}, {}, night - 3600.0)
+    expected.look({}, {}, night)
+    assert expected.reserve(night, 600.0, 0.95) == {}
+
+
+def test_what_ran_before_the_service_did_not_just_start() -> None:
+    expected = Expectation()
+    expected.learn([("1g.10gb", NOW - 100, None)], NOW)
+    expected.look({ONE: frozenset({(1, 0)})}, {}, NOW)
+    assert expected.reserve(NOW, 600.0, 0.95) == {}
+
+
+def test_profiles_of_the_record_that_are_none_are_passed_over() -> None:
+    expected = Expectation()
+    expected.learn([("rubbish", NOW - 100, None)], NOW)
+    assert expected.reserve(NOW, 600.0, 0.95) == {}
+
+
+# -- speeds and costs --------------------------------------------------------------------------------------------------
+
+
+def trainees(predicted: dict[Profile, float] | None = None) -> Trainees:
+    made = Trainees(restart_s=30.0, checkpoint_s=10.0)
+    made.use(SimpleNamespace(version="1", training_speeds=lambda hints, partition: predicted or {}))
+    made.gpus([H100])
+    return made
+
+
+def test_speeds_lie_within_min_and_max_and_memory() -> None:
+    one = replace(sight(elastic(7)), hints=LoanHints(min=ONE, max=THREE, mem_mib=15_000))
+    found = trainees().speeds(one)
+    assert set(found) == {Profile.parse("1g.20gb"), TWO, THREE}
+    assert found[THREE] == pytest.approx(math.sqrt(3 / 7))
+
+
+def test_the_predictor_is_asked_for_models_that_it_knows() -> None:
+    known = replace(sight(elastic(7)), hints=LoanHints(max=THREE, model="bert-large"))
+    assert trainees({ONE: 0.2, THREE: 0.5, ALL: 1.0}).speeds(known) == {ONE: 0.2, THREE: 0.5}
+    assert THREE in trainees({}).speeds(known), "of others the usual is expected"
+
+
+def test_what_a_job_achieved_is_weighed_against_what_was_expected() -> None:
+    made, one = trainees(), sight(elastic(7))
+    usual = made.speeds(one)
+    made.recall((7, 0), ONE, Report(items=1000.0, rate=100.0))
+    assert made.speeds(one) == pytest.approx(usual), "one profile alone tells nothing"
+    made.recall((7, 1), THREE, Report(items=1000.0, rate=100.0))
+    found = made.speeds(one)
+    assert found[THREE] == pytest.approx(found[ONE]), "it does not gain"
+    made.look({}, {})
+    assert made.speeds(one) == usual
+
+
+def test_costs_of_stopping() -> None:
+    made = trainees()
+    one = sight(elastic(7, "1g.10gb", state="RUNNING", start=NOW - 500))
+    assert made.costs(one, NOW).restart_s == 40.0
+    assert made.costs(one, NOW).unsaved_s == 500.0
+    made.report((7, 0), Report(checkpoint=NOW - 20, ckpt_s=3.0))
+    assert made.costs(one, NOW).restart_s == 33.0
+    assert made.costs(one, NOW).unsaved_s == 20.0
+    assert made.left_s(replace(one, row=replace(one.row, time_limit_s=600)), NOW) == pytest.approx(100 / math.sqrt(7))
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["job", "restart", "checkpoint", "ckpt_s", "items", "throughput_per_s"]),
+        st.one_of(st.none(), st.booleans(), st.text(max_size=5), st.floats(), st.integers(), st.lists(st.integers())),
+    )
+)
+def test_whatever_a_job_says_of_itself_is_number_or_nothing(event: dict[str, object]) -> None:
+    told = report_of(event, NOW)
+    if told is not None:
+        for value in vars(told[1]).values():
+            assert value is None or (math.isfinite(value) and value >= 0)
+        assert told[1].checkpoint is None or told[1].checkpoint <= NOW + 60
+
+
+# -- the picture -------------------------------------------------------------------------------------------------------
+
+
+def scene(rows: list[JobRow], *leases: tuple[str, int, tuple[int, int]]) -> Scene:
+    """One node, one GPU; leases as profile, start and run."""
+    slots = [(slot(f"{name}@{start}"), run) for name, start, run in leases]
+    facts = {"n1": NodeFacts((GpuFacts("GPU-0", H100, tuple(sorted(slots))),))}
+    nodes = [NodeRow("n1", frozenset({"IDLE"}), partitions=("gpu", "train"))]
+    gpu = Gpu("GPU-0", H100, tuple(Lease(one, run[0], NOW + 1000) for one, run in slots))
+    wanted = demands(rows, nodes, ["n1"], NOW)
+    plan = Planner().plan([Node("n1", (gpu,))], wanted, NOW)
+    return Scene(NOW, rows, nodes, facts, plan, wanted)
+
+
+def look(one: Scene, ledger: Ledger | None = None, idle: Idleness | None = None):  # type: ignore[no-untyped-def]
+    sights = sights_of(one.rows, ["train"])
+    knowledge = Knowledge(trainees().speeds)
+    return picture_of(one, sights, ledger or Ledger(), idle or Idleness(), knowledge, {})
+
+
+def inference(job: int, name: str, **more: object) -> JobRow:
+    return JobRow(job, partition="gpu", gres=f"gres/mig:{name}:1", reason="Resources", **more)  # type: ignore[arg-type]
+
+
+def test_what_supply_plans_for_inference_is_taken() -> None:
+    (space,) = look(scene([inference(1, "3g.40gb"), elastic(2, reason="ReqNodeNotAvail")])).spaces
+    assert [each.profile for each in space.taken] == [THREE]
+
+
+def test_inference_without_room_is_a_start_and_training_is_none() -> None:
+    rows = [inference(1, "3g.40gb"), elastic(2, "1g.10gb", reason="Resources"), elastic(3, reason="ReqNodeNotAvail")]
+    rows.append(JobRow(9, state="RUNNING", partition="gpu", gres="gres/mig:7g.80gb:1", nodes=("n1",)))
+    found = look(scene(rows, ("7g.80gb", 0, (9, 0))))
+    assert [(start.job, start.slices) for start in found.starts] == [(1, (THREE,))]
+    assert [one.job for one in found.trainees] == [3]
+
+
+def test_jobs_that_slurm_would_not_start_are_not_released() -> None:
+    rows = [elastic(job, reason=reason) for job, reason in enumerate(("JobHeldUser", "Dependency", "AssocGrpGRES"), 1)]
+    assert look(scene(rows)).trainees == ()
+
+
+def test_what_is_about_to_end_is_passing() -> None:
+    rows = [JobRow(9, state="COMPLETING", partition="gpu", gres="gres/mig:3g.40gb:1", nodes=("n1",))]
+    found = look(scene(rows, ("3g.40gb", 0, (9, 0)), ("3g.40gb", 4, (8, 0))))
+    assert found.passing == {("n1", 0): 0xFF}, "nobody lists job 8 any more"
+
+
+def test_loans_do_not_count_as_use_and_what_inference_leaves_rests() -> None:
+    idle, ledger = Idleness(), Ledger()
+    row = elastic(5, "3g.40gb", state="RUNNING", nodes=("n1",), start=NOW - 50)
+    ledger.follow({5: sight(row)}, {}, {}, NOW)
+    other = JobRow(9, state="RUNNING", partition="gpu", gres="gres/mig:3g.40gb:1", nodes=("n1",))
+    both = scene([row, other], ("3g.40gb", 0, (9, 0)), ("3g.40gb", 4, (5, 0)))
+    (space,) = look(both, ledger, idle).spaces
+    assert ([one.job for one in space.lent], len(space.taken), space.idle_since) == ([5], 1, 0.0)
+    (space,) = look(scene([other], ("3g.40gb", 0, (9, 0))), ledger, idle).spaces
+    assert space.idle_since == 0.0, "a loan ended"
+    (space,) = look(scene([]), Ledger(), idle).spaces
+    assert space.idle_since == NOW
+
+
+def test_a_node_that_is_closed_or_contradicts_itself_lends_nothing() -> None:
+    one = scene([])
+    closed = replace(one, nodes=[replace(one.nodes[0], states=frozenset({"DRAIN"}))])
+    assert look(closed).spaces == ()
+    facts = GpuFacts("GPU-0", H100, ((slot("3g.40gb@0"), (1, 0)), (slot("1g.10gb@0"), (2, 0))))
+    assert look(replace(one, facts={"n1": NodeFacts((facts,))})).spaces == ()
+
+
+@pytest.mark.parametrize(("prefix", "at_once"), [("gres:", 1), ("gres/", 3)])
+def test_jobs_that_ran_before_come_back_one_by_one_where_slurmd_needs_it(prefix: str, at_once: int) -> None:
+    """Slurm up to 23.02 refuses the Prolog of a second one that starts within two seconds."""
+    comment = "migbatch: role=train max=1g.10gb [mig:loan:1#loan1]"
+    rows = [
+        replace(elastic(job, restarts=1, reason="ReqNodeNotAvail"), comment=comment, gres=f"{prefix}mig:loan:1")
+        for job in (1, 2, 3)
+    ]
+    ledger, one = Ledger(), scene(rows)
+    first = decide(look(one, ledger), Rules())
+    assert len(first.orders) == at_once
+    if at_once > 1:
+        return
+    ledger.release(rows[0], ONE, "idle", NOW)
+    ledger.took(1, NOW)
+    running = replace(
+        rows[0], state="RUNNING", gres=f"{prefix}mig:1g.10gb:1", comment=comment.replace("loan:1", "1g.10gb:1")
+    )
+
+    def later(seconds: float) -> list[int]:
+        now = replace(scene([running, *rows[1:]], ("1g.10gb", 0, (1, 1))), now=NOW + seconds)
+        ledger.follow(sights_of(now.rows, ["train"]), {}, {}, now.now)
+        return [order.job for order in decide(look(now, ledger), Rules()).orders]
+
+    running = replace(running, start=NOW + 1)
+    assert later(2) == []
+    assert later(4) == [2]

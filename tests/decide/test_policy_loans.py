@@ -1,0 +1,465 @@
+"""Lending of slices: legal on any cluster, inference's room untouched, Slurm's order kept, sizes against trying all."""
+
+import itertools
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from slurm_migbatch.decide.lending.allocation import Calm, Elastic
+from slurm_migbatch.decide.lending.grants import (
+    Lent,
+    Limits,
+    Seat,
+    Space,
+    Trainee,
+    call_back,
+    lend,
+    rooms_for,
+    usual_speed,
+    within,
+)
+from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.mig.layout import EMPTY, Layout, Slot, layouts
+from slurm_migbatch.mig.planning import plan_free
+from slurm_migbatch.mig.profile import Profile
+from tests.support.examples import examples
+
+H100, A30 = geometry("h100-80gb"), geometry("a30")
+ONE, DOUBLE, TWO, THREE, FOUR, ALL = (
+    Profile.parse(p) for p in ("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb")
+)
+PLAIN = (ONE, DOUBLE, TWO, THREE, FOUR, ALL)
+ROOT = {profile: usual_speed(H100, profile) for profile in PLAIN}
+LAYOUTS = {gpu.name: [one for one in layouts(gpu) if all(not p.suffix for p in one.profiles)] for gpu in (H100, A30)}
+NOW = 100_000.0
+RULES = Calm(first_s=300, growth=2, most_s=3600, loan_s=600, idle_s=120, rest_s=900, gain=1.35)
+
+
+def slot(profile, start):
+    return next(one for one in H100.info(profile).slots if one.placement.start == start)
+
+
+def gpu(number=0, taken=(), lent=(), node="n0", **more):
+    return Space(node, number, H100, tuple(taken), tuple(lent), **more)
+
+
+def waits(job, speeds=ROOT, **more):
+    return Trainee(job, speeds, **more)
+
+
+def runs(job, where, speeds=ROOT, **more):
+    return Trainee(job, speeds, seat=where, **more)
+
+
+# -- any cluster -----------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def clusters(draw):
+    """GPUs with any legal layout, divided between inference and loans; waiting jobs; a reserve."""
+    spaces, trainees, job = [], [], itertools.count()
+    names = ["n0", "n1"]
+    for number in range(draw(st.integers(1, 4))):
+        node = draw(st.sampled_from(names))
+        model = draw(st.sampled_from([H100, H100, A30]))
+        layout = draw(st.sampled_from(LAYOUTS[model.name]))
+        taken, lent = [], []
+        for one in layout.slots:
+            if draw(st.booleans()):
+                taken.append(one)
+                continue
+            name = next(job)
+            lent.append(Lent(one, name))
+            speeds = {**ROOT, **{p: usual_speed(A30, p) for p in within(A30, None, None)}}
+            since = draw(st.sampled_from([0.0, NOW - 10]))
+            trainees.append(
+                runs(name, Seat(node, number, one), speeds, account=draw(st.sampled_from("ab")), since=since)
+            )
+        idle = draw(st.sampled_from([0.0, NOW - 10]))
+        spaces.append(Space(node, number, model, tuple(taken), tuple(lent), idle_since=idle))
+    speed = st.sampled_from([0.0, 0.2, 0.4, 0.6, 1.0])
+    for _ in range(draw(st.integers(0, 8))):
+        trainees.append(
+            Trainee(
+                next(job),
+                draw(st.dictionaries(st.sampled_from(PLAIN), speed, max_size=6)),
+                account=draw(st.sampled_from("ab")),
+                nodes=draw(st.sampled_from([None, frozenset({"n0"}), frozenset({"n1", "n2"})])),
+                left_s=draw(st.sampled_from([50.0, 5000.0])),
+            )
+        )
+    reserve = draw(st.dictionaries(st.sampled_from([*PLAIN, Profile.parse("2g.12gb")]), st.integers(1, 3), max_size=2))
+    limits = Limits(
+        draw(st.sampled_from([None, 0, 2])), {"a": draw(st.integers(0, 3))}, draw(st.sampled_from([None, 2]))
+    )
+    return spaces, draw(st.permutations(trainees)), reserve, limits
+
+
+def decided(spaces, trainees, found):
+    """Used layouts when everything that was decided is done."""
+    moved = {grow.job for grow in found.grows}
+    used = {}
+    for space in spaces:
+        kept = [one.slot for one in space.lent if one.job not in moved]
+        used[space.node, space.gpu] = Layout([*space.taken, *kept])
+    for one in [*found.grants, *found.grows]:
+        where = one.seat.node, one.seat.gpu
+        assert used[where].free_of(one.seat.slot.placement)
+        used[where] = used[where].add(one.seat.slot)
+    return used
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(clusters())
+def test_nothing_exceeds_a_gpu_and_everything_is_as_the_job_asked(cluster):
+    spaces, trainees, reserve, limits = cluster
+    found = lend(spaces, trainees, reserve, NOW, RULES, limits)
+    for (node, number), used in decided(spaces, trainees, found).items():
+        next(space for space in spaces if (space.node, space.gpu) == (node, number)).geometry.check(used)
+    by_job = {one.job: one for one in trainees}
+    for one in [*found.grants, *found.grows]:
+        trainee = by_job[one.job]
+        assert one.seat.slot.profile == one.profile
+        assert trainee.speeds[one.profile] > 0
+        assert trainee.nodes is None or one.seat.node in trainee.nodes
+        space = next(space for space in spaces if (space.node, space.gpu) == one.seat[:2])
+        assert RULES.may_lend(NOW, space.idle_since, space.reclaimed)
+    waiting = [one.job for one in trainees if one.seat is None]
+    assert sorted([*(one.job for one in found.grants), *found.lacking]) == sorted(waiting)
+    assert all(by_job[one.job].seat is not None for one in found.grows)
+
+
+def places(spaces, used, reserve, most):
+    """How many of the reserve's profiles can be laid beside what is used, by trying every way."""
+    best = 0
+    wanted = [profile for profile, count in reserve.items() for _ in range(count)]
+    where = [(space.geometry, used[space.node, space.gpu]) for space in spaces]
+    for division in itertools.product(range(len(where) + 1), repeat=len(wanted)):
+        met = 0
+        for number, (model, layout) in enumerate(where):
+            mine = [profile for profile, at in zip(wanted, division, strict=True) if at == number]
+            if len(plan_free(model, layout, mine)) != len(mine):
+                break
+            met += len(mine)
+        else:
+            best = max(best, met)
+            if best >= most:
+                return best
+    return best
+
+
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(clusters())
+def test_what_the_reserve_had_room_for_it_still_has(cluster):
+    spaces, trainees, reserve, limits = cluster
+    found = lend(spaces, trainees, reserve, NOW, RULES, limits)
+    kept = sum(reserve.values()) - sum(found.short.values())
+    assert places(spaces, decided(spaces, trainees, found), reserve, kept) >= kept
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(clusters())
+def test_quotas_and_the_most_of_a_round_hold_and_the_order_is_slurms(cluster):
+    spaces, trainees, reserve, limits = cluster
+    found = lend(spaces, trainees, reserve, NOW, RULES, limits)
+    assert limits.releases is None or len(found.grants) + len(found.grows) <= limits.releases
+    loans = Counter(one.account for one in trainees if one.seat is not None)
+    given_to = {one.job: one.profile for one in found.grants}
+    for account, count in Counter(one.account for one in trainees if one.job in given_to).items():
+        assert loans[account] + count <= limits.of(account)
+    # Nobody goes without for the sake of somebody behind him.
+    half = len(trainees) // 2
+    first = [one for number, one in enumerate(trainees) if number < half or one.seat is not None]
+    begin = lend(spaces, first, reserve, NOW, RULES, limits)
+    assert begin.lacking.items() <= found.lacking.items()
+    assert found == lend(spaces, trainees, reserve, NOW, RULES, limits)
+
+
+# -- sizes -----------------------------------------------------------------------------------------------------------
+
+
+def best_sum(spaces, trainees, worths):
+    """The greatest sum of worths in which every job has something, by trying everything."""
+    options = [[(p, at) for p in worths[one.job] for at in range(len(spaces))] for one in trainees]
+    best = 0.0
+    for chosen in itertools.product(*options):
+        worth = sum(worths[one.job][p] for one, (p, _) in zip(trainees, chosen, strict=True))
+        if worth > best and all(
+            len(plan_free(space.geometry, space.used, sorted((p for p, at in chosen if at == i), reverse=True)))
+            == sum(at == i for _, at in chosen)
+            for i, space in enumerate(spaces)
+        ):
+            best = worth
+    return best
+
+
+@st.composite
+def few(draw, gpus, most):
+    spaces = [gpu(i, draw(st.sampled_from(LAYOUTS[H100.name])).slots) for i in range(gpus)]
+    trainees = []
+    for job in range(draw(st.integers(1, most))):
+        curve = draw(st.lists(st.floats(0.05, 1.0), min_size=4, max_size=4))
+        speeds = dict(zip((ONE, TWO, THREE, ALL), sorted(curve), strict=True))
+        for small in draw(st.sets(st.sampled_from([ONE, TWO]), max_size=1)):
+            speeds[small] = 0.0
+        trainees.append(waits(job, speeds))
+    return spaces, trainees
+
+
+def compared(spaces, trainees):
+    """Sum of worths that was reached, and the greatest that there is; None where somebody got nothing."""
+    found = lend(spaces, trainees, {}, NOW, RULES)
+    if found.lacking:
+        return None
+    share = max(1.0, sum(7 - sum(s.profile.compute for s in space.taken) for space in spaces) / len(trainees))
+    worths = {}
+    for one in trainees:
+        useful = sorted(p for p in one.speeds if one.speeds[p] > 0)
+        fair = ([useful[0]] + [p for p in useful if p.compute <= share])[-1]
+        worths[one.job] = {p: one.speeds[p] / one.speeds[fair] for p in useful}
+    assert all(one.worth == pytest.approx(worths[one.job][one.profile]) for one in found.grants)
+    return sum(one.worth for one in found.grants), best_sum(spaces, trainees, worths)
+
+
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(few(gpus=1, most=3))
+def test_on_one_gpu_no_sizes_are_worth_much_more(cluster):
+    sums = compared(*cluster)
+    assert sums is None or 0.75 * sums[1] <= sums[0] <= sums[1] + 1e-9
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(few(gpus=2, most=3))
+def test_nor_on_two(cluster):
+    sums = compared(*cluster)
+    assert sums is None or 0.7 * sums[1] <= sums[0] <= sums[1] + 1e-9
+
+
+@pytest.mark.parametrize(("gpus", "cases", "exact"), [(1, 150, 0.97), (2, 40, 0.9)])
+def test_mostly_no_sizes_are_worth_more_at_all(gpus, cases, exact):
+    draw = random.Random(7)
+    ratios = []
+    while len(ratios) < cases:
+        spaces = [gpu(i, draw.choice(LAYOUTS[H100.name]).slots if draw.random() < 0.6 else ()) for i in range(gpus)]
+        trainees = []
+        for job in range(draw.randint(1, 3)):
+            curve = sorted(draw.uniform(0.05, 1.0) for _ in range(4))
+            speeds = dict(zip((ONE, TWO, THREE, ALL), curve, strict=True))
+            trainees.append(waits(job, speeds | ({ONE: 0.0} if draw.random() < 0.3 else {})))
+        sums = compared(spaces, trainees)
+        if sums is not None:
+            ratios.append(sums[0] / sums[1])
+    assert sum(ratio > 1 - 1e-9 for ratio in ratios) >= exact * cases
+    assert sum(ratios) >= 0.99 * cases
+
+
+def test_everybody_gets_something_before_anybody_gets_more():
+    found = lend([gpu()], [waits(job) for job in range(7)], {}, NOW, RULES)
+    assert Counter(one.profile for one in found.grants) == {ONE: 7}
+    assert not found.lacking
+
+
+def test_a_job_alone_gets_what_is_of_use_to_it():
+    (grant,) = lend([gpu()], [waits("j")], {}, NOW, RULES).grants
+    assert grant.profile == ALL
+    flat = dict.fromkeys(PLAIN, 0.8)
+    assert lend([gpu()], [waits("j", flat)], {}, NOW, RULES).grants[0].profile == ONE
+
+
+def test_two_jobs_take_a_gpu_each_and_the_one_that_gains_more_the_larger_slice():
+    found = lend([gpu(0), gpu(1)], [waits("a"), waits("b")], {}, NOW, RULES)
+    assert {(one.profile, one.seat.gpu) for one in found.grants} == {(ALL, 0), (ALL, 1)}
+    steep, flat = {ONE: 0.1, THREE: 0.4, FOUR: 0.6}, {ONE: 0.5, THREE: 0.55, FOUR: 0.6}
+    found = lend([gpu()], [waits("flat", flat), waits("steep", steep)], {}, NOW, RULES)
+    assert {one.job: one.profile for one in found.grants} == {"flat": THREE, "steep": FOUR}
+
+
+def test_loans_lie_where_the_largest_free_space_is_left():
+    spaces = [gpu(0), gpu(1, taken=[slot(FOUR, 0)])]
+    (grant,) = lend(spaces, [waits("j", {ONE: 1.0})], {}, NOW, RULES).grants
+    assert grant.seat == Seat("n0", 1, slot(ONE, 6))
+
+
+# -- what is not given -----------------------------------------------------------------------------------------------
+
+
+def why(spaces, *trainees, reserve=None, limits=None):
+    found = lend(spaces, trainees, reserve or {}, NOW, RULES, limits or Limits())
+    return [found.lacking.get(one.job, "given") for one in trainees]
+
+
+def test_each_reason():
+    assert why([gpu()], waits("a", {Profile.parse("1g.24gb"): 1.0})) == ["profile"]
+    assert why([gpu()], waits("a", {ONE: 0.0})) == ["profile"]
+    assert why([gpu(taken=[slot(FOUR, 0)])], waits("a", {FOUR: 1.0})) == ["room"]
+    assert why([gpu()], waits("a"), reserve={ALL: 1}) == ["reserve"]
+    assert why([gpu(idle_since=NOW - 60)], waits("a")) == ["idle"]
+    assert why([gpu(reclaimed=NOW - 60)], waits("a")) == ["idle"]
+    assert why([gpu()], waits("a"), waits("b"), limits=Limits(releases=1)) == ["given", "round"]
+    assert why([gpu()], waits("a", account="x"), waits("b", account="x"), limits=Limits(quota={"x": 1})) == [
+        "given",
+        "quota",
+    ]
+
+
+def test_the_reserve_lies_where_nothing_may_be_lent_if_it_can():
+    spaces = [gpu(0), gpu(1, idle_since=NOW - 60)]
+    found = lend(spaces, [waits("a")], {ALL: 1}, NOW, RULES)
+    assert [one.seat.gpu for one in found.grants] == [0]
+    assert not found.short
+
+
+def test_trainings_own_gpus_come_first_and_keep_nothing_for_inference():
+    spaces = [gpu(0, own=True, idle_since=NOW), gpu(1)]
+    found = lend(spaces, [waits("a"), waits("b")], {ALL: 1}, NOW, RULES)
+    assert [one.seat.gpu for one in found.grants] == [0, 0]
+    assert lend(spaces[:1], [waits("a")], {ALL: 1}, NOW, RULES).short == {ALL: 1}
+    mine = gpu(0, own=True, lent=[Lent(slot(ALL, 0), "a")])
+    assert call_back([ONE], [mine], [runs("a", Seat("n0", 0, slot(ALL, 0)))], NOW).unserved == (ONE,)
+
+
+def test_a_reserve_that_has_no_room_is_told_and_the_rest_is_lent():
+    found = lend([gpu(taken=[slot(FOUR, 0)])], [waits("a")], {FOUR: 2}, NOW, RULES)
+    assert found.short == {FOUR: 2}
+    assert [one.profile for one in found.grants] == [THREE]
+
+
+# -- growing ---------------------------------------------------------------------------------------------------------
+
+
+def on(profile, start, job, **more):
+    one = slot(profile, start)
+    return gpu(lent=[Lent(one, job)]), runs(job, Seat("n0", 0, one), **more)
+
+
+def test_a_job_grows_into_the_place_of_its_own_slice_when_it_pays():
+    space, job = on(ONE, 0, "j", costs=Elastic(30, 30), left_s=5000)
+    (grow,) = lend([space], [job], {}, NOW, RULES).grows
+    assert (grow.before, grow.profile, grow.seat.slot) == (ONE, ALL, slot(ALL, 0))
+    assert grow.faster == pytest.approx(7**0.5)
+    # On the whole GPU, its fair share, it works 570 of 600 s.
+    assert grow.gain == pytest.approx(570 / 600 - 7**-0.5)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"since": NOW - 200},
+        {"since": NOW - 1000, "restarts": 3},
+        {"left_s": 30.0},
+        {"costs": Elastic(400, 400)},
+        {"speeds": {ONE: 0.8, ALL: 1.0}},
+    ],
+    ids=["too soon", "too often", "nearly done", "too dear", "too little"],
+)
+def test_a_job_stays_as_it_is(more):
+    space, job = on(ONE, 0, "j", **({"left_s": 5000.0, "speeds": ROOT} | more))
+    assert lend([space], [job], {}, NOW, RULES).grows == ()
+
+
+def test_a_job_whose_slice_is_promised_to_others_already_grows_elsewhere_only():
+    _, job = on(ONE, 0, "j", left_s=5000.0)
+    spaces = [gpu(0, taken=[slot(THREE, 0)]), gpu(1)]
+    (grow,) = lend(spaces, [job], {}, NOW, RULES).grows
+    assert grow.seat.gpu == 1
+
+
+def test_nobody_grows_while_somebody_waits_for_room():
+    space, job = on(ONE, 0, "j", left_s=5000)
+    assert lend([space], [job, waits("w", {ALL: 1.0})], {}, NOW, RULES).grows == ()
+    assert len(lend([space], [job, waits("w", {THREE: 1.0})], {}, NOW, RULES).grows) == 1
+
+
+# -- calling back ----------------------------------------------------------------------------------------------------
+
+
+def test_three_small_loans_end_for_one_large_start():
+    small = [slot(ONE, start) for start in (0, 1, 2)]
+    space = gpu(taken=[slot(THREE, 4)], lent=[Lent(one, i) for i, one in enumerate(small)])
+    jobs = [runs(i, Seat("n0", 0, one)) for i, one in enumerate(small)]
+    assert rooms_for(THREE, [space]) == [frozenset(Seat("n0", 0, one) for one in small)]
+    assert call_back([THREE], [space], jobs, NOW).jobs == (0, 1, 2)
+
+
+def test_the_loan_of_least_loss_ends_and_what_it_leaves_is_used():
+    spaces = [
+        gpu(0, [slot(THREE, 4)], [Lent(slot(FOUR, 0), "large")]),
+        gpu(1, [slot(THREE, 4)], [Lent(slot(THREE, 0), "new")]),
+    ]
+    jobs = [
+        runs("large", Seat("n0", 0, slot(FOUR, 0)), since=0.0),
+        runs("new", Seat("n0", 1, slot(THREE, 0)), since=NOW - 10),
+    ]
+    assert call_back([THREE], spaces, jobs, NOW).jobs == ("large",)
+    assert call_back([ONE, TWO], spaces, jobs, NOW).jobs == ("large",)
+    assert call_back([THREE, THREE], spaces, jobs, NOW).jobs == ("large", "new")
+    assert call_back([THREE, THREE, ONE], spaces, jobs, NOW).unserved == (ONE,)
+    assert call_back([ALL], spaces, jobs, NOW).unserved == (ALL,)
+
+
+def test_nobody_ends_where_there_is_room():
+    space, job = on(ONE, 0, "j")
+    assert rooms_for(THREE, [space]) == []
+    assert call_back([THREE], [space], [job], NOW).jobs == ()
+
+
+def test_a_limit_on_counts_can_ask_for_more_than_covers_the_place():
+    # 4g + 3g are all seven compute slices, though one memory slice is covered by nobody.
+    space = gpu(lent=[Lent(slot(FOUR, 0), "a"), Lent(slot(TWO, 4), "b"), Lent(slot(ONE, 6), "c")])
+    found = rooms_for(THREE, [space])
+    assert {frozenset(one.slot for one in room) for room in found} == {
+        frozenset({slot(TWO, 4), slot(ONE, 6)}),
+        frozenset({slot(FOUR, 0)}),
+    }
+
+
+@given(st.sampled_from(LAYOUTS[H100.name]), st.lists(st.booleans(), min_size=7, max_size=7), st.sampled_from(PLAIN))
+def test_rooms_are_minimal_and_complete(layout, marks, profile):
+    taken = [one for one, mark in zip(layout.slots, marks, strict=False) if mark]
+    lent = [one for one in layout.slots if one not in taken]
+    space = gpu(taken=taken, lent=[Lent(one, i) for i, one in enumerate(lent)])
+
+    def room(gone):
+        left = Layout(one for one in layout.slots if one not in gone)
+        return any(H100.fits(left, one) for one in H100.info(profile).slots)
+
+    sets = [frozenset(some) for count in range(len(lent) + 1) for some in itertools.combinations(lent, count)]
+    enough = [some for some in sets if room(some)]
+    least = {some for some in enough if not any(other < some for other in enough)}
+    assert {frozenset(one.slot for one in some) for some in rooms_for(profile, [space])} == least - {frozenset()}
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(clusters(), st.lists(st.sampled_from(PLAIN), min_size=1, max_size=4))
+def test_after_the_endings_the_starts_have_room(cluster, starts):
+    spaces, trainees, _, _ = cluster
+    found = call_back(starts, spaces, trainees, NOW)
+    running = {one.job: one.seat for one in trainees if one.seat is not None}
+    assert all(running[job] == seat for job, seat in zip(found.jobs, found.seats, strict=True))
+    assert len(set(found.jobs)) == len(found.jobs)
+    left = [replace(one, lent=tuple(lent for lent in one.lent if lent.job not in found.jobs)) for one in spaces]
+    served = Counter(starts)
+    served.subtract(found.unserved)
+    reserve = {profile: count for profile, count in served.items() if count > 0}
+    used = {(one.node, one.gpu): one.used for one in left}
+    assert places(left, used, reserve, sum(reserve.values())) == sum(reserve.values())
+
+
+# -- small things ----------------------------------------------------------------------------------------------------
+
+
+def test_bounds_name_profiles_without_suffix():
+    assert within(H100, TWO, FOUR) == (FOUR, THREE, TWO)
+    assert within(H100, None, ONE) == (ONE,)
+    assert within(H100, DOUBLE, TWO) == (TWO, DOUBLE)
+    assert within(A30, TWO, None) == (Profile.parse("4g.24gb"),)
+
+
+def test_what_is_known_of_nothing():
+    assert [round(usual_speed(H100, p), 3) for p in (ONE, TWO, THREE, FOUR, ALL)] == [0.378, 0.535, 0.655, 0.756, 1.0]
+    assert plan_free(H100, EMPTY, [THREE])
+    assert Slot.of("1g.10gb", 6, 1) == slot(ONE, 6)

@@ -1,0 +1,239 @@
+"""Any cluster, any queue: what a round may never do, whatever it decides."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from slurm_migbatch.decide.capacity.demand import demands
+from slurm_migbatch.decide.capacity.model import Gpu, Lease, Node
+from slurm_migbatch.decide.capacity.view import GpuFacts, NodeFacts
+from slurm_migbatch.decide.lending.allocation import Calm
+from slurm_migbatch.decide.lending.elastic_jobs import Trainees
+from slurm_migbatch.decide.lending.ledger import Cause, Ledger, Loan, State
+from slurm_migbatch.decide.lending.model import Kind, Picture, Rules
+from slurm_migbatch.decide.lending.round import decide
+from slurm_migbatch.decide.lending.view import Idleness, Knowledge, Scene, picture_of, sights_of
+from slurm_migbatch.decide.supply.planner import Planner
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.layout import Layout, Slot, layouts
+from slurm_migbatch.mig.planning import plan_free
+from slurm_migbatch.slurm.client import JobRow, NodeRow
+from tests.support.examples import examples
+from tests.support.supply_gpus import A30, H100
+
+NOW = 1_000_000.0
+LAYOUTS = {
+    geometry.name: [one for one in layouts(geometry) if all(not p.suffix for p in one.profiles)]
+    for geometry in (H100, A30)
+}
+RULES = Rules(calm=Calm(loan_s=600, idle_s=0, rest_s=0), most_releases=4, quota={"a": 3})
+STATES = [State.RUNNING, State.RUNNING, State.SIGNALLED, State.REQUEUED]
+
+
+class Site:
+    """A cluster in any state: inference and loans on GPUs, a queue of both, loans on their way out."""
+
+    def __init__(self, draw: st.DrawFn) -> None:
+        self.rows: list[JobRow] = []
+        self.ledger = Ledger()
+        facts, nodes, planned, self.job = {}, [], [], 1
+        for number in range(draw(st.integers(1, 3))):
+            name = f"n{number}"
+            gpus = []
+            for index in range(draw(st.integers(1, 2))):
+                geometry = draw(st.sampled_from([H100, H100, A30]))
+                layout = draw(st.sampled_from(LAYOUTS[geometry.name]))
+                leases = [(slot, self._holder(draw, name, slot)) for slot in layout.slots if draw(st.booleans())]
+                gpus.append(GpuFacts(f"GPU-{name}-{index}", geometry, tuple(sorted(leases))))
+            facts[name] = NodeFacts(tuple(gpus))
+            nodes.append(NodeRow(name, frozenset({"IDLE"}), partitions=("gpu", "train")))
+            views = [
+                Gpu(gpu.uuid, gpu.geometry, tuple(Lease(slot, run[0], NOW + 500) for slot, run in gpu.leases))
+                for gpu in gpus
+            ]
+            planned.append(Node(name, tuple(views)))
+        for _ in range(draw(st.integers(0, 6))):
+            self._waits(draw)
+        wanted = demands(self.rows, nodes, list(facts), NOW)
+        plan = Planner().plan(planned, wanted, NOW)
+        self.geometry = {(name, i): gpu.geometry for name, node in facts.items() for i, gpu in enumerate(node.gpus)}
+        scene = Scene(NOW, self.rows, nodes, facts, plan, wanted)
+        trainees = Trainees(30.0, 10.0)
+        trainees.gpus(self.geometry.values())
+        sights = sights_of(self.rows, ["train"])
+        known = Knowledge(trainees.speeds, lambda sight: trainees.costs(sight, NOW))
+        reserve = draw(
+            st.dictionaries(st.sampled_from([info.profile for info in H100.profiles[:3]]), st.integers(0, 2))
+        )
+        self.picture: Picture = picture_of(scene, sights, self.ledger, Idleness(), known, reserve)
+
+    def _holder(self, draw: st.DrawFn, node: str, slot: Slot) -> tuple[int, int]:
+        job, self.job = self.job, self.job + 1
+        kind = slot.profile.gres_type
+        if draw(st.booleans()):
+            state = draw(st.sampled_from(["RUNNING", "RUNNING", "COMPLETING"]))
+            self.rows.append(JobRow(job, partition="gpu", gres=f"gres/mig:{kind}:1", state=state, nodes=(node,)))
+            return job, 0
+        restarts = draw(st.integers(0, 4))
+        comment = f"migbatch: role=train {draw(st.sampled_from(['', 'signal=usr1 ']))}[mig:{kind}:1#loan1]"
+        account = draw(st.sampled_from("ab"))
+        begun = NOW - draw(st.sampled_from([10.0, 10_000.0]))
+        row = JobRow(
+            job, partition="train", gres=f"gres/mig:{kind}:1", state="RUNNING", nodes=(node,), comment=comment,
+            restarts=restarts, account=account, start=begun,
+        )  # fmt: skip
+        self.rows.append(row)
+        state = draw(st.sampled_from(STATES))
+        told = None if state is State.RUNNING else draw(st.sampled_from([None, NOW - 5, NOW - 100]))
+        loan = Loan(
+            job, restarts, begun, slot.profile.name, state, account=account, released=begun, started=begun,
+            signalled=told if state is State.SIGNALLED else None, requeued=told if state is State.REQUEUED else None,
+            cause=Cause.NONE if state is State.RUNNING else Cause.RECLAIM, why_ended="job 0",
+        )  # fmt: skip
+        self.ledger.load([loan])
+        return job, restarts
+
+    def _waits(self, draw: st.DrawFn) -> None:
+        job, self.job = self.job, self.job + 1
+        if draw(st.booleans()):
+            kind = draw(st.sampled_from(["1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb", "2g.12gb"]))
+            count = draw(st.sampled_from([1, 1, 2]))
+            nodes = draw(st.sampled_from([1, 1, 2]))
+            self.rows.append(
+                JobRow(job, partition="gpu", gres=f"gres/mig:{kind}:{count}", reason="Resources", num_nodes=nodes)
+            )
+            return
+        hints = draw(st.sampled_from(["", "max=2g.20gb ", "min=3g.40gb ", "signal=usr2 "]))
+        self.rows.append(
+            JobRow(
+                job,
+                partition="train",
+                gres="gres/mig:loan:1",
+                reason="ReqNodeNotAvail",
+                comment=f"migbatch: role=train {hints}[mig:loan:1#loan1]",
+                account=draw(st.sampled_from("ab")),
+            )
+        )
+
+
+sites = st.composite(Site)()
+any_site = settings(
+    max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+
+
+@any_site
+@given(sites)
+def test_a_job_is_given_one_order_that_its_state_allows(site: Site) -> None:
+    found = decide(site.picture, RULES)
+    assert all(count == 1 for count in Counter(order.job for order in found.orders).values())
+    for order in found.orders:
+        sight, loan = site.picture.sights[order.job], site.picture.loans.get(order.job)
+        if order.kind is Kind.RELEASE:
+            assert sight.row.pending and sight.hints.waiting and loan is None
+        elif order.kind is Kind.SIGNAL:
+            assert loan is not None and sight.hints.signal and loan.signalled is None
+        elif order.kind is Kind.REQUEUE:
+            assert loan is not None and sight.row.active
+            ready = not sight.hints.signal or loan.state is State.REQUEUED
+            assert ready or (loan.signalled is not None and NOW - loan.signalled >= RULES.grace_s)
+        assert order.restart == sight.row.restarts
+        assert order.why
+    assert not found.lacking.keys() & {order.job for order in found.orders}
+    waiting = {int(str(one.job)) for one in site.picture.trainees if one.seat is None}
+    assert waiting == found.lacking.keys() | {order.job for order in found.orders if order.kind is Kind.RELEASE}
+
+
+@any_site
+@given(sites)
+def test_releases_have_room_beside_everything_that_is_or_will_be_there(site: Site) -> None:
+    """Whoever runs, what supply plans for inference, and the reserve as far as it has room at all."""
+    found = decide(site.picture, RULES)
+    wishes = [order.profile for order in found.orders if order.kind is Kind.RELEASE and order.profile is not None]
+    if not wishes:
+        return
+    free = [(space.geometry, space.used) for space in site.picture.spaces]
+    assert _fit(free, sorted(wishes, reverse=True)), (wishes, free)
+
+
+def _fit(free: list[tuple[Geometry, Layout]], wishes: list) -> bool:  # type: ignore[type-arg]
+    if not wishes:
+        return True
+    for index, (geometry, used) in enumerate(free):
+        if wishes[0] in geometry:
+            slots = plan_free(geometry, used, (wishes[0],)).slots
+            for slot in [s for s in geometry.info(wishes[0]).slots if slots and geometry.fits(used, s)]:
+                rest = [*free[:index], (geometry, used.add(slot)), *free[index + 1 :]]
+                if _fit(rest, wishes[1:]):
+                    return True
+    return False
+
+
+@any_site
+@given(sites)
+def test_no_account_has_more_than_its_quota_by_a_release(site: Site) -> None:
+    found = decide(site.picture, RULES)
+    lent = Counter(site.picture.lent)
+    released = Counter[str]()
+    for order in found.orders:
+        if order.kind is Kind.RELEASE and order.profile is not None:
+            released[site.picture.sights[order.job].row.account] += order.profile.compute
+    assert not released["a"] or lent["a"] + released["a"] <= RULES.quota["a"]
+    if lent["a"] >= RULES.quota["a"]:
+        grown = [order.job for order in found.orders if order.cause is Cause.GROW]
+        assert not [job for job in grown if site.picture.loans[job].account == "a"]
+    assert sum(order.kind is Kind.RELEASE for order in found.orders) <= RULES.most_releases
+
+
+@any_site
+@given(sites)
+def test_loans_end_for_inference_that_waits_and_only_where_that_is_allowed(site: Site) -> None:
+    found = decide(site.picture, RULES)
+    ended = {order.job for order in found.orders if order.cause is Cause.RECLAIM and order.job not in _leaving(site)}
+    if not ended:
+        return
+    assert site.picture.starts
+    assert ended <= {int(str(one.job)) for space in site.picture.spaces for one in space.lent}
+    calm = replace(RULES, reclaim=False)
+    more = {order.job for order in decide(site.picture, calm).orders if order.cause is Cause.RECLAIM}
+    assert not more & ended
+
+
+def _leaving(site: Site) -> set[int]:
+    return {job for job, loan in site.picture.loans.items() if loan.leaving}
+
+
+@any_site
+@given(sites)
+def test_a_round_that_follows_calls_nobody_else_back_for_the_same(site: Site) -> None:
+    found = decide(site.picture, RULES)
+    for order in found.orders:
+        if order.kind is Kind.SIGNAL:
+            site.ledger.signal(order.job, order.cause, order.why)
+            site.ledger.took(order.job, NOW)
+        elif order.kind is Kind.REQUEUE:
+            site.ledger.requeue(order.job, order.cause, order.why)
+            site.ledger.took(order.job, NOW)
+    called = {order.job for order in found.orders if order.cause is Cause.RECLAIM}
+    again = decide(replace(site.picture, loans=dict(site.ledger.open)), RULES)
+    more = {order.job for order in again.orders if order.cause is Cause.RECLAIM}
+    assert more <= called | _leaving(site), "only what is under way goes on"
+
+
+@any_site
+@given(sites)
+def test_the_same_picture_gives_the_same_round(site: Site) -> None:
+    assert decide(site.picture, RULES) == decide(site.picture, RULES)
+
+
+@any_site
+@given(sites)
+def test_in_blackout_hours_nothing_is_lent_and_inference_is_served_as_ever(site: Site) -> None:
+    light, dark = decide(site.picture, RULES), decide(replace(site.picture, blackout=True), RULES)
+    assert not [order for order in dark.orders if order.kind is Kind.RELEASE]
+    reclaims = [order for order in light.orders if order.cause is Cause.RECLAIM]
+    assert [order for order in dark.orders if order.cause is Cause.RECLAIM] == reclaims

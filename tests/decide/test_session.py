@@ -1,0 +1,136 @@
+"""Sessions on one GPU: legal at every instant, in time where the load allows, and fair with what is left."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurm_migbatch.decide.dispatch.session import Costs, Hosted, at_size, framed, frames, session_s
+from slurm_migbatch.decide.paris_elsa.partition import ways
+from slurm_migbatch.lab.papers.rightsize import jain
+from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.mig.layout import Layout
+from slurm_migbatch.mig.profile import Profile
+
+A100 = geometry("a100-80gb")
+KINDS = tuple(Profile.parse(name) for name in ("1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"))
+FREE = Costs(0.0, 0.0)
+
+
+def hosted(pieces, seconds=60.0, window=600.0, rates=(1.0, 2.0, 3.0, 4.0, 7.0), name="m"):
+    """A model whose runs take `seconds` on the smallest slice."""
+    return Hosted(name, rates, window, pieces * seconds * rates[0], pieces)
+
+
+def check(schedule, models):
+    """No slice is used twice at once, all that run together are legal, no run begins before its window."""
+    events = sorted({run.start for run in schedule.runs})
+    for at in events:
+        running = [run for run in schedule.runs if run.start <= at < run.end - 1e-6]
+        layout = Layout(run.slot for run in running)
+        assert len(layout) == len(running)
+        A100.check(layout)
+    late = 0
+    for run in schedule.runs:
+        if run.due != float("inf"):
+            assert run.start >= run.due - models[run.model].window_s - 1e-6
+            late += run.end > run.due + 1e-5
+    assert schedule.missed >= late
+
+
+def test_a_run_at_its_size_by_hand():
+    """Two models of 3g: side by side at 0, the next two behind them; making each slice takes 0.2 s once."""
+    models = [hosted(2, 90.0), hosted(2, 90.0)]
+    found = at_size(A100, KINDS, models, [2, 2], 1)
+    assert [(run.model, run.start, run.end) for run in found.runs] == [
+        (0, 0.2, 30.2),
+        (1, 0.2, 30.2),
+        (0, 30.2, 60.2),
+        (1, 30.2, 60.2),
+    ]
+    assert (found.created, found.missed) == (2, 0)
+
+
+def test_earliest_deadline_first():
+    models = [hosted(1, 70.0, window=1200.0), hosted(1, 70.0, window=600.0)]
+    found = at_size(A100, KINDS, models, [4, 4], 1)
+    assert [(run.model, run.due) for run in found.runs] == [(1, 600.0), (0, 1200.0), (1, 1200.0)]
+
+
+def test_removing_an_idle_slice_is_charged_to_who_needs_the_place():
+    """The 4g lies where the 7g goes: 0.2 s to remove it and 0.2 s to make the new one."""
+    models = [hosted(1, 40.0, window=600.0), hosted(1, 70.0, window=1200.0)]
+    found = at_size(A100, KINDS, models, [3, 4], 1)
+    assert [(run.model, pytest.approx(run.start)) for run in found.runs][:2] == [(0, 0.2), (1, 10.6)]
+
+
+def test_missed_work_is_counted():
+    assert at_size(A100, KINDS, [hosted(3, 69.0 * 30)], [4], 1).missed == 1
+    assert framed(A100, KINDS, [hosted(3, 69.0 * 30)], (((0, 0, 0, 0, 1), 1.0),), 1, costs=FREE).missed == 1
+
+
+def test_frames_by_hand():
+    """One model at 3g only: 4g + 3g and 3g + 3g carry it, of which two 3g carry most. One that is as fast on 1g as
+    anywhere wants seven of them."""
+    only = hosted(4, rates=(0.0, 0.0, 3.0, 0.0, 0.0))
+    only = Hosted("m", only.rates, 600.0, 100.0, 4)
+    assert frames(A100, KINDS, [only])[0][0][2] == 2
+    assert frames(A100, KINDS, [hosted(4, rates=(1.0,) * 5)]) == (((7, 0, 0, 0, 0), 1.0),)
+
+
+models = st.lists(
+    st.builds(
+        hosted,
+        st.integers(1, 6),
+        st.floats(5.0, 60.0),
+        st.sampled_from((600.0, 1200.0, 1800.0)),
+        st.lists(st.floats(1.0, 7.0), min_size=5, max_size=5).map(lambda r: tuple(sorted(r))),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@settings(max_examples=30)
+@given(models, st.data(), st.booleans())
+def test_runs_at_a_size_are_legal_at_every_instant(found, data, fill):
+    sizes = data.draw(st.lists(st.integers(0, 4), min_size=len(found), max_size=len(found)))
+    check(at_size(A100, KINDS, found, sizes, 2, fill=fill), found)
+
+
+@settings(max_examples=30)
+@given(models, st.booleans())
+def test_runs_in_frames_are_legal_at_every_instant(found, fill):
+    held = frames(A100, KINDS, found)
+    assert sum(share for _, share in held) == pytest.approx(1.0)
+    assert {way for way, _ in held} <= set(ways(A100, KINDS))
+    check(framed(A100, KINDS, found, held, 2, fill=fill), found)
+
+
+@settings(max_examples=30)
+@given(models, st.booleans())
+def test_every_deadline_is_met_where_half_the_gpu_is_enough(found, fill):
+    """At most six runs of a minute in ten, of at most five models, on a layout that holds each of them: seven slices of
+    1g have 70 minutes for at most 30, whatever the sizes, and runs out of turn must not change that."""
+    seven = (((7, 0, 0, 0, 0), 1.0),)
+    assert framed(A100, KINDS, found, seven, 2, fill=fill).missed == 0
+    assert at_size(A100, KINDS, found, [0] * len(found), 2, fill=fill).missed == 0
+
+
+def test_gaps_go_to_who_had_least():
+    """One model asks for nine times the other's work; what is left makes their GPU time equal again."""
+    both = [hosted(9, 30.0, name="much"), hosted(1, 30.0, name="little")]
+    seven = (((7, 0, 0, 0, 0), 1.0),)
+    plain = framed(A100, KINDS, both, seven, 3)
+    filled = framed(A100, KINDS, both, seven, 3, fill=True)
+    assert jain(plain.gpu_time(2)) == pytest.approx(100 / 164, rel=0.01)
+    assert jain(filled.gpu_time(2)) > 0.999
+    assert filled.missed == 0
+    assert sum(filled.gpu_time(2)) > 0.95 * 7 * 3 * session_s(both)
+
+
+def test_runs_out_of_turn_end_before_new_work_comes():
+    both = [hosted(1, 45.0), hosted(1, 70.0)]
+    found = framed(A100, KINDS, both, (((7, 0, 0, 0, 0), 1.0),), 3, fill=True)
+    for run in found.runs:
+        if run.due == float("inf"):
+            assert run.end <= (run.start // 600 + 1) * 600 + 1e-5

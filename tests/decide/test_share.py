@@ -1,0 +1,157 @@
+"""Pairs on one slice: small cases by hand, and what holds for all."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.decide.lending.pairs import UNKNOWN_S, Host, Pair, Rules, Sharer, pairs
+from slurm_migbatch.decide.lending.sharing import apart, finishes, together
+from slurm_migbatch.mig.profile import Profile
+
+P2, P1 = Profile(2, 20), Profile(1, 10)
+NO_MARGIN = Rules(gain=0.0, spare=0.0)
+
+
+def sharer(job, left=1000.0, *, uid=7, app="bert", memory=5000.0, limit=None):
+    return Sharer(job, uid, app, left, limit, memory)
+
+
+def host(job, left=1000.0, *, memory_mib=20000.0, profile=P2, **values):
+    return Host(sharer(job, left, **values), profile, memory_mib)
+
+
+def everywhere(*jobs, speed=1.0):
+    return {job: {P1: speed, P2: speed} for job in jobs}
+
+
+def found(running, waiting, rules=NO_MARGIN, speeds=None):
+    jobs = [one.sharer.job for one in running] + [one.job for one in waiting]
+    return [(pair.guest, pair.host) for pair in pairs(running, waiting, speeds or everywhere(*jobs), rules)]
+
+
+@pytest.mark.parametrize(("slowdown", "shares"), [(1.0, True), (1.49, True), (1.5, False), (2.0, False)])
+def test_equal_jobs_share_below_one_and_a_half(slowdown, shares):
+    rules = Rules(slowdown=slowdown, gain=0.0, spare=0.0)
+    assert found([host(1)], [sharer(2)], rules) == ([(2, 1)] if shares else [])
+
+
+def test_a_short_one_beside_a_long_one_shares_though_both_are_slowed_down_twice():
+    """1.75 * (1 - 1/3.5) = 1.25 < (1 + 10000/100) / 2; the other way round it does not pay."""
+    rules = Rules(slowdown=1.75, gain=0.0)
+    assert found([host(1, 10000.0)], [sharer(2, 100.0)], rules) == [(2, 1)]
+    assert found([host(1, 100.0)], [sharer(2, 10000.0)], rules) == []
+
+
+def test_by_hand():
+    """100 s beside 300 s at 1.2 and 1.4: the guest ends at 120, has cost the host 120/1.4 of its work: 334.3 s."""
+    rules = Rules(measured={("a", "b"): 1.2, ("b", "a"): 1.4}, gain=0.0)
+    ends = finishes(100, 300, 1.2, 1.4)
+    assert ends == pytest.approx((120.0, 334.2857), abs=1e-3)
+    assert together(100, 300, 1.2, 1.4) == pytest.approx(sum(ends) / 2) and apart(100, 300) == 350.0
+    (pair,) = pairs([host(1, 300, app="b")], [sharer(2, 100, app="a")], everywhere(1, 2), rules)
+    assert pair == Pair(1, 2, pair.why)
+    assert "beside job 1 on its 2g.20gb" in pair.why and "123 s sooner" in pair.why and "1.20 and 1.40" in pair.why
+
+
+def test_measured_slowdowns_count_where_they_are_known():
+    bad = {("bert", "gpt"): 3.0, ("gpt", "bert"): 3.0}
+    rules = Rules(slowdown=1.1, measured=bad, gain=0.0)
+    assert found([host(1, app="gpt")], [sharer(2)], rules) == []
+    assert found([host(1, app="gpt")], [sharer(2, app="vgg")], rules) == [(2, 1)]
+
+
+def test_only_jobs_of_one_user():
+    rules = Rules(slowdown=1.1)
+    assert found([host(1, uid=7)], [sharer(2, uid=8)], rules) == []
+    assert found([host(1, uid=7), host(3, uid=8)], [sharer(2, uid=8)], rules) == [(2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shares"),
+    [(10000.0, 8000.0, True), (10000.0, 8001.0, False), (None, 1.0, False), (1.0, None, False)],
+)
+def test_memory_of_both_must_fit_with_a_tenth_to_spare(first, second, shares):
+    rules = Rules(slowdown=1.1)
+    assert found([host(1, memory=first)], [sharer(2, memory=second)], rules) == ([(2, 1)] if shares else [])
+
+
+def test_nobody_comes_to_a_time_limit_for_it():
+    rules = Rules(slowdown=1.2)
+    assert found([host(1, 1000.0, limit=1199.0)], [sharer(2, 1000.0)], rules) == []
+    assert found([host(1, 1000.0, limit=1201.0)], [sharer(2, 1000.0)], rules) == [(2, 1)]
+    assert found([host(1, 1000.0)], [sharer(2, 1000.0, limit=1199.0)], rules) == []
+
+
+def test_of_unknown_length_half_the_limit_is_assumed():
+    rules = Rules(slowdown=1.4, gain=0.0)
+    assert found([host(1, None, limit=1000.0)], [sharer(2, 100.0)], rules) == [(2, 1)]
+    assert found([host(1, None, limit=1000.0)], [sharer(2, 100.0)], Rules(slowdown=1.4, of_limit=1.0)) == []
+    assert found([host(1, None)], [sharer(2, math.inf)], rules) == [(2, 1)], "two of which nobody knows anything"
+    assert UNKNOWN_S > 86400
+
+
+def test_speeds_make_seconds_of_work_and_say_where_it_fits():
+    rules = Rules(slowdown=1.1)
+    assert found([host(1)], [sharer(2)], rules, {1: {P2: 0.3}, 2: {P1: 0.2}}) == []
+    assert found([host(1)], [sharer(2)], rules, {1: {P2: 0.3}, 2: {P2: 0.2}}) == [(2, 1)]
+    assert found([host(1)], [sharer(2)], rules, {2: {P2: 0.2}}) == []
+    assert found([host(1)], [sharer(2, limit=3000.0)], rules, {1: {P2: 0.3}, 2: {P2: 0.3}}) == [], "takes 3333 s alone"
+
+
+def test_the_earliest_mean_finish_is_chosen_and_a_host_has_one_guest():
+    rules = Rules(slowdown=1.1)
+    running = [host(1, 5000.0), host(3, 1000.0), host(4, 3000.0)]
+    waiting = [sharer(2, 1000.0), sharer(5, 1000.0), sharer(6, 1000.0), sharer(7, 1000.0)]
+    assert found(running, waiting, rules) == [(2, 3), (5, 4), (6, 1)]
+    assert found(running, waiting, Rules(slowdown=1.1, most=1)) == [(2, 3)]
+
+
+def test_a_margin_over_what_is_not_known_exactly():
+    assert found([host(1)], [sharer(2)], Rules(slowdown=1.49, gain=0.0)) == [(2, 1)]
+    assert found([host(1)], [sharer(2)], Rules(slowdown=1.49)) == []
+
+
+times = st.one_of(st.none(), st.floats(0.1, 1e6))
+sharers = st.builds(
+    Sharer,
+    job=st.integers(1, 40),
+    uid=st.integers(1, 2),
+    app=st.sampled_from(["a", "b"]),
+    left_s=times,
+    limit_s=times,
+    memory_mib=st.one_of(st.none(), st.floats(1, 2e4)),
+)
+slowdowns = st.dictionaries(
+    st.tuples(st.sampled_from(["a", "b"]), st.sampled_from(["a", "b"])), st.floats(0.5, 4), max_size=4
+)
+
+
+@given(
+    st.lists(sharers, max_size=6, unique_by=lambda one: one.job),
+    st.lists(sharers, max_size=6, unique_by=lambda one: one.job),
+    slowdowns,
+    st.floats(1, 2.5),
+)
+def test_what_every_pair_has(first, waiting, measured, slowdown):
+    running = [Host(one, P2, 20000.0) for one in first]
+    rules = Rules(slowdown=slowdown, measured=measured)
+    by_job, guests = {one.sharer.job: one for one in running}, {one.job: one for one in waiting}
+    speeds = everywhere(*by_job, *guests, speed=0.5)
+    answer = pairs(running, waiting, speeds, rules)
+    assert len({pair.host for pair in answer}) == len({pair.guest for pair in answer}) == len(answer) <= rules.most
+    for pair in answer:
+        one, other = by_job[pair.host], guests[pair.guest]
+        assert one.sharer.uid == other.uid and pair.host != pair.guest
+        assert one.sharer.memory_mib + other.memory_mib <= 0.9 * one.memory_mib
+        slow = rules.slow(other, one.sharer), rules.slow(one.sharer, other)
+        assert min(slow) >= 1
+        if other.left_s is not None and one.sharer.left_s is not None:
+            own, its = max(1.0, other.left_s / 0.5), max(1.0, one.sharer.left_s / 0.5)
+            own, its = min(own, UNKNOWN_S), min(its, UNKNOWN_S)
+            ends = finishes(own, its, *slow)
+            assert sum(ends) / 2 < apart(own, its)
+            assert all(
+                job.limit_s is None or end <= job.limit_s for job, end in zip((other, one.sharer), ends, strict=True)
+            )

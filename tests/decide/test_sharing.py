@@ -1,0 +1,437 @@
+"""Share or wait: closed forms against stepping, cutting a GPU, sub-batches, and plans against brute force."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from slurm_migbatch.decide.lending.sharing import (
+    ANY,
+    FASTEST,
+    NEVER,
+    PAIR,
+    RULES,
+    Board,
+    Start,
+    Task,
+    Toll,
+    apart,
+    apply,
+    begin,
+    choose,
+    cut_finishes,
+    finishes,
+    micro_batches,
+    pays,
+    plan,
+    rollout,
+    shrink,
+    split,
+    step_seconds,
+    together,
+)
+from slurm_migbatch.lab.sim.gpus import geometry
+from tests.support.examples import examples
+
+A100 = geometry("a100-80gb")
+SECONDS = st.floats(1.0, 1e4)
+SLOW = st.floats(1.0, 3.0)
+
+
+def stepped(own, other, slow_own, slow_other, start=0.0):
+    """Ends of both, the newcomer starting at `start`, from event to event."""
+    left = {"own": own, "other": other}
+    slow = {"own": slow_own, "other": slow_other}
+    ends, now = {}, 0.0
+    while left:
+        running = [name for name in left if name == "other" or now >= start]
+        rate = {name: 1 / slow[name] if len(running) == 2 else 1.0 for name in running}
+        moments = {name: left[name] / rate[name] for name in running}
+        if "own" in left and now < start:
+            moments["start"] = start - now
+        first = min(moments, key=moments.__getitem__)
+        step = moments[first]
+        for name in running:
+            left[name] -= rate[name] * step
+        now = start if first == "start" else now + step
+        if first != "start":
+            del left[first]
+            ends[first] = now
+    return ends["own"], ends["other"]
+
+
+@given(SECONDS, SECONDS, SLOW, SLOW)
+def test_closed_forms_are_what_stepping_the_pair_gives(own, other, slow_own, slow_other):
+    ends = stepped(own, other, slow_own, slow_other)
+    assert finishes(own, other, slow_own, slow_other) == pytest.approx(ends)
+    assert together(own, other, slow_own, slow_other) == pytest.approx(sum(ends) / 2)
+    assert apart(own, other) == pytest.approx(sum(stepped(own, other, slow_own, slow_other, start=other)) / 2)
+
+
+@given(SECONDS, SECONDS, SLOW, SLOW)
+def test_whether_it_pays_has_the_two_known_thresholds(own, other, slow_own, slow_other):
+    if slow_own * own >= slow_other * other:
+        left, right = slow_other * (1 - 1 / (2 * slow_own)), 1.0
+    else:
+        left, right = slow_own * (1 - 1 / (2 * slow_other)), (1 + other / own) / 2
+    assume(abs(left - right) > 1e-6)
+    assert pays(own, other, slow_own, slow_other) == (left < right)
+
+
+def test_equal_jobs_share_below_one_and_a_half():
+    assert pays(100, 100, 1.49, 1.49)
+    assert not pays(100, 100, 1.51, 1.51)
+
+
+@given(SECONDS, SECONDS, SLOW, SLOW, st.floats(0.0, 1.0))
+def test_nothing_between_now_and_the_others_end_is_better_than_both(own, other, slow_own, slow_other, share):
+    between = sum(stepped(own, other, slow_own, slow_other, start=share * other)) / 2
+    best = min(together(own, other, slow_own, slow_other), apart(own, other))
+    assert between >= best * (1 - 1e-9)
+
+
+# -- sub-batches -----------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_halved_down_to_one_item():
+    assert list(micro_batches(12)) == [12, 6, 3, 2, 1]
+    assert list(micro_batches(1)) == [1]
+    with pytest.raises(ValueError, match="at least one item"):
+        list(micro_batches(0))
+
+
+def test_only_the_last_micro_step_exchanges_gradients():
+    assert step_seconds(2.0, 1.0, 1, 1.0) == 3.0
+    assert step_seconds(2.0, 1.0, 4, 1.0) == 9.0
+    assert step_seconds(2.0, 1.0, 4, math.inf) == 8.0
+    assert step_seconds(3.0, 4.0, 1, 2.0) == pytest.approx(5.0)
+    assert step_seconds(0.0, 0.0, 1, 2.0) == 0.0
+    with pytest.raises(ValueError, match="at least 1"):
+        step_seconds(1.0, 1.0, 1, 0.5)
+
+
+@given(st.integers(1, 512), st.floats(1.0, 600.0), st.floats(0.0, 5.0), st.floats(0.0, 1.0), st.floats(0.0, 5.0))
+def test_the_sub_batch_is_the_fastest_that_fits(batch, room, fixed, item, sync):
+    def grad_s(micro):
+        return fixed + item * micro
+
+    found = shrink(batch, room, float, grad_s, sync)
+    seconds = {micro: -(-batch // micro) * grad_s(micro) + sync for micro in micro_batches(batch) if micro <= room}
+    assert found is not None
+    assert found.batch <= room
+    assert found.steps == -(-batch // found.batch)
+    assert found.seconds == pytest.approx(min(seconds.values()))
+
+
+def test_no_sub_batch_where_not_even_one_item_fits():
+    assert shrink(8, 5.0, lambda batch: 10.0 + batch, float) is None
+
+
+# -- cutting a GPU ---------------------------------------------------------------------------------------------
+
+
+def cut_stepped(own, other, slow_own, slow_other, own_toll, other_toll, grow):
+    """Ends of both on a cut GPU, second by second; who is left grows back or does not."""
+    step = 0.01
+    left = {"own": own, "other": other}
+    resume = {"own": other_toll.save_s + own_toll.make_s, "other": other_toll.move_s}
+    slow = {"own": slow_own, "other": slow_other}
+    toll = {"own": own_toll, "other": other_toll}
+    ends, ticks = {}, 0
+    while left:
+        now = ticks * step
+        for name in list(left):
+            if now >= resume[name] - step / 2:
+                left[name] -= step / slow[name]
+        ticks += 1
+        done = [name for name in left if left[name] <= 1e-9]
+        for name in done:
+            ends[name] = ticks * step
+            del left[name]
+        if done and left and grow:
+            (name,) = left
+            moment = ticks * step
+            unsaved = moment > resume[name]
+            # it has nothing to save before it has made progress, and need not wait for a slice that it leaves
+            pause = toll[name].move_s if unsaved else toll[name].make_s + toll[name].restart_s
+            if name == "own" and not unsaved:
+                pause = 0.0
+            resume[name] = moment + pause
+            slow[name] = 1.0
+    return ends["own"], ends["other"]
+
+
+TOLLS = st.builds(Toll, *(st.integers(0, n).map(lambda value: value / 2) for n in (6, 2, 6)))
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.integers(4, 40), st.integers(4, 40), st.floats(1.0, 4.0), st.floats(1.0, 4.0), TOLLS, TOLLS)
+def test_ends_on_a_cut_gpu_are_what_stepping_gives(own, other, slow_own, slow_other, own_toll, other_toll):
+    own_end, other_end, grows = cut_finishes(own, other, slow_own, slow_other, own_toll, other_toll)
+    ends = cut_stepped(own, other, slow_own, slow_other, own_toll, other_toll, grows)
+    assert ends == pytest.approx((own_end, other_end), abs=0.1)
+
+
+@given(SECONDS, SECONDS, SLOW, SLOW)
+def test_a_cut_that_costs_nothing_is_sharing(own, other, slow_own, slow_other):
+    own_end, other_end, _ = cut_finishes(own, other, slow_own, slow_other, Toll(), Toll())
+    assert (own_end, other_end) == pytest.approx(finishes(own, other, slow_own, slow_other))
+
+
+def sqrt_speed(slot):
+    return math.sqrt(slot.profile.compute / 7)
+
+
+def test_a_gpu_is_cut_where_jobs_do_not_fill_it():
+    found = split(A100, 1000.0, 1000.0, sqrt_speed, sqrt_speed)
+    assert found is not None
+    assert {found.own.profile.compute, found.other.profile.compute} == {3, 4}
+    assert not found.own.placement.overlaps(found.other.placement)
+    assert found.mean < apart(1000.0, 1000.0)
+
+
+def test_a_gpu_is_not_cut_where_jobs_fill_it_or_where_cutting_takes_too_long():
+    def linear(slot):
+        return slot.profile.compute / 7
+
+    assert split(A100, 1000.0, 1000.0, linear, linear) is None
+    dear = Toll(save_s=300.0, make_s=1.0, restart_s=300.0)
+    assert split(A100, 1000.0, 1000.0, sqrt_speed, sqrt_speed, dear, dear) is None
+
+
+def test_a_job_gets_no_slice_that_it_does_not_fit_on():
+    def large(slot):
+        return sqrt_speed(slot) if slot.profile.memory_gb >= 40 else 0.0
+
+    found = split(A100, 50.0, 5000.0, large, large)
+    assert found is not None
+    assert found.own.profile.memory_gb >= 40
+    assert found.other.profile.memory_gb >= 40
+    assert split(A100, 50.0, 5000.0, lambda slot: 0.0, large) is None
+
+
+# -- the queue -------------------------------------------------------------------------------------------------
+
+
+def board_of(gpus, jobs, xi, running=()):
+    """Jobs are (need, left); those of `running` are put on empty GPUs first. Apps are numbers."""
+    board = Board(gpus, lambda own, other: xi[int(own) % len(xi)][int(other) % len(xi)])
+    for number, (need, left) in enumerate(running):
+        board.run(Task(number, str(number), need, left), need, [])
+    first = len(running)
+    tasks = [Task(first + n, str(first + n), need, left) for n, (need, left) in enumerate(jobs)]
+    board.queue = sorted(tasks, key=lambda task: (task.left, task.key))
+    return board
+
+
+@st.composite
+def boards(draw):
+    gpus = draw(st.integers(1, 4))
+    job = st.tuples(st.integers(1, gpus), st.floats(1.0, 100.0))
+    jobs = draw(st.lists(job, min_size=1, max_size=6))
+    xi = draw(st.lists(st.lists(st.floats(1.0, 2.5), min_size=3, max_size=3), min_size=3, max_size=3))
+    return gpus, jobs, xi
+
+
+def played(board, rule):
+    """Ends by time steps that look at every job each time: a slow twin of `rollout`."""
+    total, left = 0.0, {task.key: task.left for task in board.queue}
+    while board.tasks or board.queue:
+        board.start(rule)
+        rate = {
+            task.key: 1 / max([1.0, *(board.slowdown(task.app, other.app) for other in task.beside)])
+            for task in board.tasks.values()
+        }
+        key = min(rate, key=lambda one: (left[one] / rate[one], one))
+        step = left[key] / rate[key]
+        for one, speed in rate.items():
+            left[one] -= speed * step
+        board.now += step
+        total += board.now
+        board.end(board.tasks[key])
+    return total
+
+
+@given(boards(), st.sampled_from(RULES))
+def test_a_rollout_is_what_looking_at_every_job_gives(made, rule):
+    assert rollout(board_of(*made), rule) == pytest.approx(played(board_of(*made), rule), rel=1e-6)
+
+
+@given(boards(), st.sampled_from(RULES))
+def test_no_gpu_is_lost_or_held_by_three(made, rule):
+    board = board_of(*made)
+    gpus = made[0]
+    while board.queue or board.tasks:
+        board.start(rule)
+        shared = sum(sum(task.beside.values()) for task in board.tasks.values())
+        assert board.free + board.lone + shared / 2 == gpus
+        assert board.lone == sum(task.alone for task in board.tasks.values())
+        assert set(board.single) == {task for task in board.tasks.values() if task.alone}
+        for task in board.tasks.values():
+            assert task.alone + sum(task.beside.values()) == task.need
+            assert all(other.beside[task] == count for other, count in task.beside.items())
+        first = min(board.tasks.values(), key=lambda task: (task.remaining(board.now) / task.rate, task.key))
+        board.now += first.remaining(board.now) / first.rate
+        board.end(first)
+    assert board.free == gpus
+
+
+@given(boards())
+def test_the_rule_that_is_chosen_has_the_least_mean_finish(made):
+    totals = {rule.name: rollout(board_of(*made), rule) for rule in RULES}
+    rule, total = choose(board_of(*made))
+    assert totals[rule.name] == total == min(totals.values())
+
+
+@given(boards())
+def test_a_rollout_stops_where_it_cannot_be_the_least(made):
+    total = rollout(board_of(*made), PAIR)
+    assert rollout(board_of(*made), PAIR, total * 1.001) == pytest.approx(total)
+    assert rollout(board_of(*made), PAIR, total * 0.5) == math.inf
+
+
+def test_partners_come_in_the_order_of_their_mean_finish():
+    board = board_of(2, [(1, 10.0)], [[1.2]], running=[(1, 500.0), (1, 50.0)])
+    assert begin(board, PAIR) == [Start(2, 0, ((1, 1),))]
+
+
+def test_a_gang_takes_what_is_empty_and_then_partners():
+    board = board_of(4, [(4, 10.0)], [[1.1]], running=[(2, 500.0), (1, 50.0)])
+    assert begin(board, PAIR) == [Start(2, 1, ((1, 1), (0, 2)))]
+    assert board.free == 0
+    assert list(board.single) == [board.tasks[2]]  # on the one that was empty
+    assert board.tasks[2].rate == pytest.approx(1 / 1.1)
+
+
+def test_a_job_that_has_a_partner_takes_no_other():
+    board = board_of(1, [(1, 10.0), (1, 20.0)], [[1.1]], running=[(1, 100.0)])
+    assert [start.key for start in begin(board, ANY)] == [1]
+    assert [task.key for task in board.queue] == [2]
+
+
+def test_what_ends_frees_its_partner():
+    board = board_of(1, [(1, 10.0)], [[1.5]], running=[(1, 100.0)])
+    begin(board, ANY)
+    board.now = 15.0
+    assert board.tasks[0].remaining(board.now) == pytest.approx(90.0)
+    assert [task.key for task in board.end(board.tasks[1])] == [0]
+    assert board.tasks[0].rate == 1.0
+
+
+def best_of_all(gpus, jobs, xi):
+    """The least sum of finishes over every order and every way to share or to wait, for jobs of one GPU each."""
+    least = math.inf
+
+    def go(board, total):
+        nonlocal least
+        if total >= least:
+            return
+        if not board.tasks and not board.queue:
+            least = total
+            return
+        for number, task in enumerate(board.queue):
+            options = [(1, [])] if board.free else []
+            options += [(0, [(other, 1)]) for other in board.single]
+            for empty, beside in options:
+                twin = board.copy(len(board.queue))
+                mine = twin.queue.pop(number)
+                assert mine.key == task.key
+                twin.run(mine, empty, [(twin.tasks[other.key], count) for other, count in beside])
+                go(twin, total)
+        if board.tasks:
+            twin = board.copy(len(board.queue))
+            first = min(twin.tasks.values(), key=lambda one: (one.remaining(twin.now) / one.rate, one.key))
+            twin.now += first.remaining(twin.now) / first.rate
+            twin.end(first)
+            go(twin, total + twin.now)
+
+    go(board_of(gpus, jobs, xi), 0.0)
+    return least
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.just(1), st.floats(1.0, 100.0)), min_size=1, max_size=3), st.floats(1.0, 2.2))
+def test_on_one_gpu_the_plan_is_near_the_best_of_all_ways(jobs, xi):
+    least = best_of_all(1, jobs, [[xi]])
+    found = min(rollout(board_of(1, jobs, [[xi]]), rule) for rule in RULES)
+    assert least * (1 - 1e-9) <= found <= 1.15 * least
+
+
+def test_the_plan_waits_where_the_pair_rule_is_myopic():
+    # a gang beside two jobs: each pair by itself gains at 1.4, but all three end at 14 (42); in turn 10, 10, 20 (40)
+    def made():
+        return board_of(2, [(2, 10.0)], [[1.4]], running=[(1, 10.0), (1, 10.0)])
+
+    assert begin(made(), PAIR) == [Start(2, 0, ((0, 1), (1, 1)))]
+    assert rollout(made(), PAIR) == pytest.approx(42.0)
+    assert rollout(made(), NEVER) == pytest.approx(40.0)
+    assert plan(made()) == []
+
+
+def test_the_plan_shares_where_throughput_counts_though_the_pair_refuses():
+    # four equal jobs on one GPU at 1.6: in turn 100, 200, 300, 400 (1000); in pairs 160, 160, 320, 320 (960)
+    def made():
+        return board_of(1, [(1, 100.0)] * 3, [[1.6]], running=[(1, 100.0)])
+
+    assert begin(made(), PAIR) == []
+    assert rollout(made(), NEVER) == pytest.approx(1000.0)
+    assert rollout(made(), FASTEST) == pytest.approx(960.0)
+    assert plan(made()) == [Start(1, 0, ((0, 1),))]
+
+
+@given(boards(), st.integers(0, 3))
+def test_a_plan_can_be_carried_out_and_is_no_later_than_any_rule(made, depth):
+    board = board_of(*made)
+    starts = plan(board, depth=10 + depth)
+    keys = [start.key for start in starts]
+    assert len(set(keys)) == len(keys)
+    twin = board_of(*made)
+    apply(twin, starts)
+    assert [(t.key, t.alone) for t in board.tasks.values()] == [(t.key, t.alone) for t in twin.tasks.values()]
+    least = min(rollout(board_of(*made), rule) for rule in RULES)
+    assert min(rollout(_resumed(made, starts), rule, hold=True) for rule in RULES) <= least * (1 + 1e-9)
+
+
+def _resumed(made, starts):
+    board = board_of(*made)
+    apply(board, starts)
+    return board
+
+
+def test_jobs_that_were_not_played_start_on_what_would_stay_empty():
+    board = board_of(2, [(2, 30.0), (2, 31.0), (1, 50.0)], [[3.0]], running=[(1, 20.0)])
+    assert plan(board, depth=1) == [Start(3, 1, ())]
+
+
+def test_a_job_that_can_never_fit_is_not_waited_for():
+    board = board_of(1, [(3, 1.0), (1, 10.0), (1, 10.0)], [[1.1]])
+    assert [start.key for start in plan(board)] == [1, 2]
+
+
+def test_with_one_rule_the_plan_is_that_rule():
+    made = 3, [(1, 10.0), (2, 20.0), (1, 30.0)], [[1.3]]
+    running = [(2, 50.0), (1, 40.0)]
+    assert plan(board_of(*made, running=running), (PAIR,)) == begin(board_of(*made, running=running), PAIR)
+
+
+def test_a_plan_is_the_same_each_time():
+    jobs = [(1 + n % 3, 10.0 + 7 * (n * n % 11)) for n in range(12)]
+    xi = [[1.1, 1.4, 1.9], [1.2, 1.7, 1.3], [2.1, 1.0, 1.5]]
+    assert len({tuple(plan(board_of(4, jobs, xi))) for _ in range(3)}) == 1
+
+
+def test_a_copy_is_independent():
+    board = board_of(2, [(1, 10.0), (1, 12.0)], [[1.1]], running=[(1, 100.0), (1, 90.0)])
+    begin(board, ANY)
+    before = [(task.key, task.alone, task.left, task.rate, len(task.beside)) for task in board.tasks.values()]
+    rollout(board.copy(5), ANY)
+    after = [(task.key, task.alone, task.left, task.rate, len(task.beside)) for task in board.tasks.values()]
+    assert before == after
+
+
+def test_rules_have_names_of_their_own():
+    assert all(one.name != other.name for one, other in itertools.combinations(RULES, 2))

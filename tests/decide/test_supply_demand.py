@@ -1,0 +1,136 @@
+"""What of the queue counts as demand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from slurm_migbatch.decide.capacity.demand import could_run, demands, profiles, slices
+from slurm_migbatch.decide.capacity.model import Gpu, Lease, Node
+from slurm_migbatch.decide.supply.audit import audit
+from slurm_migbatch.slurm.client import UNREAD, JobRow, NodeRow
+from tests.support.supply_gpus import P
+
+NOW = 1000.0
+ROW = JobRow(1, partition="gpu", reason="None", gres="gres/mig:2g.20gb:1", eligible=0.0)
+NODES = [
+    NodeRow("n1", frozenset({"IDLE"}), partitions=("gpu",), features=frozenset({"h100", "nvlink"})),
+    NodeRow("n2", frozenset({"IDLE"}), partitions=("gpu", "train"), features=frozenset({"a100"})),
+    NodeRow("plain", frozenset({"IDLE"}), partitions=("gpu",)),
+]
+SUPPLY = {"n1", "n2"}
+
+
+@pytest.mark.parametrize(
+    ("reason", "runs"),
+    [
+        ("None", True),
+        ("Resources", True),
+        ("Priority", True),
+        ("ReqNodeNotAvail, UnavailableNodes:migcatalog", True),
+        ("ReqNodeNotAvail,_UnavailableNodes:migcatalog", True),
+        ("Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions", True),
+        ("BeginTime", False),
+        ("Dependency", False),
+        ("DependencyNeverSatisfied", False),
+        ("JobHeldUser", False),
+        ("JobHeldAdmin", False),
+        ("AssocGrpGRES", False),
+        ("AssocGrpCpuLimit", False),
+        ("QOSMaxJobsPerUserLimit", False),
+        ("JobArrayTaskLimit", False),
+        ("Licenses", False),
+        ("Reservation", False),
+        ("PartitionDown", False),
+        ("PartitionTimeLimit", False),
+        ("BadConstraints", False),
+        ("launch_failed_requeued_held", False),
+        ("SomethingNew", False),
+    ],
+)
+def test_reasons(reason: str, runs: bool) -> None:
+    assert could_run(replace(ROW, reason=reason, eligible=NOW + 600), NOW) is runs
+
+
+def test_a_begin_time_counts_once_it_is_near() -> None:
+    assert could_run(replace(ROW, reason="BeginTime", eligible=NOW + 3), NOW)
+    assert not could_run(replace(ROW, reason="BeginTime", eligible=NOW + 60), NOW)
+    assert not could_run(replace(ROW, state="RUNNING"), NOW)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("gres:mig:2g.20gb:1,gres:mig:1g.10gb.me:3", {P("2g.20gb"): 1, P("1g.10gb+me"): 3}),
+        ("gres/mig:1g.10gb:2,gres/gpu:h100:1", {P("1g.10gb"): 2}),
+        ("mig:auto:1,mig:none:4,mig:2", {}),
+        ("mig:1g.10gb:0", {}),
+        ("", {}),
+        ("mig:a:b:c:d", {}),
+    ],
+)
+def test_slices(text: str, found: dict[object, int]) -> None:
+    assert slices(text) == found
+
+
+def test_profiles_leave_out_the_filler() -> None:
+    assert profiles({"1g.10gb": 2, "none": 7, "7g.80gb": 0}) == {P("1g.10gb"): 2}
+
+
+def pools(**change: object) -> list[frozenset[str]]:
+    return [d.pool for d in demands([replace(ROW, **change)], NODES, SUPPLY, NOW)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "pool"),
+    [
+        ({}, {"n1", "n2"}),
+        ({"partition": "train"}, {"n2"}),
+        ({"partition": "train,gpu"}, {"n1", "n2"}),
+        ({"requested_nodes": "n[1]"}, {"n1"}),
+        ({"features": "h100"}, {"n1"}),
+        ({"features": "h100&nvlink"}, {"n1"}),
+        ({"features": "h100|a100"}, {"n1", "n2"}),
+        ({"features": "[h100*1&a100*1]"}, {"n1", "n2"}),
+    ],
+)
+def test_on_which_nodes_a_job_may_run(change: dict[str, object], pool: set[str]) -> None:
+    assert pools(**change) == [pool]
+
+
+@pytest.mark.parametrize("change", [{"partition": "other"}, {"features": "h100&a100"}, {"num_nodes": 3}, {"gres": ""}])
+def test_what_can_run_nowhere_is_no_demand(change: dict[str, object]) -> None:
+    assert pools(**change) == []
+
+
+def test_arrays_ask_for_no_more_than_their_limit_lets_run() -> None:
+    pending = replace(ROW, job_id=5, array_job=5, array_task="4-99%6", tasks=96, throttle=6)
+    running = [replace(ROW, job_id=6 + i, array_job=5, array_task=str(i), state="RUNNING") for i in range(4)]
+    assert [d.copies for d in demands([pending, *running], NODES, SUPPLY, NOW)] == [2]
+    full = [*running, *(replace(r, job_id=r.job_id + 10) for r in running)]
+    assert demands([pending, *full], NODES, SUPPLY, NOW) == []
+
+
+def test_nodes_to_avoid_and_the_order_of_the_queue() -> None:
+    rows = [replace(ROW, job_id=9), replace(ROW, job_id=3)]
+    found = demands(rows, NODES, SUPPLY, NOW, {3: {"n1"}})
+    assert [(d.job, d.pool) for d in found] == [(9, {"n1", "n2"}), (3, {"n2"})]
+
+
+def test_the_audit_compares_with_slurm_and_forgives_what_is_late() -> None:
+    from tests.support.supply_gpus import H100, slot
+
+    def held(*leases: tuple[str, int]) -> list[Node]:
+        return [Node("n1", (Gpu("a", H100, tuple(Lease(slot(s), j) for s, j in leases)),))]
+
+    running = replace(ROW, state="RUNNING", nodes=("n1",))
+    assert audit(held(("2g.20gb@0", 1)), [running]) == []
+    assert audit(held(("2g.20gb@0", 1), ("2g.20gb@2", 1)), [running])[0].surplus == {P("2g.20gb"): 1}
+    assert audit(held(("3g.40gb@0", 1)), [running])[0].surplus == {P("3g.40gb"): 1}
+    assert audit(held(("3g.40gb@0", 77)), [running]) == []
+    assert audit(held(("3g.40gb@0", 1)), [replace(running, state="COMPLETED")]) == []
+    assert audit(held(("3g.40gb@0", 1)), [JobRow(1, state=UNREAD)]) == []
+    odd = replace(running, gres=f"{running.gres},gres:gpu:a\x1fb:0")
+    assert audit(held(("2g.20gb@0", 1)), [odd]) == []
+    assert audit(held(("3g.40gb@0", 1)), [odd])[0].surplus == {P("3g.40gb"): 1}

@@ -1,0 +1,227 @@
+"""Supply on a real Slurm: nothing drains, nothing is lost, and resets are made good within seconds.
+
+The nodes are simulated: they take plans over and give each job that runs in Slurm a slot.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from slurm_migbatch.daemon.controller import RoundReport
+from slurm_migbatch.decide.capacity.demand import slices
+from slurm_migbatch.decide.supply.stage import SupplySettings
+from slurm_migbatch.lab.slurm.clock import VirtualClock
+from slurm_migbatch.lab.slurm.nodes import SimulatedNodes
+from slurm_migbatch.lab.slurm.slurmctld import Slurmctld
+from slurm_migbatch.node.journal import Slice
+from slurm_migbatch.slurm.cli import CliClient
+from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.controllers import SupplyController
+from tests.support.supply_gpus import H100
+
+pytestmark = pytest.mark.slurm
+
+
+class Followers(SimulatedNodes):
+    """Nodes beside a real Slurm, of which they hear in every round: what they hold then is no ended job's."""
+
+    def _ending(self, row: Slice) -> bool:
+        return False
+
+
+class Site:
+    """A private Slurm, the loop on it, and nodes that follow."""
+
+    def __init__(self, cluster: Cluster, gpus: int) -> None:
+        self.cluster = cluster
+        self.client = CliClient(cluster.bin, cluster.slurm_conf)
+        self.clock = VirtualClock(time.time())
+        self.nodes = Followers(self.clock, Slurmctld(self.clock), strict=True)
+        for name in cluster.spec.node_names:
+            self.nodes.add(name, *([H100] * gpus))
+        self.loop = SupplyController(self.client, self.nodes, time, SupplySettings(stuck_s=60), self._record)
+        self.records: list[tuple[object, ...]] = []
+        self.placed: dict[int, bool] = {}
+
+    def _record(self, node: str, counts: dict[str, int], why: str) -> None:
+        self.records.append((node, counts, why))
+
+    def round(self) -> RoundReport:
+        """One round, after the nodes did their part."""
+        running = {row.job_id: row for row in self.client.jobs() if row.active and slices(row.gres)}
+        for job in [job for job in self.placed if job not in running]:
+            self.nodes.epilog(job)
+            del self.placed[job]
+        for job, row in running.items():
+            if job not in self.placed and row.state == "RUNNING":
+                self.placed[job] = self.nodes.prolog(row)
+        self.nodes.report()
+        self.nodes.poll()
+        self.clock.until(time.time())
+        return self.loop.round()
+
+    def until(self, what: str, true: Callable[[], bool], timeout: float = 240) -> float:
+        """Seconds until `true`, with one round a half-second."""
+        begun = time.monotonic()
+        while time.monotonic() - begun < timeout:
+            report = self.round()
+            if true():
+                return time.monotonic() - begun
+            time.sleep(0.5)
+        raise AssertionError(f"{what}: not within {timeout} s; last round: {report}; log: {report.notes}")
+
+    def offered(self, node: str) -> dict[str, int]:
+        return next({k: v for k, v in row.gres.items() if v} for row in self.client.nodes() if row.name == node)
+
+    def states(self) -> set[str]:
+        return {flag for row in self.client.nodes() if row.name in self.nodes.gpus for flag in row.states}
+
+    def state(self, job: int) -> str:
+        return self.cluster.job_state(job)
+
+
+@pytest.fixture
+def site(new_cluster: Callable[..., Cluster]) -> Iterator[Site]:
+    yield Site(new_cluster(nodes=2, gpus=2), 2)
+
+
+def submit(site: Site, *options: str, seconds: int = 600, user: str = "mbalice") -> int:
+    return site.cluster.submit(*options, wrap=f"sleep {seconds}", user=user)
+
+
+def test_supply_follows_the_queue(site: Site) -> None:
+    site.round()
+    assert site.offered("n1")["4g.40gb"] == 2
+    # the whole GPU first: small jobs may start on what is on offer, on every GPU, before anybody looks
+    jobs = [submit(site, "--gres=mig:7g.80gb:1")]
+    site.until("the whole GPU", lambda: site.state(jobs[0]) == "RUNNING")
+    jobs += [submit(site, f"--gres=mig:{kind}:1") for kind in ("3g.40gb", "1g.10gb.me", "1g.20gb")]
+    jobs.append(submit(site, "--gres=mig:1g.10gb:3"))
+    jobs.append(submit(site, "--gres=mig:1g.10gb:1", "--array=1-4"))
+    site.until("all jobs run", lambda: sum(row.active for row in site.client.jobs()) == len(jobs) + 3)
+    assert not site.nodes.misfits
+    assert all(site.placed.values())
+    assert not site.states() & {"DRAIN", "INVALID_REG", "DOWN"}
+
+
+def test_resets_are_made_good_and_nothing_drains(site: Site) -> None:
+    site.round()
+    small = submit(site, "--gres=mig:2g.20gb:1")
+    large = submit(site, "--gres=mig:7g.80gb:1")
+    site.until("both run", lambda: site.state(small) == site.state(large) == "RUNNING")
+    site.round()
+    wanted = {name: site.offered(name) for name in site.nodes.gpus}
+    before = {name: row.gres for name, row in ((r.name, r) for r in site.client.nodes())}
+
+    def reset(what: str, do: Callable[[], object]) -> None:
+        do()
+        site.cluster.wait("slurmctld", lambda: bool(site.cluster.node_states()))
+        for _ in range(16):
+            site.round()  # registrations, and the resets that they bring, come late
+            time.sleep(0.5)
+        site.until(what, lambda: {n: site.offered(n) for n in wanted} == wanted)
+        assert not site.states() & {"DRAIN", "INVALID_REG"}, what
+        assert site.state(small) == site.state(large) == "RUNNING", what
+
+    reset("scontrol reconfigure", lambda: site.cluster.run(["scontrol", "reconfigure"]))
+    reset("a restart of slurmctld", lambda: site.cluster.restart("slurmctld"))
+    reset("a restart of slurmd", lambda: site.cluster.restart("slurmd-n1"))
+    assert {n: sum(g.values()) for n, g in before.items()} == {
+        r.name: sum(r.gres.values()) for r in site.client.nodes()
+    }
+    job = submit(site, "--gres=mig:1g.10gb:1", seconds=1)
+    site.until("a job after the restarts", lambda: site.state(job) == "COMPLETED")
+    assert not site.nodes.misfits
+
+
+def test_a_whole_gpu_is_not_starved_by_a_stream_of_small_jobs(new_cluster: Callable[..., Cluster]) -> None:
+    site = Site(new_cluster(nodes=1, gpus=1), 1)
+    site.round()
+    for _ in range(7):
+        submit(site, "--gres=mig:1g.10gb:1", "-t", "1", seconds=20)  # until all the others are submitted
+    site.until("small jobs run", lambda: sum(r.active for r in site.client.jobs()) >= 5)
+    large = submit(site, "--gres=mig:7g.80gb:1", "-t", "1", seconds=2)
+    later = [submit(site, "--gres=mig:1g.10gb:1", "-t", "1", seconds=3) for _ in range(35)]
+    assert "7g.80gb" not in site.offered("n1")
+    site.until("the large job", lambda: site.state(large) in ("RUNNING", "COMPLETING", "COMPLETED"))
+    site.until("the rest", lambda: not any(r.pending for r in site.client.jobs()))
+    listed = site.cluster.run(["squeue", "-h", "-t", "all", "-o", "%A %S"], env={"SLURM_TIME_FORMAT": "%s"}).stdout
+    started = {int(job): int(at) for job, at in (line.split() for line in listed.splitlines())}
+    assert sum(started[job] > started[large] for job in later) >= 10, "the large job came last"
+    assert not site.nodes.misfits
+
+
+def test_a_multi_node_job_gets_its_nodes(new_cluster: Callable[..., Cluster]) -> None:
+    site = Site(new_cluster(nodes=2, gpus=1, catalog_nodes=2), 1)
+    site.round()
+    first = submit(site, "--gres=mig:1g.10gb:1", "-t", "1", seconds=20)
+    site.until("the first runs", lambda: site.state(first) == "RUNNING")
+    both = submit(site, "--gres=mig:7g.80gb:1", "-N", "2", "-t", "1", seconds=2)
+    report = site.round()
+    assert [len(r.places) for r in report.reservations] == [2]
+    site.until("both nodes", lambda: site.state(both) in ("RUNNING", "COMPLETING", "COMPLETED"))
+    assert not site.nodes.misfits
+
+
+def test_components_that_fit_on_one_node_only_at_first_get_nodes_of_their_own(
+    new_cluster: Callable[..., Cluster],
+) -> None:
+    """Backfill looks for different nodes, so what n1 alone offers would do for neither."""
+    site = Site(new_cluster(nodes=2, gpus=2), 2)
+    site.round()
+    early = [submit(site, f"--gres=mig:{kind}:1", "-t", "1", seconds=2) for kind in ("3g.40gb", "1g.20gb")]
+    site.until("the early ones", lambda: {site.state(job) for job in early} == {"COMPLETED"})
+    offers = {kind: [n for n in site.nodes.gpus if kind in site.offered(n)] for kind in ("3g.40gb", "1g.20gb")}
+    assert offers["3g.40gb"] == offers["1g.20gb"] and len(offers["3g.40gb"]) == 1
+    job = submit(site, "-n1", "--gres=mig:3g.40gb:1", ":", "-n1", "--gres=mig:1g.20gb:1", seconds=600)
+    site.until("both components", lambda: site.state(job) == site.state(job + 1) == "RUNNING")
+    site.round()
+    assert site.placed == {job: True, job + 1: True}
+    assert not site.nodes.misfits
+
+
+def test_a_heterogeneous_job_of_profiles_that_nobody_offers(site: Site) -> None:
+    site.round()
+    job = submit(site, "-n1", "--gres=mig:1g.20gb:1", ":", "-n1", "--gres=mig:7g.80gb:1", seconds=2)
+    site.until("the end", lambda: site.state(job) == site.state(job + 1) == "COMPLETED")
+    assert not site.nodes.misfits
+
+
+def test_the_first_component_is_not_led_to_the_only_node_for_the_second(
+    new_cluster: Callable[..., Cluster],
+) -> None:
+    """Slurm takes the first node that does for the first component, n1, and does not come back on that."""
+    site = Site(new_cluster(nodes=2, gpus=1), 1)
+    site.round()
+    long = [submit(site, f"--gres=mig:{kind}:1", "-w", "n2") for kind in ("4g.40gb", "2g.20gb")]
+    site.until("n2 is nearly full", lambda: {site.state(job) for job in long} == {"RUNNING"})
+    assert all(site.offered(name).get("1g.10gb") for name in ("n1", "n2"))
+    job = submit(site, "-n1", "--gres=mig:1g.10gb:1", ":", "-n1", "--gres=mig:3g.40gb:1")
+    site.until("both components", lambda: site.state(job) == site.state(job + 1) == "RUNNING")
+    assert {row.job_id: row.nodes for row in site.client.jobs() if row.het_job} == {job: ("n2",), job + 1: ("n1",)}
+    assert not site.nodes.misfits
+
+
+def test_a_heterogeneous_job_with_the_whole_product(new_cluster: Callable[..., Cluster]) -> None:
+    cluster = new_cluster(nodes=2, gpus=1, migbatch="all")
+    options = ("-n1", "--gres=mig:3g.40gb:1", ":", "-n1", "--gres=mig:1g.20gb:1")
+    show = "sh -c 'echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES'"
+    job = cluster.submit(*options, wrap=f"srun --het-group=0 {show}; srun --het-group=1 {show}", user="mbalice")
+    assert cluster.wait_job(job) == "COMPLETED", cluster.output(job)
+    (first, one), (second, other) = (line.split() for line in cluster.output(job).splitlines())
+    assert {first, second} == {"n1", "n2"}
+    assert one != other
+
+
+def test_fifty_jobs_of_all_sizes(site: Site) -> None:
+    site.round()
+    kinds = ["1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"]
+    for i in range(48):
+        kind = kinds[i * 5 % len(kinds)]
+        submit(site, f"--gres=mig:{kind}:1", seconds=1 + i % 3, user=("mbalice", "mbbob", "mbcarol")[i % 3])
+    site.until("all are through", lambda: not any(slices(r.gres) for r in site.client.jobs()), 900)
+    assert not site.nodes.misfits
+    assert not site.states() & {"DRAIN", "INVALID_REG"}

@@ -1,0 +1,391 @@
+"""Stories of the supply loop against a Slurm that knows counts only."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurm_migbatch.decide.capacity.demand import slices
+from slurm_migbatch.decide.supply.stage import SupplySettings
+from slurm_migbatch.mig.layout import EMPTY
+from slurm_migbatch.mig.planning import plan_free
+from slurm_migbatch.slurm.client import UNREAD, JobRow
+from tests.support.supply_gpus import A30, H100, P, slot
+from tests.support.supply_world import World, backed
+
+
+def test_a_fresh_node_offers_a_mix_that_can_be_placed() -> None:
+    world = World()
+    report = world.step()
+    assert not report.error
+    assert world.slurm.machines["n1"].gres == {"4g.40gb": 2, "2g.20gb": 2, "1g.10gb": 2, "none": 22}
+    assert world.nodes.free("n1") == Counter({P("4g.40gb"): 2, P("2g.20gb"): 2, P("1g.10gb"): 2})
+
+
+def test_nothing_is_called_where_nothing_differs() -> None:
+    world = World()
+    world.steps(2)
+    world.slurm.calls.clear()
+    reports = world.steps(5)
+    assert world.slurm.calls == Counter(jobs=5, nodes=5)
+    assert [r.slurm_calls for r in reports] == [2] * 5
+    assert not any(r.changes for r in reports)
+
+
+def test_a_profile_that_nobody_offers_is_made_for_the_job_that_waits() -> None:
+    world = World()
+    world.step()
+    job = world.slurm.submit("gres:mig:7g.80gb:1")
+    world.steps(2)
+    assert job in world.running()
+    assert world.records[-1][2] == f"for job {job}"
+
+
+def test_a_job_that_ends_and_the_next_of_its_kind_need_no_update() -> None:
+    world = World(gpus=1)
+    world.step()
+    for _ in range(3):
+        world.slurm.submit("mig:2g.20gb:1", runs=3)
+    world.slurm.updates.clear()
+    world.steps(4)  # the second cannot start beside the first without a re-plan, for which there is room
+    before = len(world.slurm.updates)
+    world.steps(12)
+    assert not world.slurm.queue
+    assert len(world.slurm.updates) == before
+    assert not world.nodes.misfits
+
+
+def test_used_slots_stay_where_they_are_while_the_rest_is_rearranged() -> None:
+    world = World(gpus=1)
+    world.step()
+    small = world.slurm.submit("mig:1g.10gb:1", runs=1000)
+    world.steps(2)
+    held = {s for s, run in world.nodes.held["n1"]["GPU-n1-0"].items() if run[0] == small}
+    world.slurm.submit("mig:3g.40gb:1", runs=1000)
+    world.steps(3)
+    assert held <= set(world.nodes.known["n1"]["GPU-n1-0"].slots)
+    assert len(world.running()) == 2
+
+
+def test_a_reset_by_reconfigure_is_corrected_in_the_next_round_without_a_new_plan() -> None:
+    world = World()
+    world.steps(2)
+    wanted = dict(world.slurm.machines["n1"].gres)
+    version = world.nodes.board.current("n1").version
+    world.slurm.reconfigure()
+    assert world.slurm.machines["n1"].states == {"IDLE"}
+    world.round()
+    assert world.slurm.machines["n1"].gres == wanted
+    assert world.nodes.board.current("n1").version == version
+    assert "reconfigure" in world.records[-1][2]
+
+
+def test_a_registration_that_brings_back_some_types_does_not_raise_the_sum() -> None:
+    world = World(conf={"1g.10gb": 28})
+    world.steps(2)
+    wanted = dict(world.slurm.machines["n1"].gres)
+    for _ in range(3):
+        world.slurm.restart_slurmd()
+        assert sum(world.slurm.machines["n1"].gres.values()) > 28
+        world.loop.round()
+        assert world.slurm.machines["n1"].gres == wanted
+    assert world.slurm.machines["n1"].states == {"IDLE"}
+
+
+def test_the_sum_is_known_after_a_restart_of_the_service() -> None:
+    world = World(conf={"1g.10gb": 28})
+    world.steps(2)
+    told = {node: counts for node, counts, _ in world.records}
+    world.slurm.restart_slurmd()
+    world.new_loop(told)
+    world.loop.round()
+    world.steps(2)
+    assert sum(world.slurm.machines["n1"].gres.values()) == 28
+    assert world.slurm.machines["n1"].states == {"IDLE"}
+
+
+@pytest.mark.parametrize("total", [20, 40])
+def test_a_new_sum_in_slurm_conf_is_taken_over(total: int) -> None:
+    world = World(conf={"1g.10gb": 28})
+    world.steps(2)
+    world.slurm.set_node("n1", conf={"1g.10gb": total}, gres={"1g.10gb": total})
+    world.steps(2)
+    world.slurm.register()
+    assert world.slurm.machines["n1"].states == {"IDLE"}
+    assert sum(world.slurm.machines["n1"].gres.values()) == total
+
+
+def test_a_failed_look_changes_nothing() -> None:
+    world = World()
+    world.steps(2)
+    world.slurm.down = True
+    world.slurm.calls.clear()
+    report = world.round()
+    assert "cannot be observed" in report.error
+    assert "set_gres" not in world.slurm.calls
+
+
+def test_a_job_whose_row_cannot_be_read_keeps_its_slice_and_nobody_knows_for_how_long() -> None:
+    world = World(gpus=1)
+    world.step()
+    held = world.slurm.submit("mig:1g.10gb:1", runs=1000, limit=600)
+    world.steps(2)
+    waiting = world.slurm.submit("mig:7g.80gb:1")
+    assert "free in 0:0" in (world.round() and world.loop.why(waiting))
+    unread = JobRow(held, state=UNREAD, reason="odd")
+    rows = [unread if row.job_id == held else row for row in world.slurm.jobs()]
+    report = world.loop.round(rows, world.slurm.nodes())
+    assert (report.error, report.excess) == ("", ())
+    assert "nobody can say until when" in world.loop.why(waiting)
+    assert "cannot be read (odd)" in world.loop.why(held)
+    world.steps(3)
+    assert (held in world.running(), waiting in world.running()) == (True, False)
+    assert not world.nodes.misfits
+
+
+def test_a_node_that_does_not_acknowledge_keeps_to_what_is_in_both_plans() -> None:
+    world = World(gpus=1)
+    world.steps(2)
+    world.nodes.deaf.add("n1")
+    world.slurm.submit("mig:7g.80gb:1")
+    report = world.round()
+    assert report.unacknowledged == ("n1",)
+    assert set(world.slurm.machines["n1"].gres) == {"none"}
+    for _ in range(3):
+        world.clock.sleep(1)
+        world.round()
+        backed(world.slurm.real, world.nodes)
+        assert set(world.slurm.machines["n1"].gres) == {"none"}
+    world.nodes.deaf.clear()
+    world.steps(2)
+    assert len(world.running()) == 1
+
+
+def test_a_silent_node_keeps_what_it_offers_and_gets_no_new_plan() -> None:
+    world = World(gpus=1, silence_s=10)
+    world.steps(2)
+    before = dict(world.slurm.machines["n1"].gres)
+    world.nodes.deaf.add("n1")
+    world.clock.sleep(60)
+    world.slurm.submit("mig:7g.80gb:1")
+    world.loop.round()
+    assert world.slurm.machines["n1"].gres == before
+    job = world.slurm.submit("mig:2g.20gb:1")
+    world.start()
+    world.prologs()
+    assert job in world.running()
+
+
+def test_a_job_that_starts_while_its_type_is_withdrawn_keeps_its_slot() -> None:
+    world = World(gpus=1)
+    world.steps(2)
+    quick = world.slurm.submit("mig:4g.40gb:1", priority=1)
+    world.slurm.submit("mig:7g.80gb:1", priority=9)
+    real = world.slurm.set_gres
+
+    def late(updates: dict[str, str]) -> None:
+        world.slurm.set_gres = real  # type: ignore[method-assign]
+        world.start()  # Slurm was faster than the shrink
+        real(updates)
+
+    world.slurm.set_gres = late  # type: ignore[method-assign,assignment]
+    world.round()
+    assert [row.job_id for row in world.to_start] == [quick]
+    world.prologs()
+    assert world.running() == {quick}
+    assert not world.nodes.misfits
+    world.steps(3)
+    assert world.running() == {quick}
+
+
+def test_a_job_that_started_and_was_not_reported_pins_every_slot_it_may_have() -> None:
+    world = World(gpus=2)
+    world.steps(2)
+    world.slurm.submit("mig:4g.40gb:1", runs=1000)
+    world.start()
+    world.prologs()  # the node knows, the controller does not
+    world.slurm.submit("mig:7g.80gb:1")
+    world.round()
+    assert not world.nodes.misfits
+    world.steps(3)
+    assert len(world.running()) == 2
+
+
+def test_after_a_restart_of_the_service_jobs_keep_their_slots() -> None:
+    world = World(gpus=2)
+    world.step()
+    for want in ("1g.10gb", "2g.20gb", "4g.40gb"):
+        world.slurm.submit(f"mig:{want}:1", runs=1000)
+    world.steps(3)
+    held = {u: dict(s) for u, s in world.nodes.held["n1"].items()}
+    board = type(world.nodes.board)(wall=world.clock.time, clock=world.clock.monotonic)
+    board.confirm("n1", world.nodes.board.acked("n1"))
+    world.nodes.board = board
+    world.new_loop()
+    world.slurm.submit("mig:1g.10gb:1", runs=1000)
+    world.start()  # by the old offer, before the new service looked
+    world.prologs()
+    report = world.round()
+    assert any("neither the node nor its plan accounts for" in note for note in report.notes)
+    world.steps(3)
+    assert all(held[u].items() <= world.nodes.held["n1"][u].items() for u in held)
+    assert len(world.running()) == 4
+    assert not world.nodes.misfits
+
+
+def test_a_drained_node_keeps_its_plan_and_is_not_counted() -> None:
+    world = World(nodes=2, gpus=1)
+    world.steps(2)
+    world.slurm.set_node("n1", states={"IDLE", "DRAIN"})
+    before = dict(world.slurm.machines["n1"].gres)
+    job = world.slurm.submit("mig:7g.80gb:1")
+    world.steps(2)
+    assert world.slurm.machines["n1"].gres == before
+    assert job in world.running()
+    world.slurm.reconfigure()
+    world.step()
+    assert world.slurm.machines["n1"].gres == before
+    assert world.slurm.machines["n1"].states == {"IDLE", "DRAIN"}
+
+
+def test_a_zombie_is_no_supply() -> None:
+    world = World(gpus=1)
+    world.steps(2)
+    world.nodes.zombie("n1", "GPU-n1-0", slot("1g.10gb@0"))
+    world.slurm.submit("mig:7g.80gb:1")
+    world.steps(3)
+    assert not world.running()
+    assert "7g.80gb" not in world.slurm.machines["n1"].gres
+    assert slot("1g.10gb@0") not in world.nodes.known["n1"]["GPU-n1-0"].slots
+
+
+def test_more_than_the_constant_sum_is_never_told() -> None:
+    world = World(gpus=2, conf={"1g.10gb": 3, "none": 1})
+    world.steps(3)
+    machine = world.slurm.machines["n1"]
+    assert sum(machine.gres.values()) == 4
+    world.slurm.submit("mig:1g.10gb:1", runs=1000, tasks=9)
+    world.steps(5)
+    assert sum(machine.gres.values()) == 4
+    assert len(world.running()) == 4
+
+
+def test_a_forged_grant_is_reported() -> None:
+    world = World(gpus=1)
+    world.steps(2)
+    job = world.slurm.submit("mig:1g.10gb:1", runs=1000)
+    world.steps(2)
+    (place,) = world.nodes.held["n1"]["GPU-n1-0"]
+    for kind, taken in (("stop", place), ("start", slot("3g.40gb@4"))):
+        where = {"gpu": "GPU-n1-0", "profile": str(taken.profile), "start": taken.placement.start}
+        event = {"kind": kind, "job": job, "restart": 0, "slices": [{**where, "size": taken.placement.size}]}
+        world.nodes.view.apply("n1", [event])
+    (excess,) = world.round().excess
+    assert (excess.job, excess.node) == (job, "n1")
+    assert "3g.40gb" in str(excess)
+
+
+def test_a_requeued_job_is_hastened_once_it_is_pending_again() -> None:
+    world = World()
+    world.steps(2)
+    job = world.slurm.submit("mig:7g.80gb:1", reason="BeginTime", eligible=world.clock.time() + 121)
+    world.loop.observer.send_back(job)
+    world.steps(5)
+    assert world.slurm.calls["hasten"] == 1
+    assert job in world.running()
+
+
+def test_an_offer_that_slurm_does_not_take_is_made_elsewhere() -> None:
+    world = World(nodes=2, gpus=1, settings=SupplySettings(stuck_s=5))
+    world.steps(2)
+    job = world.slurm.submit("mig:7g.80gb:1")
+    world.slurm.schedule = lambda backfill=True: []  # type: ignore[method-assign]
+    world.steps(3)
+    first = [n for n, m in world.slurm.real.items() if m.gres.get("7g.80gb")]
+    assert len(first) == 1
+    world.steps(10)
+    then = [n for n, m in world.slurm.real.items() if m.gres.get("7g.80gb")]
+    assert then
+    assert set(then) != set(first) or len(then) == 2
+    assert "offered on" in world.loop.why(job)
+
+
+@pytest.mark.parametrize(
+    ("reason", "answer"),
+    [("JobHeldUser", "another reason"), ("AssocGrpGRES", "another reason"), ("Dependency", "another reason")],
+)
+def test_why_names_reasons_that_are_not_about_supply(reason: str, answer: str) -> None:
+    world = World()
+    world.step()
+    job = world.slurm.submit("mig:7g.80gb:1", reason=reason)
+    world.round()
+    assert answer in world.loop.why(job)
+    assert not world.loop.memory.supply.reservations
+    assert "7g.80gb" not in world.slurm.machines["n1"].gres
+
+
+def test_why_tells_of_a_reservation_and_until_when() -> None:
+    world = World(gpus=1)
+    world.step()
+    world.slurm.submit("mig:1g.10gb:1", runs=1000, limit=3600)
+    world.steps(3)
+    job = world.slurm.submit("mig:7g.80gb:1")
+    world.step()
+    assert "reserved: 7g.80gb@0:8 of GPU GPU-n1-0 on n1; free in 0:59" in world.loop.why(job)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), nodes=st.integers(1, 3), gpus=st.integers(1, 2))
+def test_no_order_of_events_makes_a_misfit(seed: int, nodes: int, gpus: int) -> None:
+    """Every interleaving of cycles, Prologs, reports, polls and rounds keeps counts backed and jobs placed."""
+    world = World(nodes=nodes, gpus=gpus, seed=seed)
+    names = ["1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb", "1g.10gb.me"]
+    rnd = world.random
+    world.step()
+    for _ in range(120):
+        what = rnd.randrange(9)
+        if what == 0:
+            several = rnd.random() < 0.2
+            want = f"mig:{rnd.choice(names)}:1" + (f",mig:{rnd.choice(names[:3])}:2" if several else "")
+            world.slurm.submit(want, runs=rnd.uniform(1, 20), priority=rnd.randint(1, 3), tasks=rnd.choice([1, 1, 3]))
+        elif what == 1:
+            world.start()
+        elif what == 2:
+            world.prologs()
+        elif what == 3:
+            world.nodes.report()
+        elif what == 4:
+            world.nodes.poll()
+        elif what == 5:
+            world.finish()
+        elif what == 6 and rnd.random() < 0.3:
+            world.nodes.deaf ^= {f"n{rnd.randint(1, nodes)}"}
+        else:
+            world.clock.sleep(1)
+            world.round()
+    world.nodes.deaf.clear()
+    assert not world.nodes.misfits
+    for _ in range(400):
+        world.step(5)
+        if not world.slurm.queue and not world.to_start:
+            break
+    left = [r.gres for r in world.slurm.queue.values() if _possible(r.gres, gpus)]
+    assert not left
+    assert not world.nodes.misfits
+
+
+def _possible(want: str, gpus: int) -> bool:
+    wishes = sorted((p for p, n in slices(want).items() for _ in range(n)), reverse=True)
+    for _ in range(gpus):
+        for placed in plan_free(H100, EMPTY, wishes).slots:
+            wishes.remove(placed.profile)
+    return not wishes
+
+
+def test_an_a30_is_planned_by_its_own_geometry() -> None:
+    world = World(gpus=1, geometry=A30, conf={"1g.6gb": 4, "none": 4})
+    world.step()
+    assert world.slurm.machines["n1"].gres == {"2g.12gb": 1, "1g.6gb": 2, "none": 5}

@@ -1,0 +1,357 @@
+"""What every plan keeps to, and how it compares with trying everything."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurm_migbatch.decide.capacity.model import Demand, Gpu, Lease, Mode, Node, Plan, Reservation
+from slurm_migbatch.decide.supply.planner import Planner
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
+from slurm_migbatch.mig.planning import plan_free
+from slurm_migbatch.mig.profile import Profile
+from tests.support.examples import examples
+from tests.support.supply_gpus import A30, H100, P, layout, slot
+
+NOW = 1000.0
+PROFILES = [info.profile for info in H100.profiles]
+PLAIN = [p for p in PROFILES if not p.suffix]
+
+
+def demand(job: int, want: str, pool: str = "n1", **kw: object) -> Demand:
+    parts = []
+    for word in want.split():
+        count, _, name = word.rpartition("*")
+        parts.append((P(name), int(count or 1)))
+    return Demand(job, tuple(parts), frozenset(pool.split()), **kw)  # type: ignore[arg-type]
+
+
+def node(name: str, *gpus: Gpu, **kw: object) -> Node:
+    used: Counter[Profile] = Counter(lease.slot.profile for g in gpus for lease in g.leases if lease.job is not None)
+    return Node(name, gpus, **{"used": used, **kw})  # type: ignore[arg-type]
+
+
+def gpu(
+    name: str, used: str = "", offered: str = "", until: float | None = NOW + 600, geometry: Geometry = H100
+) -> Gpu:
+    leases = tuple(Lease(slot(word), 900 + i, until) for i, word in enumerate(used.split()))
+    return Gpu(name, geometry, leases, layout(offered))
+
+
+def plan(nodes: Sequence[Node], demands: Sequence[Demand], previous: Sequence[Reservation] = (), **kw: object) -> Plan:
+    return Planner().plan(nodes, demands, NOW, previous, **kw)  # type: ignore[arg-type]
+
+
+# -- single cases --------------------------------------------------------------------------------------------------
+
+
+def test_wishes_are_served_in_order_and_the_rest_waits() -> None:
+    found = plan([node("n1", gpu("a"))], [demand(1, "4g.40gb"), demand(2, "3g.40gb"), demand(3, "1g.10gb")])
+    assert set(found.placed) == {1, 2}
+    assert found.nodes["n1"].layouts["a"] == layout("4g.40gb@0 3g.40gb@4")
+
+
+def test_less_important_jobs_do_not_get_what_is_reserved() -> None:
+    found = plan([node("n1", gpu("a"))], [demand(1, "4g.40gb"), demand(2, "7g.80gb"), demand(3, "3g.40gb")])
+    assert set(found.placed) == {1}
+    assert found.nodes["n1"].layouts["a"] == layout("4g.40gb@0")
+    assert [r.job for r in found.reservations] == [2]
+    assert found.waiting == (2, 3)
+
+
+def test_an_offer_stays_where_nothing_gains_by_a_change() -> None:
+    nodes = [node("n1", gpu("a", "", "1g.10gb@0 1g.10gb@5"), gpu("b", "", "7g.80gb@0"))]
+    found = plan(nodes, [demand(1, "1g.10gb"), demand(2, "1g.10gb")])
+    assert all(placed.standing for placed in found.placed.values())
+    assert layout("1g.10gb@0 1g.10gb@5").is_subset_of(found.nodes["n1"].layouts["a"])
+    assert found.nodes["n1"].layouts["b"] == layout("7g.80gb@0")
+
+
+def test_idle_instances_are_used_first() -> None:
+    warm = Gpu("b", H100, (), layout("2g.20gb@2"), layout("2g.20gb@2"))
+    nodes = [node("n1", gpu("a", "", "2g.20gb@0")), node("n2", warm)]
+    assert plan(nodes, [demand(1, "2g.20gb", "n1 n2")]).placed[1].nodes == ("n2",)
+
+
+def test_a_claim_moves_aside_for_what_fits_nowhere_else() -> None:
+    """The offered 1g on the empty GPU would do for job 1, but only there a 7g can be."""
+    nodes = [node("n1", gpu("a", "", "1g.10gb@6"), gpu("b", "1g.10gb@0 1g.10gb@1"))]
+    found = plan(nodes, [demand(1, "1g.10gb"), demand(2, "7g.80gb")])
+    assert set(found.placed) == {1, 2}
+    assert found.nodes["n1"].layouts["a"] == layout("7g.80gb@0")
+
+
+def test_a_reservation_takes_what_is_free_soonest_and_keeps_it() -> None:
+    nodes = [
+        node("n1", gpu("a", "1g.10gb@0", until=NOW + 5000)),
+        node("n2", gpu("b", "3g.40gb@0 1g.10gb@5", until=NOW + 300)),
+    ]
+    wants = [demand(1, "7g.80gb", "n1 n2"), demand(2, "1g.10gb", "n1 n2", copies=40)]
+    first = plan(nodes, wants)
+    assert [(r.job, r.places[0][1], r.at) for r in first.reservations] == [(1, "b", NOW + 300)]
+    assert first.nodes["n2"].offers == {}
+    assert first.placed[2].copies == 6
+    again = plan(nodes, wants, first.reservations)
+    assert again.reservations == first.reservations
+
+
+def test_a_reservation_stays_although_another_place_is_a_little_sooner() -> None:
+    kept = (Reservation(1, 0, (("n1", "a", slot("7g.80gb@0")),), NOW + 330),)
+    nodes = [
+        node("n1", gpu("a", "1g.10gb@0", until=NOW + 330)),
+        node("n2", gpu("b", "1g.10gb@0", until=NOW + 300)),
+    ]
+    assert plan(nodes, [demand(1, "7g.80gb", "n1 n2")], kept).reservations == kept
+    much = [nodes[0], node("n2", gpu("b", "1g.10gb@0", until=NOW + 10))]
+    assert plan(much, [demand(1, "7g.80gb", "n1 n2")], kept).reservations[0].places[0][1] == "b"
+
+
+def test_a_reservation_ends_with_its_job() -> None:
+    kept = (Reservation(1, 0, (("n1", "a", slot("7g.80gb@0")),), NOW + 330),)
+    found = plan([node("n1", gpu("a", "1g.10gb@0"))], [], kept)
+    assert found.reservations == ()
+    assert found.nodes["n1"].offers
+
+
+def test_several_slices_are_reserved_on_one_node() -> None:
+    nodes = [
+        node("n1", gpu("a", "4g.40gb@0"), gpu("b", "7g.80gb@0", until=None)),
+        node("n2", gpu("c", "7g.80gb@0", until=NOW + 900), gpu("d", "3g.40gb@4")),
+    ]
+    found = plan(nodes, [demand(1, "2*3g.40gb", "n1 n2"), demand(2, "1g.10gb", "n1 n2", copies=20)])
+    (reservation,) = found.reservations
+    assert {name for name, _, _ in reservation.places} == {"n1"}
+    assert len(reservation.places) == 2
+    assert reservation.at == NOW + 600
+
+
+def test_several_nodes_are_reserved_together() -> None:
+    nodes = [node(f"n{i}", gpu(f"g{i}", "1g.10gb@0", until=NOW + 100 * i)) for i in range(1, 5)]
+    pool = "n1 n2 n3 n4"
+    found = plan(nodes, [demand(1, "7g.80gb", pool, nodes=2), demand(2, "1g.10gb", pool, copies=99)])
+    (reservation,) = found.reservations
+    assert [name for name, _, _ in reservation.places] == ["n1", "n2"]
+    assert reservation.at == NOW + 200
+    assert not found.nodes["n1"].offers
+    assert not found.nodes["n2"].offers
+
+
+def test_reservations_are_bounded_by_a_share_of_the_pool() -> None:
+    nodes = [node(f"n{i}", gpu(f"g{i}", "1g.10gb@0")) for i in range(8)]
+    found = plan(nodes, [demand(1, "7g.80gb", " ".join(n.name for n in nodes), copies=30)])
+    assert len(found.reservations) == 2
+    assert found.waiting == (1,)
+
+
+def test_nothing_is_planned_on_a_node_whose_jobs_are_not_all_known() -> None:
+    lost = node("n1", gpu("a", "", "1g.10gb@0"), used={P("1g.10gb"): 1, P("2g.20gb"): 1})
+    found = plan([lost], [demand(1, "7g.80gb")])
+    assert found.nodes["n1"].layouts["a"] == layout("1g.10gb@0")
+    assert found.unexplained == {"n1": {P("2g.20gb"): 1}}
+    assert found.nodes["n1"].fixed
+
+
+def test_frozen_and_closed_nodes_keep_their_plan_and_only_frozen_ones_count() -> None:
+    for mode, standing in ((Mode.FROZEN, True), (Mode.CLOSED, False)):
+        found = plan([node("n1", gpu("a", "", "1g.10gb@0"), mode=mode)], [demand(1, "1g.10gb"), demand(2, "7g.80gb")])
+        assert found.nodes["n1"].layouts["a"] == layout("1g.10gb@0")
+        assert (1 in found.placed) is standing
+        assert 2 not in found.placed
+        assert bool(found.offers()) is standing
+
+
+def test_a_withdrawn_node_offers_nothing() -> None:
+    found = plan([node("n1", gpu("a", "2g.20gb@0", "1g.10gb@6"), mode=Mode.WITHDRAWN)], [demand(1, "1g.10gb")])
+    assert found.nodes["n1"].layouts["a"] == layout("2g.20gb@0")
+    assert found.nodes["n1"].offers == {}
+    assert found.nodes["n1"].withdrawn == {P("1g.10gb")}
+
+
+def test_preference_fills_what_nobody_asked_for() -> None:
+    found = plan([node("n1", gpu("a"))], [], preference=(P("1g.20gb"),))
+    assert found.nodes["n1"].offers == {P("1g.20gb"): 4}
+    mixed = plan([node("n1", gpu("a", geometry=A30))], [], preference=(P("1g.6gb"), P("2g.12gb")))
+    assert mixed.nodes["n1"].offers == {P("1g.6gb"): 2, P("2g.12gb"): 1}
+
+
+# -- what always holds ---------------------------------------------------------------------------------------------
+
+
+@st.composite
+def layouts(draw: st.DrawFn, start: Layout = EMPTY, most: int = 5) -> Layout:
+    found = start
+    for _ in range(draw(st.integers(0, most))):
+        fits = [s for s in sorted(H100.slots) if H100.fits(found, s)]
+        if not fits:
+            break
+        found = found.add(draw(st.sampled_from(fits)))
+    return found.minus(start)
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> list[Node]:
+    nodes = []
+    for i in range(draw(st.integers(1, 3))):
+        gpus = []
+        for j in range(draw(st.integers(1, 2))):
+            used = draw(layouts())
+            offered = draw(layouts(used))
+            until = st.one_of(st.none(), st.floats(NOW, NOW + 5000))
+            job = st.one_of(st.just(None), st.integers(1, 50), st.integers(1, 50))
+            leases = tuple(Lease(s, draw(job), draw(until)) for s in used.slots)
+            warm = Layout(s for s in offered.slots if draw(st.booleans()))
+            gpus.append(Gpu(f"g{i}{j}", H100, leases, offered, warm))
+        used_counts = Counter(le.slot.profile for g in gpus for le in g.leases if le.job is not None)
+        for profile in draw(st.lists(st.sampled_from(PLAIN), max_size=1)):
+            used_counts[profile] += draw(st.sampled_from([-1, 1, 1]))
+        mode = draw(st.sampled_from([Mode.OPEN] * 5 + [Mode.FROZEN, Mode.CLOSED, Mode.WITHDRAWN]))
+        total = draw(st.sampled_from([10**6, 14]))
+        nodes.append(Node(f"n{i}", tuple(gpus), used=used_counts, mode=mode, total=total))
+    return nodes
+
+
+@st.composite
+def queues(draw: st.DrawFn, names: Sequence[str]) -> list[Demand]:
+    found = []
+    for job in range(100, 100 + draw(st.integers(0, 8))):
+        parts = draw(st.dictionaries(st.sampled_from(PROFILES), st.integers(1, 2), min_size=1, max_size=2))
+        pool = draw(st.sets(st.sampled_from(list(names)), min_size=1))
+        found.append(
+            Demand(
+                job,
+                tuple(parts.items()),
+                frozenset(pool),
+                nodes=draw(st.integers(1, len(pool))),
+                copies=draw(st.integers(1, 3)),
+                limit_s=draw(st.sampled_from([None, 60.0, 3600.0])),
+            )
+        )
+    return found
+
+
+@settings(max_examples=examples(250), deadline=None)
+@given(data=st.data())
+def test_every_plan_is_legal_and_moves_nothing_that_is_used(data: st.DataObject) -> None:
+    nodes = data.draw(clusters())
+    queue = data.draw(queues([n.name for n in nodes]))
+    found = plan(nodes, queue)
+    for one in nodes:
+        new = found.nodes[one.name]
+        free: Counter[Profile] = Counter()
+        held = one.unmatched()
+        for g in one.gpus:
+            after = new.layouts[g.uuid]
+            everything = after.union(Layout(le.slot for le in g.leases))
+            H100.check(everything)
+            leased = Layout(le.slot for le in g.leases if le.job is not None)
+            assert leased.is_subset_of(after)
+            gone = g.offered.minus(after)
+            if one.mode is not Mode.WITHDRAWN:
+                assert not any(held[s.profile] for s in gone.slots), "a slot that may be in use was withdrawn"
+            assert {s.profile for s in gone.slots} <= new.withdrawn
+            free.update(after.minus(leased).counts())
+            if new.fixed:
+                assert after == leased.union(g.offered)
+        assert all(0 < n <= free[p] - held[p] for p, n in new.offers.items())
+    for reservation in found.reservations:
+        for name, uuid, place in reservation.places:
+            g = next(g for n in nodes if n.name == name for g in n.gpus if g.uuid == uuid)
+            taken = Layout(le.slot for le in g.leases)
+            late = next(d for d in queue if d.job == reservation.job)
+            more = queue[: queue.index(late) + 1]
+            offered = found.nodes[name].layouts[uuid].minus(taken)
+            for s in offered.slots:
+                if s.placement.overlaps(place.placement):
+                    fixed = s in g.offered.slots and next(n for n in nodes if n.name == name).unmatched()[s.profile]
+                    assert fixed or any(s.profile in dict(d.parts) for d in more), f"{s} lies in {reservation}"
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(data=st.data())
+def test_plans_that_are_carried_out_come_to_rest(data: st.DataObject) -> None:
+    nodes = data.draw(clusters())
+    queue = data.draw(queues([n.name for n in nodes]))
+    planner = Planner()
+    found = planner.plan(nodes, queue, NOW)
+    for _ in range(4):
+        nodes = [_carried_out(one, found) for one in nodes]
+        before, found = found, planner.plan(nodes, queue, NOW, found.reservations)
+        assert found == Planner().plan(nodes, queue, NOW, before.reservations), (
+            "the planner's memory changes its answer"
+        )
+    assert found.nodes == {
+        name: dataclasses.replace(plan, changed=False, withdrawn=frozenset()) for name, plan in before.nodes.items()
+    }
+    assert [(r.job, r.places) for r in found.reservations] == [(r.job, r.places) for r in before.reservations]
+
+
+def _carried_out(one: Node, found: Plan) -> Node:
+    gpus = []
+    for g in one.gpus:
+        taken = Layout(le.slot for le in g.leases)
+        offered = Layout(s for s in found.nodes[one.name].layouts[g.uuid].slots if s not in taken)
+        gpus.append(dataclasses.replace(g, offered=offered))
+    return dataclasses.replace(one, gpus=tuple(gpus))
+
+
+# -- against trying everything -------------------------------------------------------------------------------------
+
+
+def _assignments(wishes: Sequence[Profile], gpus: int) -> Iterator[tuple[int, ...]]:
+    return product(range(-1, gpus), repeat=len(wishes))
+
+
+def best_served(used: Sequence[Layout], wishes: Sequence[Profile], geometry: Geometry) -> tuple[bool, ...]:
+    """Which wishes can be served, the more important ones first, by trying every GPU for each."""
+    best: tuple[bool, ...] = (False,) * len(wishes)
+    for chosen in _assignments(wishes, len(used)):
+        served = tuple(c >= 0 for c in chosen)
+        if served <= best:
+            continue
+        for g, taken in enumerate(used):
+            mine = [w for w, c in zip(wishes, chosen, strict=True) if c == g]
+            if len(plan_free(geometry, taken, mine)) != len(mine):
+                break
+        else:
+            best = served
+    return best
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(
+    used=st.lists(layouts(most=4), min_size=1, max_size=2),
+    wishes=st.lists(st.sampled_from(PLAIN), min_size=1, max_size=5),
+    offers=st.booleans(),
+    data=st.data(),
+)
+def test_it_serves_what_an_exhaustive_search_serves(
+    used: list[Layout], wishes: list[Profile], offers: bool, data: st.DataObject
+) -> None:
+    gpus = [
+        Gpu(f"g{i}", H100, tuple(Lease(s, 9) for s in u.slots), data.draw(layouts(u)) if offers else EMPTY)
+        for i, u in enumerate(used)
+    ]
+    queue = [Demand(i, ((w, 1),), frozenset({"n1"})) for i, w in enumerate(wishes)]
+    found = Planner(reserve_share=0.0, max_reservations=0).plan([node("n1", *gpus)], queue, NOW)
+    assert tuple(i in found.placed for i in range(len(wishes))) == best_served(used, wishes, H100)
+
+
+def _all_slots(found: Plan) -> list[Slot]:
+    return [s for n in found.nodes.values() for lay in n.layouts.values() for s in lay.slots]
+
+
+def test_a_thousand_nodes_and_ten_thousand_jobs_are_planned_consistently() -> None:
+    nodes = [node(f"n{i}", *(gpu(f"n{i}g{j}", "1g.10gb@0" if j % 3 else "") for j in range(8))) for i in range(1000)]
+    pool = frozenset(n.name for n in nodes)
+    queue = [Demand(i, ((PLAIN[i % len(PLAIN)], 1),), pool, limit_s=600) for i in range(10_000)]
+    found = plan(nodes, queue)
+    offered = Counter(s.profile for s in _all_slots(found))
+    wanted = Counter(PLAIN[i % len(PLAIN)] for i in found.placed)
+    assert all(offered[p] >= n for p, n in wanted.items())
+    assert len(found.placed) + len(found.waiting) == 10_000

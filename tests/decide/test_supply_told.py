@@ -1,0 +1,61 @@
+"""`state`: all that a node holds, at once; and nothing is planned for nodes that have not told it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slurm_migbatch.daemon.observer import ToldView
+from slurm_migbatch.decide.capacity.view import LiveView
+from tests.support.supply_gpus import H100, layout, slot
+from tests.support.supply_jobs import INVENTORY, only, piece, start, stop
+
+GPUS = INVENTORY["gpus"]
+
+
+def state(*runs: tuple[int, str], **fields: Any) -> dict[str, Any]:
+    rows = [{"job": job, "restart": 0, "slices": [piece(place)]} for job, place in runs]
+    return {"kind": "state", "gpus": GPUS, "runs": rows, "zombies": [], "idle": [], **fields}
+
+
+def test_it_replaces_what_was_believed() -> None:
+    view = LiveView()
+    zombie = {"kind": "zombie", **piece("1g.10gb@6")}
+    view.apply("n1", [INVENTORY, start(7, "2g.20gb@0"), start(8, "1g.10gb@4"), zombie])
+    view.apply(
+        "n1", [state((8, "1g.10gb@4"), (9, "3g.40gb@0"), zombies=[piece("1g.10gb@5")], idle=[piece("1g.10gb@6")])]
+    )
+    gpu = only(view)
+    assert gpu.leases == ((slot("1g.10gb@4"), (8, 0)), (slot("3g.40gb@0"), (9, 0)))
+    assert gpu.zombies == (slot("1g.10gb@5"),)
+    assert gpu.warm == layout("1g.10gb@6")
+    view.apply("n1", [stop(9, "3g.40gb@0")])
+    assert only(view).leases == ((slot("1g.10gb@4"), (8, 0)),)
+
+
+def test_it_tells_who_shares_in_whatever_order() -> None:
+    view = LiveView()
+    guest = {"job": 3, "restart": 0, "slices": [piece("1g.10gb@4")], "beside": [8, 0]}
+    told = state((8, "1g.10gb@4"))
+    view.apply("n1", [{**told, "runs": [guest, *told["runs"]]}])
+    assert only(view).leases == ((slot("1g.10gb@4"), (8, 0)),)
+    assert only(view).guests == ((slot("1g.10gb@4"), (3, 0)),)
+
+
+def test_from_the_record_it_says_nothing_of_who_holds_what() -> None:
+    view = LiveView()
+    view.load({"n1": GPUS}, ())
+    view.apply("n1", [start(7, "2g.20gb@0"), {"kind": "state", "zombies": [piece("1g.10gb@5")], "idle": []}])
+    assert only(view).leases == ((slot("2g.20gb@0"), (7, 0)),)
+    assert only(view).zombies == (slot("1g.10gb@5"),)
+
+
+def test_nodes_that_have_not_told_are_not_there() -> None:
+    view = ToldView()
+    view.load({"n1": GPUS, "n2": GPUS}, ())
+    assert view.facts() == {}
+    view.believe("n2", True)
+    assert list(view.facts()) == ["n2"]
+    view.believe("n2", False)
+    view.believe("n1", True)
+    assert list(view.facts()) == ["n1"]
+    assert view.facts()["n1"].gpus[0].geometry == H100

@@ -1,0 +1,88 @@
+"""A training's own measurements beside the predictor's: what it saw counts, within bounds, and shapes the rest."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.decide.lending import goodput
+from slurm_migbatch.decide.lending.training_speed import LEAST_S, TRUST, Heard, observed, rates, speeds
+
+PREDICTED = {"1g.10gb": 0.2, "2g.20gb": 0.4, "3g.40gb": 0.6, "7g.80gb": 1.0}
+
+
+def test_without_reports_it_is_the_predictors():
+    assert speeds(PREDICTED) == PREDICTED
+    assert speeds(PREDICTED, [Heard("4g.40gb", 1000, 100)]) == PREDICTED
+
+
+def test_runs_count_by_their_length():
+    heard = [Heard("1g.10gb", 100, 10), Heard("1g.10gb", 3000, 100), Heard("2g.20gb", 500, 10)]
+    assert rates(heard) == {"1g.10gb": 3100 / 110, "2g.20gb": 50}
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    [Heard("1g.10gb", 0, 100), Heard("1g.10gb", 10, LEAST_S / 2), Heard("1g.10gb", math.inf, 100), Heard("", 10, 100),
+     Heard("1g.10gb", 10, math.nan), Heard("1g.10gb", 10, 100, micro=-1), Heard("1g.10gb", math.nan, 100)],
+)  # fmt: skip
+def test_what_tells_no_speed(nothing):
+    assert rates([nothing]) == {}
+    assert speeds(PREDICTED, [nothing]) == PREDICTED
+
+
+def test_one_measured_profile_says_nothing_of_ratios():
+    """Its items may be of any size; only two profiles tell how one compares with the other."""
+    for items in (1, 1e9):
+        assert speeds(PREDICTED, [Heard("1g.10gb", items, 100)]) == pytest.approx(PREDICTED)
+
+
+def test_two_measured_profiles_have_their_measured_ratio():
+    """This job gains next to nothing from more than a 1g; the profile between the two cannot be faster than the 3g."""
+    found = speeds(PREDICTED, [Heard("1g.10gb", 1000, 100), Heard("3g.40gb", 1500, 100)])
+    assert found["3g.40gb"] / found["1g.10gb"] == pytest.approx(1.5)
+    assert found["1g.10gb"] <= found["2g.20gb"] <= found["3g.40gb"] <= found["7g.80gb"]
+    assert found["7g.80gb"] == 1.0
+
+
+@given(
+    st.dictionaries(st.sampled_from(sorted(PREDICTED)), st.tuples(st.floats(1e-3, 1e9), st.floats(5, 1e6))),
+    st.floats(1e-6, 1e6),
+)
+def test_the_unit_of_items_does_not_matter_and_lies_reach_only_so_far(told, unit):
+    heard = [Heard(profile, items, seconds) for profile, (items, seconds) in told.items()]
+    found = speeds(PREDICTED, heard)
+    assert found == pytest.approx(speeds(PREDICTED, [one._replace(items=one.items * unit) for one in heard]), rel=1e-6)
+    assert set(found) == set(PREDICTED)
+    for one in found:
+        assert 0 < found[one] < math.inf
+        for other in found:
+            ratio = (found[one] / found[other]) / (PREDICTED[one] / PREDICTED[other])
+            assert 1 / TRUST - 1e-9 <= ratio <= TRUST + 1e-9
+    ordered = [profile for profile in PREDICTED if profile not in told]
+    assert [found[profile] for profile in ordered] == sorted(found[profile] for profile in ordered)
+
+
+@given(st.permutations(range(4)))
+def test_the_order_of_reports_does_not_matter(order):
+    heard = [Heard("1g.10gb", 900, 90), Heard("1g.10gb", 10, 6), Heard("7g.80gb", 70, 7), Heard("2g.20gb", 90, 9)]
+    assert speeds(PREDICTED, [heard[i] for i in order]) == pytest.approx(speeds(PREDICTED, heard))
+
+
+def test_a_predictor_that_says_nothing_is_refused():
+    with pytest.raises(ValueError, match="above 0"):
+        speeds({"1g.10gb": 0.0})
+
+
+def test_reports_are_rows_of_pollux_model():
+    """Runs with micro-batches of 4 to 64 at 20 ms + 5 ms an item: the fitted model knows the step of another batch."""
+    heard = [
+        Heard("1g.10gb", items=steps * micro, seconds=steps * (0.02 + 0.005 * micro), micro=micro)
+        for micro, steps in ((4, 1000), (16, 500), (64, 200))
+    ]
+    rows = observed([*heard, Heard("1g.10gb", 100, 50), Heard("3g.40gb", 100, 50, micro=4)], "1g.10gb")
+    assert [row.local for row in rows] == [4, 16, 64]
+    fitted = goodput.fit(rows)
+    assert fitted.gradient_s(32) == pytest.approx(0.02 + 0.005 * 32, rel=0.02)
+    assert observed(heard, "3g.40gb") == []

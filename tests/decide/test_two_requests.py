@@ -1,0 +1,63 @@
+"""Where Slurm adds a new GRES to the old one, a change of type is two requests, each of which leaves the job safe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from slurm_migbatch.daemon.actuator import carry
+from slurm_migbatch.decide.lending.ledger import Sight
+from slurm_migbatch.decide.lending.model import Kind, Order
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.slurm.client import JobRow, SlurmRefused
+from slurm_migbatch.workload.loans import loan_hints
+
+COMMENT = "migbatch: role=train [mig:loan:1#loan]"
+
+
+class Adding:
+    """Keeps pending jobs' GRES as Slurm 22.05 does: entries are added, and emptied only all at once."""
+
+    def __init__(self, *started: str) -> None:
+        self.started = started
+        self.needs: dict[str, dict[str, dict[str, int]]] = {}
+
+    def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
+        for name, fields in updates.items():
+            if name in self.started:
+                continue
+            needs = self.needs.setdefault(name, {"node": {"loan": 2}, "job": {}})
+            for key, of in (("TresPerNode", "node"), ("TresPerJob", "job"), ("Gres", "node")):
+                text = fields.get(key)
+                if text == "":
+                    needs[of] = dict.fromkeys(needs[of], 0)
+                for entry in (text or "").split(","):
+                    kind, _, count = entry.removeprefix("gres:").removeprefix("mig:").partition(":")
+                    if count.strip("0"):
+                        needs[of][kind] = int(count)
+            assert [n for of in needs.values() for n in of.values() if n], "it would start without a slice"
+        if refused := {name: "Job is no longer pending execution" for name in updates if name in self.started}:
+            raise SlurmRefused(refused, len(updates))
+
+    def signal_all(self, job_ids: Iterable[int | str], name: str) -> None:
+        raise AssertionError
+
+    def requeue_all(self, job_ids: Iterable[int | str]) -> None:
+        raise AssertionError
+
+
+def row(job: int) -> JobRow:
+    return JobRow(job, partition="train", gres="gres:mig:loan:2", comment=COMMENT, reason="ReqNodeNotAvail")
+
+
+def sight(job: int) -> Sight:
+    hints = loan_hints(COMMENT, "train", "gres:mig:loan:2", {"train"})
+    assert hints is not None
+    return Sight(row(job), hints)
+
+
+def test_a_release_leaves_only_the_profile() -> None:
+    slurm = Adding("8")
+    orders = [Order(Kind.RELEASE, job, 0, "idle", profile=Profile(2, 20)) for job in (7, 8)]
+    done = carry(orders, {7: sight(7), 8: sight(8)}, slurm, lambda: 0.0)
+    assert {kind: n for of in slurm.needs["7"].values() for kind, n in of.items() if n} == {"2g.20gb": 1}
+    assert [(one.order.job, bool(one.error)) for one in done] == [(7, False), (8, True)]

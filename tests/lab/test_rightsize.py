@@ -1,0 +1,81 @@
+"""Knees, efficacy and fairness on figures that can be checked by hand."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.decide.capacity.speeds import Setting
+from slurm_migbatch.lab.papers.rightsize import efficacy, fits, jain, knee, leanest, rightsize, useful
+from slurm_migbatch.mig.profile import Profile
+
+ONE, TWO, THREE, WHOLE = (Profile.parse(name) for name in ("1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb"))
+
+
+def test_the_knee_is_where_no_larger_slice_is_worth_it():
+    assert knee({1: 8.0, 2: 4.0, 3: 2.7, 4: 2.0, 7: 1.2}) == 7
+    assert knee({1: 8.0, 2: 4.0, 3: 3.9, 4: 3.85, 7: 3.8}) == 2
+    assert knee({1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0, 7: 1.0}) == 1
+    assert knee({2: 4.0}) == 2
+
+
+def test_one_flat_step_does_not_end_the_search():
+    assert knee({1: 8.0, 2: 7.9, 3: 4.0, 4: 3.9}) == 3
+
+
+def test_a_step_is_measured_for_each_slice_of_it():
+    """14 % less from 4 to 7 slices is less than 5 % for each of the three."""
+    assert knee({4: 1.0, 7: 0.86}) == 4
+    assert knee({4: 1.0, 7: 0.84}) == 7
+
+
+def test_no_sizes_have_no_knee():
+    with pytest.raises(ValueError, match="at least one"):
+        knee({})
+
+
+def test_efficacy():
+    """8 items in 2 s on half of the GPU: 4 a second / (2 s * 1/2) = 4."""
+    assert efficacy(8, 2.0, 0.5) == 4.0
+
+
+def test_a_batch_may_take_half_of_the_objective_and_must_be_assembled_in_it():
+    setting = Setting(ONE, 8, 1, 0.04)
+    assert fits(setting, 0.08)
+    assert not fits(setting, 0.079)
+    assert fits(setting, 0.1, arrivals_per_s=200)
+    assert not fits(setting, 0.1, arrivals_per_s=100)
+
+
+def test_right_size_by_hand():
+    """Efficacies: 1g b1 1/(.01^2/7) = 70000; 1g b4 4/(.03^2/7) = 31111; 2g b4 4/(.014^2 * 2/7) = 71429;
+    7g b4 is above the knee of batch 4, which is 2: from there 0.014 to 0.013 gains too little."""
+    settings = [
+        Setting(ONE, 1, 1, 0.010),
+        Setting(WHOLE, 1, 1, 0.010),
+        Setting(ONE, 4, 1, 0.030),
+        Setting(TWO, 4, 1, 0.014),
+        Setting(WHOLE, 4, 1, 0.013),
+        Setting(ONE, 4, 3, 0.001),
+    ]
+    assert rightsize(settings, 0.1, 7) == Setting(TWO, 4, 1, 0.014)
+    assert rightsize(settings, 0.025, 7) == Setting(ONE, 1, 1, 0.010)
+    assert rightsize(settings, 0.01, 7) is None
+    assert useful(Setting(WHOLE, 4, 1, 0.013), settings) == 2
+    assert useful(Setting(ONE, 4, 1, 0.030), settings) == 1
+
+
+def test_the_leanest_slice_has_the_most_items_for_each_compute_slice():
+    settings = {ONE: Setting(ONE, 4, 1, 0.5), THREE: Setting(THREE, 4, 1, 0.1), TWO: Setting(TWO, 4, 1, 0.25)}
+    assert leanest(settings).profile == THREE
+    assert leanest({ONE: Setting(ONE, 4, 1, 0.5), TWO: Setting(TWO, 4, 1, 0.25)}).profile == ONE
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20))
+def test_jain_lies_between_one_over_n_and_one(amounts):
+    assert 1 / len(amounts) - 1e-9 <= jain(amounts) <= 1 + 1e-9
+
+
+def test_jain_of_equals_and_of_one_who_has_all():
+    assert jain([3.0, 3.0, 3.0]) == pytest.approx(1.0)
+    assert jain([5.0, 0.0, 0.0, 0.0]) == 0.25
+    assert jain([0.0, 0.0]) == 1.0
