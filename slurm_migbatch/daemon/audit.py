@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.capacity.model import Gpu, Lease, Node
-from slurm_migbatch.decide.capacity.view import NodeFacts
 from slurm_migbatch.decide.supply.audit import Excess, Orphan, audit, orphans
 from slurm_migbatch.slurm.client import JobRow
 

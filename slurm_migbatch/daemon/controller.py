@@ -19,15 +19,15 @@ from slurm_migbatch.daemon.dryrun import DryRun
 from slurm_migbatch.daemon.observer import Observer
 from slurm_migbatch.decide.capacity.model import Reservation
 from slurm_migbatch.decide.core import Decision, Memory, Outcomes, Settings, Settled, decide, needed, settle
+from slurm_migbatch.decide.dispatch import stage as dispatching
 from slurm_migbatch.decide.dispatch.arrays import Throttle
 from slurm_migbatch.decide.dispatch.retype import Retype
 from slurm_migbatch.decide.dispatch.stage import DispatchDecision, DispatchOutcome
-from slurm_migbatch.decide.dispatch import stage as dispatching
 from slurm_migbatch.decide.explain import why_not_started
+from slurm_migbatch.decide.lending import stage as loans
 from slurm_migbatch.decide.lending.ledger import Loan
 from slurm_migbatch.decide.lending.model import Order
 from slurm_migbatch.decide.lending.stage import GIVING, LendingDecision, OrderOutcome, why_not_lent
-from slurm_migbatch.decide.lending import stage as loans
 from slurm_migbatch.decide.snapshot import Answers, ClusterSnapshot, Predictions, Questions
 from slurm_migbatch.decide.supply.audit import Excess
 from slurm_migbatch.decide.supply.stage import SupplyDecision

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from slurm_migbatch.daemon.actuator import carry
+from slurm_migbatch.decide.dispatch import stage as dispatching
 from slurm_migbatch.decide.dispatch.arrays import Throttle
 from slurm_migbatch.decide.dispatch.retype import Retype
-from slurm_migbatch.decide.dispatch import stage as dispatching
+from slurm_migbatch.decide.lending import stage as loans
 from slurm_migbatch.decide.lending.ledger import Sight
 from slurm_migbatch.decide.lending.model import Kind, Order
 from slurm_migbatch.decide.lending.stage import OrderOutcome
-from slurm_migbatch.decide.lending import stage as loans
 
 log = logging.getLogger(__name__)
 

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from slurm_migbatch.decide.core import Decision, Outcomes, Settings
+from slurm_migbatch.decide.recording import memory as memory_state
 from slurm_migbatch.decide.recording.codec import CodecError
 from slurm_migbatch.decide.recording.segments import Asked, AskedPredictions, SegmentWriter
-from slurm_migbatch.decide.recording import memory as memory_state
 from slurm_migbatch.decide.snapshot import ClusterSnapshot, Predictions
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from slurm_migbatch.decide.capacity.view import LiveView, NodeFacts, NodesView
+from slurm_migbatch.daemon.nodesview import LiveView, NodesView
+from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.lending.elastic_jobs import Report, report_of
 from slurm_migbatch.decide.snapshot import (
     Answers,

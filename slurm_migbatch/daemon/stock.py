@@ -1,6 +1,7 @@
 """What free space is offered as while nobody waits, from the history of requests and the queue; every few minutes.
 
-`decide.paris_elsa.preference` finds it in a thread; what the administrator wrote in [supply] preference stands above it.
+`decide.paris_elsa.preference` finds it in a thread; what the administrator wrote in [supply] preference stands above
+it.
 """
 
 from __future__ import annotations

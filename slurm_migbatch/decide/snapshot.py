@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from slurm_migbatch.decide.capacity.view import NodeFacts
+from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.dispatch.retype import Candidate
 from slurm_migbatch.decide.lending.elastic_jobs import Report
 from slurm_migbatch.mig.profile import Profile

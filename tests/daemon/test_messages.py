@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.daemon import messages
 from slurm_migbatch.daemon.messages import MessageError, read_events, read_plan
-from slurm_migbatch.decide.capacity.view import LiveView
+from slurm_migbatch.daemon.nodesview import LiveView
 from tests.support.daemon_fakes import gpu, inventory, state
 from tests.support.examples import examples
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from slurm_migbatch.daemon.audit import Auditor
-from slurm_migbatch.decide.capacity.view import LiveView
+from slurm_migbatch.daemon.nodesview import LiveView
 from slurm_migbatch.slurm.client import JobRow
 from tests.support.daemon_fakes import FakeSigner, Node, gpu, inventory, state
 from tests.support.waiting import eventually

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.capacity.model import Mode
-from slurm_migbatch.decide.capacity.view import GpuFacts, NodeFacts
 from slurm_migbatch.decide.core import Decision, Memory, Outcomes, Settings
 from slurm_migbatch.decide.dispatch.arrays import Elastic, Throttle
 from slurm_migbatch.decide.dispatch.retype import Candidate, Pending, Retype

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_migbatch.decide.capacity.view import GpuFacts, NodeFacts
+from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.core import Memory, Outcomes, Settings, decide, needed, settle
 from slurm_migbatch.decide.dispatch.stage import DispatchSettings
 from slurm_migbatch.decide.lending.elastic_jobs import Report

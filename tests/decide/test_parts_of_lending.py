@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_migbatch.decide.capacity.demand import demands
+from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.capacity.model import Gpu, Lease, Node
-from slurm_migbatch.decide.capacity.view import GpuFacts, NodeFacts
 from slurm_migbatch.decide.lending.elastic_jobs import Report, Trainees, report_of
 from slurm_migbatch.decide.lending.expectation import Expectation
 from slurm_migbatch.decide.lending.ledger import Cause, Ledger, Loan, Sight, State

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch.decide.capacity.demand import demands
+from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.capacity.model import Gpu, Lease, Node
-from slurm_migbatch.decide.capacity.view import GpuFacts, NodeFacts
 from slurm_migbatch.decide.lending.allocation import Calm
 from slurm_migbatch.decide.lending.elastic_jobs import Trainees
 from slurm_migbatch.decide.lending.ledger import Cause, Ledger, Loan, State

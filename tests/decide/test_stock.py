@@ -12,7 +12,7 @@ from slurm_migbatch.daemon.plans import PlanBoard
 from slurm_migbatch.daemon.poll import Snapshot
 from slurm_migbatch.daemon.stock import HISTORY_S, USUAL_S, StockRoom, classes_of
 from slurm_migbatch.daemon.writer import StoreWriter
-from slurm_migbatch.decide.capacity.view import GpuFacts, NodeFacts
+from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.paris_elsa.preference import HORIZON_S, Class
 from slurm_migbatch.decide.snapshot import Answers, ClusterSnapshot
 from slurm_migbatch.decide.supply.stage import SupplyMemory, SupplySettings, plan_supply

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_migbatch.daemon.nodesview import LiveView
+from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.capacity.model import Gpu, Lease, Node
 from slurm_migbatch.decide.capacity.sharing import ALONE, Sharing, ends, is_guest, sharing, whose
-from slurm_migbatch.decide.capacity.view import GpuFacts, LiveView, NodeFacts
 from slurm_migbatch.decide.supply.audit import audit
 from slurm_migbatch.slurm.client import JobRow
 from tests.support.supply_gpus import H100, P, slot

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from slurm_migbatch.daemon.nodesview import LiveView
 from slurm_migbatch.daemon.observer import ToldView
-from slurm_migbatch.decide.capacity.view import LiveView
 from tests.support.supply_gpus import H100, layout, slot
 from tests.support.supply_jobs import INVENTORY, only, piece, start, stop
 

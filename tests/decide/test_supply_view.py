@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from slurm_migbatch.decide.capacity.view import GpuFacts, LiveView
+from slurm_migbatch.daemon.nodesview import LiveView
+from slurm_migbatch.decide.capacity.facts import GpuFacts
 from tests.support.supply_gpus import A30, H100, layout, slot
 from tests.support.supply_jobs import INVENTORY, only, piece, start, stop
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from slurm_migbatch.decide.capacity.view import GpuFacts, LiveView
+from slurm_migbatch.daemon.nodesview import LiveView
+from slurm_migbatch.decide.capacity.facts import GpuFacts
 from tests.support.supply_gpus import H100, slot
 
 INVENTORY = {"kind": "inventory", "gpus": [{"uuid": "a", "mig": True, "geometry": H100.to_dict()}]}

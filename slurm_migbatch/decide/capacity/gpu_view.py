@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from slurm_migbatch.decide.capacity.facts import GpuFacts
 from slurm_migbatch.decide.capacity.model import Gpu, Lease
-from slurm_migbatch.decide.capacity.view import GpuFacts
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, LayoutError, Slot
 

@@ -18,8 +18,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.capacity.model import Demand, Plan
-from slurm_migbatch.decide.capacity.view import GpuFacts, NodeFacts
 from slurm_migbatch.mig import grant
 from slurm_migbatch.mig.layout import LayoutError, Slot
 from slurm_migbatch.mig.profile import Profile, ProfileError

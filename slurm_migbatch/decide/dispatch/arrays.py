@@ -2,14 +2,14 @@
 
 An array whose hints hold `items=` and `deadline=` is elastic: each task does `items`, and all of them are to be done
 `deadline` after the first of them started. Slurm starts the tasks; what follows the load here is its ArrayTaskThrottle.
-It is the fewest with which the array ends in time (`decide.dispatch.elasticity.at_once`, after ElasticBatch: as few instances as
-the load needs, more at once where it grows). While nobody else waits for room a number is lowered with reserve only, so
-that it does not go up and down; while others wait it is lowered at once.
+It is the fewest with which the array ends in time (`decide.dispatch.elasticity.at_once`, after ElasticBatch: as few
+instances as the load needs, more at once where it grows). While nobody else waits for room a number is lowered with
+reserve only, so that it does not go up and down; while others wait it is lowered at once.
 
 Where the arrays of several users need more than there is, the next task is that of the user who was served least over
-the last sessions (D-STACK's rule for gaps; `decide.dispatch.session`), served meaning compute slices times seconds, and a
-session the longest deadline among them. One task more than there is room for is always let through, so that the arrays
-keep their place in Slurm's own order for what falls free.
+the last sessions (D-STACK's rule for gaps; `decide.dispatch.session`), served meaning compute slices times seconds, and
+a session the longest deadline among them. One task more than there is room for is always let through, so that the
+arrays keep their place in Slurm's own order for what falls free.
 
 What a user set as throttle himself (`--array=...%n`, or scontrol) is never exceeded.
 """

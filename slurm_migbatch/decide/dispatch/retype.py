@@ -1,10 +1,10 @@
 """Which pending `auto` job is given another profile, because its own has no room and that one is idle.
 
-ELSA's two ideas (Kim et al., DAC 2022; `decide.paris_elsa.assignment`): the cheapest slice first, and a dearer one as soon as the
-slack of the cheap one is used up or nobody else wants it. Slurm keeps the order of jobs and starts them; what changes
-here is only the type that a job asks for, and only within what its decision promised: profiles that keep its memory
-need, its latency limit, its deadline, its min and max, with at least the memory of the one first granted (what the job
-was told of batch and copies was for that), and not slower than it where nothing else was promised.
+ELSA's two ideas (Kim et al., DAC 2022; `decide.paris_elsa.assignment`): the cheapest slice first, and a dearer one as
+soon as the slack of the cheap one is used up or nobody else wants it. Slurm keeps the order of jobs and starts them;
+what changes here is only the type that a job asks for, and only within what its decision promised: profiles that keep
+its memory need, its latency limit, its deadline, its min and max, with at least the memory of the one first granted
+(what the job was told of batch and copies was for that), and not slower than it where nothing else was promised.
 
 Limits of the policy are from a job's submission, its promise from its start. A job with a deadline is wanted done that
 long after its submission; one without in `PATIENCE` times what it takes. That decides who goes first and never what a

@@ -1,8 +1,8 @@
 """Decide what waiting jobs are changed to: another profile, or another throttle of an array: the dispatch stage.
 
-`decide.dispatch.retype` chooses profiles and `decide.dispatch.arrays` throttles, both from room that supply's plan leaves. What a job
-may become is known from the submit filter's decision on it, which the record holds: what is not known yet is asked for
-(`Questions`), and the job waits as it is until the answer comes.
+`decide.dispatch.retype` chooses profiles and `decide.dispatch.arrays` throttles, both from room that supply's plan
+leaves. What a job may become is known from the submit filter's decision on it, which the record holds: what is not
+known yet is asked for (`Questions`), and the job waits as it is until the answer comes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Final
 from slurm_migbatch.decide.capacity.demand import demands
 from slurm_migbatch.decide.capacity.free import Space, of_counts, of_plan
 from slurm_migbatch.decide.capacity.model import Demand
+from slurm_migbatch.decide.dispatch import arrays as elastic
 from slurm_migbatch.decide.dispatch.arrays import Bounds, Elastic, Task, Throttle, elastic_arrays, throttles
 from slurm_migbatch.decide.dispatch.retype import (
     UNNAMED,
@@ -30,7 +31,6 @@ from slurm_migbatch.decide.dispatch.retype import (
     undone,
     without_place,
 )
-from slurm_migbatch.decide.dispatch import arrays as elastic
 from slurm_migbatch.decide.snapshot import Answers, ClusterSnapshot, Predictions
 from slurm_migbatch.decide.supply.stage import SupplyDecision
 from slurm_migbatch.mig.grant import strip

@@ -1,8 +1,8 @@
 """Training on idle MIG slices: who gets which slice, who grows, and which loans end for whom.
 
-A training job runs on one slice here; `decide.lending.allocation` has the rules for jobs on several. DeepBoot (Chen et al., IEEE
-TPDS 2023) lends whole GPUs; loans of slices, and all of this module, are ours. It rests on its ideas: worth relative to
-a fair share, restarts that must be paid for, and the loans of least loss ended first.
+A training job runs on one slice here; `decide.lending.allocation` has the rules for jobs on several. DeepBoot (Chen et
+al., IEEE TPDS 2023) lends whole GPUs; loans of slices, and all of this module, are ours. It rests on its ideas: worth
+relative to a fair share, restarts that must be paid for, and the loans of least loss ended first.
 
 `lend` decides one round:
 

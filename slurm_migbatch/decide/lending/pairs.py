@@ -1,7 +1,7 @@
 """Which waiting training job shares the slice of which running one: SJF-BSBF's test of a pair, on MIG slices. Pure.
 
-By Lai et al., "Scheduling Deep Learning Jobs in Multi-Tenant GPU Clusters via Wise Resource Sharing" (IWQoS 2024,
-arXiv 2407.13088), as the authors' code has it (`decide.lending.sharing.pays`): at most two jobs on one slice, and only where
+By Lai et al., "Scheduling Deep Learning Jobs in Multi-Tenant GPU Clusters via Wise Resource Sharing" (IWQoS 2024, arXiv
+2407.13088), as the authors' code has it (`decide.lending.sharing.pays`): at most two jobs on one slice, and only where
 the pair's mean finish is earlier than one after the other; of several hosts the one with the earliest mean finish.
 
 Ours, because a slice is not a whole GPU and its jobs are their users':

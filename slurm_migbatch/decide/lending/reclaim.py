@@ -1,9 +1,9 @@
 """Which loans end so that inference finds room, and what is due of those that are ending already. Pure.
 
 Inference that supply found no room for is looked at in Slurm's order. What is free, and what is about to be (of jobs
-that complete, of loans that were told to stop), serves it first; so a round that follows calls nobody else back for
-the same job. Where that is not enough the loans of least loss end (`decide.lending.allocation.reclaim`): one, or all that cover
-the place of a larger slice. For what is only expected, loans end that have lasted a while and no others.
+that complete, of loans that were told to stop), serves it first; so a round that follows calls nobody else back for the
+same job. Where that is not enough the loans of least loss end (`decide.lending.allocation.reclaim`): one, or all that
+cover the place of a larger slice. For what is only expected, loans end that have lasted a while and no others.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One round: what is due, which loans end for inference, and which training jobs are released. Pure.
 
 Inference comes first in every respect: what waits (`reclaim.call_back`), what supply plans for it, what the forecast
-expects. Only what is left, and has been idle for long enough, is lent (`decide.lending.grants.lend`), in Slurm's order of the
-training jobs.
+expects. Only what is left, and has been idle for long enough, is lent (`decide.lending.grants.lend`), in Slurm's order
+of the training jobs.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from slurm_migbatch.decide.capacity.view import NodeFacts
+from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.lending.ledger import Cause, Sight, State
 from slurm_migbatch.decide.lending.model import Kind, Order, Picture, Round, Rules
 from slurm_migbatch.decide.lending.pairs import Host, Pair, Sharer, pairs

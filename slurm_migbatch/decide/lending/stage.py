@@ -1,8 +1,9 @@
 """Decide which idle slices are lent to training jobs and which loans end: the lending stage of a decision.
 
-A round is made of pure parts: `decide.lending.ledger` follows what Slurm shows, `decide.lending.round` decides, `decide.lending.slice_sharing` adds
-jobs that share slices. What is remembered between rounds is `LendingMemory`. An order is an intention, noted in the
-ledger when it is given out and confirmed or withdrawn when `settle` is told what became of it.
+A round is made of pure parts: `decide.lending.ledger` follows what Slurm shows, `decide.lending.round` decides,
+`decide.lending.slice_sharing` adds jobs that share slices. What is remembered between rounds is `LendingMemory`. An
+order is an intention, noted in the ledger when it is given out and confirmed or withdrawn when `settle` is told what
+became of it.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from math import inf
 from typing import Final
 
 from slurm_migbatch.decide.capacity.demand import demands
+from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.capacity.model import Demand, Plan
-from slurm_migbatch.decide.capacity.view import GpuFacts, NodeFacts
 from slurm_migbatch.decide.lending.allocation import Elastic
 from slurm_migbatch.decide.lending.ledger import Ledger, Past, Place, Sight, State
 from slurm_migbatch.decide.lending.model import Picture, Promise, Start

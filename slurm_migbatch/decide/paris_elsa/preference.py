@@ -1,11 +1,11 @@
 """What free space is best offered as, by what was asked for lately and what waits now: PARIS for a live site.
 
 PARIS gives every size of slice the batches that fill it, and cuts GPUs by how much of each comes (Kim et al., DAC 2022;
-`decide.paris_elsa.partition` has what is ours). Here the submit filter says which slice a job's bucket belongs to, and the history
-how many jobs of it come and how long they run. Supply wants one order of profiles in which it fills the free space of
-every GPU, again and again until nothing fits; so of the cut that the policy finds only the mix counts. Orders that
-follow it, or one of its GPUs, are tried on one stream of arrivals, filled by the placement rules of the GPU, and the
-best of them is taken.
+`decide.paris_elsa.partition` has what is ours). Here the submit filter says which slice a job's bucket belongs to, and
+the history how many jobs of it come and how long they run. Supply wants one order of profiles in which it fills the
+free space of every GPU, again and again until nothing fits; so of the cut that the policy finds only the mix counts.
+Orders that follow it, or one of its GPUs, are tried on one stream of arrivals, filled by the placement rules of the
+GPU, and the best of them is taken.
 
 An order is a guess about what nobody has asked for yet. A pending job gets room whatever stands here.
 """

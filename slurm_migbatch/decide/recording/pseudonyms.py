@@ -17,6 +17,7 @@ from slurm_migbatch.decide.core import Settings
 from slurm_migbatch.decide.dispatch.arrays import Throttle
 from slurm_migbatch.decide.dispatch.retype import Retype
 from slurm_migbatch.decide.lending.ledger import Loan
+from slurm_migbatch.decide.recording import memory as memory_state
 from slurm_migbatch.decide.recording.codec import CodecError, Json
 from slurm_migbatch.decide.recording.memory import State
 from slurm_migbatch.decide.recording.segments import (
@@ -27,7 +28,6 @@ from slurm_migbatch.decide.recording.segments import (
     SegmentWriter,
     begins_segment,
 )
-from slurm_migbatch.decide.recording import memory as memory_state
 from slurm_migbatch.decide.snapshot import Answers, LendingPast
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.nodelist import NodeListError, expand

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from slurm_migbatch.decide.actions import Offer
-from slurm_migbatch.decide.capacity.view import NodeFacts
+from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.core import Decision, Memory, Outcomes, Settings
 from slurm_migbatch.decide.dispatch.arrays import Throttle
 from slurm_migbatch.decide.dispatch.retype import Candidate, Retype
@@ -20,9 +20,9 @@ from slurm_migbatch.decide.dispatch.stage import DispatchOutcome
 from slurm_migbatch.decide.lending.ledger import Loan
 from slurm_migbatch.decide.lending.model import Order
 from slurm_migbatch.decide.lending.stage import OrderOutcome
+from slurm_migbatch.decide.recording import memory as memory_state
 from slurm_migbatch.decide.recording.codec import Codec, CodecError, Codes, Json, canonical
 from slurm_migbatch.decide.recording.deltas import Delta
-from slurm_migbatch.decide.recording import memory as memory_state
 from slurm_migbatch.decide.snapshot import ClusterSnapshot, PlanStatus, Predictions
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile

@@ -1,6 +1,7 @@
 """Decide which slots to offer on each node: the supply stage of a decision.
 
-What the queue needs is planned by `decide.supply.planner`; here it is told of the cluster, and its answer becomes actions.
+What the queue needs is planned by `decide.supply.planner`; here it is told of the cluster, and its answer becomes
+actions.
  An offer that stands for a job and is not taken for a while is sought on other nodes.
 """
 
@@ -13,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from slurm_migbatch.decide.actions import Offer, StartNow
 from slurm_migbatch.decide.capacity import sharing as sharers
 from slurm_migbatch.decide.capacity.demand import GRES, demands, profiles, slices
+from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.capacity.gpu_view import KnownGpu
 from slurm_migbatch.decide.capacity.model import Demand, Gpu, Mode, Node, Plan, Reservation
-from slurm_migbatch.decide.capacity.view import NodeFacts
 from slurm_migbatch.decide.snapshot import ClusterSnapshot, PlanStatus
 from slurm_migbatch.decide.supply.audit import Excess, audit
 from slurm_migbatch.decide.supply.planner import Planner

@@ -12,9 +12,9 @@ from typing import Any
 
 from slurm_migbatch.daemon.advertiser import Advertiser
 from slurm_migbatch.daemon.controller import Controller, NoRecord, RoundReport
+from slurm_migbatch.daemon.nodesview import LiveView
 from slurm_migbatch.daemon.observer import Observer
 from slurm_migbatch.decide.capacity.sharing import Place
-from slurm_migbatch.decide.capacity.view import LiveView
 from slurm_migbatch.decide.core import Settings
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Slot

@@ -2,9 +2,10 @@
 
 Work comes by Poisson; its batches are log-normal (median 6), cut off at 32, one model at a time. The limit is 1.5 times
 what batch 32 takes on the whole GPU. What is measured is the latency-bounded rate: the highest at which the 95th
-percentile of latency keeps the limit and nothing takes more than ten limits (`decide.paris_elsa.trial`). Only layouts that can be
-placed are used. Seconds are those of the measured table (batches between measured ones by straight lines; above the
-largest measured one a batch does not fit); no predictor takes part, so there are no training models to keep out.
+percentile of latency keeps the limit and nothing takes more than ten limits (`decide.paris_elsa.trial`). Only layouts
+that can be placed are used. Seconds are those of the measured table (batches between measured ones by straight lines;
+above the largest measured one a batch does not fit); no predictor takes part, so there are no training models to keep
+out.
 
 - *whole GPUs*, and the *best homogeneous* cut: over every profile, served first-idle-first-served or by ELSA, whichever
   carries more on average over all seeds. An operator would have to know that beforehand.

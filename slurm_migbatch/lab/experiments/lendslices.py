@@ -1,10 +1,10 @@
 """Lending as it ships (E7 on slices): four nodes of four GPUs, half of them inference's, `[lending]` at its defaults.
 
-What decides is `decide.lending.round.decide` with the rules and the forecast that migbatchd makes of a `LendingConfig`; nothing
-is set beside it. Training jobs have one slice each, of any size that they fit on. Their models, batches and run times
-are those of MISO's 100 jobs, drawn with replacement; how fast each is on which slice is MISO's table; they come when
-the jobs of one of Pollux's workloads do, and every second one of another. Inference comes as `bench.lending` makes it
-up, with fewer and longer requests: jobs of Slurm, each on a slice of its own whose profile goes by its application.
+What decides is `decide.lending.round.decide` with the rules and the forecast that migbatchd makes of a `LendingConfig`;
+nothing is set beside it. Training jobs have one slice each, of any size that they fit on. Their models, batches and run
+times are those of MISO's 100 jobs, drawn with replacement; how fast each is on which slice is MISO's table; they come
+when the jobs of one of Pollux's workloads do, and every second one of another. Inference comes as `bench.lending` makes
+it up, with fewer and longer requests: jobs of Slurm, each on a slice of its own whose profile goes by its application.
 Every start, restart and checkpoint is charged.
 
 Inference's promise is that 95 of 100 requests start within `PROMISE_S` of their arrival. At the large load the bursts

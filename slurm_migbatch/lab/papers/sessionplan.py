@@ -1,4 +1,4 @@
-"""Which way of `decide.dispatch.session` a GPU is run: layouts by plan, one layout for good, or one size for each model.
+"""Which way of `session` a GPU is run: layouts by plan, one layout for good, or one size for each model.
 
 None of the three is best for every demand. Layouts by plan carry most where the linear programme's mix of layouts
 matters, one layout for good where changes cost more than they bring, and one size for each model, earliest deadline

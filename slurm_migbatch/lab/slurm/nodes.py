@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from slurm_migbatch.daemon.nodesview import LiveView
 from slurm_migbatch.daemon.plans import Guests, Plan, PlanBoard
 from slurm_migbatch.decide.capacity.demand import slices
+from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.capacity.sharing import is_guest
-from slurm_migbatch.decide.capacity.view import LiveView, NodeFacts
 from slurm_migbatch.lab.sim.gpus import CREATE_S, DESTROY_S
 from slurm_migbatch.lab.slurm.clock import Event, VirtualClock
 from slurm_migbatch.lab.slurm.slurmctld import Slurmctld
@@ -85,7 +86,7 @@ class _Process:
 
 
 class SimulatedNodes:
-    """All nodes of a site: `daemon.observer.NodeBoard`, `decide.capacity.view.NodesView` and `records.Machines` in one.
+    """All nodes of a site: `daemon.observer.NodeBoard`, `daemon.nodesview.NodesView` and `records.Machines` in one.
 
     Args:
         clock: the time.

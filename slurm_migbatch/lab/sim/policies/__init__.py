@@ -1,1 +1,1 @@
-"""Policies for training traces: thin adapters between the engine and the rules in `slurm_migbatch.lab.papers.queueing`."""
+"""Policies for training traces: thin adapters between the engine and the rules in `lab.papers.queueing`."""

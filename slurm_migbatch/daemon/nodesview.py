@@ -10,36 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.mig.geometry import Geometry, GeometryError
-from slurm_migbatch.mig.layout import EMPTY, Layout, LayoutError, Slot
+from slurm_migbatch.mig.layout import Layout, LayoutError, Slot
 from slurm_migbatch.mig.profile import ProfileError
 
 
-@dataclass(frozen=True)
-class GpuFacts:
-    """One GPU: its geometry, the slot of each lease with its run (job and restart count), zombies, idle instances.
-
-    `guests` are second holders of slots that are among the leases.
-    """
-
-    uuid: str
-    geometry: Geometry
-    leases: tuple[tuple[Slot, tuple[int, int]], ...] = ()
-    zombies: tuple[Slot, ...] = ()
-    warm: Layout = EMPTY
-    guests: tuple[tuple[Slot, tuple[int, int]], ...] = ()
-
-
-@dataclass(frozen=True)
-class NodeFacts:
-    """One node: its GPUs in MIG mode, and whether jobs can have slices there at all."""
-
-    gpus: tuple[GpuFacts, ...]
-    healthy: bool = True
-
-
 class NodesView(Protocol):
-    """What the supply loop asks of the nodes' side."""
+    """What the controller asks of the nodes' side."""
 
     def facts(self) -> Mapping[str, NodeFacts]:
         """Every node that has described its GPUs, as last heard."""
