@@ -22,6 +22,7 @@ pytest.register_assert_rewrite("tests.support")
 
 from tests.support.directories import open_to_users  # noqa: E402 - after what it is rewritten by
 from tests.support.examples import register as register_examples  # noqa: E402 - after what it is rewritten by
+from tests.support.recordings import assert_decided_alike  # noqa: E402 - after what it is rewritten by
 
 # CI sees the same examples every time; whoever works on the code sees new ones.
 register_examples(repeatable="CI" in os.environ)
@@ -92,20 +93,26 @@ def cluster(slurm_root: str) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def stack(slurm_root: str) -> Iterator[Cluster]:
-    """The same with migbatch installed and running: hooks, agents, migbatchd (`stack.product`), submit filter."""
+    """The same with migbatch installed and running: hooks, agents, migbatchd (`stack.product`), submit filter.
+
+    What migbatchd recorded is decided again at the end, and has to come out the same.
+    """
     with Cluster(slurm_root=slurm_root, migbatch="all") as running:
         yield running
+        assert assert_decided_alike(running)
 
 
 @pytest.fixture
 def new_cluster(slurm_root: str) -> Iterator[Callable[..., Cluster]]:
     """Makes clusters for one test, which may restart or kill what it likes: `new_cluster(nodes=1, migbatch="hooks")`.
 
-    The keywords are those of `Spec`.
+    The keywords are those of `Spec`. What migbatchd recorded on them is decided again before they go.
     """
     with ExitStack() as stack:
 
         def make(**spec: object) -> Cluster:
-            return stack.enter_context(Cluster(None, slurm_root=slurm_root, **spec))
+            running = stack.enter_context(Cluster(None, slurm_root=slurm_root, **spec))
+            stack.callback(assert_decided_alike, running)
+            return running
 
         yield make

@@ -1,0 +1,31 @@
+"""What migbatchd recorded on a test cluster, decided again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from slurm_migbatch.testbed.cluster import Cluster
+
+
+def recordings_of(cluster: Cluster) -> list[Path]:
+    """Return the files that migbatchd's flight recorder has written on this cluster, the oldest first."""
+    return sorted((cluster.directory / "migbatch" / "decisions").glob("*.jsonl.gz"))
+
+
+def assert_decided_alike(cluster: Cluster) -> int:
+    """Assert that today's code decides what migbatchd decided in every recorded round, and return their number.
+
+    A round that is being written is left out: a segment that was not ended is read as far as it goes.
+    """
+    files = recordings_of(cluster)
+    if not files:
+        return 0
+    line = [sys.executable, "-m", "slurm_migbatch.cli", "replay", "--json", *map(str, files)]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rounds = json.loads(done.stdout.splitlines()[-1])["rounds"]
+    assert isinstance(rounds, int)
+    return rounds
