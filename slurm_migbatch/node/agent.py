@@ -1,7 +1,7 @@
 """The resident service `migbatch node agent`: quick hooks, events to the controller, plans from it, and housekeeping.
 
 It keeps NVML, the journal and Python itself warm, so that a hook only has to ask. Nothing that a hook waits for ever
-waits for the controller. Everything it does for hooks, a hook can do without it (`slow.py`), so it may be stopped,
+waits for the controller. Everything it does for hooks, a hook can do without it (`fallback.py`), so it may be stopped,
 killed and updated at any time.
 """
 
@@ -22,7 +22,7 @@ from slurm_migbatch.mig.driver import DriverError
 from slurm_migbatch.node import exits, notify, protocol
 from slurm_migbatch.node.client import SOCKET
 from slurm_migbatch.node.config import Config
-from slurm_migbatch.node.courier import Courier
+from slurm_migbatch.node.controller_sync import Courier
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.gpus import Gpus

@@ -14,6 +14,7 @@ from contextlib import suppress
 from slurm_migbatch.mig.driver import DriverError
 from slurm_migbatch.mig.grant import GrantError, parse_comment
 from slurm_migbatch.node import ending, exits, grants, handoff, owner, repair, unwritable
+from slurm_migbatch.node.allocate import Misfit, Starter, Unsafe
 from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.config import Config
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
@@ -24,7 +25,6 @@ from slurm_migbatch.node.liveness import Liveness, LivenessError
 from slurm_migbatch.node.paths import Paths
 from slurm_migbatch.node.rebuild import rebuild
 from slurm_migbatch.node.repair import Repairer
-from slurm_migbatch.node.start import Misfit, Starter, Unsafe
 
 PATIENCE = 0.5
 """Share of a hook's time that it may wait for another process to let go of the journal."""

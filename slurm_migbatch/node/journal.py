@@ -40,7 +40,7 @@ from slurm_migbatch.mig.driver import Instance
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.placement import Placement
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.node import effects, room
+from slurm_migbatch.node import disk_reserve, effects
 
 NAME = "journal.db"
 SCHEMA_VERSION = 2
@@ -201,10 +201,10 @@ class Journal:
                 raise
             except JournalError:
                 self.close()
-                if not room.release(path):
+                if not disk_reserve.release(path):
                     raise
                 self._open(busy_s)
-            room.keep(path)
+            disk_reserve.keep(path)
         except BaseException:
             self.close()
             raise
@@ -513,7 +513,7 @@ def _create(path: str) -> None:
             finally:
                 link.close()  # which also plays the write-ahead file in and removes it
         os.chmod(beside, 0o600)
-        room.keep_database(beside)
+        disk_reserve.keep_database(beside)
         move_aside(path)
         effects.point("rename")
         os.rename(beside, path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
-from slurm_migbatch.node import figures, handoff, progress
+from slurm_migbatch.node import handoff, progress, usage
 from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.journal import Journal, Run, Slice
 from slurm_migbatch.node.paths import Paths
@@ -37,7 +37,7 @@ class Releaser:
             handoff.write(self._paths.job, handoff.Handoff(run.job, run.restart, run.uid, (), ended))
         else:
             handoff.remove(self._paths.job, run.job, run.restart)
-        achieved = figures.gather(self._paths, run, pieces)
+        achieved = usage.gather(self._paths, run, pieces)
         while (problems := self._end(run, achieved, closed)) is None:
             closed = self._close(self._pieces(run), closed)  # the other holder of a slice has left meanwhile
         progress.remove(self._paths.progress, run.job, run.restart)
@@ -64,7 +64,7 @@ class Releaser:
     def _sole(self, piece: Slice) -> bool:
         return piece.state == "held" and piece.beside is None and self._journal.guest_of(piece) is None
 
-    def _end(self, run: Run, achieved: figures.Figures, closed: Mapping[int | None, str]) -> list[str] | None:
+    def _end(self, run: Run, achieved: usage.Figures, closed: Mapping[int | None, str]) -> list[str] | None:
         """The end in the journal; None, with nothing done, where a slice is to be freed that was not closed."""
         with self._journal.write():
             pieces = self._pieces(run)

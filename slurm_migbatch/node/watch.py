@@ -2,13 +2,13 @@
 
 Every SampleEvery seconds it asks the driver how much memory is in use on each slice that a job holds, and reads the
 jobs' progress files. What is new goes to the controller as `progress` events, of one run at most every ProgressEvery
-seconds; what a run said last is told at its end in any case (`figures.py`). It takes no lock and changes no slice, and
-no hook waits for it. It also looks who has devices open that are another's by now (`kept.py`).
+seconds; what a run said last is told at its end in any case (`usage.py`). It takes no lock and changes no slice, and
+no hook waits for it. It also looks who has devices open that are another's by now (`open_devices.py`).
 
-A new checkpoint is waited for, by who takes a slice back. So between two looks the kernel tells which progress files
-are written (`notice.py`), these are read at once, though no more often than every GLANCE_S seconds, and a checkpoint or
-a last word is told at once. A job that reports them without end is told of as often as AT_ONCE and AGAIN_S allow, and
-harms only itself. On a node whose jobs report nothing, nothing is done.
+Whoever takes a slice back waits for a new checkpoint. So between two samples the kernel says which progress files are
+written (`inotify.py`); these are read at once, though no more often than every GLANCE_S seconds, and a checkpoint or a
+last report is sent at once. For a job that reports them without end this happens as often as AT_ONCE and AGAIN_S allow.
+On a node whose jobs report nothing, nothing is done.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 
 from slurm_migbatch.mig.driver import DriverError, Instance
-from slurm_migbatch.node import kept, peaks, progress
+from slurm_migbatch.node import open_devices, peaks, progress
 from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.config import Config
-from slurm_migbatch.node.figures import progress_event
 from slurm_migbatch.node.gpus import Gpus
+from slurm_migbatch.node.inotify import Notice
 from slurm_migbatch.node.journal import NAME, Journal, JournalError, Run, Slice
-from slurm_migbatch.node.notice import Notice
 from slurm_migbatch.node.paths import Paths, PathsError
+from slurm_migbatch.node.usage import progress_event
 
 SHARE = 20.0
 """A round that takes t seconds is followed by a pause of at least SHARE * t: at most a twentieth of one core."""
@@ -58,7 +58,7 @@ class Watcher:
         self._at_once: dict[peaks.RunId, tuple[float, float]] = {}
         self._complained: set[str] = set()
         self._caps = Caps(config.proc_root, config.dev_root)
-        self._kept = kept.Look()
+        self._kept = open_devices.Look()
 
     def thread(self, stopping: threading.Event, wake: int) -> threading.Thread | None:
         """The thread, not yet started; None where SampleEvery=0 switches this off.

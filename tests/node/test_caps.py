@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from slurm_migbatch.node.caps import MODE, Caps, CapsError, helper_is_setuid
-from slurm_migbatch.node.kept import Kept, Look
+from slurm_migbatch.node.open_devices import Kept, Look
 from tests.support.directories import open_to_users
 from tests.support.nodes import ALICE, BOB
 

@@ -334,7 +334,7 @@ def test_it_waits_for_a_host_that_is_just_leaving(node, monkeypatch):
 
 
 def test_but_not_for_ever(node, monkeypatch):
-    monkeypatch.setattr("slurm_migbatch.node.start.HOST_TURNS_S", 0.1)
+    monkeypatch.setattr("slurm_migbatch.node.allocate.HOST_TURNS_S", 0.1)
     node.prolog(1, HOST)
     publish(node, {2: (1, 0)})
     with ending(node, 1):

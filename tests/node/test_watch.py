@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_migbatch.node import peaks, progress, tmpfs
-from slurm_migbatch.node.notice import Notice
+from slurm_migbatch.node.inotify import Notice
 from slurm_migbatch.node.peaks import Peak
 from slurm_migbatch.node.watch import AGAIN_S, AT_ONCE, GLANCE_S, Watcher
 from slurm_migbatch.testbed.proc import wait_until

@@ -5,7 +5,7 @@ import pytest
 from slurm_migbatch.mig.grant import Grant, parse_comment
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.node import exits, plan
-from slurm_migbatch.node.account import LONGEST, Site, account
+from slurm_migbatch.node.diagnosis import LONGEST, Site, account
 from slurm_migbatch.node.journal import Run, Slice
 from tests.support.nodes import ALICE, BOB
 from tests.support.promises import TWO, publish, uuids

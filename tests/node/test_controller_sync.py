@@ -7,8 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from slurm_migbatch.node import auth, plan
-from slurm_migbatch.node.courier import Courier
-from slurm_migbatch.node.link import Link, LinkError
+from slurm_migbatch.node.controller_client import Link, LinkError
+from slurm_migbatch.node.controller_sync import Courier
 
 
 class Controller:

@@ -19,9 +19,9 @@ from slurm_migbatch.mig.driver import DriverError
 from slurm_migbatch.node import inventory, plan
 from slurm_migbatch.node.auth import AuthError, make_signer
 from slurm_migbatch.node.config import Config
+from slurm_migbatch.node.controller_client import Link, LinkError
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.journal import NAME, Journal, JournalError
-from slurm_migbatch.node.link import Link, LinkError
 from slurm_migbatch.node.state import state
 
 BATCH = 500

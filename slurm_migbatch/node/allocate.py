@@ -26,11 +26,11 @@ from slurm_migbatch.mig.driver import Busy, DriverError, Gpu, GpuLost, Instance,
 from slurm_migbatch.mig.grant import Grant
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.node import choice, effects, ending, guest, handoff, owner, plan, progress
-from slurm_migbatch.node.account import Site, account
+from slurm_migbatch.node import effects, ending, guest, handoff, owner, placement, plan, progress
 from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.config import Config
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
+from slurm_migbatch.node.diagnosis import Site, account
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.hookenv import HookEnv
 from slurm_migbatch.node.journal import IN_FLIGHT, Journal, JournalError, Overlap, Run, Slice
@@ -66,7 +66,7 @@ class Unsafe(Exception):
 class _Again(Exception):
     """A place proved unusable; choose again without it."""
 
-    def __init__(self, place: choice.Place | None, why: str) -> None:
+    def __init__(self, place: placement.Place | None, why: str) -> None:
         super().__init__(why)
         self.place = place
 
@@ -98,7 +98,7 @@ class Starter:
 
     def start(self, env: HookEnv, grant: Grant, who: str, deadline: Deadline) -> Started:
         """Give the run its slices. Raises Misfit, Unsafe, DriverError, CapsError, JournalError, TooLate."""
-        barred: set[choice.Place] = set()
+        barred: set[placement.Place] = set()
         lost = dict(self._gpus.survey().failing)
         repaired = False
         if self._journal.meta("reconciled") != self._journal.meta("boot_id"):
@@ -154,10 +154,10 @@ class Starter:
         env: HookEnv,
         grant: Grant,
         who: str,
-        barred: set[choice.Place],
+        barred: set[placement.Place],
         lost: dict[str, str],
         deadline: Deadline,
-    ) -> tuple[choice.Claim, ...]:
+    ) -> tuple[placement.Claim, ...]:
         """Choose and claim places in one transaction. Raises _Full where there are none."""
         self._mend_abandoned(deadline)
         gpus = [gpu for gpu in self._gpus.managed() if gpu.uuid not in lost]
@@ -167,7 +167,7 @@ class Starter:
             with self._journal.write():
                 rows = self._journal.slices("state<>'lost'")
                 views = [
-                    choice.View(
+                    placement.View(
                         uuid=gpu.uuid,
                         order=gpu.index,
                         geometry=shapes[gpu.uuid],
@@ -177,7 +177,7 @@ class Starter:
                     )
                     for gpu in gpus
                 ]
-                claims = choice.claim(views, grant.profiles, env.uid, self._config.warm_reuse, barred)
+                claims = placement.claim(views, grant.profiles, env.uid, self._config.warm_reuse, barred)
                 if claims is None:
                     tried = ", ".join(f"{slot} on {gpu[:12]}" for gpu, slot in sorted(barred))
                     raise _Full(self._account(grant, told, gpus, f"Tried in vain: {tried}" if tried else ""))
@@ -191,10 +191,10 @@ class Starter:
         env: HookEnv,
         grant: Grant,
         who: str,
-        barred: set[choice.Place],
+        barred: set[placement.Place],
         lost: dict[str, str],
         deadline: Deadline,
-    ) -> tuple[choice.Claim, ...]:
+    ) -> tuple[placement.Claim, ...]:
         """Claim the place that the plan names for this guest, in one transaction. Raises _Full, Misfit."""
         until = time.monotonic() + min(HOST_TURNS_S, deadline.remaining / 2)
         while True:
@@ -211,15 +211,15 @@ class Starter:
                 rows = self._journal.slices("gpu=? AND state<>'lost'", (gpu.uuid,))
                 runs = {(run.job, run.restart): run for run in self._journal.runs("state<>'ended'")}
                 found = guest.verdict(place, env.uid, rows, runs, planned)
-                claims: tuple[choice.Claim, ...] | None = None
+                claims: tuple[placement.Claim, ...] | None = None
                 if found.way is guest.Way.JOIN:
-                    claims = (choice.Claim(place.gpu, place.slot, None, (), planned, found.host),)
+                    claims = (placement.Claim(place.gpu, place.slot, None, (), planned, found.host),)
                 elif found.way is guest.Way.ALONE and place.slot.profile in shape:
                     used = tuple({row.slot for row in rows if row.state not in guest.FREE})
                     idle = tuple([row for row in rows if row.state in guest.FREE])
-                    view = choice.View(gpu.uuid, gpu.index, shape, used, idle, (place.slot,))
+                    view = placement.View(gpu.uuid, gpu.index, shape, used, idle, (place.slot,))
                     others = {(gpu.uuid, slot) for slot in shape.info(place.slot.profile).slots if slot != place.slot}
-                    claims = choice.claim(
+                    claims = placement.claim(
                         [view], [place.slot.profile], env.uid, self._config.warm_reuse, barred | others
                     )
                 if claims is not None:
@@ -245,7 +245,7 @@ class Starter:
         if abandoned or any(not owner.alive(r.owner) for r in unfinished) or ending.abandoned(self._paths.run):
             self._repairer.runs()
 
-    def _write_claims(self, env: HookEnv, grant: Grant, who: str, claims: Sequence[choice.Claim]) -> None:
+    def _write_claims(self, env: HookEnv, grant: Grant, who: str, claims: Sequence[placement.Claim]) -> None:
         for ordinal, claim in enumerate(claims):
             for piece in claim.evict:
                 if piece.state == "idle":  # else another hook has marked it, and we may wait for that one
@@ -272,7 +272,7 @@ class Starter:
 
     # -- doing ---------------------------------------------------------------------------------------------------
 
-    def _carry_out(self, env: HookEnv, who: str, deadline: Deadline, claims: Sequence[choice.Claim]) -> Started:
+    def _carry_out(self, env: HookEnv, who: str, deadline: Deadline, claims: Sequence[placement.Claim]) -> Started:
         wanted = {claim.gpu for claim in claims}
         gpus = {gpu.uuid: gpu for gpu in self._gpus.managed() if gpu.uuid in wanted}
         try:
@@ -293,7 +293,7 @@ class Starter:
             raise
 
     def _under_locks(
-        self, env: HookEnv, who: str, deadline: Deadline, claims: Sequence[choice.Claim], gpus: dict[str, Gpu]
+        self, env: HookEnv, who: str, deadline: Deadline, claims: Sequence[placement.Claim], gpus: dict[str, Gpu]
     ) -> Started:
         there = {uuid: self._seen(gpu) for uuid, gpu in gpus.items()}
         for claim in claims:
