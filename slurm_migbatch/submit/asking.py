@@ -1,4 +1,4 @@
-"""What a job asks for: the MIG and GPU parts of its TRES fields, and how many of them each node is to give."""
+"""Parse a job's request: the MIG and GPU entries of its TRES fields, and the count on each node."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class Asking:
 
 
 def mentions(texts: Iterable[str | None]) -> bool:
-    """Whether any text could ask for slices; the quick way out for every other job."""
+    """Return whether any text could ask for slices; the quick way out for every other job."""
     return any("mig" in low or "gpu" in low for low in (lower(text) for text in texts if text))
 
 
 def read(request: JobRequest, *, gpus: bool) -> Asking | None:
-    """The MIG entries of a request (and with `gpus` the GPU entries); None where there is none. Raises Refusal."""
+    """Return the MIG entries of a request (with `gpus` the GPU entries too); None without any. Raises Refusal."""
     found: list[Asking] = []
     for name in TRES_FIELDS:
         text = getattr(request, name)
@@ -104,7 +104,7 @@ def _split(text: str, prefix: str, rest: str) -> Part | None:
 
 
 def count_of(part: Part, profiles: str) -> int:
-    """How many the part asks for, 1 to 64; raises Refusal. `profiles` are those to name where a profile was meant."""
+    """Return how many the entry asks for, 1 to 64; raises Refusal, which names `profiles` where one was meant."""
     if not part.number:
         return 1
     match = _NUMBER.fullmatch(part.number)
@@ -117,7 +117,7 @@ def count_of(part: Part, profiles: str) -> int:
 
 
 def per_node(asking: Asking, count: int, request: JobRequest) -> int:
-    """`count` of the asking's field as a count for each node; raises Refusal where the request does not tell."""
+    """Return `count` of the request's field per node; raises Refusal where the request does not determine it."""
     if asking.field == "tres_per_node":
         return count
     nodes = nodes_of(request)
@@ -140,7 +140,7 @@ def per_node(asking: Asking, count: int, request: JobRequest) -> int:
 
 
 def nodes_of(request: JobRequest) -> int | None:
-    """How many nodes the job will have, where the request settles it: one where it says nothing and has one task."""
+    """Return how many nodes the job will have, where the request settles it: one if it is silent and has one task."""
     low, high = request.min_nodes or None, request.max_nodes or None
     if low and low == high:
         return low

@@ -105,12 +105,15 @@ def rewrite(
 
 
 def has_marker(text: str | None) -> bool:
-    """Whether a text holds what only the filter may write, in any case of letters."""
+    """Return whether a text holds what only the filter may write, in any case of letters."""
     return text is not None and MARKER_OPEN in lower(text)
 
 
 def split_marker(comment: str) -> tuple[str, str]:
-    """`(the user's text, the marker)` of a job's present comment; the marker is empty where it is not well formed."""
+    """Return `(the user's text, the marker)` of a job's present comment.
+
+    The marker is empty where it is not well formed.
+    """
     at = comment.find(MARKER_OPEN)
     if at < 0:
         return comment, ""
@@ -191,7 +194,7 @@ class _Job:
         return Pass()
 
     def _modify_elastic(self, merged: JobRequest, now: Present, marker: str, *, tres_given: bool) -> Answer:
-        """A training job that waits for idle slices, or was just given one and has not started.
+        """Return a training job that waits for idle slices, or was just given one and has not started.
 
         Its user may say something else about it. It keeps its GRES then, as root has set it. Or he asks for a slice of
         its own, by naming a profile, moving it to another partition or taking back role=train; then it is an ordinary
@@ -233,7 +236,7 @@ class _Job:
     # -- the grant ---------------------------------------------------------------------------------------------
 
     def _grant(self, request: JobRequest, old_marker: str, *, elastic: bool = False) -> Answer:
-        """`elastic`: it is an elastic training job already."""
+        """Grant slices to the request; `elastic`: it is an elastic training job already."""
         if not mentions(getattr(request, name) for name in TRES_FIELDS):
             return Pass(MESSAGES["idle"] if request.comment and hinting.is_hint(request.comment) else "")
         names = [name for name in (request.partition or "").split(",") if name]
@@ -323,7 +326,7 @@ class _Job:
         limits: Limits,
         old_marker: str,
     ) -> Answer:
-        """It waits, for one slice of those that it may have."""
+        """Accept an elastic training job, which waits for one slice of those that it may have."""
         total = sum(per_node(asking, count_of(part, partition.profile_list), request) for part in asking.parts)
         if total != 1 or nodes_of(request) != 1:
             raise Refusal("loan_one", partition.name)
@@ -368,7 +371,7 @@ class _Job:
         )
 
     def _advice(self, bucket: Bucket | None, hints: Hints, partition: Partition, grant: Grant) -> Advice | None:
-        """For jobs whose slices are all of one profile; each slice is advised alike. It is never a reason to refuse."""
+        """Return the advice for jobs whose slices are all of one profile; it is never a reason to refuse."""
         if len(grant.parts) != 1:
             return None
         try:
@@ -380,7 +383,7 @@ class _Job:
         return self.chooser.advice(bucket, partition, partition.offers[grant.parts[0][0].gres_type])
 
     def _named(self, grant: Grant, old_marker: str, name: str) -> Grant:
-        """The grant with its decision's name: the old one where nothing but the comment changes.
+        """Return the grant with its decision's name: the old one where nothing but the comment changes.
 
         Where there is no record of a decision, `auto` says that nobody named the profile.
         """
@@ -415,12 +418,12 @@ def _is_auto(part: Part) -> bool:
 
 
 def _is_open(part: Part) -> bool:
-    """Whether it leaves the profile to us, and the kind of GPU too."""
+    """Return whether the entry leaves both profile and GPU kind to migbatch."""
     return _is_auto(part) or (part.name == "gpu" and part.type is None)
 
 
 def _auto_again(present: str) -> str:
-    """A job's GRES with one `mig:auto` in the place of its MIG entries."""
+    """Return a job's GRES with one `mig:auto` in the place of its MIG entries."""
     entries: list[str] = []
     asked = False
     for entry in present.split(","):
@@ -493,7 +496,9 @@ def _changes(request: JobRequest, asking: Asking, granted: Sequence[str], commen
 
 
 def _with_marker(text: str, marker: str, decision: str | None = None, longest: int = 0) -> str:
-    """The comment with its marker. Room is kept for a full decision name where `decision` is given, and for a marker of
+    """Return the comment with its marker.
+
+    Room is kept for a full decision name where `decision` is given, and for a marker of
     `longest` bytes."""
     comment = f"{text} {marker}" if text else marker
     room = max(0, longest - len(marker))

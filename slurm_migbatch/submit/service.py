@@ -39,7 +39,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def new_id() -> str:
-    """A decision's name: eight of 0-9a-z, none of those with which the names of loans begin."""
+    """Return a decision's name: eight of 0-9a-z, none of those with which the names of loans begin."""
     number, text = secrets.randbits(40), ""
     for _ in range(8):
         number, digit = divmod(number, 36)
@@ -49,7 +49,7 @@ def new_id() -> str:
 
 @dataclass(frozen=True)
 class Site:
-    """What the service answers from; replaced as a whole when the inventory or the model changes."""
+    """The state that answers are made from; replaced as a whole when the inventory or the model changes."""
 
     catalog: SiteCatalog
     chooser: Chooser
@@ -66,12 +66,12 @@ class Statistics:
         self._seconds: deque[float] = deque(maxlen=1024)
 
     def note(self, verdict: str, seconds: float) -> None:
-        """One request was answered."""
+        """Count an answered request."""
         self.answers[verdict] += 1
         self._seconds.append(seconds)
 
     def quantile(self, share: float) -> float:
-        """Handling time in seconds under which `share` of the last requests stayed; 0 before the first."""
+        """Return the handling time in seconds under which `share` of the last requests stayed; 0 before the first."""
         ordered = sorted(self._seconds)
         return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
 
@@ -109,7 +109,7 @@ class SubmitService:
         self._site = Site(catalog or site.catalog, chooser or site.chooser, policy or site.policy)
 
     def handle(self, request: bytes, peer_uid: int = 0) -> bytes:
-        """The answer to one request of a process of `peer_uid`. Never raises.
+        """Return the answer to one request of a process of `peer_uid`. Never raises.
 
         Root and SlurmUser get decisions, for anybody; everybody else gets advice about himself, which is not recorded.
         """
@@ -172,12 +172,12 @@ class SubmitService:
 
 
 def reserved(path: Path) -> Path:
-    """Where slurmctld asks, beside the socket of all at `path`: a crowd there takes nothing from it."""
+    """Return slurmctld's own socket path beside the common one at `path`, so that users' requests cannot delay it."""
     return path.with_name(f"{path.stem}-slurmctld{path.suffix}")
 
 
 def listen(path: Path, *, owners: Collection[int] = ()) -> socket.socket:
-    """A listening socket at `path`, a dead one there replaced. Raises OSError; the directory must be root's own.
+    """Return a listening socket at `path`, a dead one there replaced. Raises OSError; the directory must be root's own.
 
     Everybody may connect (to ask for advice), who may ask what is settled by peer credentials; with `owners` root and
     this user alone. Where it cannot be given to him (there are several, or only root could give it) everybody may
@@ -207,6 +207,6 @@ def _given(path: Path, owners: Collection[int]) -> bool:
 
 
 def peer_uid(client: socket.socket) -> int:
-    """The uid of the process at the other end, as the kernel knows it."""
+    """Return the uid of the process at the other end, as the kernel knows it."""
     packed = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(packed)[1])

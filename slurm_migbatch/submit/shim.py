@@ -41,7 +41,7 @@ def render(
     deadline_ms: int = 100,
     default_partition: str = "",
 ) -> str:
-    """One shim (`JOB_SUBMIT` or `CLI_FILTER`) as Lua source.
+    """Return one shim (`JOB_SUBMIT` or `CLI_FILTER`) as Lua source.
 
     `socket` and `table` are the paths that slurmctld sees. `catalog` goes into the file for the day on which neither
     service nor table can be had. `default_partition` is for the user commands, which do not know it.
