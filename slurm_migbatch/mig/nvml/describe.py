@@ -35,7 +35,7 @@ class Ask(Protocol):
 
 
 def read_geometry(gpu: str, model: str, ask: Ask, mig_on: bool) -> tuple[Geometry, tuple[query.KnownProfile, ...]]:
-    """The geometry of a GPU, and every profile id with the profile it belongs to.
+    """Return the geometry of a GPU, and every profile id with the profile it belongs to.
 
     `gpu` names the one card in messages, `model` is its model. Raises NotMig for GPUs without MIG and for vGPU guests.
     With MIG off drivers do not name profiles, so the names are computed. Two ids of one name (none is known) are one
@@ -81,7 +81,7 @@ def read_geometry(gpu: str, model: str, ask: Ask, mig_on: bool) -> tuple[Geometr
 
 
 def read_facts(ask: Ask) -> dict[str, str | int | float]:
-    """Figures of the whole GPU; what the driver does not tell is missing.
+    """Return the figures of the whole GPU; what the driver does not tell is missing.
 
     architecture (`ampere` ...); compute_capability (`8.0`); clock_mhz and memory_clock_mhz, the highest of SM and
     memory; memory_bus_bits; memory_mib; pci_bus_id; driver_version; virtualization (`vgpu`, only in such a guest).

@@ -38,7 +38,7 @@ _ERRORS: dict[int, tuple[type[DriverError], str]] = {
 
 
 def translated(error: pynvml.NVMLError, what: str) -> DriverError:
-    """The error to raise for a failure of NVML while doing `what`."""
+    """Translate a failure of NVML while doing `what` into the error to raise."""
     code = int(error.value)
     kind, words = _ERRORS.get(code, (DriverError, f"the driver failed with {error}"))
     return kind(code, f"{what}: {words} (NVML code {code})")
