@@ -69,13 +69,13 @@ class Answers:
         self._users: dict[int, str] = {}
 
     def hello(self) -> dict[str, Any]:
-        """pyslurm's release, and what rows need that it does not have; asks slurmctld something too."""
+        """Return pyslurm's release and the fields that it lacks, after one request to slurmctld."""
         lacking = [name for name in JOB if not hasattr(self._pyslurm.Job, name)]
         self._pyslurm.Partitions.load()
         return {"version": self._pyslurm.__version__, "lacking": lacking}
 
     def jobs(self) -> dict[str, Any]:
-        """Every job that waits or holds something, the tiers of partitions, names of users."""
+        """Return every job that waits or holds something, the tiers of partitions, names of users."""
         rows = []
         for job in self._pyslurm.Jobs.load().values():
             if job.state not in ENDED:
@@ -86,11 +86,11 @@ class Answers:
         return {"jobs": rows, "tiers": self._tiers(), "users": {str(uid): name for uid, name in self._users.items()}}
 
     def default_partition(self) -> str:
-        """Its name, or nothing."""
+        """Return the default partition's name, or an empty string."""
         return next((str(p.name) for p in self._pyslurm.Partitions.load().values() if p.is_default), "")
 
     def diag(self) -> dict[str, dict[str, tuple[int, int]]]:
-        """Counts and microseconds of remote procedure calls."""
+        """Return the counts and microseconds of remote procedure calls."""
         found = self._pyslurm.slurmctld.diag()
         return {
             "types": {name: (each.count, each.time) for name, each in found.rpcs_by_type.items()},
@@ -98,7 +98,7 @@ class Answers:
         }
 
     def slurm_said(self, error: Exception) -> bool:
-        """Whether the error is Slurm's."""
+        """Return whether the error is Slurm's."""
         return isinstance(error, self._pyslurm.PyslurmError)
 
     def _tiers(self) -> dict[str, int]:
@@ -106,7 +106,7 @@ class Answers:
 
 
 def answer(answers: Answers, line: str) -> dict[str, Any]:
-    """The answer to one line, or the error and whether Slurm is the one who says so (or pyslurm failed by itself)."""
+    """Answer one line, or return the error and whether it is Slurm's (or pyslurm's own)."""
     try:
         ask: Callable[[], Any] = getattr(answers, json.loads(line)["ask"])
         return {"ok": ask()}
