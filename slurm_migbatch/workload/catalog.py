@@ -46,11 +46,11 @@ class GpuKind:
         return self.geometry.full
 
     def answers_to(self, gpu_type: str) -> bool:
-        """Whether a user's GPU type means this kind."""
+        """Return whether a user's GPU type means this kind."""
         return gpu_type == self.name or gpu_type in self.types
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """Return the JSON-able form."""
         return {
             "name": self.name,
             "geometry": self.geometry.to_dict(),
@@ -142,7 +142,7 @@ class Partition:
         return ", ".join(self.offers)
 
     def kind_of(self, gpu_type: str | None) -> GpuKind | None:
-        """The kind that `gpu:<type>` means here; without a type the partition's first."""
+        """Return the kind that `gpu:<type>` means here; without a type the partition's first."""
         if gpu_type is None:
             return self.kinds[0]
         return next((kind for kind in self.kinds if kind.answers_to(gpu_type)), None)
@@ -173,7 +173,9 @@ class SiteCatalog:
         return {kind.name: kind for part in self.partitions.values() for kind in part.kinds}
 
     def view(self, names: Sequence[str]) -> Partition:
-        """The partitions `names` (all MIG ones) as one: all their kinds, the default of the first; it lends if all
+        """Return the partitions `names` (all MIG ones) as one: all their kinds, the default of the first.
+
+        It lends if all
         do."""
         parts = [self.partitions[name] for name in names]
         if len(parts) == 1:
@@ -183,7 +185,7 @@ class SiteCatalog:
         return Partition(",".join(names), tuple(kinds.values()), parts[0].default.profile, lends)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """Return the JSON-able form."""
         return {
             "version": WIRE_VERSION,
             "kinds": [kind.to_dict() for kind in self.kinds.values()],

@@ -42,18 +42,18 @@ _KNOWN = (
 
 
 def facts_of(name: str) -> GpuFacts | None:
-    """What is known of the GPU that NVML calls `name`."""
+    """Return the facts of the GPU that NVML calls `name`."""
     text = name.lower()
     return next((facts for pattern, facts in _KNOWN if re.search(pattern, text)), None)
 
 
 def guess(sm_count: int, memory_gb: int) -> GpuFacts:
-    """For a GPU that nobody listed: per SM and per GB as on an A100, on the careful side."""
+    """Guess the facts of an unlisted GPU: per SM and per GB as on an A100, on the low side."""
     return GpuFacts(2.9 * max(sm_count, 1), 25.0 * max(memory_gb, 1), sm_count)
 
 
 def short_name(name: str, memory_gb: int) -> str:
-    """The site's short name: "NVIDIA H100 80GB HBM3" with 80 GB is "h100-80gb"."""
+    """Return the site's short name: "NVIDIA H100 80GB HBM3" with 80 GB is "h100-80gb"."""
     text = re.sub(r"^(nvidia|tesla|quadro)\s+", "", name.lower())
     if "rtx pro" in text:
         model = "-".join(text.split()[:3])

@@ -77,13 +77,13 @@ class Hints:
     signal: str | None = None
 
     def to_dict(self) -> dict[str, str | int]:
-        """The hints that were given, JSON-able."""
+        """Return the hints that were given, JSON-able."""
         told = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in told.items() if value not in (None, "")}
 
 
 def is_hint(text: str) -> bool:
-    """Whether a comment is addressed to us; any other is the user's own."""
+    """Return whether a comment holds hints for migbatch; any other is the user's own."""
     return text.startswith(PREFIX)
 
 

@@ -94,11 +94,11 @@ class Refusal(ValueError):
 
 
 def show(text: str) -> str:
-    """A piece of the user's own text for a message: printable ASCII, at most 40 characters."""
+    """Quote a part of the user's text for a message: printable ASCII, at most 40 characters."""
     cut = text if len(text) <= SHOWN else text[:SHOWN] + "..."
     return _UNPRINTABLE.sub("?", cut)
 
 
 def lower(text: str) -> str:
-    """ASCII letters in lower case, every other byte as it is (as Lua's string.lower in the C locale)."""
+    """Return the ASCII letters in lower case, every other byte as it is (as Lua's string.lower in the C locale)."""
     return text.encode("latin-1", "replace").lower().decode("latin-1")
