@@ -95,7 +95,7 @@ def ingest(
 
 
 def _fresh(events: Sequence[Mapping[str, Any]], now: float) -> dict[int, dict[str, Any]]:
-    """The rows to keep, by number. What has no number cannot be told apart from its repetition and is not kept."""
+    """Return the rows to keep, by number; without one a row cannot be told from its repetition and is dropped."""
     rows: dict[int, dict[str, Any]] = {}
     for event in events:
         seq = clean.whole(event.get("seq"), 1) if isinstance(event, Mapping) else None
@@ -123,7 +123,7 @@ def _known(session: Session, node: str, journal: str, seqs: list[int]) -> set[in
 
 
 def _reach(session: Session, journal: Journal) -> int:
-    """The highest number up to which all events from `journal.contiguous` on are stored."""
+    """Return the highest number up to which all events from `journal.contiguous` on are stored."""
     mine = (NodeEvent.node == journal.node, NodeEvent.journal == journal.journal)
     above = select(NodeEvent.seq).where(*mine, NodeEvent.seq > journal.contiguous).order_by(NodeEvent.seq)
     count, highest = session.execute(
@@ -153,7 +153,7 @@ def _stored_between(session: Session, journal: Journal, low: int, high: int) -> 
 
 
 def _supersede(session: Session, machine: Node, moment: float) -> None:
-    """A journal that was not known takes the place of the others: what they held nobody will ever release."""
+    """Replace a node's other journals by a new one: nobody will release what they held."""
     for other in session.scalars(select(Journal).where(Journal.node == machine.node, Journal.superseded.is_(None))):
         if other.journal == machine.journal:
             other.superseded = moment
@@ -202,7 +202,7 @@ def _boot(session: Session, machine: Node, journal: Journal, ts: float, event: d
 
 
 def _ended_by_boot(session: Session, journal: Journal, seq: int) -> Iterator[tuple[int, int]]:
-    """The runs whose ends a node tells, without exit codes, right before a boot: what its journal held when it died."""
+    """Yield the runs that a node ends without exit codes right before a boot: what its journal held then."""
     earlier = (
         select(NodeEvent.kind, NodeEvent.payload)
         .where(NodeEvent.node == journal.node, NodeEvent.journal == journal.journal, NodeEvent.seq < seq)
@@ -248,7 +248,7 @@ def _describe(session: Session, machine: Node, known: dict[str, Gpu], ts: float,
 
 
 def _state(session: Session, machine: Node, journal: Journal, ts: float, event: dict[str, Any]) -> None:
-    """All that the node holds, at once: what is recorded otherwise has ended unheard of, or is not recorded yet."""
+    """Ingest all that the node holds: recorded leases that it lacks have ended unreported; new ones are recorded."""
     if machine.journal != journal.journal:
         _supersede(session, machine, ts)
         machine.journal, journal.superseded = journal.journal, None
@@ -325,7 +325,7 @@ def _identity(event: dict[str, Any]) -> tuple[int, int]:
 
 
 def _beside(event: dict[str, Any]) -> tuple[int, int] | None:
-    """The run with which a guest shares its slice."""
+    """Return the run with which a guest shares its slice."""
     told = event.get("beside")
     if not isinstance(told, list) or len(told) != 2:
         return None

@@ -91,7 +91,7 @@ def lessons(connection: Connection, since: int, limit: int) -> list[Lesson]:
 
 
 def _held(connection: Connection, runs: Sequence[int]) -> dict[int, list[Any]]:
-    """Node, profile and GPU model of every slice, by run."""
+    """Return the node, profile and GPU model of every slice, by run."""
     found: dict[int, list[Any]] = {}
     for start in range(0, len(runs), _AT_ONCE):
         statement = (
@@ -155,7 +155,7 @@ def _object(value: Any) -> Mapping[str, Any]:
 
 
 def _only(values: Any) -> Any:
-    """The value that all have; None where they differ or there are none."""
+    """Return the value that all have; None where they differ or there are none."""
     found = set(values)
     return found.pop() if len(found) == 1 else None
 

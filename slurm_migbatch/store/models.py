@@ -45,7 +45,7 @@ TABLE_OPTIONS: dict[str, Any] = {
 
 
 def span_class(began: float, ended: float | None) -> int:
-    """The class of a run by its length; OPEN while it has no end. See `queries.overlapping`."""
+    """Return the class of a run by its length; OPEN while it has no end. See `queries.overlapping`."""
     if ended is None:
         return OPEN
     length = max(ended - began, 0.0)

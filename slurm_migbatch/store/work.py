@@ -30,7 +30,7 @@ class Past(NamedTuple):
 
 
 def array_runs(connection: Connection, arrays: Collection[int]) -> dict[int, list[TaskRun]]:
-    """The runs of these arrays' tasks in the order in which they ended, those that go on last."""
+    """Return the runs of these arrays' tasks in the order in which they ended, those that go on last."""
     found: dict[int, list[TaskRun]] = {array: [] for array in arrays}
     statement = select(Run.array_job, Run.started, Run.ended, Run.state).where(
         Run.array_job.in_(arrays), Run.started.is_not(None)
@@ -43,7 +43,7 @@ def array_runs(connection: Connection, arrays: Collection[int]) -> dict[int, lis
 
 
 def past_work(connection: Connection, since: float) -> list[Past]:
-    """What ended at that moment (unix seconds) or later and was no loan, the most runs first."""
+    """Return work other than loans that ended at that moment (unix seconds) or later, the most runs first."""
     lent = select(Loan.id).where(Loan.job_id == Run.job_id, Loan.restart == Run.restart).exists()
     count, seconds = func.count(), func.avg(Run.ended - Run.started)
     statement = (
