@@ -38,12 +38,12 @@ class Miss:
     points: int
 
     def to_dict(self) -> dict[str, float]:
-        """JSON-able form."""
+        """Return the JSON-able form."""
         return {"error": round(self.error, 5), "models": self.models, "points": self.points}
 
 
 def expected_by(learned: Learned) -> Expect:
-    """Best guesses of a learned state, for `runs.hear` and for the misses."""
+    """Return the best guesses of a learned state, for `runs.hear` and for the misses."""
 
     def expect(figure: str, key: Key, rows: Sequence[Measurement], known: Known, gpu: Gpu) -> Sequence[float]:
         belief = belief_of(learned, figure, key, known, gpu)
@@ -54,7 +54,7 @@ def expected_by(learned: Learned) -> Expect:
 
 
 def belief_of(learned: Learned, figure: str, key: Key, known: Known, gpu: Gpu) -> Belief:
-    """What is believed of a model: its own fit, else what the population says."""
+    """Return the belief about a model: its own fit, else the population's."""
     fitted = learned.fitted.get((key[0], key[1], gpu.name))
     if fitted is not None and figure in fitted.beliefs:
         return fitted.beliefs[figure]
@@ -62,7 +62,7 @@ def belief_of(learned: Learned, figure: str, key: Key, known: Known, gpu: Gpu) -
 
 
 def distances(learned: Learned, rows: Iterable[Measurement], knowledge: Knowledge) -> dict[tuple[str, Key], Array]:
-    """Logarithm of measured over predicted of every row that has the figure, by figure (time, memory) and key."""
+    """Return log(measured / predicted) of every row that has the figure, by figure (time, memory) and key."""
     expect = expected_by(learned)
     groups: dict[Key, list[Measurement]] = {}
     for row in rows:
@@ -83,7 +83,7 @@ def _value(figure: str, row: Measurement) -> float | None:
 
 
 def misses(learned: Learned, rows: Iterable[Measurement], knowledge: Knowledge) -> dict[str, Miss]:
-    """How far predictions are from rows, by figure; figures without rows are missing."""
+    """Return how far predictions are from rows, by figure; figures without rows are missing."""
     found: dict[str, list[Array]] = {}
     for (figure, _), away in distances(learned, rows, knowledge).items():
         found.setdefault(figure, []).append(np.minimum(np.abs(away), LARGEST_MISS))
@@ -94,7 +94,7 @@ def misses(learned: Learned, rows: Iterable[Measurement], knowledge: Knowledge) 
 
 
 def worse(candidate: Mapping[str, Miss], current: Mapping[str, Miss], tolerance: float) -> str:
-    """Why a candidate is refused, "" where it is not: it is further off than the current one over all figures, or
+    """Say why a candidate is refused, "" where it is not: it is further off than the current one over all figures, or
     much further in one of them."""
     if not candidate:
         return ""
@@ -133,12 +133,12 @@ class Kept:
         return self.runs >= ENOUGH and self.share < self.confidence - chance
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """Return the JSON-able form."""
         return {"runs": self.runs, "share": round(self.share, 4), "broken": self.broken}
 
 
 def promises(predictor: LearnedPredictor, told: Iterable[Told], confidence: float) -> dict[str, Kept]:
-    """Whether runs ended within the upper bounds of their time and memory, by figure."""
+    """Return whether runs ended within the upper bounds of their time and memory, by figure."""
     groups: dict[Key, list[Measurement]] = {}
     for each in told:
         groups.setdefault(each.key, []).append(each.row)
@@ -158,7 +158,7 @@ def promises(predictor: LearnedPredictor, told: Iterable[Told], confidence: floa
 
 
 def ratios(learned: Learned, rows: Iterable[Measurement], knowledge: Knowledge) -> dict[str, dict[str, Any]]:
-    """Measured over predicted by `model/kind/gpu` and figure: the median, and of how many rows."""
+    """Return the measured over predicted by `model/kind/gpu` and figure: the median, and of how many rows."""
     found: dict[str, dict[str, Any]] = {}
     for (figure, key), away in distances(learned, rows, knowledge).items():
         each = {"ratio": round(math.exp(float(median(away.tolist()))), 4), "runs": len(away)}

@@ -59,15 +59,15 @@ class LearnedPredictor:
         return f"learned-{self.learned.version}" if self.learned.version else "prior"
 
     def grids(self) -> Mapping[str, Grid]:
-        """The known models with their bucket edges."""
+        """Return the known models with their bucket edges."""
         return self._grids
 
     def aliases(self) -> Mapping[str, str]:
-        """Other names of known models."""
+        """Return other names of known models."""
         return self.knowledge.aliases
 
     def figures(self, cell: Bucket, kind: GpuKind) -> Mapping[Profile, Figures]:
-        """Figures of every plain profile; none for a model that is not known."""
+        """Return the figures of every plain profile; none for a model that is not known."""
         known = self._known.get(cell.model)
         if known is None:
             return {}
@@ -86,7 +86,7 @@ class LearnedPredictor:
         }
 
     def sheet(self, model: str, role: str, kind: GpuKind) -> Mapping[Profile, tuple[Array, Array, Array]]:
-        """What to count on in every cell of a model at once (`submit.table.Sheets`); the numbers of `figures`."""
+        """Return the figures of every cell of a model at once (`submit.table.Sheets`), equal to those of `figures`."""
         known, grid, gpu = self._known[model], self._grids[model], Gpu.of_kind(kind)
         infos = [info for info in kind.geometry.profiles if not info.profile.suffix]
         one = Cells.grid(1, known.reference, infos, gpu, known)
@@ -129,7 +129,7 @@ class LearnedPredictor:
         return advise(grid.batches, seconds[1].reshape(copies, count), mib, info.memory_mib)
 
     def interval(self, figure: str, model: str, known: Known, gpu: Gpu, role: str, cells: Cells) -> Array:
-        """Lower end, best guess and upper end (3 x points) of a figure: seconds of a batch, or MiB in use."""
+        """Return low, mid and high (3 x points) of a figure: seconds of a batch, or MiB in use."""
         belief, points = self.belief(figure, model, known, gpu, role)
         surface = SURFACES[figure]
         value, deviation = belief.predict(surface, cells)
@@ -139,14 +139,14 @@ class LearnedPredictor:
         return ends
 
     def belief(self, figure: str, model: str, known: Known, gpu: Gpu, role: str) -> tuple[Belief, int]:
-        """What is believed of a model, and the number of points that it was measured at (0: from other models)."""
+        """Return the belief about a model and the number of its measured points (0: from other models)."""
         fitted = self.learned.fitted.get((model, role, gpu.name))
         if fitted is not None and figure in fitted.beliefs:
             return fitted.beliefs[figure], min(fitted.points, MOST_POINTS)
         return self.learned.population(figure, role).prior(model, known, gpu), 0
 
     def _grid(self, model: str, known: Known) -> Grid:
-        """Bucket edges from the model's own curve, of its inference where both kinds of work are known."""
+        """Return the bucket edges from the model's own curve, of its inference where both kinds of work are known."""
         facts = facts_of(EDGE_GPU)
         assert facts is not None
         gpu = Gpu(EDGE_GPU, facts, 80)
@@ -172,7 +172,7 @@ class LearnedPredictor:
 
 
 def _monotone(seconds: Array, infos: list[ProfileInfo]) -> Array:
-    """More hardware is never slower: each end of a slice's interval is at most that of any slice that lies within."""
+    """Enforce that more hardware is never slower: a slice's interval ends are at most those of slices within it."""
     result: Array = np.empty_like(seconds)
     for i, info in enumerate(infos):
         within = [

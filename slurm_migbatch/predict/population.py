@@ -66,7 +66,7 @@ class Population:
     stacks: tuple[str, ...] = ()
 
     def prior(self, model: str, known: Known, gpu: Gpu, stack: str | None = None) -> Belief:
-        """What is believed of a model before it is measured on a GPU in a stack (None: of a typical stack there)."""
+        """Return the prior of a model on a GPU and software stack (None: a typical stack there)."""
         expected = self.surface.expected(known, gpu.facts, self.kind)
         spread = np.diag(self.surface.spread(known.doubt) ** 2)
         if self.covariance is None:
@@ -88,7 +88,7 @@ class Population:
         return Belief(expected + distance, covariance)
 
     def _at_home(self, gpu: Gpu, stack: str | None) -> bool:
-        """Whether models were measured on this very stack, or (None) by this site on such a GPU."""
+        """Return whether models were measured on this stack, or (None) by this site on such a GPU."""
         if stack is not None:
             return stack in self.stacks
         return any(f"{gpu.name}|{source}" in self.stacks for source in LOCAL)
@@ -100,7 +100,7 @@ class Population:
         return np.mean(near, axis=0) if near else np.zeros_like(self.mean)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """Return the JSON-able form."""
 
         def plain(value: Array | None) -> Any:
             return None if value is None else value.tolist()
@@ -158,7 +158,7 @@ FEATURES: Final = ("intensity", "flops", "kernels", "text")
 
 
 def features(known: Known) -> Array:
-    """What a model's distance from physics may depend on, each of the order of one."""
+    """Return what a model's distance from physics may depend on, each of the order of one."""
     return np.array(
         [
             0.5 * np.log(known.flops / (known.traffic_mib * 2**20)),
@@ -170,7 +170,7 @@ def features(known: Known) -> Array:
 
 
 def pool(surface: Surface, kind: str, units: Sequence[Unit]) -> Population:
-    """The population of the units; without units the physical prior."""
+    """Return the population of the units; without units the physical prior."""
     size = len(surface.names)
     if not units:
         return Population(surface, kind, 0, np.zeros(size), None)

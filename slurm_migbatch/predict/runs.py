@@ -124,7 +124,7 @@ class Told:
         return (row.model, row.kind, row.gpu, row.profile, row.batch, row.input_size, row.source)
 
     def value(self, figure: str) -> float | None:
-        """Logarithm of seconds a batch (`time`) or of MiB (`memory`)."""
+        """Return the logarithm of seconds a batch (`time`) or of MiB (`memory`)."""
         found = self.row.seconds if figure == "time" else self.row.memory_mib
         return None if found is None else math.log(found)
 
@@ -150,7 +150,7 @@ class Heard:
 
 
 def told_by(runs: Iterable[Ended], geometries: Mapping[str, Geometry], knowledge: Knowledge) -> list[Told]:
-    """What runs say, one entry for each that says anything. `geometries`: by NVML's name of the GPU."""
+    """Extract the observations of runs, one for each that has any. `geometries`: by NVML's name of the GPU."""
     latest: dict[int, Told] = {}
     for run in runs:
         found = _told(run, geometries, knowledge)
@@ -205,7 +205,7 @@ def _told(run: Ended, geometries: Mapping[str, Geometry], knowledge: Knowledge) 
 
 
 def _speed(run: Ended) -> tuple[dict[str, Any], str]:
-    """The figures of speed in a run, and whose word they are."""
+    """Return the figures of speed in a run, and whose word they are."""
     latency, rate = run.latency_s, run.throughput_per_s
     assert run.batch is not None
     if latency is not None and latency > 0:
@@ -232,7 +232,7 @@ Expect = Callable[[str, Key, Sequence[Measurement], Known, Gpu], Sequence[float]
 
 
 def physics(figure: str, key: Key, rows: Sequence[Measurement], known: Known, gpu: Gpu) -> Sequence[float]:
-    """What data sheets and operation counts let expect."""
+    """Return the expectation from data sheets and operation counts."""
     surface = SURFACES[figure]
     prior = pool(surface, key[1], ()).prior(key[0], known, gpu)
     values: list[float] = surface.value(prior.mean, Cells.of_rows(rows, gpu, known))[0].tolist()
@@ -311,7 +311,7 @@ def _without(figure: str, told: Told) -> Told:
 
 
 def rows_of(told: Sequence[Told]) -> list[Measurement]:
-    """The table that runs make: each cell once, by medians; the same rows whatever the order of users."""
+    """Make a table of runs: each cell once, by medians; the same rows whatever the order of users."""
     cells: dict[tuple[Any, ...], list[Told]] = {}
     for each in sorted(told, key=lambda each: each.number):
         cells.setdefault(each.cell, []).append(each)
@@ -336,7 +336,7 @@ def rows_of(told: Sequence[Told]) -> list[Measurement]:
 
 
 def _memories(told: Sequence[Told]) -> dict[tuple[Any, ...], float]:
-    """Peak by key, batch, input and profile: that of the profile where it was smallest."""
+    """Return the peak by key, batch, input and profile: that of the profile where it was smallest."""
     groups: dict[tuple[Any, ...], dict[str, list[Told]]] = {}
     weighed = [each for each in told if each.row.memory_mib is not None]
     enough = {(*each.key, each.row.batch, each.row.input_size) for each in weighed if not each.short}
@@ -359,7 +359,7 @@ def _any(group: Iterable[Told], figure: str) -> bool:
 
 
 def _agreed(group: Sequence[Told], figure: str) -> float | None:
-    """The figure of one cell: the median of each user's newest runs, then the median over users."""
+    """Return the figure of one cell: the median of each user's newest runs, then the median over users."""
     users = _by_user(each for each in group if each.value(figure) is not None)
     if not users:
         return None
@@ -370,5 +370,5 @@ def _agreed(group: Sequence[Told], figure: str) -> float | None:
 
 
 def usable(told: Iterable[Told], after: int) -> Counter[Key]:
-    """How many runs with a number above `after` say something, by what they are about."""
+    """Count usable runs with a number above `after`, by what they are about."""
     return Counter(each.key for each in told if each.number > after)

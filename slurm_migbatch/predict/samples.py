@@ -60,7 +60,7 @@ class Sample:
 
 
 def samples_of(rows: Iterable[Measurement], knowledge: Knowledge) -> list[Sample]:
-    """The samples of a table, in a stable order. Rows that did not run teach no time and are left out."""
+    """Return the samples of a table, in a stable order. Rows that did not run teach no time and are left out."""
     by_gpu: dict[str, list[Measurement]] = {}
     by_model: dict[str, list[Measurement]] = {}
     for row in rows:

@@ -53,7 +53,7 @@ class Limits:
     mem_mib: int | None
 
     def within(self, offer: Offer) -> bool:
-        """Whether the profile lies between min and max, in compute slices and in memory."""
+        """Return whether the profile lies between min and max, in compute slices and in memory."""
         low, high = self.low, self.high
         if low and (offer.compute_slices < low.compute_slices or offer.memory_mib < low.memory_mib):
             return False
@@ -64,7 +64,7 @@ NO_LIMITS: Final = Limits(None, None, None)
 
 
 def limits_of(hints: Hints, partition: Partition) -> Limits:
-    """The limits that the hints set; raises Refusal where they name unknown profiles or contradict each other."""
+    """Return the hints' limits; raises Refusal where they name unknown profiles or contradict each other."""
     ends: list[Offer | None] = []
     for name in (hints.min, hints.max):
         if name is not None and name not in partition.offers:
@@ -77,7 +77,9 @@ def limits_of(hints: Hints, partition: Partition) -> Limits:
 
 
 def canonical(name: str, grids: Mapping[str, Grid], aliases: Mapping[str, str]) -> str:
-    """A model's canonical name: what follows the last slash, `_` as `-`, aliases resolved; unknown names come back
+    """Return a model's canonical name: what follows the last slash, `_` as `-`, aliases resolved.
+
+    Unknown names come back
     so."""
     short = name.rsplit("/", 1)[-1].replace("_", "-")
     if short in grids:
@@ -111,7 +113,10 @@ class Chooser:
         return self._aliases
 
     def bucket(self, hints: Hints) -> Bucket | None:
-        """The request's bucket, or None where no known model is named; raises Refusal for an input in a wrong unit."""
+        """Return the request's bucket, or None where no known model is named.
+
+        Raises Refusal for an input in a wrong unit.
+        """
         if hints.model is None:
             return None
         model = canonical(hints.model, self._grids, self._aliases)
@@ -123,7 +128,7 @@ class Chooser:
         return bucket_of(hints, model, grid)
 
     def figures(self, workload: Bucket, partition: Partition) -> Mapping[str, Figures]:
-        """The figures of each plain profile by GRES type, the worst where several kinds of GPUs have it."""
+        """Return the figures of each plain profile by GRES type, the worst where several kinds of GPUs have it."""
         cell = Bucket(workload.model, workload.role, workload.batch, workload.input, workload.unit)
         key = (cell, tuple(kind.name for kind in partition.kinds))
         known = self._figures.get(key)
@@ -146,7 +151,7 @@ class Chooser:
         return merged
 
     def advice(self, workload: Bucket, partition: Partition, offer: Offer) -> Advice | None:
-        """The batch and copies for a slice, such as do on every kind of GPU that the job may get; None: unknown."""
+        """Return batch and copies for a slice that suit every GPU kind that the job may get; None: unknown."""
         alike = replace(workload, batch=0, rate=None)
         key = (alike, tuple(kind.name for kind in partition.kinds), offer.profile)
         if key not in self._advice:
@@ -160,7 +165,7 @@ class Chooser:
         return self._advice[key]
 
     def rank(self, workload: Bucket, partition: Partition, limits: Limits = NO_LIMITS) -> tuple[Candidate, ...]:
-        """Every plain profile of the partition, those that will do first, each group from the cheapest to the
+        """Rank every plain profile of the partition: those that suffice first, each group from the cheapest to the
         dearest."""
         figures = self.figures(workload, partition)
         judged = [
@@ -171,7 +176,7 @@ class Chooser:
         return tuple(sorted(judged, key=lambda candidate: not candidate.ok))
 
     def choose(self, hints: Hints, partition: Partition) -> Choice:
-        """The slice for `auto`; raises Refusal where nothing can be chosen."""
+        """Choose the slice for `auto`; raises Refusal where nothing can be chosen."""
         limits = limits_of(hints, partition)
         bucket = self.bucket(hints)
         allowed = [offer for offer in partition.plain if limits.within(offer)]
@@ -224,7 +229,7 @@ class Chooser:
 
 
 def gib(mib: int) -> str:
-    """MiB as GiB for a message, three digits."""
+    """Return the MiB as GiB for a message, three digits."""
     return "%.3g" % (mib / 1024)
 
 

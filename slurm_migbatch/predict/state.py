@@ -1,4 +1,4 @@
-"""What was learned, as a value: populations, fitted models, calibrations.
+"""Learned state as a value: populations, fitted models, calibrations.
 
 It is plain data, written as JSON and read with every number checked: a model file can be wrong but never run anything.
 """
@@ -54,19 +54,22 @@ class Learned:
     """What the measured table says of models that no facts describe."""
 
     def population(self, figure: str, kind: str) -> Population:
-        """The population of a figure (time, memory) for a kind of work; the physical prior where none was learned."""
+        """Return the population of a figure (time, memory) for a kind of work.
+
+        The physical prior where none was learned.
+        """
         found = self.populations.get((figure, kind))
         return pool(SURFACES[figure], kind, ()) if found is None else found
 
     def calibration(self, figure: str, kind: str) -> Calibration:
-        """The calibration of a figure; where none was learned, that of the other kind of work or a normal one."""
+        """Return a figure's calibration; where none was learned, the other kind of work's or a normal one."""
         for each in (kind, *KINDS):
             if (figure, each) in self.calibrations:
                 return self.calibrations[figure, each]
         return Calibration({})
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """Return the JSON-able form."""
         return {
             "format": FORMAT,
             "version": self.version,

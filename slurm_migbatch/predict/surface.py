@@ -46,11 +46,11 @@ class Surface(Protocol):
         ...
 
     def expected(self, known: Known, gpu: GpuFacts, kind: str) -> Array:
-        """The parameters that physics and data sheets let expect for a model on a GPU; `kind` is infer or train."""
+        """Return a model's expected parameters on a GPU, from physics and data sheets; `kind` is infer or train."""
         ...
 
     def spread(self, doubt: int) -> Array:
-        """Standard deviations around `expected` before anything was measured, at a degree of doubt (`Known.doubt`)."""
+        """Return the prior standard deviations around `expected`, at a degree of doubt (`Known.doubt`)."""
         ...
 
 
@@ -202,12 +202,12 @@ class Belief:
 
 
 def places_of(cells: Cells) -> Array:
-    """Where points lie, for what is taken over between them."""
+    """Return where points lie, for what is taken over between them."""
     return np.log(np.column_stack([cells.batch, cells.sm, cells.memory, cells.procs, cells.work]))
 
 
 def _near(one: Array, two: Array) -> Array:
-    """Covariance of the misfit between points."""
+    """Return the covariance of the misfit between points."""
     apart = (one[:, None, :] - two[None, :, :]) / _REACH
     return np.asarray(MISFIT**2 * np.exp(-0.5 * np.sum(apart**2, axis=2)))
 
@@ -218,7 +218,7 @@ several processes that share the slice."""
 
 
 def paces(surface: Surface, belief: Belief, cells: Cells) -> npt.NDArray[np.intp]:
-    """Which of HOST, DEVICE and SHARED each point is."""
+    """Return which of HOST, DEVICE and SHARED each point is."""
     _, slopes = surface.value(belief.mean, cells)
     by_items = slopes[:, surface.names.index("item")] > 0.5
     return np.where(cells.procs > 1, SHARED, np.where(by_items, DEVICE, HOST)).astype(np.intp)
