@@ -34,7 +34,7 @@ class Curve:
 
 
 def curves(rows: Iterable[Measurement]) -> list[Curve]:
-    """All curves in rows of one model on one device; of a point measured twice the later counts."""
+    """Return all curves in rows of one model on one device; of a point measured twice the later counts."""
     groups: dict[tuple[int, int], dict[int, Measurement]] = {}
     for row in rows:
         groups.setdefault((row.procs, row.input_size or 0), {})[row.batch] = row

@@ -46,7 +46,7 @@ class Device:
         return not self.visible
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """The environment in which a program sees this device only, and takes no more of its memory than it needs."""
+        """Return the environment for a program that sees this device only and allocates no more than it needs."""
         return {**_ALLOCATE, **base, "CUDA_VISIBLE_DEVICES": self.visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ class NoMeter:
 
     @contextmanager
     def watch(self, _sessions: Collection[int]) -> Iterator[Peak]:
-        """Nothing is seen."""
+        """Do nothing: memory cannot be observed here."""
         yield Peak()
 
 
@@ -132,7 +132,7 @@ class NvmlMeter:
 
 
 def find_device(asked: str | None, environ: Mapping[str, str], library: str | None = None) -> Device:
-    """The device that a program started here would use.
+    """Return the device that a program started here would use.
 
     `asked` is `cpu`, or a device as CUDA_VISIBLE_DEVICES names it; None takes the first of that variable, or the first
     GPU, or the CPU where there is no driver. Raises DriverError where a GPU was named that cannot be used.
@@ -171,7 +171,7 @@ def find_device(asked: str | None, environ: Mapping[str, str], library: str | No
 
 
 def _session(pid: int) -> int:
-    """The session of a process, -1 where it cannot be seen (another container)."""
+    """Return the session of a process, -1 where it cannot be seen (another container)."""
     try:
         return os.getsid(pid)
     except OSError:

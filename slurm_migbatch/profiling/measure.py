@@ -123,7 +123,7 @@ def _next(
     timeout: float,
     cell: Cell,
 ) -> tuple[int, dict[str, Any] | None]:
-    """The next event; None with the number of a child that ended without one."""
+    """Wait for the next event; None with the number of a child that ended without one."""
     while True:
         try:
             return events.get(timeout=_POLL_S)
@@ -137,7 +137,7 @@ def _next(
 
 
 def _bad_end(child: _Child, cell: Cell, event: dict[str, Any] | None) -> DidNotFit | None:
-    """What an event says if it is the child's end before its time; None while all is well. Raises PointFailed."""
+    """Return the error of an event that ends the child early; None otherwise. Raises PointFailed."""
     if event is None:
         code = child.wait()
         tail = child.tail()
@@ -186,7 +186,7 @@ def _result(results: Sequence[dict[str, Any]], cell: Cell, device: Device, peak_
 
 
 def _total(results: Sequence[dict[str, Any]], key: str) -> float | None:
-    """The sum over the processes; None where one of them does not tell."""
+    """Return the sum over the processes; None where one of them does not tell."""
     values = [result.get(key) for result in results]
     return math.fsum(value for value in values if value) if all(values) else None
 
@@ -243,7 +243,7 @@ class _Child:
             return  # its end comes as an event
 
     def wait(self) -> int:
-        """Its exit code, after it has said its last."""
+        """Wait for the process; return its exit code."""
         try:
             return self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
@@ -252,7 +252,7 @@ class _Child:
             return 1
 
     def tail(self) -> str:
-        """The last of what it and its program wrote."""
+        """Return the end of what it and its program wrote."""
         size = self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, size - _TAIL_BYTES))
         return self._errors.read().decode("utf-8", "replace").strip()

@@ -22,7 +22,7 @@ class Rule(Protocol):
     """Chooses what is measured next."""
 
     def next(self, done: Sequence[Measurement], remaining: Sequence[Cell]) -> int | None:
-        """The index in `remaining` of the cell to measure; None: enough.
+        """Return the index in `remaining` of the cell to measure; None: enough.
 
         `done` holds what the table has of this model on this kind of GPU, on the device at hand and on other slices;
         `remaining` the cells that the device at hand still lacks and that may fit.
@@ -33,7 +33,7 @@ class Grid:
     """Every cell, in ascending order."""
 
     def next(self, _done: Sequence[Measurement], remaining: Sequence[Cell]) -> int | None:
-        """The first."""
+        """Return the first."""
         return 0 if remaining else None
 
 
@@ -44,7 +44,7 @@ class AtMost:
         self._left, self._rule = count, rule
 
     def next(self, done: Sequence[Measurement], remaining: Sequence[Cell]) -> int | None:
-        """The other rule's choice while there is one left."""
+        """Return the other rule's choice while there is one left."""
         if self._left == 0:
             return None
         self._left -= 1
@@ -58,7 +58,7 @@ class Chosen:
         self._choose = choose
 
     def next(self, done: Sequence[Measurement], remaining: Sequence[Cell]) -> int | None:
-        """Where its choice stands."""
+        """Return where its choice stands."""
         cell = self._choose(done, remaining)
         return None if cell is None else remaining.index(cell)
 
@@ -67,10 +67,10 @@ class Watch(Protocol):
     """Is told how a run goes."""
 
     def starts(self, cell: Cell) -> None:
-        """A cell is about to be measured."""
+        """Report that a cell is about to be measured."""
 
     def ends(self, row: Measurement, outcome: Ran | DidNotFit, left: int) -> None:
-        """It was; `left` cells still may be."""
+        """Report that a cell was measured; `left` cells may still be."""
 
 
 @dataclass(frozen=True)
@@ -86,15 +86,15 @@ class Subject:
     source: str = ""
 
     def owns(self, row: Measurement) -> bool:
-        """Whether an earlier row is of this model on such a device."""
+        """Return whether an earlier row is of this model on such a device."""
         return self.is_about(row) and row.profile == self.device.profile
 
     def is_about(self, row: Measurement) -> bool:
-        """Whether an earlier row is of this model on such a GPU or any slice of one."""
+        """Return whether an earlier row is of this model on such a GPU or any slice of one."""
         return (row.gpu, row.model, row.kind) == (self.device.gpu, self.model, self.kind)
 
     def row(self, cell: Cell, outcome: Ran | DidNotFit, software: str = "") -> Measurement:
-        """The row that an outcome makes; one without speed where the cell did not fit."""
+        """Return the row that an outcome makes; one without speed where the cell did not fit."""
         ran = outcome if isinstance(outcome, Ran) else None
         device = self.device
         source = [self.source, software, f"driver {device.driver}" if device.driver else ""]

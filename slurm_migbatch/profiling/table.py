@@ -40,7 +40,7 @@ class Table:
 
 
 def merge(rows: Iterable[Measurement]) -> list[Measurement]:
-    """Each point once, in the order in which the points first come; see above for points measured again."""
+    """Return each point once, in the order in which the points first come; see above for points measured again."""
     points: dict[tuple[Any, ...], list[Measurement]] = {}
     for row in rows:
         points.setdefault(row.point, []).append(row)
@@ -58,12 +58,12 @@ def _one(group: Sequence[Measurement]) -> Measurement:
 
 
 def is_table(header: Sequence[str]) -> bool:
-    """Whether a file with this header is a neutral table."""
+    """Return whether a file with this header is a neutral table."""
     return set(header) >= _NEEDED
 
 
 def read_folder(path: Path) -> list[Measurement]:
-    """Every point of the tables below a folder, or of one neutral table.
+    """Return every point of the tables below a folder, or of one neutral table.
 
     Neutral tables and the folders of known laboratories are told by their headers, however deep they lie and however
     many there are. Raises TableError (also where nothing is found) and OSError.
@@ -72,7 +72,7 @@ def read_folder(path: Path) -> list[Measurement]:
 
 
 def scan(paths: Iterable[Path]) -> Table:
-    """As `read_folder` for several folders and files, with notices of what was passed over.
+    """Return as `read_folder` for several folders and files, with notices of what was passed over.
 
     Raises:
         TableError: naming the bad lines of all of them; nothing is half read.
@@ -142,7 +142,7 @@ def _folder(path: Path, problems: Problems) -> Reading:
 
 
 def write(rows: Iterable[Measurement], file: TextIO) -> None:
-    """The rows as a neutral table; reading it back gives the same rows."""
+    """Write the rows as a neutral table; reading it back gives the same rows."""
     lines = csv.writer(file, lineterminator="\n")
     lines.writerow(COLUMNS)
     for row in rows:

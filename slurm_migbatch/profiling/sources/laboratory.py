@@ -34,7 +34,7 @@ class Laboratory:
     read: Callable[[Path, Sequence[Path], Problems], Reading]
 
     def owns(self, header: Sequence[str]) -> bool:
-        """Whether a file with this header is the laboratory's."""
+        """Return whether a file with this header is the laboratory's."""
         return any(columns <= set(header) for columns in self.headers)
 
 
@@ -66,5 +66,5 @@ A100_80: dict[str, Slice] = {
 
 
 def known(name: str) -> ModelFacts | None:
-    """What is known of the model that a laboratory calls `name`."""
+    """Return what is known of the model that a laboratory calls `name`."""
     return next((facts for facts in BUILT_IN if name == facts.name or name in facts.aliases), None)

@@ -114,7 +114,7 @@ def _use(cells: dict[str, str]) -> _Use:
 
 
 def _need(memory: Mapping[tuple[str, int], float], step: _Step, ran: Iterable[tuple[str, str, int]]) -> float | None:
-    """The memory read on the whole GPU, unless the same training ran in a slice that has less."""
+    """Return the memory read on the whole GPU, unless the same training ran in a slice that has less."""
     mib = memory.get((step.model, step.batch))
     if step.profile != WHOLE or not mib:
         return None
@@ -123,7 +123,7 @@ def _need(memory: Mapping[tuple[str, int], float], step: _Step, ran: Iterable[tu
 
 
 def _fits(anchors: Iterable[Path], problems: Problems) -> dict[str, set[tuple[str, int]]]:
-    """(model, batch) by slice, from the lists below the folders of the step times."""
+    """Return (model, batch) by slice, from the lists below the folders of the step times."""
     found: dict[str, set[tuple[str, int]]] = {}
     for path in sorted({path for anchor in anchors for path in anchor.parent.rglob("*g_*gb.json")}):
         match = _CONFIG.fullmatch(path.name)
