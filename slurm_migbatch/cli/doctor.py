@@ -56,7 +56,7 @@ def doctor(ctx: click.Context, config: Config, as_json: bool, leaving: bool, qui
 
 
 def examine(config: Config) -> Iterator[Finding]:
-    """All findings, from the ground up."""
+    """Yield all findings, from the ground up."""
     yield from _packages()
     if not config.path:
         yield Finding(ODD, "migbatch.toml", "there is none, defaults are used", "migbatch config render migbatch")
@@ -66,7 +66,7 @@ def examine(config: Config) -> Iterator[Finding]:
 
 
 def needed() -> Iterator[str]:
-    """The packages that the extra `controller` brings, as this installation's own metadata names them."""
+    """Yield the packages that the extra `controller` brings, as this installation's own metadata names them."""
     for line in requires("slurm-migbatch") or ():
         found = re.match(r"[\w.-]+", line)
         if found and 'extra == "controller"' in line and "python_version" not in line:

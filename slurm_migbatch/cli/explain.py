@@ -96,7 +96,7 @@ def _request(options: dict[str, Any], catalog: SiteCatalog, config: Config) -> J
 
 
 def _asking_uid() -> int:
-    """The caller, or somebody ordinary where the caller is root, whose jobs the filter leaves alone."""
+    """Return the caller's uid, or an ordinary user's where the caller is root, whose jobs the filter leaves alone."""
     return os.getuid() or 65534
 
 
@@ -105,7 +105,7 @@ def _gpu(value: str | None) -> str | None:
 
 
 def _bytes(text: str) -> str:
-    """An argument as the filter sees it, one character for each byte."""
+    """Return an argument as the filter sees it, one character for each byte."""
     return os.fsencode(text).decode("latin-1")
 
 

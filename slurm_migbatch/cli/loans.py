@@ -89,7 +89,7 @@ def view(
     indexes: Mapping[str, int],
     wanted: Collection[int] = (),
 ) -> list[LoanView]:
-    """Loans that are over first, then those that go on and jobs that wait in Slurm's order.
+    """Return the loans that are over first, then those that go on and jobs that wait in Slurm's order.
 
     Args:
         sights: elastic training jobs as Slurm shows them now.
@@ -157,7 +157,7 @@ def _line(loan: Loan, gpu: str, since: float, state: str, why: str) -> LoanView:
 
 
 def waiting(config: Config) -> dict[int, str]:
-    """Why each job waits, as the running service says; nothing, and a word on stderr, where it does not answer."""
+    """Ask migbatchd why each job waits; empty, with a line on stderr, where it does not answer."""
     try:
         found = json.loads(ask_service(config, "/v1/waiting"))["waiting"]
         return {int(job): str(why) for job, why in found.items()}
@@ -168,7 +168,7 @@ def waiting(config: Config) -> dict[int, str]:
 
 
 def _would(actions: Sequence[Mapping[str, Any]]) -> dict[int, str]:
-    """What a dry run would do last with each job."""
+    """Return the last action that a dry run would take on each job."""
     return {
         row["job_id"]: f"dry run: would {row['kind']}, {row['before']} -> {row['after']} ({row['why']})"
         for row in actions

@@ -199,7 +199,7 @@ def _try(each: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _check(each: Mapping[str, Any]) -> str:
-    """The check, in words: by what factor predictions were off where they were checked."""
+    """Describe the check: by what factor predictions were off where they were checked."""
     check = each.get("check")
     if not check or not check["candidate"]:
         return "nothing to check it on"

@@ -99,7 +99,7 @@ def nodes(config: Config, names: str | None, reasons: bool, as_json: bool, nohea
 
 
 def view(store: HistoryStore, rows: Sequence[NodeRow] | None) -> list[NodeView]:
-    """Every node that has reported, with Slurm's view of it beside the record's."""
+    """Return every node that has reported, with Slurm's view of it beside the record's."""
     inventory, leases = store.inventory(), store.leases()
     zombies, faults = troubles(store.instance_events())
     with store.reading() as connection:
@@ -127,7 +127,7 @@ def view(store: HistoryStore, rows: Sequence[NodeRow] | None) -> list[NodeView]:
 
 
 def free_counts(row: NodeRow) -> dict[str, int]:
-    """Slices that Slurm may still give away on a node, by GRES type, without the filler."""
+    """Return the slices that Slurm may still give away on a node, by GRES type, without the filler."""
     free = {kind: count - row.used.get(kind, 0) for kind, count in row.gres.items() if kind != "none"}
     return {kind: count for kind, count in sorted(free.items()) if count > 0}
 
@@ -135,7 +135,7 @@ def free_counts(row: NodeRow) -> dict[str, int]:
 def troubles(
     history: Mapping[str, Sequence[Mapping[str, Any]]],
 ) -> tuple[dict[str, list[tuple[str, Slice]]], dict[str, list[str]]]:
-    """What nodes reported as wrong since they booted: zombies by node (with their GPU), and sentences by node."""
+    """Return the faults that nodes reported since they booted: zombies by node (with GPU), sentences by node."""
     zombies: dict[str, list[tuple[str, Slice]]] = {}
     said: dict[str, list[str]] = {}
     for node, events in history.items():
@@ -171,7 +171,7 @@ def _fault(event: Mapping[str, Any]) -> str:
 
 
 def bar(gpu: GpuView) -> str:
-    """The layout as text, `CELL` characters for a memory slice."""
+    """Return the layout as text, `CELL` characters for a memory slice."""
     if not gpu.slices:
         return "MIG is off"
     cells = ["." * (CELL - 1) + "|"] * gpu.slices

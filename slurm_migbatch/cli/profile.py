@@ -131,7 +131,7 @@ def export(file: Path | None, model: str | None, kind: str | None, config: Confi
 
 @contextmanager
 def _whole(path: Path) -> Iterator[TextIO]:
-    """A text file that is at `path` only once it is complete."""
+    """Write a text file that is at `path` only once it is complete."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with part.open("wb") as raw:
@@ -206,7 +206,7 @@ def _summary(rows: Sequence[Measurement]) -> dict[str, Any]:
 
 
 def _span(numbers: Sequence[int]) -> str:
-    """1-256 for many, all of them for up to three."""
+    """Format numbers as `1-256` for many, all of them for up to three."""
     if len(numbers) > 3:
         return f"{numbers[0]}-{numbers[-1]}"
     return ",".join(map(str, numbers)) or "-"

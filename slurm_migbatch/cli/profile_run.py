@@ -250,7 +250,7 @@ def _program(options: _Options, target: Python | tuple[str, ...]) -> Program:
 
 
 def _most_telling(subject: Subject, done: Sequence[Measurement], open_: Sequence[Cell]) -> Cell | None:
-    """The predictor's own rule: which of the cells to measure next."""
+    """Choose the cell to measure next by the predictor's own rule."""
     try:
         from slurm_migbatch.predict.known import Knowledge
         from slurm_migbatch.predict.points import choose
@@ -275,7 +275,7 @@ def _target(target: str | None, command: str | None, inputs: Sequence[int] | Non
 
 
 def _model(name: str) -> str:
-    """The name in the form that a job's hint has."""
+    """Return the name in the form that a job's hint has."""
     from slurm_migbatch.workload import hints
     from slurm_migbatch.workload.refusal import Refusal
 
@@ -299,7 +299,7 @@ def _earlier(path: Path, resume: bool) -> list[Measurement]:
 
 
 def _interpreter(asked: str | None, environ: Mapping[str, str]) -> str:
-    """The Python that has the target's packages: of the active virtual or conda environment, unless told otherwise."""
+    """Return the Python of the active virtual or conda environment, which has the target's packages."""
     if asked is not None:
         found = shutil.which(asked)
         if found is None:
@@ -319,10 +319,10 @@ class _Lines:
     """Progress as plain lines, for logs."""
 
     def starts(self, cell: Cell) -> None:
-        """Nothing yet."""
+        """Print nothing yet."""
 
     def ends(self, row: Measurement, outcome: Ran | DidNotFit, left: int) -> None:
-        """One line for the point."""
+        """Print one line for the point."""
         click.echo(f"{Cell.of(row)}: {_words(row, outcome)}; {left} left", err=True)
 
 
@@ -330,10 +330,10 @@ class _Silent:
     """No progress."""
 
     def starts(self, cell: Cell) -> None:
-        """Nothing."""
+        """Print nothing."""
 
     def ends(self, row: Measurement, outcome: Ran | DidNotFit, left: int) -> None:
-        """Nothing."""
+        """Print nothing."""
 
 
 class _Bar:
@@ -359,7 +359,7 @@ class _Bar:
         self.progress.update(self._task, description=str(cell))
 
     def ends(self, row: Measurement, outcome: Ran | DidNotFit, left: int) -> None:
-        """One step, and a line above the bar."""
+        """Print one step, and a line above the bar."""
         self._done += 1
         self.progress.console.print(f"{Cell.of(row)}: {_words(row, outcome)}", markup=False, highlight=False)
         self.progress.update(self._task, completed=self._done, total=self._done + left)

@@ -65,7 +65,7 @@ def _slice_text(name: str) -> SliceCell:
 
 
 def _all_slices(one: SliceCell) -> RunCell:
-    """The same of every slice, separated by commas, repetitions once."""
+    """Return the same of every slice, separated by commas, repetitions once."""
 
     def cell(_run: Fields, slices: Sequence[Fields], context: Context) -> str:
         return ",".join(dict.fromkeys(one(piece, number, context) for number, piece in enumerate(slices)))
@@ -98,7 +98,7 @@ def _moment(name: str) -> RunCell:
 
 
 def job_id(run: Fields) -> str:
-    """A run's job id as Slurm writes it: 12, 12_3, 12_[4-9], 12+1."""
+    """Return a run's job id as Slurm writes it: 12, 12_3, 12_[4-9], 12+1."""
     if run.array_job is not None and run.array_task:
         task = run.array_task
         return f"{run.array_job}_{task}" if task.isdigit() else f"{run.array_job}_[{task}]"
@@ -108,14 +108,17 @@ def job_id(run: Fields) -> str:
 
 
 def elapsed_s(run: Fields, now: float) -> float:
-    """Seconds from start to end, or to now."""
+    """Return the seconds from start to end, or to now."""
     if run.started is None:
         return 0.0
     return max(0.0, float((now if run.ended is None else run.ended) - run.started))
 
 
 def queue_wait_s(run: Fields, now: float) -> float | None:
-    """Seconds from submission to start (or to the end of the waiting); None where nobody knows the submission."""
+    """Return the seconds from submission to start (or to the end of the waiting).
+
+    None where nobody knows the submission.
+    """
     if run.submitted is None:
         return None
     until = next((moment for moment in (run.started, run.ended) if moment is not None), now)
@@ -129,30 +132,30 @@ def _slice_elapsed_s(piece: Fields, now: float) -> float | None:
 
 
 def retyped(run: Fields) -> str:
-    """`1g.10gb>2g.20gb`: how the profile changed that a run asked for while it waited; empty where it did not."""
+    """Format how a waiting run's profile changed, `1g.10gb>2g.20gb`; empty where it did not."""
     before, after = run.retyped_before, run.retyped_after
     return f"{before}>{after}" if before and after and before != after else ""
 
 
 def exit_code(run: Fields) -> str:
-    """`code:signal` as sacct; 0:0 where none is known."""
+    """Format `code:signal` as sacct does; 0:0 where none is known."""
     return f"{run.exit_code or 0}:{run.signal or 0}"
 
 
 def place(piece: Fields) -> str:
-    """`node:gpu@start:size`: where a slice is. A GPU of unknown index is named by its UUID."""
+    """Format a slice's position as `node:gpu@start:size`; a GPU of unknown index is named by its UUID."""
     gpu = piece.slice_gpu if piece.slice_gpu_index is None else piece.slice_gpu_index
     return f"{piece.slice_node}:{gpu}@{piece.slice_slot_start}:{piece.slice_slot_size}"
 
 
 def asked(run: Fields) -> str:
-    """The slices that were asked for, without other options: `mig:auto`, `--gpus=2`."""
+    """Return the slices that were asked for, without other options: `mig:auto`, `--gpus=2`."""
     first = (run.asked or "").split(" ", 1)[0].removeprefix("--gres=")
     return first.removeprefix("gres:").removeprefix("gres/")
 
 
 def prediction_error(run: Fields) -> float | None:
-    """Measured throughput over the predicted, less 1; None where one of them is not known.
+    """Return measured over predicted throughput, less 1; None where one of them is not known.
 
     Predicted is one slice, measured the whole run.
     """
@@ -163,12 +166,12 @@ def prediction_error(run: Fields) -> float | None:
 
 
 def percentage(share: float | None) -> str:
-    """`+12%`, `-3.5%`."""
+    """Format a share as `+12%`, `-3.5%`."""
     return "" if share is None else f"{share:+.0%}" if abs(share) >= 0.0995 else f"{share:+.1%}"
 
 
 def measured_by(facts: Any) -> list[str]:
-    """Who measured, from `Run.measured_facts`."""
+    """Return who measured, from `Run.measured_facts`."""
     by = facts.get("by") if isinstance(facts, dict) else None
     return sorted({str(who) for who in by.values()}) if isinstance(by, dict) else []
 

@@ -44,7 +44,7 @@ _RENAMED = {
 
 
 def render(runs: Iterable[tuple[Any, Any]], wanted: RunFilter, now: float) -> Iterator[str]:
-    """The lines of the document: one for each run, so that large ones stay readable and quick."""
+    """Yield the lines of the document: one for each run, so that large ones stay readable and quick."""
     head = {
         "schema_version": SCHEMA_VERSION,
         "generated_unix_s": now,

@@ -21,7 +21,7 @@ class Style:
 def render(
     columns: Sequence[Column], runs: Iterable[tuple[Fields, Sequence[Fields]]], context: Context, style: Style
 ) -> Iterator[str]:
-    """The lines of the table, without their ends. A run of several slices has a line for each below its own."""
+    """Yield the lines of the table, without their ends. A run of several slices has a line for each below its own."""
     if style.header:
         yield from _header(columns, style)
     cells = [column.cell for column in columns]

@@ -16,7 +16,7 @@ FORGETS: Final = (23, 11)
 
 
 def mig_gres(counts: Mapping[str, int]) -> str:
-    """Slurm's spelling of typed counts: {"1g.10gb": 7} -> "mig:1g.10gb:7"."""
+    """Format typed counts as Slurm does: {"1g.10gb": 7} -> "mig:1g.10gb:7"."""
     return ",".join(f"mig:{kind}:{count}" for kind, count in counts.items())
 
 
@@ -55,12 +55,12 @@ class Partition:
 
 
 def spare(version: tuple[int, int]) -> dict[str, int]:
-    """What every node that lends has beside its slices: the `loan` that nobody ever gets, where Slurm needs it."""
+    """Return the extra GRES of a lending node: the `loan` that no job ever gets, where Slurm needs it."""
     return {} if version >= FORGETS else {LOAN: 1}
 
 
 def preemption(partitions: Collection[str], name: str) -> str:
-    """The words of a partition's line by which Slurm itself may take slices back from those that lend."""
+    """Return the words of a partition's line by which Slurm itself may take slices back from those that lend."""
     if not partitions:
         return ""
     return "PriorityTier=1 PreemptMode=REQUEUE" if name in partitions else "PriorityTier=10 PreemptMode=OFF"
