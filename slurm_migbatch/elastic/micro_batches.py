@@ -1,4 +1,4 @@
-"""How the batch of one optimizer step is split into micro-batches whose gradients are accumulated.
+"""Split the batch of one optimizer step into micro-batches whose gradients are accumulated.
 
 SJF-BSBF (arXiv 2407.13088) lets a job go on in less memory that way: the batch that the optimizer sees stays, so
 convergence stays. The rule for the parts is ours.
@@ -13,14 +13,14 @@ from slurm_migbatch.elastic.errors import ElasticError
 
 
 def even(size: int, most: int) -> tuple[int, ...]:
-    """As few parts as hold `size` items with at most `most` each, alike but for one item, the larger ones first."""
+    """Split `size` items into the fewest parts of at most `most`, equal but for one item, the larger ones first."""
     parts = -(-size // most)
     small, larger = divmod(size, parts)
     return (small + 1,) * larger + (small,) * (parts - larger)
 
 
 def fixed(size: int, micro: int) -> tuple[int, ...]:
-    """Parts of `micro` items and one with the rest."""
+    """Split `size` items into parts of `micro` items and one with the rest."""
     full, rest = divmod(size, micro)
     return (micro,) * full + ((rest,) if rest else ())
 
@@ -71,11 +71,11 @@ class Step:
             begin = end
 
     def __len__(self) -> int:
-        """Micro-batches."""
+        """Count the micro-batches."""
         return len(self._sizes)
 
     def halve(self) -> None:
-        """Micro-batches were too large for the memory: the same step comes once more, with half of them.
+        """Repeat the step with micro-batches of half the size, since these were too large for the memory.
 
         Call it instead of the update, with the gradients set back, and go on with the loop.
 

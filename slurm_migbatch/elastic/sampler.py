@@ -1,4 +1,4 @@
-"""Which items an optimizer step trains on: a function of the step's number and of nothing else.
+"""Choose the items that an optimizer step trains on, as a function of the step's number alone.
 
 Neither the slice nor an interruption has a say in it, so a resumed run needs to know the number of steps done and no
 more. An epoch's order is a Fisher-Yates shuffle by `random.Random.random`, whose sequence for a seed Python promises to
@@ -16,15 +16,15 @@ from typing import NamedTuple
 from slurm_migbatch.elastic.errors import ElasticError
 
 
-class Place(NamedTuple):
-    """Where a step is in the data: its epoch, how many items of that came before it, and how many it takes."""
+class StepPosition(NamedTuple):
+    """The position of a step in the data: its epoch, the items of that epoch before it, and how many it takes."""
 
     epoch: int
     position: int
     size: int
 
 
-class Order:
+class Sampler:
     """The order of a data set of `items` in batches of `batch`.
 
     An epoch takes every item once. Its last batch holds what is left, or with `drop_last` is left out. With `items`
@@ -35,7 +35,7 @@ class Order:
     def __init__(
         self, items: int | None, batch: int, *, seed: int = 0, shuffle: bool = True, drop_last: bool = False
     ) -> None:
-        """Raises ElasticError where no step could be made."""
+        """Set up the sampler. Raises ElasticError where no step could be made."""
         if batch < 1 or (items is not None and items < 1):
             raise ElasticError(f"{items} items in batches of {batch} make no step; both must be 1 or more")
         if items is not None and drop_last and items < batch:
@@ -51,17 +51,17 @@ class Order:
             return None
         return self.items // self.batch if self.drop_last else -(-self.items // self.batch)
 
-    def place(self, step: int) -> Place:
-        """Where step number `step` (from 0) is."""
+    def position_of(self, step: int) -> StepPosition:
+        """Return the position of step number `step` (from 0)."""
         if self.items is None or (many := self.steps_per_epoch) is None:
-            return Place(0, step * self.batch, self.batch)
+            return StepPosition(0, step * self.batch, self.batch)
         epoch, within = divmod(step, many)
         position = within * self.batch
-        return Place(epoch, position, min(self.batch, self.items - position))
+        return StepPosition(epoch, position, min(self.batch, self.items - position))
 
     def indices(self, step: int) -> Sequence[int]:
-        """The items of a step, in their order."""
-        epoch, position, size = self.place(step)
+        """Return the items of a step, in their order."""
+        epoch, position, size = self.position_of(step)
         if self.items is None or not self.shuffle:
             return range(position, position + size)
         if epoch != self._epoch:
@@ -69,16 +69,16 @@ class Order:
         return self._shuffled[position : position + size]
 
     def draw(self, step: int) -> int:
-        """A seed (63 bits) for what is drawn at random in a step, the same in every run."""
+        """Return the step's random seed (63 bits), the same in every run."""
         digest = hashlib.blake2b(f"{self.seed}/step/{step}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") >> 1
 
 
 def shuffled(items: int, seed: str) -> Sequence[int]:
-    """The numbers below `items` in the order that belongs to a seed."""
-    chance = random.Random(seed).random  # noqa: S311 - an order, no secret
+    """Shuffle the numbers below `items` by a seed."""
+    uniform = random.Random(seed).random  # noqa: S311 - an order, no secret
     order = array("Q", range(items))
     for last in range(items - 1, 0, -1):
-        other = int(chance() * (last + 1))
+        other = int(uniform() * (last + 1))
         order[last], order[other] = order[other], order[last]
     return order

@@ -1,4 +1,4 @@
-"""Signals as letters that are opened at the boundary of a step: pause (USR1, USR2) and leave (TERM).
+"""Record signals, which are acted on at the boundary of a step: pause (USR1, USR2) and leave (TERM).
 
 Slurm sends USR1 by `scancel --signal=USR1`, `--signal=USR1@60`, or when migbatch asks for a slice back; TERM before
 KILL when a job is requeued, cancelled or out of time. A handler takes a note and returns, so a step is never cut.
@@ -21,8 +21,8 @@ PAUSE = ("SIGUSR1", "SIGUSR2")
 _LONGEST_S = 1.0
 
 
-class Mail:
-    """The handlers of this process, from `open` to `close`.
+class SignalFlags:
+    """The signal handlers of this process, from `open` to `close`, and what they recorded.
 
     Attributes:
         pause: told to save and to stand still.
@@ -30,43 +30,43 @@ class Mail:
     """
 
     def __init__(self, pausing: Sequence[str] = PAUSE) -> None:
-        """`pausing` are the names of signals that mean a pause."""
+        """Prepare the handlers; `pausing` are the names of signals that mean a pause."""
         self.pause = False
         self.leave_since: float | None = None
         self._pausing = [signal.Signals[name] for name in pausing]
-        self._before: dict[int, Any] = {}
+        self._previous_handlers: dict[int, Any] = {}
         self._process = os.getpid()
-        self._bell, self._rung, self._woken_before = -1, -1, -1
+        self._wakeup_read, self._wakeup_write, self._previous_wakeup_fd = -1, -1, -1
 
     def open(self) -> None:
-        """From here on signals are noted. Raises ElasticError outside the main thread."""
+        """Install the handlers. Raises ElasticError outside the main thread."""
         if threading.current_thread() is not threading.main_thread():
             raise ElasticError("signals reach the main thread only: make the Trainer there")
         self._process = os.getpid()
-        self._bell, self._rung = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._wakeup_read, self._wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         # Python runs handlers between its own instructions: a signal that comes right before `select` is told by this
-        self._woken_before = signal.set_wakeup_fd(self._rung, warn_on_full_buffer=False)
+        self._previous_wakeup_fd = signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
         for number in (*self._pausing, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._note)
+            self._previous_handlers[number] = signal.signal(number, self._handle)
 
     def close(self) -> None:
-        """As it was before."""
-        for number, handler in self._before.items():
+        """Restore the handlers that were installed before."""
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        self._before.clear()
-        if self._bell >= 0:
-            signal.set_wakeup_fd(self._woken_before)
-        for handle in (self._bell, self._rung):
+        self._previous_handlers.clear()
+        if self._wakeup_read >= 0:
+            signal.set_wakeup_fd(self._previous_wakeup_fd)
+        for handle in (self._wakeup_read, self._wakeup_write):
             if handle >= 0:
                 os.close(handle)
-        self._bell = self._rung = -1
+        self._wakeup_read = self._wakeup_write = -1
 
     def wait(self, seconds: float) -> None:
         """Sleep, at most until the next signal, and at most a second: others may use the wakeup descriptor too."""
-        if select.select([self._bell], [], [], max(0.0, min(seconds, _LONGEST_S)))[0]:
-            os.read(self._bell, 4096)
+        if select.select([self._wakeup_read], [], [], max(0.0, min(seconds, _LONGEST_S)))[0]:
+            os.read(self._wakeup_read, 4096)
 
-    def _note(self, number: int, _: FrameType | None) -> None:
+    def _handle(self, number: int, _: FrameType | None) -> None:
         if os.getpid() != self._process:  # a data loader's worker, say, which inherited this
             if number == signal.SIGTERM:
                 signal.signal(number, signal.SIG_DFL)
