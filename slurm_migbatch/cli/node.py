@@ -18,7 +18,7 @@ import click
 from slurm_migbatch.cli.common import HELP, Failure
 
 if TYPE_CHECKING:
-    from slurm_migbatch.node.config import Config
+    from slurm_migbatch.node.config import NodeConfig
     from slurm_migbatch.node.executor import Executor
 
 DEFAULT_ETC = "/etc/migbatch"
@@ -206,7 +206,7 @@ def _root() -> None:
         raise Failure("this changes GPUs and root's files: run it as root")
 
 
-def _config(etc: str, name: str) -> Config:
+def _config(etc: str, name: str) -> NodeConfig:
     from slurm_migbatch.node import conf
     from slurm_migbatch.node.config import load
 
@@ -216,7 +216,7 @@ def _config(etc: str, name: str) -> Config:
 
 
 @contextmanager
-def _executor(config: Config) -> Iterator[Executor]:
+def _executor(config: NodeConfig) -> Iterator[Executor]:
     from slurm_migbatch.node.executor import Executor
 
     os.umask(0o077)

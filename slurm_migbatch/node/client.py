@@ -114,13 +114,13 @@ def note_end(directory: str, environ: dict[bytes, bytes]) -> None:
 
 
 def encode(hook: str, environ: dict[bytes, bytes]) -> bytes:
-    """The request; values cannot hold NUL because they come from an environment."""
+    """Encode a request; values cannot hold NUL because they come from an environment."""
     fields = [hook.encode("ascii"), *(key + b"=" + value for key, value in sorted(environ.items()))]
     return b"\0".join(fields) + b"\0\0"
 
 
 def decode(reply: bytes) -> tuple[int, str]:
-    """The exit code and line of a reply; raises ValueError."""
+    """Decode the exit code and line of a reply. Raises ValueError."""
     head, newline, line = reply.partition(b"\n")
     if not newline or not head.isdigit() or len(head) > 3 or not 0 <= int(head) <= 255:
         raise ValueError("the answer is cut off")

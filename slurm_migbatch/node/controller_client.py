@@ -15,11 +15,11 @@ from slurm_migbatch.node.auth import SIGNATURE_HEADER, AuthError, Signer, header
 MAX_ANSWER = 8 << 20
 
 
-class LinkError(RuntimeError):
-    """The controller cannot be reached, refuses, or is not the controller; try again later."""
+class ControllerError(RuntimeError):
+    """The controller cannot be reached, refuses, or cannot prove that it is the controller; try again later."""
 
 
-class Link:
+class ControllerClient:
     """The controller's node API at `url` (`http://host:port`) as `node`. One connection a request; safe in threads."""
 
     def __init__(self, url: str, signer: Signer, node: str, *, timeout: float = 10.0) -> None:
@@ -31,25 +31,25 @@ class Link:
         self._signer = signer
         self._node = node
         self._timeout = timeout
-        self._open: set[http.client.HTTPConnection] = set()
+        self._connections: set[http.client.HTTPConnection] = set()
 
     def interrupt(self) -> None:
-        """Break off the requests that are waiting; they raise LinkError."""
-        for connection in list(self._open):
+        """Break off the requests that are waiting; they raise ControllerError."""
+        for connection in list(self._connections):
             if connection.sock is not None:
                 with suppress(OSError):
                     connection.sock.shutdown(socket.SHUT_RDWR)
 
     def post(self, path: str, message: Mapping[str, object], *, patience: float = 0.0) -> bytes:
-        """The answer's body as it came. `patience` seconds more than usual may pass. Raises LinkError."""
+        """Post a message and return the answer's body; it may take `patience` seconds more. Raises ControllerError."""
         body = json.dumps(message, separators=(",", ":")).encode()
         path = self._base + path
         try:
             proof, credential = headers(self._signer, "POST", path, self._node, body)
         except AuthError as error:
-            raise LinkError(str(error)) from error
+            raise ControllerError(str(error)) from error
         connection = self._connect(self._timeout + patience)
-        self._open.add(connection)
+        self._connections.add(connection)
         try:
             # a controller that refuses does not read the whole body first; its answer says why
             with suppress(BrokenPipeError, ConnectionResetError):
@@ -59,18 +59,18 @@ class Link:
             signature = answer.getheader(SIGNATURE_HEADER, "")
             status = answer.status
         except (OSError, http.client.HTTPException) as error:
-            raise LinkError(f"controller {self._host}: {error or type(error).__name__}") from error
+            raise ControllerError(f"controller {self._host}: {error or type(error).__name__}") from error
         finally:
-            self._open.discard(connection)
+            self._connections.discard(connection)
             connection.close()
         if len(text) > MAX_ANSWER:
-            raise LinkError(f"controller {self._host}: the answer is too long")
+            raise ControllerError(f"controller {self._host}: the answer is too long")
         if status != 200:
-            raise LinkError(f"controller {self._host}: {status} {text[:200].decode('utf-8', 'replace')}")
+            raise ControllerError(f"controller {self._host}: {status} {text[:200].decode('utf-8', 'replace')}")
         try:
             self._signer.verify(signature, response_payload(credential, text), self._node)
         except AuthError as error:
-            raise LinkError(f"the answer does not come from the controller: {error}") from error
+            raise ControllerError(f"the answer does not come from the controller: {error}") from error
         return text
 
     def _connect(self, timeout: float) -> http.client.HTTPConnection:

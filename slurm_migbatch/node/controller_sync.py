@@ -1,4 +1,4 @@
-"""Two threads between node and controller: one brings events there, one brings plans back.
+"""Synchronize with the controller in two threads: one ships events, one fetches plans.
 
 Events go in the order of their numbers and are deleted once the controller has stored them. Each message says in which
 database this node is recorded and up to which event; a controller whose database is another one, or was set back, asks
@@ -18,8 +18,8 @@ from collections.abc import Callable
 from slurm_migbatch.mig.driver import DriverError
 from slurm_migbatch.node import inventory, plan
 from slurm_migbatch.node.auth import AuthError, make_signer
-from slurm_migbatch.node.config import Config
-from slurm_migbatch.node.controller_client import Link, LinkError
+from slurm_migbatch.node.config import NodeConfig
+from slurm_migbatch.node.controller_client import ControllerClient, ControllerError
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.journal import NAME, Journal, JournalError
 from slurm_migbatch.node.state import state
@@ -29,28 +29,28 @@ BACKOFF_MAX_S = 15.0
 INVENTORY_EVERY_S = 60.0
 HELLO_EVERY_S = 20.0
 """Seconds after which a node that has nothing to tell says so: the database may have been replaced meanwhile."""
-TELL_ALL_EVERY_S = 10.0
+STATE_EVERY_S = 10.0
 """Seconds between two events that tell everything, whatever the controller asks for."""
 log = logging.getLogger("migbatch.node")
 
 
-class Courier:
-    """The node's side of the node API. Without a Controller= there is nothing to carry."""
+class ControllerSync:
+    """Ship events and fetch plans by the node API. Without a Controller= it does nothing."""
 
-    def __init__(self, config: Config, gpus: Gpus, stopping: threading.Event) -> None:
+    def __init__(self, config: NodeConfig, gpus: Gpus, stopping: threading.Event) -> None:
         self._config = config
         self._gpus = gpus
         self._stopping = stopping
-        self._described: str | None = None
-        self._link: Link | None = None
+        self._last_inventory: str | None = None
+        self._client: ControllerClient | None = None
         self._journal: Journal | None = None
-        self._have: int | None = None
-        self._inventory_due = self._hello_due = self._tell_due = 0.0
+        self._plan_version: int | None = None
+        self._inventory_due = self._hello_due = self._state_due = 0.0
         #: set where the controller answers again: it may be another one
-        self._back = threading.Event()
+        self._answered_again = threading.Event()
 
     def threads(self) -> list[threading.Thread]:
-        """The threads, not yet started. Daemonic: a request that still waits must not hold up the end."""
+        """Make the threads, not yet started. Daemonic: a pending request must not delay the agent's exit."""
         if not self._config.controller:
             return []
         jobs: list[tuple[str, Callable[[], None]]] = [("events", self._events), ("plans", self._plans)]
@@ -58,8 +58,8 @@ class Courier:
 
     def stop(self) -> None:
         """Interrupt a request that waits for a plan."""
-        if self._link is not None:
-            self._link.interrupt()
+        if self._client is not None:
+            self._client.interrupt()
 
     def _loop(self, name: str, step: Callable[[], None]) -> None:
         pause, quiet = 0.5, False
@@ -68,9 +68,9 @@ class Courier:
                 step()
                 if quiet:
                     log.info("%s: the controller answers again", name)
-                    self._back.set()
+                    self._answered_again.set()
                 pause, quiet = 0.5, False
-            except (LinkError, AuthError, JournalError, plan.PlanError, ValueError, OSError) as error:
+            except (ControllerError, AuthError, JournalError, plan.PlanError, ValueError, OSError) as error:
                 if self._stopping.is_set():
                     return
                 if not quiet:
@@ -79,41 +79,41 @@ class Courier:
                 self._stopping.wait(pause * random.uniform(0.7, 1.3))  # noqa: S311
                 pause = min(pause * 2, BACKOFF_MAX_S)
         if name == "events":
-            self._let_go()
+            self._close_journal()
 
-    def _controller(self) -> Link:
-        if self._link is None:
+    def _controller(self) -> ControllerClient:
+        if self._client is None:
             signer = make_signer(
                 self._config.auth,
                 munge_socket=self._config.munge_socket,
                 token_file=self._config.token_file,
                 uids=self._config.peer_uids,
             )
-            self._link = Link(self._config.controller, signer, self._config.node)
-        return self._link
+            self._client = ControllerClient(self._config.controller, signer, self._config.node)
+        return self._client
 
     # -- events --------------------------------------------------------------------------------------------------
 
     def _events(self) -> None:
         """Send what there is, and now and then that there is nothing; one message at most."""
         if self._journal is not None and self._journal.replaced:
-            self._let_go()
+            self._close_journal()
         journal = self._journal = self._journal or Journal(f"{self._config.state_dir}/{NAME}")
         try:
             now = time.monotonic()
             if now >= self._inventory_due:
                 self._inventory(journal)
                 self._inventory_due = now + INVENTORY_EVERY_S
-            hello = now >= self._hello_due or self._back.is_set()
-            self._back.clear()
+            hello = now >= self._hello_due or self._answered_again.is_set()
+            self._answered_again.clear()
             if not self.ship(journal, hello=hello):
                 self._stopping.wait(self._config.ship_every)
         except BaseException:
             self._hello_due = 0.0
-            self._let_go()
+            self._close_journal()
             raise
 
-    def _let_go(self) -> None:
+    def _close_journal(self) -> None:
         if self._journal is not None:
             self._journal.close()
             self._journal = None
@@ -121,7 +121,7 @@ class Courier:
     def ship(self, journal: Journal, *, hello: bool = False) -> bool:
         """Send one batch, with `hello` also where there is none; whether there was anything.
 
-        Raises LinkError, JournalError, ValueError.
+        Raises ControllerError, JournalError, ValueError.
         """
         events = journal.spooled(BATCH)
         if not events and not hello:
@@ -137,24 +137,24 @@ class Courier:
         }
         answer = json.loads(self._controller().post("/node/v1/events", message))
         if not isinstance(answer, dict) or type(answer.get("acked")) is not int:
-            raise LinkError("the controller's answer to events names no number")
+            raise ControllerError("the controller's answer to events names no number")
         self._hello_due = time.monotonic() + HELLO_EVERY_S
         stored, database = answer["acked"], str(answer.get("database", ""))
-        if answer.get("told") is False and time.monotonic() >= self._tell_due:
-            self._tell_all(journal, stored, database)
+        if answer.get("told") is False and time.monotonic() >= self._state_due:
+            self._spool_state(journal, stored, database)
         else:
             journal.acknowledge(stored, database)
         return bool(events)
 
-    def _tell_all(self, journal: Journal, stored: int, database: str) -> None:
-        found = self._listed()
+    def _spool_state(self, journal: Journal, stored: int, database: str) -> None:
+        found = self._list_gpus()
         if found is None:
             journal.acknowledge(stored, database)
             return
         log.info("the controller does not know what this node holds; it is told everything")
-        journal.tell_all(lambda: self._state(journal, found), stored, database)
-        self._described = json.dumps(found, sort_keys=True)
-        self._tell_due = time.monotonic() + TELL_ALL_EVERY_S
+        journal.spool_state(lambda: self._state(journal, found), stored, database)
+        self._last_inventory = json.dumps(found, sort_keys=True)
+        self._state_due = time.monotonic() + STATE_EVERY_S
 
     @staticmethod
     def _state(journal: Journal, found: list[dict[str, object]]) -> dict[str, object]:
@@ -162,14 +162,14 @@ class Courier:
 
     def _inventory(self, journal: Journal) -> None:
         """Spool the inventory where it is not what was told last (by this process)."""
-        found = self._listed()
+        found = self._list_gpus()
         text = json.dumps(found, sort_keys=True)
-        if found is not None and text != self._described:
+        if found is not None and text != self._last_inventory:
             with journal.write():
                 journal.event("inventory", {"gpus": found})
-            self._described = text
+            self._last_inventory = text
 
-    def _listed(self) -> list[dict[str, object]] | None:
+    def _list_gpus(self) -> list[dict[str, object]] | None:
         try:
             return inventory.inventory(self._gpus)
         except DriverError as error:
@@ -179,9 +179,9 @@ class Courier:
     # -- plans ---------------------------------------------------------------------------------------------------
 
     def _plans(self) -> None:
-        if self._have is None:
-            self._have = plan.load(self._config.state_dir).version
-        self._have = self.pull(self._have)
+        if self._plan_version is None:
+            self._plan_version = plan.load(self._config.state_dir).version
+        self._plan_version = self.pull(self._plan_version)
 
     def pull(self, have: int) -> int:
         """Ask for a newer plan, which also acknowledges `have`; the version on disk afterwards."""
@@ -189,7 +189,7 @@ class Courier:
         raw = self._controller().post("/node/v1/plan", message, patience=self._config.plan_wait)
         answer = json.loads(raw)
         if not isinstance(answer, dict) or type(answer.get("version")) is not int:
-            raise LinkError("the controller's answer is no plan")
+            raise ControllerError("the controller's answer is no plan")
         if "gpus" not in answer or answer["version"] == have:
             self._stopping.wait(0.05)  # an answer at once, over and over, must not become a busy loop
             return have

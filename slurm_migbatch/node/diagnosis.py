@@ -1,4 +1,4 @@
-"""Why a node has no place for a job: what it was told to offer, and who has what. For the administrator's eyes.
+"""Explain why a node has no slot for a job: what its plan offers, and what is in use. For administrators.
 
 A misfit means that somebody's promise was broken: the controller's, the node's, or that of whoever changed Slurm's
 counts or the GPUs by hand. Which one can be read from the three things that are said here: the slots that the plan has
@@ -13,14 +13,14 @@ from typing import NamedTuple
 from slurm_migbatch.mig.grant import Grant
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.node.journal import Run, Slice
-from slurm_migbatch.node.plan import Plan
+from slurm_migbatch.node.plan import NodePlan
 
 LONGEST = 1500
-"""Characters of an account; eight GPUs full of small slices fit in."""
+"""Maximum length of a diagnosis in characters; eight GPUs full of small slices fit in."""
 
 
-class Site(NamedTuple):
-    """A GPU as an account names it."""
+class GpuLabel(NamedTuple):
+    """A GPU as a diagnosis names it."""
 
     number: int
     uuid: str
@@ -29,23 +29,25 @@ class Site(NamedTuple):
         return f"GPU {self.number} ({self.uuid[:12]})"
 
 
-def account(
-    grant: Grant, plan: Plan, sites: Sequence[Site], rows: Iterable[Slice], runs: Iterable[Run], note: str = ""
+def explain_misfit(
+    grant: Grant, plan: NodePlan, labels: Sequence[GpuLabel], rows: Iterable[Slice], runs: Iterable[Run], note: str = ""
 ) -> str:
-    """One paragraph, to stand after a colon. `rows` and `runs` are the journal's.
+    """Describe plan and use in one paragraph, to follow a colon. `rows` and `runs` are the journal's.
 
     Idle instances are in nobody's way and not named.
     """
     users: dict[tuple[int | None, int | None], str] = {(run.job, run.restart): run.user for run in runs}
-    pieces = list(rows)
+    slices = list(rows)
     taken = {
-        site: sorted((r for r in pieces if r.gpu == site.uuid and r.state not in ("idle", "lost")), key=_place)
-        for site in sites
+        label: sorted(
+            (r for r in slices if r.gpu == label.uuid and r.state not in ("idle", "lost")), key=_placement_key
+        )
+        for label in labels
     }
-    parts = [_offered(grant, plan, taken)]
+    parts = [_describe_plan(grant, plan, taken)]
     held = [
-        f"{site}: " + ", ".join(_told(row, users, plan.slots.get(site.uuid, ())) for row in found)
-        for site, found in taken.items()
+        f"{label}: " + ", ".join(_describe_row(row, users, plan.slots.get(label.uuid, ())) for row in found)
+        for label, found in taken.items()
         if found
     ]
     parts.append("Taken: " + "; ".join(held) if held else "Nothing is taken")
@@ -55,7 +57,7 @@ def account(
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
 
-def _offered(grant: Grant, plan: Plan, taken: Mapping[Site, Sequence[Slice]]) -> str:
+def _describe_plan(grant: Grant, plan: NodePlan, taken: Mapping[GpuLabel, Sequence[Slice]]) -> str:
     if not plan.version:
         return "the controller has told this node no plan"
     if grant.guest:
@@ -64,12 +66,14 @@ def _offered(grant: Grant, plan: Plan, taken: Mapping[Site, Sequence[Slice]]) ->
     found = []
     for profile in dict.fromkeys(grant.profiles):
         slots = []
-        for site, rows in taken.items():
-            for slot in plan.slots.get(site.uuid, ()):
+        for label, rows in taken.items():
+            for slot in plan.slots.get(label.uuid, ()):
                 if slot.profile == profile:
-                    across = [r for r in rows if r.slot.placement.overlaps(slot.placement)]
-                    state = "taken" if any(r.slot == slot for r in across) else "blocked" if across else "free"
-                    slots.append(f"{slot.placement} of GPU {site.number} ({state})")
+                    overlapping = [r for r in rows if r.slot.placement.overlaps(slot.placement)]
+                    state = (
+                        "taken" if any(r.slot == slot for r in overlapping) else "blocked" if overlapping else "free"
+                    )
+                    slots.append(f"{slot.placement} of GPU {label.number} ({state})")
         found.append(f"{profile} at {', '.join(slots)}" if slots else f"no {profile}")
     text = f"plan {plan.version} has {' and '.join(found)}"
     if any(part.startswith("no ") for part in found):
@@ -77,7 +81,7 @@ def _offered(grant: Grant, plan: Plan, taken: Mapping[Site, Sequence[Slice]]) ->
     return text
 
 
-def _told(row: Slice, users: Mapping[tuple[int | None, int | None], str], planned: Sequence[Slot]) -> str:
+def _describe_row(row: Slice, users: Mapping[tuple[int | None, int | None], str], planned: Sequence[Slot]) -> str:
     job = f"job {row.job}"
     user = users.get((row.job, row.restart))
     if user:
@@ -93,5 +97,5 @@ def _told(row: Slice, users: Mapping[tuple[int | None, int | None], str], planne
     return text if not planned or row.slot in planned else text + " beside the plan"
 
 
-def _place(row: Slice) -> tuple[int, int]:
+def _placement_key(row: Slice) -> tuple[int, int]:
     return row.slot.placement.start, row.slot.placement.size

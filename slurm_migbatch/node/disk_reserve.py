@@ -1,4 +1,4 @@
-"""Room for the journal on a disk that others can fill: blocks that are its own before anybody wants them.
+"""Reserve disk space for the journal on a disk that others can fill.
 
 Three kinds, because SQLite deletes the write-ahead file with the last connection: blocks behind the end of the database
 (set aside once, when it is made) and of the write-ahead file (whenever one is opened), which nobody can take; and a
@@ -32,7 +32,7 @@ def keep(path: str) -> None:
 
 
 def keep_database(path: str) -> None:
-    """The same for a database that no connection has open: SQLite's locks would be lost with the descriptor here."""
+    """Reserve space for a database that no connection has open: closing the descriptor would drop SQLite's locks."""
     with suppress(OSError):
         _grow(path, DATABASE, os.O_WRONLY)
 
@@ -55,7 +55,7 @@ def _reserve(path: str) -> str:
 
 
 def _grow(path: str, size: int, flags: int) -> None:
-    """Raises OSError."""
+    """Allocate blocks up to `size`. Raises OSError."""
     handle = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         disk = os.fstatvfs(handle)

@@ -1,4 +1,4 @@
-"""A hook without the agent: the same executor in the hook's own process."""
+"""Run a hook without the agent: the same executor in the hook's own process."""
 
 # Hooks do without pathlib: importing it takes longer than a warm start.
 # ruff: noqa: PTH123
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from slurm_migbatch.node import exits
 
 if TYPE_CHECKING:
-    from slurm_migbatch.node.config import Config
+    from slurm_migbatch.node.config import NodeConfig
     from slurm_migbatch.node.hookenv import HookEnv
 
-ASKING_S = 6.0
+SLURM_QUERY_S = 6.0
 """How long a hook may ask Slurm whether other runs are over, after its own work."""
 
 
@@ -46,7 +46,7 @@ def run(hook: str, etc: str, environ: dict[bytes, bytes], reason: str) -> tuple[
         code, line = executor.run(env)
         # Without the agent nobody else looks for what an Epilog that never came has left.
         with suppress(LivenessError, JournalError, OSError):
-            executor.repairer.orphans(Deadline(ASKING_S))
+            executor.repairer.orphans(Deadline(SLURM_QUERY_S))
     except HookEnvError as error:
         return exits.CONTEXT, str(error)
     except (ConfError, PathsError) as error:
@@ -56,8 +56,8 @@ def run(hook: str, etc: str, environ: dict[bytes, bytes], reason: str) -> tuple[
     return code, f"{line} ({reason})" if line else ""
 
 
-def without_journal(config: Config, env: HookEnv, why: str) -> tuple[int, str]:
-    """The hook where the journal cannot even be opened. Raises PathsError."""
+def without_journal(config: NodeConfig, env: HookEnv, why: str) -> tuple[int, str]:
+    """Run the hook where the journal cannot be opened. Raises PathsError."""
     from slurm_migbatch.node import ending
     from slurm_migbatch.node.caps import Caps
     from slurm_migbatch.node.gpus import Gpus
@@ -70,7 +70,7 @@ def without_journal(config: Config, env: HookEnv, why: str) -> tuple[int, str]:
 
 
 def inside_job(job: int) -> str:
-    """Why this process is in the wrong cgroup, if it is: PrologFlags=RunInJob would cut it off from the devices."""
+    """Say why this process is in the wrong cgroup, if it is: PrologFlags=RunInJob would hide the devices from it."""
     try:
         with open("/proc/self/cgroup", encoding="ascii", errors="replace") as file:
             text = file.read()

@@ -1,4 +1,4 @@
-"""Which progress files are being written, as the kernel tells it (inotify): while nobody writes, nothing is done.
+"""Watch which progress files are written (inotify): while nobody writes, nothing is done.
 
 The directory is watched, not the files: nothing of a user's is opened for it, and what he mounts over his file or does
 with it in any other way reaches nobody here. However much he writes, it is told as one word until it is asked for.
@@ -19,11 +19,11 @@ _EVENT = struct.Struct("iIII")
 _NAME = re.compile(rb"([0-9]{1,10})\.([0-9]{1,5})\0*")
 
 
-class Notice:
-    """Tells of writes in one directory, from its making to `close`."""
+class WriteWatch:
+    """Watches writes in one directory, from its creation to `close`."""
 
     def __init__(self, directory: int) -> None:
-        """`directory` is a descriptor. Raises OSError: the kernel has no more watches to give, say."""
+        """Watch `directory`, a descriptor. Raises OSError, as where the kernel's limit of watches is reached."""
         libc = ctypes.CDLL(None, use_errno=True)
         self.handle = int(libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
         if self.handle < 0:
@@ -39,11 +39,11 @@ class Notice:
         os.close(self.handle)
 
     def wait(self, seconds: float, wake: int) -> bool:
-        """Until something was written or `wake` can be read; whether something was written."""
+        """Wait until something was written or `wake` can be read; return whether something was written."""
         return self.handle in select.select([self.handle, wake], [], [], max(0.0, seconds))[0]
 
     def written(self) -> set[tuple[int, int]] | None:
-        """Job and restart of the files that were written since it was asked last; None for any of them."""
+        """Return job and restart of the files written since the last call; None where events were lost."""
         found: set[tuple[int, int]] = set()
         everything = False
         while True:

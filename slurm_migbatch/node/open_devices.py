@@ -1,4 +1,4 @@
-"""Who still has the devices of a slice open that is another user's by now: a look through /proc, for the log only.
+"""Find processes that still have the devices of another user's slice open, in /proc, for the log only.
 
 A descriptor that is open keeps its rights whatever happens to the owner of the device, and NVIDIA's driver compares its
 minor number alone (nv_cap_validate_and_dup_fd in kernel-open/nvidia/nv-caps.c), which comes back with the ids of an
@@ -23,7 +23,7 @@ MOST = 4096
 """Descriptors of one process that are looked at; more belong to a process that holds them for their number."""
 
 
-class Kept(NamedTuple):
+class OpenDevice(NamedTuple):
     """A process of `uid` that has the device with this minor open."""
 
     pid: int
@@ -31,23 +31,23 @@ class Kept(NamedTuple):
     minor: int
 
 
-class Look:
-    """Looks through the processes of the machine, some at a time."""
+class OpenDeviceScan:
+    """Scans the processes of the machine, some at a time."""
 
     def __init__(self) -> None:
         self._after = 0
 
-    def look(self, major: int, owners: Mapping[int, int], seconds: float) -> list[Kept]:
-        """Processes that have devices open whose owner (`owners`, by minor) is another, root's excepted."""
+    def scan(self, major: int, owners: Mapping[int, int], seconds: float) -> list[OpenDevice]:
+        """Find processes, root's excepted, that have another user's devices open; `owners`: uid by minor."""
         end = time.monotonic() + seconds
         pids = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
         turn = [pid for pid in pids if pid > self._after] + [pid for pid in pids if pid <= self._after]
-        found: list[Kept] = []
+        found: list[OpenDevice] = []
         for pid in turn if owners else ():
             try:
                 uid = os.stat(f"/proc/{pid}").st_uid
                 if uid:
-                    found += [Kept(pid, uid, m) for m in _open(pid, major) if owners.get(m, uid) != uid]
+                    found += [OpenDevice(pid, uid, m) for m in _open(pid, major) if owners.get(m, uid) != uid]
             except OSError:
                 pass  # it has ended
             self._after = pid
@@ -57,7 +57,7 @@ class Look:
 
 
 def _open(pid: int, major: int) -> Iterator[int]:
-    """The minors of the devices with this major number that a process has open, each once. Raises OSError."""
+    """Yield the minors of the devices with this major number that a process has open. Raises OSError."""
     seen: set[int] = set()
     with os.scandir(f"/proc/{pid}/fd") as entries:
         for entry in islice(entries, MOST):
@@ -74,7 +74,7 @@ def _open(pid: int, major: int) -> Iterator[int]:
 
 
 def _is_path(pid: int, name: str) -> bool:
-    """Whether it is a path handle, which gives no right, and which anybody can get. Raises OSError."""
+    """Return whether it is an O_PATH descriptor, which gives no access. Raises OSError."""
     with open(f"/proc/{pid}/fdinfo/{name}", encoding="ascii") as file:
         flags = next((line.split()[1] for line in file if line.startswith("flags:")), "0")
     return bool(int(flags, 8) & os.O_PATH)

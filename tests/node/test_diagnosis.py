@@ -5,12 +5,12 @@ import pytest
 from slurm_migbatch.mig.grant import Grant, parse_comment
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.node import exits, plan
-from slurm_migbatch.node.diagnosis import LONGEST, Site, account
+from slurm_migbatch.node.diagnosis import LONGEST, GpuLabel, explain_misfit
 from slurm_migbatch.node.journal import Run, Slice
 from tests.support.nodes import ALICE, BOB
 from tests.support.promises import TWO, publish, uuids
 
-SITES = [Site(0, "GPU-11111111-aaaa"), Site(1, "GPU-22222222-bbbb")]
+LABELS = [GpuLabel(0, "GPU-11111111-aaaa"), GpuLabel(1, "GPU-22222222-bbbb")]
 
 
 def slot(text):
@@ -20,11 +20,11 @@ def slot(text):
 
 
 def planned(*layouts, version=5):
-    return plan.Plan(version, {s.uuid: tuple(map(slot, layout)) for s, layout in zip(SITES, layouts, strict=True)})
+    return plan.NodePlan(version, {s.uuid: tuple(map(slot, layout)) for s, layout in zip(LABELS, layouts, strict=True)})
 
 
 def row(site, text, state="held", job=None, **more):
-    return Slice(SITES[site].uuid, slot(text), state, job=job, restart=0 if job else None, **more)
+    return Slice(LABELS[site].uuid, slot(text), state, job=job, restart=0 if job else None, **more)
 
 
 def run(job, user):
@@ -40,7 +40,7 @@ def grant(marker) -> Grant:
 def test_the_slot_that_was_promised_and_who_lies_across_it():
     told = planned(["1g.20gb@0:2"], ["7g.80gb@0:8"])
     rows = [row(1, "1g.20gb@6:2", job=197), row(0, "1g.20gb@0:2", job=12), row(1, "1g.10gb@0:1", "idle")]
-    text = account(grant("[mig:7g.80gb:1]"), told, SITES, rows, [run(197, "alice"), run(12, "bob")])
+    text = explain_misfit(grant("[mig:7g.80gb:1]"), told, LABELS, rows, [run(197, "alice"), run(12, "bob")])
     assert text == (
         "plan 5 has 7g.80gb at 0:8 of GPU 1 (blocked). Taken: GPU 0 (GPU-11111111): 1g.20gb@0:2 by job 12 of bob; "
         "GPU 1 (GPU-22222222): 1g.20gb@6:2 by job 197 of alice beside the plan"
@@ -56,7 +56,7 @@ def test_every_kind_of_obstacle_is_told_apart():
         row(0, "3g.40gb@4:4", "foreign", reason="made by hand; in use by process 78"),
         row(1, "1g.10gb@0:1", "lost", job=3),
     ]
-    text = account(grant("[mig:1g.10gb:1]"), told, SITES, rows, [])
+    text = explain_misfit(grant("[mig:1g.10gb:1]"), told, LABELS, rows, [])
     assert "1g.10gb at 0:1 of GPU 0 (taken), 1:1 of GPU 0 (taken)" in text
     for part in (
         "1g.10gb@0:1 being made for job 1",
@@ -69,19 +69,19 @@ def test_every_kind_of_obstacle_is_told_apart():
 
 
 def test_a_profile_that_nobody_offered_points_at_slurms_counts():
-    text = account(grant("[mig:2g.20gb:1,1g.10gb:2]"), planned(["1g.10gb@0:1"], []), SITES, [], [])
+    text = explain_misfit(grant("[mig:2g.20gb:1,1g.10gb:2]"), planned(["1g.10gb@0:1"], []), LABELS, [], [])
     assert "no 2g.20gb" in text and "1g.10gb at 0:1 of GPU 0 (free)" in text
     assert "Slurm had other counts" in text and "Nothing is taken" in text
 
 
 def test_without_a_plan_it_says_so():
-    assert "no plan" in account(grant("[mig:1g.10gb:1]"), plan.Plan(), SITES, [], [])
+    assert "no plan" in explain_misfit(grant("[mig:1g.10gb:1]"), plan.NodePlan(), LABELS, [], [])
 
 
 def test_it_has_an_end():
     rows = [row(0, f"1g.10gb@{i % 7}:1", job=i, reason="x" * 50) for i in range(1, 200)]
     runs = [run(i, "u" * 30) for i in range(1, 200)]
-    assert len(account(grant("[mig:1g.10gb:1]"), planned([], []), SITES, rows, runs)) == LONGEST
+    assert len(explain_misfit(grant("[mig:1g.10gb:1]"), planned([], []), LABELS, rows, runs)) == LONGEST
 
 
 def test_a_misfit_tells_the_controller_and_slurmd_but_not_the_user(new_node):
