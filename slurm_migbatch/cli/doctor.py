@@ -19,7 +19,7 @@ from sqlalchemy import select
 from slurm_migbatch.cli import checks, lendingchecks
 from slurm_migbatch.cli.checks import BAD, GOOD, ODD, Finding
 from slurm_migbatch.cli.common import EXIT_FAILED, config_option, open_record, slurm_client
-from slurm_migbatch.cli.releases import Site, check_release, untyped_gres
+from slurm_migbatch.cli.releases import SiteTraits, check_release, untyped_gres
 from slurm_migbatch.config import Config
 from slurm_migbatch.slurm.client import SlurmError
 from slurm_migbatch.slurm.versions import parse_release
@@ -124,7 +124,7 @@ def _release(config: Config, conf: Mapping[str, str]) -> Iterator[Finding]:
     except SlurmError as error:
         yield Finding(ODD, "Slurm release", str(error), "check that `scontrol show config` works here")
         return
-    yield from check_release(release, Site(conf, untyped_gres(conf.get("slurm_conf", ""))))
+    yield from check_release(release, SiteTraits(conf, untyped_gres(conf.get("slurm_conf", ""))))
 
 
 def _leaving(config: Config) -> Iterator[Finding]:

@@ -235,9 +235,9 @@ def _report(options: _Options) -> None:
 
 
 def _selection(options: _Options, now: float) -> Selection:
-    from slurm_migbatch.report.selection import Options, make_selection, split
+    from slurm_migbatch.report.selection import ReportOptions, make_selection, split
 
-    asked = Options(
+    asked = ReportOptions(
         jobs=",".join(options.jobs),
         users=split(options.users),
         allusers=options.allusers,

@@ -25,7 +25,7 @@ CELL = 6
 
 
 @dataclass(frozen=True)
-class Slice:
+class OccupiedSlot:
     """A slot that is not free. `job` is None for a zombie, an instance that could not be destroyed yet."""
 
     profile: str
@@ -42,7 +42,7 @@ class GpuView:
     uuid: str
     name: str
     slices: int
-    held: tuple[Slice, ...]
+    held: tuple[OccupiedSlot, ...]
 
     @property
     def state(self) -> str:
@@ -134,12 +134,12 @@ def free_counts(row: NodeRow) -> dict[str, int]:
 
 def troubles(
     history: Mapping[str, Sequence[Mapping[str, Any]]],
-) -> tuple[dict[str, list[tuple[str, Slice]]], dict[str, list[str]]]:
+) -> tuple[dict[str, list[tuple[str, OccupiedSlot]]], dict[str, list[str]]]:
     """Return the faults that nodes reported since they booted: zombies by node (with GPU), sentences by node."""
-    zombies: dict[str, list[tuple[str, Slice]]] = {}
+    zombies: dict[str, list[tuple[str, OccupiedSlot]]] = {}
     said: dict[str, list[str]] = {}
     for node, events in history.items():
-        parked: dict[tuple[str, int], tuple[Slice, str]] = {}
+        parked: dict[tuple[str, int], tuple[OccupiedSlot, str]] = {}
         faults = []
         for event in events:
             place = (str(event.get("gpu")), int(event.get("start") or 0))
@@ -159,8 +159,8 @@ def troubles(
     return zombies, said
 
 
-def _parked(row: Mapping[str, Any]) -> tuple[Slice, str]:
-    slot = Slice(str(row.get("profile")), int(row.get("start") or 0), int(row.get("size") or 1))
+def _parked(row: Mapping[str, Any]) -> tuple[OccupiedSlot, str]:
+    slot = OccupiedSlot(str(row.get("profile")), int(row.get("start") or 0), int(row.get("size") or 1))
     return slot, str(row.get("reason") or "no reason given")
 
 
@@ -186,7 +186,7 @@ def bar(gpu: GpuView) -> str:
     return "|" + "".join(cells)
 
 
-def _gpu(gpu: Mapping[str, Any], held: Iterable[Slice]) -> GpuView:
+def _gpu(gpu: Mapping[str, Any], held: Iterable[OccupiedSlot]) -> GpuView:
     slices = 0
     if gpu.get("mig") and isinstance(gpu.get("geometry"), Mapping):
         try:
@@ -197,9 +197,9 @@ def _gpu(gpu: Mapping[str, Any], held: Iterable[Slice]) -> GpuView:
     return GpuView(gpu.get("index"), str(gpu.get("uuid")), str(gpu.get("name") or "?"), slices, ordered)
 
 
-def _held(leases: Iterable[LeaseRow]) -> Iterator[tuple[str, Slice]]:
+def _held(leases: Iterable[LeaseRow]) -> Iterator[tuple[str, OccupiedSlot]]:
     for lease in leases:
-        yield lease.gpu, Slice(lease.profile, lease.start, lease.size, lease.job)
+        yield lease.gpu, OccupiedSlot(lease.profile, lease.start, lease.size, lease.job)
 
 
 def _rows(views: Iterable[NodeView]) -> Iterator[tuple[str, ...]]:

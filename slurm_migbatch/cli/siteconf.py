@@ -10,7 +10,7 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.catalog import geometry_of
 from slurm_migbatch.daemon.inventory import Inventory
 from slurm_migbatch.mig.geometry import Geometry
-from slurm_migbatch.site import WAITING, Node, Partition, Site, preemption, spare
+from slurm_migbatch.site import WAITING, NodeLine, PartitionLine, Site, preemption, spare
 from slurm_migbatch.slurm.client import NodeRow, SlurmError
 from slurm_migbatch.slurm.nodelist import fold
 
@@ -69,10 +69,10 @@ def build(
             partitions.setdefault(partition, []).append(name)
     return Site(
         version=version,
-        nodes=[Node(fold(names), dict(found)) for found, names in alike.items()],
-        catalog=Node(catalog, {**every, FILLER: 0, **WAITING}),
+        nodes=[NodeLine(fold(names), dict(found)) for found, names in alike.items()],
+        catalog=NodeLine(catalog, {**every, FILLER: 0, **WAITING}),
         partitions=[
-            Partition(name, fold(nodes), preemption(lending, name)) for name, nodes in sorted(partitions.items())
+            PartitionLine(name, fold(nodes), preemption(lending, name)) for name, nodes in sorted(partitions.items())
         ],
         lends=bool(lending),
         prolog=str(Path(hooks) / "prolog"),

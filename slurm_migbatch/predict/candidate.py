@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.recommend import Advice
 from slurm_migbatch.workload.buckets import Bucket, Grid, preferred
-from slurm_migbatch.workload.catalog import GpuKind, Offer
+from slurm_migbatch.workload.catalog import GpuKind, ProfileOffer
 
 NEED_BITS: Final = 5
 """Leading bits of a memory need after the first: it is rounded up by at most a thirty-second."""
@@ -79,7 +79,7 @@ class Figures:
 class Candidate:
     """One profile for one workload: what it has, what is predicted, whether it will do and, where not, why."""
 
-    offer: Offer
+    offer: ProfileOffer
     figures: Figures | None
     ok: bool
     why: str

@@ -18,7 +18,7 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.known import Known
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.workload.catalog import GpuKind
-from slurm_migbatch.workload.gpufacts import GpuFacts, facts_of, guess, short_name
+from slurm_migbatch.workload.gpufacts import GpuModelFacts, facts_of, guess, short_name
 
 Array = npt.NDArray[np.float64]
 
@@ -29,23 +29,23 @@ USABLE_SHARE = 98 / 108
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuSpec:
     """What predictions need to know of a kind of GPU: a short name, the speed of the whole, memory (0: not known)."""
 
     name: str
-    facts: GpuFacts
+    facts: GpuModelFacts
     memory_gb: int = 0
 
     @classmethod
-    def of_kind(cls, kind: GpuKind) -> Gpu:
+    def of_kind(cls, kind: GpuKind) -> GpuSpec:
         """Return the GPU of a site's catalog."""
         sms = kind.sm_count or kind.full.sm_count
-        facts = GpuFacts(kind.tflops, kind.bandwidth_gbs, sms, kind.geometry.memory_slices)
+        facts = GpuModelFacts(kind.tflops, kind.bandwidth_gbs, sms, kind.geometry.memory_slices)
         # GPUs that differ in what their drivers let be cut are equally fast
         return cls(_VARIANT.sub("", kind.name), facts, kind.full.profile.memory_gb)
 
     @classmethod
-    def of_rows(cls, rows: Sequence[Measurement]) -> Gpu:
+    def of_rows(cls, rows: Sequence[Measurement]) -> GpuSpec:
         """Return the GPU that rows of one GPU name describe."""
         name = rows[0].gpu
         named = _SHORT.fullmatch(name)
@@ -91,7 +91,7 @@ class Cells:
         )
 
     @classmethod
-    def of_rows(cls, rows: Sequence[Measurement], gpu: Gpu, known: Known) -> Cells:
+    def of_rows(cls, rows: Sequence[Measurement], gpu: GpuSpec, known: Known) -> Cells:
         """Return the measured rows of one model on one GPU."""
         shares = [shares_of(row, gpu) for row in rows]
         sizes = [row.input_size or known.reference for row in rows]
@@ -105,7 +105,7 @@ class Cells:
         )
 
     @classmethod
-    def grid(cls, batch: int, size: int, infos: Sequence[ProfileInfo], gpu: Gpu, known: Known) -> Cells:
+    def grid(cls, batch: int, size: int, infos: Sequence[ProfileInfo], gpu: GpuSpec, known: Known) -> Cells:
         """Return one request on several profiles of one GPU."""
         ones = np.ones(len(infos))
         facts = gpu.facts
@@ -119,7 +119,7 @@ class Cells:
         )
 
 
-def shares_of(row: Measurement, gpu: Gpu) -> tuple[float, float]:
+def shares_of(row: Measurement, gpu: GpuSpec) -> tuple[float, float]:
     """Return a row's share of the SMs and of the memory of its GPU, each in (0, 1]."""
     if not row.profile and row.compute_slices is None:
         return 1.0, 1.0

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.predict.cells import Array, Cells, Gpu
-from slurm_migbatch.predict.known import Knowledge, Known
+from slurm_migbatch.predict.cells import Array, Cells, GpuSpec
+from slurm_migbatch.predict.known import Known, ModelKnowledge
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.runs import Expect, Key, Told
 from slurm_migbatch.predict.state import SURFACES, Learned
@@ -45,7 +45,7 @@ class Miss:
 def expected_by(learned: Learned) -> Expect:
     """Return the best guesses of a learned state, for `runs.hear` and for the misses."""
 
-    def expect(figure: str, key: Key, rows: Sequence[Measurement], known: Known, gpu: Gpu) -> Sequence[float]:
+    def expect(figure: str, key: Key, rows: Sequence[Measurement], known: Known, gpu: GpuSpec) -> Sequence[float]:
         belief = belief_of(learned, figure, key, known, gpu)
         values: list[float] = belief.predict(SURFACES[figure], Cells.of_rows(rows, gpu, known))[0].tolist()
         return values
@@ -53,7 +53,7 @@ def expected_by(learned: Learned) -> Expect:
     return expect
 
 
-def belief_of(learned: Learned, figure: str, key: Key, known: Known, gpu: Gpu) -> Belief:
+def belief_of(learned: Learned, figure: str, key: Key, known: Known, gpu: GpuSpec) -> Belief:
     """Return the belief about a model: its own fit, else the population's."""
     fitted = learned.fitted.get((key[0], key[1], gpu.name))
     if fitted is not None and figure in fitted.beliefs:
@@ -61,7 +61,7 @@ def belief_of(learned: Learned, figure: str, key: Key, known: Known, gpu: Gpu) -
     return learned.population(figure, key[1]).prior(key[0], known, gpu)
 
 
-def distances(learned: Learned, rows: Iterable[Measurement], knowledge: Knowledge) -> dict[tuple[str, Key], Array]:
+def distances(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowledge) -> dict[tuple[str, Key], Array]:
     """Return log(measured / predicted) of every row that has the figure, by figure (time, memory) and key."""
     expect = expected_by(learned)
     groups: dict[Key, list[Measurement]] = {}
@@ -69,7 +69,7 @@ def distances(learned: Learned, rows: Iterable[Measurement], knowledge: Knowledg
         groups.setdefault((knowledge.canonical(row.model), row.kind, row.gpu), []).append(row)
     found: dict[tuple[str, Key], Array] = {}
     for key, group in groups.items():
-        known, gpu = knowledge.of(key[0], group), Gpu.of_rows(group)
+        known, gpu = knowledge.of(key[0], group), GpuSpec.of_rows(group)
         for figure in SURFACES:
             here = [row for row in group if _value(figure, row) is not None]
             if here:
@@ -82,7 +82,7 @@ def _value(figure: str, row: Measurement) -> float | None:
     return row.seconds if figure == "time" else row.memory_mib
 
 
-def misses(learned: Learned, rows: Iterable[Measurement], knowledge: Knowledge) -> dict[str, Miss]:
+def misses(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowledge) -> dict[str, Miss]:
     """Return how far predictions are from rows, by figure; figures without rows are missing."""
     found: dict[str, list[Array]] = {}
     for (figure, _), away in distances(learned, rows, knowledge).items():
@@ -114,7 +114,7 @@ def worse(candidate: Mapping[str, Miss], current: Mapping[str, Miss], tolerance:
 
 
 @dataclass(frozen=True)
-class Kept:
+class Coverage:
     """How often a promise was kept: `share` of `runs` ended within the bound that was given for `confidence`."""
 
     runs: int
@@ -137,7 +137,7 @@ class Kept:
         return {"runs": self.runs, "share": round(self.share, 4), "broken": self.broken}
 
 
-def promises(predictor: LearnedPredictor, told: Iterable[Told], confidence: float) -> dict[str, Kept]:
+def promises(predictor: LearnedPredictor, told: Iterable[Told], confidence: float) -> dict[str, Coverage]:
     """Return whether runs ended within the upper bounds of their time and memory, by figure."""
     groups: dict[Key, list[Measurement]] = {}
     for each in told:
@@ -145,7 +145,7 @@ def promises(predictor: LearnedPredictor, told: Iterable[Told], confidence: floa
     runs: dict[str, int] = {}
     kept: dict[str, int] = {}
     for key, group in groups.items():
-        known, gpu = predictor.knowledge.of(key[0], group), Gpu.of_rows(group)
+        known, gpu = predictor.knowledge.of(key[0], group), GpuSpec.of_rows(group)
         for figure in SURFACES:
             here = [row for row in group if _value(figure, row) is not None]
             if not here:
@@ -154,10 +154,10 @@ def promises(predictor: LearnedPredictor, told: Iterable[Told], confidence: floa
             values = np.array([_value(figure, row) or 0.0 for row in here])
             runs[figure] = runs.get(figure, 0) + len(here)
             kept[figure] = kept.get(figure, 0) + int(np.sum(values <= high))
-    return {figure: Kept(count, kept[figure], confidence) for figure, count in runs.items()}
+    return {figure: Coverage(count, kept[figure], confidence) for figure, count in runs.items()}
 
 
-def ratios(learned: Learned, rows: Iterable[Measurement], knowledge: Knowledge) -> dict[str, dict[str, Any]]:
+def ratios(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowledge) -> dict[str, dict[str, Any]]:
     """Return the measured over predicted by `model/kind/gpu` and figure: the median, and of how many rows."""
     found: dict[str, dict[str, Any]] = {}
     for (figure, key), away in distances(learned, rows, knowledge).items():

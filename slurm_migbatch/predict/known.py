@@ -108,7 +108,7 @@ def guessed(family: str, params: float | None, flops: float | None, input_size: 
     )
 
 
-class Knowledge:
+class ModelKnowledge:
     """Looks up what is known of any model, by every name that it has."""
 
     def __init__(self, facts: Iterable[ModelFacts] = BUILT_IN, *, blind: bool = False) -> None:

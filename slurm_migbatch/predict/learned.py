@@ -16,10 +16,10 @@ from slurm_migbatch.mig.geometry import ProfileInfo
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.calibration import MOST_POINTS
 from slurm_migbatch.predict.candidate import Figures, Interval
-from slurm_migbatch.predict.cells import Array, Cells, Gpu
+from slurm_migbatch.predict.cells import Array, Cells, GpuSpec
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.knee import LARGEST_BATCH, batch_edges, input_edges
-from slurm_migbatch.predict.known import Knowledge, Known
+from slurm_migbatch.predict.known import Known, ModelKnowledge
 from slurm_migbatch.predict.recommend import MOST_COPIES, Advice, advise
 from slurm_migbatch.predict.state import SURFACES, Learned
 from slurm_migbatch.predict.surface import Belief, paces
@@ -47,7 +47,7 @@ class LearnedPredictor:
         """`facts`: public facts of models, later ones replace earlier ones of the same name. `confidence`: 0.5 to
         0.99."""
         self.learned = learned or Learned()
-        self.knowledge = Knowledge(facts)
+        self.knowledge = ModelKnowledge(facts)
         self._level = max(2.0 * confidence - 1.0, 0.0)
         self._known = {name: self.knowledge.of(name) for name in self.knowledge.facts}
         self._known.update({name: known for name, known in self.learned.known.items() if name not in self._known})
@@ -71,7 +71,7 @@ class LearnedPredictor:
         known = self._known.get(cell.model)
         if known is None:
             return {}
-        gpu = Gpu.of_kind(kind)
+        gpu = GpuSpec.of_kind(kind)
         infos = [info for info in kind.geometry.profiles if not info.profile.suffix]
         cells = Cells.grid(cell.batch, cell.input, infos, gpu, known)
         seconds = _monotone(self.interval("time", cell.model, known, gpu, cell.role, cells), infos)
@@ -87,7 +87,7 @@ class LearnedPredictor:
 
     def sheet(self, model: str, role: str, kind: GpuKind) -> Mapping[Profile, tuple[Array, Array, Array]]:
         """Return the figures of every cell of a model at once (`submit.table.Sheets`), equal to those of `figures`."""
-        known, grid, gpu = self._known[model], self._grids[model], Gpu.of_kind(kind)
+        known, grid, gpu = self._known[model], self._grids[model], GpuSpec.of_kind(kind)
         infos = [info for info in kind.geometry.profiles if not info.profile.suffix]
         one = Cells.grid(1, known.reference, infos, gpu, known)
         batches = np.repeat(np.array(grid.batches, dtype=np.float64), len(grid.inputs))
@@ -114,7 +114,7 @@ class LearnedPredictor:
         known, grid = self._known.get(bucket.model), self._grids.get(bucket.model)
         if known is None or grid is None or bucket.role != "infer" or profile not in kind.geometry:
             return None
-        info, gpu = kind.geometry.info(profile), Gpu.of_kind(kind)
+        info, gpu = kind.geometry.info(profile), GpuSpec.of_kind(kind)
         count, copies = len(grid.batches), 1 if bucket.slo_us else MOST_COPIES
         one = Cells.grid(1, bucket.input, [info] * (count * copies), gpu, known)
         cells = replace(
@@ -128,7 +128,7 @@ class LearnedPredictor:
             mib = np.where(seconds[2] * 1e6 <= bucket.slo_us, mib, np.inf)
         return advise(grid.batches, seconds[1].reshape(copies, count), mib, info.memory_mib)
 
-    def interval(self, figure: str, model: str, known: Known, gpu: Gpu, role: str, cells: Cells) -> Array:
+    def interval(self, figure: str, model: str, known: Known, gpu: GpuSpec, role: str, cells: Cells) -> Array:
         """Return low, mid and high (3 x points) of a figure: seconds of a batch, or MiB in use."""
         belief, points = self.belief(figure, model, known, gpu, role)
         surface = SURFACES[figure]
@@ -138,7 +138,7 @@ class LearnedPredictor:
         ends: Array = np.exp(np.stack([value - half, value, value + half]))
         return ends
 
-    def belief(self, figure: str, model: str, known: Known, gpu: Gpu, role: str) -> tuple[Belief, int]:
+    def belief(self, figure: str, model: str, known: Known, gpu: GpuSpec, role: str) -> tuple[Belief, int]:
         """Return the belief about a model and the number of its measured points (0: from other models)."""
         fitted = self.learned.fitted.get((model, role, gpu.name))
         if fitted is not None and figure in fitted.beliefs:
@@ -149,7 +149,7 @@ class LearnedPredictor:
         """Return the bucket edges from the model's own curve, of its inference where both kinds of work are known."""
         facts = facts_of(EDGE_GPU)
         assert facts is not None
-        gpu = Gpu(EDGE_GPU, facts, 80)
+        gpu = GpuSpec(EDGE_GPU, facts, 80)
         measured = [each for each in self.learned.fitted.values() if each.model == model and "time" in each.beliefs]
         if measured:
             belief = min(measured, key=lambda each: (each.kind, -each.points, each.gpu)).beliefs["time"]

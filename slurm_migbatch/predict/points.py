@@ -24,9 +24,9 @@ from typing import Final
 
 import numpy as np
 
-from slurm_migbatch.predict.cells import Array, Cells, Gpu
+from slurm_migbatch.predict.cells import Array, Cells, GpuSpec
 from slurm_migbatch.predict.fewshot import adapt, even_draws
-from slurm_migbatch.predict.known import Knowledge
+from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.population import pool
 from slurm_migbatch.predict.samples import NOISE
 from slurm_migbatch.predict.surface import TIME, Belief, Surface
@@ -59,7 +59,7 @@ def next_point(surface: Surface, belief: Belief, cells: Cells, done: Sequence[in
     return max(left, key=lambda index: (float(worth[index]), -index))
 
 
-def choose(done: Sequence[Measurement], open_: Sequence[Measurement], knowledge: Knowledge) -> int | None:
+def choose(done: Sequence[Measurement], open_: Sequence[Measurement], knowledge: ModelKnowledge) -> int | None:
     """Return the index of the point to measure next among the rows `open_`, which have no figures yet.
 
     None where none is left.
@@ -73,7 +73,7 @@ def choose(done: Sequence[Measurement], open_: Sequence[Measurement], knowledge:
     ran = [row for row in done if row.seconds is not None]
     rows = [*ran, *open_]
     first = rows[0]
-    known, gpu = knowledge.of(first.model, rows), Gpu.of_rows(rows)
+    known, gpu = knowledge.of(first.model, rows), GpuSpec.of_rows(rows)
     cells = Cells.of_rows(rows, gpu, known)
     logs = np.array([np.log(row.seconds or 1.0) for row in ran])
     count = list(range(len(ran)))

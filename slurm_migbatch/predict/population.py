@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.predict.cells import Array, Gpu
+from slurm_migbatch.predict.cells import Array, GpuSpec
 from slurm_migbatch.predict.known import TEXT_FAMILIES, Known
 from slurm_migbatch.predict.samples import RUNS, SITE
 from slurm_migbatch.predict.surface import Belief, Surface
@@ -45,7 +45,7 @@ class Unit:
 
     model: str
     known: Known
-    gpu: Gpu
+    gpu: GpuSpec
     stack: str
     theta: Array
 
@@ -65,7 +65,7 @@ class Population:
     own: dict[str, Array] = field(default_factory=dict)
     stacks: tuple[str, ...] = ()
 
-    def prior(self, model: str, known: Known, gpu: Gpu, stack: str | None = None) -> Belief:
+    def prior(self, model: str, known: Known, gpu: GpuSpec, stack: str | None = None) -> Belief:
         """Return the prior of a model on a GPU and software stack (None: a typical stack there)."""
         expected = self.surface.expected(known, gpu.facts, self.kind)
         spread = np.diag(self.surface.spread(known.doubt) ** 2)
@@ -87,13 +87,13 @@ class Population:
             covariance = covariance * (1.0 - SAME_MODEL**2)
         return Belief(expected + distance, covariance)
 
-    def _at_home(self, gpu: Gpu, stack: str | None) -> bool:
+    def _at_home(self, gpu: GpuSpec, stack: str | None) -> bool:
         """Return whether models were measured on this stack, or (None) by this site on such a GPU."""
         if stack is not None:
             return stack in self.stacks
         return any(f"{gpu.name}|{source}" in self.stacks for source in LOCAL)
 
-    def _shift(self, gpu: Gpu, stack: str | None) -> Array:
+    def _shift(self, gpu: GpuSpec, stack: str | None) -> Array:
         if stack is not None and stack in self.shifts:
             return self.shifts[stack]
         near = [shift for name, shift in self.shifts.items() if name.split("|", 1)[0] == gpu.name]

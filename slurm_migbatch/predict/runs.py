@@ -30,8 +30,8 @@ import numpy as np
 
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile, ProfileError
-from slurm_migbatch.predict.cells import Cells, Gpu
-from slurm_migbatch.predict.known import TEXT_FAMILIES, Knowledge, Known
+from slurm_migbatch.predict.cells import Cells, GpuSpec
+from slurm_migbatch.predict.known import TEXT_FAMILIES, Known, ModelKnowledge
 from slurm_migbatch.predict.population import pool
 from slurm_migbatch.predict.samples import RUNS, SILENT
 from slurm_migbatch.predict.state import KINDS, SURFACES
@@ -142,14 +142,14 @@ class Unheard:
 
 
 @dataclass(frozen=True)
-class Heard:
+class LearnableRuns:
     """What is learned from, and what is left out."""
 
     told: tuple[Told, ...]
     unheard: tuple[Unheard, ...]
 
 
-def told_by(runs: Iterable[Ended], geometries: Mapping[str, Geometry], knowledge: Knowledge) -> list[Told]:
+def told_by(runs: Iterable[Ended], geometries: Mapping[str, Geometry], knowledge: ModelKnowledge) -> list[Told]:
     """Extract the observations of runs, one for each that has any. `geometries`: by NVML's name of the GPU."""
     latest: dict[int, Told] = {}
     for run in runs:
@@ -160,7 +160,7 @@ def told_by(runs: Iterable[Ended], geometries: Mapping[str, Geometry], knowledge
     return list(latest.values())
 
 
-def _told(run: Ended, geometries: Mapping[str, Geometry], knowledge: Knowledge) -> Told | None:
+def _told(run: Ended, geometries: Mapping[str, Geometry], knowledge: ModelKnowledge) -> Told | None:
     geometry = None if run.gpu is None else geometries.get(run.gpu)
     if geometry is None or run.model is None or run.batch is None or run.profile is None or run.slices != 1:
         return None
@@ -227,11 +227,11 @@ def _family(unit: str) -> str:
     return {"tok": TEXT_FAMILIES[0], "px": "cnn"}.get(unit, "")
 
 
-Expect = Callable[[str, Key, Sequence[Measurement], Known, Gpu], Sequence[float]]
+Expect = Callable[[str, Key, Sequence[Measurement], Known, GpuSpec], Sequence[float]]
 """What is expected of rows of one key: logarithms of a figure."""
 
 
-def physics(figure: str, key: Key, rows: Sequence[Measurement], known: Known, gpu: Gpu) -> Sequence[float]:
+def physics(figure: str, key: Key, rows: Sequence[Measurement], known: Known, gpu: GpuSpec) -> Sequence[float]:
     """Return the expectation from data sheets and operation counts."""
     surface = SURFACES[figure]
     prior = pool(surface, key[1], ()).prior(key[0], known, gpu)
@@ -239,7 +239,7 @@ def physics(figure: str, key: Key, rows: Sequence[Measurement], known: Known, gp
     return values
 
 
-def hear(told: Sequence[Told], knowledge: Knowledge, expect: Expect = physics) -> Heard:
+def hear(told: Sequence[Told], knowledge: ModelKnowledge, expect: Expect = physics) -> LearnableRuns:
     """Leave out whom one cannot believe. `expect`: the present predictor, whose curves tell which figures are alike."""
     groups: dict[Key, list[Told]] = {}
     for each in told:
@@ -248,7 +248,7 @@ def hear(told: Sequence[Told], knowledge: Knowledge, expect: Expect = physics) -
     unheard: list[Unheard] = []
     for key, group in groups.items():
         rows = [each.row for each in group]
-        known, gpu = knowledge.of(key[0], rows), Gpu.of_rows(rows)
+        known, gpu = knowledge.of(key[0], rows), GpuSpec.of_rows(rows)
         for figure in SURFACES:
             left = [each for each in group if each.value(figure) is not None]
             if not left:
@@ -259,7 +259,7 @@ def hear(told: Sequence[Told], knowledge: Knowledge, expect: Expect = physics) -
             bad = _unbelieved(figure, key, left, away, against, unheard)
             group = [each if id(each) not in bad else _without(figure, each) for each in group]
         kept += [each for each in group if each.value("time") is not None or each.value("memory") is not None]
-    return Heard(tuple(sorted(kept, key=lambda each: each.number)), tuple(unheard))
+    return LearnableRuns(tuple(sorted(kept, key=lambda each: each.number)), tuple(unheard))
 
 
 def _unbelieved(

@@ -14,7 +14,7 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.candidate import Candidate, Figures, Predictor
 from slurm_migbatch.predict.recommend import Advice
 from slurm_migbatch.workload.buckets import Bucket, Grid, bucket_of
-from slurm_migbatch.workload.catalog import Offer, Partition
+from slurm_migbatch.workload.catalog import Partition, ProfileOffer
 from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.refusal import Refusal, show
 
@@ -37,7 +37,7 @@ REASONS: Final = {
 class Choice:
     """The slice chosen for `auto`, how it came about (a key of REASONS), and all candidates for the record."""
 
-    offer: Offer
+    offer: ProfileOffer
     reason: str
     text: str
     bucket: Bucket | None
@@ -45,14 +45,14 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Limits:
+class JobLimits:
     """What a job may have and must get."""
 
-    low: Offer | None
-    high: Offer | None
+    low: ProfileOffer | None
+    high: ProfileOffer | None
     mem_mib: int | None
 
-    def within(self, offer: Offer) -> bool:
+    def within(self, offer: ProfileOffer) -> bool:
         """Return whether the profile lies between min and max, in compute slices and in memory."""
         low, high = self.low, self.high
         if low and (offer.compute_slices < low.compute_slices or offer.memory_mib < low.memory_mib):
@@ -60,12 +60,12 @@ class Limits:
         return not (high and (offer.compute_slices > high.compute_slices or offer.memory_mib > high.memory_mib))
 
 
-NO_LIMITS: Final = Limits(None, None, None)
+NO_LIMITS: Final = JobLimits(None, None, None)
 
 
-def limits_of(hints: Hints, partition: Partition) -> Limits:
+def limits_of(hints: Hints, partition: Partition) -> JobLimits:
     """Return the hints' limits; raises Refusal where they name unknown profiles or contradict each other."""
-    ends: list[Offer | None] = []
+    ends: list[ProfileOffer | None] = []
     for name in (hints.min, hints.max):
         if name is not None and name not in partition.offers:
             raise Refusal("unknown_profile", partition.name, show(name), partition.profile_list)
@@ -73,7 +73,7 @@ def limits_of(hints: Hints, partition: Partition) -> Limits:
     low, high = ends
     if low and high and (low.compute_slices > high.compute_slices or low.memory_mib > high.memory_mib):
         raise Refusal("min_over_max", low.profile.gres_type, high.profile.gres_type)
-    return Limits(low, high, hints.mem_mib)
+    return JobLimits(low, high, hints.mem_mib)
 
 
 def canonical(name: str, grids: Mapping[str, Grid], aliases: Mapping[str, str]) -> str:
@@ -150,7 +150,7 @@ class Chooser:
                 merged[offer.profile.gres_type] = worst
         return merged
 
-    def advice(self, workload: Bucket, partition: Partition, offer: Offer) -> Advice | None:
+    def advice(self, workload: Bucket, partition: Partition, offer: ProfileOffer) -> Advice | None:
         """Return batch and copies for a slice that suit every GPU kind that the job may get; None: unknown."""
         alike = replace(workload, batch=0, rate=None)
         key = (alike, tuple(kind.name for kind in partition.kinds), offer.profile)
@@ -164,7 +164,7 @@ class Chooser:
             self._advice[key] = whole if len(known) == len(each) else None
         return self._advice[key]
 
-    def rank(self, workload: Bucket, partition: Partition, limits: Limits = NO_LIMITS) -> tuple[Candidate, ...]:
+    def rank(self, workload: Bucket, partition: Partition, limits: JobLimits = NO_LIMITS) -> tuple[Candidate, ...]:
         """Rank every plain profile of the partition: those that suffice first, each group from the cheapest to the
         dearest."""
         figures = self.figures(workload, partition)
@@ -192,9 +192,9 @@ class Chooser:
         return Choice(offer, reason, text, bucket, self.rank(bucket, partition, limits))
 
     def _pick(
-        self, usable: Sequence[Offer], figures: Mapping[str, Figures], bucket: Bucket, limits: Limits
-    ) -> tuple[Offer, str]:
-        def known(offer: Offer) -> Figures:
+        self, usable: Sequence[ProfileOffer], figures: Mapping[str, Figures], bucket: Bucket, limits: JobLimits
+    ) -> tuple[ProfileOffer, str]:
+        def known(offer: ProfileOffer) -> Figures:
             return figures[offer.profile.gres_type]
 
         holding = [offer for offer in usable if offer.memory_mib >= (limits.mem_mib or known(offer).need_mib)]
@@ -211,7 +211,9 @@ class Chooser:
             return min(holding, key=lambda offer: known(offer).latency_us), "time_short"
         return max(holding, key=lambda offer: known(offer).rate), "time_short"
 
-    def _without_figures(self, hints: Hints, partition: Partition, limits: Limits, allowed: Sequence[Offer]) -> Choice:
+    def _without_figures(
+        self, hints: Hints, partition: Partition, limits: JobLimits, allowed: Sequence[ProfileOffer]
+    ) -> Choice:
         model = "this job" if hints.model is None else show(hints.model)
         judged = [Candidate(offer, None, *_judge_by_memory(offer, limits)) for offer in partition.plain]
         candidates = tuple(sorted(judged, key=lambda candidate: not candidate.ok))
@@ -233,7 +235,7 @@ def gib(mib: int) -> str:
     return "%.3g" % (mib / 1024)
 
 
-def _shown(figures: Figures, offer: Offer) -> tuple[str, str, str, str]:
+def _shown(figures: Figures, offer: ProfileOffer) -> tuple[str, str, str, str]:
     return (
         "%.3g" % (figures.latency_us / 1000),
         "%.3g" % (figures.rate / 1000),
@@ -242,7 +244,7 @@ def _shown(figures: Figures, offer: Offer) -> tuple[str, str, str, str]:
     )
 
 
-def _mem_nowhere(mem_mib: int, offers: Iterable[Offer]) -> Refusal:
+def _mem_nowhere(mem_mib: int, offers: Iterable[ProfileOffer]) -> Refusal:
     return Refusal("mem_nowhere", str(mem_mib), str(max(offer.memory_mib for offer in offers)))
 
 
@@ -252,7 +254,7 @@ def _in_time(figures: Figures, bucket: Bucket) -> bool:
     return bucket.rate is None or figures.rate >= bucket.rate
 
 
-def _judge_by_memory(offer: Offer, limits: Limits) -> tuple[bool, str]:
+def _judge_by_memory(offer: ProfileOffer, limits: JobLimits) -> tuple[bool, str]:
     if not limits.within(offer):
         return False, "outside min and max"
     if limits.mem_mib is not None and offer.memory_mib < limits.mem_mib:
@@ -260,7 +262,7 @@ def _judge_by_memory(offer: Offer, limits: Limits) -> tuple[bool, str]:
     return True, ""
 
 
-def _judge(offer: Offer, figures: Figures | None, bucket: Bucket, limits: Limits) -> tuple[bool, str]:
+def _judge(offer: ProfileOffer, figures: Figures | None, bucket: Bucket, limits: JobLimits) -> tuple[bool, str]:
     if not limits.within(offer):
         return False, "outside min and max"
     if figures is None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from slurm_migbatch.predict.cells import Array, Cells
 from slurm_migbatch.predict.known import Known
-from slurm_migbatch.workload.gpufacts import GpuFacts
+from slurm_migbatch.workload.gpufacts import GpuModelFacts
 
 SHARPNESS: Final = 7.0
 """How sharply the larger of host and device time wins: the exponent of a smooth maximum."""
@@ -45,7 +45,7 @@ class Surface(Protocol):
         """
         ...
 
-    def expected(self, known: Known, gpu: GpuFacts, kind: str) -> Array:
+    def expected(self, known: Known, gpu: GpuModelFacts, kind: str) -> Array:
         """Return a model's expected parameters on a GPU, from physics and data sheets; `kind` is infer or train."""
         ...
 
@@ -101,7 +101,7 @@ class TimeSurface:
         )
         return value, slopes
 
-    def expected(self, known: Known, gpu: GpuFacts, kind: str) -> Array:
+    def expected(self, known: Known, gpu: GpuModelFacts, kind: str) -> Array:
         """See `Surface`. Round figures for an eager framework: 30 us a launch, 30 % of the peak, and every activation
         through memory four times; a training step is three passes."""
         passes = 3.0 if kind == "train" else 1.0
@@ -144,7 +144,7 @@ class MemorySurface:
         fixed = _sigmoid(shared - grown)
         return total + procs, np.stack([fixed, 1.0 - fixed, fixed * np.log(cells.sm)], axis=-1)
 
-    def expected(self, known: Known, _gpu: GpuFacts, kind: str) -> Array:
+    def expected(self, known: Known, _gpu: GpuModelFacts, kind: str) -> Array:
         """See `Surface`. A context of 700 MiB, weights (four times in training: gradients and two moments), activations
         (three times in training: they are kept for the backward pass)."""
         training = kind == "train"

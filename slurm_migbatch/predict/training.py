@@ -11,7 +11,7 @@ import numpy as np
 from slurm_migbatch.predict.calibration import MOST_POINTS, Calibration, Score, calibrate
 from slurm_migbatch.predict.cells import Array, Cells
 from slurm_migbatch.predict.fewshot import adapt
-from slurm_migbatch.predict.known import Knowledge
+from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.points import next_point
 from slurm_migbatch.predict.population import Population, Unit, pool
 from slurm_migbatch.predict.samples import MEMORY_NOISE, RUNS, SITE, Sample, samples_of
@@ -35,7 +35,7 @@ LEFT_OUT: Final = 40
 """Models that calibration leaves out in turn; with more known, an even choice of them."""
 
 
-def learn(rows: Iterable[Measurement], knowledge: Knowledge, *, version: int = 1, created: float = 0.0) -> Learned:
+def learn(rows: Iterable[Measurement], knowledge: ModelKnowledge, *, version: int = 1, created: float = 0.0) -> Learned:
     """Learn from a table; rows that did not run and missing figures are left out."""
     rows = list(rows)
     samples = samples_of(rows, knowledge)
@@ -55,7 +55,7 @@ def learn(rows: Iterable[Measurement], knowledge: Knowledge, *, version: int = 1
     return Learned(version, created, len(rows), populations, calibrations, fitted, unknown)
 
 
-def settle(learned: Learned, rows: Iterable[Measurement], knowledge: Knowledge) -> Learned:
+def settle(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowledge) -> Learned:
     """Update the belief about each model by `rows`, with the population as it was learned before.
 
     It costs a fraction of `learn`, and differs little where `rows` are a few more than those learned from.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 import slurm_migbatch
-from slurm_migbatch.profiling.cells import Cell
+from slurm_migbatch.profiling.cells import MeasurementCell
 from slurm_migbatch.profiling.device import Device, Meter
 from slurm_migbatch.profiling.oom import says_oom
 from slurm_migbatch.profiling.target import Python
@@ -81,7 +81,7 @@ class Program:
     count_flops: bool = False
 
 
-def measure(program: Program, device: Device, meter: Meter, cell: Cell) -> Ran | DidNotFit:
+def measure(program: Program, device: Device, meter: Meter, cell: MeasurementCell) -> Ran | DidNotFit:
     """Run the cell in processes of its own.
 
     Raises PointFailed, also where the program did its work elsewhere than on the device, and DriverError where that
@@ -121,7 +121,7 @@ def _next(
     waiting: set[int],
     deadline: float,
     timeout: float,
-    cell: Cell,
+    cell: MeasurementCell,
 ) -> tuple[int, dict[str, Any] | None]:
     """Wait for the next event; None with the number of a child that ended without one."""
     while True:
@@ -136,7 +136,7 @@ def _next(
             raise PointFailed(f"{cell}: not done after {timeout:g} s (--timeout){_quoted(tail)}")
 
 
-def _bad_end(child: _Child, cell: Cell, event: dict[str, Any] | None) -> DidNotFit | None:
+def _bad_end(child: _Child, cell: MeasurementCell, event: dict[str, Any] | None) -> DidNotFit | None:
     """Return the error of an event that ends the child early; None otherwise. Raises PointFailed."""
     if event is None:
         code = child.wait()
@@ -157,7 +157,7 @@ def _bad_end(child: _Child, cell: Cell, event: dict[str, Any] | None) -> DidNotF
     return None
 
 
-def _result(results: Sequence[dict[str, Any]], cell: Cell, device: Device, peak_mib: float | None) -> Ran:
+def _result(results: Sequence[dict[str, Any]], cell: MeasurementCell, device: Device, peak_mib: float | None) -> Ran:
     throughput, times = 0.0, []
     for result in results:
         items = math.fsum(piece[0] for piece in result["pieces"])
@@ -199,7 +199,7 @@ class _Child:
         number: int,
         program: Program,
         device: Device,
-        cell: Cell,
+        cell: MeasurementCell,
         events: queue.Queue[tuple[int, dict[str, Any] | None]],
     ) -> None:
         self._number, self._events = number, events

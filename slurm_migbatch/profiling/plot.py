@@ -9,7 +9,7 @@ from io import StringIO
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from slurm_migbatch.profiling.curves import KNEE_SHARE, Curve, curves
+from slurm_migbatch.profiling.curves import KNEE_SHARE, MeasuredCurve, curves
 from slurm_migbatch.profiling.measurement import Measurement
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def draw(rows: Iterable[Measurement], title: str) -> str:
     return document(2 * _PANEL_WIDTH, _PANEL_HEIGHT + LINE * lines, partial(_paint, found, title))
 
 
-def _paint(found: Sequence[Curve], title: str, figure: Figure) -> None:
+def _paint(found: Sequence[MeasuredCurve], title: str, figure: Figure) -> None:
     left, right = figure.subplots(1, 2)
     figure.suptitle(title)
     left.set_title("throughput, items/s")
@@ -85,7 +85,7 @@ def _paint(found: Sequence[Curve], title: str, figure: Figure) -> None:
         figure.legend(list(legend.values()), list(legend), loc="outside lower center", ncols=2)
 
 
-def _draw_curve(curve: Curve, colour: str, left: Axes, right: Axes, number: int) -> dict[str, Any]:
+def _draw_curve(curve: MeasuredCurve, colour: str, left: Axes, right: Axes, number: int) -> dict[str, Any]:
     """Draw a curve in both panels; return the legend's entries."""
     legend: dict[str, Any] = {}
     batches = [point.batch for point in curve.points]

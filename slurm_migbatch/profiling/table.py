@@ -32,7 +32,7 @@ _SHOWN: Final = 5
 
 
 @dataclass(frozen=True)
-class Table:
+class MeasurementTable:
     """What was read: points by IDENTITY, each once, and notices for whoever imports."""
 
     rows: tuple[Measurement, ...]
@@ -71,7 +71,7 @@ def read_folder(path: Path) -> list[Measurement]:
     return list(scan([path]).rows)
 
 
-def scan(paths: Iterable[Path]) -> Table:
+def scan(paths: Iterable[Path]) -> MeasurementTable:
     """Return as `read_folder` for several folders and files, with notices of what was passed over.
 
     Raises:
@@ -86,7 +86,7 @@ def scan(paths: Iterable[Path]) -> Table:
         rows += found
         notices += said
     problems.check()
-    return Table(tuple(merge(rows)), tuple(notices))
+    return MeasurementTable(tuple(merge(rows)), tuple(notices))
 
 
 def _file(path: Path, problems: Problems) -> Reading:

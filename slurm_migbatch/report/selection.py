@@ -64,7 +64,7 @@ def split(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Options:
+class ReportOptions:
     """migacct's filters, each as the text that the user gave; "" or () where none was given."""
 
     jobs: str = ""
@@ -79,7 +79,7 @@ class Options:
     duplicates: bool = False
 
 
-def make_selection(options: Options, now: float, own_uid: int) -> Selection:
+def make_selection(options: ReportOptions, now: float, own_uid: int) -> Selection:
     """Build the selection from the options.
 
     Args:

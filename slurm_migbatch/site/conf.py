@@ -21,7 +21,7 @@ def mig_gres(counts: Mapping[str, int]) -> str:
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeLine:
     """One line of slurm.conf: a node or a host list of equal ones.
 
     Attributes:
@@ -46,7 +46,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Partition:
+class PartitionLine:
     """One partition line; the catalog node is added to `nodes`."""
 
     name: str
@@ -83,9 +83,9 @@ class Site:
     """
 
     version: tuple[int, int]
-    nodes: Sequence[Node]
-    catalog: Node
-    partitions: Sequence[Partition]
+    nodes: Sequence[NodeLine]
+    catalog: NodeLine
+    partitions: Sequence[PartitionLine]
     prolog: str = ""
     epilog: str = ""
     task_prolog: str = ""
@@ -102,6 +102,6 @@ class Site:
         return list(self.catalog.counts)
 
     @property
-    def all_nodes(self) -> list[Node]:
+    def all_nodes(self) -> list[NodeLine]:
         """The MIG nodes and the catalog."""
         return [*self.nodes, self.catalog]

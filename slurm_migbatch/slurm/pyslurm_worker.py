@@ -61,7 +61,7 @@ ENDED = frozenset(
 )
 
 
-class Answers:
+class WorkerMethods:
     """What can be asked, by name."""
 
     def __init__(self, pyslurm: Any) -> None:
@@ -105,7 +105,7 @@ class Answers:
         return {p.name: p.priority_tier or 0 for p in self._pyslurm.Partitions.load().values()}
 
 
-def answer(answers: Answers, line: str) -> dict[str, Any]:
+def answer(answers: WorkerMethods, line: str) -> dict[str, Any]:
     """Answer one line, or return the error and whether it is Slurm's (or pyslurm's own)."""
     try:
         ask: Callable[[], Any] = getattr(answers, json.loads(line)["ask"])
@@ -120,7 +120,7 @@ def main() -> None:
     os.dup2(2, 1)  # pyslurm prints what it does not know
     import pyslurm  # here: it may end the process
 
-    answers = Answers(pyslurm)
+    answers = WorkerMethods(pyslurm)
     for line in sys.stdin:
         output.write(json.dumps(answer(answers, line)) + "\n")
         output.flush()

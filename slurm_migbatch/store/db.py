@@ -20,7 +20,7 @@ from slurm_migbatch.store.history import HISTORY
 from slurm_migbatch.store.migrations import migrate, pending
 from slurm_migbatch.store.numbering import number
 from slurm_migbatch.store.queries import LeaseRow, RunFilter, RunRow
-from slurm_migbatch.store.receipt import NOTHING, Claim, Receipt
+from slurm_migbatch.store.receipt import NOTHING, NodeReceipt, Receipt
 
 if TYPE_CHECKING:
     from slurm_migbatch.profiling.measurement import Measurement
@@ -129,7 +129,7 @@ class Store:
         journal: str,
         boot_id: str,
         events: Sequence[Mapping[str, Any]],
-        claim: Claim = NOTHING,
+        claim: NodeReceipt = NOTHING,
     ) -> Receipt:
         """Keep a node's events and draw their consequences, each once, however often and in whatever order they come.
 

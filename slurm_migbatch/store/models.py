@@ -193,7 +193,7 @@ class Decision(Base):
     facts: Mapped[Any] = mapped_column(JSON)
 
 
-class Identity(Base):
+class DatabaseIdentity(Base):
     """Which database this is: one row with a random id, so that nodes notice when another takes its place."""
 
     __tablename__ = "identity"
@@ -216,7 +216,7 @@ class Node(Base):
     told: Mapped[int | None]
 
 
-class Journal(Base):
+class NodeJournal(Base):
     """How far one journal of one node has been read without a gap."""
 
     __tablename__ = "journals"

@@ -19,7 +19,7 @@ class TaskRun(NamedTuple):
     state: str
 
 
-class Past(NamedTuple):
+class PastRuns(NamedTuple):
     """Runs alike: of one bucket (empty: none), with so many slices of `profile` each, and how long they took."""
 
     bucket: str
@@ -42,7 +42,7 @@ def array_runs(connection: Connection, arrays: Collection[int]) -> dict[int, lis
     return found
 
 
-def past_work(connection: Connection, since: float) -> list[Past]:
+def past_work(connection: Connection, since: float) -> list[PastRuns]:
     """Return work other than loans that ended at that moment (unix seconds) or later, the most runs first."""
     lent = select(Loan.id).where(Loan.job_id == Run.job_id, Loan.restart == Run.restart).exists()
     count, seconds = func.count(), func.avg(Run.ended - Run.started)
@@ -52,4 +52,4 @@ def past_work(connection: Connection, since: float) -> list[Past]:
         .group_by(func.coalesce(Run.bucket, ""), Run.profile, Run.slice_count)
         .order_by(count.desc(), Run.profile)
     )
-    return [Past(*row) for row in connection.execute(statement) if row[1] and row[4] is not None]
+    return [PastRuns(*row) for row in connection.execute(statement) if row[1] and row[4] is not None]

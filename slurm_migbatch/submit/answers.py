@@ -15,7 +15,7 @@ LONGEST: Final = 4096
 """Bytes of a request that is remembered: what people write is far shorter, and all together is to stay small."""
 
 
-class Given(NamedTuple):
+class CachedAnswer(NamedTuple):
     """One answer. Its bytes are `before`, the decision's name, `after`; without a decision `before` is all."""
 
     verdict: str
@@ -28,14 +28,14 @@ class Given(NamedTuple):
         return self.before + id.encode() + self.after if self.decision is not None else self.before
 
 
-class Answers:
+class AnswerCache:
     """Answers by request; where there are too many, all are dropped."""
 
     def __init__(self, most: int = MOST) -> None:
-        self._given: dict[bytes, Given] = {}
+        self._given: dict[bytes, CachedAnswer] = {}
         self._most = most
 
-    def get(self, request: bytes) -> Given | None:
+    def get(self, request: bytes) -> CachedAnswer | None:
         """Return the answer to the very same request."""
         return self._given.get(request)
 
@@ -51,4 +51,4 @@ class Answers:
             before, after = parts
         if len(self._given) >= self._most:
             self._given.clear()
-        self._given[request] = Given(verdict, before, after, decision)
+        self._given[request] = CachedAnswer(verdict, before, after, decision)

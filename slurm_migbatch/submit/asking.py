@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"([0-9]{1,30})([kmgtpKMGTP]?)")
 
 
 @dataclass(frozen=True)
-class Part:
+class GresEntry:
     """One MIG or GPU entry. `number` is the count as written, "" where it was not; `type` may be None."""
 
     text: str
@@ -35,16 +35,16 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Asking:
+class GresRequest:
     """The entries of the one field that asks for slices, in order; entries of other GRES stay text."""
 
     field: str
-    entries: tuple[Part | str, ...]
+    entries: tuple[GresEntry | str, ...]
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[GresEntry, ...]:
         """The MIG and GPU entries."""
-        return tuple(entry for entry in self.entries if isinstance(entry, Part))
+        return tuple(entry for entry in self.entries if isinstance(entry, GresEntry))
 
     @property
     def others(self) -> tuple[str, ...]:
@@ -57,14 +57,14 @@ def mentions(texts: Iterable[str | None]) -> bool:
     return any("mig" in low or "gpu" in low for low in (lower(text) for text in texts if text))
 
 
-def read(request: JobRequest, *, gpus: bool) -> Asking | None:
+def read(request: JobRequest, *, gpus: bool) -> GresRequest | None:
     """Return the MIG entries of a request (with `gpus` the GPU entries too); None without any. Raises Refusal."""
-    found: list[Asking] = []
+    found: list[GresRequest] = []
     for name in TRES_FIELDS:
         text = getattr(request, name)
         if not text or not mentions((text,)):
             continue
-        asking = Asking(name, tuple(_entry(entry, gpus=gpus) for entry in text.split(",")))
+        asking = GresRequest(name, tuple(_entry(entry, gpus=gpus) for entry in text.split(",")))
         if asking.parts:
             found.append(asking)
     if len(found) > 1:
@@ -72,7 +72,7 @@ def read(request: JobRequest, *, gpus: bool) -> Asking | None:
     return found[0] if found else None
 
 
-def _entry(text: str, *, gpus: bool) -> Part | str:
+def _entry(text: str, *, gpus: bool) -> GresEntry | str:
     prefix, rest = gres.prefix_of(text)
     if prefix and (more := _PREFIXES.match(rest)) is not None:
         rest = rest[more.end() :]
@@ -90,7 +90,7 @@ def _entry(text: str, *, gpus: bool) -> Part | str:
     return text
 
 
-def _split(text: str, prefix: str, rest: str) -> Part | None:
+def _split(text: str, prefix: str, rest: str) -> GresEntry | None:
     head, equals, number = rest.partition("=")
     tokens = head.split(":")
     if equals:
@@ -100,10 +100,10 @@ def _split(text: str, prefix: str, rest: str) -> Part | None:
         number = tokens.pop()
     if len(tokens) > 2 or (len(tokens) == 2 and _TYPE_FORM.fullmatch(tokens[1]) is None):
         return None
-    return Part(text, prefix, tokens[0], tokens[1] if len(tokens) == 2 else None, number)
+    return GresEntry(text, prefix, tokens[0], tokens[1] if len(tokens) == 2 else None, number)
 
 
-def count_of(part: Part, profiles: str) -> int:
+def count_of(part: GresEntry, profiles: str) -> int:
     """Return how many the entry asks for, 1 to 64; raises Refusal, which names `profiles` where one was meant."""
     if not part.number:
         return 1
@@ -116,7 +116,7 @@ def count_of(part: Part, profiles: str) -> int:
     return int(digits)
 
 
-def per_node(asking: Asking, count: int, request: JobRequest) -> int:
+def per_node(asking: GresRequest, count: int, request: JobRequest) -> int:
     """Return `count` of the request's field per node; raises Refusal where the request does not determine it."""
     if asking.field == "tres_per_node":
         return count

@@ -16,14 +16,14 @@ from typing import Final
 from slurm_migbatch.mig.grant import MARKER_OPEN, MAX_PARTS, Grant, GrantError, parse_comment
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.recommend import Advice
-from slurm_migbatch.predict.selection import NO_LIMITS, Choice, Chooser, Limits, gib, limits_of
+from slurm_migbatch.predict.selection import NO_LIMITS, Choice, Chooser, JobLimits, gib, limits_of
 from slurm_migbatch.slurm.gres import prefix_of
 from slurm_migbatch.submit.asking import (
     AUTO,
     FILLER,
     MAX_COUNT,
-    Asking,
-    Part,
+    GresEntry,
+    GresRequest,
     count_of,
     mentions,
     nodes_of,
@@ -44,7 +44,7 @@ from slurm_migbatch.submit.request import (
 )
 from slurm_migbatch.workload import hints as hinting
 from slurm_migbatch.workload.buckets import Bucket
-from slurm_migbatch.workload.catalog import Offer, Partition, SiteCatalog
+from slurm_migbatch.workload.catalog import Partition, ProfileOffer, SiteCatalog
 from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.loans import (
     GUEST,
@@ -80,7 +80,7 @@ _MARKER = re.compile(r"\[mig:[0-9a-z.:,#-]+\]")
 
 
 @dataclass(frozen=True)
-class Policy:
+class SubmitPolicy:
     """The site's choices. `trusted_uids` may do as they like (root, and the user migbatchd runs as)."""
 
     trusted_uids: frozenset[int] = frozenset({0})
@@ -91,7 +91,7 @@ def rewrite(
     request: JobRequest,
     catalog: SiteCatalog,
     chooser: Chooser,
-    policy: Policy,
+    policy: SubmitPolicy,
     *,
     decision_id: str = "",
     ts: float = 0.0,
@@ -140,7 +140,7 @@ class _Job:
     request: JobRequest
     catalog: SiteCatalog
     chooser: Chooser
-    policy: Policy
+    policy: SubmitPolicy
     decision_id: str
     ts: float
 
@@ -271,10 +271,10 @@ class _Job:
     def _compose(
         self,
         request: JobRequest,
-        asking: Asking,
+        asking: GresRequest,
         partition: Partition,
         hints: Hints,
-        limits: Limits,
+        limits: JobLimits,
         old_marker: str,
     ) -> Answer:
         slices: dict[Profile, int] = {}
@@ -320,10 +320,10 @@ class _Job:
     def _lend(
         self,
         request: JobRequest,
-        asking: Asking,
+        asking: GresRequest,
         partition: Partition,
         hints: Hints,
-        limits: Limits,
+        limits: JobLimits,
         old_marker: str,
     ) -> Answer:
         """Accept an elastic training job, which waits for one slice of those that it may have."""
@@ -395,7 +395,7 @@ class _Job:
             return old
         return Grant(grant.parts, name)
 
-    def _warning(self, offer: Offer, partition: Partition, hints: Hints) -> list[str]:
+    def _warning(self, offer: ProfileOffer, partition: Partition, hints: Hints) -> list[str]:
         bucket = self.chooser.bucket(hints)
         if bucket is None or hints.mem_mib is not None:
             return []
@@ -413,11 +413,11 @@ def _check_lengths(holder: JobRequest | Present) -> None:
             raise Refusal("text_long", option, str(len(text)))
 
 
-def _is_auto(part: Part) -> bool:
+def _is_auto(part: GresEntry) -> bool:
     return part.name == "mig" and part.type in (None, AUTO)
 
 
-def _is_open(part: Part) -> bool:
+def _is_open(part: GresEntry) -> bool:
     """Return whether the entry leaves both profile and GPU kind to migbatch."""
     return _is_auto(part) or (part.name == "gpu" and part.type is None)
 
@@ -436,7 +436,7 @@ def _auto_again(present: str) -> str:
     return ",".join(entries)
 
 
-def _explicit(part: Part, partition: Partition, limits: Limits) -> Offer:
+def _explicit(part: GresEntry, partition: Partition, limits: JobLimits) -> ProfileOffer:
     name = (part.type or "").replace("+", ".")
     if name == FILLER:
         raise Refusal("filler", partition.profile_list)
@@ -452,7 +452,7 @@ def _explicit(part: Part, partition: Partition, limits: Limits) -> Offer:
     return offer
 
 
-def _whole_gpu(part: Part, partition: Partition) -> Offer:
+def _whole_gpu(part: GresEntry, partition: Partition) -> ProfileOffer:
     kind = partition.kind_of(part.type)
     if kind is None:
         names = ", ".join(kind.name for kind in partition.kinds)
@@ -460,7 +460,7 @@ def _whole_gpu(part: Part, partition: Partition) -> Offer:
     return partition.offers[kind.full.profile.gres_type]
 
 
-def _check_options(asking: Asking, request: JobRequest) -> None:
+def _check_options(asking: GresRequest, request: JobRequest) -> None:
     if request.shared == 0 and request.now is None and asking.parts[0].prefix == "gres:":
         raise Refusal("exclusive")  # before 23.11 not kept from the slices; `Flags=explicit` does it later
     if not any(part.name == "gpu" for part in asking.parts):
@@ -475,10 +475,10 @@ def _check_options(asking: Asking, request: JobRequest) -> None:
         raise Refusal("per_gpu", "--ntasks-per-gpu", "--ntasks-per-node")
 
 
-def _changes(request: JobRequest, asking: Asking, granted: Sequence[str], comment: str) -> dict[str, str]:
+def _changes(request: JobRequest, asking: GresRequest, granted: Sequence[str], comment: str) -> dict[str, str]:
     entries: list[str] = []
     if asking.field == "tres_per_node":
-        first = next(i for i, entry in enumerate(asking.entries) if isinstance(entry, Part))
+        first = next(i for i, entry in enumerate(asking.entries) if isinstance(entry, GresEntry))
         before = [entry for entry in asking.entries[:first] if isinstance(entry, str)]
         after = [entry for entry in asking.entries[first:] if isinstance(entry, str)]
         entries = [*before, *granted, *after]
@@ -509,7 +509,7 @@ def _with_marker(text: str, marker: str, decision: str | None = None, longest: i
     return comment
 
 
-def _times(count: int, offer: Offer) -> str:
+def _times(count: int, offer: ProfileOffer) -> str:
     return offer.profile.gres_type if count == 1 else f"{count} x {offer.profile.gres_type}"
 
 

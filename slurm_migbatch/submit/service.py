@@ -17,10 +17,10 @@ from typing import Final
 
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
-from slurm_migbatch.submit.answers import Answers
+from slurm_migbatch.submit.answers import AnswerCache
 from slurm_migbatch.submit.decision import Decision
 from slurm_migbatch.submit.request import Accept, JobRequest, Pass, Refuse, RequestError
-from slurm_migbatch.submit.rewrite import Policy, rewrite
+from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
 from slurm_migbatch.workload.catalog import SiteCatalog
 from slurm_migbatch.workload.loans import LOAN
 
@@ -48,13 +48,13 @@ def new_id() -> str:
 
 
 @dataclass(frozen=True)
-class Site:
+class SubmitState:
     """The state that answers are made from; replaced as a whole when the inventory or the model changes."""
 
     catalog: SiteCatalog
     chooser: Chooser
-    policy: Policy
-    answers: Answers = field(default_factory=Answers, compare=False)
+    policy: SubmitPolicy
+    answers: AnswerCache = field(default_factory=AnswerCache, compare=False)
 
 
 class Statistics:
@@ -88,12 +88,12 @@ class SubmitService:
         chooser: Chooser,
         recorder: Callable[[Decision], None] | None = None,
         *,
-        policy: Policy | None = None,
+        policy: SubmitPolicy | None = None,
         slurm_uids: Iterable[int] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`slurm_uids`: besides root, who may ask on behalf of others (the uid of SlurmUser)."""
-        self._site = Site(catalog, chooser, policy or Policy())
+        self._site = SubmitState(catalog, chooser, policy or SubmitPolicy())
         self._clock = clock
         self._recorder = recorder
         self._unrecorded: deque[tuple[Decision, str, float]] = deque(maxlen=MOST_UNRECORDED)
@@ -102,11 +102,11 @@ class SubmitService:
         self.statistics = Statistics()
 
     def use(
-        self, *, catalog: SiteCatalog | None = None, chooser: Chooser | None = None, policy: Policy | None = None
+        self, *, catalog: SiteCatalog | None = None, chooser: Chooser | None = None, policy: SubmitPolicy | None = None
     ) -> None:
         """Answer from other facts from now on."""
         site = self._site
-        self._site = Site(catalog or site.catalog, chooser or site.chooser, policy or site.policy)
+        self._site = SubmitState(catalog or site.catalog, chooser or site.chooser, policy or site.policy)
 
     def handle(self, request: bytes, peer_uid: int = 0) -> bytes:
         """Return the answer to one request of a process of `peer_uid`. Never raises.
@@ -133,7 +133,7 @@ class SubmitService:
         self.statistics.note(verdict, time.perf_counter() - began)
         return message
 
-    def _answer(self, request: bytes, peer_uid: int, site: Site, *, speaker: bool) -> tuple[str, bytes]:
+    def _answer(self, request: bytes, peer_uid: int, site: SubmitState, *, speaker: bool) -> tuple[str, bytes]:
         job = JobRequest.from_fields(protocol.decode(request))
         if not speaker and job.uid != peer_uid:
             raise RequestError(f"uid {peer_uid} may ask only for himself")

@@ -65,12 +65,12 @@ def describe(spec: Spec, kind: GpuKind, version: tuple[int, int], ports: Mapping
     listed = ",".join(spec.node_names)
     return site.Site(
         version=version,
-        nodes=[site.Node(name, counts, f"{here} Port={ports[name]}") for name in spec.node_names],
+        nodes=[site.NodeLine(name, counts, f"{here} Port={ports[name]}") for name in spec.node_names],
         # Nobody ever listens for the catalog: it stays down.
-        catalog=site.Node(catalog_names(spec), kind.catalog(spec.gpus), f"NodeAddr=127.0.0.1 Port=1 {made_up}"),
+        catalog=site.NodeLine(catalog_names(spec), kind.catalog(spec.gpus), f"NodeAddr=127.0.0.1 Port=1 {made_up}"),
         partitions=[
-            site.Partition("gpu", spec.partition_nodes.get("gpu", listed), f"Default=YES {always} {tiers['gpu']}"),
-            site.Partition("train", spec.partition_nodes.get("train", listed), f"{always} {tiers['train']}"),
+            site.PartitionLine("gpu", spec.partition_nodes.get("gpu", listed), f"Default=YES {always} {tiers['gpu']}"),
+            site.PartitionLine("train", spec.partition_nodes.get("train", listed), f"{always} {tiers['train']}"),
         ],
         prolog=spec.hooks.prolog,
         epilog=spec.hooks.epilog,

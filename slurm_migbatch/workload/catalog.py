@@ -77,7 +77,7 @@ class GpuKind:
 
 
 @dataclass(frozen=True)
-class Offer:
+class ProfileOffer:
     """One profile as a job of a partition may get it, over all GPU kinds there that have it.
 
     Where kinds differ (1g.10gb exists on A100 40GB and H100 80GB), `memory_mib` is the least and the slices are the
@@ -109,14 +109,14 @@ class Partition:
     lends: bool = False
 
     @cached_property
-    def offers(self) -> Mapping[str, Offer]:
+    def offers(self) -> Mapping[str, ProfileOffer]:
         """Every profile by its GRES type, the cheapest first."""
-        found: dict[str, Offer] = {}
+        found: dict[str, ProfileOffer] = {}
         for kind in self.kinds:
             for info in kind.geometry.profiles:
-                here = Offer(info.profile, info.compute_slices, info.memory_slices, info.memory_mib)
+                here = ProfileOffer(info.profile, info.compute_slices, info.memory_slices, info.memory_mib)
                 seen = found.get(info.profile.gres_type, here)
-                found[info.profile.gres_type] = Offer(
+                found[info.profile.gres_type] = ProfileOffer(
                     info.profile,
                     max(seen.compute_slices, here.compute_slices),
                     max(seen.memory_slices, here.memory_slices),
@@ -125,12 +125,12 @@ class Partition:
         return {offer.profile.gres_type: offer for offer in sorted(found.values(), key=lambda o: o.order)}
 
     @cached_property
-    def plain(self) -> tuple[Offer, ...]:
+    def plain(self) -> tuple[ProfileOffer, ...]:
         """The profiles that `mig:auto` chooses from: those without a suffix, the cheapest first."""
         return tuple(offer for offer in self.offers.values() if not offer.profile.suffix)
 
     @cached_property
-    def default(self) -> Offer:
+    def default(self) -> ProfileOffer:
         """The profile for jobs that say nothing of use."""
         if self.chosen_default is not None and self.chosen_default.gres_type in self.offers:
             return self.offers[self.chosen_default.gres_type]

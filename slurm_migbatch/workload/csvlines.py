@@ -23,7 +23,7 @@ class TraceError(ValueError):
         self.path, self.line = path, line
 
 
-class Line:
+class CsvLine:
     """One row: cells by column name, with readers that say where they failed."""
 
     __slots__ = ("_cells", "_columns", "number", "path")
@@ -79,7 +79,7 @@ def _range(low: float, high: float) -> str:
     return f"between {low:g} and {high:g}"
 
 
-def lines(path: Path, columns: Sequence[str], *, delimiter: str = ",", plain: bool = False) -> Iterator[Line]:
+def lines(path: Path, columns: Sequence[str], *, delimiter: str = ",", plain: bool = False) -> Iterator[CsvLine]:
     """Yield every row of a file whose header names at least these columns.
 
     Args:
@@ -106,7 +106,7 @@ def lines(path: Path, columns: Sequence[str], *, delimiter: str = ",", plain: bo
                     if not cells:
                         continue
                     raise TraceError(path, rows.line_num, f"has {len(cells)} cells, the header has {width}")
-                yield Line(path, rows.line_num, places, cells)
+                yield CsvLine(path, rows.line_num, places, cells)
     except UnicodeDecodeError as error:
         raise TraceError(path, 0, f"is not UTF-8 text (byte {error.start})") from None
     except (OSError, EOFError, zlib.error) as error:

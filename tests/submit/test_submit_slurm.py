@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slurm_migbatch.predict.selection import Chooser
-from slurm_migbatch.submit.rewrite import Policy
+from slurm_migbatch.submit.rewrite import SubmitPolicy
 from slurm_migbatch.submit.service import SubmitService
 from slurm_migbatch.submit.shim import CLI_FILTER, JOB_SUBMIT, render
 from slurm_migbatch.submit.table import compile_table, write_table
@@ -48,7 +48,12 @@ def folder() -> Iterator[Path]:
 
 def _render(made: Path) -> None:
     made.chmod(0o755)
-    names = {"socket": str(made / "submit.sock"), "table": str(made / "table.lua"), "catalog": SITE, "policy": Policy()}
+    names = {
+        "socket": str(made / "submit.sock"),
+        "table": str(made / "table.lua"),
+        "catalog": SITE,
+        "policy": SubmitPolicy(),
+    }
     for name in (JOB_SUBMIT, CLI_FILTER):
         # a slow machine must not decide whether service or table answers
         text = render(name, default_partition="gpu", deadline_ms=2000, **names)

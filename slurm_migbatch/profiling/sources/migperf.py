@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 from slurm_migbatch.profiling.csvfile import LineError, Problems, number, read, whole
 from slurm_migbatch.profiling.measurement import Measurement
-from slurm_migbatch.profiling.sources.laboratory import A100_40, A100_80, Laboratory, Reading, Slice, known
+from slurm_migbatch.profiling.sources.laboratory import A100_40, A100_80, Laboratory, LaboratorySlice, Reading, known
 from slurm_migbatch.workload.refusal import show
 
 PIXELS: Final = 224
@@ -119,7 +119,7 @@ def _profile_in(name: str, card: str) -> str | None:
     return None
 
 
-def _by(profiles: dict[str, Slice], *, slices: int | None = None, gigabytes: int | None = None) -> str | None:
+def _by(profiles: dict[str, LaboratorySlice], *, slices: int | None = None, gigabytes: int | None = None) -> str | None:
     """Return the first profile with so many slices or so much memory: of 3g and 4g, MIGPerf used 3g alone."""
     for name, piece in profiles.items():
         if piece.compute == slices or name.endswith(f".{gigabytes}gb"):
