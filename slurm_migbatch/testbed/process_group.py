@@ -1,4 +1,4 @@
-"""All processes of one test bed, jobs and their children included, so that none outlives it.
+"""The process group of a test bed: all its processes, jobs and their children included, so that none outlives it.
 
 Slurm's daemons leave their parents (slurmd's job manager is re-parented to init), rewrite their own command lines and
 run jobs as other users, so neither a process tree nor a list of pids finds them all. A control group does: membership
@@ -23,26 +23,26 @@ MARK = "MIGBATCH_TESTBED"
 _SETTLE_S = 60.0
 
 
-class Cage(Protocol):
+class ProcessGroup(Protocol):
     """Holds the processes of one test bed."""
 
     def create(self) -> None:
         """Make it."""
 
     def enter(self, argv: Iterable[str]) -> list[str]:
-        """Command line that runs `argv` inside (to be started as root)."""
+        """Return the command line (for root) that runs `argv` inside the group."""
 
     def members(self) -> set[int]:
-        """Pids inside now."""
+        """Return the pids inside now."""
 
     def destroy(self) -> None:
-        """Kill everything inside and remove the cage; repeating it is harmless."""
+        """Kill everything inside and remove the group; repeating it is harmless."""
 
 
-def _kill_all(cage: Cage) -> None:
-    """SIGKILL the members until there are none; new ones may be forked in between."""
+def _kill_all(group: ProcessGroup) -> None:
+    """Kill the members until there are none; new ones may be forked in between."""
     deadline = time.monotonic() + _SETTLE_S
-    while members := cage.members():
+    while members := group.members():
         if time.monotonic() > deadline:
             raise TestbedError(f"processes {sorted(members)} do not end after SIGKILL; look at them with ps")
         for pid in members:
@@ -51,7 +51,7 @@ def _kill_all(cage: Cage) -> None:
         time.sleep(0.01)
 
 
-class CgroupCage:
+class CgroupProcessGroup:
     """A control group of its own, in the v2 hierarchy or in v1's systemd, pids or freezer hierarchy."""
 
     def __init__(self, path: Path) -> None:
@@ -59,7 +59,7 @@ class CgroupCage:
 
     @staticmethod
     def hierarchy() -> Path | None:
-        """A writable hierarchy without side effects on its members, None where there is none."""
+        """Return a writable hierarchy without side effects on its members, None where there is none."""
         kinds: dict[str, Path] = {}
         for line in Path("/proc/self/mounts").read_text().splitlines():
             _, where, kind, options, *_ = line.split()
@@ -77,11 +77,11 @@ class CgroupCage:
         self.path.mkdir(exist_ok=True)
 
     def enter(self, argv: Iterable[str]) -> list[str]:
-        """A shell that joins the group and becomes the program: no moment exists in which the program is outside."""
+        """Return a shell command that joins the group and execs the program, which so is never outside."""
         return ["/bin/sh", "-c", 'echo 0 >"$0" && exec "$@"', str(self.path / "cgroup.procs"), *argv]
 
     def members(self) -> set[int]:
-        """Pids in the group and in groups made below it."""
+        """Return the pids in the group and in groups made below it."""
         found: set[int] = set()
         for procs in [self.path / "cgroup.procs", *self.path.glob("**/cgroup.procs")]:
             with suppress(FileNotFoundError, OSError):
@@ -112,21 +112,21 @@ class CgroupCage:
                     time.sleep(0.01)
 
 
-class ScanCage:
+class ScannedProcessGroup:
     """No group: members are recognised by what they carry."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     def create(self) -> None:
-        """Nothing has to be made."""
+        """Do nothing: there is no group to make."""
 
     def enter(self, argv: Iterable[str]) -> list[str]:
-        """The mark in the environment is inherited by whatever is started."""
+        """Return a command that sets the mark in the environment, which children inherit."""
         return ["/usr/bin/env", f"{MARK}={self.directory}", *argv]
 
     def members(self) -> set[int]:
-        """Marked processes, Slurm's daemons that overwrote the mark, and all their descendants."""
+        """Return the marked processes, Slurm's daemons that overwrote the mark, and all their descendants."""
         mark = f"{MARK}={self.directory}".encode()
         found: set[int] = set()
         parents: dict[int, int] = {}
@@ -162,15 +162,15 @@ def _lives(pid: int) -> bool:
     return False
 
 
-def plan(directory: Path, name: str) -> tuple[Cage, str]:
-    """The cage to `create` for the test bed in `directory`, and the text from which `reopen` finds it again."""
-    hierarchy = CgroupCage.hierarchy()
+def plan(directory: Path, name: str) -> tuple[ProcessGroup, str]:
+    """Return the group to `create` for the test bed in `directory`, and the text from which `reopen` finds it again."""
+    hierarchy = CgroupProcessGroup.hierarchy()
     if hierarchy is None:
-        return ScanCage(directory), ""
-    cage = CgroupCage(hierarchy / name)
-    return cage, str(cage.path)
+        return ScannedProcessGroup(directory), ""
+    group = CgroupProcessGroup(hierarchy / name)
+    return group, str(group.path)
 
 
-def reopen(directory: Path, text: str) -> Cage:
-    """The cage that `plan` named earlier, perhaps in another process."""
-    return CgroupCage(Path(text)) if text else ScanCage(directory)
+def reopen(directory: Path, text: str) -> ProcessGroup:
+    """Return the group that `plan` named earlier, perhaps in another process."""
+    return CgroupProcessGroup(Path(text)) if text else ScannedProcessGroup(directory)

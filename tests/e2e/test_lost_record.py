@@ -18,9 +18,9 @@ from sqlalchemy import text
 from slurm_migbatch.daemon.history import HistoryStore, open_history
 from slurm_migbatch.testbed import proc
 from slurm_migbatch.testbed.cluster import Cluster
-from slurm_migbatch.testbed.watch import Watch
+from slurm_migbatch.testbed.watch import HandoffWatch
+from tests.support.end_to_end import account, gate, held, on_offer, planned, sbatch, settled, shown, status, until
 from tests.support.servers import postgresql
-from tests.support.story import account, gate, held, on_offer, planned, sbatch, settled, shown, status, until
 
 NewCluster = Callable[..., Cluster]
 
@@ -142,7 +142,7 @@ def test_the_database_is_replaced_under_running_jobs(
     until("empty spools", lambda: all(status(bed, node)["spool"] == 0 for node in bed.spec.node_names))
     before = plans(bed)
     bed.kill("migbatchd")
-    with Watch(bed) as watch:
+    with HandoffWatch(bed) as watch:
         replace(bed, copy)
         supply_is_right(bed, before)
         later = [sbatch(bed, "-N1", "--gres=mig:1g.10gb:1", wrap="sleep 1")[0] for _ in range(10)]

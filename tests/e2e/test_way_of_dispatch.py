@@ -1,4 +1,4 @@
-"""Stories of dispatch on a real Slurm: pending jobs flow to idle slices, arrays run as wide as their deadline needs.
+"""Dispatch on a real Slurm: pending jobs flow to idle slices, arrays run as wide as their deadline needs.
 
 Slices are cut for good here ([supply] enabled = false): what is scarce stays so, and what is idle cannot be cut anew.
 Jobs take as long as the prediction that was counted on says for the slice that they got. Slurm up to 23.02 lets no
@@ -17,7 +17,7 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.workload.loans import forgets
-from tests.support.story import PATIENCE_S, account, accounts, gate, sbatch, until
+from tests.support.end_to_end import PATIENCE_S, account, accounts, gate, sbatch, until
 
 HINTS = "migbatch: model=mobilenet-v2 batch=1"
 DISPATCH = {"every_s": 0.5, "hold_s": 5.0}

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 
 from slurm_migbatch.testbed.cluster import Cluster
-from tests.support.story import PYTHON, gate, sbatch
+from tests.support.end_to_end import PYTHON, gate, sbatch
 
 ASK = """
 import http.client, socket, sys

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from slurm_migbatch.testbed.cluster import Cluster
-from tests.support.story import PATIENCE_S, account, sbatch, until
+from tests.support.end_to_end import PATIENCE_S, account, sbatch, until
 
 #: what the site says of its models; each is right in truth with 22 gflops (`TRUTH`)
 FACTS = {

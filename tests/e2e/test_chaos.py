@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.end_to_end import PATIENCE_S, cancel, sbatch, settled, until
 from tests.support.lending import LENDING, begun, loans, running, saved, train
-from tests.support.story import PATIENCE_S, cancel, sbatch, settled, until
 
 
 @pytest.fixture

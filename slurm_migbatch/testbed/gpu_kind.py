@@ -28,7 +28,7 @@ driver.close()
 
 
 @dataclass(frozen=True)
-class GpuKind:
+class SimulatedGpuKind:
     """One GPU model.
 
     Attributes:
@@ -49,8 +49,8 @@ class GpuKind:
         return {**dict.fromkeys([*self.most, FILLER], 0), smallest: self.slots * gpus}
 
 
-def ask(library: Path) -> GpuKind:
-    """The model of the first GPU that the NVML library `library` shows.
+def ask(library: Path) -> SimulatedGpuKind:
+    """Return the model of the first GPU that the NVML library `library` shows.
 
     Raises:
         TestbedError: it shows none.
@@ -59,4 +59,4 @@ def ask(library: Path) -> GpuKind:
     if done.returncode != 0:
         raise TestbedError(f"{library} shows no GPU: {done.stderr.strip().splitlines()[-1:]}")
     data = json.loads(done.stdout)
-    return GpuKind(data["most"], data["slots"])
+    return SimulatedGpuKind(data["most"], data["slots"])

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from slurm_migbatch.testbed.cluster import Cluster
-from tests.support.story import (
+from tests.support.end_to_end import (
     PATIENCE_S,
     PYTHON,
     SHOW,

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.end_to_end import PATIENCE_S, account, sbatch, settled, shown, until, untroubled
 from tests.support.lending import LENDING, train
-from tests.support.story import PATIENCE_S, account, sbatch, settled, shown, until, untroubled
 
 ANY = bytes(range(1, 256)).decode("utf-8", "surrogateescape")
 HINTS = "migbatch: model=mobilenet-v2 batch=1 deadline=1h items=1000"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.slurmroot import SlurmRoot
-from tests.support.story import PATIENCE_S, marked, on_offer, sbatch, settled, until, untroubled
+from tests.support.end_to_end import PATIENCE_S, marked, on_offer, sbatch, settled, until, untroubled
 
 OPENMETRICS = (25, 11)
 PROFILES = ("7g.80gb", "4g.40gb", "3g.40gb", "2g.20gb", "1g.20gb", "1g.10gb")
@@ -22,7 +22,7 @@ PROFILES = ("7g.80gb", "4g.40gb", "3g.40gb", "2g.20gb", "1g.20gb", "1g.10gb")
 def findings(bed: Cluster, *options: str) -> list[dict[str, str]]:
     """What doctor says, whatever its exit code."""
     program = str(Path(sys.executable).with_name("migbatch"))
-    line = bed.daemons.cage.enter([program, "doctor", "-c", str(bed.product.config), "--json", *options])
+    line = bed.daemons.group.enter([program, "doctor", "-c", str(bed.product.config), "--json", *options])
     env = bed.client_env(inside=False)
     done = subprocess.run(line, env=env, cwd="/", capture_output=True, text=True, timeout=300, check=False)
     found: list[dict[str, str]] = json.loads(done.stdout)["findings"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slurm_migbatch.testbed.cluster import Cluster
-from tests.support.story import account, gate, sbatch, settled, status, until
+from tests.support.end_to_end import account, gate, sbatch, settled, status, until
 
 PID = 2**22 + 9
 """Above any pid: the simulated driver keeps such a process until it is ended."""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.end_to_end import PATIENCE_S, cancel, marked, more_rounds, sbatch, settled, until
 from tests.support.lending import LENDING, actions, begun, loans, running, saved, train
-from tests.support.story import PATIENCE_S, cancel, marked, more_rounds, sbatch, settled, until
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 
 from slurm_migbatch.submit.service import reserved
 from slurm_migbatch.testbed.cluster import Cluster
-from tests.support.story import marked, sbatch, until, untroubled
+from tests.support.end_to_end import marked, sbatch, until, untroubled
 
 LONG = 1_500_000
 #: Stands between sbatch or scontrol and their library: past every check of theirs it puts another text in the place of

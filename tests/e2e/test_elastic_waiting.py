@@ -15,7 +15,7 @@ from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.workload.loans import LOAN, LoanHints, emptied, forgets, loan_hints, retyped
-from tests.support.story import SHOW, backfilled, first_step, offer, refused, sbatch, shown, sights, until
+from tests.support.end_to_end import SHOW, backfilled, first_step, offer, refused, sbatch, shown, sights, until
 
 TRAIN = ("-p", "train", "--gres=mig:auto", "--comment=migbatch: role=train max=4g.40gb signal=usr1")
 LASTS = f"{SHOW}; sleep 600"

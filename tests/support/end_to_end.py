@@ -1,4 +1,4 @@
-"""Words that the stories share: submit, look at the record, look at the driver."""
+"""Helpers of the end-to-end tests: submit jobs, read the record, read the driver."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from slurm_migbatch.testbed.bed import FINAL
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.errors import TestbedError
 from slurm_migbatch.testbed.proc import wait_until
+from slurm_migbatch.testbed.running_cluster import FINAL
 
 UUID = re.compile(r"MIG-[0-9a-f-]{36}")
 PATIENCE_S = 180.0  # machines that do much else at the same time are slow

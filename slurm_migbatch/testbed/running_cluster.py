@@ -1,4 +1,4 @@
-"""Working in a test bed that is up: its processes, its users, and commands run as any of them."""
+"""A running test bed: its processes, its users, and commands run as any of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from . import cage, users
+from . import process_group, users
 from .daemons import GRACE_S, Daemon, Daemons
 from .errors import TestbedError
 from .proc import wait_until
@@ -21,7 +21,7 @@ FINAL = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"
 READY_S = 180.0
 
 
-class Bed:
+class RunningCluster:
     """One running test bed below `directory`."""
 
     def __init__(self, directory: Path, spec: Spec) -> None:
@@ -50,15 +50,15 @@ class Bed:
         return self.directory / "bin"
 
     def home(self, user: str | None) -> Path:
-        """Where a user's commands run."""
+        """Return the directory in which a user's commands run."""
         return self.directory / "home" / user if user else Path("/root")
 
     def node_directory(self, node: str) -> Path:
-        """Folder of one node: spool, driver (the simulated machine), state and run of its hooks."""
+        """Return the directory of one node: spool, driver (the simulated machine), state and run of its hooks."""
         return self.directory / "nodes" / node
 
     def machine(self, node: str) -> Machine:
-        """The simulated machine of a node: its GPUs, and the hand that breaks them."""
+        """Return the simulated machine of a node: its GPUs, and the functions that break them."""
         return Machine(self.node_directory(node) / "driver")
 
     # --- processes
@@ -86,11 +86,11 @@ class Bed:
         return self.daemons.start(name, line, {**self.client_env(inside=inside), **(env or {})})
 
     def stop(self, name: str, grace: float = GRACE_S) -> None:
-        """SIGTERM a process, SIGKILL after `grace` seconds."""
+        """Stop a process by SIGTERM, and SIGKILL after `grace` seconds."""
         self.daemons.stop(name, grace)
 
     def kill(self, name: str) -> None:
-        """SIGKILL a process, as a crash would."""
+        """Kill a process by SIGKILL, as a crash would."""
         self.daemons.kill(name)
 
     def restart(self, name: str) -> Daemon:
@@ -109,12 +109,12 @@ class Bed:
     # --- commands
 
     def client_env(self, user: str | None = None, *, inside: bool | None = None) -> dict[str, str]:
-        """Environment in which Slurm's commands talk to this cluster (`inside`: of --slurm-root, by default)."""
+        """Return the environment for Slurm's commands on this cluster (`inside`: of --slurm-root, by default)."""
         inside = self.root.path is not None if inside is None else inside
         return {
             "PATH": PATH if inside else f"{self.bin}:{PATH}",
             "SLURM_CONF": str(self.slurm_conf),
-            cage.MARK: str(self.directory),
+            process_group.MARK: str(self.directory),
             "LC_ALL": "C.UTF-8",
             "HOME": str(self.home(user)),
             "USER": user or "root",
@@ -124,13 +124,16 @@ class Bed:
         }
 
     def command(self, argv: Sequence[str], user: str | None = None) -> list[str]:
-        """Command line (for root) that runs `argv` as `user` inside the test bed; start it with `client_env(user)`."""
+        """Return the command line (for root) that runs `argv` as `user` in the test bed.
+
+        Start it with `client_env(user)`.
+        """
         line = list(argv)
         if user is not None:
             account = self.user(user)
             line = ["setpriv", f"--reuid={account.uid}", f"--regid={account.gid}", "--clear-groups", "--", *line]
         line = self.root.enter(self._holder(), line, str(self.home(user)) if user else "/")
-        return self.daemons.cage.enter(line)
+        return self.daemons.group.enter(line)
 
     def run(
         self,
@@ -165,12 +168,12 @@ class Bed:
         return done
 
     def run_here(self, argv: Sequence[str], timeout: float = 300.0) -> str:
-        """Output of a command of this machine (not of --slurm-root), as root, in the test bed's environment.
+        """Run a command of this machine (not of --slurm-root) as root in the test bed's environment; return its output.
 
         Raises:
             TestbedError: the exit status is not 0.
         """
-        line = self.daemons.cage.enter(argv)
+        line = self.daemons.group.enter(argv)
         env = self.client_env(inside=False)
         done = subprocess.run(line, check=False, env=env, cwd="/", capture_output=True, text=True, timeout=timeout)
         if done.returncode != 0:
@@ -178,17 +181,17 @@ class Bed:
         return done.stdout
 
     def submit(self, *options: str, wrap: str | None = None, script: str | None = None, user: str = "mbalice") -> int:
-        """`sbatch --parsable OPTIONS` with a one-line command or a script text; the job id."""
+        """Run `sbatch --parsable OPTIONS` with a one-line command or a script text; return the job id."""
         argv = ["sbatch", "--parsable", *options, *(["--wrap", wrap] if wrap is not None else [])]
         return int(self.run(argv, user, input=script).stdout.split(";")[0])
 
     def job_state(self, job: int) -> str:
-        """State as slurmctld knows it (PENDING, RUNNING, COMPLETED, ...)."""
+        """Return the state as slurmctld knows it (PENDING, RUNNING, COMPLETED, ...)."""
         text = self.run(["scontrol", "show", "job", str(job), "-o"]).stdout
         return next(word.partition("=")[2] for word in text.split() if word.startswith("JobState="))
 
     def states(self) -> dict[str, str]:
-        """State of every job and array task that slurmctld remembers, by id as squeue prints it."""
+        """Return the state of every job and array task that slurmctld remembers, by id as squeue prints it."""
         text = self.run(["squeue", "-h", "-a", "-r", "-t", "all", "-o", "%i|%T"]).stdout
         return dict(line.split("|") for line in text.splitlines())
 
@@ -215,18 +218,18 @@ class Bed:
         return seen
 
     def output(self, job: int, user: str = "mbalice") -> str:
-        """What a batch job of `user` wrote to its default output file."""
+        """Read what a batch job of `user` wrote to its default output file."""
         return (self.home(user) / f"slurm-{job}.out").read_text()
 
     def user(self, name: str) -> users.User:
-        """One of the test users."""
+        """Return one of the test users."""
         for user in self.users:
             if user.name == name:
                 return user
         raise TestbedError(f"no test user {name!r}; there are {', '.join(user.name for user in self.users)}")
 
     def _holder(self) -> int | None:
-        """Pid of the process that holds the chroot's mounts."""
+        """Return the pid of the process that holds the chroot's mounts."""
         daemon = self.daemons.get("root") if self.root.path is not None else None
         return daemon.pid if daemon else None
 

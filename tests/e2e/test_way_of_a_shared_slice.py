@@ -15,7 +15,7 @@ import pytest
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.workload.loans import forgets
-from tests.support.story import PATIENCE_S, held, leases, more_rounds, on_offer, sbatch, settled, until, untroubled
+from tests.support.end_to_end import PATIENCE_S, held, leases, more_rounds, on_offer, sbatch, settled, until, untroubled
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "sbatch_examples/elastic_bash.sh"
 LENDING = {

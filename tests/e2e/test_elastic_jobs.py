@@ -20,7 +20,7 @@ import slurm_migbatch
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.store.progress import RunProgress
 from slurm_migbatch.testbed.cluster import Cluster
-from tests.support.story import account, hasten, settled, until
+from tests.support.end_to_end import account, hasten, settled, until
 
 PACKAGE = Path(slurm_migbatch.__file__).parent
 EXAMPLES = PACKAGE.parent / "sbatch_examples"

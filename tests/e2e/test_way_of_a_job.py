@@ -8,7 +8,7 @@ import time
 import pytest
 
 from slurm_migbatch.testbed.cluster import Cluster
-from tests.support.story import (
+from tests.support.end_to_end import (
     PATIENCE_S,
     SHOW,
     account,

@@ -18,8 +18,8 @@ import pytest
 from slurm_migbatch.testbed import proc
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.registry import unmount_below
-from slurm_migbatch.testbed.watch import Watch
-from tests.support.story import (
+from slurm_migbatch.testbed.watch import HandoffWatch
+from tests.support.end_to_end import (
     SHOW,
     account,
     backfilled,
@@ -168,7 +168,7 @@ def test_migbatchd_back_with_an_older_record(new_cluster: NewCluster) -> None:
     for leftover in bed.product.state.glob("migbatch.db*"):
         leftover.unlink()
     shutil.copyfile(copy, record)
-    with Watch(bed) as watch:
+    with HandoffWatch(bed) as watch:
         bed.restart("migbatchd")
         later = [sbatch(bed, "--gres=mig:auto", HINTS)[0], sbatch(bed, "--gres=mig:7g.80gb:1")[0]]
         opened.touch()
@@ -208,7 +208,7 @@ def test_without_agents_the_hooks_do_it_themselves(new_cluster: NewCluster) -> N
 def test_agent_killed_while_it_makes_a_slice(new_cluster: NewCluster, moment: str) -> None:
     """At `creating` the driver is at work on the GPU instance; at `live` that is there and its compute instance not."""
     bed = new_cluster(nodes=1, gpus=1, migbatch="all", latency=1.5)
-    with Watch(bed) as watch:
+    with HandoffWatch(bed) as watch:
         job, _ = sbatch(bed, "--gres=mig:2g.20gb:1")
         until("the half-made slice", lambda: any(found["state"] == moment for found in instances(bed, "n1")))
         assert not any(found["compute_instances"] for found in instances(bed, "n1") if moment == "creating")
@@ -239,7 +239,7 @@ def test_slurm_restarted_under_running_jobs(pair: Cluster, how: str) -> None:
         # What slurmctld has not saved yet, some seconds old at most, it forgets; that is no matter of ours.
         since, saved = time.time(), bed.directory / "state/job_state"
         until("a saved state", lambda: saved.exists() and saved.stat().st_mtime > since)
-    with Watch(bed) as watch:
+    with HandoffWatch(bed) as watch:
         if how == "reconfigure":
             bed.run(["scontrol", "reconfigure"])
         elif how in ("restart", "kill"):
@@ -313,7 +313,7 @@ def test_a_node_that_was_reset(new_cluster: NewCluster) -> None:
         account(bed, job, "RUNNING")
         first_step(bed, job)
     before = status(bed, "n1")["boot_id"]
-    with Watch(bed) as watch:
+    with HandoffWatch(bed) as watch:
         reboot(bed, "n1", [once, again])
         assert status(bed, "n1")["boot_id"] != before
         assert bed.wait_job(once) == "NODE_FAIL"
