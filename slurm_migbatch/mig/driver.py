@@ -61,7 +61,7 @@ class DriverMissing(DriverError):
     """The driver's library or kernel module is not there, or too old."""
 
 
-class Refused(DriverError):
+class InvalidRequest(DriverError):
     """The request makes no sense to this driver: an unknown profile or placement."""
 
 

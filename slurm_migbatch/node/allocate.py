@@ -71,7 +71,7 @@ class _Retry(Exception):
         self.place = place
 
 
-class Allocation(NamedTuple):
+class AllocatedSlices(NamedTuple):
     """The slices a run holds now."""
 
     slices: tuple[Slice, ...]
@@ -96,7 +96,7 @@ class Allocator:
         self._caps = caps
         self._repairer = repairer
 
-    def allocate(self, env: HookEnv, grant: Grant, owner_id: str, deadline: Deadline) -> Allocation:
+    def allocate(self, env: HookEnv, grant: Grant, owner_id: str, deadline: Deadline) -> AllocatedSlices:
         """Give the run its slices. Raises Misfit, Unsafe, DriverError, CapsError, JournalError, TooLate."""
         excluded: set[placement.GpuSlot] = set()
         lost = dict(self._gpus.survey().failing)
@@ -135,7 +135,7 @@ class Allocator:
         """Say what the plan offers of the grant and which slices are in use. Raises DriverError, JournalError."""
         return self._explain_misfit(grant, plan.load(self._paths.state_dir), self._gpus.listed())
 
-    def _explain_misfit(self, grant: Grant, node_plan: plan.NodePlan, gpus: Iterable[Gpu], note: str = "") -> str:
+    def _explain_misfit(self, grant: Grant, node_plan: plan.CachedPlan, gpus: Iterable[Gpu], note: str = "") -> str:
         labels = [GpuLabel(gpu.index, gpu.uuid) for gpu in gpus]
         runs = self._journal.runs("state IN ('starting','running','ending')")
         return explain_misfit(grant, node_plan, labels, self._journal.slices(), runs, note)
@@ -167,7 +167,7 @@ class Allocator:
             with self._journal.write():
                 rows = self._journal.slices("state<>'lost'")
                 views = [
-                    placement.GpuView(
+                    placement.GpuOccupancy(
                         uuid=gpu.uuid,
                         order=gpu.index,
                         geometry=geometries[gpu.uuid],
@@ -221,7 +221,7 @@ class Allocator:
                 elif found.action is guest.GuestAction.ALONE and place.slot.profile in geometry:
                     used = tuple({row.slot for row in rows if row.state not in guest.FREE})
                     idle = tuple([row for row in rows if row.state in guest.FREE])
-                    view = placement.GpuView(gpu.uuid, gpu.index, geometry, used, idle, (place.slot,))
+                    view = placement.GpuOccupancy(gpu.uuid, gpu.index, geometry, used, idle, (place.slot,))
                     others = {
                         (gpu.uuid, slot) for slot in geometry.info(place.slot.profile).slots if slot != place.slot
                     }
@@ -288,7 +288,7 @@ class Allocator:
 
     def _apply(
         self, env: HookEnv, owner_id: str, deadline: Deadline, claims: Sequence[placement.SlotClaim]
-    ) -> Allocation:
+    ) -> AllocatedSlices:
         wanted = {claim.gpu for claim in claims}
         gpus = {gpu.uuid: gpu for gpu in self._gpus.managed() if gpu.uuid in wanted}
         try:
@@ -315,7 +315,7 @@ class Allocator:
         deadline: Deadline,
         claims: Sequence[placement.SlotClaim],
         gpus: dict[str, Gpu],
-    ) -> Allocation:
+    ) -> AllocatedSlices:
         existing = {uuid: self._existing_instances(gpu) for uuid, gpu in gpus.items()}
         for claim in claims:
             for mig_slice in claim.evict:
@@ -433,7 +433,9 @@ class Allocator:
     def _memory(self, gpu: Gpu, profile: Profile) -> int:
         return self._gpus.geometry(gpu).info(profile).memory_mib
 
-    def _commit(self, env: HookEnv, owner_id: str, done: Sequence[Slice], planned: bool, elapsed_ms: int) -> Allocation:
+    def _commit(
+        self, env: HookEnv, owner_id: str, done: Sequence[Slice], planned: bool, elapsed_ms: int
+    ) -> AllocatedSlices:
         restart = env.restart or 0
         now = time.time()
         with self._journal.write():
@@ -443,7 +445,7 @@ class Allocator:
             current_rows = [self._current_claim(row, owner_id) for row in done]
             held = tuple([self._journal.put(row._replace(state="held", owner="", since=now)) for row in current_rows])
             self._journal.put_run(run._replace(state="running", owner="", since=now))
-            allocation = Allocation(held, elapsed_ms)
+            allocation = AllocatedSlices(held, elapsed_ms)
             self._journal.event(
                 "start",
                 {
@@ -488,4 +490,4 @@ def _impossible(error: Exception) -> Exception:
     return JournalError(f"the choice of places was wrong: {error}")
 
 
-__all__ = ["Allocation", "Allocator", "CapsError", "Misfit", "Unsafe"]
+__all__ = ["AllocatedSlices", "Allocator", "CapsError", "Misfit", "Unsafe"]

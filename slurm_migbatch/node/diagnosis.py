@@ -13,7 +13,7 @@ from typing import NamedTuple
 from slurm_migbatch.mig.grant import Grant
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.node.journal import Run, Slice
-from slurm_migbatch.node.plan import NodePlan
+from slurm_migbatch.node.plan import CachedPlan
 
 LONGEST = 1500
 """Maximum length of a diagnosis in characters; eight GPUs full of small slices fit in."""
@@ -30,7 +30,12 @@ class GpuLabel(NamedTuple):
 
 
 def explain_misfit(
-    grant: Grant, plan: NodePlan, labels: Sequence[GpuLabel], rows: Iterable[Slice], runs: Iterable[Run], note: str = ""
+    grant: Grant,
+    plan: CachedPlan,
+    labels: Sequence[GpuLabel],
+    rows: Iterable[Slice],
+    runs: Iterable[Run],
+    note: str = "",
 ) -> str:
     """Describe plan and use in one paragraph, to follow a colon. `rows` and `runs` are the journal's.
 
@@ -57,7 +62,7 @@ def explain_misfit(
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
 
-def _describe_plan(grant: Grant, plan: NodePlan, taken: Mapping[GpuLabel, Sequence[Slice]]) -> str:
+def _describe_plan(grant: Grant, plan: CachedPlan, taken: Mapping[GpuLabel, Sequence[Slice]]) -> str:
     if not plan.version:
         return "the controller has told this node no plan"
     if grant.guest:

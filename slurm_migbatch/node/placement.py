@@ -20,7 +20,7 @@ GpuSlot = tuple[str, Slot]
 """A slot on the GPU with this UUID."""
 
 
-class GpuView(NamedTuple):
+class GpuOccupancy(NamedTuple):
     """One GPU as the journal has it: `used` may not be touched, `idle` may be reused or destroyed.
 
     What another hook is about to destroy (state `evict`) is among the idle ones: its room may be counted on, because
@@ -51,7 +51,7 @@ class SlotClaim(NamedTuple):
 
 
 def choose_slots(
-    views: Sequence[GpuView], profiles: Sequence[Profile], uid: int, reuse: str, excluded: Collection[GpuSlot] = ()
+    views: Sequence[GpuOccupancy], profiles: Sequence[Profile], uid: int, reuse: str, excluded: Collection[GpuSlot] = ()
 ) -> tuple[SlotClaim, ...] | None:
     """Choose a slot for each of `profiles`, in their order; None where they do not all fit.
 
@@ -70,11 +70,11 @@ def choose_slots(
     return tuple([found[i] for i in range(len(profiles))])
 
 
-def _weight(views: Sequence[GpuView], profile: Profile) -> int:
+def _weight(views: Sequence[GpuOccupancy], profile: Profile) -> int:
     return max((v.geometry.info(profile).memory_slices for v in views if profile in v.geometry), default=0)
 
 
-def _with_claim(view: GpuView, claim: SlotClaim) -> GpuView:
+def _with_claim(view: GpuOccupancy, claim: SlotClaim) -> GpuOccupancy:
     evicted = {row.id for row in claim.evict} | ({claim.warm.id} if claim.warm is not None else set())
     return view._replace(
         used=(*view.used, claim.slot),
@@ -84,7 +84,7 @@ def _with_claim(view: GpuView, claim: SlotClaim) -> GpuView:
 
 
 def _options(
-    views: Mapping[str, GpuView], profile: Profile, uid: int, reuse: str, excluded: Collection[GpuSlot]
+    views: Mapping[str, GpuOccupancy], profile: Profile, uid: int, reuse: str, excluded: Collection[GpuSlot]
 ) -> Iterator[tuple[tuple[int, ...], SlotClaim]]:
     for view in views.values():
         if profile not in view.geometry:
@@ -113,14 +113,14 @@ def _options(
             )
 
 
-def _warm(view: GpuView, slot: Slot, uid: int, reuse: str) -> Slice | None:
+def _warm(view: GpuOccupancy, slot: Slot, uid: int, reuse: str) -> Slice | None:
     for row in view.idle:
         if row.slot == slot and row.gi is not None and row.state == "idle":
             return row if reuse == "any" or (reuse == "same-user" and row.uid == uid) else None
     return None
 
 
-def _evicted(view: GpuView, used: Layout, slot: Slot, warm: Slice | None) -> tuple[Slice, ...] | None:
+def _evicted(view: GpuOccupancy, used: Layout, slot: Slot, warm: Slice | None) -> tuple[Slice, ...] | None:
     """Return the idle instances to destroy before `slot` can be made; None where even that is not enough."""
     if warm is not None:
         return ()

@@ -40,7 +40,7 @@ class SharedSlot(NamedTuple):
     host: tuple[int, int]
 
 
-class NodePlan(NamedTuple):
+class CachedPlan(NamedTuple):
     """Version 0 is no plan at all."""
 
     version: int = 0
@@ -49,7 +49,7 @@ class NodePlan(NamedTuple):
     guests: Mapping[int, SharedSlot] = {}
 
 
-def parse(data: object) -> NodePlan:
+def parse(data: object) -> CachedPlan:
     """Check a plan's wire form. Raises PlanError."""
     if not isinstance(data, dict) or type(data.get("version")) is not int or not 0 <= data["version"] < 1 << 62:
         raise PlanError("a plan has a version number")
@@ -66,20 +66,20 @@ def parse(data: object) -> NodePlan:
     except (TypeError, ValueError, LayoutError, ProfileError, GrantError) as error:
         raise PlanError(f"a plan with a bad slot or grant: {error}") from None
     known = {job: grant for job, grant in grants.items() if grant is not None}
-    return NodePlan(data["version"], slots, known, shared)
+    return CachedPlan(data["version"], slots, known, shared)
 
 
-def load(state_dir: str) -> NodePlan:
+def load(state_dir: str) -> CachedPlan:
     """Read the cached plan; an empty one where there is none that can be read."""
     try:
         handle = os.open(f"{state_dir}/{NAME}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(handle, "rb") as file:
             return parse(json.loads(file.read(MAX_BYTES)))
     except (OSError, ValueError):
-        return NodePlan()
+        return CachedPlan()
 
 
-def store(state_dir: str, raw: bytes) -> NodePlan:
+def store(state_dir: str, raw: bytes) -> CachedPlan:
     """Write the plan that the controller sent, so that a crash leaves the old or the new one. Raises PlanError."""
     try:
         plan = parse(json.loads(raw))

@@ -56,7 +56,7 @@ Key = tuple[str, str, str]
 """Model, kind of work, GPU: what a belief is held about."""
 
 
-class Ended(Protocol):
+class EndedRun(Protocol):
     """A run that has ended, as `store.lessons.Lesson` has it."""
 
     @property
@@ -149,7 +149,7 @@ class LearnableRuns:
     unheard: tuple[Unheard, ...]
 
 
-def told_by(runs: Iterable[Ended], geometries: Mapping[str, Geometry], knowledge: ModelKnowledge) -> list[Told]:
+def told_by(runs: Iterable[EndedRun], geometries: Mapping[str, Geometry], knowledge: ModelKnowledge) -> list[Told]:
     """Extract the observations of runs, one for each that has any. `geometries`: by NVML's name of the GPU."""
     latest: dict[int, Told] = {}
     for run in runs:
@@ -160,7 +160,7 @@ def told_by(runs: Iterable[Ended], geometries: Mapping[str, Geometry], knowledge
     return list(latest.values())
 
 
-def _told(run: Ended, geometries: Mapping[str, Geometry], knowledge: ModelKnowledge) -> Told | None:
+def _told(run: EndedRun, geometries: Mapping[str, Geometry], knowledge: ModelKnowledge) -> Told | None:
     geometry = None if run.gpu is None else geometries.get(run.gpu)
     if geometry is None or run.model is None or run.batch is None or run.profile is None or run.slices != 1:
         return None
@@ -204,7 +204,7 @@ def _told(run: Ended, geometries: Mapping[str, Geometry], knowledge: ModelKnowle
     return Told(run.number, run.run, run.user or "?", row, short)
 
 
-def _speed(run: Ended) -> tuple[dict[str, Any], str]:
+def _speed(run: EndedRun) -> tuple[dict[str, Any], str]:
     """Return the figures of speed in a run, and whose word they are."""
     latency, rate = run.latency_s, run.throughput_per_s
     assert run.batch is not None

@@ -34,7 +34,7 @@ REASONS: Final = {
 
 
 @dataclass(frozen=True)
-class Choice:
+class SliceChoice:
     """The slice chosen for `auto`, how it came about (a key of REASONS), and all candidates for the record."""
 
     offer: ProfileOffer
@@ -175,7 +175,7 @@ class Chooser:
         ]
         return tuple(sorted(judged, key=lambda candidate: not candidate.ok))
 
-    def choose(self, hints: Hints, partition: Partition) -> Choice:
+    def choose(self, hints: Hints, partition: Partition) -> SliceChoice:
         """Choose the slice for `auto`; raises Refusal where nothing can be chosen."""
         limits = limits_of(hints, partition)
         bucket = self.bucket(hints)
@@ -189,7 +189,7 @@ class Chooser:
         by_type = {offer.profile.gres_type: figures[offer.profile.gres_type] for offer in usable}
         offer, reason = self._pick(usable, by_type, bucket, limits)
         text = REASONS[reason] % (bucket.cell, *_shown(by_type[offer.profile.gres_type], offer))
-        return Choice(offer, reason, text, bucket, self.rank(bucket, partition, limits))
+        return SliceChoice(offer, reason, text, bucket, self.rank(bucket, partition, limits))
 
     def _pick(
         self, usable: Sequence[ProfileOffer], figures: Mapping[str, Figures], bucket: Bucket, limits: JobLimits
@@ -213,7 +213,7 @@ class Chooser:
 
     def _without_figures(
         self, hints: Hints, partition: Partition, limits: JobLimits, allowed: Sequence[ProfileOffer]
-    ) -> Choice:
+    ) -> SliceChoice:
         model = "this job" if hints.model is None else show(hints.model)
         judged = [Candidate(offer, None, *_judge_by_memory(offer, limits)) for offer in partition.plain]
         candidates = tuple(sorted(judged, key=lambda candidate: not candidate.ok))
@@ -227,7 +227,7 @@ class Chooser:
             offer = partition.default if partition.default in allowed else allowed[0]
             reason = "no_hints" if hints.model is None else "unknown_model"
             text = REASONS[reason] if hints.model is None else REASONS[reason] % model
-        return Choice(offer, reason, text, None, candidates)
+        return SliceChoice(offer, reason, text, None, candidates)
 
 
 def gib(mib: int) -> str:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from slurm_migbatch.mig.driver import DriverError, DriverMissing, Refused
+from slurm_migbatch.mig.driver import DriverError, DriverMissing, InvalidRequest
 from slurm_migbatch.workload.gpufacts import GpuModelFacts, facts_of
 
 CPU = "cpu"
@@ -152,7 +152,7 @@ def find_device(asked: str | None, environ: Mapping[str, str], library: str | No
     try:
         with VisibleDevice(named or "0", library) as device:
             seen = device.seen
-    except (DriverMissing, Refused):
+    except (DriverMissing, InvalidRequest):
         if named is None:  # no driver, or one without a GPU
             return Device()
         raise

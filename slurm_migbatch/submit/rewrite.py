@@ -16,7 +16,7 @@ from typing import Final
 from slurm_migbatch.mig.grant import MARKER_OPEN, MAX_PARTS, Grant, GrantError, parse_comment
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.recommend import Advice
-from slurm_migbatch.predict.selection import NO_LIMITS, Choice, Chooser, JobLimits, gib, limits_of
+from slurm_migbatch.predict.selection import NO_LIMITS, Chooser, JobLimits, SliceChoice, gib, limits_of
 from slurm_migbatch.slurm.gres import prefix_of
 from slurm_migbatch.submit.asking import (
     AUTO,
@@ -131,7 +131,7 @@ class _Outcome:
     reason: str
     message: str
     bucket: Bucket | None
-    choice: Choice | None = None
+    choice: SliceChoice | None = None
     advice: Advice | None = None
 
 
@@ -279,7 +279,7 @@ class _Job:
     ) -> Answer:
         slices: dict[Profile, int] = {}
         messages: list[str] = []
-        choice: Choice | None = None
+        choice: SliceChoice | None = None
         warned: set[Profile] = set()
         reason = "explicit"
         free = any(_is_auto(part) for part in asking.parts)  # the hints are about that part then

@@ -18,7 +18,7 @@ from .ports import PortBook, listening
 from .proc import ProcessId
 from .product import Product
 from .running_cluster import RunningCluster, write_private
-from .simdriver import Machine
+from .simdriver import SimulatedMachine
 from .spec import Hooks, Spec
 
 CLIENTS = ("sbatch", "srun", "salloc", "squeue", "scontrol", "scancel", "sinfo", "sacct", "sacctmgr", "sdiag", "sprio")
@@ -157,7 +157,7 @@ class Cluster(RunningCluster):
         for node in self.spec.node_names:
             (self.node_directory(node) / "spool").mkdir(parents=True, exist_ok=True)
             models = [self.spec.gpu_type] * self.spec.gpus
-            Machine.create(self.node_directory(node) / "driver", models, latency=self.spec.latency)
+            SimulatedMachine.create(self.node_directory(node) / "driver", models, latency=self.spec.latency)
             if self.spec.migbatch:
                 self.product.mount_progress(node)
         write_private(self.directory / "munge/key", secrets.token_bytes(1024))

@@ -12,7 +12,7 @@ from . import process_group, users
 from .daemons import GRACE_S, Daemon, Daemons
 from .errors import TestbedError
 from .proc import wait_until
-from .simdriver import Machine
+from .simdriver import SimulatedMachine
 from .slurmroot import PATH, SlurmRoot
 from .spec import Spec
 
@@ -57,9 +57,9 @@ class RunningCluster:
         """Return the directory of one node: spool, driver (the simulated machine), state and run of its hooks."""
         return self.directory / "nodes" / node
 
-    def machine(self, node: str) -> Machine:
+    def machine(self, node: str) -> SimulatedMachine:
         """Return the simulated machine of a node: its GPUs, and the functions that break them."""
-        return Machine(self.node_directory(node) / "driver")
+        return SimulatedMachine(self.node_directory(node) / "driver")
 
     # --- processes
 

@@ -1,7 +1,7 @@
 """The simulated NVIDIA driver: building it, and making and breaking machines that run it.
 
 A machine is a directory. Whoever loads ``DIR/libnvidia-ml.so.1`` (or any copy of it, with ``MIGBATCH_SIM_DIR=DIR`` at
-``nvmlInit``) sees that machine's GPUs; `Machine` is the hand that pulls its plug. All state lives in ``DIR/state``,
+``nvmlInit``) sees that machine's GPUs; `SimulatedMachine` injects faults into them. All state lives in ``DIR/state``,
 shared by every process; this module reads and changes it only through ``DIR/libmigsim.so``.
 
     >>> machine = Machine.create(tmp_path / "node1", gpus=["h100-80gb", "a100-40gb"])
@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["GPU_MODELS", "REAL_LATENCY", "Machine", "SimDriverError", "build"]
+__all__ = ["GPU_MODELS", "REAL_LATENCY", "SimDriverError", "SimulatedMachine", "build"]
 
 GPU_MODELS = ("a30", "a100-40gb", "a100-80gb", "h100-80gb", "h200", "b200", "rtx-pro-6000")
 
@@ -175,8 +175,8 @@ class _DriverControl:
         return result
 
 
-class Machine:
-    """One simulated machine. Any number of `Machine` objects and processes may use the same directory."""
+class SimulatedMachine:
+    """One simulated machine. Any number of `SimulatedMachine` objects and processes may use the same directory."""
 
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory).resolve()
@@ -194,7 +194,7 @@ class Machine:
         minors: Sequence[int] | None = None,
         ampere_auto_reset: bool = False,
         library: Path | None = None,
-    ) -> Machine:
+    ) -> SimulatedMachine:
         """Make a machine in `directory`, which is created where missing.
 
         `gpus` are names from `GPU_MODELS` in NVML index order, `minors` their device minors (0, 1, ... by default).

@@ -20,7 +20,9 @@ def slot(text):
 
 
 def planned(*layouts, version=5):
-    return plan.NodePlan(version, {s.uuid: tuple(map(slot, layout)) for s, layout in zip(LABELS, layouts, strict=True)})
+    return plan.CachedPlan(
+        version, {s.uuid: tuple(map(slot, layout)) for s, layout in zip(LABELS, layouts, strict=True)}
+    )
 
 
 def row(site, text, state="held", job=None, **more):
@@ -75,7 +77,7 @@ def test_a_profile_that_nobody_offered_points_at_slurms_counts():
 
 
 def test_without_a_plan_it_says_so():
-    assert "no plan" in explain_misfit(grant("[mig:1g.10gb:1]"), plan.NodePlan(), LABELS, [], [])
+    assert "no plan" in explain_misfit(grant("[mig:1g.10gb:1]"), plan.CachedPlan(), LABELS, [], [])
 
 
 def test_it_has_an_end():

@@ -315,16 +315,18 @@ class SimulatedNodes:
             self.unplanned.append(row.job_id)
         return self._carry_out(row, name, node, claims)
 
-    def _views(self, node: _Node) -> list[placement.GpuView]:
+    def _views(self, node: _Node) -> list[placement.GpuOccupancy]:
         found = []
         for order, (uuid, geometry) in enumerate(node.geometries.items()):
             here = [row for row in node.rows.values() if row.gpu == uuid]
             used = tuple(dict.fromkeys(row.slot for row in here if row.state != "idle"))
             idle = tuple(row for row in here if row.state == "idle")
-            found.append(placement.GpuView(uuid, order, geometry, used, idle, node.plan[uuid]))
+            found.append(placement.GpuOccupancy(uuid, order, geometry, used, idle, node.plan[uuid]))
         return found
 
-    def _barred(self, views: Sequence[placement.GpuView], wishes: Sequence[Profile]) -> set[placement.GpuSlot] | None:
+    def _barred(
+        self, views: Sequence[placement.GpuOccupancy], wishes: Sequence[Profile]
+    ) -> set[placement.GpuSlot] | None:
         """All places but planned ones drawn at random; None where there are too few."""
         allowed: set[placement.GpuSlot] = set()
         for profile, count in Counter(wishes).items():
@@ -552,7 +554,7 @@ class SimulatedNodes:
         self.clock.at(end + self.times.epilog_s, lambda: self._left(row.job_id))
 
 
-def _free_planned(view: placement.GpuView, profile: Profile) -> bool:
+def _free_planned(view: placement.GpuOccupancy, profile: Profile) -> bool:
     used = 0
     for slot in view.used:
         used |= slot.placement.mask

@@ -7,14 +7,20 @@ from typing import Any, Protocol
 
 import pynvml
 
-from slurm_migbatch.mig.driver import DriverMissing, NoPermission, NotFound, NotMig, Refused
+from slurm_migbatch.mig.driver import DriverMissing, InvalidRequest, NoPermission, NotFound, NotMig
 from slurm_migbatch.mig.geometry import Geometry, ProfileInfo
 from slurm_migbatch.mig.naming import computed_profile, reported_profile
 from slurm_migbatch.mig.nvml import query
 from slurm_migbatch.mig.profile import Profile
 
 _LAST_ENUM = 64  # the walk over profile enums ends at INVALID_ARGUMENT; this only bounds it
-_SILENT = (NotMig, DriverMissing, NoPermission, Refused, NotFound)  # ways in which a driver does not tell a figure
+_SILENT = (
+    NotMig,
+    DriverMissing,
+    NoPermission,
+    InvalidRequest,
+    NotFound,
+)  # ways in which a driver does not tell a figure
 
 _ARCHITECTURES = {
     pynvml.NVML_DEVICE_ARCH_VOLTA: "volta",
@@ -51,7 +57,7 @@ def read_geometry(gpu: str, model: str, ask: Ask, mig_on: bool) -> tuple[Geometr
             raw = ask("a profile", query.gpu_profile_info, enum, mig_on)
         except NotMig:
             continue
-        except Refused:
+        except InvalidRequest:
             break
         profile = reported_profile(query.text(getattr(raw, "name", b"")))
         if profile is None:

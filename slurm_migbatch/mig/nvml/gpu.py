@@ -17,10 +17,10 @@ from slurm_migbatch.mig.driver import (
     DriverMissing,
     Holder,
     Instance,
+    InvalidRequest,
     NoRoom,
     NotFound,
     NotMig,
-    Refused,
 )
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot
@@ -222,9 +222,9 @@ class NvmlGpu:
         try:
             info = geometry.info(slot.profile)
         except KeyError as error:
-            raise Refused(0, f"{self!r}: {error}") from None
+            raise InvalidRequest(0, f"{self!r}: {error}") from None
         if slot.placement not in info.placements:
-            raise Refused(0, f"{self!r}: {geometry.why_not(Layout(), slot)}")
+            raise InvalidRequest(0, f"{self!r}: {geometry.why_not(Layout(), slot)}")
         return info.profile_id
 
     def _gpu_instances(self) -> Iterator[tuple[Any, Any]]:
@@ -233,7 +233,7 @@ class NvmlGpu:
             for gi in self._ask(f"listing {known.profile} instances", query.gpu_instances, known):
                 try:
                     yield gi, self._info(gi)
-                except (NotFound, Refused):
+                except (NotFound, InvalidRequest):
                     continue
 
     def _info(self, gi: Any) -> Any:
@@ -255,7 +255,7 @@ class NvmlGpu:
         _, listed = self._geometry.get(True) or self._known()
         profile = next((known.profile for known in listed if known.profile_id == profile_id), None)
         if profile is None:
-            raise Refused(0, f"{self!r} holds an instance of profile id {profile_id}, which it does not list")
+            raise InvalidRequest(0, f"{self!r} holds an instance of profile id {profile_id}, which it does not list")
         return Slot(profile, Placement(int(info.placement.start), int(info.placement.size)))
 
     def _describe(self, gi: Any, info: Any, create: bool = False) -> Instance:
@@ -275,7 +275,7 @@ class NvmlGpu:
         """Make the compute instance that takes all of the GPU instance; one that is refused gives way to the next."""
         what = f"creating the compute instance of {slot}"
         for profile_id in full[:-1]:
-            with suppress(NotMig, Refused):
+            with suppress(NotMig, InvalidRequest):
                 return self._call(what, pynvml.nvmlGpuInstanceCreateComputeInstance, gi, profile_id)
         return self._call(what, pynvml.nvmlGpuInstanceCreateComputeInstance, gi, full[-1])
 
@@ -307,7 +307,7 @@ class NvmlGpu:
                     raw = self._call("a compute profile", query.compute_profile_info, gi, enum)
                 except NotMig:
                     continue
-                except Refused:
+                except InvalidRequest:
                     break
                 sizes.setdefault(int(raw.id), (int(raw.sliceCount), int(raw.multiprocessorCount)))
             if not sizes:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pynvml
 
-from slurm_migbatch.mig.driver import DriverError, DriverMissing, NoPermission, NotFound, NotMig, Refused
+from slurm_migbatch.mig.driver import DriverError, DriverMissing, InvalidRequest, NoPermission, NotFound, NotMig
 from slurm_migbatch.mig.naming import computed_profile, reported_profile
 from slurm_migbatch.mig.nvml import query
 from slurm_migbatch.mig.nvml.errors import translated
@@ -25,7 +25,7 @@ from slurm_migbatch.mig.profile import Profile
 _MIB = 1 << 20
 _LAST_ENUM = 64
 _MIG_NAME = re.compile(r".*\bMIG (?:[0-9]+c\.)?(\S+)")
-_UNKNOWN = (NotMig, DriverMissing, NoPermission, Refused, NotFound)
+_UNKNOWN = (NotMig, DriverMissing, NoPermission, InvalidRequest, NotFound)
 
 
 class Seen(NamedTuple):
@@ -172,7 +172,7 @@ class VisibleDevice:
                 raw = self._ask("a profile", query.gpu_profile_info, gpu, enum, True)
             except NotMig:
                 continue
-            except Refused:
+            except InvalidRequest:
                 return
             slices, mib = int(raw.sliceCount), int(raw.memorySizeMB)
             name = query.text(getattr(raw, "name", b""))
