@@ -19,15 +19,15 @@ from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.refusal import Refusal, show
 
 REASONS: Final = {
-    "fits": "the smallest slice that does it. Predicted for %s: a batch in at most %s ms, at least %s items/s, "
-    "%s of %s GiB",
-    "memory_short": "no slice is predicted to hold it, so the largest was taken. Predicted for %s: a batch in at most "
-    "%s ms, at least %s items/s, %s of %s GiB",
-    "time_short": "no slice is predicted to be fast enough, so the fastest was taken. Predicted for %s: a batch in at "
-    "most %s ms, at least %s items/s, %s of %s GiB",
-    "by_memory": "the smallest slice with %s GiB (of %s GiB); speed is not predicted for %s",
-    "unknown_model": "the site's default, for nothing is known about %s; add mem= to the hints",
-    "no_hints": "the site's default, for the job tells nothing; write --comment='migbatch: model=... batch=...' or "
+    "fits": "the smallest slice that meets the request. Predicted for %s: at most %s ms per batch, at least %s "
+    "items/s, %s of %s GiB",
+    "memory_short": "no slice is predicted to have enough memory, so the largest is used. Predicted for %s: at most "
+    "%s ms per batch, at least %s items/s, %s of %s GiB",
+    "time_short": "no slice is predicted to be fast enough, so the fastest is used. Predicted for %s: at most %s ms "
+    "per batch, at least %s items/s, %s of %s GiB",
+    "by_memory": "the smallest slice with %s GiB (of %s GiB); no speed prediction for %s",
+    "unknown_model": "the site's default, since nothing is known about %s; add mem= to the hints",
+    "no_hints": "the site's default, since the job has no hints; add --comment='migbatch: model=... batch=...' or "
     "mem=...",
 }
 """Why a slice was chosen, for the user; rendered into the Lua shims too."""

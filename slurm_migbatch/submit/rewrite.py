@@ -69,10 +69,10 @@ CLEARED: Final = " "
 MESSAGES: Final = {
     "chosen": "%s for mig:auto: %s",
     "whole": "%s for %s: on this partition a whole GPU is its largest slice",
-    "loan": "an elastic training job, which waits for idle slices from %s to %s and may be stopped and continued on "
-    "another; for a slice of its own name a profile (--gres=mig:%s)",
-    "tight": "%s as asked, but %s is predicted to need %s of its %s GiB",
-    "idle": "the comment holds hints, but the job asks for no slice: add --gres=mig:auto",
+    "loan": "submitted as elastic training: waits for an idle slice between %s and %s, may be preempted and "
+    "resumed; for a dedicated slice use --gres=mig:%s",
+    "tight": "%s as requested, but %s is predicted to need %s of its %s GiB",
+    "idle": "the comment holds hints, but the job requests no slice: add --gres=mig:auto",
 }
 """What the user is told about an accepted job; rendered into the Lua shims too."""
 

@@ -33,7 +33,7 @@ from slurm_migbatch.workload.refusal import Refusal, lower, show
 PREFIX: Final = "migbatch:"
 MAX_BYTES: Final = 999
 MODEL_FORM: Final = "a name of up to 96 letters, digits and . _ - /, for example bert-large"
-PROFILE_FORM: Final = "the whole name of a profile, for example 1g.10gb"
+PROFILE_FORM: Final = "a full profile name, for example 1g.10gb"
 
 FORMS: Final = {
     "model": MODEL_FORM,

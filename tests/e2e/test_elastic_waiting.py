@@ -69,7 +69,7 @@ def test_it_waits_with_its_priority_and_holds_nobody_up(bed: Cluster, client: Cl
     waiting = []
     for _ in range(5):
         job, said = sbatch(bed, *TRAIN, wrap=LASTS)
-        assert "waits for idle slices from 1g.10gb to 4g.40gb" in said and "--gres=mig:1g.10gb" in said
+        assert "waits for an idle slice between 1g.10gb and 4g.40gb" in said and "--gres=mig:1g.10gb" in said
         waiting.append(job)
     behind = [
         sbatch(bed, "-p", "train", "--gres=mig:1g.10gb:1", wrap=LASTS)[0],
@@ -161,8 +161,8 @@ def test_what_its_user_may_change(bed: Cluster, client: CliClient) -> None:
 def test_bad_requests_are_refused_with_advice(bed: Cluster) -> None:
     for gres, more, words in (
         ("mig:auto:2", "", "one idle slice"),
-        ("mig:loan:1", "", "not for users"),
-        ("mig:auto", " min=4g.40gb max=1g.10gb", "exchange them"),
+        ("mig:loan:1", "", "is reserved"),
+        ("mig:auto", " min=4g.40gb max=1g.10gb", "swap them"),
         ("mig:auto", " signal=kill", "usr1 or usr2"),
         ("mig:auto", " max=9g.90gb", "1g.10gb"),
     ):

@@ -131,8 +131,8 @@ def test_without_migbatchd_everything_goes_on_and_is_told_later(new_cluster: New
     explicit, _ = sbatch(bed, "-N1", "--gres=mig:1g.10gb:2", user="mbbob")
     assert "1g.10gb" in refused(bed, "--gres=mig:1g")
     for forged in ("[mig:7g.80gb:1]", "x [mig:7g.80gb:1#abc] y"):
-        assert "must not hold '[mig:'" in refused(bed, "--gres=mig:1g.10gb:1", f"--comment={forged}")
-        assert "must not hold '[mig:'" in refused(bed, f"--comment={forged}")
+        assert "must not contain '[mig:'" in refused(bed, "--gres=mig:1g.10gb:1", f"--comment={forged}")
+        assert "must not contain '[mig:'" in refused(bed, f"--comment={forged}")
     for job in (across, alone, explicit):
         assert bed.wait_job(job) == "COMPLETED"
     until("the ends", lambda: not held(bed))

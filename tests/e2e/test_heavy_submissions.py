@@ -119,7 +119,7 @@ UNREAD = ["--job-name=swap", "--account=swap", "--wckey=swap", "--constraint=swa
 def test_texts_past_the_clients_checks_are_refused_unread(stack: Cluster, send: Send) -> None:
     for old, unit, tail, options in READ:
         done = send(old, unit, tail, "sbatch", "--hold", *options, "--wrap=true")
-        assert done.returncode != 0 and "bytes long, and Slurm takes 1024" in done.stderr, (options, done.stderr)
+        assert done.returncode != 0 and "bytes long, Slurm's limit is 1024" in done.stderr, (options, done.stderr)
     for option in UNREAD:
         send(option.partition("=")[2], "gres:", "", "sbatch", "--hold", "--gres=mig:1g.10gb:1", option, "--wrap=true")
         job, said = sbatch(stack, "--hold", "--gres=mig:1g.10gb:1", user="mbalice")

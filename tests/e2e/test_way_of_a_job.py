@@ -191,7 +191,7 @@ def test_a_pending_job_can_be_changed(stack: Cluster) -> None:
         (["--gres=mig:auto", "--comment=migbatch: mem=500gb"], "mem"),
         (["--gres=mig:auto", "--comment=migbatch: model=$(reboot)"], "character $"),
         (["--gres=mig:auto", "--comment=migbatch: model=x'; drop table runs"], "character '"),
-        (["--gres=mig:auto", "--comment=migbatch: model=" + "x" * 1000], "at most 999"),
+        (["--gres=mig:auto", "--comment=migbatch: model=" + "x" * 1000], "the limit is 999"),
         (["--gres=mig:auto", "--comment=migbatch: model=\udcff\udcfe"], "ASCII"),
     ],
 )

@@ -211,7 +211,7 @@ def test_the_refusal_says_which_text_is_too_long(name: str, shim: Shim, chooser:
         asked = JobRequest(USER, **{**fields, name: "m" * length})
         for answer in (rewrite(asked, SITE, chooser, SubmitPolicy()), shim(asked)):
             told = answer.sentence if isinstance(answer, Refuse) else ""
-            assert (told == f"{TEXTS[name]} is {length} bytes long, and Slurm takes 1024: shorten it") is refused
+            assert (told == f"{TEXTS[name]} is {length} bytes long, Slurm's limit is 1024: shorten it") is refused
 
 
 @pytest.mark.parametrize("name", ["tres_per_node", "comment", "extra"])
