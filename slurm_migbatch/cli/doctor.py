@@ -118,9 +118,9 @@ def _slurm(config: Config) -> Iterator[Finding]:
 
 
 def _release(config: Config, conf: Mapping[str, str]) -> Iterator[Finding]:
-    told = conf.get("slurm_version")  # slurmctld's own; the commands may be of another
+    release_text = conf.get("slurm_version")  # slurmctld's own; the commands may be of another
     try:
-        release = parse_release(f"slurm {told}" if told else _scontrol(config, "version"))
+        release = parse_release(f"slurm {release_text}" if release_text else _scontrol(config, "version"))
     except SlurmError as error:
         yield Finding(ODD, "Slurm release", str(error), "check that `scontrol show config` works here")
         return

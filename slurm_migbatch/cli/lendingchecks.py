@@ -102,8 +102,8 @@ def _partition(name: str, preempt: str, partitions: Mapping[str, Mapping[str, st
         yield Finding(GOOD, subject, "Slurm itself may requeue its jobs")
 
 
-def _shares(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
-    return bool(_nodes(one) & _nodes(other))
+def _shares(first: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    return bool(_nodes(first) & _nodes(other))
 
 
 def _nodes(words: Mapping[str, str]) -> set[str]:

@@ -71,12 +71,12 @@ def loans(
     mine = os.geteuid()
     if mine:
         hidden = {loan.job_id for loan in known if loan.uid != mine and loan.job_id not in sights}
-        views = [one for one in views if one.job not in hidden]
+        views = [row for row in views if row.job not in hidden]
     if as_json:
-        click.echo(json.dumps({"version": 1, "loans": [asdict(one) for one in views]}))
+        click.echo(json.dumps({"version": 1, "loans": [asdict(row) for row in views]}))
     elif parsable or parsable2:
         end = "|" if parsable and not parsable2 else ""
-        for line in ([] if noheader else [COLUMNS]) + [_cells(one) for one in views]:
+        for line in ([] if noheader else [COLUMNS]) + [_cells(row) for row in views]:
             click.echo("|".join(line) + end)
     else:
         print_table(COLUMNS, map(_cells, views), show_header=not noheader)
@@ -185,7 +185,7 @@ def _ids(text: str | None) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
-def _cells(one: LoanView) -> tuple[str, ...]:
+def _cells(row: LoanView) -> tuple[str, ...]:
     moment = time_formatter(os.environ.get("SLURM_TIME_FORMAT"))
-    texts = (str(one.job), one.user, one.account, one.profile, one.node, one.gpu, moment(one.since), one.state)
-    return (*(printable(text) if text else "-" for text in texts), str(one.restarts), printable(one.why or "-"))
+    texts = (str(row.job), row.user, row.account, row.profile, row.node, row.gpu, moment(row.since), row.state)
+    return (*(printable(text) if text else "-" for text in texts), str(row.restarts), printable(row.why or "-"))

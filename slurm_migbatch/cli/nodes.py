@@ -137,7 +137,7 @@ def troubles(
 ) -> tuple[dict[str, list[tuple[str, OccupiedSlot]]], dict[str, list[str]]]:
     """Return the faults that nodes reported since they booted: zombies by node (with GPU), sentences by node."""
     zombies: dict[str, list[tuple[str, OccupiedSlot]]] = {}
-    said: dict[str, list[str]] = {}
+    messages: dict[str, list[str]] = {}
     for node, events in history.items():
         parked: dict[tuple[str, int], tuple[OccupiedSlot, str]] = {}
         faults = []
@@ -152,11 +152,11 @@ def troubles(
             elif event["kind"] == "fault":
                 faults.append(_fault(event))
         zombies[node] = [(gpu, slot) for (gpu, _), (slot, _) in parked.items()]
-        said[node] = faults[-3:] + [
+        messages[node] = faults[-3:] + [
             f"GPU {gpu}: {slot.profile} at {slot.start}:{slot.size} is a zombie: {why}"
             for (gpu, _), (slot, why) in parked.items()
         ]
-    return zombies, said
+    return zombies, messages
 
 
 def _parked(row: Mapping[str, Any]) -> tuple[OccupiedSlot, str]:

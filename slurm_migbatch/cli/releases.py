@@ -118,5 +118,5 @@ def untyped_gres(slurm_conf: str | Path, depth: int = 8) -> tuple[str, ...]:
         elif match := _NODE_GRES.match(line):
             for entry in gres.split(match[1]):
                 with suppress(gres.GresError):
-                    found.update((entry, None) for one in gres.parse(entry) if one.type is None)
+                    found.update((entry, None) for part in gres.parse(entry) if part.type is None)
     return tuple(found)

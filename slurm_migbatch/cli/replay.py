@@ -146,7 +146,7 @@ def _without_common(then: Any, now: Any) -> tuple[Any, Any]:
     before, after = then or [], now or []
     if not isinstance(before, list) or not isinstance(after, list):
         return then, now
-    only = [one for one in before if one not in after], [one for one in after if one not in before]
+    only = [item for item in before if item not in after], [item for item in after if item not in before]
     return only if any(only) else (then, now)
 
 

@@ -86,14 +86,14 @@ def training(run: Mapping[str, Any]) -> Iterator[str]:
     """Yield how far a training is, and what of it is safe; nothing of other jobs."""
     facts = run["measured_facts"] if isinstance(run["measured_facts"], dict) else {}
     safe, moment = facts.get("safe") or {}, time_formatter(None)
-    told = [f"{safe['steps']} steps done"] if "steps" in safe else []
+    lines = [f"{safe['steps']} steps done"] if "steps" in safe else []
     if "restored" in safe:
-        told.append(f"began from step {safe['restored']}")
+        lines.append(f"began from step {safe['restored']}")
     if "checkpoint" in safe:
         cost = f" (it took {safe['ckpt_s']:.3g} s)" if "ckpt_s" in safe else ""
-        told.append(f"last checkpoint {moment(safe['checkpoint'])}{cost}")
-    if told:
-        yield ", ".join(told)
+        lines.append(f"last checkpoint {moment(safe['checkpoint'])}{cost}")
+    if lines:
+        yield ", ".join(lines)
 
 
 _TIMES = (("submitted", "submitted"), ("started", "started"), ("ended", "ended"))

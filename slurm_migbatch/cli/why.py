@@ -79,9 +79,9 @@ def describe(
         yield "Asked", printable(decision.get("asked"))
         yield "Bucket", printable(decision.get("bucket") or "none: no model that is known")
         yield "Chosen", printable((decision.get("message") or "the job named its profile").removeprefix("migbatch: "))
-    each = f" on each of {row.num_nodes} nodes" if row.num_nodes > 1 else ""
+    per_node = f" on each of {row.num_nodes} nodes" if row.num_nodes > 1 else ""
     nothing = "no slice" if elastic is None else f"a slice on loan{_bounds(elastic)}"
-    yield "Wants", (", ".join(f"{n} x {p}" for p, n in sorted(wants.items(), reverse=True)) or nothing) + each
+    yield "Wants", (", ".join(f"{n} x {p}" for p, n in sorted(wants.items(), reverse=True)) or nothing) + per_node
     ahead = sum(1 for other in queue if other.pending and other.priority > row.priority)
     yield "Slurm", f"{row.reason or 'no reason yet'}; {ahead} waiting jobs have a higher priority"
     if wants:

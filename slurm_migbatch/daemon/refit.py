@@ -32,7 +32,7 @@ from slurm_migbatch.predict.check import expected_by, misses, promises, ratios, 
 from slurm_migbatch.predict.facts import ModelFacts
 from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.learned import LearnedPredictor
-from slurm_migbatch.predict.runs import LearnableRuns, Told, Unheard, hear, rows_of, told_by
+from slurm_migbatch.predict.runs import LearnableRuns, Observation, Unheard, hear, rows_of, told_by
 from slurm_migbatch.predict.statefile import Index, ModelDirectory, Saved
 from slurm_migbatch.predict.training import learn, settle
 from slurm_migbatch.profiling.measurement import Measurement
@@ -58,7 +58,7 @@ class Material:
     """
 
     reach: Learnable
-    told: tuple[Told, ...]
+    told: tuple[Observation, ...]
     heard: LearnableRuns
     table: tuple[Measurement, ...]
     fresh: tuple[Measurement, ...]
@@ -74,7 +74,7 @@ def gather(store: HistoryStore, facts: Sequence[ModelFacts], runs: int, present:
     knowledge = ModelKnowledge(facts)
     reach = store.learnable()
     geometries = _geometries(store.inventory())
-    told: list[Told] = []
+    told: list[Observation] = []
     high = reach.lesson
     while high > 0 and len(told) < runs and reach.lesson - high < _FURTHEST * runs:
         low = max(high - _PAGE, 0)
@@ -209,7 +209,7 @@ def refit(
 class _Split:
     """What the candidate is fitted on, and the rows that it is judged by."""
 
-    runs: Sequence[Told]
+    runs: Sequence[Observation]
     table: Sequence[Measurement]
     judge: Sequence[Measurement]
     name: str

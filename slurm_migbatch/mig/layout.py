@@ -79,8 +79,8 @@ class Layout(Frozen):
 
     def minus(self, other: Layout) -> Layout:
         """Return the slots that `other` does not hold."""
-        gone = set(other.slots)
-        return Layout(s for s in self.slots if s not in gone)
+        removed = set(other.slots)
+        return Layout(s for s in self.slots if s not in removed)
 
     def intersection(self, other: Layout) -> Layout:
         """Return the slots that both hold."""

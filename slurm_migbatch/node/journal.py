@@ -456,8 +456,8 @@ class Journal:
             if self._connection.execute("SELECT 1 FROM events WHERE seq=?", (int(self.meta("told") or 0),)).fetchone():
                 return
             self.event("state", fields())
-            told = self._connection.execute("SELECT max(seq) FROM events").fetchone()[0]
-            self.set_meta("told", str(told))
+            newest = self._connection.execute("SELECT max(seq) FROM events").fetchone()[0]
+            self.set_meta("told", str(newest))
 
     def _drop_acknowledged(self, seq: int, database: str) -> None:
         self._connection.execute("DELETE FROM events WHERE seq<=?", (seq,))

@@ -13,7 +13,7 @@ import numpy as np
 from slurm_migbatch.predict.cells import Array, Cells, GpuSpec
 from slurm_migbatch.predict.known import Known, ModelKnowledge
 from slurm_migbatch.predict.learned import LearnedPredictor
-from slurm_migbatch.predict.runs import Expect, Key, Told
+from slurm_migbatch.predict.runs import Expect, Key, Observation
 from slurm_migbatch.predict.state import SURFACES, Learned
 from slurm_migbatch.predict.surface import Belief
 from slurm_migbatch.profiling.measurement import Measurement
@@ -137,7 +137,7 @@ class Coverage:
         return {"runs": self.runs, "share": round(self.share, 4), "broken": self.broken}
 
 
-def promises(predictor: LearnedPredictor, told: Iterable[Told], confidence: float) -> dict[str, Coverage]:
+def promises(predictor: LearnedPredictor, told: Iterable[Observation], confidence: float) -> dict[str, Coverage]:
     """Return whether runs ended within the upper bounds of their time and memory, by figure."""
     groups: dict[Key, list[Measurement]] = {}
     for each in told:

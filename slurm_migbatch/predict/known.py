@@ -113,8 +113,10 @@ class ModelKnowledge:
 
     def __init__(self, facts: Iterable[ModelFacts] = BUILT_IN, *, blind: bool = False) -> None:
         """Later facts replace earlier ones of the same name. `blind` ignores them all, for evaluations."""
-        self.facts: Mapping[str, ModelFacts] = {} if blind else {each.name: each for each in facts}
-        self.aliases: Mapping[str, str] = {alias: each.name for each in self.facts.values() for alias in each.aliases}
+        self.facts: Mapping[str, ModelFacts] = {} if blind else {model.name: model for model in facts}
+        self.aliases: Mapping[str, str] = {
+            alias: model.name for model in self.facts.values() for alias in model.aliases
+        }
         self._squeezed = {_squeeze(name): name for name in (*self.aliases, *self.facts)}
 
     def canonical(self, name: str) -> str:

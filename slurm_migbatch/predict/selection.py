@@ -158,10 +158,10 @@ class Chooser:
             if len(self._advice) >= self._remember:
                 self._advice.clear()
             kinds = [kind for kind in partition.kinds if offer.profile in kind.geometry]
-            each = [self.predictor.advice(alike, kind, offer.profile) for kind in kinds]
-            known = [advice for advice in each if advice is not None]
+            advices = [self.predictor.advice(alike, kind, offer.profile) for kind in kinds]
+            known = [advice for advice in advices if advice is not None]
             whole = Advice(min(a.batch for a in known), min(a.copies for a in known)) if known else None
-            self._advice[key] = whole if len(known) == len(each) else None
+            self._advice[key] = whole if len(known) == len(advices) else None
         return self._advice[key]
 
     def rank(self, workload: Bucket, partition: Partition, limits: JobLimits = NO_LIMITS) -> tuple[Candidate, ...]:

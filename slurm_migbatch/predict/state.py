@@ -63,9 +63,9 @@ class Learned:
 
     def calibration(self, figure: str, kind: str) -> Calibration:
         """Return a figure's calibration; where none was learned, the other kind of work's or a normal one."""
-        for each in (kind, *KINDS):
-            if (figure, each) in self.calibrations:
-                return self.calibrations[figure, each]
+        for candidate in (kind, *KINDS):
+            if (figure, candidate) in self.calibrations:
+                return self.calibrations[figure, candidate]
         return Calibration({})
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class Learned:
             "rows": self.rows,
             "populations": {f"{f}/{k}": value.to_dict() for (f, k), value in self.populations.items()},
             "calibrations": {f"{f}/{k}": value.to_dict() for (f, k), value in self.calibrations.items()},
-            "fitted": [_fitted(each) for each in self.fitted.values()],
+            "fitted": [_fitted(fit) for fit in self.fitted.values()],
             "known": {name: asdict(known) for name, known in self.known.items()},
         }
 
@@ -96,14 +96,14 @@ class Learned:
                 for name, value in data["populations"].items()
             }
             calibrations = {_pair(name): Calibration.from_dict(value) for name, value in data["calibrations"].items()}
-            fitted = [_read_fitted(each) for each in data["fitted"]]
+            fitted = [_read_fitted(fit) for fit in data["fitted"]]
             return cls(
                 int(data["version"]),
                 float(data["created"]),
                 int(data["rows"]),
                 populations,
                 calibrations,
-                {(each.model, each.kind, each.gpu): each for each in fitted},
+                {(fit.model, fit.kind, fit.gpu): fit for fit in fitted},
                 {str(name): _known(value) for name, value in data["known"].items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError, np.linalg.LinAlgError) as error:
@@ -117,16 +117,16 @@ def _pair(name: str) -> tuple[str, str]:
     return figure, kind
 
 
-def _fitted(each: Fitted) -> dict[str, Any]:
+def _fitted(fit: Fitted) -> dict[str, Any]:
     return {
-        "model": each.model,
-        "kind": each.kind,
-        "gpu": each.gpu,
-        "stack": each.stack,
-        "points": each.points,
-        "inputs": list(each.inputs),
+        "model": fit.model,
+        "kind": fit.kind,
+        "gpu": fit.gpu,
+        "stack": fit.stack,
+        "points": fit.points,
+        "inputs": list(fit.inputs),
         "beliefs": {
-            figure: {name: getattr(belief, name).tolist() for name in _PARTS} for figure, belief in each.beliefs.items()
+            figure: {name: getattr(belief, name).tolist() for name in _PARTS} for figure, belief in fit.beliefs.items()
         },
     }
 

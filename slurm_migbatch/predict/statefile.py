@@ -255,7 +255,7 @@ class ModelDirectory:
                 int(data["last"]),
                 {int(version): float(when) for version, when in data["rejected"].items()},
                 dict(data["seen"]),
-                tuple(dict(each) for each in data["tries"]),
+                tuple(dict(attempt) for attempt in data["tries"]),
             )
             if not 0 <= index.current <= index.last:
                 raise ValueError("the current version is not among those given")
@@ -401,13 +401,13 @@ def _json(text: bytes, where: str) -> Any:
 
 def _check_numbers(learned: Learned) -> None:
     """Check what `Learned.from_dict` does not: that figures made of these numbers stay finite."""
-    for each in learned.fitted.values():
-        for figure, belief in each.beliefs.items():
-            where = f"the {figure} of {each.model!a} on {each.gpu!a}"
+    for fit in learned.fitted.values():
+        for figure, belief in fit.beliefs.items():
+            where = f"the {figure} of {fit.model!a} on {fit.gpu!a}"
             _check_parameters(belief.mean, belief.covariance, where)
             _check_parameters(np.concatenate([belief.places.ravel(), belief.offsets, belief.noise]), None, where)
-        if each.points < 0:
-            raise StateError(f"{each.model!a} on {each.gpu!a} was measured at {each.points} points")
+        if fit.points < 0:
+            raise StateError(f"{fit.model!a} on {fit.gpu!a} was measured at {fit.points} points")
     for (figure, kind), population in learned.populations.items():
         where = f"the population of {figure}/{kind}"
         _check_parameters(population.mean, population.covariance, where)

@@ -169,11 +169,11 @@ def _result(results: Sequence[dict[str, Any]], cell: MeasurementCell, device: De
             f"{cell}: the target used no memory of {device.gpu}, so it ran elsewhere: put the model on the GPU, or "
             "give --device cpu for a trial"
         )
-    told = _total(results, "memory_mib")
+    total = _total(results, "memory_mib")
     if device.is_cpu:
-        memory = told or _total(results, "rss_mib")
+        memory = total or _total(results, "rss_mib")
     else:
-        memory = max((mib for mib in (peak_mib, told, _total(results, "reserved_mib")) if mib), default=None)
+        memory = max((mib for mib in (peak_mib, total, _total(results, "reserved_mib")) if mib), default=None)
     return Ran(
         throughput=throughput,
         summary=Summary.of(times),

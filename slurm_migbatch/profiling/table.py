@@ -82,9 +82,9 @@ def scan(paths: Iterable[Path]) -> MeasurementTable:
     rows: list[Measurement] = []
     notices: list[str] = []
     for path in paths:
-        found, said = (_folder if path.is_dir() else _file)(path, problems)
+        found, new_notices = (_folder if path.is_dir() else _file)(path, problems)
         rows += found
-        notices += said
+        notices += new_notices
     problems.check()
     return MeasurementTable(tuple(merge(rows)), tuple(notices))
 
@@ -93,7 +93,7 @@ def _file(path: Path, problems: Problems) -> Reading:
     header = csvfile.header(path)
     if is_table(header):
         return _neutral(path, header, problems)
-    owner = next((one for one in LABORATORIES if one.owns(header)), None)
+    owner = next((laboratory for laboratory in LABORATORIES if laboratory.owns(header)), None)
     if owner is not None:
         problems.add(path, 0, f"is a file of {owner.name}: give the folder that it lies in")
     else:
@@ -114,24 +114,24 @@ def _folder(path: Path, problems: Problems) -> Reading:
     files, before = csvfile.find(path), len(problems)
     for file in files:
         header = csvfile.header(file)
-        owner = next((one for one in LABORATORIES if one.owns(header)), None)
+        owner = next((laboratory for laboratory in LABORATORIES if laboratory.owns(header)), None)
         if is_table(header):
-            found, said = _neutral(file, header, problems)
+            found, new_notices = _neutral(file, header, problems)
             rows += found
-            notices += said
+            notices += new_notices
         elif owner is not None:
             theirs.setdefault(owner.name, []).append(file)
         else:
             passed.append(file)
     for laboratory in LABORATORIES:
         if own := theirs.get(laboratory.name):
-            found, said = laboratory.read(path, own, problems)
+            found, new_notices = laboratory.read(path, own, problems)
             rows += found
-            notices += said
+            notices += new_notices
     if passed:
         notices.append(f"{path}: {len(passed)} other CSV files are left alone: {_names(passed, path)}")
     if not rows and len(problems) == before:
-        names = ", ".join(one.name for one in LABORATORIES)
+        names = ", ".join(laboratory.name for laboratory in LABORATORIES)
         problems.add(
             path,
             0,

@@ -118,13 +118,13 @@ def _python(parent: Parent, order: dict[str, Any], effort: timing.Effort) -> dic
     timing.warm_up(once, effort)
     parent.say("ready")
     parent.listen()
-    told = False
+    reported = False
 
     def go_on() -> bool:
-        nonlocal told
-        if not told:
+        nonlocal reported
+        if not reported:
             parent.say("enough")
-            told = True
+            reported = True
         return not order["alone"] and parent.is_silent()
 
     # of several processes, the quick go on while the slow still measure

@@ -30,9 +30,9 @@ def render(
     for run, slices in runs:
         yield _line([cell(run, slices, context) for cell in cells], widths, style)
         if style.slices and len(slices) > 1:
-            for number, piece in enumerate(slices):
+            for number, mig_slice in enumerate(slices):
                 yield _line(
-                    ["" if cell is None else cell(piece, number, context) for cell in slice_cells], widths, style
+                    ["" if cell is None else cell(mig_slice, number, context) for cell in slice_cells], widths, style
                 )
 
 

@@ -156,8 +156,8 @@ class CliClient:
             named = {}
         named |= {shared[number][0]: why for number, why in refused.items() if len(shared[number]) == 1}
         if named:
-            said = {node: why.removeprefix("slurm_update error: ") for node, why in named.items()}
-            raise SlurmRefused(said, len(updates), ("scontrol",))
+            reasons = {node: why.removeprefix("slurm_update error: ") for node, why in named.items()}
+            raise SlurmRefused(reasons, len(updates), ("scontrol",))
 
     def update_job(self, job_id: int, **fields: str) -> None:
         """See update_jobs."""
@@ -210,17 +210,17 @@ class CliClient:
         named = [_job_id(job) for job in job_ids]
         jobs, tasks = [n for n in named if "_" not in n], [n for n in named if "_" in n]
         options = [*(["--full"] if full else []), "--state=RUNNING", f"--signal={name}"]
-        said: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         if jobs:
             done = self._finish("scancel", *options, *jobs)
-            said |= _SCANCEL.findall(_text(done.stderr))
-            if done.returncode not in (0, _ALREADY_DONE) and not said:
+            reasons |= _SCANCEL.findall(_text(done.stderr))
+            if done.returncode not in (0, _ALREADY_DONE) and not reasons:
                 raise _failed("scancel", (*options, *jobs), done)
         if tasks:
             with ThreadPoolExecutor(8) as pool:
                 for heard in pool.map(lambda some: self._once(*options, *some), _chunks(tasks, 8)):
-                    said |= _SCANCEL.findall(heard)
-        refused = {job: why.strip() for job, why in said.items() if not any(word in why for word in _GONE)}
+                    reasons |= _SCANCEL.findall(heard)
+        refused = {job: why.strip() for job, why in reasons.items() if not any(word in why for word in _GONE)}
         if refused:
             raise SlurmRefused(refused, len(named), ("scancel", *options))
 
@@ -254,8 +254,8 @@ class CliClient:
         refused = self._ask(list(requests.values()))
         if refused:
             jobs = list(requests)
-            said = {jobs[number]: _plain(why, jobs[number]) for number, why in refused.items()}
-            raise SlurmRefused(said, len(jobs), ("scontrol",))
+            reasons = {jobs[number]: _plain(why, jobs[number]) for number, why in refused.items()}
+            raise SlurmRefused(reasons, len(jobs), ("scontrol",))
 
     def _ask(self, requests: Sequence[Request]) -> dict[int, str]:
         """Send the requests to scontrol; return those that it refused, by their position, and its messages."""
@@ -266,8 +266,10 @@ class CliClient:
             dialog = Dialog(list(lines.values()))
             done = self._finish("scontrol", stdin=dialog.stdin, more_s=0.02 * len(lines))
             outcomes = dict(zip(lines, dialog.outcomes(_text(done.stderr)), strict=True))
-            refused = {number: _short(said) for number, said in outcomes.items() if said}
-            if nobody := next((said for said in refused.values() if any(word in said for word in _NOBODY)), None):
+            refused = {number: _short(message) for number, message in outcomes.items() if message}
+            if nobody := next(
+                (message for message in refused.values() if any(word in message for word in _NOBODY)), None
+            ):
                 raise SlurmError(f"scontrol could not ask slurmctld: {nobody}", ("scontrol",), done.returncode, nobody)
             # what scontrol died over, or did not tell about, is asked once more; every request may be repeated
             alone = [number for number in alone if outcomes.get(number) is None]
@@ -277,10 +279,10 @@ class CliClient:
                 continue
             done = self._finish("scontrol", *requests[number])
             if done.returncode:
-                said = _text(done.stderr).strip()
-                if any(word in said for word in _NOBODY):
+                message = _text(done.stderr).strip()
+                if any(word in message for word in _NOBODY):
                     raise _failed("scontrol", requests[number], done)
-                refused[number] = _short(said) or f"exit code {done.returncode}, no reason given"
+                refused[number] = _short(message) or f"exit code {done.returncode}, no reason given"
         return dict(sorted(refused.items()))
 
     def _run(self, program: str, *arguments: str) -> str:
@@ -318,12 +320,13 @@ class CliClient:
 
 
 def _failed(program: str, arguments: Sequence[str], done: subprocess.CompletedProcess[bytes]) -> SlurmError:
-    said = _text(done.stderr).strip()
+    output = _text(done.stderr).strip()
     return SlurmError(
-        f"`{_shown(program, arguments)}` failed with exit code {done.returncode}: {_short(said) or 'no reason given'}",
+        f"`{_shown(program, arguments)}` failed with exit code {done.returncode}: "
+        f"{_short(output) or 'no reason given'}",
         (program, *arguments),
         done.returncode,
-        said[:2000],
+        output[:2000],
     )
 
 

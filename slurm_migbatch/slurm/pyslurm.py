@@ -139,9 +139,9 @@ class Worker:
         assert self._words is not None
         code = process.wait()
         self._words.seek(0)
-        said = self._words.read()[-600:].decode("utf-8", "backslashreplace").strip().splitlines()
+        lines = self._words.read()[-600:].decode("utf-8", "backslashreplace").strip().splitlines()
         how = f" on signal {-code}" if code < 0 else f" with exit code {code}"
-        return f"{how}: {said[-1]}" if said else how
+        return f"{how}: {lines[-1]}" if lines else how
 
     def _end(self) -> None:
         process, self._process = self._process, None

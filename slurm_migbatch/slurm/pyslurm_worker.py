@@ -93,8 +93,8 @@ class WorkerMethods:
         """Return the counts and microseconds of remote procedure calls."""
         found = self._pyslurm.slurmctld.diag()
         return {
-            "types": {name: (each.count, each.time) for name, each in found.rpcs_by_type.items()},
-            "users": {name: (each.count, each.time) for name, each in found.rpcs_by_user.items()},
+            "types": {name: (counter.count, counter.time) for name, counter in found.rpcs_by_type.items()},
+            "users": {name: (counter.count, counter.time) for name, counter in found.rpcs_by_user.items()},
         }
 
     def slurm_said(self, error: Exception) -> bool:

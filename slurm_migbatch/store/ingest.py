@@ -256,12 +256,14 @@ def _state(session: Session, machine: Node, journal: NodeJournal, ts: float, eve
         machine.journal, journal.superseded = journal.journal, None
     known = {gpu.uuid: gpu for gpu in session.scalars(select(Gpu).where(Gpu.node == machine.node))}
     _describe(session, machine, known, ts, event)
-    told = [(*_identity(facts), facts, _slices(facts)) for facts in event["runs"]]
-    held = {(job, restart, piece.gpu, piece.start) for job, restart, _, slices in told for piece in slices}
+    reported = [(*_identity(facts), facts, _slices(facts)) for facts in event["runs"]]
+    held = {
+        (job, restart, mig_slice.gpu, mig_slice.start) for job, restart, _, slices in reported for mig_slice in slices
+    }
     open_ones = session.scalars(select(Lease).where(Lease.node == machine.node, Lease.until.is_(None))).all()
-    gone = [lease for lease in open_ones if (lease.job_id, lease.restart, lease.gpu, lease.slot_start) not in held]
-    end_leases(session, gone, ts)
-    for job, restart, facts, slices in sorted(told, key=lambda row: _beside(row[2]) is not None):
+    ended = [lease for lease in open_ones if (lease.job_id, lease.restart, lease.gpu, lease.slot_start) not in held]
+    end_leases(session, ended, ts)
+    for job, restart, facts, slices in sorted(reported, key=lambda row: _beside(row[2]) is not None):
         since = clean.moment(facts.get("since")) or ts
         run = run_of(session, job, restart, since, starts=True)
         _who(session, run, facts)
@@ -328,10 +330,10 @@ def _identity(event: dict[str, Any]) -> tuple[int, int]:
 
 def _beside(event: dict[str, Any]) -> tuple[int, int] | None:
     """Return the run with which a guest shares its slice."""
-    told = event.get("beside")
-    if not isinstance(told, list) or len(told) != 2:
+    host = event.get("beside")
+    if not isinstance(host, list) or len(host) != 2:
         return None
-    job, restart = clean.whole(told[0], 1), clean.small(told[1])
+    job, restart = clean.whole(host[0], 1), clean.small(host[1])
     return None if job is None or restart is None else (job, restart)
 
 

@@ -70,10 +70,10 @@ def safe_of(
 
 def together(nodes: Iterable[Mapping[str, Any]]) -> dict[str, float | int]:
     """Merge a run's nodes: saved is what all reporting nodes have saved; the slowest one's time counts."""
-    told = [node["safe"] for node in nodes if isinstance(node.get("safe"), dict)]
+    reports = [node["safe"] for node in nodes if isinstance(node.get("safe"), dict)]
     found: dict[str, float | int] = {}
     for name in _LARGEST:
-        values = [safe[name] for safe in told if name in safe]
+        values = [safe[name] for safe in reports if name in safe]
         if values:
             found[name] = max(values) if name == "ckpt_s" else min(values)
     return found

@@ -119,9 +119,9 @@ def _finish(run: Run, state: str, row: Mapping[str, Any], now: float) -> None:
 def _left(session: Session, live: Collection[int], now: float) -> None:
     """End jobs that Slurm no longer lists."""
     present = live if isinstance(live, (set, frozenset, dict)) else set(live)
-    gone = [id for id in session.scalars(select(Job.job_id).where(Job.live)) if id not in present]
-    for start in range(0, len(gone), _CHUNK):
-        some = gone[start : start + _CHUNK]
+    unlisted = [id for id in session.scalars(select(Job.job_id).where(Job.live)) if id not in present]
+    for start in range(0, len(unlisted), _CHUNK):
+        some = unlisted[start : start + _CHUNK]
         for job in session.scalars(select(Job).where(Job.job_id.in_(some))):
             job.live = False
         for run in session.scalars(select(Run).where(Run.job_id.in_(some), Run.latest, Run.ended.is_(None))).all():

@@ -121,22 +121,22 @@ def per_node(asking: GresRequest, count: int, request: JobRequest) -> int:
     if asking.field == "tres_per_node":
         return count
     nodes = nodes_of(request)
-    each: int | None = None
+    count_per_node: int | None = None
     if asking.field == "tres_per_job":
         if nodes and count % nodes == 0:
-            each = count // nodes
+            count_per_node = count // nodes
     elif asking.field == "tres_per_socket":
         if request.sockets_per_node:
-            each = count * request.sockets_per_node
+            count_per_node = count * request.sockets_per_node
     elif request.ntasks_per_node:
-        each = count * request.ntasks_per_node
+        count_per_node = count * request.ntasks_per_node
     elif nodes and (request.num_tasks or nodes) % nodes == 0:
-        each = count * ((request.num_tasks or nodes) // nodes)
-    if each is None:
+        count_per_node = count * ((request.num_tasks or nodes) // nodes)
+    if count_per_node is None:
         raise Refusal("per_node", OPTIONS[asking.field])
-    if each > MAX_COUNT:
-        raise Refusal("count", str(each))
-    return each
+    if count_per_node > MAX_COUNT:
+        raise Refusal("count", str(count_per_node))
+    return count_per_node
 
 
 def nodes_of(request: JobRequest) -> int | None:

@@ -314,8 +314,8 @@ class _Job:
         advice = self._advice(bucket, hints, partition, grant)
         outcome = _Outcome(grant.decision, grant.gres, reason, message, bucket, choice, advice)
         decision = self._decision(request, partition, hints, outcome)
-        told = {} if advice is None else {"batch": advice.batch, "copies": advice.copies}
-        return Accept(changes, message, decision, told)
+        advised = {} if advice is None else {"batch": advice.batch, "copies": advice.copies}
+        return Accept(changes, message, decision, advised)
 
     def _lend(
         self,

@@ -265,7 +265,9 @@ class SubmitServer:
     def _expire(self) -> None:
         now = time.monotonic()
         clients = self._clients.values()
-        for client in [one for one in clients if one.until and one.until <= now and not one.queued]:
+        for client in [
+            candidate for candidate in clients if candidate.until and candidate.until <= now and not candidate.queued
+        ]:
             self._forget(client)
 
     def _record(self) -> float | None:

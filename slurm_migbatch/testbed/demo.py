@@ -184,7 +184,7 @@ class Demo:
 
         def whole(record: str, end: str) -> bool:
             row = known.get(record, {"state": "", "slices": []})
-            ends = [piece["until_unix_s"] for piece in row["slices"]]
+            ends = [entry["until_unix_s"] for entry in row["slices"]]
             return row["state"] == end and bool(ends) and None not in ends
 
         return all(whole(record, job.end) for job in self.jobs if job.id for record in job.records)
@@ -192,11 +192,11 @@ class Demo:
     def _leases(self) -> list[str]:
         """Return the slices that the nodes' own journals still count as held."""
         return [
-            f"{node}: {piece['profile']} of job {piece['job']}"
+            f"{node}: {entry['profile']} of job {entry['job']}"
             for node, status in self._node_status()
             for gpu in status["gpus"]
-            for piece in gpu["slices"]
-            if piece["state"] != "idle"
+            for entry in gpu["slices"]
+            if entry["state"] != "idle"
         ]
 
     def _node_status(self) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -258,7 +258,7 @@ class Demo:
         for job in self.jobs:
             for record in job.records if job.end == "COMPLETED" else ():
                 slices = records.get(record, {}).get("slices", [])
-                own = [str(piece["mig_uuid"]) for piece in slices]
+                own = [str(entry["mig_uuid"]) for entry in slices]
                 text = self._output(job, record)
                 sights = {who: _DEVICE.findall(uuids) for who, uuids in _UUIDS.findall(text)}
                 if sights.pop("batch script", None) != own or not own:
@@ -268,9 +268,9 @@ class Demo:
                 shared = [uuid for uuids in sights.values() for uuid in uuids]
                 if sorted(shared) != sorted(own):
                     yield f"{record}: its tasks saw {shared}, its slices are {own}"
-                for piece in slices:
-                    uuid = piece["mig_uuid"]
-                    since, until = piece["since_unix_s"] or 0.0, piece["until_unix_s"] or math.inf
+                for entry in slices:
+                    uuid = entry["mig_uuid"]
+                    since, until = entry["since_unix_s"] or 0.0, entry["until_unix_s"] or math.inf
                     for other, start, end in leases.setdefault(uuid, []):
                         if since < end and start < until:
                             yield f"{uuid} was given to {other} and {record} at once"

@@ -138,11 +138,11 @@ def submit(seconds: float) -> Counter[str]:
             break
         held = [b"--hold"] if draw.random() < 0.7 else []
         line = [b"sbatch", b"--parsable", b"-o", b"/dev/null", b"--time=1", *held, *options, b"--wrap", b"true"]
-        code, said = _call(line)
+        code, output = _call(line)
         counts["submissions"] += 1
         counts["accepted" if code == 0 else "refused"] += 1
-        if code == 0 and said.strip().isdigit():
-            own.append(said.strip())
+        if code == 0 and output.strip().isdigit():
+            own.append(output.strip())
         for _ in range(2 if own else 0):
             code, _ = _call(updates(draw, draw.choice(own)))
             counts["changes" if code == 0 else "changes refused"] += 1

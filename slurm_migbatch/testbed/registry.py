@@ -160,10 +160,10 @@ def unmount_below(directory: Path) -> None:
 
 def sweep() -> list[TestbedRecord]:
     """Destroy the stale test beds; call with the registry locked."""
-    gone = [record for record in records() if record.stale]
-    for record in gone:
+    stale = [record for record in records() if record.stale]
+    for record in stale:
         destroy(record)
-    return gone
+    return stale
 
 
 def usable_base() -> Path:

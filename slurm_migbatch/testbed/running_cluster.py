@@ -163,8 +163,8 @@ class RunningCluster:
             timeout=timeout,
         )
         if check and done.returncode != 0:
-            said = done.stderr.strip() or done.stdout.strip()
-            raise TestbedError(f"{shlex.join(argv)}: exit {done.returncode}: {said}")
+            output = done.stderr.strip() or done.stdout.strip()
+            raise TestbedError(f"{shlex.join(argv)}: exit {done.returncode}: {output}")
         return done
 
     def run_here(self, argv: Sequence[str], timeout: float = 300.0) -> str:

@@ -84,5 +84,5 @@ class SlurmRoot:
         """Return the shell words that run `program` inside, in the caller's directory where that exists inside too."""
         if self.path is None:
             return program
-        there = """'cd "$0" 2>/dev/null || cd /; exec "$@"' "$PWD" """
-        return f"{shlex.join(self.enter(holder, ['/bin/sh', '-c']))} {there}{program}"
+        change_directory = """'cd "$0" 2>/dev/null || cd /; exec "$@"' "$PWD" """
+        return f"{shlex.join(self.enter(holder, ['/bin/sh', '-c']))} {change_directory}{program}"

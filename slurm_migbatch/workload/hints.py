@@ -78,8 +78,8 @@ class Hints:
 
     def to_dict(self) -> dict[str, str | int]:
         """Return the hints that were given, JSON-able."""
-        told = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in told.items() if value not in (None, "")}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value not in (None, "")}
 
 
 def is_hint(text: str) -> bool:
@@ -93,11 +93,11 @@ def parse(*texts: str) -> Hints:
     for text in texts:
         if is_hint(text):
             _pairs(text, values)
-    told: dict[str, str | int] = {}
+    given: dict[str, str | int] = {}
     for key in FORMS:  # a fixed order, so that of several mistakes always the same one is named
         if key in values:
-            told.update(_value(key, values[key]))
-    hints = Hints(**told)  # type: ignore[arg-type]  # _value gives each field its own type
+            given.update(_value(key, values[key]))
+    hints = Hints(**given)  # type: ignore[arg-type]  # _value gives each field its own type
     if hints.deadline_s is not None and hints.items is None:
         raise Refusal("deadline_alone")
     return hints

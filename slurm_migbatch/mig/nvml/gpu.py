@@ -343,11 +343,11 @@ class NvmlGpu:
             ) from None
 
     def _why_no_room(self, slot: Slot, error: NoRoom) -> NoRoom:
-        there = self.instances()
-        same = next((instance for instance in there if instance.slot == slot), None)
+        existing = self.instances()
+        same = next((instance for instance in existing if instance.slot == slot), None)
         if same is not None:
             return AlreadyThere(error.code, f"{self!r}: {same} exists already", same)
-        taken = Layout(instance.slot for instance in there)
+        taken = Layout(instance.slot for instance in existing)
         reason = self.geometry().why_not(taken, slot) or f"the driver has no room for it beside {taken}"
         return NoRoom(error.code, f"{self!r}: {slot} cannot be created: {reason}")
 

@@ -149,16 +149,16 @@ def _batches(lists: Any) -> Iterable[tuple[str, int]]:
 def _point(profile: str, model: str, batch: int, step: _Step | None, mib: float | None) -> Measurement:
     meant = _MODELS.get(model, _Known(model, "", None))
     facts = known(meant.name)
-    piece = A100_40[profile]
+    mig_slice = A100_40[profile]
     return Measurement(
         gpu=GPU,
         model=meant.name,
         family=meant.family,
         kind="train",
         profile=profile,
-        compute_slices=piece.compute,
-        memory_slices=piece.memory,
-        sm_count=piece.sms,
+        compute_slices=mig_slice.compute,
+        memory_slices=mig_slice.memory,
+        sm_count=mig_slice.sms,
         batch=batch,
         input_size=meant.size,
         throughput_per_s=batch / step.mean if step else None,
