@@ -39,7 +39,7 @@ class Finding:
 
 
 def parse_slurm_config(text: str) -> dict[str, str]:
-    """`scontrol show config`, keys in lower case."""
+    """Parse `scontrol show config`, keys in lower case."""
     found = {}
     for line in text.splitlines():
         key, equals, value = line.partition("=")
@@ -49,7 +49,7 @@ def parse_slurm_config(text: str) -> dict[str, str]:
 
 
 def check_slurm_conf(conf: Mapping[str, str]) -> Iterator[Finding]:
-    """Does slurmctld run with what migbatch needs?"""
+    """Check that slurmctld runs with what migbatch needs."""
     types = conf.get("grestypes", "").split(",")
     missing = [word for word in ("mig", "gpu") if word not in types]
     if "mig" in missing:
@@ -103,7 +103,7 @@ def _timeout(conf: Mapping[str, str]) -> Iterator[Finding]:
 def check_nodes(
     rows: Sequence[NodeRow], inventory: Mapping[str, object], seen: Mapping[str, float], now: float, config: Config
 ) -> Iterator[Finding]:
-    """Are the nodes registered, valid and heard?"""
+    """Check that the nodes are registered, valid and report to migbatchd."""
     catalog = expand(config.cluster.catalog_nodes)
     mig = [row for row in rows if any(kind != "none" for kind in row.gres) and row.name not in catalog]
     if not mig:
@@ -131,7 +131,7 @@ def check_nodes(
 
 
 def check_orphans(held: Sequence[LeaseRow], jobs: Sequence[JobRow], now: float) -> Iterator[Finding]:
-    """Does any run hold slices that Slurm has ended?"""
+    """Check for runs that hold slices though Slurm has ended them."""
     old = [row for row in held if row.since is not None and now - row.since > PATIENCE_S]
     found = sorted(orphans(((row.node, row.job, row.restart) for row in old), jobs))
     for orphan in found:
@@ -168,7 +168,7 @@ def _catalog(rows: Sequence[NodeRow], mig: Sequence[NodeRow], name: str) -> Iter
 
 
 def check_leaving(jobs: Sequence[JobRow]) -> Iterator[Finding]:
-    """Does any job ask for slices or hold some, so that mig cannot be taken out of slurm.conf yet?"""
+    """Check for jobs that ask for or hold slices, so that mig cannot be removed from slurm.conf yet."""
     odd = [str(row.job_id) for row in jobs if row.unread]
     waiting = [_named(row) for row in jobs if row.pending and _needs_mig(row)]
     running = [_named(row) for row in jobs if not row.pending and _needs_mig(row)]
@@ -197,7 +197,7 @@ def _first(names: Sequence[str]) -> str:
 
 
 def check_paths(config: Config, uid: int) -> Iterator[Finding]:
-    """Can nobody else change what root and slurmctld act on?"""
+    """Check that nobody else can change what root and slurmctld act on."""
     for path in (
         config.path,
         config.submit.table,
@@ -215,7 +215,7 @@ def check_paths(config: Config, uid: int) -> Iterator[Finding]:
 
 
 def check_lua(slurm_conf: str) -> Iterator[Finding]:
-    """Is job_submit.lua in place, and can Lua reach a unix socket?"""
+    """Check that job_submit.lua is in place, and that Lua can reach a unix socket."""
     if slurm_conf:
         script = Path(slurm_conf).parent / "job_submit.lua"
         if not script.exists():
@@ -243,7 +243,7 @@ def check_lua(slurm_conf: str) -> Iterator[Finding]:
 
 
 def check_service(config: Config) -> Iterator[Finding]:
-    """Does migbatchd answer on both sides?"""
+    """Check that migbatchd answers on both sides."""
     everybodys = Path(config.submit.socket)
     for path in (reserved(everybodys), everybodys):
         try:

@@ -43,14 +43,14 @@ class Failure(click.ClickException):
 
 
 def service_url(config: Config, path: str) -> str:
-    """Where monitoring on the controller host asks migbatchd ("/healthz")."""
+    """Return migbatchd's URL on the controller host for monitoring ("/healthz")."""
     host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.node_api.listen, config.node_api.listen)  # noqa: S104
     host = f"[{host}]" if ":" in host else host
     return f"http://{host}:{config.node_api.port}{path}"
 
 
 def ask_service(config: Config, path: str) -> bytes:
-    """What migbatchd answers to this user at `path` ("/v1/why/7"), on its unix socket.
+    """Ask migbatchd at `path` ("/v1/why/7") on its unix socket, as this user.
 
     Raises:
         OSError: it does not answer, or refuses.
@@ -73,7 +73,7 @@ def ask_service(config: Config, path: str) -> bytes:
 
 
 def fetch(url: str) -> bytes:
-    """What migbatchd answers at a `service_url`; raises OSError, HTTPError where it refuses."""
+    """Fetch what migbatchd answers at a `service_url`; raises OSError, HTTPError where it refuses."""
     with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - always http
         body: bytes = answer.read()
     return body
@@ -133,7 +133,7 @@ def run(command: click.Command | str, prog: str, args: Sequence[str] | None = No
 
 
 def _missing(error: ModuleNotFoundError) -> str:
-    """What is not installed and how to get it, as a sentence; empty where it is a module that must be there."""
+    """Return what is not installed and how to get it, as a sentence; empty where it is a module that must be there."""
     name = error.name or ""
     if name in _PARTS:
         return f"{_PARTS[name]} not part of this installation; pip install 'slurm-migbatch[lab]' brings all"
@@ -151,19 +151,19 @@ def _missing(error: ModuleNotFoundError) -> str:
 
 
 def is_expected(error: BaseException) -> bool:
-    """Whether an error speaks to the user (ours, or the system's about a file or a peer) and not about a bug."""
+    """Return whether an error speaks to the user (ours, or the system's about a file or a peer) and not about a bug."""
     return isinstance(error, OSError) or type(error).__module__.partition(".")[0] == "slurm_migbatch"
 
 
 def describe(error: BaseException) -> str:
-    """An expected error as a sentence."""
+    """Return an expected error as a sentence."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error) or type(error).__name__
 
 
 def _usage_text(error: click.UsageError) -> str:
-    """What was wrong, with click's guess at what was meant as part of the sentence."""
+    """Return what was wrong, with click's guess at what was meant as part of the sentence."""
     guesses = getattr(error, "possibilities", None)
     if not guesses:
         return " ".join(error.format_message().split()).rstrip(".")
@@ -186,7 +186,7 @@ class LazyGroup(click.Group):
         self.lazy = lazy
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every subcommand, loaded or not."""
+        """Return every subcommand, loaded or not."""
         return sorted({*super().list_commands(ctx), *self.lazy})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -194,13 +194,13 @@ class LazyGroup(click.Group):
         return load(self.lazy[cmd_name][0]) if cmd_name in self.lazy else super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list in the help text, without importing anything."""
+        """Write the list of the help text, without importing anything."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, self.lazy[name][1]) for name in self.list_commands(ctx) if name in self.lazy])
 
 
 def config_option(command: F) -> F:
-    """The option -c/--config; the function gets a `Config`."""
+    """Return the option -c/--config; the function gets a `Config`."""
 
     def read(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Config:
         from slurm_migbatch.config import DEFAULT_PATH, Config, load
@@ -236,14 +236,14 @@ def job_argument(command: F) -> F:
 
 
 def open_record(config: Config) -> HistoryStore:
-    """The record, for reading; works while migbatchd is down."""
+    """Open the record for reading; works while migbatchd is down."""
     from slurm_migbatch.daemon.history import open_history
 
     return open_history(config.store.url, readonly=True)
 
 
 def slurm_client(config: Config) -> CliClient:
-    """Slurm's commands, as the configuration finds them."""
+    """Return the client of Slurm's commands, as the configuration finds them."""
     from slurm_migbatch.slurm.cli import CliClient
 
     cluster = config.cluster
@@ -251,7 +251,7 @@ def slurm_client(config: Config) -> CliClient:
 
 
 def default_partition(config: Config) -> str:
-    """The partition of jobs that name none; nothing, and a line on stderr, where Slurm does not answer."""
+    """Return the partition of jobs that name none; nothing, and a line on stderr, where Slurm does not answer."""
     from slurm_migbatch.slurm.client import SlurmError
 
     try:
@@ -262,7 +262,7 @@ def default_partition(config: Config) -> str:
 
 
 def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
-    """`key: value` lines as seff prints them; an empty key continues the value above."""
+    """Print `key: value` lines as seff does; an empty key continues the value above."""
     rows = list(pairs)
     width = max((len(key) for key, _ in rows), default=0) + 1
     for key, value in rows:
@@ -270,7 +270,7 @@ def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, show_header: bool = True) -> None:
-    """Columns as wide as their widest value, two blanks apart; only the header where there are no rows."""
+    """Print columns as wide as their widest value, two blanks apart; only the header where there are no rows."""
     lines = [list(header)] if show_header else []
     lines += [list(row) for row in rows]
     widths = [max((len(line[i]) for line in lines), default=0) for i in range(len(header))]

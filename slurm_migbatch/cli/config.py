@@ -83,7 +83,7 @@ def render(what: str, config: Config, hooks: str, user: str, output: Path | None
 
 
 def lua(config: Config, name: str) -> str:
-    """One of the Lua shims, with the site as last known inside it."""
+    """Render one of the Lua shims with the site as last known."""
     submit = config.submit
     try:
         catalog = catalogs.load(Path(submit.catalog))

@@ -19,7 +19,7 @@ from sqlalchemy import select
 from slurm_migbatch.cli import checks, lendingchecks
 from slurm_migbatch.cli.checks import BAD, GOOD, ODD, Finding
 from slurm_migbatch.cli.common import EXIT_FAILED, config_option, open_record, slurm_client
-from slurm_migbatch.cli.releases import Site, check_release, untyped_gres
+from slurm_migbatch.cli.releases import SiteTraits, check_release, untyped_gres
 from slurm_migbatch.config import Config
 from slurm_migbatch.slurm.client import SlurmError
 from slurm_migbatch.slurm.versions import parse_release
@@ -56,7 +56,7 @@ def doctor(ctx: click.Context, config: Config, as_json: bool, leaving: bool, qui
 
 
 def examine(config: Config) -> Iterator[Finding]:
-    """All findings, from the ground up."""
+    """Yield all findings, from the ground up."""
     yield from _packages()
     if not config.path:
         yield Finding(ODD, "migbatch.toml", "there is none, defaults are used", "migbatch config render migbatch")
@@ -66,7 +66,7 @@ def examine(config: Config) -> Iterator[Finding]:
 
 
 def needed() -> Iterator[str]:
-    """The packages that the extra `controller` brings, as this installation's own metadata names them."""
+    """Yield the packages that the extra `controller` brings, as this installation's own metadata names them."""
     for line in requires("slurm-migbatch") or ():
         found = re.match(r"[\w.-]+", line)
         if found and 'extra == "controller"' in line and "python_version" not in line:
@@ -118,13 +118,13 @@ def _slurm(config: Config) -> Iterator[Finding]:
 
 
 def _release(config: Config, conf: Mapping[str, str]) -> Iterator[Finding]:
-    told = conf.get("slurm_version")  # slurmctld's own; the commands may be of another
+    release_text = conf.get("slurm_version")  # slurmctld's own; the commands may be of another
     try:
-        release = parse_release(f"slurm {told}" if told else _scontrol(config, "version"))
+        release = parse_release(f"slurm {release_text}" if release_text else _scontrol(config, "version"))
     except SlurmError as error:
         yield Finding(ODD, "Slurm release", str(error), "check that `scontrol show config` works here")
         return
-    yield from check_release(release, Site(conf, untyped_gres(conf.get("slurm_conf", ""))))
+    yield from check_release(release, SiteTraits(conf, untyped_gres(conf.get("slurm_conf", ""))))
 
 
 def _leaving(config: Config) -> Iterator[Finding]:

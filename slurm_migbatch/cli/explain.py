@@ -51,11 +51,11 @@ def explain(config: Config, catalog_file: str | None, service_socket: str | None
     catalog = _catalog(Path(catalog_file or config.submit.catalog))
     request = _request(options, catalog, config)
     answer = _answer(request, catalog, config)
-    told = None if service_socket is None else _of_service(Path(service_socket), request)
+    service_answer = None if service_socket is None else _of_service(Path(service_socket), request)
     if as_json:
-        click.echo(json.dumps(_object(request, answer, told), indent=1))
+        click.echo(json.dumps(_object(request, answer, service_answer), indent=1))
     else:
-        _print(request, answer, told)
+        _print(request, answer, service_answer)
     return EXIT_REFUSED if isinstance(answer, Refuse) else 0
 
 
@@ -96,7 +96,7 @@ def _request(options: dict[str, Any], catalog: SiteCatalog, config: Config) -> J
 
 
 def _asking_uid() -> int:
-    """The caller, or somebody ordinary where the caller is root, whose jobs the filter leaves alone."""
+    """Return the caller's uid, or an ordinary user's where the caller is root, whose jobs the filter leaves alone."""
     return os.getuid() or 65534
 
 
@@ -105,7 +105,7 @@ def _gpu(value: str | None) -> str | None:
 
 
 def _bytes(text: str) -> str:
-    """An argument as the filter sees it, one character for each byte."""
+    """Return an argument as the filter sees it, one character for each byte."""
     return os.fsencode(text).decode("latin-1")
 
 
@@ -123,7 +123,7 @@ def _of_service(path: Path, request: JobRequest) -> Answer:
         raise Failure(str(error)) from None
 
 
-def _object(request: JobRequest, answer: Answer, told: Answer | None) -> dict[str, Any]:
+def _object(request: JobRequest, answer: Answer, service_answer: Answer | None) -> dict[str, Any]:
     found: dict[str, Any] = {"schema": SCHEMA, "asked": _asked(request), "partition": request.partition}
     found |= _verdict(answer)
     if isinstance(answer, Accept) and answer.decision is not None:
@@ -131,8 +131,8 @@ def _object(request: JobRequest, answer: Answer, told: Answer | None) -> dict[st
         found["decision"] = {
             key: row[key] for key in ("hints", "bucket", "predictor", "candidates", "granted", "reason", "advice")
         }
-    if told is not None:
-        found["service"] = _verdict(told)
+    if service_answer is not None:
+        found["service"] = _verdict(service_answer)
     return found
 
 
@@ -154,7 +154,7 @@ def _text(text: str) -> str:
     return text.encode("latin-1").decode("utf-8", "replace")
 
 
-def _print(request: JobRequest, answer: Answer, told: Answer | None) -> None:
+def _print(request: JobRequest, answer: Answer, service_answer: Answer | None) -> None:
     pairs = [("asked", " ".join(f"{option}={text!r}" for option, text in _asked(request).items()) or "nothing")]
     pairs.append(("partition", request.partition or ""))
     if isinstance(answer, Refuse):
@@ -166,8 +166,8 @@ def _print(request: JobRequest, answer: Answer, told: Answer | None) -> None:
         pairs += [(f"sets {name}", _text(value) or "(cleared)") for name, value in answer.changes.items()]
         if answer.message:
             pairs.append(("told", answer.message))
-    if told is not None:
-        verdict = _verdict(told)
+    if service_answer is not None:
+        verdict = _verdict(service_answer)
         pairs.append(
             ("service", f"{verdict['verdict']}: {verdict['changes'].get('tres_per_node', verdict['message'])}")
         )

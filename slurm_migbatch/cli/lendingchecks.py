@@ -17,7 +17,7 @@ _WORD = re.compile(r"(\w+)=(\S*)")
 
 
 def parse_partitions(text: str) -> dict[str, dict[str, str]]:
-    """`scontrol -o show partition`: the words of each partition, by its name."""
+    """Parse `scontrol -o show partition`: the words of each partition, by its name."""
     found = {}
     for line in text.splitlines():
         words = dict(_WORD.findall(line))
@@ -33,7 +33,7 @@ def check_lending(
     partitions: Mapping[str, Mapping[str, str]],
     version: tuple[int, int],
 ) -> Iterator[Finding]:
-    """Can training jobs wait, be requeued, and be sent away by Slurm itself?
+    """Check that training jobs can wait, be requeued, and be preempted by Slurm itself.
 
     Args:
         conf: `scontrol show config`, keys in lower case.
@@ -102,8 +102,8 @@ def _partition(name: str, preempt: str, partitions: Mapping[str, Mapping[str, st
         yield Finding(GOOD, subject, "Slurm itself may requeue its jobs")
 
 
-def _shares(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
-    return bool(_nodes(one) & _nodes(other))
+def _shares(first: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    return bool(_nodes(first) & _nodes(other))
 
 
 def _nodes(words: Mapping[str, str]) -> set[str]:

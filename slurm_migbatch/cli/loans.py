@@ -71,12 +71,12 @@ def loans(
     mine = os.geteuid()
     if mine:
         hidden = {loan.job_id for loan in known if loan.uid != mine and loan.job_id not in sights}
-        views = [one for one in views if one.job not in hidden]
+        views = [row for row in views if row.job not in hidden]
     if as_json:
-        click.echo(json.dumps({"version": 1, "loans": [asdict(one) for one in views]}))
+        click.echo(json.dumps({"version": 1, "loans": [asdict(row) for row in views]}))
     elif parsable or parsable2:
         end = "|" if parsable and not parsable2 else ""
-        for line in ([] if noheader else [COLUMNS]) + [_cells(one) for one in views]:
+        for line in ([] if noheader else [COLUMNS]) + [_cells(row) for row in views]:
             click.echo("|".join(line) + end)
     else:
         print_table(COLUMNS, map(_cells, views), show_header=not noheader)
@@ -89,7 +89,7 @@ def view(
     indexes: Mapping[str, int],
     wanted: Collection[int] = (),
 ) -> list[LoanView]:
-    """Loans that are over first, then those that go on and jobs that wait in Slurm's order.
+    """Return the loans that are over first, then those that go on and jobs that wait in Slurm's order.
 
     Args:
         sights: elastic training jobs as Slurm shows them now.
@@ -157,7 +157,7 @@ def _line(loan: Loan, gpu: str, since: float, state: str, why: str) -> LoanView:
 
 
 def waiting(config: Config) -> dict[int, str]:
-    """Why each job waits, as the running service says; nothing, and a word on stderr, where it does not answer."""
+    """Ask migbatchd why each job waits; empty, with a line on stderr, where it does not answer."""
     try:
         found = json.loads(ask_service(config, "/v1/waiting"))["waiting"]
         return {int(job): str(why) for job, why in found.items()}
@@ -168,7 +168,7 @@ def waiting(config: Config) -> dict[int, str]:
 
 
 def _would(actions: Sequence[Mapping[str, Any]]) -> dict[int, str]:
-    """What a dry run would do last with each job."""
+    """Return the last action that a dry run would take on each job."""
     return {
         row["job_id"]: f"dry run: would {row['kind']}, {row['before']} -> {row['after']} ({row['why']})"
         for row in actions
@@ -185,7 +185,7 @@ def _ids(text: str | None) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
-def _cells(one: LoanView) -> tuple[str, ...]:
+def _cells(row: LoanView) -> tuple[str, ...]:
     moment = time_formatter(os.environ.get("SLURM_TIME_FORMAT"))
-    texts = (str(one.job), one.user, one.account, one.profile, one.node, one.gpu, moment(one.since), one.state)
-    return (*(printable(text) if text else "-" for text in texts), str(one.restarts), printable(one.why or "-"))
+    texts = (str(row.job), row.user, row.account, row.profile, row.node, row.gpu, moment(row.since), row.state)
+    return (*(printable(text) if text else "-" for text in texts), str(row.restarts), printable(row.why or "-"))

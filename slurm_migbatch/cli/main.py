@@ -50,5 +50,5 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the command."""
     sys.exit(run(cli, "migbatch"))

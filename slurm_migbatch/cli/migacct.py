@@ -23,7 +23,7 @@ _LINES_AT_ONCE = 2000
 
 
 def database_url(option: str | None) -> str:
-    """The database: --db, else MIGBATCH_DB, else [store] url of the configuration, else its default.
+    """Return the database: --db, else MIGBATCH_DB, else [store] url of the configuration, else its default.
 
     Raises:
         ConfigError: the configuration exists and cannot be used.
@@ -100,7 +100,7 @@ _TEXTS = {"version": _version, "names": _names, "usage": _usage}
 
 
 def _words(*names: str, help: str, metavar: str) -> Callable[[F], F]:
-    """An option of comma-separated words that may come several times."""
+    """Return an option of comma-separated words that may come several times."""
     return click.option(*names, multiple=True, metavar=metavar, help=help)
 
 
@@ -235,9 +235,9 @@ def _report(options: _Options) -> None:
 
 
 def _selection(options: _Options, now: float) -> Selection:
-    from slurm_migbatch.report.selection import Options, make_selection, split
+    from slurm_migbatch.report.selection import ReportOptions, make_selection, split
 
-    asked = Options(
+    asked = ReportOptions(
         jobs=",".join(options.jobs),
         users=split(options.users),
         allusers=options.allusers,
@@ -304,7 +304,7 @@ def _write(lines: list[str]) -> None:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the command."""
     # it lives for a moment and makes no cycles worth mentioning; a tenth of its time would go into looking for them
     gc.disable()
     sys.exit(run(command, "migacct"))

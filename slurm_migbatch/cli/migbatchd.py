@@ -53,7 +53,7 @@ def migbatchd(path: str) -> None:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the command."""
     sys.exit(run(migbatchd, "migbatchd"))
 
 

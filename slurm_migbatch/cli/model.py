@@ -47,7 +47,9 @@ def list_(config: Config, as_json: bool) -> None:
         _print_versions(versions, index)
     if index.tries:
         click.echo("\nlast refits")
-        print_table(("WHEN", "OUTCOME", "VERSION", "BECAUSE OF", "WHY"), [_try(each) for each in reversed(index.tries)])
+        print_table(
+            ("WHEN", "OUTCOME", "VERSION", "BECAUSE OF", "WHY"), [_try(attempt) for attempt in reversed(index.tries)]
+        )
 
 
 @model.command()
@@ -143,8 +145,8 @@ def _may_write(config: Config) -> None:
     from pathlib import Path
 
     path = Path(config.learning.models)
-    there = next(each for each in (path, *path.parents) if each.exists())
-    if not os.access(there, os.W_OK) or (path.exists() and os.geteuid() not in (0, path.stat().st_uid)):
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not os.access(existing, os.W_OK) or (path.exists() and os.geteuid() not in (0, path.stat().st_uid)):
         raise Failure(f"{path} is not yours to change; run this as root or SlurmUser")
 
 
@@ -163,7 +165,7 @@ def _counts(saved: Saved) -> dict[str, Any]:
     report = saved.report
     return {
         "runs": report.get("runs"),
-        "models": len({each.model for each in saved.learned.fitted.values()}),
+        "models": len({fit.model for fit in saved.learned.fitted.values()}),
         "check": report.get("check"),
         "seconds": report.get("seconds"),
     }
@@ -178,29 +180,29 @@ def _status(index: Index, version: int) -> str:
 def _print_versions(versions: list[dict[str, Any]], index: Index) -> None:
     rows = [
         (
-            str(each["version"]),
-            each["status"],
-            _moment(each["created"]) if "created" in each else "",
-            str(each.get("runs", "")),
-            str(each.get("rows", "")),
-            str(each.get("models", "")),
-            _check(each) if "created" in each else each["why"],
+            str(version["version"]),
+            version["status"],
+            _moment(version["created"]) if "created" in version else "",
+            str(version.get("runs", "")),
+            str(version.get("rows", "")),
+            str(version.get("models", "")),
+            _check(version) if "created" in version else version["why"],
         )
-        for each in versions
+        for version in versions
     ]
     print_table(("VERSION", "STATUS", "CREATED", "RUNS", "ROWS", "MODELS", "CHECK: OFF BY"), rows)
     if not index.current:
         click.echo("none of them is current: predictions follow physics and data sheets")
 
 
-def _try(each: Mapping[str, Any]) -> tuple[str, ...]:
-    version = str(each.get("version", ""))
-    return (_moment(each["ts"]), each["outcome"], version, each.get("reason", ""), each.get("why", ""))
+def _try(attempt: Mapping[str, Any]) -> tuple[str, ...]:
+    version = str(attempt.get("version", ""))
+    return (_moment(attempt["ts"]), attempt["outcome"], version, attempt.get("reason", ""), attempt.get("why", ""))
 
 
-def _check(each: Mapping[str, Any]) -> str:
-    """The check, in words: by what factor predictions were off where they were checked."""
-    check = each.get("check")
+def _check(version: Mapping[str, Any]) -> str:
+    """Describe the check: by what factor predictions were off where they were checked."""
+    check = version.get("check")
     if not check or not check["candidate"]:
         return "nothing to check it on"
     parts = [
@@ -254,15 +256,15 @@ def _drifts(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[s
             yield (name, figure, *_ratio(before), *_ratio(since), mark)
 
 
-def _ratio(each: Mapping[str, Any] | None) -> tuple[str, str]:
-    return ("-", "0") if each is None else (f"{each['ratio']:.2f}", str(each["runs"]))
+def _ratio(ratio: Mapping[str, Any] | None) -> tuple[str, str]:
+    return ("-", "0") if ratio is None else (f"{ratio['ratio']:.2f}", str(ratio["runs"]))
 
 
 def _print_left_out(left_out: Mapping[str, Any]) -> None:
     for name, figures in sorted(left_out.items()):
-        for figure, each in sorted(figures.items()):
-            whose = f"{_count(each['runs'], 'run')} of {_count(each['users'], 'user')}"
-            away = f"up to a factor of {each['factor']:g} from what others or physics say"
+        for figure, errors in sorted(figures.items()):
+            whose = f"{_count(errors['runs'], 'run')} of {_count(errors['users'], 'user')}"
+            away = f"up to a factor of {errors['factor']:g} from what others or physics say"
             click.echo(f"not believed: {figure} of {name} in {whose}, {away}")
 
 

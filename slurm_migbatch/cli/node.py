@@ -18,7 +18,7 @@ import click
 from slurm_migbatch.cli.common import HELP, Failure
 
 if TYPE_CHECKING:
-    from slurm_migbatch.node.config import Config
+    from slurm_migbatch.node.config import NodeConfig
     from slurm_migbatch.node.executor import Executor
 
 DEFAULT_ETC = "/etc/migbatch"
@@ -132,20 +132,20 @@ def status(etc: str, name: str, as_json: bool) -> None:
             rows.append((head, "-", "-", "MIG after reset" if gpu["mig_pending"] else "MIG off", "-", "-", gpu["uuid"]))
         elif not gpu["slices"]:
             rows.append((head, "-", "-", "empty", "-", "-", gpu["uuid"]))
-        rows += [(head, *_row(piece)) for piece in gpu["slices"]]
+        rows += [(head, *_row(entry)) for entry in gpu["slices"]]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     _lines("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
-def _row(piece: dict[str, Any]) -> tuple[str, str, str, str, str, str]:
-    held = piece["state"] in ("held", "intent", "lost")
+def _row(entry: dict[str, Any]) -> tuple[str, str, str, str, str, str]:
+    held = entry["state"] in ("held", "intent", "lost")
     return (
-        f"{piece['start']}:{piece['size']}",
-        piece["profile"],
-        piece["state"],
-        str(piece["job"]) if piece["job"] is not None else "-",
-        str(piece["uid"]) if held else "-",
-        f"{piece['mig_uuid'] or '-'}{'  ' + piece['reason'] if piece.get('reason') else ''}",
+        f"{entry['start']}:{entry['size']}",
+        entry["profile"],
+        entry["state"],
+        str(entry["job"]) if entry["job"] is not None else "-",
+        str(entry["uid"]) if held else "-",
+        f"{entry['mig_uuid'] or '-'}{'  ' + entry['reason'] if entry.get('reason') else ''}",
     )
 
 
@@ -206,7 +206,7 @@ def _root() -> None:
         raise Failure("this changes GPUs and root's files: run it as root")
 
 
-def _config(etc: str, name: str) -> Config:
+def _config(etc: str, name: str) -> NodeConfig:
     from slurm_migbatch.node import conf
     from slurm_migbatch.node.config import load
 
@@ -216,7 +216,7 @@ def _config(etc: str, name: str) -> Config:
 
 
 @contextmanager
-def _executor(config: Config) -> Iterator[Executor]:
+def _executor(config: NodeConfig) -> Iterator[Executor]:
     from slurm_migbatch.node.executor import Executor
 
     os.umask(0o077)

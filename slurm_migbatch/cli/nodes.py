@@ -25,7 +25,7 @@ CELL = 6
 
 
 @dataclass(frozen=True)
-class Slice:
+class OccupiedSlot:
     """A slot that is not free. `job` is None for a zombie, an instance that could not be destroyed yet."""
 
     profile: str
@@ -42,7 +42,7 @@ class GpuView:
     uuid: str
     name: str
     slices: int
-    held: tuple[Slice, ...]
+    held: tuple[OccupiedSlot, ...]
 
     @property
     def state(self) -> str:
@@ -99,7 +99,7 @@ def nodes(config: Config, names: str | None, reasons: bool, as_json: bool, nohea
 
 
 def view(store: HistoryStore, rows: Sequence[NodeRow] | None) -> list[NodeView]:
-    """Every node that has reported, with Slurm's view of it beside the record's."""
+    """Return every node that has reported, with Slurm's view of it beside the record's."""
     inventory, leases = store.inventory(), store.leases()
     zombies, faults = troubles(store.instance_events())
     with store.reading() as connection:
@@ -127,19 +127,19 @@ def view(store: HistoryStore, rows: Sequence[NodeRow] | None) -> list[NodeView]:
 
 
 def free_counts(row: NodeRow) -> dict[str, int]:
-    """Slices that Slurm may still give away on a node, by GRES type, without the filler."""
+    """Return the slices that Slurm may still give away on a node, by GRES type, without the filler."""
     free = {kind: count - row.used.get(kind, 0) for kind, count in row.gres.items() if kind != "none"}
     return {kind: count for kind, count in sorted(free.items()) if count > 0}
 
 
 def troubles(
     history: Mapping[str, Sequence[Mapping[str, Any]]],
-) -> tuple[dict[str, list[tuple[str, Slice]]], dict[str, list[str]]]:
-    """What nodes reported as wrong since they booted: zombies by node (with their GPU), and sentences by node."""
-    zombies: dict[str, list[tuple[str, Slice]]] = {}
-    said: dict[str, list[str]] = {}
+) -> tuple[dict[str, list[tuple[str, OccupiedSlot]]], dict[str, list[str]]]:
+    """Return the faults that nodes reported since they booted: zombies by node (with GPU), sentences by node."""
+    zombies: dict[str, list[tuple[str, OccupiedSlot]]] = {}
+    messages: dict[str, list[str]] = {}
     for node, events in history.items():
-        parked: dict[tuple[str, int], tuple[Slice, str]] = {}
+        parked: dict[tuple[str, int], tuple[OccupiedSlot, str]] = {}
         faults = []
         for event in events:
             place = (str(event.get("gpu")), int(event.get("start") or 0))
@@ -152,15 +152,15 @@ def troubles(
             elif event["kind"] == "fault":
                 faults.append(_fault(event))
         zombies[node] = [(gpu, slot) for (gpu, _), (slot, _) in parked.items()]
-        said[node] = faults[-3:] + [
+        messages[node] = faults[-3:] + [
             f"GPU {gpu}: {slot.profile} at {slot.start}:{slot.size} is a zombie: {why}"
             for (gpu, _), (slot, why) in parked.items()
         ]
-    return zombies, said
+    return zombies, messages
 
 
-def _parked(row: Mapping[str, Any]) -> tuple[Slice, str]:
-    slot = Slice(str(row.get("profile")), int(row.get("start") or 0), int(row.get("size") or 1))
+def _parked(row: Mapping[str, Any]) -> tuple[OccupiedSlot, str]:
+    slot = OccupiedSlot(str(row.get("profile")), int(row.get("start") or 0), int(row.get("size") or 1))
     return slot, str(row.get("reason") or "no reason given")
 
 
@@ -171,7 +171,7 @@ def _fault(event: Mapping[str, Any]) -> str:
 
 
 def bar(gpu: GpuView) -> str:
-    """The layout as text, `CELL` characters for a memory slice."""
+    """Return the layout as text, `CELL` characters for a memory slice."""
     if not gpu.slices:
         return "MIG is off"
     cells = ["." * (CELL - 1) + "|"] * gpu.slices
@@ -186,7 +186,7 @@ def bar(gpu: GpuView) -> str:
     return "|" + "".join(cells)
 
 
-def _gpu(gpu: Mapping[str, Any], held: Iterable[Slice]) -> GpuView:
+def _gpu(gpu: Mapping[str, Any], held: Iterable[OccupiedSlot]) -> GpuView:
     slices = 0
     if gpu.get("mig") and isinstance(gpu.get("geometry"), Mapping):
         try:
@@ -197,9 +197,9 @@ def _gpu(gpu: Mapping[str, Any], held: Iterable[Slice]) -> GpuView:
     return GpuView(gpu.get("index"), str(gpu.get("uuid")), str(gpu.get("name") or "?"), slices, ordered)
 
 
-def _held(leases: Iterable[LeaseRow]) -> Iterator[tuple[str, Slice]]:
+def _held(leases: Iterable[LeaseRow]) -> Iterator[tuple[str, OccupiedSlot]]:
     for lease in leases:
-        yield lease.gpu, Slice(lease.profile, lease.start, lease.size, lease.job)
+        yield lease.gpu, OccupiedSlot(lease.profile, lease.start, lease.size, lease.job)
 
 
 def _rows(views: Iterable[NodeView]) -> Iterator[tuple[str, ...]]:

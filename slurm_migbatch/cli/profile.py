@@ -83,13 +83,13 @@ def import_(paths: tuple[Path, ...], source: str | None, dry_run: bool, as_json:
         return
     for notice in table.notices:
         click.echo(f"migbatch: notice: {notice}", err=True)
-    said = f"{_number(len(rows), 'point')} of {_number(len(result['models']), 'model')}"
+    summary = f"{_number(len(rows), 'point')} of {_number(len(result['models']), 'model')}"
     if result["did_not_run"]:
-        said += f" ({result['did_not_run']} did not run)"
+        summary += f" ({result['did_not_run']} did not run)"
     if dry_run:
-        click.echo(f"{said}: nothing was written (--dry-run)")
+        click.echo(f"{summary}: nothing was written (--dry-run)")
     else:
-        click.echo(f"{said}: {result['added']} added, {result['replaced']} replaced, {result['same']} as before")
+        click.echo(f"{summary}: {result['added']} added, {result['replaced']} replaced, {result['same']} as before")
 
 
 def _keep(config: Config, rows: Sequence[Measurement]) -> dict[str, int]:
@@ -131,7 +131,7 @@ def export(file: Path | None, model: str | None, kind: str | None, config: Confi
 
 @contextmanager
 def _whole(path: Path) -> Iterator[TextIO]:
-    """A text file that is at `path` only once it is complete."""
+    """Write a text file that is at `path` only once it is complete."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with part.open("wb") as raw:
@@ -163,17 +163,17 @@ def list_(model: str | None, kind: str | None, noheader: bool, parsable2: bool, 
         return
     lines = [
         (
-            one["model"],
-            one["kind"],
-            one["gpu"],
-            ",".join(name or "-" for name in one["profiles"]),
-            _span(one["batches"]),
-            _span(one["input_sizes"]),
-            str(one["points"]),
-            str(one["ran"]),
-            ",".join(one["sources"]),
+            row["model"],
+            row["kind"],
+            row["gpu"],
+            ",".join(name or "-" for name in row["profiles"]),
+            _span(row["batches"]),
+            _span(row["input_sizes"]),
+            str(row["points"]),
+            str(row["ran"]),
+            ",".join(row["sources"]),
         )
-        for one in found
+        for row in found
     ]
     if parsable2:
         for line in lines if noheader else [_COLUMNS, *lines]:
@@ -206,7 +206,7 @@ def _summary(rows: Sequence[Measurement]) -> dict[str, Any]:
 
 
 def _span(numbers: Sequence[int]) -> str:
-    """1-256 for many, all of them for up to three."""
+    """Format numbers as `1-256` for many, all of them for up to three."""
     if len(numbers) > 3:
         return f"{numbers[0]}-{numbers[-1]}"
     return ",".join(map(str, numbers)) or "-"

@@ -18,7 +18,7 @@ import click
 
 from slurm_migbatch.cli.common import Failure, print_table
 from slurm_migbatch.profiling import cells as cells_
-from slurm_migbatch.profiling.cells import Cell, CellError
+from slurm_migbatch.profiling.cells import CellError, MeasurementCell
 from slurm_migbatch.profiling.measurement import KINDS, TEXT_LENGTHS, Measurement
 from slurm_migbatch.profiling.target import Python, TargetError, parse_command, parse_python
 from slurm_migbatch.profiling.timing import Effort
@@ -129,11 +129,11 @@ def run(**options: Any) -> None:
     Each point runs in processes of its own. One that runs out of memory becomes a row without speed, and nothing larger
     is tried; anything else that goes wrong ends the run. The table is written after each point.
     """
-    _run(_Options(**options))
+    _run(_RunOptions(**options))
 
 
 @dataclass(frozen=True)
-class _Options:
+class _RunOptions:
     """The options as click reads them."""
 
     target: str | None
@@ -168,10 +168,10 @@ class _Options:
         return self.output or Path(f"{self.model.replace('/', '_').lower()}.csv")
 
 
-def _run(options: _Options) -> None:
+def _run(options: _RunOptions) -> None:
     from slurm_migbatch.profiling.device import NoMeter, NvmlMeter, find_device
     from slurm_migbatch.profiling.measure import DidNotFit, measure
-    from slurm_migbatch.profiling.runner import AtMost, Chosen, Grid, Rule, save
+    from slurm_migbatch.profiling.runner import AtMost, Chosen, FullGrid, MeasuringRule, save
     from slurm_migbatch.profiling.runner import run as run_points
 
     points, path = options.points, options.table
@@ -189,7 +189,7 @@ def _run(options: _Options) -> None:
     subject.row(cells[0], DidNotFit(""))  # an option that no table can hold is refused before anything is measured
     program = _program(options, wanted)
     meter = NoMeter() if device.is_cpu else NvmlMeter(device.visible)
-    rule: Rule = Grid() if points is None else AtMost(points, Chosen(partial(_most_telling, subject)))
+    rule: MeasuringRule = FullGrid() if points is None else AtMost(points, Chosen(partial(_most_telling, subject)))
     most = len(cells_.open_cells(cells, filter(subject.owns, earlier)))
     with _progress(subject, most if points is None else min(points, most), options.quiet) as watch:
         try:
@@ -210,7 +210,7 @@ def _run(options: _Options) -> None:
         _print(found, path, len(earlier))
 
 
-def _check_names(options: _Options) -> None:
+def _check_names(options: _RunOptions) -> None:
     if options.plot is not None:
         if options.plot.suffix.lower() != _PLOT:
             raise click.UsageError(f"--plot draws SVG: name it {options.plot.with_suffix(_PLOT)}")
@@ -221,7 +221,7 @@ def _check_names(options: _Options) -> None:
         raise click.UsageError(f"--source takes at most {TEXT_LENGTHS['source']} characters")
 
 
-def _subject(options: _Options, device: Device) -> Subject:
+def _subject(options: _RunOptions, device: Device) -> Subject:
     from slurm_migbatch.profiling.runner import Subject
 
     source = options.source
@@ -236,7 +236,7 @@ def _subject(options: _Options, device: Device) -> Subject:
     )
 
 
-def _program(options: _Options, target: Python | tuple[str, ...]) -> Program:
+def _program(options: _RunOptions, target: Python | tuple[str, ...]) -> Program:
     from slurm_migbatch.profiling.measure import Program
 
     longest = max(options.max_seconds, options.min_seconds)
@@ -249,10 +249,12 @@ def _program(options: _Options, target: Python | tuple[str, ...]) -> Program:
     )
 
 
-def _most_telling(subject: Subject, done: Sequence[Measurement], open_: Sequence[Cell]) -> Cell | None:
-    """The predictor's own rule: which of the cells to measure next."""
+def _most_telling(
+    subject: Subject, done: Sequence[Measurement], open_: Sequence[MeasurementCell]
+) -> MeasurementCell | None:
+    """Choose the cell to measure next by the predictor's own rule."""
     try:
-        from slurm_migbatch.predict.known import Knowledge
+        from slurm_migbatch.predict.known import ModelKnowledge
         from slurm_migbatch.predict.points import choose
     except ImportError as error:
         raise click.ClickException(
@@ -261,7 +263,7 @@ def _most_telling(subject: Subject, done: Sequence[Measurement], open_: Sequence
         ) from None
     from slurm_migbatch.profiling.measure import DidNotFit
 
-    index = choose(done, [subject.row(cell, DidNotFit("")) for cell in open_], Knowledge())
+    index = choose(done, [subject.row(cell, DidNotFit("")) for cell in open_], ModelKnowledge())
     return None if index is None else open_[index]
 
 
@@ -275,7 +277,7 @@ def _target(target: str | None, command: str | None, inputs: Sequence[int] | Non
 
 
 def _model(name: str) -> str:
-    """The name in the form that a job's hint has."""
+    """Return the name in the form that a job's hint has."""
     from slurm_migbatch.workload import hints
     from slurm_migbatch.workload.refusal import Refusal
 
@@ -299,7 +301,7 @@ def _earlier(path: Path, resume: bool) -> list[Measurement]:
 
 
 def _interpreter(asked: str | None, environ: Mapping[str, str]) -> str:
-    """The Python that has the target's packages: of the active virtual or conda environment, unless told otherwise."""
+    """Return the Python of the active virtual or conda environment, which has the target's packages."""
     if asked is not None:
         found = shutil.which(asked)
         if found is None:
@@ -318,22 +320,22 @@ def _interpreter(asked: str | None, environ: Mapping[str, str]) -> str:
 class _Lines:
     """Progress as plain lines, for logs."""
 
-    def starts(self, cell: Cell) -> None:
-        """Nothing yet."""
+    def starts(self, cell: MeasurementCell) -> None:
+        """Print nothing yet."""
 
     def ends(self, row: Measurement, outcome: Ran | DidNotFit, left: int) -> None:
-        """One line for the point."""
-        click.echo(f"{Cell.of(row)}: {_words(row, outcome)}; {left} left", err=True)
+        """Print one line for the point."""
+        click.echo(f"{MeasurementCell.of(row)}: {_words(row, outcome)}; {left} left", err=True)
 
 
 class _Silent:
     """No progress."""
 
-    def starts(self, cell: Cell) -> None:
-        """Nothing."""
+    def starts(self, cell: MeasurementCell) -> None:
+        """Print nothing."""
 
     def ends(self, row: Measurement, outcome: Ran | DidNotFit, left: int) -> None:
-        """Nothing."""
+        """Print nothing."""
 
 
 class _Bar:
@@ -354,14 +356,14 @@ class _Bar:
         self._task = self.progress.add_task("starting", total=total)
         self._done = 0
 
-    def starts(self, cell: Cell) -> None:
+    def starts(self, cell: MeasurementCell) -> None:
         """Say which."""
         self.progress.update(self._task, description=str(cell))
 
     def ends(self, row: Measurement, outcome: Ran | DidNotFit, left: int) -> None:
-        """One step, and a line above the bar."""
+        """Print one step, and a line above the bar."""
         self._done += 1
-        self.progress.console.print(f"{Cell.of(row)}: {_words(row, outcome)}", markup=False, highlight=False)
+        self.progress.console.print(f"{MeasurementCell.of(row)}: {_words(row, outcome)}", markup=False, highlight=False)
         self.progress.update(self._task, completed=self._done, total=self._done + left)
 
 
@@ -419,7 +421,7 @@ def _json(subject: Subject, device: Device, found: Findings, path: Path) -> dict
     from slurm_migbatch.profiling.curves import curves
 
     def point(row: Measurement) -> dict[str, Any]:
-        outcome = found.outcomes.get(Cell.of(row))
+        outcome = found.outcomes.get(MeasurementCell.of(row))
         summary = getattr(outcome, "summary", None)
         return {
             **row.to_dict(),

@@ -27,7 +27,7 @@ _FACTS = (
 
 
 def _number(*, whole: bool = False, positive: bool = False) -> Check:
-    """A callback that makes the user's number one that the progress file takes, as text."""
+    """Return a callback that turns the user's number into text for the progress file."""
 
     def check(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
         if value is None:
@@ -46,7 +46,10 @@ def _number(*, whole: bool = False, positive: bool = False) -> Check:
 
 
 def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Unix seconds, as text; to the microsecond, or a checkpoint could seem older than the signal that asked for it."""
+    """Return the unix seconds, as text.
+
+    To the microsecond, or a checkpoint could seem older than the signal that asked for it.
+    """
     if value is None:
         return None
     try:

@@ -1,7 +1,7 @@
 """Slurm releases with faults that break what migbatch does, and when: for `migbatch doctor`.
 
 Where each is told of: 25.05.0, Slurm's own notes on 25.05.1; 25.11 with metrics, SlinkyProject/slurm-operator issue 90
-(26.05 answers without the lock on nodes, and is tried in tests/stories/test_releases.py); takeover by a backup
+(26.05 answers without the lock on nodes, and is tried in tests/e2e/test_releases.py); takeover by a backup
 controller, Slurm's own notes on 25.05.
 """
 
@@ -26,7 +26,7 @@ _SUBJECT: Final = "Slurm release"
 
 
 @dataclass(frozen=True)
-class Site:
+class SiteTraits:
     """What a fault may depend on.
 
     Attributes:
@@ -57,7 +57,7 @@ class Fault:
     level: str
     text: str
     advice: str
-    when: Callable[[Site], bool] = lambda site: True
+    when: Callable[[SiteTraits], bool] = lambda site: True
 
 
 FAULTS: Final = (
@@ -87,8 +87,8 @@ FAULTS: Final = (
 )
 
 
-def check_release(release: Release, site: Site) -> Iterator[Finding]:
-    """Has slurmctld's release a fault that matters here?"""
+def check_release(release: Release, site: SiteTraits) -> Iterator[Finding]:
+    """Check whether slurmctld's release has a fault that matters here."""
     shown = "{}.{:02d}.{}".format(*release)
     found = [fault for fault in FAULTS if fault.first <= release < fault.fixed and fault.when(site)]
     for fault in found:
@@ -99,7 +99,10 @@ def check_release(release: Release, site: Site) -> Iterator[Finding]:
 
 
 def untyped_gres(slurm_conf: str | Path, depth: int = 8) -> tuple[str, ...]:
-    """Entries of nodes' Gres= in slurm.conf, and in what it includes, that name no type; none where it is not here."""
+    """Return the entries of nodes' Gres= in slurm.conf, and in what it includes, that name no type.
+
+    None where it is not here.
+    """
     path = Path(slurm_conf)
     try:
         text = _CONTINUED.sub(" ", path.read_text(errors="replace"))
@@ -115,5 +118,5 @@ def untyped_gres(slurm_conf: str | Path, depth: int = 8) -> tuple[str, ...]:
         elif match := _NODE_GRES.match(line):
             for entry in gres.split(match[1]):
                 with suppress(gres.GresError):
-                    found.update((entry, None) for one in gres.parse(entry) if one.type is None)
+                    found.update((entry, None) for part in gres.parse(entry) if part.type is None)
     return tuple(found)

@@ -92,7 +92,7 @@ def _entries(paths: list[Path]) -> Iterator[Any]:
 def _otherwise(
     config: Config,
 ) -> tuple[Callable[[Settings], Settings], Callable[[ClusterSnapshot], ClusterSnapshot]]:
-    """What another configuration changes of settings, and of snapshots."""
+    """Return the settings and snapshot fields that another configuration changes."""
     settings, blackout = settings_of(config), blackout_of(config.lending)
     return lambda _: settings, lambda snapshot: replace(snapshot, blackout=blackout(snapshot.now))
 
@@ -139,14 +139,14 @@ def _show_difference(difference: Difference) -> None:
 
 
 def _without_common(then: Any, now: Any) -> tuple[Any, Any]:
-    """What two lists, or objects, do not have in common; all of it where only their order differs."""
+    """Return what two lists, or objects, do not have in common; all of it where only their order differs."""
     if isinstance(then, dict) and isinstance(now, dict):
         names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
         return {name: then.get(name) for name in names}, {name: now.get(name) for name in names}
     before, after = then or [], now or []
     if not isinstance(before, list) or not isinstance(after, list):
         return then, now
-    only = [one for one in before if one not in after], [one for one in after if one not in before]
+    only = [item for item in before if item not in after], [item for item in after if item not in before]
     return only if any(only) else (then, now)
 
 

@@ -42,7 +42,7 @@ def show(job: JobId, config: Config, duplicates: bool, as_json: bool) -> None:
 
 
 def describe(row: RunRow, decision: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
-    """The lines about one run."""
+    """Yield the lines about one run."""
     run, moment = row.run, time_formatter(None)
     yield "Job", f"{run_name(run)}" + (f" (run {run['restart'] + 1})" if run["restart"] else "")
     yield "Name", printable(run["name"])
@@ -66,7 +66,7 @@ def describe(row: RunRow, decision: Mapping[str, Any] | None) -> Iterator[tuple[
 
 
 def measured(run: Mapping[str, Any]) -> Iterator[str]:
-    """What the run achieved, by whose word, how far off the prediction was, and what of it was not believed."""
+    """Yield what the run achieved, by whose word, how far off the prediction was, and what of it was not believed."""
     facts = run["measured_facts"] if isinstance(run["measured_facts"], dict) else {}
     items = f"{run['measured_items']:.0f} items" if run["measured_items"] is not None else ""
     known = [part for part in (figures(run, "measured_"), items) if part and (part != "nothing" or not items)]
@@ -83,24 +83,24 @@ def measured(run: Mapping[str, Any]) -> Iterator[str]:
 
 
 def training(run: Mapping[str, Any]) -> Iterator[str]:
-    """How far a training is, and what of it is safe; nothing of other jobs."""
+    """Yield how far a training is, and what of it is safe; nothing of other jobs."""
     facts = run["measured_facts"] if isinstance(run["measured_facts"], dict) else {}
     safe, moment = facts.get("safe") or {}, time_formatter(None)
-    told = [f"{safe['steps']} steps done"] if "steps" in safe else []
+    lines = [f"{safe['steps']} steps done"] if "steps" in safe else []
     if "restored" in safe:
-        told.append(f"began from step {safe['restored']}")
+        lines.append(f"began from step {safe['restored']}")
     if "checkpoint" in safe:
         cost = f" (it took {safe['ckpt_s']:.3g} s)" if "ckpt_s" in safe else ""
-        told.append(f"last checkpoint {moment(safe['checkpoint'])}{cost}")
-    if told:
-        yield ", ".join(told)
+        lines.append(f"last checkpoint {moment(safe['checkpoint'])}{cost}")
+    if lines:
+        yield ", ".join(lines)
 
 
 _TIMES = (("submitted", "submitted"), ("started", "started"), ("ended", "ended"))
 
 
 def candidate_lines(decision: Mapping[str, Any]) -> Iterator[str]:
-    """One line for each profile that was considered."""
+    """Yield one line for each profile that was considered."""
     rows = decision.get("candidates")
     for row in rows if isinstance(rows, list) else ():
         if isinstance(row, Mapping):
@@ -109,13 +109,13 @@ def candidate_lines(decision: Mapping[str, Any]) -> Iterator[str]:
 
 
 def pairs_of(key: str, lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Lines under one key."""
+    """Yield the lines under one key."""
     for number, line in enumerate(lines):
         yield "" if number else key, line
 
 
 def figures(row: Mapping[str, Any], prefix: str) -> str:
-    """Latency, throughput and memory, as far as they are known."""
+    """Return the latency, throughput and memory, as far as they are known."""
     parts = []
     if row.get(f"{prefix}latency_ms") is not None:
         parts.append(f"{row[f'{prefix}latency_ms']:.3g} ms per batch")
@@ -127,7 +127,7 @@ def figures(row: Mapping[str, Any], prefix: str) -> str:
 
 
 def run_name(run: Mapping[str, Any]) -> str:
-    """The run's job id as Slurm prints it."""
+    """Return the run's job id as Slurm prints it."""
     if run["array_job"]:
         return f"{run['array_job']}_{run['array_task']}"
     if run["het_job"]:
@@ -136,7 +136,7 @@ def run_name(run: Mapping[str, Any]) -> str:
 
 
 def name_of(job: JobId) -> str:
-    """A job id as Slurm prints it."""
+    """Return a job id as Slurm prints it."""
     return (
         f"{job.job}_{job.task}" if job.task else f"{job.job}+{job.offset}" if job.offset is not None else str(job.job)
     )
@@ -165,6 +165,6 @@ def _slices(slices: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def printable(value: object) -> str:
-    """A value as text that cannot act on a terminal; user names things as he likes."""
+    """Return a value as text that cannot act on a terminal; user names things as he likes."""
     text = "unknown" if value is None or value == "" else str(value)
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -10,7 +10,7 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.catalog import geometry_of
 from slurm_migbatch.daemon.inventory import Inventory
 from slurm_migbatch.mig.geometry import Geometry
-from slurm_migbatch.site import WAITING, Node, Partition, Site, preemption, spare
+from slurm_migbatch.site import WAITING, NodeLine, PartitionLine, Site, preemption, spare
 from slurm_migbatch.slurm.client import NodeRow, SlurmError
 from slurm_migbatch.slurm.nodelist import fold
 
@@ -18,7 +18,7 @@ FILLER = "none"
 
 
 def read(config: Config, hooks: str) -> Site:
-    """The site from the record and from Slurm; `hooks` is the directory of the hooks on the nodes.
+    """Return the site from the record and from Slurm; `hooks` is the directory of the hooks on the nodes.
 
     Raises:
         Failure: no node has reported GPUs yet, or Slurm cannot be asked.
@@ -42,7 +42,7 @@ def build(
     hooks: str,
     lending: Collection[str] = (),
 ) -> Site:
-    """The site that the templates are filled with. Nodes alike share one line. `lending`: partitions that lend."""
+    """Return the site that fills the templates. Equal nodes share one line. `lending`: partitions that lend."""
     slurm = {row.name: row for row in rows}
     counts: dict[str, dict[str, int]] = {}
     every: dict[str, int] = {}
@@ -69,10 +69,10 @@ def build(
             partitions.setdefault(partition, []).append(name)
     return Site(
         version=version,
-        nodes=[Node(fold(names), dict(found)) for found, names in alike.items()],
-        catalog=Node(catalog, {**every, FILLER: 0, **WAITING}),
+        nodes=[NodeLine(fold(names), dict(found)) for found, names in alike.items()],
+        catalog=NodeLine(catalog, {**every, FILLER: 0, **WAITING}),
         partitions=[
-            Partition(name, fold(nodes), preemption(lending, name)) for name, nodes in sorted(partitions.items())
+            PartitionLine(name, fold(nodes), preemption(lending, name)) for name, nodes in sorted(partitions.items())
         ],
         lends=bool(lending),
         prolog=str(Path(hooks) / "prolog"),
@@ -84,7 +84,7 @@ def build(
 
 
 def base_counts(geometries: Iterable[Geometry]) -> dict[str, int]:
-    """Counts for slurm.conf: each GPU full of the profile that fits most often, which always can be placed."""
+    """Return slurm.conf's counts: each GPU full of the profile that fits most often, which always can be placed."""
     found: dict[str, int] = {}
     for geometry in geometries:
         info = max(geometry.profiles, key=lambda i: (i.max_instances, not i.profile.suffix, -i.memory_slices))
@@ -93,7 +93,7 @@ def base_counts(geometries: Iterable[Geometry]) -> dict[str, int]:
 
 
 def most_counts(geometries: Iterable[Geometry]) -> Mapping[str, int]:
-    """The most of each profile that a node with these GPUs could ever offer."""
+    """Return the most of each profile that a node with these GPUs could ever offer."""
     found: dict[str, int] = {}
     for geometry in geometries:
         for info in geometry.profiles:

@@ -50,7 +50,7 @@ def why(job: JobId, config: Config) -> None:
 
 
 def find(queue: Sequence[JobRow], job: JobId) -> JobRow | None:
-    """The row of a job, of an array task, or of a component of a heterogeneous job; waiting ones first."""
+    """Return the row of a job, of an array task, or of a component of a heterogeneous job; waiting ones first."""
     found = [row for row in queue if _is(row, job)]
     return min(found, key=lambda row: not row.pending, default=None)
 
@@ -72,16 +72,16 @@ def describe(
     supply: str,
     elastic: LoanHints | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """The lines about a waiting job; `elastic` where it is a training job that waits for a slice on loan."""
+    """Yield the lines about a waiting job; `elastic` where it is a training job that waits for a slice on loan."""
     wants = slices(row.gres)
     yield "Job", f"{row.job_id} of {row.user} in {row.partition}" + (f", {row.tasks} tasks" if row.tasks > 1 else "")
     if decision:
         yield "Asked", printable(decision.get("asked"))
         yield "Bucket", printable(decision.get("bucket") or "none: no model that is known")
         yield "Chosen", printable((decision.get("message") or "the job named its profile").removeprefix("migbatch: "))
-    each = f" on each of {row.num_nodes} nodes" if row.num_nodes > 1 else ""
+    per_node = f" on each of {row.num_nodes} nodes" if row.num_nodes > 1 else ""
     nothing = "no slice" if elastic is None else f"a slice on loan{_bounds(elastic)}"
-    yield "Wants", (", ".join(f"{n} x {p}" for p, n in sorted(wants.items(), reverse=True)) or nothing) + each
+    yield "Wants", (", ".join(f"{n} x {p}" for p, n in sorted(wants.items(), reverse=True)) or nothing) + per_node
     ahead = sum(1 for other in queue if other.pending and other.priority > row.priority)
     yield "Slurm", f"{row.reason or 'no reason yet'}; {ahead} waiting jobs have a higher priority"
     if wants:
@@ -100,7 +100,7 @@ def _bounds(elastic: LoanHints) -> str:
 
 
 def offers(wants: Mapping[Any, int], nodes: Sequence[NodeRow]) -> Iterator[str]:
-    """Where each wanted profile is offered now."""
+    """Yield where each wanted profile is offered now."""
     for profile in sorted(wants, reverse=True):
         free = [(row.name, n) for row in nodes if row.open and (n := free_counts(row).get(profile.gres_type, 0))]
         listed = ", ".join(f"{n} on {name}" for name, n in free[:6]) + (" and more" if len(free) > 6 else "")
@@ -108,7 +108,7 @@ def offers(wants: Mapping[Any, int], nodes: Sequence[NodeRow]) -> Iterator[str]:
 
 
 def ask(config: Config, job: int) -> str:
-    """What the running supply loop says of a job; a sentence in any case."""
+    """Ask the running supply loop about a job; return a sentence in any case."""
     try:
         return str(json.loads(ask_service(config, f"/v1/why/{job}"))["why"])
     except (OSError, ValueError, KeyError) as error:

@@ -32,7 +32,7 @@ class Hours:
 
     @classmethod
     def parse(cls, text: str) -> Hours:
-        """Raises HoursError."""
+        """Parse the text of spans; raises HoursError."""
         words = text.split()
         if not 1 <= len(words) <= 2:
             raise HoursError(f"{text!r} is not [days] HH:MM-HH:MM")
@@ -45,7 +45,7 @@ class Hours:
         return cls(_days(words[0]) if len(words) == 2 else frozenset(range(7)), start, end)
 
     def covers(self, when: datetime) -> bool:
-        """Whether a moment of local time lies in it."""
+        """Return whether a moment of local time lies in it."""
         day, minute = when.weekday(), when.hour * 60 + when.minute
         if self.start < self.end:
             return day in self.days and self.start <= minute < self.end
@@ -53,7 +53,7 @@ class Hours:
 
 
 def covered(spans: Iterable[str], when: datetime) -> bool:
-    """Whether a moment of local time lies in any of the spans; raises HoursError."""
+    """Return whether a moment of local time lies in any of the spans; raises HoursError."""
     return any(Hours.parse(text).covers(when) for text in spans)
 
 

@@ -120,7 +120,7 @@ def loads(text: str, path: str = "migbatch.toml") -> Config:
 def _together(
     lending: LendingConfig | None, cluster: ClusterConfig | None, lines: Mapping[tuple[str, ...], int]
 ) -> Iterator[Problem]:
-    """What is wrong only beside something else."""
+    """Yield errors that only a combination of keys shows."""
     if lending is None or not lending.enabled:
         return
     if not lending.partitions:
@@ -142,7 +142,7 @@ def read_section(
     lines: Mapping[tuple[str, ...], int],
     problems: list[Problem],
 ) -> Any:
-    """One section as an instance of `cls`; what is wrong with it is added to `problems`, and defaults stand in."""
+    """Read one section as an instance of `cls`; errors are added to `problems`, with defaults in their place."""
     name, header = ".".join(where), next((lines[where[:n]] for n in (2, 1) if where[:n] in lines), 0)
     fields = {f.name: f for f in dataclasses.fields(cls)}
     found: dict[str, Any] = {}
@@ -181,7 +181,7 @@ def _table(
     line: int,
     problems: list[Problem],
 ) -> dict[str, int]:
-    """A table of whole numbers, entry by entry."""
+    """Return a table of whole numbers, entry by entry."""
     name, found = ".".join((*where, field.name)), {}
     if not isinstance(values, dict):
         problems.append(Problem(line, f"{name} must be a table, [{name}] with one line for each"))
@@ -212,14 +212,14 @@ def _convert(kind: str, value: Any) -> tuple[bool, Any]:
 
 
 def unknown_word(what: str, word: str, known: typing.Iterable[str]) -> str:
-    """That a word is unknown, with the one that was perhaps meant."""
+    """Say that a word is unknown, with the one that was perhaps meant."""
     known = list(known)
     near = difflib.get_close_matches(word, known, n=1)
     return f"unknown {what} {word!r}" + (f", did you mean {near[0]!r}?" if near else f" (known: {', '.join(known)})")
 
 
 def lines_of(text: str) -> Iterator[tuple[tuple[str, ...], int]]:
-    """The line of every section header and key. tomllib does not tell; the text is known to be valid TOML."""
+    """Yield the line of every section header and key. tomllib does not tell; the text is known to be valid TOML."""
     section: tuple[str, ...] = ()
     quote = ""
     for number, line in enumerate(text.splitlines(), 1):

@@ -19,22 +19,22 @@ Check = Callable[[Any], str | None]
 
 
 def key(default: Any, doc: str, check: Check | None = None) -> Any:
-    """A configuration key: its default, what it means (shown in the default file) and its bounds."""
+    """Declare a configuration key: its default, what it means (shown in the default file) and its bounds."""
     return field(default=default, metadata={"doc": doc, "check": check})
 
 
 def required(doc: str, check: Check | None = None) -> Any:
-    """A key without a default, for tables that exist only where somebody writes them."""
+    """Declare a key without a default, for tables that exist only where somebody writes them."""
     return field(metadata={"doc": doc, "check": check})
 
 
 def table(doc: str, check: Check | None = None) -> Any:
-    """A table of whole numbers with words of the site's own, empty by default; `check` gets one entry at a time."""
+    """Declare a table of whole numbers with the site's own words as keys, empty by default; `check` gets each entry."""
     return field(default_factory=dict, metadata={"doc": doc, "check": check})
 
 
 def between(low: float, high: float) -> Check:
-    """Numbers from low to high, both included."""
+    """Accept numbers from low to high, both included."""
 
     def check(value: float) -> str | None:
         return None if low <= value <= high else f"must be between {low:g} and {high:g}"
@@ -43,7 +43,7 @@ def between(low: float, high: float) -> Check:
 
 
 def one_of(*choices: str) -> Check:
-    """One of a few words."""
+    """Accept one of a few words."""
 
     def check(value: str) -> str | None:
         return None if value in choices else f"must be one of {', '.join(repr(c) for c in choices)}"
@@ -52,46 +52,46 @@ def one_of(*choices: str) -> Check:
 
 
 def absolute(value: str) -> str | None:
-    """An absolute path; services have no working directory to speak of."""
+    """Accept an absolute path, since services have no useful working directory."""
     return None if value.startswith("/") else "must be an absolute path"
 
 
 def absolute_or_empty(value: str) -> str | None:
-    """An absolute path, or empty for 'not set'."""
+    """Accept an absolute path, or empty for 'not set'."""
     return None if not value else absolute(value)
 
 
 def database_url(value: str) -> str | None:
-    """An SQLAlchemy URL of one of the databases that the store knows."""
+    """Accept an SQLAlchemy URL of one of the databases that the store supports."""
     if re.match(r"(sqlite|mysql|mariadb|postgresql)(\+[a-z0-9_]+)?://", value):
         return None
     return "must be a database URL such as 'sqlite:////var/lib/migbatch/migbatch.db' or 'mysql+pymysql://user@host/db'"
 
 
 def name(value: str) -> str | None:
-    """A word that may stand in Slurm's configuration."""
+    """Accept a word that may stand in Slurm's configuration."""
     return None if re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", value) else "must be a plain name (letters, digits, _ . -)"
 
 
 def names(values: tuple[str, ...]) -> str | None:
-    """Several such words."""
+    """Accept several such words."""
     bad = [v for v in values if name(v)]
     return f"must hold plain names, which {bad[0]!r} is not" if bad else None
 
 
 def model_names(values: tuple[str, ...]) -> str | None:
-    """Names of models, such as org/model-7b."""
+    """Accept names of models, such as org/model-7b."""
     bad = [v for v in values if not re.fullmatch(r"[A-Za-z0-9_.+/-]{1,128}", v)]
     return f"must hold names of letters, digits and _ . + / -, which {bad[0]!r} is not" if bad else None
 
 
 def profile_or_empty(value: str) -> str | None:
-    """A MIG profile, or empty."""
+    """Accept a MIG profile, or empty."""
     return None if not value else profiles((value,))
 
 
 def profiles(values: tuple[str, ...]) -> str | None:
-    """MIG profiles as nvidia-smi spells them."""
+    """Accept MIG profiles as nvidia-smi spells them."""
     for value in values:
         try:
             Profile.parse(value)
@@ -101,7 +101,7 @@ def profiles(values: tuple[str, ...]) -> str | None:
 
 
 def hours(values: tuple[str, ...]) -> str | None:
-    """Hours of the day, on some days of the week."""
+    """Accept hours of the day, on some days of the week."""
     for value in values:
         try:
             Hours.parse(value)
@@ -111,7 +111,7 @@ def hours(values: tuple[str, ...]) -> str | None:
 
 
 def share_of(entry: Mapping[str, int]) -> str | None:
-    """How much one account may have."""
+    """Accept how much one account may have."""
     for word, value in entry.items():
         if name(word):
             return "must be the plain name of an account (letters, digits, _ . -)"

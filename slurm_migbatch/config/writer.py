@@ -18,7 +18,7 @@ _TABLES: dict[str, tuple[type, str]] = {"gpus": (GpuConfig, "h100-80gb"), "model
 
 
 def render(values: Mapping[str, Mapping[str, Any]] | None = None) -> str:
-    """The commented file, with `values` (section -> key -> value) set; round-trips through `loads`.
+    """Return the commented file, with `values` (section -> key -> value) set; round-trips through `loads`.
 
     Raises:
         KeyError: a section or key that does not exist.
@@ -39,7 +39,7 @@ def render(values: Mapping[str, Mapping[str, Any]] | None = None) -> str:
 
 
 def text_of(config: Config) -> str:
-    """The configuration as a file that reads as the same."""
+    """Return the configuration as a file that reads as the same."""
     return render({section: values for section, values in dataclasses.asdict(config).items() if section != "path"})
 
 

@@ -42,7 +42,7 @@ from slurm_migbatch.node.auth import (
     request_payload,
     response_payload,
 )
-from slurm_migbatch.store.receipt import Claim
+from slurm_migbatch.store.receipt import NodeReceipt
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ class NodeApi:
         message = messages.read_events(node, body)
         for what in message.refused:
             self._seldom.warning(node, f"{node}: {what}; it is left out, update that node if this goes on")
-        claim = Claim(message.database, message.acked, incomplete=messages.holding(message.events))
+        claim = NodeReceipt(message.database, message.acked, incomplete=messages.holding(message.events))
         events = [event.wire for event in message.events]
         self.board.heard(node)
         try:

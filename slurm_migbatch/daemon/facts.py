@@ -27,7 +27,7 @@ from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.predict.statefile import ModelDirectory
-from slurm_migbatch.submit.rewrite import Policy
+from slurm_migbatch.submit.rewrite import SubmitPolicy
 from slurm_migbatch.submit.table import compile_table, write_table
 from slurm_migbatch.workload.catalog import CatalogError, Partition, SiteCatalog, load
 from slurm_migbatch.workload.hints import Hints
@@ -67,9 +67,9 @@ def chooser_of(config: Config) -> Chooser:
     return Chooser(LearnedPredictor(learned, known_models(config), confidence=config.learning.confidence))
 
 
-def policy_of(config: Config) -> Policy:
+def policy_of(config: Config) -> SubmitPolicy:
     """The site's choices for the rewrite; root and SlurmUser may do as they like."""
-    return Policy(trusted_uids=slurm_uids(config), hints_in_extra=config.submit.allow_extra)
+    return SubmitPolicy(trusted_uids=slurm_uids(config), hints_in_extra=config.submit.allow_extra)
 
 
 def slurm_uids(config: Config) -> frozenset[int]:

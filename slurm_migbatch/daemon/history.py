@@ -13,7 +13,7 @@ from slurm_migbatch.profiling.measurement import COLUMNS, Measurement
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.decisions import record_decision
 from slurm_migbatch.store.models import MeasuredPoint, NodeEvent, Run
-from slurm_migbatch.store.work import Past, TaskRun, array_runs, past_work
+from slurm_migbatch.store.work import PastRuns, TaskRun, array_runs, past_work
 
 #: of the creates and destroys, only the newest matter: what lies idle where is a preference, not a fact to rely on
 _NEWEST = 20_000
@@ -88,7 +88,7 @@ class HistoryStore(Store):
         with self.reading() as connection:
             return array_runs(connection, arrays)
 
-    def past_work(self, since: float) -> list[Past]:
+    def past_work(self, since: float) -> list[PastRuns]:
         """What slices were used for since that moment (unix seconds), loans left out."""
         with self.reading() as connection:
             return past_work(connection, since)

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from slurm_migbatch.daemon.ended import Standing
 from slurm_migbatch.slurm.client import SlurmClient
 from slurm_migbatch.store.progress import RunProgress
-from slurm_migbatch.store.receipt import Claim, Receipt
-from slurm_migbatch.store.work import Past, TaskRun
+from slurm_migbatch.store.receipt import NodeReceipt, Receipt
+from slurm_migbatch.store.work import PastRuns, TaskRun
 
 
 class Slurm(SlurmClient, Protocol):
@@ -32,7 +32,7 @@ class Store(Protocol):
     """The record (slurm_migbatch.store)."""
 
     def ingest(
-        self, node: str, journal: str, boot_id: str, events: Sequence[Mapping[str, Any]], claim: Claim
+        self, node: str, journal: str, boot_id: str, events: Sequence[Mapping[str, Any]], claim: NodeReceipt
     ) -> Receipt:
         """Keep a node's events; returns how far they are stored, and whether all that it holds is known."""
 
@@ -83,7 +83,7 @@ class Store(Protocol):
     def array_runs(self, arrays: Collection[int]) -> Mapping[int, Sequence[TaskRun]]:
         """How the tasks of these arrays went that have started."""
 
-    def past_work(self, since: float) -> Sequence[Past]:
+    def past_work(self, since: float) -> Sequence[PastRuns]:
         """What slices were used for since that moment (unix seconds), loans left out."""
 
     def close(self) -> None:

@@ -30,9 +30,9 @@ from slurm_migbatch.daemon.history import HistoryStore, Learnable, open_history
 from slurm_migbatch.mig.geometry import Geometry, GeometryError
 from slurm_migbatch.predict.check import expected_by, misses, promises, ratios, worse
 from slurm_migbatch.predict.facts import ModelFacts
-from slurm_migbatch.predict.known import Knowledge
+from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.learned import LearnedPredictor
-from slurm_migbatch.predict.runs import Heard, Told, Unheard, hear, rows_of, told_by
+from slurm_migbatch.predict.runs import LearnableRuns, Observation, Unheard, hear, rows_of, told_by
 from slurm_migbatch.predict.statefile import Index, ModelDirectory, Saved
 from slurm_migbatch.predict.training import learn, settle
 from slurm_migbatch.profiling.measurement import Measurement
@@ -58,8 +58,8 @@ class Material:
     """
 
     reach: Learnable
-    told: tuple[Told, ...]
-    heard: Heard
+    told: tuple[Observation, ...]
+    heard: LearnableRuns
     table: tuple[Measurement, ...]
     fresh: tuple[Measurement, ...]
 
@@ -71,10 +71,10 @@ class Material:
 
 def gather(store: HistoryStore, facts: Sequence[ModelFacts], runs: int, present: Saved) -> Material:
     """Read the record. `present` is the model whose curves tell which figures of different users are alike."""
-    knowledge = Knowledge(facts)
+    knowledge = ModelKnowledge(facts)
     reach = store.learnable()
     geometries = _geometries(store.inventory())
-    told: list[Told] = []
+    told: list[Observation] = []
     high = reach.lesson
     while high > 0 and len(told) < runs and reach.lesson - high < _FURTHEST * runs:
         low = max(high - _PAGE, 0)
@@ -162,7 +162,7 @@ def refit(
     """
     began = time.monotonic()
     facts, learning = known_models(config), config.learning
-    knowledge = Knowledge(facts)
+    knowledge = ModelKnowledge(facts)
     heard, table = material.heard.told, material.table
     seen = seen_of(material.reach, facts)
     result: dict[str, Any] = {"ts": time.time(), "reason": why, "runs": len(heard), "measured": len(table)}
@@ -209,7 +209,7 @@ def refit(
 class _Split:
     """What the candidate is fitted on, and the rows that it is judged by."""
 
-    runs: Sequence[Told]
+    runs: Sequence[Observation]
     table: Sequence[Measurement]
     judge: Sequence[Measurement]
     name: str
@@ -239,7 +239,7 @@ def _some(fresh: Sequence[T], total: int, name: Callable[[T], str]) -> list[T]:
     return ordered[: min(len(fresh) // 2, max(1, total // MOST_HELD))]
 
 
-def _left_out(heard: Heard) -> dict[str, Any]:
+def _left_out(heard: LearnableRuns) -> dict[str, Any]:
     """Figures that were not believed, by model and figure; which user it was stays in the record of runs."""
     groups: dict[str, dict[str, list[Unheard]]] = {}
     for each in heard.unheard:

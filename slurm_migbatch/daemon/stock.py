@@ -21,7 +21,7 @@ from slurm_migbatch.decide.capacity.demand import could_run, slices
 from slurm_migbatch.decide.paris_elsa.preference import HORIZON_S, Class, preference
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
-from slurm_migbatch.store.work import Past
+from slurm_migbatch.store.work import PastRuns
 from slurm_migbatch.workload.loans import is_marked
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class StockRoom:
         return found
 
 
-def classes_of(past: Sequence[Past], jobs: Iterable[JobRow], now: float) -> list[Class]:
+def classes_of(past: Sequence[PastRuns], jobs: Iterable[JobRow], now: float) -> list[Class]:
     """History and queue in the policy's form: what comes in `HORIZON_S`, and what waits.
 
     Runs on unlike slices are left out; training jobs that wait for a loan ask for no supply.

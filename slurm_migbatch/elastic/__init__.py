@@ -48,8 +48,8 @@ The package needs the standard library only. torch is used where the state that 
 """
 
 from slurm_migbatch.elastic.errors import ElasticError, Leave, Superseded
+from slurm_migbatch.elastic.micro_batches import Micro, Step
 from slurm_migbatch.elastic.slices import Memory, Slice
-from slurm_migbatch.elastic.split import Micro, Step
 from slurm_migbatch.elastic.trainer import Care, Trainer
 
 __all__ = ["Care", "ElasticError", "Leave", "Memory", "Micro", "Slice", "Step", "Superseded", "Trainer"]

@@ -1,4 +1,4 @@
-"""Checkpoint files: whole or not there, whatever happens while one is written.
+"""Checkpoint files: complete or absent, whatever happens while one is written.
 
     DIRECTORY/step-000000001200.ckpt
 
@@ -71,7 +71,7 @@ class Checkpoints:
         disk: Disk | None = None,
         ready: Callable[[], None] = lambda: None,
     ) -> None:
-        """`keep` newest are kept, `mark` tells this run's unfinished files from those of others.
+        """Open a directory: the `keep` newest are kept; `mark` tells this run's unfinished files from others'.
 
         `ready` is called before a file is put into its place, and may raise.
         """
@@ -84,7 +84,7 @@ class Checkpoints:
         self._unusable: set[str] = set()
 
     def names(self) -> list[str]:
-        """Every file with a checkpoint's name, the newest first."""
+        """List every file with a checkpoint's name, the newest first."""
         return sorted((name for name in os.listdir(self.directory) if _NAME.fullmatch(name)), reverse=True)  # noqa: PTH208
 
     # -- writing -------------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class Checkpoints:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def newest(self) -> Checkpoint | None:
-        """The newest that is whole; None where the training has not begun.
+        """Read the newest complete checkpoint; None where the training has not begun.
 
         Raises:
             ElasticError: there are checkpoints but none can be used, or a whole one needs code that is not there.
@@ -232,11 +232,11 @@ class _Sink(io.RawIOBase):
         self._disk, self._handle = disk, handle
 
     def writable(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def write(self, data: Any) -> int:
-        """All of it."""
+        """Write all of `data`."""
         view = memoryview(data).cast("B")
         _all(self._disk, self._handle, view, self.offset)
         self.digest.update(view)
@@ -251,21 +251,21 @@ class _Section(io.RawIOBase):
         self._file, self._begin, self._size, self._at = file, begin, size, 0
 
     def readable(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """As in files."""
+        """Do as files do."""
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
         self._at = max(0, base + offset)
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """As in files."""
+        """Do as files do."""
         view = memoryview(buffer).cast("B")[: max(0, self._size - self._at)]
         self._file.seek(self._begin + self._at)
         count = self._file.readinto(view)

@@ -1,4 +1,4 @@
-"""What saving a checkpoint does to a file system, one method for each effect: tests end the process at each of them."""
+"""The effects of saving a checkpoint on a file system, one method each: tests end the process at each of them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ class Disk:
     """The real one. All methods raise OSError."""
 
     def create(self, path: Path) -> int:
-        """A new file of the user's own, for writing."""
+        """Create a file for writing that belongs to the user."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
     def write(self, handle: int, data: bytes | memoryview, offset: int) -> int:
-        """Bytes written of `data`."""
+        """Write `data` at `offset`; return the number of bytes written."""
         return os.pwrite(handle, data, offset)
 
     def sync(self, handle: int) -> None:

@@ -1,4 +1,4 @@
-"""What can go wrong for the user of the library, and how a run ends when it is told to."""
+"""Errors of the library, and the exception that ends a run on request."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Lock:
         self._name = f"job {job} restart {restart} process {os.getpid()} on {socket.gethostname()} {self.mark}"
 
     def take(self, patience_s: float, waiting: Callable[[float], object]) -> None:
-        """Have it, or wait for it; `waiting` is called with the seconds to wait, and may raise.
+        """Take the lock or wait for it; `waiting` is called with the seconds to wait, and may raise.
 
         Raises:
             ElasticError: somebody else still has it after that time.
@@ -73,7 +73,7 @@ class Lock:
         return self._handle >= 0
 
     def check(self) -> None:
-        """Raises Superseded where another run has taken the directory over."""
+        """Raise Superseded where another run has taken the directory over."""
         holder = self._holder()
         if holder != self._name:
             raise Superseded(f"{self._path.parent} was taken over by {holder or 'another run'}; this run stops")

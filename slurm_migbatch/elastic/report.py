@@ -15,7 +15,7 @@ FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
 def line(environ: Mapping[str, str], values: Mapping[str, str | float | int | None]) -> str:
-    """A report: what is not None, the task that speaks, and the time."""
+    """Format a report: the values that are not None, the reporting task, and the time."""
     words = {**values, "at": f"{time.time():.3f}"}
     if words.get("task") is None:
         words["task"] = own_task(environ)
@@ -27,7 +27,7 @@ def _text(value: str | float) -> str:
 
 
 def own_task(environ: Mapping[str, str]) -> str | None:
-    """The task that this runs in; None in batch scripts and shells, which speak for the whole job."""
+    """Return the task that this runs in; None in batch scripts and shells, which report for the whole job."""
     step, rank = environ.get("SLURM_STEP_ID", ""), environ.get("SLURM_PROCID", "")
     in_step = step.isdigit() and int(step) < FIRST_SPECIAL_STEP
     return rank if in_step and rank.isdigit() else None

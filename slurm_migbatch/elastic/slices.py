@@ -1,4 +1,4 @@
-"""The slice that this process has, as migbatch's TaskProlog tells it, and how large a micro-batch fits into it.
+"""The slice that this process has, from TaskProlog's environment, and the largest micro-batch that fits into it.
 
 `MIGBATCH_BATCH` is not asked: it is advice for the profile of the submission, and an elastic job runs on others.
 """
@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 class Slice(NamedTuple):
-    """What there is to train on. `profile` is empty and `memory_mib` None outside a job with a slice.
+    """The slice to train on. `profile` is empty and `memory_mib` None outside a job with a slice.
 
     `profile` is in GRES spelling (`1g.10gb.me`); `memory_mib` is the memory of the slice, of several the smallest.
     """
@@ -56,19 +56,19 @@ class Memory:
                 f"{self.headroom}, is none: items need more than 0 bytes, and headroom is 0 to below 1"
             )
 
-    def __call__(self, piece: Slice) -> int | None:
-        """Items that fit; None where the memory is not known."""
-        if piece.memory_mib is None:
+    def __call__(self, mig_slice: Slice) -> int | None:
+        """Return how many items fit; None where the memory is not known."""
+        if mig_slice.memory_mib is None:
             return None
-        return int((piece.memory_mib * MIB * (1.0 - self.headroom) - self.fixed_bytes) // self.bytes_per_item)
+        return int((mig_slice.memory_mib * MIB * (1.0 - self.headroom) - self.fixed_bytes) // self.bytes_per_item)
 
 
 Fits = int | Mapping[str, int] | Memory | Callable[[Slice], int | None] | None
 """How large a micro-batch may be: the same everywhere, a table by profile, by memory, or a function of the slice."""
 
 
-def largest(fits: Fits, piece: Slice, batch: int) -> int:
-    """The largest micro-batch for this slice, at most the whole `batch`.
+def largest(fits: Fits, mig_slice: Slice, batch: int) -> int:
+    """Return the largest micro-batch for this slice, at most the whole `batch`.
 
     Outside a job with a slice (a trial at a desk), and with `fits` None, that is the whole batch; a table may have an
     entry "" for it.
@@ -81,16 +81,16 @@ def largest(fits: Fits, piece: Slice, batch: int) -> int:
     if isinstance(fits, int):
         most: int | None = fits
     elif isinstance(fits, Mapping):
-        most = fits.get(piece.profile)
-        if most is None and piece.profile:
+        most = fits.get(mig_slice.profile)
+        if most is None and mig_slice.profile:
             raise ElasticError(
-                f"fits= has no entry for {piece.profile}, only for {', '.join(sorted(filter(None, fits)))}: add it, or "
-                "bound the job with min= and max= in its comment"
+                f"fits= has no entry for {mig_slice.profile}, only for {', '.join(sorted(filter(None, fits)))}: "
+                "add it, or bound the job with min= and max= in its comment"
             )
     else:
-        most = fits(piece)
+        most = fits(mig_slice)
     if most is None:
         return batch
     if most < 1:
-        raise ElasticError(f"not even one item fits on {piece}: ask for more with min= in the job's comment")
+        raise ElasticError(f"not even one item fits on {mig_slice}: ask for more with min= in the job's comment")
     return min(int(most), batch)

@@ -1,4 +1,4 @@
-"""A training's state as bytes: by pickle, or by torch where there are tensors in it.
+"""Serialize a training's state: by pickle, or by torch where it holds tensors.
 
 torch is never imported here unless the state that was handed over, or the checkpoint that is read, needs it.
 """
@@ -16,7 +16,7 @@ _DEPTH = 8
 
 
 def form_of(state: Any) -> str:
-    """Which of both a state needs."""
+    """Return which of both forms a state needs."""
     torch = sys.modules.get("torch")
     return TORCH if torch is not None and _holds(state, torch.Tensor, _DEPTH) else PICKLE
 

@@ -11,15 +11,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from slurm_migbatch.elastic import report, split
+from slurm_migbatch.elastic import micro_batches, report
 from slurm_migbatch.elastic.checkpoints import Checkpoints
 from slurm_migbatch.elastic.disk import Disk
 from slurm_migbatch.elastic.errors import ElasticError, Leave
 from slurm_migbatch.elastic.lock import Lock
-from slurm_migbatch.elastic.mail import PAUSE, Mail
-from slurm_migbatch.elastic.order import Order
+from slurm_migbatch.elastic.micro_batches import Step
+from slurm_migbatch.elastic.sampler import Sampler
+from slurm_migbatch.elastic.signals import PAUSE, SignalFlags
 from slurm_migbatch.elastic.slices import Fits, Slice, largest
-from slurm_migbatch.elastic.split import Step
 
 LEFT = 128 + 15
 """Exit code of a run that ended because it was told to, as a shell tells it."""
@@ -81,7 +81,7 @@ class Trainer:
         environ: Mapping[str, str] | None = None,
         disk: Disk | None = None,
     ) -> None:
-        """A training in `directory`, which is made where it is missing and belongs to this training alone.
+        """Set up a training in `directory`, which is made where it is missing and must hold no other training.
 
         Args:
             effective_batch: items of one step of the optimizer.
@@ -90,7 +90,7 @@ class Trainer:
                 the `Slice`. None: the whole batch.
             micro: always split into micro-batches of this size, if it fits. Then sums are made in the same order on
                 every slice, and so is what depends on the micro-batch, as batch normalisation does.
-            seed, shuffle, drop_last: of the order of the data, see `Order`.
+            seed, shuffle, drop_last: of the order of the data, see `Sampler`.
             environ: in place of os.environ.
 
         Raises:
@@ -98,7 +98,7 @@ class Trainer:
         """
         self._environ = os.environ if environ is None else environ
         self.slice = Slice.of(self._environ)
-        self.order = Order(items, effective_batch, seed=seed, shuffle=shuffle, drop_last=drop_last)
+        self.sampler = Sampler(items, effective_batch, seed=seed, shuffle=shuffle, drop_last=drop_last)
         most = largest(fits, self.slice, effective_batch)
         if micro is not None and not 1 <= micro <= most:
             raise ElasticError(f"micro-batches of {micro} items do not fit on {self.slice}, which takes {most}")
@@ -107,7 +107,7 @@ class Trainer:
         self._care = care
         self._directory = Path(directory)
         self._lock = Lock(self._directory, self._environ)
-        self._mail = Mail(care.pausing)
+        self._signals = SignalFlags(care.pausing)
         self._files = Checkpoints(
             self._directory, keep=care.keep, mark=self._lock.mark, disk=disk, ready=self._lock.check
         )
@@ -120,8 +120,8 @@ class Trainer:
         self._deaf = False
 
     def __enter__(self) -> Trainer:
-        """Listen to signals, and have the directory. Raises ElasticError, Leave, OSError."""
-        self._mail.open()
+        """Install signal handlers and lock the directory. Raises ElasticError, Leave, OSError."""
+        self._signals.open()
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._lock.take(self._care.lock_s, self._wait)
@@ -136,11 +136,11 @@ class Trainer:
         self._close()
 
     def _close(self) -> None:
-        self._mail.close()
+        self._signals.close()
         self._lock.give()
 
     def restore(self) -> Any:
-        """The state of the newest checkpoint that is whole; None where the training begins.
+        """Read the state of the newest complete checkpoint; None where the training begins.
 
         Raises:
             ElasticError: no checkpoint can be used, or it belongs to a training with another batch or data.
@@ -170,7 +170,7 @@ class Trainer:
         return found.state
 
     def steps(self, total: int, save: Callable[[], Any]) -> Iterator[Step]:
-        """The steps of the optimizer that are still to do, up to `total` in the training's whole life.
+        """Iterate over the optimizer steps still to do, up to `total` in the training's whole life.
 
         A step counts as done when the loop comes back for the next one. In between, and only there, `save()` is called
         for the state that a checkpoint holds: model, optimizer, learning-rate schedule, whatever else changes.
@@ -197,36 +197,39 @@ class Trainer:
             self.done += 1
             self._items += step.size
             if time.monotonic() - self._told_at >= self._care.report_s:
-                self._tell(**self._figures())
+                self._tell(**self._report_fields())
         self._checkpoint(save)
-        self._tell(**self._figures(), done=1)
+        self._tell(**self._report_fields(), done=1)
 
     def _step(self) -> Step:
-        epoch, position, size = self.order.place(self.done)
-        sizes = split.fixed(size, self.micro) if self._fixed else split.even(size, self.micro)
-        return Step(self.done, epoch, position, self.order.draw(self.done), self.order.indices(self.done), sizes)
+        epoch, position, size = self.sampler.position_of(self.done)
+        sizes = micro_batches.fixed(size, self.micro) if self._fixed else micro_batches.even(size, self.micro)
+        return Step(self.done, epoch, position, self.sampler.draw(self.done), self.sampler.indices(self.done), sizes)
 
     # -- between two steps ---------------------------------------------------------------------------------------
 
     def _boundary(self, save: Callable[[], Any]) -> None:
-        if self._mail.leave_since is not None:
+        if self._signals.leave_since is not None:
             self._leave(save)
         held_back = bool(self._failing) and time.monotonic() - self._tried_at < AGAIN_S
-        if self._mail.pause and not held_back:
+        if self._signals.pause and not held_back:
             self._pause(save)
         elif self._due() and not held_back:
             self._checkpoint(save)
-        if self._mail.leave_since is not None:
+        if self._signals.leave_since is not None:
             self._leave(save)
 
     def _due(self) -> bool:
-        """The first step of all is saved at once: it shows that saving works, and what it costs."""
+        """Return whether a checkpoint is due.
+
+        The first step is saved at once, which shows that saving works and its cost.
+        """
         if self._saved is None:
             return self.done > 0
         return time.monotonic() - self._saved_at >= max(self._care.every_s, CHECKPOINT_SHARE * (self._cost_s or 0.0))
 
     def _checkpoint(self, save: Callable[[], Any]) -> bool:
-        """Whether what is done is safe. A disk that is full or broken is told, and the training goes on."""
+        """Write a checkpoint; return whether all steps are saved. Disk errors are logged, and the training goes on."""
         if self._saved != self.done:
             try:
                 self._cost_s = self._files.write(self.done, self._facts(), save())
@@ -239,7 +242,7 @@ class Trainer:
                 log.warning("checkpoints can be written again; step %d is safe", self.done)
             self._failing = ""
             self._saved, self._saved_at = self.done, time.monotonic()
-        self._tell(**self._figures(), checkpoint=f"{time.time():.6f}", ckpt_s=self._cost_s)
+        self._tell(**self._report_fields(), checkpoint=f"{time.time():.6f}", ckpt_s=self._cost_s)
         return True
 
     def _fail(self, error: OSError) -> None:
@@ -254,27 +257,27 @@ class Trainer:
 
     def _pause(self, save: Callable[[], Any]) -> None:
         """Save, then do nothing until TERM comes, or for idle_s; another USR1 is answered as the first was."""
-        while self._mail.pause:
-            self._mail.pause = False
+        while self._signals.pause:
+            self._signals.pause = False
             if not self._checkpoint(save):
-                self._mail.pause = True  # it stays asked for
+                self._signals.pause = True  # it stays asked for
                 return
             log.info("step %d is safe; standing still for what comes", self.done)
             end = time.monotonic() + self._care.idle_s
-            while not self._mail.pause and (left := end - time.monotonic()) > 0:
+            while not self._signals.pause and (left := end - time.monotonic()) > 0:
                 self._wait(left)
         log.info("nothing has come in %.0f s; training goes on", self._care.idle_s)
 
     def _wait(self, seconds: float) -> None:
-        """Raises Leave where TERM has come, and nothing is to be saved."""
-        if self._mail.leave_since is None:
-            self._mail.wait(seconds)
-        if self._mail.leave_since is not None:
+        """Sleep; raise Leave where TERM has come and nothing is to be saved."""
+        if self._signals.leave_since is None:
+            self._signals.wait(seconds)
+        if self._signals.leave_since is not None:
             raise Leave(LEFT)
 
     def _leave(self, save: Callable[[], Any]) -> None:
-        assert self._mail.leave_since is not None
-        left = self._mail.leave_since + self._care.leave_s - time.monotonic()
+        assert self._signals.leave_since is not None
+        left = self._signals.leave_since + self._care.leave_s - time.monotonic()
         if self._saved != self.done and (self._cost_s or 0.0) <= left:
             self._checkpoint(save)
         log.info("told to end after step %d; step %s is safe", self.done, self._saved)
@@ -283,14 +286,14 @@ class Trainer:
     # -- what is told --------------------------------------------------------------------------------------------
 
     def _facts(self) -> dict[str, Any]:
-        order = self.order
+        sampler = self.sampler
         return {
-            "effective_batch": order.batch, "items": order.items, "seed": order.seed, "shuffle": order.shuffle,
-            "drop_last": order.drop_last, "micro": self.micro if self._fixed else None,
+            "effective_batch": sampler.batch, "items": sampler.items, "seed": sampler.seed, "shuffle": sampler.shuffle,
+            "drop_last": sampler.drop_last, "micro": self.micro if self._fixed else None,
         }  # fmt: skip
 
-    def _figures(self) -> dict[str, str | float | int | None]:
-        """Items and seconds are this run's, steps those of the whole life."""
+    def _report_fields(self) -> dict[str, str | float | int | None]:
+        """Return the report's fields: items and seconds of this run, steps of the training's whole life."""
         if not self._items or self._busy_s <= 0:
             return {"steps": self.done}
         return {"items": self._items, "seconds": self._busy_s, "batch": self.micro, "steps": self.done}

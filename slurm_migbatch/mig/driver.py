@@ -61,7 +61,7 @@ class DriverMissing(DriverError):
     """The driver's library or kernel module is not there, or too old."""
 
 
-class Refused(DriverError):
+class InvalidRequest(DriverError):
     """The request makes no sense to this driver: an unknown profile or placement."""
 
 
@@ -131,22 +131,22 @@ class Gpu(Protocol):
         """The model's name as NVML gives it."""
 
     def geometry(self) -> Geometry:
-        """Profiles and placements of this GPU; raises NotMig where it has none. MIG may be off."""
+        """Return the profiles and placements of this GPU; raises NotMig where it has none. MIG may be off."""
 
     def facts(self) -> Mapping[str, str | int | float]:
-        """What else is known of the GPU; see `mig/nvml/`. Keys whose value the driver does not tell are missing."""
+        """Return other facts of the GPU; see `mig/nvml/`. Keys whose value the driver does not report are missing."""
 
     def mig_mode(self) -> tuple[bool, bool]:
-        """Whether MIG is on now, and whether it will be after the next reset; (False, False) on GPUs without it."""
+        """Return whether MIG is on now, and after the next reset; (False, False) on GPUs without it."""
 
     def set_mig_mode(self, on: bool) -> Activation:
         """Switch MIG. Raises NotMig, NoPermission or Busy; a change that waits for something is in the result."""
 
     def instances(self) -> tuple[Instance, ...]:
-        """All instances of all profiles, ordered by placement; empty where MIG is off."""
+        """Return all instances of all profiles, ordered by placement; empty where MIG is off."""
 
     def layout(self) -> Layout:
-        """The slots that the instances take."""
+        """Return the slots that the instances take."""
 
     def create(self, slot: Slot) -> Instance:
         """Make a GPU instance there with its full compute instance.
@@ -165,20 +165,20 @@ class Gpu(Protocol):
         """
 
     def processes(self, instance: Instance) -> tuple[int, ...]:
-        """Ids of the processes that use the instance, sorted."""
+        """Return the ids of the processes that use the instance, sorted."""
 
     def memory_used(self, instance: Instance) -> int:
-        """MiB in use on the instance, by whomever. Raises NotFound where it is gone or has no compute instance."""
+        """Return the MiB in use on the instance. Raises NotFound where it does not exist or has no compute instance."""
 
     def holders(self, instance: Instance) -> tuple[Holder, ...]:
-        """The same with the processes' names, for messages."""
+        """Return the processes on the instance with their names, for messages."""
 
 
 class Driver(Protocol):
     """The GPUs of one machine."""
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """All physical GPUs in NVML's order, those without MIG too."""
+        """Return all physical GPUs in NVML's order, those without MIG too."""
 
     def close(self) -> None:
         """Let go of the driver; harmless twice."""

@@ -86,7 +86,7 @@ class ProfileInfo(NamedTuple):
         return tuple([Slot(self.profile, placement) for placement in self.placements])
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form; placements as `[start, size]`."""
+        """Return the JSON-able form; placements as `[start, size]`."""
         row: dict[str, Any] = {"profile": self.profile.name}
         for key in _COUNTS:
             row[key] = getattr(self, key)
@@ -142,14 +142,14 @@ class Geometry(Frozen):
     # -- facts -------------------------------------------------------------------------------------------------
 
     def info(self, profile: Profile) -> ProfileInfo:
-        """The facts of one profile; raises UnknownProfile (a KeyError) that lists what exists."""
+        """Return the facts of one profile; raises UnknownProfile (a KeyError) that lists what exists."""
         info = self._by_profile.get(profile)
         if info is None:
             raise UnknownProfile(profile, self)
         return info
 
     def by_id(self, profile_id: int) -> ProfileInfo | None:
-        """The profile with this device profile id, or None."""
+        """Return the profile with this device profile id, or None."""
         return next((info for info in self.profiles if info.profile_id == profile_id), None)
 
     def __contains__(self, profile: object) -> bool:
@@ -181,7 +181,7 @@ class Geometry(Frozen):
         return self._slots
 
     def closest(self, profile: Profile) -> Profile | None:
-        """The profile to suggest to someone who asked for one that does not exist (None if it does).
+        """Return the profile to suggest to someone who asked for one that does not exist (None if it does).
 
         Names move with driver versions (3g.39gb, 3g.40gb), so the same compute slices and suffix with the nearest
         memory come first where it is off by less than a tenth; else the smallest profile at least as large in both
@@ -202,13 +202,13 @@ class Geometry(Frozen):
     # -- legality ----------------------------------------------------------------------------------------------
 
     def fits(self, layout: Layout, slot: Slot) -> bool:
-        """Whether `slot` may be added to `layout`, itself legal here."""
+        """Return whether `slot` may be added to `layout`, itself legal here."""
         if slot not in self._slots or layout.mask & slot.placement.mask:
             return False
         return self.admits((*layout.profiles, slot.profile))
 
     def why_not(self, layout: Layout, slot: Slot) -> str:
-        """Why `slot` may not be added to `layout`, as a sentence; empty where it may."""
+        """Return why `slot` may not be added to `layout`, as a sentence; empty where it may."""
         if slot.profile not in self._by_profile:
             return str(UnknownProfile(slot.profile, self))
         if slot not in self._slots:
@@ -229,11 +229,11 @@ class Geometry(Frozen):
             so_far = so_far.add(slot)
 
     def admits(self, profiles: Iterable[Profile]) -> bool:
-        """Whether these profiles may be on the GPU together as far as counts go (placements aside)."""
+        """Return whether these profiles may be on the GPU together as far as counts go (placements aside)."""
         return not self.why_not_together(profiles)
 
     def why_not_together(self, profiles: Iterable[Profile]) -> str:
-        """The count limit that these profiles break together, as a sentence; empty where they break none."""
+        """Return the count limit that these profiles break together, as a sentence; empty where they break none."""
         key = tuple(sorted(profiles))
         reason = self._admitted.get(key)
         if reason is None:
@@ -267,7 +267,7 @@ class Geometry(Frozen):
     # -- as a value --------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """Return the JSON-able form."""
         return {"version": WIRE_VERSION, "name": self.name, "profiles": [i.to_dict() for i in self.profiles]}
 
     @classmethod

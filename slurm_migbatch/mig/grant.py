@@ -88,7 +88,7 @@ class Grant(Frozen):
         return sum(count for _, count in self._kinds)
 
     def attach(self, comment: str) -> str:
-        """The comment with this grant's marker at its end; raises GrantError where it already holds one."""
+        """Append this grant's marker to the comment; raises GrantError where it already holds one."""
         if MARKER_OPEN in comment:
             raise GrantError(f"a comment must not hold {MARKER_OPEN!r}: the submit filter writes that itself")
         return f"{comment} {self.marker}" if comment else self.marker
@@ -109,7 +109,7 @@ class Grant(Frozen):
 
 
 def parse_comment(comment: bytes | str) -> Grant | None:
-    """The grant at the end of a job's comment; None where the comment holds no marker at all.
+    """Parse the grant at the end of a job's comment; None where the comment holds no marker.
 
     Bytes need not be UTF-8. Raises GrantError, and nothing else, where there is something that looks like a marker but
     is not exactly one well-formed marker at the end.
@@ -132,7 +132,7 @@ def parse_comment(comment: bytes | str) -> Grant | None:
 
 
 def strip(comment: str) -> str:
-    """The comment as the user wrote it: without the marker and the space before it.
+    """Remove the marker and the space before it from the comment.
 
     A comment without a well-formed marker at its end comes back as it is.
     """

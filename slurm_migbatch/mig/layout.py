@@ -64,43 +64,43 @@ class Layout(Frozen):
         self._init(slots=ordered, mask=mask, _hash=hash(ordered))
 
     def add(self, slot: Slot) -> Layout:
-        """With one more slot; adding one that is already there changes nothing."""
+        """Return the layout with one more slot; adding one that is already there changes nothing."""
         return self if slot in self.slots else Layout((*self.slots, slot))
 
     def remove(self, slot: Slot) -> Layout:
-        """Without this slot; raises LayoutError where it is not there."""
+        """Return the layout without this slot; raises LayoutError where it is not there."""
         if slot not in self.slots:
             raise LayoutError(f"{slot} is not in the layout {self}")
         return Layout(s for s in self.slots if s != slot)
 
     def union(self, other: Layout) -> Layout:
-        """All slots of both."""
+        """Return all slots of both."""
         return Layout((*self.slots, *other.slots))
 
     def minus(self, other: Layout) -> Layout:
-        """The slots that `other` does not hold."""
-        gone = set(other.slots)
-        return Layout(s for s in self.slots if s not in gone)
+        """Return the slots that `other` does not hold."""
+        removed = set(other.slots)
+        return Layout(s for s in self.slots if s not in removed)
 
     def intersection(self, other: Layout) -> Layout:
-        """The slots that both hold."""
+        """Return the slots that both hold."""
         kept = set(other.slots)
         return Layout(s for s in self.slots if s in kept)
 
     def contains(self, slot: Slot) -> bool:
-        """Whether this very slot is part of it."""
+        """Return whether this slot is part of the layout."""
         return slot in self.slots
 
     def is_subset_of(self, other: Layout) -> bool:
-        """Whether `other` holds all of its slots."""
+        """Return whether `other` holds all of its slots."""
         return set(self.slots) <= set(other.slots)
 
     def free_of(self, placement: Placement) -> bool:
-        """Whether no slot touches the placement."""
+        """Return whether no slot touches the placement."""
         return not self.mask & placement.mask
 
     def counts(self) -> Counter[Profile]:
-        """How many slots each profile has."""
+        """Return how many slots each profile has."""
         return Counter(slot.profile for slot in self.slots)
 
     @property
@@ -109,7 +109,7 @@ class Layout(Frozen):
         return tuple([slot.profile for slot in self.slots])
 
     def to_list(self) -> list[list[str | int]]:
-        """The wire form, `[["2g.20gb", 0, 2], ...]`."""
+        """Return the wire form, `[["2g.20gb", 0, 2], ...]`."""
         return [[s.profile.name, s.placement.start, s.placement.size] for s in self.slots]
 
     @classmethod
@@ -158,7 +158,7 @@ EMPTY = Layout()
 
 
 def layouts(geometry: Geometry) -> Iterator[Layout]:
-    """Every legal layout of the GPU, the empty one first, each once.
+    """Yield every legal layout of the GPU, the empty one first, each once.
 
     Slots are added in order of their start, so no layout is built twice; parts of legal layouts are legal, so none is
     missed. An A100 has a few thousand.

@@ -29,7 +29,7 @@ _SUFFIX_OF_ENUM = {
 
 
 def computed_profile(enum: int, compute_slices: int, memory_mib: int, total_bytes: int) -> Profile:
-    """The profile behind NVML's enum value `enum`, from its size and the GPU's whole memory."""
+    """Return the profile behind NVML's enum value `enum`, from its size and the GPU's whole memory."""
     eighths = -(-8 * memory_mib * _MIB // max(total_bytes, 1))
     whole = -(-total_bytes // _GIB)
     gb = (eighths * whole + 4) // 8
@@ -37,7 +37,7 @@ def computed_profile(enum: int, compute_slices: int, memory_mib: int, total_byte
 
 
 def reported_profile(name: str) -> Profile | None:
-    """The profile that the driver's own name says, None where it is not understood."""
+    """Return the profile that the driver's own name says, None where it is not understood."""
     try:
         return Profile.parse(name)
     except ProfileError:

@@ -40,11 +40,11 @@ class Placement(NamedTuple):
         return ((1 << self.size) - 1) << self.start
 
     def overlaps(self, other: Placement) -> bool:
-        """Whether the two share a memory slice."""
+        """Return whether the two share a memory slice."""
         return self.start < other.start + other.size and other.start < self.start + self.size
 
     def contains(self, other: Placement) -> bool:
-        """Whether `other` lies wholly inside this one."""
+        """Return whether `other` lies wholly inside this one."""
         return self.start <= other.start and other.start + other.size <= self.start + self.size
 
     def __str__(self) -> str:

@@ -42,7 +42,7 @@ class _Board:
         self._capacity: dict[tuple[int, Counts, int], int] = {}
 
     def counts(self, layout: Layout) -> Counts:
-        """How many slots of each profile the layout has; raises UnknownProfile."""
+        """Return how many slots of each profile the layout has; raises UnknownProfile."""
         counts = [0] * len(self.profiles)
         for slot in layout.slots:
             self.geometry.info(slot.profile)
@@ -50,7 +50,7 @@ class _Board:
         return tuple(counts)
 
     def more(self, counts: Counts, i: int) -> Counts | None:
-        """One more of profile i; None where the GPU's count limits forbid it."""
+        """Return the counts with one more of profile i; None where the GPU's count limits forbid it."""
         grown = (*counts[:i], counts[i] + 1, *counts[i + 1 :])
         allowed = self._allowed.get(grown)
         if allowed is None:
@@ -59,7 +59,7 @@ class _Board:
         return grown if allowed else None
 
     def prospects(self, mask: int, counts: Counts) -> tuple[Footprint, ...]:
-        """The lexicographically greatest descending sequence of footprints that can still be added."""
+        """Return the lexicographically greatest descending sequence of footprints that can still be added."""
         key = (mask, counts)
         known = self._prospects.get(key)
         if known is not None:
@@ -78,7 +78,7 @@ class _Board:
         return best
 
     def freedom(self, mask: int, counts: Counts) -> int:
-        """How many single slots could be added next."""
+        """Return how many single slots could be added next."""
         return sum(
             not mask & bits
             for i in range(len(self.profiles))
@@ -87,7 +87,7 @@ class _Board:
         )
 
     def capacity(self, mask: int, counts: Counts, i: int) -> int:
-        """The most slots of profile i alone that can still be added."""
+        """Return the most slots of profile i alone that can still be added."""
         key = (mask, counts, i)
         known = self._capacity.get(key)
         if known is None:
@@ -101,7 +101,7 @@ class _Board:
         return known
 
     def arrangements(self, counts: Counts) -> frozenset[int]:
-        """The masks of every way to lay out this many slots of each profile."""
+        """Return the masks of every way to lay out this many slots of each profile."""
         known = self._arrangements.get(counts)
         if known is None:
             masks = {0}
@@ -118,7 +118,7 @@ def _board(geometry: Geometry) -> _Board:
 
 
 def choose(geometry: Geometry, used: Layout, profile: Profile) -> Slot | None:
-    """The placement for one more `profile` that keeps the largest useful free space; None where none is left.
+    """Choose the slot for one more `profile` that keeps the largest useful free space; None where none is left.
 
     Raises UnknownProfile where the GPU has no such profile.
     """
@@ -137,7 +137,7 @@ def choose(geometry: Geometry, used: Layout, profile: Profile) -> Slot | None:
 
 
 def plan_free(geometry: Geometry, used: Layout, wishes: Sequence[Profile], keep: Layout = EMPTY) -> Layout:
-    """The free slots to offer beside `used`, so that the wishes are met in order as far as they fit.
+    """Plan the free slots to offer beside `used`, so that the wishes are met in order as far as they fit.
 
     A wish is met exactly if some placement of it and of all wishes met before it exists; one that cannot be met is
     passed over and the next is tried. (That a large wish is not passed over for ever is for the caller to see to.)
@@ -151,7 +151,7 @@ def plan_free(geometry: Geometry, used: Layout, wishes: Sequence[Profile], keep:
 
 
 def fill(geometry: Geometry, taken: Layout, preference: Sequence[Profile], keep: Layout = EMPTY) -> Layout:
-    """What to offer in the space that `taken` leaves: as many as fit of the first preference, then of the next.
+    """Fill the space that `taken` leaves: as many as fit of the first preference, then of the next.
 
     The result holds the new slots only. Space in which no preference fits stays unoffered.
     """
@@ -160,14 +160,14 @@ def fill(geometry: Geometry, taken: Layout, preference: Sequence[Profile], keep:
 
 
 def capacity(geometry: Geometry, used: Layout, profile: Profile) -> int:
-    """The most slots of `profile` that can be added to `used`; raises UnknownProfile."""
+    """Return the most slots of `profile` that can be added to `used`; raises UnknownProfile."""
     geometry.info(profile)
     board = _board(geometry)
     return board.capacity(used.mask, board.counts(used), board.index[profile])
 
 
 def fragmentation(geometry: Geometry, used: Layout) -> float:
-    """How much of what could be added is lost through where the used slots lie, from 0 (nothing) to 1 (everything).
+    """Return the share of what could be added that is lost by where the used slots lie, from 0 to 1.
 
     1 - sum(m[p] * n[p]) / sum(m[p] * best[p]) over all profiles p, where m[p] is the memory slices of p, n[p] the most
     slots of p that can be added, and best[p] the same for the best rearrangement of the same used slots. It is 0 for
@@ -185,7 +185,7 @@ def fragmentation(geometry: Geometry, used: Layout) -> float:
 
 
 def _relevant(geometry: Geometry, used: Layout, wishes: Iterable[Profile]) -> tuple[Profile, ...]:
-    """The wishes without those that no arrangement can meet: unknown profiles and more than `max_instances`."""
+    """Return the wishes without those that no arrangement can meet: unknown profiles and more than `max_instances`."""
 
     def sift() -> Iterator[Profile]:
         left = {info.profile: info.max_instances for info in geometry.profiles}

@@ -1,7 +1,7 @@
 """The resident service `migbatch node agent`: quick hooks, events to the controller, plans from it, and housekeeping.
 
 It keeps NVML, the journal and Python itself warm, so that a hook only has to ask. Nothing that a hook waits for ever
-waits for the controller. Everything it does for hooks, a hook can do without it (`slow.py`), so it may be stopped,
+waits for the controller. Everything it does for hooks, a hook can do without it (`fallback.py`), so it may be stopped,
 killed and updated at any time.
 """
 
@@ -21,8 +21,8 @@ from pathlib import Path
 from slurm_migbatch.mig.driver import DriverError
 from slurm_migbatch.node import exits, notify, protocol
 from slurm_migbatch.node.client import SOCKET
-from slurm_migbatch.node.config import Config
-from slurm_migbatch.node.courier import Courier
+from slurm_migbatch.node.config import NodeConfig
+from slurm_migbatch.node.controller_sync import ControllerSync
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.gpus import Gpus
@@ -43,7 +43,7 @@ class AgentError(RuntimeError):
 class Agent:
     """One node's agent. `run` works until `stop` is called from a signal handler or another thread."""
 
-    def __init__(self, config: Config, *, workers: int = WORKERS) -> None:
+    def __init__(self, config: NodeConfig, *, workers: int = WORKERS) -> None:
         self._config = config
         self._workers = workers
         self._gpus = Gpus(config)
@@ -79,10 +79,10 @@ class Agent:
         finally:
             first.close()
         listener = self._listen()
-        courier = Courier(self._config, self._gpus, self._stopping)
+        controller_sync = ControllerSync(self._config, self._gpus, self._stopping)
         threads = [threading.Thread(target=self._worker, name=f"hook-{i}") for i in range(self._workers)]
         threads.append(threading.Thread(target=self._housekeeping, name="housekeeping"))
-        threads += courier.threads()
+        threads += controller_sync.threads()
         watch = Watcher(self._config, self._gpus).thread(self._stopping, self._wake)
         threads += [watch] if watch is not None else []
         for thread in threads:
@@ -100,7 +100,7 @@ class Agent:
             listener.close()
             for _ in range(self._workers):
                 self._work.put(None)
-            courier.stop()
+            controller_sync.stop()
             for thread in threads:
                 thread.join()
 
@@ -187,7 +187,7 @@ class Agent:
     # -- housekeeping --------------------------------------------------------------------------------------------
 
     def _housekeeping(self) -> None:
-        """Now and then: undo what dead hooks left, end what Slurm has ended, notice what was changed by hand."""
+        """Repair regularly: undo what dead hooks left, end what Slurm has ended, find what was changed by hand."""
         executor: Executor | None = None
         known = ""
         while not self._stopping.wait(self._config.reconcile_every):

@@ -1,4 +1,4 @@
-"""Who sent this: credentials between nodes and the controller. Used by both sides.
+"""Authenticate messages between nodes and the controller. Used by both sides.
 
 Two kinds. Munge (which every Slurm cluster has) says which uid made a credential and refuses to read one twice; whoever
 has its key, which is root of any node, can make one in the name of any host. A token is a secret file, readable by root
@@ -41,7 +41,7 @@ class AuthError(RuntimeError):
     """A credential that proves nothing, or none could be made; the message says why."""
 
 
-class Identity(NamedTuple):
+class PeerIdentity(NamedTuple):
     """Who made a credential; `host` is an address or name as far as the scheme knows."""
 
     uid: int
@@ -56,30 +56,33 @@ class Signer(Protocol):
         """`munge` or `token`."""
 
     def sign(self, payload: bytes, node: str) -> str:
-        """A credential for this message, from or to `node`. Raises AuthError."""
+        """Make a credential for this message, from or to `node`. Raises AuthError."""
 
-    def verify(self, credential: str, payload: bytes, node: str) -> Identity:
-        """Who made the credential for this very message, from or to `node`, once. Raises AuthError."""
+    def verify(self, credential: str, payload: bytes, node: str) -> PeerIdentity:
+        """Check that the credential is for this message, from or to `node`, and is new; return who made it.
+
+        Raises AuthError.
+        """
 
 
 def digest_of(body: bytes) -> str:
-    """What a request says of its body ahead of it."""
+    """Return the digest of a request's body, as the request's header gives it."""
     return hashlib.sha256(body).hexdigest()
 
 
 def request_payload(method: str, path: str, node: str, digest: str) -> bytes:
-    """What the credential of a request covers; `digest` is that of its body."""
+    """Return the bytes that the credential of a request covers; `digest` is that of its body."""
     return f"{method} {path}\n{node}\n{digest}\n".encode()
 
 
 def response_payload(credential: str, body: bytes) -> bytes:
-    """What the signature of an answer covers: the request that it answers and its own body."""
+    """Return the bytes that the signature of an answer covers: the request's credential and the answer's body."""
     digest = hashlib.sha256(credential.encode()).hexdigest()
     return f"RESPONSE {digest}\n".encode() + body
 
 
 def headers(signer: Signer, method: str, path: str, node: str, body: bytes) -> tuple[dict[str, str], str]:
-    """The headers that say from which node a request is, and the credential among them. Raises AuthError."""
+    """Return the headers that name and authenticate a request's node, and the credential. Raises AuthError."""
     digest = digest_of(body)
     credential = signer.sign(request_payload(method, path, node, digest), node)
     found = {
@@ -96,7 +99,7 @@ class MungeSigner:
     scheme = "munge"
 
     def __init__(self, socket_path: str = "", uids: Collection[int] = (0,), library: str = "libmunge.so.2") -> None:
-        """Raises AuthError where libmunge is missing."""
+        """Load libmunge. Raises AuthError where it is missing."""
         self._socket = socket_path
         self._uids = frozenset(uids)
         try:
@@ -122,7 +125,7 @@ class MungeSigner:
             function.argtypes, function.restype = arguments, result
 
     def sign(self, payload: bytes, _node: str) -> str:
-        """A munge credential that holds the message's SHA-256."""
+        """Make a munge credential that holds the message's SHA-256."""
         digest = hashlib.sha256(payload).hexdigest().encode()
         context = self._context()
         text = ctypes.c_void_p()
@@ -133,7 +136,7 @@ class MungeSigner:
             self._free(text)
             self._lib.munge_ctx_destroy(context)
 
-    def verify(self, credential: str, payload: bytes, _node: str) -> Identity:
+    def verify(self, credential: str, payload: bytes, _node: str) -> PeerIdentity:
         """Ask munged; a second look at the same credential is refused by it."""
         raw = _bounded(credential)
         digest = hashlib.sha256(payload).hexdigest().encode()
@@ -152,7 +155,7 @@ class MungeSigner:
             raise AuthError("the credential belongs to another message")
         if uid.value not in self._uids:
             raise AuthError(f"uid {uid.value} may not speak here")
-        return Identity(uid.value, host)
+        return PeerIdentity(uid.value, host)
 
     def _context(self) -> ctypes.c_void_p:
         context = ctypes.c_void_p(self._lib.munge_ctx_create())
@@ -169,13 +172,13 @@ class MungeSigner:
 
     def _check(self, context: ctypes.c_void_p, code: int) -> None:
         if code:
-            said = (self._lib.munge_ctx_strerror(context) or b"").decode("utf-8", "replace")
+            reason = (self._lib.munge_ctx_strerror(context) or b"").decode("utf-8", "replace")
             known = _MUNGE_ERRORS.get(code)
-            raise AuthError(f"munge: the credential is {known}" if known else f"munge: {said or f'error {code}'}")
+            raise AuthError(f"munge: the credential is {known}" if known else f"munge: {reason or f'error {code}'}")
 
 
 def node_key(secret: bytes, node: str) -> bytes:
-    """The key of one node, from which neither the secret nor another node's key can be found."""
+    """Derive the key of one node, from which neither the secret nor another node's key can be found."""
     return hmac.new(secret, f"{KEY_WORD}\n{node}".encode(), hashlib.sha256).digest()
 
 
@@ -212,15 +215,15 @@ class TokenSigner:
         self._lock = threading.Lock()
 
     def key_line(self, node: str) -> str:
-        """What a node's token file is to hold instead of the secret. Raises AuthError."""
+        """Return the line that a node's token file holds instead of the secret. Raises AuthError."""
         return f"{KEY_WORD} {node} {self._key(node).hex()}"
 
     def sign(self, payload: bytes, node: str) -> str:
-        """`<seconds>:<nonce>:<node>:<hmac>`."""
+        """Make a credential `<seconds>:<nonce>:<node>:<hmac>`."""
         head = f"{int(time.time())}:{secrets.token_hex(12)}:{node}"
         return f"{head}:{self._mac(head, payload, node)}"
 
-    def verify(self, credential: str, payload: bytes, node: str) -> Identity:
+    def verify(self, credential: str, payload: bytes, node: str) -> PeerIdentity:
         """Check the code first, then the clock, then whether it was used."""
         head, _, mac = _bounded(credential).decode("ascii").rpartition(":")
         fields = head.split(":")
@@ -234,7 +237,7 @@ class TokenSigner:
             if fields[1] in self._seen:
                 raise AuthError("the credential was used before")
             self._seen[fields[1]] = now + 2 * TOKEN_LIFETIME_S
-        return Identity(0, node)
+        return PeerIdentity(0, node)
 
     def _key(self, node: str) -> bytes:
         if self._own is None:
@@ -262,7 +265,7 @@ def _bounded(credential: str) -> bytes:
 
 
 def make_signer(kind: str, *, munge_socket: str = "", token_file: str = "", uids: Collection[int] = (0,)) -> Signer:
-    """The signer that a configuration names (`munge` or `token`). Raises AuthError."""
+    """Make the signer that a configuration names (`munge` or `token`). Raises AuthError."""
     if kind == "munge":
         return MungeSigner(munge_socket, uids)
     if kind == "token":

@@ -1,4 +1,4 @@
-"""Getting a node ready before slurmd starts: MIG mode on, leftovers repaired, what cannot be isolated reported.
+"""Prepare a node before slurmd starts: MIG mode on, leftovers repaired, what cannot be isolated reported.
 
 Hopper and later switch MIG at once and forget it with the driver, so it is switched on at every boot. Ampere keeps it
 but needs a reset of the GPU to change it, which would kill whatever uses the GPU: that is left to the administrator
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from slurm_migbatch.mig.driver import Activation, DriverError, Gpu, NotMig
 from slurm_migbatch.node import caps, tmpfs
-from slurm_migbatch.node.config import Config
+from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.deadline import Deadline
 from slurm_migbatch.node.executor import Executor
 
@@ -21,27 +21,32 @@ RESET_TIMEOUT_S = 120.0
 REPAIR_TIME_S = 120.0
 
 
-class Step(NamedTuple):
-    """One thing found or done. `ok` is False where the node should not take jobs before somebody has acted."""
+class BootStep(NamedTuple):
+    """One result of the preparation.
+
+    `ok` is False where the node should not take jobs before an administrator has acted.
+    """
 
     what: str
     ok: bool = True
 
 
-def prepare(config: Config, executor: Executor, *, reset: bool = False, nvidia_smi: str = NVIDIA_SMI) -> list[Step]:
+def prepare(
+    config: NodeConfig, executor: Executor, *, reset: bool = False, nvidia_smi: str = NVIDIA_SMI
+) -> list[BootStep]:
     """Do everything; with `reset`, GPUs without processes are reset where the mode needs it. Raises DriverError."""
     steps = []
     for gpu in executor.gpus.listed():
         steps.append(_mode(config, gpu, reset, nvidia_smi))
     if not steps:
-        steps.append(Step("no GPU here is managed: check the driver and Gpus= in node.conf", False))
+        steps.append(BootStep("no GPU here is managed: check the driver and Gpus= in node.conf", False))
     executor.gpus.reset()  # minors and handles may be others after a change of mode
-    steps += [Step(line) for line in executor.repairer.all(Deadline(REPAIR_TIME_S))]
+    steps += [BootStep(line) for line in executor.repairer.all(Deadline(REPAIR_TIME_S))]
     with executor.journal.write():
         executor.journal.set_meta("reconciled", executor.journal.meta("boot_id"))
     if not tmpfs.is_mounted(executor.paths.progress):
         steps.append(
-            Step(
+            BootStep(
                 f"nothing can be mounted on {config.progress_path}, so jobs have no MIGBATCH_PROGRESS: run this as "
                 "root of the machine, in the mount namespace of slurmd"
             )
@@ -49,7 +54,7 @@ def prepare(config: Config, executor: Executor, *, reset: bool = False, nvidia_s
     helper = caps.helper_is_setuid()
     if helper:
         steps.append(
-            Step(
+            BootStep(
                 f"{helper} is setuid: a user can have it open the devices of others' slices; all nodes that CUDA needs "
                 f"exist once this command has run and nvidia-persistenced is up, so run: chmod u-s {helper}"
             )
@@ -57,29 +62,29 @@ def prepare(config: Config, executor: Executor, *, reset: bool = False, nvidia_s
     return steps
 
 
-def _mode(config: Config, gpu: Gpu, reset: bool, nvidia_smi: str) -> Step:
+def _mode(config: NodeConfig, gpu: Gpu, reset: bool, nvidia_smi: str) -> BootStep:
     try:
         now, later = gpu.mig_mode()
         if now and later:
-            return Step(f"{gpu.uuid} ({gpu.name}): MIG is on")
+            return BootStep(f"{gpu.uuid} ({gpu.name}): MIG is on")
         done = gpu.set_mig_mode(True)
         if done is Activation.RESET_REQUIRED and reset:
             problem = _reset(gpu, nvidia_smi)
             if problem:
-                return Step(f"{gpu.uuid} ({gpu.name}): {problem}", False)
-            return Step(f"{gpu.uuid} ({gpu.name}): MIG switched on, GPU reset")
+                return BootStep(f"{gpu.uuid} ({gpu.name}): {problem}", False)
+            return BootStep(f"{gpu.uuid} ({gpu.name}): MIG switched on, GPU reset")
     except NotMig as error:
-        return Step(f"{gpu.uuid} ({gpu.name}): not for MIG: {error}", not config.gpus)
+        return BootStep(f"{gpu.uuid} ({gpu.name}): not for MIG: {error}", not config.gpus)
     except DriverError as error:
-        return Step(f"{gpu.uuid} ({gpu.name}): {error}", False)
+        return BootStep(f"{gpu.uuid} ({gpu.name}): {error}", False)
     if done is Activation.DONE:
-        return Step(f"{gpu.uuid} ({gpu.name}): MIG switched on")
+        return BootStep(f"{gpu.uuid} ({gpu.name}): MIG switched on")
     advice = {
         Activation.RESET_REQUIRED: "MIG will be on after a reset of the GPU: stop what uses it, then run "
         f"nvidia-smi --gpu-reset -i {gpu.uuid}, or migbatch node init --reset, or reboot",
         Activation.IN_USE: "MIG cannot be switched while something uses the GPU (persistence daemon, DCGM, a display)",
     }
-    return Step(f"{gpu.uuid} ({gpu.name}): {advice.get(done, 'the driver refused to switch MIG on')}", False)
+    return BootStep(f"{gpu.uuid} ({gpu.name}): {advice.get(done, 'the driver refused to switch MIG on')}", False)
 
 
 def _reset(gpu: Gpu, nvidia_smi: str) -> str:
@@ -95,5 +100,5 @@ def _reset(gpu: Gpu, nvidia_smi: str) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{nvidia_smi} --gpu-reset: {error}"
-    said = (done.stdout + done.stderr).decode("utf-8", "replace").strip()[-300:]
-    return f"{nvidia_smi} --gpu-reset failed: {said}" if done.returncode else ""
+    output = (done.stdout + done.stderr).decode("utf-8", "replace").strip()[-300:]
+    return f"{nvidia_smi} --gpu-reset failed: {output}" if done.returncode else ""

@@ -72,12 +72,12 @@ class Caps:
             os.close(directory)
 
     def minors(self, gpu_minor: int, gi: int, ci: int) -> tuple[int, int]:
-        """The capability minors of an instance and of its compute instance. Raises CapsError."""
+        """Return the capability minors of an instance and of its compute instance. Raises CapsError."""
         base = f"{self._proc}/driver/nvidia/capabilities/gpu{gpu_minor}/mig/gi{gi}"
         return self.read(f"{base}/access").minor, self.read(f"{base}/ci{ci}/access").minor
 
     def owner(self, minor: int) -> tuple[int, int] | None:
-        """Uid and permission bits of a capability's device; None where there is no device."""
+        """Return the uid and permission bits of a capability's device; None where there is no device."""
         try:
             status = os.lstat(f"{self._dev}/nvidia-caps/nvidia-cap{minor}")
         except FileNotFoundError:
@@ -87,13 +87,13 @@ class Caps:
         return status.st_uid, stat.S_IMODE(status.st_mode)
 
     def wrong(self, gpu_minor: int, gi: int, ci: int, uid: int) -> bool:
-        """Whether `grant` with the same values would change anything."""
+        """Return whether `grant` with the same values would change anything."""
         base = f"{self._proc}/driver/nvidia/capabilities/gpu{gpu_minor}/mig/gi{gi}"
         accesses = self.read(f"{base}/access"), self.read(f"{base}/ci{ci}/access")
         return any(access.modify or self.owner(access.minor) != (uid, MODE) for access in accesses)
 
     def read(self, path: str) -> Access:
-        """One access file. Raises CapsError."""
+        """Read one access file. Raises CapsError."""
         try:
             with open(path, encoding="ascii") as file:
                 fields = dict(line.split(": ", 1) for line in file.read().splitlines() if ": " in line)
@@ -122,7 +122,7 @@ class Caps:
         return access.minor
 
     def major(self) -> int:
-        """The major number of the devices. Raises CapsError."""
+        """Return the major number of the devices. Raises CapsError."""
         try:
             with open(f"{self._proc}/devices", encoding="ascii", errors="replace") as file:
                 for line in file:
@@ -199,7 +199,7 @@ class Caps:
 
 
 def helper_is_setuid(paths: Iterable[str] = HELPERS) -> str:
-    """The path of a setuid nvidia-modprobe, or nothing."""
+    """Return the path of a setuid nvidia-modprobe, or an empty string."""
     for path in paths:
         try:
             status = os.stat(path)

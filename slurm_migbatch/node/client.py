@@ -1,8 +1,8 @@
 """The fast path of a root hook: hand the job to the resident agent, or do its work here.
 
 Starting Python takes longer than everything the agent does for a warm slice, so this module and what it imports stay
-within built-in modules and `_socket`. Anything that goes wrong with the agent ends in `slow.run`, the same executor in
-this process; whatever goes wrong there ends in a chosen exit code (`exits.py`).
+within built-in modules and `_socket`. Where the agent fails, `fallback.run` runs the same executor in this process;
+where that fails, the hook ends with a chosen exit code (`exits.py`).
 
 Wire form, one request per connection over RunDir/agent.sock: `<hook>\\0KEY=VALUE\\0...\\0\\0`, answered by
 `<exit code>\\n<one line for slurmd's log>` and the end of the stream.
@@ -83,7 +83,7 @@ def run(hook: str, etc: str, environ: dict[bytes, bytes]) -> tuple[int, str]:
         reason = f"agent: {error}"
     for key in posix.environ:
         posix.unsetenv(key)
-    from slurm_migbatch.node.slow import run as work
+    from slurm_migbatch.node.fallback import run as work
 
     return work(hook, etc, kept, reason)
 
@@ -114,13 +114,13 @@ def note_end(directory: str, environ: dict[bytes, bytes]) -> None:
 
 
 def encode(hook: str, environ: dict[bytes, bytes]) -> bytes:
-    """The request; values cannot hold NUL because they come from an environment."""
+    """Encode a request; values cannot hold NUL because they come from an environment."""
     fields = [hook.encode("ascii"), *(key + b"=" + value for key, value in sorted(environ.items()))]
     return b"\0".join(fields) + b"\0\0"
 
 
 def decode(reply: bytes) -> tuple[int, str]:
-    """The exit code and line of a reply; raises ValueError."""
+    """Decode the exit code and line of a reply. Raises ValueError."""
     head, newline, line = reply.partition(b"\n")
     if not newline or not head.isdigit() or len(head) > 3 or not 0 <= int(head) <= 255:
         raise ValueError("the answer is cut off")

@@ -16,7 +16,7 @@ class ConfError(ValueError):
 
 
 def insecure(path: str, owner: int = 0) -> str:
-    """Why `path` could be changed by somebody else than root, as a sentence; empty where it cannot.
+    """Say why others than root could change `path`, as a sentence; empty where they cannot.
 
     Looks at the path and everything above it. A sticky directory (/tmp) above it is fine: others cannot replace root's
     entries there.
@@ -39,7 +39,10 @@ def insecure(path: str, owner: int = 0) -> str:
 
 
 def node_name(environ: dict[bytes, bytes]) -> str:
-    """The Slurm node's name from SLURMD_NODENAME, or the host's short name; raises ConfError where it is odd."""
+    """Return the Slurm node's name from SLURMD_NODENAME, or the host's short name.
+
+    Raises ConfError where it is invalid.
+    """
     name = environ.get(b"SLURMD_NODENAME", b"").decode("ascii", "replace") or posix.uname().nodename.partition(".")[0]
     if not 1 <= len(name) <= 64 or name.strip(".") != name:
         raise ConfError("the node's name is empty, too long or odd")
@@ -50,7 +53,7 @@ def node_name(environ: dict[bytes, bytes]) -> str:
 
 
 def read(path: str, node: str, *, trusted: bool = True) -> dict[str, str]:
-    """The settings of the file at `path` with `%n` filled in. Raises ConfError.
+    """Read the settings of the file at `path` with `%n` filled in. Raises ConfError.
 
     With `trusted`, the file must belong to root and be writable by nobody else. An unknown key is found by
     `config.load`; here only the form of the lines is checked.
@@ -91,7 +94,7 @@ def read(path: str, node: str, *, trusted: bool = True) -> dict[str, str]:
 
 
 def run_dir(settings: dict[str, str], node: str) -> str:
-    """RunDir, with its default; an absolute path. Raises ConfError."""
+    """Return RunDir or its default as an absolute path. Raises ConfError."""
     path = settings.get("RunDir") or f"/run/migbatch/{node}"
     if path[0] != "/":
         raise ConfError(f"RunDir={path}: must be an absolute path")

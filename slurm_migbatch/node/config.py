@@ -15,7 +15,7 @@ from slurm_migbatch.node import conf
 from slurm_migbatch.node.conf import ConfError
 
 
-class Config(NamedTuple):
+class NodeConfig(NamedTuple):
     """Every key of node.conf under its Python name; the defaults are those of a production node."""
 
     node: str
@@ -60,11 +60,11 @@ class Config(NamedTuple):
         return self.progress_dir or f"{self.run_dir}/progress"
 
     def manages(self, uuid: str, minor: int) -> bool:
-        """Whether the GPU is one of ours (Gpus=all, or listed by UUID or device minor)."""
+        """Return whether migbatch manages the GPU (Gpus=all, or listed by UUID or device minor)."""
         return not self.gpus or uuid in self.gpus or str(minor) in self.gpus
 
 
-def load(etc: str, node: str, *, trusted: bool = True) -> Config:
+def load(etc: str, node: str, *, trusted: bool = True) -> NodeConfig:
     """Read and check `etc`/node.conf. Raises ConfError with the key and what to write."""
     path = f"{etc}/{conf.NAME}"
     settings = conf.read(path, node, trusted=trusted)
@@ -80,7 +80,7 @@ def load(etc: str, node: str, *, trusted: bool = True) -> Config:
             raise ConfError(f"{path} line {_line_of(path, key)}: {key}={text}: {error}") from None
     values.setdefault("state_dir", f"/var/lib/migbatch/{node}")
     values["run_dir"] = conf.run_dir(settings, node)
-    config = Config(node=node, etc=etc, **values)  # type: ignore[arg-type]
+    config = NodeConfig(node=node, etc=etc, **values)  # type: ignore[arg-type]
     if config.auth == "token" and config.controller and not config.token_file:
         raise ConfError(f"{path}: Auth=token needs TokenFile=")
     return config

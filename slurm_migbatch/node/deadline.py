@@ -1,4 +1,4 @@
-"""How much time a hook has left, and locks that give up in time."""
+"""Deadlines of hooks, and locks that give up in time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names every moment at which the hooks change something outside the process.
+"""Name every point at which the hooks change something outside the process.
 
 `point(name)` is called right before each write, commit, driver change, chown, mknod, rename and unlink. It does
 nothing; the crash tests put a function in `hook` that ends the process there, and so find all of them by counting.

@@ -51,7 +51,7 @@ def make(run: int, job: int, restart: int | None) -> None:
 
 
 def listed(run: int, job: int | None = None) -> Iterator[Note]:
-    """Every note, or those of one job."""
+    """List every note, or those of one job."""
     try:
         handle = os.open(NAME, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=run)
     except FileNotFoundError:
@@ -67,7 +67,7 @@ def listed(run: int, job: int | None = None) -> Iterator[Note]:
 
 
 def abandoned(run: int) -> list[Note]:
-    """Notes whose Epilog's process is gone."""
+    """List notes whose Epilog's process has ended."""
     return [note for note in listed(run) if not _held(run, note)]
 
 
@@ -86,7 +86,7 @@ def _held(run: int, note: Note) -> bool:
 
 
 def exit_code(run: int, note: Note) -> int | None:
-    """What the note says of how the job ended. Raises FileNotFoundError where the note is gone."""
+    """Return the exit code that the note holds, if any. Raises FileNotFoundError where the note was removed."""
     handle = os.open(note.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=run)
     try:
         text = os.read(handle, 16)

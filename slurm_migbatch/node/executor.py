@@ -14,8 +14,9 @@ from contextlib import suppress
 from slurm_migbatch.mig.driver import DriverError
 from slurm_migbatch.mig.grant import GrantError, parse_comment
 from slurm_migbatch.node import ending, exits, grants, handoff, owner, repair, unwritable
+from slurm_migbatch.node.allocate import Allocator, Misfit, Unsafe
 from slurm_migbatch.node.caps import Caps, CapsError
-from slurm_migbatch.node.config import Config
+from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.hookenv import HookEnv
@@ -24,7 +25,6 @@ from slurm_migbatch.node.liveness import Liveness, LivenessError
 from slurm_migbatch.node.paths import Paths
 from slurm_migbatch.node.rebuild import rebuild
 from slurm_migbatch.node.repair import Repairer
-from slurm_migbatch.node.start import Misfit, Starter, Unsafe
 
 PATIENCE = 0.5
 """Share of a hook's time that it may wait for another process to let go of the journal."""
@@ -34,7 +34,7 @@ Outcome = tuple[int, str]
 class Executor:
     """Runs hooks on one node. Use one per thread; they may share `gpus`."""
 
-    def __init__(self, config: Config, gpus: Gpus | None = None) -> None:
+    def __init__(self, config: NodeConfig, gpus: Gpus | None = None) -> None:
         """Open directories and journal. Raises PathsError, JournalError; a damaged journal is rebuilt."""
         self.config = config
         self.gpus = gpus or Gpus(config)
@@ -59,7 +59,7 @@ class Executor:
     def _wire(self, journal: Journal) -> None:
         self.journal = journal
         self.repairer = Repairer(journal, self.paths, self.gpus, self.caps, self.liveness)
-        self._starter = Starter(self.config, journal, self.paths, self.gpus, self.caps, self.repairer)
+        self._allocator = Allocator(self.config, journal, self.paths, self.gpus, self.caps, self.repairer)
         repair.begin_boot(journal, self.paths, repair.boot_id(self.config.boot_id_file))
 
     def _rebuild(self) -> Journal:
@@ -96,7 +96,7 @@ class Executor:
     # -- hooks ---------------------------------------------------------------------------------------------------
 
     def run(self, env: HookEnv) -> Outcome:
-        """One hook. Never raises for anything that can be foreseen; the caller turns the rest into INTERNAL."""
+        """Run one hook. Never raises for anything that can be foreseen; the caller turns the rest into INTERNAL."""
         try:
             return self._run(env)
         except JournalError as error:
@@ -118,85 +118,85 @@ class Executor:
             return self._guarded(work, env, deadline)
 
     def _guarded(self, work: Callable[[HookEnv, str, Deadline], Outcome], env: HookEnv, deadline: Deadline) -> Outcome:
-        with owner.working() as who:
+        with owner.working() as owner_id:
             try:
                 with locked(self.paths.lock, [repair.run_lock(env.job)], deadline):
-                    return work(env, who, deadline)
+                    return work(env, owner_id, deadline)
             except JournalError:
                 raise
             except TooLate as error:
                 if env.hook == "epilog":
                     return exits.OK, f"{env.run}: {error}; the agent or the next hook finishes the release"
-                return self._send_back(env, str(error), deadline, who)
+                return self._send_back(env, str(error), deadline, owner_id)
             except Exception as error:
                 why = f"{type(error).__name__}: {error}"
                 if env.hook == "epilog":
                     return exits.OK, f"{env.run}: {why}; the agent or the next hook finishes the release"
-                return self._trouble(env, why, deadline, who)
+                return self._trouble(env, why, deadline, owner_id)
 
-    def _prolog(self, env: HookEnv, who: str, deadline: Deadline) -> Outcome:
+    def _prolog(self, env: HookEnv, owner_id: str, deadline: Deadline) -> Outcome:
         try:
             grant = grants.find(self.config, env, deadline)
         except GrantError as error:
-            return self._send_back(env, str(error), deadline, who)
+            return self._send_back(env, str(error), deadline, owner_id)
         if grant is None:
             return exits.OK, ""
         for note in ending.listed(self.paths.run, env.job):  # its restart count may be this run's, see there
             self.repairer.noted(note)
-        self._release_earlier(env, who, ("running", "ending"))
+        self._release_earlier(env, owner_id, ("running", "ending"))
         known = self._journal_run(env)
         if known is not None and known.state == "running" and self._whole(known):
             return exits.OK, f"{env.run}: has its slices already"
         try:
-            started = self._starter.start(env, grant, who, deadline)
+            allocation = self._allocator.allocate(env, grant, owner_id, deadline)
         except Misfit as error:
-            return self._send_back(env, str(error), deadline, who, error.account)
+            return self._send_back(env, str(error), deadline, owner_id, error.diagnosis)
         except Unsafe as error:
-            return self._unsafe(env, str(error), deadline, who)
+            return self._unsafe(env, str(error), deadline, owner_id)
         except (DriverError, CapsError) as error:
             self.gpus.reset()
-            return self._trouble(env, str(error), deadline, who)
+            return self._trouble(env, str(error), deadline, owner_id)
         self._clear_errors()
-        self._release_earlier(env, who)
+        self._release_earlier(env, owner_id)
         for job, restart in list(handoff.listed(self.paths.job)):
             if job == env.job and restart < (env.restart or 0):
                 handoff.remove(self.paths.job, job, restart)
-        places = ", ".join(str(piece) for piece in started.pieces)
-        return exits.OK, f"{env.run}: {places} {'warm' if started.warm else 'made'} in {started.elapsed_ms} ms"
+        places = ", ".join(str(row) for row in allocation.slices)
+        return exits.OK, f"{env.run}: {places} {'warm' if allocation.warm else 'made'} in {allocation.elapsed_ms} ms"
 
     def _journal_run(self, env: HookEnv) -> Run | None:
         runs = self.journal.runs("job=? AND restart=?", (env.job, env.restart or 0))
         return runs[0] if runs else None
 
     def _whole(self, run: Run) -> bool:
-        """Whether a run that the journal calls running really has everything that a task needs."""
+        """Check that a run which the journal calls running has all that a task needs; release it otherwise."""
         given = handoff.load(self.paths.job, run.job, run.restart)
-        pieces = self.journal.slices("job=? AND restart=?", (run.job, run.restart))
-        held = [piece for piece in pieces if piece.state == "held"]
+        slices = self.journal.slices("job=? AND restart=?", (run.job, run.restart))
+        held = [row for row in slices if row.state == "held"]
         if given is not None and held and {g.mig_uuid for g in given.slices} == {p.mig_uuid for p in held}:
             return True
         self._begin_release([run], None, "")
         self.repairer.finish(run._replace(state="ending"))
         return False
 
-    def _release_earlier(self, env: HookEnv, who: str, states: Sequence[str] = ("misfit",)) -> None:
-        """A job has one run on a node at a time: what an earlier one still holds is free now."""
+    def _release_earlier(self, env: HookEnv, owner_id: str, states: Sequence[str] = ("misfit",)) -> None:
+        """Release what earlier runs of the job hold: a job has one run on a node at a time."""
         runs = self.journal.runs("job=? AND restart<?", (env.job, env.restart or 0))
         runs = [run for run in runs if run.state in states]
         if runs:
-            self._begin_release(runs, None, who)
+            self._begin_release(runs, None, owner_id)
             for run in runs:
                 self.repairer.finish(run._replace(state="ending"))
 
-    def _begin_release(self, runs: list[Run], exit_code: int | None, who: str) -> list[Run]:
-        ending = [run._replace(state="ending", owner=who, exit_code=exit_code, since=time.time()) for run in runs]
+    def _begin_release(self, runs: list[Run], exit_code: int | None, owner_id: str) -> list[Run]:
+        ending = [run._replace(state="ending", owner=owner_id, exit_code=exit_code, since=time.time()) for run in runs]
         with self.journal.write():
             for run in ending:
                 self.journal.put_run(run)
             self.journal.prune(time.time())
         return ending
 
-    def _epilog(self, env: HookEnv, who: str, deadline: Deadline) -> Outcome:
+    def _epilog(self, env: HookEnv, owner_id: str, deadline: Deadline) -> Outcome:
         upto = 0xFFFF if env.restart is None else env.restart
         runs = self.journal.runs("job=? AND restart<=? AND state<>'ended'", (env.job, upto))
         interrupted = [run for run in runs if run.state == "starting"]
@@ -214,7 +214,7 @@ class Executor:
         self.repairer.strays(time.time())
         problems: list[str] = []
         if runs:
-            for run in self._begin_release(runs, env.exit_code, who):
+            for run in self._begin_release(runs, env.exit_code, owner_id):
                 problems += self.repairer.finish(run)
             unwritable.clear(self.paths.run)
         for note in ending.listed(self.paths.run, env.job):
@@ -226,16 +226,16 @@ class Executor:
 
     # -- when it does not work -----------------------------------------------------------------------------------
 
-    def _send_back(self, env: HookEnv, why: str, deadline: Deadline, who: str, account: str = "") -> Outcome:
-        """Back to the queue; until then a hand-off makes each task of the run fail rather than run without a slice.
+    def _send_back(self, env: HookEnv, why: str, deadline: Deadline, owner_id: str, diagnosis: str = "") -> Outcome:
+        """Requeue the job; until then a hand-off makes each task of the run fail rather than run without a slice.
 
-        `account` says who has what instead; it goes where the administrators look, not to the job's user.
+        `diagnosis` says what is in use instead; it goes to the log for administrators, not to the job's user.
         """
         from slurm_migbatch.node import scontrol
 
-        full = f"{why[:500]}: {account or self._account(env)}".removesuffix(": ")
+        full = f"{why[:500]}: {diagnosis or self._explain_misfit(env)}".removesuffix(": ")
         restart = env.restart or 0
-        run = Run(env.job, restart, env.uid, env.user, env.account, env.partition, "", "misfit", who)
+        run = Run(env.job, restart, env.uid, env.user, env.account, env.partition, "", "misfit", owner_id)
         asked = _gres(env.comment)
         with self.journal.write():
             self.journal.put_run(run)
@@ -253,16 +253,16 @@ class Executor:
             return exits.OK, f"{env.run}: cannot be requeued ({error}), so its tasks will fail; {full}"
         return exits.OK, f"{env.run}: sent back to the queue; {full}"
 
-    def _account(self, env: HookEnv) -> str:
-        """Who has what, for a run that failed for another reason than a lack of room; empty where nobody can tell."""
+    def _explain_misfit(self, env: HookEnv) -> str:
+        """Explain what is in use, for a run that failed for another reason; empty where that cannot be read."""
         with suppress(DriverError, JournalError, GrantError):
             grant = parse_comment(env.comment)
             if grant is not None:
-                return self._starter.account(grant)
+                return self._allocator.explain_misfit(grant)
         return ""
 
-    def _unsafe(self, env: HookEnv, why: str, deadline: Deadline, who: str) -> Outcome:
-        """A GPU is lost: tell Slurm to drain the node with the reason, and send the job elsewhere."""
+    def _unsafe(self, env: HookEnv, why: str, deadline: Deadline, owner_id: str) -> Outcome:
+        """Drain the node because a GPU is lost, and requeue the job."""
         from slurm_migbatch.node import scontrol
 
         with self.journal.write():
@@ -271,10 +271,10 @@ class Executor:
             scontrol.drain(self.config, why, max(deadline.remaining, 2.0))
         except scontrol.ScontrolError as error:
             return exits.UNSAFE, f"{env.run}: {why}; {error}"
-        return self._send_back(env, why, deadline, who)
+        return self._send_back(env, why, deadline, owner_id)
 
-    def _trouble(self, env: HookEnv, why: str, deadline: Deadline, who: str) -> Outcome:
-        """Something that should not happen did: once is bad luck, many times in a row is a broken node."""
+    def _trouble(self, env: HookEnv, why: str, deadline: Deadline, owner_id: str) -> Outcome:
+        """Count an unexpected failure and requeue the job; drain the node after several in a row."""
         count = int(self.journal.meta("errors") or 0) + 1
         drain = self.config.on_error == "drain" or count >= self.config.errors_before_drain > 0
         with self.journal.write():
@@ -282,8 +282,8 @@ class Executor:
             action = "drain" if drain else "requeue"
             self.journal.event("fault", {"gpu": None, "what": why[:500], "action": action, "drain": drain})
         if drain:
-            return self._unsafe(env, f"{count} failures in a row, the last: {why}", deadline, who)
-        return self._send_back(env, why, deadline, who)
+            return self._unsafe(env, f"{count} failures in a row, the last: {why}", deadline, owner_id)
+        return self._send_back(env, why, deadline, owner_id)
 
     def _clear_errors(self) -> None:
         unwritable.clear(self.paths.run)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from slurm_migbatch.mig.driver import Driver, DriverError, Gpu, NotMig
 from slurm_migbatch.mig.geometry import Geometry
-from slurm_migbatch.node.config import Config
+from slurm_migbatch.node.config import NodeConfig
 
 
 class Survey(NamedTuple):
@@ -23,7 +23,7 @@ class Survey(NamedTuple):
 class Gpus:
     """The driver, opened when first needed and again after `reset`. One per process; threads may share it."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: NodeConfig) -> None:
         self._config = config
         self._lock = threading.Lock()
         self._driver: Driver | None = None
@@ -31,11 +31,11 @@ class Gpus:
         self._geometry: dict[str, Geometry] = {}
 
     def managed(self) -> tuple[Gpu, ...]:
-        """The GPUs of the configuration's Gpus= that have MIG on, in index order. Raises DriverError."""
+        """Return the GPUs of the configuration's Gpus= that have MIG on, in index order. Raises DriverError."""
         return self.survey().managed
 
     def survey(self) -> Survey:
-        """The GPUs of the configuration's Gpus= by what can be done with them. Raises DriverError."""
+        """Return the GPUs of the configuration's Gpus= by what can be done with them. Raises DriverError."""
         managed: list[Gpu] = []
         off: list[Gpu] = []
         failing: dict[str, str] = {}
@@ -49,7 +49,7 @@ class Gpus:
         return Survey(tuple(managed), tuple(off), failing)
 
     def listed(self) -> tuple[Gpu, ...]:
-        """The GPUs of the configuration's Gpus=, MIG on or not, in index order. Raises DriverError."""
+        """Return the GPUs of the configuration's Gpus=, MIG on or not, in index order. Raises DriverError."""
         with self._lock:
             if self._driver is None:
                 from slurm_migbatch.mig.nvml import NvmlDriver
@@ -65,7 +65,7 @@ class Gpus:
         return tuple(sorted(found, key=lambda gpu: gpu.index))
 
     def geometry(self, gpu: Gpu) -> Geometry:
-        """The GPU's geometry. Raises DriverError."""
+        """Return the GPU's geometry. Raises DriverError."""
         known = self._geometry.get(gpu.uuid)
         if known is None:
             known = self._geometry[gpu.uuid] = gpu.geometry()

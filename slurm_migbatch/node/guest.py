@@ -1,4 +1,4 @@
-"""Whether a job may share the slice that its plan names, and how: pure, over the journal's rows.
+"""Decide whether and how a job may share the slice that its plan names: pure, over the journal's rows.
 
 The controller decides who should share with whom; here is what the node holds to, whatever it is told: the slice's
 holder is the run that was meant, it belongs to the user whom Slurm names as the guest's, it has one holder so far, and
@@ -12,13 +12,13 @@ from enum import Enum
 from typing import NamedTuple
 
 from slurm_migbatch.node.journal import Run, Slice
-from slurm_migbatch.node.plan import Shared
+from slurm_migbatch.node.plan import SharedSlot
 
 FREE = ("idle", "evict", "lost")
 """States in which a row is in nobody's way."""
 
 
-class Way(Enum):
+class GuestAction(Enum):
     """What a guest is to do."""
 
     JOIN = "join"  # share with `host`
@@ -30,28 +30,34 @@ class Way(Enum):
 class Verdict(NamedTuple):
     """`host` is the row to share, where there is one; `why` a sentence without names of other users."""
 
-    way: Way
+    action: GuestAction
     why: str = ""
     host: Slice | None = None
 
 
 def verdict(
-    place: Shared, uid: int, rows: Sequence[Slice], runs: Mapping[tuple[int, int], Run], planned: bool
+    place: SharedSlot, uid: int, rows: Sequence[Slice], runs: Mapping[tuple[int, int], Run], planned: bool
 ) -> Verdict:
-    """What a job of `uid` may do with `place`; `planned` says whether the plan still has that slot."""
-    here = [row for row in rows if row.gpu == place.gpu and row.state not in FREE]
-    across = [row for row in here if row.slot.placement.overlaps(place.slot.placement)]
+    """Decide what a job of `uid` may do with `place`; `planned`: the plan still has that slot."""
+    occupied = [row for row in rows if row.gpu == place.gpu and row.state not in FREE]
+    overlapping = [row for row in occupied if row.slot.placement.overlaps(place.slot.placement)]
     job, restart = place.host
-    if not across:
-        return Verdict(Way.ALONE) if planned else Verdict(Way.NO, f"job {job} has left, and so has its slot the plan")
-    host = next((row for row in across if row.slot == place.slot and (row.job, row.restart) == place.host), None)
+    if not overlapping:
+        return (
+            Verdict(GuestAction.ALONE)
+            if planned
+            else Verdict(GuestAction.NO, f"job {job} has left, and so has its slot the plan")
+        )
+    host = next((row for row in overlapping if row.slot == place.slot and (row.job, row.restart) == place.host), None)
     if host is None or host.beside is not None:
-        return Verdict(Way.NO, f"the slot is not held by job {job} run {restart}, with which it was to be shared")
+        return Verdict(
+            GuestAction.NO, f"the slot is not held by job {job} run {restart}, with which it was to be shared"
+        )
     if host.state == "held" and host.uid != uid:
-        return Verdict(Way.NO, f"job {job} is another user's, and only jobs of one user may share a slice")
+        return Verdict(GuestAction.NO, f"job {job} is another user's, and only jobs of one user may share a slice")
     run = runs.get(place.host)
     if host.state != "held" or run is None or run.state != "running":
-        return Verdict(Way.WAIT, f"job {job} is starting or ending")
-    if any(row.beside == host.id for row in across):
-        return Verdict(Way.NO, f"two jobs share the slice of job {job} already")
-    return Verdict(Way.JOIN, host=host)
+        return Verdict(GuestAction.WAIT, f"job {job} is starting or ending")
+    if any(row.beside == host.id for row in overlapping):
+        return Verdict(GuestAction.NO, f"two jobs share the slice of job {job} already")
+    return Verdict(GuestAction.JOIN, host=host)

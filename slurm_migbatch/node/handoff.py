@@ -31,7 +31,7 @@ _NOBODY = 0xFFFFFFFF
 _NAME = re.compile(r"([0-9]{1,10})\.([0-9]{1,5})")
 
 
-class Given(NamedTuple):
+class HandoffSlice(NamedTuple):
     """One slice of a hand-off."""
 
     mig_uuid: str
@@ -46,12 +46,12 @@ class Handoff(NamedTuple):
     job: int
     restart: int
     uid: int
-    slices: tuple[Given, ...]
+    slices: tuple[HandoffSlice, ...]
     reason: str = ""
     progress: str = ""
 
     def text(self) -> str:
-        """The file's content."""
+        """Return the file's content."""
         lines = ["version 1", f"job {self.job}", f"restart {self.restart}", f"uid {self.uid}"]
         lines.append("state ready" if self.slices else "state void")
         if self.reason:
@@ -65,12 +65,12 @@ class Handoff(NamedTuple):
 def write(directory: int, handoff: Handoff) -> None:
     """Put it in its place, replacing an older one. Raises OSError."""
     name = f"{handoff.job}.{handoff.restart}"
-    beside = f".{name}"
+    temporary = f".{name}"
     effects.point("handoff write")
     with suppress(FileNotFoundError):
-        os.unlink(beside, dir_fd=directory)
+        os.unlink(temporary, dir_fd=directory)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    handle = os.open(beside, flags, 0o600, dir_fd=directory)
+    handle = os.open(temporary, flags, 0o600, dir_fd=directory)
     try:
         os.write(handle, handoff.text().encode("utf-8", "backslashreplace"))
         _open_to(handle, handoff.uid)
@@ -78,7 +78,7 @@ def write(directory: int, handoff: Handoff) -> None:
     finally:
         os.close(handle)
     effects.point("handoff rename")
-    os.rename(beside, name, src_dir_fd=directory, dst_dir_fd=directory)
+    os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
     os.fsync(directory)
 
 
@@ -105,7 +105,7 @@ def remove(directory: int, job: int, restart: int) -> None:
 
 
 def listed(directory: int) -> Iterator[tuple[int, int]]:
-    """Job and restart of every hand-off, also of those half written."""
+    """Yield job and restart of every hand-off, half-written ones included."""
     for name in os.listdir(directory):
         match = _NAME.fullmatch(name.removeprefix("."))
         if match is not None:
@@ -129,7 +129,7 @@ def load(directory: int, job: int, restart: int) -> Handoff | None:
     return Handoff(job, restart, int(fields["uid"]), slices, progress=shown)
 
 
-def _slices(rows: Sequence[Sequence[str]]) -> tuple[Given, ...] | None:
+def _slices(rows: Sequence[Sequence[str]]) -> tuple[HandoffSlice, ...] | None:
     if any(len(row) != 4 or not row[2].isdigit() for row in rows):
         return None
-    return tuple([Given(row[0], row[1], int(row[2]), row[3]) for row in rows])
+    return tuple([HandoffSlice(row[0], row[1], int(row[2]), row[3]) for row in rows])

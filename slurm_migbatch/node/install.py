@@ -1,4 +1,4 @@
-"""Writing the hooks: tiny programs whose constants say where the package and the configuration are.
+"""Write the hooks: small programs whose constants say where the package and the configuration are.
 
 They run as root with an isolated interpreter that knows no site-packages, so everything they need is in these
 constants; and each of them first makes sure that nobody but root could have changed what it is about to run.
@@ -91,13 +91,13 @@ class InstallError(RuntimeError):
 
 
 def render(hook: str, paths: Sequence[str], etc: str, python: str) -> str:
-    """The text of one hook program."""
+    """Render one hook program."""
     listed = ", ".join(f'"{path}"' for path in paths)
     return _render(hook, f"({listed},)", etc, python, "Written by `migbatch node install`; do not edit.")
 
 
 def example(hook: str) -> str:
-    """The text of one hook program for a virtual environment in DEFAULT_HOME, whichever release its Python is of."""
+    """Render one hook program for a virtual environment in DEFAULT_HOME, whatever its Python release."""
     release = "{sys.version_info[0]}.{sys.version_info[1]}"
     paths = f'(f"{DEFAULT_HOME}/lib/python{release}/site-packages",)'
     note = f"For a virtual environment in {DEFAULT_HOME};\n`migbatch node install` writes it for any other."
@@ -110,7 +110,7 @@ def _render(hook: str, paths: str, etc: str, python: str, note: str) -> str:
 
 
 def package_paths() -> list[str]:
-    """The directories that hold this package and pynvml, with links resolved."""
+    """Return the directories that hold this package and pynvml, with links resolved."""
     here = Path(__file__).resolve().parents[2]
     found = [str(here)]
     spec = importlib.util.find_spec("pynvml")
@@ -158,15 +158,15 @@ def _interpreter(python: str) -> str:
 
 
 def _compile(python: str, paths: Sequence[str]) -> None:
-    """Byte-compile what hooks import, because they never write byte code themselves."""
+    """Compile what hooks import to byte code, because they never write byte code themselves."""
     wanted = [f"{paths[0]}/slurm_migbatch/{room}" for room in ("__init__.py", "node", "mig")]
     wanted += [str(Path(path) / "pynvml.py") for path in paths if (Path(path) / "pynvml.py").exists()]
     done = subprocess.run(
         [python, "-ISm", "compileall", "-q", *wanted], stdin=subprocess.DEVNULL, capture_output=True, check=False
     )
     if done.returncode:
-        said = (done.stdout + done.stderr).decode("utf-8", "replace").strip()[-300:]
-        raise InstallError(f"{python} cannot compile the package: {said}")
+        output = (done.stdout + done.stderr).decode("utf-8", "replace").strip()[-300:]
+        raise InstallError(f"{python} cannot compile the package: {output}")
 
 
 def _put(path: Path, text: str, mode: int) -> tuple[Path, str]:
@@ -175,8 +175,8 @@ def _put(path: Path, text: str, mode: int) -> tuple[Path, str]:
             return path, "unchanged"
     except (FileNotFoundError, UnicodeDecodeError):
         pass
-    beside = path.with_name(f".{path.name}.new")
-    beside.write_text(text)
-    beside.chmod(mode)
-    beside.replace(path)
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(text)
+    temporary.chmod(mode)
+    temporary.replace(path)
     return path, "written"

@@ -1,4 +1,4 @@
-"""What the node tells the controller about its GPUs, once at start and whenever it changes."""
+"""Describe the node's GPUs for the controller, once at start and whenever something changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from slurm_migbatch.node.gpus import Gpus
 
 
 def inventory(gpus: Gpus) -> list[dict[str, object]]:
-    """One entry for each managed GPU; those that cannot do MIG have no geometry. Raises DriverError."""
+    """Describe each managed GPU; those without MIG support have no geometry. Raises DriverError."""
     return [_entry(gpu, gpus) for gpu in gpus.listed()]
 
 

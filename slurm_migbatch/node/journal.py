@@ -40,7 +40,7 @@ from slurm_migbatch.mig.driver import Instance
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.placement import Placement
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.node import effects, room
+from slurm_migbatch.node import disk_reserve, effects
 
 NAME = "journal.db"
 SCHEMA_VERSION = 2
@@ -126,7 +126,7 @@ class Slice(NamedTuple):
 
     @property
     def place(self) -> dict[str, object]:
-        """What names it in events."""
+        """The fields that identify the slice in events."""
         return {
             "gpu": self.gpu,
             "profile": self.slot.profile.name,
@@ -136,12 +136,12 @@ class Slice(NamedTuple):
         }
 
     @property
-    def told(self) -> dict[str, object]:
+    def event_fields(self) -> dict[str, object]:
         """The slice in `start` and `stop` events."""
         return {**self.place, "ci": self.ci, "mig_uuid": self.mig_uuid}
 
     def freed(self, state: str, reason: str = "") -> Slice:
-        """The same place and instance in another state, nobody's; the last user stays noted."""
+        """Return the same slot and instance in another state, without a holder; the last user is kept."""
         return self._replace(
             state=state,
             reason=reason,
@@ -155,7 +155,7 @@ class Slice(NamedTuple):
         )
 
     def on(self, instance: Instance, minors: tuple[int | None, int | None] = (None, None)) -> Slice:
-        """With the ids of the instance that fills the place, and its capability minors where known."""
+        """Return the row with the ids of the instance in its slot, and its capability minors where known."""
         gi, ci = minors
         return self._replace(gi=instance.gi_id, ci=instance.ci_id, mig_uuid=instance.mig_uuid, cap_gi=gi, cap_ci=ci)
 
@@ -201,10 +201,10 @@ class Journal:
                 raise
             except JournalError:
                 self.close()
-                if not room.release(path):
+                if not disk_reserve.release(path):
                     raise
                 self._open(busy_s)
-            room.keep(path)
+            disk_reserve.keep(path)
         except BaseException:
             self.close()
             raise
@@ -247,27 +247,28 @@ class Journal:
         return (status.st_dev, status.st_ino) != self._file
 
     @property
-    def _link(self) -> sqlite3.Connection:
+    def _connection(self) -> sqlite3.Connection:
         if self._db is None:
             raise JournalError(f"{self.path} is closed")
         return self._db
 
     def _complete(self) -> bool:
-        names = {row[0] for row in self._link.execute("SELECT name FROM sqlite_master WHERE type='table'")}
+        names = {row[0] for row in self._connection.execute("SELECT name FROM sqlite_master WHERE type='table'")}
         return {"meta", "slices", "runs", "events"} <= names
 
     def _migrate(self) -> None:
         """Bring a journal of the release before up to date, in one transaction and with everything in it."""
         with self.write():
-            if self._link.execute("PRAGMA user_version").fetchone()[0] < SCHEMA_VERSION:  # nobody else has done it
+            version = self._connection.execute("PRAGMA user_version").fetchone()[0]
+            if version < SCHEMA_VERSION:  # nobody else has done it
                 for statement in _SHARING:
-                    self._link.execute(statement)
-                self._link.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+                    self._connection.execute(statement)
+                self._connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
     def check(self) -> None:
         """Look through the whole file; raises Corrupt."""
         with _errors(self.path):
-            answer = self._link.execute("PRAGMA integrity_check(1)").fetchone()[0]
+            answer = self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if answer != "ok":
             raise Corrupt(f"{self.path} is damaged: {answer}")
 
@@ -278,36 +279,36 @@ class Journal:
             self._db = None
 
     def wait_at_most(self, seconds: float) -> None:
-        """How long a statement waits for another process that has the journal locked."""
+        """Limit how long a statement waits for another process that has the journal locked."""
         with _errors(self.path):
-            self._link.execute(f"PRAGMA busy_timeout={round(seconds * 1000)}")
+            self._connection.execute(f"PRAGMA busy_timeout={round(seconds * 1000)}")
 
     @contextmanager
     def write(self) -> Iterator[None]:
-        """One transaction: all of it is on disk when the block has ended, or nothing is. No driver call inside."""
+        """Run one transaction: all of it is on disk when the block has ended, or nothing is. No driver call inside."""
         with _errors(self.path):
-            self._link.execute("BEGIN IMMEDIATE")
+            self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
                 effects.point("commit")
-                self._link.execute("COMMIT")
+                self._connection.execute("COMMIT")
             except BaseException:
-                if self._link.in_transaction:
-                    self._link.execute("ROLLBACK")
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
                 raise
 
     # -- meta --------------------------------------------------------------------------------------------------
 
     def meta(self, key: str) -> str:
-        """A value of the journal itself, empty where it was never set."""
+        """Read a value of the journal itself; empty where it was never set."""
         with _errors(self.path):
-            row = self._link.execute("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
+            row = self._connection.execute("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
         return "" if row is None else str(row[0])
 
     def set_meta(self, key: str, value: str) -> None:
         """Set one."""
         with _errors(self.path):
-            self._link.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (key, value))
+            self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (key, value))
 
     @property
     def identity(self) -> str:
@@ -317,80 +318,80 @@ class Journal:
     # -- slices ------------------------------------------------------------------------------------------------
 
     def slices(self, where: str = "1", values: Iterable[object] = ()) -> list[Slice]:
-        """All slices, or those of an SQL condition with bound values, by GPU and place."""
+        """Read all slices, or those of an SQL condition with bound values, by GPU and placement."""
         with _errors(self.path):
-            rows = self._link.execute(
+            rows = self._connection.execute(
                 "SELECT gpu,profile,start,size,state,gi,ci,mig_uuid,cap_gi,cap_ci,job,restart,ordinal,uid,warm,owner,"
                 f"since,reason,beside,shared,id FROM slices WHERE {where} ORDER BY gpu,start,id",
                 tuple(values),
             ).fetchall()
         return [_slice(row) for row in rows]
 
-    def put(self, piece: Slice) -> Slice:
+    def put(self, row: Slice) -> Slice:
         """Write a new row, or the row with its id. Raises Overlap rather than give a place two owners.
 
         A second holder is none that way: what holds for him the triggers enforce, with sqlite3.IntegrityError.
         """
-        if piece.state in OCCUPYING and piece.beside is None:
-            placement = piece.slot.placement
+        if row.state in OCCUPYING and row.beside is None:
+            placement = row.slot.placement
             clash = self.slices(
                 "gpu=? AND start<? AND start+size>? AND id IS NOT ? AND state<>'lost' AND beside IS NULL "
                 "AND NOT (state='evict' AND (owner=? OR ?='intent'))",
-                (piece.gpu, placement.end, placement.start, piece.id, piece.owner, piece.state),
+                (row.gpu, placement.end, placement.start, row.id, row.owner, row.state),
             )
-            if clash and piece.state != "evict":
-                raise Overlap(f"{piece} ({piece.state}) and {clash[0]} ({clash[0].state}) overlap")
+            if clash and row.state != "evict":
+                raise Overlap(f"{row} ({row.state}) and {clash[0]} ({clash[0].state}) overlap")
         values = (
-            *(piece.gpu, piece.slot.profile.name, piece.slot.placement.start, piece.slot.placement.size),
-            *(piece.state, piece.gi, piece.ci, piece.mig_uuid, piece.cap_gi, piece.cap_ci, piece.job, piece.restart),
-            *(piece.ordinal, piece.uid, int(piece.warm), piece.owner, piece.since or time.time(), piece.reason),
-            *(piece.beside, int(piece.shared)),
+            *(row.gpu, row.slot.profile.name, row.slot.placement.start, row.slot.placement.size),
+            *(row.state, row.gi, row.ci, row.mig_uuid, row.cap_gi, row.cap_ci, row.job, row.restart),
+            *(row.ordinal, row.uid, int(row.warm), row.owner, row.since or time.time(), row.reason),
+            *(row.beside, int(row.shared)),
         )
         with _errors(self.path):
-            cursor = self._link.execute(
+            cursor = self._connection.execute(
                 "INSERT OR REPLACE INTO slices (id,gpu,profile,start,size,state,gi,ci,mig_uuid,cap_gi,cap_ci,job,"
                 "restart,ordinal,uid,warm,owner,since,reason,beside,shared) "
                 "VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
-                (piece.id, *values),
+                (row.id, *values),
             )
-        return piece._replace(id=cursor.lastrowid)
+        return row._replace(id=cursor.lastrowid)
 
-    def drop(self, piece: Slice) -> None:
+    def drop(self, row: Slice) -> None:
         """Delete a row."""
         with _errors(self.path):
-            self._link.execute("DELETE FROM slices WHERE id=?", (piece.id,))
+            self._connection.execute("DELETE FROM slices WHERE id=?", (row.id,))
 
-    def guest_of(self, piece: Slice) -> Slice | None:
-        """The second holder's row of a slice; None where it has but one."""
-        rows = self.slices("beside=?", (piece.id,))
+    def guest_of(self, row: Slice) -> Slice | None:
+        """Read the second holder's row of a slice; None where it has one holder."""
+        rows = self.slices("beside=?", (row.id,))
         return rows[0] if rows else None
 
-    def leave(self, piece: Slice, state: str = "idle", reason: str = "") -> Slice | None:
-        """The holder of `piece` goes; part of the transaction that is open.
+    def leave(self, row: Slice, state: str = "idle", reason: str = "") -> Slice | None:
+        """Take the holder away from `row`; part of the transaction that is open.
 
         Who is left has the slice from then on, still in flight if that is how far it got. Where nobody is left the
         slice goes to `state`. Returns the slice's row; None where that is not touched (a second holder went) or no
         longer there (it was lost).
         """
-        if piece.beside is not None:
-            self.drop(piece)
+        if row.beside is not None:
+            self.drop(row)
             return None
-        guest = self.guest_of(piece)
+        guest = self.guest_of(row)
         if guest is not None:
             self.drop(guest)
-            heir = guest._replace(gi=piece.gi, ci=piece.ci, mig_uuid=piece.mig_uuid, cap_gi=piece.cap_gi)
-            return self.put(heir._replace(cap_ci=piece.cap_ci, beside=None, shared=True, id=piece.id))
-        if piece.state == "lost":
-            self.drop(piece)
+            heir = guest._replace(gi=row.gi, ci=row.ci, mig_uuid=row.mig_uuid, cap_gi=row.cap_gi)
+            return self.put(heir._replace(cap_ci=row.cap_ci, beside=None, shared=True, id=row.id))
+        if row.state == "lost":
+            self.drop(row)
             return None
-        return self.put(piece.freed(state, reason))
+        return self.put(row.freed(state, reason))
 
     # -- runs --------------------------------------------------------------------------------------------------
 
     def runs(self, where: str = "1", values: Iterable[object] = ()) -> list[Run]:
-        """All runs, or those of an SQL condition with bound values."""
+        """Read all runs, or those of an SQL condition with bound values."""
         with _errors(self.path):
-            rows = self._link.execute(
+            rows = self._connection.execute(
                 "SELECT job,restart,uid,user,account,partition,marker,state,owner,since,exit_code FROM runs "
                 f"WHERE {where} ORDER BY job,restart",
                 tuple(values),
@@ -400,7 +401,7 @@ class Journal:
     def put_run(self, run: Run) -> None:
         """Write or replace a run."""
         with _errors(self.path):
-            self._link.execute(
+            self._connection.execute(
                 "INSERT OR REPLACE INTO runs VALUES (?,?,?,?,?,?,?,?,?,?,?)",
                 run._replace(since=run.since or time.time()),
             )
@@ -408,12 +409,12 @@ class Journal:
     def drop_run(self, run: Run) -> None:
         """Forget a run."""
         with _errors(self.path):
-            self._link.execute("DELETE FROM runs WHERE job=? AND restart=?", (run.job, run.restart))
+            self._connection.execute("DELETE FROM runs WHERE job=? AND restart=?", (run.job, run.restart))
 
     def prune(self, now: float) -> None:
         """Forget runs that ended long ago."""
         with _errors(self.path):
-            self._link.execute("DELETE FROM runs WHERE state='ended' AND since<?", (now - KEEP_RUNS_S,))
+            self._connection.execute("DELETE FROM runs WHERE state='ended' AND since<?", (now - KEEP_RUNS_S,))
 
     # -- events ------------------------------------------------------------------------------------------------
 
@@ -421,18 +422,18 @@ class Journal:
         """Spool one event for the controller; part of the transaction that is open."""
         body = json.dumps({"ts": round(time.time(), 3), "kind": kind, **fields}, separators=(",", ":"))
         with _errors(self.path):
-            self._link.execute("INSERT INTO events (body) VALUES (?)", (body,))
+            self._connection.execute("INSERT INTO events (body) VALUES (?)", (body,))
 
     def spooled(self, limit: int = 500) -> list[dict[str, object]]:
-        """The oldest events that were not acknowledged, in order."""
+        """Read the oldest events that were not acknowledged, in order."""
         with _errors(self.path):
-            rows = self._link.execute("SELECT seq,body FROM events ORDER BY seq LIMIT ?", (limit,)).fetchall()
+            rows = self._connection.execute("SELECT seq,body FROM events ORDER BY seq LIMIT ?", (limit,)).fetchall()
         return [{"seq": seq, **json.loads(body)} for seq, body in rows]
 
     def spool_length(self) -> int:
-        """How many events wait."""
+        """Count the events that wait."""
         with _errors(self.path):
-            return int(self._link.execute("SELECT count(*) FROM events").fetchone()[0])
+            return int(self._connection.execute("SELECT count(*) FROM events").fetchone()[0])
 
     @property
     def recorded(self) -> tuple[str, int]:
@@ -440,26 +441,26 @@ class Journal:
         return self.meta("database"), int(self.meta("acked") or 0)
 
     def acknowledge(self, seq: int, database: str) -> None:
-        """The controller's `database` has stored everything up to `seq`."""
+        """Record that the controller's `database` has stored everything up to `seq`, and drop those events."""
         with self.write():
-            self._forget(seq, database)
+            self._drop_acknowledged(seq, database)
 
-    def tell_all(self, fields: Callable[[], Mapping[str, object]], seq: int, database: str) -> None:
+    def spool_state(self, fields: Callable[[], Mapping[str, object]], seq: int, database: str) -> None:
         """Spool a `state` for the controller's `database`, which has everything up to `seq` and still lacks something.
 
         `fields` are read in the transaction that spools them, so that every event after it is later. Not where one
         waits to be sent already.
         """
         with self.write():
-            self._forget(seq, database)
-            if self._link.execute("SELECT 1 FROM events WHERE seq=?", (int(self.meta("told") or 0),)).fetchone():
+            self._drop_acknowledged(seq, database)
+            if self._connection.execute("SELECT 1 FROM events WHERE seq=?", (int(self.meta("told") or 0),)).fetchone():
                 return
             self.event("state", fields())
-            told = self._link.execute("SELECT max(seq) FROM events").fetchone()[0]
-            self.set_meta("told", str(told))
+            newest = self._connection.execute("SELECT max(seq) FROM events").fetchone()[0]
+            self.set_meta("told", str(newest))
 
-    def _forget(self, seq: int, database: str) -> None:
-        self._link.execute("DELETE FROM events WHERE seq<=?", (seq,))
+    def _drop_acknowledged(self, seq: int, database: str) -> None:
+        self._connection.execute("DELETE FROM events WHERE seq<=?", (seq,))
         if self.recorded != (database, seq):
             self.set_meta("database", database)
             self.set_meta("acked", str(seq))
@@ -472,7 +473,7 @@ def _slice(row: Sequence[Any]) -> Slice:
 
 @contextmanager
 def _errors(path: str) -> Iterator[None]:
-    """SQLite's errors as ours."""
+    """Turn SQLite's errors into JournalError and Corrupt."""
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -491,32 +492,32 @@ def _create(path: str) -> None:
 
     A write-ahead file that an older journal left behind would be played into the new one, so it is moved aside.
     """
-    beside = f"{path}.new"
+    temporary = f"{path}.new"
     directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)
         if os.path.exists(path):
             return
-        for name in (beside, f"{beside}-wal", f"{beside}-shm"):
+        for name in (temporary, f"{temporary}-wal", f"{temporary}-shm"):
             effects.point("unlink")
             with suppress(FileNotFoundError):
                 os.unlink(name)
-        with _errors(beside):
-            link = sqlite3.connect(beside, isolation_level=None)
+        with _errors(temporary):
+            connection = sqlite3.connect(temporary, isolation_level=None)
             try:
-                link.execute("PRAGMA journal_mode=WAL")
+                connection.execute("PRAGMA journal_mode=WAL")
                 statements = "".join(f"{statement};" for statement in _SCHEMA.strip().rstrip(";").split(";"))
-                link.executescript(f"BEGIN; {statements} {''.join(f'{text};' for text in _SHARING)} COMMIT;")
-                link.execute("INSERT INTO meta VALUES ('journal', ?)", (os.urandom(8).hex(),))
-                link.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-                link.execute(f"PRAGMA application_id={APPLICATION_ID}")
+                connection.executescript(f"BEGIN; {statements} {''.join(f'{text};' for text in _SHARING)} COMMIT;")
+                connection.execute("INSERT INTO meta VALUES ('journal', ?)", (os.urandom(8).hex(),))
+                connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+                connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
             finally:
-                link.close()  # which also plays the write-ahead file in and removes it
-        os.chmod(beside, 0o600)
-        room.keep_database(beside)
+                connection.close()  # which also plays the write-ahead file in and removes it
+        os.chmod(temporary, 0o600)
+        disk_reserve.keep_database(temporary)
         move_aside(path)
         effects.point("rename")
-        os.rename(beside, path)
+        os.rename(temporary, path)
         os.fsync(directory)
     finally:
         os.close(directory)

@@ -1,4 +1,4 @@
-"""Which runs Slurm no longer has on this node: for a run whose Epilog died before it could do anything, or never came.
+"""Find runs that Slurm no longer has on this node: for a run whose Epilog died early or never came.
 
 A run counts as over only where all of this holds, twice, PAUSE_S apart:
 
@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from slurm_migbatch.node.config import Config
+from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.deadline import Deadline
 from slurm_migbatch.node.journal import Run
 
@@ -53,7 +53,7 @@ class LivenessError(RuntimeError):
     """It cannot be told which runs are over; the message says why."""
 
 
-class Job(NamedTuple):
+class JobRecord(NamedTuple):
     """What slurmctld says of a job: how often it was requeued, its state as squeue words it, and its nodes."""
 
     restarts: int
@@ -64,11 +64,11 @@ class Job(NamedTuple):
 class Liveness:
     """Asks slurmd's steps and slurmctld which runs of this node are over."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: NodeConfig) -> None:
         self._config = config
 
     def over(self, runs: Iterable[Run], deadline: Deadline, *, pause: float | None = None) -> list[Run]:
-        """Those of the `running` runs that are over, by two observations. Raises LivenessError."""
+        """Return the `running` runs that are over by two observations. Raises LivenessError."""
         found = self.once(runs, deadline)
         if not found:
             return []
@@ -79,19 +79,19 @@ class Liveness:
         return self.once(found, deadline)
 
     def once(self, runs: Iterable[Run], deadline: Deadline) -> list[Run]:
-        """The same by one observation. Raises LivenessError."""
+        """Return the `running` runs that are over by one observation. Raises LivenessError."""
         now = time.time()
         settled = [run for run in runs if run.state == "running" and now - run.since >= SETTLED_S]
         if not settled:
             return []
         alive = steps(self._config.node, self._config.spool_dir)
-        return [run for run in settled if run.job not in alive and self._gone(run, deadline)]
+        return [run for run in settled if run.job not in alive and self._is_over(run, deadline)]
 
-    def _gone(self, run: Run, deadline: Deadline) -> bool:
+    def _is_over(self, run: Run, deadline: Deadline) -> bool:
         return is_over(run, self._config.node, self._job(run.job, deadline))
 
-    def _job(self, job: int, deadline: Deadline) -> Job | None:
-        """slurmctld's word on a job; None where it says that there is no such job."""
+    def _job(self, job: int, deadline: Deadline) -> JobRecord | None:
+        """Ask slurmctld about a job; None where it says that there is no such job."""
         from slurm_migbatch.node import scontrol
 
         columns = f"JobID:.12,RestartCnt:.12,State:.24,NodeList:.{LONGEST_LIST}"
@@ -99,7 +99,7 @@ class Liveness:
         try:
             text = scontrol.query(self._config, "squeue", asked, deadline.remaining)
         except scontrol.ScontrolError as error:
-            if error.said.endswith(UNKNOWN):
+            if error.stderr.endswith(UNKNOWN):
                 return None
             raise LivenessError(f"slurmctld cannot be asked about job {job}: {error}") from None
         rows = [line.split() for line in text.splitlines() if line.strip()]
@@ -109,7 +109,7 @@ class Liveness:
         if len(mine) != 1:
             raise LivenessError(f"squeue has {len(mine)} rows of job {job}")
         row = mine[0]
-        return Job(int(row[1]), row[2], self._expand(row[3], deadline) if len(row) == 4 else ())
+        return JobRecord(int(row[1]), row[2], self._expand(row[3], deadline) if len(row) == 4 else ())
 
     def _expand(self, nodes: str, deadline: Deadline) -> tuple[str, ...]:
         if len(nodes) >= LONGEST_LIST:
@@ -125,8 +125,8 @@ class Liveness:
         return tuple(text.split())
 
 
-def is_over(run: Run, node: str, job: Job | None) -> bool:
-    """Whether slurmctld's word means that the run is over on the node and no Epilog of it is to come.
+def is_over(run: Run, node: str, job: JobRecord | None) -> bool:
+    """Return whether, by slurmctld's record, the run is over on the node with no Epilog still to come.
 
     A state that is not known here counts as going on. The restart count rises before the Epilog of the run before.
     """
@@ -138,7 +138,7 @@ def is_over(run: Run, node: str, job: Job | None) -> bool:
 
 
 def steps(node: str, spool: str = "", sockets: str = SOCKETS) -> set[int]:
-    """Jobs of which a slurmstepd lives here, for the node's name in Slurm. Raises LivenessError.
+    """Return the jobs that have a slurmstepd on this node (its name in Slurm). Raises LivenessError.
 
     Only a socket that belongs to root counts: any user can give one of his the same name elsewhere. `spool` is the
     directory in which it must lie, where several nodes of one name live on a machine.
@@ -165,5 +165,5 @@ def _is_roots(path: str) -> bool:
 
 
 def sentences(runs: Sequence[Run]) -> list[str]:
-    """What `node status` says of runs that are over."""
+    """Return the lines of `node status` for runs that are over."""
     return [f"{run}: Slurm no longer has it here, and its Epilog has not released its slices" for run in runs]

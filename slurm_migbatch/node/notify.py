@@ -1,4 +1,4 @@
-"""Telling systemd how it goes (sd_notify), where it asks."""
+"""Report the service's state to systemd (sd_notify), where NOTIFY_SOCKET is set."""
 
 from __future__ import annotations
 

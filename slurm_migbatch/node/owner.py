@@ -1,4 +1,4 @@
-"""Who is working on a half-done change, so that others can tell when nobody is any more.
+"""Identify who works on an unfinished change, so that others can see when that process has ended.
 
 An owner is written `<pid>.<start>.<token>`: a process id, its start time in clock ticks since boot (ids are reused),
 and a token for one piece of work inside the process (the agent does many at once).
@@ -23,7 +23,7 @@ _tokens = itertools.count(1)
 
 @contextmanager
 def working() -> Iterator[str]:
-    """A fresh owner, alive until the block ends."""
+    """Make a new owner id, alive until the block ends."""
     pid = os.getpid()
     name = f"{pid}.{_started(pid)}.{next(_tokens)}"
     _active.add(name)
@@ -34,7 +34,7 @@ def working() -> Iterator[str]:
 
 
 def alive(owner: str) -> bool:
-    """Whether that piece of work may still be going on."""
+    """Return whether the owner's process still runs."""
     pid_text, _, rest = owner.partition(".")
     started, _, _ = rest.partition(".")
     if not pid_text.isdigit():
@@ -46,7 +46,7 @@ def alive(owner: str) -> bool:
 
 
 def _started(pid: int) -> str:
-    """The process's start time, empty where it is gone, going, or only waits to be reaped. Always the real /proc.
+    """Return the process's start time; empty where it has ended or is a zombie. Always the real /proc.
 
     One that was killed closes its files, and with them the connection to a hook, before it counts as a zombie.
     """

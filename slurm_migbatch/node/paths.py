@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from slurm_migbatch.node import tmpfs
-from slurm_migbatch.node.config import Config
+from slurm_migbatch.node.config import NodeConfig
 
 
 class PathsError(RuntimeError):
@@ -33,7 +33,7 @@ class Paths(NamedTuple):
     progress_dir: str
 
     @classmethod
-    def open(cls, config: Config) -> Paths:
+    def open(cls, config: NodeConfig) -> Paths:
         """Open them, making what is missing. Raises PathsError."""
         run = _directory(config.run_dir, 0o755)
         return cls(

@@ -26,27 +26,27 @@ class Peak(NamedTuple):
     watched_s: float
     mib: Mapping[str, int]
 
-    def seen(self, found: Mapping[str, int], seconds: float) -> Peak:
-        """After one more look, `seconds` after the last."""
+    def with_sample(self, found: Mapping[str, int], seconds: float) -> Peak:
+        """Return the peak after one more sample, `seconds` after the last."""
         most = {uuid: max(self.mib.get(uuid, 0), found.get(uuid, 0)) for uuid in {*self.mib, *found}}
         return Peak(self.watched_s + seconds, most)
 
-    def believable(self, held_s: float) -> int | None:
-        """The fullest slice's figure, MiB; None where it was watched for less than half of the time, or never used."""
+    def maximum_mib(self, held_s: float) -> int | None:
+        """Return the fullest slice's peak, MiB; None where it was watched less than half of the time, or never used."""
         return max(self.mib.values()) if self.mib and self.watched_s >= held_s / 2 else None
 
 
 def load(run_dir: int) -> dict[RunId, Peak]:
-    """All that is known; empty where there is no file or it is not in our form."""
+    """Read all peaks; empty where there is no file or its form is not known."""
     try:
         handle = os.open(NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=run_dir)
         with os.fdopen(handle, encoding="ascii") as file:
-            told = json.loads(file.read(MAX_BYTES))
-        if told["version"] != 1:
+            stored = json.loads(file.read(MAX_BYTES))
+        if stored["version"] != 1:
             return {}
         return {
             _run(name): Peak(float(row["watched_s"]), {str(uuid): int(mib) for uuid, mib in row["mib"].items()})
-            for name, row in told["runs"].items()
+            for name, row in stored["runs"].items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
@@ -57,14 +57,14 @@ def store(run_dir: int, peaks: Mapping[RunId, Peak], running: Collection[RunId])
     rows = {
         f"{j}.{r}": {"watched_s": p.watched_s, "mib": dict(p.mib)} for (j, r), p in peaks.items() if (j, r) in running
     }
-    beside = f".{NAME}"
+    temporary = f".{NAME}"
     with suppress(FileNotFoundError):
-        os.unlink(beside, dir_fd=run_dir)
+        os.unlink(temporary, dir_fd=run_dir)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    handle = os.open(beside, flags, 0o600, dir_fd=run_dir)
+    handle = os.open(temporary, flags, 0o600, dir_fd=run_dir)
     with os.fdopen(handle, "w", encoding="ascii") as file:
         json.dump({"version": 1, "runs": rows}, file, separators=(",", ":"))
-    os.rename(beside, NAME, src_dir_fd=run_dir, dst_dir_fd=run_dir)
+    os.rename(temporary, NAME, src_dir_fd=run_dir, dst_dir_fd=run_dir)
 
 
 def _run(name: str) -> RunId:

@@ -1,4 +1,4 @@
-"""The controller's plan as this node last heard it: which slots each GPU is to have. `StateDir/plan.json`.
+"""The controller's plan as this node last received it: the slots of each GPU. `StateDir/plan.json`.
 
     {"version": 12, "gpus": {"GPU-...": [["2g.20gb", 0, 2], ...]}, "jobs": {"17": "[mig:2g.20gb:1]"},
      "guests": {"18": ["GPU-...", "2g.20gb", 0, 2, 17, 0]}}
@@ -32,7 +32,7 @@ class PlanError(ValueError):
     """A plan that is not in the form above."""
 
 
-class Shared(NamedTuple):
+class SharedSlot(NamedTuple):
     """The slot that a guest shares, and with which run (job and restart count)."""
 
     gpu: str
@@ -40,16 +40,16 @@ class Shared(NamedTuple):
     host: tuple[int, int]
 
 
-class Plan(NamedTuple):
+class CachedPlan(NamedTuple):
     """Version 0 is no plan at all."""
 
     version: int = 0
     slots: Mapping[str, tuple[Slot, ...]] = {}
     jobs: Mapping[int, Grant] = {}
-    guests: Mapping[int, Shared] = {}
+    guests: Mapping[int, SharedSlot] = {}
 
 
-def parse(data: object) -> Plan:
+def parse(data: object) -> CachedPlan:
     """Check a plan's wire form. Raises PlanError."""
     if not isinstance(data, dict) or type(data.get("version")) is not int or not 0 <= data["version"] < 1 << 62:
         raise PlanError("a plan has a version number")
@@ -60,40 +60,40 @@ def parse(data: object) -> Plan:
         slots = {str(gpu): tuple([Slot.of(str(p), s, n) for p, s, n in rows]) for gpu, rows in gpus.items()}
         grants = {int(job): parse_comment(str(marker)) for job, marker in jobs.items()}
         shared = {
-            int(guest): Shared(str(gpu), Slot.of(str(p), s, n), (int(job), int(restart)))
+            int(guest): SharedSlot(str(gpu), Slot.of(str(p), s, n), (int(job), int(restart)))
             for guest, (gpu, p, s, n, job, restart) in guests.items()
         }
     except (TypeError, ValueError, LayoutError, ProfileError, GrantError) as error:
         raise PlanError(f"a plan with a bad slot or grant: {error}") from None
     known = {job: grant for job, grant in grants.items() if grant is not None}
-    return Plan(data["version"], slots, known, shared)
+    return CachedPlan(data["version"], slots, known, shared)
 
 
-def load(state_dir: str) -> Plan:
-    """The cached plan; an empty one where there is none that can be read."""
+def load(state_dir: str) -> CachedPlan:
+    """Read the cached plan; an empty one where there is none that can be read."""
     try:
         handle = os.open(f"{state_dir}/{NAME}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(handle, "rb") as file:
             return parse(json.loads(file.read(MAX_BYTES)))
     except (OSError, ValueError):
-        return Plan()
+        return CachedPlan()
 
 
-def store(state_dir: str, raw: bytes) -> Plan:
+def store(state_dir: str, raw: bytes) -> CachedPlan:
     """Write the plan that the controller sent, so that a crash leaves the old or the new one. Raises PlanError."""
     try:
         plan = parse(json.loads(raw))
     except ValueError as error:
         raise PlanError(str(error)) from None
-    beside = f"{state_dir}/.{NAME}"
+    temporary = f"{state_dir}/.{NAME}"
     effects.point("plan write")
-    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(raw)
         file.flush()
         os.fsync(file.fileno())
     effects.point("plan rename")
-    os.rename(beside, f"{state_dir}/{NAME}")
+    os.rename(temporary, f"{state_dir}/{NAME}")
     directory = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)

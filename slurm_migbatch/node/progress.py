@@ -1,4 +1,4 @@
-"""What a job says of its own speed: one file for each run, made by root, written by the job's user, read by root.
+"""Progress files: one for each run, made by root, written by the job's user, read by root.
 
     ProgressDir/<job>.<restart>      the user's, mode 0600, in a directory of root's (0711)
 
@@ -100,7 +100,7 @@ class Content(NamedTuple):
     changed: float
 
 
-class Line(NamedTuple):
+class ProgressLine(NamedTuple):
     """One report. `task` is None where it speaks for the whole job."""
 
     items: int | None = None
@@ -117,13 +117,13 @@ class Line(NamedTuple):
     restored: int | None = None
 
     def tells(self, keys: Iterable[str]) -> bool:
-        """Whether it says one of these."""
+        """Return whether the line has one of these keys."""
         return any(getattr(self, key) is not None for key in keys if key != "done") or (
             "done" in keys and self.done > 0
         )
 
 
-class Report(NamedTuple):
+class ProgressReport(NamedTuple):
     """What all reports of a run on this node say together; the fields of a `progress` event.
 
     `items` and `throughput_per_s` are sums over tasks, `latency_ms` (of one batch) their mean, `latency_p99_ms` the
@@ -154,7 +154,7 @@ class Report(NamedTuple):
 
 
 def make(directory: int, job: int, restart: int, uid: int) -> None:
-    """An empty file for a run that begins, in place of one that an interrupted start may have left. Raises OSError."""
+    """Make an empty file for a run that begins, replacing one of an interrupted start. Raises OSError."""
     if not tmpfs.is_mounted(directory):
         raise OSError(errno.EOPNOTSUPP, "there is no file system of its own for progress files")
     remove(directory, job, restart)
@@ -191,7 +191,7 @@ def remove(directory: int, job: int, restart: int) -> None:
 
 
 def listed(directory: int) -> Iterator[tuple[int, int]]:
-    """Job and restart of every file."""
+    """Yield job and restart of every file."""
     for name in os.listdir(directory):
         match = _NAME.fullmatch(name)
         if match is not None:
@@ -199,7 +199,7 @@ def listed(directory: int) -> Iterator[tuple[int, int]]:
 
 
 def read(directory: int, job: int, restart: int, uid: int) -> Content | None:
-    """What the run's user wrote; None where there is no file. Raises ProgressError."""
+    """Read what the run's user wrote; None where there is no file. Raises ProgressError."""
     name = f"{job}.{restart}"
     try:
         with _opened(directory, name, uid, os.O_RDONLY) as handle:
@@ -214,7 +214,7 @@ def read(directory: int, job: int, restart: int, uid: int) -> Content | None:
 
 
 def shorten(directory: int, job: int, restart: int, uid: int) -> None:
-    """Empty a file that has grown too long; it has all of its room again. Raises ProgressError."""
+    """Empty a file that has grown too long, so that it has all of its space again. Raises ProgressError."""
     name = f"{job}.{restart}"
     try:
         with _opened(directory, name, uid, os.O_RDWR | os.O_APPEND) as handle:
@@ -238,7 +238,7 @@ def _empty(handle: int) -> None:
 
 @contextmanager
 def _opened(directory: int, name: str, uid: int | None, flags: int) -> Iterator[int]:
-    """A descriptor of the very file that root made there, of this user or of any. Raises ProgressError, OSError."""
+    """Open the very file that root made there, of this user or of any. Raises ProgressError, OSError."""
     path = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
         if tmpfs.mount_id(path) != tmpfs.mount_id(directory):
@@ -259,8 +259,8 @@ def _opened(directory: int, name: str, uid: int | None, flags: int) -> Iterator[
 # -- what it says ------------------------------------------------------------------------------------------------
 
 
-def understand(content: Content, started: float, *, ended: bool = False) -> Report | None:
-    """The sum of a file's reports; None where it holds none.
+def understand(content: Content, started: float, *, ended: bool = False) -> ProgressReport | None:
+    """Sum up a file's reports; None where it holds none.
 
     Args:
         started: when the run got its slices, unix seconds.
@@ -269,7 +269,7 @@ def understand(content: Content, started: float, *, ended: bool = False) -> Repo
     first, _ = _lines(content.head, cut=False, ended=False)
     last, refused = _lines(content.tail, cut=content.size > len(content.tail), ended=ended)
     if not last:
-        return None if not refused else Report(None, None, None, None, None, 0, False, False, refused)
+        return None if not refused else ProgressReport(None, None, None, None, None, 0, False, False, refused)
     first, last = ([_timed(line, started, content.changed) for line in lines] for lines in (first, last))
     _, safe = _by_task([], last, SAFETY)
     return _speed(first, last, started, content.changed)._replace(
@@ -281,8 +281,8 @@ def understand(content: Content, started: float, *, ended: bool = False) -> Repo
     )
 
 
-def _speed(first: list[Line], last: list[Line], started: float, changed: float) -> Report:
-    """What was done, and how fast; `refused` and what is safe are left to the caller."""
+def _speed(first: list[ProgressLine], last: list[ProgressLine], started: float, changed: float) -> ProgressReport:
+    """Sum up items and speed; `refused` and the checkpoint's fields are left to the caller."""
     begins, ends = _by_task(first, last, SPEED)
     rates = [
         _rate(begins[task], line, started, changed if line.at is None else line.at)
@@ -291,7 +291,7 @@ def _speed(first: list[Line], last: list[Line], started: float, changed: float) 
     ]
     items = [line.items for line in ends.values() if line.items is not None]
     batches = {line.batch for line in ends.values() if line.batch is not None}
-    return Report(
+    return ProgressReport(
         items=sum(items) if items else None,
         throughput_per_s=None if not rates or None in rates else math.fsum(rate for rate in rates if rate is not None),
         latency_ms=_mean(line.latency_ms for line in ends.values()),
@@ -305,12 +305,12 @@ def _speed(first: list[Line], last: list[Line], started: float, changed: float) 
 
 
 def _by_task(
-    first: Iterable[Line], last: Sequence[Line], keys: Sequence[str]
-) -> tuple[dict[int | None, Line], dict[int | None, Line]]:
-    """Each task's first and latest reports of what `keys` are about; the job's own (None) where it spoke last."""
+    first: Iterable[ProgressLine], last: Sequence[ProgressLine], keys: Sequence[str]
+) -> tuple[dict[int | None, ProgressLine], dict[int | None, ProgressLine]]:
+    """Return each task's first and latest reports of `keys`; the job's own (None) where it reported last."""
     about = [line for line in last if line.tells(keys)]
-    begins: dict[int | None, Line] = {}
-    ends: dict[int | None, Line] = {}
+    begins: dict[int | None, ProgressLine] = {}
+    ends: dict[int | None, ProgressLine] = {}
     if not about:
         return begins, ends
     together = about[-1].task is not None
@@ -323,8 +323,8 @@ def _by_task(
     return begins, ends
 
 
-def _timed(line: Line, started: float, changed: float) -> Line:
-    """Without its times where they are not of the run; for that of the report the file's own is used then."""
+def _timed(line: ProgressLine, started: float, changed: float) -> ProgressLine:
+    """Return the line without times that are not the run's; the file's time then stands for the report's."""
     return line._replace(at=_of_run(line.at, started, changed), checkpoint=_of_run(line.checkpoint, started, changed))
 
 
@@ -333,8 +333,8 @@ def _of_run(moment: float | None, started: float, changed: float) -> float | Non
     return moment if within else None
 
 
-def _merged(before: Line | None, line: Line) -> Line:
-    """A task's latest figures: what a report leaves out (a latency told once, say) stays as it was."""
+def _merged(before: ProgressLine | None, line: ProgressLine) -> ProgressLine:
+    """Merge a task's reports: what the later one leaves out (for example a latency) stays as it was."""
     if before is None:
         return line
     kept = {
@@ -347,8 +347,8 @@ def _merged(before: Line | None, line: Line) -> Line:
     return line._replace(**kept)
 
 
-def _rate(first: Line, last: Line, started: float, moment: float) -> float | None:
-    """Items per second of one task."""
+def _rate(first: ProgressLine, last: ProgressLine, started: float, moment: float) -> float | None:
+    """Compute items per second of one task."""
     if last.items is None:
         return None
     if last.seconds is not None:
@@ -363,8 +363,8 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return math.fsum(known) / len(known) if known else None
 
 
-def _lines(text: bytes, *, cut: bool, ended: bool) -> tuple[list[Line], int]:
-    """The reports in a piece of a file, and how many lines are none. `cut`: it begins in the middle of a line."""
+def _lines(text: bytes, *, cut: bool, ended: bool) -> tuple[list[ProgressLine], int]:
+    """Parse the reports in a part of a file; count invalid lines. `cut`: it begins in the middle of a line."""
     rows = text.split(b"\n")
     if cut:
         rows = rows[1:]
@@ -375,8 +375,8 @@ def _lines(text: bytes, *, cut: bool, ended: bool) -> tuple[list[Line], int]:
     return good, len(found) - len(good)
 
 
-def parse(row: bytes) -> Line | None:
-    """One line; None where it is anything but known keys with plausible numbers, each once."""
+def parse(row: bytes) -> ProgressLine | None:
+    """Parse one line; None unless it is known keys with plausible numbers, each once."""
     if len(row) > MAX_LINE:
         return None
     values: dict[str, float | int] = {}
@@ -392,4 +392,4 @@ def parse(row: bytes) -> Line | None:
         values[key] = int(number) if key in WHOLE else number
     if not {*SPEED, *SAFETY} & set(values):
         return None
-    return Line(**values)  # type: ignore[arg-type]  # the keys are its fields, whole numbers where they must be
+    return ProgressLine(**values)  # type: ignore[arg-type]  # the keys are its fields, whole numbers where they must be

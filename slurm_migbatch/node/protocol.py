@@ -10,7 +10,7 @@ END = b"\0\0"
 
 
 def parse(request: bytes) -> HookEnv:
-    """The hook that a request asks for. Raises HookEnvError where it is anything but well formed."""
+    """Parse the hook's environment from a request. Raises HookEnvError where it is not well formed."""
     if len(request) > MAX_REQUEST or not request.endswith(END):
         raise HookEnvError("the request is cut off or too long")
     head, *fields = request[: -len(END)].split(b"\0")
@@ -28,5 +28,5 @@ def parse(request: bytes) -> HookEnv:
 
 
 def reply(code: int, line: str) -> bytes:
-    """What the hook reads back."""
+    """Encode the reply to the hook."""
     return f"{code}\n{' '.join(line.split())[:2000]}".encode("utf-8", "backslashreplace")

@@ -54,18 +54,18 @@ def rebuild(journal: Journal, paths: Paths, gpus: Gpus, caps: Caps, aside: str) 
 
 
 def _owners(given: Sequence[handoff.Handoff]) -> dict[str, list[tuple[handoff.Handoff, int]]]:
-    """The hand-offs that name an instance, by its MIG UUID, each with the slice's number in it."""
+    """Return the hand-offs that name an instance, by its MIG UUID, each with the slice's number in it."""
     owners: dict[str, list[tuple[handoff.Handoff, int]]] = {}
     for found in given:
-        for ordinal, piece in enumerate(found.slices):
-            owners.setdefault(piece.mig_uuid, []).append((found, ordinal))
+        for ordinal, mig_slice in enumerate(found.slices):
+            owners.setdefault(mig_slice.mig_uuid, []).append((found, ordinal))
     return owners
 
 
 def _rows(
     gpu: Gpu, instance: Instance, caps: Caps, known: Sequence[tuple[handoff.Handoff, int]]
 ) -> tuple[Slice, list[Slice]]:
-    """The row of an instance that the `known` hand-offs name, and those of a second holder, whose `beside` is open."""
+    """Return an instance's row by the `known` hand-offs, and a second holder's row, whose `beside` is not set yet."""
     minors, uid = _devices(caps, gpu.minor, instance)
     row = Slice(gpu.uuid, instance.slot, "idle", since=time.time()).on(instance, minors)
     if known and len(known) <= 2 and len({found.uid for found, _ in known}) == 1:
@@ -81,7 +81,7 @@ def _rows(
 
 
 def _devices(caps: Caps, gpu_minor: int, instance: Instance) -> tuple[tuple[int | None, int | None], int]:
-    """The capability minors of an instance, and who owns its devices (0 where nobody or root does)."""
+    """Return an instance's capability minors, and its devices' owner (0 where nobody or root owns them)."""
     if instance.ci_id is None:
         return (None, None), 0
     try:

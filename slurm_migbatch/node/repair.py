@@ -1,4 +1,4 @@
-"""Making the journal and the driver agree again, whatever happened in between.
+"""Repair: make the journal and the driver agree again, whatever happened in between.
 
 `diagnose` is pure: from a GPU's journal rows and the driver's instances it derives what has to be done. `Repairer`
 does it, under the GPU's lock, in steps that can each be interrupted and done again. The driver is the truth about what
@@ -54,12 +54,12 @@ class Repair(NamedTuple):
 
 
 def gpu_lock(gpu: str) -> str:
-    """The name of a GPU's lock file."""
+    """Return the name of a GPU's lock file."""
     return f"gpu-{gpu}"
 
 
 def run_lock(job: int) -> str:
-    """The name of the lock file that who works on a job's runs holds."""
+    """Return the name of the lock file of a job's runs."""
     return f"run-{job % RUN_LOCKS}"
 
 
@@ -70,7 +70,7 @@ def diagnose(
     alive: Callable[[str], bool],
     exposed: Collection[int] = (),
 ) -> list[Repair]:
-    """What has to be done on one GPU.
+    """List the repairs that one GPU needs.
 
     `processes` maps instance ids to the processes on them, `exposed` holds the ids whose capability devices are not
     the right user's. Rows in flight of a living owner are left alone, and so is what they cover: what a dead owner was
@@ -114,7 +114,7 @@ def diagnose(
 
 
 def _is_of(row: Slice, instance: Instance, accounted: Collection[int]) -> bool:
-    """Whether the instance in a row's slot is the row's; `accounted` holds the ids of those that are another row's."""
+    """Return whether the instance in a row's slot is the row's; `accounted`: ids of other rows' instances."""
     if row.state == "held":
         return row.mig_uuid is None or instance.mig_uuid == row.mig_uuid
     if row.state == "lost" and instance.mig_uuid != row.mig_uuid:
@@ -123,7 +123,7 @@ def _is_of(row: Slice, instance: Instance, accounted: Collection[int]) -> bool:
 
 
 def _missing(row: Slice) -> Repair | None:
-    """What has to be done about a row whose instance the driver does not have."""
+    """Return the repair for a row whose instance the driver does not have."""
     if row.state == "lost":
         return None
     if row.state == "held":
@@ -132,7 +132,7 @@ def _missing(row: Slice) -> Repair | None:
 
 
 def _present(row: Slice, instance: Instance, pids: Sequence[int], exposed: bool) -> Repair | None:
-    """What has to be done about a row, of no living owner, whose instance the driver has."""
+    """Return the repair for a row without a living owner whose instance the driver has."""
     if row.state == "lost":
         return Repair("regain", row, instance, "the instance that its job holds is back")
     if row.state == "held":
@@ -160,7 +160,7 @@ def _idle(row: Slice, instance: Instance, pids: Sequence[int], exposed: bool) ->
 
 
 def _unclaimed(instance: Instance, pids: Sequence[int]) -> Repair:
-    """What has to be done about an instance that no row names."""
+    """Return the repair for an instance that no row names."""
     if pids:
         return Repair("respect", None, instance, f"made by hand; {_living(pids)}")
     if instance.ci_id is None:
@@ -196,7 +196,7 @@ class Repairer:
         done += self.runs(dry=dry)
         return done
 
-    def clear(self, deadline: Deadline, who: str, *, dry: bool = False) -> list[str]:
+    def clear(self, deadline: Deadline, owner_id: str, *, dry: bool = False) -> list[str]:
         """Destroy every idle instance, as before maintenance; `who` is the owner that does it.
 
         What jobs hold stays. Returns what was (or would be) done, as sentences. Raises DriverError, JournalError,
@@ -205,16 +205,18 @@ class Repairer:
         done: list[str] = []
         for gpu in self._gpus.managed():
             with locked(self._paths.lock, [gpu_lock(gpu.uuid)], deadline):
-                there = {instance.slot: instance for instance in gpu.instances()}
-                rows = [row for row in self._journal.slices("gpu=? AND state='idle'", (gpu.uuid,)) if row.slot in there]
+                existing = {instance.slot: instance for instance in gpu.instances()}
+                rows = [
+                    row for row in self._journal.slices("gpu=? AND state='idle'", (gpu.uuid,)) if row.slot in existing
+                ]
                 done += [f"{gpu.uuid}: destroy {row.slot}" for row in rows]
                 if dry:
                     continue
                 with self._journal.write():  # a Prolog that chose one of them meanwhile has it
                     idle = {row.id for row in self._journal.slices("gpu=? AND state='idle'", (gpu.uuid,))}
-                    rows = [self._journal.put(r._replace(state="evict", owner=who)) for r in rows if r.id in idle]
+                    rows = [self._journal.put(r._replace(state="evict", owner=owner_id)) for r in rows if r.id in idle]
                 for row in rows:
-                    self._discard(gpu, row, there[row.slot], "cleared by the administrator")
+                    self._discard(gpu, row, existing[row.slot], "cleared by the administrator")
         return done
 
     def gpu(
@@ -249,7 +251,7 @@ class Repairer:
         return repairs
 
     def _exposed(self, gpu: Gpu, rows: Sequence[Slice], instances: Sequence[Instance]) -> set[int]:
-        """Instances of ours whose capability devices are not their owner's alone."""
+        """Return the managed instances whose capability devices others than their owner may open."""
         found = set()
         by_slot = {i.slot: i for i in instances if i.ci_id is not None}
         for row in rows:
@@ -267,11 +269,11 @@ class Repairer:
     # -- one action each -----------------------------------------------------------------------------------------
 
     def _undo(self, gpu: Gpu, row: Slice, instance: Instance, _why: str) -> None:
-        """Half-done work: what exists becomes idle, whole and closed to everybody."""
+        """Undo unfinished work: an existing instance becomes idle, complete and closed to users."""
         self._settle(gpu, row, instance)
 
     def _leave(self, _gpu: Gpu, row: Slice, _instance: None, _why: str) -> None:
-        """A second holder that never came to be. If the first one has left meanwhile, the row is no longer this one."""
+        """Drop the claim of a second holder that never started, unless its host's end has changed the row."""
         with self._journal.write():
             for now in self._journal.slices("id=? AND beside=? AND owner=?", (row.id, row.beside, row.owner)):
                 self._journal.leave(now)
@@ -377,7 +379,7 @@ class Repairer:
                 )
 
     def _runs_on(self, row: Slice) -> bool:
-        """Whether the slice is still its user's: held since it was looked at, and a holder's end has not begun.
+        """Return whether the slice is still its user's: held without a break, and no holder's end has begun.
 
         Where two share it and one has gone, the other counts.
         """
@@ -487,12 +489,12 @@ class Repairer:
 
     def _end(self, runs: Iterable[Run], exit_code: Callable[[], int | None]) -> None:
         """End runs that are still as they were found. `exit_code` is called in the transaction that begins it."""
-        with owner.working() as who:
+        with owner.working() as owner_id:
             with self._journal.write():
                 code, now = exit_code(), time.time()
                 same = "job=? AND restart=? AND state='running' AND since=?"
                 found = [r for r in runs if self._journal.runs(same, (r.job, r.restart, r.since))]
-                found = [r._replace(state="ending", owner=who, exit_code=code, since=now) for r in found]
+                found = [r._replace(state="ending", owner=owner_id, exit_code=code, since=now) for r in found]
                 for run in found:
                     self._journal.put_run(run)
             for run in found:
@@ -507,16 +509,16 @@ class Repairer:
     def strays(self, now: float, *, dry: bool = False) -> list[str]:
         """Remove hand-offs of runs that are over for long or that the journal does not know, and progress files."""
         # before the runs: a run is in the journal before its files
-        there, told = set(handoff.listed(self._paths.job)), set(progress.listed(self._paths.progress))
+        handoffs, progress_files = set(handoff.listed(self._paths.job)), set(progress.listed(self._paths.progress))
         known = {
             (run.job, run.restart): run.state
             for run in self._journal.runs("state NOT IN ('ended','misfit') OR since>=?", (now - TOMBSTONE_S,))
         }
         old = self._journal.runs("state='misfit' AND since<?", (now - TOMBSTONE_S,))
-        unknown = sorted(there - set(known))
+        unknown = sorted(handoffs - set(known))
         refused = [found for key in unknown if (found := self._unrecorded(key)) is not None]
         strays = [key for key in unknown if key not in {(found.job, found.restart) for found in refused}]
-        silent = sorted(told - {run for run, state in known.items() if state not in ("ended", "misfit")})
+        silent = sorted(progress_files - {run for run, state in known.items() if state not in ("ended", "misfit")})
         if not dry:
             for found in refused:
                 self._record(found)
@@ -533,7 +535,7 @@ class Repairer:
         )
 
     def _unrecorded(self, key: tuple[int, int]) -> handoff.Handoff | None:
-        """The hand-off without slices of a run that the journal has never heard of; see `unwritable.py`."""
+        """Return the hand-off without slices of a run that the journal does not know; see `unwritable.py`."""
         found = handoff.load(self._paths.job, *key)
         if found is None or found.slices or self._journal.runs("job=? AND restart=?", key):
             return None
@@ -548,7 +550,7 @@ class Repairer:
             self._journal.event("misfit", fields)
 
     def absent(self, present: Collection[str], *, dry: bool = False) -> list[str]:
-        """Rows of GPUs that are not there (any more), or no longer ours: held ones are lost, the rest forgotten.
+        """Handle rows of GPUs that are absent or no longer managed: held ones are lost, the rest are dropped.
 
         A GPU that does not answer counts as present: not seeing its instances does not mean that they are gone.
         """
@@ -564,12 +566,12 @@ class Repairer:
         return done
 
     def finish(self, run: Run) -> list[str]:
-        """See `Releaser.finish`."""
+        """Finish a release; see `Releaser.finish`."""
         return self._releaser.finish(run)
 
 
 def boot_id(path: str) -> str:
-    """The kernel's boot id; empty where it cannot be read."""
+    """Read the kernel's boot id; empty where it cannot be read."""
     try:
         with open(path, encoding="ascii") as file:
             return file.read(64).strip()
@@ -578,7 +580,7 @@ def boot_id(path: str) -> str:
 
 
 def begin_boot(journal: Journal, paths: Paths, boot: str) -> bool:
-    """Where the machine was started since the journal was last used: forget all slices (no instance survives a boot).
+    """Forget all slices where the machine has booted since the journal was last used (no instance survives a boot).
 
     Runs that were under way end without an exit code. Returns whether it did so; the first use of a journal counts.
     """
@@ -616,7 +618,7 @@ def forget_all(journal: Journal, rows: Iterable[Slice]) -> None:
     held: dict[tuple[int | None, int | None], list[dict[str, object]]] = {}
     for row in sorted(rows, key=lambda row: row.beside is None):  # second holders first
         if row.state in ("held", "lost"):
-            held.setdefault((row.job, row.restart), []).append(row.told)
+            held.setdefault((row.job, row.restart), []).append(row.event_fields)
         journal.drop(row)
     for run in journal.runs("state<>'ended'"):
         slices = held.get((run.job, run.restart), [])

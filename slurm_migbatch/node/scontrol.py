@@ -1,4 +1,4 @@
-"""The few things a hook may ever ask of Slurm, all rare: send a job back, drain the node, look a job up.
+"""The few requests that a hook may send to Slurm, all rare: requeue a job, drain the node, look a job up.
 
 Argument lists, an environment of our own, a time limit, no shell. The hot path never comes here.
 """
@@ -15,7 +15,7 @@ import subprocess
 from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment
 from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.node import effects
-from slurm_migbatch.node.config import Config
+from slurm_migbatch.node.config import NodeConfig
 
 _TRES = re.compile(r"(?:\A|\s)TresPerNode=(\S{1,1024})")
 _REASON = re.compile(r"[^A-Za-z0-9 _.,:;@/()-]")
@@ -24,33 +24,33 @@ _REASON = re.compile(r"[^A-Za-z0-9 _.,:;@/()-]")
 class ScontrolError(RuntimeError):
     """scontrol could not be run, failed or took too long. `said` is what it wrote where it failed, else empty."""
 
-    def __init__(self, text: str, said: str = "") -> None:
+    def __init__(self, text: str, stderr: str = "") -> None:
         super().__init__(text)
-        self.said = said
+        self.stderr = stderr
 
 
-def requeue(config: Config, job: int, timeout: float) -> None:
+def requeue(config: NodeConfig, job: int, timeout: float) -> None:
     """Send a batch job back to the queue. Raises ScontrolError."""
     effects.point("scontrol requeue")
     _run(config, ["requeue", str(job)], timeout)
 
 
-def drain(config: Config, reason: str, timeout: float) -> None:
+def drain(config: NodeConfig, reason: str, timeout: float) -> None:
     """Drain this node with a reason for its administrators. Raises ScontrolError."""
     effects.point("scontrol drain")
     text = _REASON.sub("_", f"migbatch: {reason}")[:200]
     _run(config, ["update", f"NodeName={config.node}", "State=DRAIN", f"Reason={text}"], timeout)
 
 
-def granted(config: Config, job: int, timeout: float) -> Grant | None:
-    """What slurmctld's record of the job says it has per node; for root's jobs, which no submit filter marks."""
+def granted(config: NodeConfig, job: int, timeout: float) -> Grant | None:
+    """Ask slurmctld what the job has per node; for root's jobs, which no submit filter marks."""
     shown = _run(config, ["-o", "show", "job", str(job)], timeout)
     match = _TRES.search(shown)
     return None if match is None else grant_of(match[1])
 
 
 def grant_of(gres: str) -> Grant | None:
-    """The grant in a GRES string of any Slurm version, `gres:mig:1g.10gb:2,gres/gpu:1`. Raises ScontrolError."""
+    """Parse the grant in a GRES string of any Slurm version, `gres:mig:1g.10gb:2,gres/gpu:1`. Raises ScontrolError."""
     counts: dict[Profile, int] = {}
     for part in gres.split("(")[0].split(","):
         words = part.removeprefix("gres:").removeprefix("gres/").split(":")
@@ -69,8 +69,8 @@ def grant_of(gres: str) -> Grant | None:
         raise ScontrolError(str(error)) from None
 
 
-def query(config: Config, program: str, arguments: list[str], timeout: float) -> str:
-    """Output of one of Slurm's commands (`squeue`, ...), which lie beside scontrol. Raises ScontrolError."""
+def query(config: NodeConfig, program: str, arguments: list[str], timeout: float) -> str:
+    """Run one of Slurm's commands (`squeue`, ...), in scontrol's directory; return its output. Raises ScontrolError."""
     environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
     if config.slurm_conf:
         environ["SLURM_CONF"] = config.slurm_conf
@@ -88,10 +88,10 @@ def query(config: Config, program: str, arguments: list[str], timeout: float) ->
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ScontrolError(f"{path} {arguments[0]}: {error}") from error
     if done.returncode:
-        said = done.stderr.decode("utf-8", "replace").strip()[:200]
-        raise ScontrolError(f"{path} {arguments[0]} failed ({done.returncode}): {said}", said)
+        stderr = done.stderr.decode("utf-8", "replace").strip()[:200]
+        raise ScontrolError(f"{path} {arguments[0]} failed ({done.returncode}): {stderr}", stderr)
     return done.stdout.decode("utf-8", "replace")
 
 
-def _run(config: Config, arguments: list[str], timeout: float) -> str:
+def _run(config: NodeConfig, arguments: list[str], timeout: float) -> str:
     return query(config, "scontrol", arguments, timeout)

@@ -1,4 +1,4 @@
-"""All that a node holds, in one event: for a controller whose database does not know, or no longer knows."""
+"""Report all that a node holds in one event: for a controller whose database does not know it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slurm_migbatch.node.journal import OCCUPYING, Run, Slice
 def state(
     gpus: Sequence[Mapping[str, object]], rows: Sequence[Slice], runs: Mapping[tuple[int, int], Run]
 ) -> dict[str, object]:
-    """The fields of a `state` event: inventory, runs with their slices, what is out of use, and what lies idle.
+    """Return the fields of a `state` event: inventory, runs with their slices, slices out of use, idle slices.
 
     What is in flight is left out: its own events follow.
     """
@@ -28,28 +28,28 @@ def _runs(rows: Sequence[Slice], runs: Mapping[tuple[int, int], Run]) -> list[di
     for row in rows:
         if row.job is not None and (row.state == "held" or (row.state == "lost" and not _taken(row, rows))):
             held.setdefault((row.job, row.restart or 0), []).append(row)
-    return [_run(key, pieces, runs.get(key), by_id) for key, pieces in sorted(held.items())]
+    return [_run(key, slices, runs.get(key), by_id) for key, slices in sorted(held.items())]
 
 
 def _taken(lost: Slice, rows: Sequence[Slice]) -> bool:
-    """Whether the place of a slice that is gone has another use by now."""
+    """Return whether the placement of a lost slice has another use by now."""
     place = lost.slot.placement
     return any(r.gpu == lost.gpu and r.state in OCCUPYING and r.slot.placement.overlaps(place) for r in rows)
 
 
 def _run(
-    key: tuple[int, int], pieces: Sequence[Slice], run: Run | None, by_id: Mapping[int | None, Slice]
+    key: tuple[int, int], slices: Sequence[Slice], run: Run | None, by_id: Mapping[int | None, Slice]
 ) -> dict[str, object]:
-    told: dict[str, object] = {
+    fields: dict[str, object] = {
         "job": key[0],
         "restart": key[1],
-        "uid": pieces[0].uid,
-        "since": round(min(piece.since for piece in pieces), 3),
-        "slices": [piece.told for piece in sorted(pieces, key=lambda piece: piece.ordinal or 0)],
+        "uid": slices[0].uid,
+        "since": round(min(row.since for row in slices), 3),
+        "slices": [row.event_fields for row in sorted(slices, key=lambda row: row.ordinal or 0)],
     }
     if run is not None:
-        told |= {"user": run.user, "account": run.account, "partition": run.partition, "decision": run.decision}
-    hosts = [by_id[piece.beside] for piece in pieces if piece.beside in by_id and piece.beside is not None]
+        fields |= {"user": run.user, "account": run.account, "partition": run.partition, "decision": run.decision}
+    hosts = [by_id[row.beside] for row in slices if row.beside in by_id and row.beside is not None]
     if hosts:
-        told["beside"] = [hosts[0].job or 0, hosts[0].restart or 0]
-    return told
+        fields["beside"] = [hosts[0].job or 0, hosts[0].restart or 0]
+    return fields

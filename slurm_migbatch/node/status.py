@@ -1,4 +1,4 @@
-"""What a node looks like from inside, as one JSON-able object."""
+"""The node's status as one JSON-able object."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from slurm_migbatch.mig.driver import DriverError, Gpu
 from slurm_migbatch.node import plan, unwritable
 from slurm_migbatch.node.client import SOCKET
-from slurm_migbatch.node.config import Config
+from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.deadline import Deadline
 from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.liveness import LivenessError, sentences
 
 
-def status(config: Config, executor: Executor) -> dict[str, Any]:
-    """GPUs with their layout and who holds what, zombies, the agent, the spool and the plan. Raises JournalError.
+def status(config: NodeConfig, executor: Executor) -> dict[str, Any]:
+    """Return GPUs with layouts and holders, zombies, the agent, the spool and the plan. Raises JournalError.
 
     `over` names runs that hold slices though Slurm has ended them, `unknown` says why that cannot be told.
     """
@@ -55,8 +55,8 @@ def status(config: Config, executor: Executor) -> dict[str, Any]:
     }
 
 
-def agent_answers(config: Config) -> bool:
-    """Whether somebody accepts connections on the agent's socket."""
+def agent_answers(config: NodeConfig) -> bool:
+    """Return whether somebody accepts connections on the agent's socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.settimeout(1.0)
         try:

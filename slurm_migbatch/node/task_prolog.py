@@ -63,7 +63,7 @@ def main(etc: str) -> None:
 
 
 def exports(etc: str, environ: dict[bytes, bytes], uid: int) -> str:
-    """The lines for slurmstepd; empty for a job that was given nothing. Raises NoSlice."""
+    """Return the lines for slurmstepd; empty for a job without slices. Raises NoSlice."""
     node = conf.node_name(environ)
     settings = conf.read(f"{etc}/{conf.NAME}", node)
     directory = conf.run_dir(settings, node) + "/job"
@@ -81,16 +81,16 @@ def exports(etc: str, environ: dict[bytes, bytes], uid: int) -> str:
     if environ.get(STEP_GRES.encode()) == b"none" and in_step(environ):
         return without()
     mine = share(slices, environ)
-    devices = ",".join(piece[0] for piece in mine)
-    profiles = ",".join(piece[1] for piece in mine)
-    memory = min(int(piece[2]) for piece in mine)
+    devices = ",".join(mig_slice[0] for mig_slice in mine)
+    profiles = ",".join(mig_slice[1] for mig_slice in mine)
+    memory = min(int(mig_slice[2]) for mig_slice in mine)
     values = (devices, devices, len(mine), profiles, memory, len(slices), fields.get("progress", ""))
     lines = "".join(f"export {key}={value}\n" for key, value in zip(KEYS, values, strict=True) if value != "")
     return lines + mps(settings, environ, uid, slices)
 
 
 def jobs(environ: dict[bytes, bytes]) -> list[str]:
-    """The ids under which the task's job may have its hand-off here, the likeliest first.
+    """Return the job ids under which the task's hand-off may be found, the likeliest first.
 
     In steps of a heterogeneous job SLURM_JOB_ID is the leader's on every node (seen on 22.05). The component that a
     step runs in is the one whose nodes are the step's; in a step over several components the ranks count through them.
@@ -111,7 +111,7 @@ def jobs(environ: dict[bytes, bytes]) -> list[str]:
 
 
 def inherited(environ: dict[bytes, bytes]) -> str:
-    """Lines that take another job's slices out of the environment, which sbatch and srun pass on as they find it."""
+    """Return lines that unset another job's slices, since sbatch and srun pass their environment on."""
     devices = environ.get(b"MIGBATCH_DEVICES")
     if devices is None:
         return ""
@@ -122,13 +122,13 @@ def inherited(environ: dict[bytes, bytes]) -> str:
 
 
 def without() -> str:
-    """Lines for a step that asked for no slice; it may still report for the job, and its own steps are asked anew."""
-    gone = [key for key in KEYS if key not in ("CUDA_VISIBLE_DEVICES", "MIGBATCH_PROGRESS")]
-    return "export CUDA_VISIBLE_DEVICES=\n" + "".join(f"unset {key}\n" for key in (*gone, STEP_GRES))
+    """Return the lines for a step that asked for no slice; it may still report progress and start steps with slices."""
+    unset = [key for key in KEYS if key not in ("CUDA_VISIBLE_DEVICES", "MIGBATCH_PROGRESS")]
+    return "export CUDA_VISIBLE_DEVICES=\n" + "".join(f"unset {key}\n" for key in (*unset, STEP_GRES))
 
 
 def mps(settings: dict[str, str], environ: dict[bytes, bytes], uid: int, slices: list[list[str]]) -> str:
-    """Lines for a job that may come to share its only slice; what an earlier job's environment has brought goes."""
+    """Return the MPS lines for a job that may share its only slice; unset those of an earlier job's environment."""
     above = (settings.get("MpsDir") or "/tmp").rstrip("/")  # noqa: S108
     partitions = [name.strip() for name in settings.get("MpsPartitions", "").split(",") if name.strip()]
     if len(slices) == 1 and environ.get(b"SLURM_JOB_PARTITION", b"").decode("ascii", "replace") in partitions:
@@ -144,7 +144,7 @@ def mps(settings: dict[str, str], environ: dict[bytes, bytes], uid: int, slices:
 
 
 def is_private(path: str, uid: int) -> bool:
-    """Whether there is a directory at `path`, made now if need be, that belongs to the user and nobody else can enter.
+    """Make a directory at `path` where needed; return whether it belongs to the user and nobody else can enter.
 
     In a directory that all may write somebody else may have been there before.
     """
@@ -178,7 +178,7 @@ def send_back(etc: str, environ: dict[bytes, bytes]) -> None:
 
 
 def newest(directory: str, job: str) -> str:
-    """The hand-off of the job's latest run here, or nothing. A task is not told its restart count reliably."""
+    """Return the path of the hand-off of the job's latest run; a task's own restart count is not reliable."""
     best, found = -1, ""
     try:
         names = posix.listdir(directory)
@@ -192,7 +192,7 @@ def newest(directory: str, job: str) -> str:
 
 
 def load(path: str) -> str:
-    """The text of a hand-off. Only a file of root's is believed."""
+    """Read a hand-off's text; only a file that root owns is trusted."""
     handle = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NOFOLLOW)
     try:
         status = posix.fstat(handle)
@@ -204,7 +204,7 @@ def load(path: str) -> str:
 
 
 def parse(text: str) -> tuple[dict[str, str], list[list[str]]]:
-    """Fields and slices (`[MIG UUID, profile, MiB, GPU UUID]` each) of a hand-off; raises NoSlice on a foreign form."""
+    """Parse fields and slices (`[MIG UUID, profile, MiB, GPU UUID]` each) of a hand-off. Raises NoSlice."""
     fields: dict[str, str] = {}
     slices: list[list[str]] = []
     for line in text.splitlines():
@@ -213,7 +213,7 @@ def parse(text: str) -> tuple[dict[str, str], list[list[str]]]:
             slices.append(value.split())
         else:
             fields[key] = value
-    if fields.get("version") != "1" or any(len(piece) != 4 for piece in slices):
+    if fields.get("version") != "1" or any(len(mig_slice) != 4 for mig_slice in slices):
         raise NoSlice("the node's hand-off has a form that this TaskProlog does not know; install one release on all")
     if fields.get("state") == "ready" and not slices:
         raise NoSlice("the node's hand-off names no slice")
@@ -221,7 +221,7 @@ def parse(text: str) -> tuple[dict[str, str], list[list[str]]]:
 
 
 def share(slices: list[list[str]], environ: dict[bytes, bytes]) -> list[list[str]]:
-    """Which of the job's slices on this node this task sees.
+    """Return the job's slices on this node that this task sees.
 
     The batch script and an interactive shell see all. Of t tasks of a step on this node and n slices, task i sees its
     equal, contiguous share where t <= n, and slice i modulo n where there are more tasks than slices.
@@ -237,12 +237,12 @@ def share(slices: list[list[str]], environ: dict[bytes, bytes]) -> list[list[str
 
 
 def in_step(environ: dict[bytes, bytes]) -> bool:
-    """Whether the task is one of srun's, not the batch script or an interactive shell."""
+    """Return whether the task is one of srun's, not the batch script or an interactive shell."""
     return _number(environ, b"SLURM_STEP_ID", FIRST_SPECIAL_STEP) < FIRST_SPECIAL_STEP
 
 
 def tasks_here(environ: dict[bytes, bytes]) -> int:
-    """Tasks of this step on this node, from SLURM_STEP_TASKS_PER_NODE (`2(x3),1`) and SLURM_NODEID; 1 if unknown."""
+    """Count this step's tasks on this node from SLURM_STEP_TASKS_PER_NODE (`2(x3),1`), SLURM_NODEID; 1 if unknown."""
     node = _number(environ, b"SLURM_NODEID", 0)
     for part in environ.get(b"SLURM_STEP_TASKS_PER_NODE", b"").decode("ascii", "replace").split(","):
         count, _, times = part.partition("(x")

@@ -39,7 +39,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def mount_id(handle: int) -> str:
-    """The mount that a descriptor is on, without asking its file system anything. Raises OSError."""
+    """Return the id of the mount that a descriptor is on, without asking its file system. Raises OSError."""
     with open(f"/proc/self/fdinfo/{handle}", encoding="ascii") as file:
         for line in file:
             if line.startswith("mnt_id:"):
@@ -48,7 +48,7 @@ def mount_id(handle: int) -> str:
 
 
 def is_mounted(directory: int) -> bool:
-    """Whether the directory is the root of a mount. Raises OSError."""
+    """Return whether the directory is the root of a mount. Raises OSError."""
     above = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
     try:
         return mount_id(directory) != mount_id(above)

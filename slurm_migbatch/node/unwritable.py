@@ -23,7 +23,7 @@ from slurm_migbatch.mig.driver import DriverError
 from slurm_migbatch.mig.grant import GrantError
 from slurm_migbatch.node import ending, exits, grants, handoff
 from slurm_migbatch.node.caps import Caps, CapsError
-from slurm_migbatch.node.config import Config
+from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.hookenv import HookEnv
@@ -44,7 +44,7 @@ class Faults(NamedTuple):
 
 
 def load(run: int) -> Faults:
-    """What RunDir (an open descriptor) says of them."""
+    """Read the counted faults from RunDir (an open descriptor)."""
     try:
         handle = os.open(NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=run)
     except OSError:
@@ -58,13 +58,13 @@ def load(run: int) -> Faults:
 
 
 def clear(run: int) -> None:
-    """The journal was written."""
+    """Forget the counted faults, since the journal was written."""
     with suppress(OSError):
         os.unlink(NAME, dir_fd=run)
 
 
-def lasting(faults: Faults, config: Config, now: float) -> bool:
-    """Whether the node has to be drained."""
+def lasting(faults: Faults, config: NodeConfig, now: float) -> bool:
+    """Return whether the node has to be drained."""
     if config.on_error == "drain":
         return True
     return faults.hooks >= config.errors_before_drain > 0 and now - faults.since >= LASTS_S
@@ -73,7 +73,7 @@ def lasting(faults: Faults, config: Config, now: float) -> bool:
 class Unwritable:
     """Runs one hook without the journal."""
 
-    def __init__(self, config: Config, paths: Paths, gpus: Gpus, caps: Caps) -> None:
+    def __init__(self, config: NodeConfig, paths: Paths, gpus: Gpus, caps: Caps) -> None:
         self._config = config
         self._paths = paths
         self._gpus = gpus
@@ -94,16 +94,16 @@ class Unwritable:
 
         restart = env.restart or 0
         problem = self._close(env.job, restart, REFUSED)
-        told = True
+        handoff_written = True
         try:
             handoff.write(self._paths.job, handoff.Handoff(env.job, restart, env.uid, (), REFUSED))
         except OSError as error:
-            told, problem = False, f"{problem}; no word for its tasks: {error.strerror}"
+            handoff_written, problem = False, f"{problem}; no word for its tasks: {error.strerror}"
         drained = self._count(why, deadline)
         try:
             scontrol.requeue(self._config, env.job, max(deadline.remaining, 2.0))
         except scontrol.ScontrolError as error:
-            code = exits.OK if told and drained else exits.JOURNAL
+            code = exits.OK if handoff_written and drained else exits.JOURNAL
             return code, f"{env.run}: cannot be requeued ({error}), so its tasks will fail; {why}{problem}"
         return (exits.OK if drained else exits.JOURNAL), f"{env.run}: sent back to the queue; {why}{problem}"
 

@@ -53,7 +53,7 @@ class Calibration:
     factors: Mapping[str, tuple[float, ...]]
 
     def factor(self, level: float, points: int, pace: npt.NDArray[np.intp]) -> Array:
-        """The multiple for two-sided intervals that hold with probability `level`, for each point."""
+        """Return the multiple for two-sided intervals that hold with probability `level`, for each point."""
         each = np.array([self._one(level, min(points, MOST_POINTS), letters) for letters in _LETTERS])
         chosen: Array = each[pace]
         return chosen
@@ -66,7 +66,7 @@ class Calibration:
         return _normal(level)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """Return the JSON-able form."""
         return {name: list(factors) for name, factors in self.factors.items()}
 
     @classmethod
@@ -80,7 +80,7 @@ class Calibration:
 
 
 def calibrate(scores: Sequence[Score]) -> Calibration:
-    """The calibration that the scores of left-out models call for."""
+    """Return the calibration that the scores of left-out models call for."""
     factors = {}
     for points in range(MOST_POINTS + 1):
         here = [score for score in scores if score.points == points]
@@ -95,7 +95,7 @@ def calibrate(scores: Sequence[Score]) -> Calibration:
 
 
 def _factors(models: Sequence[Array]) -> tuple[float, ...]:
-    """The score that holds each of LEVELS for a model that is left out, from the sorted scores of each model.
+    """Return the score that holds each of LEVELS for a model that is left out, from the sorted scores of each model.
 
     Which quantile that is, is found by leaving the models out once more: each is held against the quantile of the
     others. With few models, one of which is unlike the rest, the quantile at the level itself would hold more.
@@ -115,7 +115,7 @@ def _without(models: Sequence[Array], index: int) -> list[Array]:
 
 
 def _quantiles(models: Sequence[Array], shares: Array) -> Array:
-    """The scores below which `shares` of the points lie, where models weigh alike."""
+    """Return the scores below which `shares` of the points lie, where models weigh alike."""
     values = np.concatenate(models)
     weight = np.concatenate([np.full(len(model), 1.0 / len(model) / len(models)) for model in models])
     order = np.argsort(values, kind="stable")
@@ -126,5 +126,5 @@ def _quantiles(models: Sequence[Array], shares: Array) -> Array:
 
 
 def _normal(level: float) -> float:
-    """Without left-out models: a normal distribution's multiple, half as much again for what it does not know."""
+    """Return the multiple without left-out models: a normal distribution's, times 1.5."""
     return 1.5 * NormalDist().inv_cdf(0.5 + level / 2.0)

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.recommend import Advice
 from slurm_migbatch.workload.buckets import Bucket, Grid, preferred
-from slurm_migbatch.workload.catalog import GpuKind, Offer
+from slurm_migbatch.workload.catalog import GpuKind, ProfileOffer
 
 NEED_BITS: Final = 5
 """Leading bits of a memory need after the first: it is rounded up by at most a thirty-second."""
@@ -27,11 +27,11 @@ class Interval:
     high: float
 
     def hull(self, other: Interval) -> Interval:
-        """The interval that holds both, with the larger guess."""
+        """Return the interval that holds both, with the larger guess."""
         return Interval(min(self.low, other.low), max(self.mid, other.mid), max(self.high, other.high))
 
     def to_list(self) -> list[float]:
-        """`[low, mid, high]`, JSON-able."""
+        """Return `[low, mid, high]`, JSON-able."""
         return [self.low, self.mid, self.high]
 
 
@@ -48,7 +48,7 @@ class Figures:
     memory_mib: Interval
 
     def worst(self, other: Figures) -> Figures:
-        """Figures that hold on two kinds of GPUs."""
+        """Return the figures that hold on two kinds of GPUs."""
         throughput = self.throughput_per_s.hull(other.throughput_per_s)
         return Figures(
             self.latency_s.hull(other.latency_s),
@@ -79,7 +79,7 @@ class Figures:
 class Candidate:
     """One profile for one workload: what it has, what is predicted, whether it will do and, where not, why."""
 
-    offer: Offer
+    offer: ProfileOffer
     figures: Figures | None
     ok: bool
     why: str
@@ -90,7 +90,7 @@ class Candidate:
         return self.offer.profile
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """Return the JSON-able form."""
         return {
             "profile": self.profile.name,
             "compute_slices": self.offer.compute_slices,
@@ -116,18 +116,20 @@ class Predictor(Protocol):
         ...
 
     def grids(self) -> Mapping[str, Grid]:
-        """The known models by canonical name, with their bucket edges."""
+        """Return the known models by canonical name, with their bucket edges."""
         ...
 
     def aliases(self) -> Mapping[str, str]:
-        """Other names of known models, canonical name by alias."""
+        """Return other names of known models, canonical name by alias."""
         ...
 
     def figures(self, cell: Bucket, kind: GpuKind) -> Mapping[Profile, Figures]:
-        """What each plain profile of one kind of GPU does with the cell; profiles without figures are missing."""
+        """Return the figures of each plain profile of a GPU kind in the cell; those without figures are missing."""
         ...
 
     def advice(self, bucket: Bucket, kind: GpuKind, profile: Profile) -> Advice | None:
-        """The batch and copies to run on a slice under the bucket's latency limit, whatever its batch; None where
+        """Return the batch and copies to run on a slice under the bucket's latency limit, whatever its batch.
+
+        None where
         nothing can be said."""
         ...

@@ -18,7 +18,7 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.known import Known
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.workload.catalog import GpuKind
-from slurm_migbatch.workload.gpufacts import GpuFacts, facts_of, guess, short_name
+from slurm_migbatch.workload.gpufacts import GpuModelFacts, facts_of, guess, short_name
 
 Array = npt.NDArray[np.float64]
 
@@ -29,24 +29,24 @@ USABLE_SHARE = 98 / 108
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuSpec:
     """What predictions need to know of a kind of GPU: a short name, the speed of the whole, memory (0: not known)."""
 
     name: str
-    facts: GpuFacts
+    facts: GpuModelFacts
     memory_gb: int = 0
 
     @classmethod
-    def of_kind(cls, kind: GpuKind) -> Gpu:
-        """The GPU of a site's catalog."""
+    def of_kind(cls, kind: GpuKind) -> GpuSpec:
+        """Return the GPU of a site's catalog."""
         sms = kind.sm_count or kind.full.sm_count
-        facts = GpuFacts(kind.tflops, kind.bandwidth_gbs, sms, kind.geometry.memory_slices)
+        facts = GpuModelFacts(kind.tflops, kind.bandwidth_gbs, sms, kind.geometry.memory_slices)
         # GPUs that differ in what their drivers let be cut are equally fast
         return cls(_VARIANT.sub("", kind.name), facts, kind.full.profile.memory_gb)
 
     @classmethod
-    def of_rows(cls, rows: Sequence[Measurement]) -> Gpu:
-        """The GPU that rows of one GPU name describe."""
+    def of_rows(cls, rows: Sequence[Measurement]) -> GpuSpec:
+        """Return the GPU that rows of one GPU name describe."""
         name = rows[0].gpu
         named = _SHORT.fullmatch(name)
         # our own short names tell the memory of the whole GPU, which need not have been measured
@@ -80,19 +80,19 @@ class Cells:
         return len(self.batch)
 
     def take(self, index: npt.NDArray[np.intp] | npt.NDArray[np.bool_] | Sequence[int]) -> Cells:
-        """The points at `index`."""
+        """Return the points at `index`."""
         chosen = np.asarray(index) if len(index) else np.zeros(0, dtype=np.intp)
         return Cells(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
     def join(self, other: Cells) -> Cells:
-        """The points of both."""
+        """Return the points of both."""
         return Cells(
             *(np.concatenate([getattr(self, field.name), getattr(other, field.name)]) for field in fields(self))
         )
 
     @classmethod
-    def of_rows(cls, rows: Sequence[Measurement], gpu: Gpu, known: Known) -> Cells:
-        """Measured rows of one model on one GPU."""
+    def of_rows(cls, rows: Sequence[Measurement], gpu: GpuSpec, known: Known) -> Cells:
+        """Return the measured rows of one model on one GPU."""
         shares = [shares_of(row, gpu) for row in rows]
         sizes = [row.input_size or known.reference for row in rows]
         return cls(
@@ -105,8 +105,8 @@ class Cells:
         )
 
     @classmethod
-    def grid(cls, batch: int, size: int, infos: Sequence[ProfileInfo], gpu: Gpu, known: Known) -> Cells:
-        """One request on several profiles of one GPU."""
+    def grid(cls, batch: int, size: int, infos: Sequence[ProfileInfo], gpu: GpuSpec, known: Known) -> Cells:
+        """Return one request on several profiles of one GPU."""
         ones = np.ones(len(infos))
         facts = gpu.facts
         return cls(
@@ -119,8 +119,8 @@ class Cells:
         )
 
 
-def shares_of(row: Measurement, gpu: Gpu) -> tuple[float, float]:
-    """A row's share of the SMs and of the memory of its GPU, each in (0, 1]."""
+def shares_of(row: Measurement, gpu: GpuSpec) -> tuple[float, float]:
+    """Return a row's share of the SMs and of the memory of its GPU, each in (0, 1]."""
     if not row.profile and row.compute_slices is None:
         return 1.0, 1.0
     facts = gpu.facts

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.predict.cells import Array, Cells, Gpu
-from slurm_migbatch.predict.known import Knowledge, Known
+from slurm_migbatch.predict.cells import Array, Cells, GpuSpec
+from slurm_migbatch.predict.known import Known, ModelKnowledge
 from slurm_migbatch.predict.learned import LearnedPredictor
-from slurm_migbatch.predict.runs import Expect, Key, Told
+from slurm_migbatch.predict.runs import Expect, Key, Observation
 from slurm_migbatch.predict.state import SURFACES, Learned
 from slurm_migbatch.predict.surface import Belief
 from slurm_migbatch.profiling.measurement import Measurement
@@ -38,14 +38,14 @@ class Miss:
     points: int
 
     def to_dict(self) -> dict[str, float]:
-        """JSON-able form."""
+        """Return the JSON-able form."""
         return {"error": round(self.error, 5), "models": self.models, "points": self.points}
 
 
 def expected_by(learned: Learned) -> Expect:
-    """Best guesses of a learned state, for `runs.hear` and for the misses."""
+    """Return the best guesses of a learned state, for `runs.hear` and for the misses."""
 
-    def expect(figure: str, key: Key, rows: Sequence[Measurement], known: Known, gpu: Gpu) -> Sequence[float]:
+    def expect(figure: str, key: Key, rows: Sequence[Measurement], known: Known, gpu: GpuSpec) -> Sequence[float]:
         belief = belief_of(learned, figure, key, known, gpu)
         values: list[float] = belief.predict(SURFACES[figure], Cells.of_rows(rows, gpu, known))[0].tolist()
         return values
@@ -53,23 +53,23 @@ def expected_by(learned: Learned) -> Expect:
     return expect
 
 
-def belief_of(learned: Learned, figure: str, key: Key, known: Known, gpu: Gpu) -> Belief:
-    """What is believed of a model: its own fit, else what the population says."""
+def belief_of(learned: Learned, figure: str, key: Key, known: Known, gpu: GpuSpec) -> Belief:
+    """Return the belief about a model: its own fit, else the population's."""
     fitted = learned.fitted.get((key[0], key[1], gpu.name))
     if fitted is not None and figure in fitted.beliefs:
         return fitted.beliefs[figure]
     return learned.population(figure, key[1]).prior(key[0], known, gpu)
 
 
-def distances(learned: Learned, rows: Iterable[Measurement], knowledge: Knowledge) -> dict[tuple[str, Key], Array]:
-    """Logarithm of measured over predicted of every row that has the figure, by figure (time, memory) and key."""
+def distances(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowledge) -> dict[tuple[str, Key], Array]:
+    """Return log(measured / predicted) of every row that has the figure, by figure (time, memory) and key."""
     expect = expected_by(learned)
     groups: dict[Key, list[Measurement]] = {}
     for row in rows:
         groups.setdefault((knowledge.canonical(row.model), row.kind, row.gpu), []).append(row)
     found: dict[tuple[str, Key], Array] = {}
     for key, group in groups.items():
-        known, gpu = knowledge.of(key[0], group), Gpu.of_rows(group)
+        known, gpu = knowledge.of(key[0], group), GpuSpec.of_rows(group)
         for figure in SURFACES:
             here = [row for row in group if _value(figure, row) is not None]
             if here:
@@ -82,8 +82,8 @@ def _value(figure: str, row: Measurement) -> float | None:
     return row.seconds if figure == "time" else row.memory_mib
 
 
-def misses(learned: Learned, rows: Iterable[Measurement], knowledge: Knowledge) -> dict[str, Miss]:
-    """How far predictions are from rows, by figure; figures without rows are missing."""
+def misses(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowledge) -> dict[str, Miss]:
+    """Return how far predictions are from rows, by figure; figures without rows are missing."""
     found: dict[str, list[Array]] = {}
     for (figure, _), away in distances(learned, rows, knowledge).items():
         found.setdefault(figure, []).append(np.minimum(np.abs(away), LARGEST_MISS))
@@ -94,7 +94,7 @@ def misses(learned: Learned, rows: Iterable[Measurement], knowledge: Knowledge) 
 
 
 def worse(candidate: Mapping[str, Miss], current: Mapping[str, Miss], tolerance: float) -> str:
-    """Why a candidate is refused, "" where it is not: it is further off than the current one over all figures, or
+    """Say why a candidate is refused, "" where it is not: it is further off than the current one over all figures, or
     much further in one of them."""
     if not candidate:
         return ""
@@ -114,7 +114,7 @@ def worse(candidate: Mapping[str, Miss], current: Mapping[str, Miss], tolerance:
 
 
 @dataclass(frozen=True)
-class Kept:
+class Coverage:
     """How often a promise was kept: `share` of `runs` ended within the bound that was given for `confidence`."""
 
     runs: int
@@ -133,19 +133,19 @@ class Kept:
         return self.runs >= ENOUGH and self.share < self.confidence - chance
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """Return the JSON-able form."""
         return {"runs": self.runs, "share": round(self.share, 4), "broken": self.broken}
 
 
-def promises(predictor: LearnedPredictor, told: Iterable[Told], confidence: float) -> dict[str, Kept]:
-    """Whether runs ended within the upper bounds of their time and memory, by figure."""
+def promises(predictor: LearnedPredictor, told: Iterable[Observation], confidence: float) -> dict[str, Coverage]:
+    """Return whether runs ended within the upper bounds of their time and memory, by figure."""
     groups: dict[Key, list[Measurement]] = {}
     for each in told:
         groups.setdefault(each.key, []).append(each.row)
     runs: dict[str, int] = {}
     kept: dict[str, int] = {}
     for key, group in groups.items():
-        known, gpu = predictor.knowledge.of(key[0], group), Gpu.of_rows(group)
+        known, gpu = predictor.knowledge.of(key[0], group), GpuSpec.of_rows(group)
         for figure in SURFACES:
             here = [row for row in group if _value(figure, row) is not None]
             if not here:
@@ -154,11 +154,11 @@ def promises(predictor: LearnedPredictor, told: Iterable[Told], confidence: floa
             values = np.array([_value(figure, row) or 0.0 for row in here])
             runs[figure] = runs.get(figure, 0) + len(here)
             kept[figure] = kept.get(figure, 0) + int(np.sum(values <= high))
-    return {figure: Kept(count, kept[figure], confidence) for figure, count in runs.items()}
+    return {figure: Coverage(count, kept[figure], confidence) for figure, count in runs.items()}
 
 
-def ratios(learned: Learned, rows: Iterable[Measurement], knowledge: Knowledge) -> dict[str, dict[str, Any]]:
-    """Measured over predicted by `model/kind/gpu` and figure: the median, and of how many rows."""
+def ratios(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowledge) -> dict[str, dict[str, Any]]:
+    """Return the measured over predicted by `model/kind/gpu` and figure: the median, and of how many rows."""
     found: dict[str, dict[str, Any]] = {}
     for (figure, key), away in distances(learned, rows, knowledge).items():
         each = {"ratio": round(math.exp(float(median(away.tolist()))), 4), "runs": len(away)}

@@ -50,14 +50,14 @@ class ModelFacts:
     aliases: tuple[str, ...] = ()
 
     def operations(self, size: int) -> float:
-        """Operations for one item of `size`."""
+        """Return the operations for one item of `size`."""
         scale = size / self.reference
         if self.unit == "px":
             return self.gflops * 1e9 * scale * scale
         return self.gflops * 1e9 * scale + 4.0 * self.layers * self.width * float(size) * size
 
     def activations_mib(self, size: int) -> float:
-        """MiB of live activations for one item of `size` in inference."""
+        """Return the MiB of live activations for one item of `size` in inference."""
         scale = size / self.reference
         return self.activation_mib * (scale * scale if self.unit == "px" else scale)
 
@@ -139,7 +139,7 @@ BUILT_IN: Final = (
 
 
 def load(path: Path) -> tuple[ModelFacts, ...]:
-    """A site's own facts: a JSON list of objects with the fields of ModelFacts. Raises FactsError or OSError."""
+    """Return a site's own facts: a JSON list of objects with the fields of ModelFacts. Raises FactsError or OSError."""
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:

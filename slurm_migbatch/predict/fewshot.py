@@ -24,7 +24,7 @@ MOST_PLACES: Final = 256
 
 
 def adapt(surface: Surface, prior: Belief, cells: Cells, logs: Array, noise: Array | float) -> Belief:
-    """The belief after measuring `logs` (of the figure) at `cells`, with standard deviations `noise` of the logs.
+    """Return the belief after measuring `logs` of the figure at `cells`, with standard deviations `noise`.
 
     Without points it is the prior.
     """
@@ -72,7 +72,7 @@ def adapt(surface: Surface, prior: Belief, cells: Cells, logs: Array, noise: Arr
 
 
 def _even(count: int, most: int) -> npt.NDArray[np.intp]:
-    """Indices of all, or of an even choice where there are too many."""
+    """Return the indices of all, or of an even choice where there are too many."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.intp))
 
 
@@ -86,7 +86,7 @@ def _starts(surface: Surface, prior: Belief, root: Array, cells: Cells, logs: Ar
 
 @lru_cache(maxsize=8)
 def even_draws(size: int) -> Array:
-    """Standard normal places that fill the space evenly, the same each time."""
+    """Return the standard normal places that fill the space evenly, the same each time."""
     from scipy.stats import norm, qmc
 
     points = qmc.Sobol(size, seed=20).random(DRAWS)

@@ -25,13 +25,13 @@ LARGEST_BATCH: Final = 1024
 
 
 def knee(batches: Sequence[int], seconds: Array, share: float = KNEE_SHARE) -> int:
-    """The smallest of the ascending `batches` whose throughput reaches `share` of the best of them."""
+    """Return the smallest of the ascending `batches` whose throughput reaches `share` of the best of them."""
     rates = np.asarray(batches, dtype=np.float64) / seconds
     return int(batches[int(np.argmax(rates >= share * rates.max()))])
 
 
 def batch_edges(seconds: Array) -> tuple[int, ...]:
-    """Edges of a model's batch buckets; row i of `seconds` are the times of batch i + 1 on each slice."""
+    """Return the edges of a model's batch buckets; row i of `seconds` are the times of batch i + 1 on each slice."""
     largest, slices = seconds.shape
     batches = range(1, largest + 1)
     fixed = {knee(batches, seconds[:, i]) for i in range(slices)} | {2**i for i in range(largest.bit_length())}
@@ -44,8 +44,11 @@ def batch_edges(seconds: Array) -> tuple[int, ...]:
 
 
 def input_edges(work: Callable[[float], float], anchors: Collection[int], largest: int) -> tuple[int, ...]:
-    """Edges of the input buckets, multiples of 16 tokens or pixels between which the work of an item grows by at most
-    half, and the `anchors`: sizes that were measured or that the model is made for."""
+    """Return the edges of the input buckets.
+
+    They are multiples of 16 tokens or pixels, between which the work of an item grows by at most half, and the
+    `anchors`: sizes that were measured or that the model is made for.
+    """
     edges, size = {*anchors, largest}, 16
     while size < largest:
         edges.add(size)

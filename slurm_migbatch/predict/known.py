@@ -46,20 +46,20 @@ class Known:
     doubt: int = 0
 
     def work(self, size: float) -> float:
-        """Operations of an item of `size` against one of `reference`."""
+        """Return the operations of an item of `size` against one of `reference`."""
         scale = size / self.reference
         if self.unit == "px":
             return scale * scale
         return (1.0 - self.quadratic) * scale + self.quadratic * scale * scale
 
     def volume(self, size: float) -> float:
-        """Bytes of an item of `size` against one of `reference`."""
+        """Return the bytes of an item of `size` against one of `reference`."""
         scale = size / self.reference
         return scale * scale if self.unit == "px" else scale
 
 
 def from_facts(facts: ModelFacts) -> Known:
-    """What public facts say of a model."""
+    """Return what public facts say of a model."""
     size = facts.reference
     flops = facts.operations(size)
     attention = 4.0 * facts.layers * facts.width * float(size) * size if facts.unit == "tok" else 0.0
@@ -80,7 +80,7 @@ def from_facts(facts: ModelFacts) -> Known:
 
 
 def guessed(family: str, params: float | None, flops: float | None, input_size: int | None) -> Known:
-    """What can be said of a model that nobody has described, from its parameters and operations per item."""
+    """Return what can be said of a model that nobody has described, from its parameters and operations per item."""
     family = family if family in _families() else _family_of(input_size)
     like = _families()[family]
     unit = "tok" if family in TEXT_FAMILIES else "px"
@@ -108,23 +108,25 @@ def guessed(family: str, params: float | None, flops: float | None, input_size: 
     )
 
 
-class Knowledge:
+class ModelKnowledge:
     """Looks up what is known of any model, by every name that it has."""
 
     def __init__(self, facts: Iterable[ModelFacts] = BUILT_IN, *, blind: bool = False) -> None:
         """Later facts replace earlier ones of the same name. `blind` ignores them all, for evaluations."""
-        self.facts: Mapping[str, ModelFacts] = {} if blind else {each.name: each for each in facts}
-        self.aliases: Mapping[str, str] = {alias: each.name for each in self.facts.values() for alias in each.aliases}
+        self.facts: Mapping[str, ModelFacts] = {} if blind else {model.name: model for model in facts}
+        self.aliases: Mapping[str, str] = {
+            alias: model.name for model in self.facts.values() for alias in model.aliases
+        }
         self._squeezed = {_squeeze(name): name for name in (*self.aliases, *self.facts)}
 
     def canonical(self, name: str) -> str:
-        """The name under which a model's figures are kept: `org/ResNet_50` is `resnet50`."""
+        """Return the name under which a model's figures are kept: `org/ResNet_50` is `resnet50`."""
         short = name.rsplit("/", 1)[-1].lower().replace("_", "-")
         found = self._squeezed.get(_squeeze(short), short)
         return self.aliases.get(found, found)
 
     def of(self, name: str, rows: Iterable[Measurement] = ()) -> Known:
-        """What is known of a model; `rows` are measurements of it, for its parameters and operations only."""
+        """Return what is known of a model; `rows` are measurements of it, for its parameters and operations only."""
         facts = self.facts.get(self.canonical(name))
         rows = tuple(rows)
         if facts is not None:
@@ -150,7 +152,7 @@ def _family_of(input_size: int | None) -> str:
 
 @lru_cache(maxsize=1)
 def _families() -> Mapping[str, Known]:
-    """The geometric mean of the built-in models of each family."""
+    """Return the geometric mean of the built-in models of each family."""
     groups: dict[str, list[Known]] = {}
     for facts in BUILT_IN:
         groups.setdefault(facts.family, []).append(from_facts(facts))

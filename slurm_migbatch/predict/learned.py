@@ -16,10 +16,10 @@ from slurm_migbatch.mig.geometry import ProfileInfo
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.calibration import MOST_POINTS
 from slurm_migbatch.predict.candidate import Figures, Interval
-from slurm_migbatch.predict.cells import Array, Cells, Gpu
+from slurm_migbatch.predict.cells import Array, Cells, GpuSpec
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.knee import LARGEST_BATCH, batch_edges, input_edges
-from slurm_migbatch.predict.known import Knowledge, Known
+from slurm_migbatch.predict.known import Known, ModelKnowledge
 from slurm_migbatch.predict.recommend import MOST_COPIES, Advice, advise
 from slurm_migbatch.predict.state import SURFACES, Learned
 from slurm_migbatch.predict.surface import Belief, paces
@@ -47,7 +47,7 @@ class LearnedPredictor:
         """`facts`: public facts of models, later ones replace earlier ones of the same name. `confidence`: 0.5 to
         0.99."""
         self.learned = learned or Learned()
-        self.knowledge = Knowledge(facts)
+        self.knowledge = ModelKnowledge(facts)
         self._level = max(2.0 * confidence - 1.0, 0.0)
         self._known = {name: self.knowledge.of(name) for name in self.knowledge.facts}
         self._known.update({name: known for name, known in self.learned.known.items() if name not in self._known})
@@ -59,19 +59,19 @@ class LearnedPredictor:
         return f"learned-{self.learned.version}" if self.learned.version else "prior"
 
     def grids(self) -> Mapping[str, Grid]:
-        """The known models with their bucket edges."""
+        """Return the known models with their bucket edges."""
         return self._grids
 
     def aliases(self) -> Mapping[str, str]:
-        """Other names of known models."""
+        """Return other names of known models."""
         return self.knowledge.aliases
 
     def figures(self, cell: Bucket, kind: GpuKind) -> Mapping[Profile, Figures]:
-        """Figures of every plain profile; none for a model that is not known."""
+        """Return the figures of every plain profile; none for a model that is not known."""
         known = self._known.get(cell.model)
         if known is None:
             return {}
-        gpu = Gpu.of_kind(kind)
+        gpu = GpuSpec.of_kind(kind)
         infos = [info for info in kind.geometry.profiles if not info.profile.suffix]
         cells = Cells.grid(cell.batch, cell.input, infos, gpu, known)
         seconds = _monotone(self.interval("time", cell.model, known, gpu, cell.role, cells), infos)
@@ -86,8 +86,8 @@ class LearnedPredictor:
         }
 
     def sheet(self, model: str, role: str, kind: GpuKind) -> Mapping[Profile, tuple[Array, Array, Array]]:
-        """What to count on in every cell of a model at once (`submit.table.Sheets`); the numbers of `figures`."""
-        known, grid, gpu = self._known[model], self._grids[model], Gpu.of_kind(kind)
+        """Return the figures of every cell of a model at once (`submit.table.Sheets`), equal to those of `figures`."""
+        known, grid, gpu = self._known[model], self._grids[model], GpuSpec.of_kind(kind)
         infos = [info for info in kind.geometry.profiles if not info.profile.suffix]
         one = Cells.grid(1, known.reference, infos, gpu, known)
         batches = np.repeat(np.array(grid.batches, dtype=np.float64), len(grid.inputs))
@@ -114,7 +114,7 @@ class LearnedPredictor:
         known, grid = self._known.get(bucket.model), self._grids.get(bucket.model)
         if known is None or grid is None or bucket.role != "infer" or profile not in kind.geometry:
             return None
-        info, gpu = kind.geometry.info(profile), Gpu.of_kind(kind)
+        info, gpu = kind.geometry.info(profile), GpuSpec.of_kind(kind)
         count, copies = len(grid.batches), 1 if bucket.slo_us else MOST_COPIES
         one = Cells.grid(1, bucket.input, [info] * (count * copies), gpu, known)
         cells = replace(
@@ -128,8 +128,8 @@ class LearnedPredictor:
             mib = np.where(seconds[2] * 1e6 <= bucket.slo_us, mib, np.inf)
         return advise(grid.batches, seconds[1].reshape(copies, count), mib, info.memory_mib)
 
-    def interval(self, figure: str, model: str, known: Known, gpu: Gpu, role: str, cells: Cells) -> Array:
-        """Lower end, best guess and upper end (3 x points) of a figure: seconds of a batch, or MiB in use."""
+    def interval(self, figure: str, model: str, known: Known, gpu: GpuSpec, role: str, cells: Cells) -> Array:
+        """Return low, mid and high (3 x points) of a figure: seconds of a batch, or MiB in use."""
         belief, points = self.belief(figure, model, known, gpu, role)
         surface = SURFACES[figure]
         value, deviation = belief.predict(surface, cells)
@@ -138,18 +138,18 @@ class LearnedPredictor:
         ends: Array = np.exp(np.stack([value - half, value, value + half]))
         return ends
 
-    def belief(self, figure: str, model: str, known: Known, gpu: Gpu, role: str) -> tuple[Belief, int]:
-        """What is believed of a model, and the number of points that it was measured at (0: from other models)."""
+    def belief(self, figure: str, model: str, known: Known, gpu: GpuSpec, role: str) -> tuple[Belief, int]:
+        """Return the belief about a model and the number of its measured points (0: from other models)."""
         fitted = self.learned.fitted.get((model, role, gpu.name))
         if fitted is not None and figure in fitted.beliefs:
             return fitted.beliefs[figure], min(fitted.points, MOST_POINTS)
         return self.learned.population(figure, role).prior(model, known, gpu), 0
 
     def _grid(self, model: str, known: Known) -> Grid:
-        """Bucket edges from the model's own curve, of its inference where both kinds of work are known."""
+        """Return the bucket edges from the model's own curve, of its inference where both kinds of work are known."""
         facts = facts_of(EDGE_GPU)
         assert facts is not None
-        gpu = Gpu(EDGE_GPU, facts, 80)
+        gpu = GpuSpec(EDGE_GPU, facts, 80)
         measured = [each for each in self.learned.fitted.values() if each.model == model and "time" in each.beliefs]
         if measured:
             belief = min(measured, key=lambda each: (each.kind, -each.points, each.gpu)).beliefs["time"]
@@ -172,7 +172,7 @@ class LearnedPredictor:
 
 
 def _monotone(seconds: Array, infos: list[ProfileInfo]) -> Array:
-    """More hardware is never slower: each end of a slice's interval is at most that of any slice that lies within."""
+    """Enforce that more hardware is never slower: a slice's interval ends are at most those of slices within it."""
     result: Array = np.empty_like(seconds)
     for i, info in enumerate(infos):
         within = [

@@ -24,9 +24,9 @@ from typing import Final
 
 import numpy as np
 
-from slurm_migbatch.predict.cells import Array, Cells, Gpu
+from slurm_migbatch.predict.cells import Array, Cells, GpuSpec
 from slurm_migbatch.predict.fewshot import adapt, even_draws
-from slurm_migbatch.predict.known import Knowledge
+from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.population import pool
 from slurm_migbatch.predict.samples import NOISE
 from slurm_migbatch.predict.surface import TIME, Belief, Surface
@@ -38,7 +38,7 @@ SMALL_BATCH: Final = 8.0
 
 
 def next_point(surface: Surface, belief: Belief, cells: Cells, done: Sequence[int], left: Sequence[int]) -> int | None:
-    """Index of the point of `cells` to measure next among those `left`; None where none is left.
+    """Return the index of the point of `cells` to measure next among those `left`; None where none is left.
 
     `done` are the points that ran.
     """
@@ -59,8 +59,10 @@ def next_point(surface: Surface, belief: Belief, cells: Cells, done: Sequence[in
     return max(left, key=lambda index: (float(worth[index]), -index))
 
 
-def choose(done: Sequence[Measurement], open_: Sequence[Measurement], knowledge: Knowledge) -> int | None:
-    """Index of the point to measure next among the rows `open_`, which have no figures yet; None where none is left.
+def choose(done: Sequence[Measurement], open_: Sequence[Measurement], knowledge: ModelKnowledge) -> int | None:
+    """Return the index of the point to measure next among the rows `open_`, which have no figures yet.
+
+    None where none is left.
 
     `done` are the rows of the same model on the same kind of GPU, on whichever slice. Measuring one point on the whole
     GPU, one on a middle slice and one on the smallest, each in a job of its own, follows the rule as three points of
@@ -71,7 +73,7 @@ def choose(done: Sequence[Measurement], open_: Sequence[Measurement], knowledge:
     ran = [row for row in done if row.seconds is not None]
     rows = [*ran, *open_]
     first = rows[0]
-    known, gpu = knowledge.of(first.model, rows), Gpu.of_rows(rows)
+    known, gpu = knowledge.of(first.model, rows), GpuSpec.of_rows(rows)
     cells = Cells.of_rows(rows, gpu, known)
     logs = np.array([np.log(row.seconds or 1.0) for row in ran])
     count = list(range(len(ran)))
@@ -82,7 +84,7 @@ def choose(done: Sequence[Measurement], open_: Sequence[Measurement], knowledge:
 
 
 def _corner(cells: Cells, step: int) -> tuple[float, float] | None:
-    """SM share and batch of the rule's first three points."""
+    """Return the SM share and batch of the rule's first three points."""
     sizes = np.unique(cells.sm)
     if step == 0:
         return float(sizes[-1]), FIRST_BATCH
@@ -94,7 +96,7 @@ def _corner(cells: Cells, step: int) -> tuple[float, float] | None:
 
 
 def worth_choosing(surface: Surface, belief: Belief, cells: Cells) -> Array:
-    """For each point the probability that no quicker one gives as much throughput for the SMs that it takes."""
+    """Return for each point the probability that no quicker one gives as much throughput for the SMs that it takes."""
     root = np.linalg.cholesky(belief.covariance)
     draws = even_draws(len(belief.mean))[::4]
     items = np.log(cells.batch * cells.procs) - np.log(cells.sm)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.predict.cells import Array, Gpu
+from slurm_migbatch.predict.cells import Array, GpuSpec
 from slurm_migbatch.predict.known import TEXT_FAMILIES, Known
 from slurm_migbatch.predict.samples import RUNS, SITE
 from slurm_migbatch.predict.surface import Belief, Surface
@@ -45,7 +45,7 @@ class Unit:
 
     model: str
     known: Known
-    gpu: Gpu
+    gpu: GpuSpec
     stack: str
     theta: Array
 
@@ -65,8 +65,8 @@ class Population:
     own: dict[str, Array] = field(default_factory=dict)
     stacks: tuple[str, ...] = ()
 
-    def prior(self, model: str, known: Known, gpu: Gpu, stack: str | None = None) -> Belief:
-        """What is believed of a model before it is measured on a GPU in a stack (None: of a typical stack there)."""
+    def prior(self, model: str, known: Known, gpu: GpuSpec, stack: str | None = None) -> Belief:
+        """Return the prior of a model on a GPU and software stack (None: a typical stack there)."""
         expected = self.surface.expected(known, gpu.facts, self.kind)
         spread = np.diag(self.surface.spread(known.doubt) ** 2)
         if self.covariance is None:
@@ -87,20 +87,20 @@ class Population:
             covariance = covariance * (1.0 - SAME_MODEL**2)
         return Belief(expected + distance, covariance)
 
-    def _at_home(self, gpu: Gpu, stack: str | None) -> bool:
-        """Whether models were measured on this very stack, or (None) by this site on such a GPU."""
+    def _at_home(self, gpu: GpuSpec, stack: str | None) -> bool:
+        """Return whether models were measured on this stack, or (None) by this site on such a GPU."""
         if stack is not None:
             return stack in self.stacks
         return any(f"{gpu.name}|{source}" in self.stacks for source in LOCAL)
 
-    def _shift(self, gpu: Gpu, stack: str | None) -> Array:
+    def _shift(self, gpu: GpuSpec, stack: str | None) -> Array:
         if stack is not None and stack in self.shifts:
             return self.shifts[stack]
         near = [shift for name, shift in self.shifts.items() if name.split("|", 1)[0] == gpu.name]
         return np.mean(near, axis=0) if near else np.zeros_like(self.mean)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """Return the JSON-able form."""
 
         def plain(value: Array | None) -> Any:
             return None if value is None else value.tolist()
@@ -158,7 +158,7 @@ FEATURES: Final = ("intensity", "flops", "kernels", "text")
 
 
 def features(known: Known) -> Array:
-    """What a model's distance from physics may depend on, each of the order of one."""
+    """Return what a model's distance from physics may depend on, each of the order of one."""
     return np.array(
         [
             0.5 * np.log(known.flops / (known.traffic_mib * 2**20)),
@@ -170,7 +170,7 @@ def features(known: Known) -> Array:
 
 
 def pool(surface: Surface, kind: str, units: Sequence[Unit]) -> Population:
-    """The population of the units; without units the physical prior."""
+    """Return the population of the units; without units the physical prior."""
     size = len(surface.names)
     if not units:
         return Population(surface, kind, 0, np.zeros(size), None)

@@ -31,7 +31,7 @@ class Advice:
 
 
 def advise(batches: Sequence[int], seconds: Array, memory_mib: Array, capacity_mib: float) -> Advice | None:
-    """The advice for a slice of `capacity_mib`; None where not even the smallest batch is predicted to fit.
+    """Advise batch and copies for a slice of `capacity_mib`; None where not even the smallest batch should fit.
 
     Row p - 1 of `seconds` (best guesses) and `memory_mib` (to be counted on, all processes together) belong to p
     processes, columns to the ascending `batches`.

@@ -30,8 +30,8 @@ import numpy as np
 
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile, ProfileError
-from slurm_migbatch.predict.cells import Cells, Gpu
-from slurm_migbatch.predict.known import TEXT_FAMILIES, Knowledge, Known
+from slurm_migbatch.predict.cells import Cells, GpuSpec
+from slurm_migbatch.predict.known import TEXT_FAMILIES, Known, ModelKnowledge
 from slurm_migbatch.predict.population import pool
 from slurm_migbatch.predict.samples import RUNS, SILENT
 from slurm_migbatch.predict.state import KINDS, SURFACES
@@ -56,7 +56,7 @@ Key = tuple[str, str, str]
 """Model, kind of work, GPU: what a belief is held about."""
 
 
-class Ended(Protocol):
+class EndedRun(Protocol):
     """A run that has ended, as `store.lessons.Lesson` has it."""
 
     @property
@@ -100,7 +100,7 @@ class Ended(Protocol):
 
 
 @dataclass(frozen=True)
-class Told:
+class Observation:
     """What one run says: a row of the neutral table under the site's short name of the GPU, by whom and when.
 
     `short` says that it failed with its slice full, so its memory is less than what is needed.
@@ -124,7 +124,7 @@ class Told:
         return (row.model, row.kind, row.gpu, row.profile, row.batch, row.input_size, row.source)
 
     def value(self, figure: str) -> float | None:
-        """Logarithm of seconds a batch (`time`) or of MiB (`memory`)."""
+        """Return the logarithm of seconds a batch (`time`) or of MiB (`memory`)."""
         found = self.row.seconds if figure == "time" else self.row.memory_mib
         return None if found is None else math.log(found)
 
@@ -142,16 +142,18 @@ class Unheard:
 
 
 @dataclass(frozen=True)
-class Heard:
+class LearnableRuns:
     """What is learned from, and what is left out."""
 
-    told: tuple[Told, ...]
+    told: tuple[Observation, ...]
     unheard: tuple[Unheard, ...]
 
 
-def told_by(runs: Iterable[Ended], geometries: Mapping[str, Geometry], knowledge: Knowledge) -> list[Told]:
-    """What runs say, one entry for each that says anything. `geometries`: by NVML's name of the GPU."""
-    latest: dict[int, Told] = {}
+def told_by(
+    runs: Iterable[EndedRun], geometries: Mapping[str, Geometry], knowledge: ModelKnowledge
+) -> list[Observation]:
+    """Extract the observations of runs, one for each that has any. `geometries`: by NVML's name of the GPU."""
+    latest: dict[int, Observation] = {}
     for run in runs:
         found = _told(run, geometries, knowledge)
         latest.pop(run.run, None)
@@ -160,7 +162,7 @@ def told_by(runs: Iterable[Ended], geometries: Mapping[str, Geometry], knowledge
     return list(latest.values())
 
 
-def _told(run: Ended, geometries: Mapping[str, Geometry], knowledge: Knowledge) -> Told | None:
+def _told(run: EndedRun, geometries: Mapping[str, Geometry], knowledge: ModelKnowledge) -> Observation | None:
     geometry = None if run.gpu is None else geometries.get(run.gpu)
     if geometry is None or run.model is None or run.batch is None or run.profile is None or run.slices != 1:
         return None
@@ -201,11 +203,11 @@ def _told(run: Ended, geometries: Mapping[str, Geometry], knowledge: Knowledge) 
         )
     except MeasurementError:
         return None
-    return Told(run.number, run.run, run.user or "?", row, short)
+    return Observation(run.number, run.run, run.user or "?", row, short)
 
 
-def _speed(run: Ended) -> tuple[dict[str, Any], str]:
-    """The figures of speed in a run, and whose word they are."""
+def _speed(run: EndedRun) -> tuple[dict[str, Any], str]:
+    """Return the figures of speed in a run, and whose word they are."""
     latency, rate = run.latency_s, run.throughput_per_s
     assert run.batch is not None
     if latency is not None and latency > 0:
@@ -227,92 +229,100 @@ def _family(unit: str) -> str:
     return {"tok": TEXT_FAMILIES[0], "px": "cnn"}.get(unit, "")
 
 
-Expect = Callable[[str, Key, Sequence[Measurement], Known, Gpu], Sequence[float]]
+Expect = Callable[[str, Key, Sequence[Measurement], Known, GpuSpec], Sequence[float]]
 """What is expected of rows of one key: logarithms of a figure."""
 
 
-def physics(figure: str, key: Key, rows: Sequence[Measurement], known: Known, gpu: Gpu) -> Sequence[float]:
-    """What data sheets and operation counts let expect."""
+def physics(figure: str, key: Key, rows: Sequence[Measurement], known: Known, gpu: GpuSpec) -> Sequence[float]:
+    """Return the expectation from data sheets and operation counts."""
     surface = SURFACES[figure]
     prior = pool(surface, key[1], ()).prior(key[0], known, gpu)
     values: list[float] = surface.value(prior.mean, Cells.of_rows(rows, gpu, known))[0].tolist()
     return values
 
 
-def hear(told: Sequence[Told], knowledge: Knowledge, expect: Expect = physics) -> Heard:
+def hear(observations: Sequence[Observation], knowledge: ModelKnowledge, expect: Expect = physics) -> LearnableRuns:
     """Leave out whom one cannot believe. `expect`: the present predictor, whose curves tell which figures are alike."""
-    groups: dict[Key, list[Told]] = {}
-    for each in told:
-        groups.setdefault(each.key, []).append(each)
-    kept: list[Told] = []
+    groups: dict[Key, list[Observation]] = {}
+    for observation in observations:
+        groups.setdefault(observation.key, []).append(observation)
+    kept: list[Observation] = []
     unheard: list[Unheard] = []
     for key, group in groups.items():
-        rows = [each.row for each in group]
-        known, gpu = knowledge.of(key[0], rows), Gpu.of_rows(rows)
+        rows = [observation.row for observation in group]
+        known, gpu = knowledge.of(key[0], rows), GpuSpec.of_rows(rows)
         for figure in SURFACES:
-            left = [each for each in group if each.value(figure) is not None]
+            left = [observation for observation in group if observation.value(figure) is not None]
             if not left:
                 continue
-            here = [each.row for each in left]
+            here = [observation.row for observation in left]
             away = dict(zip(map(id, left), physics(figure, key, here, known, gpu), strict=True))
             against = dict(zip(map(id, left), expect(figure, key, here, known, gpu), strict=True))
             bad = _unbelieved(figure, key, left, away, against, unheard)
-            group = [each if id(each) not in bad else _without(figure, each) for each in group]
-        kept += [each for each in group if each.value("time") is not None or each.value("memory") is not None]
-    return Heard(tuple(sorted(kept, key=lambda each: each.number)), tuple(unheard))
+            group = [
+                observation if id(observation) not in bad else _without(figure, observation) for observation in group
+            ]
+        kept += [
+            observation
+            for observation in group
+            if observation.value("time") is not None or observation.value("memory") is not None
+        ]
+    return LearnableRuns(tuple(sorted(kept, key=lambda observation: observation.number)), tuple(unheard))
 
 
 def _unbelieved(
     figure: str,
     key: Key,
-    told: Sequence[Told],
+    observations: Sequence[Observation],
     physical: Mapping[int, float],
     present: Mapping[int, float],
     unheard: list[Unheard],
 ) -> set[int]:
-    def distance(each: Told, expected: Mapping[int, float]) -> float:
-        value = each.value(figure)
+    def distance(observation: Observation, expected: Mapping[int, float]) -> float:
+        value = observation.value(figure)
         assert value is not None
-        return value - expected[id(each)]
+        return value - expected[id(observation)]
 
     bad: set[int] = set()
-    for user, mine in _by_user(told).items():
-        absurd = [d for each in mine if abs(d := distance(each, physical)) > math.log(ABSURD)]
-        bad |= {id(each) for each in mine if abs(distance(each, physical)) > math.log(ABSURD)}
+    for user, mine in _by_user(observations).items():
+        absurd = [d for observation in mine if abs(d := distance(observation, physical)) > math.log(ABSURD)]
+        bad |= {id(observation) for observation in mine if abs(distance(observation, physical)) > math.log(ABSURD)}
         if absurd:
             factor = math.exp(min(abs(median(absurd)), 50.0))
             unheard.append(Unheard(key, user, figure, len(absurd), factor, "physics"))
-    users = _by_user([each for each in told if id(each) not in bad])
-    middle = {user: median(distance(each, present) for each in mine) for user, mine in users.items()}
+    users = _by_user([observation for observation in observations if id(observation) not in bad])
+    middle = {user: median(distance(observation, present) for observation in mine) for user, mine in users.items()}
     if len(users) < 2:
         return bad
     agreed = median(middle.values())
     if len(users) == 2 and abs(np.diff(list(middle.values()))[0]) > math.log(APART):
-        agreed = middle[min(users, key=lambda user: abs(median(distance(each, physical) for each in users[user])))]
+        agreed = middle[
+            min(users, key=lambda user: abs(median(distance(observation, physical) for observation in users[user])))
+        ]
     for user, mine in users.items():
         if abs(middle[user] - agreed) > math.log(APART):
-            bad |= {id(each) for each in mine}
+            bad |= {id(observation) for observation in mine}
             factor = math.exp(min(abs(middle[user] - agreed), 50.0))
             unheard.append(Unheard(key, user, figure, len(mine), factor, "others"))
     return bad
 
 
-def _by_user(told: Iterable[Told]) -> dict[str, list[Told]]:
-    found: dict[str, list[Told]] = {}
-    for each in told:
-        found.setdefault(each.user, []).append(each)
+def _by_user(observations: Iterable[Observation]) -> dict[str, list[Observation]]:
+    found: dict[str, list[Observation]] = {}
+    for observation in observations:
+        found.setdefault(observation.user, []).append(observation)
     return found
 
 
-def _without(figure: str, told: Told) -> Told:
+def _without(figure: str, told: Observation) -> Observation:
     if figure == "memory":
         return replace(told, row=replace(told.row, memory_mib=None))
     return replace(told, row=replace(told.row, throughput_per_s=None, latency_s=None, latency_p99_s=None))
 
 
-def rows_of(told: Sequence[Told]) -> list[Measurement]:
-    """The table that runs make: each cell once, by medians; the same rows whatever the order of users."""
-    cells: dict[tuple[Any, ...], list[Told]] = {}
+def rows_of(told: Sequence[Observation]) -> list[Measurement]:
+    """Make a table of runs: each cell once, by medians; the same rows whatever the order of users."""
+    cells: dict[tuple[Any, ...], list[Observation]] = {}
     for each in sorted(told, key=lambda each: each.number):
         cells.setdefault(each.cell, []).append(each)
     outspoken = {cell[:-1] for cell, group in cells.items() if cell[-1] == RUNS and _any(group, "time")}
@@ -335,15 +345,19 @@ def rows_of(told: Sequence[Told]) -> list[Measurement]:
     return [row for _, rows in sorted(found.items()) for _, row in sorted(rows, key=lambda each: -each[0])[:MOST_CELLS]]
 
 
-def _memories(told: Sequence[Told]) -> dict[tuple[Any, ...], float]:
-    """Peak by key, batch, input and profile: that of the profile where it was smallest."""
-    groups: dict[tuple[Any, ...], dict[str, list[Told]]] = {}
-    weighed = [each for each in told if each.row.memory_mib is not None]
-    enough = {(*each.key, each.row.batch, each.row.input_size) for each in weighed if not each.short}
-    for each in weighed:
-        of = (*each.key, each.row.batch, each.row.input_size)
-        if not (each.short and of in enough):
-            groups.setdefault(of, {}).setdefault(each.row.profile, []).append(each)
+def _memories(observations: Sequence[Observation]) -> dict[tuple[Any, ...], float]:
+    """Return the peak by key, batch, input and profile: that of the profile where it was smallest."""
+    groups: dict[tuple[Any, ...], dict[str, list[Observation]]] = {}
+    weighed = [observation for observation in observations if observation.row.memory_mib is not None]
+    enough = {
+        (*observation.key, observation.row.batch, observation.row.input_size)
+        for observation in weighed
+        if not observation.short
+    }
+    for observation in weighed:
+        of = (*observation.key, observation.row.batch, observation.row.input_size)
+        if not (observation.short and of in enough):
+            groups.setdefault(of, {}).setdefault(observation.row.profile, []).append(observation)
     found: dict[tuple[Any, ...], float] = {}
     for of, profiles in groups.items():
         peaks = {profile: peak for profile, group in profiles.items() if (peak := _agreed(group, "memory")) is not None}
@@ -354,21 +368,22 @@ def _memories(told: Sequence[Told]) -> dict[tuple[Any, ...], float]:
     return found
 
 
-def _any(group: Iterable[Told], figure: str) -> bool:
-    return any(each.value(figure) is not None for each in group)
+def _any(group: Iterable[Observation], figure: str) -> bool:
+    return any(observation.value(figure) is not None for observation in group)
 
 
-def _agreed(group: Sequence[Told], figure: str) -> float | None:
-    """The figure of one cell: the median of each user's newest runs, then the median over users."""
+def _agreed(group: Sequence[Observation], figure: str) -> float | None:
+    """Return the figure of one cell: the median of each user's newest runs, then the median over users."""
     users = _by_user(each for each in group if each.value(figure) is not None)
     if not users:
         return None
     mine = [
-        median([v for each in said[-MOST_RUNS:] if (v := each.value(figure)) is not None]) for said in users.values()
+        median([v for each in newest[-MOST_RUNS:] if (v := each.value(figure)) is not None])
+        for newest in users.values()
     ]
     return math.exp(median(mine))
 
 
-def usable(told: Iterable[Told], after: int) -> Counter[Key]:
-    """How many runs with a number above `after` say something, by what they are about."""
-    return Counter(each.key for each in told if each.number > after)
+def usable(observations: Iterable[Observation], after: int) -> Counter[Key]:
+    """Count usable runs with a number above `after`, by what they are about."""
+    return Counter(observation.key for observation in observations if observation.number > after)

@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from slurm_migbatch.predict.cells import Array, Cells, Gpu
-from slurm_migbatch.predict.known import Knowledge, Known
+from slurm_migbatch.predict.cells import Array, Cells, GpuSpec
+from slurm_migbatch.predict.known import Known, ModelKnowledge
 from slurm_migbatch.profiling.measurement import Measurement
 
 NOISE: Final = 0.05
@@ -38,7 +38,7 @@ class Sample:
 
     model: str
     kind: str
-    gpu: Gpu
+    gpu: GpuSpec
     stack: str
     known: Known
     rows: tuple[Measurement, ...]
@@ -59,14 +59,14 @@ class Sample:
         return tuple(sorted({row.batch for row in self.rows}))
 
 
-def samples_of(rows: Iterable[Measurement], knowledge: Knowledge) -> list[Sample]:
-    """The samples of a table, in a stable order. Rows that did not run teach no time and are left out."""
+def samples_of(rows: Iterable[Measurement], knowledge: ModelKnowledge) -> list[Sample]:
+    """Return the samples of a table, in a stable order. Rows that did not run teach no time and are left out."""
     by_gpu: dict[str, list[Measurement]] = {}
     by_model: dict[str, list[Measurement]] = {}
     for row in rows:
         by_gpu.setdefault(row.gpu, []).append(row)
         by_model.setdefault(knowledge.canonical(row.model), []).append(row)
-    gpus = {name: Gpu.of_rows(found) for name, found in by_gpu.items()}
+    gpus = {name: GpuSpec.of_rows(found) for name, found in by_gpu.items()}
     known = {name: knowledge.of(name, found) for name, found in by_model.items()}
     groups: dict[tuple[str, str, str, str], list[Measurement]] = {}
     for name, found in by_model.items():
@@ -80,7 +80,7 @@ def samples_of(rows: Iterable[Measurement], knowledge: Knowledge) -> list[Sample
     ]
 
 
-def _sample(model: str, kind: str, gpu: Gpu, stack: str, known: Known, rows: Sequence[Measurement]) -> Sample:
+def _sample(model: str, kind: str, gpu: GpuSpec, stack: str, known: Known, rows: Sequence[Measurement]) -> Sample:
     ran = [row for row in rows if row.seconds is not None]
     weighed = [row for row in rows if row.memory_mib is not None]
     return Sample(

@@ -14,30 +14,30 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.candidate import Candidate, Figures, Predictor
 from slurm_migbatch.predict.recommend import Advice
 from slurm_migbatch.workload.buckets import Bucket, Grid, bucket_of
-from slurm_migbatch.workload.catalog import Offer, Partition
+from slurm_migbatch.workload.catalog import Partition, ProfileOffer
 from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.refusal import Refusal, show
 
 REASONS: Final = {
-    "fits": "the smallest slice that does it. Predicted for %s: a batch in at most %s ms, at least %s items/s, "
-    "%s of %s GiB",
-    "memory_short": "no slice is predicted to hold it, so the largest was taken. Predicted for %s: a batch in at most "
-    "%s ms, at least %s items/s, %s of %s GiB",
-    "time_short": "no slice is predicted to be fast enough, so the fastest was taken. Predicted for %s: a batch in at "
-    "most %s ms, at least %s items/s, %s of %s GiB",
-    "by_memory": "the smallest slice with %s GiB (of %s GiB); speed is not predicted for %s",
-    "unknown_model": "the site's default, for nothing is known about %s; add mem= to the hints",
-    "no_hints": "the site's default, for the job tells nothing; write --comment='migbatch: model=... batch=...' or "
+    "fits": "the smallest slice that meets the request. Predicted for %s: at most %s ms per batch, at least %s "
+    "items/s, %s of %s GiB",
+    "memory_short": "no slice is predicted to have enough memory, so the largest is used. Predicted for %s: at most "
+    "%s ms per batch, at least %s items/s, %s of %s GiB",
+    "time_short": "no slice is predicted to be fast enough, so the fastest is used. Predicted for %s: at most %s ms "
+    "per batch, at least %s items/s, %s of %s GiB",
+    "by_memory": "the smallest slice with %s GiB (of %s GiB); no speed prediction for %s",
+    "unknown_model": "the site's default, since nothing is known about %s; add mem= to the hints",
+    "no_hints": "the site's default, since the job has no hints; add --comment='migbatch: model=... batch=...' or "
     "mem=...",
 }
 """Why a slice was chosen, for the user; rendered into the Lua shims too."""
 
 
 @dataclass(frozen=True)
-class Choice:
+class SliceChoice:
     """The slice chosen for `auto`, how it came about (a key of REASONS), and all candidates for the record."""
 
-    offer: Offer
+    offer: ProfileOffer
     reason: str
     text: str
     bucket: Bucket | None
@@ -45,27 +45,27 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Limits:
+class JobLimits:
     """What a job may have and must get."""
 
-    low: Offer | None
-    high: Offer | None
+    low: ProfileOffer | None
+    high: ProfileOffer | None
     mem_mib: int | None
 
-    def within(self, offer: Offer) -> bool:
-        """Whether the profile lies between min and max, in compute slices and in memory."""
+    def within(self, offer: ProfileOffer) -> bool:
+        """Return whether the profile lies between min and max, in compute slices and in memory."""
         low, high = self.low, self.high
         if low and (offer.compute_slices < low.compute_slices or offer.memory_mib < low.memory_mib):
             return False
         return not (high and (offer.compute_slices > high.compute_slices or offer.memory_mib > high.memory_mib))
 
 
-NO_LIMITS: Final = Limits(None, None, None)
+NO_LIMITS: Final = JobLimits(None, None, None)
 
 
-def limits_of(hints: Hints, partition: Partition) -> Limits:
-    """The limits that the hints set; raises Refusal where they name unknown profiles or contradict each other."""
-    ends: list[Offer | None] = []
+def limits_of(hints: Hints, partition: Partition) -> JobLimits:
+    """Return the hints' limits; raises Refusal where they name unknown profiles or contradict each other."""
+    ends: list[ProfileOffer | None] = []
     for name in (hints.min, hints.max):
         if name is not None and name not in partition.offers:
             raise Refusal("unknown_profile", partition.name, show(name), partition.profile_list)
@@ -73,11 +73,13 @@ def limits_of(hints: Hints, partition: Partition) -> Limits:
     low, high = ends
     if low and high and (low.compute_slices > high.compute_slices or low.memory_mib > high.memory_mib):
         raise Refusal("min_over_max", low.profile.gres_type, high.profile.gres_type)
-    return Limits(low, high, hints.mem_mib)
+    return JobLimits(low, high, hints.mem_mib)
 
 
 def canonical(name: str, grids: Mapping[str, Grid], aliases: Mapping[str, str]) -> str:
-    """A model's canonical name: what follows the last slash, `_` as `-`, aliases resolved; unknown names come back
+    """Return a model's canonical name: what follows the last slash, `_` as `-`, aliases resolved.
+
+    Unknown names come back
     so."""
     short = name.rsplit("/", 1)[-1].replace("_", "-")
     if short in grids:
@@ -111,7 +113,10 @@ class Chooser:
         return self._aliases
 
     def bucket(self, hints: Hints) -> Bucket | None:
-        """The request's bucket, or None where no known model is named; raises Refusal for an input in a wrong unit."""
+        """Return the request's bucket, or None where no known model is named.
+
+        Raises Refusal for an input in a wrong unit.
+        """
         if hints.model is None:
             return None
         model = canonical(hints.model, self._grids, self._aliases)
@@ -123,7 +128,7 @@ class Chooser:
         return bucket_of(hints, model, grid)
 
     def figures(self, workload: Bucket, partition: Partition) -> Mapping[str, Figures]:
-        """The figures of each plain profile by GRES type, the worst where several kinds of GPUs have it."""
+        """Return the figures of each plain profile by GRES type, the worst where several kinds of GPUs have it."""
         cell = Bucket(workload.model, workload.role, workload.batch, workload.input, workload.unit)
         key = (cell, tuple(kind.name for kind in partition.kinds))
         known = self._figures.get(key)
@@ -145,22 +150,22 @@ class Chooser:
                 merged[offer.profile.gres_type] = worst
         return merged
 
-    def advice(self, workload: Bucket, partition: Partition, offer: Offer) -> Advice | None:
-        """The batch and copies for a slice, such as do on every kind of GPU that the job may get; None: unknown."""
+    def advice(self, workload: Bucket, partition: Partition, offer: ProfileOffer) -> Advice | None:
+        """Return batch and copies for a slice that suit every GPU kind that the job may get; None: unknown."""
         alike = replace(workload, batch=0, rate=None)
         key = (alike, tuple(kind.name for kind in partition.kinds), offer.profile)
         if key not in self._advice:
             if len(self._advice) >= self._remember:
                 self._advice.clear()
             kinds = [kind for kind in partition.kinds if offer.profile in kind.geometry]
-            each = [self.predictor.advice(alike, kind, offer.profile) for kind in kinds]
-            known = [advice for advice in each if advice is not None]
+            advices = [self.predictor.advice(alike, kind, offer.profile) for kind in kinds]
+            known = [advice for advice in advices if advice is not None]
             whole = Advice(min(a.batch for a in known), min(a.copies for a in known)) if known else None
-            self._advice[key] = whole if len(known) == len(each) else None
+            self._advice[key] = whole if len(known) == len(advices) else None
         return self._advice[key]
 
-    def rank(self, workload: Bucket, partition: Partition, limits: Limits = NO_LIMITS) -> tuple[Candidate, ...]:
-        """Every plain profile of the partition, those that will do first, each group from the cheapest to the
+    def rank(self, workload: Bucket, partition: Partition, limits: JobLimits = NO_LIMITS) -> tuple[Candidate, ...]:
+        """Rank every plain profile of the partition: those that suffice first, each group from the cheapest to the
         dearest."""
         figures = self.figures(workload, partition)
         judged = [
@@ -170,8 +175,8 @@ class Chooser:
         ]
         return tuple(sorted(judged, key=lambda candidate: not candidate.ok))
 
-    def choose(self, hints: Hints, partition: Partition) -> Choice:
-        """The slice for `auto`; raises Refusal where nothing can be chosen."""
+    def choose(self, hints: Hints, partition: Partition) -> SliceChoice:
+        """Choose the slice for `auto`; raises Refusal where nothing can be chosen."""
         limits = limits_of(hints, partition)
         bucket = self.bucket(hints)
         allowed = [offer for offer in partition.plain if limits.within(offer)]
@@ -184,12 +189,12 @@ class Chooser:
         by_type = {offer.profile.gres_type: figures[offer.profile.gres_type] for offer in usable}
         offer, reason = self._pick(usable, by_type, bucket, limits)
         text = REASONS[reason] % (bucket.cell, *_shown(by_type[offer.profile.gres_type], offer))
-        return Choice(offer, reason, text, bucket, self.rank(bucket, partition, limits))
+        return SliceChoice(offer, reason, text, bucket, self.rank(bucket, partition, limits))
 
     def _pick(
-        self, usable: Sequence[Offer], figures: Mapping[str, Figures], bucket: Bucket, limits: Limits
-    ) -> tuple[Offer, str]:
-        def known(offer: Offer) -> Figures:
+        self, usable: Sequence[ProfileOffer], figures: Mapping[str, Figures], bucket: Bucket, limits: JobLimits
+    ) -> tuple[ProfileOffer, str]:
+        def known(offer: ProfileOffer) -> Figures:
             return figures[offer.profile.gres_type]
 
         holding = [offer for offer in usable if offer.memory_mib >= (limits.mem_mib or known(offer).need_mib)]
@@ -206,7 +211,9 @@ class Chooser:
             return min(holding, key=lambda offer: known(offer).latency_us), "time_short"
         return max(holding, key=lambda offer: known(offer).rate), "time_short"
 
-    def _without_figures(self, hints: Hints, partition: Partition, limits: Limits, allowed: Sequence[Offer]) -> Choice:
+    def _without_figures(
+        self, hints: Hints, partition: Partition, limits: JobLimits, allowed: Sequence[ProfileOffer]
+    ) -> SliceChoice:
         model = "this job" if hints.model is None else show(hints.model)
         judged = [Candidate(offer, None, *_judge_by_memory(offer, limits)) for offer in partition.plain]
         candidates = tuple(sorted(judged, key=lambda candidate: not candidate.ok))
@@ -220,15 +227,15 @@ class Chooser:
             offer = partition.default if partition.default in allowed else allowed[0]
             reason = "no_hints" if hints.model is None else "unknown_model"
             text = REASONS[reason] if hints.model is None else REASONS[reason] % model
-        return Choice(offer, reason, text, None, candidates)
+        return SliceChoice(offer, reason, text, None, candidates)
 
 
 def gib(mib: int) -> str:
-    """MiB as GiB for a message, three digits."""
+    """Return the MiB as GiB for a message, three digits."""
     return "%.3g" % (mib / 1024)
 
 
-def _shown(figures: Figures, offer: Offer) -> tuple[str, str, str, str]:
+def _shown(figures: Figures, offer: ProfileOffer) -> tuple[str, str, str, str]:
     return (
         "%.3g" % (figures.latency_us / 1000),
         "%.3g" % (figures.rate / 1000),
@@ -237,7 +244,7 @@ def _shown(figures: Figures, offer: Offer) -> tuple[str, str, str, str]:
     )
 
 
-def _mem_nowhere(mem_mib: int, offers: Iterable[Offer]) -> Refusal:
+def _mem_nowhere(mem_mib: int, offers: Iterable[ProfileOffer]) -> Refusal:
     return Refusal("mem_nowhere", str(mem_mib), str(max(offer.memory_mib for offer in offers)))
 
 
@@ -247,7 +254,7 @@ def _in_time(figures: Figures, bucket: Bucket) -> bool:
     return bucket.rate is None or figures.rate >= bucket.rate
 
 
-def _judge_by_memory(offer: Offer, limits: Limits) -> tuple[bool, str]:
+def _judge_by_memory(offer: ProfileOffer, limits: JobLimits) -> tuple[bool, str]:
     if not limits.within(offer):
         return False, "outside min and max"
     if limits.mem_mib is not None and offer.memory_mib < limits.mem_mib:
@@ -255,7 +262,7 @@ def _judge_by_memory(offer: Offer, limits: Limits) -> tuple[bool, str]:
     return True, ""
 
 
-def _judge(offer: Offer, figures: Figures | None, bucket: Bucket, limits: Limits) -> tuple[bool, str]:
+def _judge(offer: ProfileOffer, figures: Figures | None, bucket: Bucket, limits: JobLimits) -> tuple[bool, str]:
     if not limits.within(offer):
         return False, "outside min and max"
     if figures is None:

@@ -10,7 +10,7 @@ from slurm_migbatch.predict.surface import Belief, Surface
 
 
 def relative_speed(surface: Surface, belief: Belief, cells: Cells, whole: Cells) -> Array:
-    """Expected speed at each of `cells` against the same work at the same place of `whole`, usually in (0, 1].
+    """Return the expected speed at each of `cells` relative to the same work on `whole`, usually in (0, 1].
 
     The expectation is taken over parameters drawn from the belief, not at their mean: of a model of which little is
     known, the mean may lie clearly on one side of the knee where the truth is as likely on the other, and a decision on

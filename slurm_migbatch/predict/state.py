@@ -1,4 +1,4 @@
-"""What was learned, as a value: populations, fitted models, calibrations.
+"""Learned state as a value: populations, fitted models, calibrations.
 
 It is plain data, written as JSON and read with every number checked: a model file can be wrong but never run anything.
 """
@@ -54,19 +54,22 @@ class Learned:
     """What the measured table says of models that no facts describe."""
 
     def population(self, figure: str, kind: str) -> Population:
-        """The population of a figure (time, memory) for a kind of work; the physical prior where none was learned."""
+        """Return the population of a figure (time, memory) for a kind of work.
+
+        The physical prior where none was learned.
+        """
         found = self.populations.get((figure, kind))
         return pool(SURFACES[figure], kind, ()) if found is None else found
 
     def calibration(self, figure: str, kind: str) -> Calibration:
-        """The calibration of a figure; where none was learned, that of the other kind of work or a normal one."""
-        for each in (kind, *KINDS):
-            if (figure, each) in self.calibrations:
-                return self.calibrations[figure, each]
+        """Return a figure's calibration; where none was learned, the other kind of work's or a normal one."""
+        for candidate in (kind, *KINDS):
+            if (figure, candidate) in self.calibrations:
+                return self.calibrations[figure, candidate]
         return Calibration({})
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """Return the JSON-able form."""
         return {
             "format": FORMAT,
             "version": self.version,
@@ -74,7 +77,7 @@ class Learned:
             "rows": self.rows,
             "populations": {f"{f}/{k}": value.to_dict() for (f, k), value in self.populations.items()},
             "calibrations": {f"{f}/{k}": value.to_dict() for (f, k), value in self.calibrations.items()},
-            "fitted": [_fitted(each) for each in self.fitted.values()],
+            "fitted": [_fitted(fit) for fit in self.fitted.values()],
             "known": {name: asdict(known) for name, known in self.known.items()},
         }
 
@@ -93,14 +96,14 @@ class Learned:
                 for name, value in data["populations"].items()
             }
             calibrations = {_pair(name): Calibration.from_dict(value) for name, value in data["calibrations"].items()}
-            fitted = [_read_fitted(each) for each in data["fitted"]]
+            fitted = [_read_fitted(fit) for fit in data["fitted"]]
             return cls(
                 int(data["version"]),
                 float(data["created"]),
                 int(data["rows"]),
                 populations,
                 calibrations,
-                {(each.model, each.kind, each.gpu): each for each in fitted},
+                {(fit.model, fit.kind, fit.gpu): fit for fit in fitted},
                 {str(name): _known(value) for name, value in data["known"].items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError, np.linalg.LinAlgError) as error:
@@ -114,16 +117,16 @@ def _pair(name: str) -> tuple[str, str]:
     return figure, kind
 
 
-def _fitted(each: Fitted) -> dict[str, Any]:
+def _fitted(fit: Fitted) -> dict[str, Any]:
     return {
-        "model": each.model,
-        "kind": each.kind,
-        "gpu": each.gpu,
-        "stack": each.stack,
-        "points": each.points,
-        "inputs": list(each.inputs),
+        "model": fit.model,
+        "kind": fit.kind,
+        "gpu": fit.gpu,
+        "stack": fit.stack,
+        "points": fit.points,
+        "inputs": list(fit.inputs),
         "beliefs": {
-            figure: {name: getattr(belief, name).tolist() for name in _PARTS} for figure, belief in each.beliefs.items()
+            figure: {name: getattr(belief, name).tolist() for name in _PARTS} for figure, belief in fit.beliefs.items()
         },
     }
 

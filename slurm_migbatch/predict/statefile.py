@@ -71,7 +71,7 @@ class Index:
     tries: tuple[Mapping[str, Any], ...] = ()
 
     def tried(self, seen: Mapping[str, Any], outcome: Mapping[str, Any]) -> Index:
-        """After one more refit."""
+        """Return the index after one more refit."""
         return replace(self, seen=dict(seen), tries=(*self.tries, dict(outcome))[-MOST_TRIES:])
 
 
@@ -95,7 +95,7 @@ class ModelDirectory:
         self._uids = frozenset({0, *uids})
 
     def index(self) -> Index:
-        """Which version counts; nothing was learned where there is no directory yet.
+        """Return which version counts; nothing was learned where there is no directory yet.
 
         Raises:
             StateError: it cannot be read or is not safe.
@@ -104,19 +104,19 @@ class ModelDirectory:
             return Index() if folder is None else self._index(folder)
 
     def versions(self) -> list[int]:
-        """The versions that have a file, ascending; raises StateError."""
+        """Return the versions that have a file, ascending; raises StateError."""
         with self._opened() as folder:
             return [] if folder is None else _versions(folder)
 
     def load(self, version: int) -> Saved:
-        """One version; raises StateError where it is missing, unsafe or not understood."""
+        """Return one version; raises StateError where it is missing, unsafe or not understood."""
         with self._opened() as folder:
             if folder is None:
                 raise StateError(f"{self.path}: nothing was learned yet")
             return self._load(folder, version)
 
     def current(self) -> Current:
-        """What to predict with: the current version, else the newest earlier one that can be used, else the prior."""
+        """Load the current version, else the newest earlier usable one, else the prior."""
         troubles: list[str] = []
         try:
             with self._opened() as folder:
@@ -160,7 +160,7 @@ class ModelDirectory:
             return version
 
     def note(self, outcome: Mapping[str, Any], seen: Mapping[str, Any]) -> None:
-        """Remember a refit that gave no new version, and how far it had read; raises as `add`."""
+        """Record a refit that gave no new version, and how far it had read; raises as `add`."""
         with self._changing() as folder:
             self._put(folder, self._repaired(folder).tried(seen, outcome))
 
@@ -198,7 +198,7 @@ class ModelDirectory:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int | None]:
-        """A descriptor of the directory; None where it does not exist."""
+        """Open the directory; yield its descriptor, or None where it does not exist."""
         try:
             folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -255,7 +255,7 @@ class ModelDirectory:
                 int(data["last"]),
                 {int(version): float(when) for version, when in data["rejected"].items()},
                 dict(data["seen"]),
-                tuple(dict(each) for each in data["tries"]),
+                tuple(dict(attempt) for attempt in data["tries"]),
             )
             if not 0 <= index.current <= index.last:
                 raise ValueError("the current version is not among those given")
@@ -264,7 +264,7 @@ class ModelDirectory:
         return index
 
     def _repaired(self, folder: int) -> Index:
-        """The index, or a new one where it is broken: a writer must be able to go on."""
+        """Return the index, or a new one where it is broken: a writer must be able to go on."""
         try:
             return self._index(folder)
         except StateError:
@@ -358,7 +358,7 @@ def _write(folder: int, name: str, content: bytes) -> None:
 
 
 def _hand_over(file: int, folder: int) -> None:
-    """What root writes for a migbatchd that runs as another user belongs to that one."""
+    """Give the file to the user as whom migbatchd runs, where root writes it."""
     owner = os.fstat(folder)
     if os.geteuid() == 0 and owner.st_uid != 0:
         os.fchown(file, owner.st_uid, owner.st_gid)
@@ -400,14 +400,14 @@ def _json(text: bytes, where: str) -> Any:
 
 
 def _check_numbers(learned: Learned) -> None:
-    """What `Learned.from_dict` does not look at: that figures made of these numbers stay finite."""
-    for each in learned.fitted.values():
-        for figure, belief in each.beliefs.items():
-            where = f"the {figure} of {each.model!a} on {each.gpu!a}"
+    """Check what `Learned.from_dict` does not: that figures made of these numbers stay finite."""
+    for fit in learned.fitted.values():
+        for figure, belief in fit.beliefs.items():
+            where = f"the {figure} of {fit.model!a} on {fit.gpu!a}"
             _check_parameters(belief.mean, belief.covariance, where)
             _check_parameters(np.concatenate([belief.places.ravel(), belief.offsets, belief.noise]), None, where)
-        if each.points < 0:
-            raise StateError(f"{each.model!a} on {each.gpu!a} was measured at {each.points} points")
+        if fit.points < 0:
+            raise StateError(f"{fit.model!a} on {fit.gpu!a} was measured at {fit.points} points")
     for (figure, kind), population in learned.populations.items():
         where = f"the population of {figure}/{kind}"
         _check_parameters(population.mean, population.covariance, where)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from slurm_migbatch.predict.cells import Array, Cells
 from slurm_migbatch.predict.known import Known
-from slurm_migbatch.workload.gpufacts import GpuFacts
+from slurm_migbatch.workload.gpufacts import GpuModelFacts
 
 SHARPNESS: Final = 7.0
 """How sharply the larger of host and device time wins: the exponent of a smooth maximum."""
@@ -45,12 +45,12 @@ class Surface(Protocol):
         """
         ...
 
-    def expected(self, known: Known, gpu: GpuFacts, kind: str) -> Array:
-        """The parameters that physics and data sheets let expect for a model on a GPU; `kind` is infer or train."""
+    def expected(self, known: Known, gpu: GpuModelFacts, kind: str) -> Array:
+        """Return a model's expected parameters on a GPU, from physics and data sheets; `kind` is infer or train."""
         ...
 
     def spread(self, doubt: int) -> Array:
-        """Standard deviations around `expected` before anything was measured, at a degree of doubt (`Known.doubt`)."""
+        """Return the prior standard deviations around `expected`, at a degree of doubt (`Known.doubt`)."""
         ...
 
 
@@ -101,7 +101,7 @@ class TimeSurface:
         )
         return value, slopes
 
-    def expected(self, known: Known, gpu: GpuFacts, kind: str) -> Array:
+    def expected(self, known: Known, gpu: GpuModelFacts, kind: str) -> Array:
         """See `Surface`. Round figures for an eager framework: 30 us a launch, 30 % of the peak, and every activation
         through memory four times; a training step is three passes."""
         passes = 3.0 if kind == "train" else 1.0
@@ -144,7 +144,7 @@ class MemorySurface:
         fixed = _sigmoid(shared - grown)
         return total + procs, np.stack([fixed, 1.0 - fixed, fixed * np.log(cells.sm)], axis=-1)
 
-    def expected(self, known: Known, _gpu: GpuFacts, kind: str) -> Array:
+    def expected(self, known: Known, _gpu: GpuModelFacts, kind: str) -> Array:
         """See `Surface`. A context of 700 MiB, weights (four times in training: gradients and two moments), activations
         (three times in training: they are kept for the backward pass)."""
         training = kind == "train"
@@ -202,12 +202,12 @@ class Belief:
 
 
 def places_of(cells: Cells) -> Array:
-    """Where points lie, for what is taken over between them."""
+    """Return where points lie, for what is taken over between them."""
     return np.log(np.column_stack([cells.batch, cells.sm, cells.memory, cells.procs, cells.work]))
 
 
 def _near(one: Array, two: Array) -> Array:
-    """Covariance of the misfit between points."""
+    """Return the covariance of the misfit between points."""
     apart = (one[:, None, :] - two[None, :, :]) / _REACH
     return np.asarray(MISFIT**2 * np.exp(-0.5 * np.sum(apart**2, axis=2)))
 
@@ -218,7 +218,7 @@ several processes that share the slice."""
 
 
 def paces(surface: Surface, belief: Belief, cells: Cells) -> npt.NDArray[np.intp]:
-    """Which of HOST, DEVICE and SHARED each point is."""
+    """Return which of HOST, DEVICE and SHARED each point is."""
     _, slopes = surface.value(belief.mean, cells)
     by_items = slopes[:, surface.names.index("item")] > 0.5
     return np.where(cells.procs > 1, SHARED, np.where(by_items, DEVICE, HOST)).astype(np.intp)

@@ -11,7 +11,7 @@ import numpy as np
 from slurm_migbatch.predict.calibration import MOST_POINTS, Calibration, Score, calibrate
 from slurm_migbatch.predict.cells import Array, Cells
 from slurm_migbatch.predict.fewshot import adapt
-from slurm_migbatch.predict.known import Knowledge
+from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.points import next_point
 from slurm_migbatch.predict.population import Population, Unit, pool
 from slurm_migbatch.predict.samples import MEMORY_NOISE, RUNS, SITE, Sample, samples_of
@@ -35,8 +35,8 @@ LEFT_OUT: Final = 40
 """Models that calibration leaves out in turn; with more known, an even choice of them."""
 
 
-def learn(rows: Iterable[Measurement], knowledge: Knowledge, *, version: int = 1, created: float = 0.0) -> Learned:
-    """What a table teaches. Rows that did not run and figures that are missing teach nothing."""
+def learn(rows: Iterable[Measurement], knowledge: ModelKnowledge, *, version: int = 1, created: float = 0.0) -> Learned:
+    """Learn from a table; rows that did not run and missing figures are left out."""
     rows = list(rows)
     samples = samples_of(rows, knowledge)
     populations: dict[tuple[str, str], Population] = {}
@@ -55,8 +55,8 @@ def learn(rows: Iterable[Measurement], knowledge: Knowledge, *, version: int = 1
     return Learned(version, created, len(rows), populations, calibrations, fitted, unknown)
 
 
-def settle(learned: Learned, rows: Iterable[Measurement], knowledge: Knowledge) -> Learned:
-    """What is believed of each model after `rows`, with what models have in common as it was learned before.
+def settle(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowledge) -> Learned:
+    """Update the belief about each model by `rows`, with the population as it was learned before.
 
     It costs a fraction of `learn`, and differs little where `rows` are a few more than those learned from.
     """
@@ -72,14 +72,14 @@ def settle(learned: Learned, rows: Iterable[Measurement], knowledge: Knowledge) 
 
 
 def observed(figure: str, sample: Sample) -> tuple[Cells, Array, Array]:
-    """Points, logarithms and noise of one figure of a sample."""
+    """Return the points, logarithms and noise of one figure of a sample."""
     if figure == "time":
         return sample.cells, sample.logs, sample.noise
     return sample.memory_cells, sample.memory_logs, np.full(len(sample.memory_logs), MEMORY_NOISE)
 
 
 def units_of(figure: str, samples: Sequence[Sample]) -> list[tuple[Unit, Sample]]:
-    """The samples with points enough, with parameters fitted under the physical prior alone."""
+    """Return the samples with points enough, with parameters fitted under the physical prior alone."""
     surface = SURFACES[figure]
     found = []
     for sample in samples:
@@ -93,7 +93,7 @@ def units_of(figure: str, samples: Sequence[Sample]) -> list[tuple[Unit, Sample]
 
 
 def scores_of(figure: str, kind: str, units: Sequence[tuple[Unit, Sample]]) -> list[Score]:
-    """Scores of models that are left out in turn, after each number of points chosen by the rule."""
+    """Return the scores of models that are left out in turn, after each number of points chosen by the rule."""
     surface = SURFACES[figure]
     models = sorted({unit.model for unit, _ in units})
     if len(models) > LEFT_OUT:
@@ -111,7 +111,7 @@ def scores_of(figure: str, kind: str, units: Sequence[tuple[Unit, Sample]]) -> l
 def steps(
     figure: str, sample: Sample, prior: Belief, most: int = MOST_POINTS
 ) -> Iterable[tuple[int, list[int], Belief, Cells, Array]]:
-    """A new model's belief after 0, 1, ... `most` points chosen by the rule, with the indices of the points."""
+    """Return a new model's belief after 0, 1, ... `most` points chosen by the rule, with the indices of the points."""
     surface = SURFACES[figure]
     cells, logs, noise = observed(figure, sample)
     done: list[int] = []
@@ -145,7 +145,7 @@ def _by_key(samples: Sequence[Sample]) -> Mapping[tuple[str, str, str], list[Sam
 
 
 def _fit(samples: Sequence[Sample], populations: Mapping[tuple[str, str], Population], kind: str) -> Fitted:
-    """What is believed of a model on a GPU: the site's own measurements where there are any, else the largest sample.
+    """Return the belief about a model on a GPU: by the site's measurements if any, else by the largest sample.
 
     Other laboratories' figures of the same model reach it through the population's prior.
     """
@@ -167,7 +167,7 @@ def _fit(samples: Sequence[Sample], populations: Mapping[tuple[str, str], Popula
 def _believed(
     surface: Surface, population: Population, sample: Sample, cells: Cells, logs: Array, noise: Array
 ) -> Belief:
-    """What measurements make of the prior; where they contradict it, of one that takes the model's facts for less.
+    """Return the posterior; where measurements contradict the prior, with one that trusts the model's facts less.
 
     Facts may be wrong by any factor. Held on to, they would push the contradiction into whatever gives way most
     cheaply. First what is known of the device's work is doubted, and the host's only where that does not do: if it was
@@ -191,7 +191,7 @@ def _believed(
 
 
 def _cost(surface: Surface, prior: Belief, belief: Belief, cells: Cells, logs: Array, noise: Array) -> float:
-    """Squared distance, in standard deviations, of a fit from its prior and from what was measured."""
+    """Return the squared distance, in standard deviations, of a fit from its prior and from what was measured."""
     away = belief.mean - prior.mean
     missed = (surface.value(belief.mean, cells)[0] - logs) / noise
     return float(away @ np.linalg.solve(prior.covariance, away) + missed @ missed)

@@ -16,7 +16,7 @@ class CellError(ValueError):
     """A text that names no numbers; the message says how they are written."""
 
 
-class Cell(NamedTuple):
+class MeasurementCell(NamedTuple):
     """One point of a model on the device at hand.
 
     `batch`: items in a batch of one process. `input_size`: tokens or pixels of an item, None where the target takes
@@ -33,37 +33,41 @@ class Cell(NamedTuple):
             text += f", input {self.input_size}"
         return text + (f", {self.procs} processes" if self.procs > 1 else "")
 
-    def needs_at_least(self, other: Cell) -> bool:
-        """Whether this cell surely takes no less memory than `other`: it is no smaller in any respect."""
+    def needs_at_least(self, other: MeasurementCell) -> bool:
+        """Return whether this cell surely takes no less memory than `other`: it is no smaller in any respect."""
         if (self.input_size is None) != (other.input_size is None):
             return False
         larger = (self.input_size or 0) >= (other.input_size or 0)
         return self.batch >= other.batch and larger and self.procs >= other.procs
 
     @classmethod
-    def of(cls, row: Measurement) -> Cell:
-        """The cell that a row of the table measures."""
+    def of(cls, row: Measurement) -> MeasurementCell:
+        """Return the cell that a row of the table measures."""
         return cls(row.batch, row.input_size, row.procs)
 
 
-def product(batches: Iterable[int], inputs: Iterable[int | None], procs: Iterable[int]) -> tuple[Cell, ...]:
-    """All combinations, ascending: processes, then input sizes, then batches. Raises CellError beyond MAX_CELLS."""
-    cells = tuple(Cell(b, i, p) for p in sorted(set(procs)) for i in _ascending(inputs) for b in sorted(set(batches)))
+def product(batches: Iterable[int], inputs: Iterable[int | None], procs: Iterable[int]) -> tuple[MeasurementCell, ...]:
+    """Return all combinations by processes, input sizes, batches. Raises CellError beyond MAX_CELLS."""
+    cells = tuple(
+        MeasurementCell(b, i, p) for p in sorted(set(procs)) for i in _ascending(inputs) for b in sorted(set(batches))
+    )
     if len(cells) > MAX_CELLS:
         raise CellError(f"{len(cells)} points are too many (at most {MAX_CELLS}): give fewer batches, inputs or procs")
     return cells
 
 
-def open_cells(cells: Sequence[Cell], done: Iterable[Measurement]) -> list[Cell]:
-    """Those still worth trying: not measured, and nothing that needs no more memory was seen not to fit."""
+def open_cells(cells: Sequence[MeasurementCell], done: Iterable[Measurement]) -> list[MeasurementCell]:
+    """Return the cells still worth trying: not measured, and no cell that needs as little memory has failed to fit."""
     rows = list(done)
-    seen = {Cell.of(row) for row in rows}
-    full = [Cell.of(row) for row in rows if not row.ran]
+    seen = {MeasurementCell.of(row) for row in rows}
+    full = [MeasurementCell.of(row) for row in rows if not row.ran]
     return [cell for cell in cells if cell not in seen and not any(cell.needs_at_least(f) for f in full)]
 
 
 def numbers(text: str, *, doubling: bool = False) -> tuple[int, ...]:
-    """Ascending numbers of `1,2,8` or of a range: `1-3` is 1,2,3; with `doubling`, `1-48` is 1,2,4,8,16,32,48.
+    """Return the ascending numbers of `1,2,8` or of a range: `1-3` is 1,2,3.
+
+    With `doubling`, `1-48` is 1,2,4,8,16,32,48.
 
     Raises CellError.
     """

@@ -54,12 +54,12 @@ class Problems:
 
 
 def is_csv(path: Path) -> bool:
-    """Whether the name is that of a CSV file."""
+    """Return whether the name is that of a CSV file."""
     return path.name.lower().endswith(SUFFIXES)
 
 
 def find(root: Path) -> list[Path]:
-    """The CSV files below a folder, in the order of their names; hidden ones and linked folders are left alone.
+    """Return the CSV files below a folder, in the order of their names; hidden ones and linked folders are left alone.
 
     Raises OSError where a folder cannot be read.
     """
@@ -75,7 +75,9 @@ def find(root: Path) -> list[Path]:
 
 
 def header(path: Path) -> tuple[str, ...]:
-    """The first line's cells, in lower case and without blanks around them; () for an empty file or no CSV at all.
+    """Return the first line's cells, in lower case and without blanks around them.
+
+    () for an empty file or no CSV at all.
 
     Raises OSError.
     """
@@ -87,7 +89,7 @@ def header(path: Path) -> tuple[str, ...]:
 
 
 def read(path: Path, problems: Problems, make: Callable[[dict[str, str]], T]) -> Iterator[tuple[int, T]]:
-    """What `make` makes of each line (cells by lower-case column name), with the line's number.
+    """Yield what `make` makes of each line (cells by lower-case column name), with the line's number.
 
     `make` raises ValueError for a line that is wrong; lines with more or fewer cells than the header are wrong too, as
     a file that was cut off ends with one. All go to `problems`. Blank lines are skipped.
@@ -115,7 +117,7 @@ def read(path: Path, problems: Problems, make: Callable[[dict[str, str]], T]) ->
 
 
 def number(row: Mapping[str, str], column: str) -> float:
-    """A cell as a number from 0 up. Raises LineError."""
+    """Parse a cell as a number from 0 up. Raises LineError."""
     text = row.get(column, "").strip()
     try:
         value = float(text)
@@ -127,7 +129,7 @@ def number(row: Mapping[str, str], column: str) -> float:
 
 
 def whole(row: Mapping[str, str], column: str) -> int:
-    """A cell as a whole number from 1 up. Raises LineError."""
+    """Parse a cell as a whole number from 1 up. Raises LineError."""
     value = number(row, column)
     if value < 1 or value != int(value):
         raise LineError(f"{column} must be a whole number from 1 up, not {show(row[column])}")

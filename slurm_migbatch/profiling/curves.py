@@ -12,7 +12,7 @@ KNEE_SHARE = 0.8
 
 
 @dataclass(frozen=True)
-class Curve:
+class MeasuredCurve:
     """The points of one input size and number of processes, by ascending batch; `unfit` batches ran out of memory."""
 
     input_size: int | None
@@ -33,14 +33,14 @@ class Curve:
         return ", ".join([*parts, *([f"{self.procs} processes"] if self.procs > 1 else [])])
 
 
-def curves(rows: Iterable[Measurement]) -> list[Curve]:
-    """All curves in rows of one model on one device; of a point measured twice the later counts."""
+def curves(rows: Iterable[Measurement]) -> list[MeasuredCurve]:
+    """Return all curves in rows of one model on one device; of a point measured twice the later counts."""
     groups: dict[tuple[int, int], dict[int, Measurement]] = {}
     for row in rows:
         groups.setdefault((row.procs, row.input_size or 0), {})[row.batch] = row
     return [_curve(size or None, procs, sorted(found.items())) for (procs, size), found in sorted(groups.items())]
 
 
-def _curve(input_size: int | None, procs: int, found: Sequence[tuple[int, Measurement]]) -> Curve:
+def _curve(input_size: int | None, procs: int, found: Sequence[tuple[int, Measurement]]) -> MeasuredCurve:
     ran = tuple(row for _, row in found if row.ran)
-    return Curve(input_size, procs, ran, tuple(batch for batch, row in found if not row.ran))
+    return MeasuredCurve(input_size, procs, ran, tuple(batch for batch, row in found if not row.ran))

@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from slurm_migbatch.mig.driver import DriverError, DriverMissing, Refused
-from slurm_migbatch.workload.gpufacts import GpuFacts, facts_of
+from slurm_migbatch.mig.driver import DriverError, DriverMissing, InvalidRequest
+from slurm_migbatch.workload.gpufacts import GpuModelFacts, facts_of
 
 CPU = "cpu"
 """The name in the column `gpu` for a trial without a GPU."""
@@ -20,7 +20,7 @@ _NO_GPU = ("", "-1", "nodevfiles", "none", "void")
 # jax and TensorFlow otherwise take most of a GPU's memory at once, whatever they need
 _ALLOCATE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 _INTERVAL_S = 0.05
-_DEFAULT_MEMORY_SLICES = GpuFacts(0, 0).memory_slices
+_DEFAULT_MEMORY_SLICES = GpuModelFacts(0, 0).memory_slices
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Device:
         return not self.visible
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """The environment in which a program sees this device only, and takes no more of its memory than it needs."""
+        """Return the environment for a program that sees this device only and allocates no more than it needs."""
         return {**_ALLOCATE, **base, "CUDA_VISIBLE_DEVICES": self.visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class Device:
         return ", ".join(parts)
 
 
-class Peak:
+class MemoryPeak:
     """The most memory seen in use, in MiB; None as long as none was."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Peak:
 class Meter(Protocol):
     """Measures how much of the device's memory a set of processes takes."""
 
-    def watch(self, sessions: Collection[int]) -> AbstractContextManager[Peak]:
+    def watch(self, sessions: Collection[int]) -> AbstractContextManager[MemoryPeak]:
         """Keep the peak while the context is open. `sessions`, which may grow meanwhile, holds the ids that count."""
 
 
@@ -83,9 +83,9 @@ class NoMeter:
     """For the CPU: the processes themselves know how much memory they took."""
 
     @contextmanager
-    def watch(self, _sessions: Collection[int]) -> Iterator[Peak]:
-        """Nothing is seen."""
-        yield Peak()
+    def watch(self, _sessions: Collection[int]) -> Iterator[MemoryPeak]:
+        """Do nothing: memory cannot be observed here."""
+        yield MemoryPeak()
 
 
 class NvmlMeter:
@@ -102,11 +102,11 @@ class NvmlMeter:
         self._idle = math.inf
 
     @contextmanager
-    def watch(self, sessions: Collection[int]) -> Iterator[Peak]:
+    def watch(self, sessions: Collection[int]) -> Iterator[MemoryPeak]:
         """Keep the peak while the context is open; raises DriverError at its start."""
         from slurm_migbatch.mig.nvml.visible import Usage, VisibleDevice
 
-        peak, over = Peak(), threading.Event()
+        peak, over = MemoryPeak(), threading.Event()
         with VisibleDevice(self._visible, self._library) as device:
             self._idle = min(self._idle, device.usage().used)
 
@@ -132,7 +132,7 @@ class NvmlMeter:
 
 
 def find_device(asked: str | None, environ: Mapping[str, str], library: str | None = None) -> Device:
-    """The device that a program started here would use.
+    """Return the device that a program started here would use.
 
     `asked` is `cpu`, or a device as CUDA_VISIBLE_DEVICES names it; None takes the first of that variable, or the first
     GPU, or the CPU where there is no driver. Raises DriverError where a GPU was named that cannot be used.
@@ -152,7 +152,7 @@ def find_device(asked: str | None, environ: Mapping[str, str], library: str | No
     try:
         with VisibleDevice(named or "0", library) as device:
             seen = device.seen
-    except (DriverMissing, Refused):
+    except (DriverMissing, InvalidRequest):
         if named is None:  # no driver, or one without a GPU
             return Device()
         raise
@@ -171,7 +171,7 @@ def find_device(asked: str | None, environ: Mapping[str, str], library: str | No
 
 
 def _session(pid: int) -> int:
-    """The session of a process, -1 where it cannot be seen (another container)."""
+    """Return the session of a process, -1 where it cannot be seen (another container)."""
     try:
         return os.getsid(pid)
     except OSError:

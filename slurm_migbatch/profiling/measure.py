@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 import slurm_migbatch
-from slurm_migbatch.profiling.cells import Cell
+from slurm_migbatch.profiling.cells import MeasurementCell
 from slurm_migbatch.profiling.device import Device, Meter
 from slurm_migbatch.profiling.oom import says_oom
 from slurm_migbatch.profiling.target import Python
@@ -81,7 +81,7 @@ class Program:
     count_flops: bool = False
 
 
-def measure(program: Program, device: Device, meter: Meter, cell: Cell) -> Ran | DidNotFit:
+def measure(program: Program, device: Device, meter: Meter, cell: MeasurementCell) -> Ran | DidNotFit:
     """Run the cell in processes of its own.
 
     Raises PointFailed, also where the program did its work elsewhere than on the device, and DriverError where that
@@ -121,9 +121,9 @@ def _next(
     waiting: set[int],
     deadline: float,
     timeout: float,
-    cell: Cell,
+    cell: MeasurementCell,
 ) -> tuple[int, dict[str, Any] | None]:
-    """The next event; None with the number of a child that ended without one."""
+    """Wait for the next event; None with the number of a child that ended without one."""
     while True:
         try:
             return events.get(timeout=_POLL_S)
@@ -136,8 +136,8 @@ def _next(
             raise PointFailed(f"{cell}: not done after {timeout:g} s (--timeout){_quoted(tail)}")
 
 
-def _bad_end(child: _Child, cell: Cell, event: dict[str, Any] | None) -> DidNotFit | None:
-    """What an event says if it is the child's end before its time; None while all is well. Raises PointFailed."""
+def _bad_end(child: _Child, cell: MeasurementCell, event: dict[str, Any] | None) -> DidNotFit | None:
+    """Return the error of an event that ends the child early; None otherwise. Raises PointFailed."""
     if event is None:
         code = child.wait()
         tail = child.tail()
@@ -157,7 +157,7 @@ def _bad_end(child: _Child, cell: Cell, event: dict[str, Any] | None) -> DidNotF
     return None
 
 
-def _result(results: Sequence[dict[str, Any]], cell: Cell, device: Device, peak_mib: float | None) -> Ran:
+def _result(results: Sequence[dict[str, Any]], cell: MeasurementCell, device: Device, peak_mib: float | None) -> Ran:
     throughput, times = 0.0, []
     for result in results:
         items = math.fsum(piece[0] for piece in result["pieces"])
@@ -169,11 +169,11 @@ def _result(results: Sequence[dict[str, Any]], cell: Cell, device: Device, peak_
             f"{cell}: the target used no memory of {device.gpu}, so it ran elsewhere: put the model on the GPU, or "
             "give --device cpu for a trial"
         )
-    told = _total(results, "memory_mib")
+    total = _total(results, "memory_mib")
     if device.is_cpu:
-        memory = told or _total(results, "rss_mib")
+        memory = total or _total(results, "rss_mib")
     else:
-        memory = max((mib for mib in (peak_mib, told, _total(results, "reserved_mib")) if mib), default=None)
+        memory = max((mib for mib in (peak_mib, total, _total(results, "reserved_mib")) if mib), default=None)
     return Ran(
         throughput=throughput,
         summary=Summary.of(times),
@@ -186,7 +186,7 @@ def _result(results: Sequence[dict[str, Any]], cell: Cell, device: Device, peak_
 
 
 def _total(results: Sequence[dict[str, Any]], key: str) -> float | None:
-    """The sum over the processes; None where one of them does not tell."""
+    """Return the sum over the processes; None where one of them does not tell."""
     values = [result.get(key) for result in results]
     return math.fsum(value for value in values if value) if all(values) else None
 
@@ -199,7 +199,7 @@ class _Child:
         number: int,
         program: Program,
         device: Device,
-        cell: Cell,
+        cell: MeasurementCell,
         events: queue.Queue[tuple[int, dict[str, Any] | None]],
     ) -> None:
         self._number, self._events = number, events
@@ -243,7 +243,7 @@ class _Child:
             return  # its end comes as an event
 
     def wait(self) -> int:
-        """Its exit code, after it has said its last."""
+        """Wait for the process; return its exit code."""
         try:
             return self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
@@ -252,7 +252,7 @@ class _Child:
             return 1
 
     def tail(self) -> str:
-        """The last of what it and its program wrote."""
+        """Return the end of what it and its program wrote."""
         size = self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, size - _TAIL_BYTES))
         return self._errors.read().decode("utf-8", "replace").strip()

@@ -121,12 +121,12 @@ class Measurement:
         return tuple(getattr(self, name) for name in IDENTITY)
 
     def to_dict(self) -> dict[str, Any]:
-        """The columns by name."""
+        """Return the columns by name."""
         return {name: getattr(self, name) for name in COLUMNS}
 
     @classmethod
     def from_text(cls, row: Mapping[str, str | None]) -> Measurement:
-        """A row of text cells by column name; empty or absent ones, and figures of 0, are unknown.
+        """Return a row of text cells by column name; empty or absent ones, and figures of 0, are unknown.
 
         Raises MeasurementError.
         """

@@ -15,12 +15,12 @@ _WORDS = re.compile(
 
 
 def says_oom(text: str) -> bool:
-    """Whether a text (of a driver, a framework, the C++ library) tells that memory ran out."""
+    """Return whether a text (of a driver, a framework, the C++ library) tells that memory ran out."""
     return _WORDS.search(text) is not None
 
 
 def is_oom(error: BaseException) -> bool:
-    """Whether an exception, or one that it came from, means that memory ran out, on the GPU or the host."""
+    """Return whether an exception, or one that it came from, means that memory ran out, on the GPU or the host."""
     seen: set[int] = set()
     now: BaseException | None = error
     while now is not None and id(now) not in seen:

@@ -9,7 +9,7 @@ from io import StringIO
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from slurm_migbatch.profiling.curves import KNEE_SHARE, Curve, curves
+from slurm_migbatch.profiling.curves import KNEE_SHARE, MeasuredCurve, curves
 from slurm_migbatch.profiling.measurement import Measurement
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def require() -> None:
 
 
 def document(width: float, height: float, paint: Callable[[Figure], None]) -> str:
-    """What `paint` draws on an empty figure of so many points, as SVG; the same drawing is the same text."""
+    """Return what `paint` draws on an empty figure of so many points, as SVG; the same drawing is the same text."""
     from matplotlib import style
     from matplotlib.figure import Figure
 
@@ -58,13 +58,13 @@ def document(width: float, height: float, paint: Callable[[Figure], None]) -> st
 
 
 def draw(rows: Iterable[Measurement], title: str) -> str:
-    """The SVG document; rows of one model on one device. Rings mark the knees, crosses batches that did not fit."""
+    """Draw rows of one model on one device as SVG. Rings mark the knees, crosses batches that did not fit."""
     found = [curve for curve in curves(rows) if curve.points or curve.unfit]
     lines = 2 + len(found) / 2
     return document(2 * _PANEL_WIDTH, _PANEL_HEIGHT + LINE * lines, partial(_paint, found, title))
 
 
-def _paint(found: Sequence[Curve], title: str, figure: Figure) -> None:
+def _paint(found: Sequence[MeasuredCurve], title: str, figure: Figure) -> None:
     left, right = figure.subplots(1, 2)
     figure.suptitle(title)
     left.set_title("throughput, items/s")
@@ -85,8 +85,8 @@ def _paint(found: Sequence[Curve], title: str, figure: Figure) -> None:
         figure.legend(list(legend.values()), list(legend), loc="outside lower center", ncols=2)
 
 
-def _draw_curve(curve: Curve, colour: str, left: Axes, right: Axes, number: int) -> dict[str, Any]:
-    """A curve in both panels; what the legend has to explain, by its words."""
+def _draw_curve(curve: MeasuredCurve, colour: str, left: Axes, right: Axes, number: int) -> dict[str, Any]:
+    """Draw a curve in both panels; return the legend's entries."""
     legend: dict[str, Any] = {}
     batches = [point.batch for point in curve.points]
     rates = [point.rate or 0.0 for point in curve.points]
@@ -123,7 +123,7 @@ def _draw_curve(curve: Curve, colour: str, left: Axes, right: Axes, number: int)
 
 
 def numbers() -> Formatter:
-    """How ticks of a value axis are written: 0.25, 8000, 12.5k, 3M."""
+    """Format the ticks of a value axis: 0.25, 8000, 12.5k, 3M."""
     from matplotlib.ticker import EngFormatter, FuncFormatter
 
     large = EngFormatter(sep="")

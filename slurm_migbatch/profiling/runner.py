@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from slurm_migbatch.profiling import table
-from slurm_migbatch.profiling.cells import Cell, open_cells
+from slurm_migbatch.profiling.cells import MeasurementCell, open_cells
 from slurm_migbatch.profiling.device import Device
 from slurm_migbatch.profiling.measure import DidNotFit, Ran
 from slurm_migbatch.profiling.measurement import TEXT_LENGTHS, Measurement
@@ -18,33 +18,33 @@ _DIGITS = 6
 """Significant digits that are written; measuring is far from better."""
 
 
-class Rule(Protocol):
+class MeasuringRule(Protocol):
     """Chooses what is measured next."""
 
-    def next(self, done: Sequence[Measurement], remaining: Sequence[Cell]) -> int | None:
-        """The index in `remaining` of the cell to measure; None: enough.
+    def next(self, done: Sequence[Measurement], remaining: Sequence[MeasurementCell]) -> int | None:
+        """Return the index in `remaining` of the cell to measure; None: enough.
 
         `done` holds what the table has of this model on this kind of GPU, on the device at hand and on other slices;
         `remaining` the cells that the device at hand still lacks and that may fit.
         """
 
 
-class Grid:
+class FullGrid:
     """Every cell, in ascending order."""
 
-    def next(self, _done: Sequence[Measurement], remaining: Sequence[Cell]) -> int | None:
-        """The first."""
+    def next(self, _done: Sequence[Measurement], remaining: Sequence[MeasurementCell]) -> int | None:
+        """Return the first."""
         return 0 if remaining else None
 
 
 class AtMost:
     """Another rule's choices, but no more than `count` in this run."""
 
-    def __init__(self, count: int, rule: Rule) -> None:
+    def __init__(self, count: int, rule: MeasuringRule) -> None:
         self._left, self._rule = count, rule
 
-    def next(self, done: Sequence[Measurement], remaining: Sequence[Cell]) -> int | None:
-        """The other rule's choice while there is one left."""
+    def next(self, done: Sequence[Measurement], remaining: Sequence[MeasurementCell]) -> int | None:
+        """Return the other rule's choice while there is one left."""
         if self._left == 0:
             return None
         self._left -= 1
@@ -54,23 +54,25 @@ class AtMost:
 class Chosen:
     """The choices of a function that names the cell itself, None for enough."""
 
-    def __init__(self, choose: Callable[[Sequence[Measurement], Sequence[Cell]], Cell | None]) -> None:
+    def __init__(
+        self, choose: Callable[[Sequence[Measurement], Sequence[MeasurementCell]], MeasurementCell | None]
+    ) -> None:
         self._choose = choose
 
-    def next(self, done: Sequence[Measurement], remaining: Sequence[Cell]) -> int | None:
-        """Where its choice stands."""
+    def next(self, done: Sequence[Measurement], remaining: Sequence[MeasurementCell]) -> int | None:
+        """Return where its choice stands."""
         cell = self._choose(done, remaining)
         return None if cell is None else remaining.index(cell)
 
 
-class Watch(Protocol):
+class RunObserver(Protocol):
     """Is told how a run goes."""
 
-    def starts(self, cell: Cell) -> None:
-        """A cell is about to be measured."""
+    def starts(self, cell: MeasurementCell) -> None:
+        """Report that a cell is about to be measured."""
 
     def ends(self, row: Measurement, outcome: Ran | DidNotFit, left: int) -> None:
-        """It was; `left` cells still may be."""
+        """Report that a cell was measured; `left` cells may still be."""
 
 
 @dataclass(frozen=True)
@@ -86,15 +88,15 @@ class Subject:
     source: str = ""
 
     def owns(self, row: Measurement) -> bool:
-        """Whether an earlier row is of this model on such a device."""
+        """Return whether an earlier row is of this model on such a device."""
         return self.is_about(row) and row.profile == self.device.profile
 
     def is_about(self, row: Measurement) -> bool:
-        """Whether an earlier row is of this model on such a GPU or any slice of one."""
+        """Return whether an earlier row is of this model on such a GPU or any slice of one."""
         return (row.gpu, row.model, row.kind) == (self.device.gpu, self.model, self.kind)
 
-    def row(self, cell: Cell, outcome: Ran | DidNotFit, software: str = "") -> Measurement:
-        """The row that an outcome makes; one without speed where the cell did not fit."""
+    def row(self, cell: MeasurementCell, outcome: Ran | DidNotFit, software: str = "") -> Measurement:
+        """Return the row that an outcome makes; one without speed where the cell did not fit."""
         ran = outcome if isinstance(outcome, Ran) else None
         device = self.device
         source = [self.source, software, f"driver {device.driver}" if device.driver else ""]
@@ -129,18 +131,18 @@ class Findings:
     """
 
     rows: list[Measurement] = field(default_factory=list)
-    outcomes: dict[Cell, Ran | DidNotFit] = field(default_factory=dict)
-    unfit: tuple[Cell, ...] = ()
+    outcomes: dict[MeasurementCell, Ran | DidNotFit] = field(default_factory=dict)
+    unfit: tuple[MeasurementCell, ...] = ()
 
 
 def run(
     subject: Subject,
-    cells: Sequence[Cell],
-    rule: Rule,
-    measure: Callable[[Cell], Ran | DidNotFit],
+    cells: Sequence[MeasurementCell],
+    rule: MeasuringRule,
+    measure: Callable[[MeasurementCell], Ran | DidNotFit],
     earlier: Sequence[Measurement],
     save: Callable[[Sequence[Measurement]], None],
-    watch: Watch,
+    watch: RunObserver,
 ) -> Findings:
     """Measure cells as the rule chooses them; `save` gets `earlier` and all new rows after each.
 
@@ -162,7 +164,7 @@ def run(
         save([*kept, row])
         kept.append(row)
         watch.ends(row, outcome, len(open_cells(cells, found.rows)))
-    tried = {Cell.of(row) for row in found.rows}
+    tried = {MeasurementCell.of(row) for row in found.rows}
     found.unfit = tuple(cell for cell in cells if cell not in tried and cell not in set(remaining))
     return found
 

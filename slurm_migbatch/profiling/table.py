@@ -32,7 +32,7 @@ _SHOWN: Final = 5
 
 
 @dataclass(frozen=True)
-class Table:
+class MeasurementTable:
     """What was read: points by IDENTITY, each once, and notices for whoever imports."""
 
     rows: tuple[Measurement, ...]
@@ -40,7 +40,7 @@ class Table:
 
 
 def merge(rows: Iterable[Measurement]) -> list[Measurement]:
-    """Each point once, in the order in which the points first come; see above for points measured again."""
+    """Return each point once, in the order in which the points first come; see above for points measured again."""
     points: dict[tuple[Any, ...], list[Measurement]] = {}
     for row in rows:
         points.setdefault(row.point, []).append(row)
@@ -58,12 +58,12 @@ def _one(group: Sequence[Measurement]) -> Measurement:
 
 
 def is_table(header: Sequence[str]) -> bool:
-    """Whether a file with this header is a neutral table."""
+    """Return whether a file with this header is a neutral table."""
     return set(header) >= _NEEDED
 
 
 def read_folder(path: Path) -> list[Measurement]:
-    """Every point of the tables below a folder, or of one neutral table.
+    """Return every point of the tables below a folder, or of one neutral table.
 
     Neutral tables and the folders of known laboratories are told by their headers, however deep they lie and however
     many there are. Raises TableError (also where nothing is found) and OSError.
@@ -71,8 +71,8 @@ def read_folder(path: Path) -> list[Measurement]:
     return list(scan([path]).rows)
 
 
-def scan(paths: Iterable[Path]) -> Table:
-    """As `read_folder` for several folders and files, with notices of what was passed over.
+def scan(paths: Iterable[Path]) -> MeasurementTable:
+    """Return as `read_folder` for several folders and files, with notices of what was passed over.
 
     Raises:
         TableError: naming the bad lines of all of them; nothing is half read.
@@ -82,18 +82,18 @@ def scan(paths: Iterable[Path]) -> Table:
     rows: list[Measurement] = []
     notices: list[str] = []
     for path in paths:
-        found, said = (_folder if path.is_dir() else _file)(path, problems)
+        found, new_notices = (_folder if path.is_dir() else _file)(path, problems)
         rows += found
-        notices += said
+        notices += new_notices
     problems.check()
-    return Table(tuple(merge(rows)), tuple(notices))
+    return MeasurementTable(tuple(merge(rows)), tuple(notices))
 
 
 def _file(path: Path, problems: Problems) -> Reading:
     header = csvfile.header(path)
     if is_table(header):
         return _neutral(path, header, problems)
-    owner = next((one for one in LABORATORIES if one.owns(header)), None)
+    owner = next((laboratory for laboratory in LABORATORIES if laboratory.owns(header)), None)
     if owner is not None:
         problems.add(path, 0, f"is a file of {owner.name}: give the folder that it lies in")
     else:
@@ -114,24 +114,24 @@ def _folder(path: Path, problems: Problems) -> Reading:
     files, before = csvfile.find(path), len(problems)
     for file in files:
         header = csvfile.header(file)
-        owner = next((one for one in LABORATORIES if one.owns(header)), None)
+        owner = next((laboratory for laboratory in LABORATORIES if laboratory.owns(header)), None)
         if is_table(header):
-            found, said = _neutral(file, header, problems)
+            found, new_notices = _neutral(file, header, problems)
             rows += found
-            notices += said
+            notices += new_notices
         elif owner is not None:
             theirs.setdefault(owner.name, []).append(file)
         else:
             passed.append(file)
     for laboratory in LABORATORIES:
         if own := theirs.get(laboratory.name):
-            found, said = laboratory.read(path, own, problems)
+            found, new_notices = laboratory.read(path, own, problems)
             rows += found
-            notices += said
+            notices += new_notices
     if passed:
         notices.append(f"{path}: {len(passed)} other CSV files are left alone: {_names(passed, path)}")
     if not rows and len(problems) == before:
-        names = ", ".join(one.name for one in LABORATORIES)
+        names = ", ".join(laboratory.name for laboratory in LABORATORIES)
         problems.add(
             path,
             0,
@@ -142,7 +142,7 @@ def _folder(path: Path, problems: Problems) -> Reading:
 
 
 def write(rows: Iterable[Measurement], file: TextIO) -> None:
-    """The rows as a neutral table; reading it back gives the same rows."""
+    """Write the rows as a neutral table; reading it back gives the same rows."""
     lines = csv.writer(file, lineterminator="\n")
     lines.writerow(COLUMNS)
     for row in rows:

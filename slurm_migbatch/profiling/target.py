@@ -59,7 +59,7 @@ def parse_python(text: str) -> Python:
 
 
 def parse_command(text: str, inputs: bool) -> tuple[str, ...]:
-    """The words of a command; `inputs` says whether input sizes are given. Raises TargetError."""
+    """Return the words of a command; `inputs` says whether input sizes are given. Raises TargetError."""
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
@@ -80,12 +80,12 @@ def parse_command(text: str, inputs: bool) -> tuple[str, ...]:
 
 
 def fill(words: tuple[str, ...], values: dict[str, object]) -> list[str]:
-    """The words of a command with the values put in."""
+    """Return the words of a command with the values put in."""
     return [_PLACE.sub(lambda m: str(values.get(m[1], m[0])), word) for word in words]
 
 
 def parse_line(line: str) -> dict[str, float] | None:
-    """The numbers of a line `migbatch: key=value ...` of a command; None for any other line. Raises TargetError."""
+    """Parse a line `migbatch: key=value ...` of a command; None for any other line. Raises TargetError."""
     match = _LINE.fullmatch(line.rstrip())
     if match is None:
         return None

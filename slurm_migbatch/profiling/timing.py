@@ -44,7 +44,7 @@ class Effort:
 
 
 def settled(times: Sequence[float]) -> bool:
-    """Whether the last three batches took what the three before them took, within a tenth."""
+    """Return whether the last three batches took what the three before them took, within a tenth."""
     if len(times) < 2 * _WINDOW:
         return False
     last, before = statistics.median(times[-_WINDOW:]), statistics.median(times[-2 * _WINDOW : -_WINDOW])
@@ -64,7 +64,7 @@ def warm_up(once: Callable[[], float], effort: Effort) -> int:
 
 
 def collect(once: Callable[[], float], effort: Effort, go_on: Callable[[], bool] = lambda: False) -> list[float]:
-    """Seconds of each batch, until both minima are reached or a maximum is.
+    """Return the seconds of each batch, until both minima are reached or a maximum is.
 
     Then batches go on, and their times are kept, while `go_on` says so: other processes still measure beside this one.
     """
@@ -92,7 +92,7 @@ class Summary:
 
     @classmethod
     def of(cls, times: Sequence[float]) -> Summary:
-        """Of at least one time."""
+        """Summarize at least one time."""
         ordered = sorted(times)
         p99 = ordered[math.ceil(0.99 * len(ordered)) - 1] if len(ordered) >= P99_SAMPLE else None
         return cls(len(ordered), math.fsum(ordered) / len(ordered), statistics.median(ordered), p99)

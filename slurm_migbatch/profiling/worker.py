@@ -61,7 +61,7 @@ class Parent:
         self._out.flush()
 
     def listen(self) -> str:
-        """The next line; ends this process where the parent is gone."""
+        """Read the next line; end this process where the parent has ended."""
         while b"\n" not in self._waiting:
             piece = os.read(self._in, 65536)
             if not piece:
@@ -71,7 +71,7 @@ class Parent:
         return line.decode("utf-8")
 
     def is_silent(self) -> bool:
-        """Whether no line has come yet."""
+        """Return whether no line has come yet."""
         return b"\n" not in self._waiting and not select.select([self._in], [], [], 0)[0]
 
 
@@ -118,13 +118,13 @@ def _python(parent: Parent, order: dict[str, Any], effort: timing.Effort) -> dic
     timing.warm_up(once, effort)
     parent.say("ready")
     parent.listen()
-    told = False
+    reported = False
 
     def go_on() -> bool:
-        nonlocal told
-        if not told:
+        nonlocal reported
+        if not reported:
             parent.say("enough")
-            told = True
+            reported = True
         return not order["alone"] and parent.is_silent()
 
     # of several processes, the quick go on while the slow still measure
@@ -161,7 +161,7 @@ def _wait(step: Callable[[], Any], result: object) -> None:
 
 
 def _cuda() -> dict[str, Any]:
-    """What torch knows of the GPU it used; empty where it used none."""
+    """Return what torch knows of the GPU it used; empty where it used none."""
     torch = sys.modules.get("torch")
     if torch is None or not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return {}
@@ -173,7 +173,7 @@ def _cuda() -> dict[str, Any]:
 
 
 def _software() -> str:
-    """The frameworks that were loaded, `torch 2.6.0 cuda 12.4`."""
+    """Return the frameworks that were loaded, `torch 2.6.0 cuda 12.4`."""
     found = []
     for name in ("torch", "jax", "cupy", "tensorflow", "onnxruntime"):
         version = getattr(sys.modules.get(name), "__version__", None)
@@ -189,7 +189,7 @@ def _number(step: object, name: str) -> float | None:
 
 
 def _modules(step: Any) -> list[Any]:
-    """The torch modules that a batch goes through: named by `model`, the callable itself, or held in its closure."""
+    """Find the torch modules of a batch: named by `model`, the callable itself, or held in its closure."""
     torch = sys.modules.get("torch")
     if torch is None:
         return []
@@ -202,13 +202,13 @@ def _modules(step: Any) -> list[Any]:
 
 
 def _parameters(step: object) -> float | None:
-    """How many parameters the modules have, those they share counted once."""
+    """Return how many parameters the modules have, those they share counted once."""
     weights = {id(weight): weight.numel() for module in _modules(step) for weight in module.parameters()}
     return float(sum(weights.values())) or None
 
 
 def _flops(step: Callable[[], Any], batch: int) -> float | None:
-    """Operations of one more batch per item, counted by torch; None where it cannot."""
+    """Return the operations of one more batch per item, counted by torch; None where it cannot."""
     if not _modules(step):
         return None
     try:
@@ -289,7 +289,7 @@ def _status(code: int) -> str:
 
 
 def _explain(error: BaseException) -> None:
-    """The traceback on standard error, from the first line that is the target's own."""
+    """Print the traceback on standard error, from the first line that is the target's own."""
     trace = error.__traceback__
     while trace is not None and _OURS.search(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next

@@ -57,18 +57,18 @@ def _text(name: str) -> RunCell:
 
 
 def _slice_text(name: str) -> SliceCell:
-    def cell(piece: Fields, _number: int, _context: Context) -> str:
-        value = getattr(piece, f"slice_{name}")
+    def cell(mig_slice: Fields, _number: int, _context: Context) -> str:
+        value = getattr(mig_slice, f"slice_{name}")
         return "" if value is None else str(value)
 
     return cell
 
 
-def _all_slices(one: SliceCell) -> RunCell:
-    """The same of every slice, separated by commas, repetitions once."""
+def _all_slices(cell_of: SliceCell) -> RunCell:
+    """Return the same of every slice, separated by commas, repetitions once."""
 
     def cell(_run: Fields, slices: Sequence[Fields], context: Context) -> str:
-        return ",".join(dict.fromkeys(one(piece, number, context) for number, piece in enumerate(slices)))
+        return ",".join(dict.fromkeys(cell_of(mig_slice, number, context) for number, mig_slice in enumerate(slices)))
 
     return cell
 
@@ -98,7 +98,7 @@ def _moment(name: str) -> RunCell:
 
 
 def job_id(run: Fields) -> str:
-    """A run's job id as Slurm writes it: 12, 12_3, 12_[4-9], 12+1."""
+    """Return a run's job id as Slurm writes it: 12, 12_3, 12_[4-9], 12+1."""
     if run.array_job is not None and run.array_task:
         task = run.array_task
         return f"{run.array_job}_{task}" if task.isdigit() else f"{run.array_job}_[{task}]"
@@ -108,51 +108,54 @@ def job_id(run: Fields) -> str:
 
 
 def elapsed_s(run: Fields, now: float) -> float:
-    """Seconds from start to end, or to now."""
+    """Return the seconds from start to end, or to now."""
     if run.started is None:
         return 0.0
     return max(0.0, float((now if run.ended is None else run.ended) - run.started))
 
 
 def queue_wait_s(run: Fields, now: float) -> float | None:
-    """Seconds from submission to start (or to the end of the waiting); None where nobody knows the submission."""
+    """Return the seconds from submission to start (or to the end of the waiting).
+
+    None where nobody knows the submission.
+    """
     if run.submitted is None:
         return None
     until = next((moment for moment in (run.started, run.ended) if moment is not None), now)
     return max(0.0, float(until - run.submitted))
 
 
-def _slice_elapsed_s(piece: Fields, now: float) -> float | None:
-    if piece.slice_since is None:
+def _slice_elapsed_s(mig_slice: Fields, now: float) -> float | None:
+    if mig_slice.slice_since is None:
         return None
-    return max(0.0, float((now if piece.slice_until is None else piece.slice_until) - piece.slice_since))
+    return max(0.0, float((now if mig_slice.slice_until is None else mig_slice.slice_until) - mig_slice.slice_since))
 
 
 def retyped(run: Fields) -> str:
-    """`1g.10gb>2g.20gb`: how the profile changed that a run asked for while it waited; empty where it did not."""
+    """Format how a waiting run's profile changed, `1g.10gb>2g.20gb`; empty where it did not."""
     before, after = run.retyped_before, run.retyped_after
     return f"{before}>{after}" if before and after and before != after else ""
 
 
 def exit_code(run: Fields) -> str:
-    """`code:signal` as sacct; 0:0 where none is known."""
+    """Format `code:signal` as sacct does; 0:0 where none is known."""
     return f"{run.exit_code or 0}:{run.signal or 0}"
 
 
-def place(piece: Fields) -> str:
-    """`node:gpu@start:size`: where a slice is. A GPU of unknown index is named by its UUID."""
-    gpu = piece.slice_gpu if piece.slice_gpu_index is None else piece.slice_gpu_index
-    return f"{piece.slice_node}:{gpu}@{piece.slice_slot_start}:{piece.slice_slot_size}"
+def place(mig_slice: Fields) -> str:
+    """Format a slice's position as `node:gpu@start:size`; a GPU of unknown index is named by its UUID."""
+    gpu = mig_slice.slice_gpu if mig_slice.slice_gpu_index is None else mig_slice.slice_gpu_index
+    return f"{mig_slice.slice_node}:{gpu}@{mig_slice.slice_slot_start}:{mig_slice.slice_slot_size}"
 
 
 def asked(run: Fields) -> str:
-    """The slices that were asked for, without other options: `mig:auto`, `--gpus=2`."""
+    """Return the slices that were asked for, without other options: `mig:auto`, `--gpus=2`."""
     first = (run.asked or "").split(" ", 1)[0].removeprefix("--gres=")
     return first.removeprefix("gres:").removeprefix("gres/")
 
 
 def prediction_error(run: Fields) -> float | None:
-    """Measured throughput over the predicted, less 1; None where one of them is not known.
+    """Return measured over predicted throughput, less 1; None where one of them is not known.
 
     Predicted is one slice, measured the whole run.
     """
@@ -163,12 +166,12 @@ def prediction_error(run: Fields) -> float | None:
 
 
 def percentage(share: float | None) -> str:
-    """`+12%`, `-3.5%`."""
+    """Format a share as `+12%`, `-3.5%`."""
     return "" if share is None else f"{share:+.0%}" if abs(share) >= 0.0995 else f"{share:+.1%}"
 
 
 def measured_by(facts: Any) -> list[str]:
-    """Who measured, from `Run.measured_facts`."""
+    """Return who measured, from `Run.measured_facts`."""
     by = facts.get("by") if isinstance(facts, dict) else None
     return sorted({str(who) for who in by.values()}) if isinstance(by, dict) else []
 
@@ -191,8 +194,8 @@ _WAIT = ("submitted", "started", "ended")
 _PLACE = ("node", "gpu", "gpu_index", "slot_start", "slot_size")
 
 
-def _place_cell(piece: Fields, _number: int, _context: Context) -> str:
-    return place(piece)
+def _place_cell(mig_slice: Fields, _number: int, _context: Context) -> str:
+    return place(mig_slice)
 
 
 RETYPED = ("retyped_before", "retyped_after")
@@ -202,11 +205,11 @@ COLUMNS: tuple[Column, ...] = (
     Column(
         "JobID", -12, "Job id: 12, 12_3 (array task), 12+1 (component); 12.s0 is its first slice.", _ID,
         lambda run, slices, context: job_id(run),
-        slice_cell=lambda piece, number, context: f"{job_id(piece)}.s{number}",
+        slice_cell=lambda mig_slice, number, context: f"{job_id(mig_slice)}.s{number}",
     ),
     Column(
         "JobIDRaw", -12, "Job id as a plain number.", ("job_id",), _text("job_id"),
-        slice_cell=lambda piece, number, context: f"{piece.job_id}.s{number}",
+        slice_cell=lambda mig_slice, number, context: f"{mig_slice.job_id}.s{number}",
     ),
     Column("JobName", 10, "Name of the job.", ("name",), _text("name")),
     Column("User", 8, "Who submitted it.", ("user", "uid"), lambda run, slices, context: _user(run)),
@@ -241,29 +244,29 @@ COLUMNS: tuple[Column, ...] = (
         _all_slices(_slice_text("mig_uuid")), ("mig_uuid",), _slice_text("mig_uuid"),
     ),
     Column("State", 10, "State of the job.", ("state",), _text("state"),
-           slice_cell=lambda piece, number, context: piece.state),
+           slice_cell=lambda mig_slice, number, context: mig_slice.state),
     Column(
         "ExitCode", 8, "Exit code and signal.", ("exit_code", "signal"),
-        lambda run, slices, context: exit_code(run), slice_cell=lambda piece, number, context: exit_code(piece),
+        lambda run, slices, context: exit_code(run), slice_cell=lambda mig_slice, number, context: exit_code(mig_slice),
     ),
     Column(
         "Elapsed", 10, "Time it ran, or a slice was held: [D-]HH:MM:SS.", _SPAN,
         lambda run, slices, context: format_duration(elapsed_s(run, context.now)),
-        ("since", "until"), lambda piece, number, context: _duration(_slice_elapsed_s(piece, context.now)),
+        ("since", "until"), lambda mig_slice, number, context: _duration(_slice_elapsed_s(mig_slice, context.now)),
     ),
     Column(
         "ElapsedRaw", 10, "The same in seconds.", _SPAN,
         lambda run, slices, context: str(int(elapsed_s(run, context.now))),
-        ("since", "until"), lambda piece, number, context: _whole(_slice_elapsed_s(piece, context.now)),
+        ("since", "until"), lambda mig_slice, number, context: _whole(_slice_elapsed_s(mig_slice, context.now)),
     ),
     Column("Submit", 19, "When it was submitted.", ("submitted",), _moment("submitted")),
     Column(
         "Start", 19, "When it started, or a slice was given.", ("started",), _moment("started"),
-        ("since",), lambda piece, number, context: context.moment(piece.slice_since),
+        ("since",), lambda mig_slice, number, context: context.moment(mig_slice.slice_since),
     ),
     Column(
         "End", 19, "When it ended, or a slice was given back.", ("ended",), _moment("ended"),
-        ("until",), lambda piece, number, context: context.moment(piece.slice_until),
+        ("until",), lambda mig_slice, number, context: context.moment(mig_slice.slice_until),
     ),
     Column(
         "QueueWait", 10, "Time from submission to start: [D-]HH:MM:SS.", _WAIT,

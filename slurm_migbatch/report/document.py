@@ -44,7 +44,7 @@ _RENAMED = {
 
 
 def render(runs: Iterable[tuple[Any, Any]], wanted: RunFilter, now: float) -> Iterator[str]:
-    """The lines of the document: one for each run, so that large ones stay readable and quick."""
+    """Yield the lines of the document: one for each run, so that large ones stay readable and quick."""
     head = {
         "schema_version": SCHEMA_VERSION,
         "generated_unix_s": now,
@@ -71,6 +71,6 @@ def _job(run: Any, slices: Any, now: float) -> dict[str, Any]:
     made["elapsed_s"], made["queue_wait_s"] = elapsed_s(run, now), queue_wait_s(run, now)
     made["nodes"] = run.nodes.split(",") if run.nodes else []
     made["slices"] = [
-        {_RENAMED.get(name, name): getattr(piece, f"slice_{name}") for name in SLICE_FIELDS} for piece in slices
+        {_RENAMED.get(name, name): getattr(mig_slice, f"slice_{name}") for name in SLICE_FIELDS} for mig_slice in slices
     ]
     return made

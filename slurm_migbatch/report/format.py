@@ -13,7 +13,7 @@ _ITEM = re.compile(r"(\+?)([A-Za-z]+)(?:%(-?\d{0,4}))?\Z")
 
 
 def find(name: str) -> Column:
-    """The column of that name in any case, or the one that it abbreviates.
+    """Return the column of that name in any case, or the one that it abbreviates.
 
     Raises:
         ReportError: no column, or several, begin like that.
@@ -33,7 +33,7 @@ def find(name: str) -> Column:
 
 
 def parse_format(text: str, default: str) -> tuple[Column, ...]:
-    """The columns that `text` names, with the widths that it gives; `+name` adds to those of `default`.
+    """Return the columns that `text` names, with the widths that it gives; `+name` adds to those of `default`.
 
     Raises:
         ReportError: an item is no column.
@@ -59,6 +59,6 @@ def parse_format(text: str, default: str) -> tuple[Column, ...]:
 
 
 def name_list(columns: Sequence[Column] = COLUMNS) -> str:
-    """All names, four to a line, as sacct -e prints them."""
+    """Return all names, four to a line, as sacct -e prints them."""
     rows = [columns[start : start + 4] for start in range(0, len(columns), 4)]
     return "\n".join(" ".join(f"{column.name:<19}" for column in row).rstrip() for row in rows)

@@ -26,7 +26,7 @@ class Selection:
 
 
 def parse_jobs(text: str) -> tuple[JobId, ...]:
-    """`12,34_5,7+1,8.s0,9_[1-3]` -> job ids; a slice or step stands for its job.
+    """Parse `12,34_5,7+1,8.s0,9_[1-3]` into job ids; a slice or step stands for its job.
 
     Raises:
         ReportError: one of them is no job id.
@@ -59,12 +59,12 @@ def _tasks(text: str, word: str) -> Iterable[str]:
 
 
 def split(texts: Iterable[str]) -> tuple[str, ...]:
-    """The comma-separated words of all `texts`."""
+    """Return the comma-separated words of all `texts`."""
     return tuple(word for text in texts for word in (part.strip() for part in text.split(",")) if word)
 
 
 @dataclass(frozen=True)
-class Options:
+class ReportOptions:
     """migacct's filters, each as the text that the user gave; "" or () where none was given."""
 
     jobs: str = ""
@@ -79,8 +79,8 @@ class Options:
     duplicates: bool = False
 
 
-def make_selection(options: Options, now: float, own_uid: int) -> Selection:
-    """What the options select.
+def make_selection(options: ReportOptions, now: float, own_uid: int) -> Selection:
+    """Build the selection from the options.
 
     Args:
         options: what the user gave.
@@ -120,7 +120,7 @@ def make_selection(options: Options, now: float, own_uid: int) -> Selection:
 
 
 def window(now: float, with_jobs: bool, with_states: bool, start: str, end: str) -> tuple[float, float, str]:
-    """The window as sacct chooses it ("DEFAULT TIME WINDOW" in sacct(1)), and a remark where that surprises.
+    """Return the window as sacct chooses it ("DEFAULT TIME WINDOW" in sacct(1)), and a remark where that surprises.
 
     Raises:
         ReportError: a time has none of the forms, or the window ends before it begins.

@@ -25,7 +25,7 @@ CODES = {
 
 
 def parse_states(text: str) -> tuple[str, ...]:
-    """`CD,failed` -> COMPLETED, FAILED. Short or long names in any case.
+    """Parse `CD,failed` into COMPLETED, FAILED; short or long names in any case.
 
     Raises:
         ReportError: one of them is no state.

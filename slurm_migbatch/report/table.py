@@ -21,7 +21,7 @@ class Style:
 def render(
     columns: Sequence[Column], runs: Iterable[tuple[Fields, Sequence[Fields]]], context: Context, style: Style
 ) -> Iterator[str]:
-    """The lines of the table, without their ends. A run of several slices has a line for each below its own."""
+    """Yield the lines of the table, without their ends. A run of several slices has a line for each below its own."""
     if style.header:
         yield from _header(columns, style)
     cells = [column.cell for column in columns]
@@ -30,9 +30,9 @@ def render(
     for run, slices in runs:
         yield _line([cell(run, slices, context) for cell in cells], widths, style)
         if style.slices and len(slices) > 1:
-            for number, piece in enumerate(slices):
+            for number, mig_slice in enumerate(slices):
                 yield _line(
-                    ["" if cell is None else cell(piece, number, context) for cell in slice_cells], widths, style
+                    ["" if cell is None else cell(mig_slice, number, context) for cell in slice_cells], widths, style
                 )
 
 

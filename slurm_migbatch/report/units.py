@@ -8,7 +8,7 @@ UNITS = "KMGTP"
 
 
 def size_formatter(*, unit: str | None = None, convert: bool = True) -> Callable[[float | None], str]:
-    """How to write MiB: in `unit` (one of KMGTP), else in the largest that leaves at least 1, or as they are (M)."""
+    """Format MiB in `unit` (one of KMGTP), else in the largest that leaves at least 1, or as they are (M)."""
 
     def show(mib: float | None) -> str:
         if mib is None:
@@ -27,7 +27,7 @@ def size_formatter(*, unit: str | None = None, convert: bool = True) -> Callable
 
 
 def figure(value: float | None, unit: str) -> str:
-    """A measured or predicted figure to three significant digits with its unit; "" for None."""
+    """Return a measured or predicted figure to three significant digits with its unit; "" for None."""
     if value is None:
         return ""
     return f"{value:.0f}{unit}" if abs(value) >= 100 else f"{value:.3g}{unit}"

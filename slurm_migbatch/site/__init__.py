@@ -1,13 +1,13 @@
 """Configuration files for a Slurm site (and for the test bed, which is a small site)."""
 
-from .conf import FORGETS, WAITING, Node, Partition, Site, mig_gres, preemption, spare
+from .conf import FORGETS, WAITING, NodeLine, PartitionLine, Site, mig_gres, preemption, spare
 from .render import TemplateMissing, render, template_loader
 
 __all__ = [
     "FORGETS",
     "WAITING",
-    "Node",
-    "Partition",
+    "NodeLine",
+    "PartitionLine",
     "Site",
     "TemplateMissing",
     "mig_gres",

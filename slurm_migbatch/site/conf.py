@@ -16,12 +16,12 @@ FORGETS: Final = (23, 11)
 
 
 def mig_gres(counts: Mapping[str, int]) -> str:
-    """Slurm's spelling of typed counts: {"1g.10gb": 7} -> "mig:1g.10gb:7"."""
+    """Format typed counts as Slurm does: {"1g.10gb": 7} -> "mig:1g.10gb:7"."""
     return ",".join(f"mig:{kind}:{count}" for kind, count in counts.items())
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeLine:
     """One line of slurm.conf: a node or a host list of equal ones.
 
     Attributes:
@@ -46,7 +46,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Partition:
+class PartitionLine:
     """One partition line; the catalog node is added to `nodes`."""
 
     name: str
@@ -55,12 +55,12 @@ class Partition:
 
 
 def spare(version: tuple[int, int]) -> dict[str, int]:
-    """What every node that lends has beside its slices: the `loan` that nobody ever gets, where Slurm needs it."""
+    """Return the extra GRES of a lending node: the `loan` that no job ever gets, where Slurm needs it."""
     return {} if version >= FORGETS else {LOAN: 1}
 
 
 def preemption(partitions: Collection[str], name: str) -> str:
-    """The words of a partition's line by which Slurm itself may take slices back from those that lend."""
+    """Return the words of a partition's line by which Slurm itself may take slices back from those that lend."""
     if not partitions:
         return ""
     return "PriorityTier=1 PreemptMode=REQUEUE" if name in partitions else "PriorityTier=10 PreemptMode=OFF"
@@ -83,9 +83,9 @@ class Site:
     """
 
     version: tuple[int, int]
-    nodes: Sequence[Node]
-    catalog: Node
-    partitions: Sequence[Partition]
+    nodes: Sequence[NodeLine]
+    catalog: NodeLine
+    partitions: Sequence[PartitionLine]
     prolog: str = ""
     epilog: str = ""
     task_prolog: str = ""
@@ -102,6 +102,6 @@ class Site:
         return list(self.catalog.counts)
 
     @property
-    def all_nodes(self) -> list[Node]:
+    def all_nodes(self) -> list[NodeLine]:
         """The MIG nodes and the catalog."""
         return [*self.nodes, self.catalog]

@@ -27,7 +27,7 @@ def _source(template: str) -> str | None:
 
 
 def render(template: str, **names: object) -> str:
-    """Text of `template` (a file name below gres_templates) with `names` filled in.
+    """Return the text of `template` (a file name below gres_templates) with `names` filled in.
 
     Raises:
         TemplateMissing: there is no such template.

@@ -38,7 +38,7 @@ class Apart:
 
 
 def tell_apart(rows: Sequence[JobRow], run: Run, show: Show, listed: List) -> list[JobRow]:
-    """The rows, those of arrays that wait as their records are; asks nothing where no array waits."""
+    """Split waiting arrays into their records; asks Slurm nothing where no array waits."""
     arrays = [row.job_id for row in rows if row.pending and row.array_job == row.job_id]
     if not arrays:
         return list(rows)
@@ -68,7 +68,7 @@ def tell_apart(rows: Sequence[JobRow], run: Run, show: Show, listed: List) -> li
 
 
 def tasks_command(arrays: Iterable[int]) -> tuple[str, ...]:
-    """squeue call that shows each waiting task of these arrays, one line each."""
+    """Return the squeue call that shows each waiting task of these arrays, one line each."""
     jobs = ",".join(map(str, arrays))
     return (
         "squeue",
@@ -82,7 +82,7 @@ def tasks_command(arrays: Iterable[int]) -> tuple[str, ...]:
 
 
 def parse_tasks(output: str) -> dict[int, Apart]:
-    """By array, from the output of `tasks_command`; raises SlurmError."""
+    """Parse the output of `tasks_command` by array; raises SlurmError."""
     found: dict[int, tuple[list[int], dict[int, int]]] = {}
     try:
         for line in output.splitlines():
@@ -98,7 +98,7 @@ def parse_tasks(output: str) -> dict[int, Apart]:
 
 
 def fold_tasks(tasks: Iterable[int]) -> str:
-    """`1-3,5` for 1 2 3 5, as Slurm writes it without a step."""
+    """Fold task numbers as Slurm does, `1-3,5` for 1 2 3 5, without a step."""
     runs: list[list[int]] = []
     for task in sorted(tasks):
         if runs and task == runs[-1][1] + 1:
@@ -111,7 +111,7 @@ def fold_tasks(tasks: Iterable[int]) -> str:
 
 
 def throttle(record: str) -> int | None:
-    """How many tasks of an array may run at once, by `scontrol show job`; None for no limit.
+    """Return how many tasks of an array may run at once, by `scontrol show job`; None for no limit.
 
     The name of the job, which its user chooses and which may hold whole lines, stands behind what is read.
     """
@@ -120,13 +120,13 @@ def throttle(record: str) -> int | None:
 
 
 def _chunks(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
-    """Parts that fit into one argument of a command."""
+    """Yield the parts that fit into one argument of a command."""
     for start in range(0, len(items), _AT_ONCE):
         yield items[start : start + _AT_ONCE]
 
 
 def _put(rows: list[JobRow], row: JobRow) -> None:
-    """At its place among the waiting jobs of its partitions: before the rest of its array, and by priority."""
+    """Insert a task among the waiting jobs of its partitions: before the rest of its array, by priority."""
     for index, other in enumerate(rows):
         if not other.pending or other.partition != row.partition:
             continue

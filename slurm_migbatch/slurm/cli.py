@@ -84,7 +84,7 @@ class CliClient:
     # -- observe -----------------------------------------------------------------------------------------------
 
     def jobs(self) -> list[JobRow]:
-        """One squeue call, and a few more where arrays wait; see SlurmClient and `arrays.py`."""
+        """List jobs by one squeue call, and a few more where arrays wait; see SlurmClient and `arrays.py`."""
         rows = self._listed()
         return rows if self.version() <= _UNIQUE else tell_apart(rows, self._run, self._shown, self._listed)
 
@@ -95,7 +95,7 @@ class CliClient:
         return self._known(merge_partitions(parse_jobs(self._run(*squeue_command(mark), *only), mark)))
 
     def _shown(self, jobs: Sequence[str]) -> list[str]:
-        """What `scontrol show job` says of each; one process for all."""
+        """Show jobs by `scontrol show job`; one process for all."""
         if not jobs:
             return []
         records = Records([_job_id(job) for job in jobs])
@@ -106,29 +106,29 @@ class CliClient:
         return found
 
     def _known(self, rows: list[JobRow]) -> list[JobRow]:
-        """The rows; those that are unread are named in the log."""
+        """Return the rows; those that could not be parsed are named in the log."""
         self._odd_jobs.name({str(row.job_id): row.reason for row in rows if row.unread})
         return rows
 
     def gres_texts(self) -> dict[int, str]:
-        """The `gres` of every job that `jobs` lists, by its id; one squeue call."""
+        """Return the `gres` of every job that `jobs` lists, by its id; one squeue call."""
         mark = new_mark()
         return parse_gres(self._run(*gres_command(mark)), mark)
 
     def nodes(self) -> list[NodeRow]:
-        """One scontrol call; see SlurmClient."""
+        """List nodes by one scontrol call; see SlurmClient."""
         odd: dict[str, str] = {}
         rows = parse_nodes(self._run(*NODES_COMMAND), odd.__setitem__)
         self._odd_nodes.name(odd)
         return rows
 
     def default_partition(self) -> str:
-        """The one that sinfo marks with a star."""
+        """Return the partition that sinfo marks with a star."""
         names = self._run("sinfo", "-h", "-a", "-o", "%P").split()
         return next((name[:-1] for name in names if name.endswith("*")), "")
 
     def diag(self) -> Diag:
-        """One sdiag call; see SlurmClient."""
+        """Read counters by one sdiag call; see SlurmClient."""
         return parse_sdiag(self._run("sdiag"))
 
     def version(self) -> tuple[int, int]:
@@ -140,7 +140,7 @@ class CliClient:
     # -- change ------------------------------------------------------------------------------------------------
 
     def set_gres(self, updates: Mapping[str, str]) -> None:
-        """One scontrol process for all updates; nodes that get the same string share one request."""
+        """Set Gres of nodes by one scontrol process; nodes that get the same string share one request."""
         by_gres: dict[str, list[str]] = {}
         for node, gres in updates.items():
             if not _NODE_NAME.fullmatch(node) or not _GRES.fullmatch(gres):
@@ -156,15 +156,15 @@ class CliClient:
             named = {}
         named |= {shared[number][0]: why for number, why in refused.items() if len(shared[number]) == 1}
         if named:
-            said = {node: why.removeprefix("slurm_update error: ") for node, why in named.items()}
-            raise SlurmRefused(said, len(updates), ("scontrol",))
+            reasons = {node: why.removeprefix("slurm_update error: ") for node, why in named.items()}
+            raise SlurmRefused(reasons, len(updates), ("scontrol",))
 
     def update_job(self, job_id: int, **fields: str) -> None:
         """See update_jobs."""
         self.update_jobs({str(int(job_id)): fields})
 
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
-        """One scontrol process for all; a text that scontrol's own language cannot carry has a process of its own."""
+        """Update jobs by one scontrol process; a text that scontrol's own language cannot carry has its own process."""
         for fields in updates.values():
             for key, value in fields.items():
                 if not _FIELD.fullmatch(key) or "\0" in value:
@@ -182,11 +182,11 @@ class CliClient:
         self.requeue_all([job_id])
 
     def requeue_all(self, job_ids: Iterable[int | str]) -> None:
-        """`scontrol requeue incomplete`, one process for all."""
+        """Requeue jobs by `scontrol requeue incomplete`, one process for all."""
         self._ask_of_jobs({str(job): ("requeue", "incomplete", _job_id(job)) for job in job_ids})
 
     def hasten(self, job_id: int) -> None:
-        """`scontrol update StartTime=now+2`.
+        """Run `scontrol update StartTime=now+2`.
 
         Not `now`: slurmd takes a credential of the same second in which it was told to kill the job for a revoked one
         and refuses the new run, which ends the job as FAILED ("already killed, do not launch batch job").
@@ -198,7 +198,7 @@ class CliClient:
         self.signal_all([job_id], name, full)
 
     def signal_all(self, job_ids: Iterable[int | str], name: str, full: bool = True) -> None:
-        """One `scancel --signal --state=RUNNING` for all jobs, and one for some array tasks each.
+        """Signal jobs by one `scancel --signal --state=RUNNING`, and array tasks by some more.
 
         Without the state scancel tries a job that waits again and again for minutes ("Job can not be altered now").
         With it, it still does so with running tasks of arrays: slurmctld sends the signal and says all the same that
@@ -210,22 +210,22 @@ class CliClient:
         named = [_job_id(job) for job in job_ids]
         jobs, tasks = [n for n in named if "_" not in n], [n for n in named if "_" in n]
         options = [*(["--full"] if full else []), "--state=RUNNING", f"--signal={name}"]
-        said: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         if jobs:
             done = self._finish("scancel", *options, *jobs)
-            said |= _SCANCEL.findall(_text(done.stderr))
-            if done.returncode not in (0, _ALREADY_DONE) and not said:
+            reasons |= _SCANCEL.findall(_text(done.stderr))
+            if done.returncode not in (0, _ALREADY_DONE) and not reasons:
                 raise _failed("scancel", (*options, *jobs), done)
         if tasks:
             with ThreadPoolExecutor(8) as pool:
                 for heard in pool.map(lambda some: self._once(*options, *some), _chunks(tasks, 8)):
-                    said |= _SCANCEL.findall(heard)
-        refused = {job: why.strip() for job, why in said.items() if not any(word in why for word in _GONE)}
+                    reasons |= _SCANCEL.findall(heard)
+        refused = {job: why.strip() for job, why in reasons.items() if not any(word in why for word in _GONE)}
         if refused:
             raise SlurmRefused(refused, len(named), ("scancel", *options))
 
     def _once(self, *arguments: str) -> str:
-        """What scancel says before it would send a signal for the second time."""
+        """Return scancel's error before it would send a signal for the second time."""
         self.calls += 1
         command = [f"{self._bin}/scancel" if self._bin else "scancel", *arguments]
         try:
@@ -237,15 +237,15 @@ class CliClient:
         return _text(done.stderr)
 
     def hold(self, job_id: int) -> None:
-        """`scontrol hold`."""
+        """Run `scontrol hold`."""
         self._run("scontrol", "hold", str(int(job_id)))
 
     def release(self, job_id: int) -> None:
-        """`scontrol release`."""
+        """Run `scontrol release`."""
         self._run("scontrol", "release", str(int(job_id)))
 
     def cancel(self, job_id: int) -> None:
-        """`scancel --quiet`, which is content with a job that has ended or gone."""
+        """Run `scancel --quiet`, which accepts a job that has ended or is unknown."""
         self._run("scancel", "--quiet", str(int(job_id)))
 
     # -- processes ---------------------------------------------------------------------------------------------
@@ -254,11 +254,11 @@ class CliClient:
         refused = self._ask(list(requests.values()))
         if refused:
             jobs = list(requests)
-            said = {jobs[number]: _plain(why, jobs[number]) for number, why in refused.items()}
-            raise SlurmRefused(said, len(jobs), ("scontrol",))
+            reasons = {jobs[number]: _plain(why, jobs[number]) for number, why in refused.items()}
+            raise SlurmRefused(reasons, len(jobs), ("scontrol",))
 
     def _ask(self, requests: Sequence[Request]) -> dict[int, str]:
-        """Have scontrol do the requests; returns which it refused, by their place, and its words."""
+        """Send the requests to scontrol; return those that it refused, by their position, and its messages."""
         refused: dict[int, str] = {}
         alone = list(range(len(requests)))
         lines = {number: text for number, request in enumerate(requests) if (text := line(request)) is not None}
@@ -266,8 +266,10 @@ class CliClient:
             dialog = Dialog(list(lines.values()))
             done = self._finish("scontrol", stdin=dialog.stdin, more_s=0.02 * len(lines))
             outcomes = dict(zip(lines, dialog.outcomes(_text(done.stderr)), strict=True))
-            refused = {number: _short(said) for number, said in outcomes.items() if said}
-            if nobody := next((said for said in refused.values() if any(word in said for word in _NOBODY)), None):
+            refused = {number: _short(message) for number, message in outcomes.items() if message}
+            if nobody := next(
+                (message for message in refused.values() if any(word in message for word in _NOBODY)), None
+            ):
                 raise SlurmError(f"scontrol could not ask slurmctld: {nobody}", ("scontrol",), done.returncode, nobody)
             # what scontrol died over, or did not tell about, is asked once more; every request may be repeated
             alone = [number for number in alone if outcomes.get(number) is None]
@@ -277,10 +279,10 @@ class CliClient:
                 continue
             done = self._finish("scontrol", *requests[number])
             if done.returncode:
-                said = _text(done.stderr).strip()
-                if any(word in said for word in _NOBODY):
+                message = _text(done.stderr).strip()
+                if any(word in message for word in _NOBODY):
                     raise _failed("scontrol", requests[number], done)
-                refused[number] = _short(said) or f"exit code {done.returncode}, no reason given"
+                refused[number] = _short(message) or f"exit code {done.returncode}, no reason given"
         return dict(sorted(refused.items()))
 
     def _run(self, program: str, *arguments: str) -> str:
@@ -318,12 +320,13 @@ class CliClient:
 
 
 def _failed(program: str, arguments: Sequence[str], done: subprocess.CompletedProcess[bytes]) -> SlurmError:
-    said = _text(done.stderr).strip()
+    output = _text(done.stderr).strip()
     return SlurmError(
-        f"`{_shown(program, arguments)}` failed with exit code {done.returncode}: {_short(said) or 'no reason given'}",
+        f"`{_shown(program, arguments)}` failed with exit code {done.returncode}: "
+        f"{_short(output) or 'no reason given'}",
         (program, *arguments),
         done.returncode,
-        said[:2000],
+        output[:2000],
     )
 
 
@@ -339,7 +342,7 @@ def _job_id(job: int | str) -> str:
 
 
 def _plain(why: str, job: str) -> str:
-    """Slurm's words without the job that scontrol puts before or behind them."""
+    """Return Slurm's message without the job that scontrol puts before or behind it."""
     return _ABOUT.sub("", why.removesuffix(f" for job {job}").removeprefix("slurm_update error: "))
 
 

@@ -178,7 +178,7 @@ class Diag:
     users: Mapping[str, RpcCount] = field(default_factory=dict)
 
     def since(self, before: Diag) -> Diag:
-        """What came since `before`, without what did not come; a reset in between shows as the counts since it."""
+        """Return the counts since `before`, without zeros; a reset in between shows as the counts since it."""
         return Diag(_since(self.types, before.types), _since(self.users, before.users))
 
 
@@ -197,13 +197,13 @@ class SlurmClient(Protocol):
     """What the controller asks of Slurm. Every method may raise SlurmError."""
 
     def jobs(self) -> list[JobRow]:
-        """Every pending job and every job that still holds an allocation.
+        """Return every pending job and every job that still holds an allocation.
 
         Pending jobs come in the order in which Slurm considers them (partition tier, priority, age).
         """
 
     def nodes(self) -> list[NodeRow]:
-        """Every node, whatever its state, but for those whose row cannot be read."""
+        """Return every node, whatever its state, but for those whose row cannot be read."""
 
     def set_gres(self, updates: Mapping[str, str]) -> None:
         """Set nodes' GRES: node name -> the whole string, such as "mig:1g.10gb:7,mig:none:9".
@@ -213,10 +213,10 @@ class SlurmClient(Protocol):
         """
 
     def update_job(self, job_id: int, **fields: str) -> None:
-        """`update_jobs` for one job: keys as scontrol spells them (Gres, Comment, StartTime)."""
+        """Update one job (see `update_jobs`): keys as scontrol spells them (Gres, Comment, StartTime)."""
 
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
-        """`scontrol update JobId=... Key=value ...` of any number of jobs at once.
+        """Run `scontrol update JobId=... Key=value ...` for any number of jobs at once.
 
         Args:
             updates: job id as Slurm writes it ("123", "123_4", "123_[5-7]") -> keys as scontrol spells them (Gres,
@@ -238,7 +238,7 @@ class SlurmClient(Protocol):
         """
 
     def requeue(self, job_id: int) -> None:
-        """`requeue_all` for one job."""
+        """Requeue one job; see `requeue_all`."""
 
     def requeue_all(self, job_ids: Iterable[int | str]) -> None:
         """Put running batch jobs back into the queue. Slurm then delays their start by minutes: `hasten`.
@@ -252,7 +252,7 @@ class SlurmClient(Protocol):
         """Drop the start delay of a requeued job that is pending again, but for the two seconds that slurmd needs."""
 
     def signal(self, job_id: int | str, name: str, full: bool = True) -> None:
-        """`signal_all` for one job."""
+        """Signal one job; see `signal_all`."""
 
     def signal_all(self, job_ids: Iterable[int | str], name: str, full: bool = True) -> None:
         """Send a signal ("USR1") to running jobs; to those that do not run (any more) nothing is sent, and no error.
@@ -275,17 +275,17 @@ class SlurmClient(Protocol):
         """End a job for good; one that has gone already is no error."""
 
     def diag(self) -> Diag:
-        """slurmctld's counts of remote procedure calls."""
+        """Return slurmctld's counts of remote procedure calls."""
 
     def default_partition(self) -> str:
-        """The partition of jobs that name none; empty where there is no such."""
+        """Return the partition of jobs that name none; empty where there is no such."""
 
     def version(self) -> tuple[int, int]:
-        """Slurm's release, such as (24, 11)."""
+        """Return Slurm's release, such as (24, 11)."""
 
 
 def merge_partitions(rows: Iterable[JobRow]) -> list[JobRow]:
-    """One row per job from a listing that has one per job and partition, at the place of the first.
+    """Merge a listing with a row per job and partition into one row per job, at the first one's place.
 
     Slurm considers such a job once per partition; the first place is the one at which it can start.
     """

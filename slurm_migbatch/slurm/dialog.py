@@ -28,7 +28,7 @@ _LONGEST = 4000
 
 
 def line(request: Request) -> str | None:
-    """The request as a line for scontrol's standard input; None where it cannot safely be one."""
+    """Return the request as a line for scontrol's standard input; None where it cannot safely be one."""
     words = []
     for word in request:
         if _PLAIN.fullmatch(word):
@@ -51,7 +51,7 @@ class Dialog:
         self.stdin = "".join(f"{text}\n" for pair in zip(marks, [*lines, "exit"], strict=True) for text in pair)
 
     def outcomes(self, stderr: str) -> list[str | None]:
-        """Of each line what scontrol said: "" where it was done, the refusal, None where that cannot be told."""
+        """Return scontrol's result of each line: "" where it was done, the refusal, None where it is unknown."""
         answer = re.compile(rf"^.*{self._mark}(\d+).*$\n?", re.MULTILINE)
         ends = {int(match[1]): match.span() for match in answer.finditer(stderr)}
         return [
@@ -75,7 +75,10 @@ class Records:
         self.stdin = "".join([*asked, f"show hostnames {self._mark}{self._count}\nexit\n"])
 
     def of_each(self, stdout: str) -> list[str] | None:
-        """The record of each job, from its beginning; "" for one that is not there. None where scontrol broke off."""
+        """Return the record of each job, from its beginning; "" for one that is not there.
+
+        None where scontrol broke off.
+        """
         answer = re.compile(rf"^(?:scontrol: )*{self._mark}(\d+)$\n?", re.MULTILINE)
         ends = {int(match[1]): match.span() for match in answer.finditer(stdout)}
         if len(ends) <= self._count:

@@ -50,12 +50,12 @@ class Gres:
 
 
 def is_count(token: str) -> bool:
-    """Whether Slurm reads the token as a count: digits with at most one of k, m, g, t, p behind them."""
+    """Return whether Slurm reads the token as a count: digits with at most one of k, m, g, t, p behind them."""
     return _COUNT.fullmatch(token) is not None
 
 
 def count_of(token: str) -> int:
-    """The number that Slurm reads in `token` (`2` is 2, `1k` is 1024); raises GresError."""
+    """Return the number that Slurm reads in `token` (`2` is 2, `1k` is 1024); raises GresError."""
     match = _COUNT.fullmatch(token)
     if match is None:
         raise GresError(f"{token!r} is no count")
@@ -63,7 +63,7 @@ def count_of(token: str) -> int:
 
 
 def split(text: str) -> Iterator[str]:
-    """The entries of a list, cut at the commas that stand outside brackets."""
+    """Yield the entries of a list, cut at the commas that stand outside brackets."""
     depth = start = 0
     for position, char in enumerate(text):
         if char in "([":
@@ -77,7 +77,7 @@ def split(text: str) -> Iterator[str]:
 
 
 def prefix_of(entry: str) -> tuple[str, str]:
-    """`(prefix, rest)` of one entry; the prefix is `gres:`, `gres/` or empty."""
+    """Return `(prefix, rest)` of one entry; the prefix is `gres:`, `gres/` or empty."""
     for prefix in ("gres:", "gres/"):
         if entry.startswith(prefix):
             return prefix, entry[len(prefix) :]
@@ -109,7 +109,7 @@ def parse(text: str | None) -> tuple[Gres, ...]:
 
 
 def counts(text: str | None, name: str) -> dict[str, int]:
-    """How many of each type of `name` a list holds, typed entries only, entries of one type added up.
+    """Return how many of each type of `name` a list holds, typed entries only, entries of one type added up.
 
     `counts("mig:1g.10gb:3,mig:2g.20gb:1(S:0),gpu:4", "mig")` is `{"1g.10gb": 3, "2g.20gb": 1}`.
     """
@@ -117,7 +117,7 @@ def counts(text: str | None, name: str) -> dict[str, int]:
 
 
 def readable_counts(text: str, name: str) -> dict[str, int]:
-    """As `counts`, of the entries of a job's GRES that can be read.
+    """Return as `counts`, of the entries of a job's GRES that can be read.
 
     A user may put beside them what Slurm takes and nobody understands, such as `gpu:a b:0`.
     """

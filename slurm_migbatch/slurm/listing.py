@@ -70,17 +70,17 @@ _THROTTLE = re.compile(r"%(\d+)\Z")
 
 
 def new_mark() -> str:
-    """What ends each field of one squeue call; no text written before can hold it."""
+    """Return what ends each field of one squeue call; no text written before can hold it."""
     return f"\x1f{secrets.token_urlsafe(8)}"
 
 
 def squeue_command(mark: str) -> tuple[str, ...]:
-    """The squeue call whose output `parse_jobs` reads; `mark` must not be guessable."""
+    """Return the squeue call whose output `parse_jobs` reads; `mark` must not be guessable."""
     return ("squeue", "--noheader", "--all", "--priority", "--sort=-p,i", *_what(SQUEUE_FIELDS, mark))
 
 
 def gres_command(mark: str) -> tuple[str, ...]:
-    """The squeue call whose output `parse_gres` reads."""
+    """Return the squeue call whose output `parse_gres` reads."""
     return ("squeue", "--noheader", "--all", "--array", *_what(_GRES_FIELDS, mark))
 
 
@@ -93,17 +93,17 @@ def _what(fields: Sequence[str], mark: str) -> tuple[str, str]:
 
 
 def parse_jobs(output: str, mark: str) -> list[JobRow]:
-    """Rows of the output of `squeue_command`; one that is not understood is UNREAD. Raises SlurmError."""
+    """Return the rows of the output of `squeue_command`; one that is not understood is UNREAD. Raises SlurmError."""
     return [_job_or_unread(values) for values in _records(output, mark, len(SQUEUE_FIELDS))]
 
 
 def parse_gres(output: str, mark: str) -> dict[int, str]:
-    """GRES by job id from the output of `gres_command`; raises SlurmError."""
+    """Return the GRES by job id from the output of `gres_command`; raises SlurmError."""
     return {_id(job): _text(text) or "" for job, text in _records(output, mark, len(_GRES_FIELDS))}
 
 
 def _records(output: str, mark: str, size: int) -> Iterator[list[str]]:
-    """The fields of each row, of which the first is the job id; raises SlurmError where the output breaks off.
+    """Yield the fields of each row, of which the first is the job id; raises SlurmError where the output breaks off.
 
     squeue ends a row with a newline; fields may hold newlines too, so rows are told apart by the marks alone.
     """
@@ -115,7 +115,7 @@ def _records(output: str, mark: str, size: int) -> Iterator[list[str]]:
 
 
 def _id(text: str) -> int:
-    """The number behind the newline that ends the row before; raises SlurmError."""
+    """Return the number behind the newline that ends the row before; raises SlurmError."""
     digits = text.rpartition("\n")[2]
     if not (digits.isascii() and digits.isdigit()):
         raise SlurmError(f"squeue printed {text[:80]!r} where a job id was asked for")
@@ -167,7 +167,7 @@ def _job(job_id: int, row: Mapping[str, str]) -> JobRow:
 
 
 def count_tasks(expression: str) -> int:
-    """How many tasks an array expression names: "4-400:2%4" is 199, "1,3,5" is 3.
+    """Return how many tasks an array expression names: "4-400:2%4" is 199, "1,3,5" is 3.
 
     squeue puts a list in brackets at times. Raises ValueError.
     """
@@ -180,7 +180,9 @@ def count_tasks(expression: str) -> int:
 
 
 def parse_nodes(output: str, unread: Callable[[str, str], object] = lambda name, why: None) -> list[NodeRow]:
-    """Rows of `scontrol -d -o show node`, without those that cannot be read; raises SlurmError where none can.
+    """Return the rows of `scontrol -d -o show node`, without those that cannot be read.
+
+    Raises SlurmError where none can.
 
     A text of one node may look like the row of another: a node that is listed twice is not believed at all.
 

@@ -19,7 +19,7 @@ class NodeListError(ValueError):
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """The names in `text`, in its order, each once. Empty text has none.
+    """Return the names in `text`, in its order, each once. Empty text has none.
 
     Raises:
         NodeListError: a bracket or range is malformed, or there are more than MAX_HOSTS names.
@@ -43,7 +43,7 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def _items(text: str) -> Iterator[str]:
-    """The comma-separated parts of `text`; commas inside brackets do not part."""
+    """Yield the comma-separated parts of `text`; commas inside brackets do not part."""
     text = text.strip()
     depth = start = 0
     for position, char in enumerate(text):
@@ -61,7 +61,7 @@ def _items(text: str) -> Iterator[str]:
 
 
 def _ranges(body: str, item: str) -> list[str]:
-    """`1-3,07` -> 1 2 3 07. A range keeps the zero padding of its first number."""
+    """Expand `1-3,07` to 1 2 3 07; a range keeps the zero padding of its first number."""
     numbers: list[str] = []
     for part in body.split(","):
         match = _RANGE.match(part.strip())
@@ -75,7 +75,7 @@ def _ranges(body: str, item: str) -> list[str]:
 
 
 def fold(names: Iterable[str]) -> str:
-    """The shortest usual way to write `names`: sorted, each once, consecutive numbers as ranges."""
+    """Return the shortest usual way to write `names`: sorted, each once, consecutive numbers as ranges."""
     plain: set[str] = set()
     numbered: dict[tuple[str, int], set[int]] = {}
     unpadded: list[tuple[str, str]] = []

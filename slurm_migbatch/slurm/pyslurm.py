@@ -63,7 +63,7 @@ class Worker:
         self._asked = 0
 
     def ask(self, what: str, timeout: float) -> Any:
-        """The answer of pyslurm_worker's method `what`.
+        """Return the answer of pyslurm_worker's method `what`.
 
         Raises:
             SlurmError: there is none in time, or slurmctld refused.
@@ -139,9 +139,9 @@ class Worker:
         assert self._words is not None
         code = process.wait()
         self._words.seek(0)
-        said = self._words.read()[-600:].decode("utf-8", "backslashreplace").strip().splitlines()
+        lines = self._words.read()[-600:].decode("utf-8", "backslashreplace").strip().splitlines()
         how = f" on signal {-code}" if code < 0 else f" with exit code {code}"
-        return f"{how}: {said[-1]}" if said else how
+        return f"{how}: {lines[-1]}" if lines else how
 
     def _end(self) -> None:
         process, self._process = self._process, None
@@ -183,7 +183,7 @@ class PyslurmClient(CliClient):
         self.worker.close()
 
     def probe(self) -> str:
-        """Why pyslurm cannot be used here, as tried in the child; empty where it can."""
+        """Try pyslurm in the child; return why it cannot be used, or an empty string."""
         try:
             hello = self._question("hello")
         except SlurmError as error:
@@ -193,7 +193,7 @@ class PyslurmClient(CliClient):
         return ""
 
     def jobs(self) -> list[JobRow]:
-        """One question to pyslurm, and one squeue call where jobs are new; see SlurmClient."""
+        """List jobs by one call of pyslurm, and one squeue call where jobs are new; see SlurmClient."""
         try:
             found = self._question("jobs")
         except _NotShown:
@@ -232,7 +232,7 @@ class PyslurmClient(CliClient):
         return self.worker.ask(what, self._timeout)
 
     def _gres_of(self, jobs: Iterable[Mapping[str, Any]]) -> dict[int, str]:
-        """The GRES of each job as squeue writes it."""
+        """Return the GRES of each job as squeue writes it."""
         clock = time.monotonic()
         known: dict[int, tuple[tuple[Any, ...], str, float]] = {}
         unknown: dict[int, tuple[Any, ...]] = {}
@@ -252,7 +252,7 @@ class PyslurmClient(CliClient):
 
 
 def in_order(rows: Iterable[JobRow], tiers: Mapping[str, int]) -> list[JobRow]:
-    """Rows in the order of `squeue --priority --sort=-p,i`: by tier of the partition, priority, id.
+    """Return the rows in the order of `squeue --priority --sort=-p,i`: by tier of the partition, priority, id.
 
     A waiting job has its place by the best of its partitions. Slurm keeps a priority for each of these where partitions
     have priorities of their own; pyslurm shows one.
@@ -267,7 +267,7 @@ def in_order(rows: Iterable[JobRow], tiers: Mapping[str, int]) -> list[JobRow]:
 
 
 def _place(row: JobRow) -> tuple[int, int]:
-    """Tasks of an array that are records of their own come before the rest of it."""
+    """Return a row's sort key: tasks of an array that are records of their own come before the rest of it."""
     if row.array_job is None or row.array_task is None:
         return row.job_id, _NO_TASK
     return row.array_job, int(row.array_task) if row.array_task.isdigit() else _NO_TASK
@@ -317,7 +317,7 @@ def _row(job: Mapping[str, Any], users: Mapping[str, str], gres: str, now: float
 
 
 def _task(job: Mapping[str, Any]) -> tuple[str | None, int | None]:
-    """The task, or the tasks not yet started with their throttle, as squeue writes them."""
+    """Return the task, or the tasks not yet started with their throttle, as squeue writes them."""
     if job["array_tasks_waiting"]:
         throttle = job["array_tasks_parallel"] or None
         return job["array_tasks_waiting"] + (f"%{throttle}" if throttle else ""), throttle

@@ -61,7 +61,7 @@ ENDED = frozenset(
 )
 
 
-class Answers:
+class WorkerMethods:
     """What can be asked, by name."""
 
     def __init__(self, pyslurm: Any) -> None:
@@ -69,13 +69,13 @@ class Answers:
         self._users: dict[int, str] = {}
 
     def hello(self) -> dict[str, Any]:
-        """pyslurm's release, and what rows need that it does not have; asks slurmctld something too."""
+        """Return pyslurm's release and the fields that it lacks, after one request to slurmctld."""
         lacking = [name for name in JOB if not hasattr(self._pyslurm.Job, name)]
         self._pyslurm.Partitions.load()
         return {"version": self._pyslurm.__version__, "lacking": lacking}
 
     def jobs(self) -> dict[str, Any]:
-        """Every job that waits or holds something, the tiers of partitions, names of users."""
+        """Return every job that waits or holds something, the tiers of partitions, names of users."""
         rows = []
         for job in self._pyslurm.Jobs.load().values():
             if job.state not in ENDED:
@@ -86,27 +86,27 @@ class Answers:
         return {"jobs": rows, "tiers": self._tiers(), "users": {str(uid): name for uid, name in self._users.items()}}
 
     def default_partition(self) -> str:
-        """Its name, or nothing."""
+        """Return the default partition's name, or an empty string."""
         return next((str(p.name) for p in self._pyslurm.Partitions.load().values() if p.is_default), "")
 
     def diag(self) -> dict[str, dict[str, tuple[int, int]]]:
-        """Counts and microseconds of remote procedure calls."""
+        """Return the counts and microseconds of remote procedure calls."""
         found = self._pyslurm.slurmctld.diag()
         return {
-            "types": {name: (each.count, each.time) for name, each in found.rpcs_by_type.items()},
-            "users": {name: (each.count, each.time) for name, each in found.rpcs_by_user.items()},
+            "types": {name: (counter.count, counter.time) for name, counter in found.rpcs_by_type.items()},
+            "users": {name: (counter.count, counter.time) for name, counter in found.rpcs_by_user.items()},
         }
 
     def slurm_said(self, error: Exception) -> bool:
-        """Whether the error is Slurm's."""
+        """Return whether the error is Slurm's."""
         return isinstance(error, self._pyslurm.PyslurmError)
 
     def _tiers(self) -> dict[str, int]:
         return {p.name: p.priority_tier or 0 for p in self._pyslurm.Partitions.load().values()}
 
 
-def answer(answers: Answers, line: str) -> dict[str, Any]:
-    """The answer to one line, or the error and whether Slurm is the one who says so (or pyslurm failed by itself)."""
+def answer(answers: WorkerMethods, line: str) -> dict[str, Any]:
+    """Answer one line, or return the error and whether it is Slurm's (or pyslurm's own)."""
     try:
         ask: Callable[[], Any] = getattr(answers, json.loads(line)["ask"])
         return {"ok": ask()}
@@ -120,7 +120,7 @@ def main() -> None:
     os.dup2(2, 1)  # pyslurm prints what it does not know
     import pyslurm  # here: it may end the process
 
-    answers = Answers(pyslurm)
+    answers = WorkerMethods(pyslurm)
     for line in sys.stdin:
         output.write(json.dumps(answer(answers, line)) + "\n")
         output.flush()

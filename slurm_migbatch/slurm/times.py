@@ -37,7 +37,7 @@ class TimeFormError(ValueError):
 
 
 def parse_time(text: str, now: float | None = None) -> float:
-    """The moment that `text` means, in unix seconds.
+    """Parse a time into unix seconds.
 
     Args:
         text: one of TIME_FORMS.
@@ -78,7 +78,7 @@ def parse_time(text: str, now: float | None = None) -> float:
 
 
 def _piece(text: str, today: datetime) -> tuple[tuple[int, int, int] | None, tuple[int, int, int] | None, int]:
-    """(date, clock, length) of the date or clock time that `text` begins with; length 0 where there is none."""
+    """Return (date, clock, length) of the date or clock time that `text` begins with; length 0 where there is none."""
     if match := _WORD.match(text):
         word = match[1].lower()
         if word in _CLOCK_WORDS:
@@ -103,7 +103,7 @@ def _piece(text: str, today: datetime) -> tuple[tuple[int, int, int] | None, tup
 
 
 def parse_duration(text: str) -> float | None:
-    """Seconds that `text` means: `[D-]HH:MM:SS`, `MM:SS`, minutes, `D-HH`, `D-HH:MM`; None for UNLIMITED.
+    """Return the seconds that `text` means: `[D-]HH:MM:SS`, `MM:SS`, minutes, `D-HH`, `D-HH:MM`; None for UNLIMITED.
 
     Raises:
         TimeFormError: the text is none of these.
@@ -125,7 +125,7 @@ def parse_duration(text: str) -> float | None:
 
 
 def format_duration(seconds: float | None) -> str:
-    """`[D-]HH:MM:SS`, whole seconds; "UNLIMITED" for None and "INVALID" for a negative duration, as Slurm."""
+    """Format `[D-]HH:MM:SS`, whole seconds; "UNLIMITED" for None, "INVALID" for a negative duration, as Slurm."""
     if seconds is None:
         return "UNLIMITED"
     whole = int(seconds)
@@ -140,7 +140,7 @@ def format_duration(seconds: float | None) -> str:
 
 
 def time_formatter(style: str | None, now: float | None = None) -> Callable[[float | None], str]:
-    """How to write moments under SLURM_TIME_FORMAT=`style`: "standard" (also None and ""), "relative" or strftime's.
+    """Return the function that formats times under SLURM_TIME_FORMAT=`style`: "standard", "relative" or strftime's.
 
     A style without "%" is no strftime format; moments are then written as in "standard". None and 0 are "Unknown".
     """

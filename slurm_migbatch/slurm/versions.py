@@ -39,7 +39,7 @@ Release = tuple[int, int, int]
 
 
 def parse_release(text: str) -> Release:
-    """The release in the output of `squeue --version`, such as `slurm-wlm 24.11.5`; raises SlurmError."""
+    """Return the release in the output of `squeue --version`, such as `slurm-wlm 24.11.5`; raises SlurmError."""
     match = _VERSION.search(text)
     if match is None:
         raise SlurmError(f"squeue --version answered {text.strip()[:80]!r}, which names no Slurm release")
@@ -47,7 +47,7 @@ def parse_release(text: str) -> Release:
 
 
 def parse_version(text: str) -> tuple[int, int]:
-    """As `parse_release`, without the patch; raises SlurmError for a release that is not supported too."""
+    """Parse the version without the patch; raises SlurmError for an unsupported release, too."""
     version = parse_release(text)[:2]
     if version < OLDEST:
         raise SlurmError(f"Slurm {version[0]}.{version[1]:02d} is too old: 22.05 or later is needed")

@@ -13,7 +13,7 @@ _MAX_DEPTH = 16
 
 
 def text(value: Any, length: int) -> str | None:
-    """`value` as text of at most `length` characters; None for None, nothing and what is no scalar."""
+    """Return `value` as text of at most `length` characters; None for None, nothing and what is no scalar."""
     if value is None or isinstance(value, (dict, list, tuple, set)):
         return None
     made = str(value)[: length + 64].replace("\0", "").encode("utf-8", "replace").decode("utf-8")
@@ -21,7 +21,7 @@ def text(value: Any, length: int) -> str | None:
 
 
 def whole(value: Any, low: int = 0, high: int = MAX_INTEGER) -> int | None:
-    """`value` where it is a whole number (or digits) from low to high, else None."""
+    """Return `value` where it is a whole number (or digits) from low to high, else None."""
     if isinstance(value, bool):
         return None
     if isinstance(value, float) and value.is_integer():
@@ -32,12 +32,12 @@ def whole(value: Any, low: int = 0, high: int = MAX_INTEGER) -> int | None:
 
 
 def small(value: Any) -> int | None:
-    """A whole number that fits 32 bits, or None."""
+    """Return a whole number that fits 32 bits, or None."""
     return whole(value, 0, 2**31 - 1)
 
 
 def real(value: Any) -> float | None:
-    """`value` where it is a finite number, else None."""
+    """Return `value` where it is a finite number, else None."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -48,18 +48,18 @@ def real(value: Any) -> float | None:
 
 
 def moment(value: Any) -> float | None:
-    """Unix seconds where `value` is a time after 1970 and before the year 9999, else None."""
+    """Return the unix seconds where `value` is a time after 1970 and before the year 9999, else None."""
     number = real(value)
     return number if number is not None and 0 < number < 253402300800 else None
 
 
 def truth(value: Any) -> bool | None:
-    """True or False where `value` is one of them, else None."""
+    """Return the true or False where `value` is one of them, else None."""
     return value if isinstance(value, bool) else None
 
 
 def document(value: Any) -> Any:
-    """`value` as JSON that every database takes; too large a one becomes {"oversize_bytes": n}."""
+    """Return `value` as JSON that every database takes; too large a one becomes {"oversize_bytes": n}."""
     made = _plain(value, 0)
     size = len(json.dumps(made))
     return made if size <= MAX_PAYLOAD_BYTES else {"oversize_bytes": size}

@@ -20,7 +20,7 @@ from slurm_migbatch.store.history import HISTORY
 from slurm_migbatch.store.migrations import migrate, pending
 from slurm_migbatch.store.numbering import number
 from slurm_migbatch.store.queries import LeaseRow, RunFilter, RunRow
-from slurm_migbatch.store.receipt import NOTHING, Claim, Receipt
+from slurm_migbatch.store.receipt import NOTHING, NodeReceipt, Receipt
 
 if TYPE_CHECKING:
     from slurm_migbatch.profiling.measurement import Measurement
@@ -95,7 +95,7 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """A connection in one consistent, read-only view of the data."""
+        """Open a connection with one consistent, read-only view of the data."""
         with self._reading.connect() as connection, connection.begin():
             yield connection
 
@@ -129,7 +129,7 @@ class Store:
         journal: str,
         boot_id: str,
         events: Sequence[Mapping[str, Any]],
-        claim: Claim = NOTHING,
+        claim: NodeReceipt = NOTHING,
     ) -> Receipt:
         """Keep a node's events and draw their consequences, each once, however often and in whatever order they come.
 
@@ -186,35 +186,35 @@ class Store:
     def loans(
         self, jobs: Collection[int] = (), *, active: bool = False, since: float | None = None
     ) -> list[dict[str, Any]]:
-        """Loans by their decision: of these jobs (() for all), those that go on, those that still did at `since`."""
+        """Return loans by their decision: of these jobs (() for all), active ones, those still active at `since`."""
         from slurm_migbatch.store.loans import loans
 
         with self.reading() as connection:
             return loans(connection, jobs, active=active, since=since)
 
     def actions(self, jobs: Collection[int] = (), limit: int = 1000) -> list[dict[str, Any]]:
-        """The newest things that were done to jobs, the oldest of them first."""
+        """Return the newest actions on jobs, the oldest of them first."""
         from slurm_migbatch.store.loans import actions
 
         with self.reading() as connection:
             return actions(connection, jobs, limit)
 
     def uses(self, since: float) -> list[Use]:
-        """Slices that jobs other than loans held at that moment or later, by their beginning."""
+        """Return the slices that jobs other than loans held at that moment or later, by their beginning."""
         from slurm_migbatch.store.loans import uses
 
         with self.reading() as connection:
             return uses(connection, since)
 
     def freed(self, since: float) -> dict[str, float]:
-        """When a job other than a loan last gave a slice back on each GPU, by UUID, from that moment on."""
+        """Return when a job other than a loan last gave a slice back on each GPU, by UUID, from that moment on."""
         from slurm_migbatch.store.loans import freed
 
         with self.reading() as connection:
             return freed(connection, since)
 
     def job_progress(self, jobs: Collection[int]) -> list[RunProgress]:
-        """Runs of these jobs by their latest reports, each job's in their order."""
+        """Return the runs of these jobs by their latest reports, each job's in their order."""
         from slurm_migbatch.store.progress import reports
 
         with self.reading() as connection:
@@ -235,7 +235,7 @@ class Store:
         return self._write(lambda session: record_measured(session, job, restart, figures, by))
 
     def lessons(self, since: int = 0, limit: int = 10_000) -> list[Lesson]:
-        """Runs that ended, in the order in which they became fit to learn from, with what was asked and predicted.
+        """Return ended runs in the order in which they became usable for learning, with request and prediction.
 
         A run about which something becomes known later (its last report, Slurm's word on how it ended) comes once more
         under a higher number.
@@ -260,28 +260,28 @@ class Store:
         return self._write(lambda session: add_measurements(session, found, time.time()))
 
     def measurements(self, model: str | None = None, kind: str | None = None) -> list[Measurement]:
-        """Measured points of a model (its exact name) and kind ("infer" or "train"), or of all."""
+        """Return the measured points of a model (its exact name) and kind ("infer" or "train"), or of all."""
         from slurm_migbatch.store.measurements import measurements
 
         with self.reading() as connection:
             return measurements(connection, model, kind)
 
     def inventory(self) -> dict[str, list[dict[str, Any]]]:
-        """The GPUs of every node as last described, by node, in the order of their index."""
+        """Return the GPUs of every node as last described, by node, in the order of their index."""
         with self.reading() as connection:
             return queries.inventory(connection)
 
     def leases(self, active: bool = True) -> list[LeaseRow]:
-        """The slices held now, or with active=False all that ever were."""
+        """Return the slices held now, or with active=False all that ever were."""
         with self.reading() as connection:
             return queries.leases(connection, active=active)
 
     def runs(self, wanted: RunFilter | None = None) -> list[RunRow]:
-        """Runs with their slices, by job id."""
+        """Return the runs with their slices, by job id."""
         with self.reading() as connection:
             return queries.runs(connection, wanted or RunFilter())
 
     def decision(self, id: str) -> dict[str, Any] | None:
-        """One decision in full, or None."""
+        """Return one decision in full, or None."""
         with self.reading() as connection:
             return queries.decision(connection, id)

@@ -25,7 +25,7 @@ _EXTRAS = {"mysql": "mysql", "mariadb": "mysql", "postgresql": "postgres"}
 
 
 def make_engine(text: str, *, readonly: bool) -> Engine:
-    """An engine for `text`, an SQLAlchemy URL. For SQLite the file is made, or for reading must exist.
+    """Return an engine for `text`, an SQLAlchemy URL. For SQLite the file is made, or for reading must exist.
 
     Raises:
         StoreError: the URL means nothing, its driver is not installed, or the file cannot be used.
@@ -98,7 +98,7 @@ def _pool() -> Any:
 
 
 def _begin(connection: Connection) -> None:
-    """Writers take the write lock at once, so that none fails half-way for having read before it wrote."""
+    """Begin with the write lock taken, so that no writer fails half-way for having read before it wrote."""
     reading = connection.get_execution_options().get(READ_OPTION)
     connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
 
@@ -148,7 +148,7 @@ def _use_wal(connect: Any, path: Path) -> None:
 
 
 def _readable_mode(path: Path) -> str:
-    """The URI parameters with which this user can read `path` now.
+    """Return the URI parameters with which this user can read `path` now.
 
     A reader who may not write the directory cannot make the -shm file that WAL needs. It exists while migbatchd runs;
     where it is stopped, and has folded its log into the file, the file is complete and nobody writes it.

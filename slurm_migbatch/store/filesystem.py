@@ -44,7 +44,7 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 def filesystem_type(path: Path, mountinfo: str | None = None) -> str:
-    """The type of the filesystem that holds `path` (or its nearest existing parent), such as "ext4" or "nfs4".
+    """Return the type of the filesystem that holds `path` (or its nearest existing parent), such as "ext4" or "nfs4".
 
     Args:
         path: need not exist.
@@ -74,5 +74,5 @@ def filesystem_type(path: Path, mountinfo: str | None = None) -> str:
 
 
 def is_network(kind: str) -> bool:
-    """Whether several hosts may share a filesystem of this type. User-space ones count as such unless known."""
+    """Return whether several hosts may share a filesystem of this type. User-space ones count as such unless known."""
     return kind in NETWORK_TYPES or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE) or kind == "fuse"

@@ -165,15 +165,15 @@ def _measurements(connection: Connection) -> None:
 
 
 def _achieved(connection: Connection) -> None:
-    there = {column["name"] for column in inspect(connection).get_columns("runs")}
+    existing = {column["name"] for column in inspect(connection).get_columns("runs")}
     columns = (Column("measured_items", Double), Column("measured_facts", JSON), Column("lesson", BigInteger))
     runs = Table("runs", MetaData(), Column("id", _BIG, primary_key=True), *columns)
     for column in columns:
-        if column.name not in there:
-            told = CreateColumn(column).compile(dialect=connection.dialect)
-            connection.execute(text(f"ALTER TABLE runs ADD COLUMN {told}"))
+        if column.name not in existing:
+            definition = CreateColumn(column).compile(dialect=connection.dialect)
+            connection.execute(text(f"ALTER TABLE runs ADD COLUMN {definition}"))
     Index("ix_runs_lesson", runs.c.lesson).create(connection, checkfirst=True)
-    if "lesson" not in there:
+    if "lesson" not in existing:
         connection.execute(
             text("UPDATE runs SET lesson = id WHERE started IS NOT NULL AND ended IS NOT NULL AND slice_count > 0")
         )
@@ -217,8 +217,8 @@ def _loans(connection: Connection) -> None:
 
 
 def _identity(connection: Connection) -> None:
-    there = {column["name"] for column in inspect(connection).get_columns("nodes")}
-    if "told" not in there:
+    existing = {column["name"] for column in inspect(connection).get_columns("nodes")}
+    if "told" not in existing:
         connection.execute(text("ALTER TABLE nodes ADD COLUMN told BIGINT"))
     meta = MetaData()
     table = Table(

@@ -29,8 +29,8 @@ from slurm_migbatch.store.lifecycle import (
     start_run,
     stop_run,
 )
-from slurm_migbatch.store.models import Gpu, Identity, Journal, Lease, Node, NodeEvent, Run
-from slurm_migbatch.store.receipt import Claim, Receipt
+from slurm_migbatch.store.models import DatabaseIdentity, Gpu, Lease, Node, NodeEvent, NodeJournal, Run
+from slurm_migbatch.store.receipt import NodeReceipt, Receipt
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def ingest(
     boot_id: str,
     events: Sequence[Mapping[str, Any]],
     now: float,
-    claim: Claim,
+    claim: NodeReceipt,
 ) -> Receipt:
     """See `Store.ingest`."""
     name, id = clean.text(node, 255), clean.text(journal_id, 64)
@@ -59,15 +59,15 @@ def ingest(
         session.add(machine)
         session.flush()
     machine.seen = now
-    journal = session.get(Journal, (name, id))
+    journal = session.get(NodeJournal, (name, id))
     fresh = _fresh(events, now)
     if journal is None:
-        journal = Journal(node=name, journal=id, contiguous=0)
+        journal = NodeJournal(node=name, journal=id, contiguous=0)
         session.add(journal)
         _supersede(session, machine, min((row["ts"] for row in fresh.values()), default=now))
         machine.journal, machine.told = id, None
         session.flush()
-    database = session.scalars(select(Identity.id)).one()
+    database = session.scalars(select(DatabaseIdentity.id)).one()
     if claim.database != database or claim.acked > journal.contiguous or machine.journal != id:
         if machine.told is not None:
             log.warning("%s: what it told is not all here (another or an older database); it tells it again", name)
@@ -95,7 +95,7 @@ def ingest(
 
 
 def _fresh(events: Sequence[Mapping[str, Any]], now: float) -> dict[int, dict[str, Any]]:
-    """The rows to keep, by number. What has no number cannot be told apart from its repetition and is not kept."""
+    """Return the rows to keep, by number; without one a row cannot be told from its repetition and is dropped."""
     rows: dict[int, dict[str, Any]] = {}
     for event in events:
         seq = clean.whole(event.get("seq"), 1) if isinstance(event, Mapping) else None
@@ -122,8 +122,8 @@ def _known(session: Session, node: str, journal: str, seqs: list[int]) -> set[in
     return known
 
 
-def _reach(session: Session, journal: Journal) -> int:
-    """The highest number up to which all events from `journal.contiguous` on are stored."""
+def _reach(session: Session, journal: NodeJournal) -> int:
+    """Return the highest number up to which all events from `journal.contiguous` on are stored."""
     mine = (NodeEvent.node == journal.node, NodeEvent.journal == journal.journal)
     above = select(NodeEvent.seq).where(*mine, NodeEvent.seq > journal.contiguous).order_by(NodeEvent.seq)
     count, highest = session.execute(
@@ -139,7 +139,7 @@ def _reach(session: Session, journal: Journal) -> int:
     return reached
 
 
-def _stored_between(session: Session, journal: Journal, low: int, high: int) -> list[int]:
+def _stored_between(session: Session, journal: NodeJournal, low: int, high: int) -> list[int]:
     if high <= low:
         return []
     return list(
@@ -153,8 +153,10 @@ def _stored_between(session: Session, journal: Journal, low: int, high: int) -> 
 
 
 def _supersede(session: Session, machine: Node, moment: float) -> None:
-    """A journal that was not known takes the place of the others: what they held nobody will ever release."""
-    for other in session.scalars(select(Journal).where(Journal.node == machine.node, Journal.superseded.is_(None))):
+    """Replace a node's other journals by a new one: nobody will release what they held."""
+    for other in session.scalars(
+        select(NodeJournal).where(NodeJournal.node == machine.node, NodeJournal.superseded.is_(None))
+    ):
         if other.journal == machine.journal:
             other.superseded = moment
             log.warning("%s has lost its journal %s; the slices it held count as lost", machine.node, other.journal)
@@ -170,7 +172,7 @@ def _supersede(session: Session, machine: Node, moment: float) -> None:
             )
 
 
-def _apply(session: Session, machine: Node, journal: Journal, seqs: Sequence[int]) -> None:
+def _apply(session: Session, machine: Node, journal: NodeJournal, seqs: Sequence[int]) -> None:
     for start in range(0, len(seqs), _CHUNK):
         rows = session.execute(
             select(NodeEvent.seq, NodeEvent.ts, NodeEvent.kind, NodeEvent.payload)
@@ -190,7 +192,7 @@ def _apply(session: Session, machine: Node, journal: Journal, seqs: Sequence[int
                 log.warning("%s: event %d (%s) cannot be used: %s", machine.node, seq, kind, error)
 
 
-def _boot(session: Session, machine: Node, journal: Journal, ts: float, event: dict[str, Any]) -> None:
+def _boot(session: Session, machine: Node, journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
     boot = clean.text(event.get("boot_id"), 64)
     if boot is None or boot == machine.boot_id or journal.superseded is not None:
         return
@@ -201,8 +203,8 @@ def _boot(session: Session, machine: Node, journal: Journal, ts: float, event: d
     machine.boot_id, machine.booted = boot, ts
 
 
-def _ended_by_boot(session: Session, journal: Journal, seq: int) -> Iterator[tuple[int, int]]:
-    """The runs whose ends a node tells, without exit codes, right before a boot: what its journal held when it died."""
+def _ended_by_boot(session: Session, journal: NodeJournal, seq: int) -> Iterator[tuple[int, int]]:
+    """Yield the runs that a node ends without exit codes right before a boot: what its journal held then."""
     earlier = (
         select(NodeEvent.kind, NodeEvent.payload)
         .where(NodeEvent.node == journal.node, NodeEvent.journal == journal.journal, NodeEvent.seq < seq)
@@ -216,7 +218,7 @@ def _ended_by_boot(session: Session, journal: Journal, seq: int) -> Iterator[tup
             yield _identity(payload)
 
 
-def _inventory(session: Session, machine: Node, _journal: Journal, ts: float, event: dict[str, Any]) -> None:
+def _inventory(session: Session, machine: Node, _journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
     known = {gpu.uuid: gpu for gpu in session.scalars(select(Gpu).where(Gpu.node == machine.node))}
     if any(gpu.seen > ts for gpu in known.values()):
         return
@@ -247,19 +249,21 @@ def _describe(session: Session, machine: Node, known: dict[str, Gpu], ts: float,
         lease.gpu_index = known[lease.gpu].gpu_index if lease.gpu in known else None
 
 
-def _state(session: Session, machine: Node, journal: Journal, ts: float, event: dict[str, Any]) -> None:
-    """All that the node holds, at once: what is recorded otherwise has ended unheard of, or is not recorded yet."""
+def _state(session: Session, machine: Node, journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
+    """Ingest all that the node holds: recorded leases that it lacks have ended unreported; new ones are recorded."""
     if machine.journal != journal.journal:
         _supersede(session, machine, ts)
         machine.journal, journal.superseded = journal.journal, None
     known = {gpu.uuid: gpu for gpu in session.scalars(select(Gpu).where(Gpu.node == machine.node))}
     _describe(session, machine, known, ts, event)
-    told = [(*_identity(facts), facts, _slices(facts)) for facts in event["runs"]]
-    held = {(job, restart, piece.gpu, piece.start) for job, restart, _, slices in told for piece in slices}
+    reported = [(*_identity(facts), facts, _slices(facts)) for facts in event["runs"]]
+    held = {
+        (job, restart, mig_slice.gpu, mig_slice.start) for job, restart, _, slices in reported for mig_slice in slices
+    }
     open_ones = session.scalars(select(Lease).where(Lease.node == machine.node, Lease.until.is_(None))).all()
-    gone = [lease for lease in open_ones if (lease.job_id, lease.restart, lease.gpu, lease.slot_start) not in held]
-    end_leases(session, gone, ts)
-    for job, restart, facts, slices in sorted(told, key=lambda row: _beside(row[2]) is not None):
+    ended = [lease for lease in open_ones if (lease.job_id, lease.restart, lease.gpu, lease.slot_start) not in held]
+    end_leases(session, ended, ts)
+    for job, restart, facts, slices in sorted(reported, key=lambda row: _beside(row[2]) is not None):
         since = clean.moment(facts.get("since")) or ts
         run = run_of(session, job, restart, since, starts=True)
         _who(session, run, facts)
@@ -275,7 +279,7 @@ def _who(session: Session, run: Run, event: dict[str, Any]) -> None:
     link(session, run, clean.text(event.get("decision"), 16))
 
 
-def _start(session: Session, machine: Node, journal: Journal, ts: float, event: dict[str, Any]) -> None:
+def _start(session: Session, machine: Node, journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
     job, restart = _identity(event)
     run = run_of(session, job, restart, ts, starts=True)
     _who(session, run, event)
@@ -289,7 +293,7 @@ def _start(session: Session, machine: Node, journal: Journal, ts: float, event: 
     start_run(session, run, machine.node, journal.journal, ts, _slices(event), lost_at, _beside(event))
 
 
-def _stop(session: Session, machine: Node, journal: Journal, ts: float, event: dict[str, Any]) -> None:
+def _stop(session: Session, machine: Node, journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
     job, restart = _identity(event)
     run = run_of(session, job, restart, ts, starts=False)
     code = clean.whole(event.get("exit_code"), 0, 255)
@@ -299,7 +303,7 @@ def _stop(session: Session, machine: Node, journal: Journal, ts: float, event: d
     stop_run(session, run, machine.node, journal.journal, ts, _slices(event), code)
 
 
-def _progress(session: Session, machine: Node, _journal: Journal, ts: float, event: dict[str, Any]) -> None:
+def _progress(session: Session, machine: Node, _journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
     run = measured.known_run(session, *_identity(event))
     if run is None:
         raise ValueError(f"job {event['job']} has no run {event.get('restart')}")
@@ -309,7 +313,7 @@ def _progress(session: Session, machine: Node, _journal: Journal, ts: float, eve
     measured.keep_report(run, machine.node, ts, event)
 
 
-def _misfit(session: Session, machine: Node, _journal: Journal, ts: float, event: dict[str, Any]) -> None:
+def _misfit(session: Session, machine: Node, _journal: NodeJournal, ts: float, event: dict[str, Any]) -> None:
     job, restart = _identity(event)
     run = run_of(session, job, restart, ts, starts=True)
     run.reason = clean.text(f"misfit on {machine.node}: {event.get('reason') or event.get('grant') or '?'}", 512)
@@ -325,11 +329,11 @@ def _identity(event: dict[str, Any]) -> tuple[int, int]:
 
 
 def _beside(event: dict[str, Any]) -> tuple[int, int] | None:
-    """The run with which a guest shares its slice."""
-    told = event.get("beside")
-    if not isinstance(told, list) or len(told) != 2:
+    """Return the run with which a guest shares its slice."""
+    host = event.get("beside")
+    if not isinstance(host, list) or len(host) != 2:
         return None
-    job, restart = clean.whole(told[0], 1), clean.small(told[1])
+    job, restart = clean.whole(host[0], 1), clean.small(host[1])
     return None if job is None or restart is None else (job, restart)
 
 

@@ -91,7 +91,7 @@ def lessons(connection: Connection, since: int, limit: int) -> list[Lesson]:
 
 
 def _held(connection: Connection, runs: Sequence[int]) -> dict[int, list[Any]]:
-    """Node, profile and GPU model of every slice, by run."""
+    """Return the node, profile and GPU model of every slice, by run."""
     found: dict[int, list[Any]] = {}
     for start in range(0, len(runs), _AT_ONCE):
         statement = (
@@ -106,11 +106,11 @@ def _held(connection: Connection, runs: Sequence[int]) -> dict[int, list[Any]]:
 
 
 def _lesson(row: Any, slices: Sequence[Any]) -> Lesson:
-    hints, facts, told = _object(row.hints), _object(row.facts), _object(row.measured_facts)
-    alone = told.get("shared") is not True
-    by = _object(told.get("by")) if alone else {}
+    hints, facts, measured = _object(row.hints), _object(row.facts), _object(row.measured_facts)
+    alone = measured.get("shared") is not True
+    by = _object(measured.get("by")) if alone else {}
     model = clean.text(hints.get("model"), 128)
-    counts = [sum(piece.node == node for piece in slices) for node in {piece.node for piece in slices}]
+    counts = [sum(mig_slice.node == node for mig_slice in slices) for node in {mig_slice.node for mig_slice in slices}]
     return Lesson(
         number=row.lesson,
         run=row.id,
@@ -124,20 +124,20 @@ def _lesson(row: Any, slices: Sequence[Any]) -> Lesson:
         decision=row.decision,
         model=model,
         role=clean.text(hints.get("role"), 16) or ("infer" if model else None),
-        batch=clean.whole(told.get("batch"), 1) or clean.whole(hints.get("batch"), 1),
+        batch=clean.whole(measured.get("batch"), 1) or clean.whole(hints.get("batch"), 1),
         input=clean.whole(hints.get("input"), 1),
         unit=clean.text(hints.get("input_unit"), 8) or "",
         items_hint=clean.whole(hints.get("items"), 1),
-        profile=_only(piece.profile for piece in slices),
-        gpu=_only(piece.name for piece in slices),
+        profile=_only(mig_slice.profile for mig_slice in slices),
+        gpu=_only(mig_slice.name for mig_slice in slices),
         slices=len(slices),
         slices_per_node=_only(counts),
         nodes=len(counts),
-        tasks=clean.whole(told.get("tasks"), 1),
+        tasks=clean.whole(measured.get("tasks"), 1),
         elapsed_s=max(0.0, row.ended - row.started),
         throughput_per_s=row.measured_throughput_per_s if alone else None,
         latency_s=_seconds(row.measured_latency_ms) if alone else None,
-        latency_p99_s=_seconds(clean.real(told.get("p99_ms"))) if alone else None,
+        latency_p99_s=_seconds(clean.real(measured.get("p99_ms"))) if alone else None,
         memory_mib=row.measured_memory_mib if alone else None,
         items=row.measured_items,
         reported_by=_whose(by, "throughput_per_s", "items", "latency_ms"),
@@ -155,7 +155,7 @@ def _object(value: Any) -> Mapping[str, Any]:
 
 
 def _only(values: Any) -> Any:
-    """The value that all have; None where they differ or there are none."""
+    """Return the value that all have; None where they differ or there are none."""
     found = set(values)
     return found.pop() if len(found) == 1 else None
 

@@ -54,7 +54,7 @@ class SliceFacts:
 def run_of(
     session: Session, job: int, restart: int, moment: float, *, starts: bool, known: list[Run] | None = None
 ) -> Run:
-    """The run (job, restart), made where it is not known yet.
+    """Return the run (job, restart), made where it is not known yet.
 
     Slurm may begin its job ids anew (lost state, wrapped counter). A run that had started and ended before `moment`
     cannot start once more under the same restart count: with `starts` that is a new job of the same number.
@@ -103,7 +103,7 @@ def _has_ended(run: Run, moment: float) -> bool:
 
 
 def _is_past(newest: Run | None, moment: float) -> bool:
-    """Whether a job's newest run lies before `moment`, so that what began then is not a part of that job.
+    """Return whether a job's newest run lies before `moment`, so that what began then is not a part of that job.
 
     A node may tell of an earlier run after Slurm has told of the next one. That one may still wait, from the moment
     at which Slurm took the job back; so it lies in the past if it waited then for longer than clocks differ.
@@ -115,7 +115,7 @@ def _is_past(newest: Run | None, moment: float) -> bool:
 
 
 def _requeued(run: Run, moment: float) -> None:
-    """An earlier run of a job that runs again: however its script ended, Slurm took the job back."""
+    """Mark an earlier run of a job that runs again as requeued, however its script ended."""
     if run.state_from != "slurm" or run.state not in FINAL_STATES:
         run.state, run.state_from = "REQUEUED", "node"
         run.ended = moment if run.ended is None else run.ended
@@ -131,7 +131,7 @@ def start_run(
     lost_at: float | None = None,
     beside: tuple[int, int] | None = None,
 ) -> None:
-    """`run` has got `slices` on `node`. With `lost_at` they are known to have been lost since.
+    """Record that `run` has got `slices` on `node`; with `lost_at` they were lost since.
 
     `beside` is the run (job, restart) that it shares them with: both have them until one of the two ends.
     """
@@ -220,7 +220,7 @@ def stop_run(
     slices: Sequence[SliceFacts],
     exit_code: int | None,
 ) -> None:
-    """`run` has given back what it had on `node`; over once no node holds anything for it."""
+    """Record that `run` has released what it had on `node`; it ends once no node holds anything for it."""
     session.flush()
     leases = session.scalars(select(Lease).where(Lease.run_id == run.id, Lease.node == node)).all()
     for lease in leases:
@@ -237,7 +237,7 @@ def stop_run(
 
 
 def lose_leases(session: Session, leases: Iterable[Lease], moment: float, *, ends_runs: bool) -> None:
-    """These leases are gone without a word from the node. With `ends_runs` (a reboot) so are their runs."""
+    """End leases that the node did not report as released; with `ends_runs` (a reboot) their runs, too."""
     runs = set()
     for lease in leases:
         _close(lease, moment, "lost")
@@ -248,14 +248,14 @@ def lose_leases(session: Session, leases: Iterable[Lease], moment: float, *, end
 
 
 def end_leases(session: Session, leases: Iterable[Lease], moment: float) -> None:
-    """These leases ended while nothing that the node said was recorded, and so did runs that hold nothing else."""
+    """End leases whose end was not recorded, and runs that hold nothing else."""
     for lease in leases:
         _close(lease, moment, "lost")
         finish_if_free(session, lease.run_id, moment, None)
 
 
 def lose_run(session: Session, run: Run, node: str) -> None:
-    """A run whose end the node could only conclude from its own reboot."""
+    """End a run whose end the node could only conclude from its own reboot."""
     if run.state == "UNKNOWN" and run.state_from == "node":
         run.state = "NODE_FAIL"
     for lease in session.scalars(select(Lease).where(Lease.run_id == run.id, Lease.node == node)):
@@ -288,7 +288,7 @@ def finish_if_free(
 
 
 def _end_state(run: Run, moment: float) -> str:
-    """The likeliest of Slurm's end states; Slurm tells an Epilog neither of a cancellation nor of a time limit."""
+    """Guess Slurm's end state, since an Epilog learns neither of a cancellation nor of a time limit."""
     if run.time_limit_s and run.started is not None and moment - run.started >= run.time_limit_s - _LIMIT_SLACK_S:
         return "TIMEOUT"
     if run.exit_code is None:

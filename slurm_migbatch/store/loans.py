@@ -70,7 +70,7 @@ def _save(session: Session, loans: Sequence[Mapping[str, Any]]) -> None:
 def loans(
     connection: Connection, jobs: Collection[int] = (), *, active: bool = False, since: float | None = None
 ) -> list[dict[str, Any]]:
-    """Loans in the order of their decisions.
+    """Return the loans in the order of their decisions.
 
     Args:
         jobs: of these only; () for all.
@@ -88,7 +88,7 @@ def loans(
 
 
 def actions(connection: Connection, jobs: Collection[int] = (), limit: int = 1000) -> list[dict[str, Any]]:
-    """The newest actions, the oldest of them first; of these jobs only, () for all."""
+    """Return the newest actions, the oldest of them first; of these jobs only, () for all."""
     statement = select(*_ACTION).order_by(Action.id.desc()).limit(limit)
     if jobs:
         statement = statement.where(Action.job_id.in_(jobs))
@@ -96,7 +96,10 @@ def actions(connection: Connection, jobs: Collection[int] = (), limit: int = 100
 
 
 def uses(connection: Connection, since: float) -> list[Use]:
-    """Slices that jobs other than loans held at that moment or later, by their beginning; what a forecast knows."""
+    """Return the slices that jobs other than loans held at that moment or later, by their beginning.
+
+    What a forecast knows.
+    """
     lent = select(Loan.id).where(Loan.job_id == Lease.job_id, Loan.restart == Lease.restart).exists()
     statement = (
         select(Lease.profile, Lease.since, Lease.until)
@@ -107,7 +110,7 @@ def uses(connection: Connection, since: float) -> list[Use]:
 
 
 def freed(connection: Connection, since: float) -> dict[str, float]:
-    """When a job other than a loan last gave a slice back on each GPU (by UUID), where that was not before `since`."""
+    """Return when a job other than a loan last released a slice on each GPU (by UUID), not before `since`."""
     lent = select(Loan.id).where(Loan.job_id == Lease.job_id, Loan.restart == Lease.restart).exists()
     last = select(Lease.gpu, func.max(Lease.until)).where(Lease.until >= since, ~lent).group_by(Lease.gpu)
     return {gpu: float(until or 0) for gpu, until in connection.execute(last)}

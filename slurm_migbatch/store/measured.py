@@ -31,7 +31,7 @@ _MAX_DOUBTS = 8
 
 
 def known_run(session: Session, job: int, restart: int) -> Run | None:
-    """The newest run (job, restart)."""
+    """Return the newest run (job, restart)."""
     wanted = select(Run).where(Run.job_id == job, Run.restart == restart).order_by(Run.reuse.desc()).limit(1)
     return session.scalars(wanted).first()
 
@@ -115,7 +115,7 @@ def _facts(run: Run) -> dict[str, Any]:
 
 
 def _believed(run: Run, ts: float, event: Mapping[str, Any], doubts: list[str]) -> dict[str, Any]:
-    """The fields of a `progress` event that can be; what cannot is named in `doubts`."""
+    """Return the plausible fields of a `progress` event; the others are named in `doubts`."""
     found: dict[str, Any] = {
         "tasks": clean.whole(event.get("tasks"), 0, 1 << 20) or 0,
         "whole": event.get("whole") is True,
@@ -145,7 +145,7 @@ def _believed(run: Run, ts: float, event: Mapping[str, Any], doubts: list[str]) 
 
 
 def _together(reports: Collection[Mapping[str, Any]]) -> dict[str, Any]:
-    """The figures of a run from what its nodes told; those that speak for the whole job before those of tasks."""
+    """Return a run's figures from its nodes' reports; those for the whole job before those of tasks."""
     chosen = [report for report in reports if report.get("whole")] or list(reports)
     counting = [report for report in chosen if report.get("items")]
     rates = [report.get("throughput_per_s") for report in counting]
@@ -166,6 +166,6 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _room_mib(profile: str) -> float:
-    """More than a slice of this profile can hold, from its name; no limit where it has none."""
+    """Return a bound of the memory of a slice of this profile, by its name; infinite where the name has none."""
     named = re.search(r"\.(\d{1,5})gb", profile)
     return int(named[1]) * 1024 * 1.1 if named else math.inf

@@ -55,7 +55,7 @@ def add_measurements(session: Session, rows: Iterable[Measurement], now: float) 
 
 
 def measurements(connection: Connection, model: str | None, kind: str | None) -> list[Measurement]:
-    """The points of a model and kind, or of all, in the order in which they first came."""
+    """Return the points of a model and kind, or of all, in the order in which they first came."""
     statement = select(*_VALUES).order_by(MeasuredPoint.id)
     if model is not None:
         statement = statement.where(MeasuredPoint.model == model)
@@ -65,7 +65,7 @@ def measurements(connection: Connection, model: str | None, kind: str | None) ->
 
 
 def digest(row: Measurement) -> str:
-    """Which point the row is, as 64 hexadecimal digits. Stored: it must stay what it is."""
+    """Return the row's identity as 64 hexadecimal digits. It is stored, so it must never change."""
     return hashlib.sha256(json.dumps(row.point).encode()).hexdigest()
 
 

@@ -36,7 +36,7 @@ class Migration:
 
 
 def pending(connection: Connection, steps: Sequence[Migration]) -> list[str]:
-    """Names of the steps that this database still lacks, in order. Reads only.
+    """Return the names of the steps that this database still lacks, in order. Reads only.
 
     Raises:
         NewerDatabaseError: the database has steps that this code does not know.
@@ -79,7 +79,7 @@ def migrate(engine: Engine, steps: Sequence[Migration]) -> list[str]:
 
 @contextmanager
 def _alone(connection: Connection) -> Iterator[None]:
-    """MariaDB: hold a named lock of the server, since its DDL ends transactions and row locks with them."""
+    """Hold a named lock of MariaDB's server, since its DDL ends transactions and row locks with them."""
     if connection.dialect.name not in ("mysql", "mariadb"):
         yield
         return
@@ -95,6 +95,6 @@ def _alone(connection: Connection) -> Iterator[None]:
 
 
 def _lock_transaction(connection: Connection) -> None:
-    """PostgreSQL: one migrating transaction at a time. SQLite's are exclusive from their BEGIN IMMEDIATE on."""
+    """Lock PostgreSQL for one migrating transaction; SQLite's are exclusive from their BEGIN IMMEDIATE on."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})

@@ -45,7 +45,7 @@ TABLE_OPTIONS: dict[str, Any] = {
 
 
 def span_class(began: float, ended: float | None) -> int:
-    """The class of a run by its length; OPEN while it has no end. See `queries.overlapping`."""
+    """Return the class of a run by its length; OPEN while it has no end. See `queries.overlapping`."""
     if ended is None:
         return OPEN
     length = max(ended - began, 0.0)
@@ -193,7 +193,7 @@ class Decision(Base):
     facts: Mapped[Any] = mapped_column(JSON)
 
 
-class Identity(Base):
+class DatabaseIdentity(Base):
     """Which database this is: one row with a random id, so that nodes notice when another takes its place."""
 
     __tablename__ = "identity"
@@ -216,7 +216,7 @@ class Node(Base):
     told: Mapped[int | None]
 
 
-class Journal(Base):
+class NodeJournal(Base):
     """How far one journal of one node has been read without a gap."""
 
     __tablename__ = "journals"

@@ -52,7 +52,7 @@ class RunProgress(NamedTuple):
 def safe_of(
     event: Mapping[str, Any], ts: float, started: float | None, before: Any, doubts: list[str]
 ) -> dict[str, float | int]:
-    """What a node's reports say is safe, after `before` and this event; what cannot be is named in `doubts`."""
+    """Return what is saved by a node's reports, after `before` and this event; implausible fields go to `doubts`."""
     found: dict[str, float | int] = dict(before) if isinstance(before, dict) else {}
     for name, most in _LARGEST.items():
         value = event.get(name)
@@ -69,18 +69,21 @@ def safe_of(
 
 
 def together(nodes: Iterable[Mapping[str, Any]]) -> dict[str, float | int]:
-    """A run on several nodes has safe what all that speak of it have safe; it takes as long as the slowest."""
-    told = [node["safe"] for node in nodes if isinstance(node.get("safe"), dict)]
+    """Merge a run's nodes: saved is what all reporting nodes have saved; the slowest one's time counts."""
+    reports = [node["safe"] for node in nodes if isinstance(node.get("safe"), dict)]
     found: dict[str, float | int] = {}
     for name in _LARGEST:
-        values = [safe[name] for safe in told if name in safe]
+        values = [safe[name] for safe in reports if name in safe]
         if values:
             found[name] = max(values) if name == "ckpt_s" else min(values)
     return found
 
 
 def reports(connection: Connection, jobs: Collection[int]) -> list[RunProgress]:
-    """The runs of these jobs, each job's in their order; of an id that Slurm used again, those of the newest job."""
+    """Return the runs of these jobs, each job's in their order.
+
+    Of an id that Slurm used again, those of the newest job.
+    """
     statement = (
         select(
             Run.job_id, Run.restart, Run.profile, Run.started, Run.ended, Run.measured_items,

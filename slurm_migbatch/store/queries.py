@@ -21,7 +21,7 @@ _CLOCKS_S = 60.0
 
 
 def _retyped(field: InstrumentedAttribute[Any], *, last: bool) -> Label[Any]:
-    """A field of the first or last time that a run was given another profile while it waited; none: null.
+    """Return a field of the first or last time that a run was given another profile while it waited; none: null.
 
     A change of an array's tasks is kept under the array (whose id the last task has, too), so that of a task it is one
     that led to what the task got.
@@ -112,7 +112,7 @@ class RunRow:
 def select_runs(
     connection: Connection, wanted: RunFilter, run_fields: Collection[str], slice_fields: Collection[str] = ()
 ) -> Iterator[tuple[Row[Any], Sequence[Row[Any]]]]:
-    """The wanted runs by job id, each with its slices, in one statement that fetches no other fields.
+    """Yield the wanted runs by job id, each with its slices, in one statement that fetches no other fields.
 
     Args:
         run_fields: names in RUN_FIELDS and RETYPED_FIELDS; "id" comes too.
@@ -171,7 +171,7 @@ def _named(id: JobId) -> ColumnElement[bool]:
 
 
 def overlapping(start: float | None, end: float | None, *, narrow: bool = True) -> ColumnElement[bool]:
-    """Runs that existed at some moment from `start` to `end`.
+    """Return the runs that existed at some moment from `start` to `end`.
 
     With `narrow` it is said in a way that an index on (span_class, ended) answers in time that grows with the number
     of matches, not of runs: a run of a class whose runs last less than 4**c seconds and that began by `end` has ended
@@ -212,7 +212,7 @@ def _in_states(wanted: RunFilter, narrow: bool) -> Iterator[ColumnElement[bool]]
 
 
 def runs(connection: Connection, wanted: RunFilter) -> list[RunRow]:
-    """The wanted runs with all their fields."""
+    """Return the wanted runs with all their fields."""
     names, slices = list(RUN_FIELDS), list(SLICE_FIELDS)
     found = []
     for row, lines in select_runs(connection, wanted, names, slices):
@@ -227,7 +227,7 @@ def runs(connection: Connection, wanted: RunFilter) -> list[RunRow]:
 
 
 def leases(connection: Connection, *, active: bool = True) -> list[LeaseRow]:
-    """Slices held, by node, GPU and place."""
+    """Return the slices held, by node, GPU and place."""
     statement = select(*(SLICE_FIELDS[name] for name in _LEASE_ROW)).order_by(
         Lease.node, Lease.gpu, Lease.slot_start, Lease.id
     )
@@ -237,7 +237,7 @@ def leases(connection: Connection, *, active: bool = True) -> list[LeaseRow]:
 
 
 def inventory(connection: Connection) -> dict[str, list[dict[str, Any]]]:
-    """Present GPUs by node, as their inventory events described them."""
+    """Return the present GPUs by node, as their inventory events described them."""
     found: dict[str, list[dict[str, Any]]] = {}
     columns = (Gpu.node, Gpu.uuid, Gpu.minor, Gpu.gpu_index, Gpu.name, Gpu.mig, Gpu.geometry, Gpu.facts)
     statement = select(*columns).where(Gpu.present).order_by(Gpu.node, Gpu.gpu_index, Gpu.uuid)
@@ -248,6 +248,6 @@ def inventory(connection: Connection) -> dict[str, list[dict[str, Any]]]:
 
 
 def decision(connection: Connection, id: str) -> dict[str, Any] | None:
-    """One decision with all its fields."""
+    """Return one decision with all its fields."""
     row = connection.execute(select(*Decision.__table__.columns).where(Decision.id == id)).first()
     return dict(row._mapping) if row is not None else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Claim(NamedTuple):
+class NodeReceipt(NamedTuple):
     """What a node believes: its events up to `acked` are in the database of this id. Empty: it has told none yet.
 
     With `incomplete` something that it said of what it holds could not be taken.
@@ -17,7 +17,7 @@ class Claim(NamedTuple):
 
 
 #: what a node claims that has told nothing yet
-NOTHING = Claim()
+NOTHING = NodeReceipt()
 
 
 class Receipt(NamedTuple):

@@ -64,12 +64,12 @@ def _upsert(session: Session, rows: Sequence[Mapping[str, Any]], now: float) -> 
 
 
 def _state(row: Mapping[str, Any]) -> str:
-    """Slurm's base state without a remark such as "CANCELLED by 1000"."""
+    """Return Slurm's base state without a remark such as "CANCELLED by 1000"."""
     return (clean.text(row.get("state"), 64) or "PENDING").split()[0].rstrip("+").upper()[:24]
 
 
 def _marker(row: Mapping[str, Any]) -> str | None:
-    """The id of the decision that a row's comment names."""
+    """Return the id of the decision that a row's comment names."""
     found = _DECISION.search(clean.text(row.get("comment"), 65536) or "")
     return found[1] if found else None
 
@@ -117,11 +117,11 @@ def _finish(run: Run, state: str, row: Mapping[str, Any], now: float) -> None:
 
 
 def _left(session: Session, live: Collection[int], now: float) -> None:
-    """Jobs that Slurm no longer lists have ended, even where nobody saw how."""
+    """End jobs that Slurm no longer lists."""
     present = live if isinstance(live, (set, frozenset, dict)) else set(live)
-    gone = [id for id in session.scalars(select(Job.job_id).where(Job.live)) if id not in present]
-    for start in range(0, len(gone), _CHUNK):
-        some = gone[start : start + _CHUNK]
+    unlisted = [id for id in session.scalars(select(Job.job_id).where(Job.live)) if id not in present]
+    for start in range(0, len(unlisted), _CHUNK):
+        some = unlisted[start : start + _CHUNK]
         for job in session.scalars(select(Job).where(Job.job_id.in_(some))):
             job.live = False
         for run in session.scalars(select(Run).where(Run.job_id.in_(some), Run.latest, Run.ended.is_(None))).all():

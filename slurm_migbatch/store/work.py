@@ -19,7 +19,7 @@ class TaskRun(NamedTuple):
     state: str
 
 
-class Past(NamedTuple):
+class PastRuns(NamedTuple):
     """Runs alike: of one bucket (empty: none), with so many slices of `profile` each, and how long they took."""
 
     bucket: str
@@ -30,7 +30,7 @@ class Past(NamedTuple):
 
 
 def array_runs(connection: Connection, arrays: Collection[int]) -> dict[int, list[TaskRun]]:
-    """The runs of these arrays' tasks in the order in which they ended, those that go on last."""
+    """Return the runs of these arrays' tasks in the order in which they ended, those that go on last."""
     found: dict[int, list[TaskRun]] = {array: [] for array in arrays}
     statement = select(Run.array_job, Run.started, Run.ended, Run.state).where(
         Run.array_job.in_(arrays), Run.started.is_not(None)
@@ -42,8 +42,8 @@ def array_runs(connection: Connection, arrays: Collection[int]) -> dict[int, lis
     return found
 
 
-def past_work(connection: Connection, since: float) -> list[Past]:
-    """What ended at that moment (unix seconds) or later and was no loan, the most runs first."""
+def past_work(connection: Connection, since: float) -> list[PastRuns]:
+    """Return work other than loans that ended at that moment (unix seconds) or later, the most runs first."""
     lent = select(Loan.id).where(Loan.job_id == Run.job_id, Loan.restart == Run.restart).exists()
     count, seconds = func.count(), func.avg(Run.ended - Run.started)
     statement = (
@@ -52,4 +52,4 @@ def past_work(connection: Connection, since: float) -> list[Past]:
         .group_by(func.coalesce(Run.bucket, ""), Run.profile, Run.slice_count)
         .order_by(count.desc(), Run.profile)
     )
-    return [Past(*row) for row in connection.execute(statement) if row[1] and row[4] is not None]
+    return [PastRuns(*row) for row in connection.execute(statement) if row[1] and row[4] is not None]

@@ -1,4 +1,4 @@
-"""Answers that were given before: users submit one script many times over.
+"""Cache of answers: users submit one script many times over.
 
 A request that is the same to the last byte gets the same answer, under a new name for the decision, for as long as the
 site is the same: the answers belong to a `Site` and go with it.
@@ -15,7 +15,7 @@ LONGEST: Final = 4096
 """Bytes of a request that is remembered: what people write is far shorter, and all together is to stay small."""
 
 
-class Given(NamedTuple):
+class CachedAnswer(NamedTuple):
     """One answer. Its bytes are `before`, the decision's name, `after`; without a decision `before` is all."""
 
     verdict: str
@@ -24,23 +24,23 @@ class Given(NamedTuple):
     decision: Decision | None
 
     def named(self, id: str) -> bytes:
-        """The answer under another name."""
+        """Return the answer under another decision name."""
         return self.before + id.encode() + self.after if self.decision is not None else self.before
 
 
-class Answers:
-    """Answers by request; where there are too many, all are forgotten."""
+class AnswerCache:
+    """Answers by request; where there are too many, all are dropped."""
 
     def __init__(self, most: int = MOST) -> None:
-        self._given: dict[bytes, Given] = {}
+        self._given: dict[bytes, CachedAnswer] = {}
         self._most = most
 
-    def get(self, request: bytes) -> Given | None:
-        """The answer to the very same request."""
+    def get(self, request: bytes) -> CachedAnswer | None:
+        """Return the answer to the very same request."""
         return self._given.get(request)
 
     def keep(self, request: bytes, verdict: str, answer: bytes, decision: Decision | None, name: str) -> None:
-        """Remember an answer, made under `name`; not one whose decision keeps an older name or shows it twice."""
+        """Keep an answer made under `name`, unless its decision keeps an older name or shows it twice."""
         if len(request) > LONGEST:
             return
         before, after = answer, b""
@@ -51,4 +51,4 @@ class Answers:
             before, after = parts
         if len(self._given) >= self._most:
             self._given.clear()
-        self._given[request] = Given(verdict, before, after, decision)
+        self._given[request] = CachedAnswer(verdict, before, after, decision)

@@ -1,4 +1,4 @@
-"""What a job asks for: the MIG and GPU parts of its TRES fields, and how many of them each node is to give."""
+"""Parse a job's request: the MIG and GPU entries of its TRES fields, and the count on each node."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"([0-9]{1,30})([kmgtpKMGTP]?)")
 
 
 @dataclass(frozen=True)
-class Part:
+class GresEntry:
     """One MIG or GPU entry. `number` is the count as written, "" where it was not; `type` may be None."""
 
     text: str
@@ -35,16 +35,16 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Asking:
+class GresRequest:
     """The entries of the one field that asks for slices, in order; entries of other GRES stay text."""
 
     field: str
-    entries: tuple[Part | str, ...]
+    entries: tuple[GresEntry | str, ...]
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[GresEntry, ...]:
         """The MIG and GPU entries."""
-        return tuple(entry for entry in self.entries if isinstance(entry, Part))
+        return tuple(entry for entry in self.entries if isinstance(entry, GresEntry))
 
     @property
     def others(self) -> tuple[str, ...]:
@@ -53,18 +53,18 @@ class Asking:
 
 
 def mentions(texts: Iterable[str | None]) -> bool:
-    """Whether any text could ask for slices; the quick way out for every other job."""
+    """Return whether any text could ask for slices; the quick way out for every other job."""
     return any("mig" in low or "gpu" in low for low in (lower(text) for text in texts if text))
 
 
-def read(request: JobRequest, *, gpus: bool) -> Asking | None:
-    """The MIG entries of a request (and with `gpus` the GPU entries); None where there is none. Raises Refusal."""
-    found: list[Asking] = []
+def read(request: JobRequest, *, gpus: bool) -> GresRequest | None:
+    """Return the MIG entries of a request (with `gpus` the GPU entries too); None without any. Raises Refusal."""
+    found: list[GresRequest] = []
     for name in TRES_FIELDS:
         text = getattr(request, name)
         if not text or not mentions((text,)):
             continue
-        asking = Asking(name, tuple(_entry(entry, gpus=gpus) for entry in text.split(",")))
+        asking = GresRequest(name, tuple(_entry(entry, gpus=gpus) for entry in text.split(",")))
         if asking.parts:
             found.append(asking)
     if len(found) > 1:
@@ -72,7 +72,7 @@ def read(request: JobRequest, *, gpus: bool) -> Asking | None:
     return found[0] if found else None
 
 
-def _entry(text: str, *, gpus: bool) -> Part | str:
+def _entry(text: str, *, gpus: bool) -> GresEntry | str:
     prefix, rest = gres.prefix_of(text)
     if prefix and (more := _PREFIXES.match(rest)) is not None:
         rest = rest[more.end() :]
@@ -90,7 +90,7 @@ def _entry(text: str, *, gpus: bool) -> Part | str:
     return text
 
 
-def _split(text: str, prefix: str, rest: str) -> Part | None:
+def _split(text: str, prefix: str, rest: str) -> GresEntry | None:
     head, equals, number = rest.partition("=")
     tokens = head.split(":")
     if equals:
@@ -100,11 +100,11 @@ def _split(text: str, prefix: str, rest: str) -> Part | None:
         number = tokens.pop()
     if len(tokens) > 2 or (len(tokens) == 2 and _TYPE_FORM.fullmatch(tokens[1]) is None):
         return None
-    return Part(text, prefix, tokens[0], tokens[1] if len(tokens) == 2 else None, number)
+    return GresEntry(text, prefix, tokens[0], tokens[1] if len(tokens) == 2 else None, number)
 
 
-def count_of(part: Part, profiles: str) -> int:
-    """How many the part asks for, 1 to 64; raises Refusal. `profiles` are those to name where a profile was meant."""
+def count_of(part: GresEntry, profiles: str) -> int:
+    """Return how many the entry asks for, 1 to 64; raises Refusal, which names `profiles` where one was meant."""
     if not part.number:
         return 1
     match = _NUMBER.fullmatch(part.number)
@@ -116,31 +116,31 @@ def count_of(part: Part, profiles: str) -> int:
     return int(digits)
 
 
-def per_node(asking: Asking, count: int, request: JobRequest) -> int:
-    """`count` of the asking's field as a count for each node; raises Refusal where the request does not tell."""
+def per_node(asking: GresRequest, count: int, request: JobRequest) -> int:
+    """Return `count` of the request's field per node; raises Refusal where the request does not determine it."""
     if asking.field == "tres_per_node":
         return count
     nodes = nodes_of(request)
-    each: int | None = None
+    count_per_node: int | None = None
     if asking.field == "tres_per_job":
         if nodes and count % nodes == 0:
-            each = count // nodes
+            count_per_node = count // nodes
     elif asking.field == "tres_per_socket":
         if request.sockets_per_node:
-            each = count * request.sockets_per_node
+            count_per_node = count * request.sockets_per_node
     elif request.ntasks_per_node:
-        each = count * request.ntasks_per_node
+        count_per_node = count * request.ntasks_per_node
     elif nodes and (request.num_tasks or nodes) % nodes == 0:
-        each = count * ((request.num_tasks or nodes) // nodes)
-    if each is None:
+        count_per_node = count * ((request.num_tasks or nodes) // nodes)
+    if count_per_node is None:
         raise Refusal("per_node", OPTIONS[asking.field])
-    if each > MAX_COUNT:
-        raise Refusal("count", str(each))
-    return each
+    if count_per_node > MAX_COUNT:
+        raise Refusal("count", str(count_per_node))
+    return count_per_node
 
 
 def nodes_of(request: JobRequest) -> int | None:
-    """How many nodes the job will have, where the request settles it: one where it says nothing and has one task."""
+    """Return how many nodes the job will have, where the request settles it: one if it is silent and has one task."""
     low, high = request.min_nodes or None, request.max_nodes or None
     if low and low == high:
         return low

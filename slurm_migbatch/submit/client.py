@@ -14,7 +14,10 @@ class ServiceUnavailable(RuntimeError):
 
 
 def ask(path: Path, request: JobRequest, *, timeout: float = 10.0) -> Answer:
-    """The service's answer to one request; raises ServiceUnavailable, and RequestError where it cannot be answered."""
+    """Return the service's answer to one request.
+
+    Raises ServiceUnavailable, and RequestError where it cannot be answered.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
         client.settimeout(timeout)
         try:

@@ -38,7 +38,7 @@ class Decision:
     advice: Advice | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form; texts of the user that are not UTF-8 have their odd bytes replaced."""
+        """Return the JSON-able form; texts of the user that are not UTF-8 have their odd bytes replaced."""
         return {
             "id": self.id,
             "ts": self.ts,

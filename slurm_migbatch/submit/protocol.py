@@ -22,13 +22,13 @@ _SAFE: Final = "_.:/,+-"
 
 
 def encode(fields: Mapping[str, str]) -> bytes:
-    """Keys and latin-1 values as a message."""
+    """Return the keys and latin-1 values as a message."""
     lines = [f"{key}={quote_from_bytes(value.encode('latin-1'), safe=_SAFE)}\n" for key, value in fields.items()]
     return ("".join(lines) + "\n").encode("ascii")
 
 
 def decode(message: bytes) -> dict[str, str]:
-    """A message's keys and latin-1 values; raises RequestError."""
+    """Return a message's keys and latin-1 values; raises RequestError."""
     if len(message) > MAX_REQUEST:
         raise RequestError("the message is too long")
     if not message.endswith(b"\n\n"):
@@ -44,7 +44,7 @@ def decode(message: bytes) -> dict[str, str]:
 
 
 def encode_answer(answer: Answer) -> bytes:
-    """An answer as a message; changed fields are `set_<name>`, advice is `advise_<name>`."""
+    """Return an answer as a message; changed fields are `set_<name>`, advice is `advise_<name>`."""
     if isinstance(answer, Refuse):
         return encode({"verdict": "refuse", "message": answer.sentence, "code": answer.code})
     if isinstance(answer, Pass):
@@ -55,7 +55,10 @@ def encode_answer(answer: Answer) -> bytes:
 
 
 def decode_answer(message: bytes) -> Answer:
-    """The answer in a message; raises RequestError where the service reported one or the message is none of ours."""
+    """Return the answer in a message.
+
+    Raises RequestError where the service reported one or the message is none of ours.
+    """
     fields = decode(message)
     verdict, text = fields.get("verdict"), fields.get("message", "")
     if verdict == "refuse":

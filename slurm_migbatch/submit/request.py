@@ -93,7 +93,7 @@ class JobRequest:
     now: Present | None = None
 
     def to_fields(self) -> dict[str, str]:
-        """The request as the protocol's keys and values."""
+        """Return the request as the protocol's keys and values."""
         flat: dict[str, str] = {"kind": "submit" if self.now is None else "modify"}
         for item in fields(self):
             value = getattr(self, item.name)

@@ -16,14 +16,14 @@ from typing import Final
 from slurm_migbatch.mig.grant import MARKER_OPEN, MAX_PARTS, Grant, GrantError, parse_comment
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.recommend import Advice
-from slurm_migbatch.predict.selection import NO_LIMITS, Choice, Chooser, Limits, gib, limits_of
+from slurm_migbatch.predict.selection import NO_LIMITS, Chooser, JobLimits, SliceChoice, gib, limits_of
 from slurm_migbatch.slurm.gres import prefix_of
 from slurm_migbatch.submit.asking import (
     AUTO,
     FILLER,
     MAX_COUNT,
-    Asking,
-    Part,
+    GresEntry,
+    GresRequest,
     count_of,
     mentions,
     nodes_of,
@@ -44,7 +44,7 @@ from slurm_migbatch.submit.request import (
 )
 from slurm_migbatch.workload import hints as hinting
 from slurm_migbatch.workload.buckets import Bucket
-from slurm_migbatch.workload.catalog import Offer, Partition, SiteCatalog
+from slurm_migbatch.workload.catalog import Partition, ProfileOffer, SiteCatalog
 from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.loans import (
     GUEST,
@@ -69,10 +69,10 @@ CLEARED: Final = " "
 MESSAGES: Final = {
     "chosen": "%s for mig:auto: %s",
     "whole": "%s for %s: on this partition a whole GPU is its largest slice",
-    "loan": "an elastic training job, which waits for idle slices from %s to %s and may be stopped and continued on "
-    "another; for a slice of its own name a profile (--gres=mig:%s)",
-    "tight": "%s as asked, but %s is predicted to need %s of its %s GiB",
-    "idle": "the comment holds hints, but the job asks for no slice: add --gres=mig:auto",
+    "loan": "submitted as elastic training: waits for an idle slice between %s and %s, may be preempted and "
+    "resumed; for a dedicated slice use --gres=mig:%s",
+    "tight": "%s as requested, but %s is predicted to need %s of its %s GiB",
+    "idle": "the comment holds hints, but the job requests no slice: add --gres=mig:auto",
 }
 """What the user is told about an accepted job; rendered into the Lua shims too."""
 
@@ -80,7 +80,7 @@ _MARKER = re.compile(r"\[mig:[0-9a-z.:,#-]+\]")
 
 
 @dataclass(frozen=True)
-class Policy:
+class SubmitPolicy:
     """The site's choices. `trusted_uids` may do as they like (root, and the user migbatchd runs as)."""
 
     trusted_uids: frozenset[int] = frozenset({0})
@@ -91,7 +91,7 @@ def rewrite(
     request: JobRequest,
     catalog: SiteCatalog,
     chooser: Chooser,
-    policy: Policy,
+    policy: SubmitPolicy,
     *,
     decision_id: str = "",
     ts: float = 0.0,
@@ -105,12 +105,15 @@ def rewrite(
 
 
 def has_marker(text: str | None) -> bool:
-    """Whether a text holds what only the filter may write, in any case of letters."""
+    """Return whether a text holds what only the filter may write, in any case of letters."""
     return text is not None and MARKER_OPEN in lower(text)
 
 
 def split_marker(comment: str) -> tuple[str, str]:
-    """`(the user's text, the marker)` of a job's present comment; the marker is empty where it is not well formed."""
+    """Return `(the user's text, the marker)` of a job's present comment.
+
+    The marker is empty where it is not well formed.
+    """
     at = comment.find(MARKER_OPEN)
     if at < 0:
         return comment, ""
@@ -128,7 +131,7 @@ class _Outcome:
     reason: str
     message: str
     bucket: Bucket | None
-    choice: Choice | None = None
+    choice: SliceChoice | None = None
     advice: Advice | None = None
 
 
@@ -137,7 +140,7 @@ class _Job:
     request: JobRequest
     catalog: SiteCatalog
     chooser: Chooser
-    policy: Policy
+    policy: SubmitPolicy
     decision_id: str
     ts: float
 
@@ -191,7 +194,7 @@ class _Job:
         return Pass()
 
     def _modify_elastic(self, merged: JobRequest, now: Present, marker: str, *, tres_given: bool) -> Answer:
-        """A training job that waits for idle slices, or was just given one and has not started.
+        """Return a training job that waits for idle slices, or was just given one and has not started.
 
         Its user may say something else about it. It keeps its GRES then, as root has set it. Or he asks for a slice of
         its own, by naming a profile, moving it to another partition or taking back role=train; then it is an ordinary
@@ -233,7 +236,7 @@ class _Job:
     # -- the grant ---------------------------------------------------------------------------------------------
 
     def _grant(self, request: JobRequest, old_marker: str, *, elastic: bool = False) -> Answer:
-        """`elastic`: it is an elastic training job already."""
+        """Grant slices to the request; `elastic`: it is an elastic training job already."""
         if not mentions(getattr(request, name) for name in TRES_FIELDS):
             return Pass(MESSAGES["idle"] if request.comment and hinting.is_hint(request.comment) else "")
         names = [name for name in (request.partition or "").split(",") if name]
@@ -268,15 +271,15 @@ class _Job:
     def _compose(
         self,
         request: JobRequest,
-        asking: Asking,
+        asking: GresRequest,
         partition: Partition,
         hints: Hints,
-        limits: Limits,
+        limits: JobLimits,
         old_marker: str,
     ) -> Answer:
         slices: dict[Profile, int] = {}
         messages: list[str] = []
-        choice: Choice | None = None
+        choice: SliceChoice | None = None
         warned: set[Profile] = set()
         reason = "explicit"
         free = any(_is_auto(part) for part in asking.parts)  # the hints are about that part then
@@ -311,19 +314,19 @@ class _Job:
         advice = self._advice(bucket, hints, partition, grant)
         outcome = _Outcome(grant.decision, grant.gres, reason, message, bucket, choice, advice)
         decision = self._decision(request, partition, hints, outcome)
-        told = {} if advice is None else {"batch": advice.batch, "copies": advice.copies}
-        return Accept(changes, message, decision, told)
+        advised = {} if advice is None else {"batch": advice.batch, "copies": advice.copies}
+        return Accept(changes, message, decision, advised)
 
     def _lend(
         self,
         request: JobRequest,
-        asking: Asking,
+        asking: GresRequest,
         partition: Partition,
         hints: Hints,
-        limits: Limits,
+        limits: JobLimits,
         old_marker: str,
     ) -> Answer:
-        """It waits, for one slice of those that it may have."""
+        """Accept an elastic training job, which waits for one slice of those that it may have."""
         total = sum(per_node(asking, count_of(part, partition.profile_list), request) for part in asking.parts)
         if total != 1 or nodes_of(request) != 1:
             raise Refusal("loan_one", partition.name)
@@ -368,7 +371,7 @@ class _Job:
         )
 
     def _advice(self, bucket: Bucket | None, hints: Hints, partition: Partition, grant: Grant) -> Advice | None:
-        """For jobs whose slices are all of one profile; each slice is advised alike. It is never a reason to refuse."""
+        """Return the advice for jobs whose slices are all of one profile; it is never a reason to refuse."""
         if len(grant.parts) != 1:
             return None
         try:
@@ -380,7 +383,7 @@ class _Job:
         return self.chooser.advice(bucket, partition, partition.offers[grant.parts[0][0].gres_type])
 
     def _named(self, grant: Grant, old_marker: str, name: str) -> Grant:
-        """The grant with its decision's name: the old one where nothing but the comment changes.
+        """Return the grant with its decision's name: the old one where nothing but the comment changes.
 
         Where there is no record of a decision, `auto` says that nobody named the profile.
         """
@@ -392,7 +395,7 @@ class _Job:
             return old
         return Grant(grant.parts, name)
 
-    def _warning(self, offer: Offer, partition: Partition, hints: Hints) -> list[str]:
+    def _warning(self, offer: ProfileOffer, partition: Partition, hints: Hints) -> list[str]:
         bucket = self.chooser.bucket(hints)
         if bucket is None or hints.mem_mib is not None:
             return []
@@ -410,17 +413,17 @@ def _check_lengths(holder: JobRequest | Present) -> None:
             raise Refusal("text_long", option, str(len(text)))
 
 
-def _is_auto(part: Part) -> bool:
+def _is_auto(part: GresEntry) -> bool:
     return part.name == "mig" and part.type in (None, AUTO)
 
 
-def _is_open(part: Part) -> bool:
-    """Whether it leaves the profile to us, and the kind of GPU too."""
+def _is_open(part: GresEntry) -> bool:
+    """Return whether the entry leaves both profile and GPU kind to migbatch."""
     return _is_auto(part) or (part.name == "gpu" and part.type is None)
 
 
 def _auto_again(present: str) -> str:
-    """A job's GRES with one `mig:auto` in the place of its MIG entries."""
+    """Return a job's GRES with one `mig:auto` in the place of its MIG entries."""
     entries: list[str] = []
     asked = False
     for entry in present.split(","):
@@ -433,7 +436,7 @@ def _auto_again(present: str) -> str:
     return ",".join(entries)
 
 
-def _explicit(part: Part, partition: Partition, limits: Limits) -> Offer:
+def _explicit(part: GresEntry, partition: Partition, limits: JobLimits) -> ProfileOffer:
     name = (part.type or "").replace("+", ".")
     if name == FILLER:
         raise Refusal("filler", partition.profile_list)
@@ -449,7 +452,7 @@ def _explicit(part: Part, partition: Partition, limits: Limits) -> Offer:
     return offer
 
 
-def _whole_gpu(part: Part, partition: Partition) -> Offer:
+def _whole_gpu(part: GresEntry, partition: Partition) -> ProfileOffer:
     kind = partition.kind_of(part.type)
     if kind is None:
         names = ", ".join(kind.name for kind in partition.kinds)
@@ -457,7 +460,7 @@ def _whole_gpu(part: Part, partition: Partition) -> Offer:
     return partition.offers[kind.full.profile.gres_type]
 
 
-def _check_options(asking: Asking, request: JobRequest) -> None:
+def _check_options(asking: GresRequest, request: JobRequest) -> None:
     if request.shared == 0 and request.now is None and asking.parts[0].prefix == "gres:":
         raise Refusal("exclusive")  # before 23.11 not kept from the slices; `Flags=explicit` does it later
     if not any(part.name == "gpu" for part in asking.parts):
@@ -472,10 +475,10 @@ def _check_options(asking: Asking, request: JobRequest) -> None:
         raise Refusal("per_gpu", "--ntasks-per-gpu", "--ntasks-per-node")
 
 
-def _changes(request: JobRequest, asking: Asking, granted: Sequence[str], comment: str) -> dict[str, str]:
+def _changes(request: JobRequest, asking: GresRequest, granted: Sequence[str], comment: str) -> dict[str, str]:
     entries: list[str] = []
     if asking.field == "tres_per_node":
-        first = next(i for i, entry in enumerate(asking.entries) if isinstance(entry, Part))
+        first = next(i for i, entry in enumerate(asking.entries) if isinstance(entry, GresEntry))
         before = [entry for entry in asking.entries[:first] if isinstance(entry, str)]
         after = [entry for entry in asking.entries[first:] if isinstance(entry, str)]
         entries = [*before, *granted, *after]
@@ -493,7 +496,9 @@ def _changes(request: JobRequest, asking: Asking, granted: Sequence[str], commen
 
 
 def _with_marker(text: str, marker: str, decision: str | None = None, longest: int = 0) -> str:
-    """The comment with its marker. Room is kept for a full decision name where `decision` is given, and for a marker of
+    """Return the comment with its marker.
+
+    Room is kept for a full decision name where `decision` is given, and for a marker of
     `longest` bytes."""
     comment = f"{text} {marker}" if text else marker
     room = max(0, longest - len(marker))
@@ -504,7 +509,7 @@ def _with_marker(text: str, marker: str, decision: str | None = None, longest: i
     return comment
 
 
-def _times(count: int, offer: Offer) -> str:
+def _times(count: int, offer: ProfileOffer) -> str:
     return offer.profile.gres_type if count == 1 else f"{count} x {offer.profile.gres_type}"
 
 

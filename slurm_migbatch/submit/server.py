@@ -66,7 +66,7 @@ class _Turns:
             self._queues.setdefault(client.uid, deque()).append(client)
 
     def next(self) -> _Client | None:
-        """The connection whose turn it is."""
+        """Return the next connection in turn."""
         if not self._queues:
             return None
         uid, queue = next(iter(self._queues.items()))
@@ -94,7 +94,7 @@ class _Allowance:
         self._left: dict[int, tuple[float, float]] = {}  # as of a time
 
     def take(self, uid: int) -> bool:
-        """Whether the user may ask now; then it is one less."""
+        """Take one request from the user's allowance; return whether one was left."""
         now = time.monotonic()
         if len(self._left) > 4 * USERS:
             self._left = {other: at for other, at in self._left.items() if self._refilled(*at, now) < BURST}
@@ -131,7 +131,7 @@ class SubmitServer:
         self._listeners: dict[int, tuple[Path, socket.socket]] = {}  # slurmctld's first
 
     def start(self) -> None:
-        """Listen, then serve in the background.
+        """Start to listen, and serve in the background.
 
         Raises:
             OSError: a socket cannot be had.
@@ -256,7 +256,7 @@ class SubmitServer:
         client.link.close()
 
     def _patience(self) -> float | None:
-        """Seconds to wait for the next request."""
+        """Return the seconds to wait for the next request."""
         times = [client.until for client in self._clients.values() if client.until] if self._silent else []
         if self._due is not None:
             times.append(self._due)
@@ -265,7 +265,9 @@ class SubmitServer:
     def _expire(self) -> None:
         now = time.monotonic()
         clients = self._clients.values()
-        for client in [one for one in clients if one.until and one.until <= now and not one.queued]:
+        for client in [
+            candidate for candidate in clients if candidate.until and candidate.until <= now and not candidate.queued
+        ]:
             self._forget(client)
 
     def _record(self) -> float | None:

@@ -17,10 +17,10 @@ from typing import Final
 
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
-from slurm_migbatch.submit.answers import Answers
+from slurm_migbatch.submit.answers import AnswerCache
 from slurm_migbatch.submit.decision import Decision
 from slurm_migbatch.submit.request import Accept, JobRequest, Pass, Refuse, RequestError
-from slurm_migbatch.submit.rewrite import Policy, rewrite
+from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
 from slurm_migbatch.workload.catalog import SiteCatalog
 from slurm_migbatch.workload.loans import LOAN
 
@@ -39,7 +39,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def new_id() -> str:
-    """A decision's name: eight of 0-9a-z, none of those with which the names of loans begin."""
+    """Return a decision's name: eight of 0-9a-z, none of those with which the names of loans begin."""
     number, text = secrets.randbits(40), ""
     for _ in range(8):
         number, digit = divmod(number, 36)
@@ -48,13 +48,13 @@ def new_id() -> str:
 
 
 @dataclass(frozen=True)
-class Site:
-    """What the service answers from; replaced as a whole when the inventory or the model changes."""
+class SubmitState:
+    """The state that answers are made from; replaced as a whole when the inventory or the model changes."""
 
     catalog: SiteCatalog
     chooser: Chooser
-    policy: Policy
-    answers: Answers = field(default_factory=Answers, compare=False)
+    policy: SubmitPolicy
+    answers: AnswerCache = field(default_factory=AnswerCache, compare=False)
 
 
 class Statistics:
@@ -66,12 +66,12 @@ class Statistics:
         self._seconds: deque[float] = deque(maxlen=1024)
 
     def note(self, verdict: str, seconds: float) -> None:
-        """One request was answered."""
+        """Count an answered request."""
         self.answers[verdict] += 1
         self._seconds.append(seconds)
 
     def quantile(self, share: float) -> float:
-        """Handling time in seconds under which `share` of the last requests stayed; 0 before the first."""
+        """Return the handling time in seconds under which `share` of the last requests stayed; 0 before the first."""
         ordered = sorted(self._seconds)
         return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
 
@@ -88,12 +88,12 @@ class SubmitService:
         chooser: Chooser,
         recorder: Callable[[Decision], None] | None = None,
         *,
-        policy: Policy | None = None,
+        policy: SubmitPolicy | None = None,
         slurm_uids: Iterable[int] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`slurm_uids`: besides root, who may ask on behalf of others (the uid of SlurmUser)."""
-        self._site = Site(catalog, chooser, policy or Policy())
+        self._site = SubmitState(catalog, chooser, policy or SubmitPolicy())
         self._clock = clock
         self._recorder = recorder
         self._unrecorded: deque[tuple[Decision, str, float]] = deque(maxlen=MOST_UNRECORDED)
@@ -102,14 +102,14 @@ class SubmitService:
         self.statistics = Statistics()
 
     def use(
-        self, *, catalog: SiteCatalog | None = None, chooser: Chooser | None = None, policy: Policy | None = None
+        self, *, catalog: SiteCatalog | None = None, chooser: Chooser | None = None, policy: SubmitPolicy | None = None
     ) -> None:
         """Answer from other facts from now on."""
         site = self._site
-        self._site = Site(catalog or site.catalog, chooser or site.chooser, policy or site.policy)
+        self._site = SubmitState(catalog or site.catalog, chooser or site.chooser, policy or site.policy)
 
     def handle(self, request: bytes, peer_uid: int = 0) -> bytes:
-        """The answer to one request of a process of `peer_uid`. Never raises.
+        """Return the answer to one request of a process of `peer_uid`. Never raises.
 
         Root and SlurmUser get decisions, for anybody; everybody else gets advice about himself, which is not recorded.
         """
@@ -133,7 +133,7 @@ class SubmitService:
         self.statistics.note(verdict, time.perf_counter() - began)
         return message
 
-    def _answer(self, request: bytes, peer_uid: int, site: Site, *, speaker: bool) -> tuple[str, bytes]:
+    def _answer(self, request: bytes, peer_uid: int, site: SubmitState, *, speaker: bool) -> tuple[str, bytes]:
         job = JobRequest.from_fields(protocol.decode(request))
         if not speaker and job.uid != peer_uid:
             raise RequestError(f"uid {peer_uid} may ask only for himself")
@@ -172,12 +172,12 @@ class SubmitService:
 
 
 def reserved(path: Path) -> Path:
-    """Where slurmctld asks, beside the socket of all at `path`: a crowd there takes nothing from it."""
+    """Return slurmctld's own socket path beside the common one at `path`, so that users' requests cannot delay it."""
     return path.with_name(f"{path.stem}-slurmctld{path.suffix}")
 
 
 def listen(path: Path, *, owners: Collection[int] = ()) -> socket.socket:
-    """A listening socket at `path`, a dead one there replaced. Raises OSError; the directory must be root's own.
+    """Return a listening socket at `path`, a dead one there replaced. Raises OSError; the directory must be root's own.
 
     Everybody may connect (to ask for advice), who may ask what is settled by peer credentials; with `owners` root and
     this user alone. Where it cannot be given to him (there are several, or only root could give it) everybody may
@@ -207,6 +207,6 @@ def _given(path: Path, owners: Collection[int]) -> bool:
 
 
 def peer_uid(client: socket.socket) -> int:
-    """The uid of the process at the other end, as the kernel knows it."""
+    """Return the uid of the process at the other end, as the kernel knows it."""
     packed = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(packed)[1])

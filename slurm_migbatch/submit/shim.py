@@ -9,7 +9,7 @@ from jinja2 import Environment, StrictUndefined
 from slurm_migbatch.predict.selection import REASONS
 from slurm_migbatch.site import template_loader
 from slurm_migbatch.submit.request import OPTIONS, TEXTS
-from slurm_migbatch.submit.rewrite import DECISION_BYTES, MESSAGES, Policy
+from slurm_migbatch.submit.rewrite import DECISION_BYTES, MESSAGES, SubmitPolicy
 from slurm_migbatch.submit.table import (
     BASE,
     MIDDLE,
@@ -37,11 +37,11 @@ def render(
     socket: str,
     table: str,
     catalog: SiteCatalog,
-    policy: Policy,
+    policy: SubmitPolicy,
     deadline_ms: int = 100,
     default_partition: str = "",
 ) -> str:
-    """One shim (`JOB_SUBMIT` or `CLI_FILTER`) as Lua source.
+    """Return one shim (`JOB_SUBMIT` or `CLI_FILTER`) as Lua source.
 
     `socket` and `table` are the paths that slurmctld sees. `catalog` goes into the file for the day on which neither
     service nor table can be had. `default_partition` is for the user commands, which do not know it.

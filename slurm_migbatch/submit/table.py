@@ -53,13 +53,15 @@ class Sheets(Protocol):
     """A predictor that tells all cells of a model at once, which may be far quicker than one after the other."""
 
     def sheet(self, model: str, role: str, kind: GpuKind) -> Mapping[Profile, tuple[Array, Array, Array]]:
-        """For each plain profile what to count on in each cell, batch after batch and within it input after input:
-        seconds of a batch (upper end), items per second (lower end), MiB (upper end). The numbers of `figures`."""
+        """Return the numbers of `figures` for each plain profile and cell, by batch and within it by input size.
+
+        They are seconds of a batch (upper end), items per second (lower end) and MiB (upper end).
+        """
         ...
 
 
 def quote(value: Any) -> str:
-    """A value as Lua source: strings, numbers, booleans, lists and mappings of them."""
+    """Return a value as Lua source: strings, numbers, booleans, lists and mappings of them."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
@@ -81,7 +83,7 @@ def _escaped(byte: int) -> str:
 
 
 def site_source(catalog: SiteCatalog, *, refuse_misses: bool = False, records: Mapping[str, Any] | None = None) -> str:
-    """The site as a Lua expression; `records`: what of it tells where the records are."""
+    """Return the site as a Lua expression; `records`: what of it tells where the records are."""
     parts = {
         "version": TABLE_VERSION,
         "refuse_misses": refuse_misses,
@@ -94,7 +96,7 @@ def site_source(catalog: SiteCatalog, *, refuse_misses: bool = False, records: M
 
 
 def compile_table(catalog: SiteCatalog, chooser: Chooser, *, models: Iterable[str] | None = None) -> str:
-    """The table's text, all ASCII. `models` limits it to those (canonical names); all known ones without it."""
+    """Return the table's text, all ASCII. `models` limits it to those (canonical names); all known ones without it."""
     grids = chooser.grids
     wanted = sorted(grids if models is None else set(models) & set(grids))
     kinds = list(catalog.kinds.values())
@@ -194,7 +196,7 @@ class _Pool:
         self._entries: dict[bytes, int] = {}
 
     def numbers(self, rows: Array) -> Array:
-        """The number of each row of characters, new ones added."""
+        """Return the number of each row of characters, new ones added."""
         data, width, entries = rows.tobytes(), rows.shape[1], self._entries
         found = (entries.setdefault(data[at : at + width], len(entries)) for at in range(0, len(data), width))
         return np.fromiter(found, dtype=np.int64, count=len(rows))
@@ -214,14 +216,17 @@ class _Pool:
 
 
 def _text(codes: Array, digits: int) -> Array:
-    """Codes as `digits` characters each: an array of bytes with one more dimension."""
+    """Return the codes as `digits` characters each: an array of bytes with one more dimension."""
     powers = BASE ** np.arange(digits - 1, -1, -1, dtype=np.int64)
     found: Array = (codes[..., None] // powers % BASE + ZERO).astype(np.uint8)
     return found
 
 
 def _figures(chooser: Chooser, model: str, role: str, kind: GpuKind) -> tuple[Array, Array, Array]:
-    """Seconds, items per second and MiB to count on, cells x plain profiles; not a number where nothing is known."""
+    """Return the seconds, items per second and MiB to count on, cells x plain profiles.
+
+    Not a number where nothing is known.
+    """
     plain = [info.profile for info in kind.geometry.profiles if not info.profile.suffix]
     grid, predictor = chooser.grids[model], chooser.predictor
     size = len(grid.batches) * len(grid.inputs), len(plain)
@@ -243,7 +248,7 @@ def _figures(chooser: Chooser, model: str, role: str, kind: GpuKind) -> tuple[Ar
 def _pooled(
     seconds: Array, per_second: Array, mib: Array, grid: Grid, times: _Pool, needs: _Pool
 ) -> tuple[Array, Array]:
-    """The numbers of each cell's entries in the pools; rounded as in `predict.candidate.Figures`."""
+    """Return the numbers of each cell's entries in the pools; rounded as in `predict.candidate.Figures`."""
     known = ~np.isnan(seconds)
     latency = np.searchsorted(SCALE, np.ceil(np.where(known, seconds, 0.0) * 1e6), "left").clip(max=len(SCALE) - 1)
     rate = np.searchsorted(SCALE, np.floor(np.where(known, per_second, 0.0) * 1e3), "right") - 1

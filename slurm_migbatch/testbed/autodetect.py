@@ -7,8 +7,8 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from .bed import Bed
 from .errors import TestbedError
+from .running_cluster import RunningCluster
 
 PLUGIN = "gpu_nvml.so"
 
@@ -35,18 +35,18 @@ class SeenSlice:
 
 
 def has_plugin(root: Path | None) -> bool:
-    """Whether the Slurm in `root` (None: the machine's) comes with the NVML plugin."""
+    """Return whether the Slurm in `root` (None: the machine's) comes with the NVML plugin."""
     return any(Path(f"{root or ''}/usr/lib").glob(f"*/slurm*/{PLUGIN}"))
 
 
-def slurmd_sees(bed: Bed, node: str) -> list[SeenSlice]:
-    """MIG devices that `slurmd -G` with AutoDetect=nvml lists on a node.
+def slurmd_sees(cluster: RunningCluster, node: str) -> list[SeenSlice]:
+    """Return the MIG devices that `slurmd -G` with AutoDetect=nvml lists on a node.
 
     Raises:
         TestbedError: slurmd failed; the text holds its output.
     """
-    machine = bed.machine(node)
-    etc = bed.node_directory(node) / "autodetect"
+    machine = cluster.machine(node)
+    etc = cluster.node_directory(node) / "autodetect"
     etc.mkdir(exist_ok=True)
     (etc / "slurm.conf").write_text(
         "ClusterName=autodetect\n"
@@ -54,14 +54,14 @@ def slurmd_sees(bed: Bed, node: str) -> list[SeenSlice]:
         "GresTypes=gpu\n"
         f"NodeName={node} NodeHostname={socket.gethostname()} CPUs=64 Gres=gpu:64\n"
         f"SlurmdSpoolDir={etc}\n"
-        f"AuthInfo=socket={bed.munge_socket}\n"
+        f"AuthInfo=socket={cluster.munge_socket}\n"
     )
     (etc / "gres.conf").write_text("AutoDetect=nvml\n")
     (etc / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
     # Inside a chroot the mounts are private already, and "/" is no mount whose propagation could be changed.
-    apart = ["unshare", "--mount", "--propagation", "private" if bed.root.path is None else "unchanged"]
+    apart = ["unshare", "--mount", "--propagation", "private" if cluster.root.path is None else "unchanged"]
     slurmd = ["slurmd", "-G", "-vvv", "-N", node, "-f", str(etc / "slurm.conf")]
-    done = bed.run(
+    done = cluster.run(
         [*apart, "sh", "-c", _AS_MACHINE, str(machine.directory), *slurmd],
         env={"LD_LIBRARY_PATH": str(machine.directory), "SLURM_CONF": str(etc / "slurm.conf")},
         check=False,

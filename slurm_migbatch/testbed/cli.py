@@ -78,14 +78,14 @@ def up(directory: Path | None, plain: bool, latency: str, **options: Any) -> Non
 def down(directory: Path | None, everything: bool) -> None:
     """Stop a cluster and remove all that it made; clears away what killed ones left, too."""
     with registry.uninterrupted(), registry.locked():
-        gone = registry.sweep()
+        removed = registry.sweep()
         target = None if everything else registry.find((directory or _default()).absolute())
         for record in registry.records() if everything else [target] if target else []:
             registry.destroy(record)
-            gone.append(record)
-    for record in gone:
+            removed.append(record)
+    for record in removed:
         click.echo(f"removed {record.directory}")
-    if not gone:
+    if not removed:
         click.echo("nothing to remove")
 
 

@@ -11,22 +11,21 @@ from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 
-from . import cage as cages
-from . import conf, database, gpukind, registry, users
-from .bed import Bed, write_private
+from . import conf, database, gpu_kind, process_group, registry, users
 from .daemons import Daemon, Daemons
 from .errors import TestbedError
 from .ports import PortBook, listening
 from .proc import ProcessId
 from .product import Product
-from .simdriver import Machine
+from .running_cluster import RunningCluster, write_private
+from .simdriver import SimulatedMachine
 from .spec import Hooks, Spec
 
 CLIENTS = ("sbatch", "srun", "salloc", "squeue", "scontrol", "scancel", "sinfo", "sacct", "sacctmgr", "sdiag", "sprio")
 _MUNGED = "/usr/sbin/munged"
 
 
-class Cluster(Bed):
+class Cluster(RunningCluster):
     """One test bed from its start to its end; `with Cluster(nodes=2) as cluster:` brings it up and takes it down.
 
     Everything lives below `directory` (chosen where not given); see `registry` for what happens when the process that
@@ -39,11 +38,11 @@ class Cluster(Bed):
         self._book = PortBook()
         self._registered = False
         self.product = Product(self)
-        self._known: tuple[gpukind.GpuKind, tuple[int, int]] | None = None
+        self._known: tuple[gpu_kind.SimulatedGpuKind, tuple[int, int]] | None = None
 
     @classmethod
     def attach(cls, directory: Path | str) -> Cluster:
-        """The running cluster in `directory`, started by another process."""
+        """Attach to the running cluster in `directory`, started by another process."""
         directory = Path(directory).absolute()
         record = registry.find(directory)
         if record is None:
@@ -56,7 +55,7 @@ class Cluster(Bed):
         self = cls(directory, **data["spec"])
         self.ports = data["ports"]
         self.users = tuple(users.User(**user) for user in data["users"])
-        self._daemons = self._supervisor(cages.reopen(directory, record.cage))
+        self._daemons = self._supervisor(process_group.reopen(directory, record.group))
         return self
 
     # --- up and down
@@ -98,7 +97,7 @@ class Cluster(Bed):
                 self._daemons = None
 
     def _surely_down(self) -> None:
-        """`down`, also where Ctrl-C is pressed again before that has begun."""
+        """Run `down`, also where Ctrl-C is pressed again before that has begun."""
         while True:
             try:
                 return self.down()
@@ -130,19 +129,19 @@ class Cluster(Bed):
             registry.check_directory(self.directory)
             name = f"migbatch-{secrets.token_hex(4)}"
             me = ProcessId.mine()
-            cage, cage_text = cages.plan(self.directory, name)
+            group, group_text = process_group.plan(self.directory, name)
             names = users.NAMES[: self.spec.users]
             self._registered = True
-            registry.Record(name, str(self.directory), (me.pid, me.start), cage_text, names).save()
+            registry.TestbedRecord(name, str(self.directory), (me.pid, me.start), group_text, names).save()
             self.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
             self.directory.chmod(0o755)
             (self.directory / registry.MARKER).touch()
-            cage.create()
+            group.create()
             self.users = users.ensure(self.spec.users)
-            self._daemons = self._supervisor(cage)
+            self._daemons = self._supervisor(group)
 
-    def _supervisor(self, cage: cages.Cage) -> Daemons:
-        return Daemons(self.directory / "run/procs", self.directory / "log", cage)
+    def _supervisor(self, group: process_group.ProcessGroup) -> Daemons:
+        return Daemons(self.directory / "run/procs", self.directory / "log", group)
 
     # --- files
 
@@ -158,7 +157,7 @@ class Cluster(Bed):
         for node in self.spec.node_names:
             (self.node_directory(node) / "spool").mkdir(parents=True, exist_ok=True)
             models = [self.spec.gpu_type] * self.spec.gpus
-            Machine.create(self.node_directory(node) / "driver", models, latency=self.spec.latency)
+            SimulatedMachine.create(self.node_directory(node) / "driver", models, latency=self.spec.latency)
             if self.spec.migbatch:
                 self.product.mount_progress(node)
         write_private(self.directory / "munge/key", secrets.token_bytes(1024))
@@ -167,14 +166,14 @@ class Cluster(Bed):
     def write_conf(self) -> None:
         """Write Slurm's configuration files from `spec` (after a change: `scontrol reconfigure` or restart)."""
         if self._known is None:
-            self._known = gpukind.ask(self.machine(self.spec.node_names[0]).library), self.root.version()
+            self._known = gpu_kind.ask(self.machine(self.spec.node_names[0]).library), self.root.version()
         conf.write(self.directory, self.spec, *self._known, self.ports, self.munge_socket)
         data = {"spec": asdict(self.spec), "ports": self.ports, "users": [asdict(user) for user in self.users]}
         (self.directory / "etc/testbed.json").write_text(json.dumps(data))
 
     def _write_wrappers(self) -> None:
         env = self.client_env()
-        exports = "".join(f"export {name}={shlex.quote(env[name])}\n" for name in ("SLURM_CONF", cages.MARK))
+        exports = "".join(f"export {name}={shlex.quote(env[name])}\n" for name in ("SLURM_CONF", process_group.MARK))
         for program in CLIENTS:
             line = self.root.from_anywhere(self._holder(), self.root.locate(program))
             path = self.bin / program
@@ -219,7 +218,7 @@ class Cluster(Bed):
             self.product.start()
 
     def node_states(self) -> dict[str, str]:
-        """State of each node as sinfo words it, with its marks (`idle`, `mixed`, `idle*`); may be empty."""
+        """Return the state of each node as sinfo words it, with its marks (`idle`, `mixed`, `idle*`); may be empty."""
         names = ",".join(self.spec.node_names)
         done = self.run(["sinfo", "-h", "-N", "-p", "gpu", "-n", names, "-o", "%N %T"], check=False)
         return dict(line.split() for line in done.stdout.splitlines()) if done.returncode == 0 else {}

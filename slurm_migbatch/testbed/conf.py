@@ -9,7 +9,7 @@ from pathlib import Path
 
 from slurm_migbatch import site
 
-from .gpukind import FILLER, GpuKind
+from .gpu_kind import FILLER, SimulatedGpuKind
 from .spec import Spec
 
 CLUSTER = "migbatch"
@@ -20,7 +20,7 @@ _TIERS = {"gpu": "PriorityTier=10", "train": "PriorityTier=1"}
 def write(
     directory: Path,
     spec: Spec,
-    kind: GpuKind,
+    kind: SimulatedGpuKind,
     version: tuple[int, int],
     ports: Mapping[str, int],
     munge_socket: Path,
@@ -49,12 +49,12 @@ def write(
 
 
 def catalog_names(spec: Spec) -> str:
-    """Host list of the catalog."""
+    """Return the host list of the catalog."""
     return CATALOG if spec.catalog_nodes == 1 else f"{CATALOG}[1-{spec.catalog_nodes}]"
 
 
-def describe(spec: Spec, kind: GpuKind, version: tuple[int, int], ports: Mapping[str, int]) -> site.Site:
-    """The test bed as the templates see it."""
+def describe(spec: Spec, kind: SimulatedGpuKind, version: tuple[int, int], ports: Mapping[str, int]) -> site.Site:
+    """Return the test bed as the templates see it."""
     counts = {**dict.fromkeys([*kind.most, FILLER], 0), **(spec.counts or kind.base(spec.gpus))}
     counts |= site.spare(version) if spec.lends or spec.config.get("lending", {}).get("enabled") else {}
     always = "MaxTime=INFINITE State=UP"
@@ -65,12 +65,12 @@ def describe(spec: Spec, kind: GpuKind, version: tuple[int, int], ports: Mapping
     listed = ",".join(spec.node_names)
     return site.Site(
         version=version,
-        nodes=[site.Node(name, counts, f"{here} Port={ports[name]}") for name in spec.node_names],
+        nodes=[site.NodeLine(name, counts, f"{here} Port={ports[name]}") for name in spec.node_names],
         # Nobody ever listens for the catalog: it stays down.
-        catalog=site.Node(catalog_names(spec), kind.catalog(spec.gpus), f"NodeAddr=127.0.0.1 Port=1 {made_up}"),
+        catalog=site.NodeLine(catalog_names(spec), kind.catalog(spec.gpus), f"NodeAddr=127.0.0.1 Port=1 {made_up}"),
         partitions=[
-            site.Partition("gpu", spec.partition_nodes.get("gpu", listed), f"Default=YES {always} {tiers['gpu']}"),
-            site.Partition("train", spec.partition_nodes.get("train", listed), f"{always} {tiers['train']}"),
+            site.PartitionLine("gpu", spec.partition_nodes.get("gpu", listed), f"Default=YES {always} {tiers['gpu']}"),
+            site.PartitionLine("train", spec.partition_nodes.get("train", listed), f"{always} {tiers['train']}"),
         ],
         prolog=spec.hooks.prolog,
         epilog=spec.hooks.epilog,

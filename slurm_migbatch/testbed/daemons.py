@@ -1,4 +1,4 @@
-"""Long-running processes of a test bed, by name: started inside the cage, recorded, stopped, restarted."""
+"""Long-running processes of a test bed, by name: started inside its process group, recorded, stopped, restarted."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from .cage import Cage
 from .errors import TestbedError
 from .proc import ProcessId
+from .process_group import ProcessGroup
 
 # slurmctld saves its state before it ends, which takes its time on a busy machine.
 GRACE_S = 60.0
@@ -38,10 +38,10 @@ class Daemon:
 class Daemons:
     """The processes recorded in one folder; any process that opens the folder sees and steers the same ones."""
 
-    def __init__(self, records: Path, logs: Path, cage: Cage) -> None:
+    def __init__(self, records: Path, logs: Path, group: ProcessGroup) -> None:
         self.records = records
         self.logs = logs
-        self.cage = cage
+        self.group = group
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, argv: Sequence[str], env: Mapping[str, str]) -> Daemon:
@@ -52,7 +52,7 @@ class Daemons:
         self._reap(name)
         with self.log(name).open("ab") as out:
             child = subprocess.Popen(
-                self.cage.enter(argv),
+                self.group.enter(argv),
                 env=dict(env),
                 cwd="/",
                 stdin=subprocess.DEVNULL,
@@ -73,24 +73,24 @@ class Daemons:
         return daemon
 
     def get(self, name: str) -> Daemon | None:
-        """The process recorded as `name`, running or not."""
+        """Return the process recorded as `name`, running or not."""
         with suppress(FileNotFoundError):
             data = json.loads(self._record(name).read_text())
             return Daemon(data["name"], tuple(data["argv"]), data["env"], data["pid"], data["start"])
         return None
 
     def all(self) -> list[Daemon]:
-        """Every recorded process."""
+        """Return every recorded process."""
         found = (self.get(path.stem) for path in sorted(self.records.glob("*.json")))
         return [daemon for daemon in found if daemon is not None]
 
     def stop(self, name: str, grace: float = GRACE_S) -> None:
-        """SIGTERM, then SIGKILL after `grace` seconds; the record stays, so that `restart` knows how."""
+        """Stop a process by SIGTERM, then SIGKILL after `grace` seconds; its record stays for `restart`."""
         self._known(name).id.end(grace)
         self._reap(name)
 
     def kill(self, name: str) -> None:
-        """SIGKILL, as a crash would."""
+        """Kill a process by SIGKILL, as a crash would."""
         daemon = self._known(name)
         daemon.id.signal(signal.SIGKILL)
         daemon.id.wait(_BURIAL_S)
@@ -103,23 +103,23 @@ class Daemons:
         return self.start(name, daemon.argv, daemon.env)
 
     def check(self) -> None:
-        """TestbedError with the end of the log for the first recorded process that is not running."""
+        """Raise TestbedError with the end of the log for the first recorded process that is not running."""
         for daemon in self.all():
             if not daemon.id.alive:
                 raise TestbedError(f"{daemon.name} has ended: {self.tail(daemon.name)}")
 
     def log(self, name: str) -> Path:
-        """Where the output of `name` goes."""
+        """Return the log file of `name`."""
         return self.logs / f"{name}.out"
 
     def tail(self, name: str, lines: int = 15) -> str:
-        """The last lines that `name` wrote."""
+        """Return the last lines that `name` wrote."""
         with suppress(FileNotFoundError):
             return "\n".join(self.log(name).read_text(errors="replace").splitlines()[-lines:])
         return "(no output)"
 
     def reap(self) -> None:
-        """Collect children of this process that have ended (after the cage was destroyed)."""
+        """Collect children of this process that have ended (after the group was destroyed)."""
         for name in list(self._children):
             self._reap(name)
 

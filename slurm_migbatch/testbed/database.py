@@ -13,13 +13,13 @@ from .conf import CLUSTER
 from .errors import TestbedError
 
 if TYPE_CHECKING:
-    from .bed import Bed
+    from .running_cluster import RunningCluster
 
 ACCOUNT = "migbatch"
 MARIADBD = "/usr/sbin/mariadbd"
 
 
-def start(cluster: Bed) -> None:
+def start(cluster: RunningCluster) -> None:
     """Start MariaDB and slurmdbd and wait until both answer (before slurmctld is started)."""
     folder = cluster.directory / "db"
     folder.mkdir(exist_ok=True)

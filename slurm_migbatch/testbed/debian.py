@@ -21,7 +21,7 @@ _SCRIPTS = Path("/usr/share/debootstrap/scripts")
 
 
 def mirror(etc: Path = Path("/etc/apt")) -> str:
-    """The Debian archive that this machine's own apt sources name, so that site mirrors and proxies are respected."""
+    """Return the Debian archive of this machine's apt sources, so that site mirrors and proxies are respected."""
     for url in _sources(etc):
         if re.search(r"/debian/?$", url):
             return url

@@ -19,18 +19,18 @@ from typing import Any
 
 import click
 
-from .bed import FINAL
 from .cluster import Cluster
 from .errors import TestbedError
 from .proc import wait_until
-from .watch import Watch
+from .running_cluster import FINAL
+from .watch import HandoffWatch
 
 _UUIDS = re.compile(r"(batch script|task \d+): (\S*)")
 _DEVICE = re.compile(r"MIG-[0-9a-f-]{36}")
 
 
 @dataclass
-class Job:
+class DemoJob:
     """One submission of the demonstration."""
 
     user: str
@@ -67,12 +67,12 @@ class Checks:
 class Demo:
     """Submits, shows, waits and checks."""
 
-    def __init__(self, bed: Cluster) -> None:
-        self.bed = bed
-        self.jobs: list[Job] = []
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.jobs: list[DemoJob] = []
         self.checks = Checks()
         # A checkout may lie where ordinary users cannot look.
-        self.examples = bed.directory / "examples"
+        self.examples = cluster.directory / "examples"
         self.examples.mkdir()
         self.examples.chmod(0o755)
         for script in files("slurm_migbatch.sbatch_examples").iterdir():
@@ -81,9 +81,9 @@ class Demo:
                 (self.examples / script.name).chmod(0o644)
 
     def run(self) -> int:
-        """The whole demonstration; 0 if everything that it claims was seen to be so."""
+        """Run the whole demonstration; return 0 if everything that it claims was observed."""
         began = time.monotonic()
-        with Watch(self.bed) as watch:
+        with HandoffWatch(self.cluster) as watch:
             self._first_wave()
             self._layouts("while they run")
             self._second_wave()
@@ -101,25 +101,25 @@ class Demo:
     # --- submitting
 
     def _first_wave(self) -> None:
-        cancelled = Job("mbbob", "explicit_profile.sh", ("--job-name=cancelled",), seconds=600, end="CANCELLED")
-        self._submit(Job("mbalice", "batch_inference.sh", seconds=10))
+        cancelled = DemoJob("mbbob", "explicit_profile.sh", ("--job-name=cancelled",), seconds=600, end="CANCELLED")
+        self._submit(DemoJob("mbalice", "batch_inference.sh", seconds=10))
         self._submit(cancelled)
-        self._submit(Job("mbalice", "array_inference.sh", seconds=8, array=4))
-        self._submit(Job("mbcarol", "multi_slice.sh", seconds=8, tasks=3))
-        self._submit(Job("mbalice", "refused.sh", end="REFUSED"))
+        self._submit(DemoJob("mbalice", "array_inference.sh", seconds=8, array=4))
+        self._submit(DemoJob("mbcarol", "multi_slice.sh", seconds=8, tasks=3))
+        self._submit(DemoJob("mbalice", "refused.sh", end="REFUSED"))
         self._until(
-            lambda: self.bed.states().get(str(cancelled.id)) == "RUNNING", "the job that will be cancelled runs"
+            lambda: self.cluster.states().get(str(cancelled.id)) == "RUNNING", "the job that will be cancelled runs"
         )
 
     def _second_wave(self) -> None:
-        self._submit(Job("mbbob", "llm.sh", seconds=6))
-        self._submit(Job("mbcarol", "whole_gpu.sh", seconds=5))
-        self._submit(Job("mbcarol", "whole_gpu.sh", ("--gpus=2", "--nodes=1"), seconds=3))
-        self._submit(Job("mbbob", "explicit_profile.sh", ("--gres=mig:1g.20gb:2",), seconds=4))
+        self._submit(DemoJob("mbbob", "llm.sh", seconds=6))
+        self._submit(DemoJob("mbcarol", "whole_gpu.sh", seconds=5))
+        self._submit(DemoJob("mbcarol", "whole_gpu.sh", ("--gpus=2", "--nodes=1"), seconds=3))
+        self._submit(DemoJob("mbbob", "explicit_profile.sh", ("--gres=mig:1g.20gb:2",), seconds=4))
         cancelled = next(job for job in self.jobs if job.end == "CANCELLED")
         self._command("mbbob", ["scancel", str(cancelled.id)])
 
-    def _submit(self, job: Job) -> None:
+    def _submit(self, job: DemoJob) -> None:
         offered = self._offered()
         command = ["sbatch", *job.options, str(self.examples / job.script)]
         done = self._command(job.user, command, env={"WORK_SECONDS": str(job.seconds)})
@@ -136,7 +136,7 @@ class Demo:
     def _command(self, user: str, argv: list[str], env: dict[str, str] | None = None) -> _Done:
         shown = " ".join(Path(word).name if word.startswith("/") else word for word in argv)
         click.echo(f"\n{user}$ {shown}")
-        done = self.bed.run(argv, user, check=False, env=env)
+        done = self.cluster.run(argv, user, check=False, env=env)
         for line in (done.stdout + done.stderr).splitlines():
             click.echo(f"    {line}")
         return _Done(done.stdout, done.stderr)
@@ -146,11 +146,11 @@ class Demo:
     def _layouts(self, when: str) -> None:
         time.sleep(1.0)
         click.echo(f"\n# migbatch nodes   ({when})")
-        click.echo(self.bed.product.migbatch("nodes"))
+        click.echo(self.cluster.product.migbatch("nodes"))
 
     def _offered(self) -> dict[str, int]:
-        """Free slices that Slurm is told of: the most on any one node, by GRES type."""
-        nodes = json.loads(self.bed.product.migbatch("nodes", "--json"))["nodes"]
+        """Return the free slices that Slurm is told of: the most on any one node, by GRES type."""
+        nodes = json.loads(self.cluster.product.migbatch("nodes", "--json"))["nodes"]
         best: dict[str, int] = {}
         for node in nodes:
             for kind, count in node["offered"].items():
@@ -158,7 +158,7 @@ class Demo:
         return best
 
     def _requested(self, job: int) -> dict[str, int]:
-        text = self.bed.run(["squeue", "-h", "-a", "-r", "-t", "all", "-j", str(job), "-o", "%b"]).stdout
+        text = self.cluster.run(["squeue", "-h", "-a", "-r", "-t", "all", "-j", str(job), "-o", "%b"]).stdout
         parts = re.findall(r"mig:([^:,\s]+):(\d+)", text.splitlines()[0] if text else "")
         return {kind: int(count) for kind, count in parts}
 
@@ -170,7 +170,7 @@ class Demo:
         records = [record for job in self.jobs if job.id for record in job.records]
 
         def over() -> bool:
-            states = self.bed.states()
+            states = self.cluster.states()
             return all(states.get(record, "") in FINAL for record in records)
 
         self._until(over, "the end of all jobs")
@@ -184,35 +184,37 @@ class Demo:
 
         def whole(record: str, end: str) -> bool:
             row = known.get(record, {"state": "", "slices": []})
-            ends = [piece["until_unix_s"] for piece in row["slices"]]
+            ends = [entry["until_unix_s"] for entry in row["slices"]]
             return row["state"] == end and bool(ends) and None not in ends
 
         return all(whole(record, job.end) for job in self.jobs if job.id for record in job.records)
 
     def _leases(self) -> list[str]:
-        """Slices that the nodes' own journals still count as held."""
+        """Return the slices that the nodes' own journals still count as held."""
         return [
-            f"{node}: {piece['profile']} of job {piece['job']}"
+            f"{node}: {entry['profile']} of job {entry['job']}"
             for node, status in self._node_status()
             for gpu in status["gpus"]
-            for piece in gpu["slices"]
-            if piece["state"] != "idle"
+            for entry in gpu["slices"]
+            if entry["state"] != "idle"
         ]
 
     def _node_status(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        for node in self.bed.spec.node_names:
+        for node in self.cluster.spec.node_names:
             yield node, json.loads(self._on_node("status", node, "--json"))
 
     def _on_node(self, verb: str, node: str, *options: str) -> str:
-        return self.bed.product.migbatch("node", verb, "--etc", str(self.bed.product.etc), "--node", node, *options)
+        return self.cluster.product.migbatch(
+            "node", verb, "--etc", str(self.cluster.product.etc), "--node", node, *options
+        )
 
     def _migacct(self, *options: str) -> str:
         argv = [str(Path(sys.executable).with_name("migacct")), "-a", "--starttime", "now-1hour", *options]
-        return self.bed.run_here(argv)
+        return self.cluster.run_here(argv)
 
     # --- checking
 
-    def _verify(self, watch: Watch) -> None:
+    def _verify(self, watch: HandoffWatch) -> None:
         say = self.checks.that
         records = self._accounts()
         accepted = [job for job in self.jobs if job.end != "REFUSED"]
@@ -245,7 +247,7 @@ class Demo:
         say("idle slices are taken down when the administrator wants the GPUs empty", list(self._cleared()))
         say(
             "no node was drained",
-            [f"{node}: {state}" for node, state in self.bed.node_states().items() if state.rstrip("*") != "idle"],
+            [f"{node}: {state}" for node, state in self.cluster.node_states().items() if state.rstrip("*") != "idle"],
         )
 
     def _accounts(self) -> dict[str, dict[str, Any]]:
@@ -256,7 +258,7 @@ class Demo:
         for job in self.jobs:
             for record in job.records if job.end == "COMPLETED" else ():
                 slices = records.get(record, {}).get("slices", [])
-                own = [str(piece["mig_uuid"]) for piece in slices]
+                own = [str(entry["mig_uuid"]) for entry in slices]
                 text = self._output(job, record)
                 sights = {who: _DEVICE.findall(uuids) for who, uuids in _UUIDS.findall(text)}
                 if sights.pop("batch script", None) != own or not own:
@@ -266,29 +268,31 @@ class Demo:
                 shared = [uuid for uuids in sights.values() for uuid in uuids]
                 if sorted(shared) != sorted(own):
                     yield f"{record}: its tasks saw {shared}, its slices are {own}"
-                for piece in slices:
-                    uuid = piece["mig_uuid"]
-                    since, until = piece["since_unix_s"] or 0.0, piece["until_unix_s"] or math.inf
+                for entry in slices:
+                    uuid = entry["mig_uuid"]
+                    since, until = entry["since_unix_s"] or 0.0, entry["until_unix_s"] or math.inf
                     for other, start, end in leases.setdefault(uuid, []):
                         if since < end and start < until:
                             yield f"{uuid} was given to {other} and {record} at once"
                     leases[uuid].append((record, since, until))
 
-    def _output(self, job: Job, record: str) -> str:
-        found = [path.read_text() for path in self.bed.home(job.user).glob("*.out") if path.stem.endswith(f"-{record}")]
+    def _output(self, job: DemoJob, record: str) -> str:
+        found = [
+            path.read_text() for path in self.cluster.home(job.user).glob("*.out") if path.stem.endswith(f"-{record}")
+        ]
         return "\n".join(found)
 
     def _open_devices(self) -> Iterator[str]:
-        for node in self.bed.spec.node_names:
-            for path in (self.bed.node_directory(node) / "driver/dev/nvidia-caps").glob("nvidia-cap*"):
+        for node in self.cluster.spec.node_names:
+            for path in (self.cluster.node_directory(node) / "driver/dev/nvidia-caps").glob("nvidia-cap*"):
                 status = path.stat()
                 if status.st_uid != 0 or status.st_mode & 0o077:
                     yield f"{node}: {path.name} belongs to uid {status.st_uid}, mode {status.st_mode & 0o777:o}"
 
     def _cleared(self) -> Iterator[str]:
-        for node in self.bed.spec.node_names:
+        for node in self.cluster.spec.node_names:
             self._on_node("clear", node)
-            for gpu in self.bed.machine(node).dump()["gpus"]:
+            for gpu in self.cluster.machine(node).dump()["gpus"]:
                 for instance in gpu["instances"]:
                     yield f"{node}: GPU {gpu['index']} still has a {instance['profile']}"
 
@@ -300,13 +304,13 @@ class _Done:
 
 
 def main() -> int:
-    """Entry point."""
+    """Run the demonstration as a program."""
     click.echo("Starting a private Slurm cluster: 2 nodes, 2 simulated H100s each ...")
     began = time.monotonic()
     try:
-        with Cluster(nodes=2, gpus=2, gpu_type="h100-80gb", latency="real", migbatch="all") as bed:
+        with Cluster(nodes=2, gpus=2, gpu_type="h100-80gb", latency="real", migbatch="all") as cluster:
             click.echo(f"up after {time.monotonic() - began:.0f} s")
-            return Demo(bed).run()
+            return Demo(cluster).run()
     except TestbedError as error:
         click.echo(f"demo: {error}", err=True)
         return 1

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .bed import Bed
+    from .running_cluster import RunningCluster
 
 PYTHON = "/usr/bin/python3"
 
@@ -86,7 +86,7 @@ class _End:
 
 
 def submissions(draw: random.Random) -> Iterator[list[bytes]]:
-    """Options of sbatch, for ever: odd bytes, huge fields, arrays, forged markers, requests that nobody grants."""
+    """Yield sbatch options without end: odd bytes, huge fields, arrays, forged markers, impossible requests."""
     while True:
         field = draw.choice(FREE).encode()
         odd = draw.choice(ODD)
@@ -101,7 +101,7 @@ def submissions(draw: random.Random) -> Iterator[list[bytes]]:
 
 
 def updates(draw: random.Random, job: bytes) -> list[bytes]:
-    """One command about a job of one's own."""
+    """Draw one scontrol update of an own job."""
     what = draw.choice(
         (
             b"Comment=" + draw.choice(FORGED),
@@ -138,11 +138,11 @@ def submit(seconds: float) -> Counter[str]:
             break
         held = [b"--hold"] if draw.random() < 0.7 else []
         line = [b"sbatch", b"--parsable", b"-o", b"/dev/null", b"--time=1", *held, *options, b"--wrap", b"true"]
-        code, said = _call(line)
+        code, output = _call(line)
         counts["submissions"] += 1
         counts["accepted" if code == 0 else "refused"] += 1
-        if code == 0 and said.strip().isdigit():
-            own.append(said.strip())
+        if code == 0 and output.strip().isdigit():
+            own.append(output.strip())
         for _ in range(2 if own else 0):
             code, _ = _call(updates(draw, draw.choice(own)))
             counts["changes" if code == 0 else "changes refused"] += 1
@@ -341,12 +341,14 @@ class Hostiles:
         parts: those that run; all where none is named.
     """
 
-    def __init__(self, bed: Bed, users: Sequence[str], seconds: float, parts: Sequence[str] = ()) -> None:
-        self._bed = bed
+    def __init__(
+        self, cluster: RunningCluster, users: Sequence[str], seconds: float, parts: Sequence[str] = ()
+    ) -> None:
+        self._cluster = cluster
         self._users = tuple(users)
         self._seconds = seconds
         self._parts = frozenset(parts or PARTS)
-        self._program = bed.directory / "hostile.py"
+        self._program = cluster.directory / "hostile.py"
         self._running: dict[str, subprocess.Popen[str]] = {}
         self.counts: dict[str, dict[str, int]] = {}
 
@@ -355,13 +357,13 @@ class Hostiles:
         submitter, owner, stranger = self._users
         self._start(submitter, "submit")
         self._start(owner, "descriptors", "50", "5000")
-        self._start(stranger, "node_api", str(self._bed.ports["migbatchd"]))
-        self._start(stranger, "submit_socket", str(self._bed.directory / "migbatch/submit.sock"))
+        self._start(stranger, "node_api", str(self._cluster.ports["migbatchd"]))
+        self._start(stranger, "submit_socket", str(self._cluster.directory / "migbatch/submit.sock"))
         if "report" in self._parts:
             # two at a time, each for a quarter of a minute
             script = f"{PYTHON} {self._program} report 15"
             slices = ("--array=1-100%2", "--gres=mig:1g.10gb:1", "--time=1", "-o", "report.%a")
-            self._bed.submit(*slices, wrap=script, user=owner)
+            self._cluster.submit(*slices, wrap=script, user=owner)
         return self
 
     def __exit__(
@@ -378,14 +380,14 @@ class Hostiles:
             with contextlib.suppress(json.JSONDecodeError):
                 self.counts[name] = json.loads(said)
         for user in self._users:
-            self._bed.run(["scancel", "-u", user], check=False)
+            self._cluster.run(["scancel", "-u", user], check=False)
         if "report" in self._parts:
             self.counts[f"{self._users[1]} report"] = self._reports()
 
     def _reports(self) -> dict[str, int]:
-        """What the jobs that ran to their end say."""
+        """Read the reports of the jobs that ran to their end."""
         reports: Counter[str] = Counter()
-        for path in self._bed.home(self._users[1]).glob("report.*"):
+        for path in self._cluster.home(self._users[1]).glob("report.*"):
             with contextlib.suppress(json.JSONDecodeError):  # cancelled, or refused in its Prolog
                 reports.update({"jobs": 1, **json.loads(path.read_text() or "{}")})
         return dict(reports)
@@ -395,9 +397,9 @@ class Hostiles:
             return
         line = [PYTHON, str(self._program), part, str(self._seconds), *arguments]
         self._running[f"{user} {part}"] = subprocess.Popen(
-            self._bed.command(line, user),
-            env=self._bed.client_env(user),
-            cwd=self._bed.home(user),
+            self._cluster.command(line, user),
+            env=self._cluster.client_env(user),
+            cwd=self._cluster.home(user),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,

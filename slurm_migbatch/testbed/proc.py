@@ -18,7 +18,7 @@ _LONGEST_PAUSE_S = 1.0
 
 
 def start_time(pid: int) -> int | None:
-    """Clock ticks after boot at which `pid` started (/proc/PID/stat, field 22); None for a dead one or a zombie."""
+    """Return the start of `pid` in clock ticks since boot (/proc/PID/stat, field 22); None if dead or a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -37,7 +37,7 @@ class ProcessId:
 
     @classmethod
     def of(cls, pid: int) -> ProcessId:
-        """Identity of the live process `pid`."""
+        """Return the identity of the live process `pid`."""
         start = start_time(pid)
         if start is None:
             raise TestbedError(f"process {pid} has ended")
@@ -45,7 +45,7 @@ class ProcessId:
 
     @classmethod
     def mine(cls) -> ProcessId:
-        """Identity of the calling process."""
+        """Return the identity of the calling process."""
         return cls.of(os.getpid())
 
     @property
@@ -95,14 +95,14 @@ class ProcessId:
 
 
 def pids() -> Iterator[int]:
-    """Every process of the machine."""
+    """Yield every process of the machine."""
     for name in os.listdir("/proc"):  # noqa: PTH208 - names, not paths, are wanted
         if name.isdigit():
             yield int(name)
 
 
 def parent(pid: int) -> int | None:
-    """Parent of `pid`, None where it has ended."""
+    """Return the parent of `pid`, None where it has ended."""
     with suppress(FileNotFoundError, ProcessLookupError):
         text = Path(f"/proc/{pid}/stat").read_text()
         return int(text[text.rindex(")") + 2 :].split()[1])

@@ -22,9 +22,9 @@ from typing import Any
 
 from slurm_migbatch.node.paths import limited
 
-from .bed import Bed, write_private
 from .conf import catalog_names
 from .errors import TestbedError
+from .running_cluster import RunningCluster, write_private
 from .spec import Hooks
 
 PYTHON = "/usr/bin/python3"
@@ -44,36 +44,36 @@ except InstallError as error:
 class Product:
     """migbatch on one test bed."""
 
-    def __init__(self, bed: Bed) -> None:
-        self.bed = bed
-        self.etc = bed.directory / "etc"
+    def __init__(self, cluster: RunningCluster) -> None:
+        self.cluster = cluster
+        self.etc = cluster.directory / "etc"
         self.config = self.etc / "migbatch.toml"
-        self.state = bed.directory / "migbatch"
+        self.state = cluster.directory / "migbatch"
 
     def install_hooks(self) -> None:
         """Copy the node's part, write node.conf and the hooks, and name them in the test bed's specification."""
-        self._copy(self.bed.directory / "lib")
+        self._copy(self.cluster.directory / "lib")
         write_private(self.etc / "token", secrets.token_hex(32).encode())
         (self.etc / "node.conf").write_text("".join(f"{key}={value}\n" for key, value in self._node_conf().items()))
-        hooks = self.bed.directory / "hooks"
-        self.bed.run([PYTHON, "-c", _INSTALL, str(self.bed.directory / "lib"), str(hooks), str(self.etc)])
-        timeout = self.bed.spec.hooks.timeout
-        self.bed.spec = replace(
-            self.bed.spec,
+        hooks = self.cluster.directory / "hooks"
+        self.cluster.run([PYTHON, "-c", _INSTALL, str(self.cluster.directory / "lib"), str(hooks), str(self.etc)])
+        timeout = self.cluster.spec.hooks.timeout
+        self.cluster.spec = replace(
+            self.cluster.spec,
             hooks=Hooks(str(hooks / "prolog"), str(hooks / "epilog"), str(hooks / "task_prolog"), timeout),
         )
 
     def mount_progress(self, node: str) -> None:
         """Mount what the first hook of a node would, before a --slurm-root has mounts of its own."""
-        os.close(limited(f"{self.bed.node_directory(node)}/run/progress"))
+        os.close(limited(f"{self.cluster.node_directory(node)}/run/progress"))
 
     def install_filter(self) -> None:
         """Write migbatch.toml and the Lua shims, and name those in the test bed's specification."""
         self.state.mkdir(mode=0o755, exist_ok=True)
         self.config.write_text(_toml(self._settings()))
         self.render_shims("job_submit")  # users have theirs once slurmctld can tell what belongs in it
-        self.bed.spec = replace(
-            self.bed.spec,
+        self.cluster.spec = replace(
+            self.cluster.spec,
             job_submit=str(self.etc / "job_submit.lua"),
             cli_filter=str(self.etc / "cli_filter.lua"),
         )
@@ -81,12 +81,12 @@ class Product:
     def start(self) -> None:
         """Start migbatchd and the agents; wait until migbatchd knows every node's GPUs and has told slurmctld."""
         self.start_daemon()
-        for node in self.bed.spec.node_names:
+        for node in self.cluster.spec.node_names:
             self.start_agent(node)
-        self.bed.wait("the nodes' reports to migbatchd", self._knows_the_nodes)
+        self.cluster.wait("the nodes' reports to migbatchd", self._knows_the_nodes)
         self.render_shims()
-        self.bed.wait("the submit service", self._answers_submissions)
-        self.bed.wait("the compiled table", (self.state / "table.lua").exists)
+        self.cluster.wait("the submit service", self._answers_submissions)
+        self.cluster.wait("the compiled table", (self.state / "table.lua").exists)
 
     def render_shims(self, *shims: str) -> None:
         """Write the Lua shims (both) with what migbatchd knows of the site by now.
@@ -100,30 +100,30 @@ class Product:
 
     def start_daemon(self) -> None:
         """Start migbatchd and wait until it answers."""
-        self.bed.spawn("migbatchd", [sys.executable, "-m", "slurm_migbatch.cli.migbatchd", "-c", str(self.config)])
-        self.bed.wait("migbatchd", lambda: self.health() is not None)
+        self.cluster.spawn("migbatchd", [sys.executable, "-m", "slurm_migbatch.cli.migbatchd", "-c", str(self.config)])
+        self.cluster.wait("migbatchd", lambda: self.health() is not None)
 
     def reconfigure(self, **sections: Mapping[str, object]) -> None:
-        """migbatchd again, with other keys of migbatch.toml (section -> key -> value)."""
-        config = {name: dict(values) for name, values in self.bed.spec.config.items()}
+        """Restart migbatchd with other keys of migbatch.toml (section -> key -> value)."""
+        config = {name: dict(values) for name, values in self.cluster.spec.config.items()}
         for section, values in sections.items():
             config.setdefault(section, {}).update(values)
-        self.bed.spec = replace(self.bed.spec, config=config)
+        self.cluster.spec = replace(self.cluster.spec, config=config)
         self.config.write_text(_toml(self._settings()))
-        self.bed.restart("migbatchd")
-        self.bed.wait("migbatchd", lambda: self.health() is not None)
+        self.cluster.restart("migbatchd")
+        self.cluster.wait("migbatchd", lambda: self.health() is not None)
 
     def start_agent(self, node: str) -> None:
         """Start a node's agent."""
         line = [sys.executable, "-m", "slurm_migbatch.cli", "node", "agent", "--etc", str(self.etc), "--node", node]
-        self.bed.spawn(f"agent-{node}", line)
+        self.cluster.spawn(f"agent-{node}", line)
 
     def migbatch(self, *arguments: str) -> str:
-        """Output of `migbatch ARGUMENTS` as root."""
-        return self.bed.run_here([sys.executable, "-m", "slurm_migbatch.cli", *arguments])
+        """Run `migbatch ARGUMENTS` as root; return its output."""
+        return self.cluster.run_here([sys.executable, "-m", "slurm_migbatch.cli", *arguments])
 
     def health(self) -> Mapping[str, Any] | None:
-        """What migbatchd says of itself; None where it does not answer."""
+        """Ask migbatchd for its health; None where it does not answer."""
         try:
             body = self._get("/healthz")
         except urllib.error.HTTPError as error:
@@ -135,7 +135,7 @@ class Product:
         return found
 
     def metrics(self) -> str:
-        """migbatchd's metrics, as Prometheus reads them. Raises OSError."""
+        """Read migbatchd's metrics in Prometheus' text form. Raises OSError."""
         return self._get("/metrics").decode()
 
     def _get(self, path: str) -> bytes:
@@ -156,7 +156,7 @@ class Product:
 
     @property
     def _url(self) -> str:
-        return f"http://127.0.0.1:{self.bed.ports['migbatchd']}"
+        return f"http://127.0.0.1:{self.cluster.ports['migbatchd']}"
 
     def _copy(self, target: Path) -> None:
         source = Path(__file__).resolve().parents[1]
@@ -173,7 +173,7 @@ class Product:
         shutil.copyfile(spec.origin, target / "pynvml.py")
 
     def _node_conf(self) -> dict[str, str]:
-        nodes = f"{self.bed.directory}/nodes/%n"
+        nodes = f"{self.cluster.directory}/nodes/%n"
         return {
             "StateDir": f"{nodes}/state",
             "RunDir": f"{nodes}/run",
@@ -181,23 +181,23 @@ class Product:
             "ProcRoot": f"{nodes}/driver/proc",
             "DevRoot": f"{nodes}/driver/dev",
             "BootIdFile": f"{nodes}/driver/boot_id",
-            "Controller": self._url if self.bed.spec.migbatch == "all" else "",
-            "Auth": self.bed.spec.auth,
-            "MungeSocket": str(self.bed.munge_socket),
+            "Controller": self._url if self.cluster.spec.migbatch == "all" else "",
+            "Auth": self.cluster.spec.auth,
+            "MungeSocket": str(self.cluster.munge_socket),
             "TokenFile": str(self.etc / "token"),
-            "ScontrolPath": str(self.bed.bin / "scontrol"),
-            "SlurmConf": str(self.bed.slurm_conf),
+            "ScontrolPath": str(self.cluster.bin / "scontrol"),
+            "SlurmConf": str(self.cluster.slurm_conf),
             "SlurmdSpoolDir": f"{nodes}/spool",
-            **self.bed.spec.node_conf,
+            **self.cluster.spec.node_conf,
         }
 
     def _settings(self) -> dict[str, dict[str, object]]:
         settings: dict[str, dict[str, object]] = {
             "cluster": {
-                "slurm_bin": str(self.bed.bin),
-                "slurm_conf": str(self.bed.slurm_conf),
+                "slurm_bin": str(self.cluster.bin),
+                "slurm_conf": str(self.cluster.slurm_conf),
                 "slurm_user": "root",
-                "catalog_nodes": catalog_names(self.bed.spec),
+                "catalog_nodes": catalog_names(self.cluster.spec),
             },
             "submit": {
                 "socket": str(self.state / "submit.sock"),
@@ -210,22 +210,22 @@ class Product:
             "store": {"url": f"sqlite:///{self.state}/migbatch.db"},
             "node_api": {
                 "listen": "127.0.0.1",
-                "port": self.bed.ports["migbatchd"],
-                "auth": self.bed.spec.auth,
-                "munge_socket": str(self.bed.munge_socket),
+                "port": self.cluster.ports["migbatchd"],
+                "auth": self.cluster.spec.auth,
+                "munge_socket": str(self.cluster.munge_socket),
                 "token_file": str(self.etc / "token"),
             },
             "daemon": {"run_dir": str(self.state)},
         }
-        if self.bed.spec.lends:
+        if self.cluster.spec.lends:
             settings["lending"] = {"enabled": True, "partitions": ["train"]}
-        for section, values in self.bed.spec.config.items():
+        for section, values in self.cluster.spec.config.items():
             settings.setdefault(section, {}).update(values)
         return settings
 
 
 def _toml(settings: Mapping[str, Mapping[str, object]]) -> str:
-    """TOML of tables of strings, numbers, booleans and lists of them (which JSON spells alike)."""
+    """Return the TOML of tables of strings, numbers, booleans and lists of them (which JSON spells alike)."""
     lines: list[str] = []
     for section, values in settings.items():
         lines.append(f"[{section}]")

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from . import cage, users
+from . import process_group, users
 from .errors import TestbedError
 from .proc import ProcessId
 
@@ -29,13 +29,13 @@ _LOCK_S = 180.0
 
 
 @dataclass(frozen=True)
-class Record:
+class TestbedRecord:
     """What one test bed holds of the machine."""
 
     name: str
     directory: str
     owner: tuple[int, int] | None
-    cage: str
+    group: str
     users: tuple[str, ...]
 
     @property
@@ -51,11 +51,13 @@ class Record:
     def save(self) -> None:
         """Write the record so that a reader sees all of it or nothing."""
         fresh = self.path.with_suffix(".new")
-        fresh.write_text(json.dumps(asdict(self)))
+        fields = asdict(self)
+        fields["cage"] = fields.pop("group")  # its name in the file
+        fresh.write_text(json.dumps(fields))
         fresh.replace(self.path)
 
-    def disown(self) -> Record:
-        """The same test bed, now kept until `down`."""
+    def disown(self) -> TestbedRecord:
+        """Return the same test bed, now kept until `down`."""
         return replace(self, owner=None)
 
 
@@ -100,7 +102,7 @@ def locked() -> Iterator[None]:
 
 
 def _take_lock() -> int | None:
-    """Descriptor of the lock file if it is ours now, None where somebody else has it."""
+    """Take the lock file; return its descriptor, or None where another process holds it."""
     REGISTRY.mkdir(mode=0o755, exist_ok=True)
     handle = -1
     try:
@@ -117,8 +119,8 @@ def _take_lock() -> int | None:
     return None
 
 
-def records() -> list[Record]:
-    """All test beds of the machine, by name."""
+def records() -> list[TestbedRecord]:
+    """Return all test beds of the machine, by name."""
     found = []
     for path in sorted(REGISTRY.glob("*.json")):
         try:
@@ -126,19 +128,19 @@ def records() -> list[Record]:
         except FileNotFoundError:
             continue
         owner = tuple(data["owner"]) if data["owner"] else None
-        found.append(Record(data["name"], data["directory"], owner, data["cage"], tuple(data["users"])))
+        found.append(TestbedRecord(data["name"], data["directory"], owner, data["cage"], tuple(data["users"])))
     return found
 
 
-def find(directory: Path) -> Record | None:
-    """The test bed that lives in `directory`."""
+def find(directory: Path) -> TestbedRecord | None:
+    """Return the test bed that lives in `directory`."""
     return next((record for record in records() if record.directory == str(directory)), None)
 
 
-def destroy(record: Record) -> None:
+def destroy(record: TestbedRecord) -> None:
     """Take everything away that a test bed holds; call with the registry locked. Repeating it is harmless."""
     directory = Path(record.directory)
-    cage.reopen(directory, record.cage).destroy()
+    process_group.reopen(directory, record.group).destroy()
     unmount_below(directory)
     if (directory / MARKER).exists():
         shutil.rmtree(directory)
@@ -156,16 +158,16 @@ def unmount_below(directory: Path) -> None:
         subprocess.run(["umount", where], check=True, capture_output=True)
 
 
-def sweep() -> list[Record]:
+def sweep() -> list[TestbedRecord]:
     """Destroy the stale test beds; call with the registry locked."""
-    gone = [record for record in records() if record.stale]
-    for record in gone:
+    stale = [record for record in records() if record.stale]
+    for record in stale:
         destroy(record)
-    return gone
+    return stale
 
 
 def usable_base() -> Path:
-    """A directory on local disk where ordinary users may walk through, programs may run and devices may be opened."""
+    """Return a local directory that users may traverse and where programs may run and devices may be opened."""
     for base in (Path("/run"), Path("/var/tmp"), Path("/tmp")):  # noqa: S108 - a root-owned directory is made below
         flags = os.statvfs(base).f_flag
         if not flags & (os.ST_NOEXEC | os.ST_NODEV | os.ST_RDONLY):
@@ -174,7 +176,7 @@ def usable_base() -> Path:
 
 
 def new_directory(name: str = "") -> Path:
-    """Where a test bed lives that was given no directory; `name` makes it predictable, else it is new each time."""
+    """Choose the directory of a test bed that was given none; `name` makes it predictable, else it is new each time."""
     return usable_base() / f"migbatch-testbed{name or '-' + secrets.token_hex(3)}"
 
 

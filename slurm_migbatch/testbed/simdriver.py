@@ -1,7 +1,7 @@
 """The simulated NVIDIA driver: building it, and making and breaking machines that run it.
 
 A machine is a directory. Whoever loads ``DIR/libnvidia-ml.so.1`` (or any copy of it, with ``MIGBATCH_SIM_DIR=DIR`` at
-``nvmlInit``) sees that machine's GPUs; `Machine` is the hand that pulls its plug. All state lives in ``DIR/state``,
+``nvmlInit``) sees that machine's GPUs; `SimulatedMachine` injects faults into them. All state lives in ``DIR/state``,
 shared by every process; this module reads and changes it only through ``DIR/libmigsim.so``.
 
     >>> machine = Machine.create(tmp_path / "node1", gpus=["h100-80gb", "a100-40gb"])
@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["GPU_MODELS", "REAL_LATENCY", "Machine", "SimDriverError", "build"]
+__all__ = ["GPU_MODELS", "REAL_LATENCY", "SimDriverError", "SimulatedMachine", "build"]
 
 GPU_MODELS = ("a30", "a100-40gb", "a100-80gb", "h100-80gb", "h200", "b200", "rtx-pro-6000")
 
@@ -97,7 +97,7 @@ def build(dest: Path | None = None) -> Path:
 
 
 def _free_major() -> int:
-    """A character device major that nothing on this host serves, so that opening such a node ends in ENXIO."""
+    """Return a character device major that nothing on this host serves, so that opening such a node ends in ENXIO."""
     served = {line.split()[0] for line in Path("/proc/devices").read_text().splitlines() if line[:3].strip().isdigit()}
     for major in range(254, 239, -1):  # the range for local and experimental use
         if str(major) not in served:
@@ -143,7 +143,7 @@ _REASONS = {
 }
 
 
-class _Control:
+class _DriverControl:
     """The functions of ``libmigsim.so``, with errors raised."""
 
     def __init__(self, path: Path) -> None:
@@ -175,12 +175,12 @@ class _Control:
         return result
 
 
-class Machine:
-    """One simulated machine. Any number of `Machine` objects and processes may use the same directory."""
+class SimulatedMachine:
+    """One simulated machine. Any number of `SimulatedMachine` objects and processes may use the same directory."""
 
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory).resolve()
-        self._control = _Control(self.directory / CONTROL)
+        self._control = _DriverControl(self.directory / CONTROL)
         self.dump()  # an error here rather than later
 
     @classmethod
@@ -194,7 +194,7 @@ class Machine:
         minors: Sequence[int] | None = None,
         ampere_auto_reset: bool = False,
         library: Path | None = None,
-    ) -> Machine:
+    ) -> SimulatedMachine:
         """Make a machine in `directory`, which is created where missing.
 
         `gpus` are names from `GPU_MODELS` in NVML index order, `minors` their device minors (0, 1, ... by default).
@@ -220,7 +220,7 @@ class Machine:
         (home / "libnvidia-ml.so").unlink(missing_ok=True)
         (home / "libnvidia-ml.so").symlink_to(LIBRARY)
         lines = [f"{gpu} {minor} {uuid.uuid4()}" for gpu, minor in zip(gpus, numbers, strict=True)]
-        control = _Control(home / CONTROL)
+        control = _DriverControl(home / CONTROL)
         control("create", home, "\n".join(lines).encode(), int(mig), _free_major(), int(ampere_auto_reset))
         machine = cls(home)
         machine.set_latency(latency)
@@ -247,7 +247,7 @@ class Machine:
         return self.directory / "boot_id"
 
     def set_latency(self, latency: Latency) -> None:
-        """How long changes take: ``0.0`` or other seconds for each, ``"real"``, or a mapping like `REAL_LATENCY`."""
+        """Set how long changes take: seconds for each (``0.0``), ``"real"``, or a mapping like `REAL_LATENCY`."""
         if latency == "real":
             table: Mapping[str, float | tuple[float, float]] = REAL_LATENCY
         elif isinstance(latency, Mapping):
@@ -270,14 +270,14 @@ class Machine:
         self._control("set_variants", self.directory, sum(_VARIANTS[name] for name in set(names)))
 
     def reboot(self) -> None:
-        """Power off and on: instances and processes are gone, MIG mode stays on Ampere only, ``boot_id`` changes.
+        """Reboot: instances and processes are removed, MIG mode stays on Ampere only, ``boot_id`` changes.
 
         A process that had NVML open finds the driver not loaded until it calls ``nvmlInit`` again.
         """
         self._control("reboot", self.directory)
 
     def reset_gpu(self, index: int) -> None:
-        """As ``nvidia-smi --gpu-reset``: instances go, a pending MIG mode takes effect, a lost GPU comes back."""
+        """Do ``nvidia-smi --gpu-reset``: instances go, a pending MIG mode starts, a lost GPU comes back."""
         self._control("reset_gpu", self.directory, index)
 
     def set_lost(self, index: int, lost: bool = True) -> None:
@@ -363,13 +363,16 @@ class Machine:
         self._control("post_event", self.directory, index, _EVENTS[kind], data)
 
     def calls(self, *, reset: bool = False) -> Counter[str]:
-        """How often each NVML function was called on this machine, by exported name; `reset` starts from 0 again."""
+        """Return how often each NVML function was called on this machine, by exported name.
+
+        `reset` starts from 0 again.
+        """
         counts = (ctypes.c_uint64 * len(self._control.functions))()
         self._control("calls", self.directory, counts, int(reset))
         return Counter({name: count for name, count in zip(self._control.functions, counts, strict=True) if count})
 
     def dump(self) -> dict[str, Any]:
-        """Everything the driver knows.
+        """Return everything the driver knows.
 
         ``{"boot_id", "boots", "caps_major", "gpus": [{"index", "minor", "uuid", "model", "name", "mig", "mig_pending",
         "lost", "instances": [{"gi_id", "profile", "profile_id", "start", "size", "cap_minor", "state",

@@ -27,7 +27,7 @@ class SlurmRoot:
     path: Path | None = None
 
     def locate(self, program: str) -> str:
-        """Full path of `program`, seen from inside."""
+        """Return the full path of `program`, seen from inside."""
         for folder in PATH.split(":"):
             candidate = Path(f"{self.path or ''}{folder}/{program}")
             if candidate.exists():
@@ -56,7 +56,7 @@ class SlurmRoot:
             raise TestbedError(f"with --slurm-root the test bed must live below one of {', '.join(_SHARED)}")
 
     def holder(self, directory: Path) -> list[str]:
-        """Command line of the process that prepares the root and keeps its mounts; writes "ready" when done.
+        """Return the command line of the process that prepares the root and keeps its mounts; writes "ready" when done.
 
         Args:
             directory: the test bed's folder; it lies below a shared one and so has the same name inside.
@@ -75,14 +75,14 @@ class SlurmRoot:
         return ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", "\n".join(lines), str(self.path)]
 
     def enter(self, holder: int | None, argv: list[str], cwd: str = "/") -> list[str]:
-        """Command line that runs `argv` inside, to be started as root."""
+        """Return the command line that runs `argv` inside, to be started as root."""
         if self.path is None:
             return argv
         return ["nsenter", f"--target={holder}", "--mount", "--root", f"--wdns={cwd}", *argv]
 
     def from_anywhere(self, holder: int | None, program: str) -> str:
-        """Shell words that run `program` inside, in the caller's directory where that exists inside too."""
+        """Return the shell words that run `program` inside, in the caller's directory where that exists inside too."""
         if self.path is None:
             return program
-        there = """'cd "$0" 2>/dev/null || cd /; exec "$@"' "$PWD" """
-        return f"{shlex.join(self.enter(holder, ['/bin/sh', '-c']))} {there}{program}"
+        change_directory = """'cd "$0" 2>/dev/null || cd /; exec "$@"' "$PWD" """
+        return f"{shlex.join(self.enter(holder, ['/bin/sh', '-c']))} {change_directory}{program}"

@@ -25,7 +25,7 @@ class User:
 
 
 def lookup(name: str) -> User | None:
-    """The account `name`, None where there is none."""
+    """Return the account `name`, None where there is none."""
     try:
         entry = pwd.getpwnam(name)
     except KeyError:
@@ -34,7 +34,7 @@ def lookup(name: str) -> User | None:
 
 
 def ensure(count: int) -> tuple[User, ...]:
-    """The first `count` test users, made where they are missing."""
+    """Return the first `count` test users, made where they are missing."""
     if count > len(NAMES):
         raise TestbedError(f"at most {len(NAMES)} test users are supported, not {count}")
     users = []

@@ -9,7 +9,7 @@ from types import TracebackType
 
 from slurm_migbatch.node import handoff
 
-from .bed import Bed
+from .running_cluster import RunningCluster
 
 
 @dataclass(frozen=True)
@@ -24,15 +24,15 @@ class Held:
     size: int
 
 
-class Watch:
-    """A thread that compares hand-offs with the driver; `with Watch(bed) as watch: ...`, then read `problems`.
+class HandoffWatch:
+    """A thread that compares hand-offs with the driver: `with HandoffWatch(cluster) as watch`, then read `problems`.
 
     Seen from outside the product: for every run with a hand-off, each of its slices must exist, stay where it is and
     belong to no other run.
     """
 
-    def __init__(self, bed: Bed, every: float = 0.3) -> None:
-        self._bed = bed
+    def __init__(self, cluster: RunningCluster, every: float = 0.3) -> None:
+        self._cluster = cluster
         self._every = every
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch")
@@ -40,7 +40,7 @@ class Watch:
         self.rounds = 0
         self.held: dict[tuple[int, int, str], Held] = {}
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> HandoffWatch:
         self._thread.start()
         return self
 
@@ -52,15 +52,15 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stop.wait(self._every):
-            for node in self._bed.spec.node_names:
+            for node in self._cluster.spec.node_names:
                 self.look(node)
             self.rounds += 1
 
     def look(self, node: str) -> None:
         """Compare one node's hand-offs with its driver."""
-        before = handoffs(self._bed, node)
+        before = handoffs(self._cluster, node)
         devices = self._devices(node)
-        still = handoffs(self._bed, node)
+        still = handoffs(self._cluster, node)
         owners: dict[str, tuple[int, int]] = {}
         for run in before.keys() & still.keys():
             for mig_uuid in before[run]:
@@ -80,7 +80,7 @@ class Watch:
     def _devices(self, node: str) -> dict[str, Held]:
         return {
             ci["uuid"]: Held(node, gpu["uuid"], gi["gi_id"], gi["profile"], gi["start"], gi["size"])
-            for gpu in self._bed.machine(node).dump()["gpus"]
+            for gpu in self._cluster.machine(node).dump()["gpus"]
             for gi in gpu["instances"]
             for ci in gi["compute_instances"]
         }
@@ -90,10 +90,10 @@ class Watch:
             self.problems.append(problem)
 
 
-def handoffs(bed: Bed, node: str) -> dict[tuple[int, int], tuple[str, ...]]:
-    """The slices that each run of a node was handed; none where it was refused or is over."""
+def handoffs(cluster: RunningCluster, node: str) -> dict[tuple[int, int], tuple[str, ...]]:
+    """Return the slices that each run of a node was handed; none where it was refused or is over."""
     try:
-        directory = os.open(bed.node_directory(node) / "run/job", os.O_RDONLY | os.O_DIRECTORY)
+        directory = os.open(cluster.node_directory(node) / "run/job", os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
         return {}
     try:

@@ -73,12 +73,12 @@ class Bucket:
 
 
 def up(value: int, edges: Sequence[int]) -> int:
-    """The smallest edge that is at least `value`, or the last one."""
+    """Return the smallest edge that is at least `value`, or the last one."""
     return edges[min(bisect_left(edges, value), len(edges) - 1)]
 
 
 def preferred(value: int, *, ceiling: bool) -> int:
-    """The preferred number at or below `value` (at or above it with `ceiling`); below 100 the value itself."""
+    """Return the preferred number at or below `value` (at or above it with `ceiling`); below 100 the value itself."""
     if value < 100:
         return value
     scale = 1
@@ -90,12 +90,12 @@ def preferred(value: int, *, ceiling: bool) -> int:
 
 
 def rate_of(items: int, seconds: int) -> int:
-    """Thousandths of items per second, rounded up, that do `items` in `seconds`."""
+    """Return the thousandths of items per second, rounded up, that do `items` in `seconds`."""
     return -(-items * 1000 // seconds)
 
 
 def bucket_of(hints: Hints, model: str, grid: Grid) -> Bucket:
-    """The bucket of a request whose model has a grid."""
+    """Return the bucket of a request whose model has a grid."""
     rate = None if hints.deadline_s is None or hints.items is None else rate_of(hints.items, hints.deadline_s)
     return Bucket(
         model=model,

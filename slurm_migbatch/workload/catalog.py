@@ -46,11 +46,11 @@ class GpuKind:
         return self.geometry.full
 
     def answers_to(self, gpu_type: str) -> bool:
-        """Whether a user's GPU type means this kind."""
+        """Return whether a user's GPU type means this kind."""
         return gpu_type == self.name or gpu_type in self.types
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """Return the JSON-able form."""
         return {
             "name": self.name,
             "geometry": self.geometry.to_dict(),
@@ -77,7 +77,7 @@ class GpuKind:
 
 
 @dataclass(frozen=True)
-class Offer:
+class ProfileOffer:
     """One profile as a job of a partition may get it, over all GPU kinds there that have it.
 
     Where kinds differ (1g.10gb exists on A100 40GB and H100 80GB), `memory_mib` is the least and the slices are the
@@ -109,14 +109,14 @@ class Partition:
     lends: bool = False
 
     @cached_property
-    def offers(self) -> Mapping[str, Offer]:
+    def offers(self) -> Mapping[str, ProfileOffer]:
         """Every profile by its GRES type, the cheapest first."""
-        found: dict[str, Offer] = {}
+        found: dict[str, ProfileOffer] = {}
         for kind in self.kinds:
             for info in kind.geometry.profiles:
-                here = Offer(info.profile, info.compute_slices, info.memory_slices, info.memory_mib)
+                here = ProfileOffer(info.profile, info.compute_slices, info.memory_slices, info.memory_mib)
                 seen = found.get(info.profile.gres_type, here)
-                found[info.profile.gres_type] = Offer(
+                found[info.profile.gres_type] = ProfileOffer(
                     info.profile,
                     max(seen.compute_slices, here.compute_slices),
                     max(seen.memory_slices, here.memory_slices),
@@ -125,12 +125,12 @@ class Partition:
         return {offer.profile.gres_type: offer for offer in sorted(found.values(), key=lambda o: o.order)}
 
     @cached_property
-    def plain(self) -> tuple[Offer, ...]:
+    def plain(self) -> tuple[ProfileOffer, ...]:
         """The profiles that `mig:auto` chooses from: those without a suffix, the cheapest first."""
         return tuple(offer for offer in self.offers.values() if not offer.profile.suffix)
 
     @cached_property
-    def default(self) -> Offer:
+    def default(self) -> ProfileOffer:
         """The profile for jobs that say nothing of use."""
         if self.chosen_default is not None and self.chosen_default.gres_type in self.offers:
             return self.offers[self.chosen_default.gres_type]
@@ -142,7 +142,7 @@ class Partition:
         return ", ".join(self.offers)
 
     def kind_of(self, gpu_type: str | None) -> GpuKind | None:
-        """The kind that `gpu:<type>` means here; without a type the partition's first."""
+        """Return the kind that `gpu:<type>` means here; without a type the partition's first."""
         if gpu_type is None:
             return self.kinds[0]
         return next((kind for kind in self.kinds if kind.answers_to(gpu_type)), None)
@@ -173,7 +173,9 @@ class SiteCatalog:
         return {kind.name: kind for part in self.partitions.values() for kind in part.kinds}
 
     def view(self, names: Sequence[str]) -> Partition:
-        """The partitions `names` (all MIG ones) as one: all their kinds, the default of the first; it lends if all
+        """Return the partitions `names` (all MIG ones) as one: all their kinds, the default of the first.
+
+        It lends if all
         do."""
         parts = [self.partitions[name] for name in names]
         if len(parts) == 1:
@@ -183,7 +185,7 @@ class SiteCatalog:
         return Partition(",".join(names), tuple(kinds.values()), parts[0].default.profile, lends)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """Return the JSON-able form."""
         return {
             "version": WIRE_VERSION,
             "kinds": [kind.to_dict() for kind in self.kinds.values()],

@@ -23,7 +23,7 @@ class TraceError(ValueError):
         self.path, self.line = path, line
 
 
-class Line:
+class CsvLine:
     """One row: cells by column name, with readers that say where they failed."""
 
     __slots__ = ("_cells", "_columns", "number", "path")
@@ -33,19 +33,19 @@ class Line:
         self._columns, self._cells = columns, cells
 
     def wrong(self, text: str) -> TraceError:
-        """The error that this line is not right."""
+        """Return the error for this line."""
         return TraceError(self.path, self.number, text)
 
     def text(self, column: str) -> str:
-        """A cell as it stands, without blanks around it."""
+        """Return a cell as it stands, without blanks around it."""
         return self._cells[self._columns[column]].strip()
 
     def has(self, column: str) -> bool:
-        """Whether the file has this column."""
+        """Return whether the file has this column."""
         return column in self._columns
 
     def number_of(self, column: str, low: float = -math.inf, high: float = math.inf) -> float:
-        """A finite number within bounds."""
+        """Return a finite number within bounds."""
         text = self._cells[self._columns[column]]
         try:
             value = float(text)
@@ -56,14 +56,14 @@ class Line:
         return value
 
     def count_of(self, column: str, low: int = 0) -> int:
-        """A whole number of at least `low`."""
+        """Return a whole number of at least `low`."""
         value = self.number_of(column, low)
         if value != int(value):
             raise self.wrong(f"{column} must be a whole number, not {value}")
         return int(value)
 
     def moment(self, column: str) -> float:
-        """A date and time such as `2017-10-09 07:01:55`, in seconds since 1970 as if it were UTC (no zone is given)."""
+        """Parse a date and time such as `2017-10-09 07:01:55` as UTC, in seconds since 1970 (no zone is given)."""
         text = self.text(column)
         head, dot, fraction = text.partition(".")
         try:
@@ -79,8 +79,8 @@ def _range(low: float, high: float) -> str:
     return f"between {low:g} and {high:g}"
 
 
-def lines(path: Path, columns: Sequence[str], *, delimiter: str = ",", plain: bool = False) -> Iterator[Line]:
-    """Every row of a file whose header names at least these columns.
+def lines(path: Path, columns: Sequence[str], *, delimiter: str = ",", plain: bool = False) -> Iterator[CsvLine]:
+    """Yield every row of a file whose header names at least these columns.
 
     Args:
         path: the file.
@@ -106,7 +106,7 @@ def lines(path: Path, columns: Sequence[str], *, delimiter: str = ",", plain: bo
                     if not cells:
                         continue
                     raise TraceError(path, rows.line_num, f"has {len(cells)} cells, the header has {width}")
-                yield Line(path, rows.line_num, places, cells)
+                yield CsvLine(path, rows.line_num, places, cells)
     except UnicodeDecodeError as error:
         raise TraceError(path, 0, f"is not UTF-8 text (byte {error.start})") from None
     except (OSError, EOFError, zlib.error) as error:
@@ -116,7 +116,7 @@ def lines(path: Path, columns: Sequence[str], *, delimiter: str = ",", plain: bo
 
 
 def open_text(path: Path, errors: str = "strict") -> TextIO:
-    """The file as text, unpacked where its name ends in .gz."""
+    """Return the file as text, unpacked where its name ends in .gz."""
     if path.suffix == ".gz":
         return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8", errors=errors, newline="")
     return path.open(encoding="utf-8", errors=errors, newline="")

@@ -10,7 +10,7 @@ import re
 from typing import NamedTuple
 
 
-class GpuFacts(NamedTuple):
+class GpuModelFacts(NamedTuple):
     """`tflops`: 10^12 dense 16-bit operations a second; `bandwidth_gbs`: 10^9 bytes a second; `sm_count`: all SMs;
     `memory_slices`: MIG memory slices of the whole GPU.
     """
@@ -23,37 +23,37 @@ class GpuFacts(NamedTuple):
 
 #: the first pattern that is found in the NVML name (lower case) counts
 _KNOWN = (
-    (r"\ba30\b", GpuFacts(165, 933, 56, 4)),
-    (r"\ba[18]00\b.*40gb", GpuFacts(312, 1555, 108)),
-    (r"\ba[18]00\b.*pcie.*80gb", GpuFacts(312, 1935, 108)),
-    (r"\ba[18]00\b", GpuFacts(312, 2039, 108)),
-    (r"\bh20\b", GpuFacts(148, 4000, 78)),
-    (r"\bgh200\b.*144gb", GpuFacts(990, 4900, 132)),
-    (r"\bgh200\b", GpuFacts(990, 4000, 132)),
-    (r"\bh200\b.*nvl", GpuFacts(835, 4800, 132)),
-    (r"\bh200\b", GpuFacts(989, 4800, 132)),
-    (r"\bh[18]00\b.*nvl", GpuFacts(835, 3938, 132)),
-    (r"\bh[18]00\b.*pcie", GpuFacts(756, 2039, 114)),
-    (r"\bh[18]00\b", GpuFacts(989, 3352, 132)),
-    (r"\bg?b300\b", GpuFacts(2500, 8000, 148)),
-    (r"\bg?b200\b", GpuFacts(2250, 8000, 148)),
-    (r"rtx pro 6000", GpuFacts(503, 1792, 188, 12)),
+    (r"\ba30\b", GpuModelFacts(165, 933, 56, 4)),
+    (r"\ba[18]00\b.*40gb", GpuModelFacts(312, 1555, 108)),
+    (r"\ba[18]00\b.*pcie.*80gb", GpuModelFacts(312, 1935, 108)),
+    (r"\ba[18]00\b", GpuModelFacts(312, 2039, 108)),
+    (r"\bh20\b", GpuModelFacts(148, 4000, 78)),
+    (r"\bgh200\b.*144gb", GpuModelFacts(990, 4900, 132)),
+    (r"\bgh200\b", GpuModelFacts(990, 4000, 132)),
+    (r"\bh200\b.*nvl", GpuModelFacts(835, 4800, 132)),
+    (r"\bh200\b", GpuModelFacts(989, 4800, 132)),
+    (r"\bh[18]00\b.*nvl", GpuModelFacts(835, 3938, 132)),
+    (r"\bh[18]00\b.*pcie", GpuModelFacts(756, 2039, 114)),
+    (r"\bh[18]00\b", GpuModelFacts(989, 3352, 132)),
+    (r"\bg?b300\b", GpuModelFacts(2500, 8000, 148)),
+    (r"\bg?b200\b", GpuModelFacts(2250, 8000, 148)),
+    (r"rtx pro 6000", GpuModelFacts(503, 1792, 188, 12)),
 )
 
 
-def facts_of(name: str) -> GpuFacts | None:
-    """What is known of the GPU that NVML calls `name`."""
+def facts_of(name: str) -> GpuModelFacts | None:
+    """Return the facts of the GPU that NVML calls `name`."""
     text = name.lower()
     return next((facts for pattern, facts in _KNOWN if re.search(pattern, text)), None)
 
 
-def guess(sm_count: int, memory_gb: int) -> GpuFacts:
-    """For a GPU that nobody listed: per SM and per GB as on an A100, on the careful side."""
-    return GpuFacts(2.9 * max(sm_count, 1), 25.0 * max(memory_gb, 1), sm_count)
+def guess(sm_count: int, memory_gb: int) -> GpuModelFacts:
+    """Guess the facts of an unlisted GPU: per SM and per GB as on an A100, on the low side."""
+    return GpuModelFacts(2.9 * max(sm_count, 1), 25.0 * max(memory_gb, 1), sm_count)
 
 
 def short_name(name: str, memory_gb: int) -> str:
-    """The site's short name: "NVIDIA H100 80GB HBM3" with 80 GB is "h100-80gb"."""
+    """Return the site's short name: "NVIDIA H100 80GB HBM3" with 80 GB is "h100-80gb"."""
     text = re.sub(r"^(nvidia|tesla|quadro)\s+", "", name.lower())
     if "rtx pro" in text:
         model = "-".join(text.split()[:3])

@@ -33,7 +33,7 @@ from slurm_migbatch.workload.refusal import Refusal, lower, show
 PREFIX: Final = "migbatch:"
 MAX_BYTES: Final = 999
 MODEL_FORM: Final = "a name of up to 96 letters, digits and . _ - /, for example bert-large"
-PROFILE_FORM: Final = "the whole name of a profile, for example 1g.10gb"
+PROFILE_FORM: Final = "a full profile name, for example 1g.10gb"
 
 FORMS: Final = {
     "model": MODEL_FORM,
@@ -77,13 +77,13 @@ class Hints:
     signal: str | None = None
 
     def to_dict(self) -> dict[str, str | int]:
-        """The hints that were given, JSON-able."""
-        told = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in told.items() if value not in (None, "")}
+        """Return the hints that were given, JSON-able."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value not in (None, "")}
 
 
 def is_hint(text: str) -> bool:
-    """Whether a comment is addressed to us; any other is the user's own."""
+    """Return whether a comment holds hints for migbatch; any other is the user's own."""
     return text.startswith(PREFIX)
 
 
@@ -93,11 +93,11 @@ def parse(*texts: str) -> Hints:
     for text in texts:
         if is_hint(text):
             _pairs(text, values)
-    told: dict[str, str | int] = {}
+    given: dict[str, str | int] = {}
     for key in FORMS:  # a fixed order, so that of several mistakes always the same one is named
         if key in values:
-            told.update(_value(key, values[key]))
-    hints = Hints(**told)  # type: ignore[arg-type]  # _value gives each field its own type
+            given.update(_value(key, values[key]))
+    hints = Hints(**given)  # type: ignore[arg-type]  # _value gives each field its own type
     if hints.deadline_s is not None and hints.items is None:
         raise Refusal("deadline_alone")
     return hints

@@ -77,7 +77,7 @@ class LoanHints:
 def loan_hints(
     comment: str, partition: str, gres: str, partitions: Collection[str], extra: str = ""
 ) -> LoanHints | None:
-    """What a job is as an elastic training job; None where it is none.
+    """Return a job's hints as an elastic training job; None where it is none.
 
     Args:
         comment, partition, gres: as Slurm shows them; a pending job may name several partitions, joined by commas, all
@@ -123,28 +123,28 @@ def loan_hints(
 
 
 def forgets(gres: str) -> bool:
-    """Whether Slurm lets a pending job change its type and forgets the old one, by how it writes the job's GRES."""
+    """Return whether Slurm forgets a pending job's old GRES type when it changes, by how it writes the GRES."""
     return not gres.startswith(REMEMBERING)
 
 
 def waiting_count(gres: str) -> int:
-    """How many `loan` a job that waits asks for, by how Slurm writes its GRES."""
+    """Return how many `loan` a job that waits asks for, by how Slurm writes its GRES."""
     return 1 if forgets(gres) else 2
 
 
 def is_marked(comment: str) -> bool:
-    """Whether the filter, or root, wrote at the end of the comment that the job is elastic."""
+    """Return whether the filter, or root, wrote at the end of the comment that the job is elastic."""
     match = _marker(comment)
     return match is not None and (match[1] == LOAN or (match[2] or "").startswith(LOAN))
 
 
 def decision_name(id: str) -> str:
-    """The name of an elastic job's decision: `loan` and at most eight more characters."""
+    """Return the name of an elastic job's decision: `loan` and at most eight more characters."""
     return LOAN + id.removeprefix(LOAN)[:8]
 
 
 def emptied(gres: str) -> dict[str, str]:
-    """What `scontrol update` has to be given before `retyped`, in a request of its own; nothing where Slurm forgets.
+    """Return the fields of a `scontrol update` to send before `retyped`'s; none where Slurm forgets by itself.
 
     The job waits as before, by a count for the whole job, and on one node: on two it would find one `loan` each.
     """
@@ -154,7 +154,7 @@ def emptied(gres: str) -> dict[str, str]:
 
 
 def retyped(gres: str, comment: str, kind: str) -> dict[str, str]:
-    """The fields of `scontrol update` that give an elastic job another type of slice: Gres and Comment.
+    """Return the fields of `scontrol update` that give an elastic job another type of slice: Gres and Comment.
 
     Args:
         gres, comment: as Slurm shows them; other GRES and the user's own text stay.

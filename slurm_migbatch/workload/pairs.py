@@ -15,7 +15,7 @@ Pairs = dict[tuple[str, str], float]
 
 
 def read(path: Path) -> Pairs:
-    """A neutral table; raises TraceError."""
+    """Return a neutral table; raises TraceError."""
     found: Pairs = {}
     for line in lines(path, ("app1", "app2", "slowdown1", "slowdown2")):
         first, second = line.text("app1"), line.text("app2")
@@ -25,7 +25,7 @@ def read(path: Path) -> Pairs:
 
 
 def gavel(path: Path, gpu: str = "v100") -> Pairs:
-    """Gavel's pairs on one kind of GPU: `Paired` names are its job types, `ResNet-18 (batch size 16)`.
+    """Return the gavel's pairs on one kind of GPU: `Paired` names are its job types, `ResNet-18 (batch size 16)`.
 
     A job that got faster beside another (noise) counts as not slowed down. Raises TraceError.
     """

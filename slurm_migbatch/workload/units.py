@@ -56,7 +56,10 @@ def _number(text: str) -> float | None:
 
 
 def duration_us(text: str) -> int | None:
-    """Microseconds of `200ms`, `0.2s`, `1h30m`, `2d`, `02:30:00` or Slurm's `1-02:00:00`; a bare number is none."""
+    """Return the microseconds of `200ms`, `0.2s`, `1h30m`, `2d`, `02:30:00` or Slurm's `1-02:00:00`.
+
+    A bare number is none.
+    """
     clock = _CLOCK.fullmatch(text)
     if clock:
         hours, minutes, seconds = (int(part) for part in clock.groups())
@@ -77,7 +80,7 @@ def duration_us(text: str) -> int | None:
 
 
 def memory_mib(text: str) -> int | None:
-    """MiB, rounded up, of `18gb` (10^9), `18gib` or `18g` (2^30), `900mb`, `900m`; a bare number is none."""
+    """Return the MiB, rounded up, of `18gb` (10^9), `18gib` or `18g` (2^30), `900mb`, `900m`; a bare number is none."""
     pair = _PAIR.fullmatch(text)
     if pair is None:
         return None
@@ -88,12 +91,12 @@ def memory_mib(text: str) -> int | None:
 
 
 def small_integer(text: str) -> int | None:
-    """A plain integer of at most six digits."""
+    """Return a plain integer of at most six digits."""
     return int(text) if _INTEGER.fullmatch(text) else None
 
 
 def items(text: str) -> int | None:
-    """A number of things: `50000`, `50k`, `1.5m`, `2g`, `1e6`."""
+    """Return a number of things: `50000`, `50k`, `1.5m`, `2g`, `1e6`."""
     power = _POWER_OF_TEN.fullmatch(text)
     if power:
         number = _number(power[1])
@@ -106,7 +109,10 @@ def items(text: str) -> int | None:
 
 
 def input_size(text: str) -> tuple[int, str] | None:
-    """`(size, unit)` of `512`, `512tok`, `4k` (4096), `224px`, `224x320` (the longer side); the unit may be empty."""
+    """Return `(size, unit)` of `512`, `512tok`, `4k` (4096), `224px`, `224x320` (the longer side).
+
+    The unit may be empty.
+    """
     sides = _SIDES.fullmatch(text)
     if sides:
         return max(int(sides[1]), int(sides[2])), "px"

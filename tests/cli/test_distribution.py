@@ -24,12 +24,13 @@ from pathlib import Path
 import slurm_migbatch
 from slurm_migbatch import site
 from slurm_migbatch.submit import shim
-from slurm_migbatch.submit.rewrite import Policy
+from slurm_migbatch.submit.rewrite import SubmitPolicy
 from slurm_migbatch.workload.catalog import SiteCatalog
 
-node, catalog = site.Node("n[1-2]", {"1g.10gb": 7, "none": 0}), site.Node("migcatalog", {"1g.10gb": 7, "none": 0})
+counts = {"1g.10gb": 7, "none": 0}
+node, catalog = site.NodeLine("n[1-2]", counts), site.NodeLine("migcatalog", counts)
 cluster = {
-    "site": site.Site((24, 11), [node], catalog, [site.Partition("gpu", "n[1-2]")], job_submit=True),
+    "site": site.Site((24, 11), [node], catalog, [site.PartitionLine("gpu", "n[1-2]")], job_submit=True),
     "bed": {
         "name": "c", "host": "h", "port": 1, "dbd_port": 2, "directory": "/d", "munge_socket": "/m", "options": {},
     },
@@ -42,7 +43,7 @@ names = {
 }
 texts = {template: site.render(template, **values) for template, values in names.items()}
 for name in (shim.JOB_SUBMIT, shim.CLI_FILTER):
-    texts[f"{name}.j2"] = shim.render(name, socket="/s", table="/t", catalog=SiteCatalog(), policy=Policy())
+    texts[f"{name}.j2"] = shim.render(name, socket="/s", table="/t", catalog=SiteCatalog(), policy=SubmitPolicy())
 data = [files(f"slurm_migbatch.{folder}") for folder in ("gres_templates", "sbatch_examples")]
 print(json.dumps({
     "package": str(Path(slurm_migbatch.__file__).parent),

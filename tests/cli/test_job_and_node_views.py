@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from slurm_migbatch.cli import checks
 from slurm_migbatch.cli.lendingchecks import check_lending, parse_partitions
 from slurm_migbatch.cli.main import cli
-from slurm_migbatch.cli.nodes import GpuView, Slice, bar
+from slurm_migbatch.cli.nodes import GpuView, OccupiedSlot, bar
 from slurm_migbatch.cli.siteconf import build
 from slurm_migbatch.cli.why import describe, find
 from slurm_migbatch.config import Config, loads
@@ -158,9 +158,9 @@ def test_nodes_without_slurm(record):
 def test_bars():
     assert bar(GpuView(0, "g", "x", 0, ())) == "MIG is off"
     assert bar(GpuView(0, "g", "x", 2, ())) == "|.....|.....|"
-    assert bar(GpuView(0, "g", "x", 2, (Slice("1g.10gb", 1, 1, 123456),))) == "|.....|1g 12|"
-    assert bar(GpuView(0, "g", "x", 2, (Slice("9g.9gb", 1, 5, 1),))) == "|.....|.....|"
-    assert GpuView(0, "g", "x", 2, (Slice("2g", 0, 2, 1),)).state == "full"
+    assert bar(GpuView(0, "g", "x", 2, (OccupiedSlot("1g.10gb", 1, 1, 123456),))) == "|.....|1g 12|"
+    assert bar(GpuView(0, "g", "x", 2, (OccupiedSlot("9g.9gb", 1, 5, 1),))) == "|.....|.....|"
+    assert GpuView(0, "g", "x", 2, (OccupiedSlot("2g", 0, 2, 1),)).state == "full"
 
 
 def queue_row(job, **more):

@@ -31,7 +31,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def understood(file: Path) -> list[progress.Line | None]:
+def understood(file: Path) -> list[progress.ProgressLine | None]:
     return [progress.parse(line) for line in file.read_bytes().splitlines()]
 
 
@@ -53,7 +53,7 @@ def test_the_node_understands_what_it_writes(file: Path) -> None:
     assert report(file, "--items", "6000") == (0, "")
     first, second = understood(file)
     assert first is not None and second is not None
-    assert first._replace(at=None) == progress.Line(5000, 12.5, 32, 0.0004, 31, None, None, 1)
+    assert first._replace(at=None) == progress.ProgressLine(5000, 12.5, 32, 0.0004, 31, None, None, 1)
     assert first.at is not None and second.at is not None and first.at <= second.at
     assert second.items == 6000
 

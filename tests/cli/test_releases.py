@@ -11,12 +11,12 @@ from click.testing import CliRunner
 
 from slurm_migbatch.cli import checks
 from slurm_migbatch.cli.doctor import doctor
-from slurm_migbatch.cli.releases import Site, check_release, untyped_gres
+from slurm_migbatch.cli.releases import SiteTraits, check_release, untyped_gres
 from slurm_migbatch.slurm.client import UNREAD, JobRow, SlurmError
 from slurm_migbatch.slurm.versions import Release, parse_release
 
-PLAIN = Site({})
-METRICS = Site({"metricstype": "metrics/openmetrics"})
+PLAIN = SiteTraits({})
+METRICS = SiteTraits({"metricstype": "metrics/openmetrics"})
 BACKUP = {"slurmctldhost[0]": "a", "slurmctldhost[1]": "b"}
 
 
@@ -30,16 +30,16 @@ BACKUP = {"slurmctldhost[0]": "a", "slurmctldhost[1]": "b"}
         ((25, 11, 0), PLAIN, ["ok"]),
         ((25, 11, 0), METRICS, ["warn"]),
         ((25, 11, 4), METRICS, ["warn"]),
-        ((25, 11, 0), Site({"metricstype": "metrics/none"}), ["ok"]),
+        ((25, 11, 0), SiteTraits({"metricstype": "metrics/none"}), ["ok"]),
         ((25, 11, 5), METRICS, ["ok"]),
         ((26, 5, 5), METRICS, ["ok"]),
-        ((24, 11, 5), Site(BACKUP, ("gpu:4",)), ["warn"]),
-        ((24, 11, 5), Site(BACKUP), ["ok"]),
-        ((24, 11, 5), Site({"slurmctldhost[0]": "a"}, ("gpu:4",)), ["ok"]),
-        ((25, 5, 1), Site(BACKUP, ("gpu:4",)), ["ok"]),
+        ((24, 11, 5), SiteTraits(BACKUP, ("gpu:4",)), ["warn"]),
+        ((24, 11, 5), SiteTraits(BACKUP), ["ok"]),
+        ((24, 11, 5), SiteTraits({"slurmctldhost[0]": "a"}, ("gpu:4",)), ["ok"]),
+        ((25, 5, 1), SiteTraits(BACKUP, ("gpu:4",)), ["ok"]),
     ],
 )
-def test_which_releases_have_a_fault_that_matters(release: Release, site: Site, levels: list[str]) -> None:
+def test_which_releases_have_a_fault_that_matters(release: Release, site: SiteTraits, levels: list[str]) -> None:
     found = list(check_release(release, site))
     assert [each.level for each in found] == levels
     assert all("{}.{:02d}.{}".format(*release) in each.text and "{" not in each.text for each in found)

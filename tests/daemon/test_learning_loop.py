@@ -19,7 +19,7 @@ from slurm_migbatch.daemon.facts import chooser_of, known_models, models_of
 from slurm_migbatch.daemon.history import Learnable, open_history
 from slurm_migbatch.daemon.refit import due, gather, news, run, seen_of, watch
 from slurm_migbatch.daemon.service import Service
-from slurm_migbatch.predict.check import Kept
+from slurm_migbatch.predict.check import Coverage
 from slurm_migbatch.predict.statefile import Index
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.slurm.client import NodeRow
@@ -193,7 +193,7 @@ def test_news():
     ("runs", "kept", "broken"), [(19, 0, False), (20, 14, True), (100, 86, False), (100, 80, True)]
 )
 def test_promises_are_broken_beyond_chance_only(runs, kept, broken):
-    assert Kept(runs, kept, 0.9).broken is broken
+    assert Coverage(runs, kept, 0.9).broken is broken
 
 
 def test_what_was_not_learned_from_is_watched(site, record):

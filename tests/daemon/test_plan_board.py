@@ -72,7 +72,7 @@ def test_versions_never_shrink(steps):
 
 
 def test_long_poll_returns_on_publish_and_none_without():
-    async def story():
+    async def scenario():
         board = PlanBoard()
         assert await board.newer("n1", 0, 0.01) is None
         waiting = asyncio.create_task(board.newer("n1", 0, 120))
@@ -85,7 +85,7 @@ def test_long_poll_returns_on_publish_and_none_without():
         board.publish("other", B)
         assert await board.newer("n1", plan.version, 0.01) is None
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_acknowledgement_is_awaited_across_threads():

@@ -100,7 +100,7 @@ def test_where_slurm_does_not_answer_known_nodes_are_still_known() -> None:
 
     now = [0.0]
 
-    async def story() -> None:
+    async def scenario() -> None:
         places = NodeAddresses(ask, clock=lambda: now[0])
         assert await places.wrong("n1", "127.0.0.1") == ""
         assert await places.wrong("n1", "::ffff:127.0.0.1") == ""
@@ -114,7 +114,7 @@ def test_where_slurm_does_not_answer_known_nodes_are_still_known() -> None:
         now[0] = 200.0
         assert await places.wrong("n2", "10.1.2.3") == ""
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_the_key_of_one_node_speaks_for_no_other(make: Callable[..., Service], tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from slurm_migbatch.lab.sim.gpus import UnknownGpu, geometry, models
 from slurm_migbatch.mig.layout import layouts
 from slurm_migbatch.mig.nvml import NvmlDriver
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.testbed.simdriver import Machine
+from slurm_migbatch.testbed.simdriver import SimulatedMachine
 
 
 def test_geometries_are_those_of_the_simulated_driver(tmp_path):
-    machine = Machine.create(tmp_path / "sim", gpus=models())
+    machine = SimulatedMachine.create(tmp_path / "sim", gpus=models())
     with NvmlDriver(str(machine.library)) as driver:
         for name, gpu in zip(models(), driver.gpus(), strict=True):
             assert geometry(name) == gpu.geometry()

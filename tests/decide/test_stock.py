@@ -17,15 +17,15 @@ from slurm_migbatch.decide.paris_elsa.preference import HORIZON_S, Class
 from slurm_migbatch.decide.snapshot import Answers, ClusterSnapshot
 from slurm_migbatch.decide.supply.stage import SupplyMemory, SupplySettings, plan_supply
 from slurm_migbatch.slurm.client import JobRow, NodeRow
-from slurm_migbatch.store.work import Past
+from slurm_migbatch.store.work import PastRuns
 from tests.support.dispatch_site import H100, NOW, P, job
 
 
 def test_history_counts_as_what_comes_and_the_queue_as_it_is() -> None:
     past = [
-        Past("b", "1g.10gb", 1, 300, 20.0),
-        Past("", "2g.20gb:2", 2, 10, 40.0),
-        Past("", "1g.10gb,2g.20gb", 2, 9, 9),
+        PastRuns("b", "1g.10gb", 1, 300, 20.0),
+        PastRuns("", "2g.20gb:2", 2, 10, 40.0),
+        PastRuns("", "1g.10gb,2g.20gb", 2, 9, 9),
     ]
     rows = [job(1, "1g.10gb", each=2), job(2, "3g.40gb"), job(3, "1g.10gb", reason="Dependency")]
     rows.append(job(4, "1g.10gb", comment="[mig:1g.10gb:1#loan1]"))

@@ -189,7 +189,7 @@ def test_a_component_without_slices_takes_a_node_unless_there_are_others() -> No
     assert grouped([replace(row, gres="") for row in rows]) == []
 
 
-# -- stories ---------------------------------------------------------------------------------------------------------
+# -- whole rounds ----------------------------------------------------------------------------------------------------
 
 
 def test_a_heterogeneous_job_whose_profiles_are_not_on_offer_starts() -> None:

@@ -1,4 +1,4 @@
-"""Stories of the supply loop against a Slurm that knows counts only."""
+"""The supply loop against a Slurm that knows counts only."""
 
 from __future__ import annotations
 

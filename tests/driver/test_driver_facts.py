@@ -17,9 +17,9 @@ ROWS = [pytest.param(model, row, id=f"{model} {row.name}") for model, facts in F
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory, library):
     """Every model, MIG on."""
-    from slurm_migbatch.testbed.simdriver import Machine
+    from slurm_migbatch.testbed.simdriver import SimulatedMachine
 
-    machine = Machine.create(tmp_path_factory.mktemp("facts") / "m", list(FACTS), library=library)
+    machine = SimulatedMachine.create(tmp_path_factory.mktemp("facts") / "m", list(FACTS), library=library)
     with nvml(machine):
         yield {model: gpu(index) for index, model in enumerate(FACTS)}
 

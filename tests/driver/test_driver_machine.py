@@ -9,7 +9,7 @@ import pynvml
 import pytest
 
 from slurm_migbatch.testbed import simdriver
-from slurm_migbatch.testbed.simdriver import GPU_MODELS, Machine, SimDriverError, build
+from slurm_migbatch.testbed.simdriver import GPU_MODELS, SimDriverError, SimulatedMachine, build
 from tests.support.driver_helpers import code, create, gpu, nvml, slice_of
 
 
@@ -59,7 +59,7 @@ def test_machines_begin_as_asked(make):
 
 def test_a_second_handle_sees_the_same(machine):
     slice_of(gpu(), 9, 0, 4)
-    assert Machine(machine.directory).dump() == machine.dump()
+    assert SimulatedMachine(machine.directory).dump() == machine.dump()
 
 
 def test_calls_are_counted_by_function(machine):
@@ -88,11 +88,11 @@ def test_faults_are_told_apart(machine):
         (lambda m: m.reset_gpu(7), "no such device"),
         (lambda m: m.set_lost(7), "no such device"),
         (lambda m: m.set_latency({"gi_creation": 1.0}), "unknown operation 'gi_creation'"),
-        (lambda m: Machine.create(m.directory, ["a30"]), "a machine is there already"),
-        (lambda m: Machine.create(m.directory / "x", ["v100"]), "unknown GPU model 'v100'"),
-        (lambda m: Machine.create(m.directory / "x", ["a30"], minors=[1, 2]), "one number per GPU"),
-        (lambda m: Machine.create(m.directory / "x", ["a30"], minors=[99]), "not valid"),
-        (lambda m: Machine(m.directory / "nowhere"), "no simulated machine there"),
+        (lambda m: SimulatedMachine.create(m.directory, ["a30"]), "a machine is there already"),
+        (lambda m: SimulatedMachine.create(m.directory / "x", ["v100"]), "unknown GPU model 'v100'"),
+        (lambda m: SimulatedMachine.create(m.directory / "x", ["a30"], minors=[1, 2]), "one number per GPU"),
+        (lambda m: SimulatedMachine.create(m.directory / "x", ["a30"], minors=[99]), "not valid"),
+        (lambda m: SimulatedMachine(m.directory / "nowhere"), "no simulated machine there"),
     ],
 )
 def test_mistakes_are_named(machine, action, message):

@@ -19,7 +19,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from slurm_migbatch.testbed.simdriver import Machine
+from slurm_migbatch.testbed.simdriver import SimulatedMachine
 from tests.support.driver_helpers import gpu, nvml, slice_of
 
 PROGRAMS = Path(sys.executable).parent
@@ -30,7 +30,7 @@ H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB"
 class Scene:
     """An H100 and an A100 with a process each; with MIG it is on a slice of half the GPU's memory."""
 
-    machine: Machine
+    machine: SimulatedMachine
     mig: bool
     pids: tuple[int, int]
     uuids: tuple[str, str]  # of the GPUs

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch import elastic
-from slurm_migbatch.elastic import split
-from slurm_migbatch.elastic.order import Order
+from slurm_migbatch.elastic import micro_batches
+from slurm_migbatch.elastic.sampler import Sampler
 from slurm_migbatch.elastic.slices import MIB, Slice, largest
 from tests.support.examples import examples
 
@@ -41,11 +41,11 @@ def test_micro_batches_are_the_step(batch, items, most, pinned, number):
         run = trainer(effective_batch=batch, items=items, fits=most)
     step = step_of(run, number)
     parts = list(step)
-    assert [index for part in parts for index in part.indices] == list(run.order.indices(number))
+    assert [index for part in parts for index in part.indices] == list(run.sampler.indices(number))
     assert all(1 <= len(part) <= most for part in parts)
     assert len(parts) == len(step)
     assert [part.last for part in parts] == [False] * (len(parts) - 1) + [True]
-    assert step.size == run.order.place(number).size
+    assert step.size == run.sampler.position_of(number).size
     if items is None:
         assert step.size == batch
     if not pinned:
@@ -57,7 +57,7 @@ def test_micro_batches_are_the_step(batch, items, most, pinned, number):
 def test_weighted_means_are_the_mean_of_the_whole_batch(batch, most, pinned, data):
     """Also where the last micro-batch is short, which equal weights would get wrong."""
     values = data.draw(st.lists(st.floats(-1e3, 1e3), min_size=batch, max_size=batch))
-    sizes = split.fixed(batch, most) if pinned else split.even(batch, most)
+    sizes = micro_batches.fixed(batch, most) if pinned else micro_batches.even(batch, most)
     step = elastic.Step(0, 0, 0, 0, range(batch), sizes)
     found = sum(part.weight * (sum(values[i] for i in part.indices) / len(part)) for part in step)
     assert found == pytest.approx(sum(values) / batch, abs=1e-9 * 1e3)
@@ -66,7 +66,7 @@ def test_weighted_means_are_the_mean_of_the_whole_batch(batch, most, pinned, dat
 
 
 def test_equal_weights_would_be_wrong():
-    step = elastic.Step(0, 0, 0, 0, range(5), split.fixed(5, 4))
+    step = elastic.Step(0, 0, 0, 0, range(5), micro_batches.fixed(5, 4))
     values = [0.0, 0.0, 0.0, 0.0, 10.0]
     means = [sum(values[i] for i in part.indices) / len(part) for part in step]
     assert sum(part.weight * mean for part, mean in zip(step, means, strict=True)) == 2.0
@@ -78,45 +78,45 @@ def test_equal_weights_would_be_wrong():
 
 @given(st.integers(1, 400), st.integers(1, 90), st.integers(0, 5), st.integers(0, 3), st.booleans())
 def test_an_epoch_takes_every_item_once(items, batch, seed, epoch, shuffle):
-    order = Order(items, batch, seed=seed, shuffle=shuffle)
-    many = order.steps_per_epoch
-    taken = [order.indices(step) for step in range(epoch * many, (epoch + 1) * many)]
+    sampler = Sampler(items, batch, seed=seed, shuffle=shuffle)
+    many = sampler.steps_per_epoch
+    taken = [sampler.indices(step) for step in range(epoch * many, (epoch + 1) * many)]
     assert sorted(itertools.chain(*taken)) == list(range(items))
     assert [len(part) for part in taken[:-1]] == [batch] * (many - 1)
-    assert {order.place(step).epoch for step in range(epoch * many, (epoch + 1) * many)} == {epoch}
+    assert {sampler.position_of(step).epoch for step in range(epoch * many, (epoch + 1) * many)} == {epoch}
 
 
 @given(st.integers(1, 300), st.integers(1, 50), st.integers(0, 3), st.permutations(range(12)))
 def test_a_steps_items_hang_on_nothing_but_its_number(items, batch, seed, asked):
     """Whatever was asked before, by whatever object."""
-    one = Order(items, batch, seed=seed)
+    one = Sampler(items, batch, seed=seed)
     straight = [list(one.indices(step)) for step in range(12)]
-    other = Order(items, batch, seed=seed)
+    other = Sampler(items, batch, seed=seed)
     assert {step: list(other.indices(step)) for step in asked} == dict(enumerate(straight))
     assert [one.draw(step) for step in asked] == [other.draw(step) for step in asked]
 
 
 def test_orders_of_epochs_and_seeds_differ():
-    order = Order(1000, 1000, seed=1)
-    assert list(order.indices(0)) != list(order.indices(1))
-    assert list(order.indices(0)) != list(Order(1000, 1000, seed=2).indices(0))
-    assert order.draw(0) != order.draw(1) != Order(1000, 1000, seed=2).draw(1)
+    sampler = Sampler(1000, 1000, seed=1)
+    assert list(sampler.indices(0)) != list(sampler.indices(1))
+    assert list(sampler.indices(0)) != list(Sampler(1000, 1000, seed=2).indices(0))
+    assert sampler.draw(0) != sampler.draw(1) != Sampler(1000, 1000, seed=2).draw(1)
 
 
 def test_the_order_is_the_same_in_every_release():
     """A training that began with another release goes on with the same data."""
-    assert list(Order(10, 10, seed=5).indices(3)) == [8, 3, 9, 1, 5, 6, 2, 0, 4, 7]
-    assert Order(10, 10, seed=5).draw(3) == 1010823500719264698
+    assert list(Sampler(10, 10, seed=5).indices(3)) == [8, 3, 9, 1, 5, 6, 2, 0, 4, 7]
+    assert Sampler(10, 10, seed=5).draw(3) == 1010823500719264698
 
 
 @given(st.integers(1, 300), st.integers(1, 300))
 def test_without_the_last_batch_all_are_full(items, batch):
     if items < batch:
         with pytest.raises(elastic.ElasticError, match="never fill"):
-            Order(items, batch, drop_last=True)
+            Sampler(items, batch, drop_last=True)
         return
-    order = Order(items, batch, drop_last=True)
-    assert {order.place(step).size for step in range(3 * order.steps_per_epoch)} == {batch}
+    sampler = Sampler(items, batch, drop_last=True)
+    assert {sampler.position_of(step).size for step in range(3 * sampler.steps_per_epoch)} == {batch}
 
 
 # -- a whole life, exactly

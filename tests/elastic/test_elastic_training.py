@@ -180,15 +180,15 @@ def test_other_micro_batches_give_other_last_digits(tmp_path, straight):
 
 def test_equal_weights_would_learn_something_else(tmp_path, straight, monkeypatch):
     """That the comparison of curves does see a wrong weight of the short last micro-batch."""
-    from slurm_migbatch.elastic import split
+    from slurm_migbatch.elastic import micro_batches
 
     def equal(self):
         begin = 0
         for size in self._sizes:
-            yield split.Micro(self._indices[begin : begin + size], 1 / len(self._sizes), False)
+            yield micro_batches.Micro(self._indices[begin : begin + size], 1 / len(self._sizes), False)
             begin += size
 
-    monkeypatch.setattr(split.Step, "__iter__", equal)
+    monkeypatch.setattr(micro_batches.Step, "__iter__", equal)
     losses = Losses()
     with elastic.Trainer(tmp_path, items=ITEMS, effective_batch=BATCH, fits=5, seed=11, environ={}) as run:
         train(run, losses)
@@ -295,7 +295,7 @@ def test_workers_of_a_data_loader_end_by_term_and_not_by_usr1(tmp_path):
         assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGTERM
         os.close(read)
         os.close(write)
-        assert not run._mail.pause
+        assert not run._signals.pause
 
 
 # -- what is told

@@ -11,7 +11,7 @@ import pytest
 from slurm_migbatch.lab.evaluate.heldout import MOST_FOLDS, Outcome, folds, identity, outcomes
 from slurm_migbatch.lab.evaluate.scores import collect, coverage, scored, scored_all
 from slurm_migbatch.predict.calibration import LEVELS, Calibration
-from slurm_migbatch.predict.known import Knowledge
+from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.state import Learned
 from slurm_migbatch.profiling.measurement import Measurement
 from tests.support.small_laboratory import MODELS, laboratory
@@ -23,7 +23,7 @@ class Spy:
     def __init__(self) -> None:
         self.tables: list[list[Measurement]] = []
 
-    def __call__(self, rows: Sequence[Measurement], knowledge: Knowledge) -> Learned:
+    def __call__(self, rows: Sequence[Measurement], knowledge: ModelKnowledge) -> Learned:
         self.tables.append(list(rows))
         return Learned()
 
@@ -35,7 +35,7 @@ def test_a_scored_model_is_never_learned_from_under_any_of_its_names(blind: bool
     other = [replace(row, source="there", model=names.get(row.model, row.model)) for row in rows]
     spy = Spy()
     seen = set()
-    for fold in folds([*rows, *other], Knowledge(blind=blind), learn=spy):
+    for fold in folds([*rows, *other], ModelKnowledge(blind=blind), learn=spy):
         scored_here = {identity(sample.model) for sample in fold.samples}
         assert not scored_here & {identity(row.model) for row in spy.tables[-1]}
         assert len({identity(row.model) for row in spy.tables[-1]}) == len(MODELS) - 1
@@ -48,7 +48,7 @@ def test_a_family_is_left_out_whole() -> None:
     spy = Spy()
     left = [
         {sample.model for sample in fold.samples}
-        for fold in folds(laboratory(), Knowledge(), leave="family", learn=spy)
+        for fold in folds(laboratory(), ModelKnowledge(), leave="family", learn=spy)
     ]
     assert sorted(map(sorted, left)) == [["bert-base"], ["densenet121", "resnet101", "resnet50", "vgg16"]]
     assert {row.model for row in spy.tables[0]} | {row.model for row in spy.tables[1]} == set(MODELS)
@@ -58,7 +58,7 @@ def test_many_models_are_left_out_in_folds_none_of_which_is_learned_from() -> No
     rows = [replace(row, model=f"net-{i}") for i in range(60) for row in laboratory(models=("vgg16",), batches=(1,))]
     spy = Spy()
     scored_models = []
-    for fold in folds(rows, Knowledge(), learn=spy):
+    for fold in folds(rows, ModelKnowledge(), learn=spy):
         here = {sample.model for sample in fold.samples}
         assert not here & {row.model for row in spy.tables[-1]}
         scored_models += sorted(here)
@@ -70,7 +70,7 @@ def test_another_table_may_know_the_model_but_not_from_the_same_laboratory() -> 
     mine, theirs = laboratory(models=("vgg16", "resnet50")), laboratory(models=("vgg16",), source="there")
     both = [*mine, *theirs, *laboratory(models=("resnet101",), source="there")]
     spy = Spy()
-    found = {fold.samples[0].model: fold for fold in folds(mine, Knowledge(), train=both, learn=spy)}
+    found = {fold.samples[0].model: fold for fold in folds(mine, ModelKnowledge(), train=both, learn=spy)}
     assert found["vgg16"].seen == {"vgg16"} and not found["resnet50"].seen
     for name, fold in found.items():
         assert all(row.source == "there" for row in fold.rows if row.model == name)
@@ -80,13 +80,13 @@ def test_another_table_may_know_the_model_but_not_from_the_same_laboratory() -> 
 def test_another_table_without_the_models_is_learned_once() -> None:
     spy = Spy()
     theirs = laboratory(models=("resnet101", "densenet121"), source="there")
-    assert len(list(folds(laboratory(models=("vgg16", "resnet50")), Knowledge(), train=theirs, learn=spy))) == 2
+    assert len(list(folds(laboratory(models=("vgg16", "resnet50")), ModelKnowledge(), train=theirs, learn=spy))) == 2
     assert len(spy.tables) == 1
 
 
 def test_profiled_points_are_never_scored() -> None:
     rows = laboratory(noise=0.02, procs=(1, 2), models=("vgg16", "resnet50"))
-    for fold in folds(rows, Knowledge(), learn=Spy()):
+    for fold in folds(rows, ModelKnowledge(), learn=Spy()):
         for outcome in outcomes(fold):
             assert len(set(outcome.done)) == outcome.points
             assert not scored(outcome)[list(outcome.done)].any()
@@ -98,7 +98,7 @@ def test_profiled_points_are_never_scored() -> None:
 def test_points_that_were_not_measured_do_not_move_the_prediction() -> None:
     """The prediction after k points is a function of these k figures alone."""
     rows = laboratory(models=("vgg16", "resnet50"))
-    fold = next(iter(folds(rows, Knowledge(), learn=Spy())))
+    fold = next(iter(folds(rows, ModelKnowledge(), learn=Spy())))
     for outcome in outcomes(fold):
         other = replace(fold.samples[0], logs=fold.samples[0].logs + 1.0)
         other.logs[list(outcome.done)] = fold.samples[0].logs[list(outcome.done)]
@@ -109,7 +109,7 @@ def test_points_that_were_not_measured_do_not_move_the_prediction() -> None:
 
 def fake(sure: float = 0.1) -> Outcome:
     """Two points off by 5 % and 20 %, with standard deviations of `sure`."""
-    fold = next(iter(folds(laboratory(models=("vgg16",), batches=(1,)), Knowledge(), learn=Spy())))
+    fold = next(iter(folds(laboratory(models=("vgg16",), batches=(1,)), ModelKnowledge(), learn=Spy())))
     outcome = next(iter(outcomes(fold)))
     count = len(outcome.logs)
     return replace(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.lab.evaluate import placing, profiling
 from slurm_migbatch.lab.evaluate.heldout import folds
 from slurm_migbatch.lab.evaluate.scenarios import GUARD, services
-from slurm_migbatch.predict.known import Knowledge
+from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.state import Learned
 from tests.support.small_laboratory import laboratory, samples
 
@@ -84,7 +84,7 @@ def test_scenarios_that_do_not_fit_the_table_are_made_up(tmp_path: Path, latency
 
 
 def test_points_are_chosen_once_each_and_more_are_known_at_each_stage() -> None:
-    fold = next(iter(folds(laboratory(procs=(1, 2)), Knowledge(), learn=lambda rows, knowledge: Learned())))
+    fold = next(iter(folds(laboratory(procs=(1, 2)), ModelKnowledge(), learn=lambda rows, knowledge: Learned())))
     found = list(profiling.stages(fold.samples[0], fold, 0.8))
     assert {f"{k} points" for k in range(4)} | {"5%", "10%", "20%", "50%", "100%"} == {s.label for s in found}
     assert len(found) == 9

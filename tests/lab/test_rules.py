@@ -12,7 +12,7 @@ from slurm_migbatch.lab.evaluate.baselines import CURVE, guesses
 from slurm_migbatch.lab.evaluate.curves import Curves
 from slurm_migbatch.lab.evaluate.heldout import Guess, folds, outcomes
 from slurm_migbatch.lab.evaluate.scores import collect, scored
-from slurm_migbatch.predict.known import Knowledge
+from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.state import Learned
 from slurm_migbatch.profiling.measurement import Measurement
 from tests.support.small_laboratory import GPU, MODELS, added, laboratory, proportional, samples, sharp
@@ -72,7 +72,9 @@ def test_trees_learn_what_models_have_in_common() -> None:
 
 
 def test_rules_are_given_our_points_too() -> None:
-    for fold in folds(laboratory(models=("vgg16", "resnet50", "resnet101")), Knowledge(), learn=lambda r, k: Learned()):
+    for fold in folds(
+        laboratory(models=("vgg16", "resnet50", "resnet101")), ModelKnowledge(), learn=lambda r, k: Learned()
+    ):
         ours = list(outcomes(fold))
         others = [Curves.of(sample) for sample in samples(list(fold.rows))]
         done = {g.points: g.done for g in guesses(fold.samples, others, ours) if g.method == "physics, our points"}
@@ -107,7 +109,7 @@ def test_what_was_measured_is_known() -> None:
 
 
 def test_a_margin_is_careful() -> None:
-    fold = next(iter(folds(laboratory(models=("vgg16",)), Knowledge(), learn=lambda r, k: Learned())))
+    fold = next(iter(folds(laboratory(models=("vgg16",)), ModelKnowledge(), learn=lambda r, k: Learned())))
     outcome = next(iter(outcomes(fold)))
     with_margin, without = choice.cases(outcome, 0.9), choice.cases(outcome, None)
     assert sum(case.broken for case in with_margin) <= sum(case.broken for case in without)

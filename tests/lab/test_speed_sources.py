@@ -18,7 +18,7 @@ from slurm_migbatch.mig.nvml import NvmlDriver
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.profiling.measurement import Measurement
-from slurm_migbatch.testbed.simdriver import GPU_MODELS, Machine
+from slurm_migbatch.testbed.simdriver import GPU_MODELS, SimulatedMachine
 from slurm_migbatch.workload import pairs
 from slurm_migbatch.workload.csvlines import TraceError
 
@@ -31,7 +31,7 @@ def at(profile: Profile, gpu: int = 0) -> Place:
 
 
 def test_geometries_are_those_of_the_simulated_driver(tmp_path_factory: pytest.TempPathFactory) -> None:
-    machine = Machine.create(tmp_path_factory.mktemp("sim") / "all", gpus=GPU_MODELS)
+    machine = SimulatedMachine.create(tmp_path_factory.mktemp("sim") / "all", gpus=GPU_MODELS)
     with NvmlDriver(str(machine.library)) as driver:
         assert gpus.models() == GPU_MODELS
         for model, gpu in zip(GPU_MODELS, driver.gpus(), strict=True):

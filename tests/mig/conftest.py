@@ -9,17 +9,17 @@ import pytest
 
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.nvml import NvmlDriver, NvmlGpu
-from slurm_migbatch.testbed.simdriver import GPU_MODELS, Machine
+from slurm_migbatch.testbed.simdriver import GPU_MODELS, SimulatedMachine
 
 
 @pytest.fixture(scope="session")
-def all_models(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+def all_models(tmp_path_factory: pytest.TempPathFactory) -> SimulatedMachine:
     """One machine with one GPU of every model, in the order of GPU_MODELS, MIG on."""
-    return Machine.create(tmp_path_factory.mktemp("sim") / "all", gpus=GPU_MODELS)
+    return SimulatedMachine.create(tmp_path_factory.mktemp("sim") / "all", gpus=GPU_MODELS)
 
 
 @pytest.fixture(scope="session")
-def geometries(all_models: Machine) -> dict[str, Geometry]:
+def geometries(all_models: SimulatedMachine) -> dict[str, Geometry]:
     """The geometry of every model."""
     with NvmlDriver(str(all_models.library)) as driver:
         return {model: gpu.geometry() for model, gpu in zip(GPU_MODELS, driver.gpus(), strict=True)}
@@ -32,13 +32,13 @@ def geometry(request: pytest.FixtureRequest, geometries: dict[str, Geometry]) ->
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
+def machine(tmp_path: Path) -> SimulatedMachine:
     """A fresh machine with an H100 and an A30, MIG on; the device minors are not the indexes."""
-    return Machine.create(tmp_path / "sim", gpus=["h100-80gb", "a30"], minors=[3, 1])
+    return SimulatedMachine.create(tmp_path / "sim", gpus=["h100-80gb", "a30"], minors=[3, 1])
 
 
 @pytest.fixture
-def driver(machine: Machine) -> Iterator[NvmlDriver]:
+def driver(machine: SimulatedMachine) -> Iterator[NvmlDriver]:
     """The fresh machine through NVML."""
     with NvmlDriver(str(machine.library)) as opened:
         yield opened

@@ -9,7 +9,7 @@ from slurm_migbatch.mig.driver import NoRoom, NotMig
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.nvml import NvmlDriver
 from slurm_migbatch.mig.nvml.visible import VisibleDevice
-from slurm_migbatch.testbed.simdriver import GPU_MODELS, Machine
+from slurm_migbatch.testbed.simdriver import GPU_MODELS, SimulatedMachine
 
 SPARE = {"h100-80gb": ("1g.20gb", 16, 26), "h200": ("1g.35gb", 16, 26), "b200": ("1g.45gb", 18, 30)}
 """Double-memory profiles with more SMs than their part has: (profile, SMs of the part, SMs of the whole)."""
@@ -23,7 +23,7 @@ SLICE_7, SLICE_7_NVL = pynvml.NVML_COMPUTE_INSTANCE_PROFILE_7_SLICE, pynvml.NVML
 @pytest.fixture
 def one(tmp_path, request):
     """A machine with one GPU of the model that the test's `model` names, and the driver open on it."""
-    machine = Machine.create(tmp_path / "sim", gpus=[request.getfixturevalue("model")])
+    machine = SimulatedMachine.create(tmp_path / "sim", gpus=[request.getfixturevalue("model")])
     with NvmlDriver(str(machine.library)) as driver:
         yield machine, driver.gpus()[0]
 

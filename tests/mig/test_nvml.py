@@ -16,16 +16,16 @@ from slurm_migbatch.mig.driver import (
     DriverMissing,
     Gpu,
     GpuLost,
+    InvalidRequest,
     NoPermission,
     NoRoom,
     NotFound,
     NotMig,
-    Refused,
 )
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.nvml import NvmlDriver, NvmlGpu
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.testbed.simdriver import GPU_MODELS, Machine
+from slurm_migbatch.testbed.simdriver import GPU_MODELS, SimulatedMachine
 
 ONE = Slot.of("1g.10gb", 0, 1)
 TWO = Slot.of("2g.20gb", 2, 2)
@@ -58,7 +58,7 @@ def test_profiles_carry_the_devices_ids_and_not_the_enums(h100, a30):
 @pytest.mark.parametrize("model", GPU_MODELS)
 def test_the_geometry_is_the_same_with_mig_off(tmp_path, geometries, model):
     """Names are then computed instead of read."""
-    machine = Machine.create(tmp_path / "off", gpus=[model], mig=False)
+    machine = SimulatedMachine.create(tmp_path / "off", gpus=[model], mig=False)
     with NvmlDriver(str(machine.library)) as driver:
         (gpu,) = driver.gpus()
         assert gpu.mig_mode() == (False, False)
@@ -183,9 +183,9 @@ def test_what_exists_is_told_from_what_is_blocked(h100):
 
 def test_what_the_gpu_cannot_have_is_refused_before_the_driver_is_asked(machine, h100):
     machine.calls(reset=True)
-    with pytest.raises(Refused, match=r"the nearest is 1g\.10gb"):
+    with pytest.raises(InvalidRequest, match=r"the nearest is 1g\.10gb"):
         h100.create(Slot.of("1g.5gb", 0, 1))
-    with pytest.raises(Refused, match="only at 0:4, 4:4"):
+    with pytest.raises(InvalidRequest, match="only at 0:4, 4:4"):
         h100.create(Slot.of("3g.40gb", 2, 4))
     assert machine.calls()["nvmlDeviceCreateGpuInstanceWithPlacement"] == 0
 
@@ -324,7 +324,7 @@ def test_nothing_is_left_after_a_reboot(machine):
 
 
 def test_one_process_talks_to_one_machine_at_a_time(machine, driver, tmp_path):
-    other = Machine.create(tmp_path / "other", gpus=["h200"])
+    other = SimulatedMachine.create(tmp_path / "other", gpus=["h200"])
     with pytest.raises(DriverMissing, match="still uses"):
         NvmlDriver(str(other.library))
     with NvmlDriver(str(machine.library)) as again:

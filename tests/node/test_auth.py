@@ -9,7 +9,7 @@ import time
 import pytest
 
 from slurm_migbatch.node import auth
-from slurm_migbatch.node.auth import AuthError, Identity, MungeSigner, TokenSigner, make_signer
+from slurm_migbatch.node.auth import AuthError, MungeSigner, PeerIdentity, TokenSigner, make_signer
 
 
 def token_file(tmp_path, name="token", text=None, mode=0o600):
@@ -56,7 +56,7 @@ def test_a_credential_proves_its_message_once(signers):
     node, controller = signers
     credential = node.sign(b"payload", "n1")
     identity = controller.verify(credential, b"payload", "n1")
-    assert identity.uid == 0 and isinstance(identity, Identity)
+    assert identity.uid == 0 and isinstance(identity, PeerIdentity)
     with pytest.raises(AuthError, match="used before"):
         controller.verify(credential, b"payload", "n1")
 

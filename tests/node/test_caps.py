@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from slurm_migbatch.node.caps import MODE, Caps, CapsError, helper_is_setuid
-from slurm_migbatch.node.kept import Kept, Look
+from slurm_migbatch.node.open_devices import OpenDevice, OpenDeviceScan
 from tests.support.directories import open_to_users
 from tests.support.nodes import ALICE, BOB
 
@@ -231,14 +231,14 @@ def test_who_still_has_a_device_open_is_found(null_caps):
     ours = {holder.pid for holder in holders}
 
     def found(owners):
-        return {one for one in Look().look(caps.major(), owners, 600.0) if one.pid in ours}
+        return {one for one in OpenDeviceScan().scan(caps.major(), owners, 600.0) if one.pid in ours}
 
     kept = found({7: BOB}), found({7: ALICE}), found({5: BOB}), found({})
     for holder in holders:
         holder.send_signal(signal.SIGKILL)
         holder.wait()
         holder.stdout.close()
-    assert kept[0] == {Kept(holders[0].pid, ALICE, 7)}, "a path handle gives no right and does not count"
+    assert kept[0] == {OpenDevice(holders[0].pid, ALICE, 7)}, "a path handle gives no right and does not count"
     assert kept[1:] == (set(), set(), set()), "who has it open may have it, or has another one"
     assert found({7: BOB}) == set()
 
@@ -247,12 +247,12 @@ def test_roots_own_open_devices_do_not_count(null_caps):
     caps, directory = null_caps
     caps.assign([7], 0)
     with open(directory / "nvidia-cap7"):
-        assert os.getpid() not in {one.pid for one in Look().look(caps.major(), {7: ALICE}, 600.0)}
+        assert os.getpid() not in {one.pid for one in OpenDeviceScan().scan(caps.major(), {7: ALICE}, 600.0)}
 
 
 def test_a_look_that_has_no_time_goes_on_where_it_stopped():
     """Else whoever has many processes would hide those after them."""
-    look, looked = Look(), []
+    look, looked = OpenDeviceScan(), []
     real = os.stat
 
     def stat_of(path, *arguments, **options):
@@ -263,7 +263,7 @@ def test_a_look_that_has_no_time_goes_on_where_it_stopped():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "stat", stat_of)
         for _ in range(5):
-            look.look(1, {7: ALICE}, 0.0)
+            look.scan(1, {7: ALICE}, 0.0)
     assert len(looked) == len(set(looked)) == 5
 
 

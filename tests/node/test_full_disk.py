@@ -164,7 +164,7 @@ def test_what_cannot_be_told_is_shortened_all_the_same(small_node, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "event", full)
         with pytest.raises(JournalError):
-            watcher.look(node.journal, node.executor.paths, 1.0)
+            watcher.run_round(node.journal, node.executor.paths, 1.0)
     assert os.stat(reported(node, 1)).st_size == 0
     assert alice.run(lambda: os.write(handle, b"items=7 seconds=1\n")) == 18
     os.close(handle)

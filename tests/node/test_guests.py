@@ -15,9 +15,9 @@ from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.node import effects, exits, guest, owner, plan
 from slurm_migbatch.node import journal as journal_module
 from slurm_migbatch.node.executor import Executor
-from slurm_migbatch.node.guest import Way, verdict
+from slurm_migbatch.node.guest import GuestAction, verdict
 from slurm_migbatch.node.journal import NAME, Journal, Overlap, Run, Slice
-from slurm_migbatch.node.plan import Shared
+from slurm_migbatch.node.plan import SharedSlot
 from tests.support.examples import examples
 from tests.support.nodes import ALICE, BOB
 
@@ -299,7 +299,7 @@ def test_it_waits_for_a_host_that_is_just_leaving(node, monkeypatch):
 
     def noted(*values):
         found = real(*values)
-        seen.append(found.way)
+        seen.append(found.action)
         looked.set()
         return found
 
@@ -328,13 +328,13 @@ def test_it_waits_for_a_host_that_is_just_leaving(node, monkeypatch):
         effects.hook = None
     thread.join(30)
     assert answer[0][0] == exits.OK and "warm" in answer[0][1], answer
-    assert seen[0] is Way.WAIT and seen[-1] is Way.ALONE
+    assert seen[0] is GuestAction.WAIT and seen[-1] is GuestAction.ALONE
     assert [row.job for row in node.slices("held")] == [2]
     node.check()
 
 
 def test_but_not_for_ever(node, monkeypatch):
-    monkeypatch.setattr("slurm_migbatch.node.start.HOST_TURNS_S", 0.1)
+    monkeypatch.setattr("slurm_migbatch.node.allocate.HOST_WAIT_S", 0.1)
     node.prolog(1, HOST)
     publish(node, {2: (1, 0)})
     with ending(node, 1):
@@ -555,7 +555,7 @@ def test_memory_of_two_is_nobodys_figure(node):
 
 
 SLOT = Slot.of("2g.20gb", 0, 2)
-PLACE = Shared("GPU-0", SLOT, (1, 0))
+PLACE = SharedSlot("GPU-0", SLOT, (1, 0))
 slots = st.sampled_from([SLOT, Slot.of("1g.10gb", 0, 1), Slot.of("2g.20gb", 2, 2), Slot.of("3g.40gb", 0, 4)])
 rows = st.lists(
     st.builds(
@@ -581,12 +581,12 @@ run_states = st.dictionaries(
 def test_a_verdict_lets_nobody_in_who_must_not(found, states, uid, planned):
     runs = {key: Run(*key, ALICE, "", "", "", "", state) for key, state in states.items()}
     answer = verdict(PLACE, uid, found, runs, planned)
-    if answer.way is Way.JOIN:
+    if answer.action is GuestAction.JOIN:
         host = answer.host
         assert (host.gpu, host.slot, host.state, host.uid) == ("GPU-0", SLOT, "held", uid)
         assert runs[host.job, host.restart].state == "running" and (host.job, host.restart) == (1, 0)
         assert not [row for row in found if row.beside == host.id and row.gpu == "GPU-0" and row.state == "held"]
-    if answer.way is Way.ALONE:
+    if answer.action is GuestAction.ALONE:
         assert planned and not [
             row
             for row in found
@@ -594,7 +594,7 @@ def test_a_verdict_lets_nobody_in_who_must_not(found, states, uid, planned):
             and row.state in ("held", "intent", "zombie", "foreign")
             and row.slot.placement.overlaps(SLOT.placement)
         ]
-    if answer.way is Way.NO:
+    if answer.action is GuestAction.NO:
         assert answer.why
 
 
@@ -719,7 +719,7 @@ def test_a_journal_of_the_release_before_goes_on_as_it_is(tmp_path):
             (None, "idle", None, False),
         ]
         assert journal.identity == "abc" and journal.spool_length() == 1 and len(journal.runs()) == 1
-        assert journal._link.execute("PRAGMA user_version").fetchone() == (journal_module.SCHEMA_VERSION,)
+        assert journal._connection.execute("PRAGMA user_version").fetchone() == (journal_module.SCHEMA_VERSION,)
         (host,) = journal.slices("state='held'")
         with journal.write():
             journal.put(host._replace(id=None, job=2, beside=host.id))
@@ -733,8 +733,10 @@ def test_a_journal_of_the_release_before_goes_on_as_it_is(tmp_path):
 
 def schema(journal):
     return sorted(
-        (name, [column[1:] for column in journal._link.execute(f"PRAGMA table_info({name})")])
-        for (name,) in journal._link.execute("SELECT name FROM sqlite_master WHERE type IN ('table','index','trigger')")
+        (name, [column[1:] for column in journal._connection.execute(f"PRAGMA table_info({name})")])
+        for (name,) in journal._connection.execute(
+            "SELECT name FROM sqlite_master WHERE type IN ('table','index','trigger')"
+        )
     )
 
 

@@ -82,15 +82,15 @@ def test_event_numbers_only_grow(journal):
 
 
 def test_a_newer_schema_is_refused(tmp_path, journal):
-    journal._link.execute("PRAGMA user_version=99")
+    journal._connection.execute("PRAGMA user_version=99")
     with pytest.raises(JournalError, match="newer release"):
         Journal(str(tmp_path / NAME))
 
 
 def test_only_root_reads_it(tmp_path, journal):
     assert os.stat(journal.path).st_mode & 0o777 == 0o600
-    assert journal._link.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    assert journal._link.execute("PRAGMA synchronous").fetchone() == (2,)
+    assert journal._connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert journal._connection.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
 def test_each_journal_has_a_name_of_its_own(tmp_path, journal):
@@ -272,7 +272,7 @@ def test_a_lost_journal_is_made_from_the_hand_offs_and_the_driver(node, how):
     for path in list((node.root / "state").glob("journal.db*")):
         path.unlink()
     if how != "removed":
-        Journal(str(node.root / "state" / "journal.db")).close()  # a hook got that far, or the agent's courier did
+        Journal(str(node.root / "state" / "journal.db")).close()  # a hook got that far, or the agent did
     assert [row.job for row in node.slices("held")] == [1]
     assert [event["what"] for event in node.events("fault")] == ["the journal was gone"]
     node.check()

@@ -124,12 +124,12 @@ def test_who_has_the_devices_of_anothers_slice_open_is_told(open_node, crowd, ca
     node.prolog(1, "[mig:7g.80gb:1]")
     kept = crowd(1, 10, ALICE, device(node, node.slices("held")[0]))
     watcher = Watcher(node.config, node.executor.gpus)
-    watcher.look(node.journal, node.executor.paths, 1.0)
+    watcher.run_round(node.journal, node.executor.paths, 1.0)
     assert not told(node, kept.pid), "she may have open what is hers"
     node.epilog(1)
     node.prolog(2, "[mig:7g.80gb:1]", uid=BOB)
     for _ in range(50):  # a look takes up where the last had no time left
-        watcher.look(node.journal, node.executor.paths, 2.0)
+        watcher.run_round(node.journal, node.executor.paths, 2.0)
     (fault,) = told(node, kept.pid)
     assert f"process {kept.pid} of uid {ALICE}" in fault["what"] and "nvidia-cap3" in fault["what"]
     assert fault["drain"] is False

@@ -13,7 +13,7 @@ import pytest
 
 from slurm_migbatch.node import client, ending, exits, liveness
 from slurm_migbatch.node.deadline import Deadline, locked
-from slurm_migbatch.node.liveness import Job, LivenessError, is_over
+from slurm_migbatch.node.liveness import JobRecord, LivenessError, is_over
 from slurm_migbatch.node.repair import run_lock
 from slurm_migbatch.node.status import status
 from tests.support.node_processes import agent_process, run_hook
@@ -109,9 +109,9 @@ def test_a_run_that_may_go_on_is_left_alone(node, said):
 
 
 def test_a_job_of_another_node_in_completing_is_over_here():
-    assert is_over(run(1), "n1", Job(0, "COMPLETING", ("n2",)))
-    assert not is_over(run(1), "n1", Job(0, "COMPLETING", ("n1", "n2")))
-    assert not is_over(run(1), "n1", Job(0, "COMPLETING", ()))
+    assert is_over(run(1), "n1", JobRecord(0, "COMPLETING", ("n2",)))
+    assert not is_over(run(1), "n1", JobRecord(0, "COMPLETING", ("n1", "n2")))
+    assert not is_over(run(1), "n1", JobRecord(0, "COMPLETING", ()))
 
 
 def run(job, restart=0):

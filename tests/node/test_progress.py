@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.node import exits, progress, tmpfs
 from slurm_migbatch.node.executor import Executor
-from slurm_migbatch.node.progress import Content, Line, ProgressError, parse, understand
+from slurm_migbatch.node.progress import Content, ProgressError, ProgressLine, parse, understand
 from tests.support.directories import open_to_users
 from tests.support.environments import exported
 from tests.support.nodes import ALICE, BOB, in_child
@@ -33,7 +33,7 @@ def told(text, started=0.0, ended=True, changed=100.0):
 
 def test_a_line_of_everything():
     line = parse(b"items=2400 seconds=9.1 batch=32 latency_ms=26 p99_ms=3.1e1 task=0 at=1790000000.5 done=1")
-    assert line == Line(2400, 9.1, 32, 26.0, 31.0, 0, 1790000000.5, 1)
+    assert line == ProgressLine(2400, 9.1, 32, 26.0, 31.0, 0, 1790000000.5, 1)
 
 
 @pytest.mark.parametrize(

@@ -114,9 +114,9 @@ def test_who_comes_second_to_the_claim_may_be_first_to_the_gpu(node):
     publish(node, [["4g.40gb", 0, 4], ["3g.40gb", 4, 4]])
     second = []
     # The lock is taken right after the claim's commit: run the second hook whole at that point.
-    from slurm_migbatch.node import start
+    from slurm_migbatch.node import allocate
 
-    real = start.locked
+    real = allocate.locked
 
     def locked(directory, names, deadline):
         if not second:
@@ -127,11 +127,11 @@ def test_who_comes_second_to_the_claim_may_be_first_to_the_gpu(node):
             executor.gpus.reset()
         return real(directory, names, deadline)
 
-    start.locked = locked
+    allocate.locked = locked
     try:
         code, line = node.prolog(1, "[mig:4g.40gb:1]")
     finally:
-        start.locked = real
+        allocate.locked = real
     assert second[0][0] == exits.OK and "made" in second[0][1], second
     assert code == exits.OK and "made" in line, line
     assert at(node, 1) == (0, "4g.40gb@0:4") and at(node, 2) == (0, "3g.40gb@4:4")

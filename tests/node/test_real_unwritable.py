@@ -43,7 +43,7 @@ def owned_by(bed, name):
     return [path.name for path in dev.iterdir() if path.stat().st_uid == bed.user(name).uid] if dev.exists() else []
 
 
-def story(bed, disk, fault):
+def scenario(bed, disk, fault):
     """One job ends while the journal cannot be written, one is to begin; then the fault is over."""
     gate = bed.home("mbalice") / f"gate-{secrets.token_hex(4)}"
     ending = bed.submit("--comment=try [mig:2g.20gb:1]", wrap=f"until test -e {gate}; do sleep 0.2; done")
@@ -79,7 +79,7 @@ def drained(bed):
 
 @pytest.mark.parametrize("fault", [locked, full, read_only], ids=lambda fault: fault.__name__)
 def test_without_the_agent(bed, disk, fault):
-    story(bed, disk, fault)
+    scenario(bed, disk, fault)
 
 
 @pytest.mark.parametrize("fault", [locked, full], ids=lambda fault: fault.__name__)
@@ -87,4 +87,4 @@ def test_with_the_agent(bed, disk, fault):
     if bed.daemons.get("agent-n1") is None:
         bed.product.start_agent("n1")
         bed.wait("the agent", (bed.node_directory("n1") / "run" / "agent.sock").exists)
-    story(bed, disk, fault)
+    scenario(bed, disk, fault)

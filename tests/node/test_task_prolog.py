@@ -185,7 +185,10 @@ def test_unknown_forms_are_refused(text):
 
 
 def test_what_the_prolog_writes_is_what_is_read(node):
-    given_slices = (handoff.Given("MIG-a", "1g.10gb", 1, "GPU-1"), handoff.Given("MIG-b", "2g.20gb", 2, "GPU-1"))
+    given_slices = (
+        handoff.HandoffSlice("MIG-a", "1g.10gb", 1, "GPU-1"),
+        handoff.HandoffSlice("MIG-b", "2g.20gb", 2, "GPU-1"),
+    )
     written = handoff.Handoff(5, 6, 7, given_slices)
     handoff.write(node.executor.paths.job, written)
     assert handoff.load(node.executor.paths.job, 5, 6) == written

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from slurm_migbatch.node import peaks, progress, tmpfs
-from slurm_migbatch.node.notice import Notice
+from slurm_migbatch.node.inotify import WriteWatch
 from slurm_migbatch.node.peaks import Peak
-from slurm_migbatch.node.watch import AGAIN_S, AT_ONCE, GLANCE_S, Watcher
+from slurm_migbatch.node.watch import BURST, BURST_REFILL_S, READ_EVERY_S, Watcher
 from slurm_migbatch.testbed.proc import wait_until
 from tests.support.node_processes import agent_process, run_hook
 from tests.support.nodes import ALICE
@@ -30,7 +30,7 @@ class Look:
 
     def __call__(self, seconds=15.0):
         self.now += seconds
-        self.watcher.look(self.node.journal, self.node.executor.paths, self.now)
+        self.watcher.run_round(self.node.journal, self.node.executor.paths, self.now)
 
 
 @pytest.fixture
@@ -92,10 +92,10 @@ def test_a_job_that_never_used_its_slice_has_no_figure(node, look):
 
 
 def test_a_job_that_was_hardly_watched_has_none_either():
-    peak = Peak(0.0, {}).seen({"MIG-a": 300}, 15.0)
-    assert peak.believable(30.0) == 300
-    assert peak.believable(31.0) is None
-    assert Peak(900.0, {}).believable(10.0) is None
+    peak = Peak(0.0, {}).with_sample({"MIG-a": 300}, 15.0)
+    assert peak.maximum_mib(30.0) == 300
+    assert peak.maximum_mib(31.0) is None
+    assert Peak(900.0, {}).maximum_mib(10.0) is None
 
 
 def test_hooks_without_the_agent_still_tell_what_it_saw(node, look):
@@ -192,8 +192,8 @@ def test_checkpoints_without_end_harm_only_who_reports_them(node, look):
     for number in range(200):
         write(node, f"steps={number} checkpoint={start + number / 1000}\n")
         look(1.0)
-    assert AT_ONCE < len(node.events("progress")) <= AT_ONCE + 200 / AGAIN_S + 200 / node.config.progress_every + 1
-    look(AGAIN_S)
+    assert BURST < len(node.events("progress")) <= BURST + 200 / BURST_REFILL_S + 200 / node.config.progress_every + 1
+    look(BURST_REFILL_S)
     write(node, f"steps=200 checkpoint={start + 0.9}\n")
     look(1.0)
     assert node.events("progress")[-1]["steps"] == 200
@@ -206,7 +206,7 @@ def test_a_glance_is_for_those_that_wrote(node, look):
 
     def glance(written):
         look.now += 1
-        look.watcher.glance(node.journal, node.executor.paths, written, look.now)
+        look.watcher.read_written(node.journal, node.executor.paths, written, look.now)
         return [event["job"] for event in node.events("progress")]
 
     node.machine.calls(reset=True)
@@ -273,7 +273,7 @@ def test_the_agent_does_all_that(new_node):
 
 def test_the_kernel_tells_who_writes(tmp_path):
     handle = os.open(tmp_path, os.O_RDONLY)
-    notice = Notice(handle)
+    notice = WriteWatch(handle)
     wake, woken = os.pipe()
     try:
         assert not notice.wait(0.0, wake)
@@ -313,7 +313,7 @@ def test_the_agent_notices_a_checkpoint_long_before_its_next_look(new_node):
 def looking(node, monkeypatch, work):
     """What the watcher's thread did while `work` went on: names of calls."""
     calls = []
-    for name in ("look", "glance"):
+    for name in ("run_round", "read_written"):
         before = getattr(Watcher, name)
         monkeypatch.setattr(Watcher, name, lambda *a, n=name, b=before: (b(*a), calls.append(n))[0])
     stopping, (wake, woken) = threading.Event(), os.pipe()
@@ -336,10 +336,10 @@ def test_while_nobody_reports_nothing_is_done(new_node, monkeypatch):
     node.prolog(1, "[mig:1g.10gb:1]")
 
     def work(calls):
-        time.sleep(2 * GLANCE_S)  # for what was written last
+        time.sleep(2 * READ_EVERY_S)  # for what was written last
         calls.clear()
         path(node).read_text()
-        time.sleep(2 * GLANCE_S)
+        time.sleep(2 * READ_EVERY_S)
 
     assert looking(node, monkeypatch, work) == []
 
@@ -348,7 +348,7 @@ def test_without_help_of_the_kernel_it_looks_now_and_then(new_node, monkeypatch,
     def none(*_):
         raise OSError(24, "inotify_init1: Too many open files")
 
-    monkeypatch.setattr("slurm_migbatch.node.watch.Notice", none)
+    monkeypatch.setattr("slurm_migbatch.node.watch.WriteWatch", none)
     node = new_node(SampleEvery=0.05, ProgressEvery=0)
     node.prolog(1, "[mig:1g.10gb:1]")
 
@@ -356,7 +356,7 @@ def test_without_help_of_the_kernel_it_looks_now_and_then(new_node, monkeypatch,
         write(node, "steps=5\n")
         wait_until(lambda: node.events("progress")[-1:] and node.events("progress")[-1]["steps"] == 5, 60.0, "it")
 
-    assert set(looking(node, monkeypatch, work)) == {"look"}
+    assert set(looking(node, monkeypatch, work)) == {"run_round"}
     assert "every 0.05 s only: " in caplog.text
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
-from slurm_migbatch.predict.known import Knowledge
+from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.runs import hear, rows_of, told_by
 from slurm_migbatch.predict.selection import Chooser
@@ -26,7 +26,7 @@ def truth_ms(profile: str, host_ms: float, full_ms: float) -> float:
 def choices(facts: ModelFacts, slo_ms: int, host_ms: float, full_ms: float, jobs: int = 5) -> list[tuple[str, float]]:
     """Profiles of one job after the other, each learned from before the next, and measured over predicted."""
     known = [*BUILT_IN, facts]
-    knowledge, partition = Knowledge(known), SITE.partitions["gpu"]
+    knowledge, partition = ModelKnowledge(known), SITE.partitions["gpu"]
     runs: list[SimpleNamespace] = []
     learned, found = None, []
     for number in range(1, jobs + 1):

@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_migbatch.predict.check import misses
-from slurm_migbatch.predict.known import Knowledge
-from slurm_migbatch.predict.runs import ABSURD, MOST_CELLS, SILENT_S, Told, hear, rows_of, told_by
+from slurm_migbatch.predict.known import ModelKnowledge
+from slurm_migbatch.predict.runs import ABSURD, MOST_CELLS, SILENT_S, Observation, hear, rows_of, told_by
 from slurm_migbatch.predict.samples import RUNS, SILENT
 from slurm_migbatch.predict.state import Learned
 from slurm_migbatch.predict.training import learn
 from tests.support.gpu_kinds import H100
 
 NAME = "NVIDIA H100 80GB HBM3"
-KNOWLEDGE = Knowledge()
+KNOWLEDGE = ModelKnowledge()
 GEOMETRIES = {NAME: H100.geometry}
 
 
@@ -54,11 +54,11 @@ class Run:
         return self.again or self.number
 
 
-def told(*runs: Run) -> list[Told]:
+def told(*runs: Run) -> list[Observation]:
     return told_by(runs, GEOMETRIES, KNOWLEDGE)
 
 
-def only(*runs: Run) -> Told:
+def only(*runs: Run) -> Observation:
     (found,) = told(*runs)
     return found
 

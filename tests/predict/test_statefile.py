@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_migbatch.predict import statefile
-from slurm_migbatch.predict.known import Knowledge
+from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.state import Learned, StateError
 from slurm_migbatch.predict.statefile import Index, ModelDirectory
@@ -39,7 +39,7 @@ def rows(model: str = "resnet50", factor: float = 1.0) -> list[Measurement]:
     ]  # fmt: skip
 
 
-LEARNED = learn([*rows(), *rows("vgg16", 0.2), *rows("not-in-the-books", 2.0)], Knowledge())
+LEARNED = learn([*rows(), *rows("vgg16", 0.2), *rows("not-in-the-books", 2.0)], ModelKnowledge())
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch.predict.calibration import LEVELS, Calibration, Score, calibrate
-from slurm_migbatch.predict.cells import Cells, Gpu
+from slurm_migbatch.predict.cells import Cells, GpuSpec
 from slurm_migbatch.predict.knee import GROWTH, batch_edges, input_edges, knee
-from slurm_migbatch.predict.known import Knowledge
+from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.points import next_point
 from slurm_migbatch.predict.population import pool
@@ -30,7 +30,7 @@ from tests.support.examples import examples
 from tests.support.gpu_kinds import H100, P
 from tests.support.laboratory import A100, MODELS, known, measure, table, truth
 
-KNOWLEDGE = Knowledge()
+KNOWLEDGE = ModelKnowledge()
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_another_gpu_starts_from_what_is_known_here(rows: list[Measurement]) -> 
     slow = truth("vgg16", 0, 0.4)
     slow[1] += 1.0
     changed = [row for row in rows if row.model != "vgg16"] + measure("vgg16", slow)
-    there = Gpu("h100-80gb", A100.facts._replace(tflops=989, bandwidth_gbs=3350), 80)
+    there = GpuSpec("h100-80gb", A100.facts._replace(tflops=989, bandwidth_gbs=3350), 80)
     item = TIME.names.index("item")
 
     def guess(found: list[Measurement]) -> float:

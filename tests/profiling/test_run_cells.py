@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.profiling.cells import MAX_CELLS, Cell, CellError, numbers, open_cells, product
+from slurm_migbatch.profiling.cells import MAX_CELLS, CellError, MeasurementCell, numbers, open_cells, product
 from slurm_migbatch.profiling.measurement import Measurement
 
 small = st.integers(1, 64)
-cells = st.builds(Cell, small, st.none() | small, st.integers(1, 4))
+cells = st.builds(MeasurementCell, small, st.none() | small, st.integers(1, 4))
 
 
 def row(cell, ran=True):
@@ -44,8 +44,12 @@ def test_what_is_no_list_of_numbers_is_refused_with_advice(text):
 
 
 def test_the_order_is_ascending_with_the_batch_quickest():
-    assert product([4, 1], [512, 128], [2, 1])[:3] == (Cell(1, 128), Cell(4, 128), Cell(1, 512))
-    assert product([2], [None], [1]) == (Cell(2, None, 1),)
+    assert product([4, 1], [512, 128], [2, 1])[:3] == (
+        MeasurementCell(1, 128),
+        MeasurementCell(4, 128),
+        MeasurementCell(1, 512),
+    )
+    assert product([2], [None], [1]) == (MeasurementCell(2, None, 1),)
 
 
 def test_too_many_points_are_refused():

@@ -17,7 +17,7 @@ from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.nvml import NvmlDriver
 from slurm_migbatch.profiling.measurement import COLUMNS
 from slurm_migbatch.profiling.table import read_folder
-from slurm_migbatch.testbed.simdriver import Machine
+from slurm_migbatch.testbed.simdriver import SimulatedMachine
 
 ROOT = Path(__file__).parents[2]
 QUICK = ["--device", "cpu", "--warmup", "1", "--repeats", "3", "--min-seconds", "0"]
@@ -39,10 +39,10 @@ BENCH = """
         return lambda: time.sleep(0.01 if batch == 1 else 600)
 
     def on_slice(batch):
-        from slurm_migbatch.testbed.simdriver import Machine
+        from slurm_migbatch.testbed.simdriver import SimulatedMachine
         if batch * 5000 > 20000:
             raise RuntimeError("CUDA error: out of memory")
-        Machine(os.environ["SIM"]).start_process(os.environ["CUDA_VISIBLE_DEVICES"], memory_mib=batch * 5000)
+        SimulatedMachine(os.environ["SIM"]).start_process(os.environ["CUDA_VISIBLE_DEVICES"], memory_mib=batch * 5000)
         return lambda: time.sleep(0.06)
 """
 
@@ -221,7 +221,7 @@ def test_an_interrupted_run_keeps_what_it_measured():
 
 
 def test_on_a_slice_rows_name_it_and_memory_is_the_slices(place):
-    machine = Machine.create(place / "sim", gpus=["h100-80gb"])
+    machine = SimulatedMachine.create(place / "sim", gpus=["h100-80gb"])
     with NvmlDriver(str(machine.library)) as driver:
         uuid = driver.gpus()[0].create(Slot.of("2g.20gb", 0, 2)).mig_uuid
     code = "import sys; from slurm_migbatch.cli.main import main; main()"

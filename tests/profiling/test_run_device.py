@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from slurm_migbatch.mig.driver import DriverMissing, NotFound, Refused
+from slurm_migbatch.mig.driver import DriverMissing, InvalidRequest, NotFound
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.mig.nvml import NvmlDriver
 from slurm_migbatch.mig.nvml.visible import VisibleDevice
 from slurm_migbatch.profiling.device import CPU, Device, NvmlMeter, find_device
-from slurm_migbatch.testbed.simdriver import GPU_MODELS, Machine
+from slurm_migbatch.testbed.simdriver import GPU_MODELS, SimulatedMachine
 
 FOR_ROOT = {
     "nvmlDeviceGetGpuInstances",
@@ -25,7 +25,7 @@ FOR_ROOT = {
 
 @pytest.fixture
 def machine(tmp_path):
-    return Machine.create(tmp_path / "sim", gpus=["h100-80gb", "a30"])
+    return SimulatedMachine.create(tmp_path / "sim", gpus=["h100-80gb", "a30"])
 
 
 def slices(machine, *slots, gpu=0):
@@ -49,7 +49,7 @@ def test_a_slice_is_described_without_asking_what_only_root_may(machine):
 
 def test_every_slice_of_every_gpu_is_described_as_its_profile_says(tmp_path):
     """The slices' shares come out as the placements of the geometry, which users may not ask for."""
-    machine = Machine.create(tmp_path / "all", gpus=GPU_MODELS)
+    machine = SimulatedMachine.create(tmp_path / "all", gpus=GPU_MODELS)
     for index in range(len(GPU_MODELS)):
         with NvmlDriver(str(machine.library)) as driver:
             gpu = driver.gpus()[index]
@@ -69,7 +69,7 @@ def test_every_slice_of_every_gpu_is_described_as_its_profile_says(tmp_path):
 
 
 def test_a_whole_gpu_has_no_profile(tmp_path):
-    machine = Machine.create(tmp_path / "off", gpus=["a100-40gb"], mig=False)
+    machine = SimulatedMachine.create(tmp_path / "off", gpus=["a100-40gb"], mig=False)
     device = find(machine)
     assert (device.gpu, device.profile) == ("NVIDIA A100-SXM4-40GB", "")
     assert (device.compute_slices, device.memory_slices, device.sm_count) == (None, None, 108)
@@ -93,7 +93,7 @@ def test_no_visible_device_means_the_cpu(machine, visible):
 
 @pytest.mark.parametrize("visible", ["7", "GPU-00000000", "MIG-5f1c8a1e-0000-0000-0000-000000000000", "first"])
 def test_a_device_that_is_not_there_is_an_error(machine, visible):
-    with pytest.raises((NotFound, Refused)):
+    with pytest.raises((NotFound, InvalidRequest)):
         find(machine, visible)
 
 
@@ -166,4 +166,4 @@ def test_the_library_is_let_go(machine):
     with VisibleDevice(uuid, str(machine.library)) as device:
         assert device.usage().used == 0 and device.usage().processes == ()
         device.close()
-    find(Machine.create(machine.directory / "other", gpus=["a30"], mig=False))
+    find(SimulatedMachine.create(machine.directory / "other", gpus=["a30"], mig=False))

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_migbatch.profiling.cells import Cell, product
+from slurm_migbatch.profiling.cells import MeasurementCell, product
 from slurm_migbatch.profiling.device import Device
 from slurm_migbatch.profiling.measure import DidNotFit, PointFailed, Ran
 from slurm_migbatch.profiling.measurement import Measurement
-from slurm_migbatch.profiling.runner import AtMost, Chosen, Grid, Subject, run, save
+from slurm_migbatch.profiling.runner import AtMost, Chosen, FullGrid, Subject, run, save
 from slurm_migbatch.profiling.table import read_folder
 from slurm_migbatch.profiling.timing import Summary
 
@@ -48,7 +48,7 @@ class Quiet:
 
 
 def go(cells, bench, rule=None, earlier=(), saved=None):
-    return run(SUBJECT, cells, rule or Grid(), bench, earlier, Saved() if saved is None else saved, Quiet())
+    return run(SUBJECT, cells, rule or FullGrid(), bench, earlier, Saved() if saved is None else saved, Quiet())
 
 
 def test_the_grid_is_measured_in_ascending_order_and_saved_after_each_point():
@@ -60,7 +60,7 @@ def test_the_grid_is_measured_in_ascending_order_and_saved_after_each_point():
 
 
 def test_rows_hold_what_is_known_of_the_device_and_the_point():
-    found = go([Cell(4, 128, 2)], Bench())
+    found = go([MeasurementCell(4, 128, 2)], Bench())
     (row,) = found.rows
     assert row == Measurement(
         gpu="NVIDIA H100 80GB HBM3",
@@ -108,12 +108,12 @@ def test_another_failure_ends_the_run_with_what_was_measured_saved():
 
 def test_a_run_goes_on_where_the_last_one_stopped():
     cells = product([1, 2, 4, 8], [None], [1])
-    first = go(cells, Bench(room=4), AtMost(2, Grid()))
+    first = go(cells, Bench(room=4), AtMost(2, FullGrid()))
     bench, saved = Bench(room=4), Saved()
     second = go(cells, bench, earlier=first.rows, saved=saved)
     assert [cell.batch for cell in bench.tried] == [4, 8]
     assert [row.batch for row in saved[-1]] == [1, 2, 4, 8]
-    assert set(second.outcomes) == {Cell(4), Cell(8)}
+    assert set(second.outcomes) == {MeasurementCell(4), MeasurementCell(8)}
     third = Bench()
     go(product([8, 16], [None], [1]), third, earlier=second.rows)
     assert third.tried == []  # 8 was seen not to fit, so 16 does not either
@@ -121,10 +121,10 @@ def test_a_run_goes_on_where_the_last_one_stopped():
 
 @pytest.mark.parametrize("other", [{"model": "vit"}, {"profile": "1g.10gb"}, {"kind": "train"}, {"gpu": "cpu"}])
 def test_rows_of_other_models_and_devices_are_kept_and_measure_nothing(other):
-    foreign = replace(go([Cell(1)], Bench()).rows[0], **other)
+    foreign = replace(go([MeasurementCell(1)], Bench()).rows[0], **other)
     bench, saved = Bench(), Saved()
-    found = go([Cell(1)], bench, earlier=[foreign], saved=saved)
-    assert bench.tried == [Cell(1)]
+    found = go([MeasurementCell(1)], bench, earlier=[foreign], saved=saved)
+    assert bench.tried == [MeasurementCell(1)]
     assert saved[-1] == [foreign, *found.rows]
 
 
@@ -139,20 +139,20 @@ def test_a_rule_chooses_what_is_measured_and_when_it_is_enough():
 
 
 def test_a_rule_knows_what_was_measured_on_other_slices():
-    other = replace(go([Cell(1)], Bench()).rows[0], profile="1g.10gb")
+    other = replace(go([MeasurementCell(1)], Bench()).rows[0], profile="1g.10gb")
     heard = []
 
     def listen(done, remaining):
         heard.append([(row.profile, row.batch) for row in done])
         return remaining[0]
 
-    go([Cell(1), Cell(2)], Bench(), Chosen(listen), earlier=[other, replace(other, model="vit")])
+    go([MeasurementCell(1), MeasurementCell(2)], Bench(), Chosen(listen), earlier=[other, replace(other, model="vit")])
     assert heard == [[("1g.10gb", 1)], [("1g.10gb", 1), ("2g.20gb", 1)]]
 
 
 def test_what_the_user_knows_goes_before_what_the_program_says():
     subject = replace(SUBJECT, params=1e6, flops_per_item=2e9)
-    row = subject.row(Cell(1), Bench()(Cell(1)))
+    row = subject.row(MeasurementCell(1), Bench()(MeasurementCell(1)))
     assert (row.params, row.flops_per_item) == (1e6, 2e9)
 
 
@@ -165,7 +165,7 @@ def test_a_saved_table_reads_back(tmp_path):
 
 
 def test_a_table_that_cannot_be_written_leaves_the_old_one(tmp_path):
-    rows = go([Cell(1)], Bench()).rows
+    rows = go([MeasurementCell(1)], Bench()).rows
     save(tmp_path / "t.csv", rows)
     with pytest.raises(AttributeError):
         save(tmp_path / "t.csv", [*rows, None])

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from slurm_migbatch.profiling.cells import Cell
+from slurm_migbatch.profiling.cells import MeasurementCell
 from slurm_migbatch.profiling.device import Device, NoMeter
 from slurm_migbatch.profiling.measure import DidNotFit, PointFailed, Program, Ran, measure
 from slurm_migbatch.profiling.target import Python, parse_command
 from slurm_migbatch.profiling.timing import Effort
 
-TWO, CPU = Cell(2), Device()
+TWO, CPU = MeasurementCell(2), Device()
 BRIEF = Effort(warmup=1, warmup_seconds=0.1, repeats=3, min_seconds=0, max_seconds=10)
 
 TARGETS = """
@@ -116,7 +116,7 @@ def failure(target, **more):
 
 
 def test_a_factory_is_measured(targets):
-    ran = go(Python(targets, "sums"), Cell(4, 1000))
+    ran = go(Python(targets, "sums"), MeasurementCell(4, 1000))
     assert ran.summary.count >= 3
     assert ran.throughput == pytest.approx(4 / ran.summary.mean)
     assert ran.memory_mib > 1  # the process itself, on a CPU
@@ -125,12 +125,12 @@ def test_a_factory_is_measured(targets):
 
 def test_a_module_is_found_from_the_working_directory(targets, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert isinstance(go(Python("targets", "sums"), Cell(1, 10)), Ran)
+    assert isinstance(go(Python("targets", "sums"), MeasurementCell(1, 10)), Ran)
 
 
 def test_the_last_percentile_needs_a_hundred_batches(targets):
     effort = Effort(warmup=1, warmup_seconds=0.1, repeats=150, min_seconds=0)
-    assert go(Python(targets, "sums"), Cell(1, 10), effort=effort).summary.p99 is not None
+    assert go(Python(targets, "sums"), MeasurementCell(1, 10), effort=effort).summary.p99 is not None
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def alive_in(group):
 
 def test_several_processes_work_at_once_and_count_together(targets, tmp_path, monkeypatch):
     monkeypatch.setenv("TURN", str(tmp_path / "turn"))
-    ran = go(Python(targets, "differs"), Cell(1, None, 3))
+    ran = go(Python(targets, "differs"), MeasurementCell(1, None, 3))
     # the quick ones go on until the slow one has its three batches
     assert ran.summary.count > 9
     alone = 1 / ran.summary.mean
@@ -222,7 +222,7 @@ def test_several_processes_work_at_once_and_count_together(targets, tmp_path, mo
 
 
 def test_one_of_several_without_memory_is_enough(targets):
-    assert isinstance(go(Python(targets, "full"), Cell(1, None, 3)), DidNotFit)
+    assert isinstance(go(Python(targets, "full"), MeasurementCell(1, None, 3)), DidNotFit)
 
 
 # -- commands ------------------------------------------------------------------------------------------------------
@@ -263,25 +263,25 @@ def command(tmp_path):
 
 
 def test_a_command_tells_the_time_of_each_batch(command):
-    ran = go(command, Cell(4, 500))
+    ran = go(command, MeasurementCell(4, 500))
     assert (ran.summary.count, ran.summary.mean, ran.throughput) == (3, 0.5, 8.0)
     assert ran.memory_mib > 1
 
 
 def test_or_of_many_batches_together(command):
-    ran = go(command, Cell(11, 500))
+    ran = go(command, MeasurementCell(11, 500))
     assert (ran.summary.count, ran.summary.mean, ran.throughput) == (1, 0.5, 22.0)
     assert (ran.memory_mib, ran.params) == (321, 77)
 
 
 def test_several_commands_at_once(command):
-    ran = go(command, Cell(4, 500, 2))
+    ran = go(command, MeasurementCell(4, 500, 2))
     assert (ran.summary.count, ran.throughput) == (6, 16.0)
 
 
 @pytest.mark.parametrize(("batch", "text"), [(5, "said so"), (6, "CUDA out of memory"), (7, "SIGKILL")])
 def test_a_command_without_memory_is_a_result(command, batch, text):
-    outcome = go(command, Cell(batch, 500))
+    outcome = go(command, MeasurementCell(batch, 500))
     assert isinstance(outcome, DidNotFit) and text in outcome.text
 
 
@@ -294,7 +294,7 @@ def test_a_command_without_memory_is_a_result(command, batch, text):
     ],
 )
 def test_a_command_that_fails_otherwise_is_quoted(command, batch, texts):
-    message = failure(command, cell=Cell(batch, 500))
+    message = failure(command, cell=MeasurementCell(batch, 500))
     assert [text for text in texts if text not in message] == []
 
 
@@ -381,7 +381,9 @@ def frameworks(tmp_path):
 
 
 def test_torch_is_waited_for_and_asked(frameworks):
-    ran = go(Python(str(frameworks / "on_torch.py"), "closure"), Cell(4), Device("GPU", "0"), count_flops=True)
+    ran = go(
+        Python(str(frameworks / "on_torch.py"), "closure"), MeasurementCell(4), Device("GPU", "0"), count_flops=True
+    )
     assert ran.summary.mean >= 0.005
     assert (ran.software, ran.sm_count, ran.memory_mib) == ("torch 2.6.0 cuda 12.4", 132, 3072)
     assert (ran.params, ran.flops_per_item) == (30, 2000)
@@ -418,14 +420,15 @@ def test_the_caller_gone_the_children_go_too(targets, tmp_path):
         code = (
             f"import sys; sys.path.insert(0, {os.getcwd()!r})\n"
             "from slurm_migbatch.profiling import measure as m\n"
-            "from slurm_migbatch.profiling.cells import Cell\n"
+            "from slurm_migbatch.profiling.cells import MeasurementCell\n"
             "from slurm_migbatch.profiling.device import Device, NoMeter\n"
             "from slurm_migbatch.profiling.target import Python\n"
             "class Child(m._Child):\n"
             "    def __init__(self, *args):\n"
             "        super().__init__(*args); print(self.pid, flush=True)\n"
             "m._Child = Child\n"
-            f"m.measure(m.Program(Python({targets!r}, 'hangs'), sys.executable), Device(), NoMeter(), Cell(1))\n"
+            f"program = m.Program(Python({targets!r}, 'hangs'), sys.executable)\n"
+            "m.measure(program, Device(), NoMeter(), MeasurementCell(1))\n"
         )
         os.execv(sys.executable, [sys.executable, "-c", code])
     os.close(write)

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from slurm_migbatch.store.db import Store, open_store
-from slurm_migbatch.store.receipt import Claim, Receipt
+from slurm_migbatch.store.receipt import NodeReceipt, Receipt
 from tests.support.store_events import Node, piece, run_of, states
 
 
@@ -386,8 +386,8 @@ def identity(store: Store) -> str:
         return str(connection.execute(text("SELECT id FROM identity")).scalar_one())
 
 
-def receipt(node: Node, *events: dict[str, Any], claim: Claim | None = None) -> Receipt:
-    known = claim or Claim(identity(node.store))
+def receipt(node: Node, *events: dict[str, Any], claim: NodeReceipt | None = None) -> Receipt:
+    known = claim or NodeReceipt(identity(node.store))
     return node.store.ingest(node.name, node.journal, node.boot_id, list(events), known)
 
 
@@ -407,7 +407,7 @@ def test_another_database_is_another_and_its_name_stays(store: Store, url: str, 
     with open_store(f"sqlite:///{tmp_path}/other.db") as other:
         assert other.ingest("n1", "aa", "b", []).database != mine
     assert receipt(node, told(node, 100)).told
-    assert not receipt(node, claim=Claim("0123")).told, "it was told to another database since"
+    assert not receipt(node, claim=NodeReceipt("0123")).told, "it was told to another database since"
     assert not receipt(node).told, "until all is told again"
     assert receipt(node, told(node, 101)).told
 
@@ -421,11 +421,11 @@ def test_an_older_backup_asks_for_everything_and_the_node_is_right(store: Store,
     later = receipt(node, node.stop(110, 8, piece(1)), node.start(111, 9, piece(2)), node.stop(112, 9, piece(2)))
     with open_store(f"sqlite:///{backup}") as old:
         node.store = old
-        found = receipt(node, claim=Claim(later.database, later.acked))
+        found = receipt(node, claim=NodeReceipt(later.database, later.acked))
         assert found == (1, later.database, False)
         assert {lease.job for lease in old.leases()} == {7, 8}
         state = told(node, 120, (7, piece()), (11, piece(3)))
-        claim = Claim(found.database, found.acked)
+        claim = NodeReceipt(found.database, found.acked)
         assert receipt(node, state, claim=claim) == (1, later.database, False), "a gap: maybe more is to come"
         assert receipt(node, state, claim=claim) == (5, later.database, True)
         assert {lease.job for lease in old.leases()} == {7, 11}
@@ -441,7 +441,7 @@ def test_what_was_lost_on_the_way_has_to_be_told_again(store: Store) -> None:
     receipt(node, late)
     assert not receipt(node, late).told, "a gap was stepped over"
     receipt(node, told(node, 111))
-    assert not receipt(node, claim=Claim(identity(store), 0, incomplete=True)).told, "or it could not be read"
+    assert not receipt(node, claim=NodeReceipt(identity(store), 0, incomplete=True)).told, "or it could not be read"
 
 
 def test_a_state_ends_what_it_does_not_name_and_begins_what_it_does(store: Store) -> None:

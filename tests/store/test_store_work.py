@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from slurm_migbatch.daemon.history import HistoryStore, open_history
-from slurm_migbatch.store.work import Past, TaskRun
+from slurm_migbatch.store.work import PastRuns, TaskRun
 
 
 def store(tmp_path: Path) -> HistoryStore:
@@ -48,7 +48,7 @@ def test_past_work_is_summed_up_by_what_was_asked_for(tmp_path: Path) -> None:
         ran(db, 3, 100, 120, slices=2)
         ran(db, 4, 10, 20)
         ran(db, 5, 100, None)
-        assert db.past_work(50.0) == [Past("", "1g.10gb", 1, 2, 40.0), Past("", "1g.10gb:2", 2, 1, 20.0)]
+        assert db.past_work(50.0) == [PastRuns("", "1g.10gb", 1, 2, 40.0), PastRuns("", "1g.10gb:2", 2, 1, 20.0)]
 
 
 def test_loans_are_no_work_of_users_to_plan_for(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit.request import JobRequest, Present
-from slurm_migbatch.submit.rewrite import Policy
+from slurm_migbatch.submit.rewrite import SubmitPolicy
 from tests.support.examples import examples
 from tests.support.lua_shim import Shim
 from tests.support.submit_agreement import OBJECTIVES, USER, agree, numbers, words
@@ -183,7 +183,7 @@ def test_a_change_is_answered_alike(shim: Shim, chooser: Chooser, asked: JobRequ
 
 
 def test_hints_in_extra(tmp_path, table, chooser: Chooser) -> None:
-    policy = Policy(hints_in_extra=True)
+    policy = SubmitPolicy(hints_in_extra=True)
     with Shim(tmp_path, table=str(table), policy=policy) as shim:
         for extra in ("migbatch: mem=30gib", "migbatch: mem=x", "node=7", None):
             asked = JobRequest(USER, tres_per_node="gres/mig:auto", comment="migbatch: role=train", extra=extra)

@@ -7,7 +7,7 @@ import pytest
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
-from slurm_migbatch.submit.answers import Answers
+from slurm_migbatch.submit.answers import AnswerCache
 from slurm_migbatch.submit.decision import Decision
 from slurm_migbatch.submit.request import Accept, JobRequest, Present
 from slurm_migbatch.submit.service import SubmitService
@@ -80,7 +80,7 @@ def test_a_decision_that_keeps_its_name_keeps_it_again(service: SubmitService) -
 
 
 def test_too_many_answers_are_forgotten() -> None:
-    answers = Answers(most=2)
+    answers = AnswerCache(most=2)
     for number in range(3):
         answers.keep(b"%d" % number, "pass", b"answer", None, "")
     assert [answers.get(b"%d" % number) is None for number in range(3)] == [True, True, False]

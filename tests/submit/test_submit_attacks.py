@@ -17,7 +17,7 @@ from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.slurm.gres import counts
 from slurm_migbatch.submit.request import Accept, Answer, JobRequest, Pass, Present, Refuse
-from slurm_migbatch.submit.rewrite import Policy, rewrite
+from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
 from tests.support.examples import examples
 from tests.support.gpu_kinds import SITE
 from tests.support.lua_shim import Shim
@@ -116,7 +116,7 @@ def filtered(request: pytest.FixtureRequest, chooser: Chooser, shim: Shim):
             return shim(asked)
         if asked.now is None and asked.partition is None:
             asked = replace(asked, partition="gpu")
-        return rewrite(asked, SITE, chooser, Policy(), decision_id="abc12345")
+        return rewrite(asked, SITE, chooser, SubmitPolicy(), decision_id="abc12345")
 
     return run
 
@@ -218,7 +218,7 @@ def test_no_sequence_of_edits_gains_anything(chooser: Chooser, shim: Shim, steps
             asked = JobRequest(USER, partition="gpu", tres_per_node=tres, comment=comment, extra=extra)
         else:
             asked = JobRequest(USER, tres_per_node=tres, comment=comment, extra=extra, now=job.present())
-        answer = shim(asked) if number % 2 else rewrite(asked, SITE, chooser, Policy(), decision_id="abc12345")
+        answer = shim(asked) if number % 2 else rewrite(asked, SITE, chooser, SubmitPolicy(), decision_id="abc12345")
         if isinstance(answer, Refuse):
             if job is None:
                 return

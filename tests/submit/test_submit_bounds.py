@@ -15,9 +15,9 @@ import pytest
 
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
-from slurm_migbatch.submit.answers import LONGEST, Answers
+from slurm_migbatch.submit.answers import LONGEST, AnswerCache
 from slurm_migbatch.submit.request import TEXTS, JobRequest, Present, Refuse
-from slurm_migbatch.submit.rewrite import SLURM_LIMIT, Policy, rewrite
+from slurm_migbatch.submit.rewrite import SLURM_LIMIT, SubmitPolicy, rewrite
 from slurm_migbatch.submit.service import SubmitService
 from tests.support.gpu_kinds import SITE
 from tests.support.lua_shim import Shim
@@ -175,7 +175,7 @@ def steps(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, table: Path, chooser: Chooser
 ) -> Iterator[Callable[[JobRequest], int]]:
     """Steps of an answer: of the service's rewrite, and of the shim's."""
-    policy = Policy(hints_in_extra=True)
+    policy = SubmitPolicy(hints_in_extra=True)
     if request.param == "service":
         yield lambda asked: steps_of(lambda: rewrite(counted(asked), SITE, chooser, policy, decision_id="abc12345"))
         return
@@ -209,16 +209,16 @@ def test_the_refusal_says_which_text_is_too_long(name: str, shim: Shim, chooser:
     fields = {"partition": "gpu", "tres_per_node": "gres/gpu:1"}
     for length, refused in ((SLURM_LIMIT, False), (SLURM_LIMIT + 1, True), (100_000, True)):
         asked = JobRequest(USER, **{**fields, name: "m" * length})
-        for answer in (rewrite(asked, SITE, chooser, Policy()), shim(asked)):
+        for answer in (rewrite(asked, SITE, chooser, SubmitPolicy()), shim(asked)):
             told = answer.sentence if isinstance(answer, Refuse) else ""
-            assert (told == f"{TEXTS[name]} is {length} bytes long, and Slurm takes 1024: shorten it") is refused
+            assert (told == f"{TEXTS[name]} is {length} bytes long, Slurm's limit is 1024: shorten it") is refused
 
 
 @pytest.mark.parametrize("name", ["tres_per_node", "comment", "extra"])
 def test_a_job_that_asks_for_no_slice_is_told_the_same(name: str, shim: Shim, chooser: Chooser) -> None:
     """Slurm refuses it itself, afterwards and without saying which option it was."""
     asked = JobRequest(USER, partition="cpu", **{name: "x" * 2000})
-    for answer in (rewrite(asked, SITE, chooser, Policy()), shim(asked)):
+    for answer in (rewrite(asked, SITE, chooser, SubmitPolicy()), shim(asked)):
         assert isinstance(answer, Refuse) and "2000 bytes long" in answer.sentence
 
 
@@ -233,7 +233,7 @@ def test_a_request_of_texts_at_their_limit_fits_a_packet() -> None:
 
 def test_long_requests_are_not_remembered(chooser: Chooser) -> None:
     """Four thousand of them would be a quarter of a gigabyte."""
-    answers = Answers()
+    answers = AnswerCache()
     answers.keep(b"x" * LONGEST, "pass", b"verdict=pass\n\n", None, "")
     answers.keep(b"x" * (LONGEST + 1), "pass", b"verdict=pass\n\n", None, "")
     assert answers.get(b"x" * LONGEST) is not None

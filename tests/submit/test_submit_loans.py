@@ -15,7 +15,7 @@ from slurm_migbatch.mig.grant import parse_comment
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.request import Accept, Answer, JobRequest, Pass, Present, Refuse
-from slurm_migbatch.submit.rewrite import Policy, rewrite
+from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
 from slurm_migbatch.submit.service import SubmitService
 from slurm_migbatch.submit.table import compile_table, write_table
 from slurm_migbatch.workload.catalog import SiteCatalog
@@ -48,7 +48,7 @@ def shims(tmp_path_factory: pytest.TempPathFactory, lending_table: Path) -> Iter
 
 def answered(request: JobRequest, chooser: Chooser, shims: dict[str, Shim], id: str = "") -> Answer:
     """The service's answer, after the shims without it have given the same."""
-    plain = rewrite(request, LENDING, chooser, Policy())
+    plain = rewrite(request, LENDING, chooser, SubmitPolicy())
     seen: Answer = Refuse(plain.sentence, "") if isinstance(plain, Refuse) else plain
     if isinstance(seen, Accept) and not seen.changes:
         seen = Pass(seen.message)
@@ -57,7 +57,7 @@ def answered(request: JobRequest, chooser: Chooser, shims: dict[str, Shim], id: 
             continue  # it knows the site, but no models
         assert shim(request) == seen, name
         assert shim.errors == []
-    return rewrite(request, LENDING, chooser, Policy(), decision_id=id) if id else plain
+    return rewrite(request, LENDING, chooser, SubmitPolicy(), decision_id=id) if id else plain
 
 
 @pytest.fixture
@@ -358,7 +358,7 @@ def test_no_change_makes_a_loan_of_a_slice_that_its_user_named(
 ) -> None:
     left = {name: None for name in ("tres_per_node", "comment", "partition") if name not in given}
     request = replace(asked, batch=None, tres_per_job=None, now=now, **left)
-    answer = rewrite(request, LENDING, chooser, Policy(), decision_id="abc12345")
+    answer = rewrite(request, LENDING, chooser, SubmitPolicy(), decision_id="abc12345")
     if not isinstance(answer, Accept) or not now.pending:
         return
     present = now.tres_per_node if request.tres_per_node is None else request.tres_per_node

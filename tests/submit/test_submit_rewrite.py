@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.mig.grant import parse_comment
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit.request import Accept, Answer, JobRequest, Pass, Present, Refuse
-from slurm_migbatch.submit.rewrite import Policy, rewrite, split_marker
+from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite, split_marker
 from tests.support.gpu_kinds import SITE
 
 USER = 1001
@@ -17,11 +17,13 @@ USER = 1001
 
 @pytest.fixture
 def ask(chooser: Chooser):
-    def run(gres: str | None = None, comment: str | None = None, policy: Policy | None = None, **fields) -> Answer:
+    def run(
+        gres: str | None = None, comment: str | None = None, policy: SubmitPolicy | None = None, **fields
+    ) -> Answer:
         fields.setdefault("partition", "gpu")
         fields.setdefault("uid", USER)
         request = JobRequest(tres_per_node=gres, comment=comment, **fields)
-        return rewrite(request, SITE, chooser, policy or Policy(), decision_id="abc12345")
+        return rewrite(request, SITE, chooser, policy or SubmitPolicy(), decision_id="abc12345")
 
     return run
 
@@ -202,7 +204,7 @@ def test_two_ways_of_asking(ask) -> None:
 def test_hints_in_extra_only_where_allowed(ask) -> None:
     hint = "migbatch: mem=30gib"
     assert granted(ask("gres:mig:auto", extra=hint)) == "mig:1g.10gb:1"
-    assert granted(ask("gres:mig:auto", extra=hint, policy=Policy(hints_in_extra=True))) == "mig:3g.40gb:1"
+    assert granted(ask("gres:mig:auto", extra=hint, policy=SubmitPolicy(hints_in_extra=True))) == "mig:3g.40gb:1"
 
 
 def test_a_slow_model_gets_a_larger_slice_and_a_tight_fit_a_warning(ask) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slurm_migbatch.predict.selection import Chooser
-from slurm_migbatch.submit.rewrite import Policy
+from slurm_migbatch.submit.rewrite import SubmitPolicy
 from slurm_migbatch.submit.service import SubmitService
 from slurm_migbatch.submit.shim import CLI_FILTER, JOB_SUBMIT, render
 from slurm_migbatch.submit.table import compile_table, write_table
@@ -48,7 +48,12 @@ def folder() -> Iterator[Path]:
 
 def _render(made: Path) -> None:
     made.chmod(0o755)
-    names = {"socket": str(made / "submit.sock"), "table": str(made / "table.lua"), "catalog": SITE, "policy": Policy()}
+    names = {
+        "socket": str(made / "submit.sock"),
+        "table": str(made / "table.lua"),
+        "catalog": SITE,
+        "policy": SubmitPolicy(),
+    }
     for name in (JOB_SUBMIT, CLI_FILTER):
         # a slow machine must not decide whether service or table answers
         text = render(name, default_partition="gpu", deadline_ms=2000, **names)
@@ -89,7 +94,7 @@ def test_with_the_service(bed: Cluster, folder: Path, chooser: Chooser, chosen: 
         tres, comment = job_of(bed, job)
         assert tres == f"gres:mig:{chosen}:1" and comment.startswith(f"{HINTS} [mig:{chosen}:1#")
         told = said(bed, "sbatch", "-H", "--gres=mig:auto", f"--comment={HINTS}", "--wrap=true").stderr
-        assert f"{chosen} for mig:auto: the smallest slice that does it" in told
+        assert f"{chosen} for mig:auto: the smallest slice that meets the request" in told
     service.close()
     assert [decision.granted for decision in seen] == [f"mig:{chosen}:1"] * 2
     assert seen[0].id in comment
@@ -108,7 +113,7 @@ def test_without_the_service_the_table_answers(bed: Cluster, folder: Path, choos
     ("options", "words"),
     [
         (["--gres=mig:1g"], "1g.10gb, 1g.10gb.me, 1g.20gb"),
-        (["--gres=mig:none"], "mig:none is not for jobs"),
+        (["--gres=mig:none"], "mig:none is reserved"),
         (["--gres=mig:5g.50gb"], "has a profile '5g.50gb'"),
         (["--gres=mig:auto", "--comment=migbatch: slo=0"], "a time with its unit"),
         (["--gres=mig:auto", "--comment=migbatch: model=x;id"], "the character ;"),

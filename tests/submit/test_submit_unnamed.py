@@ -6,7 +6,7 @@ import pytest
 
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit.request import Accept, JobRequest
-from slurm_migbatch.submit.rewrite import Policy, rewrite
+from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
 from tests.support.gpu_kinds import SITE
 
 HINTS = "migbatch: model=bert-large batch=32"
@@ -24,9 +24,9 @@ HINTS = "migbatch: model=bert-large batch=32"
 )
 def test_a_profile_that_nobody_named_is_marked(asked: str, named: str, chooser: Chooser) -> None:
     request = JobRequest(uid=1001, partition="gpu", tres_per_node=asked, comment=HINTS)
-    answer = rewrite(request, SITE, chooser, Policy())
+    answer = rewrite(request, SITE, chooser, SubmitPolicy())
     assert isinstance(answer, Accept)
     comment = answer.changes["comment"]
     assert comment.endswith(named) and ("#" in comment) == (named == "#auto]")
-    recorded = rewrite(request, SITE, chooser, Policy(), decision_id="abc12345")
+    recorded = rewrite(request, SITE, chooser, SubmitPolicy(), decision_id="abc12345")
     assert isinstance(recorded, Accept) and recorded.changes["comment"].endswith("#abc12345]")

@@ -11,7 +11,7 @@ import threading
 from sqlalchemy.exc import OperationalError
 
 from slurm_migbatch.daemon.ended import Standing
-from slurm_migbatch.node.auth import AuthError, Identity
+from slurm_migbatch.node.auth import AuthError, PeerIdentity
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import SlurmError
 from slurm_migbatch.store.receipt import NOTHING, Receipt
@@ -42,7 +42,7 @@ class FakeSigner:
         self.seen.add(nonce)
         if uid != "0":
             raise AuthError(f"uid {uid} may not speak for a node")
-        return Identity(int(uid), "localhost")
+        return PeerIdentity(int(uid), "localhost")
 
     def _mac(self, uid, nonce, payload):
         return hmac.new(self.key, f"{uid}.{nonce}.".encode() + payload, hashlib.sha256).hexdigest()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pynvml
 
-from slurm_migbatch.testbed.simdriver import Machine
+from slurm_migbatch.testbed.simdriver import SimulatedMachine
 from tests.support.gpu_facts import FACTS
 
 Row = tuple[int, int, int, int, int, int, tuple[int, ...], int]
@@ -38,7 +38,7 @@ GPUS: dict[str, dict[str, Row]] = {
 
 
 @contextmanager
-def nvml(machine: Machine) -> Iterator[Any]:
+def nvml(machine: SimulatedMachine) -> Iterator[Any]:
     """Pynvml on `machine`, whatever this process had open before."""
     before = pynvml.nvmlLib
     pynvml.nvmlLib = ctypes.CDLL(str(machine.library))
@@ -125,7 +125,7 @@ from tests.support.driver_helpers import *
 """
 
 
-def child(machine: Machine, script: str, *args: str, **popen: Any) -> subprocess.Popen[str]:
+def child(machine: SimulatedMachine, script: str, *args: str, **popen: Any) -> subprocess.Popen[str]:
     """A process that finds the machine's library by its name, as anyone's program does."""
     return subprocess.Popen(
         [sys.executable, "-c", PRELUDE + script, *args],
@@ -137,7 +137,7 @@ def child(machine: Machine, script: str, *args: str, **popen: Any) -> subprocess
     )
 
 
-def run(machine: Machine, script: str, *args: str, expect: int = 0) -> str:
+def run(machine: SimulatedMachine, script: str, *args: str, expect: int = 0) -> str:
     """What a child process printed; `expect` is its return code."""
     process = child(machine, script, *args)
     out, err = process.communicate(timeout=300)
@@ -145,7 +145,7 @@ def run(machine: Machine, script: str, *args: str, expect: int = 0) -> str:
     return out
 
 
-def check_tree(machine: Machine) -> None:
+def check_tree(machine: SimulatedMachine) -> None:
     """The files say what the state says."""
     wanted = {}
     for one in machine.dump()["gpus"]:

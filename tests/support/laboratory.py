@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from slurm_migbatch.predict.cells import Cells, Gpu
+from slurm_migbatch.predict.cells import Cells, GpuSpec
 from slurm_migbatch.predict.facts import BUILT_IN
 from slurm_migbatch.predict.known import Known, from_facts
 from slurm_migbatch.predict.surface import MEMORY, TIME
@@ -21,7 +21,7 @@ PROFILES = (
     ("7g.80gb", 7, 8, 98),
 )
 NAME = "NVIDIA A100-SXM4-80GB"
-A100 = Gpu("a100-80gb", facts_of(NAME), 80)  # type: ignore[arg-type]
+A100 = GpuSpec("a100-80gb", facts_of(NAME), 80)  # type: ignore[arg-type]
 FACTS = {facts.name: facts for facts in BUILT_IN}
 MODELS = ("resnet50", "resnet101", "densenet121", "mobilenet-v2", "vgg16", "bert-base", "bert-large", "vit-b-16")
 

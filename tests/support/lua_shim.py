@@ -12,7 +12,7 @@ from types import TracebackType
 
 from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.request import Accept, Answer, JobRequest, Pass, Refuse
-from slurm_migbatch.submit.rewrite import Policy
+from slurm_migbatch.submit.rewrite import SubmitPolicy
 from slurm_migbatch.submit.shim import JOB_SUBMIT, render
 from slurm_migbatch.workload.catalog import SiteCatalog
 from tests.support.gpu_kinds import SITE
@@ -123,7 +123,7 @@ class Shim:
         table: str = "/nonexistent",
         socket: str = "",
         catalog: SiteCatalog = SITE,
-        policy: Policy | None = None,
+        policy: SubmitPolicy | None = None,
         deadline_ms: int = 2000,  # a slow machine must not decide whether service or table answers
         rest_s: int = 5,
         count_steps: bool = False,
@@ -133,7 +133,7 @@ class Shim:
             socket=socket,
             table=table,
             catalog=catalog,
-            policy=policy or Policy(),
+            policy=policy or SubmitPolicy(),
             deadline_ms=deadline_ms,
         )
         source = source.replace(f"{deadline_ms}, 5\n", f"{deadline_ms}, {rest_s}\n", 1)

@@ -18,7 +18,7 @@ from slurm_migbatch.node.deadline import Deadline
 from slurm_migbatch.node.executor import Executor, Outcome
 from slurm_migbatch.node.hookenv import HookEnv
 from slurm_migbatch.node.journal import Journal, Slice
-from slurm_migbatch.testbed.simdriver import Machine
+from slurm_migbatch.testbed.simdriver import SimulatedMachine
 
 ALICE, BOB = 64001, 64002
 
@@ -59,7 +59,9 @@ class Node:
     ) -> None:
         self.root, self.name = root, name
         root.mkdir(parents=True)
-        self.machine = Machine.create(root / "machine", gpus=list(gpus), mig=mig, latency=latency, library=library)
+        self.machine = SimulatedMachine.create(
+            root / "machine", gpus=list(gpus), mig=mig, latency=latency, library=library
+        )
         self.etc = root / "etc"
         self.etc.mkdir()
         self.scontrol_log = root / "scontrol.log"

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from slurm_migbatch.predict.known import Knowledge
+from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.samples import Sample, samples_of
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.profiling.table import write
@@ -80,7 +80,7 @@ def laboratory(
 
 
 def samples(rows: Sequence[Measurement]) -> list[Sample]:
-    return samples_of(rows, Knowledge())
+    return samples_of(rows, ModelKnowledge())
 
 
 def save(rows: Sequence[Measurement], folder: Path) -> Path:

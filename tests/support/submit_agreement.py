@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit.request import Accept, Answer, JobRequest, Pass, Refuse
-from slurm_migbatch.submit.rewrite import Policy, rewrite
+from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
 from tests.support.gpu_kinds import SITE
 from tests.support.lua_shim import Shim
 
 USER = 1001
 
 
-def of_service(request: JobRequest, chooser: Chooser, policy: Policy) -> Answer:
+def of_service(request: JobRequest, chooser: Chooser, policy: SubmitPolicy) -> Answer:
     """What the service answers, put as the shim's outcome (the decision has no name there)."""
     filled = request
     if request.now is None and not request.partition:
@@ -28,10 +28,10 @@ def of_service(request: JobRequest, chooser: Chooser, policy: Policy) -> Answer:
     return answer
 
 
-def agree(request: JobRequest, shim: Shim, chooser: Chooser, policy: Policy | None = None) -> Answer:
+def agree(request: JobRequest, shim: Shim, chooser: Chooser, policy: SubmitPolicy | None = None) -> Answer:
     local = shim(request)
     assert shim.errors == []
-    assert local == of_service(request, chooser, policy or Policy())
+    assert local == of_service(request, chooser, policy or SubmitPolicy())
     return local
 
 

@@ -1,4 +1,4 @@
-"""A small cluster for stories: the simulated Slurm and nodes, phase by phase, and the real controller."""
+"""A small cluster for tests of whole rounds: the simulated Slurm and nodes, phase by phase, and the real controller."""
 
 from __future__ import annotations
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from slurm_migbatch.testbed import registry
-from slurm_migbatch.testbed.cage import CgroupCage
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.errors import TestbedError
 from slurm_migbatch.testbed.proc import start_time
+from slurm_migbatch.testbed.process_group import CgroupProcessGroup
 
 pytestmark = pytest.mark.slurm
 
@@ -34,15 +34,15 @@ def test_a_user_runs_a_job_in_a_slice(cluster: Cluster) -> None:
 def test_down_leaves_no_process_user_group_or_file(new_cluster: Callable[..., Cluster]) -> None:
     bed = new_cluster(nodes=1, gpus=1)
     bed.wait_job(bed.submit(wrap="setsid sleep 600 & sleep 600"), "RUNNING")
-    cage = bed.daemons.cage
-    assert len(cage.members()) > 3
+    group = bed.daemons.group
+    assert len(group.members()) > 3
     record = registry.find(bed.directory)
     assert record is not None
     bed.down()
-    assert cage.members() == set()
+    assert group.members() == set()
     assert not bed.directory.exists()
     assert not record.path.exists()
-    assert not record.cage or not Path(record.cage).exists()
+    assert not record.group or not Path(record.group).exists()
     assert str(bed.directory) not in Path("/proc/self/mounts").read_text()
     others = {name for other in registry.records() for name in other.users}
     assert not {entry.pw_name for entry in pwd.getpwall()} & (set(record.users) - others)
@@ -51,11 +51,11 @@ def test_down_leaves_no_process_user_group_or_file(new_cluster: Callable[..., Cl
 def test_down_finds_all_processes_without_control_groups_too(
     new_cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CgroupCage, "hierarchy", staticmethod(lambda: None))
+    monkeypatch.setattr(CgroupProcessGroup, "hierarchy", staticmethod(lambda: None))
     bed = new_cluster(nodes=1, gpus=1)
     bed.wait_job(bed.submit(wrap="setsid sleep 600 & env -i sleep 600"), "RUNNING")
-    bed.wait("the job's processes", lambda: "sleep 600" in told(bed.daemons.cage.members(), "cmdline"))
-    members = bed.daemons.cage.members()
+    bed.wait("the job's processes", lambda: "sleep 600" in told(bed.daemons.group.members(), "cmdline"))
+    members = bed.daemons.group.members()
     assert {"slurmctld", "slurmd", "slurmstepd", "munged"} <= told(members, "comm")
     bed.down()
     assert [pid for pid in members if start_time(pid) is not None] == []

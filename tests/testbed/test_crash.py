@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_migbatch.testbed import cage, registry, users
+from slurm_migbatch.testbed import process_group, registry, users
 from slurm_migbatch.testbed.proc import pids, start_time, wait_until
 
 pytestmark = pytest.mark.slurm
@@ -40,13 +40,13 @@ def tied_to(directory: Path) -> set[int]:
     return found
 
 
-def leftovers(directory: Path, record: registry.Record | None) -> list[str]:
+def leftovers(directory: Path, record: registry.TestbedRecord | None) -> list[str]:
     left = [f"process {pid}" for pid in tied_to(directory)]
     left += [f"mount {line}" for line in Path("/proc/self/mounts").read_text().splitlines() if str(directory) in line]
     if directory.exists():
         left.append(str(directory))
     if record is not None:
-        left += [path for path in (str(record.path), record.cage) if path and Path(path).exists()]
+        left += [path for path in (str(record.path), record.group) if path and Path(path).exists()]
         held = {name for other in registry.records() for name in other.users}
         ours = {entry.pw_name for entry in pwd.getpwall() if entry.pw_gecos == users.GECOS}
         left += [f"user {name}" for name in set(record.users) & ours - held]
@@ -147,7 +147,7 @@ def test_a_second_up_in_the_same_place_is_refused_and_harms_nothing(directory: P
 
 def test_processes_are_found_without_control_groups(directory: Path) -> None:
     directory.mkdir()
-    scan = cage.ScanCage(directory)
+    scan = process_group.ScannedProcessGroup(directory)
     line = scan.enter(["sh", "-c", "(setsid sleep 300 &) ; env -i sleep 300; true"])
     child = subprocess.Popen(line)
     wait_until(lambda: len(scan.members()) >= 3, PATIENCE_S, "three members")
@@ -161,20 +161,20 @@ def test_processes_are_found_without_control_groups(directory: Path) -> None:
 
 def test_who_comes_into_the_control_group_while_it_is_cleared_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an interrupted starter had just forked may join a moment later."""
-    hierarchy = cage.CgroupCage.hierarchy()
+    hierarchy = process_group.CgroupProcessGroup.hierarchy()
     if hierarchy is None:
         return  # processes are found in another way here, see above
-    group = cage.CgroupCage(hierarchy / f"migbatch-test-{os.getpid()}")
+    group = process_group.CgroupProcessGroup(hierarchy / f"migbatch-test-{os.getpid()}")
     late: list[subprocess.Popen[bytes]] = []
-    kill_all = cage._kill_all
+    kill_all = process_group._kill_all
 
-    def kill_all_but_one(what: cage.Cage) -> None:
+    def kill_all_but_one(what: process_group.ProcessGroup) -> None:
         kill_all(what)
         if not late:
             late.append(subprocess.Popen(group.enter(["sleep", "300"])))
             wait_until(group.members, PATIENCE_S, "the late one")
 
-    monkeypatch.setattr(cage, "_kill_all", kill_all_but_one)
+    monkeypatch.setattr(process_group, "_kill_all", kill_all_but_one)
     group.create()
     group.destroy()
     assert not group.path.exists()

@@ -20,9 +20,9 @@ from slurm_migbatch.testbed.proc import ProcessId, start_time
 
 SITE = site.Site(
     version=(22, 5),
-    nodes=[site.Node("gpu[01-16]", {"1g.10gb": 14, "7g.80gb": 0, "none": 0})],
-    catalog=site.Node("migcatalog", {"1g.10gb": 14, "7g.80gb": 2, "none": 0}),
-    partitions=[site.Partition("gpu", "gpu[01-16]", "Default=YES")],
+    nodes=[site.NodeLine("gpu[01-16]", {"1g.10gb": 14, "7g.80gb": 0, "none": 0})],
+    catalog=site.NodeLine("migcatalog", {"1g.10gb": 14, "7g.80gb": 2, "none": 0}),
+    partitions=[site.PartitionLine("gpu", "gpu[01-16]", "Default=YES")],
     prolog="/etc/migbatch/hooks/prolog",
     epilog="/etc/migbatch/hooks/epilog",
     task_prolog="/etc/migbatch/hooks/task_prolog",

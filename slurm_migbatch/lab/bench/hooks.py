@@ -18,7 +18,7 @@ from typing import Any
 
 from slurm_migbatch.lab.bars import Bar, Times
 from slurm_migbatch.testbed.registry import unmount_below
-from slurm_migbatch.testbed.simdriver import Machine
+from slurm_migbatch.testbed.simdriver import SimulatedMachine
 
 MEDIAN_TARGET, P99_TARGET = 3.0, 6.0
 NODE = "bench"
@@ -53,7 +53,7 @@ def measure(rounds: int = 300, gpu_type: str = "h100-80gb") -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="migbatch-bench-", dir=_place()) as name:
         home = Path(name)
         home.chmod(0o755)
-        machine = Machine.create(home / "driver", [gpu_type])
+        machine = SimulatedMachine.create(home / "driver", [gpu_type])
         _install(home)
         try:
             with_agent, alone = _both(home, machine, rounds)
@@ -80,7 +80,7 @@ def measure(rounds: int = 300, gpu_type: str = "h100-80gb") -> dict[str, Any]:
     }
 
 
-def _both(home: Path, machine: Machine, rounds: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def _both(home: Path, machine: SimulatedMachine, rounds: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """The series with the agent, and that without it."""
     agent = _start_agent(home)
     try:
@@ -135,7 +135,7 @@ def _start_agent(home: Path) -> subprocess.Popen[bytes]:
     return agent
 
 
-def _series(home: Path, machine: Machine, rounds: int, first_job: int) -> dict[str, Any]:
+def _series(home: Path, machine: SimulatedMachine, rounds: int, first_job: int) -> dict[str, Any]:
     """One warm-up job, which makes the slice, then `rounds` jobs that find it."""
     base = [sys.executable, "-I", "-S", "-c", "pass"]
     times: dict[str, list[float]] = {name: [] for name in ("python", *HOOKS)}

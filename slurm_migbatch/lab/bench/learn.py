@@ -34,7 +34,7 @@ from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.known import from_facts
 from slurm_migbatch.store.models import Decision, Gpu, Lease, Node, Run
-from slurm_migbatch.testbed.simdriver import Machine
+from slurm_migbatch.testbed.simdriver import SimulatedMachine
 from slurm_migbatch.workload.catalog import GpuKind, Partition
 from slurm_migbatch.workload.gpufacts import facts_of, short_name
 from slurm_migbatch.workload.hints import Hints
@@ -85,7 +85,7 @@ def measure(
 def _geometry(place: Path) -> Geometry:
     from slurm_migbatch.mig.nvml import NvmlDriver
 
-    machine = Machine.create(place, gpus=["h100-80gb"])
+    machine = SimulatedMachine.create(place, gpus=["h100-80gb"])
     driver = NvmlDriver(str(machine.library))
     try:
         gpu = driver.gpus()[0]

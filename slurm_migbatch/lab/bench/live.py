@@ -23,9 +23,9 @@ from slurm_migbatch.lab.bars import Bar, NotMeasurable, quantile
 from slurm_migbatch.lab.experiments.wave import Wave, draw
 from slurm_migbatch.lab.experiments.wavesim import LENDING, predict
 from slurm_migbatch.slurm.cli import CliClient
-from slurm_migbatch.testbed.bed import FINAL
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.proc import wait_until
+from slurm_migbatch.testbed.running_cluster import FINAL
 
 TARGET_JCT: Final = 0.70
 TARGET_DELAY_S: Final = 5.0

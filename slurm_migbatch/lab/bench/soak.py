@@ -28,12 +28,12 @@ import click
 
 from slurm_migbatch.cli.common import HELP, run
 from slurm_migbatch.lab.bars import Bar
-from slurm_migbatch.testbed.bed import FINAL
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.errors import TestbedError
 from slurm_migbatch.testbed.hostile import PARTS, Hostiles
 from slurm_migbatch.testbed.proc import wait_until
-from slurm_migbatch.testbed.watch import Watch, handoffs
+from slurm_migbatch.testbed.running_cluster import FINAL
+from slurm_migbatch.testbed.watch import HandoffWatch, handoffs
 
 #: request and how often it is drawn
 MIX = (
@@ -200,7 +200,7 @@ def run_jobs(bed: Cluster, jobs: int, seed: int, timeout: float, enemies: Hostil
     """Submit, wait, and count what went wrong."""
     honest = [user.name for user in bed.users[:HONEST]]
     began = time.monotonic()
-    with Watch(bed) as watch, Sights(bed) as sights:
+    with HandoffWatch(bed) as watch, Sights(bed) as sights:
         with enemies or nullcontext():
             submitted = {user: _submit(bed, user, texts) for user, texts in _scripts(honest, jobs, seed)}
             submission_s = time.monotonic() - began
@@ -300,7 +300,7 @@ def leftovers(bed: Cluster) -> list[str]:
                     found.append(f"{node}: {path.name} belongs to {uids.get(owner, owner)}")
         found += [f"{node}: hand-off of job {job}" for (job, _), given in handoffs(bed, node).items() if given]
         found += [f"{node}: {path}" for path in Path(load(etc, node).progress_path).glob("*")]
-    for pid in bed.daemons.cage.members():
+    for pid in bed.daemons.group.members():
         with suppress(FileNotFoundError, ProcessLookupError):
             if name := uids.get(Path(f"/proc/{pid}").stat().st_uid):
                 found.append(f"process {pid} of {name}: {Path(f'/proc/{pid}/comm').read_text().strip()}")

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from slurm_migbatch.predict import samples as noise
 from slurm_migbatch.predict.calibration import Calibration
 from slurm_migbatch.predict.cells import Array
-from slurm_migbatch.predict.known import Knowledge
+from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.samples import Sample, samples_of
 from slurm_migbatch.predict.state import SURFACES, Learned
 from slurm_migbatch.predict.surface import Belief, paces
@@ -28,11 +28,11 @@ from slurm_migbatch.profiling.measurement import Measurement
 MOST_FOLDS: Final = 24
 """With more models than this several are left out at once: a fold, none of which is trained on."""
 Leave = Literal["model", "family"]
-Learn = Callable[[Sequence[Measurement], Knowledge], Learned]
+Learn = Callable[[Sequence[Measurement], ModelKnowledge], Learned]
 Mask = npt.NDArray[np.bool_]
 OURS: Final = "predictor"
 NOISE: Final = {"time": noise.NOISE, "memory": noise.MEMORY_NOISE}
-_NAMES: Final = Knowledge()
+_NAMES: Final = ModelKnowledge()
 
 
 def identity(name: str) -> str:
@@ -106,7 +106,7 @@ class Fold:
 
 def folds(
     rows: Sequence[Measurement],
-    knowledge: Knowledge,
+    knowledge: ModelKnowledge,
     *,
     train: Sequence[Measurement] | None = None,
     leave: Leave = "model",
@@ -139,7 +139,7 @@ def folds(
 def _elsewhere(
     rows: Sequence[Measurement],
     train: Sequence[Measurement],
-    knowledge: Knowledge,
+    knowledge: ModelKnowledge,
     groups: Iterable[Sequence[Sample]],
     learn: Learn,
 ) -> Iterator[Fold]:

@@ -12,7 +12,7 @@ from slurm_migbatch.lab.evaluate.baselines import CURVE, guesses
 from slurm_migbatch.lab.evaluate.curves import Curves
 from slurm_migbatch.lab.evaluate.heldout import OURS, Guess, Leave, Mask, Outcome, by_points, folds, identity, outcomes
 from slurm_migbatch.lab.evaluate.scores import LEVELS, collect, coverage, scored, scored_all
-from slurm_migbatch.predict.known import Knowledge
+from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.points import FIRST_BATCH, MIDDLE_BATCH, SMALL_BATCH
 from slurm_migbatch.predict.samples import samples_of
 from slurm_migbatch.predict.state import KINDS
@@ -59,7 +59,7 @@ def evaluate(
     say: Say = lambda text: None,
 ) -> dict[str, Any]:
     """Everything that can be computed from the rows; what cannot is named under `notes`."""
-    knowledge = Knowledge(blind=options.blind)
+    knowledge = ModelKnowledge(blind=options.blind)
     kinds = {kind: _Found() for kind in KINDS}
     for fold in folds(rows, knowledge, train=train, leave=options.leave):
         say(", ".join(sorted({sample.model for sample in fold.samples})))

@@ -24,7 +24,7 @@ from slurm_migbatch.lab.evaluate.scenarios import Service, models_of, services
 from slurm_migbatch.predict.calibration import Calibration
 from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.fewshot import adapt
-from slurm_migbatch.predict.known import Knowledge
+from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.points import next_point
 from slurm_migbatch.predict.samples import Sample
 from slurm_migbatch.predict.surface import TIME, Belief, paces
@@ -72,7 +72,7 @@ def evaluate(
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Slices, broken limits and short services by stage, for each way of choosing, in total and by scenario."""
-    knowledge = Knowledge()
+    knowledge = ModelKnowledge()
     found: dict[tuple[str, str], list[Result]] = {}
     measured: dict[str, list[float]] = {}
     impossible = 0

@@ -35,7 +35,7 @@ from slurm_migbatch.lab.sim.gpus import geometry, models
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.cells import Array
-from slurm_migbatch.predict.known import Knowledge
+from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.learned import CONFIDENCE, LearnedPredictor
 from slurm_migbatch.predict.points import choose
 from slurm_migbatch.predict.samples import Sample
@@ -62,7 +62,7 @@ class Subject:
     sample: Sample
     settings: tuple[Setting, ...]
     fold: Fold
-    knowledge: Knowledge
+    knowledge: ModelKnowledge
 
     def points(self, count: int) -> tuple[int, ...]:
         """The cells that the product's rule measures, in order."""
@@ -163,7 +163,7 @@ class _Bench:
     """The scenarios of one table, with one subject for each model."""
 
     def __init__(self, data: Path, rows: Sequence[Measurement], say: Callable[[str], None]) -> None:
-        knowledge = Knowledge()
+        knowledge = ModelKnowledge()
         found: list[tuple[Sample, Fold]] = []
         for fold in folds(rows, knowledge):
             say(f"without {', '.join(sorted({sample.model for sample in fold.samples}))}")

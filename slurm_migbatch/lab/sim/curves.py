@@ -18,7 +18,7 @@ from slurm_migbatch.lab.sim.job import Job, Kind
 from slurm_migbatch.lab.sim.run import Run
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.predict.cells import Cells, Gpu
+from slurm_migbatch.predict.cells import Cells, GpuSpec
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.speed import relative_speed
 from slurm_migbatch.predict.surface import TIME
@@ -146,7 +146,7 @@ class Predicted:
         full = geometry.full
         facts = facts_of(geometry.name) or guess(full.sm_count, full.profile.memory_gb)
         facts = facts._replace(memory_slices=geometry.memory_slices)
-        self.gpu = Gpu(name, facts, full.profile.memory_gb)
+        self.gpu = GpuSpec(name, facts, full.profile.memory_gb)
         self._rates = lru_cache(maxsize=1 << 14)(self._ask)
 
     def rates(self, app: str, batch: int, kind: Kind) -> Mapping[Profile, float]:

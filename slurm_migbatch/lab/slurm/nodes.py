@@ -1,7 +1,8 @@
 """Simulated nodes: they take published plans, give started jobs slices as the Prolog does, and tell what happened.
 
-Which slots a job gets is `node.choice.claim`, whether it may share one `node.guest.verdict`: the code that hooks run,
-over rows that stand for the journal's. Events are those of `docs/protocol` and go to a `LiveView` as migbatchd's do.
+Which slots a job gets is `node.placement.claim`, whether it may share one `node.guest.verdict`: the code that hooks
+run, over rows that stand for the journal's. Events are those of `docs/protocol` and go to a `LiveView` as migbatchd's
+do.
 
 With `auto` everything happens by itself, each after its time (`Times`). Without, the phases are called one by one:
 `poll`, `prolog`, `epilog`, `report`.
@@ -27,9 +28,9 @@ from slurm_migbatch.lab.slurm.work import Fixed, Work
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.node import choice, guest
+from slurm_migbatch.node import guest, placement
 from slurm_migbatch.node.journal import Run, Slice
-from slurm_migbatch.node.plan import Shared
+from slurm_migbatch.node.plan import SharedSlot
 from slurm_migbatch.slurm.client import JobRow
 
 RunId = tuple[int, int]
@@ -307,25 +308,27 @@ class SimulatedNodes:
             planned = [view for view in views if _free_planned(view, wishes[0])]
             views = planned or views
         barred = self._barred(views, wishes) if self._strict else ()
-        claims = None if barred is None else choice.claim(views, wishes, row.uid, _REUSE, barred)
+        claims = None if barred is None else placement.choose_slots(views, wishes, row.uid, _REUSE, barred)
         if claims is None:
             return None
         if not all(claim.planned for claim in claims):
             self.unplanned.append(row.job_id)
         return self._carry_out(row, name, node, claims)
 
-    def _views(self, node: _Node) -> list[choice.View]:
+    def _views(self, node: _Node) -> list[placement.GpuOccupancy]:
         found = []
         for order, (uuid, geometry) in enumerate(node.geometries.items()):
             here = [row for row in node.rows.values() if row.gpu == uuid]
             used = tuple(dict.fromkeys(row.slot for row in here if row.state != "idle"))
             idle = tuple(row for row in here if row.state == "idle")
-            found.append(choice.View(uuid, order, geometry, used, idle, node.plan[uuid]))
+            found.append(placement.GpuOccupancy(uuid, order, geometry, used, idle, node.plan[uuid]))
         return found
 
-    def _barred(self, views: Sequence[choice.View], wishes: Sequence[Profile]) -> set[choice.Place] | None:
+    def _barred(
+        self, views: Sequence[placement.GpuOccupancy], wishes: Sequence[Profile]
+    ) -> set[placement.GpuSlot] | None:
         """All places but planned ones drawn at random; None where there are too few."""
-        allowed: set[choice.Place] = set()
+        allowed: set[placement.GpuSlot] = set()
         for profile, count in Counter(wishes).items():
             free = [
                 (view.uuid, slot)
@@ -339,7 +342,7 @@ class SimulatedNodes:
         every = {(v.uuid, s) for v in views for p in wishes if p in v.geometry for s in v.geometry.info(p).slots}
         return every - allowed
 
-    def _carry_out(self, row: JobRow, name: str, node: _Node, claims: Sequence[choice.Claim]) -> float:
+    def _carry_out(self, row: JobRow, name: str, node: _Node, claims: Sequence[placement.SlotClaim]) -> float:
         took = 0.0
         rows = []
         for claim in claims:
@@ -363,7 +366,7 @@ class SimulatedNodes:
         place = node.guests.get(row.job_id)
         if place is None:
             return None
-        shared = Shared(place[0], Slot.of(*place[1:4]), (place[4], place[5]))
+        shared = SharedSlot(place[0], Slot.of(*place[1:4]), (place[4], place[5]))
         rows = list(node.rows.values())
         runs = {
             _run_of(one): Run(one.job or 0, one.restart or 0, one.uid or 0, "", "", "", "", "running")
@@ -371,7 +374,7 @@ class SimulatedNodes:
             if one.state == "held"
         }
         found = guest.verdict(shared, row.uid, rows, runs, shared.slot in node.plan[shared.gpu])
-        if found.way is guest.Way.JOIN and found.host is not None:
+        if found.action is guest.GuestAction.JOIN and found.host is not None:
             host = found.host
             piece = host._replace(
                 job=row.job_id, restart=row.restarts, uid=row.uid, beside=host.id, shared=True, since=self.clock.now
@@ -380,7 +383,7 @@ class SimulatedNodes:
             fields = self._started(row, [piece], 0.0, True)
             self._tell(name, "start", fields | {"beside": [host.job or 0, host.restart or 0]})
             return 0.0
-        if found.way is guest.Way.ALONE:
+        if found.action is guest.GuestAction.ALONE:
             barred = {
                 (uuid, slot)
                 for uuid, geometry in node.geometries.items()
@@ -388,7 +391,7 @@ class SimulatedNodes:
                 for slot in geometry.info(shared.slot.profile).slots
                 if (uuid, slot) != (shared.gpu, shared.slot)
             }
-            claims = choice.claim(self._views(node), [shared.slot.profile], row.uid, _REUSE, barred)
+            claims = placement.choose_slots(self._views(node), [shared.slot.profile], row.uid, _REUSE, barred)
             return None if claims is None else self._carry_out(row, name, node, claims)
         return None
 
@@ -403,7 +406,7 @@ class SimulatedNodes:
             "warm": all(one.warm for one in rows),
             "planned": planned,
             "elapsed_ms": round(took * 1000),
-            "slices": [one.told for one in rows],
+            "slices": [one.event_fields for one in rows],
         }
 
     def epilog(self, job: int) -> None:
@@ -424,7 +427,7 @@ class SimulatedNodes:
                     node.rows[row.id or 0] = row.freed("idle")
             if mine:
                 fields = {"job": job, "restart": mine[0].restart, "exit_code": 0, "memory_mib": None}
-                self._tell(name, "stop", fields | {"slices": [row.told for row in mine]})
+                self._tell(name, "stop", fields | {"slices": [row.event_fields for row in mine]})
 
     # -- events ----------------------------------------------------------------------------------------------------
 
@@ -551,7 +554,7 @@ class SimulatedNodes:
         self.clock.at(end + self.times.epilog_s, lambda: self._left(row.job_id))
 
 
-def _free_planned(view: choice.View, profile: Profile) -> bool:
+def _free_planned(view: placement.GpuOccupancy, profile: Profile) -> bool:
     used = 0
     for slot in view.used:
         used |= slot.placement.mask

@@ -28,7 +28,7 @@ from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.times import TimeFormError, parse_duration, parse_time
-from slurm_migbatch.workload.csvlines import Line, lines
+from slurm_migbatch.workload.csvlines import CsvLine, lines
 from slurm_migbatch.workload.refusal import show
 
 COLUMNS: Final = ("JobID", "User", "Submit", "Start", "Elapsed", "State", "AllocTRES")
@@ -40,7 +40,7 @@ _IN_TYPE: Final = re.compile(r"(?:.*[_:])?([0-9]+g\.[0-9]+gb(?:[.+]me(?:\.all)?|
 def read(path: Path, infer: Collection[str] = ()) -> Trace:
     """Jobs that held GPUs or slices; those of the partitions `infer` are inference. Raises TraceError."""
     left: Counter[str] = Counter()
-    found: list[tuple[float, Line, Profile | None, int, float]] = []
+    found: list[tuple[float, CsvLine, Profile | None, int, float]] = []
     for line in lines(path, COLUMNS, delimiter="|", plain=True):
         if "." in line.text("JobID"):
             left["steps of jobs"] += 1
@@ -80,7 +80,7 @@ def read(path: Path, infer: Collection[str] = ()) -> Trace:
     return Trace("sacct", tuple(jobs), notices=tuple(f"{count} {what} are left out" for what, count in left.items()))
 
 
-def _held(line: Line) -> tuple[Profile | None, int] | None:
+def _held(line: CsvLine) -> tuple[Profile | None, int] | None:
     """The largest profile and the number of slices, or None and the number of GPUs; None where it held neither."""
     text = line.text("AllocTRES")
     if not text and line.has("ReqTRES"):
@@ -107,7 +107,7 @@ def _held(line: Line) -> tuple[Profile | None, int] | None:
     return (None, count) if count else None
 
 
-def _moment(line: Line, column: str) -> float:
+def _moment(line: CsvLine, column: str) -> float:
     text = line.text(column)
     try:
         return parse_time(text)
@@ -115,7 +115,7 @@ def _moment(line: Line, column: str) -> float:
         raise line.wrong(f"{column} must be a time such as 2026-01-31T12:00:00, not '{show(text)}'") from None
 
 
-def _seconds(line: Line, column: str) -> float | None:
+def _seconds(line: CsvLine, column: str) -> float | None:
     text = line.text(column)
     if text in _UNKNOWN or text == "Partition_Limit":
         return None

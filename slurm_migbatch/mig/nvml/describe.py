@@ -7,14 +7,20 @@ from typing import Any, Protocol
 
 import pynvml
 
-from slurm_migbatch.mig.driver import DriverMissing, NoPermission, NotFound, NotMig, Refused
+from slurm_migbatch.mig.driver import DriverMissing, InvalidRequest, NoPermission, NotFound, NotMig
 from slurm_migbatch.mig.geometry import Geometry, ProfileInfo
 from slurm_migbatch.mig.naming import computed_profile, reported_profile
 from slurm_migbatch.mig.nvml import query
 from slurm_migbatch.mig.profile import Profile
 
 _LAST_ENUM = 64  # the walk over profile enums ends at INVALID_ARGUMENT; this only bounds it
-_SILENT = (NotMig, DriverMissing, NoPermission, Refused, NotFound)  # ways in which a driver does not tell a figure
+_SILENT = (
+    NotMig,
+    DriverMissing,
+    NoPermission,
+    InvalidRequest,
+    NotFound,
+)  # ways in which a driver does not tell a figure
 
 _ARCHITECTURES = {
     pynvml.NVML_DEVICE_ARCH_VOLTA: "volta",
@@ -35,7 +41,7 @@ class Ask(Protocol):
 
 
 def read_geometry(gpu: str, model: str, ask: Ask, mig_on: bool) -> tuple[Geometry, tuple[query.KnownProfile, ...]]:
-    """The geometry of a GPU, and every profile id with the profile it belongs to.
+    """Return the geometry of a GPU, and every profile id with the profile it belongs to.
 
     `gpu` names the one card in messages, `model` is its model. Raises NotMig for GPUs without MIG and for vGPU guests.
     With MIG off drivers do not name profiles, so the names are computed. Two ids of one name (none is known) are one
@@ -51,7 +57,7 @@ def read_geometry(gpu: str, model: str, ask: Ask, mig_on: bool) -> tuple[Geometr
             raw = ask("a profile", query.gpu_profile_info, enum, mig_on)
         except NotMig:
             continue
-        except Refused:
+        except InvalidRequest:
             break
         profile = reported_profile(query.text(getattr(raw, "name", b"")))
         if profile is None:
@@ -81,7 +87,7 @@ def read_geometry(gpu: str, model: str, ask: Ask, mig_on: bool) -> tuple[Geometr
 
 
 def read_facts(ask: Ask) -> dict[str, str | int | float]:
-    """Figures of the whole GPU; what the driver does not tell is missing.
+    """Return the figures of the whole GPU; what the driver does not tell is missing.
 
     architecture (`ampere` ...); compute_capability (`8.0`); clock_mhz and memory_clock_mhz, the highest of SM and
     memory; memory_bus_bits; memory_mib; pci_bus_id; driver_version; virtualization (`vgpu`, only in such a guest).

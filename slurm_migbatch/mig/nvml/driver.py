@@ -33,7 +33,7 @@ class NvmlDriver:
             raise
 
     def gpus(self) -> tuple[NvmlGpu, ...]:
-        """All physical GPUs in NVML's order."""
+        """Return all physical GPUs in NVML's order."""
         return self._gpus
 
     def close(self) -> None:

@@ -9,16 +9,16 @@ from slurm_migbatch.mig.driver import (
     DriverError,
     DriverMissing,
     GpuLost,
+    InvalidRequest,
     NoPermission,
     NoRoom,
     NotFound,
     NotMig,
-    Refused,
 )
 
 _ERRORS: dict[int, tuple[type[DriverError], str]] = {
     pynvml.NVML_ERROR_UNINITIALIZED: (DriverMissing, "the NVIDIA library is not open"),
-    pynvml.NVML_ERROR_INVALID_ARGUMENT: (Refused, "the driver does not know what was asked for"),
+    pynvml.NVML_ERROR_INVALID_ARGUMENT: (InvalidRequest, "the driver does not know what was asked for"),
     pynvml.NVML_ERROR_NOT_SUPPORTED: (NotMig, "not supported: MIG is off or this GPU does not have it"),
     pynvml.NVML_ERROR_NO_PERMISSION: (NoPermission, "permission denied: this needs root"),
     pynvml.NVML_ERROR_NOT_FOUND: (NotFound, "it does not exist (any more)"),
@@ -38,7 +38,7 @@ _ERRORS: dict[int, tuple[type[DriverError], str]] = {
 
 
 def translated(error: pynvml.NVMLError, what: str) -> DriverError:
-    """The error to raise for a failure of NVML while doing `what`."""
+    """Translate a failure of NVML while doing `what` into the error to raise."""
     code = int(error.value)
     kind, words = _ERRORS.get(code, (DriverError, f"the driver failed with {error}"))
     return kind(code, f"{what}: {words} (NVML code {code})")

@@ -17,10 +17,10 @@ from slurm_migbatch.mig.driver import (
     DriverMissing,
     Holder,
     Instance,
+    InvalidRequest,
     NoRoom,
     NotFound,
     NotMig,
-    Refused,
 )
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot
@@ -74,11 +74,11 @@ class NvmlGpu:
     # -- facts -------------------------------------------------------------------------------------------------
 
     def geometry(self) -> Geometry:
-        """Profiles and placements; raises NotMig. With MIG off the names are computed, see `mig/naming.py`."""
+        """Read profiles and placements; raises NotMig. With MIG off the names are computed, see `mig/naming.py`."""
         return self._known()[0]
 
     def facts(self) -> dict[str, str | int | float]:
-        """What else is known of the GPU, see `read_facts`."""
+        """Return other facts of the GPU; see `read_facts`."""
         facts = read_facts(self._ask)
         facts["name"] = self._name
         with suppress(NotMig):
@@ -88,7 +88,7 @@ class NvmlGpu:
     # -- the MIG mode ------------------------------------------------------------------------------------------
 
     def mig_mode(self) -> tuple[bool, bool]:
-        """On now, and on after the next reset."""
+        """Return whether MIG is on now, and whether it will be after the next reset."""
         try:
             current, pending = self._ask("the MIG mode", pynvml.nvmlDeviceGetMigMode)
         except NotMig:
@@ -112,14 +112,14 @@ class NvmlGpu:
     # -- instances ---------------------------------------------------------------------------------------------
 
     def instances(self) -> tuple[Instance, ...]:
-        """All instances of all profiles, ordered by placement."""
+        """Return all instances of all profiles, ordered by placement."""
         if not self.mig_mode()[0]:
             return ()
         found = [self._describe(gi, info) for gi, info in self._gpu_instances()]
         return tuple(sorted(found, key=lambda instance: instance.placement))
 
     def layout(self) -> Layout:
-        """The slots that the instances take."""
+        """Return the slots that the instances take."""
         return Layout(instance.slot for instance in self.instances())
 
     def create(self, slot: Slot) -> Instance:
@@ -156,7 +156,7 @@ class NvmlGpu:
             raise Busy(error.code, f"{self!r}: {instance} is still in use {by}") from None
 
     def processes(self, instance: Instance) -> tuple[int, ...]:
-        """Ids of the processes on the instance, sorted; none where it is gone."""
+        """Return the ids of the processes on the instance, sorted; none where it is gone."""
         pids: set[int] = set()
         for call in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
             try:
@@ -167,7 +167,7 @@ class NvmlGpu:
         return tuple(sorted(pids))
 
     def memory_used(self, instance: Instance) -> int:
-        """MiB in use on the instance, rounded up; raises NotFound."""
+        """Return the MiB in use on the instance, rounded up; raises NotFound."""
         what = f"the memory of {instance}"
         if instance.mig_uuid is None:
             raise NotFound(pynvml.NVML_ERROR_NOT_FOUND, f"{self!r}: {what}: it has no compute instance")
@@ -175,7 +175,7 @@ class NvmlGpu:
         return -(-int(self._call(what, pynvml.nvmlDeviceGetMemoryInfo, device).used) // _MIB)
 
     def holders(self, instance: Instance) -> tuple[Holder, ...]:
-        """The processes on the instance with their names."""
+        """Return the processes on the instance with their names."""
         return tuple(Holder(pid, _command(pid)) for pid in self.processes(instance))
 
     # -- inside ------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ class NvmlGpu:
             raise translated(error, f"GPU {self._index} ({self._uuid or 'unknown'}): {what}") from None
 
     def _look_up(self) -> Any:
-        """This GPU's handle, wherever its index is by now."""
+        """Look up this GPU's handle, whatever its index is now."""
         handle = pynvml.nvmlDeviceGetHandleByIndex(self._index)
         if not self._uuid or pynvml.nvmlDeviceGetUUID(handle) == self._uuid:
             return handle
@@ -222,9 +222,9 @@ class NvmlGpu:
         try:
             info = geometry.info(slot.profile)
         except KeyError as error:
-            raise Refused(0, f"{self!r}: {error}") from None
+            raise InvalidRequest(0, f"{self!r}: {error}") from None
         if slot.placement not in info.placements:
-            raise Refused(0, f"{self!r}: {geometry.why_not(Layout(), slot)}")
+            raise InvalidRequest(0, f"{self!r}: {geometry.why_not(Layout(), slot)}")
         return info.profile_id
 
     def _gpu_instances(self) -> Iterator[tuple[Any, Any]]:
@@ -233,7 +233,7 @@ class NvmlGpu:
             for gi in self._ask(f"listing {known.profile} instances", query.gpu_instances, known):
                 try:
                     yield gi, self._info(gi)
-                except (NotFound, Refused):
+                except (NotFound, InvalidRequest):
                     continue
 
     def _info(self, gi: Any) -> Any:
@@ -255,11 +255,11 @@ class NvmlGpu:
         _, listed = self._geometry.get(True) or self._known()
         profile = next((known.profile for known in listed if known.profile_id == profile_id), None)
         if profile is None:
-            raise Refused(0, f"{self!r} holds an instance of profile id {profile_id}, which it does not list")
+            raise InvalidRequest(0, f"{self!r} holds an instance of profile id {profile_id}, which it does not list")
         return Slot(profile, Placement(int(info.placement.start), int(info.placement.size)))
 
     def _describe(self, gi: Any, info: Any, create: bool = False) -> Instance:
-        """The instance as a value; with `create` its full compute instance is made where it has none."""
+        """Return the instance as a value; with `create` its full compute instance is made where it has none."""
         slot = self._slot(info)
         full, _ = self._compute_profiles(gi, int(info.profileId))
         ci = next(iter(self._list_compute(gi, full)), None)
@@ -275,12 +275,12 @@ class NvmlGpu:
         """Make the compute instance that takes all of the GPU instance; one that is refused gives way to the next."""
         what = f"creating the compute instance of {slot}"
         for profile_id in full[:-1]:
-            with suppress(NotMig, Refused):
+            with suppress(NotMig, InvalidRequest):
                 return self._call(what, pynvml.nvmlGpuInstanceCreateComputeInstance, gi, profile_id)
         return self._call(what, pynvml.nvmlGpuInstanceCreateComputeInstance, gi, full[-1])
 
     def _mig_uuid(self, about: Any, gi_id: int, slot: Slot) -> str:
-        """The UUID of a compute instance's MIG device.
+        """Return the UUID of a compute instance's MIG device.
 
         The handle in its description is the MIG device's on drivers that were measured; nvml.h calls it the parent
         device. Where it is the GPU's, the MIG devices are walked, which can take seconds.
@@ -293,7 +293,7 @@ class NvmlGpu:
         return str(self._call(what, pynvml.nvmlDeviceGetUUID, device))
 
     def _compute_profiles(self, gi: Any, profile_id: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Ids of the compute profiles that take the whole GPU instance, and of all of them.
+        """Return the ids of the compute profiles that take the whole GPU instance, and of all of them.
 
         The whole one has the most slices and, of several (a double-memory 1g has two with one slice), the most SMs.
         Several may be equal in both (7_SLICE and 7_SLICE_NVL): each makes the instance whole, in the order of NVML's
@@ -307,7 +307,7 @@ class NvmlGpu:
                     raw = self._call("a compute profile", query.compute_profile_info, gi, enum)
                 except NotMig:
                     continue
-                except Refused:
+                except InvalidRequest:
                     break
                 sizes.setdefault(int(raw.id), (int(raw.sliceCount), int(raw.multiprocessorCount)))
             if not sizes:
@@ -343,11 +343,11 @@ class NvmlGpu:
             ) from None
 
     def _why_no_room(self, slot: Slot, error: NoRoom) -> NoRoom:
-        there = self.instances()
-        same = next((instance for instance in there if instance.slot == slot), None)
+        existing = self.instances()
+        same = next((instance for instance in existing if instance.slot == slot), None)
         if same is not None:
             return AlreadyThere(error.code, f"{self!r}: {same} exists already", same)
-        taken = Layout(instance.slot for instance in there)
+        taken = Layout(instance.slot for instance in existing)
         reason = self.geometry().why_not(taken, slot) or f"the driver has no room for it beside {taken}"
         return NoRoom(error.code, f"{self!r}: {slot} cannot be created: {reason}")
 
@@ -359,7 +359,7 @@ class NvmlGpu:
 
 
 def _command(pid: int) -> str:
-    """The command name of a process in printable form, empty where /proc does not show it."""
+    """Return the command name of a process in printable form, empty where /proc does not show it."""
     from pathlib import Path  # only when something is in the way; importing it takes as long as all the rest here
 
     try:

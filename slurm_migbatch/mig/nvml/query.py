@@ -22,7 +22,7 @@ class KnownProfile(NamedTuple):
 
 
 def gpu_profile_info(handle: Any, enum: int, mig_on: bool) -> Any:
-    """The named description where the driver has it (MIG on, R470 or later), else the plain one."""
+    """Return the named description where the driver has it (MIG on, R470 or later), else the plain one."""
     if mig_on:
         try:
             return pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, enum, version=2)
@@ -37,7 +37,7 @@ def gpu_profile_info(handle: Any, enum: int, mig_on: bool) -> Any:
 
 
 def placements(handle: Any, profile_id: int) -> list[Placement]:
-    """Every placement of the profile, free or not."""
+    """Return every placement of the profile, free or not."""
     count = ctypes.c_uint(0)
     pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, None, ctypes.byref(count))
     array = (pynvml.c_nvmlGpuInstancePlacement_t * max(count.value, 1))()
@@ -46,7 +46,7 @@ def placements(handle: Any, profile_id: int) -> list[Placement]:
 
 
 def gpu_instances(handle: Any, known: KnownProfile) -> list[Any]:
-    """Handles of the GPU instances of one profile."""
+    """Return the handles of the GPU instances of one profile."""
     count = ctypes.c_uint(0)
     array = (pynvml.c_nvmlGpuInstance_t * max(known.limit, _MAX_INSTANCES))()
     pynvml.nvmlDeviceGetGpuInstances(handle, known.profile_id, array, ctypes.byref(count))
@@ -54,7 +54,7 @@ def gpu_instances(handle: Any, known: KnownProfile) -> list[Any]:
 
 
 def compute_instances(gi: Any, ci_profile_id: int) -> list[Any]:
-    """Handles of the compute instances of one compute profile in a GPU instance."""
+    """Return the handles of the compute instances of one compute profile in a GPU instance."""
     count = ctypes.c_uint(0)
     array = (pynvml.c_nvmlComputeInstance_t * _MAX_INSTANCES)()
     pynvml.nvmlGpuInstanceGetComputeInstances(gi, ci_profile_id, array, ctypes.byref(count))
@@ -62,13 +62,13 @@ def compute_instances(gi: Any, ci_profile_id: int) -> list[Any]:
 
 
 def compute_profile_info(gi: Any, enum: int) -> Any:
-    """The plain description of a compute profile in a GPU instance."""
+    """Return the plain description of a compute profile in a GPU instance."""
     shared = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
     return pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(gi, enum, shared, version=1)
 
 
 def mig_device(handle: Any, gi_id: int, ci_id: int) -> Any:
-    """The handle of the MIG device of a compute instance, found among all of the GPU; NVML error NOT_FOUND."""
+    """Return the handle of the MIG device of a compute instance, found among all of the GPU; NVML error NOT_FOUND."""
     for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
             device = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
@@ -81,5 +81,5 @@ def mig_device(handle: Any, gi_id: int, ci_id: int) -> Any:
 
 
 def text(value: bytes | str) -> str:
-    """A C string as text, whatever its bytes."""
+    """Return a C string as text, whatever its bytes."""
     return value if isinstance(value, str) else value.decode("utf-8", "replace")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pynvml
 
-from slurm_migbatch.mig.driver import DriverError, DriverMissing, NoPermission, NotFound, NotMig, Refused
+from slurm_migbatch.mig.driver import DriverError, DriverMissing, InvalidRequest, NoPermission, NotFound, NotMig
 from slurm_migbatch.mig.naming import computed_profile, reported_profile
 from slurm_migbatch.mig.nvml import query
 from slurm_migbatch.mig.nvml.errors import translated
@@ -25,7 +25,7 @@ from slurm_migbatch.mig.profile import Profile
 _MIB = 1 << 20
 _LAST_ENUM = 64
 _MIG_NAME = re.compile(r".*\bMIG (?:[0-9]+c\.)?(\S+)")
-_UNKNOWN = (NotMig, DriverMissing, NoPermission, Refused, NotFound)
+_UNKNOWN = (NotMig, DriverMissing, NoPermission, InvalidRequest, NotFound)
 
 
 class Seen(NamedTuple):
@@ -71,7 +71,7 @@ class VisibleDevice:
             raise
 
     def usage(self) -> Usage:
-        """Memory in use now; raises DriverError."""
+        """Return the memory in use now; raises DriverError."""
         memory = self._ask("its memory", pynvml.nvmlDeviceGetMemoryInfo, self._handle)
         listed: list[Any] = []
         with suppress(*_UNKNOWN):
@@ -160,19 +160,19 @@ class VisibleDevice:
         )
 
     def _named(self) -> Profile | None:
-        """The profile as the device's name says it: `NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb`."""
+        """Return the profile as the device's name says it: `NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb`."""
         match = _MIG_NAME.fullmatch(str(self._ask("its name", pynvml.nvmlDeviceGetName, self._handle)))
         return reported_profile(match[1]) if match else None
 
     def _profiles(self, gpu: Any) -> Iterator[tuple[Profile, int]]:
-        """The profiles of the GPU, each with its memory in MiB."""
+        """Yield the profiles of the GPU, each with its memory in MiB."""
         total = int(self._ask("its memory", pynvml.nvmlDeviceGetMemoryInfo, gpu).total)
         for enum in range(_LAST_ENUM):
             try:
                 raw = self._ask("a profile", query.gpu_profile_info, gpu, enum, True)
             except NotMig:
                 continue
-            except Refused:
+            except InvalidRequest:
                 return
             slices, mib = int(raw.sliceCount), int(raw.memorySizeMB)
             name = query.text(getattr(raw, "name", b""))
@@ -180,6 +180,6 @@ class VisibleDevice:
 
 
 def _nearest(profiles: list[tuple[Profile, int]], compute: int, memory_mib: int) -> Profile | None:
-    """The plain profile with so many compute slices whose memory is nearest."""
+    """Return the plain profile with so many compute slices whose memory is nearest."""
     same = [(abs(mib - memory_mib), profile.suffix, profile) for profile, mib in profiles if profile.compute == compute]
     return min(same)[2] if same else None

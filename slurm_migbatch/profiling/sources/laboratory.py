@@ -34,11 +34,11 @@ class Laboratory:
     read: Callable[[Path, Sequence[Path], Problems], Reading]
 
     def owns(self, header: Sequence[str]) -> bool:
-        """Whether a file with this header is the laboratory's."""
+        """Return whether a file with this header is the laboratory's."""
         return any(columns <= set(header) for columns in self.headers)
 
 
-class Slice(NamedTuple):
+class LaboratorySlice(NamedTuple):
     """One MIG profile: GPU slices, memory slices, streaming multiprocessors, memory in MiB."""
 
     compute: int
@@ -47,24 +47,24 @@ class Slice(NamedTuple):
     mib: int
 
 
-A100_40: dict[str, Slice] = {
-    "1g.5gb": Slice(1, 1, 14, 4864),
-    "2g.10gb": Slice(2, 2, 28, 9856),
-    "3g.20gb": Slice(3, 4, 42, 19968),
-    "4g.20gb": Slice(4, 4, 56, 19968),
-    "7g.40gb": Slice(7, 8, 98, 40192),
+A100_40: dict[str, LaboratorySlice] = {
+    "1g.5gb": LaboratorySlice(1, 1, 14, 4864),
+    "2g.10gb": LaboratorySlice(2, 2, 28, 9856),
+    "3g.20gb": LaboratorySlice(3, 4, 42, 19968),
+    "4g.20gb": LaboratorySlice(4, 4, 56, 19968),
+    "7g.40gb": LaboratorySlice(7, 8, 98, 40192),
 }
 """As `nvidia-smi mig -lgip` lists the profiles of an A100 40GB."""
-A100_80: dict[str, Slice] = {
-    "1g.10gb": Slice(1, 1, 14, 9728),
-    "2g.20gb": Slice(2, 2, 28, 19968),
-    "3g.40gb": Slice(3, 4, 42, 40192),
-    "4g.40gb": Slice(4, 4, 56, 40192),
-    "7g.80gb": Slice(7, 8, 98, 80896),
+A100_80: dict[str, LaboratorySlice] = {
+    "1g.10gb": LaboratorySlice(1, 1, 14, 9728),
+    "2g.20gb": LaboratorySlice(2, 2, 28, 19968),
+    "3g.40gb": LaboratorySlice(3, 4, 42, 40192),
+    "4g.40gb": LaboratorySlice(4, 4, 56, 40192),
+    "7g.80gb": LaboratorySlice(7, 8, 98, 80896),
 }
 """The same of an A100 80GB."""
 
 
 def known(name: str) -> ModelFacts | None:
-    """What is known of the model that a laboratory calls `name`."""
+    """Return what is known of the model that a laboratory calls `name`."""
     return next((facts for facts in BUILT_IN if name == facts.name or name in facts.aliases), None)

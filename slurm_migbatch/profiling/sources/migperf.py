@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 from slurm_migbatch.profiling.csvfile import LineError, Problems, number, read, whole
 from slurm_migbatch.profiling.measurement import Measurement
-from slurm_migbatch.profiling.sources.laboratory import A100_40, A100_80, Laboratory, Reading, Slice, known
+from slurm_migbatch.profiling.sources.laboratory import A100_40, A100_80, Laboratory, LaboratorySlice, Reading, known
 from slurm_migbatch.workload.refusal import show
 
 PIXELS: Final = 224
@@ -45,7 +45,7 @@ class _Shape(NamedTuple):
     width: int
 
     def operations(self, tokens: int) -> float:
-        """Of a forward pass: two for each weight of the layers and token (12 width^2 a layer), and the attention."""
+        """Count a forward pass: two for each weight of the layers and token (12 width^2 a layer), plus attention."""
         return 24.0 * self.layers * self.width**2 * tokens + 4.0 * self.layers * self.width * tokens**2
 
 
@@ -94,7 +94,7 @@ def _read(root: Path, files: Sequence[Path], problems: Problems) -> Reading:
 
 
 def _place(path: Path) -> _Place | str:
-    """The place, or why there is none."""
+    """Return the place, or why there is none."""
     parts = [part.lower() for part in path.resolve().parts]
     cards = [i for i, part in enumerate(parts[:-1]) if _FOLDER.fullmatch(part)]
     if not cards:
@@ -119,8 +119,8 @@ def _profile_in(name: str, card: str) -> str | None:
     return None
 
 
-def _by(profiles: dict[str, Slice], *, slices: int | None = None, gigabytes: int | None = None) -> str | None:
-    """The first profile with so many slices or so much memory: of 3g and 4g, MIGPerf used 3g alone."""
+def _by(profiles: dict[str, LaboratorySlice], *, slices: int | None = None, gigabytes: int | None = None) -> str | None:
+    """Return the first profile with so many slices or so much memory: of 3g and 4g, MIGPerf used 3g alone."""
     for name, piece in profiles.items():
         if piece.compute == slices or name.endswith(f".{gigabytes}gb"):
             return name
@@ -180,7 +180,7 @@ def _profile(place: _Place, cells: dict[str, str]) -> str:
 
 
 def _measured(one: _Taken) -> tuple[object, ...]:
-    """What two copies of one measurement have in common."""
+    """Return what two copies of one measurement have in common."""
     row = one.row
     return row.gpu, row.model, row.kind, row.profile, row.batch, row.input_size, row.source, one.start
 

@@ -114,7 +114,7 @@ def _use(cells: dict[str, str]) -> _Use:
 
 
 def _need(memory: Mapping[tuple[str, int], float], step: _Step, ran: Iterable[tuple[str, str, int]]) -> float | None:
-    """The memory read on the whole GPU, unless the same training ran in a slice that has less."""
+    """Return the memory read on the whole GPU, unless the same training ran in a slice that has less."""
     mib = memory.get((step.model, step.batch))
     if step.profile != WHOLE or not mib:
         return None
@@ -123,7 +123,7 @@ def _need(memory: Mapping[tuple[str, int], float], step: _Step, ran: Iterable[tu
 
 
 def _fits(anchors: Iterable[Path], problems: Problems) -> dict[str, set[tuple[str, int]]]:
-    """(model, batch) by slice, from the lists below the folders of the step times."""
+    """Return (model, batch) by slice, from the lists below the folders of the step times."""
     found: dict[str, set[tuple[str, int]]] = {}
     for path in sorted({path for anchor in anchors for path in anchor.parent.rglob("*g_*gb.json")}):
         match = _CONFIG.fullmatch(path.name)
@@ -149,16 +149,16 @@ def _batches(lists: Any) -> Iterable[tuple[str, int]]:
 def _point(profile: str, model: str, batch: int, step: _Step | None, mib: float | None) -> Measurement:
     meant = _MODELS.get(model, _Known(model, "", None))
     facts = known(meant.name)
-    piece = A100_40[profile]
+    mig_slice = A100_40[profile]
     return Measurement(
         gpu=GPU,
         model=meant.name,
         family=meant.family,
         kind="train",
         profile=profile,
-        compute_slices=piece.compute,
-        memory_slices=piece.memory,
-        sm_count=piece.sms,
+        compute_slices=mig_slice.compute,
+        memory_slices=mig_slice.memory,
+        sm_count=mig_slice.sms,
         batch=batch,
         input_size=meant.size,
         throughput_per_s=batch / step.mean if step else None,

@@ -27,7 +27,7 @@ GPU = "a100-80gb"
 PIXELS, TOKENS = 224, 128
 _STACKED = frozenset({"model", "gpc", "batch", "procs", "throughput_per_s", "latency_s"})
 _RAW = {"mig instance": "gpc", "batch size": "batch", "workload number": "procs", "throughput": "throughput_per_s"}
-_BY_SLICES = {piece.compute: name for name, piece in A100_80.items()}
+_BY_SLICES = {mig_slice.compute: name for name, mig_slice in A100_80.items()}
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
@@ -61,16 +61,16 @@ def _row(model: str | None, cells: dict[str, str]) -> Measurement:
     rate = number(cells, "throughput_per_s")
     facts = known(name)
     size = (TOKENS if facts.unit == "tok" else PIXELS) if facts else None
-    piece = A100_80[_BY_SLICES[gpc]]
+    mig_slice = A100_80[_BY_SLICES[gpc]]
     return Measurement(
         gpu=GPU,
         model=facts.name if facts else name,
         family=facts.family if facts else "",
         kind="infer",
         profile=_BY_SLICES[gpc],
-        compute_slices=piece.compute,
-        memory_slices=piece.memory,
-        sm_count=piece.sms,
+        compute_slices=mig_slice.compute,
+        memory_slices=mig_slice.memory,
+        sm_count=mig_slice.sms,
         batch=batch,
         input_size=size,
         procs=procs,

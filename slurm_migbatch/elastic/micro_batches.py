@@ -1,0 +1,89 @@
+"""Split the batch of one optimizer step into micro-batches whose gradients are accumulated.
+
+SJF-BSBF (arXiv 2407.13088) lets a job go on in less memory that way: the batch that the optimizer sees stays, so
+convergence stays. The rule for the parts is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from slurm_migbatch.elastic.errors import ElasticError
+
+
+def even(size: int, most: int) -> tuple[int, ...]:
+    """Split `size` items into the fewest parts of at most `most`, equal but for one item, the larger ones first."""
+    parts = -(-size // most)
+    small, larger = divmod(size, parts)
+    return (small + 1,) * larger + (small,) * (parts - larger)
+
+
+def fixed(size: int, micro: int) -> tuple[int, ...]:
+    """Split `size` items into parts of `micro` items and one with the rest."""
+    full, rest = divmod(size, micro)
+    return (micro,) * full + ((rest,) if rest else ())
+
+
+@dataclass(frozen=True)
+class Micro:
+    """One pass forward and backward.
+
+    Attributes:
+        indices: the items, in their order.
+        weight: share of the step's items. Gradients of the mean loss over this micro-batch, times the weight, add up to
+            the gradient of the mean loss over the whole batch.
+        last: the optimizer's step follows.
+    """
+
+    indices: Sequence[int]
+    weight: float
+    last: bool
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+class Step:
+    """One step of the optimizer: iterate over its micro-batches, add up their weighted gradients, then update.
+
+    Attributes:
+        number: steps done before this one, over the job's whole life. Learning rates are functions of it.
+        epoch, position: where in the data the step begins.
+        seed: for what is drawn at random in this step, the same in every run.
+        size: items of all micro-batches together.
+        micro: most items in one of them.
+    """
+
+    def __init__(
+        self, number: int, epoch: int, position: int, seed: int, indices: Sequence[int], sizes: tuple[int, ...]
+    ) -> None:
+        self.number, self.epoch, self.position, self.seed = number, epoch, position, seed
+        self.size, self.micro = len(indices), max(sizes)
+        self.again = False
+        self._indices, self._sizes = indices, sizes
+
+    def __iter__(self) -> Iterator[Micro]:
+        begin = 0
+        for size in self._sizes:
+            end = begin + size
+            yield Micro(self._indices[begin:end], size / self.size, end == self.size)
+            begin = end
+
+    def __len__(self) -> int:
+        """Count the micro-batches."""
+        return len(self._sizes)
+
+    def halve(self) -> None:
+        """Repeat the step with micro-batches of half the size, since these were too large for the memory.
+
+        Call it instead of the update, with the gradients set back, and go on with the loop.
+
+        Raises:
+            ElasticError: they have one item already.
+        """
+        if self.micro < 2:
+            raise ElasticError(
+                "micro-batches of one item do not fit: ask for more memory with min= in the job's comment"
+            )
+        self.again = True

@@ -1,0 +1,78 @@
+"""Record signals, which are acted on at the boundary of a step: pause (USR1, USR2) and leave (TERM).
+
+Slurm sends USR1 by `scancel --signal=USR1`, `--signal=USR1@60`, or when migbatch asks for a slice back; TERM before
+KILL when a job is requeued, cancelled or out of time. A handler takes a note and returns, so a step is never cut.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+from slurm_migbatch.elastic.errors import ElasticError
+
+PAUSE = ("SIGUSR1", "SIGUSR2")
+_LONGEST_S = 1.0
+
+
+class SignalFlags:
+    """The signal handlers of this process, from `open` to `close`, and what they recorded.
+
+    Attributes:
+        pause: told to save and to stand still.
+        leave_since: when it was told to leave (time.monotonic), else None.
+    """
+
+    def __init__(self, pausing: Sequence[str] = PAUSE) -> None:
+        """Prepare the handlers; `pausing` are the names of signals that mean a pause."""
+        self.pause = False
+        self.leave_since: float | None = None
+        self._pausing = [signal.Signals[name] for name in pausing]
+        self._previous_handlers: dict[int, Any] = {}
+        self._process = os.getpid()
+        self._wakeup_read, self._wakeup_write, self._previous_wakeup_fd = -1, -1, -1
+
+    def open(self) -> None:
+        """Install the handlers. Raises ElasticError outside the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            raise ElasticError("signals reach the main thread only: make the Trainer there")
+        self._process = os.getpid()
+        self._wakeup_read, self._wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        # Python runs handlers between its own instructions: a signal that comes right before `select` is told by this
+        self._previous_wakeup_fd = signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
+        for number in (*self._pausing, signal.SIGTERM):
+            self._previous_handlers[number] = signal.signal(number, self._handle)
+
+    def close(self) -> None:
+        """Restore the handlers that were installed before."""
+        for number, handler in self._previous_handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._previous_handlers.clear()
+        if self._wakeup_read >= 0:
+            signal.set_wakeup_fd(self._previous_wakeup_fd)
+        for handle in (self._wakeup_read, self._wakeup_write):
+            if handle >= 0:
+                os.close(handle)
+        self._wakeup_read = self._wakeup_write = -1
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, at most until the next signal, and at most a second: others may use the wakeup descriptor too."""
+        if select.select([self._wakeup_read], [], [], max(0.0, min(seconds, _LONGEST_S)))[0]:
+            os.read(self._wakeup_read, 4096)
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a data loader's worker, say, which inherited this
+            if number == signal.SIGTERM:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            return
+        if number == signal.SIGTERM:
+            self.leave_since = time.monotonic() if self.leave_since is None else self.leave_since
+        else:
+            self.pause = True

@@ -1,0 +1,493 @@
+"""Allocate slices to a job: what the Prolog does once the grant is known.
+
+The order of things is what makes it safe against SIGKILL at any instant:
+
+1. One transaction claims the places (and marks the idle instances that have to go): from here nobody else takes them.
+2. Under the GPUs' locks, the driver is asked what exists, idle instances are destroyed, missing ones made.
+3. The capability devices go to the job's user. An instance that another user had is none that is there: it is among
+   those that were destroyed (unless WarmReuse says otherwise).
+4. The hand-off for TaskProlog is written.
+5. One transaction says that the job holds its slices, and spools the event.
+
+Whatever is half done belongs to an owner that is dead afterwards, and `repair.py` undoes it.
+
+A guest (`guest.py`) goes the same way with a claim beside its host's: nothing is made and no device changes hands. If
+the host leaves meanwhile, the claim has become one of the whole slice (`Journal.leave`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from slurm_migbatch.mig.driver import Busy, DriverError, Gpu, GpuLost, Instance, NoRoom
+from slurm_migbatch.mig.grant import Grant
+from slurm_migbatch.mig.layout import Slot
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.node import effects, ending, guest, handoff, owner, placement, plan, progress
+from slurm_migbatch.node.caps import Caps, CapsError
+from slurm_migbatch.node.config import NodeConfig
+from slurm_migbatch.node.deadline import Deadline, TooLate, locked
+from slurm_migbatch.node.diagnosis import GpuLabel, explain_misfit
+from slurm_migbatch.node.gpus import Gpus
+from slurm_migbatch.node.hookenv import HookEnv
+from slurm_migbatch.node.journal import IN_FLIGHT, Journal, JournalError, Overlap, Run, Slice
+from slurm_migbatch.node.liveness import LivenessError
+from slurm_migbatch.node.paths import Paths
+from slurm_migbatch.node.repair import Repairer, lock_names
+
+ATTEMPTS = 12
+GRACE_S = 2.0
+SLURM_QUERY_S = 10.0
+"""How long who finds no room may ask Slurm whether somebody's run is over."""
+HOST_WAIT_S = 3.0
+"""How long a guest waits for a host that is starting or ending."""
+HOST_POLL_S = 0.05
+
+
+class Misfit(Exception):
+    """This node has no slot for the job now; the message says why, and `diagnosis` what is in use."""
+
+    def __init__(self, why: str, diagnosis: str) -> None:
+        super().__init__(why)
+        self.diagnosis = diagnosis
+
+
+class _NoFreeSlot(Exception):
+    """The journal knows of no free slot; the message is the diagnosis."""
+
+
+class Unsafe(Exception):
+    """A GPU cannot be trusted any more; the node should be drained."""
+
+
+class _Retry(Exception):
+    """A slot proved unusable; choose again without it."""
+
+    def __init__(self, place: placement.GpuSlot | None, why: str) -> None:
+        super().__init__(why)
+        self.place = place
+
+
+class AllocatedSlices(NamedTuple):
+    """The slices a run holds now."""
+
+    slices: tuple[Slice, ...]
+    elapsed_ms: int
+
+    @property
+    def warm(self) -> bool:
+        """Whether every slice was idle before, so that none had to be made."""
+        return all(mig_slice.warm for mig_slice in self.slices)
+
+
+class Allocator:
+    """Gives slices to runs on one node."""
+
+    def __init__(
+        self, config: NodeConfig, journal: Journal, paths: Paths, gpus: Gpus, caps: Caps, repairer: Repairer
+    ) -> None:
+        self._config = config
+        self._journal = journal
+        self._paths = paths
+        self._gpus = gpus
+        self._caps = caps
+        self._repairer = repairer
+
+    def allocate(self, env: HookEnv, grant: Grant, owner_id: str, deadline: Deadline) -> AllocatedSlices:
+        """Give the run its slices. Raises Misfit, Unsafe, DriverError, CapsError, JournalError, TooLate."""
+        excluded: set[placement.GpuSlot] = set()
+        lost = dict(self._gpus.survey().failing)
+        repaired = False
+        if self._journal.meta("reconciled") != self._journal.meta("boot_id"):
+            self._repair_all(deadline)
+            repaired = True
+        why = ""
+        for _ in range(ATTEMPTS):
+            deadline.check(f"giving {env.run} its slices")
+            try:
+                claiming = self._claim_guest if grant.guest else self._claim
+                claims = claiming(env, grant, owner_id, excluded, lost, deadline)
+            except _NoFreeSlot as full:
+                if not repaired:
+                    self._repair_all(deadline)
+                    repaired = True
+                    continue
+                if lost:
+                    raise Unsafe("; ".join(lost.values())) from None
+                tried = f"; {why}" if why else ""
+                raise Misfit(f"no place for {grant.gres} beside what is in use{tried}", str(full)) from None
+            try:
+                return self._apply(env, owner_id, deadline, claims)
+            except _Retry as again:
+                why = str(again)
+                if again.place is not None:
+                    excluded.add(again.place)
+            except GpuLost as error:
+                self._gpus.reset()
+                for claim in claims:
+                    lost[claim.gpu] = f"{claim.gpu}: {error}"
+        raise Misfit(f"no place for {grant.gres} after {ATTEMPTS} attempts; {why}", self.explain_misfit(grant))
+
+    def explain_misfit(self, grant: Grant) -> str:
+        """Say what the plan offers of the grant and which slices are in use. Raises DriverError, JournalError."""
+        return self._explain_misfit(grant, plan.load(self._paths.state_dir), self._gpus.listed())
+
+    def _explain_misfit(self, grant: Grant, node_plan: plan.CachedPlan, gpus: Iterable[Gpu], note: str = "") -> str:
+        labels = [GpuLabel(gpu.index, gpu.uuid) for gpu in gpus]
+        runs = self._journal.runs("state IN ('starting','running','ending')")
+        return explain_misfit(grant, node_plan, labels, self._journal.slices(), runs, note)
+
+    def _repair_all(self, deadline: Deadline) -> None:
+        self._repairer.all(deadline, retry=True)
+        with suppress(LivenessError):
+            self._repairer.orphans(Deadline(min(deadline.remaining / 2, SLURM_QUERY_S)))
+        with self._journal.write():
+            self._journal.set_meta("reconciled", self._journal.meta("boot_id"))
+
+    # -- claiming ------------------------------------------------------------------------------------------------
+
+    def _claim(
+        self,
+        env: HookEnv,
+        grant: Grant,
+        owner_id: str,
+        excluded: set[placement.GpuSlot],
+        lost: dict[str, str],
+        deadline: Deadline,
+    ) -> tuple[placement.SlotClaim, ...]:
+        """Choose and claim places in one transaction. Raises _NoFreeSlot where there are none."""
+        self._repair_abandoned(deadline)
+        gpus = [gpu for gpu in self._gpus.managed() if gpu.uuid not in lost]
+        geometries = {gpu.uuid: self._gpus.geometry(gpu) for gpu in gpus}
+        node_plan = plan.load(self._paths.state_dir)
+        try:
+            with self._journal.write():
+                rows = self._journal.slices("state<>'lost'")
+                views = [
+                    placement.GpuOccupancy(
+                        uuid=gpu.uuid,
+                        order=gpu.index,
+                        geometry=geometries[gpu.uuid],
+                        used=tuple({r.slot for r in rows if r.gpu == gpu.uuid and r.state not in ("idle", "evict")}),
+                        idle=tuple([r for r in rows if r.gpu == gpu.uuid and r.state in ("idle", "evict")]),
+                        planned=node_plan.slots.get(gpu.uuid, ()),
+                    )
+                    for gpu in gpus
+                ]
+                claims = placement.choose_slots(views, grant.profiles, env.uid, self._config.warm_reuse, excluded)
+                if claims is None:
+                    tried = ", ".join(f"{slot} on {gpu[:12]}" for gpu, slot in sorted(excluded))
+                    raise _NoFreeSlot(
+                        self._explain_misfit(grant, node_plan, gpus, f"Tried in vain: {tried}" if tried else "")
+                    )
+                self._write_claims(env, grant, owner_id, claims)
+                return claims
+        except Overlap as error:
+            raise _impossible(error) from error
+
+    def _claim_guest(
+        self,
+        env: HookEnv,
+        grant: Grant,
+        owner_id: str,
+        excluded: set[placement.GpuSlot],
+        lost: dict[str, str],
+        deadline: Deadline,
+    ) -> tuple[placement.SlotClaim, ...]:
+        """Claim the place that the plan names for this guest, in one transaction. Raises _NoFreeSlot, Misfit."""
+        until = time.monotonic() + min(HOST_WAIT_S, deadline.remaining / 2)
+        while True:
+            self._repair_abandoned(deadline)
+            gpus = [gpu for gpu in self._gpus.managed() if gpu.uuid not in lost]
+            node_plan = plan.load(self._paths.state_dir)
+            place = node_plan.guests.get(env.job)
+            gpu = next((gpu for gpu in gpus if place is not None and gpu.uuid == place.gpu), None)
+            if place is None or gpu is None:
+                raise Misfit(
+                    "this node's plan names no slice that it may share", self._explain_misfit(grant, node_plan, gpus)
+                )
+            planned = place.slot in node_plan.slots.get(place.gpu, ())
+            geometry = self._gpus.geometry(gpu)
+            with self._journal.write():
+                rows = self._journal.slices("gpu=? AND state<>'lost'", (gpu.uuid,))
+                runs = {(run.job, run.restart): run for run in self._journal.runs("state<>'ended'")}
+                found = guest.verdict(place, env.uid, rows, runs, planned)
+                claims: tuple[placement.SlotClaim, ...] | None = None
+                if found.action is guest.GuestAction.JOIN:
+                    claims = (placement.SlotClaim(place.gpu, place.slot, None, (), planned, found.host),)
+                elif found.action is guest.GuestAction.ALONE and place.slot.profile in geometry:
+                    used = tuple({row.slot for row in rows if row.state not in guest.FREE})
+                    idle = tuple([row for row in rows if row.state in guest.FREE])
+                    view = placement.GpuOccupancy(gpu.uuid, gpu.index, geometry, used, idle, (place.slot,))
+                    others = {
+                        (gpu.uuid, slot) for slot in geometry.info(place.slot.profile).slots if slot != place.slot
+                    }
+                    claims = placement.choose_slots(
+                        [view], [place.slot.profile], env.uid, self._config.warm_reuse, excluded | others
+                    )
+                if claims is not None:
+                    self._write_claims(env, grant, owner_id, claims)
+                    return claims
+            if found.action is guest.GuestAction.ALONE:
+                raise _NoFreeSlot(self._explain_misfit(grant, node_plan, gpus))
+            if found.action is guest.GuestAction.NO or time.monotonic() > until:
+                raise Misfit(found.why, self._explain_misfit(grant, node_plan, gpus))
+            time.sleep(HOST_POLL_S)
+
+    def _repair_abandoned(self, deadline: Deadline) -> None:
+        """Undo what dead owners left in flight before its places are counted as taken."""
+        abandoned = {
+            row.gpu
+            for row in self._journal.slices("state IN ('intent','evict')")
+            if row.state in IN_FLIGHT and not owner.alive(row.owner)
+        }
+        for gpu in self._gpus.managed() if abandoned else ():
+            if gpu.uuid in abandoned:
+                self._repairer.gpu(gpu, deadline)
+        unfinished = self._journal.runs("state IN ('starting','ending')")
+        if abandoned or any(not owner.alive(r.owner) for r in unfinished) or ending.abandoned(self._paths.run):
+            self._repairer.runs()
+
+    def _write_claims(self, env: HookEnv, grant: Grant, owner_id: str, claims: Sequence[placement.SlotClaim]) -> None:
+        for ordinal, claim in enumerate(claims):
+            for mig_slice in claim.evict:
+                if mig_slice.state == "idle":  # else another hook has marked it, and we may wait for that one
+                    self._journal.put(mig_slice._replace(state="evict", owner=owner_id))
+            base = claim.warm or Slice(claim.gpu, claim.slot, "intent")
+            if claim.host is not None:
+                base = claim.host._replace(id=None, beside=claim.host.id, shared=True, reason="")
+            self._journal.put(
+                base._replace(
+                    state="intent",
+                    job=env.job,
+                    restart=env.restart or 0,
+                    ordinal=ordinal,
+                    uid=env.uid,  # also where it comes to nothing: from here on he may have had it
+                    owner=owner_id,
+                    since=time.time(),
+                    warm=claim.warm is not None or claim.host is not None,
+                )
+            )
+        run = Run(
+            env.job,
+            env.restart or 0,
+            env.uid,
+            env.user,
+            env.account,
+            env.partition,
+            grant.marker,
+            "starting",
+            owner_id,
+        )
+        self._journal.put_run(run)
+
+    # -- doing ---------------------------------------------------------------------------------------------------
+
+    def _apply(
+        self, env: HookEnv, owner_id: str, deadline: Deadline, claims: Sequence[placement.SlotClaim]
+    ) -> AllocatedSlices:
+        wanted = {claim.gpu for claim in claims}
+        gpus = {gpu.uuid: gpu for gpu in self._gpus.managed() if gpu.uuid in wanted}
+        try:
+            with locked(self._paths.lock, lock_names(gpus.values()), deadline):
+                try:
+                    return self._under_locks(env, owner_id, deadline, claims, gpus)
+                except BaseException:
+                    # Give back what was claimed while the locks are still ours.
+                    for gpu in gpus.values():
+                        with suppress(DriverError):
+                            self._repairer.gpu(gpu, deadline, dead=(owner_id,), have_lock=True)
+                    raise
+        except TooLate:
+            grace = Deadline(GRACE_S)
+            for gpu in gpus.values():
+                with suppress(DriverError, TooLate):
+                    self._repairer.gpu(gpu, grace, dead=(owner_id,))
+            raise
+
+    def _under_locks(
+        self,
+        env: HookEnv,
+        owner_id: str,
+        deadline: Deadline,
+        claims: Sequence[placement.SlotClaim],
+        gpus: dict[str, Gpu],
+    ) -> AllocatedSlices:
+        existing = {uuid: self._existing_instances(gpu) for uuid, gpu in gpus.items()}
+        for claim in claims:
+            for mig_slice in claim.evict:
+                self._evict(gpus[claim.gpu], mig_slice, owner_id, existing[claim.gpu], deadline)
+        rows = self._journal.slices("owner=? AND state='intent'", (owner_id,))
+        if len(rows) != len(claims):
+            raise _Retry(None, "a slice that was idle when it was chosen proved to be gone")
+        done: list[Slice] = []
+        for row in sorted(rows, key=lambda row: row.ordinal or 0):
+            deadline.check(f"making {row.slot}")
+            gpu = gpus[row.gpu]
+            if row.beside is not None:
+                done.append(self._join(gpu, row, existing[row.gpu]))
+                continue
+            instance = self._warm(gpu, row, existing[row.gpu]) if row.warm else self._make(gpu, row)
+            done.append(self._open_devices(gpu, row, instance, env))
+        memory = {row.slot.profile: self._memory(gpus[row.gpu], row.slot.profile) for row in done}
+        given = tuple(
+            [handoff.HandoffSlice(r.mig_uuid or "", str(r.slot.profile), memory[r.slot.profile], r.gpu) for r in done]
+        )
+        self._write_handoff(env, given)
+        planned = all(claim.planned for claim in claims)
+        return self._commit(env, owner_id, done, planned, round(deadline.elapsed * 1000))
+
+    def _write_handoff(self, env: HookEnv, given: tuple[handoff.HandoffSlice, ...]) -> None:
+        job, restart, shown = env.job, env.restart or 0, f"{self._paths.progress_dir}/{env.job}.{env.restart or 0}"
+        try:
+            progress.make(self._paths.progress, job, restart, env.uid)
+        except OSError:
+            shown = ""  # a full disk, say; the job runs, it only cannot tell how it fares
+        handoff.write(self._paths.job, handoff.Handoff(job, restart, env.uid, given, progress=shown))
+
+    def _existing_instances(self, gpu: Gpu) -> dict[Slot, Instance]:
+        """Return the GPU's instances by slot; those that the journal does not know are repaired first."""
+        instances = gpu.instances()
+        known = {row.slot for row in self._journal.slices("gpu=? AND state<>'lost'", (gpu.uuid,))}
+        if any(instance.slot not in known for instance in instances):
+            self._repairer.gpu(gpu, Deadline(GRACE_S), have_lock=True)
+        return {instance.slot: instance for instance in instances}
+
+    def _evict(
+        self, gpu: Gpu, mig_slice: Slice, owner_id: str, existing: dict[Slot, Instance], deadline: Deadline
+    ) -> None:
+        """Destroy an idle instance, unless another hook that needs its room too has done so."""
+        row = self._mark_for_eviction(mig_slice, owner_id)
+        if row is None:
+            return
+        instance = existing.pop(mig_slice.slot, None)
+        elapsed = 0
+        if instance is not None:
+            try:
+                elapsed = self._repairer.destroy(gpu, instance, min(self._config.busy_retry, deadline.remaining))
+            except Busy as error:
+                self._repairer.park(row, str(error))
+                raise _Retry(None, f"{mig_slice} is still in use: {error}") from None
+        with self._journal.write():
+            self._journal.drop(row)
+            self._journal.event("destroy", {**row.place, "elapsed_ms": elapsed})
+
+    def _mark_for_eviction(self, mig_slice: Slice, owner_id: str) -> Slice | None:
+        """Mark an idle instance for destruction; None where it no longer exists. Needs the GPU's lock."""
+        row = self._current_row(mig_slice)
+        if row is not None and row.state == "idle":  # whoever had marked it gave up
+            with self._journal.write():
+                row = self._current_row(mig_slice)
+                if row is not None and row.state == "idle":
+                    row = self._journal.put(row._replace(state="evict", owner=owner_id))
+        if row is not None and row.state != "evict":
+            raise _Retry(None, f"{mig_slice} was to be destroyed and is {row.state} now")
+        return row
+
+    def _current_row(self, mig_slice: Slice) -> Slice | None:
+        """Read a row again; its id alone is not enough, since SQLite reuses the ids of deleted rows."""
+        rows = self._journal.slices(
+            "id=? AND gpu=? AND mig_uuid IS ?", (mig_slice.id, mig_slice.gpu, mig_slice.mig_uuid)
+        )
+        return rows[0] if rows and rows[0].slot == mig_slice.slot else None
+
+    def _warm(self, gpu: Gpu, row: Slice, existing: dict[Slot, Instance]) -> Instance:
+        instance = existing.get(row.slot)
+        if instance is None or instance.mig_uuid is None or instance.mig_uuid != row.mig_uuid:
+            raise _Retry(None, f"{row} is not what the journal says")
+        pids = gpu.processes(instance)
+        if pids:
+            self._repairer.park(row, f"in use by process {', '.join(map(str, pids[:4]))}")
+            raise _Retry(None, f"processes still live on {row}")
+        return instance
+
+    def _join(self, gpu: Gpu, row: Slice, existing: dict[Slot, Instance]) -> Slice:
+        """Check that the slice to share exists; its devices belong to the user already."""
+        instance = existing.get(row.slot)
+        if instance is None or instance.mig_uuid != row.mig_uuid:
+            self._repairer.gpu(gpu, Deadline(GRACE_S), have_lock=True)
+            raise _Retry(None, f"{row} is not what the journal says")
+        return row
+
+    def _make(self, gpu: Gpu, row: Slice) -> Instance:
+        start = time.monotonic()
+        effects.point("driver create")
+        try:
+            instance = gpu.create(row.slot)
+        except NoRoom as error:
+            raise _Retry((row.gpu, row.slot), f"{row}: {error}") from None
+        elapsed = round((time.monotonic() - start) * 1000)
+        with self._journal.write():
+            self._journal.event("create", {**row._replace(gi=instance.gi_id).place, "elapsed_ms": elapsed})
+        return instance
+
+    def _open_devices(self, gpu: Gpu, row: Slice, instance: Instance, env: HookEnv) -> Slice:
+        """Give the capability devices to the user."""
+        ci = instance.ci_id if instance.ci_id is not None else 0
+        minors = self._caps.grant(gpu.minor, instance.gi_id, ci, env.uid)
+        return row.on(instance, minors)
+
+    def _memory(self, gpu: Gpu, profile: Profile) -> int:
+        return self._gpus.geometry(gpu).info(profile).memory_mib
+
+    def _commit(
+        self, env: HookEnv, owner_id: str, done: Sequence[Slice], planned: bool, elapsed_ms: int
+    ) -> AllocatedSlices:
+        restart = env.restart or 0
+        now = time.time()
+        with self._journal.write():
+            run = self._journal.runs("job=? AND restart=?", (env.job, restart))[0]
+            if run.owner != owner_id:
+                raise JournalError(f"{run} was taken over by another hook")
+            current_rows = [self._current_claim(row, owner_id) for row in done]
+            held = tuple([self._journal.put(row._replace(state="held", owner="", since=now)) for row in current_rows])
+            self._journal.put_run(run._replace(state="running", owner="", since=now))
+            allocation = AllocatedSlices(held, elapsed_ms)
+            self._journal.event(
+                "start",
+                {
+                    "job": env.job,
+                    "restart": restart,
+                    "uid": env.uid,
+                    "user": env.user,
+                    "account": env.account,
+                    "partition": env.partition,
+                    "decision": run.decision,
+                    "warm": allocation.warm,
+                    "planned": planned,
+                    "elapsed_ms": elapsed_ms,
+                    "slices": [row.event_fields for row in held],
+                    **self._sharing_fields(held),
+                },
+            )
+        return allocation
+
+    def _current_claim(self, row: Slice, owner_id: str) -> Slice:
+        """Read a guest's claim again: since its host left it may be a claim of the whole slice, or void."""
+        if row.beside is None:
+            return row
+        rows = self._journal.slices("owner=? AND state='intent' AND ordinal IS ?", (owner_id, row.ordinal))
+        if not rows:
+            raise _Retry(None, f"{row} was to be shared and is gone")
+        return rows[0]
+
+    def _sharing_fields(self, held: Sequence[Slice]) -> dict[str, list[int]]:
+        """Return the fields of a guest's `start` event that name its host, and mark the host's row as shared.
+
+        It counts as a guest only where its host is still there at the start.
+        """
+        for row in held:
+            for host in self._journal.slices("id=?", (row.beside,)) if row.beside is not None else ():
+                self._journal.put(host._replace(shared=True))
+                return {"beside": [host.job or 0, host.restart or 0]}
+        return {}
+
+
+def _impossible(error: Exception) -> Exception:
+    return JournalError(f"the choice of places was wrong: {error}")
+
+
+__all__ = ["AllocatedSlices", "Allocator", "CapsError", "Misfit", "Unsafe"]

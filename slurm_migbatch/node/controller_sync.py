@@ -1,0 +1,196 @@
+"""Synchronize with the controller in two threads: one ships events, one fetches plans.
+
+Events go in the order of their numbers and are deleted once the controller has stored them. Each message says in which
+database this node is recorded and up to which event; a controller whose database is another one, or was set back, asks
+for everything that the node holds (`state.py`). It plans nothing for the node until it has that. A plan is acknowledged
+by asking for the next one, and only after it lies on this node's disk, so the controller may count on it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+
+from slurm_migbatch.mig.driver import DriverError
+from slurm_migbatch.node import inventory, plan
+from slurm_migbatch.node.auth import AuthError, make_signer
+from slurm_migbatch.node.config import NodeConfig
+from slurm_migbatch.node.controller_client import ControllerClient, ControllerError
+from slurm_migbatch.node.gpus import Gpus
+from slurm_migbatch.node.journal import NAME, Journal, JournalError
+from slurm_migbatch.node.state import state
+
+BATCH = 500
+BACKOFF_MAX_S = 15.0
+INVENTORY_EVERY_S = 60.0
+HELLO_EVERY_S = 20.0
+"""Seconds after which a node that has nothing to tell says so: the database may have been replaced meanwhile."""
+STATE_EVERY_S = 10.0
+"""Seconds between two events that tell everything, whatever the controller asks for."""
+log = logging.getLogger("migbatch.node")
+
+
+class ControllerSync:
+    """Ship events and fetch plans by the node API. Without a Controller= it does nothing."""
+
+    def __init__(self, config: NodeConfig, gpus: Gpus, stopping: threading.Event) -> None:
+        self._config = config
+        self._gpus = gpus
+        self._stopping = stopping
+        self._last_inventory: str | None = None
+        self._client: ControllerClient | None = None
+        self._journal: Journal | None = None
+        self._plan_version: int | None = None
+        self._inventory_due = self._hello_due = self._state_due = 0.0
+        #: set where the controller answers again: it may be another one
+        self._answered_again = threading.Event()
+
+    def threads(self) -> list[threading.Thread]:
+        """Make the threads, not yet started. Daemonic: a pending request must not delay the agent's exit."""
+        if not self._config.controller:
+            return []
+        jobs: list[tuple[str, Callable[[], None]]] = [("events", self._events), ("plans", self._plans)]
+        return [threading.Thread(target=self._loop, args=job, name=job[0], daemon=True) for job in jobs]
+
+    def stop(self) -> None:
+        """Interrupt a request that waits for a plan."""
+        if self._client is not None:
+            self._client.interrupt()
+
+    def _loop(self, name: str, step: Callable[[], None]) -> None:
+        pause, quiet = 0.5, False
+        while not self._stopping.is_set():
+            try:
+                step()
+                if quiet:
+                    log.info("%s: the controller answers again", name)
+                    self._answered_again.set()
+                pause, quiet = 0.5, False
+            except (ControllerError, AuthError, JournalError, plan.PlanError, ValueError, OSError) as error:
+                if self._stopping.is_set():
+                    return
+                if not quiet:
+                    log.warning("%s: %s; will be tried again", name, error)
+                quiet = True
+                self._stopping.wait(pause * random.uniform(0.7, 1.3))  # noqa: S311
+                pause = min(pause * 2, BACKOFF_MAX_S)
+        if name == "events":
+            self._close_journal()
+
+    def _controller(self) -> ControllerClient:
+        if self._client is None:
+            signer = make_signer(
+                self._config.auth,
+                munge_socket=self._config.munge_socket,
+                token_file=self._config.token_file,
+                uids=self._config.peer_uids,
+            )
+            self._client = ControllerClient(self._config.controller, signer, self._config.node)
+        return self._client
+
+    # -- events --------------------------------------------------------------------------------------------------
+
+    def _events(self) -> None:
+        """Send what there is, and now and then that there is nothing; one message at most."""
+        if self._journal is not None and self._journal.replaced:
+            self._close_journal()
+        journal = self._journal = self._journal or Journal(f"{self._config.state_dir}/{NAME}")
+        try:
+            now = time.monotonic()
+            if now >= self._inventory_due:
+                self._inventory(journal)
+                self._inventory_due = now + INVENTORY_EVERY_S
+            hello = now >= self._hello_due or self._answered_again.is_set()
+            self._answered_again.clear()
+            if not self.ship(journal, hello=hello):
+                self._stopping.wait(self._config.ship_every)
+        except BaseException:
+            self._hello_due = 0.0
+            self._close_journal()
+            raise
+
+    def _close_journal(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+    def ship(self, journal: Journal, *, hello: bool = False) -> bool:
+        """Send one batch, with `hello` also where there is none; whether there was anything.
+
+        Raises ControllerError, JournalError, ValueError.
+        """
+        events = journal.spooled(BATCH)
+        if not events and not hello:
+            return False
+        database, acked = journal.recorded
+        message = {
+            "node": self._config.node,
+            "journal": journal.identity,
+            "boot_id": journal.meta("boot_id"),
+            "database": database,
+            "acked": acked,
+            "events": events,
+        }
+        answer = json.loads(self._controller().post("/node/v1/events", message))
+        if not isinstance(answer, dict) or type(answer.get("acked")) is not int:
+            raise ControllerError("the controller's answer to events names no number")
+        self._hello_due = time.monotonic() + HELLO_EVERY_S
+        stored, database = answer["acked"], str(answer.get("database", ""))
+        if answer.get("told") is False and time.monotonic() >= self._state_due:
+            self._spool_state(journal, stored, database)
+        else:
+            journal.acknowledge(stored, database)
+        return bool(events)
+
+    def _spool_state(self, journal: Journal, stored: int, database: str) -> None:
+        found = self._list_gpus()
+        if found is None:
+            journal.acknowledge(stored, database)
+            return
+        log.info("the controller does not know what this node holds; it is told everything")
+        journal.spool_state(lambda: self._state(journal, found), stored, database)
+        self._last_inventory = json.dumps(found, sort_keys=True)
+        self._state_due = time.monotonic() + STATE_EVERY_S
+
+    @staticmethod
+    def _state(journal: Journal, found: list[dict[str, object]]) -> dict[str, object]:
+        return state(found, journal.slices(), {(run.job, run.restart): run for run in journal.runs("state<>'ended'")})
+
+    def _inventory(self, journal: Journal) -> None:
+        """Spool the inventory where it is not what was told last (by this process)."""
+        found = self._list_gpus()
+        text = json.dumps(found, sort_keys=True)
+        if found is not None and text != self._last_inventory:
+            with journal.write():
+                journal.event("inventory", {"gpus": found})
+            self._last_inventory = text
+
+    def _list_gpus(self) -> list[dict[str, object]] | None:
+        try:
+            return inventory.inventory(self._gpus)
+        except DriverError as error:
+            log.warning("the GPUs cannot be listed: %s", error)  # events go on all the same
+            return None
+
+    # -- plans ---------------------------------------------------------------------------------------------------
+
+    def _plans(self) -> None:
+        if self._plan_version is None:
+            self._plan_version = plan.load(self._config.state_dir).version
+        self._plan_version = self.pull(self._plan_version)
+
+    def pull(self, have: int) -> int:
+        """Ask for a newer plan, which also acknowledges `have`; the version on disk afterwards."""
+        message = {"node": self._config.node, "have": have, "wait": self._config.plan_wait}
+        raw = self._controller().post("/node/v1/plan", message, patience=self._config.plan_wait)
+        answer = json.loads(raw)
+        if not isinstance(answer, dict) or type(answer.get("version")) is not int:
+            raise ControllerError("the controller's answer is no plan")
+        if "gpus" not in answer or answer["version"] == have:
+            self._stopping.wait(0.05)  # an answer at once, over and over, must not become a busy loop
+            return have
+        return plan.store(self._config.state_dir, raw).version

@@ -1,0 +1,106 @@
+"""Explain why a node has no slot for a job: what its plan offers, and what is in use. For administrators.
+
+A misfit means that somebody's promise was broken: the controller's, the node's, or that of whoever changed Slurm's
+counts or the GPUs by hand. Which one can be read from the three things that are said here: the slots that the plan has
+for what was granted, what lies across them, and everything that is taken on the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from slurm_migbatch.mig.grant import Grant
+from slurm_migbatch.mig.layout import Slot
+from slurm_migbatch.node.journal import Run, Slice
+from slurm_migbatch.node.plan import CachedPlan
+
+LONGEST = 1500
+"""Maximum length of a diagnosis in characters; eight GPUs full of small slices fit in."""
+
+
+class GpuLabel(NamedTuple):
+    """A GPU as a diagnosis names it."""
+
+    number: int
+    uuid: str
+
+    def __str__(self) -> str:
+        return f"GPU {self.number} ({self.uuid[:12]})"
+
+
+def explain_misfit(
+    grant: Grant,
+    plan: CachedPlan,
+    labels: Sequence[GpuLabel],
+    rows: Iterable[Slice],
+    runs: Iterable[Run],
+    note: str = "",
+) -> str:
+    """Describe plan and use in one paragraph, to follow a colon. `rows` and `runs` are the journal's.
+
+    Idle instances are in nobody's way and not named.
+    """
+    users: dict[tuple[int | None, int | None], str] = {(run.job, run.restart): run.user for run in runs}
+    slices = list(rows)
+    taken = {
+        label: sorted(
+            (r for r in slices if r.gpu == label.uuid and r.state not in ("idle", "lost")), key=_placement_key
+        )
+        for label in labels
+    }
+    parts = [_describe_plan(grant, plan, taken)]
+    held = [
+        f"{label}: " + ", ".join(_describe_row(row, users, plan.slots.get(label.uuid, ())) for row in found)
+        for label, found in taken.items()
+        if found
+    ]
+    parts.append("Taken: " + "; ".join(held) if held else "Nothing is taken")
+    if note:
+        parts.append(note)
+    text = ". ".join(parts)
+    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+
+
+def _describe_plan(grant: Grant, plan: CachedPlan, taken: Mapping[GpuLabel, Sequence[Slice]]) -> str:
+    if not plan.version:
+        return "the controller has told this node no plan"
+    if grant.guest:
+        places = [f"job {job} beside job {s.host[0]} on {s.slot} of {s.gpu[:12]}" for job, s in plan.guests.items()]
+        return f"plan {plan.version} has as guests {', '.join(places) if places else 'nobody'}"
+    found = []
+    for profile in dict.fromkeys(grant.profiles):
+        slots = []
+        for label, rows in taken.items():
+            for slot in plan.slots.get(label.uuid, ()):
+                if slot.profile == profile:
+                    overlapping = [r for r in rows if r.slot.placement.overlaps(slot.placement)]
+                    state = (
+                        "taken" if any(r.slot == slot for r in overlapping) else "blocked" if overlapping else "free"
+                    )
+                    slots.append(f"{slot.placement} of GPU {label.number} ({state})")
+        found.append(f"{profile} at {', '.join(slots)}" if slots else f"no {profile}")
+    text = f"plan {plan.version} has {' and '.join(found)}"
+    if any(part.startswith("no ") for part in found):
+        text += ", so Slurm had other counts than the controller's: after a restart, a reconfigure, or by hand"
+    return text
+
+
+def _describe_row(row: Slice, users: Mapping[tuple[int | None, int | None], str], planned: Sequence[Slot]) -> str:
+    job = f"job {row.job}"
+    user = users.get((row.job, row.restart))
+    if user:
+        job += f" of {user}"
+    if row.state == "intent":
+        text = f"{row.slot} being made for {job}"
+    elif row.state == "held":
+        text = f"{row.slot} by {job}" + (" as a guest" if row.beside is not None else "")
+    elif row.state == "evict":
+        return f"{row.slot} being destroyed"
+    else:
+        return f"{row.slot} {row.reason}" if row.state == "foreign" else f"{row.slot} out of use ({row.reason})"
+    return text if not planned or row.slot in planned else text + " beside the plan"
+
+
+def _placement_key(row: Slice) -> tuple[int, int]:
+    return row.slot.placement.start, row.slot.placement.size

@@ -1,0 +1,66 @@
+"""Reserve disk space for the journal on a disk that others can fill.
+
+Three kinds, because SQLite deletes the write-ahead file with the last connection: blocks behind the end of the database
+(set aside once, when it is made) and of the write-ahead file (whenever one is opened), which nobody can take; and a
+file that holds nothing, RESERVE. That goes when a journal cannot be opened on a full disk, and comes back with the
+first that is opened when there is space. What a file system cannot do (ZFS keeps no blocks) is left out.
+"""
+
+# Hooks do without pathlib: importing it takes longer than a warm start.
+# ruff: noqa: PTH108, PTH120
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from slurm_migbatch.node import effects, tmpfs
+
+DATABASE = 1 << 20
+WAL = 6 << 20
+"""More than SQLite lets it grow to before it writes the database (1000 pages)."""
+
+RESERVE = 8 << 20
+
+
+def keep(path: str) -> None:
+    """Set room aside for the journal at `path`, which is open; as far as there is any."""
+    with suppress(OSError):
+        _grow(f"{path}-wal", WAL, os.O_WRONLY)
+    with suppress(OSError):
+        _grow(_reserve(path), RESERVE, os.O_WRONLY | os.O_CREAT)
+
+
+def keep_database(path: str) -> None:
+    """Reserve space for a database that no connection has open: closing the descriptor would drop SQLite's locks."""
+    with suppress(OSError):
+        _grow(path, DATABASE, os.O_WRONLY)
+
+
+def release(path: str) -> bool:
+    """Let go of the reserve if the disk of the journal at `path` is full; whether there is more space now."""
+    status = os.statvfs(os.path.dirname(path))
+    if status.f_bfree * status.f_frsize >= RESERVE:
+        return False
+    effects.point("unlink")
+    try:
+        os.unlink(_reserve(path))
+    except OSError:
+        return False
+    return True
+
+
+def _reserve(path: str) -> str:
+    return f"{path}-reserve"
+
+
+def _grow(path: str, size: int, flags: int) -> None:
+    """Allocate blocks up to `size`. Raises OSError."""
+    handle = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        disk = os.fstatvfs(handle)
+        roomy = disk.f_bavail * disk.f_frsize >= 2 * size  # SQLite has other files, for which some must be left
+        if roomy and os.fstat(handle).st_blocks * 512 < size:
+            tmpfs.preallocate(handle, size)
+    finally:
+        os.close(handle)

@@ -1,0 +1,81 @@
+"""Run a hook without the agent: the same executor in the hook's own process."""
+
+# Hooks do without pathlib: importing it takes longer than a warm start.
+# ruff: noqa: PTH123
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from slurm_migbatch.node import exits
+
+if TYPE_CHECKING:
+    from slurm_migbatch.node.config import NodeConfig
+    from slurm_migbatch.node.hookenv import HookEnv
+
+SLURM_QUERY_S = 6.0
+"""How long a hook may ask Slurm whether other runs are over, after its own work."""
+
+
+def run(hook: str, etc: str, environ: dict[bytes, bytes], reason: str) -> tuple[int, str]:
+    """Exit code and line. `reason` says why the agent did not do it."""
+    from slurm_migbatch.mig.driver import DriverError
+    from slurm_migbatch.node.conf import ConfError
+    from slurm_migbatch.node.config import load
+    from slurm_migbatch.node.deadline import Deadline
+    from slurm_migbatch.node.executor import Executor
+    from slurm_migbatch.node.hookenv import HookEnv, HookEnvError
+    from slurm_migbatch.node.journal import JournalError
+    from slurm_migbatch.node.liveness import LivenessError
+    from slurm_migbatch.node.paths import PathsError
+
+    os.environ.clear()
+    os.environ.update({"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"})
+    try:
+        env = HookEnv.read(hook, environ)
+        inside = inside_job(env.job)
+        if inside:
+            return exits.CONTEXT, inside
+        config = load(etc, env.node)
+        try:
+            executor = Executor(config)
+        except JournalError as error:
+            return without_journal(config, env, str(error))
+        code, line = executor.run(env)
+        # Without the agent nobody else looks for what an Epilog that never came has left.
+        with suppress(LivenessError, JournalError, OSError):
+            executor.repairer.orphans(Deadline(SLURM_QUERY_S))
+    except HookEnvError as error:
+        return exits.CONTEXT, str(error)
+    except (ConfError, PathsError) as error:
+        return exits.INSTALLATION, str(error)
+    except DriverError as error:
+        return exits.UNSAFE, str(error)
+    return code, f"{line} ({reason})" if line else ""
+
+
+def without_journal(config: NodeConfig, env: HookEnv, why: str) -> tuple[int, str]:
+    """Run the hook where the journal cannot be opened. Raises PathsError."""
+    from slurm_migbatch.node import ending
+    from slurm_migbatch.node.caps import Caps
+    from slurm_migbatch.node.gpus import Gpus
+    from slurm_migbatch.node.paths import Paths
+    from slurm_migbatch.node.unwritable import Unwritable
+
+    paths = Paths.open(config)
+    ending.ensure(paths.run)
+    return Unwritable(config, paths, Gpus(config), Caps(config.proc_root, config.dev_root)).run(env, why)
+
+
+def inside_job(job: int) -> str:
+    """Say why this process is in the wrong cgroup, if it is: PrologFlags=RunInJob would hide the devices from it."""
+    try:
+        with open("/proc/self/cgroup", encoding="ascii", errors="replace") as file:
+            text = file.read()
+    except OSError:
+        return ""
+    if f"/job_{job}/" in text:
+        return "slurm.conf sets PrologFlags=RunInJob; migbatch needs its Prolog outside the job: remove RunInJob"
+    return ""

@@ -1,0 +1,67 @@
+"""Watch which progress files are written (inotify): while nobody writes, nothing is done.
+
+The directory is watched, not the files: nothing of a user's is opened for it, and what he mounts over his file or does
+with it in any other way reaches nobody here. However much he writes, it is told as one word until it is asked for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import select
+import struct
+
+_IN_MODIFY = 0x2
+_IN_Q_OVERFLOW = 0x4000
+_IN_ONLYDIR = 0x1000000
+_EVENT = struct.Struct("iIII")
+_NAME = re.compile(rb"([0-9]{1,10})\.([0-9]{1,5})\0*")
+
+
+class WriteWatch:
+    """Watches writes in one directory, from its creation to `close`."""
+
+    def __init__(self, directory: int) -> None:
+        """Watch `directory`, a descriptor. Raises OSError, as where the kernel's limit of watches is reached."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        self.handle = int(libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+        if self.handle < 0:
+            raise _error("inotify_init1")
+        path = f"/proc/self/fd/{directory}".encode()
+        if libc.inotify_add_watch(self.handle, path, ctypes.c_uint32(_IN_MODIFY | _IN_ONLYDIR)) < 0:
+            error = _error("inotify_add_watch")
+            self.close()
+            raise error
+
+    def close(self) -> None:
+        """Watch no more."""
+        os.close(self.handle)
+
+    def wait(self, seconds: float, wake: int) -> bool:
+        """Wait until something was written or `wake` can be read; return whether something was written."""
+        return self.handle in select.select([self.handle, wake], [], [], max(0.0, seconds))[0]
+
+    def written(self) -> set[tuple[int, int]] | None:
+        """Return job and restart of the files written since the last call; None where events were lost."""
+        found: set[tuple[int, int]] = set()
+        everything = False
+        while True:
+            try:
+                data = os.read(self.handle, 65536)
+            except BlockingIOError:
+                return None if everything else found
+            at = 0
+            while at < len(data):
+                _, mask, _, length = _EVENT.unpack_from(data, at)
+                at += _EVENT.size
+                match = _NAME.fullmatch(data[at : at + length])
+                at += length
+                everything = everything or bool(mask & _IN_Q_OVERFLOW)
+                if match is not None:
+                    found.add((int(match[1]), int(match[2])))
+
+
+def _error(call: str) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, f"{call}: {os.strerror(number)}")

@@ -1,0 +1,80 @@
+"""Find processes that still have the devices of another user's slice open, in /proc, for the log only.
+
+A descriptor that is open keeps its rights whatever happens to the owner of the device, and NVIDIA's driver compares its
+minor number alone (nv_cap_validate_and_dup_fd in kernel-open/nvidia/nv-caps.c), which comes back with the ids of an
+instance. No start waits for this look or depends on it: descriptors on their way through a socket, or registered with
+io_uring, are not seen by it, and whoever holds many makes it slow. So it is the agent's, has a time limit, and goes on
+where it stopped.
+"""
+
+# Hooks do without pathlib: importing it takes longer than a warm start.
+# ruff: noqa: PTH116, PTH123, PTH208
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import NamedTuple
+
+MOST = 4096
+"""Descriptors of one process that are looked at; more belong to a process that holds them for their number."""
+
+
+class OpenDevice(NamedTuple):
+    """A process of `uid` that has the device with this minor open."""
+
+    pid: int
+    uid: int
+    minor: int
+
+
+class OpenDeviceScan:
+    """Scans the processes of the machine, some at a time."""
+
+    def __init__(self) -> None:
+        self._after = 0
+
+    def scan(self, major: int, owners: Mapping[int, int], seconds: float) -> list[OpenDevice]:
+        """Find processes, root's excepted, that have another user's devices open; `owners`: uid by minor."""
+        end = time.monotonic() + seconds
+        pids = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+        turn = [pid for pid in pids if pid > self._after] + [pid for pid in pids if pid <= self._after]
+        found: list[OpenDevice] = []
+        for pid in turn if owners else ():
+            try:
+                uid = os.stat(f"/proc/{pid}").st_uid
+                if uid:
+                    found += [OpenDevice(pid, uid, m) for m in _open(pid, major) if owners.get(m, uid) != uid]
+            except OSError:
+                pass  # it has ended
+            self._after = pid
+            if time.monotonic() > end:
+                break
+        return found
+
+
+def _open(pid: int, major: int) -> Iterator[int]:
+    """Yield the minors of the devices with this major number that a process has open. Raises OSError."""
+    seen: set[int] = set()
+    with os.scandir(f"/proc/{pid}/fd") as entries:
+        for entry in islice(entries, MOST):
+            try:
+                status = os.stat(entry.path)
+                if not stat.S_ISCHR(status.st_mode) or os.major(status.st_rdev) != major:
+                    continue
+                minor = os.minor(status.st_rdev)
+                if minor not in seen and not _is_path(pid, entry.name):
+                    seen.add(minor)
+                    yield minor
+            except OSError:
+                continue
+
+
+def _is_path(pid: int, name: str) -> bool:
+    """Return whether it is an O_PATH descriptor, which gives no access. Raises OSError."""
+    with open(f"/proc/{pid}/fdinfo/{name}", encoding="ascii") as file:
+        flags = next((line.split()[1] for line in file if line.startswith("flags:")), "0")
+    return bool(int(flags, 8) & os.O_PATH)

@@ -1,0 +1,141 @@
+"""Choose the slots that a job's slices take on this node: pure, over the journal's rows of each GPU.
+
+For each slice, the largest first, the options are compared in this order: a slot that the controller planned for this
+profile before any other, then one that costs nothing to the plan, then a warm instance before a place that has to be
+made, then the fewest idle instances to destroy, then the place that leaves the most useful free space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.layout import Layout, LayoutError, Slot
+from slurm_migbatch.mig.planning import choose
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.node.journal import Slice
+
+GpuSlot = tuple[str, Slot]
+"""A slot on the GPU with this UUID."""
+
+
+class GpuOccupancy(NamedTuple):
+    """One GPU as the journal has it: `used` may not be touched, `idle` may be reused or destroyed.
+
+    What another hook is about to destroy (state `evict`) is among the idle ones: its room may be counted on, because
+    whoever needs it and has the GPU's lock first does that work. It must not count as used: what it makes room for was
+    claimed before and lies across it, so for a moment the GPU would seem full and the plan impossible.
+    """
+
+    uuid: str
+    order: int
+    geometry: Geometry
+    used: tuple[Slot, ...]
+    idle: tuple[Slice, ...]
+    planned: tuple[Slot, ...] = ()
+
+
+class SlotClaim(NamedTuple):
+    """One place for one slice. `warm` is the idle instance that will be used as it is; `evict` goes before.
+
+    `planned` says whether the plan had this slot for this profile. `host` is who has the slice, where it is shared.
+    """
+
+    gpu: str
+    slot: Slot
+    warm: Slice | None
+    evict: tuple[Slice, ...]
+    planned: bool = False
+    host: Slice | None = None
+
+
+def choose_slots(
+    views: Sequence[GpuOccupancy], profiles: Sequence[Profile], uid: int, reuse: str, excluded: Collection[GpuSlot] = ()
+) -> tuple[SlotClaim, ...] | None:
+    """Choose a slot for each of `profiles`, in their order; None where they do not all fit.
+
+    `reuse` says whose idle instances may be used as they are: any, same-user (what the same user had last; whose it was
+    is not known of one that was made by hand) or never. `excluded` slots have just proved unusable.
+    """
+    order = sorted(range(len(profiles)), key=lambda i: (-_weight(views, profiles[i]), i))
+    found: dict[int, SlotClaim] = {}
+    now = {view.uuid: view for view in views}
+    for i in order:
+        best = min(_options(now, profiles[i], uid, reuse, excluded), key=lambda option: option[0], default=None)
+        if best is None:
+            return None
+        found[i] = taken = best[1]
+        now[taken.gpu] = _with_claim(now[taken.gpu], taken)
+    return tuple([found[i] for i in range(len(profiles))])
+
+
+def _weight(views: Sequence[GpuOccupancy], profile: Profile) -> int:
+    return max((v.geometry.info(profile).memory_slices for v in views if profile in v.geometry), default=0)
+
+
+def _with_claim(view: GpuOccupancy, claim: SlotClaim) -> GpuOccupancy:
+    evicted = {row.id for row in claim.evict} | ({claim.warm.id} if claim.warm is not None else set())
+    return view._replace(
+        used=(*view.used, claim.slot),
+        idle=tuple([row for row in view.idle if row.id not in evicted]),
+        planned=tuple([slot for slot in view.planned if slot != claim.slot]),
+    )
+
+
+def _options(
+    views: Mapping[str, GpuOccupancy], profile: Profile, uid: int, reuse: str, excluded: Collection[GpuSlot]
+) -> Iterator[tuple[tuple[int, ...], SlotClaim]]:
+    for view in views.values():
+        if profile not in view.geometry:
+            continue
+        try:
+            used = Layout(view.used)
+        except LayoutError:
+            continue  # foreign and ours disagree; repair comes before this GPU is used again
+        free_plan = [s for s in view.planned if not used.mask & s.placement.mask]
+        preferred = choose(view.geometry, used, profile)
+        room = view.geometry.memory_slices - used.mask.bit_count()
+        for slot in view.geometry.info(profile).slots:
+            if (view.uuid, slot) in excluded or not view.geometry.fits(used, slot):
+                continue
+            warm = _warm(view, slot, uid, reuse)
+            evict = _evicted(view, used, slot, warm)
+            if evict is None:
+                continue
+            planned = slot in free_plan
+            disturbed = 0 if planned else sum(s.placement.overlaps(slot.placement) for s in free_plan)
+            fresh = sum(row.state == "idle" for row in evict)
+            cost = (not planned, disturbed, warm is None, fresh, room, slot != preferred, view.order)
+            yield (
+                (*[int(part) for part in cost], slot.placement.start),
+                SlotClaim(view.uuid, slot, warm, evict, planned),
+            )
+
+
+def _warm(view: GpuOccupancy, slot: Slot, uid: int, reuse: str) -> Slice | None:
+    for row in view.idle:
+        if row.slot == slot and row.gi is not None and row.state == "idle":
+            return row if reuse == "any" or (reuse == "same-user" and row.uid == uid) else None
+    return None
+
+
+def _evicted(view: GpuOccupancy, used: Layout, slot: Slot, warm: Slice | None) -> tuple[Slice, ...] | None:
+    """Return the idle instances to destroy before `slot` can be made; None where even that is not enough."""
+    if warm is not None:
+        return ()
+    evicted = [row for row in view.idle if row.slot.placement.overlaps(slot.placement)]
+    kept = [row for row in view.idle if row not in evicted]
+    # Limits that are counted (compute slices, instances of a profile, media engines) may want more to go: those of
+    # the same profile first, since their limit is the likeliest to be the one that is broken; before them those that
+    # go anyway. (These may lie across used slots, for which they have to go, so no layout holds all of `kept`.)
+    kept.sort(key=lambda row: (row.state != "idle", *_same_kind(row.slot.profile, slot.profile)))
+    while not view.geometry.admits([*used.profiles, *(row.slot.profile for row in kept), slot.profile]):
+        if not kept:
+            return None
+        evicted.append(kept.pop())
+    return tuple(evicted)
+
+
+def _same_kind(first: Profile, other: Profile) -> tuple[bool, bool]:
+    return first == other, first.suffix == other.suffix

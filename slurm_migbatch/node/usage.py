@@ -1,0 +1,49 @@
+"""Usage of a run, gathered when it is released: its last report (`progress.py`) and its memory (`peaks.py`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from slurm_migbatch.node import peaks, progress
+from slurm_migbatch.node.journal import Journal, Run, Slice
+from slurm_migbatch.node.paths import Paths
+
+
+class RunUsage(NamedTuple):
+    """`memory_mib`: the most that one of its slices had in use; None where too little was seen of it."""
+
+    report: progress.ProgressReport | None = None
+    memory_mib: int | None = None
+
+    def spool(self, journal: Journal, run: Run) -> None:
+        """Spool the run's last `progress` event, if it said anything; part of the transaction that is open."""
+        if self.report is not None:
+            journal.event("progress", progress_event(run, self.report, final=True))
+
+
+def gather(paths: Paths, run: Run, slices: Sequence[Slice]) -> RunUsage:
+    """Gather the usage of a run whose processes have ended. Never raises: statistics must not keep a slice occupied."""
+    slices = [row for row in slices if row.state in ("held", "lost")]
+    if not slices:
+        return RunUsage()
+    started = min(row.since for row in slices)
+    report = None
+    try:
+        content = progress.read(paths.progress, run.job, run.restart, run.uid)
+        if content is not None:
+            report = progress.understand(content, started, ended=True)
+    except (progress.ProgressError, OSError):
+        pass
+    if any(row.shared for row in slices):
+        return RunUsage(report)  # the driver tells of a slice, not of the two jobs on it
+    peak = peaks.load(paths.run).get((run.job, run.restart))
+    memory = None if peak is None else peak.maximum_mib(time.time() - started)
+    return RunUsage(report, memory)
+
+
+def progress_event(run: Run, report: progress.ProgressReport, *, final: bool) -> dict[str, object]:
+    """Return the fields of a `progress` event; unknown ones are left out."""
+    fields = {name: value for name, value in report._asdict().items() if value is not None}
+    return {"job": run.job, "restart": run.restart, **fields, "final": final}

@@ -1,0 +1,123 @@
+"""The example trainings on a real Slurm: told by USR1 they save and stand still; requeued, they go on where they were.
+
+A state is known by the job's own arithmetic: what it prints at its end is that of a run that nobody interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import slurm_migbatch
+from slurm_migbatch.store.db import open_store
+from slurm_migbatch.store.progress import RunProgress
+from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.end_to_end import account, hasten, settled, until
+
+PACKAGE = Path(slurm_migbatch.__file__).parent
+EXAMPLES = PACKAGE.parent / "sbatch_examples"
+STEPS = 100
+SPEED = {"STEPS": str(STEPS), "STEP_SECONDS": "0.1", "PYTHON": "/usr/bin/python3"}
+
+
+@pytest.fixture
+def training(stack: Cluster) -> Iterator[Path]:
+    """The examples and the library in a user's home, where he may read them."""
+    home = stack.home("mbalice") / f"training{time.monotonic_ns()}"
+    library = home / "slurm_migbatch"
+    shutil.copytree(PACKAGE / "elastic", library / "elastic", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(PACKAGE / "__init__.py", library)
+    for path in EXAMPLES.glob("elastic_*"):
+        shutil.copy(path, home)
+    user = stack.user("mbalice")
+    for path in (home, *home.rglob("*")):
+        os.chown(path, user.uid, user.gid)
+    yield home
+    for one in stack.users:
+        stack.run(["scancel", "-u", one.name])
+    until("the end of all jobs", lambda: stack.run(["squeue", "-h"]).stdout == "")
+
+
+def submit(bed: Cluster, home: Path, script: str) -> int:
+    argv = ["env", "-C", str(home), *(f"{key}={value}" for key, value in SPEED.items()), f"PYTHONPATH={home}"]
+    return int(bed.run([*argv, bed.root.locate("sbatch"), "--parsable", "--export=ALL", script], "mbalice").stdout)
+
+
+def undisturbed(home: Path, script: str, tmp_path: Path) -> str:
+    """The last line that the example prints, run here."""
+    environ = {**SPEED, "STEP_SECONDS": "0", "PYTHON": sys.executable, "PYTHONPATH": str(PACKAGE.parent)}
+    told = {
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "TRAINING": str(home / "elastic_training.py"),
+        "PATH": os.environ["PATH"],
+    }
+    done = subprocess.run(
+        ["bash", str(home / script)], env={**environ, **told}, capture_output=True, text=True, check=True
+    )
+    return results(done.stdout)[-1]
+
+
+def results(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith((f"step {STEPS}:", "state "))]
+
+
+def said(bed: Cluster, job: int) -> list[RunProgress]:
+    """What the record has of each run of a job."""
+    with open_store(f"sqlite:///{bed.product.state}/migbatch.db", readonly=True) as store:
+        return store.job_progress([job])
+
+
+@pytest.mark.parametrize("script", ["elastic_training.sh", "elastic_bash.sh"])
+def test_a_training_is_called_back_and_goes_on(stack: Cluster, training: Path, script: str, tmp_path: Path) -> None:
+    expected = undisturbed(training, script, tmp_path)
+    job = submit(stack, training, script)
+    stack.wait_job(job, "RUNNING")
+    out = training / f"{script.removesuffix('.sh').replace('_training', '').replace('_', '-')}-{job}.out"
+    until("the training's beginning", lambda: out.exists() and "from step 0" in out.read_text())
+    time.sleep(1.0)
+
+    asked = time.time()
+    stack.run(["scancel", "--full", "--signal=USR1", str(job)])
+    until("a checkpoint in the record", lambda: (said(stack, job)[0].checkpoint or 0.0) >= asked)
+    print(f"checkpoint in the record {time.time() - asked:.2f} s after the signal")
+    (first,) = said(stack, job)
+    assert first.steps is not None and 0 < first.steps < STEPS
+    assert stack.job_state(job) == "RUNNING"
+
+    stack.run(["scontrol", "requeue", str(job)])
+    until("the job's return to the queue", lambda: stack.job_state(job) in ("PENDING", "RUNNING"))
+    assert hasten(stack, job) == "COMPLETED", out.read_text()
+    assert results(out.read_text())[-1] == expected
+    assert f"from step {first.steps}" in out.read_text()  # nothing was done twice
+    account(stack, job)
+    until("the last report", lambda: said(stack, job)[-1].steps == STEPS)
+    runs = said(stack, job)
+    assert [(run.restart, run.restored) for run in runs] == [(0, None), (1, first.steps)]
+    assert all(run.profile == "1g.10gb" and run.ended is not None for run in runs)
+    settled(stack)
+
+
+def test_a_training_that_is_requeued_without_a_word_before_saves_when_slurm_ends_it(
+    stack: Cluster, training: Path, tmp_path: Path
+) -> None:
+    expected = undisturbed(training, "elastic_training.sh", tmp_path)
+    job = submit(stack, training, "elastic_training.sh")
+    stack.wait_job(job, "RUNNING")
+    out = training / f"elastic-{job}.out"
+    until("the training's beginning", lambda: out.exists() and "from step 0" in out.read_text())
+    until("its first checkpoint", lambda: bool(list((training / f"elastic-{job}").glob("step-*.ckpt"))))
+    stack.run(["scontrol", "requeue", str(job)])  # which sends TERM, and KILL later
+    until("the job's return to the queue", lambda: stack.job_state(job) in ("PENDING", "RUNNING"))
+    assert hasten(stack, job) == "COMPLETED", out.read_text()
+    assert results(out.read_text())[-1] == expected
+    saved = re.search(r"told to end after step (\d+); step \1 is safe", out.read_text())
+    assert saved and f"from step {saved[1]}" in out.read_text()
+    settled(stack)

@@ -1,0 +1,208 @@
+"""Requests made to be slow: one user's never keep others from submitting, and slurmctld is answered first."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from slurm_migbatch.submit.service import reserved
+from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.end_to_end import marked, sbatch, until, untroubled
+
+LONG = 1_500_000
+#: Stands between sbatch or scontrol and their library: past every check of theirs it puts another text in the place of
+#: one of the request's, in whatever structure this release has.
+CLIENT = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+static char *made(void)
+{
+    const char *unit = getenv("SWAP_UNIT"), *tail = getenv("SWAP_TAIL");
+    size_t size = strlen(unit), count = strtoul(getenv("SWAP_BYTES"), 0, 10) / size;
+    char *text = malloc(count * size + strlen(tail) + 1), *end = text;
+    for (size_t i = 0; i < count; i++, end += size) memcpy(end, unit, size);
+    strcpy(end, tail);
+    return text;
+}
+
+static int sent(const char *name, void *request, void *answer)
+{
+    const char *from = getenv("SWAP_FROM");
+    char *text = made(), *kept = 0, **place = 0;
+    for (size_t i = 0; i < 160 && !place; i++) {
+        char *word, seen[64] = {0}, *plain = seen;
+        struct iovec to = {&word, sizeof word}, at = {(char **) request + i, sizeof word};
+        if (process_vm_readv(getpid(), &to, 1, &at, 1, 0) != sizeof word) break;
+        for (size_t n = 0; n < sizeof seen - 1; n++) {
+            struct iovec into = {seen + n, 1}, of = {word + n, 1};
+            if (process_vm_readv(getpid(), &into, 1, &of, 1, 0) != 1 || !seen[n]) break;
+            if (seen[n] == '=') seen[n] = ':';  // as 24.11 writes --gpus-per-task
+        }
+        if (!strncmp(seen, "gres:", 5) || !strncmp(seen, "gres/", 5)) plain += 5;
+        if (!strcmp(plain, from)) place = (char **) request + i, kept = word;
+    }
+    if (!place) return write(2, "nothing swapped\n", 16), -1;
+    *place = text;
+    int rc = ((int (*)(void *, void *)) dlsym(RTLD_NEXT, name))(request, answer);
+    *place = kept;
+    return rc;
+}
+
+int slurm_submit_batch_job(void *request, void *answer) { return sent("slurm_submit_batch_job", request, answer); }
+int slurm_update_job2(void *request, void *answer) { return sent("slurm_update_job2", request, answer); }
+"""
+
+Send = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def send(stack: Cluster) -> Send:
+    """Runs a client of a user's, with `old`, one of its texts, replaced by `unit` again and again and `tail`."""
+    library = stack.directory / "client.so"
+    source = library.with_suffix(".c")
+    source.write_text(CLIENT)
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    library.chmod(0o755)
+
+    def run(
+        old: str, unit: str, tail: str, *argv: str, size: int = LONG, user: str = "mbbob"
+    ) -> subprocess.CompletedProcess[str]:
+        swap = {"SWAP_FROM": old, "SWAP_UNIT": unit, "SWAP_TAIL": tail, "SWAP_BYTES": str(size)}
+        line = ["env", f"LD_PRELOAD={library}", stack.root.locate(argv[0]), *argv[1:]]
+        done = stack.run(line, user, check=False, env=swap)
+        assert "nothing swapped" not in done.stderr, argv
+        return done
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def no_jobs_left(stack: Cluster) -> Iterator[None]:
+    """What a test left is no matter of the next; no node suffered, and every process still runs."""
+    yield
+    stack.daemons.check()
+    for user in stack.users:
+        stack.run(["scancel", "-u", user.name])
+    until("the end of all jobs", lambda: stack.run(["squeue", "-h"]).stdout == "")
+    untroubled(stack)
+
+
+#: a text of the request, what takes its place, and the options that put it there
+READ = [
+    ("mig:1g.10gb:1", "gres:", "mig:auto", ["--gres=mig:1g.10gb:1"]),
+    ("mig:1g.10gb:1", "gres/", "mig:auto", ["--gres=mig:1g.10gb:1"]),
+    ("mig:1g.10gb:1", "mig:auto,", "mig:auto", ["--gres=mig:1g.10gb:1"]),
+    ("mig:1g.10gb:1", ",", "mig:auto", ["--gres=mig:1g.10gb:1"]),
+    ("mig:1g.10gb:1", ":", "", ["--gres=mig:1g.10gb:1"]),
+    ("gpu:7", "gres:", "gpu:1", ["--gpus=7"]),
+    ("gpu:7", "gres:", "gpu:1", ["--gpus-per-task=7", "-n1"]),
+    ("gpu:7", "gres:", "gpu:1", ["--gpus-per-socket=7", "--sockets-per-node=1"]),
+    ("swap", "[mig", "", ["--comment=swap", "--gres=mig:1g.10gb:1"]),
+    ("swap", "k=v ", "", ["--comment=swap", "--gres=mig:1g.10gb:1"]),
+    ("swap", "x", "", ["--comment=swap"]),
+    ("swap", "gpu,", "gpu", ["--partition=swap", "--gres=mig:1g.10gb:1"]),
+]
+#: what the filter does not read, of a job with slices
+UNREAD = ["--job-name=swap", "--account=swap", "--wckey=swap", "--constraint=swap", "--licenses=swap", "--chdir=/swap"]
+
+
+def test_texts_past_the_clients_checks_are_refused_unread(stack: Cluster, send: Send) -> None:
+    for old, unit, tail, options in READ:
+        done = send(old, unit, tail, "sbatch", "--hold", *options, "--wrap=true")
+        assert done.returncode != 0 and "bytes long, Slurm's limit is 1024" in done.stderr, (options, done.stderr)
+    for option in UNREAD:
+        send(option.partition("=")[2], "gres:", "", "sbatch", "--hold", "--gres=mig:1g.10gb:1", option, "--wrap=true")
+        job, said = sbatch(stack, "--hold", "--gres=mig:1g.10gb:1", user="mbalice")
+        assert job, said
+
+
+def test_texts_as_long_as_slurm_takes_them_are_answered(stack: Cluster, send: Send) -> None:
+    for old, unit, tail, options in READ:
+        send(old, unit, tail, "sbatch", "--hold", *options, "--wrap=true", size=1000)
+    job, said = sbatch(stack, "--hold", "--gres=mig:auto", user="mbalice")
+    assert job, said
+    assert marked(stack, job)[0] == marked(stack, job)[1]
+
+
+def test_long_changes_are_refused_unread(stack: Cluster, send: Send) -> None:
+    job, said = sbatch(stack, "--hold", "--gres=mig:1g.10gb:1", "--comment=mine", user="mbbob")
+    assert job, said
+    for old, unit, change in (
+        ("mig:1g.20gb:1", "gres:", "Gres=mig:1g.20gb:1"),
+        ("swap", "[mig", "Comment=swap"),
+        ("swap", "gpu,", "Partition=swap"),
+    ):
+        done = send(old, unit, "", "scontrol", "update", f"JobId={job}", change)
+        assert done.returncode != 0, change
+        assert marked(stack, job) == ("1g.10gb:1", "1g.10gb:1")
+
+
+def test_others_submit_meanwhile(stack: Cluster, send: Send) -> None:
+    """Four clients of one user send heavy submissions without a pause while another submits ten jobs."""
+    stop = []
+
+    def flood(number: int) -> int:
+        refused = 0
+        while not stop:
+            old, unit, tail, options = READ[number % len(READ)]
+            refused += "bytes long" in send(old, unit, tail, "sbatch", "--hold", *options, "--wrap=true").stderr
+            number += 1
+        return refused
+
+    with ThreadPoolExecutor(4) as pool:
+        floods = [pool.submit(flood, number) for number in range(4)]
+        try:
+            for _ in range(10):
+                job, said = sbatch(stack, "--hold", "--gres=mig:auto", user="mbalice")
+                assert job, said
+                assert marked(stack, job) == ("1g.10gb:1", "1g.10gb:1")
+        finally:
+            stop.append(True)
+        assert all(flood.result() for flood in floods)
+
+
+FLOOD = """
+import os, socket, sys
+request = "kind=submit\\nuid=%d\\npartition=gpu\\ntres_per_node=%s\\ncomment=%s\\n\\n" % (
+    os.getuid(), ",".join(["mig:1g.10gb:1"] * 64), "migbatch:%20model%3Dbert-large%20batch%3D32")
+for path in sys.argv[1:]:
+    if os.path.exists(path):
+        print(path, flush=True)
+while True:
+    for path in sys.argv[1:]:
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            link.connect(path)
+            link.send(request.encode())
+        except OSError:
+            pass
+        link.close()
+"""
+
+
+def test_a_flood_at_the_submit_sockets_leaves_slurmctld_its_answers(stack: Cluster) -> None:
+    """Decisions of the service have names; the compiled table's would end with #auto."""
+    doors = [str(reserved(stack.product.state / "submit.sock")), str(stack.product.state / "submit.sock")]
+    argv = stack.command(["/usr/bin/python3", "-c", FLOOD, *doors], "mbbob")
+    env, home = stack.client_env("mbbob"), stack.home("mbbob")
+    with ExitStack() as floods:
+        for _ in range(4):
+            child = subprocess.Popen(argv, env=env, cwd=home, stdout=subprocess.PIPE, text=True)
+            floods.callback(child.communicate)
+            floods.callback(child.kill)
+            assert child.stdout is not None and [child.stdout.readline().strip() for _ in doors] == doors
+        for _ in range(20):
+            job, said = sbatch(stack, "--hold", "--gres=mig:auto", user="mbalice")
+            assert job, said
+            comment = stack.run(["squeue", "-h", "-j", str(job), "-o", "%k"]).stdout.strip()
+            assert re.fullmatch(r"\[mig:1g\.10gb:1#[0-9a-z]{8}]", comment), comment

@@ -1,0 +1,104 @@
+"""A user's jobs hold odd bytes wherever Slurm takes them; supply, dispatch, lending and audit go on for others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.end_to_end import PATIENCE_S, account, sbatch, settled, shown, until, untroubled
+from tests.support.lending import LENDING, train
+
+ANY = bytes(range(1, 256)).decode("utf-8", "surrogateescape")
+HINTS = "migbatch: model=mobilenet-v2 batch=1 deadline=1h items=1000"
+#: options of jobs that wait for ever
+WAITING = (
+    ("--gres=gpu:a\x1fb:0",),
+    ("--account=a\x1fb",),
+    ("--gres=gpu:a\nb:0",),
+    ("--gres=gpu:a|b:0",),
+    ("--gres=mig:1g.10gb:1,gpu:a\x1fb\n|:0",),
+    (f"--job-name={ANY}", "--gres=mig:1g.10gb"),
+    (f"--comment={ANY}", "--gres=mig:1g.10gb"),
+    (f"--wckey={ANY}", f"--account={ANY}", "--gres=mig:2g.20gb"),
+    ("--gres=mig:1g.10gb", f"--comment=migbatch: role=train {ANY}", "--partition=train"),
+    ("--gres=mig:auto", "--array=1-9%2", f"--comment={HINTS}\x1f\n\udcff"),
+    ("--gres=mig:1g.10gb", "--array=1-9%2", f"--job-name={ANY}"),
+)
+#: options of jobs that start
+STARTING = (
+    ("--gres=mig:1g.10gb:1,gpu:a\x1fb:0",),
+    ("--gres=mig:1g.10gb:1", f"--job-name={ANY}", f"--account={ANY}"),
+    ("--gres=mig:1g.10gb:1", "--comment=a\x1f\n\udcff"),
+)
+
+
+@pytest.fixture
+def bed(slurm_root: str) -> Iterator[Cluster]:
+    config = {"lending": LENDING, "dispatch": {"every_s": 0.5}}
+    with Cluster(None, slurm_root=slurm_root, migbatch="all", nodes=2, gpus=1, config=config) as running:
+        yield running
+
+
+def test_odd_bytes_of_one_user_stop_nothing_of_others(bed: Cluster) -> None:
+    taken = [sbatch(bed, "--hold", *options, user="mbbob") for options in WAITING]
+    assert sum(job > 0 for job, _ in taken) >= 8, taken
+    assert all(job for job, _ in taken[:4]), "those that once stopped everything"
+    # audit: only root gets such a marker past the filter
+    forged, said = sbatch(bed, "--gres=mig:1g.10gb:1", "--hold", wrap="sleep 600")
+    assert forged, said
+    bed.run(["scontrol", "update", f"JobId={forged}", "Comment=[mig:2g.20gb:1]"])
+    bed.run(["scontrol", "release", str(forged)])
+    until("its end", lambda: bed.job_state(forged) not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"))
+    assert bed.job_state(forged).startswith("CANCELLED")
+
+    started = [sbatch(bed, *options, user="mbbob", wrap="sleep 600")[0] for options in STARTING]
+    assert any(started)
+
+    # supply: nobody offers it yet
+    large, said = sbatch(bed, "--gres=mig:4g.40gb:1", wrap="sleep 600")
+    assert large, said
+    bed.wait_job(large, "RUNNING", timeout=PATIENCE_S)
+
+    # lending
+    trained = train(bed, "signal=usr1 max=1g.10gb", steps=20)
+    assert bed.wait_job(trained, timeout=PATIENCE_S) == "COMPLETED"
+
+    # dispatch: an elastic array is told how many tasks may run at once
+    array, said = sbatch(bed, "--gres=mig:auto", "--array=0-9", f"--comment={HINTS}", wrap="sleep 600")
+    assert array, said
+    until("a throttle", lambda: re.search(r"ArrayTaskThrottle=[1-9]", shown(bed, array)) is not None)
+
+    # what holds odd bytes itself runs as any other, and is in the record
+    for job in filter(None, started):
+        assert bed.wait_job(job, "RUNNING", timeout=PATIENCE_S) == "RUNNING"
+        assert account(bed, job, "RUNNING")["profile"] == "1g.10gb"
+    health = bed.product.health()
+    assert health is not None and health["ok"], health
+    log = bed.daemons.log("migbatchd").read_text(errors="replace")
+    assert not re.search(r"cannot be observed|cannot be read|internal error|not understood|Traceback", log), log[-3000:]
+    for user in bed.users:
+        bed.run(["scancel", f"--user={user.name}"])
+    until("an empty queue", lambda: bed.run(["squeue", "-h"]).stdout == "")
+    settled(bed)
+    untroubled(bed)
+
+
+def test_texts_of_nodes_stop_no_other_node(bed: Cluster) -> None:
+    """A comment of n1 that looks like a row of n2, and one that looks like no row."""
+    forged = "x\nNodeName=n2 Gres=mig:none:1 GresUsed=mig:none:0 State=DOWN\nNodeName=n3 Gres=x State=IDLE"
+    bed.run(["scontrol", "update", "NodeName=n1", f"Comment={forged}"])
+    log = bed.daemons.log("migbatchd")
+    said_of_n2 = re.compile(r"cannot be read.*node n2: scontrol shows it 2 times")
+    until("a word in the log", lambda: said_of_n2.search(log.read_text(errors="replace")) is not None)
+    job, said = sbatch(bed, "--gres=mig:4g.40gb:1", "--nodelist=n1", wrap="true")
+    assert job, said
+    assert bed.wait_job(job, timeout=PATIENCE_S) == "COMPLETED"
+    bed.run(["scontrol", "update", "NodeName=n1", "Comment="])
+    assert len(said_of_n2.findall(log.read_text(errors="replace"))) == 1
+    job, said = sbatch(bed, "--gres=mig:7g.80gb:1", "--nodes=2", wrap="true")
+    assert job, said
+    assert bed.wait_job(job, timeout=PATIENCE_S) == "COMPLETED"
+    settled(bed)

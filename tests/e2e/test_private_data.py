@@ -1,0 +1,48 @@
+"""PrivateData=jobs: migbatchd tells of a waiting job whom slurmctld would tell of it, and nobody else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.end_to_end import PYTHON, gate, sbatch
+
+ASK = """
+import http.client, socket, sys
+link = http.client.HTTPConnection("localhost")
+link.sock = socket.socket(socket.AF_UNIX)
+link.sock.connect(sys.argv[1])
+link.request("GET", sys.argv[2])
+print(link.getresponse().read().decode())
+"""
+
+
+def test_private_jobs_are_told_of_as_slurm_does(new_cluster: Callable[..., Cluster]) -> None:
+    bed = new_cluster(migbatch="all", nodes=1, gpus=1, users=4, dbd=True, options={"PrivateData": "jobs"})
+    bed.run(["sacctmgr", "-i", "modify", "user", "mbcarol", "set", "adminlevel=operator"])
+    bed.run(["sacctmgr", "-i", "add", "account", "other", "Cluster=migbatch"])
+    users = [user.name for user in bed.users]
+    bed.run(["sacctmgr", "-i", "add", "coordinator", f"names={users[3]}", "accounts=migbatch"])
+    opened, waiting = gate(bed)
+    holder, _ = sbatch(bed, "--gres=mig:7g.80gb:1", wrap=waiting)
+    bed.wait_job(holder, "RUNNING")
+    job, _ = sbatch(bed, "--gres=mig:7g.80gb:1", wrap="true")
+
+    def why(user: str) -> str:
+        door = str(bed.product.state / "api.sock")
+        told = bed.run([PYTHON, "-c", ASK, door, f"/v1/why/{job}"], user).stdout
+        return str(json.loads(told)["why"])
+
+    bed.wait("a reason", lambda: "reserved" in why("mbalice"))
+    told = {user: "does not list" not in why(user) for user in users}
+    shown = {
+        user: str(job) in bed.run(["squeue", "-h", "-a", "-t", "all", "-o", "%A"], user).stdout.split()
+        for user in users
+    }
+    assert shown == {"mbalice": True, "mbbob": False, "mbcarol": True, users[3]: True}, "Slurm itself"
+    assert told == shown
+    assert "reserved" in bed.product.migbatch("why", str(job))
+    opened.touch()
+    for each in (holder, job):
+        assert bed.wait_job(each) == "COMPLETED"

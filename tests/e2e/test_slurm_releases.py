@@ -1,0 +1,144 @@
+"""What depends on Slurm's release: its own metrics while supply changes, requests that 26.05 refuses, and leaving."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from slurm_migbatch.testbed.cluster import Cluster
+from slurm_migbatch.testbed.slurmroot import SlurmRoot
+from tests.support.end_to_end import PATIENCE_S, marked, on_offer, sbatch, settled, until, untroubled
+
+OPENMETRICS = (25, 11)
+PROFILES = ("7g.80gb", "4g.40gb", "3g.40gb", "2g.20gb", "1g.20gb", "1g.10gb")
+
+
+def findings(bed: Cluster, *options: str) -> list[dict[str, str]]:
+    """What doctor says, whatever its exit code."""
+    program = str(Path(sys.executable).with_name("migbatch"))
+    line = bed.daemons.group.enter([program, "doctor", "-c", str(bed.product.config), "--json", *options])
+    env = bed.client_env(inside=False)
+    done = subprocess.run(line, env=env, cwd="/", capture_output=True, text=True, timeout=300, check=False)
+    found: list[dict[str, str]] = json.loads(done.stdout)["findings"]
+    assert done.returncode == (1 if any(each["level"] == "FAIL" for each in found) else 0)
+    return found
+
+
+def level(bed: Cluster, subject: str, *options: str) -> str:
+    """Of the one finding about a subject."""
+    (found,) = [each["level"] for each in findings(bed, *options) if each["subject"] == subject]
+    return found
+
+
+class Scraper(threading.Thread):
+    """Asks slurmctld for each of its metrics, again and again."""
+
+    PATHS = ("/metrics/jobs", "/metrics/nodes", "/metrics/partitions", "/metrics/scheduler")
+
+    def __init__(self, port: int) -> None:
+        super().__init__(daemon=True)
+        self._port, self._over = port, threading.Event()
+        self.answers: dict[str, int] = dict.fromkeys(self.PATHS, 0)
+        self.nodes = ""
+        self.errors: list[str] = []
+
+    def run(self) -> None:
+        while not self._over.is_set():
+            for path in self.PATHS:
+                try:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=60) as answer:
+                        text = answer.read().decode()
+                except OSError as error:
+                    self.errors.append(f"{path}: {error}")
+                    continue
+                self.answers[path] += 1
+                if path == "/metrics/nodes":
+                    self.nodes = text
+            self._over.wait(0.1)
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join(120)
+
+
+def test_slurmctld_tells_its_metrics_while_supply_changes(new_cluster: Callable[..., Cluster], slurm_root: str) -> None:
+    """Where slurmctld has no metrics of its own, the option is unknown to it, and supply changes all the same."""
+    has = SlurmRoot(Path(slurm_root) if slurm_root else None).version() >= OPENMETRICS
+    options = {"MetricsType": "metrics/openmetrics"} if has else {}
+    bed = new_cluster(migbatch="all", nodes=2, gpus=1, options=options)
+    scrapers = [Scraper(bed.ports["slurmctld"]) for _ in range(2 if has else 0)]
+    for scraper in scrapers:
+        scraper.start()
+    before = bed.daemons.get("slurmctld")
+    assert before is not None
+    for _ in range(3):
+        for profile in PROFILES:
+            jobs = [sbatch(bed, f"--gres=mig:{profile}:1", wrap="true", user=user.name)[0] for user in bed.users[:2]]
+            for job in jobs:
+                assert bed.wait_job(job, timeout=PATIENCE_S) == "COMPLETED"
+                assert marked(bed, job) == (f"{profile}:1", f"{profile}:1")
+    for scraper in scrapers:
+        scraper.stop()
+        assert not scraper.errors
+        assert min(scraper.answers.values()) > 10, scraper.answers
+        assert re.search(r"^slurm_nodes\S* \d", scraper.nodes, re.MULTILINE), scraper.nodes[:2000]
+    after = bed.daemons.get("slurmctld")
+    assert after is not None and after.id == before.id
+    assert level(bed, "Slurm release") == "ok"
+    settled(bed)
+    untroubled(bed)
+
+
+def test_only_the_user_himself_can_ask_for_gpus_in_two_ways(stack: Cluster) -> None:
+    """26.05 refuses --gres=gpu with --gpus-per-node; what the filters make of one of them never has both."""
+    both, said = sbatch(stack, "--gres=gpu:1", "--gpus-per-node=1", wrap="true")
+    assert both == 0 and "mutually exclusive" in said if stack.root.version() >= (26, 5) else both, said
+    for options in (["--gpus-per-node=1"], ["--gres=gpu:1"], ["--gpus=1"], ["--gpus-per-task=1", "-n1", "-N1"]):
+        for command in (["srun", *options, "true"], ["salloc", *options, "srun", "true"]):
+            done = stack.run(command, "mbbob", check=False)
+            assert done.returncode == 0 and "mutually exclusive" not in done.stderr, (command, done.stderr)
+        job, said = sbatch(stack, *options, wrap="srun true && echo stepped")
+        assert job, said
+        assert stack.wait_job(job, timeout=PATIENCE_S) == "COMPLETED", stack.output(job)
+        assert stack.output(job).strip() == "stepped"
+    settled(stack)
+
+
+def test_jobs_that_still_ask_for_slices_stand_in_the_way_of_leaving(new_cluster: Callable[..., Cluster]) -> None:
+    """And once doctor names none, slurmctld starts without mig and no job suffers."""
+    bed = new_cluster(migbatch="all", nodes=1, gpus=1)
+    assert level(bed, "leaving", "--leaving") == "ok"
+    held, _ = sbatch(bed, "--gres=mig:1g.10gb:1", "--hold", wrap="true")
+    running, _ = sbatch(bed, "--gres=mig:1g.10gb:1", wrap="sleep 600")
+    other, _ = sbatch(bed, "--hold", wrap="true")
+    bed.wait_job(running, "RUNNING", timeout=PATIENCE_S)
+    said = " ".join(each["text"] for each in findings(bed, "--leaving") if each["level"] == "FAIL")
+    assert f"{held} (pending)" in said and f"{running} (running)" in said and f"{other} (" not in said
+    bed.run(["scancel", str(held), str(running)])
+    until("nothing in the way", lambda: [each["level"] for each in findings(bed, "--leaving")] == ["ok"])
+    settled(bed)
+    for daemon in ("migbatchd", "agent-n1", "slurmd-n1"):
+        bed.daemons.stop(daemon)
+    without_mig(bed)
+    bed.daemons.restart("slurmctld")
+    until("slurmctld", lambda: bed.run(["scontrol", "ping"], check=False).stdout.count("UP") == 1)
+    assert bed.job_state(other) == "PENDING"
+    assert not on_offer(bed, "n1")
+
+
+def without_mig(bed: Cluster) -> None:
+    """Take the lines out of slurm.conf and gres.conf."""
+    conf = bed.slurm_conf
+    kept = [
+        re.sub(r"\s[Gg]res=\S+", "", line).replace(",migcatalog[1-2]", "")
+        for line in conf.read_text().splitlines()
+        if not re.match(r"GresTypes|NodeName=migcatalog|JobSubmitPlugins|Prolog|Epilog|TaskProlog", line)
+    ]
+    conf.write_text("\n".join(re.sub(r",?gres/mig[^,\s]*", "", line) for line in kept) + "\n")
+    (conf.parent / "gres.conf").write_text("")

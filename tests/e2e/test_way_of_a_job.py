@@ -1,0 +1,252 @@
+"""The way of a job on a real Slurm: what it asks for, what it gets, what it sees, what is remembered."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.end_to_end import (
+    PATIENCE_S,
+    SHOW,
+    account,
+    exporting,
+    first_step,
+    gate,
+    hasten,
+    held,
+    offer,
+    refused,
+    sbatch,
+    settled,
+    sights,
+)
+
+
+def test_auto_becomes_a_slice_and_everything_is_remembered(stack: Cluster) -> None:
+    job, said = sbatch(stack, "--gres=mig:auto", "--comment=migbatch: model=bert-large batch=32 slo=200ms")
+    assert re.search(r"migbatch: \S+g\.\d+gb for mig:auto", said), said
+    assert stack.wait_job(job) == "COMPLETED"
+    row = account(stack, job, decided=True)
+    (piece,) = row["slices"]
+    assert sights(stack.output(job)) == {"batch": [piece["mig_uuid"]], "task 0": [piece["mig_uuid"]]}
+    assert (
+        row["asked"].startswith("--gres=mig:auto ")
+        and row["bucket"].startswith("bert-large/")
+        and row["profile"] in said
+    )
+    assert row["predicted_latency_ms"] and row["user"] == "mbalice" and row["exit_code"] == 0
+    settled(stack)
+
+
+def test_batch_jobs_find_advice_in_their_environment(stack: Cluster) -> None:
+    """Batch and copies for the slice, which a script may follow; what the user sets himself stays."""
+    wrap = "echo $MIGBATCH_BATCH $MIGBATCH_COPIES"
+    hints = ("--gres=mig:auto", "--comment=migbatch: model=resnet50")
+    free, _ = sbatch(stack, *hints, wrap=wrap)
+    mine = exporting(stack, ["MIGBATCH_BATCH=7"], *hints, wrap=wrap)
+    assert stack.wait_job(free) == stack.wait_job(mine) == "COMPLETED"
+    batch, copies = stack.output(free).split()
+    assert int(batch) >= 1 and 1 <= int(copies) <= 4
+    assert stack.output(mine).split() == ["7", copies]
+    settled(stack)
+
+
+def test_three_slices_three_tasks(stack: Cluster) -> None:
+    job, _ = sbatch(stack, "-N1", "-n3", "--gres=mig:1g.10gb:3")
+    assert stack.wait_job(job) == "COMPLETED"
+    seen = sights(stack.output(job))
+    assert [seen[f"task {i}"] for i in range(3)] == [[uuid] for uuid in seen["batch"]]
+    assert len(set(seen["batch"])) == 3
+
+
+def test_array_tasks_never_share(stack: Cluster) -> None:
+    job, _ = sbatch(stack, "--array=0-3", "--gres=mig:1g.20gb:1", "-o", "array-%a.out", wrap=f"{SHOW}; sleep 2")
+    rows = [account(stack, f"{job}_{i}") for i in range(4)]
+    for i, row in enumerate(rows):
+        text = (stack.home("mbalice") / f"array-{i}.out").read_text()
+        assert sights(text)["task 0"] == [row["slices"][0]["mig_uuid"]]
+    # the nodes' own times; Slurm's are in whole seconds
+    spans = [(s["mig_uuid"], s["since_unix_s"], s["until_unix_s"]) for row in rows for s in row["slices"]]
+    for uuid, start, end in spans:
+        assert [s for s in spans if s[0] == uuid and s[1] < end and start < s[2]] == [(uuid, start, end)]
+
+
+def test_a_script_for_whole_gpus_runs_unchanged(stack: Cluster) -> None:
+    job, said = sbatch(stack, "--gpus=1")
+    assert "7g.80gb" in said
+    assert stack.wait_job(job) == "COMPLETED", stack.output(job)
+    assert account(stack, job)["profile"] == "7g.80gb"
+    assert len(sights(stack.output(job))["task 0"]) == 1
+
+
+@pytest.mark.parametrize("options", [["--gres=gpu:2"], ["--gpus-per-node=2"], ["--gpus=2", "-N1"]])
+def test_two_whole_gpus_are_two_slices_of_one_node(stack: Cluster, options: list[str]) -> None:
+    job, _ = sbatch(stack, *options)
+    assert stack.wait_job(job) == "COMPLETED", stack.output(job)
+    assert [piece["profile"] for piece in account(stack, job)["slices"]] == ["7g.80gb"] * 2
+
+
+def test_srun_alone(stack: Cluster) -> None:
+    done = stack.run(["srun", "--gres=mig:2g.20gb:1", "sh", "-c", "echo task 0 $CUDA_VISIBLE_DEVICES"], "mbbob")
+    assert len(sights(done.stdout)["task 0"]) == 1
+    done = stack.run(["srun", "--gpus=1", "sh", "-c", "echo task 0 $CUDA_VISIBLE_DEVICES"], "mbbob")
+    assert len(sights(done.stdout)["task 0"]) == 1
+
+
+@pytest.mark.parametrize("request_", ["--gres=mig:2g.20gb:1", "--gpus=1"])
+def test_salloc_and_steps_in_it(stack: Cluster, request_: str) -> None:
+    inner = "srun sh -c 'echo task $SLURM_STEP_ID $CUDA_VISIBLE_DEVICES'"
+    done = stack.run(["salloc", request_, "sh", "-c", f"{inner}; {inner}"], "mbbob")
+    seen = sights(done.stdout)
+    assert set(seen) == {"task 0", "task 1"} and seen["task 0"] == seen["task 1"]
+
+
+def test_components_of_a_heterogeneous_job(stack: Cluster) -> None:
+    show = "srun --het-group=0 sh -c 'echo task 0 $CUDA_VISIBLE_DEVICES'"
+    show += "; srun --het-group=1 sh -c 'echo task 1 $CUDA_VISIBLE_DEVICES'"
+    job, said = sbatch(stack, "-n1", "--gres=mig:1g.10gb:1", ":", "-n1", "--gres=mig:auto", wrap=show)
+    assert job, said
+    assert stack.wait_job(job) == "COMPLETED", stack.output(job)
+    seen = sights(stack.output(job))
+    assert len(seen["task 0"]) == len(seen["task 1"]) == 1 and seen["task 0"] != seen["task 1"]
+
+
+def test_one_job_on_two_nodes(stack: Cluster) -> None:
+    job, _ = sbatch(stack, "-N2", "-n2", "--ntasks-per-node=1", "--gres=mig:3g.40gb:1")
+    assert stack.wait_job(job) == "COMPLETED", stack.output(job)
+    seen = sights(stack.output(job))
+    assert len({seen["task 0"][0], seen["task 1"][0]}) == 2
+
+
+def test_a_profile_that_is_not_on_offer_is_made_so(stack: Cluster) -> None:
+    settled(stack)
+    there = offer(stack)
+    missing = [p for p in ("1g.10gb.me", "2g.20gb", "4g.40gb", "3g.40gb", "1g.20gb", "7g.80gb") if p not in there]
+    assert missing, "everything is on offer at once"
+    job, _ = sbatch(stack, f"--gres=mig:{missing[0]}:1")
+    assert stack.wait_job(job) == "COMPLETED", stack.output(job)
+
+
+def test_a_whole_gpu_is_kept_free_although_small_jobs_keep_coming(stack: Cluster) -> None:
+    """Starvation: all four GPUs have small jobs on them, and more small ones arrive all the time."""
+    opened, waiting = gate(stack)
+    first = [sbatch(stack, "--gres=mig:4g.40gb:1", "--time=5", wrap=f"{waiting}; sleep 3")[0] for _ in range(4)]
+    for job in first:
+        stack.wait_job(job, "RUNNING")
+    large, _ = sbatch(stack, "--gres=mig:7g.80gb:1", "--time=5", user="mbbob")
+    opened.touch()
+    small = []
+    end = time.monotonic() + PATIENCE_S
+    while stack.job_state(large) == "PENDING" and time.monotonic() < end:
+        small.append(sbatch(stack, "--gres=mig:1g.10gb:1", "--time=5", wrap="sleep 4", user="mbcarol")[0])
+        time.sleep(0.5)
+    assert stack.wait_job(large) == "COMPLETED"
+    for job in small:
+        stack.run(["scancel", str(job)])
+    settled(stack)
+
+
+def test_a_cancelled_job_gives_back_at_once(stack: Cluster) -> None:
+    job, _ = sbatch(stack, "--gres=mig:3g.40gb:1", wrap="sleep 600")
+    stack.wait_job(job, "RUNNING")
+    stack.wait("the lease", lambda: any(held_job == job for _, held_job, _ in held(stack)))
+    stack.run(["scancel", str(job)], "mbalice")
+    assert account(stack, job, "CANCELLED")["slices"]
+    settled(stack)
+
+
+def test_a_requeued_job_is_a_new_run(stack: Cluster) -> None:
+    wrap = f"{SHOW}; sleep $((600-600*SLURM_RESTART_COUNT))"
+    job, _ = sbatch(stack, "--gres=mig:1g.10gb:1", "--open-mode=append", wrap=wrap)
+    stack.wait_job(job, "RUNNING")
+    first_step(stack, job)
+    stack.run(["scontrol", "requeue", str(job)])
+    assert hasten(stack, job) == "COMPLETED"
+    row = account(stack, job)
+    # 22.05 may skip the Prolog of one that comes back at once; then it goes back once more
+    assert row["restarts"] >= 1 and len(row["slices"]) == 1
+    settled(stack)
+
+
+def test_a_pending_job_can_be_changed(stack: Cluster) -> None:
+    job, _ = sbatch(stack, "--gres=mig:1g.10gb:1", "--hold")
+    stack.run(["scontrol", "update", f"JobId={job}", "Gres=mig:2g.20gb:1"], "mbalice")
+    stack.run(["scontrol", "release", str(job)], "mbalice")
+    assert stack.wait_job(job) == "COMPLETED"
+    assert account(stack, job)["profile"] == "2g.20gb"
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        (["--gres=mig:1g"], "1g.10gb"),
+        (["--gres=mig:none:1"], "profile"),
+        (["--gres=mig:9g.90gb:1"], "7g.80gb"),
+        (["--gres=mig:auto", "--comment=migbatch: colour=red"], "model"),
+        (["--gres=mig:auto", "--comment=migbatch: slo=0ms"], "slo"),
+        (["--gres=mig:auto", "--comment=migbatch: min=3g.40gb max=1g.10gb"], "min"),
+        (["--gres=mig:auto", "--comment=migbatch: mem=500gb"], "mem"),
+        (["--gres=mig:auto", "--comment=migbatch: model=$(reboot)"], "character $"),
+        (["--gres=mig:auto", "--comment=migbatch: model=x'; drop table runs"], "character '"),
+        (["--gres=mig:auto", "--comment=migbatch: model=" + "x" * 1000], "the limit is 999"),
+        (["--gres=mig:auto", "--comment=migbatch: model=\udcff\udcfe"], "ASCII"),
+    ],
+)
+def test_bad_requests_are_refused_with_advice(stack: Cluster, options: list[str], advice: str) -> None:
+    said = refused(stack, *options)
+    assert advice.lower() in said.lower(), said
+
+
+def test_jobs_without_mig_pass_untouched(stack: Cluster) -> None:
+    job, said = sbatch(stack, "--comment=mine", wrap="echo ${CUDA_VISIBLE_DEVICES-none}")
+    assert "migbatch" not in said
+    assert stack.wait_job(job) == "COMPLETED"
+    assert stack.output(job).strip() == "none"
+    assert " Comment=mine " in stack.run(["scontrol", "-o", "show", "job", str(job)]).stdout
+
+
+def test_root_passes_untouched_and_still_gets_its_slice(stack: Cluster) -> None:
+    opened, waiting = gate(stack)
+    done = stack.run(["sbatch", "--parsable", "--gres=mig:2g.20gb:1", "-o", "/dev/null", "--wrap", waiting])
+    job = int(done.stdout)
+    stack.wait_job(job, "RUNNING")
+    stack.wait("root's lease", lambda: any(held_job == job for _, held_job, _ in held(stack)))
+    opened.touch()
+    assert stack.wait_job(job) == "COMPLETED"
+    settled(stack)
+
+
+def test_a_step_that_asks_for_no_slice_sees_none(stack: Cluster) -> None:
+    """However its environment is exported; steps after it, and its own, see what they would without it."""
+    look = (
+        "/bin/sh -c 'echo NAME=${CUDA_VISIBLE_DEVICES-unset} $MIGBATCH_SLICES. $FOO. $BAR. ${MIGBATCH_STEP_GRES-unset}'"
+    )
+    lines = ["export FOO=mine"]
+    for name, options in (
+        ("before", ""),
+        ("none", "--gres=none"),
+        ("all", "--gres=none --export=ALL,BAR=other"),
+        ("one", "--gres=none --export=FOO"),
+        ("nothing", "--gres=none --export=NONE"),
+        ("asked", "--gres=mig:1g.10gb:1"),
+    ):
+        lines.append(f"srun {options} {look.replace('NAME', name)}")
+    lines.append(f"SLURM_GRES=none srun {look.replace('NAME', 'variable')}")
+    job, said = sbatch(stack, "--gres=mig:1g.10gb:1", wrap="\n".join(lines))
+    assert job, said
+    assert stack.wait_job(job) == "COMPLETED", stack.output(job)
+    (piece,) = account(stack, job)["slices"]
+    lines = [line for line in stack.output(job).splitlines() if "=" in line and not line.startswith("srun: ")]
+    assert dict(line.split("=", 1) for line in lines) == {
+        "before": f"{piece['mig_uuid']} 1. mine. . unset",
+        "none": " . mine. . unset",
+        "all": " . mine. other. unset",
+        "one": " . mine. . unset",
+        "nothing": " . . . unset",
+        "asked": f"{piece['mig_uuid']} 1. mine. . unset",
+        "variable": " . mine. . unset",
+    }
+    settled(stack)

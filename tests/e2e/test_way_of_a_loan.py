@@ -1,0 +1,135 @@
+"""Training on slices that inference does not need: lent, called back, lent again, by a service that may die meanwhile.
+
+The training jobs are `sbatch_examples/elastic_bash.sh` as it is shipped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.end_to_end import PATIENCE_S, cancel, marked, more_rounds, sbatch, settled, until
+from tests.support.lending import LENDING, actions, begun, loans, running, saved, train
+
+
+@pytest.fixture(scope="module")
+def site(slurm_root: str) -> Iterator[Cluster]:
+    with Cluster(None, slurm_root=slurm_root, migbatch="all", nodes=1, gpus=1, config={"lending": LENDING}) as running:
+        yield running
+
+
+@pytest.fixture
+def bed(site: Cluster) -> Iterator[Cluster]:
+    """One cluster for all tests but one, without jobs and loans at the beginning of each."""
+    yield site
+    cancel(site)
+    until("the end of the loans", lambda: not loans(site))
+    settled(site)
+
+
+def test_training_is_lent_what_is_idle(bed: Cluster) -> None:
+    jobs = [
+        train(bed, "signal=usr1 max=2g.20gb", steps=50),
+        train(bed, "signal=usr1 min=3g.40gb max=4g.40gb", steps=50),
+    ]
+    until("both to run", lambda: set(running(bed)) == set(jobs) or not bed.run(["squeue", "-h"]).stdout.strip())
+    for job in jobs:
+        assert bed.wait_job(job) == "COMPLETED", bed.home("mbalice").joinpath(f"train-{job}.out").read_text()
+    until("the end of the loans", lambda: not loans(bed))
+    over = {one["job"]: one for one in loans(bed, "--all")}
+    assert over[jobs[0]]["profile"] in ("1g.10gb", "1g.20gb", "2g.20gb")
+    assert over[jobs[1]]["profile"] in ("3g.40gb", "4g.40gb")
+    assert all((over[job]["node"], over[job]["gpu"], over[job]["user"]) == ("n1", "0", "mbalice") for job in jobs)
+    assert [row["kind"] for row in actions(bed, jobs[0])] == ["release"]
+    assert marked(bed, jobs[0])[1] == over[jobs[0]]["profile"] + ":1"
+
+
+def test_three_loans_end_for_one_large_slice_and_lose_nothing(bed: Cluster) -> None:
+    """A 4g beside them stays, so that the three are all that can be called back."""
+    held, said = sbatch(bed, "-p", "gpu", "--gres=mig:4g.40gb", wrap="sleep 3600", user="mbbob")
+    assert held, said
+    assert bed.wait_job(held, "RUNNING") == "RUNNING"
+    jobs = [train(bed, "signal=usr1 max=1g.10gb") for _ in range(3)]
+    until("three loans", lambda: set(running(bed)) == set(jobs))
+    until("some steps of each", lambda: all(begun(bed, job) == [0] for job in jobs))
+    time.sleep(2.0)
+    inference, said = sbatch(bed, "-p", "gpu", "--gres=mig:3g.40gb", wrap="sleep 5", user="mbbob")
+    assert inference, said
+    assert bed.wait_job(inference, "RUNNING", "COMPLETED", timeout=PATIENCE_S) in ("RUNNING", "COMPLETED")
+    over = [one for one in loans(bed, "--all") if one["state"] == "ended" and one["job"] in jobs]
+    assert sorted(one["job"] for one in over) == jobs
+    assert all(f"inference job {inference} needs 3g.40gb" in one["why"] for one in over)
+    steps = {job: saved(bed, job) for job in jobs}
+    assert all(steps.values()), "each wrote a checkpoint when it was told"
+    assert bed.wait_job(inference) == "COMPLETED"
+    until("the return of the three", lambda: all(len(begun(bed, job)) == 2 for job in jobs))
+    assert {job: begun(bed, job)[1] for job in jobs} == steps
+    assert [row["kind"] for row in actions(bed, jobs[0])] == ["release", "signal", "requeue", "retype", "release"]
+    assert bed.job_state(held) == "RUNNING"
+
+
+def test_a_service_that_dies_between_signal_and_requeue_goes_on(bed: Cluster) -> None:
+    """The job does not heed the signal; its grace goes on while migbatchd is dead."""
+    deaf, said = sbatch(
+        bed, "-p", "train", "--gres=mig:auto", "--comment=migbatch: role=train signal=usr1 min=7g.80gb",
+        wrap="trap '' USR1; sleep 3600 & wait", user="mbbob",
+    )  # fmt: skip
+    assert deaf, said
+    until("the loan", lambda: running(bed) == {deaf: "7g.80gb"})
+    inference, said = sbatch(bed, "-p", "gpu", "--gres=mig:1g.10gb", wrap="sleep 5")
+    assert inference, said
+    until("the signal", lambda: any(one["state"] == "signalled" for one in loans(bed)))
+    bed.kill("migbatchd")
+    assert [one["state"] for one in loans(bed)] == ["signalled"], "the record knows it without the service"
+    bed.restart("migbatchd")
+    assert bed.wait_job(inference, timeout=PATIENCE_S) == "COMPLETED"
+    until("the requeue in the record", lambda: "retype" in [row["kind"] for row in actions(bed, deaf)])
+    assert [row["kind"] for row in actions(bed, deaf)][:4] == ["release", "signal", "requeue", "retype"]
+    (over,) = (one for one in loans(bed, "--all") if one["state"] == "ended" and one["job"] == deaf)
+    assert over["restarts"] == 0
+    until("the return of the job", lambda: running(bed) == {deaf: "7g.80gb"})
+
+
+def test_slurm_itself_takes_a_slice_of_the_type_that_inference_asks_for(
+    new_cluster: Callable[..., Cluster],
+) -> None:
+    """By partition priority, also where migbatchd is dead; the record follows, and the job loses nothing."""
+    bed = new_cluster(migbatch="all", nodes=1, gpus=1, lends=True, config={"lending": LENDING})
+    job = train(bed, "signal=usr1 min=7g.80gb")
+    until("the loan", lambda: running(bed) == {job: "7g.80gb"})
+    until("some steps", lambda: begun(bed, job) == [0])
+    time.sleep(2.0)
+    bed.kill("migbatchd")
+    inference, said = sbatch(bed, "-p", "gpu", "--gres=mig:7g.80gb", wrap="sleep 5", user="mbbob")
+    assert inference, said
+    assert bed.wait_job(inference, timeout=PATIENCE_S) == "COMPLETED"
+    step = saved(bed, job)
+    bed.restart("migbatchd")
+    until("the return of the job", lambda: running(bed) == {job: "7g.80gb"} and len(begun(bed, job)) == 2)
+    (over,) = (one for one in loans(bed, "--all") if one["state"] == "ended")
+    assert "preemption" in over["why"]
+    assert begun(bed, job)[1] == step > 0
+    assert [row["kind"] for row in actions(bed, job)] == ["release", "retype", "release"]
+    cancel(bed)
+    settled(bed)
+
+
+def test_a_dry_run_touches_nothing_and_decides_the_same(bed: Cluster) -> None:
+    bed.product.reconfigure(lending={"dry_run": True})
+    job = train(bed, "signal=usr1 max=2g.20gb", steps=20)
+    before = bed.run(["squeue", "-h", "-j", str(job), "-o", "%T %b %k"]).stdout
+    until("a decision", lambda: bool(actions(bed, job)))
+    (would,) = actions(bed, job)
+    more_rounds(bed, "lending")
+    assert actions(bed, job) == [would], "it is said once"
+    assert would["dry_run"]
+    assert bed.run(["squeue", "-h", "-j", str(job), "-o", "%T %b %k"]).stdout == before
+    assert "would release" in next(one["why"] for one in loans(bed) if one["job"] == job)
+    bed.product.reconfigure(lending={"dry_run": False})
+    assert bed.wait_job(job) == "COMPLETED"
+    did = actions(bed, job)[1]
+    same = ("kind", "job_id", "restart", "before", "after", "why")
+    assert {name: did[name] for name in same} == {name: would[name] for name in same}

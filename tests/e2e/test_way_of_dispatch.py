@@ -1,0 +1,193 @@
+"""Dispatch on a real Slurm: pending jobs flow to idle slices, arrays run as wide as their deadline needs.
+
+Slices are cut for good here ([supply] enabled = false): what is scarce stays so, and what is idle cannot be cut anew.
+Jobs take as long as the prediction that was counted on says for the slice that they got. Slurm up to 23.02 lets no
+pending job change its type; there jobs stay as they are.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.store.db import open_store
+from slurm_migbatch.testbed.cluster import Cluster
+from slurm_migbatch.workload.loans import forgets
+from tests.support.end_to_end import PATIENCE_S, account, accounts, gate, sbatch, until
+
+HINTS = "migbatch: model=mobilenet-v2 batch=1"
+DISPATCH = {"every_s": 0.5, "hold_s": 5.0}
+#: the small ones have room on one GPU, so that no order of starts leaves none for the large ones
+COUNTS = {"3g.40gb": 2, "2g.20gb": 2, "1g.10gb": 2}
+
+
+class Site:
+    """A cluster with fixed slices, and jobs that take as long as was predicted."""
+
+    def __init__(self, bed: Cluster) -> None:
+        self.bed = bed
+        self.forgets = True  # whether this Slurm lets a pending job change its type
+        self.rates = self._rates()
+        self.table = bed.home("mbalice") / "rates"
+        self.table.write_text("".join(f"{name} {rate}\n" for name, rate in self.rates.items()))
+
+    def _rates(self) -> dict[str, float]:
+        """Items a second that are counted on, by profile."""
+        job, said = sbatch(self.bed, "--gres=mig:auto", "--hold", f"--comment={HINTS} items=1", wrap="true")
+        assert job, said
+        gres, comment = self.bed.run(["squeue", "-h", "-j", str(job), "-o", "%b %k"]).stdout.strip().split(" ", 1)
+        self.forgets = forgets(gres)
+        name = comment.rpartition("#")[2].removesuffix("]")
+        found: dict[str, Any] = {}
+
+        def told() -> bool:
+            nonlocal found
+            with open_store(f"sqlite:///{self.bed.product.state}/migbatch.db", readonly=True) as store:
+                found = store.decision(name) or {}
+            return bool(found)
+
+        until("the decision in the record", told)
+        self.bed.run(["scancel", str(job)])
+        return {c["profile"]: c["throughput_per_s_range"][0] for c in found["candidates"] if c["ok"]}
+
+    def items(self, seconds: float, profile: str = "1g.10gb") -> int:
+        """So many take that long on a profile."""
+        return int(self.rates[profile] * seconds)
+
+    def submit(self, items: int, *options: str, hints: str = "", gres: str = "mig:auto") -> int:
+        """A job that works through its items at the speed of its slice."""
+        read = f"awk -v p=$MIGBATCH_PROFILE '$1 == p {{ print {items} / $2 }}' {shlex.quote(str(self.table))}"
+        comment = f"--comment={HINTS} items={items} {hints}"
+        job, said = sbatch(self.bed, f"--gres={gres}", comment, *options, wrap=f"sleep $({read})")
+        assert job, said
+        return job
+
+    def tasks(self, array: int, count: int) -> list[dict[str, Any]]:
+        """The records of an array's tasks, when all have come to their end."""
+        found: list[dict[str, Any]] = []
+
+        def over() -> bool:
+            nonlocal found
+            found = [row for name, row in accounts(self.bed).items() if name.startswith(f"{array}_") and row["slices"]]
+            ends = [piece["until_unix_s"] for row in found for piece in row["slices"]]
+            return len(found) == count and None not in ends and {row["state"] for row in found} == {"COMPLETED"}
+
+        until(f"all tasks of {array}", over)
+        return found
+
+
+def took(rows: list[dict[str, Any]]) -> float:
+    """Seconds from the first start to the last end."""
+    return max(row["ended_unix_s"] for row in rows) - min(row["started_unix_s"] for row in rows)
+
+
+def slice_seconds(rows: list[dict[str, Any]]) -> float:
+    """Compute slices times seconds that they were held."""
+    return sum(
+        Profile.parse(piece["profile"]).compute * (piece["until_unix_s"] - piece["since_unix_s"])
+        for row in rows
+        for piece in row["slices"]
+    )
+
+
+@pytest.fixture
+def site(new_cluster: Callable[..., Cluster]) -> Iterator[Callable[..., Site]]:
+    def make(**changes: Any) -> Site:
+        config = {"supply": {"enabled": False}, "dispatch": {**DISPATCH, **changes.pop("dispatch", {})}}
+        return Site(new_cluster(nodes=1, gpus=2, migbatch="all", config=config, **{"counts": COUNTS, **changes}))
+
+    yield make
+
+
+def scarce(bed: Cluster, wait: str) -> None:
+    """All small slices are in use until `wait` is over."""
+    kinds = ("1g.10gb", "1g.10gb", "2g.20gb", "2g.20gb")
+    busy = [sbatch(bed, f"--gres=mig:{profile}:1", wrap=wait, user="mbbob")[0] for profile in kinds]
+    until("the scarce slices in use", lambda: {bed.job_state(job) for job in busy} == {"RUNNING"})
+
+
+def test_with_two_profiles_scarce_auto_jobs_flow_to_the_idle_one(site: Callable[..., Site]) -> None:
+    here = site()
+    bed = here.bed
+    path, wait = gate(bed)
+    scarce(bed, wait)
+    small = here.submit(here.items(20), hints="deadline=30s")
+    middle = here.submit(here.items(20), hints="deadline=30s min=2g.20gb")
+    bound = here.submit(here.items(20), hints="deadline=30s max=2g.20gb")
+    named = here.submit(here.items(20), hints="deadline=30s", gres="mig:1g.10gb")
+    if here.forgets:
+        for job, before in ((small, "1g.10gb"), (middle, "2g.20gb")):
+            assert bed.wait_job(job, timeout=PATIENCE_S) == "COMPLETED"
+            row = account(bed, job, decided=True)
+            assert row["profile"] == row["retyped"]["to"] == "3g.40gb" and row["retyped"]["from"] == before
+            assert f"no room for {before}, and 3g.40gb is idle on n1" in row["retyped"]["why"]
+            assert row["elapsed_s"] <= 30
+    # what may not be anything else, and what its user named, waits
+    waiting = [bound, named] if here.forgets else [small, middle, bound, named]
+    assert {bed.job_state(job) for job in waiting} == {"PENDING"}
+    path.touch()
+    for job in waiting:
+        assert bed.wait_job(job, timeout=PATIENCE_S) == "COMPLETED"
+        row = account(bed, job)
+        assert row["retyped"] is None and row["profile"] in ("1g.10gb", "2g.20gb") and row["elapsed_s"] <= 30
+
+
+def test_an_elastic_array_meets_its_deadline_with_the_cheapest_slices(site: Callable[..., Site]) -> None:
+    """Twelve tasks of eight seconds, due in 60: one at a time is too slow, all at once spreads to dear slices."""
+    here = site(counts={"3g.40gb": 2, "1g.10gb": 6})
+    bed, items, tasks = here.bed, here.items(8), 12
+    elastic = here.submit(items, f"--array=1-{tasks}", hints="deadline=60s")
+    narrow = here.tasks(elastic, tasks)
+    assert took(narrow) <= 60
+    assert {row["profile"] for row in narrow} == {"1g.10gb"}
+
+    wide = here.submit(items, f"--array=1-{tasks}")  # no deadline, no limit
+    spread = here.tasks(wide, tasks)
+    if here.forgets:
+        dear = [row for row in spread if row["profile"] == "3g.40gb"]
+        assert dear and all(row["retyped"]["to"] == "3g.40gb" for row in dear)
+        assert slice_seconds(narrow) < slice_seconds(spread)
+
+    fixed = here.submit(items, f"--array=1-{tasks}%1", hints="deadline=60s")  # its user's own word is never exceeded
+
+    def late() -> bool:
+        rows = [row for name, row in accounts(bed).items() if name.startswith(f"{fixed}_") and row["started_unix_s"]]
+        return (
+            bool(rows)
+            and max(row["elapsed_s"] + row["started_unix_s"] for row in rows)
+            - min(row["started_unix_s"] for row in rows)
+            > 60
+        )
+
+    until("the deadline of the array with a fixed throttle", late)
+    assert bed.job_state(fixed) in ("PENDING", "RUNNING")
+    assert bed.run(["squeue", "-h", "-j", str(fixed), "-t", "RUNNING", "-o", "%i"]).stdout.split() != []
+    with open_store(f"sqlite:///{bed.product.state}/migbatch.db", readonly=True) as store:
+        told = [(row["job_id"], row["before"]) for row in store.actions() if row["kind"] == "throttle"]
+    assert (elastic, "none") in told and fixed not in {job for job, _ in told}
+    bed.run(["scancel", str(fixed)])
+
+
+def test_a_limit_of_the_user_is_found_out_and_kept(site: Callable[..., Site]) -> None:
+    """Slurm takes the update and then holds the job for its limit: it gets its own profile back and keeps that."""
+    here = site(dbd=True, options={"AccountingStorageEnforce": "limits,qos"})
+    bed = here.bed
+    bed.run(["sacctmgr", "-i", "modify", "qos", "normal", "set", "MaxTRESPerUser=gres/mig:3g.40gb=0"])
+    path, wait = gate(bed)
+    scarce(bed, wait)
+    job = here.submit(here.items(3), hints="deadline=30s")
+
+    def moves() -> list[tuple[str, str]]:
+        with open_store(f"sqlite:///{bed.product.state}/migbatch.db", readonly=True) as store:
+            return [(row["before"], row["after"]) for row in store.actions([job]) if row["kind"] == "retype"]
+
+    if here.forgets:
+        until("the limit found out", lambda: moves() == [("1g.10gb", "3g.40gb"), ("3g.40gb", "1g.10gb")])
+    path.touch()
+    assert bed.wait_job(job, timeout=PATIENCE_S) == "COMPLETED"
+    assert account(bed, job)["profile"] == "1g.10gb"
+    assert len(moves()) == (2 if here.forgets else 0)

@@ -1,0 +1,264 @@
+"""Events out, plans in: against a controller that checks and one that lies."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from slurm_migbatch.node import auth, plan
+from slurm_migbatch.node.controller_client import ControllerClient, ControllerError
+from slurm_migbatch.node.controller_sync import ControllerSync
+
+
+class Controller:
+    """A controller in a thread. `answers` maps a path to a function from message to (status, message)."""
+
+    def __init__(self, signer):
+        self.signer, self.reply_signer = signer, signer
+        self.seen = []
+        self.answers = {}
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                scheme, kind, credential = self.headers["Authorization"].split(" ")
+                assert (scheme, kind) == ("MigBatch", outer.signer.scheme)
+                node, digest = self.headers[auth.NODE_HEADER], self.headers[auth.DIGEST_HEADER]
+                assert digest == auth.digest_of(body)
+                outer.signer.verify(credential, auth.request_payload("POST", self.path, node, digest), node)
+                message = json.loads(body)
+                outer.seen.append((self.path, message))
+                status, answer = outer.answers[self.path](message)
+                text = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header(
+                    auth.SIGNATURE_HEADER, outer.reply_signer.sign(auth.response_payload(credential, text), node)
+                )
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *args):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
+        self.thread.start()
+
+    def close(self):
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture
+def token(tmp_path):
+    path = tmp_path / "token"
+    path.write_text("a" * 64)
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture
+def controller(token):
+    controller = Controller(auth.TokenSigner(str(token)))
+    yield controller
+    controller.close()
+
+
+@pytest.fixture
+def served(new_node, controller, token):
+    """A node that has a controller, and its ControllerSync."""
+    node = new_node(Controller=controller.url, Auth="token", TokenFile=token, PlanWait=0)
+    controller_sync = ControllerSync(node.config, node.executor.gpus, threading.Event())
+    return node, controller_sync
+
+
+def test_events_are_deleted_when_the_controller_has_them_and_not_before(served, controller):
+    node, controller_sync = served
+    node.prolog(1, "[mig:1g.10gb:1]")
+    sent = node.events()
+    controller.answers["/node/v1/events"] = lambda message: (500, {"error": "later"})
+    with pytest.raises(ControllerError, match="500"):
+        controller_sync.ship(node.journal)
+    assert node.events() == sent
+    controller.answers["/node/v1/events"] = lambda message: (200, {"acked": sent[0]["seq"]})
+    assert controller_sync.ship(node.journal)
+    assert node.events() == sent[1:]
+    controller.answers["/node/v1/events"] = lambda message: (200, {"acked": message["events"][-1]["seq"]})
+    assert controller_sync.ship(node.journal) and not controller_sync.ship(node.journal)
+    message = controller.seen[-1][1]
+    assert message["node"] == "n1" and message["journal"] == node.journal.identity
+    assert message["boot_id"] == node.machine.dump()["boot_id"] and message["events"] == sent[1:]
+    node.epilog(1)
+    assert node.events()[0]["seq"] > sent[-1]["seq"], "numbers are never used again"
+
+
+def test_a_plan_is_acknowledged_only_once_it_is_on_disk(served, controller):
+    node, controller_sync = served
+    gpu = node.executor.gpus.listed()[0].uuid
+    wire = {"version": 7, "gpus": {gpu: [["1g.10gb", 0, 1]]}}
+    controller.answers["/node/v1/plan"] = lambda message: (200, wire if message["have"] < 7 else {"version": 7})
+    assert controller_sync.pull(0) == 7
+    assert plan.load(node.config.state_dir).version == 7
+    assert controller_sync.pull(7) == 7
+    assert [message["have"] for _, message in controller.seen] == [0, 7]
+
+
+@pytest.mark.parametrize("answer", [b"[]", b"{}", b"nonsense", b'{"version": "x", "gpus": {}}'])
+def test_a_senseless_plan_changes_nothing(served, controller, answer):
+    node, controller_sync = served
+    node.prolog(1, "[mig:1g.10gb:1]")
+    controller.answers["/node/v1/plan"] = lambda message: (200, answer)
+    with pytest.raises((ControllerError, ValueError)):
+        controller_sync.pull(0)
+    assert plan.load(node.config.state_dir).version == 0
+
+
+def test_a_plan_of_somebody_else_is_not_believed(served, controller, tmp_path):
+    controller_sync = served[1]
+    other = tmp_path / "other"
+    other.write_text("b" * 64)
+    other.chmod(0o600)
+    controller.reply_signer = auth.TokenSigner(str(other))
+    controller.answers["/node/v1/plan"] = lambda message: (200, {"version": 9, "gpus": {}})
+    with pytest.raises(ControllerError, match="does not come from the controller"):
+        controller_sync.pull(0)
+
+
+def test_a_controller_that_is_down_is_an_error_to_wait_out(token):
+    link = ControllerClient("http://127.0.0.1:9", auth.TokenSigner(str(token)), "n1", timeout=1.0)
+    with pytest.raises(ControllerError, match=r"127\.0\.0\.1"):
+        link.post("/node/v1/events", {})
+
+
+def test_the_inventory_is_told_once(served, controller):
+    node, controller_sync = served
+    node.prolog(1, "[mig:1g.10gb:1]")
+    controller_sync._inventory(node.journal)
+    controller_sync._inventory(node.journal)
+    (event,) = node.events("inventory")
+    (gpu,) = event["gpus"]
+    assert gpu["mig"] is True and gpu["geometry"]["profiles"] and gpu["uuid"].startswith("GPU-")
+
+
+def test_the_threads_carry_everything_and_end_when_told(served, controller):
+    node, _ = served
+    node.prolog(1, "[mig:1g.10gb:1]")
+    got = threading.Event()
+
+    def events(message):
+        got.set()
+        return 200, {"acked": message["events"][-1]["seq"]}
+
+    controller.answers["/node/v1/events"] = events
+    controller.answers["/node/v1/plan"] = lambda message: (200, {"version": message["have"]})
+    stopping = threading.Event()
+    controller_sync = ControllerSync(node.config, node.executor.gpus, stopping)
+    threads = controller_sync.threads()
+    for thread in threads:
+        thread.start()
+    assert got.wait(120)
+    stopping.set()
+    controller_sync.stop()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+
+
+def answers(controller, database, told, acked=None):
+    """What the controller says to events from now on."""
+    controller.answers["/node/v1/events"] = lambda message: (
+        200,
+        {
+            "acked": acked
+            if acked is not None
+            else max((e["seq"] for e in message["events"]), default=message["acked"]),
+            "database": database,
+            "told": told,
+        },
+    )
+
+
+def test_a_node_says_where_and_how_far_it_is_recorded(served, controller):
+    node, controller_sync = served
+    node.prolog(1, "[mig:1g.10gb:1]")
+    last = node.events()[-1]["seq"]
+    answers(controller, "d1", True)
+    assert controller_sync.ship(node.journal)
+    assert not controller_sync.ship(node.journal), "nothing to tell, and nothing said"
+    assert not controller_sync.ship(node.journal, hello=True)
+    first, second = (message for _, message in controller.seen)
+    assert (first["database"], first["acked"]) == ("", 0)
+    assert (second["database"], second["acked"], second["events"]) == ("d1", last, [])
+
+
+def test_a_controller_that_does_not_know_is_told_everything_once(served, controller):
+    """The database was lost, with all that this node had told; nothing of that is in the spool any more."""
+    node, controller_sync = served
+    node.prolog(1, "[mig:1g.10gb:1]")
+    node.prolog(2, "[mig:2g.20gb:1]")
+    node.epilog(2)
+    answers(controller, "d1", True)
+    while controller_sync.ship(node.journal):
+        pass
+    recorded = node.journal.recorded[1]
+    answers(controller, "d2", False, acked=0)
+    controller_sync.ship(node.journal, hello=True)
+    assert node.journal.recorded == ("d2", 0)
+    (state,) = node.events()
+    assert state["kind"] == "state" and state["seq"] > recorded
+    (run,) = state["runs"]
+    (held,) = [row for row in node.journal.slices() if row.state == "held"]
+    assert (run["job"], run["restart"], run["slices"]) == (1, 0, [held.event_fields])
+    assert run["since"] == pytest.approx(held.since, abs=0.01)
+    assert [(place["profile"], place["size"]) for place in state["idle"]] == [("2g.20gb", 2)]
+    assert state["gpus"][0]["geometry"]["profiles"]
+    node.prolog(3, "[mig:1g.10gb:1]")
+    controller_sync._state_due = 0.0
+    assert controller_sync.ship(node.journal)
+    assert [event["kind"] for event in node.events() if event["kind"] == "state"] == ["state"], "one waits already"
+    assert controller.seen[-1][1]["events"][0]["seq"] == state["seq"]
+    answers(controller, "d2", True)
+    assert controller_sync.ship(node.journal)
+    assert node.events() == [] and node.journal.recorded == ("d2", controller.seen[-1][1]["events"][-1]["seq"])
+
+
+def test_a_controller_that_asks_for_everything_all_the_time_is_not_told_all_the_time(served, controller):
+    node, controller_sync = served
+    answers(controller, "d1", False)
+    for _ in range(5):
+        controller_sync.ship(node.journal, hello=True)
+    assert sum(e["kind"] == "state" for _, message in controller.seen for e in message["events"]) <= 1
+
+
+def test_after_the_controller_was_away_the_node_says_where_it_is_recorded(served, controller):
+    node, _ = served
+    stopping, heard = threading.Event(), threading.Event()
+    controller_sync = ControllerSync(node.config, node.executor.gpus, stopping)
+    answers(controller, "d1", True)
+    controller.answers["/node/v1/plan"] = lambda message: (500, {})
+    controller_sync._hello_due = float("inf")
+    threads = controller_sync.threads()
+    for thread in threads:
+        thread.start()
+
+    def hello(message):
+        if not message["events"]:
+            heard.set()
+        return 200, {
+            "acked": message["acked"] or max(e["seq"] for e in message["events"]),
+            "database": "d1",
+            "told": True,
+        }
+
+    controller.answers["/node/v1/events"] = hello
+    controller.answers["/node/v1/plan"] = lambda message: (200, {"version": message["have"]})
+    assert heard.wait(120)
+    stopping.set()
+    controller_sync.stop()
+    for thread in threads:
+        thread.join(120)

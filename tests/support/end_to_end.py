@@ -1,0 +1,261 @@
+"""Helpers of the end-to-end tests: submit jobs, read the record, read the driver."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sqlite3
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+from slurm_migbatch.testbed.cluster import Cluster
+from slurm_migbatch.testbed.errors import TestbedError
+from slurm_migbatch.testbed.proc import wait_until
+from slurm_migbatch.testbed.running_cluster import FINAL
+
+UUID = re.compile(r"MIG-[0-9a-f-]{36}")
+PATIENCE_S = 180.0  # machines that do much else at the same time are slow
+PYTHON = "/usr/bin/python3"
+SHOW = "echo batch $CUDA_VISIBLE_DEVICES; srun sh -c 'echo task $SLURM_PROCID $CUDA_VISIBLE_DEVICES'"
+
+
+def sbatch(bed: Cluster, *options: str, wrap: str = SHOW, user: str = "mbalice") -> tuple[int, str]:
+    """Submit as a user; the job id (0 where it was refused) and everything that the user was told."""
+    done = bed.run(["sbatch", *options, "--wrap", wrap], user, check=False)
+    found = re.search(r"Submitted batch job (\d+)", done.stdout)
+    return (int(found[1]) if found else 0), done.stdout + done.stderr
+
+
+def exporting(bed: Cluster, variables: list[str], *options: str, wrap: str) -> int:
+    """A job whose owner had these variables in his environment (26.05 starts a login shell for `--export=NAME=...`)."""
+    argv = ["env", *variables, bed.root.locate("sbatch"), "--parsable", "--export=ALL", *options, "--wrap", wrap]
+    return int(bed.run(argv, "mbalice").stdout)
+
+
+def refused(bed: Cluster, *options: str, user: str = "mbalice") -> str:
+    """What the user is told; fails where the job was accepted."""
+    job, said = sbatch(bed, *options, user=user)
+    assert job == 0, f"accepted as {job}: {options}"
+    return said
+
+
+def sights(text: str) -> dict[str, list[str]]:
+    """What the batch script (`batch`) and the tasks (`task 0` ...) of a SHOW job saw."""
+    return {
+        line[: match.start()].strip(): UUID.findall(line) for line in text.splitlines() if (match := UUID.search(line))
+    }
+
+
+def accounts(bed: Cluster) -> dict[str, dict[str, Any]]:
+    """migacct's record of every job of this test bed."""
+    program = str(Path(sys.executable).with_name("migacct"))
+    text = bed.run_here([program, "-a", "-S", "now-2hours", "--json"])
+    return {row["job"]: row for row in json.loads(text)["jobs"]}
+
+
+def account(bed: Cluster, job: int | str, state: str = "COMPLETED", *, decided: bool = False) -> dict[str, Any]:
+    """The record of a job with slices, once it is complete, with the filter's decision if it was `decided`.
+
+    States come from Slurm, slices and their ends from the nodes, decisions from the submit filter: in any order.
+    """
+    row: dict[str, Any] = {}
+
+    def told() -> bool:
+        nonlocal row
+        row = accounts(bed).get(str(job), {"state": "", "slices": []})
+        ends = [piece["until_unix_s"] for piece in row["slices"]]
+        over = bool(ends) and (state == "RUNNING" or None not in ends)
+        return row["state"].startswith(state) and over and (row["bucket"] is not None or not decided)
+
+    try:
+        bed.wait(f"job {job} {state} in migacct", told, PATIENCE_S)
+    except TestbedError as error:
+        raise TestbedError(f"{error}; it says {row}") from None
+    return row
+
+
+def gate(bed: Cluster) -> tuple[Path, str]:
+    """A file, and a command with which a job waits until it is there."""
+    path = bed.home("mbalice") / f"gate{time.monotonic_ns()}"
+    return path, f"until test -e {shlex.quote(str(path))}; do sleep 0.2; done"
+
+
+def first_step(bed: Cluster, job: int, user: str = "mbalice") -> None:
+    """Wait until the first step of a SHOW job has run."""
+    path = bed.home(user) / f"slurm-{job}.out"
+    until(f"the first step of job {job}", lambda: path.exists() and "task 0" in path.read_text())
+
+
+def status(bed: Cluster, node: str) -> dict[str, Any]:
+    """`migbatch node status --json` of one node."""
+    etc = str(bed.product.etc)
+    found: dict[str, Any] = json.loads(bed.product.migbatch("node", "status", "--etc", etc, "--node", node, "--json"))
+    return found
+
+
+def held(bed: Cluster) -> list[tuple[str, int | None, str]]:
+    """Node, job and state of every slice that is not idle, in the nodes' own journals."""
+    return [
+        (node, piece["job"], piece["state"])
+        for node in bed.spec.node_names
+        for gpu in status(bed, node)["gpus"]
+        for piece in gpu["slices"]
+        if piece["state"] != "idle"
+    ]
+
+
+def overlaps(bed: Cluster) -> list[str]:
+    """Pairs of driver instances that overlap, and journal slices that the driver does not have."""
+    found = []
+    for node in bed.spec.node_names:
+        real = {
+            (gpu["uuid"], i["start"], i["size"], i["profile"])
+            for gpu in bed.machine(node).dump()["gpus"]
+            for i in gpu["instances"]
+        }
+        known = {
+            (gpu["uuid"], piece["start"], piece["size"], piece["profile"])
+            for gpu in status(bed, node)["gpus"]
+            for piece in gpu["slices"]
+            if piece["state"] in ("idle", "held", "zombie")
+        }
+        found += [f"{node}: only the driver has {extra}" for extra in real - known]
+        found += [f"{node}: only the journal has {extra}" for extra in known - real]
+    return found
+
+
+def settled(bed: Cluster) -> None:
+    """Wait until nothing is held, then: journal and driver agree, every device is root's, no node is drained."""
+    bed.wait("the end of all leases", lambda: not held(bed), PATIENCE_S)
+    found: list[str] = []
+
+    def agreed() -> bool:
+        nonlocal found
+        found = overlaps(bed)  # two looks, between which a node may be at work
+        return not found
+
+    with suppress(TestbedError):
+        bed.wait("journals that agree with drivers", agreed, 30.0)
+    assert found == []
+    assert [str(path) for path, owner in capabilities(bed) if owner != (0, 0)] == []
+    bed.wait("idle nodes", lambda: {s.rstrip("*") for s in bed.node_states().values()} == {"idle"}, PATIENCE_S)
+
+
+def capabilities(bed: Cluster) -> list[tuple[Path, tuple[int, int]]]:
+    """Every capability device, with its owner and what others than he may do with it."""
+    found = []
+    for node in bed.spec.node_names:
+        for path in sorted((bed.machine(node).dev_root / "nvidia-caps").glob("nvidia-cap*")):
+            with suppress(FileNotFoundError):  # its instance has just been destroyed
+                status = path.stat()
+                found.append((path, (status.st_uid, status.st_mode & 0o077)))
+    return found
+
+
+def offer(bed: Cluster) -> dict[str, int]:
+    """What Slurm is told that all nodes have, by GRES type, without the filler."""
+    counts: dict[str, int] = {}
+    for line in bed.run(["scontrol", "-d", "-o", "show", "node", ",".join(bed.spec.node_names)]).stdout.splitlines():
+        gres = re.search(r"\sGres=(\S+)", line)
+        for kind, count in re.findall(r"mig:([^:,]+):(\d+)", gres[1] if gres else ""):
+            counts[kind] = counts.get(kind, 0) + int(count)
+    counts.pop("none", None)
+    return {kind: count for kind, count in counts.items() if count}
+
+
+def until(what: str, ready: Callable[[], bool], timeout: float = PATIENCE_S) -> None:
+    """Wait while processes of the test bed may be dead, which `bed.wait` takes for an error."""
+    wait_until(ready, timeout, what, every=0.1)
+
+
+def more_rounds(bed: Cluster, loop: str, count: int = 3) -> None:
+    """Wait until migbatchd has decided so often again; `loop` is `supply` or `lending`."""
+    sample = re.compile(rf"^migbatch_{loop}_round_seconds_count (\d+)", re.MULTILINE)
+
+    def rounds() -> int:
+        found = sample.search(bed.product.metrics())
+        return int(found[1]) if found else 0
+
+    enough = rounds() + count
+    until(f"{count} rounds of {loop}", lambda: rounds() >= enough)
+
+
+def backfilled(bed: Cluster, count: int = 2) -> None:
+    """Wait until Slurm has so often again tried to start what waits; something must wait."""
+
+    def cycles() -> int:
+        text = bed.run(["sdiag"]).stdout
+        return int(re.findall(r"Total cycles:\s*(\d+)", text[text.index("Backfilling stats") :])[0])
+
+    enough = cycles() + count
+    until(f"{count} cycles of backfill", lambda: cycles() >= enough)
+
+
+def shown(bed: Cluster, job: int) -> str:
+    """`scontrol show job`, on one line."""
+    return bed.run(["scontrol", "-d", "-o", "show", "job", str(job)]).stdout
+
+
+def marked(bed: Cluster, job: int) -> tuple[str, str]:
+    """What slurmctld has of a job as MIG: the GRES per node, and the grant of the marker at the end of the comment."""
+    text = bed.run(["squeue", "-h", "-t", "all", "-j", str(job), "-o", "%b\x1f%k"]).stdout
+    gres, _, comment = text.removesuffix("\n").partition("\x1f")
+    marker = re.search(r"\[mig:([0-9a-z.:,-]+)(?:#[0-9a-z]*)?\]\Z", comment)
+    return ",".join(re.findall(r"mig:([^:,]+:\d+)", gres)), marker[1] if marker else ""
+
+
+def leases(bed: Cluster, job: int) -> list[tuple[int, str, float | None]]:
+    """Restart, slice and end of every lease of a job in migbatchd's database, without migbatchd."""
+    with closing(sqlite3.connect(bed.product.state / "migbatch.db")) as record:
+        rows = record.execute("select restart, mig_uuid, until from leases where job_id=? order by id", (job,))
+        return rows.fetchall()
+
+
+def instances(bed: Cluster, node: str) -> list[dict[str, Any]]:
+    """GPU instances of a node as its driver has them."""
+    return [instance for gpu in bed.machine(node).dump()["gpus"] for instance in gpu["instances"]]
+
+
+def on_offer(bed: Cluster, node: str) -> Counter[str]:
+    """What Slurm is told that one node has, by GRES type, without the filler."""
+    text = bed.run(["scontrol", "-d", "-o", "show", "node", node]).stdout
+    gres = re.search(r"\sGres=(\S+)", text)
+    counts = Counter({kind: int(count) for kind, count in re.findall(r"mig:([^:,]+):(\d+)", gres[1] if gres else "")})
+    del counts["none"]
+    return +counts
+
+
+def planned(bed: Cluster, node: str) -> Counter[str]:
+    """The slots of the plan that lies on one node's disk, by GRES type; none where it has none yet."""
+    path = bed.node_directory(node) / "state/plan.json"
+    plan = json.loads(path.read_text()) if path.exists() else {"gpus": {}}
+    return Counter(slot[0].replace("+", ".") for slots in plan["gpus"].values() for slot in slots)
+
+
+def cancel(bed: Cluster) -> None:
+    """Cancel every job and wait until Slurm has ended them."""
+    for user in bed.users:
+        bed.run(["scancel", "-u", user.name])
+    bed.wait("an empty queue", lambda: not bed.run(["squeue", "-h"]).stdout.strip(), PATIENCE_S)
+
+
+def untroubled(bed: Cluster) -> None:
+    """No node is drained or down."""
+    states = bed.run(["sinfo", "-h", "-N", "-n", ",".join(bed.spec.node_names), "-o", "%N %T"]).stdout
+    assert not re.search(r"drain|down|inval|fail", states), states
+
+
+def hasten(bed: Cluster, job: int) -> str:
+    """Let a requeued job begin soon, as often as it is requeued, not after Slurm's two minutes; its last state."""
+    end = time.monotonic() + 600.0
+    while (state := bed.job_state(job)) not in FINAL and time.monotonic() < end:
+        time.sleep(3.0)
+        if state == "PENDING":
+            bed.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=False)
+    return state
