@@ -159,21 +159,27 @@ def fewest_slices(rates: Sequence[float], slices: Sequence[int], wanted: float) 
     if most > MOST_SLICES:
         scale = -(-most // MOST_SLICES)
         most = most // scale + max(best)
+    sizes = _fewest({size: rates[i] for size, i in best.items()}, most, wanted / scale)
+    return Counter({best[size]: count * scale for size, count in sizes.items()})
+
+
+def _fewest(rates: Mapping[int, float], most: int, wanted: float) -> Counter[int]:
+    """How many of each size together have the wanted rate with the least sum of sizes, at most `most`."""
     reached, taken = [0.0] * (most + 1), [0] * (most + 1)
     end = most
     for n in range(1, most + 1):
         reached[n] = reached[n - 1]
-        for size, i in best.items():
-            if size <= n and reached[n - size] + rates[i] > reached[n]:
-                reached[n], taken[n] = reached[n - size] + rates[i], size
-        if reached[n] * (1 + TOLERANCE) >= wanted / scale:
+        for size, rate in rates.items():
+            if size <= n and reached[n - size] + rate > reached[n]:
+                reached[n], taken[n] = reached[n - size] + rate, size
+        if reached[n] * (1 + TOLERANCE) >= wanted:
             end = n
             break
     chosen: Counter[int] = Counter()
     while end > 0:
         size = taken[end]
         if size:
-            chosen[best[size]] += scale
+            chosen[size] += 1
         end -= size or 1
     return chosen
 

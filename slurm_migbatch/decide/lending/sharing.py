@@ -272,7 +272,7 @@ def _gain(own: float, other: float, slow_own: float, slow_other: float) -> float
     return together(own, other, slow_own, slow_other) - apart(own, other)
 
 
-def _rate(own: float, other: float, slow_own: float, slow_other: float) -> float:
+def _rate(_own: float, _other: float, slow_own: float, slow_other: float) -> float:
     return -1 / slow_own - 1 / slow_other
 
 

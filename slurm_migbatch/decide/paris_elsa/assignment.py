@@ -151,8 +151,7 @@ class Central:
         return started
 
     def _take(self, now: float, kind: int) -> Waiting | None:
-        if self._queues:
-            self._give_up(now)
+        self._give_up(now)
         if self.late:
             first = self.late[0]
             limit = self.board.works[first.work].limit_s
@@ -176,7 +175,7 @@ class Central:
             if rank < best_rank or (rank == best_rank and work < best):
                 best, best_place, best_rank = work, place, rank
         if best < 0:
-            return self._take_late(kind) if self.late else None
+            return self._take_late(kind)
         queue = self._queues[best]
         piece = queue[best_place]
         del queue[best_place]

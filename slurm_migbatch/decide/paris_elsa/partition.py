@@ -29,7 +29,7 @@ from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
 from slurm_migbatch.decide.capacity.speeds import bundles, holds
 from slurm_migbatch.decide.paris_elsa.assignment import Board, Work
-from slurm_migbatch.decide.paris_elsa.trial import ALLOWED, Stream, Trial, bounded_rate, central, stream
+from slurm_migbatch.decide.paris_elsa.trial import ALLOWED, Stream, bounded_rate, central, stream
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout
 from slurm_migbatch.mig.planning import plan_free
@@ -281,8 +281,6 @@ def partition(
     seed: int = 0,
     pieces: int = PIECES,
     neighbours: int = NEIGHBOURS,
-    trial: Trial = central,
-    others: Sequence[Cut] = (),
 ) -> Cut:
     """The cut of the GPUs with the highest latency-bounded rate that the search finds; see the module.
 
@@ -294,15 +292,13 @@ def partition(
         seed: of the arrivals in the trials.
         pieces: of work in one trial.
         neighbours: most neighbours that are tried.
-        trial: how work is dispatched.
-        others: more candidates, such as the cut that is in force.
     """
     possible = ways(geometry, kinds)
     prices = [float(kind.compute) for kind in kinds]
     chance = np.random.Generator(np.random.PCG64(seed))
     arrivals = stream(works, pieces, chance, allowed=MARGIN * ALLOWED, exact=True)
-    judge = _Judge(works, prices, arrivals, trial)
-    candidates = [*homogeneous(geometry, kinds, gpus), *others]
+    judge = _Judge(works, prices, arrivals)
+    candidates = [*homogeneous(geometry, kinds, gpus)]
     for late, origin in ((0.0, "flow"), (MARGIN * ALLOWED, "flow with late work")):
         best = flow(works, possible, gpus, whole=True, late=late)
         if best.rate:
@@ -322,15 +318,15 @@ def partition(
 
 
 class _Judge:
-    def __init__(self, works: Sequence[Work], prices: Sequence[float], arrivals: Stream, trial: Trial) -> None:
-        self.works, self.prices, self.arrivals, self.trial = works, prices, arrivals, trial
+    def __init__(self, works: Sequence[Work], prices: Sequence[float], arrivals: Stream) -> None:
+        self.works, self.prices, self.arrivals = works, prices, arrivals
 
     def rate(self, stock: Counts, guess: float, must_beat: float) -> float:
         """The latency-bounded rate, or 0 where it is clearly no better than `must_beat`."""
         board = Board(self.works, self.prices, stock)
-        if must_beat and self.trial(board, self.arrivals, must_beat * GAIN) is None:
+        if must_beat and central(board, self.arrivals, must_beat * GAIN) is None:
             return 0.0
-        return bounded_rate(self.trial, board, self.arrivals, guess)
+        return bounded_rate(central, board, self.arrivals, guess)
 
 
 def _climb(cut: Cut, possible: Sequence[Counts], judge: _Judge, tried: dict[Counts, float], most: int) -> Cut:

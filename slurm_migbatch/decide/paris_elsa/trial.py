@@ -102,7 +102,7 @@ def central(board: Board, stream: Stream, rate: float) -> list[float] | None:
         heapq.heappush(busy, (finish, kind))
 
     def advance(until: float) -> None:
-        while busy and busy[0][0] <= until:
+        while busy and busy[0][0] <= until and not ledger.lost:
             now, kind = heapq.heappop(busy)
             piece = queue.release(now, kind)
             if piece is not None:
@@ -112,16 +112,14 @@ def central(board: Board, stream: Stream, rate: float) -> list[float] | None:
                     start(piece, other, now)
 
     for index, (now, number) in enumerate(zip(stream.at(rate), stream.works, strict=True)):
-        if busy and busy[0][0] <= now:
-            advance(now)
+        advance(now)
+        if ledger.lost:
+            return None
         piece = Waiting(now, number, index)
         kind = queue.arrive(piece)
         if kind is not None:
             start(piece, kind, now)
-        elif ledger.lost:
-            return None
-    while busy and not ledger.lost:
-        advance(busy[0][0])
+    advance(math.inf)
     return ledger.result()
 
 
