@@ -79,7 +79,7 @@ class NoRecord:
     def supply(self, node: str, at: float, version: int, counts: Mapping[str, int], why: str) -> None:
         """Keep nothing."""
 
-    def save(self, loans: Rows, actions: Rows) -> bool:
+    def save(self, *_: Rows) -> bool:
         """Keep nothing."""
         return True
 
