@@ -10,7 +10,7 @@ largest remainder, and `packed` then cuts real GPUs as near to that as placement
 
 `partition` is ours. Three things in PARIS lose capacity: knees split the batches by filling, not by what each size is
 worth; rounding comes after the optimum; and placement comes after rounding. Instead one integer programme over what
-one GPU can hold (`slices.bundles`) finds the cut of all GPUs with the highest flow of work that keeps its limits
+one GPU can hold (`capacity.bundles`) finds the cut of all GPUs with the highest flow of work that keeps its limits
 (`flow`). A flow knows no bursts, so short trials of random arrivals (`trial.bounded_rate`, the same stream for all)
 then judge: the cut of the programme and every homogeneous cut, and from the best of them GPU by GPU to its neighbours
 as long as that helps. So it is never worse than the best homogeneous cut in the trials that it was chosen by.
@@ -27,7 +27,7 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
-from slurm_migbatch.decide.capacity.speeds import bundles, holds
+from slurm_migbatch.decide.capacity.bundles import bundles, holds
 from slurm_migbatch.decide.paris_elsa.assignment import Board, Work
 from slurm_migbatch.decide.paris_elsa.trial import ALLOWED, Stream, bounded_rate, central, stream
 from slurm_migbatch.mig.geometry import Geometry

@@ -9,7 +9,7 @@ the same with a measured table.
 `compose` decides for each service alone, and packing its answers onto GPUs comes after. But which instances are best
 depends on what else a GPU can hold beside them: three 2g slices leave a compute slice idle, a 4g needs a 3g beside it.
 `allocate` therefore chooses instances and layouts together. It is a small integer programme over what one GPU can hold
-(`slices.bundles`: 12 for the five plain profiles of an A100):
+(`decide.capacity.bundles`: 12 for the five plain profiles of an A100):
 
     minimise   sum_b x_b
     such that  sum_p n_sp rate_sp >= rate_s              for each service s
@@ -38,7 +38,8 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from slurm_migbatch.decide.capacity.speeds import Setting, bundles
+from slurm_migbatch.decide.capacity.bundles import bundles
+from slurm_migbatch.lab.papers.settings import Setting
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.planning import plan_free
