@@ -3,7 +3,6 @@
 import itertools
 import random
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,7 +15,6 @@ from slurm_migbatch.decide.lending.grants import (
     Seat,
     Space,
     Trainee,
-    call_back,
     lend,
     rooms_for,
     usual_speed,
@@ -318,8 +316,7 @@ def test_trainings_own_gpus_come_first_and_keep_nothing_for_inference():
     found = lend(spaces, [waits("a"), waits("b")], {ALL: 1}, NOW, RULES)
     assert [one.seat.gpu for one in found.grants] == [0, 0]
     assert lend(spaces[:1], [waits("a")], {ALL: 1}, NOW, RULES).short == {ALL: 1}
-    mine = gpu(0, own=True, lent=[Lent(slot(ALL, 0), "a")])
-    assert call_back([ONE], [mine], [runs("a", Seat("n0", 0, slot(ALL, 0)))], NOW).unserved == (ONE,)
+    assert rooms_for(ONE, [gpu(0, own=True, lent=[Lent(slot(ALL, 0), "a")])]) == []
 
 
 def test_a_reserve_that_has_no_room_is_told_and_the_rest_is_lent():
@@ -380,31 +377,12 @@ def test_nobody_grows_while_somebody_waits_for_room():
 def test_three_small_loans_end_for_one_large_start():
     small = [slot(ONE, start) for start in (0, 1, 2)]
     space = gpu(taken=[slot(THREE, 4)], lent=[Lent(one, i) for i, one in enumerate(small)])
-    jobs = [runs(i, Seat("n0", 0, one)) for i, one in enumerate(small)]
     assert rooms_for(THREE, [space]) == [frozenset(Seat("n0", 0, one) for one in small)]
-    assert call_back([THREE], [space], jobs, NOW).jobs == (0, 1, 2)
-
-
-def test_the_loan_of_least_loss_ends_and_what_it_leaves_is_used():
-    spaces = [
-        gpu(0, [slot(THREE, 4)], [Lent(slot(FOUR, 0), "large")]),
-        gpu(1, [slot(THREE, 4)], [Lent(slot(THREE, 0), "new")]),
-    ]
-    jobs = [
-        runs("large", Seat("n0", 0, slot(FOUR, 0)), since=0.0),
-        runs("new", Seat("n0", 1, slot(THREE, 0)), since=NOW - 10),
-    ]
-    assert call_back([THREE], spaces, jobs, NOW).jobs == ("large",)
-    assert call_back([ONE, TWO], spaces, jobs, NOW).jobs == ("large",)
-    assert call_back([THREE, THREE], spaces, jobs, NOW).jobs == ("large", "new")
-    assert call_back([THREE, THREE, ONE], spaces, jobs, NOW).unserved == (ONE,)
-    assert call_back([ALL], spaces, jobs, NOW).unserved == (ALL,)
 
 
 def test_nobody_ends_where_there_is_room():
-    space, job = on(ONE, 0, "j")
+    space, _ = on(ONE, 0, "j")
     assert rooms_for(THREE, [space]) == []
-    assert call_back([THREE], [space], [job], NOW).jobs == ()
 
 
 def test_a_limit_on_counts_can_ask_for_more_than_covers_the_place():
@@ -431,22 +409,6 @@ def test_rooms_are_minimal_and_complete(layout, marks, profile):
     enough = [some for some in sets if room(some)]
     least = {some for some in enough if not any(other < some for other in enough)}
     assert {frozenset(one.slot for one in some) for some in rooms_for(profile, [space])} == least - {frozenset()}
-
-
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
-@given(clusters(), st.lists(st.sampled_from(PLAIN), min_size=1, max_size=4))
-def test_after_the_endings_the_starts_have_room(cluster, starts):
-    spaces, trainees, _, _ = cluster
-    found = call_back(starts, spaces, trainees, NOW)
-    running = {one.job: one.seat for one in trainees if one.seat is not None}
-    assert all(running[job] == seat for job, seat in zip(found.jobs, found.seats, strict=True))
-    assert len(set(found.jobs)) == len(found.jobs)
-    left = [replace(one, lent=tuple(lent for lent in one.lent if lent.job not in found.jobs)) for one in spaces]
-    served = Counter(starts)
-    served.subtract(found.unserved)
-    reserve = {profile: count for profile, count in served.items() if count > 0}
-    used = {(one.node, one.gpu): one.used for one in left}
-    assert places(left, used, reserve, sum(reserve.values())) == sum(reserve.values())
 
 
 # -- small things ----------------------------------------------------------------------------------------------------
