@@ -20,7 +20,6 @@ says that it needs more than that: its peak counts where no run of the same kind
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -367,8 +366,3 @@ def _agreed(group: Sequence[Told], figure: str) -> float | None:
         median([v for each in said[-MOST_RUNS:] if (v := each.value(figure)) is not None]) for said in users.values()
     ]
     return math.exp(median(mine))
-
-
-def usable(told: Iterable[Told], after: int) -> Counter[Key]:
-    """How many runs with a number above `after` say something, by what they are about."""
-    return Counter(each.key for each in told if each.number > after)
