@@ -38,28 +38,13 @@ from typing import Protocol
 from slurm_migbatch.decide.capacity.demand import FILLER, GRES, LOAN, slices
 from slurm_migbatch.decide.capacity.model import Node, NodePlan
 from slurm_migbatch.decide.capacity.sharing import ALONE, GUEST, Place, Sharing, is_guest
+from slurm_migbatch.decide.snapshot import PublishedPlan
 from slurm_migbatch.mig.layout import Layout
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient, SlurmError
 
 #: GPU uuid -> slots as the nodes read them: (profile, start, size in memory slices)
 WirePlan = Mapping[str, Sequence[tuple[str, int, int]]]
-
-
-class PublishedPlan(Protocol):
-    """A node's plan as it was published."""
-
-    @property
-    def version(self) -> int:
-        """Rises with every change."""
-
-    @property
-    def gpus(self) -> Mapping[str, tuple[tuple[str, int, int], ...]]:
-        """Every slot, used and free, by GPU uuid."""
-
-    @property
-    def guests(self) -> Mapping[int, Place]:
-        """Who may share a slot that is taken: the second job, and where and with whom."""
 
 
 class Plans(Protocol):
