@@ -9,17 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch.decide.lending.allocation import Calm, Elastic
-from slurm_migbatch.decide.lending.grants import (
-    Lent,
-    Limits,
-    Seat,
-    Space,
-    Trainee,
-    lend,
-    rooms_for,
-    usual_speed,
-    within,
-)
+from slurm_migbatch.decide.lending.grants import lend
+from slurm_migbatch.decide.lending.least_loss import rooms_for
+from slurm_migbatch.decide.lending.values import Lent, Seat, Space, Trainee, usual_speed, within
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot, layouts
 from slurm_migbatch.mig.planning import plan_free
@@ -91,10 +83,7 @@ def clusters(draw):
             )
         )
     reserve = draw(st.dictionaries(st.sampled_from([*PLAIN, Profile.parse("2g.12gb")]), st.integers(1, 3), max_size=2))
-    limits = Limits(
-        draw(st.sampled_from([None, 0, 2])), {"a": draw(st.integers(0, 3))}, draw(st.sampled_from([None, 2]))
-    )
-    return spaces, draw(st.permutations(trainees)), reserve, limits
+    return spaces, draw(st.permutations(trainees)), reserve, draw(st.sampled_from([None, 0, 2]))
 
 
 def decided(spaces, trainees, found):
@@ -114,8 +103,8 @@ def decided(spaces, trainees, found):
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(clusters())
 def test_nothing_exceeds_a_gpu_and_everything_is_as_the_job_asked(cluster):
-    spaces, trainees, reserve, limits = cluster
-    found = lend(spaces, trainees, reserve, NOW, RULES, limits)
+    spaces, trainees, reserve, releases = cluster
+    found = lend(spaces, trainees, reserve, NOW, RULES, releases)
     for (node, number), used in decided(spaces, trainees, found).items():
         next(space for space in spaces if (space.node, space.gpu) == (node, number)).geometry.check(used)
     by_job = {one.job: one for one in trainees}
@@ -153,28 +142,24 @@ def places(spaces, used, reserve, most):
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(clusters())
 def test_what_the_reserve_had_room_for_it_still_has(cluster):
-    spaces, trainees, reserve, limits = cluster
-    found = lend(spaces, trainees, reserve, NOW, RULES, limits)
+    spaces, trainees, reserve, releases = cluster
+    found = lend(spaces, trainees, reserve, NOW, RULES, releases)
     kept = sum(reserve.values()) - sum(found.short.values())
     assert places(spaces, decided(spaces, trainees, found), reserve, kept) >= kept
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(clusters())
-def test_quotas_and_the_most_of_a_round_hold_and_the_order_is_slurms(cluster):
-    spaces, trainees, reserve, limits = cluster
-    found = lend(spaces, trainees, reserve, NOW, RULES, limits)
-    assert limits.releases is None or len(found.grants) + len(found.grows) <= limits.releases
-    loans = Counter(one.account for one in trainees if one.seat is not None)
-    given_to = {one.job: one.profile for one in found.grants}
-    for account, count in Counter(one.account for one in trainees if one.job in given_to).items():
-        assert loans[account] + count <= limits.of(account)
+def test_the_most_of_a_round_holds_and_the_order_is_slurms(cluster):
+    spaces, trainees, reserve, releases = cluster
+    found = lend(spaces, trainees, reserve, NOW, RULES, releases)
+    assert releases is None or len(found.grants) + len(found.grows) <= releases
     # Nobody goes without for the sake of somebody behind him.
     half = len(trainees) // 2
     first = [one for number, one in enumerate(trainees) if number < half or one.seat is not None]
-    begin = lend(spaces, first, reserve, NOW, RULES, limits)
+    begin = lend(spaces, first, reserve, NOW, RULES, releases)
     assert begin.lacking.items() <= found.lacking.items()
-    assert found == lend(spaces, trainees, reserve, NOW, RULES, limits)
+    assert found == lend(spaces, trainees, reserve, NOW, RULES, releases)
 
 
 # -- sizes -----------------------------------------------------------------------------------------------------------
@@ -285,8 +270,8 @@ def test_loans_lie_where_the_largest_free_space_is_left():
 # -- what is not given -----------------------------------------------------------------------------------------------
 
 
-def why(spaces, *trainees, reserve=None, limits=None):
-    found = lend(spaces, trainees, reserve or {}, NOW, RULES, limits or Limits())
+def why(spaces, *trainees, reserve=None, releases=None):
+    found = lend(spaces, trainees, reserve or {}, NOW, RULES, releases)
     return [found.lacking.get(one.job, "given") for one in trainees]
 
 
@@ -297,11 +282,7 @@ def test_each_reason():
     assert why([gpu()], waits("a"), reserve={ALL: 1}) == ["reserve"]
     assert why([gpu(idle_since=NOW - 60)], waits("a")) == ["idle"]
     assert why([gpu(reclaimed=NOW - 60)], waits("a")) == ["idle"]
-    assert why([gpu()], waits("a"), waits("b"), limits=Limits(releases=1)) == ["given", "round"]
-    assert why([gpu()], waits("a", account="x"), waits("b", account="x"), limits=Limits(quota={"x": 1})) == [
-        "given",
-        "quota",
-    ]
+    assert why([gpu()], waits("a"), waits("b"), releases=1) == ["given", "round"]
 
 
 def test_the_reserve_lies_where_nothing_may_be_lent_if_it_can():

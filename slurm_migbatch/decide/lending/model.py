@@ -83,6 +83,10 @@ class Picture:
     reserve: Mapping[Profile, int] = field(default_factory=dict)
     blackout: bool = False
 
+    def quota_left(self, rules: Rules) -> dict[str, int]:
+        """Compute slices that each account with a quota may still have as loans."""
+        return {account: most - self.lent.get(account, 0) for account, most in rules.quota.items()}
+
 
 class Kind(str, Enum):
     """What is done to a job."""
