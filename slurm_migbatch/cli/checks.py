@@ -13,7 +13,7 @@ from pathlib import Path
 
 from slurm_migbatch.cli.common import fetch, service_url
 from slurm_migbatch.config import Config
-from slurm_migbatch.decide.supply.audit import orphans
+from slurm_migbatch.daemon.audit import orphans
 from slurm_migbatch.node.conf import insecure
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow, NodeRow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -50,11 +49,6 @@ class Hours:
         if self.start < self.end:
             return day in self.days and self.start <= minute < self.end
         return (day in self.days and minute >= self.start) or ((day - 1) % 7 in self.days and minute < self.end)
-
-
-def covered(spans: Iterable[str], when: datetime) -> bool:
-    """Return whether a moment of local time lies in any of the spans; raises HoursError."""
-    return any(Hours.parse(text).covers(when) for text in spans)
 
 
 def _minutes(hours: str, minutes: str) -> int:

@@ -38,28 +38,13 @@ from typing import Protocol
 from slurm_migbatch.decide.capacity.demand import FILLER, GRES, LOAN, slices
 from slurm_migbatch.decide.capacity.model import Node, NodePlan
 from slurm_migbatch.decide.capacity.sharing import ALONE, GUEST, Place, Sharing, is_guest
+from slurm_migbatch.decide.snapshot import PublishedPlan
 from slurm_migbatch.mig.layout import Layout
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient, SlurmError
 
 #: GPU uuid -> slots as the nodes read them: (profile, start, size in memory slices)
 WirePlan = Mapping[str, Sequence[tuple[str, int, int]]]
-
-
-class PublishedPlan(Protocol):
-    """A node's plan as it was published."""
-
-    @property
-    def version(self) -> int:
-        """Rises with every change."""
-
-    @property
-    def gpus(self) -> Mapping[str, tuple[tuple[str, int, int], ...]]:
-        """Every slot, used and free, by GPU uuid."""
-
-    @property
-    def guests(self) -> Mapping[int, Place]:
-        """Who may share a slot that is taken: the second job, and where and with whom."""
 
 
 class Plans(Protocol):
@@ -172,8 +157,46 @@ class Advertiser:
         """
         done = Advertised()
         self._sharing = sharing or {}
-        shrink: dict[str, dict[str, int]] = {}
+        moving, shrink = self._correct(plans, nodes, rows, done)
+        if not moving:
+            return done
+        current = rows
+        newcomers: dict[str, set[str]] = {}
+        if self._tell(shrink, rows, done, record=False):
+            current = {row.name: row for row in self._client.nodes()}
+            newcomers = _newcomers(jobs, self._client.jobs())
+            done.calls += 2
+        published: list[tuple[NodePlan, int]] = []
+        for plan in moving:
+            seen = current.get(plan.node)
+            if seen is None or _nonzero(seen.gres) != shrink[plan.node]:
+                continue  # Slurm refused, or somebody else changed it; the errors say so
+            if newcomers.get(plan.node, set()) & self._risky(plan, rows[plan.node]):
+                done.overtaken.append(plan.node)
+                continue
+            self._shrunk[plan.node] = shrink[plan.node]
+            published.append((plan, self._publish(plan)))
+        grow: dict[str, dict[str, int]] = {}
+        deadline = monotonic() + self._ack_timeout
+        for plan, version in published:
+            if self._plans.wait_acked(plan.node, version, max(0.0, deadline - monotonic())):
+                self._shrunk.pop(plan.node, None)
+                grow[plan.node] = self._wanted(plan, nodes[plan.node], done)
+            else:
+                done.unacknowledged.append(plan.node)
+        self._tell(grow, current, done)
+        return done
+
+    def _correct(
+        self, plans: Iterable[NodePlan], nodes: Mapping[str, Node], rows: Mapping[str, NodeRow], done: Advertised
+    ) -> tuple[list[NodePlan], dict[str, dict[str, int]]]:
+        """Put the counts right of nodes whose plan stays.
+
+        Returns:
+            The plans that are new, and what to shrink their nodes to.
+        """
         moving: list[NodePlan] = []
+        shrink: dict[str, dict[str, int]] = {}
         correct: dict[str, dict[str, int]] = {}
         for plan in plans:
             row = rows[plan.node]
@@ -194,37 +217,12 @@ class Advertiser:
                 kept = {k: min(row.gres.get(k, 0), n) for k, n in wanted.items() if k not in risky}
                 shrink[plan.node] = _filled(kept, nodes[plan.node].total)
         self._tell(correct, rows, done, reset=True)
-        if not moving:
-            return done
-        current = rows
-        newcomers: dict[str, set[str]] = {}
-        if self._tell(shrink, rows, done, record=False):
-            current = {row.name: row for row in self._client.nodes()}
-            newcomers = _newcomers(jobs, self._client.jobs())
-            done.calls += 2
-        published: list[tuple[NodePlan, int]] = []
-        for plan in moving:
-            seen = current.get(plan.node)
-            if seen is None or _nonzero(seen.gres) != shrink[plan.node]:
-                continue  # Slurm refused, or somebody else changed it; the errors say so
-            if newcomers.get(plan.node, set()) & self._risky(plan, rows[plan.node]):
-                done.overtaken.append(plan.node)
-                continue
-            self._shrunk[plan.node] = shrink[plan.node]
-            places = self._shared(plan.node).places
-            version = self._plans.publish(plan.node, _wire(plan.layouts), dict(places))
-            self._published[plan.node] = (version, plan.layouts)
-            published.append((plan, version))
-        grow: dict[str, dict[str, int]] = {}
-        deadline = monotonic() + self._ack_timeout
-        for plan, version in published:
-            if self._plans.wait_acked(plan.node, version, max(0.0, deadline - monotonic())):
-                self._shrunk.pop(plan.node, None)
-                grow[plan.node] = self._wanted(plan, nodes[plan.node], done)
-            else:
-                done.unacknowledged.append(plan.node)
-        self._tell(grow, current, done)
-        return done
+        return moving, shrink
+
+    def _publish(self, plan: NodePlan) -> int:
+        version = self._plans.publish(plan.node, _wire(plan.layouts), dict(self._shared(plan.node).places))
+        self._published[plan.node] = (version, plan.layouts)
+        return version
 
     def _shared(self, node: str) -> Sharing:
         return self._sharing.get(node, ALONE)

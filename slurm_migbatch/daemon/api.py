@@ -80,16 +80,16 @@ class Asking:
     waiting: Callable[[int], Awaitable[Mapping[int, str]]]
 
 
-async def anywhere(node: str, address: str) -> str:
+async def anywhere(_node: str, _address: str) -> str:
     """Let nodes speak from any address: `NodeApi.address` where it is not checked."""
     return ""
 
 
-async def _no_reason(uid: int, job: int) -> str:
+async def _no_reason(_uid: int, _job: int) -> str:
     return "supply is not managed here"
 
 
-async def _nobody_waits(uid: int) -> Mapping[int, str]:
+async def _nobody_waits(_uid: int) -> Mapping[int, str]:
     return {}
 
 
@@ -159,7 +159,7 @@ class NodeApi:
         self.board.heard(node)
         return plan.to_wire() if plan else {"version": message.have}
 
-    async def _healthz(self, request: Request) -> Response:
+    async def _healthz(self, _: Request) -> Response:
         state = self.health()
         return _json(state, 200 if state.get("ok") else 503)
 
@@ -176,7 +176,7 @@ class NodeApi:
             return _json({"error": str(refused)}, refused.status)
         return _json({"waiting": {str(job): why for job, why in found.items()}})
 
-    async def _metrics(self, request: Request) -> Response:
+    async def _metrics(self, _: Request) -> Response:
         return Response(generate_latest(self.metrics), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
 

@@ -1,7 +1,8 @@
 """Ends jobs that hold more than Slurm allocated to them, once that is certain, and finds slices that nobody gives back.
 
 Slurm alone decides how large a job's slices are. A node reads the grant from the job's comment, which the submit
-filter guards; should anything get past it, the job ends here and the record says why.
+filter guards; should anything get past it, what the node made is compared here with the GRES that slurmctld itself
+allocated, the job ends and the record says why.
 
 A run whose Epilog died is ended by its node (`node/liveness.py`), which has the GPU and sees the steps. Where the node
 does not do that in time, it is found and told of here; nothing is ended from here on slurmctld's word alone.
@@ -11,10 +12,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
+from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.capacity.facts import NodeFacts
-from slurm_migbatch.decide.capacity.model import Gpu, Lease, Node
-from slurm_migbatch.decide.supply.audit import Excess, Orphan, audit, orphans
+from slurm_migbatch.decide.capacity.sharing import guests
+from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
 
 #: looks at Slurm in a row that must agree before a job is cancelled
@@ -22,6 +25,70 @@ CERTAIN = 2
 
 #: seconds that a node has to release what a dead Epilog left: two rounds of its agent, and the way here
 PATIENCE_S = 120.0
+
+
+@dataclass(frozen=True)
+class Excess:
+    """A job that holds slices on `node` beyond its allocation there."""
+
+    job: int
+    node: str
+    surplus: Mapping[Profile, int]
+
+    def __str__(self) -> str:
+        listed = ", ".join(f"{n} x {p}" for p, n in sorted(self.surplus.items()))
+        return f"job {self.job} holds {listed} on {self.node} that Slurm has not allocated to it"
+
+
+def audit(facts: Mapping[str, NodeFacts], jobs: Iterable[JobRow]) -> list[Excess]:
+    """Jobs that are active in Slurm and hold more than their allocation.
+
+    Jobs that Slurm no longer lists are none: their Epilog has not been heard of yet. Of a job whose row cannot be read
+    nobody knows what it was allocated. A guest may hold one slice of any profile: that of its host.
+    """
+    jobs = list(jobs)
+    sharing = guests(jobs)
+    allowed = {row.job_id: slices(row.gres) for row in jobs if row.active}
+    found: list[Excess] = []
+    for name, node in facts.items():
+        held = Counter([(run[0], slot.profile) for gpu in node.gpus for slot, run in (*gpu.leases, *gpu.guests)])
+        surplus: dict[int, dict[Profile, int]] = {}
+        for (job, profile), count in held.items():
+            granted = allowed.get(job)
+            if granted is not None and count > granted.get(profile, 0):
+                surplus.setdefault(job, {})[profile] = count - granted.get(profile, 0)
+        found.extend(
+            Excess(job, name, more) for job, more in surplus.items() if job not in sharing or sum(more.values()) > 1
+        )
+    return found
+
+
+@dataclass(frozen=True, order=True)
+class Orphan:
+    """A run that holds slices on `node` though Slurm does not have it there."""
+
+    node: str
+    job: int
+    restart: int
+
+    def __str__(self) -> str:
+        return f"job {self.job} run {self.restart} holds slices on {self.node}, where Slurm no longer has it"
+
+
+def orphans(held: Iterable[tuple[str, int, int]], jobs: Iterable[JobRow]) -> set[Orphan]:
+    """Runs that hold slices (node, job, restart count) where no active job of Slurm's has a node of that name.
+
+    Each run is one for a moment at its end, until its node has told of it. The restart count of a job in COMPLETING is
+    the next run's already. A job whose row cannot be read may be anywhere.
+    """
+    there: dict[int, JobRow] = {row.job_id: row for row in jobs if row.active or row.unread}
+    found = set()
+    for node, job, restart in held:
+        row = there.get(job)
+        later = row is not None and row.state != "COMPLETING" and row.restarts > restart
+        if row is None or later or (row.nodes and node not in row.nodes):
+            found.add(Orphan(node, job, restart))
+    return found
 
 
 class Auditor:
@@ -32,7 +99,7 @@ class Auditor:
 
     def check(self, facts: Mapping[str, NodeFacts], jobs: Iterable[JobRow]) -> list[Excess]:
         """Jobs that `CERTAIN` looks in a row showed to hold too much; each is returned once for as long as it lasts."""
-        found = {(excess.job, excess.node): excess for excess in audit(_nodes(facts), jobs)}
+        found = {(excess.job, excess.node): excess for excess in audit(facts, jobs)}
         for key in [key for key in self._suspects if key not in found]:
             del self._suspects[key]
         self._suspects.update(found.keys())
@@ -56,12 +123,3 @@ class OrphanWatch:
         known = self.present
         self.present = frozenset(o for o, since in self._since.items() if now - since >= PATIENCE_S)
         return sorted(self.present - known)
-
-
-def _nodes(facts: Mapping[str, NodeFacts]) -> Iterable[Node]:
-    for name, node in facts.items():
-        gpus = (
-            Gpu(g.uuid, g.geometry, tuple(Lease(slot, run[0]) for slot, run in (*g.leases, *g.guests)))
-            for g in node.gpus
-        )
-        yield Node(name, tuple(gpus))

@@ -29,7 +29,6 @@ from slurm_migbatch.decide.lending.ledger import Loan
 from slurm_migbatch.decide.lending.model import Order
 from slurm_migbatch.decide.lending.stage import GIVING, LendingDecision, OrderOutcome, why_not_lent
 from slurm_migbatch.decide.snapshot import Answers, ClusterSnapshot, Predictions, Questions
-from slurm_migbatch.decide.supply.audit import Excess
 from slurm_migbatch.decide.supply.stage import SupplyDecision
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient, SlurmError, SlurmRefused
 
@@ -79,7 +78,7 @@ class NoRecord:
     def supply(self, node: str, at: float, version: int, counts: Mapping[str, int], why: str) -> None:
         """Keep nothing."""
 
-    def save(self, loans: Rows, actions: Rows) -> bool:
+    def save(self, *_: Rows) -> bool:
         """Keep nothing."""
         return True
 
@@ -130,7 +129,6 @@ class RoundReport:
         at: unix seconds.
         changes: nodes that offer something else now.
         reservations: slots that are kept free.
-        excess: jobs that hold more than Slurm gave them.
         notes: sentences for the log: nodes that need somebody's attention.
         error: why the round was given up, or what of it failed.
         pending, waiting: slices that jobs want, and jobs without a place.
@@ -147,7 +145,6 @@ class RoundReport:
     at: float
     changes: tuple[NodeChange, ...] = ()
     reservations: tuple[Reservation, ...] = ()
-    excess: tuple[Excess, ...] = ()
     notes: tuple[str, ...] = ()
     error: str = ""
     pending: int = 0
@@ -410,7 +407,6 @@ class Controller:
             at=snapshot.now,
             changes=tuple(applied.changes),
             reservations=supply.plan.reservations,
-            excess=supply.excess,
             notes=(*supply.notes, *applied.notes),
             error=applied.error,
             pending=sum(demand.copies for demand in supply.demands if demand.parts),

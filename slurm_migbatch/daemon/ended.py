@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.slurm.pyslurm import PyslurmClient
+from slurm_migbatch.slurm.states import ENDED
 
 _SEPARATOR = "\x1f"
 _FIELDS = ("JobID", "RestartCnt", "State", "exit_code", "SubmitTime", "StartTime", "EndTime")
-#: states of jobs that hold nothing any more
-_ENDED = "BOOT_FAIL,CANCELLED,COMPLETED,DEADLINE,FAILED,NODE_FAIL,OUT_OF_MEMORY,PREEMPTED,REVOKED,TIMEOUT"
 
 
 _SETTING = re.compile(r"\s*([A-Za-z][\w\[\]]*)\s*=\s*(.*?)\s*")
@@ -84,7 +83,7 @@ class HistoryClient(CliClient):
         if not wanted:
             return []
         fields = ",".join(f"{name}:0{_SEPARATOR}" for name in _FIELDS)
-        output = self._run("squeue", "--noheader", "--all", f"--states={_ENDED}", f"--Format={fields}")
+        output = self._run("squeue", "--noheader", "--all", f"--states={','.join(ENDED)}", f"--Format={fields}")
         return [
             row for line in output.splitlines() if (row := _row(line.split(_SEPARATOR))) and row["job_id"] in wanted
         ]

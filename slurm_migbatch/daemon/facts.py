@@ -21,7 +21,7 @@ from slurm_migbatch.daemon import catalog as catalogs
 from slurm_migbatch.daemon.inventory import Inventory
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.poll import Snapshot
-from slurm_migbatch.decide.dispatch.retype import Candidate
+from slurm_migbatch.decide.snapshot import Candidate
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.learned import LearnedPredictor

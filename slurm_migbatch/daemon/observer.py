@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from slurm_migbatch.daemon.nodesview import LiveView, NodesView
 from slurm_migbatch.decide.capacity.facts import NodeFacts
-from slurm_migbatch.decide.lending.elastic_jobs import Report, report_of
+from slurm_migbatch.decide.lending.elastic_jobs import report_of
 from slurm_migbatch.decide.snapshot import (
     Answers,
     ClusterSnapshot,
@@ -18,6 +18,7 @@ from slurm_migbatch.decide.snapshot import (
     PlanStatus,
     Predictions,
     PublishedPlan,
+    Report,
     Run,
 )
 from slurm_migbatch.mig.profile import Profile

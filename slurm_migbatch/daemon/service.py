@@ -20,7 +20,7 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.daemon import messages
 from slurm_migbatch.daemon.addresses import NodeAddresses, controller_hosts, is_loopback, resolved
 from slurm_migbatch.daemon.api import ApiLimits, Asking, NodeApi, anywhere
-from slurm_migbatch.daemon.audit import Auditor, OrphanWatch
+from slurm_migbatch.daemon.audit import Auditor, Excess, OrphanWatch
 from slurm_migbatch.daemon.facts import slurm_uids
 from slurm_migbatch.daemon.inventory import KINDS, InventoryKeeper
 from slurm_migbatch.daemon.learning import Learning
@@ -35,7 +35,6 @@ from slurm_migbatch.daemon.server import ApiServer, Bounds
 from slurm_migbatch.daemon.stock import StockRoom
 from slurm_migbatch.daemon.submit_supervisor import SubmitSupervisor
 from slurm_migbatch.daemon.writer import StoreWriter
-from slurm_migbatch.decide.supply.audit import Excess
 from slurm_migbatch.node.auth import Signer
 from slurm_migbatch.slurm.client import JobRow, SlurmError
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from slurm_migbatch.decide.capacity.facts import NodeFacts
-from slurm_migbatch.decide.dispatch.retype import Candidate
-from slurm_migbatch.decide.lending.elastic_jobs import Report
+from slurm_migbatch.decide.capacity.sharing import Place
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.workload.hints import Hints
@@ -16,9 +15,6 @@ from slurm_migbatch.workload.loans import LoanHints
 
 Run = tuple[int, int]
 """A job and its restart count."""
-
-#: GPU, profile, start, size, the first holder's job and its restart count: as nodes read it
-SharedPlace = tuple[str, str, int, int, int, int]
 
 
 class PublishedPlan(Protocol):
@@ -33,7 +29,7 @@ class PublishedPlan(Protocol):
         """Every slot, used and free, by GPU UUID."""
 
     @property
-    def guests(self) -> Mapping[int, SharedPlace]:
+    def guests(self) -> Mapping[int, Place]:
         """Who may share a slot that is taken: the second job, and where and with whom."""
 
 
@@ -52,6 +48,26 @@ class PlanStatus:
     acknowledged: bool = True
     reachable: bool = True
     total: int = 1 << 30
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One profile that a decision weighed (`predict.candidate.Candidate`, or its record)."""
+
+    profile: Profile
+    memory_mib: int
+    rate: float | None
+    ok: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run last said: its newest complete checkpoint (unix s), seconds that took, items, and items a second."""
+
+    checkpoint: float | None = None
+    ckpt_s: float | None = None
+    items: float | None = None
+    rate: float | None = None
 
 
 # -- what was recorded -------------------------------------------------------------------------------------------------

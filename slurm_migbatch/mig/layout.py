@@ -91,10 +91,6 @@ class Layout(Frozen):
         """Return whether this slot is part of the layout."""
         return slot in self.slots
 
-    def is_subset_of(self, other: Layout) -> bool:
-        """Return whether `other` holds all of its slots."""
-        return set(self.slots) <= set(other.slots)
-
     def free_of(self, placement: Placement) -> bool:
         """Return whether no slot touches the placement."""
         return not self.mask & placement.mask
@@ -107,25 +103,6 @@ class Layout(Frozen):
     def profiles(self) -> tuple[Profile, ...]:
         """The profile of every slot, sorted, with repetitions."""
         return tuple([slot.profile for slot in self.slots])
-
-    def to_list(self) -> list[list[str | int]]:
-        """Return the wire form, `[["2g.20gb", 0, 2], ...]`."""
-        return [[s.profile.name, s.placement.start, s.placement.size] for s in self.slots]
-
-    @classmethod
-    def from_list(cls, rows: object) -> Layout:
-        """Read the wire form; raises LayoutError on anything else."""
-        if not isinstance(rows, list | tuple):
-            raise LayoutError(f"a layout is a list of [profile, start, size], not a {type(rows).__name__}")
-        slots: list[Slot] = []
-        for row in rows:
-            if not (isinstance(row, list | tuple) and len(row) == 3 and isinstance(row[0], str)):
-                raise LayoutError(f"a slot is [profile, start, size], not {ascii(row)[:60]}")
-            try:
-                slots.append(Slot.of(row[0], row[1], row[2]))
-            except ValueError as error:
-                raise LayoutError(str(error)) from None
-        return cls(slots)
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(self.slots)

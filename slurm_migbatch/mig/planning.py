@@ -150,15 +150,6 @@ def plan_free(geometry: Geometry, used: Layout, wishes: Sequence[Profile], keep:
     return _plan_free(geometry, used, _relevant(geometry, used, wishes), keep)
 
 
-def fill(geometry: Geometry, taken: Layout, preference: Sequence[Profile], keep: Layout = EMPTY) -> Layout:
-    """Fill the space that `taken` leaves: as many as fit of the first preference, then of the next.
-
-    The result holds the new slots only. Space in which no preference fits stays unoffered.
-    """
-    wishes = [p for p in preference if p in geometry for _ in range(geometry.info(p).max_instances)]
-    return plan_free(geometry, taken, wishes, keep)
-
-
 def capacity(geometry: Geometry, used: Layout, profile: Profile) -> int:
     """Return the most slots of `profile` that can be added to `used`; raises UnknownProfile."""
     geometry.info(profile)

@@ -8,11 +8,8 @@ and activation memory are estimates of ours from the same configurations. All of
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 from slurm_migbatch.workload.buckets import POWERS_OF_TWO, Grid
 
@@ -20,10 +17,6 @@ TOKENS: Final = {"encoder": (32, 64, 128, 256, 512), "": (32, 128, 512, 1024, 20
 """Edges by family; encoders end at their usual 512 positions."""
 PIXELS: Final = (32, 64, 128, 160, 192, 224, 256, 320, 384, 448, 512, 768, 1024)
 BATCHES: Final = POWERS_OF_TWO[:11]
-
-
-class FactsError(ValueError):
-    """A site's model facts that cannot be used; the message says which and why."""
 
 
 @dataclass(frozen=True)
@@ -136,28 +129,3 @@ BUILT_IN: Final = (
         "mistral-7b", "decoder", 7248, 32, 4096, embed_m=0, weight_bytes=2, also="mistral-7b-v0.1 mistral-7b-instruct"
     ),
 )
-
-
-def load(path: Path) -> tuple[ModelFacts, ...]:
-    """Return a site's own facts: a JSON list of objects with the fields of ModelFacts. Raises FactsError or OSError."""
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise FactsError(f"{path} is no JSON: {error}") from None
-    if not isinstance(rows, list):
-        raise FactsError(f"{path} must hold a list of models")
-    return tuple(_one(path, row) for row in rows)
-
-
-def _one(path: Path, row: Mapping[str, Any]) -> ModelFacts:
-    known = {field.name for field in fields(ModelFacts)}
-    if not isinstance(row, dict) or not set(row) <= known:
-        raise FactsError(f"{path}: a model has the fields {', '.join(sorted(known))}, not {ascii(row)[:200]}")
-    try:
-        facts = ModelFacts(**{**row, "aliases": tuple(row.get("aliases", ()))})
-        numbers = (facts.params_m, facts.gflops, facts.reference, facts.kernels, facts.activation_mib)
-        if facts.unit not in ("px", "tok") or not all(number > 0 for number in numbers):
-            raise ValueError("unit must be px or tok and every figure above 0")
-    except (TypeError, ValueError) as error:
-        raise FactsError(f"{path}: model {row.get('name')!a}: {error}") from None
-    return facts

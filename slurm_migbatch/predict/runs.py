@@ -20,7 +20,6 @@ says that it needs more than that: its peak counts where no run of the same kind
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -382,8 +381,3 @@ def _agreed(group: Sequence[Observation], figure: str) -> float | None:
         for newest in users.values()
     ]
     return math.exp(median(mine))
-
-
-def usable(observations: Iterable[Observation], after: int) -> Counter[Key]:
-    """Count usable runs with a number above `after`, by what they are about."""
-    return Counter(observation.key for observation in observations if observation.number > after)

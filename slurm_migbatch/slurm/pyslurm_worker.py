@@ -2,7 +2,7 @@
 
 A process of its own, because pyslurm holds the interpreter while it waits for slurmctld, ends the process where it
 finds no Slurm configuration, leaks in long-running pollers and may crash with libslurm. It runs under any Python that
-has pyslurm: nothing but the standard library is imported besides.
+has pyslurm: nothing but the standard library and a list of states is imported besides.
 
 It shows values as pyslurm does, in the names of pyslurm 25.11; what they mean in rows is `pyslurm.py`'s business.
 """
@@ -14,6 +14,8 @@ import os
 import sys
 from collections.abc import Callable
 from typing import Any
+
+from slurm_migbatch.slurm.states import ENDED
 
 #: attributes of pyslurm.Job that rows are made of
 JOB = (
@@ -43,21 +45,6 @@ JOB = (
     "requeue_count",
     "constraints",
     "cpus",
-)
-#: states of jobs that hold nothing any more
-ENDED = frozenset(
-    {
-        "BOOT_FAIL",
-        "CANCELLED",
-        "COMPLETED",
-        "DEADLINE",
-        "FAILED",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "PREEMPTED",
-        "REVOKED",
-        "TIMEOUT",
-    }
 )
 
 

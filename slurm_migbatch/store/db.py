@@ -220,20 +220,6 @@ class Store:
         with self.reading() as connection:
             return reports(connection, jobs)
 
-    def record_measured(self, job: int, restart: int, figures: Mapping[str, float], by: str = "controller") -> bool:
-        """Keep measured figures of a run; False if there is no such run.
-
-        Args:
-            figures: latency_ms, throughput_per_s, memory_mib, items, as far as known.
-            by: who measured them.
-
-        Raises:
-            ValueError: there is no such figure, or a value cannot be.
-        """
-        from slurm_migbatch.store.measured import record_measured
-
-        return self._write(lambda session: record_measured(session, job, restart, figures, by))
-
     def lessons(self, since: int = 0, limit: int = 10_000) -> list[Lesson]:
         """Return ended runs in the order in which they became usable for learning, with request and prediction.
 

@@ -70,11 +70,6 @@ class Lesson:
     predicted_latency_s: float | None
     predicted_memory_mib: float | None
 
-    @property
-    def throughput_per_slice(self) -> float | None:
-        """Items per second of one slice, which is what is predicted."""
-        return None if self.throughput_per_s is None or not self.slices else self.throughput_per_s / self.slices
-
 
 def lessons(connection: Connection, since: int, limit: int) -> list[Lesson]:
     """See `Store.lessons`."""

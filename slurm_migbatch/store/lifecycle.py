@@ -9,27 +9,11 @@ from dataclasses import dataclass
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from slurm_migbatch.slurm.states import ENDED
 from slurm_migbatch.store.models import Decision, Gpu, Lease, Run
 
 #: Slurm's states after which a run does not go on
-FINAL_STATES = frozenset(
-    {
-        "BOOT_FAIL",
-        "CANCELLED",
-        "COMPLETED",
-        "DEADLINE",
-        "FAILED",
-        "LAUNCH_FAILED",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "PREEMPTED",
-        "RECONFIG_FAIL",
-        "REQUEUED",
-        "REVOKED",
-        "TIMEOUT",
-        "UNKNOWN",
-    }
-)
+FINAL_STATES = frozenset({*ENDED, "LAUNCH_FAILED", "RECONFIG_FAIL", "REQUEUED", "UNKNOWN"})
 #: Slurm tells moments in whole seconds
 SLURM_TICK_S = 1.0
 #: clocks of a cluster differ by less: munge refuses what is older

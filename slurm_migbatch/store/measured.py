@@ -36,21 +36,6 @@ def known_run(session: Session, job: int, restart: int) -> Run | None:
     return session.scalars(wanted).first()
 
 
-def record_measured(session: Session, job: int, restart: int, figures: Mapping[str, float], by: str) -> bool:
-    """See `Store.record_measured`. None and what is no number leave a figure as it is."""
-    if unknown := set(figures) - set(FIGURES):
-        raise ValueError(f"no such figure: {sorted(unknown)[0]!r}; known are {', '.join(FIGURES)}")
-    run = known_run(session, job, restart)
-    if run is None:
-        return False
-    for name, value in figures.items():
-        number = clean.real(value)
-        if number is not None and not 0 < number <= FIGURES[name]:
-            raise ValueError(f"{name}={number:g} cannot be")
-    keep(run, figures, by)
-    return True
-
-
 def keep(run: Run, figures: Mapping[str, float | None], by: str) -> None:
     """Write figures into a run with whose they are; None leaves a figure as it is."""
     facts = _facts(run)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.config.hours import DAYS, Hours, HoursError, covered
+from slurm_migbatch.config.hours import DAYS, Hours, HoursError
 
 MONDAY = datetime(2026, 11, 16)
 
@@ -38,12 +38,6 @@ def test_over_midnight_it_belongs_to_the_day_on_which_it_begins() -> None:
     assert night.covers(at("fri", "23:00")) and night.covers(at("sat", "05:59"))
     assert not night.covers(at("sat", "06:00")) and not night.covers(at("sat", "22:30"))
     assert not night.covers(at("mon", "05:00")) and night.covers(at("tue", "05:00"))
-
-
-def test_any_of_several() -> None:
-    spans = ("08:00-09:00", "Sun 00:00-24:00")
-    assert covered(spans, at("mon", "08:30")) and covered(spans, at("sun", "20:00"))
-    assert not covered(spans, at("mon", "20:00")) and not covered((), at("mon", "08:30"))
 
 
 @pytest.mark.parametrize(

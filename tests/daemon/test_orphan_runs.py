@@ -3,9 +3,8 @@
 import pytest
 
 from slurm_migbatch.cli import checks
-from slurm_migbatch.daemon.audit import PATIENCE_S, OrphanWatch
+from slurm_migbatch.daemon.audit import PATIENCE_S, Orphan, OrphanWatch, orphans
 from slurm_migbatch.daemon.nodesview import LiveView
-from slurm_migbatch.decide.supply.audit import Orphan, orphans
 from slurm_migbatch.slurm.client import UNREAD, JobRow
 from slurm_migbatch.store.queries import LeaseRow
 from tests.support.daemon_fakes import gpu

@@ -14,20 +14,21 @@ from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.capacity.model import Mode
 from slurm_migbatch.decide.core import Decision, Memory, Outcomes, Settings
 from slurm_migbatch.decide.dispatch.arrays import Elastic, Throttle
-from slurm_migbatch.decide.dispatch.retype import Candidate, Pending, Retype
+from slurm_migbatch.decide.dispatch.retype import Pending, Retype
 from slurm_migbatch.decide.dispatch.stage import DispatchSettings
-from slurm_migbatch.decide.lending.elastic_jobs import Report
 from slurm_migbatch.decide.lending.stage import LendingSettings
 from slurm_migbatch.decide.recording.codec import Codec, CodecError, RecordedPlan, RecordedProgress, RecordedTask
 from slurm_migbatch.decide.recording.deltas import Delta
 from slurm_migbatch.decide.recording.segments import AskedPredictions, SegmentReader, SegmentWriter
 from slurm_migbatch.decide.snapshot import (
     Answers,
+    Candidate,
     ClusterSnapshot,
     LendingPast,
     NoPredictions,
     PlanStatus,
     Questions,
+    Report,
 )
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.grant import Grant

@@ -9,9 +9,8 @@ import pytest
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.core import Memory, Outcomes, Settings, decide, needed, settle
 from slurm_migbatch.decide.dispatch.stage import DispatchSettings
-from slurm_migbatch.decide.lending.elastic_jobs import Report
 from slurm_migbatch.decide.lending.stage import LendingSettings
-from slurm_migbatch.decide.snapshot import Answers, ClusterSnapshot, LendingPast
+from slurm_migbatch.decide.snapshot import Answers, ClusterSnapshot, LendingPast, Report
 from slurm_migbatch.decide.supply.stage import SupplySettings
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from tests.support.dispatch_site import H100, P, candidates, job

@@ -7,21 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.decide.lending.allocation import (
-    Calm,
-    Choice,
-    Elastic,
-    Loan,
-    Replica,
-    Surge,
-    allocate,
-    ats_worth,
-    displaced,
-    paid_worth,
-    protect_s,
-    reclaim,
-    serve,
-)
+from slurm_migbatch.decide.lending.allocation import Calm, Elastic, Loan, paid_worth, reclaim
+from slurm_migbatch.lab.papers.deepboot import Choice, Replica, Surge, allocate, ats_worth, displaced, protect_s, serve
 from tests.support.examples import examples
 
 

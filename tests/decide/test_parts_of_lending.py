@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from slurm_migbatch.decide.capacity.demand import demands
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.capacity.model import Gpu, Lease, Node
-from slurm_migbatch.decide.lending.elastic_jobs import Report, Trainees, report_of
+from slurm_migbatch.decide.lending.elastic_jobs import Trainees, report_of
 from slurm_migbatch.decide.lending.expectation import Expectation
 from slurm_migbatch.decide.lending.ledger import Cause, Ledger, Loan, Sight, State
 from slurm_migbatch.decide.lending.model import Rules
 from slurm_migbatch.decide.lending.round import decide
 from slurm_migbatch.decide.lending.view import Idleness, Knowledge, Scene, delayed, picture_of, sights_of
+from slurm_migbatch.decide.snapshot import Report
 from slurm_migbatch.decide.supply.planner import Planner
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow

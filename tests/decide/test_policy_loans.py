@@ -3,25 +3,15 @@
 import itertools
 import random
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch.decide.lending.allocation import Calm, Elastic
-from slurm_migbatch.decide.lending.grants import (
-    Lent,
-    Limits,
-    Seat,
-    Space,
-    Trainee,
-    call_back,
-    lend,
-    rooms_for,
-    usual_speed,
-    within,
-)
+from slurm_migbatch.decide.lending.grants import lend
+from slurm_migbatch.decide.lending.least_loss import rooms_for
+from slurm_migbatch.decide.lending.values import Lent, Seat, Space, Trainee, usual_speed, within
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot, layouts
 from slurm_migbatch.mig.planning import plan_free
@@ -93,10 +83,7 @@ def clusters(draw):
             )
         )
     reserve = draw(st.dictionaries(st.sampled_from([*PLAIN, Profile.parse("2g.12gb")]), st.integers(1, 3), max_size=2))
-    limits = Limits(
-        draw(st.sampled_from([None, 0, 2])), {"a": draw(st.integers(0, 3))}, draw(st.sampled_from([None, 2]))
-    )
-    return spaces, draw(st.permutations(trainees)), reserve, limits
+    return spaces, draw(st.permutations(trainees)), reserve, draw(st.sampled_from([None, 0, 2]))
 
 
 def decided(spaces, trainees, found):
@@ -116,8 +103,8 @@ def decided(spaces, trainees, found):
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(clusters())
 def test_nothing_exceeds_a_gpu_and_everything_is_as_the_job_asked(cluster):
-    spaces, trainees, reserve, limits = cluster
-    found = lend(spaces, trainees, reserve, NOW, RULES, limits)
+    spaces, trainees, reserve, releases = cluster
+    found = lend(spaces, trainees, reserve, NOW, RULES, releases)
     for (node, number), used in decided(spaces, trainees, found).items():
         next(space for space in spaces if (space.node, space.gpu) == (node, number)).geometry.check(used)
     by_job = {one.job: one for one in trainees}
@@ -155,28 +142,24 @@ def places(spaces, used, reserve, most):
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(clusters())
 def test_what_the_reserve_had_room_for_it_still_has(cluster):
-    spaces, trainees, reserve, limits = cluster
-    found = lend(spaces, trainees, reserve, NOW, RULES, limits)
+    spaces, trainees, reserve, releases = cluster
+    found = lend(spaces, trainees, reserve, NOW, RULES, releases)
     kept = sum(reserve.values()) - sum(found.short.values())
     assert places(spaces, decided(spaces, trainees, found), reserve, kept) >= kept
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(clusters())
-def test_quotas_and_the_most_of_a_round_hold_and_the_order_is_slurms(cluster):
-    spaces, trainees, reserve, limits = cluster
-    found = lend(spaces, trainees, reserve, NOW, RULES, limits)
-    assert limits.releases is None or len(found.grants) + len(found.grows) <= limits.releases
-    loans = Counter(one.account for one in trainees if one.seat is not None)
-    given_to = {one.job: one.profile for one in found.grants}
-    for account, count in Counter(one.account for one in trainees if one.job in given_to).items():
-        assert loans[account] + count <= limits.of(account)
+def test_the_most_of_a_round_holds_and_the_order_is_slurms(cluster):
+    spaces, trainees, reserve, releases = cluster
+    found = lend(spaces, trainees, reserve, NOW, RULES, releases)
+    assert releases is None or len(found.grants) + len(found.grows) <= releases
     # Nobody goes without for the sake of somebody behind him.
     half = len(trainees) // 2
     first = [one for number, one in enumerate(trainees) if number < half or one.seat is not None]
-    begin = lend(spaces, first, reserve, NOW, RULES, limits)
+    begin = lend(spaces, first, reserve, NOW, RULES, releases)
     assert begin.lacking.items() <= found.lacking.items()
-    assert found == lend(spaces, trainees, reserve, NOW, RULES, limits)
+    assert found == lend(spaces, trainees, reserve, NOW, RULES, releases)
 
 
 # -- sizes -----------------------------------------------------------------------------------------------------------
@@ -287,8 +270,8 @@ def test_loans_lie_where_the_largest_free_space_is_left():
 # -- what is not given -----------------------------------------------------------------------------------------------
 
 
-def why(spaces, *trainees, reserve=None, limits=None):
-    found = lend(spaces, trainees, reserve or {}, NOW, RULES, limits or Limits())
+def why(spaces, *trainees, reserve=None, releases=None):
+    found = lend(spaces, trainees, reserve or {}, NOW, RULES, releases)
     return [found.lacking.get(one.job, "given") for one in trainees]
 
 
@@ -299,11 +282,7 @@ def test_each_reason():
     assert why([gpu()], waits("a"), reserve={ALL: 1}) == ["reserve"]
     assert why([gpu(idle_since=NOW - 60)], waits("a")) == ["idle"]
     assert why([gpu(reclaimed=NOW - 60)], waits("a")) == ["idle"]
-    assert why([gpu()], waits("a"), waits("b"), limits=Limits(releases=1)) == ["given", "round"]
-    assert why([gpu()], waits("a", account="x"), waits("b", account="x"), limits=Limits(quota={"x": 1})) == [
-        "given",
-        "quota",
-    ]
+    assert why([gpu()], waits("a"), waits("b"), releases=1) == ["given", "round"]
 
 
 def test_the_reserve_lies_where_nothing_may_be_lent_if_it_can():
@@ -318,8 +297,7 @@ def test_trainings_own_gpus_come_first_and_keep_nothing_for_inference():
     found = lend(spaces, [waits("a"), waits("b")], {ALL: 1}, NOW, RULES)
     assert [one.seat.gpu for one in found.grants] == [0, 0]
     assert lend(spaces[:1], [waits("a")], {ALL: 1}, NOW, RULES).short == {ALL: 1}
-    mine = gpu(0, own=True, lent=[Lent(slot(ALL, 0), "a")])
-    assert call_back([ONE], [mine], [runs("a", Seat("n0", 0, slot(ALL, 0)))], NOW).unserved == (ONE,)
+    assert rooms_for(ONE, [gpu(0, own=True, lent=[Lent(slot(ALL, 0), "a")])]) == []
 
 
 def test_a_reserve_that_has_no_room_is_told_and_the_rest_is_lent():
@@ -380,31 +358,12 @@ def test_nobody_grows_while_somebody_waits_for_room():
 def test_three_small_loans_end_for_one_large_start():
     small = [slot(ONE, start) for start in (0, 1, 2)]
     space = gpu(taken=[slot(THREE, 4)], lent=[Lent(one, i) for i, one in enumerate(small)])
-    jobs = [runs(i, Seat("n0", 0, one)) for i, one in enumerate(small)]
     assert rooms_for(THREE, [space]) == [frozenset(Seat("n0", 0, one) for one in small)]
-    assert call_back([THREE], [space], jobs, NOW).jobs == (0, 1, 2)
-
-
-def test_the_loan_of_least_loss_ends_and_what_it_leaves_is_used():
-    spaces = [
-        gpu(0, [slot(THREE, 4)], [Lent(slot(FOUR, 0), "large")]),
-        gpu(1, [slot(THREE, 4)], [Lent(slot(THREE, 0), "new")]),
-    ]
-    jobs = [
-        runs("large", Seat("n0", 0, slot(FOUR, 0)), since=0.0),
-        runs("new", Seat("n0", 1, slot(THREE, 0)), since=NOW - 10),
-    ]
-    assert call_back([THREE], spaces, jobs, NOW).jobs == ("large",)
-    assert call_back([ONE, TWO], spaces, jobs, NOW).jobs == ("large",)
-    assert call_back([THREE, THREE], spaces, jobs, NOW).jobs == ("large", "new")
-    assert call_back([THREE, THREE, ONE], spaces, jobs, NOW).unserved == (ONE,)
-    assert call_back([ALL], spaces, jobs, NOW).unserved == (ALL,)
 
 
 def test_nobody_ends_where_there_is_room():
-    space, job = on(ONE, 0, "j")
+    space, _ = on(ONE, 0, "j")
     assert rooms_for(THREE, [space]) == []
-    assert call_back([THREE], [space], [job], NOW).jobs == ()
 
 
 def test_a_limit_on_counts_can_ask_for_more_than_covers_the_place():
@@ -431,22 +390,6 @@ def test_rooms_are_minimal_and_complete(layout, marks, profile):
     enough = [some for some in sets if room(some)]
     least = {some for some in enough if not any(other < some for other in enough)}
     assert {frozenset(one.slot for one in some) for some in rooms_for(profile, [space])} == least - {frozenset()}
-
-
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
-@given(clusters(), st.lists(st.sampled_from(PLAIN), min_size=1, max_size=4))
-def test_after_the_endings_the_starts_have_room(cluster, starts):
-    spaces, trainees, _, _ = cluster
-    found = call_back(starts, spaces, trainees, NOW)
-    running = {one.job: one.seat for one in trainees if one.seat is not None}
-    assert all(running[job] == seat for job, seat in zip(found.jobs, found.seats, strict=True))
-    assert len(set(found.jobs)) == len(found.jobs)
-    left = [replace(one, lent=tuple(lent for lent in one.lent if lent.job not in found.jobs)) for one in spaces]
-    served = Counter(starts)
-    served.subtract(found.unserved)
-    reserve = {profile: count for profile, count in served.items() if count > 0}
-    used = {(one.node, one.gpu): one.used for one in left}
-    assert places(left, used, reserve, sum(reserve.values())) == sum(reserve.values())
 
 
 # -- small things ----------------------------------------------------------------------------------------------------

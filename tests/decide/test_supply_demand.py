@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from slurm_migbatch.daemon.audit import audit
 from slurm_migbatch.decide.capacity.demand import could_run, demands, profiles, slices
-from slurm_migbatch.decide.capacity.model import Gpu, Lease, Node
-from slurm_migbatch.decide.supply.audit import audit
+from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.slurm.client import UNREAD, JobRow, NodeRow
 from tests.support.supply_gpus import P
 
@@ -121,8 +121,8 @@ def test_nodes_to_avoid_and_the_order_of_the_queue() -> None:
 def test_the_audit_compares_with_slurm_and_forgives_what_is_late() -> None:
     from tests.support.supply_gpus import H100, slot
 
-    def held(*leases: tuple[str, int]) -> list[Node]:
-        return [Node("n1", (Gpu("a", H100, tuple(Lease(slot(s), j) for s, j in leases)),))]
+    def held(*leases: tuple[str, int]) -> dict[str, NodeFacts]:
+        return {"n1": NodeFacts((GpuFacts("a", H100, tuple((slot(text), (job, 0)) for text, job in leases)),))}
 
     running = replace(ROW, state="RUNNING", nodes=("n1",))
     assert audit(held(("2g.20gb@0", 1)), [running]) == []

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_migbatch.daemon.audit import audit
 from slurm_migbatch.daemon.nodesview import LiveView
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
-from slurm_migbatch.decide.capacity.model import Gpu, Lease, Node
 from slurm_migbatch.decide.capacity.sharing import ALONE, Sharing, ends, is_guest, sharing, whose
-from slurm_migbatch.decide.supply.audit import audit
+from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.slurm.client import JobRow
 from tests.support.supply_gpus import H100, P, slot
 from tests.support.supply_world import World
@@ -75,7 +75,8 @@ def test_a_guest_starts_and_the_sum_stays_and_nothing_is_unexplained() -> None:
     world, host, guest = paired()
     assert set(world.nodes.second.values()) == {(guest, 0)}
     reports = world.steps(5)
-    assert not any(r.notes or r.excess or r.changes for r in reports)
+    assert not any(r.notes or r.changes for r in reports)
+    assert not audit(world.nodes.view.facts(), world.slurm.jobs())
     assert count(world, "guest") == 1, "it is counted as in use"
     assert host in world.running() and not world.nodes.guests["n1"]
 
@@ -93,7 +94,7 @@ def test_when_the_host_leaves_first_slurm_never_thinks_that_the_slot_is_free() -
     assert host not in world.running() and guest in world.running()
     assert not world.nodes.misfits
     report = world.step()
-    assert not report.notes and not report.excess
+    assert not report.notes and not audit(world.nodes.view.facts(), world.slurm.jobs())
     world.steps(60)
     assert not world.nodes.misfits and guest not in world.running() and small
 
@@ -197,7 +198,8 @@ def test_whatever_comes_and_goes_nobody_finds_a_slot_taken(seed: int) -> None:
             elif row.pending and "loan" in row.gres and job in world.loop.shared:
                 release(world, job, world.loop.shared[job])
         report = world.step()
-        assert not report.error and not report.excess and not report.notes
+        assert not report.error and not report.notes
+        assert not audit(world.nodes.view.facts(), world.slurm.jobs())
         assert not world.nodes.misfits
 
 
@@ -255,14 +257,13 @@ def test_a_slot_is_free_when_the_last_of_two_ends() -> None:
 
 
 def test_a_guest_may_hold_one_slice_and_no_more() -> None:
-    def node(*leases: Lease) -> Node:
-        return Node("n1", (Gpu("g", H100, leases),))
+    def held(*slots: Slot) -> dict[str, NodeFacts]:
+        return {"n1": NodeFacts((GpuFacts("g", H100, tuple((taken, (2, 0)) for taken in slots)),))}
 
-    mine, other = Lease(SLOT, 2), Lease(slot("3g.40gb@4"), 2)
-    assert not audit([node(mine)], [row(2, "guest")])
-    (excess,) = audit([node(mine, other)], [row(2, "guest")])
+    assert not audit(held(SLOT), [row(2, "guest")])
+    (excess,) = audit(held(SLOT, slot("3g.40gb@4")), [row(2, "guest")])
     assert excess.job == 2
-    assert audit([node(mine)], [row(2, "1g.10gb")])
+    assert audit(held(SLOT), [row(2, "1g.10gb")])
 
 
 @given(st.lists(st.tuples(st.sampled_from(["start", "join", "stop"]), st.integers(1, 4)), max_size=20))

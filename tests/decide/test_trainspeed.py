@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.decide.lending import goodput
-from slurm_migbatch.decide.lending.training_speed import LEAST_S, TRUST, Heard, observed, rates, speeds
+from slurm_migbatch.decide.lending.training_speed import LEAST_S, TRUST, Heard, rates, speeds
 
 PREDICTED = {"1g.10gb": 0.2, "2g.20gb": 0.4, "3g.40gb": 0.6, "7g.80gb": 1.0}
 
@@ -73,16 +72,3 @@ def test_the_order_of_reports_does_not_matter(order):
 def test_a_predictor_that_says_nothing_is_refused():
     with pytest.raises(ValueError, match="above 0"):
         speeds({"1g.10gb": 0.0})
-
-
-def test_reports_are_rows_of_pollux_model():
-    """Runs with micro-batches of 4 to 64 at 20 ms + 5 ms an item: the fitted model knows the step of another batch."""
-    heard = [
-        Heard("1g.10gb", items=steps * micro, seconds=steps * (0.02 + 0.005 * micro), micro=micro)
-        for micro, steps in ((4, 1000), (16, 500), (64, 200))
-    ]
-    rows = observed([*heard, Heard("1g.10gb", 100, 50), Heard("3g.40gb", 100, 50, micro=4)], "1g.10gb")
-    assert [row.local for row in rows] == [4, 16, 64]
-    fitted = goodput.fit(rows)
-    assert fitted.gradient_s(32) == pytest.approx(0.02 + 0.005 * 32, rel=0.02)
-    assert observed(heard, "3g.40gb") == []

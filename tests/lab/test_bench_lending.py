@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch.cli.main import cli
-from slurm_migbatch.decide.lending.forecast import Levels
-from slurm_migbatch.decide.lending.goodput import Goodput, Steps
 from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.experiments import lending
 from slurm_migbatch.lab.experiments.lending import AFE, WAYS, Load
+from slurm_migbatch.lab.papers.forecast import Levels
+from slurm_migbatch.lab.papers.goodput import Goodput, Steps
 from slurm_migbatch.lab.sim.cluster import Cluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import whole

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from slurm_migbatch.decide.lending.forecast import DAY_S
-from slurm_migbatch.decide.lending.goodput import Goodput, Steps
 from slurm_migbatch.lab.experiments import lentphilly
 from slurm_migbatch.lab.experiments.lentphilly import BUSY, case, play
+from slurm_migbatch.lab.papers.goodput import Goodput, Steps
 from slurm_migbatch.lab.sim.job import Job
 from slurm_migbatch.lab.sim.policies.lending import Learning
 from slurm_migbatch.lab.traces.trace import Trace

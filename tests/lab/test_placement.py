@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.decide.capacity.speeds import bundles
+from slurm_migbatch.decide.capacity.bundles import bundles
 from slurm_migbatch.lab.papers.placement import (
     BestFit,
     Fgd,

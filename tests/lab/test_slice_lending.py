@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.config import LendingConfig
 from slurm_migbatch.decide.lending.expectation import Expectation
 from slurm_migbatch.decide.lending.forecast import DAY_S
-from slurm_migbatch.decide.lending.grants import usual_speed
+from slurm_migbatch.decide.lending.values import usual_speed
 from slurm_migbatch.lab.experiments.wave import Request, Training, Wave, draw
 from slurm_migbatch.lab.experiments.wavesim import Overheads, predict
 from slurm_migbatch.lab.sim import registry

@@ -1,4 +1,3 @@
-import json
 import pickle
 from itertools import pairwise
 
@@ -26,7 +25,6 @@ def test_union_is_that_of_sets(abc):
     assert a.union(b) == b.union(a)
     assert a.union(b).union(c) == a.union(b.union(c))
     assert a.union(a) == a == a.union(EMPTY)
-    assert a.is_subset_of(a.union(b))
     assert set(a.union(b).slots) == set(a.slots) | set(b.slots)
 
 
@@ -36,7 +34,7 @@ def test_difference_and_intersection_take_a_layout_apart(ab):
     assert a.minus(b).union(a.intersection(b)) == a
     assert a.union(b).minus(b) == a.minus(b)
     assert a.minus(a) == EMPTY
-    assert a.is_subset_of(b) == (a.union(b) == b) == (a.minus(b) == EMPTY)
+    assert (a.union(b) == b) == (a.minus(b) == EMPTY) == (set(a.slots) <= set(b.slots))
     assert a.mask == a.minus(b).mask | a.intersection(b).mask
     assert not a.minus(b).mask & a.intersection(b).mask
 
@@ -66,41 +64,7 @@ def test_equality_and_hash_do_not_know_the_order(one, random):
 
 @given(compatible(1))
 def test_layouts_travel(one):
-    assert Layout.from_list(json.loads(json.dumps(one[0].to_list()))) == one[0]
     assert pickle.loads(pickle.dumps(one[0])) == one[0]
-
-
-@given(
-    st.recursive(
-        st.none() | st.integers() | st.text(max_size=8) | st.sampled_from(["1g.10gb"]), st.lists, max_leaves=12
-    )
-)
-def test_anything_else_on_the_wire_is_refused(rows):
-    try:
-        Layout.from_list(rows)
-    except LayoutError as error:
-        assert str(error)
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        None,
-        {},
-        "1g.10gb",
-        [["1g.10gb", 0]],
-        [["1g", 0, 1]],
-        [["1g.10gb", -1, 1]],
-        [["1g.10gb", 0, 0]],
-        [[1, 0, 1]],
-        [["1g.10gb", 0.0, 1]],
-        [["1g.10gb", True, 1]],
-        [["1g.10gb", 0, 10**9]],
-    ],
-)
-def test_odd_wire_forms_are_refused(rows):
-    with pytest.raises(LayoutError):
-        Layout.from_list(rows)
 
 
 def test_overlaps_are_refused_and_named():

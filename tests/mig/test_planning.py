@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.mig.geometry import Geometry, ProfileInfo, UnknownProfile
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot, layouts
 from slurm_migbatch.mig.placement import Placement
-from slurm_migbatch.mig.planning import capacity, choose, fill, fragmentation, plan_free
+from slurm_migbatch.mig.planning import capacity, choose, fragmentation, plan_free
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.testbed.simdriver import GPU_MODELS
 from tests.support.examples import examples
@@ -142,19 +142,6 @@ def test_once_the_offer_is_taken_the_rest_of_the_wishes_is_still_out_of_reach(ge
         assert choose(geometry, used.union(plan), profile) is None
 
 
-@settings(max_examples=40)
-@given(data=st.data())
-def test_fill_leaves_no_room_for_anything_preferred(geometry, data):
-    known, taken, preference = used_and_wishes(data, geometry)
-    offer = fill(geometry, taken, preference)
-    geometry.check(taken.union(offer))
-    assert {slot.profile for slot in offer} <= set(preference)
-    for profile in preference:
-        assert choose(geometry, taken.union(offer), profile) is None
-    if preference:
-        assert offer.counts()[preference[0]] == known.capacity(taken, preference[0])
-
-
 @settings(max_examples=30)
 @given(data=st.data())
 def test_capacity_and_fragmentation_are_as_documented(geometry, data):
@@ -216,4 +203,4 @@ def test_unknown_profiles_are_an_error_where_one_is_named(geometries):
         capacity(geometry, EMPTY, odd)
     with pytest.raises(UnknownProfile):
         plan_free(geometry, Layout([Slot.of("1g.5gb", 0, 1)]), [])
-    assert fill(geometry, EMPTY, [odd]) == EMPTY
+    assert plan_free(geometry, EMPTY, [odd]) == EMPTY

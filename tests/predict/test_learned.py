@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.predict.facts import BUILT_IN, FactsError, ModelFacts, load
+from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.workload.buckets import Bucket
 from tests.support.gpu_kinds import A100_40, H100, P
@@ -86,45 +83,6 @@ def test_names_are_unique_and_grids_start_small() -> None:
     assert len(names) == len(set(names))
     for facts in BUILT_IN:
         assert facts.reference in facts.grid.inputs or facts.grid.inputs[0] < facts.reference < facts.grid.inputs[-1]
-
-
-def test_a_site_adds_its_own(tmp_path: Path) -> None:
-    path = tmp_path / "models.json"
-    row = {
-        "name": "mine",
-        "family": "cnn",
-        "params_m": 10,
-        "gflops": 3,
-        "unit": "px",
-        "reference": 224,
-        "kernels": 100,
-        "activation_mib": 30,
-        "aliases": ["ours"],
-    }
-    path.write_text(json.dumps([row]))
-    prior = LearnedPredictor(None, (*BUILT_IN, *load(path)))
-    assert prior.aliases()["ours"] == "mine"
-    assert prior.figures(Bucket("mine", "infer", 1, 224, "px"), H100)
-
-
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        ("{", "no JSON"),
-        ("{}", "a list"),
-        ('[{"name": "x"}]', "model 'x'"),
-        ('[{"name": "x", "colour": 1}]', "fields"),
-        (
-            '[{"name":"x","family":"f","params_m":0,"gflops":1,"unit":"px","reference":1,"kernels":1,"activation_mib":1}]',
-            "above 0",
-        ),
-    ],
-)
-def test_bad_facts_are_refused(tmp_path: Path, text: str, what: str) -> None:
-    path = tmp_path / "models.json"
-    path.write_text(text)
-    with pytest.raises(FactsError, match=what):
-        load(path)
 
 
 def test_attention_makes_long_inputs_dearer_than_linear() -> None:

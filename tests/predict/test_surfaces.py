@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_migbatch.lab.sim.relative import relative_speed
 from slurm_migbatch.predict.cells import Cells
 from slurm_migbatch.predict.fewshot import adapt
 from slurm_migbatch.predict.population import pool
 from slurm_migbatch.predict.recommend import advise
-from slurm_migbatch.predict.speed import relative_speed
 from slurm_migbatch.predict.surface import MEMORY, TIME, Surface
 from tests.support.laboratory import A100, MODELS, known, measure, truth
 

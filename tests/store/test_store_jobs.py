@@ -174,15 +174,3 @@ def test_odd_decisions_are_kept(store: Store) -> None:
 def test_odd_jobs_do_not_stop_the_others(store: Store) -> None:
     store.upsert_jobs([{}, {"job_id": "x"}, {"job_id": -1}, {"job_id": 3, "state": None, "submit": "x"}, job(4)])
     assert states(store) == [(3, 0, "PENDING"), (4, 0, "PENDING")]
-
-
-def test_measured_figures(store: Store) -> None:
-    node = Node(store)
-    node.send(node.start(100, 7))
-    assert store.record_measured(7, 0, {"latency_ms": 12.5, "memory_mib": 4096})
-    assert store.record_measured(7, 0, {"throughput_per_s": 80.0, "memory_mib": float("nan")})
-    run = run_of(store, 7).run
-    assert [run[f"measured_{name}"] for name in ("latency_ms", "throughput_per_s", "memory_mib")] == [12.5, 80, 4096]
-    assert not store.record_measured(8, 0, {"latency_ms": 1.0})
-    with pytest.raises(ValueError, match="no such figure"):
-        store.record_measured(7, 0, {"speed": 1.0})

@@ -159,16 +159,6 @@ def test_each_run_has_its_own(store: Store) -> None:
     assert (measured(store, 7, 0)[0], measured(store, 7, 1)[0]) == (50, 70)
 
 
-def test_others_may_measure_too(store: Store) -> None:
-    node = Node(store)
-    node.send(node.start(100, 7))
-    assert store.record_measured(7, 0, {"items": 5, "throughput_per_s": 3.5}, by="profile")
-    assert measured(store)[:2] == (5, 3.5)
-    assert facts(store)["by"] == {"items": "profile", "throughput_per_s": "profile"}
-    with pytest.raises(ValueError, match="cannot be"):
-        store.record_measured(7, 0, {"items": -5})
-
-
 # -- what is safe
 
 
@@ -245,7 +235,6 @@ def test_a_lesson_says_all_that_is_known(store: Store) -> None:
         reported_by="job", memory_by="driver", predictor="prior/1", reason="smallest", predicted_throughput_per_s=100,
         predicted_latency_s=0.02, predicted_memory_mib=5000,
     )  # fmt: skip
-    assert lesson.throughput_per_slice == 12
     assert taught(store, lesson.number) == []
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from slurm_migbatch.decide.capacity.free import Room, Space
-from slurm_migbatch.decide.dispatch.retype import Candidate, Pending, Promise, marked, promise_of
+from slurm_migbatch.decide.dispatch.retype import Pending, Promise, marked, promise_of
+from slurm_migbatch.decide.snapshot import Candidate
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.grant import Grant
 from slurm_migbatch.mig.layout import EMPTY, Layout

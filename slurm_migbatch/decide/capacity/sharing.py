@@ -14,7 +14,7 @@ finds no slot (it is requeued and started again elsewhere).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -92,31 +92,28 @@ def sharing(
     slices = Counter(run[0] for gpu in facts.gpus for _, run in gpu.leases)
     shared = {(gpu.uuid, slot): run[0] for gpu in facts.gpus for slot, run in gpu.guests}
     located = {*first, *shared.values()}
-    places: dict[int, Place] = {}
-    waiting = 0
-    held_back: Counter[Profile] = Counter()
+    held_back = Counter(
+        slot.profile
+        for uuid, slot in shared
+        if any(s == slot and u == uuid and job not in started for job, (u, s, _) in first.items())
+    )
+    # Their Prologs may be looking for their places in the plan right now.
+    starting = {
+        guest: place
+        for guest, place in present.items()
+        if guest in started and guest not in located and node in jobs[guest].nodes and jobs[guest].state != "COMPLETING"
+    }
+    places = dict(starting)
     unlocated: Counter[Profile] = Counter()
-    for uuid, slot in shared:
-        if any(s == slot and u == uuid and job not in started for job, (u, s, _) in first.items()):
-            held_back[slot.profile] += 1
     taken = set(shared)
-    for guest, place in present.items():
-        # Its Prolog may be looking for its place in the plan right now.
-        if guest not in started or guest in located or node not in jobs[guest].nodes:
-            continue
-        if jobs[guest].state == "COMPLETING":
-            continue
-        places[guest] = place
-        planned = _slot(place)
-        if planned is None:
-            continue
-        slot = planned
-        taken.add((place[0], slot))
-        holder = next((job for job, (uuid, s, _) in first.items() if uuid == place[0] and s == slot), None)
+    for uuid, slot in filter(None, map(_slot, starting.values())):
+        taken.add((uuid, slot))
+        holder = next((job for job, (u, s, _) in first.items() if u == uuid and s == slot), None)
         if holder is None:
             unlocated[slot.profile] += 1
         elif holder not in started:
             held_back[slot.profile] += 1
+    waiting = 0
     for guest, host in sorted(pairs.items()):
         row, found = jobs.get(guest), first.get(host)
         if row is None or guest in located or not row.pending or found is None or slices[host] > 1:
@@ -182,9 +179,10 @@ def _alike(one: JobRow, other: JobRow | None) -> bool:
     return other is not None and other.active and (one.uid, one.user) == (other.uid, other.user)
 
 
-def _slot(place: Sequence[object]) -> Slot | None:
-    _, profile, start, size, *_ = place
+def _slot(place: Place) -> tuple[str, Slot] | None:
+    """The GPU and the slot that a place names; None where they cannot be read."""
+    uuid, profile, start, size, *_ = place
     try:
-        return Slot.of(str(profile), int(str(start)), int(str(size)))
+        return uuid, Slot.of(str(profile), int(str(start)), int(str(size)))
     except (LayoutError, ProfileError, ValueError):
         return None

@@ -25,7 +25,6 @@ from typing import Any, Final
 from slurm_migbatch.decide.capacity.demand import GRES, slices
 from slurm_migbatch.decide.capacity.free import Space
 from slurm_migbatch.decide.dispatch.elasticity import Array, at_once
-from slurm_migbatch.decide.dispatch.session import HISTORY
 from slurm_migbatch.mig.grant import strip
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
@@ -33,6 +32,8 @@ from slurm_migbatch.workload import hints as hinting
 from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.refusal import Refusal
 
+HISTORY: Final = 10
+"""Deadlines, of the longest, over which the GPU time of users is compared."""
 START_S: Final = 2.0
 """From the end of one task to the start of the next: Epilog, a scheduling cycle of Slurm's, Prolog."""
 MEASURED: Final = 32

@@ -28,6 +28,7 @@ from slurm_migbatch.decide.capacity.demand import GRES, slices
 from slurm_migbatch.decide.capacity.free import Space
 from slurm_migbatch.decide.capacity.model import Demand
 from slurm_migbatch.decide.paris_elsa.assignment import Board, Waiting, Work, assign
+from slurm_migbatch.decide.snapshot import Candidate
 from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment, strip
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm import gres as gres_list
@@ -77,16 +78,6 @@ class Promise:
         """What the job takes on `each` slices of a profile, at most; None where nobody can say."""
         rate = next((option.rate for option in self.options if option.profile == profile), None)
         return None if not rate or self.items is None else self.items / (rate * each)
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One profile that a decision weighed (`predict.candidate.Candidate`, or its record)."""
-
-    profile: Profile
-    memory_mib: int
-    rate: float | None
-    ok: bool
 
 
 def promise_of(

@@ -1,110 +1,31 @@
-"""Training on slices that inference does not need: who gets how many, and who gives back when it does.
+"""Loans of idle slices to training: when they may change, what that costs, and who gives back when inference needs it.
 
 DeepBoot (Chen et al., IEEE TPDS 2023), as its authors' simulator has it:
 
-- `allocate`: the training half of adaptive task scaling. A group knapsack: of each job one choice, its worth the
-  speedup relative to its fair share; a change is worth less the more often it was restarted (`ats_worth`). Slices of
-  several kinds are ours: a job works on slices of one kind, and the kinds' knapsacks are solved in turn, each exactly,
-  until none gains. With one kind this is the authors' dynamic program.
-- `reclaim`: the inference half. The loans that cost least to end, one start at a time. The authors compare sums of
-  speedups; to add what the restart costs, to put what is protected last and to free one large slice by several loans
-  on the same GPU are ours.
-- `Replica` and `serve`: an instance that has served stays ready, protected at first and asleep afterwards.
+- `reclaim`: the inference half of adaptive task scaling. The loans that cost least to end, one start at a time. The
+  authors compare sums of speedups; to add what the restart costs, to put what is protected last and to free one large
+  slice by several loans on the same GPU are ours.
 - `Elastic`: restarts with warm containers (AFE) cost the less the less changes.
 
-Their weak spot is churn (11 restarts a job in their own simulator). Ours against it: `paid_worth` (a change has to earn
-its restart back in the time that the forecast gives it), `Calm` (the longer between changes of one's own will the more
-of them there were; loans have a least length and slices rest after a reclaim), `Surge` (few large calls in a burst),
-and lending only what `forecast.Levels` says will be idle long enough. Where slices are lent, idle replicas are better
-not protected: while they are, requests of other applications call loans back although slices stand idle.
+Its weak spot is churn (11 restarts a job in the authors' simulator). Ours against it: `paid_worth` (a change has to
+earn its restart back in the time that the forecast gives it) and `Calm` (the longer between changes of one's own will
+the more of them there were; loans have a least length and slices rest after a reclaim).
+
+What migbatchd does not run of DeepBoot is in `lab.papers.deepboot`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
-import numpy as np
-
-Kind = TypeVar("Kind", bound=Hashable)
 Slot = TypeVar("Slot", bound=Hashable)
-
-_GAIN: Final = 1e-9
-PROTECT_S: Final = 30.0
-PROTECT_PER_HIT_S: Final = 15.0
-PROTECT_MOST_S: Final = 120.0
-
-
-# -- the training half -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Choice(Generic[Kind]):
-    """So many slices of one kind for one job."""
-
-    kind: Kind
-    count: int
-
-
-def ats_worth(speedup: float, fair: float, *, changed: bool, age_s: float, restarts: int) -> float:
-    """DeepBoot's worth: speedup over that of the fair share, less for a change, the more restarts it had."""
-    worth = speedup / fair
-    return worth * max(age_s - 10.0 * restarts, 0.0) / (age_s + 10.0) if changed else worth
 
 
 def paid_worth(speedup: float, fair: float, *, restart_s: float, stay_s: float) -> float:
     """What is left of a speedup over the time that it lasts, when the restart has been paid; at least 0."""
     return speedup / fair * max(0.0, 1.0 - restart_s / stay_s) if stay_s > 0 else 0.0
-
-
-def allocate(worths: Sequence[Mapping[Choice[Kind], float]], capacity: Mapping[Kind, int]) -> list[Choice[Kind] | None]:
-    """For each job the choice that makes the sum of worths greatest, within the capacity of every kind.
-
-    None: it gets nothing. A job is given only what its mapping offers, so its least and most are kept by not offering
-    others. Exact for one kind; for several each kind in turn until no turn gains. Takes the jobs times their choices
-    times the capacity.
-    """
-    chosen: list[Choice[Kind] | None] = [None] * len(worths)
-    kinds = [kind for kind, count in capacity.items() if count > 0]
-    total = 0.0
-    while True:
-        for kind in kinds:
-            _turn(worths, kind, capacity[kind], chosen)
-        now = sum(worths[job][choice] for job, choice in enumerate(chosen) if choice is not None)
-        if len(kinds) < 2 or now <= total + _GAIN:
-            return chosen
-        total = now
-
-
-def _turn(
-    worths: Sequence[Mapping[Choice[Kind], float]], kind: Kind, capacity: int, chosen: list[Choice[Kind] | None]
-) -> None:
-    """Solve one kind, with what the jobs have of other kinds as what they fall back to."""
-    best = np.zeros(capacity + 1)
-    taken = np.zeros((len(worths), capacity + 1), dtype=np.int64)
-    for job, offers in enumerate(worths):
-        have = chosen[job]
-        new = best + (offers[have] if have is not None and have.kind != kind else 0.0)
-        row = taken[job]
-        for choice, worth in offers.items():
-            count = choice.count
-            if choice.kind == kind and 0 < count <= capacity and worth > 0:
-                other = best[: capacity + 1 - count] + worth
-                better = other > new[count:] + _GAIN
-                new[count:][better] = other[better]
-                row[count:][better] = count
-        best = new
-    left = capacity
-    for job in range(len(worths) - 1, -1, -1):
-        count = int(taken[job, left])
-        have = chosen[job]
-        if count:
-            chosen[job] = Choice(kind, count)
-            left -= count
-        elif have is not None and have.kind == kind:
-            chosen[job] = None
 
 
 @dataclass(frozen=True)
@@ -153,46 +74,6 @@ class Elastic:
         return self.resize + (self.full - self.resize) * (after - before) / after
 
 
-# -- the inference half ------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Replica(Generic[Slot]):
-    """An instance of an application that has its model loaded.
-
-    Attributes:
-        hits: how often it has served. `busy`: it serves now.
-        idle_since: when it last ended, where it does not.
-    """
-
-    slot: Slot
-    app: str
-    hits: int = 0
-    busy: bool = True
-    idle_since: float = 0.0
-
-    def protected(self, now: float, times: float = 1.0) -> bool:
-        """Whether it serves, or has served so lately for its hits that nothing may take its place."""
-        return self.busy or now - self.idle_since < protect_s(self.hits, times)
-
-
-def protect_s(hits: int, times: float = 1.0) -> float:
-    """How long what was hit so often is protected after its end."""
-    return times * min(PROTECT_S + PROTECT_PER_HIT_S * hits, PROTECT_MOST_S)
-
-
-def serve(app: str, replicas: Sequence[Replica[Slot]]) -> Replica[Slot] | None:
-    """The idle replica that a request of this application takes without a cold start: the most hit one."""
-    ready = [replica for replica in replicas if replica.app == app and not replica.busy]
-    return max(ready, key=lambda replica: replica.hits, default=None)
-
-
-def displaced(replicas: Sequence[Replica[Slot]], now: float, times: float = 1.0) -> Replica[Slot] | None:
-    """The replica of another application whose slot is taken: asleep, the least hit, the longest idle."""
-    asleep = [replica for replica in replicas if not replica.protected(now, times)]
-    return min(asleep, key=lambda replica: (replica.hits, replica.idle_since), default=None)
-
-
 @dataclass(frozen=True)
 class Loan(Generic[Slot]):
     """A training job with slices that can be called back.
@@ -229,27 +110,6 @@ class Loan(Generic[Slot]):
     def protected(self, now: float, protect: float = 60.0) -> bool:
         """Whether it started or gave back so lately, and gave back so often, that others have to come first."""
         return now - self.since < protect * (1 + self.hits)
-
-
-@dataclass
-class Surge:
-    """How many slices are called back at a time: more than are missing while calls follow one another.
-
-    A burst of requests comes one by one. A job that gives back a slice for each is resized as often; so each call that
-    follows another within `window_s` asks for `growth` times as many, and a burst of n takes about log n calls. What
-    comes back too early is there for the burst.
-    """
-
-    growth: float = 2.0
-    window_s: float = 90.0
-    last: float = -math.inf
-    size: float = 1.0
-
-    def call(self, now: float, starts: int, most: int) -> int:
-        """Slices to call back now that `starts` are missing and `most` could come."""
-        self.size = min(self.size * self.growth, float(max(most, 1))) if now - self.last < self.window_s else 1.0
-        self.last = now
-        return max(starts, int(self.size))
 
 
 @dataclass(frozen=True)

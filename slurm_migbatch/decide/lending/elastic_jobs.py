@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from slurm_migbatch.decide.lending.ledger import Sight
 from slurm_migbatch.decide.lending.training_speed import Heard, speeds
 from slurm_migbatch.decide.lending.values import usual_speed, within
 from slurm_migbatch.decide.lending.view import Costs, Run
+from slurm_migbatch.decide.snapshot import Report
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.workload.loans import LoanHints
@@ -38,16 +39,6 @@ class Predictions(Protocol):
 _FUTURE_S: Final = 60.0
 _MOST_S: Final = 86_400.0
 _MOST_KINDS: Final = 10_000
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a run last said: its newest complete checkpoint (unix s), seconds that took, items, and items a second."""
-
-    checkpoint: float | None = None
-    ckpt_s: float | None = None
-    items: float | None = None
-    rate: float | None = None
 
 
 def report_of(event: Mapping[str, Any], now: float) -> tuple[Run, Report] | None:

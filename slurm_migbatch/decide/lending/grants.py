@@ -17,35 +17,23 @@ relative to a fair share, restarts that must be paid for, and the loans of least
 Where on a GPU: every GPU's free space is planned as a whole (`mig.planning`), so loans and reserve lie where the
 largest useful space is left. A GPU is chosen by what it loses: of all profiles together the least.
 
-`rooms_for` and `call_back` are the other direction: which loans end so that an inference job of a profile can start.
+`rooms_for` is the other direction: which loans end so that an inference job of a profile can start.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Final
 
 from slurm_migbatch.decide.lending.allocation import Calm
 from slurm_migbatch.decide.lending.capacity import Board, Given, Grown
-from slurm_migbatch.decide.lending.least_loss import CallBack, call_back, rooms_for
 from slurm_migbatch.decide.lending.values import (
-    Grant,
-    Grow,
     Lending,
-    Lent,
-    Limits,
     Reason,
-    Seat,
     Space,
     Trainee,
-    usual_speed,
-    within,
 )
 from slurm_migbatch.mig.profile import Profile
-
-FREE: Final = Limits()
 
 
 def lend(
@@ -54,23 +42,28 @@ def lend(
     reserve: Mapping[Profile, int],
     now: float,
     calm: Calm,
-    limits: Limits = FREE,
+    releases: int | None = None,
 ) -> Lending:
-    """Who is released with what, and who grows. `trainees` are in Slurm's order, running ones among them anywhere."""
+    """Who is released with what, and who grows.
+
+    Args:
+        spaces: GPUs that may lend.
+        trainees: training jobs in Slurm's order, running ones among them anywhere.
+        reserve: slices that inference is expected to need.
+        now: unix seconds.
+        calm: when a job may be changed and a slice lent.
+        releases: at most so many jobs are released or grow; None: any number.
+    """
     board = Board(spaces, trainees, now, calm)
     short = board.hold(reserve)
-    loans = Counter(one.account for one in trainees if one.seat is not None)
-    releases = math.inf if limits.releases is None else limits.releases
+    most = math.inf if releases is None else releases
     given: list[Given] = []
     lacking: dict[Hashable, Reason] = {}
     hopeless: dict[tuple[tuple[Profile, ...], frozenset[str] | None], Reason] = {}
     for one in trainees:
         if one.seat is not None:
             continue
-        if loans[one.account] >= limits.of(one.account):
-            lacking[one.job] = "quota"
-            continue
-        if len(given) >= releases:
+        if len(given) >= most:
             lacking[one.job] = "round"
             continue
         useful = board.useful(one)
@@ -83,30 +76,10 @@ def lend(
             continue
         given.append(Given(one, board.worths(one, useful), room[1], room[0]))
         board.put(room[0], room[1])
-        loans[one.account] += 1
     enough = not any(reason in ("room", "idle", "reserve") for reason in lacking.values())
     board.raise_sizes(given, move=enough)  # what a move leaves behind is for those that wait for room
     board.exchange(given, move=enough)
     grown: list[Grown] = []
     if enough:
-        grown = board.grow(trainees, int(min(releases - len(given), len(trainees))))
+        grown = board.grow(trainees, int(min(most - len(given), len(trainees))))
     return Lending(*board.seated(given, grown), lacking, short)
-
-
-__all__ = [
-    "CallBack",
-    "Grant",
-    "Grow",
-    "Lending",
-    "Lent",
-    "Limits",
-    "Reason",
-    "Seat",
-    "Space",
-    "Trainee",
-    "call_back",
-    "lend",
-    "rooms_for",
-    "usual_speed",
-    "within",
-]

@@ -232,17 +232,18 @@ class Ledger:
             elif sight.row.active:
                 self._runs(loan, sight.row, places.get(run), checkpoints.get(run), now)
         for job, sight in sights.items():
-            place = places.get((job, sight.row.restarts))
-            profile = place[2].profile if sight.hints.guest and place is not None else sight.hints.slice
-            if job in self.open or profile is None or sight.row.tasks > 1:
-                continue
-            if not self._meet(sight, now) and sight.row.active:
-                self._adopt(sight, profile, place, now)
+            if job not in self.open and sight.row.tasks <= 1:
+                self._newly_seen(sight, places.get((job, sight.row.restarts)), now)
         self._expected = {task: loan for task, loan in self._expected.items() if now - loan.decided < EXPECTED_S}
         self.runs = {(loan.job_id, loan.restart) for loan in self.open.values()} | (self.runs & places.keys())
         for job in [job for job, past in self.past.items() if job not in sights and now - past.ended > STALE_S]:
             del self.past[job]
         return ended
+
+    def _newly_seen(self, sight: Sight, place: Place | None, now: float) -> None:
+        profile = place[2].profile if sight.hints.guest and place is not None else sight.hints.slice
+        if profile is not None and not self._meet(sight, now) and sight.row.active:
+            self._adopt(sight, profile, place, now)
 
     def _came_back(self, loan: Loan, now: float) -> Loan:
         if loan.state is State.REQUEUED:

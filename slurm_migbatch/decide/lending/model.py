@@ -9,7 +9,6 @@ from enum import Enum
 from slurm_migbatch.decide.lending.allocation import Calm
 from slurm_migbatch.decide.lending.ledger import Cause, Loan, Sight
 from slurm_migbatch.decide.lending.values import Space, Trainee
-from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 
 
@@ -84,6 +83,10 @@ class Picture:
     reserve: Mapping[Profile, int] = field(default_factory=dict)
     blackout: bool = False
 
+    def quota_left(self, rules: Rules) -> dict[str, int]:
+        """Compute slices that each account with a quota may still have as loans."""
+        return {account: most - self.lent.get(account, 0) for account, most in rules.quota.items()}
+
 
 class Kind(str, Enum):
     """What is done to a job."""
@@ -145,8 +148,3 @@ class Ground:
     def put(self, space: Space) -> None:
         """It is so from now on."""
         self.spaces[space.node, space.gpu] = space
-
-
-def compute_slices(geometry: Geometry, profile: Profile) -> int:
-    """Compute slices of a profile on this GPU; by its name where the GPU does not have it."""
-    return geometry.info(profile).compute_slices if profile in geometry else profile.compute

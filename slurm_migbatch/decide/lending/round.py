@@ -17,7 +17,7 @@ from slurm_migbatch.decide.lending.grants import lend
 from slurm_migbatch.decide.lending.ledger import Cause
 from slurm_migbatch.decide.lending.model import Ground, Kind, Order, Picture, Round, Rules
 from slurm_migbatch.decide.lending.reclaim import call_back, due, make_ready, stop
-from slurm_migbatch.decide.lending.values import Grow, Lent, Limits, Space, Trainee
+from slurm_migbatch.decide.lending.values import Grow, Lent, Space, Trainee
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.workload.loans import forgets
 
@@ -45,7 +45,7 @@ def decide(picture: Picture, rules: Rules) -> Round:
         picture.reserve,
         picture.now,
         rules.calm,
-        Limits(releases=0 if picture.blackout else rules.most_releases),
+        0 if picture.blackout else rules.most_releases,
     )
     ready = make_ready(picture, rules, ground, lending.short.items()) if not picture.blackout else []
     orders += [order for order in ready if order.job not in busy]
@@ -55,7 +55,7 @@ def decide(picture: Picture, rules: Rules) -> Round:
     }
     waiting = {int(str(one.job)) for one in trainees if one.seat is None}
     lacking.update(dict.fromkeys(_without_quota(picture, rules) - waiting, LACKING["quota"]))
-    left = {account: most - picture.lent.get(account, 0) for account, most in rules.quota.items()}
+    left = picture.quota_left(rules)
     accounts = {int(str(one.job)): one.account for one in picture.trainees}
     if not ended and not picture.blackout:
         later = not _may_return(picture, rules)
@@ -132,16 +132,16 @@ def _leaves(picture: Picture, space: Space, busy: set[int]) -> bool:
 
 def _trainees(picture: Picture, rules: Rules, busy: set[int]) -> list[Trainee]:
     """Waiting jobs with the profiles that their account may have, and running ones; those that leave count as new."""
-    barred = _without_quota(picture, rules)
+    barred, left = _without_quota(picture, rules), picture.quota_left(rules)
     found = []
     for one in picture.trainees:
         job = int(str(one.job))
         if one.seat is None and (job in busy or job in barred):
             continue
-        most, has = rules.quota.get(one.account), one.seat.slot.profile if one.seat is not None else None
-        if most is not None:
-            left = most - picture.lent.get(one.account, 0) + (has.compute if has is not None else 0)
-            one = replace(one, speeds={p: v for p, v in one.speeds.items() if p.compute <= left or p == has})
+        has = one.seat.slot.profile if one.seat is not None else None
+        if one.account in left:
+            most = left[one.account] + (has.compute if has is not None else 0)
+            one = replace(one, speeds={p: v for p, v in one.speeds.items() if p.compute <= most or p == has})
         if has is not None:
             loan = picture.loans.get(job)
             stays = job in busy or loan is None or loan.leaving or one.restarts >= rules.max_restarts
@@ -152,14 +152,15 @@ def _trainees(picture: Picture, rules: Rules, busy: set[int]) -> list[Trainee]:
 
 def _without_quota(picture: Picture, rules: Rules) -> set[int]:
     """Waiting jobs whose account has room for none of their profiles."""
-    barred = set()
-    for one in picture.trainees:
-        most = rules.quota.get(one.account)
-        if one.seat is None and most is not None and one.speeds:
-            left = most - picture.lent.get(one.account, 0)
-            if all(profile.compute > left for profile in one.speeds):
-                barred.add(int(str(one.job)))
-    return barred
+    left = picture.quota_left(rules)
+    return {
+        int(str(one.job))
+        for one in picture.trainees
+        if one.seat is None
+        and one.account in left
+        and one.speeds
+        and all(profile.compute > left[one.account] for profile in one.speeds)
+    }
 
 
 def _grow(picture: Picture, grow: Grow) -> Order:

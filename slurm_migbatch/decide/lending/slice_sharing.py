@@ -132,7 +132,7 @@ class Company:
         waiting = [one for one in picture.trainees if self._may_share(picture, decided, one, busy)]
         speeds = {int(str(one.job)): one.speeds for one in picture.trainees}
         accounts = {int(str(one.job)): one.account for one in picture.trainees}
-        left = {account: most - picture.lent.get(account, 0) for account, most in rules.quota.items()}
+        left = picture.quota_left(rules)
         guests = [_sharer(picture, int(str(one.job))) for one in waiting]
         for pair in pairs(hosts, guests, speeds, self._rules):
             account, slices = accounts[pair.guest], picture.loans[pair.host].slice.compute

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from slurm_migbatch.decide.lending.elastic_jobs import Report, Trainees
+from slurm_migbatch.decide.lending.elastic_jobs import Trainees
 from slurm_migbatch.decide.lending.expectation import Expectation
 from slurm_migbatch.decide.lending.ledger import Ledger, Loan, Place, Sight
 from slurm_migbatch.decide.lending.model import Kind, Order, Round, Rules
@@ -20,7 +20,7 @@ from slurm_migbatch.decide.lending.pairs import Rules as ShareRules
 from slurm_migbatch.decide.lending.round import decide
 from slurm_migbatch.decide.lending.slice_sharing import Company
 from slurm_migbatch.decide.lending.view import Idleness, Knowledge, Scene, picture_of, places_of, sights_of
-from slurm_migbatch.decide.snapshot import ClusterSnapshot, LendingPast, Run, RunProgress
+from slurm_migbatch.decide.snapshot import ClusterSnapshot, LendingPast, Report, Run, RunProgress
 from slurm_migbatch.decide.supply.stage import SupplyDecision
 from slurm_migbatch.mig.profile import Profile, ProfileError
 

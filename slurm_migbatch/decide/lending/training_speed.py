@@ -2,8 +2,7 @@
 
 A job that was on a 1g and a 3g slice knows how they compare better than any predictor. Its items are in a unit of its
 own, so one profile alone tells nothing; of several each is shifted by how far it is off from what all of them are on
-average, and what was not run on is kept between what was measured on smaller and larger slices. All of this is ours;
-`observed` gives the rows of Pollux's model (`goodput.fit`).
+average, and what was not run on is kept between what was measured on smaller and larger slices. All of this is ours.
 
 Reports are the job's own words. A job that boasts of its speed on large slices would get them first, so what it
 measured counts no further than `TRUST` from what was predicted.
@@ -14,8 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
-
-from slurm_migbatch.decide.lending.goodput import Observed
 
 LEAST_S: Final = 5.0
 """Seconds of training below which a report says nothing of speed: warming up takes as long."""
@@ -55,16 +52,6 @@ def rates(reports: Iterable[Heard]) -> dict[str, float]:
         items[one.profile] = items.get(one.profile, 0.0) + one.items
         seconds[one.profile] = seconds.get(one.profile, 0.0) + one.seconds
     return {profile: items[profile] / seconds[profile] for profile in items}
-
-
-def observed(reports: Iterable[Heard], profile: str) -> list[Observed]:
-    """Measured steps on one profile for `goodput.fit`: one replica, no exchange, so a step is its gradients."""
-    rows = []
-    for one in usable(reports):
-        if one.profile == profile and one.micro is not None:
-            seconds = one.seconds * one.micro / one.items
-            rows.append(Observed(nodes=1, replicas=1, local=one.micro, gradient_s=seconds, step_s=seconds))
-    return rows
 
 
 def speeds(predicted: Mapping[str, float], reports: Sequence[Heard] = ()) -> dict[str, float]:

@@ -12,7 +12,7 @@ from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.profile import Profile
 
-Reason: TypeAlias = Literal["profile", "quota", "round", "reserve", "idle", "room"]
+Reason: TypeAlias = Literal["profile", "round", "reserve", "idle", "room"]
 """Why a job got nothing: no GPU has a profile of use to it; its account has its share; enough was released this round;
 inference is expected to need the room; free space has not been idle, or at rest after a reclaim, for long enough; there
 is no room."""
@@ -87,20 +87,6 @@ class Trainee:
     hits: int = 0
     costs: Elastic = field(default_factory=lambda: Elastic(60.0, 60.0))
     left_s: float = math.inf
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What an admin allows: loans that an account may have at once, and releases in one round. None: any number."""
-
-    releases: int | None = None
-    quota: Mapping[str, int] = field(default_factory=dict)
-    others: int | None = None
-
-    def of(self, account: str) -> float:
-        """Loans of one account."""
-        found = self.quota.get(account, self.others)
-        return math.inf if found is None else found
 
 
 @dataclass(frozen=True)

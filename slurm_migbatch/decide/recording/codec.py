@@ -16,7 +16,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from slurm_migbatch.decide.snapshot import PublishedPlan, RunProgress, SharedPlace, TaskRun
+from slurm_migbatch.decide.capacity.sharing import Place
+from slurm_migbatch.decide.snapshot import PublishedPlan, RunProgress, TaskRun
 from slurm_migbatch.mig.geometry import Geometry, GeometryError
 from slurm_migbatch.mig.grant import Grant
 from slurm_migbatch.mig.layout import Layout, Slot
@@ -43,7 +44,7 @@ class RecordedPlan:
 
     version: int
     gpus: Mapping[str, tuple[tuple[str, int, int], ...]]
-    guests: Mapping[int, SharedPlace] = dataclasses.field(default_factory=dict)
+    guests: Mapping[int, Place] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from slurm_migbatch.decide.core import Memory
 from slurm_migbatch.decide.dispatch.arrays import Bounds, Task, Throttle
 from slurm_migbatch.decide.dispatch.retype import Promise, Retype, Turns
 from slurm_migbatch.decide.dispatch.stage import DispatchMemory
-from slurm_migbatch.decide.lending.elastic_jobs import Report, Trainees
+from slurm_migbatch.decide.lending.elastic_jobs import Trainees
 from slurm_migbatch.decide.lending.expectation import Expectation
 from slurm_migbatch.decide.lending.forecast import Minute, Rises
 from slurm_migbatch.decide.lending.ledger import Ledger, Loan, Past
@@ -26,7 +26,7 @@ from slurm_migbatch.decide.lending.stage import LendingMemory, Refusals
 from slurm_migbatch.decide.lending.training_speed import Heard
 from slurm_migbatch.decide.lending.view import Idleness
 from slurm_migbatch.decide.recording.codec import Codec, CodecError, Json
-from slurm_migbatch.decide.snapshot import Run
+from slurm_migbatch.decide.snapshot import Report, Run
 from slurm_migbatch.decide.supply.stage import SupplyMemory
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile

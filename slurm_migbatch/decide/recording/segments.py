@@ -15,7 +15,7 @@ from slurm_migbatch.decide.actions import Offer
 from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.core import Decision, Memory, Outcomes, Settings
 from slurm_migbatch.decide.dispatch.arrays import Throttle
-from slurm_migbatch.decide.dispatch.retype import Candidate, Retype
+from slurm_migbatch.decide.dispatch.retype import Retype
 from slurm_migbatch.decide.dispatch.stage import DispatchOutcome
 from slurm_migbatch.decide.lending.ledger import Loan
 from slurm_migbatch.decide.lending.model import Order
@@ -23,7 +23,7 @@ from slurm_migbatch.decide.lending.stage import OrderOutcome
 from slurm_migbatch.decide.recording import memory as memory_state
 from slurm_migbatch.decide.recording.codec import Codec, CodecError, Codes, Json, canonical
 from slurm_migbatch.decide.recording.deltas import Delta
-from slurm_migbatch.decide.snapshot import ClusterSnapshot, PlanStatus, Predictions
+from slurm_migbatch.decide.snapshot import Candidate, ClusterSnapshot, PlanStatus, Predictions
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow

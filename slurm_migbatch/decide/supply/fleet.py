@@ -277,13 +277,7 @@ class Fleet:
                 chosen.pop()
                 fixed[profile] += 1
                 return False
-            options: dict[Shape, tuple[Cost, int]] = {}
-            for i, shape in enumerate(shapes):
-                if shape not in options:
-                    step = shape.add(profile)
-                    if step is not None:
-                        options[shape] = (step[0], i)
-            for _, i in sorted(options.values()):
+            for i in _cheapest_first(shapes, profile):
                 if steps > _MAX_STEPS:
                     return False
                 before = shapes[i]
@@ -298,6 +292,17 @@ class Fleet:
             return False
 
         return chosen if search(0) else None
+
+
+def _cheapest_first(shapes: Sequence[Shape], profile: Profile) -> list[int]:
+    """Of each of the shapes that has space for one more slice, the position of the first, by what the slice costs."""
+    options: dict[Shape, tuple[Cost, int]] = {}
+    for i, shape in enumerate(shapes):
+        if shape not in options:
+            step = shape.add(profile)
+            if step is not None:
+                options[shape] = (step[0], i)
+    return [i for _, i in sorted(options.values())]
 
 
 def _only(layout: Layout, profiles: Counter[Profile]) -> Layout:

@@ -19,6 +19,10 @@ from slurm_migbatch.mig.profile import Profile
 #: up): smaller is better
 Cost = tuple[int, int, int]
 
+#: a GPU's geometry, used slots, slots offered so far, warm slots, layout of later, claims, and whether it is being
+#: cleared for someone: all that a `Shape` follows from
+Condition = tuple[Geometry, Layout, Layout, Layout, Layout | None, tuple[Profile, ...], bool]
+
 _MAX_SHAPES = 200_000
 
 
@@ -46,21 +50,10 @@ class Shape:
         "wary",
     )
 
-    def __init__(
-        self,
-        book: ShapeBook,
-        geometry: Geometry,
-        used: Layout,
-        keep: Layout,
-        warm: Layout,
-        future: Layout | None,
-        claims: tuple[Profile, ...],
-        wary: bool,
-        slots: Layout,
-    ) -> None:
-        self.book, self.geometry = book, geometry
-        self.used, self.keep, self.warm, self.future = used, keep, warm, future
-        self.claims, self.wary, self.slots = claims, wary, slots
+    def __init__(self, book: ShapeBook, condition: Condition, slots: Layout) -> None:
+        geometry, used, keep, self.warm, self.future, claims, self.wary = condition
+        self.book, self.geometry, self.used, self.keep = book, geometry, used, keep
+        self.claims, self.slots = claims, slots
         self.taken = used.union(slots)
         #: offers of before that no claim uses and that can stay
         self.rest = book.legal(geometry, self.taken, _clear_of(keep, self.taken.mask))
@@ -115,7 +108,7 @@ class ShapeBook:
     """All shapes met so far; keep one for as long as the planner lives, so that rounds share what they found."""
 
     def __init__(self) -> None:
-        self._shapes: dict[tuple[object, ...], Shape | None] = {}
+        self._shapes: dict[Condition, Shape | None] = {}
         self._values: dict[tuple[Geometry, Layout], int] = {}
         self._finals: dict[tuple[object, ...], Final] = {}
         self._rooms: dict[tuple[Geometry, int, tuple[Profile, ...], tuple[Profile, ...]], frozenset[Profile]] = {}
@@ -158,7 +151,7 @@ class ShapeBook:
             return self._shapes[key]
         except KeyError:
             slots = _arrange(geometry, used, keep, warm, future, claims)
-            shape = None if slots is None else Shape(self, geometry, used, keep, warm, future, claims, wary, slots)
+            shape = None if slots is None else Shape(self, key, slots)
             self._shapes[key] = shape
             return shape
 

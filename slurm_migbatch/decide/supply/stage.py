@@ -18,7 +18,6 @@ from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.capacity.gpu_view import KnownGpu
 from slurm_migbatch.decide.capacity.model import Demand, Gpu, Mode, Node, Plan, Reservation
 from slurm_migbatch.decide.snapshot import ClusterSnapshot, PlanStatus
-from slurm_migbatch.decide.supply.audit import Excess, audit
 from slurm_migbatch.decide.supply.planner import Planner
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
@@ -77,7 +76,6 @@ class SupplyDecision:
         sharing: nodes on which slices are shared or are to be.
         offers: one for each node of the plan.
         start_now: requeued jobs that need not wait out Slurm's delay.
-        excess: jobs that hold more than Slurm gave them.
         notes: sentences about nodes that need somebody's attention.
     """
 
@@ -87,7 +85,6 @@ class SupplyDecision:
     sharing: Mapping[str, sharers.Sharing] = field(default_factory=dict)
     offers: tuple[Offer, ...] = ()
     start_now: tuple[StartNow, ...] = ()
-    excess: tuple[Excess, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -120,8 +117,7 @@ def plan_supply(snapshot: ClusterSnapshot, memory: SupplyMemory, settings: Suppl
         for one in plan.nodes.values()
     )
     notes.extend(_unexplained(plan))
-    excess = tuple(audit(nodes.values(), snapshot.jobs))
-    return SupplyDecision(plan, wanted, nodes, sharing, offers, start_now, excess, tuple(notes))
+    return SupplyDecision(plan, wanted, nodes, sharing, offers, start_now, tuple(notes))
 
 
 def is_elastic(row: JobRow, lending: Collection[str]) -> bool:

@@ -14,8 +14,8 @@ import numpy as np
 from slurm_migbatch.lab.evaluate.curves import Curves
 from slurm_migbatch.lab.evaluate.heldout import Guess, Mask, Outcome
 from slurm_migbatch.lab.evaluate.scores import Errors
+from slurm_migbatch.lab.sim.relative import relative_speed
 from slurm_migbatch.predict.cells import Array
-from slurm_migbatch.predict.speed import relative_speed
 from slurm_migbatch.predict.surface import TIME
 
 TARGET: Final = 0.161

@@ -24,9 +24,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.decide.capacity.speeds import plain
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
 from slurm_migbatch.lab.papers.placement import BestFit, Fgd, FirstFit, LeastLoss, Mix, Rule, mix
+from slurm_migbatch.lab.papers.settings import plain
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import Job
 from slurm_migbatch.lab.traces.openb import read

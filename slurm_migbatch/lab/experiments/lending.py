@@ -36,9 +36,10 @@ from typing import Any, Final
 import numpy as np
 
 from slurm_migbatch.decide.lending.allocation import Calm, Elastic
-from slurm_migbatch.decide.lending.forecast import DAY_S, Levels
-from slurm_migbatch.decide.lending.goodput import Goodput, GoodputError, Observed, fit
+from slurm_migbatch.decide.lending.forecast import DAY_S
 from slurm_migbatch.lab.bars import NotMeasurable, mean_with_interval
+from slurm_migbatch.lab.papers.forecast import Levels
+from slurm_migbatch.lab.papers.goodput import Goodput, GoodputError, Observed, fit
 from slurm_migbatch.lab.sim.cluster import Cluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import whole

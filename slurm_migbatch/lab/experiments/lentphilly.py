@@ -25,10 +25,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.decide.lending.forecast import DAY_S, Levels
-from slurm_migbatch.decide.lending.goodput import Goodput, GoodputError
+from slurm_migbatch.decide.lending.forecast import DAY_S
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, exponent
 from slurm_migbatch.lab.experiments.lending import AFE, COLD_S, DAY_SWING, goodputs
+from slurm_migbatch.lab.papers.forecast import Levels
+from slurm_migbatch.lab.papers.goodput import Goodput, GoodputError
 from slurm_migbatch.lab.sim.cluster import Cluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import whole

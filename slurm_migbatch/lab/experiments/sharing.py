@@ -29,8 +29,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.decide.lending.sharing import PAIR, RULES
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
+from slurm_migbatch.lab.papers.bsbf import PAIR, RULES
 from slurm_migbatch.lab.sim.cluster import Cluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import whole

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from slurm_migbatch.config import LendingConfig
-from slurm_migbatch.decide.lending.grants import usual_speed
+from slurm_migbatch.decide.lending.values import usual_speed
 from slurm_migbatch.lab.experiments.lending import figures
 from slurm_migbatch.lab.experiments.wave import Wave
 from slurm_migbatch.lab.sim.cluster import Cluster, Place

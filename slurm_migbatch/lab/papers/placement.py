@@ -11,7 +11,7 @@ All are pure: GPUs are told apart by their layout alone, so what must be looked 
 cluster, of which there are few, with the first GPU that has each.
 
 `divide` answers the other question: as what the free space of many GPUs should be offered, before it is known who asks
-next. It is an integer programme over what each GPU can still hold (`slices.bundles`).
+next. It is an integer programme over what each GPU can still hold (`decide.capacity.bundles`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from slurm_migbatch.decide.capacity.speeds import bundles
+from slurm_migbatch.decide.capacity.bundles import bundles
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.planning import capacity, choose, plan_free

@@ -17,7 +17,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from slurm_migbatch.decide.lending.allocation import Choice, allocate
+from slurm_migbatch.lab.papers.deepboot import Choice, allocate
 
 Key = TypeVar("Key", bound=Hashable)
 

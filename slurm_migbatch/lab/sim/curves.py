@@ -15,12 +15,12 @@ from typing import Protocol
 
 from slurm_migbatch.lab.sim.cluster import Place
 from slurm_migbatch.lab.sim.job import Job, Kind
+from slurm_migbatch.lab.sim.relative import relative_speed
 from slurm_migbatch.lab.sim.run import Run
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.cells import Cells, GpuSpec
 from slurm_migbatch.predict.learned import LearnedPredictor
-from slurm_migbatch.predict.speed import relative_speed
 from slurm_migbatch.predict.surface import TIME
 from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.workload.gpufacts import facts_of, guess

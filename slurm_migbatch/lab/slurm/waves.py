@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from slurm_migbatch.decide.lending.grants import usual_speed
+from slurm_migbatch.decide.lending.values import usual_speed
 from slurm_migbatch.lab.experiments.wave import Request, Wave
 from slurm_migbatch.lab.experiments.wave import Training as WaveTraining
 from slurm_migbatch.lab.sim.gpus import geometry

@@ -15,22 +15,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
-from slurm_migbatch.decide.lending.allocation import (
-    Calm,
-    Choice,
-    Elastic,
-    Loan,
-    Replica,
-    Surge,
-    allocate,
-    ats_worth,
-    displaced,
-    paid_worth,
-    reclaim,
-    serve,
-)
-from slurm_migbatch.decide.lending.forecast import Levels
-from slurm_migbatch.decide.lending.goodput import Goodput
+from slurm_migbatch.decide.lending.allocation import Calm, Elastic, Loan, paid_worth, reclaim
+from slurm_migbatch.lab.papers.deepboot import Choice, Replica, Surge, allocate, ats_worth, displaced, serve
+from slurm_migbatch.lab.papers.forecast import Levels
+from slurm_migbatch.lab.papers.goodput import Goodput
 from slurm_migbatch.lab.sim.cluster import Place
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.job import Job

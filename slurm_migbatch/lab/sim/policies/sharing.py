@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurm_migbatch.config.schema import between, key
-from slurm_migbatch.decide.lending.sharing import PAIR, RULES, Board, Rule, Start, Task, plan
+from slurm_migbatch.lab.papers.bsbf import PAIR, RULES, Board, Rule, Start, Task, plan
 from slurm_migbatch.lab.sim.cluster import Cluster, Place
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.policy import Quiet

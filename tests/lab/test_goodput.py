@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.decide.lending.goodput import Goodput, GoodputError, Observed, Steps, fit
+from slurm_migbatch.lab.papers.goodput import Goodput, GoodputError, Observed, Steps, fit
 from tests.support.examples import examples
 
 PLAIN = Steps(alpha_c=0.1, beta_c=0.01, alpha_n=0.2, beta_n=0.02, alpha_r=0.05, beta_r=0.005, gamma=1.0)

@@ -9,7 +9,7 @@ the same with a measured table.
 `compose` decides for each service alone, and packing its answers onto GPUs comes after. But which instances are best
 depends on what else a GPU can hold beside them: three 2g slices leave a compute slice idle, a 4g needs a 3g beside it.
 `allocate` therefore chooses instances and layouts together. It is a small integer programme over what one GPU can hold
-(`slices.bundles`: 12 for the five plain profiles of an A100):
+(`decide.capacity.bundles`: 12 for the five plain profiles of an A100):
 
     minimise   sum_b x_b
     such that  sum_p n_sp rate_sp >= rate_s              for each service s
@@ -38,7 +38,8 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from slurm_migbatch.decide.capacity.speeds import Setting, bundles
+from slurm_migbatch.decide.capacity.bundles import bundles
+from slurm_migbatch.lab.papers.settings import Setting
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.planning import plan_free
@@ -159,21 +160,27 @@ def fewest_slices(rates: Sequence[float], slices: Sequence[int], wanted: float) 
     if most > MOST_SLICES:
         scale = -(-most // MOST_SLICES)
         most = most // scale + max(best)
+    sizes = _fewest({size: rates[i] for size, i in best.items()}, most, wanted / scale)
+    return Counter({best[size]: count * scale for size, count in sizes.items()})
+
+
+def _fewest(rates: Mapping[int, float], most: int, wanted: float) -> Counter[int]:
+    """How many of each size together have the wanted rate with the least sum of sizes, at most `most`."""
     reached, taken = [0.0] * (most + 1), [0] * (most + 1)
     end = most
     for n in range(1, most + 1):
         reached[n] = reached[n - 1]
-        for size, i in best.items():
-            if size <= n and reached[n - size] + rates[i] > reached[n]:
-                reached[n], taken[n] = reached[n - size] + rates[i], size
-        if reached[n] * (1 + TOLERANCE) >= wanted / scale:
+        for size, rate in rates.items():
+            if size <= n and reached[n - size] + rate > reached[n]:
+                reached[n], taken[n] = reached[n - size] + rate, size
+        if reached[n] * (1 + TOLERANCE) >= wanted:
             end = n
             break
     chosen: Counter[int] = Counter()
     while end > 0:
         size = taken[end]
         if size:
-            chosen[best[size]] += scale
+            chosen[size] += 1
         end -= size or 1
     return chosen
 

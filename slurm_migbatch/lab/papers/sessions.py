@@ -31,7 +31,8 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from slurm_migbatch.decide.paris_elsa.assignment import Work
-from slurm_migbatch.decide.paris_elsa.partition import Counts, flow, split, ways
+from slurm_migbatch.decide.paris_elsa.partition import Counts, flow, ways
+from slurm_migbatch.lab.papers.pariselsa import split
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.planning import choose, plan_free
@@ -209,6 +210,9 @@ def at_size(
     busy: list[tuple[float, Slot]] = []
     used, idle = EMPTY, EMPTY
 
+    def place(model: int) -> tuple[Slot, float, Layout] | None:
+        return _place(geometry, used, idle, kinds[sizes[model]], costs)
+
     def start(model: int, slot: Slot, delay: float, due: float) -> None:
         nonlocal used
         ledger.created += delay > 0
@@ -227,7 +231,7 @@ def at_size(
         full: set[int] = set()
         while heads := [Ready(r[0], m) for m, r in enumerate(ready) if r and sizes[m] not in full]:
             due, model = min(heads, key=lambda run: (order(run, ledger.spent), run))
-            placed = _place(geometry, used, idle, kinds[sizes[model]], costs)
+            placed = place(model)
             if placed is None:
                 full.add(sizes[model])
                 continue
@@ -236,7 +240,7 @@ def at_size(
             start(model, slot, delay, due)
         before = ledger.next_release(now)
         while fill:
-            found = _fill_in(geometry, ledger, kinds, sizes, used, idle, costs, now, before)
+            found = _fill_in(ledger, sizes, place, now, before)
             if found is None:
                 break
             model, slot, delay, idle = found
@@ -268,18 +272,14 @@ def _place(
 
 
 def _fill_in(
-    geometry: Geometry,
     ledger: _Ledger,
-    kinds: Sequence[Profile],
     sizes: Sequence[int],
-    used: Layout,
-    idle: Layout,
-    costs: Costs,
+    place: Callable[[int], tuple[Slot, float, Layout] | None],
     now: float,
     before: float,
 ) -> tuple[int, Slot, float, Layout] | None:
     for m in sorted(range(len(sizes)), key=lambda m: (ledger.spent[m], m)):
-        placed = _place(geometry, used, idle, kinds[sizes[m]], costs)
+        placed = place(m)
         if placed and now + placed[1] + ledger.models[m].seconds(sizes[m]) <= before + _GRAIN_S:
             return m, *placed
     return None

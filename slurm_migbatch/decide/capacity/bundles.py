@@ -1,0 +1,43 @@
+"""What slices a GPU can hold together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.layout import EMPTY, Layout
+from slurm_migbatch.mig.planning import plan_free
+from slurm_migbatch.mig.profile import Profile
+
+
+def holds(geometry: Geometry, profiles: Sequence[Profile], used: Layout = EMPTY) -> bool:
+    """Whether one GPU has legal places for all these slices beside what it uses."""
+    return len(plan_free(geometry, used, profiles)) == len(profiles)
+
+
+@lru_cache(maxsize=1024)
+def bundles(geometry: Geometry, profiles: tuple[Profile, ...], used: Layout = EMPTY) -> tuple[tuple[int, ...], ...]:
+    """Every way to fill one GPU with slices of these profiles: counts in the order of `profiles`, to none of which one
+    more slice could be added. Whatever the GPU can hold beside `used` is part of one of them."""
+
+    def listed(counts: Sequence[int]) -> list[Profile]:
+        return [profile for profile, count in zip(profiles, counts, strict=True) for _ in range(count)]
+
+    found: set[tuple[int, ...]] = set()
+    maximal: set[tuple[int, ...]] = set()
+    frontier = [(0,) * len(profiles)]
+    while frontier:
+        counts = frontier.pop()
+        more = False
+        for i in range(len(profiles)):
+            grown = (*counts[:i], counts[i] + 1, *counts[i + 1 :])
+            if grown in found:
+                more = True
+            elif holds(geometry, listed(grown), used):
+                found.add(grown)
+                frontier.append(grown)
+                more = True
+        if not more:
+            maximal.add(counts)
+    return tuple(sorted(maximal, reverse=True))

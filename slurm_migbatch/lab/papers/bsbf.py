@@ -1,0 +1,508 @@
+"""Share or wait: whether a job starts at once beside another one, or when that one has ended.
+
+SJF-BSBF of "wise resource sharing" (Lai et al., arXiv 2407.13088), by the authors' code (Lai-JX/Scheduler,
+`cluster/switch.py` and `scheduler_impl/schedulers.py`): shortest first, at most two jobs on a GPU, and beside another
+only where the mean finish of the pair is earlier than one after the other (`decide.lending.sharing.pays`, `PAIR`). FFS
+is the same without the test (`ANY`).
+
+Reconstructions and additions of ours:
+
+- the search for a sub-batch (`micro_batches`, `step_seconds`, `shrink`): the paper only says that the batch is halved
+  until it fits; the published code has no search. Time of a step in Pollux's form (Qiao et al., OSDI 2021);
+- `split`: sharing by cutting a GPU with MIG, where the slowdown is speed(whole) / speed(slice) and the change costs
+  two reconfigurations and checkpoints;
+- `plan`: the pair test minds two jobs only. It is too shy where a queue waits behind them (the rule refuses equal jobs
+  from a slowdown of 1.5, and throughput grows up to 2), and too bold for gangs (each partner is tested by itself, all
+  are slowed down) and where what is shared would soon be wanted by others. `plan` plays the whole queue to its end
+  under several rules, begins as the best of them does, and then asks of each start by itself whether it is better left.
+
+migbatchd decides on pairs by `decide.lending.pairs`.
+
+All times are seconds; a slowdown says how many times longer a job takes, at least 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import islice
+from typing import Final, NamedTuple
+
+from slurm_migbatch.decide.lending.sharing import apart, pays, together
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.layout import EMPTY, Slot
+
+# -- the sub-batch ---------------------------------------------------------------------------------------------
+
+
+class Shrunk(NamedTuple):
+    """A batch done in `steps` micro-steps of `batch` items each (the last may be smaller), and seconds for all."""
+
+    batch: int
+    steps: int
+    seconds: float
+
+
+def micro_batches(batch: int) -> Iterator[int]:
+    """The batch, its half, and so on down to 1. Raises ValueError for a batch below 1."""
+    if batch < 1:
+        raise ValueError(f"a batch has at least one item, not {batch}")
+    while batch > 1:
+        yield batch
+        batch = -(-batch // 2)
+    yield 1
+
+
+def step_seconds(grad_s: float, sync_s: float, steps: int, overlap: float) -> float:
+    """Seconds of one step of `steps` micro-steps: only the last exchanges gradients, overlapping with its computation.
+
+    `overlap` 1 is none, infinity a perfect one (Pollux's gamma). Raises ValueError for less than 1.
+    """
+    if not overlap >= 1 or steps < 1:
+        raise ValueError(f"overlap ({overlap}) and steps ({steps}) must be at least 1")
+    if math.isinf(overlap):
+        last = max(grad_s, sync_s)
+    else:
+        most = max(grad_s, sync_s)
+        last = most * ((grad_s / most) ** overlap + (sync_s / most) ** overlap) ** (1 / overlap) if most else 0.0
+    return (steps - 1) * grad_s + last
+
+
+def shrink(
+    batch: int,
+    room: float,
+    memory: Callable[[int], float],
+    grad_s: Callable[[int], float],
+    sync_s: float = 0.0,
+    overlap: float = 1.0,
+) -> Shrunk | None:
+    """The fastest way to do a batch in `room` memory: by gradient accumulation, which keeps the convergence.
+
+    `memory` and `grad_s` say what a micro-batch needs and takes. Among those that fit the one with the fewest seconds,
+    which for a fixed slowdown has the least mean finish too, since that grows with the own time. None: not even one
+    item fits.
+    """
+    found: Shrunk | None = None
+    for micro in micro_batches(batch):
+        if memory(micro) <= room:
+            steps = -(-batch // micro)
+            seconds = step_seconds(grad_s(micro), sync_s, steps, overlap)
+            if found is None or seconds < found.seconds:
+                found = Shrunk(micro, steps, seconds)
+    return found
+
+
+# -- cutting a GPU ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Toll:
+    """What changes cost: `save_s` to write a checkpoint, `make_s` to destroy and create instances, `restart_s`."""
+
+    save_s: float = 0.0
+    make_s: float = 0.0
+    restart_s: float = 0.0
+
+    @property
+    def move_s(self) -> float:
+        """A running job that moves stands still for all of it."""
+        return self.save_s + self.make_s + self.restart_s
+
+
+class Split(NamedTuple):
+    """A cut GPU: who gets what, when both end, and whether the survivor grows back to the whole GPU."""
+
+    own: Slot
+    other: Slot
+    own_end: float
+    other_end: float
+    grows: bool
+
+    @property
+    def mean(self) -> float:
+        """Mean finish of the pair."""
+        return (self.own_end + self.other_end) / 2
+
+
+def cut_finishes(
+    own: float, other: float, slow_own: float, slow_other: float, own_toll: Toll, other_toll: Toll
+) -> tuple[float, float, bool]:
+    """Ends of both on slices of a GPU that the other holds whole now, and whether the survivor grows back.
+
+    The other saves its work and restarts on its slice; the newcomer waits for that checkpoint and for the instances.
+    The survivor moves back to the whole GPU, paying once more, where that is earlier than staying.
+    """
+    own_start = other_toll.save_s + own_toll.make_s
+    other_start = other_toll.move_s
+    own_end, other_end = own_start + slow_own * own, other_start + slow_other * other
+    if own_end >= other_end:
+        if other_end <= own_start:
+            left, since = own, other_end
+        else:
+            left, since = (own_end - other_end) / slow_own, other_end + own_toll.move_s
+        return (since + left, other_end, True) if since + left < own_end else (own_end, other_end, False)
+    if own_end <= other_start:
+        left, since = other, own_end + other_toll.make_s + other_toll.restart_s
+    else:
+        left, since = (other_end - own_end) / slow_other, own_end + other_toll.move_s
+    return (own_end, since + left, True) if since + left < other_end else (own_end, other_end, False)
+
+
+def split(
+    geometry: Geometry,
+    own: float,
+    other: float,
+    own_speed: Callable[[Slot], float],
+    other_speed: Callable[[Slot], float],
+    own_toll: Toll = Toll(),
+    other_toll: Toll = Toll(),
+) -> Split | None:
+    """How to cut a GPU that the other job holds whole so that a newcomer starts at once; None: it should wait.
+
+    `..._speed` is the speed on a slot with the whole GPU as 1; 0 where the job does not fit. Every legal pair of plain
+    slots is looked at. Waiting costs nothing: the whole GPU is there already when the other has ended.
+    """
+    slots = [slot for slot in geometry.slots if not slot.profile.suffix]
+    best: Split | None = None
+    for second in slots:
+        theirs = other_speed(second)
+        if theirs <= 0:
+            continue
+        beside = EMPTY.add(second)
+        for first in slots:
+            mine = own_speed(first)
+            if mine <= 0 or not geometry.fits(beside, first):
+                continue
+            found = Split(first, second, *cut_finishes(own, other, 1 / mine, 1 / theirs, own_toll, other_toll))
+            if best is None or found.mean < best.mean:
+                best = found
+    return best if best is not None and best.mean < apart(own, other) else None
+
+
+# -- the queue -------------------------------------------------------------------------------------------------
+
+Slowdown = Callable[[str, str], float]
+"""How many times longer an application takes beside another one."""
+
+
+class Task:
+    """A job that runs or waits, as the plan sees it.
+
+    Attributes:
+        key: whose it is; `app`: the name that slowdowns go by; `need`: GPUs.
+        left: seconds alone that it has to go, at the moment `since`.
+        alone: how many of its GPUs it has to itself. `beside`: how many it shares with whom.
+        rate: seconds of work a second; 0 while it waits.
+    """
+
+    __slots__ = ("alone", "app", "beside", "key", "left", "need", "rate", "since", "version")
+
+    def __init__(self, key: int, app: str, need: int, left: float) -> None:
+        self.key, self.app, self.need, self.left = key, app, need, left
+        self.alone = 0
+        self.beside: dict[Task, int] = {}
+        self.rate = 0.0
+        self.since = 0.0
+        self.version = 0
+
+    def remaining(self, now: float) -> float:
+        """Seconds alone to go."""
+        return max(0.0, self.left - self.rate * (now - self.since))
+
+
+class Start(NamedTuple):
+    """Start this job on so many empty GPUs and beside these, on so many of the GPUs that each has to itself."""
+
+    key: int
+    empty: int
+    beside: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When to share, and with whom first.
+
+    Attributes:
+        name: for people.
+        accepts: (own, other, slow_own, slow_other) -> whether to share.
+        rank: the same -> the least first; None: whoever came first.
+    """
+
+    name: str
+    accepts: Callable[[float, float, float, float], bool] | None
+    rank: Callable[[float, float, float, float], float] | None = None
+
+
+def _gain(own: float, other: float, slow_own: float, slow_other: float) -> float:
+    return together(own, other, slow_own, slow_other) - apart(own, other)
+
+
+def _rate(_own: float, _other: float, slow_own: float, slow_other: float) -> float:
+    return -1 / slow_own - 1 / slow_other
+
+
+NEVER: Final = Rule("never", None)
+ANY: Final = Rule("any", lambda own, other, slow_own, slow_other: True)
+PAIR: Final = Rule("pair", pays, together)
+FASTEST: Final = Rule("any that is faster together", lambda own, other, so, st: 1 / so + 1 / st > 1, _rate)
+FAST: Final = Rule("1.3 times as fast together", lambda own, other, so, st: 1 / so + 1 / st > 1.3, _rate)
+GAINING: Final = Rule(
+    "a fifth earlier", lambda own, other, so, st: together(own, other, so, st) < 0.8 * apart(own, other), _gain
+)
+BRIEF: Final = Rule("ends before the other", lambda own, other, so, st: so * own <= st * other, _rate)
+BRIEF_PAIR: Final = Rule(
+    "pair, ends before the other",
+    lambda own, other, so, st: so * own <= st * other and pays(own, other, so, st),
+    _rate,
+)
+RULES: Final = (NEVER, PAIR, FASTEST, FAST, GAINING, BRIEF, BRIEF_PAIR)
+"""What `plan` chooses from."""
+
+
+class Board:
+    """GPUs that are empty, that one job has, that two have; who runs, and who waits in the order of turns.
+
+    GPUs are not told apart: whoever shares with a job can do so on any GPU that it has to itself.
+    """
+
+    def __init__(self, free: int, slowdown: Slowdown) -> None:
+        self.size = self.free = free
+        self.slowdown = slowdown
+        self.now = 0.0
+        self.single: dict[Task, None] = {}
+        self.lone = 0
+        self.tasks: dict[int, Task] = {}
+        self.queue: list[Task] = []
+
+    def copy(self, waiting: int) -> Board:
+        """Another one to play with: with the first `waiting` of the queue, without those that can never fit."""
+        twin = Board(self.size, self.slowdown)
+        twin.free = self.free
+        twin.now, twin.lone = self.now, self.lone
+        for task in self.tasks.values():
+            other = twin.tasks[task.key] = Task(task.key, task.app, task.need, task.left)
+            other.alone, other.rate, other.since = task.alone, task.rate, task.since
+        for task in self.tasks.values():
+            twin.tasks[task.key].beside = {twin.tasks[one.key]: count for one, count in task.beside.items()}
+        twin.single = dict.fromkeys(twin.tasks[task.key] for task in self.single)
+        fitting = islice((task for task in self.queue if task.need <= self.size), waiting)
+        twin.queue = [Task(task.key, task.app, task.need, task.left) for task in fitting]
+        return twin
+
+    def run(self, task: Task, empty: int, beside: Sequence[tuple[Task, int]]) -> list[Task]:
+        """Let it run there; who else is slowed down."""
+        self.tasks[task.key] = task
+        self.free -= empty
+        task.alone = empty
+        task.since = self.now
+        for other, count in beside:
+            other.beside[task] = task.beside[other] = count
+            self._alone(other, -count)
+        if empty:
+            self.single[task] = None
+            self.lone += empty
+        self._pace(task)
+        for other, _ in beside:
+            self._pace(other)
+        return [other for other, _ in beside]
+
+    def end(self, task: Task) -> list[Task]:
+        """Take it away; who else is freed of it."""
+        del self.tasks[task.key]
+        self.free += task.alone
+        self.lone -= task.alone
+        self.single.pop(task, None)
+        for other, count in task.beside.items():
+            del other.beside[task]
+            self._alone(other, count)
+            self._pace(other)
+        return list(task.beside)
+
+    def start(self, rule: Rule) -> list[tuple[Task, int, list[tuple[Task, int]]]]:
+        """Start all that the rule starts, shortest first, passing over those that do not fit; where each went."""
+        started = []
+        position = 0
+        queue = self.queue
+        while position < len(queue) and (self.free or (self.lone and rule.accepts is not None)):
+            task = queue[position]
+            found = self._place(task, rule)
+            if found is None:
+                position += 1
+                continue
+            del queue[position]
+            self.run(task, *found)
+            started.append((task, *found))
+        return started
+
+    def _place(self, task: Task, rule: Rule) -> tuple[int, list[tuple[Task, int]]] | None:
+        if self.free >= task.need:
+            return task.need, []
+        if rule.accepts is None or self.free + self.lone < task.need:
+            return None
+        missing = task.need - self.free
+        willing: list[tuple[float, int, Task]] = []
+        have = 0
+        for other in self.single:
+            pair = (
+                task.left,
+                other.remaining(self.now),
+                self.slowdown(task.app, other.app),
+                self.slowdown(other.app, task.app),
+            )
+            if rule.accepts(*pair):
+                willing.append((rule.rank(*pair) if rule.rank is not None else 0.0, len(willing), other))
+                have += other.alone
+                if rule.rank is None and have >= missing:
+                    break
+        if have < missing:
+            return None
+        willing.sort()
+        chosen: list[tuple[Task, int]] = []
+        for _, _, other in willing:
+            count = min(missing, other.alone)
+            chosen.append((other, count))
+            missing -= count
+            if not missing:
+                break
+        return self.free, chosen
+
+    def _alone(self, task: Task, change: int) -> None:
+        if not task.alone:
+            self.single[task] = None
+        task.alone += change
+        self.lone += change
+        if not task.alone:
+            del self.single[task]
+
+    def _pace(self, task: Task) -> None:
+        task.left = task.remaining(self.now)
+        task.since = self.now
+        app, slowdown = task.app, self.slowdown
+        task.rate = 1 / max([1.0, *(slowdown(app, other.app) for other in task.beside)])
+        task.version += 1
+
+
+def rollout(board: Board, rule: Rule, most: float = math.inf, *, hold: bool = False) -> float:
+    """Sum of finishes, counted from now, of all on the board if nobody comes and the rule is kept to; plays it through.
+
+    Stops early with infinity where it would exceed `most`. With `hold` nothing starts before the first has ended.
+    All jobs must fit at some time (`Board.copy` sees to it).
+    """
+    begin = board.now
+    total = 0.0
+    ends: list[tuple[float, int, int, Task]] = []
+
+    def foresee(task: Task) -> None:
+        heappush(ends, (board.now + task.left / task.rate, task.key, task.version, task))
+
+    for task in board.tasks.values():
+        ends.append((board.now + task.remaining(board.now) / task.rate, task.key, task.version, task))
+    heapify(ends)
+    if not hold or not ends:
+        _launch(board, rule, foresee)
+    while ends:
+        moment, _, version, task = heappop(ends)
+        if version != task.version:
+            continue
+        board.now = moment
+        total += moment - begin
+        if total + (moment - begin) * (len(board.tasks) - 1 + len(board.queue)) > most:
+            return math.inf
+        task.version += 1
+        for other in board.end(task):
+            foresee(other)
+        _launch(board, rule, foresee)
+    return total
+
+
+def _launch(board: Board, rule: Rule, foresee: Callable[[Task], None]) -> None:
+    if not board.queue:
+        return
+    for task, _, beside in board.start(rule):
+        foresee(task)
+        for other, _ in beside:
+            foresee(other)
+
+
+def choose(board: Board, rules: Sequence[Rule] = RULES, depth: int = 64) -> tuple[Rule, float]:
+    """The rule under which the queue as it stands has the least mean finish, and the sum of finishes.
+
+    At most `depth` waiting jobs are played. Of equals the first rule is taken.
+    """
+    least, chosen = math.inf, rules[0]
+    for rule in rules:
+        total = rollout(board.copy(depth), rule, least)
+        if total < least:
+            least, chosen = total, rule
+    return chosen, least
+
+
+def plan(board: Board, rules: Sequence[Rule] = RULES, depth: int = 64, tries: int = 8) -> list[Start]:
+    """What to start now for the least mean finish of the queue as it stands; changes the board.
+
+    First as the best of the rules does. Then up to `tries` single changes, each kept where the rest, played by that
+    rule, ends earlier on average: to leave a start that shares, and to start one that would wait where it is fastest.
+    Jobs that are further back than `depth` start on GPUs that would stay empty, and share with nobody.
+    """
+    if len(rules) == 1 or not any(board.free + board.lone >= task.need for task in board.queue):
+        return begin(board, rules[0])
+    rule, least = choose(board, rules, depth)
+    starts = begin(board.copy(depth), rule)
+    for one in [start for start in starts if start.beside][:tries]:
+        if one in starts:
+            least, starts = _better(board, rule, depth, least, starts, _without(starts, one))
+    for _ in range(tries):
+        twin = board.copy(depth)
+        apply(twin, starts)
+        more = next(iter(begin(twin, FASTEST)), None)
+        if more is None:
+            break
+        before = starts
+        least, starts = _better(board, rule, depth, least, starts, [*starts, more])
+        if starts is before:
+            break
+    apply(board, starts)
+    if len(board.queue) > depth:
+        starts = [*starts, *begin(board, NEVER)]
+    return starts
+
+
+def _without(starts: Sequence[Start], gone: Start) -> list[Start]:
+    """Leave one, and with it those that would start beside it."""
+    keys = {gone.key}
+    kept = []
+    for start in starts:
+        if start.key in keys or any(key in keys for key, _ in start.beside):
+            keys.add(start.key)
+        else:
+            kept.append(start)
+    return kept
+
+
+def _better(
+    board: Board, rule: Rule, depth: int, least: float, starts: list[Start], other: list[Start]
+) -> tuple[float, list[Start]]:
+    twin = board.copy(depth)
+    apply(twin, other)
+    total = rollout(twin, rule, least, hold=True)
+    return (total, other) if total < least * (1 - 1e-9) else (least, starts)
+
+
+def begin(board: Board, rule: Rule) -> list[Start]:
+    """What one rule starts now; changes the board."""
+    return [
+        Start(task.key, empty, tuple((other.key, count) for other, count in beside))
+        for task, empty, beside in board.start(rule)
+    ]
+
+
+def apply(board: Board, starts: Sequence[Start]) -> None:
+    """Start these."""
+    waiting = {task.key: task for task in board.queue}
+    for start in starts:
+        task = waiting.pop(start.key)
+        board.run(task, start.empty, [(board.tasks[key], count) for key, count in start.beside])
+    if starts:
+        board.queue = list(waiting.values())

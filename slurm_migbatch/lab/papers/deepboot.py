@@ -1,0 +1,157 @@
+"""Training on GPUs that inference does not need, as DeepBoot does it, where migbatchd does not (`decide.lending`).
+
+DeepBoot (Chen et al., IEEE TPDS 2023), as its authors' simulator has it:
+
+- `allocate`: the training half of adaptive task scaling. A group knapsack: of each job one choice, its worth the
+  speedup relative to its fair share; a change is worth less the more often it was restarted (`ats_worth`). Slices of
+  several kinds are ours: a job works on slices of one kind, and the kinds' knapsacks are solved in turn, each exactly,
+  until none gains. With one kind this is the authors' dynamic program.
+- `Replica` and `serve`: an instance that has served stays ready, protected at first and asleep afterwards. Where slices
+  are lent, idle replicas are better not protected: while they are, requests of other applications call loans back
+  although slices stand idle.
+
+`Surge` (few large calls in a burst) is ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+import numpy as np
+
+Kind = TypeVar("Kind", bound=Hashable)
+Slot = TypeVar("Slot", bound=Hashable)
+
+_GAIN: Final = 1e-9
+PROTECT_S: Final = 30.0
+PROTECT_PER_HIT_S: Final = 15.0
+PROTECT_MOST_S: Final = 120.0
+
+
+# -- the training half -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Choice(Generic[Kind]):
+    """So many slices of one kind for one job."""
+
+    kind: Kind
+    count: int
+
+
+def ats_worth(speedup: float, fair: float, *, changed: bool, age_s: float, restarts: int) -> float:
+    """DeepBoot's worth: speedup over that of the fair share, less for a change, the more restarts it had."""
+    worth = speedup / fair
+    return worth * max(age_s - 10.0 * restarts, 0.0) / (age_s + 10.0) if changed else worth
+
+
+def allocate(worths: Sequence[Mapping[Choice[Kind], float]], capacity: Mapping[Kind, int]) -> list[Choice[Kind] | None]:
+    """For each job the choice that makes the sum of worths greatest, within the capacity of every kind.
+
+    None: it gets nothing. A job is given only what its mapping offers, so its least and most are kept by not offering
+    others. Exact for one kind; for several each kind in turn until no turn gains. Takes the jobs times their choices
+    times the capacity.
+    """
+    chosen: list[Choice[Kind] | None] = [None] * len(worths)
+    kinds = [kind for kind, count in capacity.items() if count > 0]
+    total = 0.0
+    while True:
+        for kind in kinds:
+            _turn(worths, kind, capacity[kind], chosen)
+        now = sum(worths[job][choice] for job, choice in enumerate(chosen) if choice is not None)
+        if len(kinds) < 2 or now <= total + _GAIN:
+            return chosen
+        total = now
+
+
+def _turn(
+    worths: Sequence[Mapping[Choice[Kind], float]], kind: Kind, capacity: int, chosen: list[Choice[Kind] | None]
+) -> None:
+    """Solve one kind, with what the jobs have of other kinds as what they fall back to."""
+    best = np.zeros(capacity + 1)
+    taken = np.zeros((len(worths), capacity + 1), dtype=np.int64)
+    for job, offers in enumerate(worths):
+        have = chosen[job]
+        new = best + (offers[have] if have is not None and have.kind != kind else 0.0)
+        row = taken[job]
+        for choice, worth in offers.items():
+            count = choice.count
+            if choice.kind == kind and 0 < count <= capacity and worth > 0:
+                other = best[: capacity + 1 - count] + worth
+                better = other > new[count:] + _GAIN
+                new[count:][better] = other[better]
+                row[count:][better] = count
+        best = new
+    left = capacity
+    for job in range(len(worths) - 1, -1, -1):
+        count = int(taken[job, left])
+        have = chosen[job]
+        if count:
+            chosen[job] = Choice(kind, count)
+            left -= count
+        elif have is not None and have.kind == kind:
+            chosen[job] = None
+
+
+# -- the inference half ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Replica(Generic[Slot]):
+    """An instance of an application that has its model loaded.
+
+    Attributes:
+        hits: how often it has served. `busy`: it serves now.
+        idle_since: when it last ended, where it does not.
+    """
+
+    slot: Slot
+    app: str
+    hits: int = 0
+    busy: bool = True
+    idle_since: float = 0.0
+
+    def protected(self, now: float, times: float = 1.0) -> bool:
+        """Whether it serves, or has served so lately for its hits that nothing may take its place."""
+        return self.busy or now - self.idle_since < protect_s(self.hits, times)
+
+
+def protect_s(hits: int, times: float = 1.0) -> float:
+    """How long what was hit so often is protected after its end."""
+    return times * min(PROTECT_S + PROTECT_PER_HIT_S * hits, PROTECT_MOST_S)
+
+
+def serve(app: str, replicas: Sequence[Replica[Slot]]) -> Replica[Slot] | None:
+    """The idle replica that a request of this application takes without a cold start: the most hit one."""
+    ready = [replica for replica in replicas if replica.app == app and not replica.busy]
+    return max(ready, key=lambda replica: replica.hits, default=None)
+
+
+def displaced(replicas: Sequence[Replica[Slot]], now: float, times: float = 1.0) -> Replica[Slot] | None:
+    """The replica of another application whose slot is taken: asleep, the least hit, the longest idle."""
+    asleep = [replica for replica in replicas if not replica.protected(now, times)]
+    return min(asleep, key=lambda replica: (replica.hits, replica.idle_since), default=None)
+
+
+@dataclass
+class Surge:
+    """How many slices are called back at a time: more than are missing while calls follow one another.
+
+    A burst of requests comes one by one. A job that gives back a slice for each is resized as often; so each call that
+    follows another within `window_s` asks for `growth` times as many, and a burst of n takes about log n calls. What
+    comes back too early is there for the burst.
+    """
+
+    growth: float = 2.0
+    window_s: float = 90.0
+    last: float = -math.inf
+    size: float = 1.0
+
+    def call(self, now: float, starts: int, most: int) -> int:
+        """Slices to call back now that `starts` are missing and `most` could come."""
+        self.size = min(self.size * self.growth, float(max(most, 1))) if now - self.last < self.window_s else 1.0
+        self.last = now
+        return max(starts, int(self.size))
