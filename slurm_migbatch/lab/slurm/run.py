@@ -27,7 +27,8 @@ class Submission:
 
     Attributes:
         at: seconds after the begin of the simulation.
-        gres: what the submit filter leaves: "mig:2g.20gb:1", "mig:loan:1".
+        gres: what the submit filter leaves: "mig:2g.20gb:1", "mig:loan:1"; where the simulation has a filter, what the
+            user asks for: "mig:auto", "gpu:2".
         work: makes the job's work; asked once for each job or array task.
         limit_s: --time.
         tasks: of an array; `array` its --array, if it is not 0 to tasks-1.
@@ -129,7 +130,8 @@ class Outcome:
 
     Attributes:
         jobs: every job and array task that ended, by id; times are unix seconds.
-        submissions: the job id of each submission, in their order; None where Slurm refused it.
+        submissions: the job id of each submission, in their order; None where it was refused.
+        refusals: the sentence with which a submission was refused, by its place in that order.
         begin: unix seconds of the submission time 0.
         misfits: jobs that found no slice; `unplanned`: those that found one beside the plan.
         rounds: calls of the controller; `calls`: of Slurm, by method.
@@ -137,6 +139,7 @@ class Outcome:
 
     jobs: Mapping[int, Ended]
     submissions: tuple[int | None, ...]
+    refusals: Mapping[int, str]
     begin: float
     misfits: tuple[int, ...]
     unplanned: tuple[int, ...]
@@ -172,7 +175,12 @@ class Simulation:
         for number in (1, 2):
             names = dict.fromkeys(name for node in site.nodes for name in node.partitions)
             self.slurm.add_node(f"migcatalog{number}", site.catalog(), partitions=names, states=("DOWN",), cpus=256)
+        #: what becomes of a submission before Slurm gets it; raises SlurmError where it is refused
+        self.submit_filter: Callable[[Submission], Submission] = lambda one: one
+        #: the place of each job's submission in the workload, by job id; of an array's tasks that of the array
+        self.numbers: dict[int, int] = {}
         self._submissions: list[int | None] = [None] * len(workload)
+        self._refusals: dict[int, str] = {}
         self._of: dict[int, Submission] = {}
         self._left = len(workload)
         self._events: list[Mapping[str, Any]] = []
@@ -199,6 +207,7 @@ class Simulation:
         return Outcome(
             self.slurm.ended_jobs,
             tuple(self._submissions),
+            dict(self._refusals),
             self.begin,
             tuple(self.nodes.misfits),
             tuple(self.nodes.unplanned),
@@ -236,6 +245,7 @@ class Simulation:
     def _submit(self, number: int, one: Submission) -> None:
         self._left -= 1
         try:
+            one = self.submit_filter(one)
             job = self.slurm.submit(
                 one.gres,
                 limit=one.limit_s,
@@ -246,9 +256,11 @@ class Simulation:
                 name=one.name,
                 **one.fields,
             )
-        except SlurmError:
+        except SlurmError as error:
+            self._refusals[number] = error.stderr or str(error)
             return
         self._submissions[number] = job
+        self.numbers[job] = number
         self._of[job] = one
 
     def _work(self, row: JobRow) -> Work:
