@@ -77,7 +77,6 @@ class Site:
     partitions: tuple[Partition, ...] = (Partition("gpu", 10), Partition("train", 1))
     slurm: Settings = field(default_factory=lambda: Settings(look_s=0.02, update_s=0.004))
     times: Times = field(default_factory=Times)
-    share: float = 0.6
 
     def catalog(self) -> dict[str, int]:
         """What the DOWN catalog nodes list: of every profile as many as one node could have, and the waiting types."""
@@ -164,9 +163,7 @@ class Simulation:
         self.clock = VirtualClock(begin)
         self.begin = begin
         self.slurm = SimulatedSlurm(self.clock, site.slurm, site.partitions, auto=True)
-        self.nodes = SimulatedNodes(
-            self.clock, self.slurm, times=site.times, work=self._work, share=site.share, auto=True
-        )
+        self.nodes = SimulatedNodes(self.clock, self.slurm, times=site.times, work=self._work, auto=True)
         for node in site.nodes:
             self.slurm.add_node(
                 node.name, node.counts, partitions=node.partitions, features=node.features, cpus=node.cpus
