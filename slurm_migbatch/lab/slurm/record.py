@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slurm_migbatch.daemon.records import record_of
+from slurm_migbatch.decide.lending.model import Kind
 from slurm_migbatch.decide.snapshot import Answers, Questions
 from slurm_migbatch.lab.slurm.slurmctld import Slurmctld
 from slurm_migbatch.store.progress import RunProgress
@@ -47,7 +48,7 @@ class MemoryRecord:
         self._decisions: dict[str, Mapping[str, Any]] = {}
         self._runs: dict[int, dict[int, RunProgress]] = {}
         self._throttles: dict[int, list[Mapping[str, Any]]] = {}
-        self.actions: Counter[str] = Counter()
+        self.actions = Counter(dict.fromkeys(("retype", "throttle", *(kind.value for kind in Kind)), 0))
 
     # -- what comes in ---------------------------------------------------------------------------------------------
 

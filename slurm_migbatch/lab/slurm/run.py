@@ -99,13 +99,17 @@ class Pace:
     Attributes:
         every_s: between two rounds while anything happens; `soon_s`: after news of a node, or where the last round said
             that another should follow.
-        idle_s: between two rounds while nothing does.
+        idle_s: between two rounds while nothing does, at the most. `growth`: how many times longer each such pause is
+            than the one before; infinite: `idle_s` from the first on.
+        rests: no rounds at all while no job waits and nothing happens: where nothing is lent none would do anything.
         round_s: what a round costs beside its calls of Slurm.
     """
 
     every_s: float = 1.0
     soon_s: float = 0.2
     idle_s: float = 30.0
+    growth: float = math.inf
+    rests: bool = False
     round_s: float = 0.0
 
 
@@ -190,7 +194,7 @@ class Simulation:
     def run(self, controller: Controller, pace: Pace = Pace(), until: float = math.inf) -> Outcome:
         """Run until all jobs have ended, at most so many seconds. Raises Stuck."""
         rounds = 0
-        last = self.clock.now
+        last, idle = self.clock.now, pace.every_s
         while (self._left or self.slurm.queue) and self.clock.now - self.begin < until:
             self._news = self._soon = False
             again = controller(self._look())
@@ -199,7 +203,9 @@ class Simulation:
                 self.clock.sleep(pace.round_s)
             last = self.clock.now
             self._soon = self._soon or bool(again)
-            self._wait(pace, last)
+            idle = min(pace.idle_s, idle * pace.growth)
+            if self._wait(pace, last, idle):
+                idle = pace.every_s
             self._check(rounds)
         return Outcome(
             self.slurm.ended_jobs,
@@ -212,19 +218,20 @@ class Simulation:
             dict(self.slurm.calls),
         )
 
-    def _wait(self, pace: Pace, last: float) -> None:
-        """Let time pass until the next round is due."""
+    def _wait(self, pace: Pace, last: float, idle: float) -> bool:
+        """Let time pass until the next round is due; tells whether anything happened."""
         while True:
-            due = last + (pace.soon_s if self._soon else pace.every_s if self._news else pace.idle_s)
+            due = last + (pace.soon_s if self._soon else pace.every_s if self._news else idle)
             following = self.clock.following
-            if following is None or following > due:
-                if not (self._left or self.slurm.queue):
-                    return
-                self.clock.until(due)
-                return
+            resting = pace.rests and not (self._soon or self._news or self.slurm.waiting)
+            if following is None or (following > due and not resting):
+                if self._left or self.slurm.queue:
+                    self.clock.until(due)
+                break
             self.clock.step()
             if not (self._left or self.slurm.queue):
-                return
+                break
+        return self._news or self._soon
 
     def _look(self) -> Look:
         rows = self.slurm.nodes()

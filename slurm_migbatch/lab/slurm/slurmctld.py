@@ -310,6 +310,11 @@ class Slurmctld:
         """Pending jobs in Slurm's order, then those that hold or give back an allocation."""
         return [*map(self.queue.__getitem__, self._pending), *map(self.queue.__getitem__, self._active)]
 
+    @property
+    def waiting(self) -> int:
+        """Rows of pending jobs."""
+        return len(self._pending)
+
     def _put(self, row: JobRow) -> None:
         """The job is so from now on."""
         self.queue[row.job_id] = row
