@@ -80,38 +80,18 @@ def slurm_uids(config: Config) -> frozenset[int]:
     return frozenset(uids)
 
 
-class SiteFacts:
-    """The present catalog. `inventory` and `snapshot` are told what is new; `changed` is called with a new catalog."""
+class SitePredictions:
+    """What the predictor says of the GPUs of a catalog: `decide.snapshot.Predictions`.
 
-    def __init__(self, config: Config, chooser: Chooser, changed: Callable[[SiteCatalog], None]) -> None:
-        self._config, self._chooser, self._changed = config, chooser, changed
-        self._inventory: Inventory | None = None
-        self._partitions: Mapping[str, tuple[str, ...]] | None = None
-        self._snapshot: Snapshot | None = None
-        self._unwritten = False
+    Attributes:
+        catalog: the site's partitions and GPUs.
+    """
+
+    def __init__(self, chooser: Chooser, catalog: SiteCatalog) -> None:
+        self._chooser = chooser
+        self.catalog = catalog
         #: counts changes of the predictor and of the catalog: answers of one version stay the same
         self._changes = 0
-        advice = "slurmctld keeps the older one; check the directory and who may write to it"
-        self._fault = FaultReporter("cannot write what slurmctld falls back to", advice, log)
-        self.catalog = self._remembered()
-
-    def _remembered(self) -> SiteCatalog:
-        path = Path(self._config.submit.catalog)
-        try:
-            found = load(path)
-        except FileNotFoundError:
-            return SiteCatalog()
-        except (OSError, CatalogError) as error:
-            log.warning("%s is not used: %s", path, error)
-            return SiteCatalog()
-        log.info("starting from the catalog of before", extra={"partitions": found.names})
-        self._unwritten = True  # the predictor may have changed, and with it the table
-        return found
-
-    def use(self, chooser: Chooser) -> None:
-        """Compile the table with another predictor from now on."""
-        self._chooser, self._unwritten = chooser, True
-        self._changes += 1
 
     @property
     def version(self) -> str:
@@ -179,6 +159,39 @@ class SiteFacts:
     def _view(self, partition: str) -> Partition | None:
         names = [name for name in partition.split(",") if name in self.catalog]
         return self.catalog.view(names) if names else None
+
+
+class SiteFacts(SitePredictions):
+    """The present catalog. `inventory` and `snapshot` are told what is new; `changed` is called with a new catalog."""
+
+    def __init__(self, config: Config, chooser: Chooser, changed: Callable[[SiteCatalog], None]) -> None:
+        super().__init__(chooser, SiteCatalog())
+        self._config, self._changed = config, changed
+        self._inventory: Inventory | None = None
+        self._partitions: Mapping[str, tuple[str, ...]] | None = None
+        self._snapshot: Snapshot | None = None
+        self._unwritten = False
+        advice = "slurmctld keeps the older one; check the directory and who may write to it"
+        self._fault = FaultReporter("cannot write what slurmctld falls back to", advice, log)
+        self.catalog = self._remembered()
+
+    def _remembered(self) -> SiteCatalog:
+        path = Path(self._config.submit.catalog)
+        try:
+            found = load(path)
+        except FileNotFoundError:
+            return SiteCatalog()
+        except (OSError, CatalogError) as error:
+            log.warning("%s is not used: %s", path, error)
+            return SiteCatalog()
+        log.info("starting from the catalog of before", extra={"partitions": found.names})
+        self._unwritten = True  # the predictor may have changed, and with it the table
+        return found
+
+    def use(self, chooser: Chooser) -> None:
+        """Compile the table with another predictor from now on."""
+        self._chooser, self._unwritten = chooser, True
+        self._changes += 1
 
     def inventory(self, inventory: Inventory) -> None:
         """The nodes' GPUs changed."""

@@ -1,11 +1,13 @@
-"""`migbatch simulate`: what a policy would do to a cluster, on a trace."""
+"""`migbatch simulate`: what migbatchd, or another policy, would do to a cluster, on a trace."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,8 @@ import click
 from slurm_migbatch.cli.common import print_table
 
 if TYPE_CHECKING:
-    from slurm_migbatch.lab.sim.engine import Result
+    from slurm_migbatch.lab.sim.play import Workload
+    from slurm_migbatch.lab.sim.result import Result
     from slurm_migbatch.lab.sim.scenario import Scenario
 
 _out = click.Path(dir_okay=False, path_type=Path)
@@ -38,68 +41,159 @@ _FIGURES: Sequence[tuple[str, tuple[str, ...], str]] = (
     ("instances made or removed", ("reconfigurations",), "count"),
     ("restarts per job", ("all", "restarts", "mean"), "number"),
     ("lost work", ("all", "lost_s"), "time"),
+    ("waiting jobs given another slice", ("actions", "retype"), "count"),
+    ("slices lent to training", ("actions", "release"), "count"),
+    ("trainings told to give one back", ("actions", "requeue"), "count"),
     ("fairness over users (Jain)", ("all", "jain"), "number"),
 )
 
 
 @click.command()
-@click.argument("config", required=False, metavar="CONFIG", type=click.Path(path_type=Path))
-@click.option("--example", is_flag=True, help="Print a configuration with every key and stop.")
-@click.option("--policies", is_flag=True, help="List the policies and stop.")
+@click.argument("scenario", required=False, metavar="SCENARIO", type=click.Path(path_type=Path))
+@click.option("--example", is_flag=True, help="Print a scenario with every key and stop.")
+@click.option("--policies", is_flag=True, help="List the policies with their parameters and stop.")
+@click.option(
+    "--policy",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Play this policy in place of the scenario's own; several stand side by side. The scenario's parameters count "
+    "where its own is among them.",
+)
+@click.option(
+    "--config",
+    "config",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The migbatch.toml with which policy migbatch decides, in place of the scenario's.",
+)
 @click.option("--json", "as_json", is_flag=True, help="All figures as one JSON object.")
 @click.option("--html", metavar="FILE", type=_out, help="Write a report with plots (of the first seed).")
 @click.option("--log", metavar="FILE", type=_out, help="Write every event of the first seed as JSON lines.")
 def simulate(
-    config: Path | None, example: bool, policies: bool, as_json: bool, html: Path | None, log: Path | None
+    scenario: Path | None,
+    example: bool,
+    policies: bool,
+    names: tuple[str, ...],
+    config: Path | None,
+    as_json: bool,
+    html: Path | None,
+    log: Path | None,
 ) -> None:
-    """Replay a trace on a cluster that does not exist, under a policy, and say how it went.
+    """Replay a trace on a cluster that does not exist, under policies, and say how it went.
 
-    CONFIG is a TOML file: which GPUs, which trace, how fast jobs are on slices, who decides. Traces may be a site's own
-    history (`sacct -P`) or public ones. With several seeds the figures are means with their 95 % intervals.
+    SCENARIO is a TOML file: which GPUs, which trace, how fast jobs are on slices, who decides. Unless it says otherwise
+    migbatch decides: the jobs go to a simulated Slurm, and what migbatchd runs decides with a site's migbatch.toml.
+    Traces may be a site's own history (`sacct -P`) or public ones. With several seeds the figures are means with their
+    95 % intervals.
     """
-    from slurm_migbatch.lab.sim import registry, scenario
+    from slurm_migbatch.lab.sim import scenario as scenarios
 
     if example:
-        click.echo(scenario.describe(), nl=False)
+        click.echo(scenarios.describe(), nl=False)
         return
     if policies:
-        print_table(("POLICY", "WHAT IT DOES"), [(name, registry.find(name).about) for name in registry.POLICIES])
+        _list()
         return
-    if config is None:
-        raise click.UsageError("Missing argument 'CONFIG'; 'migbatch simulate --example' prints one to begin with")
-    _simulate(scenario.load(config), as_json, html, log)
+    if scenario is None:
+        raise click.UsageError("Missing argument 'SCENARIO'; 'migbatch simulate --example' prints one to begin with")
+    loaded = scenarios.load(scenario)
+    chosen = [_under(loaded, name, config) for name in dict.fromkeys(names or (loaded.policy,))]
+    if config is not None and not any(hasattr(one.params, "config") for one in chosen):
+        raise click.UsageError("--config is for policy migbatch, which is not played")
+    if log is not None and len(chosen) > 1:
+        raise click.UsageError("--log takes the events of one policy: name one --policy")
+    _simulate(chosen, as_json, html, log)
 
 
-def _simulate(scenario: Scenario, as_json: bool, html: Path | None, log: Path | None) -> None:
+def _list() -> None:
+    from slurm_migbatch.lab.sim import registry
+
+    rows = [
+        (name, kind.about, ", ".join(field.name for field in dataclasses.fields(kind.params)))
+        for name in registry.POLICIES
+        for kind in (registry.find(name),)
+    ]
+    print_table(("POLICY", "WHAT IT DOES", "PARAMETERS"), rows)
+
+
+def _under(scenario: Scenario, name: str, config: Path | None) -> Scenario:
+    from slurm_migbatch.config.reader import unknown_word
+    from slurm_migbatch.lab.sim import registry
+
+    if name not in registry.POLICIES:
+        raise click.UsageError(unknown_word("policy", name, registry.POLICIES))
+    found = scenario.under(name)
+    if config is not None and hasattr(found.params, "config"):
+        found = dataclasses.replace(found, params=dataclasses.replace(found.params, config=str(config)))
+    return found
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """A policy's figures.
+
+    Attributes:
+        settings: what decides and with which configuration, where that is to be told.
+        first: the first seed's result.
+        merged: figures over all seeds; `each`: of each.
+        notices: what people should know.
+    """
+
+    policy: str
+    settings: Mapping[str, str]
+    first: Result
+    merged: Mapping[str, Any]
+    each: Sequence[Mapping[str, Any]]
+    notices: Sequence[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        found = {"policy": self.policy, **self.settings, "notices": list(self.notices)}
+        return {**found, "figures": self.merged, "each": self.each}
+
+
+def _simulate(chosen: Sequence[Scenario], as_json: bool, html: Path | None, log: Path | None) -> None:
     from slurm_migbatch.lab.sim.log import write
-    from slurm_migbatch.lab.sim.metrics import over_seeds, summarise
-    from slurm_migbatch.lab.sim.play import Workload, play
+    from slurm_migbatch.lab.sim.play import Workload
 
+    scenario = chosen[0]
     workload = Workload(scenario)
+    outcomes = [_play(one, workload, wanted=html is not None or log is not None) for one in chosen]
+    if log is not None:
+        with log.open("w", encoding="utf-8") as file:
+            write(outcomes[0].first.events, file)
+    if html is not None:
+        html.write_text(_page(scenario, workload.trace.notices, outcomes), encoding="utf-8")
+    if as_json:
+        head = {"trace": scenario.workload.trace, "seeds": list(scenario.seeds())}
+        notices = list(workload.trace.notices)
+        click.echo(json.dumps({**head, "notices": notices, "policies": [one.to_dict() for one in outcomes]}))
+        return
+    for note in _notes(workload.trace.notices, outcomes):
+        click.echo(f"note: {note}")
+    for one in outcomes:
+        if one.settings:
+            click.echo(_decider(one))
+    print_table((f"on {scenario.workload.trace}", *(one.policy for one in outcomes)), _rows(outcomes))
+
+
+def _play(scenario: Scenario, workload: Workload, *, wanted: bool) -> _Outcome:
+    from slurm_migbatch.lab.sim import registry
+    from slurm_migbatch.lab.sim.metrics import over_seeds, summarise
+    from slurm_migbatch.lab.sim.play import play
+
+    settings = registry.find(scenario.policy).settings(scenario.params)
     figures: list[dict[str, Any]] = []
     first: Result | None = None
     for seed in scenario.seeds():
-        wanted = first is None and (html is not None or log is not None)
-        with _progress(f"seed {seed}") as progress:
-            result = play(scenario, workload, seed, log=wanted, progress=progress)
+        with _progress(f"{scenario.policy}, seed {seed}") as progress:
+            result = play(scenario, workload, seed, log=wanted and first is None, progress=progress)
         figures.append(summarise(result))
         first = first or result
     assert first is not None
-    merged = over_seeds(figures)
-    notices = [*workload.trace.notices, *_unfinished(figures[0])]
-    if log is not None:
-        with log.open("w", encoding="utf-8") as file:
-            write(first.events, file)
-    if html is not None:
-        html.write_text(_page(scenario, first, merged, notices), encoding="utf-8")
-    if as_json:
-        seeds = list(scenario.seeds())
-        head = {"policy": scenario.policy, "trace": scenario.workload.trace, "seeds": seeds, "notices": notices}
-        click.echo(json.dumps({**head, "figures": merged, "each": figures}))
-        return
-    for note in notices:
-        click.echo(f"note: {note}")
-    print_table(("", f"{scenario.policy} on {scenario.workload.trace}"), _rows(merged))
+    notices = [*first.notices, *_unfinished(figures[0])]
+    return _Outcome(scenario.policy, settings, first, over_seeds(figures), figures, notices)
 
 
 def _unfinished(figures: Mapping[str, Any]) -> Iterator[str]:
@@ -108,16 +202,33 @@ def _unfinished(figures: Mapping[str, Any]) -> Iterator[str]:
         yield f"{left} jobs were not done at the end: they ask for more than there is, or the time was up"
 
 
-def _rows(merged: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _notes(trace: Iterable[str], outcomes: Sequence[_Outcome]) -> list[str]:
+    return [*trace, *(f"{one.policy}: {note}" for one in outcomes for note in one.notices)]
+
+
+def _decider(one: _Outcome) -> str:
+    """What decided, in one line."""
+    told = one.settings
+    return f"{one.policy}: {told['decides']} with configuration {told['configuration']} ({told['file']})"
+
+
+def _rows(outcomes: Sequence[_Outcome]) -> Iterator[tuple[str, ...]]:
     for name, path, unit in _FIGURES:
-        value: Any = merged
-        for word in path:
-            value = value.get(word) if isinstance(value, Mapping) else None
-        if value is not None:
-            text = _shown(value["mean"], unit)
-            if value["low"] is not None and value["high"] > value["low"]:
-                text += f"  ({_shown(value['low'], unit)} to {_shown(value['high'], unit)})"
-            yield name, text
+        cells = [_cell(one.merged, path, unit) for one in outcomes]
+        if any(cells):
+            yield name, *(cell or "-" for cell in cells)
+
+
+def _cell(merged: Mapping[str, Any], path: Sequence[str], unit: str) -> str:
+    value: Any = merged
+    for word in path:
+        value = value.get(word) if isinstance(value, Mapping) else None
+    if value is None:
+        return ""
+    text = _shown(value["mean"], unit)
+    if value["low"] is not None and value["high"] > value["low"]:
+        text += f"  ({_shown(value['low'], unit)} to {_shown(value['high'], unit)})"
+    return text
 
 
 def _shown(value: float, unit: str) -> str:
@@ -133,30 +244,36 @@ def _shown(value: float, unit: str) -> str:
     return f"{value:.3g} s"
 
 
-def _page(scenario: Scenario, first: Result, merged: Mapping[str, Any], notices: Sequence[str]) -> str:
+def _page(scenario: Scenario, trace: Sequence[str], outcomes: Sequence[_Outcome]) -> str:
     from slurm_migbatch.lab.sim import plots, registry
     from slurm_migbatch.lab.sim.cluster import Cluster
     from slurm_migbatch.lab.sim.page import page
     from slurm_migbatch.lab.sim.spans import levels, spans
 
-    times = {"completion": [run.ended - run.job.arrival for run in first.runs if run.ended is not None]}
-    times["wait"] = [run.started - run.job.arrival for run in first.runs if run.started is not None]
+    times: dict[str, list[float]] = {}
+    for one in outcomes:
+        which = "" if len(outcomes) == 1 else f" ({one.policy})"
+        runs = one.first.runs
+        times[f"completion{which}"] = [run.ended - run.job.arrival for run in runs if run.ended is not None]
+        times[f"wait{which}"] = [run.started - run.job.arrival for run in runs if run.started is not None]
     part = scenario.cluster
     cluster = Cluster.of(scenario.geometry, part.nodes * part.gpus, part.gpus)
-    drawn = [
-        plots.cdf(times, "Jobs that took at most so long"),
-        plots.use(levels(first.events, first.begin, first.end, first.slices), "Use of the cluster"),
-        plots.timeline(spans(first.events, first.end), cluster, "Layouts of the first GPUs"),
-    ]
+    drawn = [plots.cdf(times, "Jobs that took at most so long")]
+    for one in outcomes:
+        which, result = "" if len(outcomes) == 1 else f": {one.policy}", one.first
+        drawn.append(
+            plots.use(levels(result.events, result.begin, result.end, result.slices), f"Use of the cluster{which}")
+        )
+        drawn.append(plots.timeline(spans(result.events, result.end), cluster, f"Layouts of the first GPUs{which}"))
+    abouts = "; ".join(f"{one.policy}: {registry.find(one.policy).about}" for one in outcomes)
     return page(
-        f"{scenario.policy} on {scenario.workload.trace}",
-        f"{part.nodes} nodes with {part.gpus} x {part.gpu}; policy: {registry.find(scenario.policy).about}; "
-        f"{scenario.run.seeds} seeds.",
-        ("figure", "value"),
-        list(_rows(merged)),
+        f"{', '.join(one.policy for one in outcomes)} on {scenario.workload.trace}",
+        f"{part.nodes} nodes with {part.gpus} x {part.gpu}. {abouts}. {scenario.run.seeds} seeds.",
+        ("figure", *(one.policy for one in outcomes)),
+        list(_rows(outcomes)),
         drawn,
         scenario.path.read_text(encoding="utf-8"),
-        notices,
+        [*_notes(trace, outcomes), *(_decider(one) for one in outcomes if one.settings)],
     )
 
 

@@ -64,6 +64,28 @@ class Cell:
         self.resumes = now
 
 
+class Meter:
+    """Adds up compute-slice seconds: `held`, and `busy`, those in which somebody made progress."""
+
+    __slots__ = ("busy", "held")
+
+    def __init__(self) -> None:
+        self.held = self.busy = 0.0
+
+    def mark(self, cell: Cell, now: float) -> None:
+        """Book the cell's time up to now, and from when on somebody makes progress in it."""
+        passed = now - cell.opened
+        if passed > 0:
+            self.held += cell.slices * passed
+            self.busy += cell.slices * max(0.0, now - max(cell.opened, cell.resumes))
+        cell.opened = now
+        runs = cell.runs
+        if len(runs) == 1:
+            cell.resumes = runs[0].resumes
+        elif runs:
+            cell.resumes = min(run.resumes for run in runs)
+
+
 class Gpu:
     """One GPU.
 

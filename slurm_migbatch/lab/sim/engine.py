@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from slurm_migbatch.lab.sim.cluster import Cell, Cluster, Place, PlaceError
+from slurm_migbatch.lab.sim.cluster import Cluster, Meter, Place, PlaceError
 from slurm_migbatch.lab.sim.job import Demand, Job
 from slurm_migbatch.lab.sim.log import Event, What
 from slurm_migbatch.lab.sim.policy import Policy
@@ -78,7 +78,8 @@ class Simulation:
         for one in demands:
             self._push(one.time, _DEMAND, one)
         self._log: list[Event] | None = [] if log else None
-        self._held = self._busy = self._fragmentation = self._waiting = 0.0
+        self._meter = Meter()
+        self._fragmentation = self._waiting = 0.0
         self._created = self._destroyed = self._queued = self._running = self._steps = 0
         self._ended = 0
 
@@ -281,7 +282,7 @@ class Simulation:
     def _result(self, begin: float, runs: Sequence[Run]) -> Result:
         for gpu in self.cluster.gpus:
             for cell in gpu.cells.values():
-                self._mark(cell)
+                self._meter.mark(cell, self.now)
         for run in runs:
             if run.places:
                 run.settle(self.now)
@@ -292,8 +293,8 @@ class Simulation:
             end=self.now,
             gpus=len(self.cluster.gpus),
             slices=self.cluster.slices,
-            held=self._held,
-            busy=self._busy,
+            held=self._meter.held,
+            busy=self._meter.busy,
             fragmentation=self._fragmentation / passed / len(self.cluster.gpus) if passed else 0.0,
             waiting=self._waiting / passed if passed else 0.0,
             created=self._created,
@@ -336,7 +337,7 @@ class Simulation:
             where = ", ".join(str(place) for place in places)
             raise SimulationError(f"at {self.now:.3f} s: {run.job.name} does not fit where it was put ({where})")
         for place in places:
-            self._mark(gpus[place.gpu].cells[place.slot])
+            self._meter.mark(gpus[place.gpu].cells[place.slot], self.now)
         self._foresee(run)
         self._touch(places, run)
 
@@ -353,22 +354,9 @@ class Simulation:
 
     def _leave(self, run: Run, place: Place, until: float) -> None:
         cell = self.cluster.gpus[place.gpu].cells[place.slot]
-        self._mark(cell)
+        self._meter.mark(cell, self.now)
         self.cluster.leave(place, run, self.now, until)
-        self._mark(cell)
-
-    def _mark(self, cell: Cell) -> None:
-        """Book the cell's time up to now, and from when on somebody makes progress in it."""
-        passed = self.now - cell.opened
-        if passed > 0:
-            self._held += cell.slices * passed
-            self._busy += cell.slices * max(0.0, self.now - max(cell.opened, cell.resumes))
-        cell.opened = self.now
-        runs = cell.runs
-        if len(runs) == 1:
-            cell.resumes = runs[0].resumes
-        elif runs:
-            cell.resumes = min(run.resumes for run in runs)
+        self._meter.mark(cell, self.now)
 
     def _saving(self, run: Run) -> float:
         """Seconds until its work is saved: nothing is to be saved where it has made no progress since it was."""

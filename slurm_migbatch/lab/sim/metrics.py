@@ -25,7 +25,8 @@ def summarise(result: Result) -> dict[str, Any]:
       them in which somebody made progress (the rest starts, waits for a checkpoint, is being made); `busy`: both;
     - `fragmentation`: mean over GPUs and time;
     - `waiting`: mean length of the queue;
-    - `reconfigurations`: instances created and destroyed.
+    - `reconfigurations`: instances created and destroyed;
+    - `actions`: what was done to jobs through Slurm, by kind (of `migbatch` alone).
     """
     capacity = result.slices * (result.end - result.begin)
     figures: dict[str, Any] = {
@@ -45,6 +46,8 @@ def summarise(result: Result) -> dict[str, Any]:
         mine = [run for run in result.runs if run.job.kind == kind]
         if mine and len(mine) < len(result.runs):
             figures[kind] = of_jobs(mine, result.end)
+    if result.actions:
+        figures["actions"] = dict(result.actions)
     return figures
 
 

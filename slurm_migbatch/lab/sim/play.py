@@ -15,15 +15,16 @@ from slurm_migbatch.config.reader import ConfigError, Problem
 from slurm_migbatch.lab.sim import gpus, registry
 from slurm_migbatch.lab.sim.cluster import Cluster
 from slurm_migbatch.lab.sim.curves import Curves, Predicted, Source, Table
-from slurm_migbatch.lab.sim.engine import Result, Simulation
 from slurm_migbatch.lab.sim.job import Costs, Job
-from slurm_migbatch.lab.sim.policy import Policy
+from slurm_migbatch.lab.sim.registry import Setup
+from slurm_migbatch.lab.sim.result import Result
 from slurm_migbatch.lab.sim.scenario import Scenario
 from slurm_migbatch.lab.sim.speeds import Linear, Neighbours, Paired, Speeds, Whole
 from slurm_migbatch.lab.traces import mixed, muri, openb, philly, pollux, sacct
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.training import learn
+from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.profiling.table import read_folder
 from slurm_migbatch.workload import pairs
 
@@ -34,7 +35,8 @@ class Workload:
     def __init__(self, scenario: Scenario) -> None:
         """Raises TraceError, TableError and OSError."""
         self.scenario = scenario
-        self.source = _source(scenario)
+        self.measured = _measured(scenario)
+        self.source = _source(scenario, self.measured)
         self.trace = _trace(scenario)
 
     def jobs(self, seed: int) -> tuple[Job, ...]:
@@ -95,20 +97,22 @@ def play(
 
     Raises PlaceError and SimulationError where cluster, workload and policy do not go together.
     """
-    part = scenario.cluster
+    part, until = scenario.cluster, scenario.run.until_s
     cluster = Cluster.of(scenario.geometry, part.nodes * part.gpus, part.gpus)
-    policy: Policy = registry.find(scenario.policy).make(scenario.params, cluster)
-    simulation = Simulation(
-        cluster,
-        workload.jobs(seed),
-        policy,
-        _speeds(scenario, cluster, workload.source),
+    setup = Setup(
+        geometry=scenario.geometry,
+        nodes=part.nodes,
+        per_node=part.gpus,
+        jobs=workload.jobs(seed),
+        speeds=_speeds(scenario, cluster, workload.source),
         neighbours=Neighbours(part.neighbours, part.neighbours_worst) if part.mig else None,
+        measured=workload.measured,
         seed=seed,
+        until=until if until < 1e12 else float("inf"),
         log=log,
+        progress=progress,
     )
-    until = scenario.run.until_s
-    return simulation.run(until if until < 1e12 else float("inf"), progress)
+    return registry.find(scenario.policy).play(scenario.params, setup)
 
 
 def _speeds(scenario: Scenario, cluster: Cluster, source: Source | None) -> Speeds:
@@ -121,16 +125,20 @@ def _speeds(scenario: Scenario, cluster: Cluster, source: Source | None) -> Spee
     return Paired(speeds, pairs.read(scenario.near(part.pairs)), part.shared) if part.pairs else speeds
 
 
-def _source(scenario: Scenario) -> Source | None:
+def _measured(scenario: Scenario) -> tuple[Measurement, ...]:
+    part = scenario.speeds
+    return tuple(read_folder(scenario.near(part.path))) if part.kind in ("table", "predictor") else ()
+
+
+def _source(scenario: Scenario, measured: tuple[Measurement, ...]) -> Source | None:
     part = scenario.speeds
     if part.kind not in ("table", "predictor"):
         return None
-    rows = read_folder(scenario.near(part.path))
     if part.kind == "table":
-        return Table(rows, scenario.geometry)
+        return Table(measured, scenario.geometry)
     predictor = LearnedPredictor()
     return Predicted(
-        LearnedPredictor(learn(rows, predictor.knowledge, version=1)), scenario.geometry, scenario.cluster.gpu
+        LearnedPredictor(learn(measured, predictor.knowledge, version=1)), scenario.geometry, scenario.cluster.gpu
     )
 
 

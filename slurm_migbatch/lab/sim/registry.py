@@ -2,22 +2,80 @@
 
 A module offers a policy by a `PolicyKind`: a dataclass of its parameters (fields made with `config.schema.key`) and a
 function that makes the policy for a cluster. Add a line to `POLICIES`; nothing is imported before it is asked for.
+`migbatch` is no such policy: its jobs go through a simulated Slurm, and what decides is what migbatchd runs.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from slurm_migbatch.lab.sim.cluster import Cluster
+from slurm_migbatch.lab.sim.engine import Simulation
+from slurm_migbatch.lab.sim.job import Job
 from slurm_migbatch.lab.sim.policy import Policy
+from slurm_migbatch.lab.sim.result import Result
+from slurm_migbatch.lab.sim.speeds import Neighbours, Speeds
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.profiling.measurement import Measurement
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is played: the same for every policy.
+
+    Attributes:
+        geometry: of the GPUs; `nodes` with `per_node` GPUs each.
+        jobs: of one seed.
+        speeds: how fast each is where.
+        neighbours: what busy slices beside a job cost it; None: nothing.
+        measured: measurements that the speeds come from, for a predictor to learn from.
+        seed: of what is drawn.
+        until: seconds on the trace's clock after which nothing is looked at; infinite: to the end.
+        log: whether events are kept.
+        progress: called now and then with the number of jobs that are done and the number of all.
+    """
+
+    geometry: Geometry
+    nodes: int
+    per_node: int
+    jobs: tuple[Job, ...]
+    speeds: Speeds
+    neighbours: Neighbours | None = None
+    measured: tuple[Measurement, ...] = ()
+    seed: int = 0
+    until: float = float("inf")
+    log: bool = False
+    progress: Callable[[int, int], None] | None = None
+
+    def cluster(self) -> Cluster:
+        """Return the GPUs, empty."""
+        return Cluster.of(self.geometry, self.nodes * self.per_node, self.per_node)
+
+
+class Kind(Protocol):
+    """Whatever can be named as a policy."""
+
+    @property
+    def about(self) -> str:
+        """What it does, in one line."""
+
+    @property
+    def params(self) -> type[Any]:
+        """A frozen dataclass of its parameters, all with defaults."""
+
+    def play(self, params: Any, setup: Setup) -> Result:
+        """Simulate. Raises PlaceError and SimulationError where cluster, jobs and policy do not go together."""
+
+    def settings(self, params: Any) -> Mapping[str, str]:
+        """Name what decides and with which configuration, where that is more than its parameters."""
 
 
 @dataclass(frozen=True)
 class PolicyKind:
-    """A policy that can be named.
+    """A policy of the event-driven simulator that can be named.
 
     Attributes:
         about: what it does, in one line.
@@ -29,9 +87,30 @@ class PolicyKind:
     params: type[Any]
     make: Callable[[Any, Cluster], Policy]
 
+    def play(self, params: Any, setup: Setup) -> Result:
+        """See Kind."""
+        cluster = setup.cluster()
+        simulation = Simulation(
+            cluster,
+            setup.jobs,
+            self.make(params, cluster),
+            setup.speeds,
+            neighbours=setup.neighbours,
+            seed=setup.seed,
+            log=setup.log,
+        )
+        return simulation.run(setup.until, setup.progress)
 
+    def settings(self, _params: Any) -> Mapping[str, str]:
+        """See Kind."""
+        return {}
+
+
+DEFAULT: Final = "migbatch"
+"""What decides unless a scenario says otherwise."""
 _KINDS = "slurm_migbatch.lab.sim.policies.kinds"
 POLICIES: Final[dict[str, str]] = {
+    DEFAULT: "slurm_migbatch.lab.sim.policies.migbatch:MIGBATCH",
     "fifo": f"{_KINDS}:FIFO",
     "sjf": f"{_KINDS}:SJF",
     "sjf-ffs": f"{_KINDS}:SJF_FFS",
@@ -48,9 +127,8 @@ POLICIES: Final[dict[str, str]] = {
 """Name -> module:attribute."""
 
 
-def find(name: str) -> PolicyKind:
+def find(name: str) -> Kind:
     """The policy of this name; raises KeyError."""
     module, _, attribute = POLICIES[name].partition(":")
-    found = getattr(importlib.import_module(module), attribute)
-    assert isinstance(found, PolicyKind)
+    found: Kind = getattr(importlib.import_module(module), attribute)
     return found

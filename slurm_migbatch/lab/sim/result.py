@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from slurm_migbatch.lab.sim.log import Event
@@ -22,6 +23,8 @@ class Result:
         created, destroyed: instances.
         events: the log; empty where none was asked for.
         steps: moments at which something happened.
+        actions: what was done to jobs through Slurm, by kind; empty where the simulator's own policies decided.
+        notices: what should be known of this run, for people.
     """
 
     runs: tuple[Run, ...]
@@ -37,3 +40,5 @@ class Result:
     destroyed: int
     steps: int
     events: tuple[Event, ...] = field(default=(), repr=False)
+    actions: Mapping[str, int] = field(default_factory=dict)
+    notices: tuple[str, ...] = ()

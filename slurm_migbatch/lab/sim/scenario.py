@@ -120,6 +120,12 @@ class Scenario:
         """A path as the file means it."""
         return self.path.parent / path
 
+    def under(self, policy: str) -> Scenario:
+        """Return the same under another policy, with its usual parameters; the same where it is the scenario's own."""
+        if policy == self.policy:
+            return self
+        return dataclasses.replace(self, policy=policy, params=registry.find(policy).params())
+
     def seeds(self) -> range:
         """All seeds."""
         return range(self.run.first_seed, self.run.first_seed + self.run.seeds)
@@ -150,6 +156,7 @@ def load(path: Path) -> Scenario:
         if isinstance(value, dict):
             parts[name] = read_section((name,), part, value, where, problems)
     policy, params = _policy(data.get("policy", {}), where, problems)
+    params = _beside(path, params)
     if problems:
         raise ConfigError(str(path), problems)
     found = Scenario(path=path, policy=policy, params=params, **parts)
@@ -177,10 +184,7 @@ def _policy(values: object, where: Mapping[tuple[str, ...], int], problems: list
     if not isinstance(values, dict):
         return "", None  # said above
     line = where.get(("policy",), 0)
-    name = values.get("name")
-    if name is None:
-        problems.append(Problem(line, f"[policy] needs name, one of {', '.join(registry.POLICIES)}"))
-        return "", None
+    name = values.get("name", registry.DEFAULT)
     if not isinstance(name, str) or name not in registry.POLICIES:
         problems.append(
             Problem(where.get(("policy", "name"), line), unknown_word("policy", str(name), registry.POLICIES))
@@ -188,6 +192,12 @@ def _policy(values: object, where: Mapping[tuple[str, ...], int], problems: list
         return "", None
     rest = {word: value for word, value in values.items() if word != "name"}
     return name, read_section(("policy",), registry.find(name).params, rest, where, problems)
+
+
+def _beside(path: Path, params: Any) -> Any:
+    """A configuration that is named by parameters is looked for beside the file that names it."""
+    config = getattr(params, "config", "")
+    return dataclasses.replace(params, config=str(path.parent / config)) if config else params
 
 
 def _apart(scenario: Scenario, where: Mapping[tuple[str, ...], int]) -> Iterator[Problem]:
@@ -227,11 +237,24 @@ def describe() -> str:
     out = []
     for name, part in PARTS.items():
         out += [f"# {(part.__doc__ or '').strip()}", f"[{name}]"]
-        for one in dataclasses.fields(part):
-            out.append(f"# {one.metadata['doc']}")
-            default = "..." if one.default is dataclasses.MISSING else one.default
-            shown = json.dumps(list(default) if isinstance(default, tuple) else default)
-            out.append(f"{'' if one.default is dataclasses.MISSING else '#'}{one.name} = {shown}")
+        out += _keys(part)
         out.append("")
-    out += ["# Who decides: " + ", ".join(registry.POLICIES) + ". Its parameters follow its name.", "[policy]"]
-    return "\n".join([*out, 'name = "easy"', ""])
+    kind = registry.find(registry.DEFAULT)
+    others = [name for name in registry.POLICIES if name != registry.DEFAULT]
+    out += [
+        f"# Who decides. {registry.DEFAULT}: {kind.about}.",
+        f"# Baselines and policies of papers: {', '.join(others)}.",
+        "# Their parameters are other ones than these, which follow the name (see: migbatch simulate --policies).",
+        "[policy]",
+        f'#name = "{registry.DEFAULT}"',
+        *_keys(kind.params),
+    ]
+    return "\n".join([*out, ""])
+
+
+def _keys(part: type[Any]) -> Iterator[str]:
+    for one in dataclasses.fields(part):
+        yield f"# {one.metadata['doc']}"
+        default = "..." if one.default is dataclasses.MISSING else one.default
+        shown = json.dumps(list(default) if isinstance(default, tuple) else default)
+        yield f"{'' if one.default is dataclasses.MISSING else '#'}{one.name} = {shown}"

@@ -1,17 +1,21 @@
-"""migbatchd's controller on a simulation: what is decided is what the service decides with the same migbatch.toml.
+"""migbatchd on a simulation: submissions are answered, and rounds decide, as with the same migbatch.toml on a site.
 
-There is no database: nothing was lent before the simulation began, and what is to be recorded is not.
+The record is in memory (`record.MemoryRecord`); nothing was lent before the simulation began.
 """
 
 from __future__ import annotations
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.advertiser import Advertiser
-from slurm_migbatch.daemon.controller import Controller, NoRecord
+from slurm_migbatch.daemon.controller import Controller
+from slurm_migbatch.daemon.facts import SitePredictions
 from slurm_migbatch.daemon.observer import Observer
 from slurm_migbatch.daemon.rounds import blackout_of, settings_of
 from slurm_migbatch.decide.snapshot import LendingPast, Predictions
+from slurm_migbatch.lab.slurm.filter import SubmitFilter, catalog_of
+from slurm_migbatch.lab.slurm.record import MemoryRecord
 from slurm_migbatch.lab.slurm.run import Look, Pace, Simulation
+from slurm_migbatch.predict.selection import Chooser
 
 
 class ServiceController:
@@ -20,14 +24,29 @@ class ServiceController:
     Args:
         simulation: what it controls.
         config: the configuration; None: the defaults.
-        predictions: the predictor; None: nothing is predicted.
+        predictions: the predictor; None: that of `chooser`, and without one nothing is predicted.
+        chooser: chooses slices for `mig:auto`; the simulation's submissions then go through the submit filter. None:
+            they are as the filter leaves them.
+
+    Attributes:
+        record: the record.
     """
 
     def __init__(
-        self, simulation: Simulation, config: Config | None = None, predictions: Predictions | None = None
+        self,
+        simulation: Simulation,
+        config: Config | None = None,
+        predictions: Predictions | None = None,
+        chooser: Chooser | None = None,
     ) -> None:
         config = config or Config()
         slurm, nodes = simulation.slurm, simulation.nodes
+        self.record = MemoryRecord(slurm)
+        if chooser is not None:
+            catalog = catalog_of(simulation, config)
+            clock = simulation.clock.time
+            simulation.submit_filter = SubmitFilter(catalog, chooser, self.record, config, clock, slurm.spelled)
+            predictions = predictions or SitePredictions(chooser, catalog)
         advertiser = Advertiser(slurm, nodes, config.supply.ack_wait_s)
         self._observer = Observer(
             nodes,
@@ -39,13 +58,14 @@ class ServiceController:
         )
         self._observer.remember(LendingPast())
         settings = settings_of(config)
-        self.controller = Controller(settings, slurm, self._observer, advertiser, NoRecord(), simulation.clock)
+        self.controller = Controller(settings, slurm, self._observer, advertiser, self.record, simulation.clock)
 
     def __call__(self, look: Look) -> bool:
         """Run one round; tells whether another should follow soon. Raises what a stage raised that could not decide."""
         for event in look.events:
             if event["kind"] == "misfit":
                 self._observer.send_back(event["job"])
+        self.record.ingested(look.events)
         self._observer.ingested(look.events, look.now)
         report = self.controller.round(look.jobs, look.nodes)
         for error in report.failed.values():

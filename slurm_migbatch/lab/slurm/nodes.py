@@ -14,7 +14,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from slurm_migbatch.daemon.nodesview import LiveView
 from slurm_migbatch.daemon.plans import Guests, Plan, PlanBoard
@@ -64,6 +64,30 @@ INSTANT: Final = Times(0.0, 0.0, 0.0, 0.0, {}, {})
 """Nothing takes any time."""
 
 
+class Neighbourhood(Protocol):
+    """What jobs on one GPU cost each other."""
+
+    @property
+    def wide(self) -> bool:
+        """Whether those on other slices of the GPU count, too."""
+
+    def share(self, job: int, held: Sequence[Slice]) -> float:
+        """The share of its own speed that a job has; `held` are all held slices of the GPUs that it is on."""
+
+
+@dataclass(frozen=True)
+class Halved:
+    """Two jobs on one slice have this share of their speed; other slices do not matter."""
+
+    part: float = 0.6
+    wide: bool = False
+
+    def share(self, job: int, held: Sequence[Slice]) -> float:
+        """See Neighbourhood."""
+        mine = {(row.gpu, row.slot) for row in held if row.job == job}
+        return self.part if any(row.job != job and (row.gpu, row.slot) in mine for row in held) else 1.0
+
+
 @dataclass
 class _Node:
     geometries: dict[str, Geometry]
@@ -83,7 +107,7 @@ class _Process:
     row: JobRow
     work: Work | None = None
     event: Event | None = None
-    profiles: tuple[Profile, ...] = ()
+    share: float = 1.0
 
 
 class SimulatedNodes:
@@ -96,7 +120,7 @@ class SimulatedNodes:
         work: what a job does with its time, asked once for each job.
         strict: a job that finds no free slot of the plan is a misfit, also where the node has room for it; and which
             of several planned slots it gets is drawn at random.
-        share: speed of each of two jobs on one slice.
+        neighbourhood: what jobs on one GPU cost each other.
         seed: of what is drawn.
     """
 
@@ -108,7 +132,7 @@ class SimulatedNodes:
         times: Times | None = None,
         work: Callable[[JobRow], Work] = lambda row: Fixed(100.0),
         strict: bool = False,
-        share: float = 0.6,
+        neighbourhood: Neighbourhood = Halved(),
         auto: bool = False,
         seed: int = 0,
     ) -> None:
@@ -124,7 +148,10 @@ class SimulatedNodes:
         self.deaf: set[str] = set()
         #: called when a node has told something: (node, events)
         self.on_events: Callable[[str, Sequence[Mapping[str, Any]]], object] = lambda node, events: None
-        self._work, self._strict, self._share = work, strict, share
+        self._work, self._strict = work, strict
+        #: what jobs on one GPU cost each other
+        self.neighbourhood = neighbourhood
+        self._node_of: dict[str, str] = {}
         self._works: dict[int, Work] = {}
         self._nodes: dict[str, _Node] = {}
         self._processes: dict[int, _Process] = {}
@@ -136,6 +163,7 @@ class SimulatedNodes:
     def add(self, name: str, *geometries: Geometry) -> None:
         """A node with these GPUs, which tells of them at once."""
         gpus = {f"GPU-{name}-{number}": geometry for number, geometry in enumerate(geometries)}
+        self._node_of.update(dict.fromkeys(gpus, name))
         self._nodes[name] = _Node(gpus, dict.fromkeys(gpus, ()), heard=self.clock.now)
         told = [
             {"uuid": uuid, "minor": number, "index": number, "name": geometry.name, "mig": True}
@@ -478,8 +506,8 @@ class SimulatedNodes:
         if work is None:
             work = self._works[row.job_id] = self._work(row)
         held = self._of(row.job_id)
-        process.work, process.profiles = work, tuple(piece.slot.profile for piece in held)
-        work.begin(self.clock.now, process.profiles, row.restarts)
+        process.work = work
+        work.begin(self.clock.now, [piece.slot.profile for piece in held], row.restarts)
         self._paced(held)
         self._follow(process)
 
@@ -488,22 +516,33 @@ class SimulatedNodes:
         nodes = [self._nodes[name] for name in row.nodes if name in self._nodes] if row is not None else []
         return [piece for node in nodes for piece in node.rows.values() if piece.job == job and piece.state == "held"]
 
-    def _paced(self, pieces: Iterable[Slice], gone: int | None = None) -> None:
-        """Whoever is on these slots has its speed, alone or in company."""
-        for piece in pieces:
-            if not piece.shared:
+    def _paced(self, pieces: Iterable[Slice]) -> None:
+        """Whoever is on these slots, or with a wide neighbourhood on these GPUs, has its speed as things are now."""
+        wide = self.neighbourhood.wide
+        slots = {(piece.gpu, piece.slot) for piece in pieces if wide or piece.shared}
+        gpus = {gpu for gpu, _ in slots}
+        jobs = {
+            row.job: None
+            for gpu in sorted(gpus)
+            for row in self._nodes[self._node_of[gpu]].rows.values()
+            if row.state == "held" and row.gpu == gpu and (wide or (gpu, row.slot) in slots)
+        }
+        for job in jobs:
+            process = self._processes.get(job or 0)
+            if process is None or process.work is None:
                 continue
-            here = [
-                row.job
-                for node in self._nodes.values()
-                for row in node.rows.values()
-                if (row.gpu, row.slot, row.state) == (piece.gpu, piece.slot, "held") and row.job != gone
-            ]
-            for job in here:
-                process = self._processes.get(job or 0)
-                if process is not None and process.work is not None:
-                    process.work.pace(self.clock.now, self._share if len(here) > 1 else 1.0)
-                    self._follow(process)
+            share = self.neighbourhood.share(process.row.job_id, self._around(process.row.job_id))
+            if share != process.share:
+                process.share = share
+                process.work.pace(self.clock.now, share)
+                self._follow(process)
+
+    def _around(self, job: int) -> list[Slice]:
+        """All held slices of the GPUs that a job is on."""
+        gpus = {piece.gpu for piece in self._of(job)}
+        nodes = {self._node_of[gpu]: None for gpu in sorted(gpus)}
+        rows = (row for name in nodes for row in self._nodes[name].rows.values())
+        return [row for row in rows if row.state == "held" and row.gpu in gpus]
 
     def _follow(self, process: _Process) -> None:
         """Wait for its end, as things stand."""
@@ -523,7 +562,7 @@ class SimulatedNodes:
     def _left(self, job: int) -> None:
         pieces = self._of(job)
         self.epilog(job)
-        self._paced(pieces, job)
+        self._paced(pieces)
         self.slurm.released(job)
 
     def signal(self, row: JobRow, _name: str) -> None:

@@ -23,6 +23,7 @@ class Settings:
         backfill_depth: jobs that get a reservation in one pass (bf_max_job_test).
         backfill_window_s: how far ahead reservations are made (bf_window).
         requeue_delay_s: a requeued job may not begin for so long.
+        over_limit_s: by which a job may run over its time limit (OverTimeLimit).
         kill_s: from TERM to the end of the Epilog, of jobs whose nodes are not simulated.
         look_s, update_s: what one listing of jobs or nodes costs, and one request to change something.
     """
@@ -33,6 +34,7 @@ class Settings:
     backfill_depth: int = 500
     backfill_window_s: float = 86_400.0
     requeue_delay_s: float = 120.0
+    over_limit_s: float = 0.0
     kill_s: float = 2.0
     look_s: float = 0.0
     update_s: float = 0.0

@@ -27,7 +27,8 @@ class Submission:
 
     Attributes:
         at: seconds after the begin of the simulation.
-        gres: what the submit filter leaves: "mig:2g.20gb:1", "mig:loan:1".
+        gres: what the submit filter leaves: "mig:2g.20gb:1", "mig:loan:1"; where the simulation has a filter, what the
+            user asks for: "mig:auto", "gpu:2".
         work: makes the job's work; asked once for each job or array task.
         limit_s: --time.
         tasks: of an array; `array` its --array, if it is not 0 to tasks-1.
@@ -76,7 +77,6 @@ class Site:
     partitions: tuple[Partition, ...] = (Partition("gpu", 10), Partition("train", 1))
     slurm: Settings = field(default_factory=lambda: Settings(look_s=0.02, update_s=0.004))
     times: Times = field(default_factory=Times)
-    share: float = 0.6
 
     def catalog(self) -> dict[str, int]:
         """What the DOWN catalog nodes list: of every profile as many as one node could have, and the waiting types."""
@@ -99,13 +99,17 @@ class Pace:
     Attributes:
         every_s: between two rounds while anything happens; `soon_s`: after news of a node, or where the last round said
             that another should follow.
-        idle_s: between two rounds while nothing does.
+        idle_s: between two rounds while nothing does, at the most. `growth`: how many times longer each such pause is
+            than the one before; infinite: `idle_s` from the first on.
+        rests: no rounds at all while no job waits and nothing happens: where nothing is lent none would do anything.
         round_s: what a round costs beside its calls of Slurm.
     """
 
     every_s: float = 1.0
     soon_s: float = 0.2
     idle_s: float = 30.0
+    growth: float = math.inf
+    rests: bool = False
     round_s: float = 0.0
 
 
@@ -129,7 +133,8 @@ class Outcome:
 
     Attributes:
         jobs: every job and array task that ended, by id; times are unix seconds.
-        submissions: the job id of each submission, in their order; None where Slurm refused it.
+        submissions: the job id of each submission, in their order; None where it was refused.
+        refusals: the sentence with which a submission was refused, by its place in that order.
         begin: unix seconds of the submission time 0.
         misfits: jobs that found no slice; `unplanned`: those that found one beside the plan.
         rounds: calls of the controller; `calls`: of Slurm, by method.
@@ -137,6 +142,7 @@ class Outcome:
 
     jobs: Mapping[int, Ended]
     submissions: tuple[int | None, ...]
+    refusals: Mapping[int, str]
     begin: float
     misfits: tuple[int, ...]
     unplanned: tuple[int, ...]
@@ -161,9 +167,7 @@ class Simulation:
         self.clock = VirtualClock(begin)
         self.begin = begin
         self.slurm = SimulatedSlurm(self.clock, site.slurm, site.partitions, auto=True)
-        self.nodes = SimulatedNodes(
-            self.clock, self.slurm, times=site.times, work=self._work, share=site.share, auto=True
-        )
+        self.nodes = SimulatedNodes(self.clock, self.slurm, times=site.times, work=self._work, auto=True)
         for node in site.nodes:
             self.slurm.add_node(
                 node.name, node.counts, partitions=node.partitions, features=node.features, cpus=node.cpus
@@ -172,7 +176,12 @@ class Simulation:
         for number in (1, 2):
             names = dict.fromkeys(name for node in site.nodes for name in node.partitions)
             self.slurm.add_node(f"migcatalog{number}", site.catalog(), partitions=names, states=("DOWN",), cpus=256)
+        #: what becomes of a submission before Slurm gets it; raises SlurmError where it is refused
+        self.submit_filter: Callable[[Submission], Submission] = lambda one: one
+        #: the place of each job's submission in the workload, by job id; of an array's tasks that of the array
+        self.numbers: dict[int, int] = {}
         self._submissions: list[int | None] = [None] * len(workload)
+        self._refusals: dict[int, str] = {}
         self._of: dict[int, Submission] = {}
         self._left = len(workload)
         self._events: list[Mapping[str, Any]] = []
@@ -185,7 +194,7 @@ class Simulation:
     def run(self, controller: Controller, pace: Pace = Pace(), until: float = math.inf) -> Outcome:
         """Run until all jobs have ended, at most so many seconds. Raises Stuck."""
         rounds = 0
-        last = self.clock.now
+        last, idle = self.clock.now, pace.every_s
         while (self._left or self.slurm.queue) and self.clock.now - self.begin < until:
             self._news = self._soon = False
             again = controller(self._look())
@@ -194,11 +203,14 @@ class Simulation:
                 self.clock.sleep(pace.round_s)
             last = self.clock.now
             self._soon = self._soon or bool(again)
-            self._wait(pace, last)
+            idle = min(pace.idle_s, idle * pace.growth)
+            if self._wait(pace, last, idle):
+                idle = pace.every_s
             self._check(rounds)
         return Outcome(
             self.slurm.ended_jobs,
             tuple(self._submissions),
+            dict(self._refusals),
             self.begin,
             tuple(self.nodes.misfits),
             tuple(self.nodes.unplanned),
@@ -206,19 +218,20 @@ class Simulation:
             dict(self.slurm.calls),
         )
 
-    def _wait(self, pace: Pace, last: float) -> None:
-        """Let time pass until the next round is due."""
+    def _wait(self, pace: Pace, last: float, idle: float) -> bool:
+        """Let time pass until the next round is due; tells whether anything happened."""
         while True:
-            due = last + (pace.soon_s if self._soon else pace.every_s if self._news else pace.idle_s)
+            due = last + (pace.soon_s if self._soon else pace.every_s if self._news else idle)
             following = self.clock.following
-            if following is None or following > due:
-                if not (self._left or self.slurm.queue):
-                    return
-                self.clock.until(due)
-                return
+            resting = pace.rests and not (self._soon or self._news or self.slurm.waiting)
+            if following is None or (following > due and not resting):
+                if self._left or self.slurm.queue:
+                    self.clock.until(due)
+                break
             self.clock.step()
             if not (self._left or self.slurm.queue):
-                return
+                break
+        return self._news or self._soon
 
     def _look(self) -> Look:
         rows = self.slurm.nodes()
@@ -236,6 +249,7 @@ class Simulation:
     def _submit(self, number: int, one: Submission) -> None:
         self._left -= 1
         try:
+            one = self.submit_filter(one)
             job = self.slurm.submit(
                 one.gres,
                 limit=one.limit_s,
@@ -246,9 +260,11 @@ class Simulation:
                 name=one.name,
                 **one.fields,
             )
-        except SlurmError:
+        except SlurmError as error:
+            self._refusals[number] = error.stderr or str(error)
             return
         self._submissions[number] = job
+        self.numbers[job] = number
         self._of[job] = one
 
     def _work(self, row: JobRow) -> Work:

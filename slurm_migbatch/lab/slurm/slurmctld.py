@@ -134,6 +134,8 @@ class Slurmctld:
         self.arrays: dict[int, Array] = {}
         #: jobs that have left the queue
         self.ended_jobs: dict[int, Ended] = {}
+        #: those of them that were tasks of an array, by array
+        self.ended_tasks: dict[int, list[Ended]] = {}
         nobody = NoMachines(self.settings.kill_s, clock.after)
         nobody.released = self.released
         #: what runs the jobs
@@ -307,6 +309,11 @@ class Slurmctld:
     def order(self) -> list[JobRow]:
         """Pending jobs in Slurm's order, then those that hold or give back an allocation."""
         return [*map(self.queue.__getitem__, self._pending), *map(self.queue.__getitem__, self._active)]
+
+    @property
+    def waiting(self) -> int:
+        """Rows of pending jobs."""
+        return len(self._pending)
 
     def _put(self, row: JobRow) -> None:
         """The job is so from now on."""
@@ -552,8 +559,11 @@ class Slurmctld:
             self.arrays[row.array_job].running += 1
         row = replace(row, state="RUNNING", reason="None", start=now, end=end, nodes=nodes)
         facts.started = now if facts.started is None else facts.started
-        if end is not None:
-            facts.limit = self.clock.at(end, lambda: self._over_limit(row.job_id, row.restarts))
+        if end is not None and self.settings.over_limit_s < math.inf:
+            over = end + self.settings.over_limit_s
+            facts.limit = (
+                None if over == math.inf else self.clock.at(over, lambda: self._over_limit(row.job_id, row.restarts))
+            )
         self._put(row)
         if math.floor(now) <= facts.killed:
             # slurmd takes the credential of the second in which it was told to kill the job for a revoked one
@@ -691,9 +701,10 @@ class Slurmctld:
         self._preempting.pop(row.job_id, None)
         del self.queue[row.job_id]
         end = self.clock.time() if row.end is None else row.end
-        self.ended_jobs[row.job_id] = Ended(
-            row.job_id, row.name, facts.submitted, facts.started, end, row.restarts, state, row
-        )
+        ended = Ended(row.job_id, row.name, facts.submitted, facts.started, end, row.restarts, state, row)
+        self.ended_jobs[row.job_id] = ended
+        if row.array_job is not None:
+            self.ended_tasks.setdefault(row.array_job, []).append(ended)
         self.on_change(row.job_id, None)
         self._due()
 

@@ -92,8 +92,12 @@ class Training:
         """See Work."""
         self.done = self.saved
         self._share = 1.0
-        self._rate = max((self.speed(profile) for profile in slices), default=0.0)
+        self._rate = self.rate_on(slices)
         self._from = now + (self.restart_s if restart else self.start_s)
+
+    def rate_on(self, slices: Sequence[Profile]) -> float:
+        """Seconds of work a second on these slices with nobody beside it."""
+        return max((self.speed(profile) for profile in slices), default=0.0)
 
     def end_at(self) -> float:
         """See Work."""

@@ -1,0 +1,256 @@
+"""What migbatchd would do: the trace's jobs on a simulated Slurm, and `decide.core.decide` with a site's migbatch.toml.
+
+Slurm is `lab.slurm`: it orders the queue, backfills, starts and requeues. The rounds, the submit filter and the record
+are migbatchd's own. What stays an assumption of the simulation: Slurm's own times and those of Prolog and Epilog
+(`slurm.nodes.Times`), partitions (one for everybody, and one with a lower tier for elastic training), priority by age,
+and time limits that guide backfill and end no job (OverTimeLimit=UNLIMITED), since a trace does not tell what a job
+would have been given on slices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Final, cast
+
+import numpy as np
+
+from slurm_migbatch.config import Config, ConfigError, Problem, load, text_of
+from slurm_migbatch.config.schema import between, key, one_of
+from slurm_migbatch.daemon.facts import chooser_of, known_models
+from slurm_migbatch.decide.core import decide
+from slurm_migbatch.lab.sim.cluster import PlaceError
+from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.registry import Setup
+from slurm_migbatch.lab.sim.result import Result
+from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.slurm.booking import Booking, Played
+from slurm_migbatch.lab.slurm.controller import ServiceController, pace_of
+from slurm_migbatch.lab.slurm.records import Partition, Settings
+from slurm_migbatch.lab.slurm.run import Look, Simulation, Site, SiteNode
+from slurm_migbatch.lab.slurm.tracejobs import (
+    Auto,
+    Hindrances,
+    Manner,
+    course_of,
+    partitions_of,
+    submission_of,
+    users_of,
+)
+from slurm_migbatch.predict.learned import LearnedPredictor
+from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.predict.state import Learned
+from slurm_migbatch.predict.training import learn
+from slurm_migbatch.profiling.measurement import Measurement
+
+DECIDES: Final = f"{decide.__module__}.{decide.__qualname__}"
+"""The function that decides, as results name it."""
+_TIERS: Final = (10, 1)
+"""PriorityTier of ordinary jobs and of elastic training."""
+
+_GROWTH: Final = 1.25
+"""While nothing happens each pause between rounds is so many times the one before: what waits for a time to come is
+seen at most so much later, as a share of the time since something happened last."""
+
+
+@dataclass(frozen=True)
+class MigbatchParams:
+    """What migbatchd runs."""
+
+    config: str = key("", "The site's migbatch.toml; relative to this file; empty: the shipped defaults.")
+    auto: str = key(
+        "no",
+        "Whose slice the submit filter chooses (mig:auto), of jobs of one GPU that name no profile.",
+        one_of("no", "infer", "all"),
+    )
+    elastic: bool = key(
+        False, "Whether training on one slice or GPU may wait for idle slices, be stopped and continued ([lending])."
+    )
+    train_share: float = key(
+        0.0, "Share of the nodes, the last ones, that only elastic training may use.", between(0.0, 0.99)
+    )
+    idle_s: float = key(
+        300.0,
+        "Longest pause between rounds while nothing happens in the queue and on nodes, in seconds; 0: rounds are "
+        "cluster.poll_s apart throughout, as migbatchd's are, and a simulation takes longer.",
+        between(0.0, 86_400.0),
+    )
+
+
+class Migbatch:
+    """A `registry.Kind`: plays jobs on a simulated Slurm with migbatchd's controller."""
+
+    about = "what migbatchd runs, on a simulated Slurm: decide.core.decide with a site's migbatch.toml"
+    params = MigbatchParams
+
+    def settings(self, params: MigbatchParams) -> Mapping[str, str]:
+        """See Kind. Raises ConfigError."""
+        config = _config(params)
+        digest = hashlib.sha256(text_of(config).encode()).hexdigest()[:16]
+        return {"decides": DECIDES, "configuration": digest, "file": params.config or "shipped defaults"}
+
+    def play(self, params: MigbatchParams, setup: Setup) -> Result:
+        """See Kind. Raises ConfigError, PlaceError, and Stuck where jobs are left that nothing will ever start."""
+        config = _config(params)
+        if len(setup.geometry.profiles) < 2:
+            raise PlaceError("policy migbatch cuts GPUs into slices: set cluster.mig = true, or choose another policy")
+        return _Play(params, config, setup).run()
+
+
+MIGBATCH: Final = Migbatch()
+
+
+class _Play:
+    """One simulation."""
+
+    def __init__(self, params: MigbatchParams, config: Config, setup: Setup) -> None:
+        self.params, self.config, self.setup = params, config, setup
+        serving, lending = partitions_of(config)
+        self.manner = Manner(
+            setup.nodes,
+            setup.per_node,
+            setup.geometry,
+            auto=cast(Auto, params.auto),
+            elastic=params.elastic,
+            serving=serving,
+            lending=lending,
+        )
+        self.jobs = sorted(setup.jobs, key=lambda job: (job.arrival, job.id))
+        self.origin = self.jobs[0].arrival if self.jobs else 0.0
+        courses = [course_of(job, setup.speeds, setup.geometry) for job in self.jobs]
+        self.played = [
+            Played(Run(job, sensitivity), course)
+            for job, sensitivity, course in zip(self.jobs, self._sensitivities(), courses, strict=True)
+        ]
+        users = users_of(self.jobs)
+        workload = [
+            submission_of(job, job.arrival - self.origin, users[job.user], course, self.manner)
+            for job, course in zip(self.jobs, courses, strict=True)
+        ]
+        self.simulation = Simulation(self._site(), workload)
+        self.simulation.nodes.neighbourhood = self._hindrances()
+        self.service = ServiceController(self.simulation, config, chooser=_chooser(config, setup.measured, params))
+        self.told: list[Mapping[str, Any]] = []
+        self.rounds = 0
+        ingest = self.simulation.nodes.on_events
+
+        def tell(node: str, events: Sequence[Mapping[str, Any]]) -> None:
+            self.told += events
+            ingest(node, events)
+
+        self.simulation.nodes.on_events = tell
+
+    def run(self) -> Result:
+        """Play it."""
+        pace = pace_of(self.config)
+        if self.params.idle_s > pace.every_s:
+            pace = replace(pace, idle_s=self.params.idle_s, growth=_GROWTH, rests=not self.config.lending.enabled)
+        outcome = self.simulation.run(self._round, pace, self.setup.until - self.origin)
+        self.simulation.nodes.report()
+        by_job: dict[int, Played] = {}
+        for played, job in zip(self.played, outcome.submissions, strict=True):
+            if job is not None:
+                by_job[job] = played
+                played.ended = outcome.jobs.get(job)
+        end = self.setup.until if self.setup.until < math.inf else self.origin
+        present = [one.run for one in self.played if one.run.job.arrival <= self.setup.until]
+        booking = Booking(self.setup.cluster(), self._places(), by_job, self._moment, log=self.setup.log)
+        runs = sorted(present, key=lambda run: run.job.id)
+        result = booking.book(runs, self.told, end, outcome.rounds, self.service.record.actions)
+        return replace(result, notices=tuple(self._notices(outcome.refusals, outcome.misfits)))
+
+    def _round(self, look: Look) -> bool:
+        again = self.service(look)
+        self.rounds += 1
+        if self.setup.progress is not None and self.rounds % 64 == 0:
+            self.setup.progress(len(self.simulation.slurm.ended_jobs), len(self.jobs))
+        return again
+
+    def _moment(self, ts: float) -> float:
+        """Seconds on the trace's clock."""
+        return ts - self.simulation.begin + self.origin
+
+    # -- the site --------------------------------------------------------------------------------------------------
+
+    def _site(self) -> Site:
+        part, setup = self.manner, self.setup
+        apart = round(setup.nodes * self.params.train_share) if part.elastic else 0
+        if apart == setup.nodes:
+            raise PlaceError(f"policy.train_share: {setup.nodes} nodes leave none for other jobs: give it more nodes")
+        nodes = []
+        for number in range(setup.nodes):
+            names = [] if number >= setup.nodes - apart else [part.serving]
+            names += [part.lending] if part.elastic else []
+            nodes.append(SiteNode(f"n{number + 1}", (setup.geometry,) * setup.per_node, tuple(names)))
+        partitions = [Partition(part.serving, _TIERS[0])]
+        if part.elastic:
+            partitions.append(Partition(part.lending, _TIERS[1], preempted=True))
+        slurm = Settings(look_s=0.02, update_s=0.004, over_limit_s=math.inf)
+        return Site(tuple(nodes), tuple(partitions), slurm)
+
+    def _places(self) -> dict[str, int]:
+        uuids = (uuid for gpus in self.simulation.nodes.gpus.values() for uuid in gpus)
+        return {uuid: index for index, uuid in enumerate(uuids)}
+
+    def _sensitivities(self) -> list[float]:
+        """As `sim.engine` draws them."""
+        rng = np.random.Generator(np.random.PCG64(self.setup.seed))
+        count = len(self.jobs)
+        return [0.0] * count if self.setup.neighbours is None else self.setup.neighbours.draw(count, rng)
+
+    def _hindrances(self) -> Hindrances:
+        numbers = self.simulation.numbers
+        return Hindrances(
+            self.setup.speeds,
+            lambda job: self.played[numbers[job]].run,
+            dict.fromkeys(self._places(), self.setup.geometry),
+            any(one.run.sensitivity for one in self.played),
+        )
+
+    # -- what people should know -----------------------------------------------------------------------------------
+
+    def _notices(self, refusals: Mapping[int, str], misfits: tuple[int, ...]) -> list[str]:
+        found = []
+        if refusals:
+            number, why = min(refusals.items())
+            found.append(f"{len(refusals)} jobs were refused; the first, {_named(self.jobs[number])}: {why}")
+        failed = [one.run.job for one in self.played if one.course.failed]
+        if failed:
+            found.append(
+                f"{len(failed)} jobs did not fit on the slices that they got; the first is {_named(failed[0])}"
+            )
+        if misfits:
+            found.append(f"{len(misfits)} starts found no slice on their node, and the jobs were requeued")
+        return found
+
+
+def _named(job: Job) -> str:
+    asks = f"{job.gpus} x {job.profile}" if job.profile is not None else f"{job.gpus} GPUs"
+    return f"{job.name} ({asks})"
+
+
+def _config(params: MigbatchParams) -> Config:
+    """The configuration that a scenario names. Raises ConfigError."""
+    config = load(params.config) if params.config else Config()
+    if params.elastic and not (config.lending.enabled and config.lending.partitions):
+        path = params.config or "the shipped defaults"
+        raise ConfigError(
+            path, [Problem(0, "policy.elastic needs [lending] with enabled = true and partitions in migbatch.toml")]
+        )
+    return config
+
+
+def _chooser(config: Config, measured: tuple[Measurement, ...], params: MigbatchParams) -> Chooser:
+    """The site's predictor: learned from the scenario's measurements, else what the configuration's directory holds."""
+    if params.config and not measured:
+        return chooser_of(config)
+    learned = _learned(measured) if measured else None
+    return Chooser(LearnedPredictor(learned, known_models(config), confidence=config.learning.confidence))
+
+
+@lru_cache(maxsize=1)
+def _learned(measured: tuple[Measurement, ...]) -> Learned:
+    return learn(measured, LearnedPredictor().knowledge, version=1)

@@ -1,0 +1,199 @@
+"""From what simulated nodes told to the figures of `sim.metrics`: who held what, who made progress, what was made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_migbatch.lab.sim.cluster import Cluster, Meter, Place
+from slurm_migbatch.lab.sim.log import Event, What
+from slurm_migbatch.lab.sim.result import Result
+from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.slurm.records import Ended
+from slurm_migbatch.lab.slurm.tracejobs import Course
+from slurm_migbatch.mig.layout import Slot
+
+
+@dataclass
+class Played:
+    """A job of the trace as it was played.
+
+    Attributes:
+        run: what the figures are made of.
+        course: its work.
+        ended: how it left Slurm's queue; None: it has not, or was refused.
+    """
+
+    run: Run
+    course: Course
+    ended: Ended | None = None
+
+    def last(self, restart: int) -> bool:
+        """Whether the job left the queue with this run."""
+        return self.ended is not None and restart == self.ended.restarts
+
+
+class Booking:
+    """Books a simulation; use it once.
+
+    Args:
+        cluster: an empty one with the GPUs of the site, in the order of `places`.
+        places: the index of each GPU in it, by UUID.
+        played: the jobs, by Slurm's job id.
+        moment: seconds on the trace's clock at a unix time.
+        log: whether events are kept.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        places: Mapping[str, int],
+        played: Mapping[int, Played],
+        moment: Callable[[float], float],
+        *,
+        log: bool = False,
+    ) -> None:
+        self._cluster, self._places, self._played, self._moment = cluster, places, played, moment
+        self._meter = Meter()
+        self._fragmentation = self._held_s = 0.0
+        self._now = 0.0
+        self._holding: dict[tuple[int, int], list[tuple[float, Place]]] = {}
+        self._counts = {"create": 0, "destroy": 0}
+        self._log: list[Event] | None = [] if log else None
+
+    def book(
+        self, runs: Sequence[Run], told: Iterable[Mapping[str, Any]], end: float, steps: int, actions: Mapping[str, int]
+    ) -> Result:
+        """Book everything that was told and return the result.
+
+        Args:
+            runs: every job that arrived, in the order of their ids.
+            told: events of the nodes.
+            end: the last moment, on the trace's clock.
+            steps: rounds of the controller.
+            actions: what was done to jobs, by kind.
+        """
+        begin = self._now = min((run.job.arrival for run in runs), default=0.0)
+        for event in _merged(told):
+            self._advance(self._moment(event["ts"]))
+            kind = event["kind"]
+            if kind in self._counts:
+                self._counts[kind] += 1
+            elif kind == "start":
+                self._start(event)
+            elif kind == "stop":
+                self._stop(event["job"], event["restart"])
+        self._advance(end)
+        for job, restart in list(self._holding):
+            self._stop(job, restart, over=True)
+        self._finish()
+        passed, gpus = self._now - begin, len(self._cluster.gpus)
+        present = sum((self._now if run.ended is None else run.ended) - run.job.arrival for run in runs)
+        return Result(
+            runs=tuple(runs),
+            begin=begin,
+            end=self._now,
+            gpus=gpus,
+            slices=self._cluster.slices,
+            held=self._meter.held,
+            busy=self._meter.busy,
+            fragmentation=self._fragmentation / passed / gpus if passed else 0.0,
+            waiting=max(0.0, present - self._held_s) / passed if passed else 0.0,
+            created=self._counts["create"],
+            destroyed=self._counts["destroy"],
+            steps=steps,
+            events=self._events(runs),
+            actions=dict(sorted(actions.items())),
+        )
+
+    def _advance(self, moment: float) -> None:
+        passed = moment - self._now
+        if passed > 0:
+            if self._cluster.fragments:
+                self._fragmentation += self._cluster.fragmentation * passed
+            self._now = moment
+
+    def _start(self, event: Mapping[str, Any]) -> None:
+        job, restart = event["job"], event["restart"]
+        played = self._played[job]
+        resumes = played.course.resumes.get(restart)
+        played.run.resumes = math.inf if resumes is None else self._moment(resumes)
+        held = self._holding[job, restart] = []
+        for one in event["slices"]:
+            place = Place(self._places[one["gpu"]], Slot.of(one["profile"], one["start"], one["size"]))
+            gpu = self._cluster.gpus[place.gpu]
+            if place.slot in gpu.cells:
+                self._meter.mark(gpu.cells[place.slot], self._now)
+            self._cluster.take(place, played.run, self._now)
+            self._meter.mark(gpu.cells[place.slot], self._now)
+            held.append((self._now, place))
+        played.run.places = tuple(place for _, place in held)
+        self._note("start", played.run, max(0.0, played.run.resumes - self._now))
+
+    def _stop(self, job: int, restart: int, *, over: bool = False) -> None:
+        """A run has ended; on several nodes all parts end at once."""
+        held = self._holding.pop((job, restart), None)
+        if held is None:
+            return
+        played = self._played[job]
+        run, since = played.run, held[0][0]
+        for _, place in held:
+            cell = self._cluster.gpus[place.gpu].cells[place.slot]
+            self._meter.mark(cell, self._now)
+            self._cluster.leave(place, run, self._now, self._now)
+            self._meter.mark(cell, self._now)
+            run.service += place.slot.profile.compute * (self._now - since)
+        self._held_s += self._now - since
+        if self._now > since:
+            run.started = since if run.started is None else run.started
+            run.starts += 1
+            run.paused += self._now - since
+            run.preempted += not (over or played.last(restart))
+        if not over:
+            self._note("complete" if played.last(restart) else "preempt", run, 0.0)
+            run.places = ()
+
+    def _finish(self) -> None:
+        """What the jobs' own work has to say."""
+        for played in self._played.values():
+            run, course, ended = played.run, played.course, played.ended
+            if ended is not None:
+                course.settle(ended.end)
+                if ended.state == "COMPLETED" and not course.failed:
+                    run.ended = self._moment(ended.end)
+            run.began = None if course.began is None else self._moment(course.began)
+            run.paused = max(0.0, run.paused - course.progress_s)
+            run.lost = course.lost_s
+
+    # -- the log ---------------------------------------------------------------------------------------------------
+
+    def _note(self, what: What, run: Run, seconds: float) -> None:
+        if self._log is not None:
+            seconds = 0.0 if math.isinf(seconds) else seconds
+            self._log.append(Event(self._now, what, run.job.id, run.places, seconds, run.job.name))
+
+    def _events(self, runs: Sequence[Run]) -> tuple[Event, ...]:
+        if self._log is None:
+            return ()
+        arrivals = [Event(run.job.arrival, "arrive", run.job.id, (), 0.0, run.job.name) for run in runs]
+        lasted = {run.job.id: (run.ended or self._now) - run.job.arrival for run in runs}
+        done = [e._replace(seconds=lasted[e.job]) if e.what == "complete" else e for e in self._log]
+        return tuple(sorted([*arrivals, *done], key=lambda event: event.time))
+
+
+def _merged(told: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Events by their time; a run that started on several nodes has one start, with the slices of all."""
+    found: list[Mapping[str, Any]] = []
+    starts: dict[tuple[int, int], int] = {}
+    for event in sorted(told, key=lambda event: float(event["ts"])):
+        if event["kind"] == "start":
+            run = event["job"], event["restart"]
+            if run in starts:
+                first = found[starts[run]]
+                found[starts[run]] = {**first, "slices": [*first["slices"], *event["slices"]]}
+                continue
+            starts[run] = len(found)
+        found.append(event)
+    return found

@@ -1,0 +1,83 @@
+"""The submit filter of a simulated site: `submit.rewrite` answers each sbatch, as migbatchd's submit service does."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from slurm_migbatch.config import Config
+from slurm_migbatch.daemon import catalog as catalogs
+from slurm_migbatch.lab.slurm.record import MemoryRecord
+from slurm_migbatch.lab.slurm.run import Simulation, Submission
+from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.slurm.client import SlurmError
+from slurm_migbatch.submit.request import Accept, JobRequest, Refuse
+from slurm_migbatch.submit.rewrite import Policy, rewrite
+from slurm_migbatch.workload.catalog import SiteCatalog
+
+FIRST_UID: Final = 10_000
+"""Users of a simulation have this uid or a higher one: what is below may be trusted, and is then left alone."""
+
+
+def catalog_of(simulation: Simulation, config: Config) -> SiteCatalog:
+    """Return the catalog that migbatchd would build of the simulated nodes."""
+    inventory = {
+        name: [{"uuid": uuid, "mig": True, "geometry": geometry.to_dict()} for uuid, geometry in gpus.items()]
+        for name, gpus in simulation.nodes.gpus.items()
+    }
+    rows = [simulation.slurm.node_row(machine) for machine in simulation.slurm.machines.values()]
+    return catalogs.build(inventory, rows, config)
+
+
+class SubmitFilter:
+    """Answers submissions; every decision goes to the record under a name of its own.
+
+    Args:
+        catalog: what the site has.
+        chooser: chooses the slice of `mig:auto`.
+        record: where decisions are kept.
+        config: what an administrator chose.
+        clock: unix seconds.
+        spelled: GRES as this release of Slurm hands them to its filters.
+    """
+
+    def __init__(
+        self,
+        catalog: SiteCatalog,
+        chooser: Chooser,
+        record: MemoryRecord,
+        config: Config,
+        clock: Callable[[], float],
+        spelled: Callable[[str], str],
+    ) -> None:
+        self._catalog, self._chooser, self._record = catalog, chooser, record
+        self._policy = Policy(hints_in_extra=config.submit.allow_extra)
+        self._clock, self._spelled = clock, spelled
+        self._numbers = itertools.count(1)
+
+    def __call__(self, one: Submission) -> Submission:
+        """Return the submission as Slurm gets it. Raises SlurmError with the sentence that its user would be told."""
+        nodes = one.fields.get("num_nodes", 1)
+        request = JobRequest(
+            uid=one.fields.get("uid", FIRST_UID),
+            user=one.fields.get("user", ""),
+            partition=one.partition,
+            tres_per_node=self._spelled(one.gres),
+            comment=one.fields.get("comment") or None,
+            min_nodes=nodes,
+            max_nodes=nodes,
+            batch=1,
+        )
+        name = f"{next(self._numbers):08d}"
+        answer = rewrite(request, self._catalog, self._chooser, self._policy, decision_id=name, ts=self._clock())
+        if isinstance(answer, Refuse):
+            raise SlurmError(answer.sentence, ("sbatch",), 1, answer.sentence)
+        if not isinstance(answer, Accept):
+            return one
+        if answer.decision is not None:
+            self._record.decided(answer.decision)
+        gres = answer.changes.get("tres_per_node", one.gres)
+        fields = {**one.fields, "comment": answer.changes.get("comment", one.fields.get("comment", ""))}
+        return replace(one, gres=gres, fields=fields)

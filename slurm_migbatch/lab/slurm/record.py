@@ -1,0 +1,121 @@
+"""migbatchd's record in memory: decisions on submissions, what runs reported, how tasks of arrays went, what was done.
+
+It answers what `daemon.record.WriterRecord` answers from the database, at once and for as long as the simulation lasts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slurm_migbatch.daemon.records import record_of
+from slurm_migbatch.decide.lending.model import Kind
+from slurm_migbatch.decide.snapshot import Answers, Questions
+from slurm_migbatch.lab.slurm.slurmctld import Slurmctld
+from slurm_migbatch.store.progress import RunProgress
+from slurm_migbatch.store.work import TaskRun
+from slurm_migbatch.submit.decision import Decision
+
+Rows = Sequence[Mapping[str, Any]]
+_TOLD = {
+    "checkpoint": "checkpoint",
+    "ckpt_s": "ckpt_s",
+    "items": "items",
+    "throughput_per_s": "items_per_s",
+    "batch": "batch",
+    "steps": "steps",
+    "restored": "restored",
+}
+"""Fields of a `progress` event, and those of `RunProgress` that hold them."""
+
+
+class MemoryRecord:
+    """A `daemon.controller.Record` of one simulation.
+
+    Args:
+        slurm: whose jobs it tells of.
+
+    Attributes:
+        actions: how often what was done to jobs, by kind ("retype", "throttle", "release", ...), as far as Slurm took
+            it.
+    """
+
+    available = True
+
+    def __init__(self, slurm: Slurmctld) -> None:
+        self._slurm = slurm
+        self._decisions: dict[str, Mapping[str, Any]] = {}
+        self._runs: dict[int, dict[int, RunProgress]] = {}
+        self._throttles: dict[int, list[Mapping[str, Any]]] = {}
+        self.actions = Counter(dict.fromkeys(("retype", "throttle", *(kind.value for kind in Kind)), 0))
+
+    # -- what comes in ---------------------------------------------------------------------------------------------
+
+    def decided(self, decision: Decision) -> None:
+        """Keep what the submit filter decided."""
+        row = record_of(decision)
+        self._decisions[decision.id] = {**row, "facts": {"reason": row["reason"], "predictor": row["predictor"]}}
+
+    def ingested(self, events: Rows) -> None:
+        """Keep what nodes told of runs."""
+        for event in events:
+            kind = event["kind"]
+            if kind not in ("start", "progress", "stop"):
+                continue
+            runs, restart = self._runs.setdefault(event["job"], {}), event["restart"]
+            run = runs.get(restart) or RunProgress(event["job"], restart, *[None] * 11)
+            if kind == "start":
+                slices = event["slices"]
+                profile = slices[0]["profile"] if len(slices) == 1 else None
+                run = run._replace(profile=profile, started=event["ts"])
+            elif kind == "stop":
+                run = run._replace(ended=event["ts"])
+            else:
+                told = {field: event[name] for name, field in _TOLD.items() if name in event}
+                run = run._replace(told=event["ts"], **told)
+            runs[restart] = run
+
+    def supply(self, node: str, at: float, version: int, counts: Mapping[str, int], why: str) -> None:
+        """See Record; nobody asks for it here."""
+
+    def save(self, _loans: Rows, actions: Rows) -> bool:
+        """See Record; loans need no record here, since the service is never restarted."""
+        for action in actions:
+            if action["dry_run"] or action["outcome"]:
+                continue
+            self.actions[action["kind"]] += 1
+            if action["kind"] == "throttle":
+                self._throttles.setdefault(action["job_id"], []).append(action)
+        return True
+
+    def post(self, loans: Rows, actions: Rows) -> None:
+        """See Record."""
+        self.save(loans, actions)
+
+    # -- what is asked ---------------------------------------------------------------------------------------------
+
+    def ask(self, questions: Questions) -> Answers:
+        """See Record."""
+        return Answers(
+            questions,
+            [run for job in sorted(questions.progress) for _, run in sorted(self._runs.get(job, {}).items())],
+            self._tasks(questions),
+            [action for array in sorted(questions.throttled) for action in self._throttles.get(array, ())],
+            {name: self._decisions.get(name) for name in questions.decisions},
+        )
+
+    def _tasks(self, questions: Questions) -> dict[int, list[TaskRun]]:
+        """The last run of each task that has started, those that go on last."""
+        found = {
+            array: [
+                TaskRun(task.row.start, task.end, task.state)
+                for task in self._slurm.ended_tasks.get(array, ())
+                if task.row.start is not None
+            ]
+            for array in sorted(questions.arrays)
+        }
+        for row in self._slurm.queue.values() if found else ():
+            if row.array_job in found and row.start is not None:
+                found[row.array_job].append(TaskRun(row.start, None, row.state))
+        return found

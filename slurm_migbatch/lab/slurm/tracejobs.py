@@ -1,0 +1,262 @@
+"""Jobs of a trace on the simulated Slurm: how each is submitted, what it does, and how its speed follows from others.
+
+| job of the trace | submitted as |
+|---|---|
+| names a profile | `--gres=mig:PROFILE:n` |
+| names none | `--gres=gpu:n`, which the submit filter makes the full profile; on several nodes if need be |
+| of one GPU without a profile, where `auto` says so | `--gres=mig:auto` with its model, batch and number of items |
+| training of one slice or GPU, where `elastic` says so | `mig:auto` with `role=train` in a partition that lends |
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+from slurm_migbatch.config import Config
+from slurm_migbatch.lab.sim.cluster import Place
+from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.speeds import Speeds
+from slurm_migbatch.lab.slurm.filter import FIRST_UID
+from slurm_migbatch.lab.slurm.run import Submission
+from slurm_migbatch.lab.slurm.work import Training
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.node.journal import Slice
+from slurm_migbatch.submit.asking import MAX_COUNT
+
+Auto: TypeAlias = Literal["no", "infer", "all"]
+SERVING: Final = "gpu"
+"""The partition of jobs that are not lent slices, unless the configuration names others."""
+_MODEL: Final = re.compile(r"[a-z0-9][a-z0-9._/-]{0,95}")
+_USER: Final = re.compile(r"[^A-Za-z0-9_.-]")
+_MOST_ITEMS: Final = 10**12
+_LONGEST_S: Final = 365 * 86_400
+_MOST_BATCH: Final = 65_536
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How jobs of a trace are submitted.
+
+    Attributes:
+        nodes, per_node: of the cluster.
+        geometry: of its GPUs.
+        auto: which jobs of one GPU that name no profile leave it to the submit filter.
+        elastic: whether training of one slice or GPU waits for idle slices and may be stopped and continued.
+        serving: the partition of everything else; `lending`: that of elastic training.
+    """
+
+    nodes: int
+    per_node: int
+    geometry: Geometry
+    auto: Auto = "no"
+    elastic: bool = False
+    serving: str = SERVING
+    lending: str = ""
+
+    def lent(self, job: Job) -> bool:
+        """Whether the job is elastic training."""
+        return self.elastic and job.kind == "train" and job.gpus == 1
+
+    def open(self, job: Job) -> bool:
+        """Whether the job leaves its slice to the submit filter."""
+        if self.lent(job):
+            return True
+        return job.profile is None and job.gpus == 1 and self.auto in (job.kind, "all")
+
+
+def partitions_of(config: Config) -> tuple[str, str]:
+    """Return the partition of ordinary jobs and that of elastic training (empty: nothing is lent)."""
+    lending = config.lending.partitions if config.lending.enabled else ()
+    serving = next((name for name in config.cluster.partitions if name not in lending), SERVING)
+    return serving, next(iter(lending), "")
+
+
+# -- what a job does ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Course(Training):
+    """A job of a trace over all its runs; training keeps its work over restarts, inference begins anew.
+
+    Attributes:
+        rate: seconds of work a second on slices of these profiles; 0 where it does not fit, and then it fails.
+        resumes: when each run came, or would have come, to its first progress, by restart count; unix seconds.
+        began: when it first made progress; None: not yet.
+        progress_s: seconds in which it made progress.
+        lost_s: seconds of work that were done and are to be done again.
+        failed: it did not fit on the slice that it got.
+    """
+
+    rate: Callable[[Sequence[Profile]], float] = lambda profiles: 1.0
+    resumes: dict[int, float] = field(default_factory=dict)
+    began: float | None = None
+    progress_s: float = 0.0
+    lost_s: float = 0.0
+    failed: bool = False
+
+    def begin(self, now: float, slices: Sequence[Profile], restart: int) -> None:
+        """See Work. A run that never began, because a slice was missing, is no restart."""
+        self.lost_s += self.done - self.saved
+        super().begin(now, slices, len(self.resumes))
+        self.failed = self._rate <= 0
+        self.resumes[restart] = self._from
+
+    def rate_on(self, slices: Sequence[Profile]) -> float:
+        """See Training."""
+        return self.rate(slices)
+
+    def end_at(self) -> float:
+        """See Work; what does not fit ends where it would have come to its first progress."""
+        return self._from if self.failed else super().end_at()
+
+    def settle(self, now: float) -> None:
+        """Book what was done until now."""
+        self._settle(now)
+
+    def _settle(self, now: float) -> None:
+        if now > self._from and not self.failed:
+            self.began = self._from if self.began is None else self.began
+            self.progress_s += now - self._from
+        super()._settle(now)
+
+
+def course_of(job: Job, speeds: Speeds, geometry: Geometry) -> Course:
+    """Return the work of a job at the speeds of the scenario."""
+    places = {info.profile: Place(0, info.slots[0]) for info in geometry.profiles}
+    costs, training = job.costs, job.kind == "train"
+    return Course(
+        job.work,
+        lambda profile: speeds.speed(job, [places[profile]]),
+        costs.cold_start_s,
+        costs.restart_s,
+        None if math.isinf(costs.checkpoint_every_s) else costs.checkpoint_every_s,
+        costs.checkpoint_s,
+        hears_usr=training,
+        hears_term=training,
+        rate=lambda profiles: speeds.speed(job, [places[profile] for profile in profiles[: job.gpus]]),
+    )
+
+
+@dataclass(frozen=True)
+class Hindrances:
+    """How much of its speed a job has beside others (a `nodes.Neighbourhood`), as `sim.engine` reckons it.
+
+    Attributes:
+        speeds: says what sharers of one slice cost each other.
+        run_of: the job of the trace behind a job id of Slurm's.
+        geometries: of GPUs by UUID.
+        wide: whether busy slices beside its own cost a job.
+    """
+
+    speeds: Speeds
+    run_of: Callable[[int], Run]
+    geometries: Mapping[str, Geometry]
+    wide: bool
+
+    def share(self, job: int, held: Sequence[Slice]) -> float:
+        """See Neighbourhood: a gang is as slow as its slowest part."""
+        run, worst = self.run_of(job), 1.0
+        for piece in held:
+            if piece.job != job:
+                continue
+            here = [row for row in held if row.gpu == piece.gpu]
+            factor = 1.0
+            others = [self.run_of(row.job or 0) for row in here if row.slot == piece.slot and row.job != job]
+            if others:
+                factor = self.speeds.slowdown(run, others)
+            slots = {row.slot for row in here}
+            if run.sensitivity and len(slots) > 1:
+                used = sum(slot.placement.size for slot in slots)
+                mine = piece.slot.placement.size
+                factor *= 1.0 + run.sensitivity * (used - mine) / (self.geometries[piece.gpu].memory_slices - mine)
+            worst = max(worst, factor)
+        return 1.0 / worst
+
+
+# -- how it is submitted -----------------------------------------------------------------------------------------------
+
+
+def submission_of(job: Job, at: float, uid: int, course: Course, manner: Manner) -> Submission:
+    """Return one sbatch, as its user writes it.
+
+    Args:
+        at: seconds after the begin of the simulation.
+        uid: of its user.
+        course: its work.
+    """
+    on_node = min(MAX_COUNT, manner.per_node * _on_one(manner.geometry, job.profile))
+    nodes, each = spread(job.gpus, manner.nodes, on_node)
+    if manner.open(job):
+        gres = "mig:auto"
+    else:
+        gres = f"gpu:{each}" if job.profile is None else f"mig:{job.profile.gres_type}:{each}"
+    fields = {"user": _USER.sub("_", job.user) or "user", "uid": uid, "num_nodes": nodes}
+    slowest = 1.0
+    if manner.open(job):
+        least = _least(job, course, manner)
+        fields["comment"] = _hints(job, least, manner)
+        slowest = course.rate([least]) if least is not None else 1.0  # its user's time limit allows for that slice
+    seconds = max(1, math.ceil(job.claimed / slowest + job.costs.cold_start_s))
+    return Submission(
+        at,
+        gres,
+        lambda: course,
+        manner.lending if manner.lent(job) else manner.serving,
+        seconds if seconds <= _LONGEST_S else None,
+        name=job.name[:64],
+        fields=fields,
+    )
+
+
+def spread(count: int, nodes: int, per_node: int) -> tuple[int, int]:
+    """Return over how many nodes `count` slices are spread, and how many each has: even, on the fewest nodes.
+
+    Where no even number of nodes will do each node has one more than some would need.
+    """
+    fewest = -(-count // per_node)
+    for number in range(fewest, min(nodes, count) + 1):
+        if count % number == 0:
+            return number, count // number
+    return fewest, -(-count // fewest)
+
+
+def users_of(jobs: Sequence[Job]) -> dict[str, int]:
+    """Return a uid for each user of a trace."""
+    return {user: FIRST_UID + number for number, user in enumerate(sorted({job.user for job in jobs}))}
+
+
+def _on_one(geometry: Geometry, profile: Profile | None) -> int:
+    """How many such slices one GPU has at most; 1 for a profile that it does not have."""
+    return 1 if profile is None or profile not in geometry else geometry.info(profile).max_instances
+
+
+def _least(job: Job, course: Course, manner: Manner) -> Profile | None:
+    """The smallest slice on which a job can work that may have several; None where there is none."""
+    asked = job.profile
+    for info in sorted(manner.geometry.profiles, key=lambda info: (info.compute_slices, info.memory_slices)):
+        profile = info.profile
+        large = asked is None or (profile.compute >= asked.compute and profile.memory_gb >= asked.memory_gb)
+        if not profile.suffix and large and course.rate([profile]) > 0:
+            return profile
+    return None
+
+
+def _hints(job: Job, least: Profile | None, manner: Manner) -> str:
+    model = job.app.lower()
+    told = {"model": model if _MODEL.fullmatch(model) else "", "role": job.kind}
+    if told["model"] and 0 < job.batch <= _MOST_BATCH:
+        told["batch"] = str(job.batch)
+    if manner.lent(job):
+        told |= {"min": least.gres_type if least else "", "max": job.largest.gres_type if job.largest else ""}
+        told["signal"] = "usr1"
+    elif 0 < job.tasks <= _MOST_ITEMS:
+        told["items"] = str(job.tasks)
+        if job.slo_s is not None and job.slo_s >= 1:
+            told["deadline"] = f"{int(job.slo_s)}s"
+    return "migbatch: " + " ".join(f"{key}={value}" for key, value in told.items() if value)
