@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from slurm_migbatch.mig.grant import MARKER_OPEN
@@ -189,6 +190,7 @@ def _marker(comment: str) -> re.Match[str] | None:
     return None if at < 0 else _MARK.match(comment, at)
 
 
+@lru_cache(maxsize=1 << 14)
 def _told(comment: str, extra: str) -> Hints:
     match = _marker(comment)
     text = comment[: match.start()] if match else comment

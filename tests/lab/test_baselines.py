@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.lab.sim import registry
 from slurm_migbatch.lab.sim.cluster import Cluster, PlaceError
-from slurm_migbatch.lab.sim.engine import Result, Simulation
+from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import geometry, whole
 from slurm_migbatch.lab.sim.job import Costs, Job
 from slurm_migbatch.lab.sim.placing import slices, whole_gpus
@@ -23,6 +23,7 @@ from slurm_migbatch.lab.sim.policies.queued import Easy, Fifo, Sjf
 from slurm_migbatch.lab.sim.policies.sliced import Slices, Static, partitions
 from slurm_migbatch.lab.sim.policies.tiresias import Tiresias
 from slurm_migbatch.lab.sim.policy import Policy
+from slurm_migbatch.lab.sim.registry import Setup
 from slurm_migbatch.lab.sim.run import Run
 from slurm_migbatch.lab.sim.speeds import Linear, Whole
 from slurm_migbatch.mig.layout import Layout, Slot
@@ -253,24 +254,22 @@ def test_slices_fit_best_where_the_least_is_left() -> None:
     assert slices(cluster, Profile.parse("1g.6gb"), 1, part) is None
 
 
-def test_every_registered_policy_can_be_made_and_plays() -> None:
-    jobs = [Job(n, f"j{n}", n, 10, "infer" if n % 2 else "train") for n in range(8)]
+def test_every_registered_policy_plays() -> None:
+    jobs = tuple(Job(n, f"j{n}", n, 10, "infer" if n % 2 else "train") for n in range(8))
+    setup = Setup(A100, 2, 2, jobs, Linear(Cluster.of(A100, 4, per_node=2)), until=1e6)
     for name in registry.POLICIES:
         kind = registry.find(name)
         assert kind.about
-        if not kind.__module__.startswith("slurm_migbatch.lab.sim.registry"):
-            continue
-        cluster = Cluster.of(A100, 4, per_node=2)
-        result: Result = Simulation(cluster, jobs, kind.make(kind.params(), cluster), Linear(cluster)).run(1e6)
+        result = kind.play(kind.params(), setup)
         assert sum(run.ended is not None for run in result.runs) == 8, name
 
 
 def test_policies_that_cannot_be_made_say_why() -> None:
     static, halves = registry.find("static"), registry.find("halves")
     with pytest.raises(PlaceError, match=r"cannot be cut into 4g\.40gb, 4g\.40gb"):
-        static.make(static.params(layout=("4g.40gb", "4g.40gb")), Cluster.of(A100, 1))
+        static.play(static.params(layout=("4g.40gb", "4g.40gb")), Setup(A100, 1, 1, (), Whole()))
     with pytest.raises(PlaceError, match="1 nodes cannot be divided"):
-        halves.make(halves.params(), Cluster.of(A100, 4))
+        halves.play(halves.params(), Setup(A100, 1, 4, (), Whole()))
 
 
 def test_the_best_static_partition_is_one_of_all() -> None:

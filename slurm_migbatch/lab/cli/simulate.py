@@ -43,7 +43,6 @@ _FIGURES: Sequence[tuple[str, tuple[str, ...], str]] = (
     ("lost work", ("all", "lost_s"), "time"),
     ("waiting jobs given another slice", ("actions", "retype"), "count"),
     ("slices lent to training", ("actions", "release"), "count"),
-    ("trainings told to give one back", ("actions", "requeue"), "count"),
     ("fairness over users (Jain)", ("all", "jain"), "number"),
 )
 

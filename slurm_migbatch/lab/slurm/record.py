@@ -16,6 +16,7 @@ from slurm_migbatch.lab.slurm.slurmctld import Slurmctld
 from slurm_migbatch.store.progress import RunProgress
 from slurm_migbatch.store.work import TaskRun
 from slurm_migbatch.submit.decision import Decision
+from slurm_migbatch.workload.loans import LOAN
 
 Rows = Sequence[Mapping[str, Any]]
 _TOLD = {
@@ -37,8 +38,8 @@ class MemoryRecord:
         slurm: whose jobs it tells of.
 
     Attributes:
-        actions: how often what was done to jobs, by kind ("retype", "throttle", "release", ...), as far as Slurm took
-            it.
+        actions: how often what was done to jobs, as far as Slurm took it, by kind: "retype" (a waiting `auto` job),
+            "throttle" (an array), and of elastic training "release", "withdraw", "signal", "requeue", "share".
     """
 
     available = True
@@ -48,7 +49,7 @@ class MemoryRecord:
         self._decisions: dict[str, Mapping[str, Any]] = {}
         self._runs: dict[int, dict[int, RunProgress]] = {}
         self._throttles: dict[int, list[Mapping[str, Any]]] = {}
-        self.actions = Counter(dict.fromkeys(("retype", "throttle", *(kind.value for kind in Kind)), 0))
+        self.actions = Counter(dict.fromkeys(("throttle", *(kind.value for kind in Kind)), 0))
 
     # -- what comes in ---------------------------------------------------------------------------------------------
 
@@ -84,7 +85,8 @@ class MemoryRecord:
         for action in actions:
             if action["dry_run"] or action["outcome"]:
                 continue
-            self.actions[action["kind"]] += 1
+            waits = action["kind"] == Kind.RETYPE.value and LOAN in action["after"]  # as before, after its requeue
+            self.actions[action["kind"]] += not waits
             if action["kind"] == "throttle":
                 self._throttles.setdefault(action["job_id"], []).append(action)
         return True

@@ -1,0 +1,295 @@
+"""`migbatch simulate` with what migbatchd runs: the default policy, on a simulated Slurm."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from slurm_migbatch.config import Config
+from slurm_migbatch.config.reader import ConfigError
+from slurm_migbatch.lab.cli.simulate import simulate
+from slurm_migbatch.lab.sim import registry, scenario
+from slurm_migbatch.lab.sim.cluster import PlaceError
+from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.lab.sim.play import Workload, play
+from slurm_migbatch.lab.slurm.controller import ServiceController
+from slurm_migbatch.lab.slurm.run import Outcome, Pace, Simulation, Site, SiteNode, Submission
+from slurm_migbatch.lab.slurm.tracejobs import partitions_of, spread
+from slurm_migbatch.lab.slurm.work import Fixed
+from slurm_migbatch.predict.learned import LearnedPredictor
+from slurm_migbatch.predict.selection import Chooser
+
+LENDS = '[lending]\nenabled = true\npartitions = ["train"]\n'
+BASE = """
+[cluster]
+nodes = 2
+gpus = 2
+[workload]
+trace = "sacct"
+path = "jobs.txt"
+infer = ["infer"]
+[speeds]
+kind = "whole"
+[costs]
+train_restart_s = 5.0
+train_checkpoint_s = 2.0
+[policy]
+"""
+HEAD = "JobID|JobName|User|Partition|Submit|Start|End|Elapsed|Timelimit|State|ReqTRES|AllocTRES\n"
+KINDS = (
+    "gres/mig:2g.20gb=1",
+    "gres/gpu=1",
+    "gres/mig:3g.40gb=1",
+    "gres/mig:1g.10gb=2",
+    "gres/gpu=2",
+    "gres/mig:1g.20gb=1",
+)
+
+
+def line(number: int, tres: str, minutes: int = 20, partition: str = "train") -> str:
+    moment = f"2026-02-02T{8 + number // 60:02d}:{number % 60:02d}:00"
+    cells = (number, "bert-base", f"user{number % 3}", partition, moment, moment, moment, f"00:{minutes:02d}:00")
+    return "|".join(map(str, (*cells, "01:00:00", "COMPLETED", "", tres))) + "\n"
+
+
+def mixed(jobs: int = 24) -> str:
+    return "".join(line(n, KINDS[n % 6], 10 + n % 25, "infer" if n % 2 else "train") for n in range(jobs))
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    def make(policy: str = "", jobs: str | None = None, base: str = BASE) -> Path:
+        (tmp_path / "jobs.txt").write_text(HEAD + (mixed() if jobs is None else jobs))
+        (tmp_path / "lends.toml").write_text(LENDS)
+        path = tmp_path / "scenario.toml"
+        path.write_text(base + policy)
+        return path
+
+    return make
+
+
+def run(*words: str | Path) -> Result:
+    return CliRunner().invoke(simulate, [str(word) for word in words])
+
+
+def told(*words: str | Path) -> dict[str, Any]:
+    done = run(*words, "--json")
+    assert done.exit_code == 0, (done.output, done.exception)
+    found: dict[str, Any] = json.loads(done.output)
+    return found
+
+
+def jct(policy: dict[str, Any]) -> float:
+    return float(policy["figures"]["all"]["jct_s"]["mean"]["mean"])
+
+
+def test_migbatch_decides_unless_a_scenario_says_otherwise_and_says_what_it_is(write: Callable[..., Path]) -> None:
+    done = run(write(jobs=mixed(4)))
+    assert done.exit_code == 0, done.output
+    assert "slurm_migbatch.decide.core.decide with configuration" in done.output
+    assert "(shipped defaults)" in done.output
+    (ours,) = told(write())["policies"]
+    assert ours["policy"] == "migbatch"
+    assert ours["decides"] == "slurm_migbatch.decide.core.decide"
+    assert len(ours["configuration"]) == 16
+    assert ours["figures"]["all"]["done"]["mean"] == 24
+    assert ours["notices"] == []
+
+
+def test_the_same_seed_gives_the_same_figures_and_another_one_others(write: Callable[..., Path]) -> None:
+    path = write()
+    found = told(path)
+    assert told(path) == found
+    path.write_text(BASE + "[run]\nfirst_seed = 7\n")
+    (other,), (ours,) = told(path)["policies"], found["policies"]
+    assert jct(other) != jct(ours), "each job's sensitivity to neighbours is drawn"
+
+
+def test_policies_stand_side_by_side_with_the_same_figures(write: Callable[..., Path], tmp_path: Path) -> None:
+    html = tmp_path / "r.html"
+    names = ("--policy", "migbatch", "--policy", "fifo", "--policy", "slices")
+    done = run(write(jobs=mixed(8)), *names, "--html", html)
+    assert done.exit_code == 0, done.output
+    head = next(row for row in done.output.splitlines() if row.startswith("on sacct"))
+    assert head.split()[2:] == ["migbatch", "fifo", "slices"]
+    page = html.read_text()
+    assert page.count("<svg") == 7
+    assert "slurm_migbatch.decide.core.decide" in page
+    ours, fifo, slices = told(write(), *names)["policies"]
+    assert set(fifo["figures"]) | {"actions"} == set(ours["figures"])
+    assert {name for name, value in ours["figures"]["all"].items() if value is None} == set()
+    # slices leave room that whole GPUs do not; the ideal cutter has no Slurm, and no order to keep
+    assert jct(slices) <= jct(ours) < 0.95 * jct(fifo)
+    assert ours["figures"]["held"]["mean"] == pytest.approx(slices["figures"]["held"]["mean"], rel=0.1)
+    assert ours["figures"]["all"]["paused_s"]["mean"] > 0
+
+
+def test_whole_gpus_are_served_as_fifo_serves_them(write: Callable[..., Path]) -> None:
+    jobs = "".join(line(n, f"gres/gpu={1 + n % 4}") for n in range(20))
+    ours, fifo = told(write(jobs=jobs), "--policy", "migbatch", "--policy", "fifo")["policies"]
+    assert ours["figures"]["all"]["done"]["mean"] == 20
+    assert jct(ours) == pytest.approx(jct(fifo), rel=0.15)
+    assert ours["figures"]["fragmentation"]["mean"] == pytest.approx(0.0, abs=1e-3)
+
+
+def test_the_configuration_decides_what_comes_of_it(write: Callable[..., Path], tmp_path: Path) -> None:
+    never = tmp_path / "never.toml"
+    never.write_text(LENDS + 'blackout = ["00:00-24:00"]\n')
+    jobs = "".join(line(n, "gres/gpu=1", 10, "infer" if n % 2 else "train") for n in range(6))
+    tail = "elastic = true\n[run]\nuntil_s = 3000\n"
+    (usual,) = told(write(f'config = "lends.toml"\n{tail}', jobs))["policies"]
+    (ours,) = told(write(f'config = "lends.toml"\n{tail}', jobs), "--config", never)["policies"]
+    (named,) = told(write(f'config = "never.toml"\n{tail}', jobs))["policies"]
+    assert ours["configuration"] == named["configuration"] != usual["configuration"]
+    assert ours["figures"] == named["figures"]
+    done = [(one["figures"]["train"]["done"]["mean"], one["figures"]["infer"]["done"]["mean"]) for one in (usual, ours)]
+    assert done == [(3, 3), (0, 3)], "nothing is lent at these hours"
+    assert ours["figures"]["actions"]["release"]["mean"] == 0
+
+
+def test_elastic_training_is_lent_idle_slices_and_gives_them_back(write: Callable[..., Path]) -> None:
+    jobs = "".join(line(n, "gres/gpu=1", 50) for n in range(8))
+    jobs += "".join(line(20 + n, "gres/gpu=1", 10, "infer") for n in range(8))
+    path = write('config = "lends.toml"\nelastic = true\n', jobs)
+    loaded = scenario.load(path)
+    result = play(loaded, Workload(loaded), 0, log=True)
+    assert all(one.ended is not None for one in result.runs)
+    assert result.actions["release"] >= 8
+    training = [one for one in result.runs if one.job.kind == "train"]
+    stopped = [one for one in training if one.preempted]
+    assert stopped, "inference needs what was lent"
+    assert all(one.ended - one.job.arrival >= one.job.work for one in training if one.ended is not None)
+    assert sum(one.lost for one in result.runs) < 60, "they write a checkpoint before they go"
+    assert sum(event.what == "preempt" for event in result.events) == sum(one.preempted for one in result.runs)
+    assert sum(event.what == "complete" for event in result.events) == len(result.runs)
+    assert not any(one.preempted for one in result.runs if one.job.kind == "infer")
+
+
+def test_a_simulation_ends_when_its_time_is_up(write: Callable[..., Path]) -> None:
+    loaded = scenario.load(write("[run]\nuntil_s = 900\n"))
+    result = play(loaded, Workload(loaded), 0)
+    assert len(result.runs) == 16
+    assert result.end == 900
+    assert 0 < sum(one.ended is not None for one in result.runs) < 16
+    assert 0 < result.held <= 900 * result.slices
+
+
+def test_jobs_that_fit_nowhere_are_named(write: Callable[..., Path]) -> None:
+    jobs = line(0, "gres/gpu=1") + line(1, "gres/mig:1g.6gb=1") + line(2, "gres/gpu=9")
+    (ours,) = told(write(jobs=jobs))["policies"]
+    assert ours["figures"]["all"]["done"]["mean"] == 1
+    first, second = ours["notices"]
+    assert first.startswith("2 jobs were refused; the first, 1 (1 x 1g.6gb): ")
+    assert "1g.6gb" in first.partition("): ")[2]
+    assert second.startswith("2 jobs were not done")
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ("confg = 3\n", "unknown key 'confg', did you mean 'config'? in [policy]"),
+        ('config = "none.toml"\n', "none.toml: cannot be read"),
+        ("elastic = true\n", r"policy.elastic needs [lending] with enabled = true and partitions"),
+        ('auto = "some"\n', "policy.auto must be one of 'no', 'infer', 'all'"),
+        ('config = "bad.toml"\n', "bad.toml:2: unknown key 'partition', did you mean 'partitions'?"),
+    ],
+)
+def test_what_is_wrong_with_the_policy_is_said(
+    write: Callable[..., Path], tmp_path: Path, policy: str, said: str
+) -> None:
+    (tmp_path / "bad.toml").write_text("[lending]\npartition = 3\n")
+    done = run(write(policy))
+    assert done.exit_code == 1
+    assert isinstance(done.exception, ConfigError)
+    assert said in str(done.exception)
+
+
+def test_wrong_calls_are_refused(write: Callable[..., Path], tmp_path: Path) -> None:
+    done = run(write(), "--policy", "migbach")
+    assert done.exit_code == 2 and "unknown policy 'migbach', did you mean 'migbatch'?" in done.output
+    done = run(write(), "--policy", "fifo", "--config", "x.toml")
+    assert done.exit_code == 2 and "--config is for policy migbatch" in done.output
+    done = run(write(), "--policy", "fifo", "--policy", "sjf", "--log", tmp_path / "x")
+    assert done.exit_code == 2 and "--log takes the events of one policy" in done.output
+    done = run(write(base=BASE.replace("gpus = 2", "gpus = 2\nmig = false")))
+    assert isinstance(done.exception, PlaceError) and "cluster.mig = true" in str(done.exception)
+
+
+# -- the record and the submit filter ----------------------------------------------------------------------------------
+
+AUTO = "migbatch: model=resnet-50 batch=8 role=infer items=2000"
+TWO_KINDS = Site((SiteNode("a1", (geometry("a30"),)), SiteNode("h1", (geometry("h100-80gb"),))))
+
+
+def served(jobs: list[Submission], until: float = 4000.0) -> tuple[Outcome, ServiceController, Simulation]:
+    simulation = Simulation(TWO_KINDS, jobs)
+    service = ServiceController(simulation, Config(), chooser=Chooser(LearnedPredictor()))
+    return simulation.run(service, Pace(), until), service, simulation
+
+
+def asks(at: float, gres: str, seconds: float, comment: str = "", **more: Any) -> Submission:
+    fields = {"user": "ann", "uid": 20_000, "comment": comment}
+    return Submission(at, gres, lambda: Fixed(seconds), limit_s=3600, fields=fields, **more)
+
+
+def test_an_auto_job_gets_another_slice_where_its_own_has_no_room() -> None:
+    full = [asks(0.0, "mig:1g.6gb:1", 900.0) for _ in range(4)]
+    outcome, service, _ = served([*full, asks(60.0, "mig:auto", 30.0, AUTO)])
+    auto = outcome.jobs[outcome.submissions[4] or 0]
+    assert service.record.actions["retype"] == 1
+    assert auto.row.gres == "gres/mig:1g.10gb:1"
+    assert auto.end - auto.submit < 120, "it did not wait for the four"
+    (named,) = [one for one in outcome.jobs.values() if one.job_id == outcome.submissions[0]]
+    assert named.row.gres == "gres/mig:1g.6gb:1"
+
+
+def test_a_job_whose_user_named_the_slice_waits_for_it() -> None:
+    full = [asks(0.0, "mig:1g.6gb:1", 900.0) for _ in range(4)]
+    outcome, service, _ = served([*full, asks(60.0, "mig:1g.6gb:1", 30.0, AUTO)])
+    assert service.record.actions["retype"] == 0
+    assert outcome.jobs[outcome.submissions[4] or 0].end >= outcome.begin + 900
+
+
+def test_an_elastic_array_runs_as_many_tasks_as_its_deadline_needs() -> None:
+    hints = "migbatch: model=resnet-50 batch=8 role=infer items=2000 deadline=30m"
+    outcome, service, _ = served([asks(0.0, "mig:1g.10gb:1", 60.0, hints, tasks=40)], 6000.0)
+    assert service.record.actions["throttle"] > 0
+    spans = sorted((one.start or 0.0, one.end) for one in outcome.jobs.values())
+    assert len(spans) == 40
+    at_once = max(sum(begin <= at < end for begin, end in spans) for at, _ in spans[10:])
+    assert at_once < 7, "an H100 has room for seven"
+    assert spans[-1][1] - spans[0][0] <= 1800
+
+
+def test_the_filter_refuses_what_it_refuses_on_a_site() -> None:
+    outcome, _, _ = served([asks(0.0, "mig:9g.99gb:1", 5.0), asks(0.0, "gpu:1", 5.0)])
+    assert outcome.submissions[0] is None
+    assert "9g.99gb" in outcome.refusals[0]
+    assert outcome.jobs[outcome.submissions[1] or 0].state == "COMPLETED"
+
+
+@pytest.mark.parametrize(
+    ("count", "found"), [(1, (1, 1)), (8, (1, 8)), (9, (3, 3)), (16, (2, 8)), (17, (3, 6)), (40, (5, 8))]
+)
+def test_jobs_of_many_gpus_are_spread_evenly_over_the_fewest_nodes(count: int, found: tuple[int, int]) -> None:
+    assert spread(count, 4, 8) == found
+
+
+def test_partitions_are_those_of_the_configuration() -> None:
+    from slurm_migbatch.config import loads
+
+    assert partitions_of(Config()) == ("gpu", "")
+    lends = loads('[cluster]\npartitions = ["t", "main"]\n[lending]\nenabled = true\npartitions = ["t"]\n')
+    assert partitions_of(lends) == ("main", "t")
+
+
+def test_the_default_is_a_policy() -> None:
+    kind = registry.find(registry.DEFAULT)
+    assert kind.settings(kind.params())["decides"] == "slurm_migbatch.decide.core.decide"
+    with pytest.raises(KeyError):
+        registry.find("nothing")
