@@ -14,7 +14,7 @@ from slurm_migbatch.lab.slurm.run import Simulation, Submission
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.slurm.client import SlurmError
 from slurm_migbatch.submit.request import Accept, JobRequest, Refuse
-from slurm_migbatch.submit.rewrite import Policy, rewrite
+from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
 from slurm_migbatch.workload.catalog import SiteCatalog
 
 FIRST_UID: Final = 10_000
@@ -53,7 +53,7 @@ class SubmitFilter:
         spelled: Callable[[str], str],
     ) -> None:
         self._catalog, self._chooser, self._record = catalog, chooser, record
-        self._policy = Policy(hints_in_extra=config.submit.allow_extra)
+        self._policy = SubmitPolicy(hints_in_extra=config.submit.allow_extra)
         self._clock, self._spelled = clock, spelled
         self._numbers = itertools.count(1)
 
