@@ -81,7 +81,7 @@ def check_slurm_conf(conf: Mapping[str, str]) -> Iterator[Finding]:
     yield from _timeout(conf)
     if conf.get("jobrequeue") == "0":
         yield Finding(
-            ODD, "JobRequeue", "is 0", "jobs that meet a misfit or a failing GPU cannot be put back; set JobRequeue=1"
+            ODD, "JobRequeue", "is 0", "jobs cannot be requeued after a misfit or a GPU failure; set JobRequeue=1"
         )
     if conf.get("accountingstoragetype", "").endswith("slurmdbd") and "gres/mig" not in conf.get(
         "accountingstoragetres", ""
@@ -123,7 +123,9 @@ def check_nodes(
             yield Finding(BAD, row.name, text, advice)
         elif now - seen.get(row.name, 0.0) > max(600.0, 10 * config.supply.node_silence_s):
             ago = f"{(now - seen.get(row.name, 0.0)) / 60:.0f} minutes"
-            yield Finding(ODD, row.name, f"was not heard for {ago}", "look at migbatch-node there, and at its network")
+            yield Finding(
+                ODD, row.name, f"has not reported for {ago}", "look at migbatch-node there, and at its network"
+            )
         else:
             yield Finding(GOOD, row.name, f"{sum(row.gres.values())} counts, {len(row.used)} types in use")
     for name in catalog:
@@ -135,7 +137,7 @@ def check_orphans(held: Sequence[LeaseRow], jobs: Sequence[JobRow], now: float) 
     old = [row for row in held if row.since is not None and now - row.since > PATIENCE_S]
     found = sorted(orphans(((row.node, row.job, row.restart) for row in old), jobs))
     for orphan in found:
-        text = f"job {orphan.job} run {orphan.restart} holds slices, and Slurm no longer has it there"
+        text = f"job {orphan.job} run {orphan.restart} holds slices, though Slurm no longer has it there"
         advice = (
             f"if this is still so in a minute, run `migbatch node reconcile` on {orphan.node}; is its agent running?"
         )

@@ -160,7 +160,7 @@ def _print(request: JobRequest, answer: Answer, service_answer: Answer | None) -
     if isinstance(answer, Refuse):
         pairs.append(("refused", answer.sentence))
     elif isinstance(answer, Pass):
-        pairs.append(("passes", answer.message or "untouched: the job asks for no slice here"))
+        pairs.append(("passes", answer.message or "unchanged: the job requests no slice here"))
     elif answer.decision is not None:
         pairs += _decision(answer.decision)
         pairs += [(f"sets {name}", _text(value) or "(cleared)") for name, value in answer.changes.items()]

@@ -41,7 +41,7 @@ def check_lending(
         version: Slurm's release.
     """
     if conf.get("jobrequeue") == "0":
-        text = "JobRequeue is 0: what is lent could not be called back"
+        text = "JobRequeue is 0: loans cannot be reclaimed"
         yield Finding(BAD, "lending", text, "set JobRequeue=1 in slurm.conf")
     yield from _catalog(config, rows)
     if version < FORGETS:
@@ -64,8 +64,8 @@ def _catalog(config: Config, rows: Sequence[NodeRow]) -> Iterator[Finding]:
 
 def _remembering(config: Config, rows: Sequence[NodeRow], version: tuple[int, int]) -> Iterator[Finding]:
     release = f"Slurm {version[0]}.{version[1]:02d}"
-    text = f"{release} does not forget what a pending job asked for: a job keeps the first size that it is lent"
-    yield Finding(ODD, "lending", text, f"Slurm {FORGETS[0]}.{FORGETS[1]:02d} or later lets jobs change size")
+    text = f"{release} keeps the GRES type of a pending job: a job keeps the first profile that it is lent"
+    yield Finding(ODD, "lending", text, f"Slurm {FORGETS[0]}.{FORGETS[1]:02d} or later lets jobs change profile")
     catalog = expand(config.cluster.catalog_nodes)
     lacking = [
         row.name
@@ -92,14 +92,14 @@ def _partition(name: str, preempt: str, partitions: Mapping[str, Mapping[str, st
     beside = [other for other in partitions if other != name and _shares(words, partitions[other])]
     above = [other for other in beside if _number(partitions[other].get("PriorityTier")) > tier]
     if preempt not in _PREEMPTING or "REQUEUE" not in mode:
-        text = "Slurm itself may not requeue its jobs: while migbatchd is away, what is lent stays lent"
+        text = "Slurm cannot preempt its jobs: loans are not reclaimed while migbatchd is down"
         advice = f"set PreemptType=preempt/partition_prio, and PreemptMode=REQUEUE for partition {name}"
         yield Finding(ODD, subject, text, advice)
     elif preempt == "preempt/partition_prio" and beside and not above:
-        text = "no partition on its nodes has a higher PriorityTier, so Slurm gives way to nobody there"
+        text = "no partition on its nodes has a higher PriorityTier, so Slurm preempts for no job there"
         yield Finding(ODD, subject, text, f"give it a lower PriorityTier than {', '.join(beside)}")
     else:
-        yield Finding(GOOD, subject, "Slurm itself may requeue its jobs")
+        yield Finding(GOOD, subject, "Slurm can preempt its jobs")
 
 
 def _shares(first: Mapping[str, str], other: Mapping[str, str]) -> bool:

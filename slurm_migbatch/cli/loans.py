@@ -108,7 +108,7 @@ def view(
             going[loan.job_id] = _going(loan, sight, gpu)
         else:
             over.append(
-                _line(loan, gpu, loan.ended or loan.decided, "ended", loan.why_ended or "it is not there any more")
+                _line(loan, gpu, loan.ended or loan.decided, "ended", loan.why_ended or "it has left the queue")
             )
     found = list(over)
     for job, sight in sights.items():

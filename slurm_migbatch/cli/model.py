@@ -147,7 +147,7 @@ def _may_write(config: Config) -> None:
     path = Path(config.learning.models)
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     if not os.access(existing, os.W_OK) or (path.exists() and os.geteuid() not in (0, path.stat().st_uid)):
-        raise Failure(f"{path} is not yours to change; run this as root or SlurmUser")
+        raise Failure(f"{path} is not writable for you; run this as root or SlurmUser")
 
 
 def _described(directory: ModelDirectory, index: Index, version: int) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def reconcile(etc: str, name: str, dry_run: bool, as_json: bool) -> None:
     else:
         _lines(done or ["nothing to do"])
     if unknown:
-        raise Failure(f"which runs are over cannot be told: {unknown}")
+        raise Failure(f"ended runs cannot be determined: {unknown}")
 
 
 @node.command()
@@ -124,7 +124,7 @@ def status(etc: str, name: str, as_json: bool) -> None:
         click.echo(f"PROBLEM: the last {found['journal_faults']} hooks could not write the journal: is its disk full?")
     _lines(f"PROBLEM: {line}; run: migbatch node reconcile" for line in found["over"])
     if found["unknown"]:
-        click.echo(f"which runs are over cannot be told: {found['unknown']}")
+        click.echo(f"ended runs cannot be determined: {found['unknown']}")
     rows = [("GPU", "PLACE", "PROFILE", "STATE", "JOB", "UID", "DEVICE")]
     for gpu in found["gpus"]:
         head = str(gpu["index"])

@@ -54,7 +54,7 @@ def describe(row: RunRow, decision: Mapping[str, Any] | None) -> Iterator[tuple[
     if run["started"] and run["ended"]:
         yield "Elapsed", format_duration(run["ended"] - run["started"])
     yield "Asked", printable(run["asked"])
-    yield "Bucket", printable(run["bucket"] or "none: no model that is known")
+    yield "Bucket", printable(run["bucket"] or "none: no known model")
     yield "Got", _got(run)
     yield from (("", line) for line in _slices(row.slices))
     yield "Predicted", figures(run, "predicted_")

@@ -43,7 +43,7 @@ def why(job: JobId, config: Config) -> None:
         raise Failure(f"Slurm does not list job {name_of(job)}; `migbatch show {name_of(job)}` tells what became of it")
     if not row.pending:
         raise Failure(
-            f"job {name_of(job)} does not wait, it is {row.state.lower()}; see `migbatch show {name_of(job)}`"
+            f"job {name_of(job)} is not pending, it is {row.state.lower()}; see `migbatch show {name_of(job)}`"
         )
     elastic = loan_hints(row.comment, row.partition, row.gres, config.lending.partitions)
     print_pairs(describe(row, queue, client.nodes(), _decision(config, row), ask(config, row.job_id), elastic))
@@ -77,7 +77,7 @@ def describe(
     yield "Job", f"{row.job_id} of {row.user} in {row.partition}" + (f", {row.tasks} tasks" if row.tasks > 1 else "")
     if decision:
         yield "Asked", printable(decision.get("asked"))
-        yield "Bucket", printable(decision.get("bucket") or "none: no model that is known")
+        yield "Bucket", printable(decision.get("bucket") or "none: no known model")
         yield "Chosen", printable((decision.get("message") or "the job named its profile").removeprefix("migbatch: "))
     per_node = f" on each of {row.num_nodes} nodes" if row.num_nodes > 1 else ""
     nothing = "no slice" if elastic is None else f"a slice on loan{_bounds(elastic)}"

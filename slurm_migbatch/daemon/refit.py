@@ -32,7 +32,7 @@ from slurm_migbatch.predict.check import expected_by, misses, promises, ratios, 
 from slurm_migbatch.predict.facts import ModelFacts
 from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.learned import LearnedPredictor
-from slurm_migbatch.predict.runs import LearnableRuns, Observation, Unheard, hear, rows_of, told_by
+from slurm_migbatch.predict.runs import LearnableRuns, LeftOut, Observation, observations_of, rows_of, select_learnable
 from slurm_migbatch.predict.statefile import Index, ModelDirectory, Saved
 from slurm_migbatch.predict.training import learn, settle
 from slurm_migbatch.profiling.measurement import Measurement
@@ -79,10 +79,10 @@ def gather(store: HistoryStore, facts: Sequence[ModelFacts], runs: int, present:
     while high > 0 and len(told) < runs and reach.lesson - high < _FURTHEST * runs:
         low = max(high - _PAGE, 0)
         page = [lesson for lesson in store.lessons(low, _PAGE) if lesson.number <= high]
-        told = told_by(page, geometries, knowledge) + told
+        told = observations_of(page, geometries, knowledge) + told
         high = low
     told = told[-runs:]
-    heard = hear(told, knowledge, expected_by(present.learned))
+    heard = select_learnable(told, knowledge, expected_by(present.learned))
     since = float(present.report.get("imported", 0.0))
     return Material(reach, tuple(told), heard, tuple(store.measurements()), tuple(store.measured_since(since)))
 
@@ -241,7 +241,7 @@ def _some(fresh: Sequence[T], total: int, name: Callable[[T], str]) -> list[T]:
 
 def _left_out(heard: LearnableRuns) -> dict[str, Any]:
     """Figures that were not believed, by model and figure; which user it was stays in the record of runs."""
-    groups: dict[str, dict[str, list[Unheard]]] = {}
+    groups: dict[str, dict[str, list[LeftOut]]] = {}
     for each in heard.unheard:
         groups.setdefault("/".join(each.key), {}).setdefault(each.figure, []).append(each)
     return {

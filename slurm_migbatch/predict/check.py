@@ -43,7 +43,7 @@ class Miss:
 
 
 def expected_by(learned: Learned) -> Expect:
-    """Return the best guesses of a learned state, for `runs.hear` and for the misses."""
+    """Return the best guesses of a learned state, for `runs.select_learnable` and for the misses."""
 
     def expect(figure: str, key: Key, rows: Sequence[Measurement], known: Known, gpu: GpuSpec) -> Sequence[float]:
         belief = belief_of(learned, figure, key, known, gpu)

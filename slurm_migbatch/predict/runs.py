@@ -129,7 +129,7 @@ class Observation:
 
 
 @dataclass(frozen=True)
-class Unheard:
+class LeftOut:
     """A user's figures of one model that are left out: how many, and how far away (as a factor) from what."""
 
     key: Key
@@ -145,23 +145,23 @@ class LearnableRuns:
     """What is learned from, and what is left out."""
 
     told: tuple[Observation, ...]
-    unheard: tuple[Unheard, ...]
+    unheard: tuple[LeftOut, ...]
 
 
-def told_by(
+def observations_of(
     runs: Iterable[EndedRun], geometries: Mapping[str, Geometry], knowledge: ModelKnowledge
 ) -> list[Observation]:
     """Extract the observations of runs, one for each that has any. `geometries`: by NVML's name of the GPU."""
     latest: dict[int, Observation] = {}
     for run in runs:
-        found = _told(run, geometries, knowledge)
+        found = _observation(run, geometries, knowledge)
         latest.pop(run.run, None)
         if found is not None:
             latest[run.run] = found
     return list(latest.values())
 
 
-def _told(run: EndedRun, geometries: Mapping[str, Geometry], knowledge: ModelKnowledge) -> Observation | None:
+def _observation(run: EndedRun, geometries: Mapping[str, Geometry], knowledge: ModelKnowledge) -> Observation | None:
     geometry = None if run.gpu is None else geometries.get(run.gpu)
     if geometry is None or run.model is None or run.batch is None or run.profile is None or run.slices != 1:
         return None
@@ -240,13 +240,15 @@ def physics(figure: str, key: Key, rows: Sequence[Measurement], known: Known, gp
     return values
 
 
-def hear(observations: Sequence[Observation], knowledge: ModelKnowledge, expect: Expect = physics) -> LearnableRuns:
+def select_learnable(
+    observations: Sequence[Observation], knowledge: ModelKnowledge, expect: Expect = physics
+) -> LearnableRuns:
     """Leave out whom one cannot believe. `expect`: the present predictor, whose curves tell which figures are alike."""
     groups: dict[Key, list[Observation]] = {}
     for observation in observations:
         groups.setdefault(observation.key, []).append(observation)
     kept: list[Observation] = []
-    unheard: list[Unheard] = []
+    unheard: list[LeftOut] = []
     for key, group in groups.items():
         rows = [observation.row for observation in group]
         known, gpu = knowledge.of(key[0], rows), GpuSpec.of_rows(rows)
@@ -257,7 +259,7 @@ def hear(observations: Sequence[Observation], knowledge: ModelKnowledge, expect:
             here = [observation.row for observation in left]
             away = dict(zip(map(id, left), physics(figure, key, here, known, gpu), strict=True))
             against = dict(zip(map(id, left), expect(figure, key, here, known, gpu), strict=True))
-            bad = _unbelieved(figure, key, left, away, against, unheard)
+            bad = _implausible(figure, key, left, away, against, unheard)
             group = [
                 observation if id(observation) not in bad else _without(figure, observation) for observation in group
             ]
@@ -269,13 +271,13 @@ def hear(observations: Sequence[Observation], knowledge: ModelKnowledge, expect:
     return LearnableRuns(tuple(sorted(kept, key=lambda observation: observation.number)), tuple(unheard))
 
 
-def _unbelieved(
+def _implausible(
     figure: str,
     key: Key,
     observations: Sequence[Observation],
     physical: Mapping[int, float],
     present: Mapping[int, float],
-    unheard: list[Unheard],
+    unheard: list[LeftOut],
 ) -> set[int]:
     def distance(observation: Observation, expected: Mapping[int, float]) -> float:
         value = observation.value(figure)
@@ -288,7 +290,7 @@ def _unbelieved(
         bad |= {id(observation) for observation in mine if abs(distance(observation, physical)) > math.log(ABSURD)}
         if absurd:
             factor = math.exp(min(abs(median(absurd)), 50.0))
-            unheard.append(Unheard(key, user, figure, len(absurd), factor, "physics"))
+            unheard.append(LeftOut(key, user, figure, len(absurd), factor, "physics"))
     users = _by_user([observation for observation in observations if id(observation) not in bad])
     middle = {user: median(distance(observation, present) for observation in mine) for user, mine in users.items()}
     if len(users) < 2:
@@ -302,7 +304,7 @@ def _unbelieved(
         if abs(middle[user] - agreed) > math.log(APART):
             bad |= {id(observation) for observation in mine}
             factor = math.exp(min(abs(middle[user] - agreed), 50.0))
-            unheard.append(Unheard(key, user, figure, len(mine), factor, "others"))
+            unheard.append(LeftOut(key, user, figure, len(mine), factor, "others"))
     return bad
 
 

@@ -18,7 +18,8 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.recommend import Advice
 from slurm_migbatch.predict.selection import NO_LIMITS, Chooser, JobLimits, SliceChoice, gib, limits_of
 from slurm_migbatch.slurm.gres import prefix_of
-from slurm_migbatch.submit.asking import (
+from slurm_migbatch.submit.decision import Decision
+from slurm_migbatch.submit.gres_request import (
     AUTO,
     FILLER,
     MAX_COUNT,
@@ -30,7 +31,6 @@ from slurm_migbatch.submit.asking import (
     per_node,
     read,
 )
-from slurm_migbatch.submit.decision import Decision
 from slurm_migbatch.submit.request import (
     TEXT_FIELDS,
     TEXTS,

@@ -17,7 +17,7 @@ from typing import Final
 
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
-from slurm_migbatch.submit.answers import AnswerCache
+from slurm_migbatch.submit.answer_cache import AnswerCache
 from slurm_migbatch.submit.decision import Decision
 from slurm_migbatch.submit.request import Accept, JobRequest, Pass, Refuse, RequestError
 from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite

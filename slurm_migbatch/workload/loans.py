@@ -106,7 +106,7 @@ def loan_hints(
         profile = _profile(kind)
         if profile is None or count != 1 or not is_marked(comment):
             return None
-    told = _told(comment, extra)
+    told = _user_hints(comment, extra)
     bound = None if forgets(gres) else profile or next(filter(None, map(_profile, counts)), None)
     return LoanHints(
         slice=profile,
@@ -191,7 +191,7 @@ def _marker(comment: str) -> re.Match[str] | None:
 
 
 @lru_cache(maxsize=1 << 14)
-def _told(comment: str, extra: str) -> Hints:
+def _user_hints(comment: str, extra: str) -> Hints:
     match = _marker(comment)
     text = comment[: match.start()] if match else comment
     try:

@@ -50,7 +50,7 @@ def test_whole_gpus_and_json(shown) -> None:
 
 def test_a_job_without_slices_passes(shown) -> None:
     result = shown("--comment", "hello")
-    assert result.return_value == 0 and "untouched" in result.output
+    assert result.return_value == 0 and "unchanged" in result.output
 
 
 def test_words_that_are_not_ascii(shown) -> None:

@@ -260,7 +260,7 @@ def test_doctor_looks_at_lending():
     (catalog,) = lending_said(catalog={"1g.10gb": 14})
     assert catalog[0] == "FAIL" and "mig:loan:2, mig:guest:1" in catalog[1]
     (preempt,) = lending_said(conf={"preempttype": "preempt/none"})
-    assert preempt[0] == "warn" and "migbatchd is away" in preempt[1]
+    assert preempt[0] == "warn" and "migbatchd is down" in preempt[1]
     (mode,) = lending_said(shown=SHOWN.replace("PreemptMode=REQUEUE", "PreemptMode=OFF"))
     assert mode == preempt
     (tier,) = lending_said(shown=SHOWN.replace("PriorityTier=10", "PriorityTier=1"))

@@ -9,7 +9,7 @@ import pytest
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.learned import LearnedPredictor
-from slurm_migbatch.predict.runs import hear, rows_of, told_by
+from slurm_migbatch.predict.runs import observations_of, rows_of, select_learnable
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.predict.training import learn
 from slurm_migbatch.workload.hints import parse
@@ -39,7 +39,7 @@ def choices(facts: ModelFacts, slo_ms: int, host_ms: float, full_ms: float, jobs
         fields = {"model": facts.name, "role": "infer", "batch": 32, "input": None, "unit": "", "profile": profile}
         place = {"gpu": H100.geometry.name, "slices": 1, "elapsed_s": 60.0, "state": "COMPLETED", "user": "ann"}
         runs.append(SimpleNamespace(number=number, run=number, latency_s=took, **fields, **place, **SILENT))
-        heard = hear(told_by(runs, {H100.geometry.name: H100.geometry}, knowledge), knowledge)
+        heard = select_learnable(observations_of(runs, {H100.geometry.name: H100.geometry}, knowledge), knowledge)
         learned = learn(rows_of(heard.told), knowledge)
     return found
 

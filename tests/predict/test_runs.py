@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.predict.check import misses
 from slurm_migbatch.predict.known import ModelKnowledge
-from slurm_migbatch.predict.runs import ABSURD, MOST_CELLS, SILENT_S, Observation, hear, rows_of, told_by
+from slurm_migbatch.predict.runs import (
+    ABSURD,
+    MOST_CELLS,
+    SILENT_S,
+    Observation,
+    observations_of,
+    rows_of,
+    select_learnable,
+)
 from slurm_migbatch.predict.samples import RUNS, SILENT
 from slurm_migbatch.predict.state import Learned
 from slurm_migbatch.predict.training import learn
@@ -55,7 +63,7 @@ class Run:
 
 
 def told(*runs: Run) -> list[Observation]:
-    return told_by(runs, GEOMETRIES, KNOWLEDGE)
+    return observations_of(runs, GEOMETRIES, KNOWLEDGE)
 
 
 def only(*runs: Run) -> Observation:
@@ -64,7 +72,7 @@ def only(*runs: Run) -> Observation:
 
 
 def seconds(runs: Sequence[Run]) -> dict[tuple[str, int], float]:
-    heard = hear(told(*runs), KNOWLEDGE)
+    heard = select_learnable(told(*runs), KNOWLEDGE)
     rows = rows_of(heard.told)
     return {(row.profile, row.batch): row.seconds for row in rows if row.seconds is not None}
 
@@ -139,7 +147,7 @@ def test_one_users_absurd_report_moves_nothing(lie: float, cell: int) -> None:
     """Among others who use the model, in a cell of theirs or in one of his own, however often he says it."""
     honest = [Run(n, user, latency_s=0.02) for n, user in enumerate(("ann", "bob", "cat"))]
     lies = [Run(100 + n, "eve", batch=cell, latency_s=0.02 * lie) for n in range(50)]
-    heard = hear(told(*honest, *lies), KNOWLEDGE)
+    heard = select_learnable(told(*honest, *lies), KNOWLEDGE)
     assert {each.user for each in heard.told} == {"ann", "bob", "cat"}
     (unheard,) = heard.unheard
     assert (unheard.user, unheard.count, unheard.figure) == ("eve", 50, "time")
@@ -154,7 +162,7 @@ def test_of_two_the_one_nearer_to_physics_is_heard() -> None:
 
 def test_alone_one_is_heard_up_to_what_cannot_be() -> None:
     assert seconds([Run(1, latency_s=0.4)]) == {("7g.80gb", 8): pytest.approx(0.4)}
-    heard = hear(told(Run(1), Run(2, latency_s=0.009 * ABSURD * 3)), KNOWLEDGE)
+    heard = select_learnable(told(Run(1), Run(2, latency_s=0.009 * ABSURD * 3)), KNOWLEDGE)
     assert len(heard.told) == 1 and heard.unheard[0].why == "physics"
 
 
@@ -205,7 +213,7 @@ def test_after_a_few_runs_predictions_are_near_what_was_told() -> None:
             (user, profile, batch) for user in "ab" for profile in ("7g.80gb", "3g.40gb") for batch in (8, 32)
         )
     ]
-    heard = hear(told(*runs), KNOWLEDGE)
+    heard = select_learnable(told(*runs), KNOWLEDGE)
     rows = rows_of(heard.told)
     before, after = misses(Learned(), rows, KNOWLEDGE), misses(learn(rows, KNOWLEDGE), rows, KNOWLEDGE)
     assert after["time"].error < 0.25 * before["time"].error

@@ -7,7 +7,7 @@ import pytest
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
-from slurm_migbatch.submit.answers import AnswerCache
+from slurm_migbatch.submit.answer_cache import AnswerCache
 from slurm_migbatch.submit.decision import Decision
 from slurm_migbatch.submit.request import Accept, JobRequest, Present
 from slurm_migbatch.submit.service import SubmitService

@@ -15,7 +15,7 @@ import pytest
 
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
-from slurm_migbatch.submit.answers import LONGEST, AnswerCache
+from slurm_migbatch.submit.answer_cache import LONGEST, AnswerCache
 from slurm_migbatch.submit.request import TEXTS, JobRequest, Present, Refuse
 from slurm_migbatch.submit.rewrite import SLURM_LIMIT, SubmitPolicy, rewrite
 from slurm_migbatch.submit.service import SubmitService

@@ -88,7 +88,7 @@ def test_it_waits_and_its_user_is_told_for_what(ask) -> None:
         "comment": f"{TRAIN} min=2g.20gb max=4g.40gb signal=usr1 [mig:loan:1#loan]",
         "requeue": "1",
     }
-    assert "from 2g.20gb to 4g.40gb" in answer.message and "--gres=mig:2g.20gb" in answer.message
+    assert "between 2g.20gb and 4g.40gb" in answer.message and "--gres=mig:2g.20gb" in answer.message
     assert "\n" not in answer.message
 
 
@@ -201,7 +201,7 @@ OLD = replace(WAITING, tres_per_node="gres:mig:loan:2")
 def test_its_user_may_say_something_else_of_it(ask) -> None:
     answer = ask(gres=None, comment=f"{TRAIN} max=4g.40gb", partition=None, now=WAITING)
     assert answer.changes == {"comment": f"{TRAIN} max=4g.40gb [mig:loan:1#loan7fq3k000]"}
-    assert "to 4g.40gb" in answer.message
+    assert "and 4g.40gb" in answer.message
     # what root has released keeps its slice; whether that still suits is looked at where it was released
     answer = ask(gres=None, comment=f"{TRAIN} max=1g.10gb", partition=None, now=RELEASED)
     assert answer.changes == {"comment": f"{TRAIN} max=1g.10gb [mig:2g.20gb:1#loan7fq3k000]"}
