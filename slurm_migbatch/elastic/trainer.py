@@ -103,7 +103,7 @@ class Trainer:
         if micro is not None and not 1 <= micro <= most:
             raise ElasticError(f"micro-batches of {micro} items do not fit on {self.slice}, which takes {most}")
         self.micro, self._fixed = most if micro is None else micro, micro is not None
-        self.done, self._begun_from = 0, 0
+        self.done = 0
         self._care = care
         self._directory = Path(directory)
         self._lock = Lock(self._directory, self._environ)
@@ -164,7 +164,7 @@ class Trainer:
                 f"{found.path} was written by a training with {told}. It would not be the same training any more: keep "
                 "these, or name another directory"
             )
-        self.done = self._begun_from = self._saved = found.steps
+        self.done = self._saved = found.steps
         log.info("%s: going on after step %d, on %s, micro-batch %d", found.path, self.done, self.slice, self.micro)
         self._tell(steps=self.done, restored=self.done)
         return found.state

@@ -24,11 +24,11 @@ class Lesson:
         model, role, batch, input, unit, items_hint: the user's hints; `role` is "infer" where a model was named without
             one, `batch` is the job's own word where it reported one.
         profile, gpu: of its slices, where they are all alike; `gpu` is NVML's name of the model.
-        slices: in all, over `nodes` nodes; `slices_per_node` where they are even.
+        slices: in all, over `nodes` nodes.
         tasks: how many reported on their own.
         elapsed_s: from its start to its end; the whole life of the job, loading included.
-        throughput_per_s, items, latency_s, latency_p99_s: of the whole run, by its own words (`reported_by` "job").
-        memory_mib: the most that one slice held, as the driver saw it (`memory_by` "driver").
+        throughput_per_s, items, latency_s, latency_p99_s: of the whole run, by its own words.
+        memory_mib: the most that one slice held, as the driver saw it.
             Of a run that shared its slice with another job neither is told: they are not a slice's.
         predictor: version of what predicted; `predicted_*` are its best guesses for one slice of the profile.
         reason: why this profile was chosen.
@@ -53,7 +53,6 @@ class Lesson:
     profile: str | None
     gpu: str | None
     slices: int
-    slices_per_node: int | None
     nodes: int
     tasks: int | None
     elapsed_s: float
@@ -62,12 +61,9 @@ class Lesson:
     latency_p99_s: float | None
     memory_mib: float | None
     items: float | None
-    reported_by: str | None
-    memory_by: str | None
     predictor: str | None
     reason: str | None
     predicted_throughput_per_s: float | None
-    predicted_latency_s: float | None
     predicted_memory_mib: float | None
 
 
@@ -103,9 +99,7 @@ def _held(connection: Connection, runs: Sequence[int]) -> dict[int, list[Any]]:
 def _lesson(row: Any, slices: Sequence[Any]) -> Lesson:
     hints, facts, measured = _object(row.hints), _object(row.facts), _object(row.measured_facts)
     alone = measured.get("shared") is not True
-    by = _object(measured.get("by")) if alone else {}
     model = clean.text(hints.get("model"), 128)
-    counts = [sum(mig_slice.node == node for mig_slice in slices) for node in {mig_slice.node for mig_slice in slices}]
     return Lesson(
         number=row.lesson,
         run=row.id,
@@ -126,8 +120,7 @@ def _lesson(row: Any, slices: Sequence[Any]) -> Lesson:
         profile=_only(mig_slice.profile for mig_slice in slices),
         gpu=_only(mig_slice.name for mig_slice in slices),
         slices=len(slices),
-        slices_per_node=_only(counts),
-        nodes=len(counts),
+        nodes=len({mig_slice.node for mig_slice in slices}),
         tasks=clean.whole(measured.get("tasks"), 1),
         elapsed_s=max(0.0, row.ended - row.started),
         throughput_per_s=row.measured_throughput_per_s if alone else None,
@@ -135,12 +128,9 @@ def _lesson(row: Any, slices: Sequence[Any]) -> Lesson:
         latency_p99_s=_seconds(clean.real(measured.get("p99_ms"))) if alone else None,
         memory_mib=row.measured_memory_mib if alone else None,
         items=row.measured_items,
-        reported_by=_whose(by, "throughput_per_s", "items", "latency_ms"),
-        memory_by=_whose(by, "memory_mib"),
         predictor=clean.text(facts.get("predictor"), 64),
         reason=clean.text(facts.get("reason"), 64),
         predicted_throughput_per_s=row.predicted_throughput_per_s,
-        predicted_latency_s=_seconds(row.predicted_latency_ms),
         predicted_memory_mib=row.predicted_memory_mib,
     )
 
@@ -157,7 +147,3 @@ def _only(values: Any) -> Any:
 
 def _seconds(milliseconds: float | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1e3
-
-
-def _whose(by: Mapping[str, Any], *figures: str) -> str | None:
-    return next((str(by[figure]) for figure in figures if figure in by), None)

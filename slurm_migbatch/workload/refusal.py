@@ -87,7 +87,6 @@ class Refusal(ValueError):
     def __init__(self, code: str, *details: str) -> None:
         super().__init__(SENTENCES[code] % details if details else SENTENCES[code])
         self.code = code
-        self.details = details
 
 
 def show(text: str) -> str:

@@ -65,8 +65,8 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
         job(2, "PENDING", "alice", 1001, submit=at("9:00"), comment="[mig:2g.20gb:1#7fq3k]", time_limit_s=7200)
         two = [piece(0, 2, "2g.20gb")]
         send("start", at("9:01:30"), job=2, restart=0, slices=two, decision="7fq3k", warm=False, elapsed_ms=203.4)
-        send("stop", at("10:02:35"), job=2, restart=0, slices=two, exit_code=0)
-        store.record_measured(2, 0, {"latency_ms": 11.0, "memory_mib": 5000})
+        send("progress", at("10:02"), job=2, restart=0, latency_ms=11.0)
+        send("stop", at("10:02:35"), job=2, restart=0, slices=two, exit_code=0, memory_mib=5000)
         job(3, "PENDING", "bob", 1002, submit=at("11:00"), gres="gres:mig:1g.10gb:2,mig:2g.20gb:1")
         three = [piece(2, 1, "1g.10gb"), piece(3, 1, "1g.10gb"), piece(4, 2, "2g.20gb")]
         send("start", at("11:30"), job=3, restart=0, slices=three, warm=True, elapsed_ms=4.0)
@@ -149,7 +149,7 @@ def test_allocations_only(cli: Cli) -> None:
         (["-j", "2", "-P", "-o", "predmemory,measmemory", "--noconvert"], "6144M|5000M\n"),
         (["-j", "2", "-P", "-o", "predmemory,measmemory", "--units=g"], "6G|4.88G\n"),
         (["-j", "2", "-P", "-o", "predlatency,predrate,measlatency,measrate"], "12.3ms|2593/s|11ms|\n"),
-        (["-j", "2", "-P", "-o", "measitems,prederr,measby"], "||controller\n"),
+        (["-j", "2", "-P", "-o", "measitems,prederr,measby"], "||driver,job\n"),
         (["-j", "1", "-P", "-o", "measrate,measitems,prederr,measby"], "|||\n"),
         (["-j", "2", "-P", "-o", "queuewait,queuewaitraw,elapsedraw,timelimit"], "00:01:30|90|3665|02:00:00\n"),
         (["-j", "2", "-P", "-o", "decision,source,warm,setup,restarts"], "7fq3k|service|no|203ms|0\n"),

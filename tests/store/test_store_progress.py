@@ -230,10 +230,10 @@ def test_a_lesson_says_all_that_is_known(store: Store) -> None:
     assert lesson == Lesson(
         number=1, run=lesson.run, job=7, restart=0, ended=160, started=100, user="alice", partition="gpu",
         state="COMPLETED", decision="abc", model="bert-large", role="infer", batch=32, input=128, unit="tok",
-        items_hint=None, profile="1g.10gb", gpu="NVIDIA H100 80GB HBM3", slices=1, slices_per_node=1, nodes=1, tasks=1,
+        items_hint=None, profile="1g.10gb", gpu="NVIDIA H100 80GB HBM3", slices=1, nodes=1, tasks=1,
         elapsed_s=60, throughput_per_s=12, latency_s=0.025, latency_p99_s=None, memory_mib=5120, items=600,
-        reported_by="job", memory_by="driver", predictor="prior/1", reason="smallest", predicted_throughput_per_s=100,
-        predicted_latency_s=0.02, predicted_memory_mib=5000,
+        predictor="prior/1", reason="smallest", predicted_throughput_per_s=100,
+        predicted_memory_mib=5000,
     )  # fmt: skip
     assert taught(store, lesson.number) == []
 
@@ -244,7 +244,7 @@ def test_silent_runs_and_explicit_profiles_still_teach_what_they_can(store: Stor
     node.send(node.start(100, 7, *held), {**node.stop(160, 7, *held), "memory_mib": 800})
     (lesson,) = taught(store)
     assert (lesson.model, lesson.profile, lesson.gpu, lesson.slices) == (None, None, None, 3)
-    assert (lesson.elapsed_s, lesson.memory_mib, lesson.throughput_per_s, lesson.reported_by) == (60, 800, None, None)
+    assert (lesson.elapsed_s, lesson.memory_mib, lesson.throughput_per_s) == (60, 800, None)
 
 
 def test_what_is_learned_later_comes_once_more(store: Store) -> None:

@@ -7,7 +7,7 @@ instances as the load needs, more at once where it grows). While nobody else wai
 reserve only, so that it does not go up and down; while others wait it is lowered at once.
 
 Where the arrays of several users need more than there is, the next task is that of the user who was served least over
-the last sessions (D-STACK's rule for gaps; `decide.dispatch.session`), served meaning compute slices times seconds, and
+the last sessions (D-STACK's rule for gaps; `lab.papers.sessions`), served meaning compute slices times seconds, and
 a session the longest deadline among them. One task more than there is room for is always let through, so that the
 arrays keep their place in Slurm's own order for what falls free.
 
