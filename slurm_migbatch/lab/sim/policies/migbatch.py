@@ -4,7 +4,8 @@ Slurm is `lab.slurm`: it orders the queue, backfills, starts and requeues. The r
 are migbatchd's own. What stays an assumption of the simulation: Slurm's own times and those of Prolog and Epilog
 (`slurm.nodes.Times`), partitions (one for everybody, and one with a lower tier for elastic training), priority by age,
 and time limits that guide backfill and end no job (OverTimeLimit=UNLIMITED), since a trace does not tell what a job
-would have been given on slices.
+would have been given on slices. Two loops of migbatchd are left out: the predictor does not learn meanwhile, and empty
+space is offered by `[supply] preference` or one slice of each size, not by the history of requests (`daemon.stock`).
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ DECIDES: Final = f"{decide.__module__}.{decide.__qualname__}"
 _TIERS: Final = (10, 1)
 """PriorityTier of ordinary jobs and of elastic training."""
 
-_GROWTH: Final = 1.25
+_GROWTH: Final = 2.0
 """While nothing happens each pause between rounds is so many times the one before: what waits for a time to come is
 seen at most so much later, as a share of the time since something happened last."""
 
