@@ -1,7 +1,7 @@
 """An event-driven simulator of GPU clusters with MIG, for baselines and the policies of papers.
 
-What migbatchd runs is played on the simulated Slurm of `lab.slurm` (`policies.migbatch`), with the same jobs, speeds and
-figures.
+What migbatchd runs is played on the simulated Slurm of `lab.slurm` (`policies.migbatch`), with the same jobs, speeds
+and figures.
 
 How it fits together, from the inside out:
 
