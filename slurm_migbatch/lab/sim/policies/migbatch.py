@@ -56,6 +56,9 @@ _GROWTH: Final = 2.0
 """While nothing happens each pause between rounds is so many times the one before: what waits for a time to come is
 seen at most so much later, as a share of the time since something happened last."""
 
+_QUIET_S: Final = 3600.0
+"""So far apart rounds may be where nothing is lent: then nothing that is decided depends on the time of day."""
+
 
 @dataclass(frozen=True)
 class MigbatchParams:
@@ -75,8 +78,8 @@ class MigbatchParams:
     )
     idle_s: float = key(
         300.0,
-        "Longest pause between rounds while nothing happens in the queue and on nodes, in seconds; 0: rounds are "
-        "cluster.poll_s apart throughout, as migbatchd's are, and a simulation takes longer.",
+        "Longest pause between rounds while nothing happens in the queue and on nodes, in seconds; where nothing is "
+        "lent, an hour if that is more. 0: rounds are cluster.poll_s apart throughout, as migbatchd's are.",
         between(0.0, 86_400.0),
     )
 
@@ -148,7 +151,9 @@ class _Play:
         """Play it."""
         pace = pace_of(self.config)
         if self.params.idle_s > pace.every_s:
-            pace = replace(pace, idle_s=self.params.idle_s, growth=_GROWTH, rests=not self.config.lending.enabled)
+            lent = self.config.lending.enabled
+            idle_s = self.params.idle_s if lent else max(self.params.idle_s, _QUIET_S)
+            pace = replace(pace, idle_s=idle_s, growth=_GROWTH, rests=not lent)
         outcome = self.simulation.run(self._round, pace, self.setup.until - self.origin)
         self.simulation.nodes.report()
         by_job: dict[int, Played] = {}
