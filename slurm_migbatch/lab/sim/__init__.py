@@ -1,4 +1,7 @@
-"""An event-driven simulator of GPU clusters with MIG, for the policies that the live loops use.
+"""An event-driven simulator of GPU clusters with MIG, for baselines and the policies of papers.
+
+What migbatchd runs is played on the simulated Slurm of `lab.slurm` (`policies.migbatch`), with the same jobs, speeds
+and figures.
 
 How it fits together, from the inside out:
 
@@ -17,7 +20,8 @@ How it fits together, from the inside out:
 - `engine`: `Simulation(cluster, jobs, policy, speeds, ...)` with the actions `start`, `move`, `preempt`, `wake`, and
   `run(until)`, which returns a `result.Result`.
 - `metrics`: `summarise(result)`; `over_seeds` gives means with their intervals. `log`, `spans`: what happened.
-- `policies`: baselines for training traces; `registry` knows all policies by name for configuration files.
+- `policies`: baselines and policies of papers; `registry` knows all policies by name for scenarios, `migbatch` among
+  them.
 - `traces`: readers of public and of a site's own traces; all return `Trace`.
 - `scenario` (a TOML file), `play`, `plots`, `page`: what `migbatch simulate` does.
 

@@ -4,7 +4,8 @@ Slurm is `lab.slurm`: it orders the queue, backfills, starts and requeues. The r
 are migbatchd's own. What stays an assumption of the simulation: Slurm's own times and those of Prolog and Epilog
 (`slurm.nodes.Times`), partitions (one for everybody, and one with a lower tier for elastic training), priority by age,
 and time limits that guide backfill and end no job (OverTimeLimit=UNLIMITED), since a trace does not tell what a job
-would have been given on slices.
+would have been given on slices. Two loops of migbatchd are left out: the predictor does not learn meanwhile, and empty
+space is offered by `[supply] preference` or one slice of each size, not by the history of requests (`daemon.stock`).
 """
 
 from __future__ import annotations
@@ -51,9 +52,12 @@ DECIDES: Final = f"{decide.__module__}.{decide.__qualname__}"
 _TIERS: Final = (10, 1)
 """PriorityTier of ordinary jobs and of elastic training."""
 
-_GROWTH: Final = 1.25
+_GROWTH: Final = 2.0
 """While nothing happens each pause between rounds is so many times the one before: what waits for a time to come is
 seen at most so much later, as a share of the time since something happened last."""
+
+_QUIET_S: Final = 3600.0
+"""So far apart rounds may be where nothing is lent: then nothing that is decided depends on the time of day."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +78,8 @@ class MigbatchParams:
     )
     idle_s: float = key(
         300.0,
-        "Longest pause between rounds while nothing happens in the queue and on nodes, in seconds; 0: rounds are "
-        "cluster.poll_s apart throughout, as migbatchd's are, and a simulation takes longer.",
+        "Longest pause between rounds while nothing happens in the queue and on nodes, in seconds; where nothing is "
+        "lent, an hour if that is more. 0: rounds are cluster.poll_s apart throughout, as migbatchd's are.",
         between(0.0, 86_400.0),
     )
 
@@ -147,7 +151,9 @@ class _Play:
         """Play it."""
         pace = pace_of(self.config)
         if self.params.idle_s > pace.every_s:
-            pace = replace(pace, idle_s=self.params.idle_s, growth=_GROWTH, rests=not self.config.lending.enabled)
+            lent = self.config.lending.enabled
+            idle_s = self.params.idle_s if lent else max(self.params.idle_s, _QUIET_S)
+            pace = replace(pace, idle_s=idle_s, growth=_GROWTH, rests=not lent)
         outcome = self.simulation.run(self._round, pace, self.setup.until - self.origin)
         self.simulation.nodes.report()
         by_job: dict[int, Played] = {}
