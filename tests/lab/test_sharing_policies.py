@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from slurm_migbatch.cli.main import cli
 from slurm_migbatch.decide.lending.sharing import ANY, NEVER, PAIR, RULES, finishes
-from slurm_migbatch.lab.experiments import sharing as bench
 from slurm_migbatch.lab.sim import registry
 from slurm_migbatch.lab.sim.cluster import Cluster
 from slurm_migbatch.lab.sim.engine import Result, Simulation
@@ -24,6 +23,7 @@ from slurm_migbatch.lab.sim.policies.queued import Sjf
 from slurm_migbatch.lab.sim.policies.sharing import Sharing
 from slurm_migbatch.lab.sim.policy import Policy
 from slurm_migbatch.lab.sim.speeds import Paired, Whole
+from slurm_migbatch.lab.studies import bsbf as bench
 
 Pairs = dict[tuple[str, str], float]
 

@@ -25,7 +25,7 @@ from slurm_migbatch.lab.cli.common import (
 def instances(data: Path, plot: Path | None, as_json: bool) -> None:
     """GPUs for services with rates and latency limits: ParvaGPU's scenarios, with measured and predicted figures."""
     from slurm_migbatch.lab.bars import NotMeasurable
-    from slurm_migbatch.lab.experiments.instances import measure
+    from slurm_migbatch.lab.studies.instances import measure
 
     try:
         result = measure(data, say=progress)
@@ -77,7 +77,7 @@ def instances(data: Path, plot: Path | None, as_json: bool) -> None:
 def fragmentation(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
     """Jobs that find a place at once, by the rule that places them: pods of the openb trace on 100 GPUs."""
     from slurm_migbatch.lab.bars import NotMeasurable
-    from slurm_migbatch.lab.experiments.fragmentation import measure
+    from slurm_migbatch.lab.studies.placement import measure
     from slurm_migbatch.workload.csvlines import TraceError
 
     try:
@@ -116,7 +116,7 @@ def fragmentation(data: Path, seeds: int, plot: Path | None, as_json: bool) -> N
 def dispatch(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
     """Work that 8 GPUs carry in time: cut and served our way, all alike, and as PARIS and ELSA would."""
     from slurm_migbatch.lab.bars import NotMeasurable
-    from slurm_migbatch.lab.experiments.dispatch import measure
+    from slurm_migbatch.lab.studies.pariselsa import measure
 
     try:
         result = measure(data, seeds, say=progress)
@@ -150,7 +150,7 @@ def dispatch(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
 def dstack(data: Path, mixes: int, plot: Path | None, as_json: bool) -> None:
     """Work that one GPU does under deadlines, over that of a GPU that could be divided at will."""
     from slurm_migbatch.lab.bars import NotMeasurable
-    from slurm_migbatch.lab.experiments.dstack import measure
+    from slurm_migbatch.lab.studies.dstack import measure
 
     try:
         result = measure(data, mixes, say=progress)
@@ -230,7 +230,7 @@ def lending(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
 def sharing(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
     """Completion times where two jobs may share a GPU: share or wait, our way, by the pair, always and never."""
     from slurm_migbatch.lab.bars import NotMeasurable
-    from slurm_migbatch.lab.experiments.sharing import BASELINES, measure
+    from slurm_migbatch.lab.studies.bsbf import BASELINES, measure
     from slurm_migbatch.workload.csvlines import TraceError
 
     try:

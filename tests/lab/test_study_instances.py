@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.cli.bench import bench
-from slurm_migbatch.lab.experiments import instances
-from slurm_migbatch.lab.experiments.instances import MEASURED, measure
+from slurm_migbatch.lab.studies import instances
+from slurm_migbatch.lab.studies.instances import MEASURED, measure
 
 MODELS = {"bert": 3.0, "densenet121": 1.0, "resnet50": 0.8, "vgg16": 2.0}
 SLICES = (1, 2, 3, 4, 7)

@@ -9,8 +9,9 @@ from click.testing import CliRunner
 
 from slurm_migbatch.cli.main import cli
 from slurm_migbatch.lab.bars import NotMeasurable
-from slurm_migbatch.lab.experiments import dispatch, dstack
 from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.lab.studies import dstack
+from slurm_migbatch.lab.studies import pariselsa as dispatch
 from slurm_migbatch.profiling.table import read_folder
 
 A100 = geometry("a100-80gb")

@@ -8,10 +8,10 @@ from click.testing import CliRunner
 
 from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.cli.bench import bench
-from slurm_migbatch.lab.experiments import fragmentation
-from slurm_migbatch.lab.experiments.fragmentation import Cluster, Equal, Kind, Pool, measure, run
 from slurm_migbatch.lab.papers.placement import FirstFit, LeastLoss, mix
 from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.lab.studies import placement as fragmentation
+from slurm_migbatch.lab.studies.placement import Cluster, Equal, Kind, Pool, measure, run
 from slurm_migbatch.mig.profile import Profile
 
 A100 = geometry("a100-80gb")

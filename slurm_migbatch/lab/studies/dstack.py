@@ -44,10 +44,10 @@ from slurm_migbatch.decide.dispatch.session import Hosted, Order, Ready, Schedul
 from slurm_migbatch.decide.paris_elsa.assignment import Work
 from slurm_migbatch.decide.paris_elsa.partition import flow, ways
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
-from slurm_migbatch.lab.experiments.dispatch import GPU, kinds_of
 from slurm_migbatch.lab.papers.rightsize import GUARD, jain, leanest, rightsize, useful
 from slurm_migbatch.lab.papers.sessionplan import Plan, at_load, best, carried, largest, play
 from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.lab.studies.pariselsa import GPU, kinds_of
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.profiling.measurement import Measurement
