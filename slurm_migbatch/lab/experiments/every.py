@@ -33,6 +33,7 @@ class Experiment:
         fixed: further options. `quick`: those instead where it has to be quick.
         data: whether it reads data sets. `alone`: whether it measures time by the clock, so nothing may run
             beside it.
+        study: whether it is a study of a paper's idea, of which migbatchd runs nothing; it has no bars.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Experiment:
     quick: tuple[str, ...] = ()
     data: bool = True
     alone: bool = False
+    study: bool = False
 
     def draws(self, seeds: int | None, quick: bool) -> int | None:
         """How many draws; None where nothing is drawn."""
@@ -53,6 +55,7 @@ class Experiment:
         """Words of its command line after `migbatch bench`."""
         draws = self.draws(seeds, quick)
         return [
+            *(("study",) if self.study else ()),
             self.name,
             *(("--data", str(data)) if self.data else ()),
             *((self.seeds, str(draws)) if draws is not None else ()),
@@ -65,15 +68,15 @@ QUICK_SEEDS: Final = 2
 EXPERIMENTS: Final = (
     Experiment("lending", "--seeds"),
     Experiment("simulator", fixed=("--lending",), quick=("--scale", "1", "--scale", "2")),
-    Experiment("sharing", "--seeds", 20),
-    Experiment("dispatch", "--seeds"),
-    Experiment("dstack", "--mixes"),
-    Experiment("instances"),
-    Experiment("fragmentation", "--seeds"),
+    Experiment("bsbf", "--seeds", 20, study=True),
+    Experiment("paris-elsa", "--seeds", study=True),
+    Experiment("dstack", "--mixes", study=True),
+    Experiment("instances", study=True),
+    Experiment("placement", "--seeds", study=True),
     Experiment("scale", data=False, alone=True),
 )
 """In the order in which they are begun: the longest first."""
-SHOWN: Final = ("instances", "fragmentation", "dispatch", "dstack", "sharing", "lending", "simulator", "scale")
+SHOWN: Final = ("lending", "simulator", "scale", "instances", "placement", "paris-elsa", "dstack", "bsbf")
 
 Run = Callable[[Sequence[str]], Mapping[str, Any]]
 """A command line after `migbatch bench` -> its JSON; raises RuntimeError with what it said where it fails."""
@@ -111,15 +114,22 @@ def measure(
 
     Returns:
         {"bench", "data", "quick", "seconds", "failed", "bars", "experiments"}: the experiments' bars with "experiment",
-        and for each experiment "name", "seeds" (None where nothing is drawn), "seconds", "error" (None), "notes",
-        "headline" (None where no paper has one) and "result".
+        and for each experiment "name", "study", "seeds" (None where nothing is drawn), "seconds", "error" (None),
+        "notes", "headline" (None where no paper has one) and "result".
     """
 
     def one(experiment: Experiment) -> dict[str, Any]:
         draws = experiment.draws(seeds, quick)
         say(f"{experiment.name}{'' if draws is None else f', {draws} draws'}")
         began = time.perf_counter()
-        found: dict[str, Any] = {"name": experiment.name, "seeds": draws, "error": None, "headline": None, "result": {}}
+        found: dict[str, Any] = {
+            "name": experiment.name,
+            "study": experiment.study,
+            "seeds": draws,
+            "error": None,
+            "headline": None,
+            "result": {},
+        }
         try:
             result = run(experiment.options(data, seeds, quick))
             found["result"] = result

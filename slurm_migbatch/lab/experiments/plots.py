@@ -36,7 +36,7 @@ def instances(result: Result) -> Plots:
     }
 
 
-def fragmentation(result: Result) -> Plots:
+def placement(result: Result) -> Plots:
     """Accepted jobs by load, and gains over first fit with their intervals."""
     found: Plots = {}
     for name, population in result["populations"].items():
@@ -62,7 +62,7 @@ def _ratio(name: str, gain: Sequence[float]) -> Bar:
     return Bar(name, mean, low, high)
 
 
-def dispatch(result: Result) -> Plots:
+def paris_elsa(result: Result) -> Plots:
     """Rates over the best homogeneous layout, and the cuts that were chosen."""
     ours, found = {}, {}
     gpu = geometry(result["gpu"])
@@ -97,7 +97,7 @@ def dstack(result: Result) -> Plots:
     return found
 
 
-def sharing(result: Result) -> Plots:
+def bsbf(result: Result) -> Plots:
     """Completion times of ours over others' with intervals, and distributions in the first draw of each cell."""
     found = {}
     names = list(result["cells"][0]["ours_over"]) if result["cells"] else []
@@ -142,10 +142,10 @@ def _layout(gpu: Geometry, kinds: Sequence[str], counts: Sequence[int]) -> Layou
 
 PLOTS: Final[Mapping[str, Callable[[Result], Plots]]] = {
     "instances": instances,
-    "fragmentation": fragmentation,
-    "dispatch": dispatch,
+    "placement": placement,
+    "paris-elsa": paris_elsa,
     "dstack": dstack,
-    "sharing": sharing,
+    "bsbf": bsbf,
     "lending": lending,
 }
 """Experiment -> its plots."""

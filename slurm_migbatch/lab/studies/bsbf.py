@@ -1,4 +1,7 @@
-"""Share or wait (E6): mean completion time where at most two jobs share a GPU, by the rule that decides about it.
+"""Study of SJF-BSBF: share or wait on whole GPUs (E6), mean completion time by the rule that decides about it.
+
+What migbatchd runs is `decide.lending.pairs`, which `bench sharing` measures; the rules here are the paper's and a
+far-sighted form of them, on the paper's own ground. So nothing here has a bar of ours.
 
 Jobs:
 
@@ -30,7 +33,7 @@ from typing import Any, Final
 import numpy as np
 
 from slurm_migbatch.decide.lending.sharing import PAIR, RULES
-from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
+from slurm_migbatch.lab.bars import NotMeasurable, mean_with_interval
 from slurm_migbatch.lab.sim.cluster import Cluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import whole
@@ -214,7 +217,7 @@ def measure(data: Path, seeds: int = 10, say: Callable[[str], None] = lambda tex
             f"{statistics.median(xi for pair in found.measured for xi in pair):.2f}",
         ],
         "cells": cells,
-        "bars": [bar.to_dict() for bar in _bars(cells)],
+        "bars": [],
     }
 
 
@@ -246,25 +249,6 @@ def _cell(population: Population, kind: Slowdowns, number: int, seeds: int) -> d
 
 def _finite(ratio: Sequence[float]) -> list[float | None]:
     return [round(value, 4) if np.isfinite(value) else None for value in ratio]
-
-
-def _bars(cells: Sequence[Mapping[str, Any]]) -> list[Bar]:
-    """Worst cells: where something was drawn the lower end of the interval, else the ratio of the one run."""
-    bars = []
-    for name in BASELINES:
-        for drawn, what in ((True, "lower end of the interval"), (False, "one run of one trace")):
-            some = [cell for cell in cells if (cell["draws"] > 1) == drawn]
-            if some:
-                worst = max(some, key=lambda cell: _least(cell["ours_over"][name]))
-                where = f"{worst['jobs']}, slowdown {worst['slowdown']}"
-                bars.append(Bar(f"ours over {name}, {what}, worst: {where}", _least(worst["ours_over"][name]), 1.0))
-    return bars
-
-
-def _least(ratio: Sequence[float | None]) -> float:
-    mean, low = ratio[0], ratio[1]
-    assert mean is not None
-    return mean if low is None else low
 
 
 def _one(data: Path, pattern: str) -> Path:

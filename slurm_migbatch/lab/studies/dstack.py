@@ -1,4 +1,6 @@
-"""Sizes and sessions on one GPU (E5): work done under all deadlines, against a GPU that could be divided at will.
+"""Study of D-STACK: sizes and sessions on one GPU (E5), work done under all deadlines, against a fractional GPU.
+
+migbatchd plans no sessions: what is compared is `lab.papers`, and nothing here has a bar of ours.
 
 Random mixes of 2 to 7 models share one GPU. Each model has a latency objective for its batches (25 to 100 ms, more
 where nothing would fit; a batch may take half of it), and its work comes in windows of half an hour to two hours and is
@@ -43,7 +45,7 @@ from slurm_migbatch.decide.capacity.speeds import Setting, best_settings
 from slurm_migbatch.decide.dispatch.session import Hosted, Order, Ready, Schedule, at_size, earliest_due, session_s
 from slurm_migbatch.decide.paris_elsa.assignment import Work
 from slurm_migbatch.decide.paris_elsa.partition import flow, ways
-from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
+from slurm_migbatch.lab.bars import NotMeasurable, mean_with_interval
 from slurm_migbatch.lab.papers.rightsize import GUARD, jain, leanest, rightsize, useful
 from slurm_migbatch.lab.papers.sessionplan import Plan, at_load, best, carried, largest, play
 from slurm_migbatch.lab.sim.gpus import geometry
@@ -65,8 +67,6 @@ SESSIONS: Final = 1
 FILLED_SESSIONS: Final = 2
 OWN_BATCHES: Final = (1, 2, 4, 8, 16)
 BATCHES: Final = ("chosen", "own")
-IDEAL_TARGET: Final = 0.9
-UTILISATION_TARGET: Final = 1.6
 HALF: Final = 0.5
 """The load at which utilisation and fairness are looked at."""
 
@@ -257,7 +257,7 @@ def measure(
             *(_ceiling(result) for result in results),
         ],
         "results": results,
-        "bars": [bar.to_dict() for result in results for bar in _bars(result)],
+        "bars": [],
     }
 
 
@@ -355,16 +355,3 @@ def _ceiling(result: Mapping[str, Any]) -> str:
 
 def _interval(values: Sequence[float]) -> list[float]:
     return [round(value, 4) for value in mean_with_interval(values)]
-
-
-def _bars(result: Mapping[str, Any]) -> list[Bar]:
-    batches, found = f"batches {result['batches']}", result["all"]
-    return [
-        Bar(f"{batches}: items/s over the ideal's", found["load"]["ours"][0], IDEAL_TARGET, at_least=True),
-        Bar(
-            f"{batches}: utilisation over temporal sharing",
-            found["utilisation_over_temporal"][0],
-            UTILISATION_TARGET,
-            at_least=True,
-        ),
-    ]

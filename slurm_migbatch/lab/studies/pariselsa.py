@@ -1,4 +1,7 @@
-"""Dispatch to stocked slices (E4): how much work eight GPUs carry within its limit, cut and served in several ways.
+"""Study of PARIS and ELSA: how much work eight stocked GPUs carry within its limit (E4), by cut and dispatch.
+
+A server that cuts its GPUs for one model and hands single batches to slices, as in the paper. migbatchd serves Slurm's
+jobs instead; `bench dispatch` measures that. So nothing here has a bar of ours.
 
 Work comes by Poisson; its batches are log-normal (median 6), cut off at 32, one model at a time. The limit is 1.5 times
 what batch 32 takes on the whole GPU. What is measured is the latency-bounded rate: the highest at which the 95th
@@ -50,7 +53,7 @@ from slurm_migbatch.decide.paris_elsa.trial import (
     first_idle,
     stream,
 )
-from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
+from slurm_migbatch.lab.bars import NotMeasurable, mean_with_interval
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
@@ -65,8 +68,6 @@ VARIANCES: Final = (0.3, 0.9, 1.8)
 """Of the logarithm of the batch; 0.9 is the paper's own setting."""
 LIMIT: Final = 1.5
 PIECES: Final = 6000
-LEAST_TARGET: Final = 1.0
-MEAN_TARGET: Final = 1.2
 _FIRST_SEED: Final = 1000
 _SCREEN: Final = 2
 """Seeds on which all homogeneous cuts are tried; those within a tenth of the best are tried on all."""
@@ -204,7 +205,7 @@ def measure(
             "PARIS and ELSA are reconstructions",
         ],
         "results": results,
-        "bars": [bar.to_dict() for result in results for bar in _bars(result)],
+        "bars": [],
     }
 
 
@@ -283,14 +284,6 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         ),
         "mean_over_bound": round(statistics.fmean(row["rates"]["ours"] / row["bound"] for row in rows), 4),
     }
-
-
-def _bars(result: Mapping[str, Any]) -> list[Bar]:
-    spread = f"batches of variance {result['variance']:g}"
-    return [
-        Bar(f"{spread}: rate over best homogeneous, worst model", result["least"], LEAST_TARGET, at_least=True),
-        Bar(f"{spread}: rate over best homogeneous, on average", result["mean"], MEAN_TARGET, at_least=True),
-    ]
 
 
 def _rounded(values: Sequence[float]) -> list[float]:
