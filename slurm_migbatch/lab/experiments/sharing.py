@@ -1,0 +1,290 @@
+"""Two trainings on one slice as it ships (E6): mean completion time by the test that migbatchd runs, and without it.
+
+What decides is `decide.lending.pairs.pairs` with the rules that migbatchd makes of a `LendingConfig`. Sharing is off
+as shipped (`[lending] share`), so that key is on here; all others are at their defaults. The shipped slowdown of a pair
+of which nothing was measured is assumed of all of them (*pairs*), or a site has measured every pair and names the file
+(*pairs, measured*).
+
+Jobs are those of Muri's trace, drawn with replacement, in its arrivals, which are stretched so that the work offered is
+`LOADS` times what the slices can do. Each has one slice of `PROFILE`, however many GPUs it asked for: migbatchd lets
+jobs of one slice share, of one user. What a job claims is the trace's own estimate, or that times a log-normal error;
+its time limit is `MARGIN` times what it claims, as migbatchd takes it that users do. No limit ends a job here; how many
+jobs came to theirs only because they shared is counted. Memory suffices for two.
+
+Slowdowns: the same for all pairs, or drawn for each pair of applications from Gavel's pairs as measured on a V100.
+Busy slices beside a job cost what MLPerf measured (`lab.sim.speeds.Neighbours`).
+
+The order of the queue is Slurm's (first come first), or the shortest claim first, which is no matter of migbatchd's:
+every way to share is compared with none, and with sharing the first slice that there is (FFS), in the same order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from slurm_migbatch.config import Config, LendingConfig, text_of
+from slurm_migbatch.daemon.rounds import lending_settings
+from slurm_migbatch.decide.lending.pairs import Rules
+from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
+from slurm_migbatch.lab.sim.cluster import Cluster
+from slurm_migbatch.lab.sim.engine import Simulation
+from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.policies.slicesharing import (
+    DECIDES,
+    FirstFitSharing,
+    LivePairs,
+    Order,
+    SliceQueue,
+    by_arrival,
+    by_claim,
+)
+from slurm_migbatch.lab.sim.speeds import Neighbours, Paired, Whole
+from slurm_migbatch.lab.traces import muri
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.workload import pairs as measured_pairs
+
+GPU: Final = "a100-80gb"
+GPUS: Final = 4
+PROFILE: Final = Profile.parse("2g.20gb")
+MEMORY_MIB: Final = 8000.0
+"""What every job says that it needs: two fit on a slice."""
+JOBS: Final = 160
+LOADS: Final = (0.8, 1.2, 2.0)
+FIXED: Final = (1.1, 1.3, 1.5, 1.8)
+ERRORS: Final = (0.0, 0.5, 1.0)
+"""Standard deviations of the logarithm of the error of claims; 0: the trace's own."""
+USERS: Final = 1
+MARGIN: Final = 1 / Rules().of_limit
+TARGET: Final = 1.01
+"""Sharing is never to be worse by more than this than not sharing, or than sharing always."""
+ORDERS: Final[Mapping[str, Order]] = {"FIFO": by_arrival, "SJF": by_claim}
+WAYS: Final = ("alone", "FFS", "pairs", "pairs, measured")
+_SEED: Final = 4000
+
+Slowdowns = Mapping[tuple[str, str], float]
+
+
+def config() -> Config:
+    """The shipped configuration with sharing switched on, which it is not as shipped."""
+    return replace(Config(), lending=LendingConfig(share=True))
+
+
+def rules(slowdowns: Slowdowns | None = None) -> Rules:
+    """The rules that migbatchd makes of the configuration; `slowdowns`: what `[lending] pairs` would name."""
+    settings = lending_settings(config().lending)
+    assert settings.share
+    return Rules(measured=settings.slowdowns if slowdowns is None else slowdowns)
+
+
+def settings() -> dict[str, str]:
+    """What decides, and the digest of the configuration that it has."""
+    return {"decides": DECIDES, "configuration": hashlib.sha256(text_of(config()).encode()).hexdigest()[:16]}
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is drawn from: Muri's jobs, and slowdowns of both sides of each pair that Gavel measured."""
+
+    jobs: tuple[Job, ...]
+    measured: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One setting of the experiment: offered load, the slowdown (None: Gavel's pairs), and the error of claims."""
+
+    load: float
+    slowdown: float | None
+    error: float
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        claims = "the trace's estimates" if not self.error else f"estimates off by sigma {self.error:g}"
+        return f"load {self.load:g}, slowdown {'Gavel' if self.slowdown is None else f'{self.slowdown:g}'}, {claims}"
+
+
+def source(data: Path) -> Source:
+    """Read what lies below a folder. Raises NotMeasurable, TraceError."""
+    jobs = muri.read(_one(data, "cluster_trace.csv*")).jobs
+    found = measured_pairs.gavel(_one(data, "physical_cluster_throughputs.csv*"))
+    both = tuple((xi, found[other, one]) for (one, other), xi in sorted(found.items()) if one <= other)
+    if not both or not jobs:
+        raise NotMeasurable(f"{data} holds no pairs of Gavel or no jobs of Muri")
+    return Source(jobs, both)
+
+
+def draw(found: Source, cell: Cell, chance: np.random.Generator) -> list[Job]:
+    """Jobs of one slice each, with what they claim as their estimate."""
+    picks = chance.integers(len(found.jobs), size=JOBS).tolist()
+    errors = np.exp(cell.error * chance.standard_normal(JOBS)).tolist()
+    begin = int(chance.integers(max(1, len(found.jobs) - JOBS + 1)))
+    moments = [job.arrival for job in found.jobs[begin : begin + JOBS]]
+    moments += [moments[-1]] * (JOBS - len(moments))
+    slices = GPUS * geometry(GPU).info(PROFILE).max_instances
+    offered = sum(found.jobs[pick].work for pick in picks)
+    span, wanted = moments[-1] - moments[0], offered / (slices * cell.load)
+    jobs = []
+    for n, (pick, error, moment) in enumerate(zip(picks, errors, moments, strict=True)):
+        job = found.jobs[pick]
+        at = (moment - moments[0]) / span * wanted if span > 0 else wanted * n / JOBS
+        jobs.append(
+            Job(
+                n,
+                f"{job.app}-{n}",
+                at,
+                job.work,
+                profile=PROFILE,
+                app=job.app,
+                user=str(n % USERS),
+                estimate=job.claimed * error,
+            )
+        )
+    return jobs
+
+
+def slowdowns(
+    found: Source, cell: Cell, apps: Sequence[str], chance: np.random.Generator
+) -> dict[tuple[str, str], float]:
+    """Of every pair of applications."""
+    if cell.slowdown is not None:
+        return {(one, other): cell.slowdown for one in apps for other in apps}
+    xi = {}
+    for number, one in enumerate(apps):
+        for other in apps[number:]:
+            sides = found.measured[int(chance.integers(len(found.measured)))]
+            flip = int(chance.integers(2))
+            xi[one, other], xi[other, one] = sides[flip], sides[1 - flip]
+    return xi
+
+
+def policy(way: str, order: Order, slowdown: Slowdowns) -> SliceQueue:
+    """One of `WAYS` in an order of the queue."""
+    if way == "alone":
+        return SliceQueue(PROFILE, order)
+    if way == "FFS":
+        return FirstFitSharing(PROFILE, order)
+    known = rules(slowdown) if way == "pairs, measured" else rules()
+    return LivePairs(known, limit, MEMORY_MIB, config().cluster.poll_s, PROFILE, order)
+
+
+def limit(job: Job) -> float:
+    """A job's time limit, seconds."""
+    return MARGIN * job.claimed
+
+
+def play(jobs: Sequence[Job], decides: SliceQueue, slowdown: Slowdowns, seed: int) -> dict[str, float]:
+    """Mean completion time, jobs that shared, and jobs that came to their limit only because they shared."""
+    cluster = Cluster.of(geometry(GPU), GPUS, 4)
+    speeds = Paired(Whole(), slowdown)
+    runs = Simulation(cluster, jobs, decides, speeds, neighbours=Neighbours(), seed=seed).run().runs
+    ends = [run.ended - run.job.arrival for run in runs if run.ended is not None]
+    if len(ends) < len(jobs):
+        raise NotMeasurable(f"{len(jobs) - len(ends)} of {len(jobs)} jobs never end")
+    late = sum(
+        run.ended - run.started > limit(run.job) >= run.job.work
+        for run in runs
+        if run.ended is not None and run.started is not None
+    )
+    return {"jct_s": statistics.fmean(ends), "joined": float(decides.joined), "late": float(late)}
+
+
+def measure(
+    data: Path,
+    seeds: int = 10,
+    cells: Sequence[Cell] | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """The whole experiment on a folder with the data sets of Muri and Gavel.
+
+    Raises:
+        NotMeasurable: something is not there.
+        TraceError, OSError: something cannot be read.
+    """
+    found = source(data)
+    rows = []
+    for number, cell in enumerate(all_cells() if cells is None else cells):
+        say(cell.name)
+        rows.append(_measured(found, cell, number, seeds))
+    return {
+        "bench": "sharing",
+        "data": str(data),
+        "seeds": seeds,
+        **settings(),
+        "notes": [
+            "[lending] share is off as shipped and on here; everything else is at its default",
+            f"{GPUS} GPUs cut into {PROFILE}, a slice for each of {JOBS} jobs of Muri's trace, all of one user; "
+            "nothing charged for starting; time limits do not end jobs",
+            f"{len(found.measured)} pairs measured by Gavel on a V100: median slowdown "
+            f"{statistics.median(xi for pair in found.measured for xi in pair):.2f}; as shipped 1.5 is assumed of all",
+        ],
+        "cells": rows,
+        "bars": [bar.to_dict() for bar in bars(rows)],
+    }
+
+
+def all_cells() -> list[Cell]:
+    """Every load with every slowdown and every error of claims."""
+    return [Cell(load, xi, error) for load in LOADS for xi in (*FIXED, None) for error in ERRORS]
+
+
+def _measured(found: Source, cell: Cell, number: int, seeds: int) -> dict[str, Any]:
+    names = [f"{order}, {way}" for order in ORDERS for way in WAYS]
+    of: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for seed in range(seeds):
+        jobs = draw(found, cell, np.random.Generator(np.random.PCG64((_SEED + seed, number))))
+        apps = sorted({job.app for job in jobs})
+        xi = slowdowns(found, cell, apps, np.random.Generator(np.random.PCG64(_SEED + seed)))
+        for order, key in ORDERS.items():
+            for way in WAYS:
+                of[f"{order}, {way}"].append(play(jobs, policy(way, key, xi), xi, seed))
+    figures = {
+        name: {key: round(statistics.fmean(one[key] for one in runs), 2) for key in runs[0]}
+        for name, runs in of.items()
+    }
+    over = {}
+    for order in ORDERS:
+        for way in WAYS[2:]:
+            for base in WAYS[:2]:
+                mine, theirs = of[f"{order}, {way}"], of[f"{order}, {base}"]
+                ratio = [a["jct_s"] / b["jct_s"] for a, b in zip(mine, theirs, strict=True)]
+                over[f"{order}, {way} over {base}"] = _finite(mean_with_interval(ratio))
+    return {
+        "cell": cell.name,
+        "load": cell.load,
+        "slowdown": "Gavel" if cell.slowdown is None else cell.slowdown,
+        "error": cell.error,
+        "ways": figures,
+        "over": over,
+    }
+
+
+def bars(rows: Sequence[Mapping[str, Any]]) -> list[Bar]:
+    """Mean completion time as shipped over both baselines, in the worst cell."""
+    found = []
+    for order in ORDERS:
+        for base in WAYS[:2]:
+            key = f"{order}, pairs over {base}"
+            worst = max(rows, key=lambda row: float(row["over"][key][0]))
+            found.append(Bar(f"{key}, mean, worst: {worst['cell']}", worst["over"][key][0], TARGET))
+    return found
+
+
+def _finite(ratio: Sequence[float]) -> list[float | None]:
+    return [round(value, 4) if math.isfinite(value) else None for value in ratio]
+
+
+def _one(data: Path, pattern: str) -> Path:
+    found = sorted(data.rglob(pattern))
+    if not found:
+        raise NotMeasurable(f"{data} holds no {pattern} (Muri and Gavel are needed)")
+    return found[0]
