@@ -20,7 +20,6 @@ every way to share is compared with none, and with sharing the first slice that 
 
 from __future__ import annotations
 
-import hashlib
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -30,10 +29,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.config import Config, LendingConfig, text_of
+from slurm_migbatch.config import Config, LendingConfig
 from slurm_migbatch.daemon.rounds import lending_settings
 from slurm_migbatch.decide.lending.pairs import Rules
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
+from slurm_migbatch.lab.experiments.shipped import told
 from slurm_migbatch.lab.sim.cluster import Cluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import geometry
@@ -87,7 +87,7 @@ def rules(slowdowns: Slowdowns | None = None) -> Rules:
 
 def settings() -> dict[str, str]:
     """What decides, and the digest of the configuration that it has."""
-    return {"decides": DECIDES, "configuration": hashlib.sha256(text_of(config()).encode()).hexdigest()[:16]}
+    return told(DECIDES, config())
 
 
 @dataclass(frozen=True)

@@ -90,9 +90,9 @@ def measure(data: Path, seeds: int = 10, say: Callable[[str], None] = lambda tex
     """All rules at all loads for both populations; `data` is openb's folder, or one that holds it. Raises
     NotMeasurable."""
     gpu = geometry(GPU)
-    populations, notices = _populations(data, gpu)
+    drawn_from, notices = populations(data, gpu)
     found = {}
-    for name, kinds in populations.items():
+    for name, kinds in drawn_from.items():
         asked = mix(Counter(kind.profile for kind in kinds))
         loads = []
         for load in LOADS:
@@ -120,7 +120,8 @@ def measure(data: Path, seeds: int = 10, say: Callable[[str], None] = lambda tex
     }
 
 
-def _populations(data: Path, gpu: Geometry) -> tuple[dict[str, list[Kind]], tuple[str, ...]]:
+def populations(data: Path, gpu: Geometry) -> tuple[dict[str, list[Kind]], tuple[str, ...]]:
+    """The kinds of jobs to draw from, by population, and what was left out. Raises NotMeasurable, TraceError."""
     folder = data / "alibaba_gpu2023_openb" if (data / "alibaba_gpu2023_openb").is_dir() else data
     path = next((p for p in (folder / f"{FILE}.gz", folder / FILE) if p.is_file()), None)
     if path is None:

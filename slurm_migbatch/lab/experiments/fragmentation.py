@@ -1,0 +1,276 @@
+"""Jobs on slices of any size as it ships (E8): how long they wait, and how many find a place at once.
+
+Jobs come at random times (Poisson), each a pod of Alibaba's openb trace drawn anew with its share of a GPU and its
+duration; the share becomes the smallest slice that has it. Arrivals and jobs are the same for all ways of one seed.
+
+- **planner**: `decide.core.decide` with the shipped configuration, on the simulated Slurm and its nodes. Slurm starts
+  jobs in their order with backfilling, migbatchd says what is offered; every delay of both is charged. Time limits are
+  `LIMIT` times what a job takes.
+- **first fit**, **best fit**: the job is placed at once on the first GPU with room, or on the fullest; with a queue,
+  all that wait are tried in their order whenever a job ends, and nothing is kept free for one that does not fit. They
+  know no Slurm and no delay, so they are stronger than any site could have them.
+- **pool**: the same without places: all compute and memory slices together. It bounds what placing can bring.
+
+At `QUEUED` loads jobs wait until they start (what Slurm does); at `TURNED_AWAY` a job that has not started within
+`PATIENCE_S` goes away, and accepted jobs and slices are counted. Slices' interference is not modelled here: a slice's
+speed is its own in the simulated nodes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from slurm_migbatch.config import Config
+from slurm_migbatch.decide.paris_elsa.preference import HORIZON_S, Class
+from slurm_migbatch.lab.bars import Bar, mean_with_interval
+from slurm_migbatch.lab.experiments.shipped import DECIDES, learned, pace, told
+from slurm_migbatch.lab.papers.placement import BestFit, FirstFit
+from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.lab.slurm.controller import ServiceController
+from slurm_migbatch.lab.slurm.run import Simulation, Site, SiteNode, Submission
+from slurm_migbatch.lab.slurm.work import Fixed
+from slurm_migbatch.lab.studies.placement import Cluster, Kind, Place, Pool, populations
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.profile import Profile
+
+GPU: Final = "a100-80gb"
+NODES: Final = 2
+PER_NODE: Final = 8
+QUEUED: Final = (0.85, 0.95)
+TURNED_AWAY: Final = 1.5
+ARRIVALS: Final = 1200
+WARM: Final = 200
+"""Arrivals that are not counted: the cluster fills up."""
+LIMIT: Final = 2.0
+PATIENCE_S: Final = 20.0
+OURS, FIRST, BEST, POOL = "planner", "first fit", "best fit", "pool"
+SIMPLE: Final = (FIRST, BEST)
+WAIT_TARGET: Final = 1.0
+JOBS_TARGET: Final = 1.10
+SLICES_TARGET: Final = 1.0
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Jobs of one seed, and when they come (seconds)."""
+
+    times: tuple[float, ...]
+    kinds: tuple[Kind, ...]
+
+
+Waits = list[float | None]
+"""Seconds from arrival to start of each job; None: it was turned away."""
+
+
+def draw(kinds: Sequence[Kind], load: float, seed: int) -> Draw:
+    """Poisson arrivals that offer so many times what all GPUs can do."""
+    work = statistics.fmean(kind.profile.compute * kind.seconds for kind in kinds)
+    rate = load * NODES * PER_NODE * geometry(GPU).compute_slices / work
+    rng = np.random.Generator(np.random.PCG64(seed))
+    drawn = tuple(kinds[i] for i in rng.integers(0, len(kinds), ARRIVALS).tolist())
+    return Draw(tuple(np.cumsum(rng.exponential(1.0 / rate, ARRIVALS)).tolist()), drawn)
+
+
+def at_once(found: Draw, place: Place, queued: bool) -> Waits:
+    """Place without any delay; `queued`: who finds no place waits, and is tried again in order as jobs end."""
+    waits: Waits = [None] * len(found.times)
+    ends: list[tuple[float, int, Callable[[], None]]] = []
+    number = itertools.count()
+    queue: list[int] = []
+
+    def start(now: float, job: int) -> bool:
+        give_back = place(found.kinds[job])
+        if give_back is None:
+            return False
+        waits[job] = now - found.times[job]
+        heapq.heappush(ends, (now + found.kinds[job].seconds, next(number), give_back))
+        return True
+
+    def end_one() -> None:
+        now, _, give_back = heapq.heappop(ends)
+        give_back()
+        hopeless: set[Profile] = set()
+        for job in list(queue):
+            profile = found.kinds[job].profile
+            if profile not in hopeless and start(now, job):
+                queue.remove(job)
+            else:
+                hopeless.add(profile)
+
+    for job, now in enumerate(found.times):
+        while ends and ends[0][0] <= now:
+            end_one()
+        if not start(now, job) and queued:
+            queue.append(job)
+    while queue:
+        end_one()
+    return waits
+
+
+def config_of(kinds: Sequence[Kind]) -> Config:
+    """What ships, on a site to which these jobs came for a while."""
+    counts: Counter[Profile] = Counter(kind.profile for kind in kinds)
+    seconds = {p: statistics.fmean(kind.seconds for kind in kinds if kind.profile == p) for p in counts}
+    work = sum(profile.compute * seconds[profile] * count for profile, count in counts.items())
+    gpus = NODES * PER_NODE
+    rate = gpus * geometry(GPU).compute_slices / work
+    classes = [Class(count * rate * HORIZON_S, seconds[profile], profile) for profile, count in sorted(counts.items())]
+    return learned({geometry(GPU): gpus}, classes)
+
+
+def shipped(found: Draw, config: Config, queued: bool) -> Waits:
+    """migbatchd's decisions on the simulated Slurm."""
+    gpu = geometry(GPU)
+    site = Site(tuple(SiteNode(f"n{n + 1}", (gpu,) * PER_NODE) for n in range(NODES)))
+    workload = [
+        Submission(
+            at,
+            f"mig:{kind.profile.gres_type}:1",
+            partial(Fixed, kind.seconds),
+            limit_s=int(LIMIT * kind.seconds) + 60,
+            name=f"job{n}",
+            fields={"cpus": 1},
+        )
+        for n, (at, kind) in enumerate(zip(found.times, found.kinds, strict=True))
+    ]
+    simulation = Simulation(site, workload)
+    if not queued:
+        for n, at in enumerate(found.times):
+            simulation.clock.at(simulation.begin + at + PATIENCE_S, partial(_give_up, simulation, f"job{n}"))
+    outcome = simulation.run(ServiceController(simulation, config), pace(config))
+    waits: Waits = []
+    for job, at in zip(outcome.submissions, found.times, strict=True):
+        ended = None if job is None else outcome.jobs[job]
+        started = None if ended is None else ended.start
+        waits.append(None if started is None else started - outcome.begin - at)
+    return waits
+
+
+def _give_up(simulation: Simulation, name: str) -> None:
+    for row in list(simulation.slurm.queue.values()):
+        if row.name == name and row.pending:
+            simulation.slurm.cancel(row.job_id)
+
+
+def ways(config: Config) -> dict[str, Callable[[Draw, bool], Waits]]:
+    """Every way to place."""
+    gpu, gpus = geometry(GPU), NODES * PER_NODE
+    return {
+        FIRST: lambda found, queued: at_once(found, Cluster(gpu, gpus, FirstFit()).place, queued),
+        BEST: lambda found, queued: at_once(found, Cluster(gpu, gpus, BestFit()).place, queued),
+        OURS: lambda found, queued: shipped(found, config, queued),
+        POOL: lambda found, queued: at_once(found, Pool(gpu, gpus).place, queued),
+    }
+
+
+def measure(data: Path, seeds: int = 10, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """All ways at all loads for both populations; `data` is openb's folder, or one that holds it. Raises
+    NotMeasurable, TraceError."""
+    gpu = geometry(GPU)
+    found, notices = populations(data, gpu)
+    results = {name: _population(name, kinds, gpu, seeds, say) for name, kinds in found.items()}
+    return {
+        "bench": "fragmentation",
+        "data": str(data),
+        "gpu": GPU,
+        "gpus": NODES * PER_NODE,
+        "seeds": seeds,
+        "notes": [
+            *notices,
+            "pods of several GPUs are left out; long ones count as a day",
+            "slices' interference is not modelled; first fit, best fit and the pool have no delay and no Slurm",
+            "what free space is offered as is found from the population, as migbatchd finds it from its record",
+        ],
+        "populations": results,
+        "bars": [bar.to_dict() for bar in bars(results)],
+    }
+
+
+def _population(
+    name: str, kinds: Sequence[Kind], gpu: Geometry, seeds: int, say: Callable[[str], None]
+) -> dict[str, Any]:
+    config = config_of(kinds)
+    asked = Counter(kind.profile for kind in kinds)
+    loads = []
+    for load in (*QUEUED, TURNED_AWAY):
+        queued = load in QUEUED
+        of: dict[str, list[dict[str, float]]] = {}
+        for seed in range(seeds):
+            drawn = draw(kinds, load, seed)
+            for way, run in ways(config).items():
+                say(f"{name}, load {load:g}: seed {seed}, {way}")
+                of.setdefault(way, []).append(_figures(drawn, run(drawn, queued), gpu, queued))
+        loads.append({"load": load, "queued": queued, "ways": {way: _row(runs, of) for way, runs in of.items()}})
+    return {
+        "jobs": len(kinds),
+        "mix": {profile.name: round(count / len(kinds), 4) for profile, count in sorted(asked.items())},
+        **told(DECIDES, config),
+        "preference": list(config.supply.preference),
+        "loads": loads,
+    }
+
+
+def _figures(drawn: Draw, waits: Waits, gpu: Geometry, queued: bool) -> dict[str, float]:
+    counted = list(zip(drawn.kinds, waits, strict=True))[WARM:]
+    if queued:
+        had = [wait for _, wait in counted if wait is not None]
+        whole = [wait for kind, wait in counted if wait is not None and kind.profile == gpu.full.profile]
+        assert len(had) == len(counted)
+        return {
+            "wait_s": statistics.fmean(had),
+            "wait_p95_s": float(np.quantile(had, 0.95)),
+            "wait_max_s": max(had),
+            "wait_whole_s": statistics.fmean(whole) if whole else 0.0,
+        }
+    taken = [kind for kind, wait in counted if wait is not None]
+    return {
+        "jobs": len(taken) / len(counted),
+        "slices": sum(kind.profile.compute for kind in taken) / sum(kind.profile.compute for kind, _ in counted),
+    }
+
+
+def _row(runs: Sequence[Mapping[str, float]], of: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
+    """Means over seeds, and the mean ratio to first fit by seed with its interval."""
+    keys = ("wait_s",) if "wait_s" in runs[0] else ("jobs", "slices")
+    over = {
+        key: [
+            round(value, 4)
+            for value in mean_with_interval([_ratio(a[key], b[key]) for a, b in zip(runs, of[FIRST], strict=True)])
+        ]
+        for key in keys
+    }
+    return {**{key: round(statistics.fmean(run[key] for run in runs), 4) for key in runs[0]}, "over_first_fit": over}
+
+
+def _ratio(ours: float, theirs: float) -> float:
+    return ours / theirs if theirs else 1.0 if not ours else float("inf")
+
+
+def bars(results: Mapping[str, Mapping[str, Any]]) -> list[Bar]:
+    """The planner against the better of the simple rules, by means over seeds."""
+    found = []
+    for name, population in results.items():
+        for each in population["loads"]:
+            rows, label = each["ways"], f"{name}, load {each['load']:g}"
+            if each["queued"]:
+                least = min(rows[way]["wait_s"] for way in SIMPLE)
+                ratio = _ratio(rows[OURS]["wait_s"], least)
+                found.append(Bar(f"{label}: mean wait over the better of first and best fit", ratio, WAIT_TARGET))
+                continue
+            jobs, slices = (
+                _ratio(rows[OURS][key], max(rows[way][key] for way in SIMPLE)) for key in ("jobs", "slices")
+            )
+            what = "over the better of first and best fit"
+            found.append(Bar(f"{label}: accepted jobs {what}", jobs, JOBS_TARGET, at_least=True))
+            found.append(Bar(f"{label}: accepted slices {what}", slices, SLICES_TARGET, at_least=True))
+    return found
