@@ -236,6 +236,10 @@ def _print_all(result: dict[str, Any]) -> None:
         if row["error"]:
             lines.append((row["name"], "could not be measured", "", "", "FAILED", f"{row['seconds']:.0f}"))
     print_table(("EXPERIMENT", "BAR", "VALUE", "TARGET", "OK", "SECONDS"), lines)
+    click.echo("\nwhat decides, and the digest of its configuration:")
+    for row in result["experiments"]:
+        for each in row["decides"]:
+            click.echo(f"  {row['name']}: {each}")
     click.echo("\nheadlines of the papers, on their kind of workload:")
     for row in result["experiments"]:
         if row["error"]:

@@ -1,8 +1,10 @@
-"""The experiments of `migbatch bench`: what the policies do on public data, beside what others would."""
+"""The experiments of `migbatch bench`: what migbatchd decides on public data, beside what others would."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -60,4 +62,117 @@ def lending(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
     print_bars(result)
 
 
-COMMANDS = (lending,)
+@click.command()
+@data_option
+@click.option("--seeds", type=click.IntRange(2, 1000), default=10, show_default=True, help="Draws of the arrivals.")
+@plot_option
+@json_option
+def fragmentation(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
+    """Waits and accepted slices by migbatchd's planner on the simulated Slurm: pods of the openb trace on 16 GPUs."""
+    from slurm_migbatch.lab.bars import NotMeasurable
+    from slurm_migbatch.lab.experiments.fragmentation import measure
+    from slurm_migbatch.workload.csvlines import TraceError
+
+    try:
+        result = measure(data, seeds, say=progress)
+    except (NotMeasurable, TraceError) as error:
+        raise Failure(str(error)) from None
+    if hand_over("fragmentation", result, as_json, plot):
+        return
+    print_notes(result)
+    for title, population in result["populations"].items():
+        click.echo(f"\n{title} ({_decided(population)}): {population['jobs']} pods, means of {seeds} draws")
+        waits, accepted = [], []
+        for load in population["loads"]:
+            for way, row in load["ways"].items():
+                label = (f"{load['load']:g}", way)
+                if load["queued"]:
+                    figures = (row[key] for key in ("wait_s", "wait_p95_s", "wait_max_s", "wait_whole_s"))
+                    over = _ratio(*row["over_first_fit"]["wait_s"])
+                    waits.append((*label, *(f"{value:.0f} s" for value in figures), over))
+                else:
+                    over_both = (_ratio(*row["over_first_fit"][key]) for key in ("jobs", "slices"))
+                    accepted.append((*label, f"{row['jobs']:.1%}", f"{row['slices']:.1%}", *over_both))
+        print_table(("load", "way", "mean wait", "p95", "longest", "of whole GPUs", "over first fit"), waits)
+        print_table(("load", "way", "jobs accepted", "slices accepted", "jobs over first fit", "slices"), accepted)
+    print_bars(result)
+
+
+@click.command()
+@data_option
+@click.option("--seeds", type=click.IntRange(2, 1000), default=10, show_default=True, help="Streams of arrivals.")
+@plot_option
+@json_option
+def dispatch(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
+    """Completion times of mig:auto jobs on 8 GPUs: migbatchd on the simulated Slurm, against the best static cuts."""
+    from slurm_migbatch.lab.bars import NotMeasurable
+    from slurm_migbatch.lab.experiments.dispatch import measure
+
+    try:
+        result = measure(data, seeds, say=progress)
+    except NotMeasurable as error:
+        raise Failure(str(error)) from None
+    if hand_over("dispatch", result, as_json, plot):
+        return
+    print_notes(result)
+    for found in result["results"]:
+        click.echo(f"\nload {found['load']:g} ({_decided(found)}), means of {seeds} streams")
+        for what, name in found["cuts"].items():
+            click.echo(f"{what}: {name}")
+        lines = [
+            (
+                name,
+                f"{row['jct_s']:.0f} s",
+                f"{row['p95_s']:.0f} s",
+                _ratio(*row["over_equal"]),
+                _ratio(*row["over_static"]),
+            )
+            for name, row in found["ways"].items()
+        ]
+        print_table(("way", "mean JCT", "p95", "over best equal slices", "over best static cut"), lines)
+    print_bars(result)
+
+
+@click.command()
+@data_option
+@click.option("--seeds", type=click.IntRange(2, 1000), default=10, show_default=True, help="Draws of jobs.")
+@plot_option
+@json_option
+def sharing(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
+    """Completion times where two trainings may share a slice: by migbatchd's pair test, always and never."""
+    from slurm_migbatch.lab.bars import NotMeasurable
+    from slurm_migbatch.lab.experiments.sharing import ORDERS, WAYS, measure
+    from slurm_migbatch.workload.csvlines import TraceError
+
+    try:
+        result = measure(data, seeds, say=progress)
+    except (NotMeasurable, TraceError) as error:
+        raise Failure(str(error)) from None
+    if hand_over("sharing", result, as_json, plot):
+        return
+    click.echo(_decided(result))
+    print_notes(result)
+    for order in ORDERS:
+        names = [f"{order}, {way}" for way in WAYS]
+        lines = [
+            (
+                cell["cell"],
+                *(f"{cell['ways'][name]['jct_s']:.0f}" for name in names),
+                *(_ratio(*cell["over"][f"{order}, pairs over {base}"]) for base in WAYS[:2]),
+                f"{cell['ways'][f'{order}, pairs']['late']:.1f}",
+            )
+            for cell in result["cells"]
+        ]
+        print_table((f"{order}: mean JCT", *WAYS, "pairs over alone", "pairs over FFS", "past their limit"), lines)
+    print_bars(result)
+
+
+def _decided(result: Mapping[str, Any]) -> str:
+    return f"{result['decides']}, configuration {result['configuration']}"
+
+
+def _ratio(mean: float, low: float | None, high: float | None) -> str:
+    return f"{mean:.3f}" if low is None or high is None else f"{mean:.3f} ({low:.3f} to {high:.3f})"
+
+
+COMMANDS = (fragmentation, dispatch, sharing, lending)

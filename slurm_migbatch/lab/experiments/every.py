@@ -67,6 +67,9 @@ class Experiment:
 QUICK_SEEDS: Final = 2
 EXPERIMENTS: Final = (
     Experiment("lending", "--seeds"),
+    Experiment("fragmentation", "--seeds"),
+    Experiment("dispatch", "--seeds"),
+    Experiment("sharing", "--seeds"),
     Experiment("simulator", fixed=("--lending",), quick=("--scale", "1", "--scale", "2")),
     Experiment("bsbf", "--seeds", 20, study=True),
     Experiment("paris-elsa", "--seeds", study=True),
@@ -76,7 +79,10 @@ EXPERIMENTS: Final = (
     Experiment("scale", data=False, alone=True),
 )
 """In the order in which they are begun: the longest first."""
-SHOWN: Final = ("lending", "simulator", "scale", "instances", "placement", "paris-elsa", "dstack", "bsbf")
+SHOWN: Final = (
+    *("fragmentation", "dispatch", "sharing", "lending", "simulator", "scale"),
+    *("instances", "placement", "paris-elsa", "dstack", "bsbf"),
+)
 
 Run = Callable[[Sequence[str]], Mapping[str, Any]]
 """A command line after `migbatch bench` -> its JSON; raises RuntimeError with what it said where it fails."""
@@ -100,6 +106,20 @@ def child(words: Sequence[str]) -> Mapping[str, Any]:
     return found
 
 
+def deciders(result: Any) -> list[str]:
+    """Every function that decides, with the digest of its configuration, as an experiment's result names them."""
+    found: dict[str, None] = {}
+    if isinstance(result, Mapping):
+        if "decides" in result and "configuration" in result:
+            found[f"{result['decides']}, configuration {result['configuration']}"] = None
+        for each in result.values():
+            found.update(dict.fromkeys(deciders(each)))
+    elif isinstance(result, list):
+        for each in result:
+            found.update(dict.fromkeys(deciders(each)))
+    return list(found)
+
+
 def measure(
     data: Path,
     seeds: int | None = None,
@@ -115,7 +135,8 @@ def measure(
     Returns:
         {"bench", "data", "quick", "seconds", "failed", "bars", "experiments"}: the experiments' bars with "experiment",
         and for each experiment "name", "study", "seeds" (None where nothing is drawn), "seconds", "error" (None),
-        "notes", "headline" (None where no paper has one) and "result".
+        "notes", "decides" (functions of migbatchd, each with its configuration), "headline" (None where no paper has
+        one) and "result".
     """
 
     def one(experiment: Experiment) -> dict[str, Any]:
@@ -140,6 +161,7 @@ def measure(
         except (KeyError, IndexError, TypeError, ValueError) as error:
             found["error"] = f"its result is not as expected: {error!r}"
         found["notes"] = list(found["result"].get("notes", ()))
+        found["decides"] = deciders(found["result"])
         found["seconds"] = round(time.perf_counter() - began, 1)
         say(f"{experiment.name}: {found['error'] or 'measured'}, {found['seconds']:.0f} s")
         return found

@@ -1,0 +1,125 @@
+"""Fragmentation as it ships, on made-up jobs: what runs is migbatchd's decision, and what a measurement holds."""
+
+import gzip
+import json
+import statistics
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from slurm_migbatch.config import SupplyConfig, loads, render
+from slurm_migbatch.lab.bars import NotMeasurable
+from slurm_migbatch.lab.cli.bench import bench
+from slurm_migbatch.lab.experiments import fragmentation, shipped
+from slurm_migbatch.lab.experiments.fragmentation import Draw
+from slurm_migbatch.lab.papers.placement import FirstFit
+from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.lab.studies.placement import Cluster, Kind, Pool
+from slurm_migbatch.mig.profile import Profile
+
+A100 = geometry("a100-80gb")
+TWO, THREE, FOUR, ALL = (Profile.parse(p) for p in ("2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"))
+HEADER = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time"
+
+
+@pytest.fixture
+def openb(tmp_path):
+    """A folder with 60 pods of a quarter of an hour that ask for a third, a half or all of a GPU."""
+    lines = [HEADER]
+    for i in range(60):
+        milli, qos = (330, 500, 1000)[i % 3], ("LS", "BE")[i % 2]
+        start = 106 * 86400 + 10 * i
+        lines.append(f"openb-pod-{i:04d},1000,1000,1,{milli},,{qos},Succeeded,{start},{start + 900},{start}")
+    folder = tmp_path / "alibaba_gpu2023_openb"
+    folder.mkdir()
+    (folder / "openb_pod_list_default.csv.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    for name, value in (("ARRIVALS", 60), ("WARM", 10), ("NODES", 1), ("PER_NODE", 2)):
+        monkeypatch.setattr(fragmentation, name, value)
+
+
+def test_the_configuration_is_what_ships_but_for_what_a_site_learns():
+    config = fragmentation.config_of([Kind(THREE, 600.0, True), Kind(FOUR, 600.0, True)])
+    default = replace(loads(render()), path="")
+    assert {THREE.name, FOUR.name} == set(config.supply.preference)
+    assert replace(config, supply=SupplyConfig()) == default == replace(config, supply=default.supply)
+    assert replace(config.supply, preference=()) == default.supply
+    pace = shipped.pace(config)
+    assert pace.every_s == pace.soon_s == default.cluster.poll_s
+    assert shipped.DECIDES == "slurm_migbatch.decide.core.decide"
+    assert len(shipped.told(shipped.DECIDES, config)["configuration"]) == 16
+
+
+def test_jobs_wait_for_room_in_their_order_or_go_away():
+    kinds = (Kind(ALL, 100.0, True), Kind(ALL, 100.0, True), Kind(FOUR, 50.0, True), Kind(THREE, 50.0, True))
+    found = Draw((0.0, 10.0, 20.0, 30.0), kinds)
+    waits = fragmentation.at_once(found, Cluster(A100, 1, FirstFit()).place, queued=True)
+    assert waits == [0.0, 90.0, 180.0, 170.0]
+    assert fragmentation.at_once(found, Cluster(A100, 1, FirstFit()).place, queued=False) == [0.0, None, None, None]
+    assert fragmentation.at_once(found, Pool(A100, 2).place, queued=False) == [0.0, 0.0, None, None]
+
+
+def test_migbatchd_serves_the_same_jobs_with_its_delays():
+    kinds = (Kind(ALL, 1000.0, True), Kind(ALL, 1000.0, True), Kind(ALL, 1000.0, True), Kind(TWO, 50.0, True))
+    found = Draw((0.0, 10.0, 20.0, 2500.0), kinds)
+    config = fragmentation.config_of(kinds)
+    first, second, third, last = fragmentation.shipped(found, config, queued=True)
+    assert max(first, second, last) < 15
+    assert 980 <= third < 1030
+    first, second, third, last = fragmentation.shipped(found, config, queued=False)
+    assert max(first, second, last) < 15
+    assert third is None
+
+
+def test_the_experiment_repeats_itself_and_tells_both_populations(openb):
+    result = fragmentation.measure(openb, seeds=2)
+    assert result == fragmentation.measure(openb, seeds=2)
+    assert result["populations"]["parts of a GPU"]["mix"] == {"3g.40gb": 0.5, "4g.40gb": 0.5}
+    for population in result["populations"].values():
+        assert population["decides"] == shipped.DECIDES
+        for load in population["loads"]:
+            ways = load["ways"]
+            assert set(ways) == {"first fit", "best fit", "planner", "pool"}
+            if load["queued"]:
+                assert ways["first fit"]["over_first_fit"] == {"wait_s": [1.0, 1.0, 1.0]}
+                assert all(row["wait_s"] <= row["wait_max_s"] for row in ways.values())
+            else:
+                assert all(0 < row["jobs"] <= 1 and 0 < row["slices"] <= 1 for row in ways.values())
+    assert len(result["bars"]) == 2 * (2 + 2)
+    bar = result["bars"][0]
+    rows = result["populations"]["parts of a GPU"]["loads"][0]["ways"]
+    least = min(rows["first fit"]["wait_s"], rows["best fit"]["wait_s"])
+    assert bar["value"] == pytest.approx(rows["planner"]["wait_s"] / least, abs=1e-5)
+
+
+def test_arrivals_offer_the_load_that_is_said():
+    kinds = [Kind(THREE, 600.0, True)]
+    drawn = fragmentation.draw(kinds, 0.5, 1)
+    offered = sum(kind.profile.compute * kind.seconds for kind in drawn.kinds)
+    assert offered / (drawn.times[-1] * 2 * 7) == pytest.approx(0.5, rel=0.4)
+    assert drawn == fragmentation.draw(kinds, 0.5, 1) != fragmentation.draw(kinds, 0.5, 2)
+    assert statistics.fmean(kind.seconds for kind in drawn.kinds) == 600
+
+
+def test_the_command_prints_one_object_or_tables(openb, tmp_path):
+    words = ["fragmentation", "--data", str(openb), "--seeds", "2"]
+    done = CliRunner().invoke(bench, [*words, "--json", "--plot", str(tmp_path / "plots")])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["bars"]
+    assert len(list((tmp_path / "plots").glob("fragmentation-*.svg"))) == 4
+    done = CliRunner().invoke(bench, words)
+    assert done.exit_code == 0, done.output
+    assert "slurm_migbatch.decide.core.decide, configuration" in done.stdout
+
+
+def test_a_folder_without_the_trace_is_told(tmp_path):
+    with pytest.raises(NotMeasurable, match="openb_pod_list_default"):
+        fragmentation.measure(tmp_path)
+    done = CliRunner().invoke(bench, ["fragmentation", "--data", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "openb_pod_list_default" in done.output
