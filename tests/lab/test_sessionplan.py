@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.decide.dispatch.session import Hosted, demand_of
 from slurm_migbatch.decide.paris_elsa.partition import flow, ways
+from slurm_migbatch.lab.papers.session import Hosted, demand_of
 from slurm_migbatch.lab.papers.sessionplan import PRECISION, Plan, at_load, best, carried, largest, plans, play
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.profile import Profile

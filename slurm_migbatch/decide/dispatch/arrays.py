@@ -7,7 +7,7 @@ instances as the load needs, more at once where it grows). While nobody else wai
 reserve only, so that it does not go up and down; while others wait it is lowered at once.
 
 Where the arrays of several users need more than there is, the next task is that of the user who was served least over
-the last sessions (D-STACK's rule for gaps; `decide.dispatch.session`), served meaning compute slices times seconds, and
+the last sessions (D-STACK's rule for gaps; `lab.papers.session`), served meaning compute slices times seconds, and
 a session the longest deadline among them. One task more than there is room for is always let through, so that the
 arrays keep their place in Slurm's own order for what falls free.
 
@@ -25,7 +25,6 @@ from typing import Any, Final
 from slurm_migbatch.decide.capacity.demand import GRES, slices
 from slurm_migbatch.decide.capacity.free import Space
 from slurm_migbatch.decide.dispatch.elasticity import Array, at_once
-from slurm_migbatch.decide.dispatch.session import HISTORY
 from slurm_migbatch.mig.grant import strip
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow
@@ -33,6 +32,8 @@ from slurm_migbatch.workload import hints as hinting
 from slurm_migbatch.workload.hints import Hints
 from slurm_migbatch.workload.refusal import Refusal
 
+HISTORY: Final = 10
+"""So many times the longest deadline is how far back it is looked at who was served how much."""
 START_S: Final = 2.0
 """From the end of one task to the start of the next: Epilog, a scheduling cycle of Slurm's, Prolog."""
 MEASURED: Final = 32

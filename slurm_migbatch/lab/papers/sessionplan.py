@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from slurm_migbatch.decide.dispatch.session import Costs, Frames, Hosted, Schedule, at_size, demand_of, framed, frames
 from slurm_migbatch.decide.paris_elsa.partition import flow, ways
+from slurm_migbatch.lab.papers.session import Costs, Frames, Hosted, Schedule, at_size, demand_of, framed, frames
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.decide.lending.sharing import (
+from slurm_migbatch.decide.lending.pairs import apart, finishes, pays, together
+from slurm_migbatch.lab.papers.bsbf import (
     ANY,
     FASTEST,
     NEVER,
@@ -19,20 +20,16 @@ from slurm_migbatch.decide.lending.sharing import (
     Start,
     Task,
     Toll,
-    apart,
     apply,
     begin,
     choose,
     cut_finishes,
-    finishes,
     micro_batches,
-    pays,
     plan,
     rollout,
     shrink,
     split,
     step_seconds,
-    together,
 )
 from slurm_migbatch.lab.sim.gpus import geometry
 from tests.support.examples import examples

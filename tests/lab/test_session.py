@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.decide.dispatch.session import Costs, Hosted, at_size, framed, frames, session_s
 from slurm_migbatch.decide.paris_elsa.partition import ways
 from slurm_migbatch.lab.papers.rightsize import jain
+from slurm_migbatch.lab.papers.session import Costs, Hosted, at_size, framed, frames, session_s
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.layout import Layout
 from slurm_migbatch.mig.profile import Profile
