@@ -1,10 +1,8 @@
-"""The values that policies share, against exhaustive search and the simulated driver."""
-
-from collections import Counter
+"""What slices a GPU can hold together, against exhaustive search and the simulated driver."""
 
 import pytest
 
-from slurm_migbatch.decide.capacity.speeds import Setting, Speeds, best_settings, bundles, holds, plain
+from slurm_migbatch.decide.capacity.speeds import bundles, holds, plain
 from slurm_migbatch.lab.sim.gpus import UnknownGpu, geometry, models
 from slurm_migbatch.mig.layout import layouts
 from slurm_migbatch.mig.nvml import NvmlDriver
@@ -48,18 +46,3 @@ def test_bundles_beside_a_used_slot_hold_what_is_left():
     assert set(bundles(gpu, profiles, used)) == {(1, 0), (0, 3)}
     assert holds(gpu, (profiles[0],), used)
     assert not holds(gpu, (profiles[0],) * 2, used)
-
-
-def test_the_best_setting_of_a_slice_is_the_fastest_that_keeps_the_limit():
-    small, large = Profile.parse("1g.5gb"), Profile.parse("7g.40gb")
-    speeds = Speeds(
-        {(small, 1, 1): 0.01, (small, 8, 1): 0.04, (small, 8, 2): 0.08, (large, 8, 1): 0.02, (large, 9, 1): 0}
-    )
-    assert speeds(small, 8, 2) == 0.08
-    assert speeds(large, 9) is None
-    assert best_settings(speeds.settings) == {
-        small: Setting(small, 8, 1, 0.04),  # two processes are no faster, so one
-        large: Setting(large, 8, 1, 0.02),
-    }
-    assert best_settings(speeds.settings, 0.015) == {small: Setting(small, 1, 1, 0.01)}
-    assert Counter(round(setting.rate) for setting in speeds.settings) == Counter({100: 1, 200: 2, 400: 1})

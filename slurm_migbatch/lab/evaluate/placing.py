@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_migbatch.decide.dispatch.instances import fewest_slices
 from slurm_migbatch.lab.evaluate.heldout import Mask
+from slurm_migbatch.lab.papers.instances import fewest_slices
 from slurm_migbatch.predict.cells import Array
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from slurm_migbatch.decide.capacity.speeds import Setting
+from slurm_migbatch.lab.papers.settings import Setting
 from slurm_migbatch.mig.profile import Profile
 
 GAIN: Final = 0.05

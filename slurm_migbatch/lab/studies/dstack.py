@@ -41,13 +41,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.decide.capacity.speeds import Setting, best_settings
 from slurm_migbatch.decide.paris_elsa.assignment import Work
 from slurm_migbatch.decide.paris_elsa.partition import flow, ways
 from slurm_migbatch.lab.bars import NotMeasurable, mean_with_interval
 from slurm_migbatch.lab.papers.rightsize import GUARD, jain, leanest, rightsize, useful
 from slurm_migbatch.lab.papers.session import Hosted, Order, Ready, Schedule, at_size, earliest_due, session_s
 from slurm_migbatch.lab.papers.sessionplan import Plan, at_load, best, carried, largest, play
+from slurm_migbatch.lab.papers.settings import Setting, best_settings
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.studies.pariselsa import GPU, kinds_of
 from slurm_migbatch.mig.geometry import Geometry

@@ -29,12 +29,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.decide.capacity.speeds import Setting, best_settings
-from slurm_migbatch.decide.dispatch.instances import Service, allocate, compose, fewest_slices, fluid, pack
 from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.evaluate.heldout import Fold, folds
 from slurm_migbatch.lab.evaluate.scenarios import GUARD, services
 from slurm_migbatch.lab.evaluate.scenarios import Service as Load
+from slurm_migbatch.lab.papers.instances import Service, allocate, compose, fewest_slices, fluid, pack
+from slurm_migbatch.lab.papers.settings import Setting, best_settings
 from slurm_migbatch.lab.sim.gpus import geometry, models
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.decide.capacity.speeds import Setting, best_settings, bundles, plain
-from slurm_migbatch.decide.dispatch.instances import (
+from slurm_migbatch.decide.capacity.speeds import bundles, plain
+from slurm_migbatch.lab.papers.instances import (
     Service,
     Undecided,
     Unservable,
@@ -17,6 +17,7 @@ from slurm_migbatch.decide.dispatch.instances import (
     fluid,
     pack,
 )
+from slurm_migbatch.lab.papers.settings import Setting, best_settings
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.layout import layouts
 from slurm_migbatch.mig.profile import Profile
@@ -186,3 +187,14 @@ def test_maximal_contents_lie_in_legal_layouts():
     found = {tuple(sorted(layout.profiles)) for layout in layouts(A30)}
     for counts in bundles(A30, plain(A30)):
         assert tuple(sorted(p for p, n in zip(plain(A30), counts, strict=True) for _ in range(n))) in found
+
+
+def test_the_best_setting_of_a_slice_is_the_fastest_that_keeps_the_limit():
+    small, large = Profile.parse("1g.5gb"), Profile.parse("7g.40gb")
+    cells = {(small, 1, 1): 0.01, (small, 8, 1): 0.04, (small, 8, 2): 0.08, (large, 8, 1): 0.02}
+    found = [Setting(*cell, seconds) for cell, seconds in cells.items()]
+    assert best_settings(found) == {
+        small: Setting(small, 8, 1, 0.04),  # two processes are no faster, so one
+        large: Setting(large, 8, 1, 0.02),
+    }
+    assert best_settings(found, 0.015) == {small: Setting(small, 1, 1, 0.01)}

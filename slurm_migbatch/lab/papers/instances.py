@@ -38,7 +38,8 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from slurm_migbatch.decide.capacity.speeds import Setting, bundles
+from slurm_migbatch.decide.capacity.speeds import bundles
+from slurm_migbatch.lab.papers.settings import Setting
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.planning import plan_free

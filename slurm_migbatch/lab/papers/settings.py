@@ -1,0 +1,36 @@
+"""Ways to run an instance of a service on a slice: batch and processes, and the best of them for each slice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from slurm_migbatch.mig.profile import Profile
+
+
+@dataclass(frozen=True, order=True)
+class Setting:
+    """One way to run an instance of a service: its slice, the batch, and processes on it; `seconds` of one batch."""
+
+    profile: Profile
+    batch: int
+    procs: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Items a second of all its processes together."""
+        return self.batch * self.procs / self.seconds
+
+
+def best_settings(settings: Iterable[Setting], limit_s: float | None = None) -> dict[Profile, Setting]:
+    """For each slice the setting of the highest rate whose batch takes at most `limit_s`; fewer processes, then the
+    smaller batch, where rates are equal. Slices on which none keeps the limit are missing."""
+    best: dict[Profile, Setting] = {}
+    for setting in settings:
+        if limit_s is not None and setting.seconds > limit_s:
+            continue
+        other = best.get(setting.profile)
+        if other is None or (setting.rate, -setting.procs, -setting.batch) > (other.rate, -other.procs, -other.batch):
+            best[setting.profile] = setting
+    return dict(sorted(best.items()))
