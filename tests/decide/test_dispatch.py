@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_migbatch.decide.paris_elsa import trial
-from slurm_migbatch.decide.paris_elsa.assignment import PATIENCE, Board, Central, Waiting, Work, assign, elsa
+from slurm_migbatch.decide.paris_elsa.assignment import PATIENCE, Board, Central, Waiting, Work, assign
 from slurm_migbatch.decide.paris_elsa.trial import bounded_rate, stream
+from slurm_migbatch.lab.papers import paris
+from slurm_migbatch.lab.papers.paris import elsa
 
 SMALL, LARGE = 0, 1
 #: light work is cheapest on the small slice, heavy work keeps its limit on the large one only
@@ -171,7 +173,7 @@ def test_the_bounded_rate_of_one_slice_is_that_of_its_service():
     """Work of 1 s, evenly every 1/r s, limit 1 s: in time exactly up to one a second."""
     work = [Work(1.0, 1.0, (1.0,))]
     even = trial.Stream(tuple(float(i) for i in range(1, 200)), (0,) * 199, (0,))
-    for way in (trial.central, trial.early, trial.first_idle):
+    for way in (trial.central, paris.early, paris.first_idle):
         assert bounded_rate(way, Board(work, [1.0], [1]), even, 0.3) == pytest.approx(1.0, rel=0.006)
         assert bounded_rate(way, Board(work, [1.0], [3]), even, 5.0) == pytest.approx(3.0, rel=0.006)
 
@@ -183,7 +185,7 @@ def test_what_cannot_be_served_in_time_has_no_rate():
     assert bounded_rate(trial.central, board, stream(slow, 200, chance), 1.0) == 0.0
     assert (
         bounded_rate(
-            trial.first_idle, Board([Work(1, 1, (math.inf,))], [1.0], [1]), trial.Stream((1.0,), (0,), (1,)), 1
+            paris.first_idle, Board([Work(1, 1, (math.inf,))], [1.0], [1]), trial.Stream((1.0,), (0,), (1,)), 1
         )
         == 0
     )

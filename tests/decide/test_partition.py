@@ -10,20 +10,9 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from slurm_migbatch.decide.paris_elsa.assignment import Board, Work
-from slurm_migbatch.decide.paris_elsa.partition import (
-    MARGIN,
-    PIECES,
-    flow,
-    homogeneous,
-    largest_remainder,
-    packed,
-    paris,
-    partition,
-    split,
-    total,
-    ways,
-)
+from slurm_migbatch.decide.paris_elsa.partition import MARGIN, PIECES, flow, homogeneous, partition, total, ways
 from slurm_migbatch.decide.paris_elsa.trial import ALLOWED, bounded_rate, central, stream
+from slurm_migbatch.lab.papers.paris import largest_remainder, packed, paris, split
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.profile import Profile
 

@@ -1,8 +1,8 @@
 """How many tasks of a job array run at once so that it ends by its deadline, and no more.
 
-ElasticBatch (Xiao et al., IEEE TPDS 35(10), 2024) makes the instances of batch inference elastic. Its text is not public
-beyond the abstract, so this is a reconstruction, for job arrays: Slurm starts the tasks, and only their number at once
-can be chosen (`at_once`).
+ElasticBatch (Xiao et al., IEEE TPDS 35(10), 2024) makes the instances of batch inference elastic. Its text is not
+public beyond the abstract, so this is a reconstruction, for job arrays: Slurm starts the tasks, and only their number
+at once can be chosen (`at_once`).
 """
 
 from __future__ import annotations

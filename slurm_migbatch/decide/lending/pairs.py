@@ -160,7 +160,7 @@ def _words(host: Host, guest: Sharer, mean: float, speeds: Mapping[int, Mapping[
     )
 
 
-# -- a pair, in closed form ---------------------------------------------------------------------------------------------
+# -- a pair, in closed form --------------------------------------------------------------------------------------------
 
 
 def finishes(own: float, other: float, slow_own: float, slow_other: float) -> tuple[float, float]:

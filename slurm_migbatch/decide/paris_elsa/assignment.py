@@ -1,9 +1,9 @@
 """Which stocked slice a pending piece of work goes to.
 
 ELSA (Kim et al., DAC 2022, arXiv 2202.13481, the scheduler beside PARIS) estimates for every partition when it would
-finish a query, and gives the query to the smallest one that leaves slack before its deadline. The text behind the
-abstract was not available: `elsa` and its figures alpha and beta are a reconstruction. It binds a query to a partition
-at once, so on equal partitions it stacks queries on the first that has slack while others idle.
+finish a query, and gives the query to the smallest one that leaves slack before its deadline (`lab.papers.paris` has
+it). It binds a query to a partition at once, so on equal partitions it stacks queries on the first that has slack while
+others idle.
 
 `Central` is ours and keeps ELSA's two ideas, slack and the cheapest slice first, but binds late: work waits in one
 place until a slice is idle.
@@ -219,42 +219,3 @@ def assign(now: float, waiting: Sequence[Waiting], idle: Sequence[int], board: B
     for piece in sorted(waiting):
         central.wait(piece)
     return central.start_idle(now)
-
-
-class Choice(NamedTuple):
-    """A partition chosen for a query: its kind, its number among that kind, and when it will be done."""
-
-    kind: int
-    number: int
-    finish: float
-
-
-def elsa(
-    now: float, work: Work, free_at: Sequence[Sequence[float]], alpha: float = 1.0, beta: float = 1.0
-) -> Choice | None:
-    """ELSA's choice (reconstruction): the first partition, smallest kinds first, with slack above 0.
-
-    slack = limit - alpha * (wait + beta * seconds). Where none has slack, the one that finishes first, which breaks
-    the limit least (step B). None where the work fits nowhere.
-
-    Args:
-        now: the time, at which the query comes.
-        work: its class.
-        free_at: for each kind, and each of its partitions, when all that is queued there will be done.
-        alpha: how pessimistic the whole estimate is, 1 or more.
-        beta: how pessimistic the query's own time is, 1 or more.
-    """
-    best: Choice | None = None
-    best_finish = math.inf
-    for kind, times in enumerate(free_at):
-        own = work.seconds[kind]
-        if not times or own == math.inf:
-            continue
-        last = now + work.limit_s / alpha - beta * own + _GRAIN_S
-        for number, free in enumerate(times):
-            if free <= last and now <= last:
-                return Choice(kind, number, max(free, now) + own)
-            if free + own < best_finish:
-                best_finish = free + own
-                best = Choice(kind, number, max(free, now) + own)
-    return best

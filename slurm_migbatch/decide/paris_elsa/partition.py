@@ -1,19 +1,15 @@
 """Into which slices the GPUs of a stock are cut.
 
 PARIS (Kim et al., DAC 2022, arXiv 2202.13481) gives a multi-GPU inference server partitions of several sizes, each for
-the batches that fill it: partition k owns the batches between the knee of the next smaller one and its own, and there
-are as many partitions of each size as the load of its batches asks for. The text behind the abstract was not available;
-`paris` is a reconstruction from the definitions in public use: the knee is the smallest batch at 80 % of the
-partition's best throughput (theirs looks at utilisation), R_k the seconds of partition k for one query,
-N_k = R_k C / sum_j size_j R_j. How it rounds, and whether its counts can be placed, is not public; here it rounds by
-largest remainder, and `packed` then cuts real GPUs as near to that as placement rules allow.
+the batches that fill it (`lab.papers.paris` has it as published). Three things in it lose capacity: its knees split
+the batches by filling, not by what each size is worth; rounding comes after the optimum; and placement comes after
+rounding.
 
-`partition` is ours. Three things in PARIS lose capacity: knees split the batches by filling, not by what each size is
-worth; rounding comes after the optimum; and placement comes after rounding. Instead one integer programme over what
-one GPU can hold (`slices.bundles`) finds the cut of all GPUs with the highest flow of work that keeps its limits
-(`flow`). A flow knows no bursts, so short trials of random arrivals (`trial.bounded_rate`, the same stream for all)
-then judge: the cut of the programme and every homogeneous cut, and from the best of them GPU by GPU to its neighbours
-as long as that helps. So it is never worse than the best homogeneous cut in the trials that it was chosen by.
+`partition` is ours. Instead one integer programme over what one GPU can hold (`capacity.speeds.bundles`) finds the cut
+of all GPUs with the highest flow of work that keeps its limits (`flow`). A flow knows no bursts, so short trials of
+random arrivals (`trial.bounded_rate`, the same stream for all) then judge: the cut of the programme and every
+homogeneous cut, and from the best of them GPU by GPU to its neighbours as long as that helps. So it is never worse than
+the best homogeneous cut in the trials that it was chosen by.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ from typing import Final
 
 import numpy as np
 from scipy import sparse
-from scipy.optimize import Bounds, LinearConstraint, linprog, milp
+from scipy.optimize import Bounds, LinearConstraint, milp
 
 from slurm_migbatch.decide.capacity.speeds import bundles, holds
 from slurm_migbatch.decide.paris_elsa.assignment import Board, Work
@@ -35,7 +31,6 @@ from slurm_migbatch.mig.layout import EMPTY, Layout
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 
-KNEE_SHARE: Final = 0.8
 PIECES: Final = 2000
 """Pieces of work in a trial while searching."""
 MARGIN: Final = 0.8
@@ -102,66 +97,6 @@ def homogeneous(geometry: Geometry, kinds: Sequence[Profile], gpus: int) -> list
         one = tuple(n if i == k else 0 for i in range(len(kinds)))
         cuts.append(Cut(tuple(kinds), (one,) * gpus, origin=f"only {kind}"))
     return cuts
-
-
-# -- PARIS, reconstructed ------------------------------------------------------------------------------------------
-
-
-def paris(works: Sequence[Work], sizes: Sequence[float], capacity: float) -> list[float]:
-    """PARIS's number of partitions of each size, before rounding (reconstruction).
-
-    Args:
-        works: the batches of one model in ascending order, with their shares; limits are not looked at.
-        sizes: compute slices of each kind, ascending.
-        capacity: compute slices of all GPUs together.
-    """
-    edges = []
-    for k in range(len(sizes)):
-        rates = [(b + 1) / work.seconds[k] for b, work in enumerate(works)]
-        best = max(rates)
-        edges.append(next(b + 1 for b, rate in enumerate(rates) if rate >= KNEE_SHARE * best) if best > 0 else 0)
-    edges[-1] = len(works)
-    need, before = [], 0
-    for k, edge in enumerate(edges):
-        owned = works[before : max(edge, before)]
-        need.append(sum(work.share * work.seconds[k] for work in owned))
-        before = max(edge, before)
-    whole = sum(size * seconds for size, seconds in zip(sizes, need, strict=True))
-    return [seconds * capacity / whole for seconds in need]
-
-
-def largest_remainder(wanted: Sequence[float], sizes: Sequence[float], capacity: float) -> list[int]:
-    """Whole counts near the wanted ones: rounded down, then one more by largest remainder while compute slices last."""
-    counts = [math.floor(n + 1e-9) for n in wanted]
-    left = capacity - sum(n * size for n, size in zip(counts, sizes, strict=True))
-    for k in sorted(range(len(sizes)), key=lambda k: (counts[k] - wanted[k], k)):
-        if wanted[k] > counts[k] and sizes[k] <= left:
-            counts[k] += 1
-            left -= sizes[k]
-    return counts
-
-
-def packed(geometry: Geometry, kinds: Sequence[Profile], gpus: int, counts: Sequence[int], origin: str = "") -> Cut:
-    """A cut near these counts that can be placed: the largest first, each on the first GPU that has a legal place.
-
-    What no GPU can hold is dropped, and what stays free is filled with the largest that fits.
-    """
-    held: list[list[Profile]] = [[] for _ in range(gpus)]
-    order = sorted(range(len(kinds)), key=lambda k: kinds[k], reverse=True)
-    for k in order:
-        for _ in range(counts[k]):
-            for gpu in held:
-                if holds(geometry, [*gpu, kinds[k]]):
-                    gpu.append(kinds[k])
-                    break
-    for gpu in held:
-        for k in order:
-            while holds(geometry, [*gpu, kinds[k]]):
-                gpu.append(kinds[k])
-    return Cut(tuple(kinds), tuple(tuple(gpu.count(kind) for kind in kinds) for gpu in held), origin=origin)
-
-
-# -- ours ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -238,38 +173,6 @@ def flow(works: Sequence[Work], ways: Sequence[Counts], gpus: int, *, whole: boo
         return Flow(0.0, (0.0,) * len(ways))
     chosen = found.x[n + 1 :]
     return Flow(float(found.x[n]) / unit, tuple((np.rint(chosen) if whole else chosen).tolist()))
-
-
-def split(works: Sequence[Work], stock: Sequence[float]) -> list[list[float]]:
-    """How the work of each class is best split over the kinds of one fixed stock: fractions by class and kind.
-
-        minimise u  such that  sum_c share_c seconds_ck f_ck <= u stock_k  for each kind k,  sum_k f_ck = 1
-
-    with f_ck = 0 where the limit is not kept or nothing is in stock. A class that fits nowhere has zeros.
-    """
-    fractions = [[0.0] * len(stock) for _ in works]
-    cells = [
-        (c, k)
-        for c, work in enumerate(works)
-        for k, n in enumerate(stock)
-        if n and work.seconds[k] <= work.limit_s and work.seconds[k] < math.inf
-    ]
-    if not cells:
-        return fractions
-    served = sorted({c for c, _ in cells})
-    unit = max(works[c].share * works[c].seconds[k] for c, k in cells)
-    load = np.zeros((len(stock), len(cells) + 1))
-    whole = np.zeros((len(served), len(cells) + 1))
-    for j, (c, k) in enumerate(cells):
-        load[k, j] = works[c].share * works[c].seconds[k] / unit
-        whole[served.index(c), j] = 1.0
-    load[:, -1] = [-float(n) for n in stock]
-    cost = np.zeros(len(cells) + 1)
-    cost[-1] = 1.0
-    found = linprog(cost, A_ub=load, b_ub=np.zeros(len(stock)), A_eq=whole, b_eq=np.ones(len(served)))
-    for (c, k), value in zip(cells, found.x[:-1].tolist(), strict=True):
-        fractions[c][k] = max(0.0, value)
-    return fractions
 
 
 def partition(

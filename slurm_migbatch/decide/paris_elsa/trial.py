@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from slurm_migbatch.decide.paris_elsa.assignment import Board, Central, Waiting, Work, elsa
+from slurm_migbatch.decide.paris_elsa.assignment import Board, Central, Waiting, Work
 
 ALLOWED: Final = 0.05
 WORST: Final = 10.0
@@ -70,7 +70,7 @@ class Trial(Protocol):
         ...
 
 
-class _Ledger:
+class Ledger:
     """Latencies so far, and whether the bounds can still hold."""
 
     def __init__(self, stream: Stream) -> None:
@@ -79,6 +79,7 @@ class _Ledger:
         self.lost = False
 
     def note(self, index: int, work: Work, latency: float) -> None:
+        """A piece of this class was or will be done so long after it came."""
         relative = latency / work.limit_s
         self.latencies[index] = relative
         if relative > 1 + 1e-9:
@@ -87,12 +88,13 @@ class _Ledger:
                 self.lost = True
 
     def result(self) -> list[float] | None:
+        """Latencies over limits; None where a bound is broken or something was never done."""
         return None if self.lost or math.inf in self.latencies else self.latencies
 
 
 def central(board: Board, stream: Stream, rate: float) -> list[float] | None:
     """`dispatch.Central`."""
-    works, ledger, queue = board.works, _Ledger(stream), Central(board)
+    works, ledger, queue = board.works, Ledger(stream), Central(board)
     busy: list[tuple[float, int]] = []
 
     def start(piece: Waiting, kind: int, now: float) -> None:
@@ -123,42 +125,6 @@ def central(board: Board, stream: Stream, rate: float) -> list[float] | None:
     while busy and not ledger.lost:
         advance(busy[0][0])
     return ledger.result()
-
-
-def first_idle(board: Board, stream: Stream, rate: float) -> list[float] | None:
-    """First idle, first served: one queue, whose head goes to the partition that has been idle longest."""
-    works, ledger = board.works, _Ledger(stream)
-    free = [(0.0, number, kind) for number, kind in enumerate(_each(board.stock))]
-    for index, (now, number) in enumerate(zip(stream.at(rate), stream.works, strict=True)):
-        since, which, kind = free[0]
-        own = works[number].seconds[kind]
-        if own == math.inf:
-            return None
-        finish = max(now, since) + own
-        heapq.heapreplace(free, (finish, which, kind))
-        ledger.note(index, works[number], finish - now)
-        if ledger.lost:
-            return None
-    return ledger.result()
-
-
-def early(board: Board, stream: Stream, rate: float) -> list[float] | None:
-    """`dispatch.elsa`: each piece is bound to a partition as it comes."""
-    works, ledger = board.works, _Ledger(stream)
-    free_at = [[0.0] * count for count in board.stock]
-    for index, (now, number) in enumerate(zip(stream.at(rate), stream.works, strict=True)):
-        chosen = elsa(now, works[number], free_at)
-        if chosen is None:
-            return None
-        free_at[chosen.kind][chosen.number] = chosen.finish
-        ledger.note(index, works[number], chosen.finish - now)
-        if ledger.lost:
-            return None
-    return ledger.result()
-
-
-def _each(stock: Sequence[int]) -> list[int]:
-    return [kind for kind, count in enumerate(stock) for _ in range(count)]
 
 
 def bounded_rate(trial: Trial, board: Board, stream: Stream, guess: float, precision: float = 0.005) -> float:

@@ -31,7 +31,8 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from slurm_migbatch.decide.paris_elsa.assignment import Work
-from slurm_migbatch.decide.paris_elsa.partition import Counts, flow, split, ways
+from slurm_migbatch.decide.paris_elsa.partition import Counts, flow, ways
+from slurm_migbatch.lab.papers.paris import split
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.planning import choose, plan_free

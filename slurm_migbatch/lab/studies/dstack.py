@@ -41,11 +41,19 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.decide.paris_elsa.assignment import Work
 from slurm_migbatch.decide.paris_elsa.partition import flow, ways
 from slurm_migbatch.lab.bars import NotMeasurable, mean_with_interval
 from slurm_migbatch.lab.papers.rightsize import GUARD, jain, leanest, rightsize, useful
-from slurm_migbatch.lab.papers.session import Hosted, Order, Ready, Schedule, at_size, earliest_due, session_s
+from slurm_migbatch.lab.papers.session import (
+    Hosted,
+    Order,
+    Ready,
+    Schedule,
+    at_size,
+    demand_of,
+    earliest_due,
+    session_s,
+)
 from slurm_migbatch.lab.papers.sessionplan import Plan, at_load, best, carried, largest, play
 from slurm_migbatch.lab.papers.settings import Setting, best_settings
 from slurm_migbatch.lab.sim.gpus import geometry
@@ -135,10 +143,7 @@ class Mix:
         self.whole: list[Settings] = [{p: s for p, s in guest.best.items() if p == kinds[-1]} for guest in guests]
         sized = [rightsize(guest.settings, guest.slo_s, gpu.compute_slices) for guest in guests]
         self.knee: list[Settings] = [_one(s) if s else {} for s in sized]
-        self.demand = [
-            Work(g.items_per_s, math.inf, tuple(1 / g.best[k].rate if k in g.best else math.inf for k in kinds))
-            for g in guests
-        ]
+        self.demand = demand_of(self.hosted(1.0, self.best))
         self.ideal = sum(guest.items_per_s for guest in guests)
 
     def hosted(self, load: float, settings: Sequence[Settings]) -> list[Hosted]:

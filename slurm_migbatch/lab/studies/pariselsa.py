@@ -33,27 +33,10 @@ from typing import Any, Final
 import numpy as np
 
 from slurm_migbatch.decide.paris_elsa.assignment import Board, Work
-from slurm_migbatch.decide.paris_elsa.partition import (
-    Cut,
-    flow,
-    homogeneous,
-    largest_remainder,
-    packed,
-    paris,
-    partition,
-    ways,
-)
-from slurm_migbatch.decide.paris_elsa.trial import (
-    ALLOWED,
-    Stream,
-    Trial,
-    bounded_rate,
-    central,
-    early,
-    first_idle,
-    stream,
-)
+from slurm_migbatch.decide.paris_elsa.partition import Cut, flow, homogeneous, partition, ways
+from slurm_migbatch.decide.paris_elsa.trial import ALLOWED, Stream, Trial, bounded_rate, central, stream
 from slurm_migbatch.lab.bars import NotMeasurable, mean_with_interval
+from slurm_migbatch.lab.papers.paris import early, first_idle, largest_remainder, packed, paris
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile

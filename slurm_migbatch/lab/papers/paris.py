@@ -1,0 +1,193 @@
+"""PARIS and ELSA as published (Kim et al., DAC 2022, arXiv 2202.13481), reconstructed; baselines of a study.
+
+The text behind the abstract was not available. PARIS: partition k owns the batches between the knee of the next
+smaller one and its own, and there are as many partitions of each size as the load of its batches asks for. The knee is
+the smallest batch at 80 % of the partition's best throughput (theirs looks at utilisation), R_k the seconds of
+partition k for one query, N_k = R_k C / sum_j size_j R_j. How it rounds, and whether its counts can be placed, is not
+public; here it rounds by largest remainder, and `packed` then cuts real GPUs as near to that as placement rules allow.
+ELSA: `elsa` and its figures alpha and beta.
+
+What migbatchd runs instead is in `decide.paris_elsa`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from scipy.optimize import linprog
+
+from slurm_migbatch.decide.capacity.speeds import holds
+from slurm_migbatch.decide.paris_elsa.assignment import Board, Work
+from slurm_migbatch.decide.paris_elsa.partition import Cut
+from slurm_migbatch.decide.paris_elsa.trial import Ledger, Stream
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.profile import Profile
+
+KNEE_SHARE: Final = 0.8
+_GRAIN_S: Final = 1e-9
+"""Rounding of clocks: less slack than this is none lost."""
+
+
+def paris(works: Sequence[Work], sizes: Sequence[float], capacity: float) -> list[float]:
+    """PARIS's number of partitions of each size, before rounding (reconstruction).
+
+    Args:
+        works: the batches of one model in ascending order, with their shares; limits are not looked at.
+        sizes: compute slices of each kind, ascending.
+        capacity: compute slices of all GPUs together.
+    """
+    edges = []
+    for k in range(len(sizes)):
+        rates = [(b + 1) / work.seconds[k] for b, work in enumerate(works)]
+        best = max(rates)
+        edges.append(next(b + 1 for b, rate in enumerate(rates) if rate >= KNEE_SHARE * best) if best > 0 else 0)
+    edges[-1] = len(works)
+    need, before = [], 0
+    for k, edge in enumerate(edges):
+        owned = works[before : max(edge, before)]
+        need.append(sum(work.share * work.seconds[k] for work in owned))
+        before = max(edge, before)
+    whole = sum(size * seconds for size, seconds in zip(sizes, need, strict=True))
+    return [seconds * capacity / whole for seconds in need]
+
+
+def largest_remainder(wanted: Sequence[float], sizes: Sequence[float], capacity: float) -> list[int]:
+    """Whole counts near the wanted ones: rounded down, then one more by largest remainder while compute slices last."""
+    counts = [math.floor(n + 1e-9) for n in wanted]
+    left = capacity - sum(n * size for n, size in zip(counts, sizes, strict=True))
+    for k in sorted(range(len(sizes)), key=lambda k: (counts[k] - wanted[k], k)):
+        if wanted[k] > counts[k] and sizes[k] <= left:
+            counts[k] += 1
+            left -= sizes[k]
+    return counts
+
+
+def packed(geometry: Geometry, kinds: Sequence[Profile], gpus: int, counts: Sequence[int], origin: str = "") -> Cut:
+    """A cut near these counts that can be placed: the largest first, each on the first GPU that has a legal place.
+
+    What no GPU can hold is dropped, and what stays free is filled with the largest that fits.
+    """
+    held: list[list[Profile]] = [[] for _ in range(gpus)]
+    order = sorted(range(len(kinds)), key=lambda k: kinds[k], reverse=True)
+    for k in order:
+        for _ in range(counts[k]):
+            for gpu in held:
+                if holds(geometry, [*gpu, kinds[k]]):
+                    gpu.append(kinds[k])
+                    break
+    for gpu in held:
+        for k in order:
+            while holds(geometry, [*gpu, kinds[k]]):
+                gpu.append(kinds[k])
+    return Cut(tuple(kinds), tuple(tuple(gpu.count(kind) for kind in kinds) for gpu in held), origin=origin)
+
+
+class Choice(NamedTuple):
+    """A partition chosen for a query: its kind, its number among that kind, and when it will be done."""
+
+    kind: int
+    number: int
+    finish: float
+
+
+def elsa(
+    now: float, work: Work, free_at: Sequence[Sequence[float]], alpha: float = 1.0, beta: float = 1.0
+) -> Choice | None:
+    """ELSA's choice (reconstruction): the first partition, smallest kinds first, with slack above 0.
+
+    slack = limit - alpha * (wait + beta * seconds). Where none has slack, the one that finishes first, which breaks
+    the limit least (step B). None where the work fits nowhere.
+
+    Args:
+        now: the time, at which the query comes.
+        work: its class.
+        free_at: for each kind, and each of its partitions, when all that is queued there will be done.
+        alpha: how pessimistic the whole estimate is, 1 or more.
+        beta: how pessimistic the query's own time is, 1 or more.
+    """
+    best: Choice | None = None
+    best_finish = math.inf
+    for kind, times in enumerate(free_at):
+        own = work.seconds[kind]
+        if not times or own == math.inf:
+            continue
+        last = now + work.limit_s / alpha - beta * own + _GRAIN_S
+        for number, free in enumerate(times):
+            if free <= last and now <= last:
+                return Choice(kind, number, max(free, now) + own)
+            if free + own < best_finish:
+                best_finish = free + own
+                best = Choice(kind, number, max(free, now) + own)
+    return best
+
+
+def split(works: Sequence[Work], stock: Sequence[float]) -> list[list[float]]:
+    """How the work of each class is best split over the kinds of one fixed stock: fractions by class and kind.
+
+        minimise u  such that  sum_c share_c seconds_ck f_ck <= u stock_k  for each kind k,  sum_k f_ck = 1
+
+    with f_ck = 0 where the limit is not kept or nothing is in stock. A class that fits nowhere has zeros.
+    """
+    fractions = [[0.0] * len(stock) for _ in works]
+    cells = [
+        (c, k)
+        for c, work in enumerate(works)
+        for k, n in enumerate(stock)
+        if n and work.seconds[k] <= work.limit_s and work.seconds[k] < math.inf
+    ]
+    if not cells:
+        return fractions
+    served = sorted({c for c, _ in cells})
+    unit = max(works[c].share * works[c].seconds[k] for c, k in cells)
+    load = np.zeros((len(stock), len(cells) + 1))
+    whole = np.zeros((len(served), len(cells) + 1))
+    for j, (c, k) in enumerate(cells):
+        load[k, j] = works[c].share * works[c].seconds[k] / unit
+        whole[served.index(c), j] = 1.0
+    load[:, -1] = [-float(n) for n in stock]
+    cost = np.zeros(len(cells) + 1)
+    cost[-1] = 1.0
+    found = linprog(cost, A_ub=load, b_ub=np.zeros(len(stock)), A_eq=whole, b_eq=np.ones(len(served)))
+    for (c, k), value in zip(cells, found.x[:-1].tolist(), strict=True):
+        fractions[c][k] = max(0.0, value)
+    return fractions
+
+
+def first_idle(board: Board, stream: Stream, rate: float) -> list[float] | None:
+    """First idle, first served: one queue, whose head goes to the partition that has been idle longest."""
+    works, ledger = board.works, Ledger(stream)
+    free = [(0.0, number, kind) for number, kind in enumerate(_each(board.stock))]
+    for index, (now, number) in enumerate(zip(stream.at(rate), stream.works, strict=True)):
+        since, which, kind = free[0]
+        own = works[number].seconds[kind]
+        if own == math.inf:
+            return None
+        finish = max(now, since) + own
+        heapq.heapreplace(free, (finish, which, kind))
+        ledger.note(index, works[number], finish - now)
+        if ledger.lost:
+            return None
+    return ledger.result()
+
+
+def early(board: Board, stream: Stream, rate: float) -> list[float] | None:
+    """`dispatch.elsa`: each piece is bound to a partition as it comes."""
+    works, ledger = board.works, Ledger(stream)
+    free_at = [[0.0] * count for count in board.stock]
+    for index, (now, number) in enumerate(zip(stream.at(rate), stream.works, strict=True)):
+        chosen = elsa(now, works[number], free_at)
+        if chosen is None:
+            return None
+        free_at[chosen.kind][chosen.number] = chosen.finish
+        ledger.note(index, works[number], chosen.finish - now)
+        if ledger.lost:
+            return None
+    return ledger.result()
+
+
+def _each(stock: Sequence[int]) -> list[int]:
+    return [kind for kind, count in enumerate(stock) for _ in range(count)]
