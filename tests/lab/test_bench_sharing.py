@@ -108,8 +108,12 @@ def test_every_way_is_measured_and_repeats_itself(data):
     for cell in result["cells"]:
         assert set(cell["ways"]) == {f"{order}, {way}" for order in ("FIFO", "SJF") for way in sharing.WAYS}
         assert cell["ways"]["FIFO, alone"]["joined"] == 0 < cell["ways"]["FIFO, FFS"]["joined"]
-    assert len(result["bars"]) == 4
-    for bar in result["bars"]:
+    *over, late = result["bars"]
+    assert len(over) == 4
+    assert late["value"] == max(
+        cell["ways"][f"{order}, pairs"]["late"] for cell in result["cells"] for order in ("FIFO", "SJF")
+    )
+    for bar in over:
         key = bar["name"].split(", mean")[0]
         assert bar["value"] == max(cell["over"][key][0] for cell in result["cells"])  # means, not ends of intervals
 
@@ -119,7 +123,7 @@ def test_the_command_prints_one_object_or_tables(data, tmp_path, monkeypatch):
     words = ["sharing", "--data", str(data), "--seeds", "2"]
     done = CliRunner().invoke(bench, [*words, "--json", "--plot", str(tmp_path / "plots")])
     assert done.exit_code == 0, done.output
-    assert len(json.loads(done.stdout)["bars"]) == 4
+    assert len(json.loads(done.stdout)["bars"]) == 5
     assert list((tmp_path / "plots").glob("sharing-*.svg"))
     done = CliRunner().invoke(bench, words)
     assert done.exit_code == 0, done.output
