@@ -203,7 +203,7 @@ def learn(runs: int, models: int, as_json: bool) -> None:
 def every(data: Path, seeds: int | None, quick: bool, plot: Path | None, as_json: bool) -> None:
     """All experiments, the simulator's speed and the supply loop's: one table of bars, and the papers' headlines.
 
-    Takes about half an hour on two processors of its own, --quick five minutes. Ends with 0 where all could be
+    Takes about forty minutes on two processors of its own, --quick ten. Ends with 0 where all could be
     measured, with 1 where not.
     """
     from slurm_migbatch.lab.experiments.every import measure
