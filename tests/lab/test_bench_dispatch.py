@@ -1,126 +1,122 @@
-"""The dispatch and D-STACK experiments on a made-up table: what they measure, in what form, always the same."""
+"""Dispatch as it ships, on a made-up table: what runs is migbatchd's decision, and what it is compared with."""
 
-import functools
 import json
-import math
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 
-from slurm_migbatch.cli.main import cli
+from slurm_migbatch.config import SupplyConfig, loads, render
 from slurm_migbatch.lab.bars import NotMeasurable
-from slurm_migbatch.lab.experiments import dispatch, dstack
+from slurm_migbatch.lab.cli.bench import bench
+from slurm_migbatch.lab.experiments import dispatch, shipped
+from slurm_migbatch.lab.experiments.dispatch import Auto, MeasuredTable
 from slurm_migbatch.lab.sim.gpus import geometry
-from slurm_migbatch.profiling.table import read_folder
+from slurm_migbatch.lab.studies.pariselsa import kinds_of
+from slurm_migbatch.workload.hints import parse
 
-A100 = geometry("a100-80gb")
-KINDS = dispatch.kinds_of(A100)
-
-
-def write_table(path, models, kinds=KINDS, batches=(1, 2, 4, 8, 16, 32)):
-    """Models with a floor of time and items for each slice that take more."""
-    lines = ["gpu,model,profile,batch,procs,latency_s"]
-    for name, floor, item in models:
-        for kind in kinds:
-            for batch in batches:
-                lines.append(f"a100-80gb,{name},{kind.name},{batch},1,{max(floor, item * batch / kind.compute):.6f}")
-    path.mkdir(exist_ok=True)
-    (path / "table.csv").write_text("\n".join(lines) + "\n")
-    return path
+KINDS = kinds_of(geometry("a100-80gb"))
+ONE, TWO, THREE, FOUR, ALL = KINDS
 
 
 @pytest.fixture
-def table(tmp_path):
-    return write_table(tmp_path / "data", [("flat", 0.010, 0.002), ("steep", 0.001, 0.004)])
+def data(tmp_path):
+    """Two models with a floor of time and items for each slice that take more."""
+    lines = ["gpu,model,profile,batch,procs,latency_s"]
+    for name, floor, item in (("flat", 0.010, 0.002), ("steep", 0.001, 0.004)):
+        for kind in KINDS:
+            for batch in (1, 8, 32):
+                lines.append(f"a100-80gb,{name},{kind.name},{batch},1,{max(floor, item * batch / kind.compute):.6f}")
+    (tmp_path / "table.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path
 
 
-def test_kinds_are_the_leanest_profile_of_each_size():
-    assert [kind.name for kind in KINDS] == ["1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"]
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    for name, value in (("JOBS", 40), ("WARM", 5), ("NODES", 1), ("PER_NODE", 2), ("LOADS", (0.8,))):
+        monkeypatch.setattr(dispatch, name, value)
 
 
-def test_curves_are_straight_between_measured_batches_and_end_at_the_last(tmp_path):
-    rows = read_folder(write_table(tmp_path / "d", [("m", 0.0001, 0.007)]))
-    rows = [row for row in rows if not (row.profile == "1g.10gb" and row.batch > 8)]
-    (curve,) = dispatch.curves(rows, KINDS)
-    assert curve.seconds[2] == pytest.approx([0.021, 0.0105, 0.007, 0.00525, 0.003])
-    assert curve.seconds[8][0] == math.inf
-    assert curve.seconds[31][4] == pytest.approx(0.032)
+def test_the_configuration_is_what_ships_but_for_what_a_site_learns(data):
+    default = replace(loads(render()), path="")
+    config = dispatch.config_of(dispatch.draw(dispatch.table(data), 0.8, 0))
+    assert config.supply.preference
+    assert replace(config, supply=replace(config.supply, preference=())) == default
+    ways = dispatch.configs(config)
+    assert ways["migbatchd"] == config
+    assert ways["without the preference"] == default
+    assert ways["without re-typing"].dispatch == replace(default.dispatch, enabled=False)
+    assert ways["without re-typing"].supply != SupplyConfig()
 
 
-def test_batches_are_log_normal_with_the_median_that_is_said(tmp_path):
-    (curve,) = dispatch.curves(read_folder(write_table(tmp_path / "d", [("m", 0.01, 0.002)])), KINDS)
-    works = dispatch.works_of(curve, 0.3)
-    below = sum(work.share for work in works[:6]) - works[5].share / 2
-    assert below == pytest.approx(0.5, abs=0.02)
-    assert [work.limit_s for work in works] == pytest.approx([1.5 * 0.01] * 32)
-    assert all(work.share > 0 for work in works)
+def test_a_job_is_granted_the_smallest_slice_that_keeps_its_promise_as_the_filter_would(data):
+    seconds = dispatch.table(data)
+    jobs = dispatch.draw(seconds, 0.8, 3)
+    table = MeasuredTable(seconds)
+    for job in jobs:
+        granted, weighed = table.candidates(parse(job.hints), "gpu")
+        assert granted == job.granted == min(each.profile for each in weighed if each.ok)
+        assert {each.profile for each in weighed if each.ok} == set(job.seconds)
+        assert ALL in job.seconds
+    assert {"slo=" in job.hints for job in jobs} == {True, False}
+    assert table.candidates(parse("migbatch: model=nobody"), "gpu") is None
+    assert len({job.granted for job in jobs}) > 2
 
 
-def test_dispatch_measures_every_way_and_repeats_itself(table):
-    measure = functools.partial(dispatch.measure, table, seeds=2, pieces=500, variances=(0.9,))
-    result = measure()
+def test_static_slices_serve_in_order_and_only_where_promises_are_kept():
+    jobs = [Auto(0.0, {ONE: 100.0, ALL: 20.0}, ""), Auto(1.0, {ALL: 20.0}, ""), Auto(2.0, {ONE: 100.0, ALL: 20.0}, "")]
+    assert dispatch.static(jobs, {ALL: 1}) == [20.0, 39.0, 58.0]
+    assert dispatch.static(jobs, {ONE: 1, ALL: 1}) == [100.0, 20.0, 39.0]
+    assert dispatch.static(jobs, {ONE: 7}) is None
+    found = dispatch.cuts()
+    assert found["best equal slices"]["1g.10gb"] == {ONE: 14}
+    assert {THREE: 1, FOUR: 1, ALL: 1} in found["best static cut"].values()
+    assert all(any(n for n in each.values()) for each in found["best static cut"].values())
+
+
+def test_migbatchd_serves_jobs_on_the_slices_that_they_were_granted(data):
+    seconds = dispatch.table(data)
+    jobs = [replace(job, at=10_000.0 * n) for n, job in enumerate(dispatch.draw(seconds, 0.8, 3)[:6])]
+    ends = dispatch.shipped(jobs, dispatch.config_of(jobs), seconds)
+    for job, end in zip(jobs, ends, strict=True):
+        assert 0 <= end - job.seconds[job.granted] < 15  # nothing else runs, so what it waits for is a cycle and a plan
+
+
+def test_the_experiment_repeats_itself_and_says_what_decides(data):
+    result = dispatch.measure(data, 2)
+    assert result == dispatch.measure(data, 2)
     (found,) = result["results"]
-    assert [row["model"] for row in found["models"]] == ["flat", "steep"]
-    for row in found["models"]:
-        rates = row["rates"]
-        assert rates["best homogeneous"] >= rates["whole GPUs"] * 0.99
-        assert rates["best homogeneous cut, our dispatch"] > 0
-        assert sum(gpu[4] for gpu in row["ours"]["gpus"]) == row["ours"]["stock"][4]
-        assert len(row["ours"]["gpus"]) == dispatch.GPUS
-        assert row["ours_latency_in_limits"]["p95"] <= 1.02  # the rate is found to two per cent
-        assert 1 < row["ours_latency_in_limits"]["longest"] <= 10
-    assert found["models"][0]["ratio"][0] > 1
-    assert [(bar["target"], bar["at_least"]) for bar in result["bars"]] == [(1.0, True), (1.2, True)]
-    again = measure()
-    for one in (result, again):
-        for row in one["results"][0]["models"]:
-            del row["partition_s"]
-    assert result == again
+    assert found["decides"] == shipped.DECIDES
+    assert set(found["ways"]) == {
+        "migbatchd",
+        "without re-typing",
+        "without the preference",
+        "best equal slices",
+        "best static cut",
+    }
+    ways = found["ways"]
+    assert ways["best static cut"]["jct_s"] <= ways["best equal slices"]["jct_s"]
+    assert ways["best equal slices"]["over_equal"] == [1.0, 1.0, 1.0]
+    assert [bar["value"] for bar in result["bars"]] == pytest.approx(
+        [ways["migbatchd"]["over_equal"][0], ways["migbatchd"]["over_static"][0]]
+    )
 
 
-def test_dstack_holds_every_scheduler_against_the_ideal(tmp_path):
-    models = [("flat", 0.010, 0.002), ("steep", 0.0005, 0.0007), ("middle", 0.004, 0.003)]
-    data = write_table(tmp_path / "data", models)
-    result = dstack.measure(data, mixes=2, sizes=(2,), batches=("own",))
-    (found,) = result["results"]
-    assert len(found["rows"]) == 2
-    for row in found["rows"]:
-        assert row["bound"] <= 1.000001
-        assert row["load"]["ours"] <= row["bound"] + 1e-6
-        assert row["load"]["ours"] >= max(row["load"]["best static layout"], row["load"]["EDF at the leanest slice"])
-        assert row["load"]["one layout for all mixes"] <= row["load"]["best static layout"]
-        for filled in row["filled"].values():
-            assert 0 < filled["utilisation"] <= filled["busy"] + 1e-6 <= 1 + 1e-6
-            assert 0.5 - 1e-9 <= filled["jain"] <= 1
-    assert [bar["name"] for bar in result["bars"]] == [
-        "batches own: items/s over the ideal's",
-        "batches own: utilisation over temporal sharing",
-    ]
+def test_the_command_prints_one_object_or_tables(data, tmp_path):
+    words = ["dispatch", "--data", str(data), "--seeds", "2"]
+    done = CliRunner().invoke(bench, [*words, "--json", "--plot", str(tmp_path / "plots")])
+    assert done.exit_code == 0, done.output
+    assert len(json.loads(done.stdout)["bars"]) == 2
+    assert len(list((tmp_path / "plots").glob("dispatch-*.svg"))) == 2
+    done = CliRunner().invoke(bench, words)
+    assert done.exit_code == 0, done.output
+    assert "slurm_migbatch.decide.core.decide, configuration" in done.stdout
+    assert "best static cut: " in done.stdout
 
 
-@pytest.mark.parametrize(("name", "module", "small"), [
-    ("dispatch", dispatch, {"pieces": 300, "variances": (0.9,)}),
-    ("dstack", dstack, {"sizes": (2,), "batches": ("chosen",)}),
-])  # fmt: skip
-def test_the_commands_print_one_object_or_tables(monkeypatch, table, tmp_path, name, module, small):
-    monkeypatch.setattr(module, "measure", functools.partial(module.measure, **small))
-    count = ["--seeds" if name == "dispatch" else "--mixes", "2"]
-    plots = ["--plot", str(tmp_path / "plots"), "--json"]
-    done = CliRunner().invoke(cli, ["bench", name, "--data", str(table), *count, *plots], standalone_mode=False)
-    assert done.exception is None, done.exception
-    for path in (drawn := sorted((tmp_path / "plots").glob(f"{name}-*.svg"))):
-        assert "</svg>" in path.read_text(encoding="utf-8")
-    assert len(drawn) >= 2
-    keys = frozenset(("name", "value", "target", "ok", "at_least"))
-    assert {frozenset(bar) for bar in json.loads(done.stdout)["bars"]} == {keys}
-    done = CliRunner().invoke(cli, ["bench", name, "--data", str(table), *count], standalone_mode=False)
-    assert done.exception is None, done.exception
-    assert "reconstruction" in done.stdout
-    assert "target >= " in done.stdout
-
-
-@pytest.mark.parametrize("measure", [dispatch.measure, dstack.measure])
-def test_a_table_without_all_slices_is_refused_with_what_is_missing(tmp_path, measure):
-    data = write_table(tmp_path / "d", [("m", 0.01, 0.002)], kinds=KINDS[:3])
+def test_a_table_without_all_slices_is_refused_with_what_is_missing(tmp_path):
+    lines = ["gpu,model,profile,batch,procs,latency_s"]
+    lines += [f"a100-80gb,m,{kind.name},{batch},1,0.1" for kind in KINDS[:3] for batch in (1, 8)]
+    (tmp_path / "table.csv").write_text("\n".join(lines) + "\n")
     with pytest.raises(NotMeasurable, match=r"7g\.80gb"):
-        measure(data)
+        dispatch.measure(tmp_path)

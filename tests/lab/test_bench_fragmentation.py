@@ -1,21 +1,25 @@
-"""The fragmentation experiment on a made-up trace: what it counts, and that it repeats itself."""
+"""Fragmentation as it ships, on made-up jobs: what runs is migbatchd's decision, and what a measurement holds."""
 
 import gzip
 import json
+import statistics
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 
+from slurm_migbatch.config import SupplyConfig, loads, render
 from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.cli.bench import bench
-from slurm_migbatch.lab.experiments import fragmentation
-from slurm_migbatch.lab.experiments.fragmentation import Cluster, Equal, Kind, Pool, measure, run
-from slurm_migbatch.lab.papers.placement import FirstFit, LeastLoss, mix
+from slurm_migbatch.lab.experiments import fragmentation, shipped
+from slurm_migbatch.lab.experiments.fragmentation import Draw
+from slurm_migbatch.lab.papers.placement import FirstFit
 from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.lab.studies.placement import Cluster, Kind, Pool
 from slurm_migbatch.mig.profile import Profile
 
 A100 = geometry("a100-80gb")
-THREE, FOUR, ALL = (Profile.parse(p) for p in ("3g.40gb", "4g.40gb", "7g.80gb"))
+TWO, THREE, FOUR, ALL = (Profile.parse(p) for p in ("2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"))
 HEADER = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time"
 
 
@@ -35,76 +39,87 @@ def openb(tmp_path):
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(fragmentation, "ARRIVALS", 300)
-    monkeypatch.setattr(fragmentation, "WARM", 50)
-    monkeypatch.setattr(fragmentation, "GPUS", 5)
+    for name, value in (("ARRIVALS", 60), ("WARM", 10), ("NODES", 1), ("PER_NODE", 2)):
+        monkeypatch.setattr(fragmentation, name, value)
 
 
-def test_a_run_counts_what_was_accepted_after_warming_up():
-    """One GPU, two slices of 3g and 4g: first fit lays the 3g at 0 and turns every 4g away."""
-    kinds = [Kind(THREE, 1.5, True), Kind(FOUR, 1.5, False)] * 100
-    times = [float(i) for i in range(200)]
-    asked = mix({THREE: 1, FOUR: 1})
-    first = run(Cluster(A100, 1, FirstFit()).place, times, kinds, 7)
-    ours = run(Cluster(A100, 1, LeastLoss(asked)).place, times, kinds, 7)
-    assert first.accepted == {THREE: 75}
-    assert ours.accepted == {THREE: 75, FOUR: 75}
-    assert ours.offered == {THREE: 75, FOUR: 75}
-    assert ours.by_class == {True: 75, False: 75}
-    assert ours.slices == 75 * 7
-    assert ours.busy == pytest.approx(7 * 1.5 / 2 / 7, abs=0.02)
-    assert first.busy == pytest.approx(3 * 1.5 / 2 / 7, abs=0.02)
+def test_the_configuration_is_what_ships_but_for_what_a_site_learns():
+    config = fragmentation.config_of([Kind(THREE, 600.0, True), Kind(FOUR, 600.0, True)])
+    default = replace(loads(render()), path="")
+    assert {THREE.name, FOUR.name} == set(config.supply.preference)
+    assert replace(config, supply=SupplyConfig()) == default == replace(config, supply=default.supply)
+    assert replace(config.supply, preference=()) == default.supply
+    pace = shipped.pace(config)
+    assert pace.every_s == pace.soon_s == default.cluster.poll_s
+    assert shipped.DECIDES == "slurm_migbatch.decide.core.decide"
+    assert len(shipped.told(shipped.DECIDES, config)["configuration"]) == 16
 
 
-def test_a_pool_has_no_places_and_equal_slices_take_what_is_no_larger():
-    pool = Pool(A100, 2)
-    assert pool.place(Kind(FOUR, 1, True))
-    assert pool.place(Kind(FOUR, 1, True))
-    back = pool.place(Kind(FOUR, 1, True))  # 12 of 14 compute slices, 12 of 16 memory slices
-    assert back is not None
-    assert pool.place(Kind(THREE, 1, True)) is None
-    back()
-    assert pool.place(Kind(THREE, 1, True))
-    equal = Equal(A100, 2, THREE)
-    assert equal.place(Kind(FOUR, 1, True)) is None
-    given = [equal.place(Kind(THREE, 1, True)) for _ in range(5)]
-    assert [each is not None for each in given] == [True] * 4 + [False]
-    given[0]()
-    assert equal.place(Kind(THREE, 1, True))
+def test_jobs_wait_for_room_in_their_order_or_go_away():
+    kinds = (Kind(ALL, 100.0, True), Kind(ALL, 100.0, True), Kind(FOUR, 50.0, True), Kind(THREE, 50.0, True))
+    found = Draw((0.0, 10.0, 20.0, 30.0), kinds)
+    waits = fragmentation.at_once(found, Cluster(A100, 1, FirstFit()).place, queued=True)
+    assert waits == [0.0, 90.0, 180.0, 170.0]
+    assert fragmentation.at_once(found, Cluster(A100, 1, FirstFit()).place, queued=False) == [0.0, None, None, None]
+    assert fragmentation.at_once(found, Pool(A100, 2).place, queued=False) == [0.0, 0.0, None, None]
+
+
+def test_migbatchd_serves_the_same_jobs_with_its_delays():
+    kinds = (Kind(ALL, 1000.0, True), Kind(ALL, 1000.0, True), Kind(ALL, 1000.0, True), Kind(TWO, 50.0, True))
+    found = Draw((0.0, 10.0, 20.0, 2500.0), kinds)
+    config = fragmentation.config_of(kinds)
+    first, second, third, last = fragmentation.shipped(found, config, queued=True)
+    assert max(first, second, last) < 15
+    assert 980 <= third < 1030
+    first, second, third, last = fragmentation.shipped(found, config, queued=False)
+    assert max(first, second, last) < 15
+    assert third is None
 
 
 def test_the_experiment_repeats_itself_and_tells_both_populations(openb):
-    result = measure(openb, seeds=2)
-    assert result == measure(openb, seeds=2)
-    parts, whole = result["populations"]["parts of a GPU"], result["populations"]["parts and whole GPUs"]
-    assert parts["mix"] == {"3g.40gb": 0.5, "4g.40gb": 0.5}
-    assert whole["mix"] == {"3g.40gb": 0.3333, "4g.40gb": 0.3333, "7g.80gb": 0.3333}
-    for load in parts["loads"]:
-        rules = {row["rule"]: row for row in load["rules"]}
-        assert rules["first fit"]["gain_jobs"][0] == 0
-        assert all(0 <= row["accepted"][0] <= 1 and 0 <= row["busy"][0] <= 1 for row in load["rules"])
-        assert sum(name.startswith("best equal slices") for name in rules) == 1
-    some = {row["rule"]: row for row in parts["loads"][0]["rules"]}  # below capacity, so that what is lost is places
-    assert some["least loss"]["gain_jobs"][0] > 0.05
-    assert some["pool without fragmentation"]["busy"][0] >= some["least loss"]["busy"][0]
-    assert len(result["bars"]) == 2
+    result = fragmentation.measure(openb, seeds=2)
+    assert result == fragmentation.measure(openb, seeds=2)
+    assert result["populations"]["parts of a GPU"]["mix"] == {"3g.40gb": 0.5, "4g.40gb": 0.5}
+    for population in result["populations"].values():
+        assert population["decides"] == shipped.DECIDES
+        for load in population["loads"]:
+            ways = load["ways"]
+            assert set(ways) == {"first fit", "best fit", "planner", "pool"}
+            if load["queued"]:
+                assert ways["first fit"]["over_first_fit"] == {"wait_s": [1.0, 1.0, 1.0]}
+                assert all(row["wait_s"] <= row["wait_max_s"] for row in ways.values())
+            else:
+                assert all(0 < row["jobs"] <= 1 and 0 < row["slices"] <= 1 for row in ways.values())
+    assert len(result["bars"]) == 2 * (2 + 2)
+    bar = result["bars"][0]
+    rows = result["populations"]["parts of a GPU"]["loads"][0]["ways"]
+    least = min(rows["first fit"]["wait_s"], rows["best fit"]["wait_s"])
+    assert bar["value"] == pytest.approx(rows["planner"]["wait_s"] / least, abs=1e-5)
 
 
-def test_the_command_prints_one_object_or_a_table(openb, tmp_path):
-    runner = CliRunner()
-    plots = ["--plot", str(tmp_path / "plots")]
-    found = runner.invoke(bench, ["fragmentation", "--data", str(openb), "--seeds", "2", "--json", *plots])
-    assert found.exit_code == 0, found.output
-    assert json.loads(found.stdout)["bars"]
+def test_arrivals_offer_the_load_that_is_said():
+    kinds = [Kind(THREE, 600.0, True)]
+    drawn = fragmentation.draw(kinds, 0.5, 1)
+    offered = sum(kind.profile.compute * kind.seconds for kind in drawn.kinds)
+    assert offered / (drawn.times[-1] * 2 * 7) == pytest.approx(0.5, rel=0.4)
+    assert drawn == fragmentation.draw(kinds, 0.5, 1) != fragmentation.draw(kinds, 0.5, 2)
+    assert statistics.fmean(kind.seconds for kind in drawn.kinds) == 600
+
+
+def test_the_command_prints_one_object_or_tables(openb, tmp_path):
+    words = ["fragmentation", "--data", str(openb), "--seeds", "2"]
+    done = CliRunner().invoke(bench, [*words, "--json", "--plot", str(tmp_path / "plots")])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["bars"]
     assert len(list((tmp_path / "plots").glob("fragmentation-*.svg"))) == 4
-    told = runner.invoke(bench, ["fragmentation", "--data", str(openb), "--seeds", "2"])
-    assert told.exit_code == 0, told.output
-    assert "least loss" in told.stdout
+    done = CliRunner().invoke(bench, words)
+    assert done.exit_code == 0, done.output
+    assert "slurm_migbatch.decide.core.decide, configuration" in done.stdout
 
 
 def test_a_folder_without_the_trace_is_told(tmp_path):
     with pytest.raises(NotMeasurable, match="openb_pod_list_default"):
-        measure(tmp_path)
-    found = CliRunner().invoke(bench, ["fragmentation", "--data", str(tmp_path)])
-    assert found.exit_code == 1
-    assert "openb_pod_list_default" in found.output
+        fragmentation.measure(tmp_path)
+    done = CliRunner().invoke(bench, ["fragmentation", "--data", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "openb_pod_list_default" in done.output

@@ -1,4 +1,4 @@
-"""Share or wait: closed forms against stepping, cutting a GPU, sub-batches, and plans against brute force."""
+"""Share or wait: closed forms against stepping, and plans against brute force."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.decide.lending.sharing import apart, finishes, pays, together
+from slurm_migbatch.decide.lending.pairs import apart, finishes, pays, together
 from slurm_migbatch.lab.papers.bsbf import (
     ANY,
     FASTEST,
@@ -19,22 +19,13 @@ from slurm_migbatch.lab.papers.bsbf import (
     Board,
     Start,
     Task,
-    Toll,
     apply,
     begin,
     choose,
-    cut_finishes,
-    micro_batches,
     plan,
     rollout,
-    shrink,
-    split,
-    step_seconds,
 )
-from slurm_migbatch.lab.sim.gpus import geometry
-from tests.support.examples import examples
 
-A100 = geometry("a100-80gb")
 SECONDS = st.floats(1.0, 1e4)
 SLOW = st.floats(1.0, 3.0)
 
@@ -89,126 +80,6 @@ def test_nothing_between_now_and_the_others_end_is_better_than_both(own, other, 
     between = sum(stepped(own, other, slow_own, slow_other, start=share * other)) / 2
     best = min(together(own, other, slow_own, slow_other), apart(own, other))
     assert between >= best * (1 - 1e-9)
-
-
-# -- sub-batches -----------------------------------------------------------------------------------------------
-
-
-def test_a_batch_is_halved_down_to_one_item():
-    assert list(micro_batches(12)) == [12, 6, 3, 2, 1]
-    assert list(micro_batches(1)) == [1]
-    with pytest.raises(ValueError, match="at least one item"):
-        list(micro_batches(0))
-
-
-def test_only_the_last_micro_step_exchanges_gradients():
-    assert step_seconds(2.0, 1.0, 1, 1.0) == 3.0
-    assert step_seconds(2.0, 1.0, 4, 1.0) == 9.0
-    assert step_seconds(2.0, 1.0, 4, math.inf) == 8.0
-    assert step_seconds(3.0, 4.0, 1, 2.0) == pytest.approx(5.0)
-    assert step_seconds(0.0, 0.0, 1, 2.0) == 0.0
-    with pytest.raises(ValueError, match="at least 1"):
-        step_seconds(1.0, 1.0, 1, 0.5)
-
-
-@given(st.integers(1, 512), st.floats(1.0, 600.0), st.floats(0.0, 5.0), st.floats(0.0, 1.0), st.floats(0.0, 5.0))
-def test_the_sub_batch_is_the_fastest_that_fits(batch, room, fixed, item, sync):
-    def grad_s(micro):
-        return fixed + item * micro
-
-    found = shrink(batch, room, float, grad_s, sync)
-    seconds = {micro: -(-batch // micro) * grad_s(micro) + sync for micro in micro_batches(batch) if micro <= room}
-    assert found is not None
-    assert found.batch <= room
-    assert found.steps == -(-batch // found.batch)
-    assert found.seconds == pytest.approx(min(seconds.values()))
-
-
-def test_no_sub_batch_where_not_even_one_item_fits():
-    assert shrink(8, 5.0, lambda batch: 10.0 + batch, float) is None
-
-
-# -- cutting a GPU ---------------------------------------------------------------------------------------------
-
-
-def cut_stepped(own, other, slow_own, slow_other, own_toll, other_toll, grow):
-    """Ends of both on a cut GPU, second by second; who is left grows back or does not."""
-    step = 0.01
-    left = {"own": own, "other": other}
-    resume = {"own": other_toll.save_s + own_toll.make_s, "other": other_toll.move_s}
-    slow = {"own": slow_own, "other": slow_other}
-    toll = {"own": own_toll, "other": other_toll}
-    ends, ticks = {}, 0
-    while left:
-        now = ticks * step
-        for name in list(left):
-            if now >= resume[name] - step / 2:
-                left[name] -= step / slow[name]
-        ticks += 1
-        done = [name for name in left if left[name] <= 1e-9]
-        for name in done:
-            ends[name] = ticks * step
-            del left[name]
-        if done and left and grow:
-            (name,) = left
-            moment = ticks * step
-            unsaved = moment > resume[name]
-            # it has nothing to save before it has made progress, and need not wait for a slice that it leaves
-            pause = toll[name].move_s if unsaved else toll[name].make_s + toll[name].restart_s
-            if name == "own" and not unsaved:
-                pause = 0.0
-            resume[name] = moment + pause
-            slow[name] = 1.0
-    return ends["own"], ends["other"]
-
-
-TOLLS = st.builds(Toll, *(st.integers(0, n).map(lambda value: value / 2) for n in (6, 2, 6)))
-
-
-@settings(max_examples=examples(60), deadline=None)
-@given(st.integers(4, 40), st.integers(4, 40), st.floats(1.0, 4.0), st.floats(1.0, 4.0), TOLLS, TOLLS)
-def test_ends_on_a_cut_gpu_are_what_stepping_gives(own, other, slow_own, slow_other, own_toll, other_toll):
-    own_end, other_end, grows = cut_finishes(own, other, slow_own, slow_other, own_toll, other_toll)
-    ends = cut_stepped(own, other, slow_own, slow_other, own_toll, other_toll, grows)
-    assert ends == pytest.approx((own_end, other_end), abs=0.1)
-
-
-@given(SECONDS, SECONDS, SLOW, SLOW)
-def test_a_cut_that_costs_nothing_is_sharing(own, other, slow_own, slow_other):
-    own_end, other_end, _ = cut_finishes(own, other, slow_own, slow_other, Toll(), Toll())
-    assert (own_end, other_end) == pytest.approx(finishes(own, other, slow_own, slow_other))
-
-
-def sqrt_speed(slot):
-    return math.sqrt(slot.profile.compute / 7)
-
-
-def test_a_gpu_is_cut_where_jobs_do_not_fill_it():
-    found = split(A100, 1000.0, 1000.0, sqrt_speed, sqrt_speed)
-    assert found is not None
-    assert {found.own.profile.compute, found.other.profile.compute} == {3, 4}
-    assert not found.own.placement.overlaps(found.other.placement)
-    assert found.mean < apart(1000.0, 1000.0)
-
-
-def test_a_gpu_is_not_cut_where_jobs_fill_it_or_where_cutting_takes_too_long():
-    def linear(slot):
-        return slot.profile.compute / 7
-
-    assert split(A100, 1000.0, 1000.0, linear, linear) is None
-    dear = Toll(save_s=300.0, make_s=1.0, restart_s=300.0)
-    assert split(A100, 1000.0, 1000.0, sqrt_speed, sqrt_speed, dear, dear) is None
-
-
-def test_a_job_gets_no_slice_that_it_does_not_fit_on():
-    def large(slot):
-        return sqrt_speed(slot) if slot.profile.memory_gb >= 40 else 0.0
-
-    found = split(A100, 50.0, 5000.0, large, large)
-    assert found is not None
-    assert found.own.profile.memory_gb >= 40
-    assert found.other.profile.memory_gb >= 40
-    assert split(A100, 50.0, 5000.0, lambda slot: 0.0, large) is None
 
 
 # -- the queue -------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.decide.capacity.bundles import bundles
+from slurm_migbatch.decide.capacity.bundles import bundles, plain
 from slurm_migbatch.lab.papers.instances import (
     Service,
     Undecided,
@@ -17,7 +17,7 @@ from slurm_migbatch.lab.papers.instances import (
     fluid,
     pack,
 )
-from slurm_migbatch.lab.papers.settings import Setting, best_settings, plain
+from slurm_migbatch.lab.papers.settings import Setting, best_settings
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.layout import layouts
 from slurm_migbatch.mig.profile import Profile
@@ -191,9 +191,10 @@ def test_maximal_contents_lie_in_legal_layouts():
 
 def test_the_best_setting_of_a_slice_is_the_fastest_that_keeps_the_limit():
     small, large = Profile.parse("1g.5gb"), Profile.parse("7g.40gb")
-    slow, fast = Setting(small, 1, 1, 0.01), Setting(small, 8, 1, 0.04)
-    known = [slow, fast, Setting(small, 8, 2, 0.08), Setting(large, 8, 1, 0.02)]
-    assert [round(setting.rate) for setting in known] == [100, 200, 200, 400]
-    # two processes are no faster, so one
-    assert best_settings(known) == {small: fast, large: known[-1]}
-    assert best_settings(known, 0.015) == {small: slow}
+    cells = {(small, 1, 1): 0.01, (small, 8, 1): 0.04, (small, 8, 2): 0.08, (large, 8, 1): 0.02}
+    found = [Setting(*cell, seconds) for cell, seconds in cells.items()]
+    assert best_settings(found) == {
+        small: Setting(small, 8, 1, 0.04),  # two processes are no faster, so one
+        large: Setting(large, 8, 1, 0.02),
+    }
+    assert best_settings(found, 0.015) == {small: Setting(small, 1, 1, 0.01)}

@@ -2,7 +2,7 @@
 
 ElasticBatch (Xiao et al., IEEE TPDS 35(10), 2024) makes the instances of batch inference elastic. Its text is not
 public beyond the abstract, so this is a reconstruction. Slurm starts the tasks of an array, and only their number at
-once can be chosen; what to do where instances are started and stopped directly is in `lab.papers.elasticbatch`.
+once can be chosen.
 """
 
 from __future__ import annotations

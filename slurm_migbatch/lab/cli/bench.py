@@ -21,6 +21,7 @@ from slurm_migbatch.lab.cli.common import (
 )
 from slurm_migbatch.lab.cli.experiments import COMMANDS
 from slurm_migbatch.lab.cli.live import live, rounds
+from slurm_migbatch.lab.cli.studies import study
 
 
 @click.group(context_settings=HELP)
@@ -32,7 +33,7 @@ def bench() -> None:
     """
 
 
-for _experiment in (*COMMANDS, live, rounds):
+for _experiment in (*COMMANDS, study, live, rounds):
     bench.add_command(_experiment)
 
 
@@ -202,7 +203,7 @@ def learn(runs: int, models: int, as_json: bool) -> None:
 def every(data: Path, seeds: int | None, quick: bool, plot: Path | None, as_json: bool) -> None:
     """All experiments, the simulator's speed and the supply loop's: one table of bars, and the papers' headlines.
 
-    Takes about half an hour on two processors of its own, --quick five minutes. Ends with 0 where all could be
+    Takes about forty minutes on two processors of its own, --quick ten. Ends with 0 where all could be
     measured, with 1 where not.
     """
     from slurm_migbatch.lab.experiments.every import measure
@@ -230,9 +231,15 @@ def _print_all(result: dict[str, Any]) -> None:
             first = (row["name"], f"{row['seconds']:.0f}") if number == 0 else ("", "")
             said = "ok" if bar.ok else "MISSED"
             lines.append((first[0], bar.name, f"{bar.value:.4g}", f"{bar.sign} {bar.target:g}", said, first[1]))
+        if row["study"] and not row["error"]:
+            lines.append((row["name"], "a study: migbatchd does not run it", "", "", "-", f"{row['seconds']:.0f}"))
         if row["error"]:
             lines.append((row["name"], "could not be measured", "", "", "FAILED", f"{row['seconds']:.0f}"))
     print_table(("EXPERIMENT", "BAR", "VALUE", "TARGET", "OK", "SECONDS"), lines)
+    click.echo("\nwhat decides, and the digest of its configuration:")
+    for row in result["experiments"]:
+        for each in row["decides"]:
+            click.echo(f"  {row['name']}: {each}")
     click.echo("\nheadlines of the papers, on their kind of workload:")
     for row in result["experiments"]:
         if row["error"]:
@@ -241,6 +248,6 @@ def _print_all(result: dict[str, Any]) -> None:
             said = "no paper has a figure of this"
         else:
             said = Headline(**row["headline"]).line()
-        click.echo(f"  {row['name']}: {said}")
+        click.echo(f"  {row['name']}{' (study)' if row['study'] else ''}: {said}")
     draws = ", ".join(f"{row['name']} {row['seeds']}" for row in result["experiments"] if row["seeds"] is not None)
     click.echo(f"\ndraws: {draws}; {result['seconds'] / 60:.1f} minutes in all")

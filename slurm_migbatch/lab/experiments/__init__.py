@@ -1,1 +1,1 @@
-"""Experiments that reproduce what the papers show, with their bars."""
+"""Experiments with bars: what migbatchd decides with the configuration that ships, on public data."""

@@ -1,280 +1,357 @@
-"""Dispatch to stocked slices (E4): how much work eight GPUs carry within its limit, cut and served in several ways.
+"""Batch jobs that name no profile as it ships (E4): how soon eight GPUs finish them, and the promises that are kept.
 
-Work comes by Poisson; its batches are log-normal (median 6), cut off at 32, one model at a time. The limit is 1.5 times
-what batch 32 takes on the whole GPU. What is measured is the latency-bounded rate: the highest at which the 95th
-percentile of latency keeps the limit and nothing takes more than ten limits (`decide.paris_elsa.trial`). Only layouts
-that can be placed are used. Seconds are those of the measured table (batches between measured ones by straight lines;
-above the largest measured one a batch does not fit); no predictor takes part, so there are no training models to keep
-out.
+Jobs of Slurm: each runs one measured model at a batch of its user's for some minutes, and has a limit for one batch
+(`slo=`) or for the whole job (`deadline=`). The submit filter's rule grants it the smallest slice that keeps that; here
+from the measured table, no predictor takes part. Jobs come at random times (Poisson).
 
-- *whole GPUs*, and the *best homogeneous* cut: over every profile, served first-idle-first-served or by ELSA, whichever
-  carries more on average over all seeds. An operator would have to know that beforehand.
-- *PARIS* as reconstructed, by largest remainder and packed, served first-idle-first-served and by ELSA.
-- *ours*, and to see what comes from where: our dispatch on the best homogeneous cut, ELSA on our cut.
-- *bound*: the flow bound with evenly spaced arrivals, GPUs cut in parts, and 5 % of the work late. Nothing beats it by
-  more than chance does.
+- **migbatchd**: `decide.core.decide` with the shipped configuration on the simulated Slurm: free space is cut by what
+  `decide.paris_elsa.preference` finds (PARIS for a live site), waiting jobs are re-typed by `decide.dispatch.retype`
+  (ELSA's two ideas). Every delay of Slurm, nodes and migbatchd is charged.
+- *without re-typing*, *without the preference*: the same with one of the two switched off.
+- **best equal slices**: every GPU cut for good into as many slices of one profile as it holds. **best static cut**:
+  some whole GPUs, the others all cut in one way. Both are chosen with hindsight for each load, over all seeds, among
+  those on which every job keeps its promise; a job takes the smallest idle slice that keeps it, at once, and waits in
+  order where there is none. They know no Slurm and no delay.
 
-Cuts are chosen on other random arrivals than those that they are measured on.
+`bench study paris-elsa` has the papers' own ground: one model, single batches, latency-bounded rates.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 import statistics
-import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.decide.paris_elsa.assignment import Board, Work
-from slurm_migbatch.decide.paris_elsa.partition import Cut, flow, homogeneous, partition, ways
-from slurm_migbatch.decide.paris_elsa.trial import ALLOWED, Stream, Trial, bounded_rate, central, stream
+from slurm_migbatch.config import Config
+from slurm_migbatch.decide.paris_elsa.partition import ways
+from slurm_migbatch.decide.paris_elsa.preference import HORIZON_S, Class
+from slurm_migbatch.decide.snapshot import Candidate
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
-from slurm_migbatch.lab.papers.pariselsa import early, first_idle, largest_remainder, packed, paris
+from slurm_migbatch.lab.experiments.shipped import DECIDES, learned, pace, told
 from slurm_migbatch.lab.sim.gpus import geometry
-from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.lab.slurm.controller import ServiceController
+from slurm_migbatch.lab.slurm.run import Simulation, Site, SiteNode, Submission
+from slurm_migbatch.lab.slurm.work import Fixed
+from slurm_migbatch.lab.studies.dstack import settings_of
+from slurm_migbatch.lab.studies.pariselsa import GPU, kinds_of
+from slurm_migbatch.mig.grant import Grant
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.profiling.table import read_folder
+from slurm_migbatch.workload.hints import Hints
+from slurm_migbatch.workload.loans import LoanHints
 
-GPU: Final = "a100-80gb"
-GPUS: Final = 8
-LARGEST: Final = 32
-MEDIAN: Final = 6.0
-VARIANCES: Final = (0.3, 0.9, 1.8)
-"""Of the logarithm of the batch; 0.9 is the paper's own setting."""
-LIMIT: Final = 1.5
-PIECES: Final = 6000
-LEAST_TARGET: Final = 1.0
-MEAN_TARGET: Final = 1.2
-_FIRST_SEED: Final = 1000
-_SCREEN: Final = 2
-"""Seeds on which all homogeneous cuts are tried; those within a tenth of the best are tried on all."""
+NODES: Final = 2
+PER_NODE: Final = 4
+JOBS: Final = 400
+WARM: Final = 50
+LOADS: Final = (0.7, 0.9)
+"""Slice-seconds of all jobs on the slices first granted, over what the GPUs have."""
+BATCHES: Final = (1, 2, 4, 8, 16, 32)
+MEDIAN_S: Final = 120.0
+LONGEST_S: Final = 1800.0
+"""Of a job on the whole GPU; log-normal with a sigma of 1."""
+SLACK: Final = (1.1, 6.0)
+"""A limit is so many times what the whole GPU takes, at random (uniform in the logarithm)."""
+TARGET: Final = 1.0
+OURS, NO_RETYPE, NO_PREFERENCE = "migbatchd", "without re-typing", "without the preference"
+EQUAL, STATIC = "best equal slices", "best static cut"
+
+Seconds = Mapping[tuple[str, int], Mapping[Profile, float]]
+"""Of one batch: by model and batch, on each profile where it fits."""
 
 
 @dataclass(frozen=True)
-class Curve:
-    """Seconds of batches 1 to `LARGEST` on each kind, for one model."""
+class Auto:
+    """A job that names no profile.
 
-    model: str
-    seconds: tuple[tuple[float, ...], ...]
-
-
-def kinds_of(gpu: Geometry) -> tuple[Profile, ...]:
-    """For each number of compute slices the profile with the least memory, ascending: those that tables measure."""
-    least: dict[int, Profile] = {}
-    for info in gpu.profiles:
-        if not info.profile.suffix:
-            least[info.compute_slices] = min(info.profile, least.get(info.compute_slices, info.profile))
-    return tuple(least[compute] for compute in sorted(least))
-
-
-def curves(rows: Sequence[Measurement], kinds: Sequence[Profile]) -> list[Curve]:
-    """Of each model that was measured on all kinds with one process, and on the largest up to the largest batch."""
-    names = [kind.name for kind in kinds]
-    found: dict[tuple[str, str, int | None], list[dict[int, float]]] = {}
-    for row in rows:
-        if row.kind == "infer" and row.procs == 1 and row.gpu == GPU and row.profile in names and row.seconds:
-            points = found.setdefault((row.model, row.source, row.input_size), [{} for _ in kinds])
-            points[names.index(row.profile)][row.batch] = row.seconds
-    result: dict[str, Curve] = {}
-    for (model, _, _), points in sorted(found.items(), key=lambda item: str(item[0])):
-        if all(points) and max(points[-1]) >= LARGEST and model not in result:
-            by_kind = [_line(each) for each in points]
-            result[model] = Curve(model, tuple(zip(*by_kind, strict=True)))
-    return list(result.values())
-
-
-def _line(points: Mapping[int, float]) -> list[float]:
-    batches = sorted(points)
-    return [
-        float(np.interp(b, batches, [points[x] for x in batches])) if b <= batches[-1] else math.inf
-        for b in range(1, LARGEST + 1)
-    ]
-
-
-def works_of(curve: Curve, variance: float) -> list[Work]:
-    """One class for each batch."""
-    limit = LIMIT * curve.seconds[-1][-1]
-    spread = math.sqrt(2 * variance)
-
-    def below(batch: float) -> float:
-        return 0.5 * (1 + math.erf(math.log(batch / MEDIAN) / spread))
-
-    return [
-        Work(below(b + 0.5) - (below(b - 0.5) if b > 1 else 0.0), limit, seconds)
-        for b, seconds in enumerate(curve.seconds, start=1)
-    ]
-
-
-class _Case:
-    """One model and one spread of batches: its streams, and rates on them."""
-
-    def __init__(self, works: Sequence[Work], kinds: Sequence[Profile], seeds: int, pieces: int) -> None:
-        self.works = works
-        self.prices = [float(kind.compute) for kind in kinds]
-        self.streams = [
-            stream(works, pieces, np.random.Generator(np.random.PCG64(_FIRST_SEED + i))) for i in range(seeds)
-        ]
-
-    def rates(self, cut: Cut, trial: Trial, guess: float, streams: Sequence[Stream] | None = None) -> list[float]:
-        """The latency-bounded rate on each stream."""
-        board = Board(self.works, self.prices, cut.stock)
-        rates: list[float] = []
-        for each in self.streams if streams is None else streams:
-            rate = bounded_rate(trial, board, each, guess)
-            guess = rate or guess
-            rates.append(rate)
-        return rates
-
-    def best(self, cuts: Sequence[Cut], guess: float) -> tuple[Cut, Trial, list[float]]:
-        """Of these cuts and both plain ways to serve the one that carries most."""
-        screened = [
-            (statistics.fmean(self.rates(cut, trial, guess, self.streams[:_SCREEN])), cut, trial)
-            for cut in cuts
-            for trial in (first_idle, early)
-        ]
-        most = max(rate for rate, _, _ in screened)
-        tried = [
-            (self.rates(cut, trial, rate or guess), cut, trial) for rate, cut, trial in screened if rate >= 0.9 * most
-        ]
-        rates, cut, trial = max(tried, key=lambda one: statistics.fmean(one[0]))
-        return cut, trial, rates
-
-
-def measure(
-    data: Path,
-    seeds: int = 10,
-    pieces: int = PIECES,
-    variances: Sequence[float] = VARIANCES,
-    say: Callable[[str], None] = lambda text: None,
-) -> dict[str, Any]:
-    """The whole experiment on a folder with measured tables.
-
-    Raises:
-        NotMeasurable: no model was measured on all slices.
-        TableError, OSError: the folder cannot be read.
+    Attributes:
+        at: when it comes, seconds.
+        seconds: of the whole job on each profile that keeps its promise; `granted` is the smallest of them.
+        hints: as its user writes them.
     """
-    gpu = geometry(GPU)
-    kinds = kinds_of(gpu)
-    found = curves(read_folder(data), kinds)
+
+    at: float
+    seconds: Mapping[Profile, float]
+    hints: str
+
+    @property
+    def granted(self) -> Profile:
+        """What the filter grants."""
+        return min(self.seconds)
+
+
+@dataclass
+class OnSlice(Fixed):
+    """A job whose time depends on the slice that it gets; `seconds` of a slice that is not named are those given."""
+
+    by_profile: Mapping[Profile, float] = field(default_factory=dict)
+
+    def begin(self, now: float, slices: Sequence[Profile], restart: int) -> None:
+        """See Work."""
+        self.seconds = self.by_profile[slices[0]]
+        super().begin(now, slices, restart)
+
+
+class MeasuredTable:
+    """Predictions that are what was measured; implements `decide.snapshot.Predictions`."""
+
+    version = "measured"
+
+    def __init__(self, seconds: Seconds) -> None:
+        self._seconds = seconds
+
+    def training_speeds(self, _hints: LoanHints, _partition: str, /) -> Mapping[Profile, float]:
+        """Nothing trains."""
+        return {}
+
+    def rates(self, hints: Hints, _partition: str, /) -> Mapping[Profile, float]:
+        """Items a second at the batch of the hints."""
+        batch = hints.batch or 1
+        return {kind: batch / s for kind, s in self._seconds.get((hints.model or "", batch), {}).items()}
+
+    def candidates(self, hints: Hints, partition: str, /) -> tuple[Profile, Sequence[Candidate]] | None:
+        """What the filter weighed: profiles from the smallest, and which keep the limits."""
+        gpu = geometry(GPU)
+        found = []
+        for kind, rate in sorted(self.rates(hints, partition).items()):
+            ok = hints.slo_us is None or 1e6 * (hints.batch or 1) / rate <= hints.slo_us
+            ok = ok and (hints.deadline_s is None or (hints.items or 0) / rate <= hints.deadline_s)
+            found.append(Candidate(kind, gpu.info(kind).memory_mib, rate, ok))
+        granted = next((each.profile for each in found if each.ok), None)
+        return None if granted is None else (granted, found)
+
+
+def table(data: Path) -> Seconds:
+    """Models that were measured on all sizes of slices, at `BATCHES`. Raises NotMeasurable, TableError, OSError."""
+    kinds = kinds_of(geometry(GPU))
+    found: dict[tuple[str, int], dict[Profile, float]] = {}
+    for model, settings in settings_of(read_folder(data), kinds).items():
+        for setting in settings:
+            if setting.batch in BATCHES:
+                found.setdefault((model, setting.batch), {})[setting.profile] = setting.seconds
+    found = {key: seconds for key, seconds in found.items() if kinds[-1] in seconds}
     if not found:
-        raise NotMeasurable(
-            f"{data} has no model that was measured with one process on {', '.join(k.name for k in kinds)} of an "
-            f"{GPU}, up to batch {LARGEST} on the largest"
-        )
-    results = []
-    for variance in variances:
-        rows = []
-        for curve in found:
-            say(f"variance {variance:g}: {curve.model}")
-            rows.append(_model(curve, variance, gpu, kinds, seeds, pieces))
-        results.append({"variance": variance, "models": rows, **_summary(rows)})
+        raise NotMeasurable(f"{data} has no model that was measured on {', '.join(k.name for k in kinds)} of an {GPU}")
+    return found
+
+
+def draw(seconds: Seconds, load: float, seed: int) -> list[Auto]:
+    """Jobs of one seed in the order of their arrival."""
+    chance = np.random.Generator(np.random.PCG64(seed))
+    keys, full = sorted(seconds), geometry(GPU).full.profile
+    shapes = []
+    for _ in range(JOBS):
+        model, batch = keys[int(chance.integers(len(keys)))]
+        of = seconds[model, batch]
+        whole_s = min(LONGEST_S, MEDIAN_S * math.exp(float(chance.standard_normal())))
+        slack = math.exp(float(chance.uniform(*np.log(SLACK))))
+        items = max(batch, round(whole_s / of[full] * batch))
+        if chance.integers(2):
+            limit_us = math.ceil(slack * of[full] * 1e6)
+            kept = {kind for kind, s in of.items() if s * 1e6 <= limit_us}
+            limit = f"slo={limit_us}us"
+        else:
+            deadline_s = math.ceil(slack * items / batch * of[full])
+            kept = {kind for kind, s in of.items() if items / batch * s <= deadline_s}
+            limit = f"deadline={deadline_s}s"
+        hints = f"migbatch: model={model} batch={batch} items={items} {limit}"
+        shapes.append(({kind: items / batch * of[kind] for kind in kept}, hints))
+    work = statistics.fmean(min(times).compute * times[min(times)] for times, _ in shapes)
+    rate = load * NODES * PER_NODE * geometry(GPU).compute_slices / work
+    moments = np.cumsum(chance.exponential(1.0 / rate, JOBS)).tolist()
+    return [Auto(at, times, hints) for at, (times, hints) in zip(moments, shapes, strict=True)]
+
+
+Ends = list[float]
+"""Seconds from arrival to end of each job."""
+
+
+def shipped(jobs: Sequence[Auto], config: Config, seconds: Seconds) -> Ends:
+    """migbatchd's decisions on the simulated Slurm."""
+    gpu = geometry(GPU)
+    site = Site(tuple(SiteNode(f"n{n + 1}", (gpu,) * PER_NODE) for n in range(NODES)))
+    simulation = Simulation(site, [_submission(job) for job in jobs])
+    controller = ServiceController(simulation, config, MeasuredTable(seconds))
+    outcome = simulation.run(controller, pace(config))
+    ends = []
+    for number, job in zip(outcome.submissions, jobs, strict=True):
+        if number is None:
+            raise NotMeasurable(f"the simulated Slurm refuses {job.hints}")
+        ends.append(outcome.jobs[number].end - outcome.begin - job.at)
+    return ends
+
+
+def _submission(job: Auto) -> Submission:
+    grant = Grant([(job.granted, 1)], "auto")
+    longest = max(job.seconds.values())
+    return Submission(
+        job.at,
+        grant.gres,
+        partial(OnSlice, longest, by_profile=job.seconds),
+        limit_s=2 * math.ceil(longest) + 60,
+        fields={"comment": grant.attach(job.hints), "cpus": 1},
+    )
+
+
+def static(jobs: Sequence[Auto], slices: Mapping[Profile, int]) -> Ends | None:
+    """Slices that stand for good, without any delay; None where a job keeps its promise on none of them."""
+    kinds = sorted(kind for kind, n in slices.items() if n)
+    idle = Counter({kind: slices[kind] for kind in kinds})
+    if any(not job.seconds.keys() & idle.keys() for job in jobs):
+        return None
+    ends: Ends = [0.0] * len(jobs)
+    busy: list[tuple[float, int, Profile]] = []
+    number = count()
+    queue: list[int] = []
+
+    def start(job: int, kind: Profile, now: float) -> None:
+        idle[kind] -= 1
+        end = now + jobs[job].seconds[kind]
+        ends[job] = end - jobs[job].at
+        heapq.heappush(busy, (end, next(number), kind))
+
+    def end_one() -> None:
+        now, _, kind = heapq.heappop(busy)
+        idle[kind] += 1
+        following = next((job for job in queue if kind in jobs[job].seconds), None)
+        if following is not None:
+            queue.remove(following)
+            start(following, kind, now)
+
+    for job, one in enumerate(jobs):
+        while busy and busy[0][0] <= one.at:
+            end_one()
+        kind = next((kind for kind in kinds if idle[kind] and kind in one.seconds), None)
+        if kind is None:
+            queue.append(job)
+        else:
+            start(job, kind, one.at)
+    while queue:
+        end_one()
+    return ends
+
+
+def cuts() -> dict[str, dict[str, dict[Profile, int]]]:
+    """Static cuts of all GPUs, by what they are and by name: slices of each profile."""
+    gpu, gpus = geometry(GPU), NODES * PER_NODE
+    kinds = kinds_of(gpu)
+    equal = {str(kind): {kind: gpus * gpu.info(kind).max_instances} for kind in kinds}
+    mixed = {}
+    for way in ways(gpu, kinds):
+        held = {kind: n for kind, n in zip(kinds, way, strict=True) if n}
+        for whole in range(gpus + 1):
+            slices = Counter({kind: n * (gpus - whole) for kind, n in held.items()}) + Counter({kinds[-1]: whole})
+            name = " + ".join(f"{n} x {kind}" for kind, n in sorted(slices.items()))
+            mixed[name] = dict(slices)
+    return {EQUAL: equal, STATIC: mixed}
+
+
+def config_of(jobs: Sequence[Auto]) -> Config:
+    """What ships, on a site to which these jobs came for a while, as the filter granted them."""
+    by: dict[Profile, list[float]] = {}
+    for job in jobs:
+        by.setdefault(job.granted, []).append(job.seconds[job.granted])
+    span = jobs[-1].at - jobs[0].at
+    classes = [Class(len(times) * HORIZON_S / span, statistics.fmean(times), kind) for kind, times in by.items()]
+    return learned({geometry(GPU): NODES * PER_NODE}, classes)
+
+
+def configs(config: Config) -> dict[str, Config]:
+    """What migbatchd runs with, and with parts of it switched off."""
+    return {
+        OURS: config,
+        NO_RETYPE: replace(config, dispatch=replace(config.dispatch, enabled=False)),
+        NO_PREFERENCE: replace(config, supply=Config().supply),
+    }
+
+
+def measure(data: Path, seeds: int = 10, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """The whole experiment on a folder with measured tables. Raises NotMeasurable, TableError, OSError."""
+    seconds = table(data)
+    results = [_load(seconds, load, seeds, say) for load in LOADS]
     return {
         "bench": "dispatch",
         "data": str(data),
-        "gpus": GPUS,
         "gpu": GPU,
-        "kinds": [kind.name for kind in kinds],
+        "gpus": NODES * PER_NODE,
         "seeds": seeds,
-        "pieces": pieces,
         "notes": [
-            f"{len(found)} models; seconds as measured, no predictor; {len(kinds)} profiles on {GPUS} GPUs; legal "
-            "layouts only; cuts were chosen on other arrivals than they are measured on",
-            "PARIS and ELSA are reconstructions",
+            f"{len({model for model, _ in seconds})} models as measured, one process on a slice, no predictor; "
+            f"{JOBS} jobs, the first {WARM} not counted",
+            "static cuts are chosen with hindsight and have no delay; no job's promise is broken on them",
+            "slices' interference is not modelled; what free space is offered as is found from the jobs themselves",
         ],
         "results": results,
-        "bars": [bar.to_dict() for result in results for bar in _bars(result)],
+        "bars": [bar.to_dict() for result in results for bar in bars(result)],
     }
 
 
-def _model(
-    curve: Curve, variance: float, gpu: Geometry, kinds: Sequence[Profile], seeds: int, pieces: int
-) -> dict[str, Any]:
-    works = works_of(curve, variance)
-    case = _Case(works, kinds, seeds, pieces)
-    bound = flow(works, ways(gpu, kinds), GPUS, whole=False, late=ALLOWED).rate
-    guess = 0.8 * bound
-    alike = homogeneous(gpu, kinds, GPUS)
-    best, trial, best_rates = case.best(alike, guess)
-    sizes = [float(kind.compute) for kind in kinds]
-    capacity = float(gpu.compute_slices * GPUS)
-    wanted = largest_remainder(paris(works, sizes, capacity), sizes, capacity)
-    plain = packed(gpu, kinds, GPUS, wanted, "PARIS")
-    began = time.perf_counter()
-    ours = partition(gpu, kinds, works, GPUS)
-    spent = time.perf_counter() - began
-    rates = {
-        "whole GPUs": case.best(alike[-1:], guess)[2],
-        "best homogeneous": best_rates,
-        "best homogeneous cut, our dispatch": case.rates(best, central, guess),
-        "PARIS, first idle": case.rates(plain, first_idle, guess),
-        "PARIS, ELSA": case.rates(plain, early, guess),
-        "our cut, ELSA": case.rates(ours, early, guess),
-        "ours": case.rates(ours, central, ours.rate or guess),
-    }
-    ratio = [_ratio(a, b) for a, b in zip(rates["ours"], best_rates, strict=True)]
-    tails = _tails(case, ours, rates["ours"])
+def _load(seconds: Seconds, load: float, seeds: int, say: Callable[[str], None]) -> dict[str, Any]:
+    drawn = [draw(seconds, load, seed) for seed in range(seeds)]
+    config = config_of(drawn[0])
+    of: dict[str, list[Ends]] = {}
+    for name, each in configs(config).items():
+        for seed, jobs in enumerate(drawn):
+            say(f"load {load:g}: seed {seed}, {name}")
+            of.setdefault(name, []).append(shipped(jobs, each, seconds))
+    chosen = {}
+    for what, some in cuts().items():
+        say(f"load {load:g}: {what}")
+        best = _best(drawn, some)
+        if best is None:
+            raise NotMeasurable(f"{what}: on none of them every job keeps its promise")
+        chosen[what], of[what] = best
+    means = {name: [_mean(ends) for ends in runs] for name, runs in of.items()}
     return {
-        "model": curve.model,
-        "limit_s": round(works[0].limit_s, 6),
-        "rates": {name: round(statistics.fmean(each), 1) for name, each in rates.items()},
-        "bound": round(bound, 1),
-        "ratio": _rounded(mean_with_interval(ratio)),
-        "least_ratio": round(min(ratio), 4),
-        "best_homogeneous": {"cut": best.origin, "served": _SERVED[trial]},
-        "paris": {"wanted": wanted, "placed": list(plain.stock)},
-        "ours": {"stock": list(ours.stock), "gpus": [list(one) for one in ours.gpus], "origin": ours.origin},
-        "ours_latency_in_limits": tails,
-        "partition_s": round(spent, 3),
-    }
-
-
-_SERVED: Final[Mapping[Trial, str]] = {first_idle: "first idle", early: "ELSA"}
-
-
-def _tails(case: _Case, cut: Cut, rates: Sequence[float]) -> dict[str, float]:
-    """Latency over limit at the rates found: 95th and 99th percentile (means over seeds), and the longest of all."""
-    board = Board(case.works, case.prices, cut.stock)
-    runs = [central(board, each, rate) or [] for each, rate in zip(case.streams, rates, strict=True) if rate]
-    if not runs:
-        return {}
-    p95, p99 = (statistics.fmean(float(np.quantile(run, share)) for run in runs) for share in (0.95, 0.99))
-    return {"p95": round(p95, 3), "p99": round(p99, 3), "longest": round(max(map(max, runs)), 3)}
-
-
-def _ratio(ours: float, theirs: float) -> float:
-    return ours / theirs if theirs else math.inf if ours else 1.0
-
-
-def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    ratios = [row["ratio"][0] for row in rows]
-    best = [row["rates"]["best homogeneous"] for row in rows]
-    names = [name for name in rows[0]["rates"] if name != "best homogeneous"]
-    return {
-        "least": round(min(ratios), 4),
-        "mean": round(statistics.fmean(ratios), 4),
-        "mean_over_best_homogeneous": {
-            name: round(statistics.fmean(_ratio(r["rates"][name], b) for r, b in zip(rows, best, strict=True)), 4)
-            for name in names
+        "load": load,
+        **told(DECIDES, config),
+        "preference": list(config.supply.preference),
+        "cuts": chosen,
+        "ways": {
+            name: {
+                "jct_s": round(statistics.fmean(each), 1),
+                "p95_s": round(statistics.fmean(float(np.quantile(ends[WARM:], 0.95)) for ends in of[name]), 1),
+                "over_equal": _over(each, means[EQUAL]),
+                "over_static": _over(each, means[STATIC]),
+            }
+            for name, each in means.items()
         },
-        "mean_over_whole_gpus": round(
-            statistics.fmean(_ratio(row["rates"]["ours"], row["rates"]["whole GPUs"]) for row in rows), 4
-        ),
-        "mean_over_bound": round(statistics.fmean(row["rates"]["ours"] / row["bound"] for row in rows), 4),
     }
 
 
-def _bars(result: Mapping[str, Any]) -> list[Bar]:
-    spread = f"batches of variance {result['variance']:g}"
+def _best(drawn: Sequence[Sequence[Auto]], some: Mapping[str, Mapping[Profile, int]]) -> tuple[str, list[Ends]] | None:
+    """The cut with the least mean completion time over all seeds, of those that keep every promise."""
+    least: tuple[float, str, list[Ends]] | None = None
+    for name, slices in some.items():
+        runs = [ends for jobs in drawn if (ends := static(jobs, slices)) is not None]
+        if len(runs) == len(drawn):
+            mean = statistics.fmean(_mean(ends) for ends in runs)
+            if least is None or mean < least[0]:
+                least = mean, name, runs
+    return None if least is None else least[1:]
+
+
+def _mean(ends: Ends) -> float:
+    return statistics.fmean(ends[WARM:])
+
+
+def _over(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    return [round(value, 4) for value in mean_with_interval([a / b for a, b in zip(ours, theirs, strict=True)])]
+
+
+def bars(result: Mapping[str, Any]) -> list[Bar]:
+    """What ships against both static cuts at one load, by means."""
+    ours, load = result["ways"][OURS], f"load {result['load']:g}: mean JCT over"
     return [
-        Bar(f"{spread}: rate over best homogeneous, worst model", result["least"], LEAST_TARGET, at_least=True),
-        Bar(f"{spread}: rate over best homogeneous, on average", result["mean"], MEAN_TARGET, at_least=True),
+        Bar(f"{load} {EQUAL} ({result['cuts'][EQUAL]})", ours["over_equal"][0], TARGET),
+        Bar(f"{load} {STATIC} ({result['cuts'][STATIC]})", ours["over_static"][0], TARGET),
     ]
-
-
-def _rounded(values: Sequence[float]) -> list[float]:
-    return [round(value, 4) for value in values]

@@ -33,6 +33,7 @@ class Experiment:
         fixed: further options. `quick`: those instead where it has to be quick.
         data: whether it reads data sets. `alone`: whether it measures time by the clock, so nothing may run
             beside it.
+        study: whether it is a study of a paper's idea, of which migbatchd runs nothing; it has no bars.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Experiment:
     quick: tuple[str, ...] = ()
     data: bool = True
     alone: bool = False
+    study: bool = False
 
     def draws(self, seeds: int | None, quick: bool) -> int | None:
         """How many draws; None where nothing is drawn."""
@@ -53,6 +55,7 @@ class Experiment:
         """Words of its command line after `migbatch bench`."""
         draws = self.draws(seeds, quick)
         return [
+            *(("study",) if self.study else ()),
             self.name,
             *(("--data", str(data)) if self.data else ()),
             *((self.seeds, str(draws)) if draws is not None else ()),
@@ -64,16 +67,22 @@ class Experiment:
 QUICK_SEEDS: Final = 2
 EXPERIMENTS: Final = (
     Experiment("lending", "--seeds"),
-    Experiment("simulator", fixed=("--lending",), quick=("--scale", "1", "--scale", "2")),
-    Experiment("sharing", "--seeds", 20),
-    Experiment("dispatch", "--seeds"),
-    Experiment("dstack", "--mixes"),
-    Experiment("instances"),
     Experiment("fragmentation", "--seeds"),
+    Experiment("dispatch", "--seeds"),
+    Experiment("sharing", "--seeds"),
+    Experiment("simulator", fixed=("--lending",), quick=("--scale", "1", "--scale", "2")),
+    Experiment("bsbf", "--seeds", 20, study=True),
+    Experiment("paris-elsa", "--seeds", study=True),
+    Experiment("dstack", "--mixes", study=True),
+    Experiment("instances", study=True),
+    Experiment("placement", "--seeds", study=True),
     Experiment("scale", data=False, alone=True),
 )
 """In the order in which they are begun: the longest first."""
-SHOWN: Final = ("instances", "fragmentation", "dispatch", "dstack", "sharing", "lending", "simulator", "scale")
+SHOWN: Final = (
+    *("fragmentation", "dispatch", "sharing", "lending", "simulator", "scale"),
+    *("instances", "placement", "paris-elsa", "dstack", "bsbf"),
+)
 
 Run = Callable[[Sequence[str]], Mapping[str, Any]]
 """A command line after `migbatch bench` -> its JSON; raises RuntimeError with what it said where it fails."""
@@ -97,6 +106,20 @@ def child(words: Sequence[str]) -> Mapping[str, Any]:
     return found
 
 
+def deciders(result: Any) -> list[str]:
+    """Every function that decides, with the digest of its configuration, as an experiment's result names them."""
+    found: dict[str, None] = {}
+    if isinstance(result, Mapping):
+        if "decides" in result and "configuration" in result:
+            found[f"{result['decides']}, configuration {result['configuration']}"] = None
+        for each in result.values():
+            found.update(dict.fromkeys(deciders(each)))
+    elif isinstance(result, list):
+        for each in result:
+            found.update(dict.fromkeys(deciders(each)))
+    return list(found)
+
+
 def measure(
     data: Path,
     seeds: int | None = None,
@@ -111,15 +134,23 @@ def measure(
 
     Returns:
         {"bench", "data", "quick", "seconds", "failed", "bars", "experiments"}: the experiments' bars with "experiment",
-        and for each experiment "name", "seeds" (None where nothing is drawn), "seconds", "error" (None), "notes",
-        "headline" (None where no paper has one) and "result".
+        and for each experiment "name", "study", "seeds" (None where nothing is drawn), "seconds", "error" (None),
+        "notes", "decides" (functions of migbatchd, each with its configuration), "headline" (None where no paper has
+        one) and "result".
     """
 
     def one(experiment: Experiment) -> dict[str, Any]:
         draws = experiment.draws(seeds, quick)
         say(f"{experiment.name}{'' if draws is None else f', {draws} draws'}")
         began = time.perf_counter()
-        found: dict[str, Any] = {"name": experiment.name, "seeds": draws, "error": None, "headline": None, "result": {}}
+        found: dict[str, Any] = {
+            "name": experiment.name,
+            "study": experiment.study,
+            "seeds": draws,
+            "error": None,
+            "headline": None,
+            "result": {},
+        }
         try:
             result = run(experiment.options(data, seeds, quick))
             found["result"] = result
@@ -130,6 +161,7 @@ def measure(
         except (KeyError, IndexError, TypeError, ValueError) as error:
             found["error"] = f"its result is not as expected: {error!r}"
         found["notes"] = list(found["result"].get("notes", ()))
+        found["decides"] = deciders(found["result"])
         found["seconds"] = round(time.perf_counter() - began, 1)
         say(f"{experiment.name}: {found['error'] or 'measured'}, {found['seconds']:.0f} s")
         return found

@@ -1,14 +1,19 @@
-"""Jobs that find a place at once, by the rule that places them (E8).
+"""Jobs on slices of any size as it ships (E8): how long they wait, and how many find a place at once.
 
-100 GPUs; jobs come at random times (Poisson), each a pod of Alibaba's openb trace drawn anew with its share of a GPU,
-its class and its duration. The share becomes the smallest slice that has it. A job that finds no place is turned away;
-none is moved. No rule may turn away what fits somewhere. Arrivals and jobs are the same for all rules of one seed, so
-gains over first fit are told by pairs.
+Jobs come at random times (Poisson), each a pod of Alibaba's openb trace drawn anew with its share of a GPU and its
+duration; the share becomes the smallest slice that has it. Arrivals and jobs are the same for all ways of one seed.
 
-Beside the rules: the best cut of all GPUs into equal slices, chosen with hindsight for each load; and one pool of all
-compute and memory slices, in which nothing ever fragments. The pool is what any rule that turns nothing away could at
-best come near: it takes more of the large jobs, which leaves less for the small ones, so it bounds accepted slices, and
-what is possible in accepted jobs it shows but does not bound.
+- **planner**: `decide.core.decide` with the shipped configuration, on the simulated Slurm and its nodes. Slurm starts
+  jobs in their order with backfilling, migbatchd says what is offered; every delay of both is charged. Time limits are
+  `LIMIT` times what a job takes.
+- **first fit**, **best fit**: the job is placed at once on the first GPU with room, or on the fullest; with a queue,
+  all that wait are tried in their order whenever a job ends, and nothing is kept free for one that does not fit. They
+  know no Slurm and no delay, so they are stronger than any site could have them.
+- **pool**: the same without places: all compute and memory slices together. It bounds what placing can bring.
+
+At `QUEUED` loads jobs wait until they start (what Slurm does); at `TURNED_AWAY` a job that has not started within
+`PATIENCE_S` goes away, and accepted jobs and slices are counted. Slices' interference is not modelled here: a slice's
+speed is its own in the simulated nodes.
 """
 
 from __future__ import annotations
@@ -19,318 +24,253 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
-from slurm_migbatch.lab.papers.placement import BestFit, Fgd, FirstFit, LeastLoss, Mix, Rule, mix
-from slurm_migbatch.lab.papers.settings import plain
+from slurm_migbatch.config import Config
+from slurm_migbatch.decide.paris_elsa.preference import HORIZON_S, Class
+from slurm_migbatch.lab.bars import Bar, mean_with_interval
+from slurm_migbatch.lab.experiments.shipped import DECIDES, learned, pace, told
+from slurm_migbatch.lab.papers.placement import BestFit, FirstFit
 from slurm_migbatch.lab.sim.gpus import geometry
-from slurm_migbatch.lab.sim.job import Job
-from slurm_migbatch.lab.traces.openb import read
+from slurm_migbatch.lab.slurm.controller import ServiceController
+from slurm_migbatch.lab.slurm.run import Simulation, Site, SiteNode, Submission
+from slurm_migbatch.lab.slurm.work import Fixed
+from slurm_migbatch.lab.studies.placement import Cluster, Kind, Place, Pool, populations
 from slurm_migbatch.mig.geometry import Geometry
-from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
-from slurm_migbatch.mig.planning import capacity
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.workload.csvlines import lines
 
 GPU: Final = "a100-80gb"
-GPUS: Final = 100
-LOADS: Final = (0.8, 1.0, 1.2, 1.5, 2.0, 3.0)
-HEAVY: Final = 1.5
-ARRIVALS: Final = 8000
-WARM: Final = 2000
+NODES: Final = 2
+PER_NODE: Final = 8
+QUEUED: Final = (0.85, 0.95)
+TURNED_AWAY: Final = 1.5
+ARRIVALS: Final = 1200
+WARM: Final = 200
 """Arrivals that are not counted: the cluster fills up."""
-LONGEST_S: Final = 86400.0
-"""Longer jobs count as this long: otherwise no run would come to a steady state."""
-GAIN_TARGET: Final = 1.10
-FIRST, OURS, POOL, EQUAL = "first fit", "least loss", "pool without fragmentation", "best equal slices"
-FILE: Final = "openb_pod_list_default.csv"
+LIMIT: Final = 2.0
+PATIENCE_S: Final = 20.0
+OURS, FIRST, BEST, POOL = "planner", "first fit", "best fit", "pool"
+SIMPLE: Final = (FIRST, BEST)
+WAIT_TARGET: Final = 1.0
+JOBS_TARGET: Final = 1.10
+SLICES_TARGET: Final = 1.0
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A pod to draw: its slice, seconds, and whether it is latency sensitive."""
+class Draw:
+    """Jobs of one seed, and when they come (seconds)."""
 
-    profile: Profile
-    seconds: float
-    served: bool
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Counts after warming up: offered and accepted by profile, accepted by class, and the share of compute slices that
-    was busy."""
-
-    offered: Counter[Profile]
-    accepted: Counter[Profile]
-    by_class: Counter[bool]
-    offered_by_class: Counter[bool]
-    busy: float
-
-    @property
-    def jobs(self) -> int:
-        """Accepted jobs."""
-        return self.accepted.total()
-
-    @property
-    def slices(self) -> int:
-        """Compute slices of the accepted jobs."""
-        return sum(profile.compute * count for profile, count in self.accepted.items())
+    times: tuple[float, ...]
+    kinds: tuple[Kind, ...]
 
 
-Place = Callable[[Kind], Callable[[], None] | None]
-"""Takes a job in and returns what gives its place back; None where it finds none."""
+Waits = list[float | None]
+"""Seconds from arrival to start of each job; None: it was turned away."""
+
+
+def draw(kinds: Sequence[Kind], load: float, seed: int) -> Draw:
+    """Poisson arrivals that offer so many times what all GPUs can do."""
+    work = statistics.fmean(kind.profile.compute * kind.seconds for kind in kinds)
+    rate = load * NODES * PER_NODE * geometry(GPU).compute_slices / work
+    rng = np.random.Generator(np.random.PCG64(seed))
+    drawn = tuple(kinds[i] for i in rng.integers(0, len(kinds), ARRIVALS).tolist())
+    return Draw(tuple(np.cumsum(rng.exponential(1.0 / rate, ARRIVALS)).tolist()), drawn)
+
+
+def at_once(found: Draw, place: Place, queued: bool) -> Waits:
+    """Place without any delay; `queued`: who finds no place waits, and is tried again in order as jobs end."""
+    waits: Waits = [None] * len(found.times)
+    ends: list[tuple[float, int, Callable[[], None]]] = []
+    number = itertools.count()
+    queue: list[int] = []
+
+    def start(now: float, job: int) -> bool:
+        give_back = place(found.kinds[job])
+        if give_back is None:
+            return False
+        waits[job] = now - found.times[job]
+        heapq.heappush(ends, (now + found.kinds[job].seconds, next(number), give_back))
+        return True
+
+    def end_one() -> None:
+        now, _, give_back = heapq.heappop(ends)
+        give_back()
+        hopeless: set[Profile] = set()
+        for job in list(queue):
+            profile = found.kinds[job].profile
+            if profile not in hopeless and start(now, job):
+                queue.remove(job)
+            else:
+                hopeless.add(profile)
+
+    for job, now in enumerate(found.times):
+        while ends and ends[0][0] <= now:
+            end_one()
+        if not start(now, job) and queued:
+            queue.append(job)
+    while queue:
+        end_one()
+    return waits
+
+
+def config_of(kinds: Sequence[Kind]) -> Config:
+    """What ships, on a site to which these jobs came for a while."""
+    counts: Counter[Profile] = Counter(kind.profile for kind in kinds)
+    seconds = {p: statistics.fmean(kind.seconds for kind in kinds if kind.profile == p) for p in counts}
+    work = sum(profile.compute * seconds[profile] * count for profile, count in counts.items())
+    gpus = NODES * PER_NODE
+    rate = gpus * geometry(GPU).compute_slices / work
+    classes = [Class(count * rate * HORIZON_S, seconds[profile], profile) for profile, count in sorted(counts.items())]
+    return learned({geometry(GPU): gpus}, classes)
+
+
+def shipped(found: Draw, config: Config, queued: bool) -> Waits:
+    """migbatchd's decisions on the simulated Slurm."""
+    gpu = geometry(GPU)
+    site = Site(tuple(SiteNode(f"n{n + 1}", (gpu,) * PER_NODE) for n in range(NODES)))
+    workload = [
+        Submission(
+            at,
+            f"mig:{kind.profile.gres_type}:1",
+            partial(Fixed, kind.seconds),
+            limit_s=int(LIMIT * kind.seconds) + 60,
+            name=f"job{n}",
+            fields={"cpus": 1},
+        )
+        for n, (at, kind) in enumerate(zip(found.times, found.kinds, strict=True))
+    ]
+    simulation = Simulation(site, workload)
+    if not queued:
+        for n, at in enumerate(found.times):
+            simulation.clock.at(simulation.begin + at + PATIENCE_S, partial(_give_up, simulation, f"job{n}"))
+    outcome = simulation.run(ServiceController(simulation, config), pace(config))
+    waits: Waits = []
+    for job, at in zip(outcome.submissions, found.times, strict=True):
+        ended = None if job is None else outcome.jobs[job]
+        started = None if ended is None else ended.start
+        waits.append(None if started is None else started - outcome.begin - at)
+    return waits
+
+
+def _give_up(simulation: Simulation, name: str) -> None:
+    for row in list(simulation.slurm.queue.values()):
+        if row.name == name and row.pending:
+            simulation.slurm.cancel(row.job_id)
+
+
+def ways(config: Config) -> dict[str, Callable[[Draw, bool], Waits]]:
+    """Every way to place."""
+    gpu, gpus = geometry(GPU), NODES * PER_NODE
+    return {
+        FIRST: lambda found, queued: at_once(found, Cluster(gpu, gpus, FirstFit()).place, queued),
+        BEST: lambda found, queued: at_once(found, Cluster(gpu, gpus, BestFit()).place, queued),
+        OURS: lambda found, queued: shipped(found, config, queued),
+        POOL: lambda found, queued: at_once(found, Pool(gpu, gpus).place, queued),
+    }
 
 
 def measure(data: Path, seeds: int = 10, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """All rules at all loads for both populations; `data` is openb's folder, or one that holds it. Raises
-    NotMeasurable."""
+    """All ways at all loads for both populations; `data` is openb's folder, or one that holds it. Raises
+    NotMeasurable, TraceError."""
     gpu = geometry(GPU)
-    populations, notices = _populations(data, gpu)
-    found = {}
-    for name, kinds in populations.items():
-        asked = mix(Counter(kind.profile for kind in kinds))
-        loads = []
-        for load in LOADS:
-            say(f"{name}, load {load:g}")
-            loads.append({"load": load, "rules": _rules(gpu, kinds, asked, load, seeds)})
-        found[name] = {
-            "pods": len(kinds),
-            "mix": {profile.name: round(weight, 4) for profile, weight in asked},
-            "latency_sensitive": round(statistics.fmean(kind.served for kind in kinds), 4),
-            "loads": loads,
-        }
+    found, notices = populations(data, gpu)
+    results = {name: _population(name, kinds, gpu, seeds, say) for name, kinds in found.items()}
     return {
+        "bench": "fragmentation",
         "data": str(data),
         "gpu": GPU,
-        "gpus": GPUS,
+        "gpus": NODES * PER_NODE,
         "seeds": seeds,
-        "arrivals": ARRIVALS - WARM,
         "notes": [
             *notices,
-            f"jobs longer than {LONGEST_S / 3600:g} h count as that long; pods of several GPUs are left out",
-            *_ceilings(found),
+            "pods of several GPUs are left out; long ones count as a day",
+            "slices' interference is not modelled; first fit, best fit and the pool have no delay and no Slurm",
+            "what free space is offered as is found from the population, as migbatchd finds it from its record",
         ],
-        "populations": found,
-        "bars": [bar.to_dict() for bar in _bars(found)],
+        "populations": results,
+        "bars": [bar.to_dict() for bar in bars(results)],
     }
 
 
-def _populations(data: Path, gpu: Geometry) -> tuple[dict[str, list[Kind]], tuple[str, ...]]:
-    folder = data / "alibaba_gpu2023_openb" if (data / "alibaba_gpu2023_openb").is_dir() else data
-    path = next((p for p in (folder / f"{FILE}.gz", folder / FILE) if p.is_file()), None)
-    if path is None:
-        raise NotMeasurable(f"{folder} holds no {FILE}(.gz): name the folder of the openb trace")
-    trace = read(path, gpu)
-    partial = {line.text("name") for line in lines(path, ("name", "gpu_milli")) if line.number_of("gpu_milli") < 1000}
-    ones = [job for job in trace.jobs if job.gpus == 1]
-
-    def kinds(jobs: Sequence[Job]) -> list[Kind]:
-        full = gpu.full.profile
-        return [Kind(job.profile or full, min(job.work, LONGEST_S), job.kind == "infer") for job in jobs]
-
-    found = {
-        "parts of a GPU": kinds([job for job in ones if job.name in partial]),
-        "parts and whole GPUs": kinds(ones),
-    }
-    if not all(found.values()):
-        raise NotMeasurable(f"{path} has no pods that ask for a part of a GPU after the trace's first 105 days")
-    return found, trace.notices
-
-
-def _rules(gpu: Geometry, kinds: Sequence[Kind], asked: Mix, load: float, seeds: int) -> list[dict[str, Any]]:
-    work = statistics.fmean(kind.profile.compute * kind.seconds for kind in kinds)
-    rate = load * GPUS * gpu.compute_slices / work
-    rules: Mapping[str, Callable[[], Place]] = {
-        FIRST: lambda: Cluster(gpu, GPUS, FirstFit()).place,
-        "best fit": lambda: Cluster(gpu, GPUS, BestFit()).place,
-        "best fit, careful place": lambda: Cluster(gpu, GPUS, BestFit(careful=True)).place,
-        "FGD": lambda: Cluster(gpu, GPUS, fgd).place,
-        OURS: lambda: Cluster(gpu, GPUS, ours).place,
-        "least loss, mix unknown": lambda: Cluster(gpu, GPUS, unknown).place,
-        POOL: lambda: Pool(gpu, GPUS).place,
-        **{
-            f"equal {profile}": lambda profile=profile: Equal(gpu, GPUS, profile).place  # type: ignore[misc]
-            for profile, _ in asked
-        },
-    }
-    fgd, ours, unknown = Fgd(asked), LeastLoss(asked), LeastLoss(mix(dict.fromkeys(plain(gpu), 1.0)))
-    outcomes: dict[str, list[Outcome]] = {name: [] for name in rules}
-    for seed in range(seeds):
-        rng = np.random.Generator(np.random.PCG64(seed))
-        drawn = [kinds[i] for i in rng.integers(0, len(kinds), ARRIVALS).tolist()]
-        times = np.cumsum(rng.exponential(1.0 / rate, ARRIVALS)).tolist()
-        for name, make in rules.items():
-            outcomes[name].append(run(make(), times, drawn, GPUS * gpu.compute_slices))
-    equal = [name for name in rules if name.startswith("equal ")]
-    best = max(equal, key=lambda name: sum(outcome.jobs for outcome in outcomes[name]))
-    chosen = {name: found for name, found in outcomes.items() if name not in equal}
-    chosen[f"{EQUAL} ({best.removeprefix('equal ')})"] = outcomes[best]
-    first = outcomes[FIRST]
-    return [_row(name, found, first) for name, found in chosen.items()]
-
-
-def run(place: Place, times: Sequence[float], drawn: Sequence[Kind], slices: int) -> Outcome:
-    """One run over all arrivals; those after the first WARM are counted."""
-    offered: Counter[Profile] = Counter()
-    accepted: Counter[Profile] = Counter()
-    classes: Counter[bool] = Counter()
-    offered_classes: Counter[bool] = Counter()
-    ends: list[tuple[float, int, int, Callable[[], None]]] = []
-    number = itertools.count()
-    busy, area = 0, 0.0
-    warm = times[min(WARM, len(times) - 1)]
-    clock = warm
-    for i, (now, kind) in enumerate(zip(times, drawn, strict=True)):
-        while ends and ends[0][0] <= now:
-            end, _, freed, give_back = heapq.heappop(ends)
-            if end > clock:
-                area += busy * (end - clock)
-                clock = end
-            busy -= freed
-            give_back()
-        if now > clock:
-            area += busy * (now - clock)
-            clock = now
-        give = place(kind)
-        if i >= WARM:
-            offered[kind.profile] += 1
-            offered_classes[kind.served] += 1
-        if give is None:
-            continue
-        busy += kind.profile.compute
-        heapq.heappush(ends, (now + kind.seconds, next(number), kind.profile.compute, give))
-        if i >= WARM:
-            accepted[kind.profile] += 1
-            classes[kind.served] += 1
-    span = times[-1] - warm
-    return Outcome(offered, accepted, classes, offered_classes, area / (span * slices) if span > 0 else 0.0)
-
-
-class Cluster:
-    """GPUs on which a rule places slices."""
-
-    def __init__(self, gpu: Geometry, count: int, rule: Rule) -> None:
-        self.gpu, self.rule = gpu, rule
-        self.layouts = [EMPTY] * count
-        self._having: dict[Layout, set[int]] = {EMPTY: set(range(count))}
-        self._first: dict[Layout, int] = {EMPTY: 0}
-
-    def place(self, kind: Kind) -> Callable[[], None] | None:
-        """See `Place`."""
-        found = self.rule.place(self.gpu, self._first, kind.profile)
-        if found is None:
-            return None
-        layout, slot = found
-        number = self._first[layout]
-        self._change(number, layout.add(slot))
-        return lambda: self._give_back(number, slot)
-
-    def _give_back(self, number: int, slot: Slot) -> None:
-        self._change(number, self.layouts[number].remove(slot))
-
-    def _change(self, number: int, layout: Layout) -> None:
-        before = self.layouts[number]
-        having = self._having[before]
-        having.discard(number)
-        if not having:
-            del self._having[before], self._first[before]
-        elif self._first[before] == number:
-            self._first[before] = min(having)
-        self._having.setdefault(layout, set()).add(number)
-        self._first[layout] = min(number, self._first.get(layout, number))
-        self.layouts[number] = layout
-
-
-class Pool:
-    """All compute and memory slices together, as if places did not matter."""
-
-    def __init__(self, gpu: Geometry, count: int) -> None:
-        self.gpu = gpu
-        self.compute, self.memory = count * gpu.compute_slices, count * gpu.memory_slices
-
-    def place(self, kind: Kind) -> Callable[[], None] | None:
-        """See `Place`."""
-        info = self.gpu.info(kind.profile)
-        if info.compute_slices > self.compute or info.memory_slices > self.memory:
-            return None
-        self._take(info.compute_slices, info.memory_slices)
-        return lambda: self._take(-info.compute_slices, -info.memory_slices)
-
-    def _take(self, compute: int, memory: int) -> None:
-        self.compute -= compute
-        self.memory -= memory
-
-
-class Equal:
-    """Every GPU cut for good into as many slices of one profile as it holds; a job takes one that is large enough."""
-
-    def __init__(self, gpu: Geometry, count: int, profile: Profile) -> None:
-        self.gpu, self.info = gpu, gpu.info(profile)
-        self.free = count * capacity(gpu, EMPTY, profile)
-
-    def place(self, kind: Kind) -> Callable[[], None] | None:
-        """See `Place`."""
-        asked = self.gpu.info(kind.profile)
-        small = asked.compute_slices > self.info.compute_slices or asked.memory_slices > self.info.memory_slices
-        if small or not self.free:
-            return None
-        self.free -= 1
-        return self._give_back
-
-    def _give_back(self) -> None:
-        self.free += 1
-
-
-def _row(name: str, found: Sequence[Outcome], first: Sequence[Outcome]) -> dict[str, Any]:
-    def interval(values: Sequence[float]) -> list[float]:
-        return [round(value, 4) for value in mean_with_interval(values)]
-
-    profiles = sorted({profile for outcome in found for profile in outcome.offered})
+def _population(
+    name: str, kinds: Sequence[Kind], gpu: Geometry, seeds: int, say: Callable[[str], None]
+) -> dict[str, Any]:
+    config = config_of(kinds)
+    asked = Counter(kind.profile for kind in kinds)
+    loads = []
+    for load in (*QUEUED, TURNED_AWAY):
+        queued = load in QUEUED
+        of: dict[str, list[dict[str, float]]] = {}
+        for seed in range(seeds):
+            drawn = draw(kinds, load, seed)
+            for way, run in ways(config).items():
+                say(f"{name}, load {load:g}: seed {seed}, {way}")
+                of.setdefault(way, []).append(_figures(drawn, run(drawn, queued), gpu, queued))
+        loads.append({"load": load, "queued": queued, "ways": {way: _row(runs, of) for way, runs in of.items()}})
     return {
-        "rule": name,
-        "accepted": interval([each.jobs / each.offered.total() for each in found]),
-        "gain_jobs": interval([each.jobs / of.jobs - 1 for each, of in zip(found, first, strict=True)]),
-        "gain_slices": interval([each.slices / of.slices - 1 for each, of in zip(found, first, strict=True)]),
-        "busy": interval([each.busy for each in found]),
-        "by_profile": {
-            profile.name: round(sum(each.accepted[profile] for each in found) / offered, 4)
-            for profile in profiles
-            if (offered := sum(each.offered[profile] for each in found))
-        },
-        "by_class": {
-            label: round(sum(each.by_class[served] for each in found) / offered, 4)
-            for label, served in (("latency sensitive", True), ("best effort", False))
-            if (offered := sum(each.offered_by_class[served] for each in found))
-        },
+        "jobs": len(kinds),
+        "mix": {profile.name: round(count / len(kinds), 4) for profile, count in sorted(asked.items())},
+        **told(DECIDES, config),
+        "preference": list(config.supply.preference),
+        "loads": loads,
     }
 
 
-def _ceilings(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What a pool without places gains over first fit, to judge the target by: how much places cost at all."""
-    told = []
-    for name, population in found.items():
-        pool = {
-            each["load"]: next(row for row in each["rules"] if row["rule"] == POOL)["gain_jobs"][0]
-            for each in population["loads"]
+def _figures(drawn: Draw, waits: Waits, gpu: Geometry, queued: bool) -> dict[str, float]:
+    counted = list(zip(drawn.kinds, waits, strict=True))[WARM:]
+    if queued:
+        had = [wait for _, wait in counted if wait is not None]
+        whole = [wait for kind, wait in counted if wait is not None and kind.profile == gpu.full.profile]
+        assert len(had) == len(counted)
+        return {
+            "wait_s": statistics.fmean(had),
+            "wait_p95_s": float(np.quantile(had, 0.95)),
+            "wait_max_s": max(had),
+            "wait_whole_s": statistics.fmean(whole) if whole else 0.0,
         }
-        best = max(pool, key=lambda load: pool[load])
-        told.append(
-            f"{name}: without any fragmentation (the pool) {pool[HEAVY]:+.1%} jobs over first fit at load {HEAVY:g}, "
-            f"{pool[best]:+.1%} at most, at load {best:g}; the bar asks for {GAIN_TARGET - 1:+.0%}"
-        )
-    return told
+    taken = [kind for kind, wait in counted if wait is not None]
+    return {
+        "jobs": len(taken) / len(counted),
+        "slices": sum(kind.profile.compute for kind in taken) / sum(kind.profile.compute for kind, _ in counted),
+    }
 
 
-def _bars(found: Mapping[str, Mapping[str, Any]]) -> list[Bar]:
-    bars = []
-    for name, population in found.items():
-        heavy = next(each for each in population["loads"] if each["load"] == HEAVY)
-        rows = {row["rule"]: row for row in heavy["rules"]}
-        ours, pool = rows[OURS]["gain_jobs"][0], rows[POOL]["gain_jobs"][0]
-        label = f"{name}, load {HEAVY:g}: accepted jobs over first fit (a pool without places: {1 + pool:.3f})"
-        bars.append(Bar(label, 1 + ours, GAIN_TARGET, at_least=True))
-    return bars
+def _row(runs: Sequence[Mapping[str, float]], of: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
+    """Means over seeds, and the mean ratio to first fit by seed with its interval."""
+    keys = ("wait_s",) if "wait_s" in runs[0] else ("jobs", "slices")
+    over = {
+        key: [
+            round(value, 4)
+            for value in mean_with_interval([_ratio(a[key], b[key]) for a, b in zip(runs, of[FIRST], strict=True)])
+        ]
+        for key in keys
+    }
+    return {**{key: round(statistics.fmean(run[key] for run in runs), 4) for key in runs[0]}, "over_first_fit": over}
+
+
+def _ratio(ours: float, theirs: float) -> float:
+    return ours / theirs if theirs else 1.0 if not ours else float("inf")
+
+
+def bars(results: Mapping[str, Mapping[str, Any]]) -> list[Bar]:
+    """The planner against the better of the simple rules, by means over seeds."""
+    found = []
+    for name, population in results.items():
+        for each in population["loads"]:
+            rows, label = each["ways"], f"{name}, load {each['load']:g}"
+            if each["queued"]:
+                least = min(rows[way]["wait_s"] for way in SIMPLE)
+                ratio = _ratio(rows[OURS]["wait_s"], least)
+                found.append(Bar(f"{label}: mean wait over the better of first and best fit", ratio, WAIT_TARGET))
+                continue
+            jobs, slices = (
+                _ratio(rows[OURS][key], max(rows[way][key] for way in SIMPLE)) for key in ("jobs", "slices")
+            )
+            what = "over the better of first and best fit"
+            found.append(Bar(f"{label}: accepted jobs {what}", jobs, JOBS_TARGET, at_least=True))
+            found.append(Bar(f"{label}: accepted slices {what}", slices, SLICES_TARGET, at_least=True))
+    return found

@@ -37,6 +37,48 @@ def instances(result: Result) -> Plots:
 
 
 def fragmentation(result: Result) -> Plots:
+    """Mean waits, and accepted slices where jobs are turned away, by load."""
+    found: Plots = {}
+    for name, population in result["populations"].items():
+        waits: dict[str, list[Bar]] = {}
+        accepted: dict[str, list[Bar]] = {}
+        for load in population["loads"]:
+            for way, row in load["ways"].items():
+                into, key = (waits, "wait_s") if load["queued"] else (accepted, "slices")
+                into.setdefault(f"load {load['load']:g}", []).append(Bar(way, row[key]))
+        key = name.replace(" ", "-")
+        found[f"wait-{key}"] = bars(waits, f"Mean wait: {name}", "s")
+        found[f"accepted-{key}"] = bars(accepted, f"Share of slices that find a place: {name}", "of those asked for")
+    return found
+
+
+def dispatch(result: Result) -> Plots:
+    """Mean completion times over both static cuts."""
+    found = {}
+    for key, what in (("over_equal", "the best equal slices"), ("over_static", "the best static cut")):
+        groups = {
+            f"load {each['load']:g}": [Bar(name, *row[key]) for name, row in each["ways"].items()]
+            for each in result["results"]
+        }
+        found[key.replace("_", "-")] = bars(groups, f"Mean completion time over {what}", "times as long", 1.0)
+    return found
+
+
+def sharing(result: Result) -> Plots:
+    """Completion times of migbatchd's pairs over not sharing and sharing always."""
+    groups: dict[str, dict[str, list[Bar]]] = {}
+    for cell in result["cells"]:
+        for name, ratio in cell["over"].items():
+            mean, low, high = ratio
+            kind = f"load {cell['load']:g}, slowdown {cell['slowdown']}"
+            groups.setdefault(name, {}).setdefault(kind, []).append(Bar(f"sigma {cell['error']:g}", mean, low, high))
+    return {
+        name.lower().replace(", ", "-").replace(" ", "-"): bars(found, f"Mean completion time: {name}", "times", 1.0)
+        for name, found in groups.items()
+    }
+
+
+def placement(result: Result) -> Plots:
     """Accepted jobs by load, and gains over first fit with their intervals."""
     found: Plots = {}
     for name, population in result["populations"].items():
@@ -62,7 +104,7 @@ def _ratio(name: str, gain: Sequence[float]) -> Bar:
     return Bar(name, mean, low, high)
 
 
-def dispatch(result: Result) -> Plots:
+def paris_elsa(result: Result) -> Plots:
     """Rates over the best homogeneous layout, and the cuts that were chosen."""
     ours, found = {}, {}
     gpu = geometry(result["gpu"])
@@ -97,7 +139,7 @@ def dstack(result: Result) -> Plots:
     return found
 
 
-def sharing(result: Result) -> Plots:
+def bsbf(result: Result) -> Plots:
     """Completion times of ours over others' with intervals, and distributions in the first draw of each cell."""
     found = {}
     names = list(result["cells"][0]["ours_over"]) if result["cells"] else []
@@ -144,8 +186,11 @@ PLOTS: Final[Mapping[str, Callable[[Result], Plots]]] = {
     "instances": instances,
     "fragmentation": fragmentation,
     "dispatch": dispatch,
-    "dstack": dstack,
     "sharing": sharing,
+    "placement": placement,
+    "paris-elsa": paris_elsa,
+    "dstack": dstack,
+    "bsbf": bsbf,
     "lending": lending,
 }
 """Experiment -> its plots."""

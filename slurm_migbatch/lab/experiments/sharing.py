@@ -1,26 +1,26 @@
-"""Share or wait (E6): mean completion time where at most two jobs share a GPU, by the rule that decides about it.
+"""Two trainings on one slice as it ships (E6): mean completion time by the test that migbatchd runs, and without it.
 
-Jobs:
+What decides is `decide.lending.pairs.pairs` with the rules that migbatchd makes of a `LendingConfig`. Sharing is off
+as shipped (`[lending] share`), so that key is on here; all others are at their defaults. The shipped slowdown of a pair
+of which nothing was measured is assumed of all of them (*pairs*), or a site has measured every pair and names the file
+(*pairs, measured*).
 
-- Muri's 400-job trace on 64 GPUs, as it is and resampled: its arrivals kept, its jobs drawn with replacement;
-- 30 jobs on 16 GPUs and 61 jobs on 32, in the style of the traces of "wise resource sharing" (arXiv 2407.13088), which
-  are not at hand: their numbers of GPUs (of 30: 10 x 1, 8 x 2, 6 x 4, 4 x 8, 2 x 16), application and work drawn from
-  Pollux's workloads with its measured profiles, arrivals from a stretch of consecutive Philly submissions, scaled so
-  that the work offered until the last of them is `LOADS` times what the GPUs can do.
+Jobs are those of Muri's trace, drawn with replacement, in its arrivals, which are stretched so that the work offered is
+`LOADS` times what the slices can do. Each has one slice of `PROFILE`, however many GPUs it asked for: migbatchd lets
+jobs of one slice share, of one user. What a job claims is the trace's own estimate, or that times a log-normal error;
+its time limit is `MARGIN` times what it claims, as migbatchd takes it that users do. No limit ends a job here; how many
+jobs came to theirs only because they shared is counted. Memory suffices for two.
 
-Slowdowns: the same for all pairs; drawn for each pair of applications from Gavel's pairs as measured on a V100 (both
-sides of one measured pair together); uniform between 1 and 2.2, each side by itself. Schedulers know them, and the work
-of each job, exactly. GPUs are whole, memory suffices for two jobs, and starting costs nothing: as in the paper.
+Slowdowns: the same for all pairs, or drawn for each pair of applications from Gavel's pairs as measured on a V100.
+Busy slices beside a job cost what MLPerf measured (`lab.sim.speeds.Neighbours`).
 
-- *FIFO* and *SJF* do not share; *SJF-FFS* shares always; *BSBF* by the pair test of the authors' code (these two take
-  partners as their code does); *ours* by `decide.lending.sharing.plan`.
-
-A ratio is of mean completion times in the same draw; its interval is over draws (95 %, Student's t). Where nothing is
-drawn there is one run and no interval.
+The order of the queue is Slurm's (first come first), or the shortest claim first, which is no matter of migbatchd's:
+every way to share is compared with none, and with sharing the first slice that there is (FFS), in the same order.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,246 +29,264 @@ from typing import Any, Final
 
 import numpy as np
 
+from slurm_migbatch.config import Config, LendingConfig
+from slurm_migbatch.daemon.rounds import lending_settings
+from slurm_migbatch.decide.lending.pairs import Rules
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
-from slurm_migbatch.lab.papers.bsbf import PAIR, RULES
+from slurm_migbatch.lab.experiments.shipped import told
 from slurm_migbatch.lab.sim.cluster import Cluster
 from slurm_migbatch.lab.sim.engine import Simulation
-from slurm_migbatch.lab.sim.gpus import whole
+from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import Job
-from slurm_migbatch.lab.sim.policies.ffs import SjfFfs
-from slurm_migbatch.lab.sim.policies.queued import Fifo, Sjf
-from slurm_migbatch.lab.sim.policies.sharing import Sharing
-from slurm_migbatch.lab.sim.policy import Policy
-from slurm_migbatch.lab.sim.speeds import Paired, Whole
-from slurm_migbatch.lab.traces import muri, philly, pollux
-from slurm_migbatch.workload import pairs
+from slurm_migbatch.lab.sim.policies.slicesharing import (
+    DECIDES,
+    FirstFitSharing,
+    LivePairs,
+    Order,
+    SliceQueue,
+    by_arrival,
+    by_claim,
+)
+from slurm_migbatch.lab.sim.speeds import Neighbours, Paired, Whole
+from slurm_migbatch.lab.traces import muri
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.workload import pairs as measured_pairs
 
 GPU: Final = "a100-80gb"
+GPUS: Final = 4
+PROFILE: Final = Profile.parse("2g.20gb")
+MEMORY_MIB: Final = 8000.0
+"""What every job says that it needs: two fit on a slice."""
+JOBS: Final = 160
+LOADS: Final = (0.8, 1.2, 2.0)
 FIXED: Final = (1.1, 1.3, 1.5, 1.8)
-WIDEST: Final = 2.2
-LOADS: Final = (0.8, 2.0)
-MIXES: Final[Mapping[int, Mapping[int, int]]] = {
-    16: {1: 10, 2: 8, 4: 6, 8: 4, 16: 2},
-    32: {1: 20, 2: 17, 4: 12, 8: 8, 16: 4},
-}
-"""GPUs of the cluster -> GPUs of a job -> how many jobs."""
-QUANTILES: Final = tuple(n / 40 for n in range(1, 41))
-"""Of the completion times in the first draw of a cell, for plots."""
+ERRORS: Final = (0.0, 0.5, 1.0)
+"""Standard deviations of the logarithm of the error of claims; 0: the trace's own."""
+USERS: Final = 1
+MARGIN: Final = 1 / Rules().of_limit
+TARGET: Final = 1.01
+"""Sharing is never to be worse by more than this than not sharing, or than sharing always."""
+ORDERS: Final[Mapping[str, Order]] = {"FIFO": by_arrival, "SJF": by_claim}
+WAYS: Final = ("alone", "FFS", "pairs", "pairs, measured")
 _SEED: Final = 4000
-_MURI_GPUS: Final = 64
-POLICIES: Final[Mapping[str, Callable[[], Policy]]] = {
-    "FIFO": Fifo,
-    "SJF": Sjf,
-    "SJF-FFS": SjfFfs,
-    "BSBF": lambda: Sharing((PAIR,)),
-    "ours": lambda: Sharing(RULES),
-}
-BASELINES: Final = ("SJF", "SJF-FFS", "BSBF")
+
+Slowdowns = Mapping[tuple[str, str], float]
+
+
+def config() -> Config:
+    """The shipped configuration with sharing switched on, which it is not as shipped."""
+    return replace(Config(), lending=LendingConfig(share=True))
+
+
+def rules(slowdowns: Slowdowns | None = None) -> Rules:
+    """The rules that migbatchd makes of the configuration; `slowdowns`: what `[lending] pairs` would name."""
+    settings = lending_settings(config().lending)
+    assert settings.share
+    return Rules(measured=settings.slowdowns if slowdowns is None else slowdowns)
+
+
+def settings() -> dict[str, str]:
+    """What decides, and the digest of the configuration that it has."""
+    return told(DECIDES, config())
 
 
 @dataclass(frozen=True)
 class Source:
-    """What is drawn from.
+    """What is drawn from: Muri's jobs, and slowdowns of both sides of each pair that Gavel measured."""
 
-    Attributes:
-        muri: its jobs. `pool`: application and work of Pollux's jobs. `gaps`: seconds between Philly's submissions.
-        measured: slowdowns of both sides of each pair that Gavel measured.
-    """
-
-    muri: tuple[Job, ...]
-    pool: tuple[tuple[str, float], ...]
-    gaps: tuple[float, ...]
+    jobs: tuple[Job, ...]
     measured: tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True)
-class Population:
-    """A kind of trace: `draw` makes one; `drawn` says whether it differs from draw to draw."""
+class Cell:
+    """One setting of the experiment: offered load, the slowdown (None: Gavel's pairs), and the error of claims."""
 
-    name: str
-    gpus: int
-    draw: Callable[[np.random.Generator], list[Job]]
-    drawn: bool = True
+    load: float
+    slowdown: float | None
+    error: float
 
-
-@dataclass(frozen=True)
-class Slowdowns:
-    """A kind of slowdowns: `draw` makes them for these applications."""
-
-    name: str
-    draw: Callable[[np.random.Generator, Sequence[str]], dict[tuple[str, str], float]]
-    drawn: bool = True
+    @property
+    def name(self) -> str:
+        """For people."""
+        claims = "the trace's estimates" if not self.error else f"estimates off by sigma {self.error:g}"
+        return f"load {self.load:g}, slowdown {'Gavel' if self.slowdown is None else f'{self.slowdown:g}'}, {claims}"
 
 
 def source(data: Path) -> Source:
-    """Read all that lies below a folder. Raises NotMeasurable, TraceError."""
-    # the published schedulers count in iterations, so what a job claims is its work
-    jobs = tuple(replace(job, estimate=None) for job in muri.read(_one(data, "cluster_trace.csv*")).jobs)
-    known = pollux.profiles(_one(data, "placements.csv*").parent.parent)
-    pool = tuple(
-        (job.app, job.work) for path in sorted(data.rglob("workload-*.csv*")) for job in pollux.read(path, known).jobs
-    )
-    if not pool:
-        raise NotMeasurable(f"{data} holds no workload-*.csv of Pollux")
-    arrivals = [job.arrival for job in philly.read(_one(data, "philly_jobs.csv*")).jobs]
-    gaps = tuple(float(gap) for gap in np.diff(arrivals))
-    found = pairs.gavel(_one(data, "physical_cluster_throughputs.csv*"))
-    measured = tuple((xi, found[other, one]) for (one, other), xi in sorted(found.items()) if one <= other)
-    if max(sum(mix.values()) for mix in MIXES.values()) > len(gaps) or not measured:
-        raise NotMeasurable(f"{data} holds too few submissions of Philly or no pairs of Gavel")
-    return Source(jobs, pool, gaps, measured)
+    """Read what lies below a folder. Raises NotMeasurable, TraceError."""
+    jobs = muri.read(_one(data, "cluster_trace.csv*")).jobs
+    found = measured_pairs.gavel(_one(data, "physical_cluster_throughputs.csv*"))
+    both = tuple((xi, found[other, one]) for (one, other), xi in sorted(found.items()) if one <= other)
+    if not both or not jobs:
+        raise NotMeasurable(f"{data} holds no pairs of Gavel or no jobs of Muri")
+    return Source(jobs, both)
 
 
-def populations(found: Source) -> list[Population]:
-    """All kinds of traces."""
-
-    def again(rng: np.random.Generator) -> list[Job]:
-        picks = rng.integers(len(found.muri), size=len(found.muri))
-        return [
-            replace(found.muri[int(pick)], id=job.id, name=job.name, arrival=job.arrival)
-            for job, pick in zip(found.muri, picks, strict=True)
-        ]
-
-    result = [
-        Population("Muri", _MURI_GPUS, lambda rng: list(found.muri), drawn=False),
-        Population("Muri, resampled", _MURI_GPUS, again),
-    ]
-    for gpus, mix in MIXES.items():
-        for load in LOADS:
-            name = f"{sum(mix.values())} jobs, load {load:g}"
-            result.append(Population(name, gpus, _small(found, gpus, mix, load)))
-    return result
-
-
-def _small(found: Source, gpus: int, mix: Mapping[int, int], load: float) -> Callable[[np.random.Generator], list[Job]]:
-    def draw(rng: np.random.Generator) -> list[Job]:
-        needs = rng.permutation([need for need, count in mix.items() for _ in range(count)])
-        picks = [found.pool[int(pick)] for pick in rng.integers(len(found.pool), size=len(needs))]
-        first = int(rng.integers(len(found.gaps) - len(needs) + 2))
-        arrivals = np.concatenate(([0.0], np.cumsum(found.gaps[first : first + len(needs) - 1])))
-        offered = sum(int(need) * work for need, (_, work) in zip(needs, picks, strict=True))
-        last = offered / (gpus * load)
-        times = arrivals * last / arrivals[-1] if arrivals[-1] > 0 else np.linspace(0.0, last, len(needs))
-        return [
-            Job(number, f"{app}-{number}", float(time), work, gpus=int(need), app=app)
-            for number, (time, need, (app, work)) in enumerate(zip(times, needs, picks, strict=True))
-        ]
-
-    return draw
-
-
-def slowdowns(found: Source) -> list[Slowdowns]:
-    """All kinds of slowdowns."""
-
-    def same(value: float) -> Slowdowns:
-        return Slowdowns(
-            f"{value:g}", lambda rng, apps: {(one, other): value for one in apps for other in apps}, drawn=False
+def draw(found: Source, cell: Cell, chance: np.random.Generator) -> list[Job]:
+    """Jobs of one slice each, with what they claim as their estimate."""
+    picks = chance.integers(len(found.jobs), size=JOBS).tolist()
+    errors = np.exp(cell.error * chance.standard_normal(JOBS)).tolist()
+    begin = int(chance.integers(max(1, len(found.jobs) - JOBS + 1)))
+    moments = [job.arrival for job in found.jobs[begin : begin + JOBS]]
+    moments += [moments[-1]] * (JOBS - len(moments))
+    slices = GPUS * geometry(GPU).info(PROFILE).max_instances
+    offered = sum(found.jobs[pick].work for pick in picks)
+    span, wanted = moments[-1] - moments[0], offered / (slices * cell.load)
+    jobs = []
+    for n, (pick, error, moment) in enumerate(zip(picks, errors, moments, strict=True)):
+        job = found.jobs[pick]
+        at = (moment - moments[0]) / span * wanted if span > 0 else wanted * n / JOBS
+        jobs.append(
+            Job(
+                n,
+                f"{job.app}-{n}",
+                at,
+                job.work,
+                profile=PROFILE,
+                app=job.app,
+                user=str(n % USERS),
+                estimate=job.claimed * error,
+            )
         )
-
-    def gavel(rng: np.random.Generator, apps: Sequence[str]) -> dict[tuple[str, str], float]:
-        xi = {}
-        for number, one in enumerate(apps):
-            for other in apps[number:]:
-                sides = found.measured[int(rng.integers(len(found.measured)))]
-                flip = int(rng.integers(2))
-                xi[one, other], xi[other, one] = sides[flip], sides[1 - flip]
-        return xi
-
-    def uniform(rng: np.random.Generator, apps: Sequence[str]) -> dict[tuple[str, str], float]:
-        return {(one, other): float(rng.uniform(1.0, WIDEST)) for one in apps for other in apps}
-
-    return [*map(same, FIXED), Slowdowns("Gavel", gavel), Slowdowns(f"uniform 1 to {WIDEST:g}", uniform)]
+    return jobs
 
 
-def completion(jobs: Sequence[Job], gpus: int, policy: Policy, xi: Mapping[tuple[str, str], float]) -> list[float]:
-    """Seconds from arrival to end of each job."""
-    result = Simulation(Cluster.of(whole(GPU), gpus, 4), jobs, policy, Paired(Whole(), xi)).run()
-    ends = [run.ended - run.job.arrival for run in result.runs if run.ended is not None]
+def slowdowns(
+    found: Source, cell: Cell, apps: Sequence[str], chance: np.random.Generator
+) -> dict[tuple[str, str], float]:
+    """Of every pair of applications."""
+    if cell.slowdown is not None:
+        return {(one, other): cell.slowdown for one in apps for other in apps}
+    xi = {}
+    for number, one in enumerate(apps):
+        for other in apps[number:]:
+            sides = found.measured[int(chance.integers(len(found.measured)))]
+            flip = int(chance.integers(2))
+            xi[one, other], xi[other, one] = sides[flip], sides[1 - flip]
+    return xi
+
+
+def policy(way: str, order: Order, slowdown: Slowdowns) -> SliceQueue:
+    """One of `WAYS` in an order of the queue."""
+    if way == "alone":
+        return SliceQueue(PROFILE, order)
+    if way == "FFS":
+        return FirstFitSharing(PROFILE, order)
+    known = rules(slowdown) if way == "pairs, measured" else rules()
+    return LivePairs(known, limit, MEMORY_MIB, config().cluster.poll_s, PROFILE, order)
+
+
+def limit(job: Job) -> float:
+    """A job's time limit, seconds."""
+    return MARGIN * job.claimed
+
+
+def play(jobs: Sequence[Job], decides: SliceQueue, slowdown: Slowdowns, seed: int) -> dict[str, float]:
+    """Mean completion time, jobs that shared, and jobs that came to their limit only because they shared."""
+    cluster = Cluster.of(geometry(GPU), GPUS, 4)
+    speeds = Paired(Whole(), slowdown)
+    runs = Simulation(cluster, jobs, decides, speeds, neighbours=Neighbours(), seed=seed).run().runs
+    ends = [run.ended - run.job.arrival for run in runs if run.ended is not None]
     if len(ends) < len(jobs):
-        raise NotMeasurable(f"{len(jobs) - len(ends)} of {len(jobs)} jobs need more than {gpus} GPUs")
-    return ends
+        raise NotMeasurable(f"{len(jobs) - len(ends)} of {len(jobs)} jobs never end")
+    late = sum(
+        run.ended - run.started > limit(run.job) >= run.job.work
+        for run in runs
+        if run.ended is not None and run.started is not None
+    )
+    return {"jct_s": statistics.fmean(ends), "joined": float(decides.joined), "late": float(late)}
 
 
-def measure(data: Path, seeds: int = 10, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """The whole experiment on a folder with the data sets of Muri, Philly, Pollux and Gavel.
+def measure(
+    data: Path,
+    seeds: int = 10,
+    cells: Sequence[Cell] | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """The whole experiment on a folder with the data sets of Muri and Gavel.
 
     Raises:
         NotMeasurable: something is not there.
         TraceError, OSError: something cannot be read.
     """
     found = source(data)
-    cells = []
-    for number, population in enumerate(populations(found)):
-        for kind in slowdowns(found):
-            say(f"{population.name}, slowdown {kind.name}")
-            cells.append(_cell(population, kind, number, seeds))
+    rows = []
+    for number, cell in enumerate(all_cells() if cells is None else cells):
+        say(cell.name)
+        rows.append(_measured(found, cell, number, seeds))
     return {
         "bench": "sharing",
         "data": str(data),
         "seeds": seeds,
-        "rules": [rule.name for rule in RULES],
+        **settings(),
         "notes": [
-            "whole GPUs, two jobs on each at most, work and slowdowns known exactly, nothing charged for starting",
-            "30 and 61 jobs: a reconstruction of traces that are not at hand, from Pollux's jobs and Philly's arrivals",
+            "[lending] share is off as shipped and on here; everything else is at its default",
+            f"{GPUS} GPUs cut into {PROFILE}, a slice for each of {JOBS} jobs of Muri's trace, all of one user; "
+            "nothing charged for starting; time limits do not end jobs",
             f"{len(found.measured)} pairs measured by Gavel on a V100: median slowdown "
-            f"{statistics.median(xi for pair in found.measured for xi in pair):.2f}",
+            f"{statistics.median(xi for pair in found.measured for xi in pair):.2f}; as shipped 1.5 is assumed of all",
         ],
-        "cells": cells,
-        "bars": [bar.to_dict() for bar in _bars(cells)],
+        "cells": rows,
+        "bars": [bar.to_dict() for bar in bars(rows)],
     }
 
 
-def _cell(population: Population, kind: Slowdowns, number: int, seeds: int) -> dict[str, Any]:
-    times: dict[str, list[float]] = {name: [] for name in POLICIES}
-    spread: dict[str, list[float]] = {}
-    for seed in range(seeds if population.drawn or kind.drawn else 1):
-        jobs = population.draw(np.random.Generator(np.random.PCG64((_SEED + seed, number))))
-        xi = kind.draw(np.random.Generator(np.random.PCG64(_SEED + seed)), sorted({job.app for job in jobs}))
-        for name, make in POLICIES.items():
-            ends = completion(jobs, population.gpus, make(), xi)
-            times[name].append(statistics.fmean(ends))
-            spread.setdefault(name, np.quantile(ends, QUANTILES, method="inverted_cdf").round(1).tolist())
-    ratios = {
-        name: mean_with_interval([ours / theirs for ours, theirs in zip(times["ours"], times[name], strict=True)])
-        for name in POLICIES
-        if name != "ours"
+def all_cells() -> list[Cell]:
+    """Every load with every slowdown and every error of claims."""
+    return [Cell(load, xi, error) for load in LOADS for xi in (*FIXED, None) for error in ERRORS]
+
+
+def _measured(found: Source, cell: Cell, number: int, seeds: int) -> dict[str, Any]:
+    names = [f"{order}, {way}" for order in ORDERS for way in WAYS]
+    of: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for seed in range(seeds):
+        jobs = draw(found, cell, np.random.Generator(np.random.PCG64((_SEED + seed, number))))
+        apps = sorted({job.app for job in jobs})
+        xi = slowdowns(found, cell, apps, np.random.Generator(np.random.PCG64(_SEED + seed)))
+        for order, key in ORDERS.items():
+            for way in WAYS:
+                of[f"{order}, {way}"].append(play(jobs, policy(way, key, xi), xi, seed))
+    figures = {
+        name: {key: round(statistics.fmean(one[key] for one in runs), 2) for key in runs[0]}
+        for name, runs in of.items()
     }
+    over = {}
+    for order in ORDERS:
+        for way in WAYS[2:]:
+            for base in WAYS[:2]:
+                mine, theirs = of[f"{order}, {way}"], of[f"{order}, {base}"]
+                ratio = [a["jct_s"] / b["jct_s"] for a, b in zip(mine, theirs, strict=True)]
+                over[f"{order}, {way} over {base}"] = _finite(mean_with_interval(ratio))
     return {
-        "jobs": population.name,
-        "gpus": population.gpus,
-        "slowdown": kind.name,
-        "draws": len(times["ours"]),
-        "jct_s": {name: round(statistics.fmean(each), 1) for name, each in times.items()},
-        "ours_over": {name: _finite(ratio) for name, ratio in ratios.items()},
-        "quantiles_s": spread,
+        "cell": cell.name,
+        "load": cell.load,
+        "slowdown": "Gavel" if cell.slowdown is None else cell.slowdown,
+        "error": cell.error,
+        "ways": figures,
+        "over": over,
     }
+
+
+def bars(rows: Sequence[Mapping[str, Any]]) -> list[Bar]:
+    """Mean completion time as shipped over both baselines in the worst cell, and jobs that sharing made too late."""
+    found = []
+    for order in ORDERS:
+        for base in WAYS[:2]:
+            key = f"{order}, pairs over {base}"
+            worst = max(rows, key=lambda row: float(row["over"][key][0]))
+            found.append(Bar(f"{key}, mean, worst: {worst['cell']}", worst["over"][key][0], TARGET))
+    late, where = max((row["ways"][f"{order}, pairs"]["late"], row["cell"]) for order in ORDERS for row in rows)
+    found.append(Bar(f"jobs of {JOBS} past their time limit only because they shared, worst: {where}", late, 0.0))
+    return found
 
 
 def _finite(ratio: Sequence[float]) -> list[float | None]:
-    return [round(value, 4) if np.isfinite(value) else None for value in ratio]
-
-
-def _bars(cells: Sequence[Mapping[str, Any]]) -> list[Bar]:
-    """Worst cells: where something was drawn the lower end of the interval, else the ratio of the one run."""
-    bars = []
-    for name in BASELINES:
-        for drawn, what in ((True, "lower end of the interval"), (False, "one run of one trace")):
-            some = [cell for cell in cells if (cell["draws"] > 1) == drawn]
-            if some:
-                worst = max(some, key=lambda cell: _least(cell["ours_over"][name]))
-                where = f"{worst['jobs']}, slowdown {worst['slowdown']}"
-                bars.append(Bar(f"ours over {name}, {what}, worst: {where}", _least(worst["ours_over"][name]), 1.0))
-    return bars
-
-
-def _least(ratio: Sequence[float | None]) -> float:
-    mean, low = ratio[0], ratio[1]
-    assert mean is not None
-    return mean if low is None else low
+    return [round(value, 4) if math.isfinite(value) else None for value in ratio]
 
 
 def _one(data: Path, pattern: str) -> Path:
     found = sorted(data.rglob(pattern))
     if not found:
-        raise NotMeasurable(f"{data} holds no {pattern} (Muri, Philly, Pollux and Gavel are needed)")
+        raise NotMeasurable(f"{data} holds no {pattern} (Muri and Gavel are needed)")
     return found[0]

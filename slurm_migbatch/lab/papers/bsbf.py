@@ -2,21 +2,14 @@
 
 SJF-BSBF of "wise resource sharing" (Lai et al., arXiv 2407.13088), by the authors' code (Lai-JX/Scheduler,
 `cluster/switch.py` and `scheduler_impl/schedulers.py`): shortest first, at most two jobs on a GPU, and beside another
-only where the mean finish of the pair is earlier than one after the other (`decide.lending.sharing.pays`, `PAIR`). FFS
-is the same without the test (`ANY`).
+only where the mean finish of the pair is earlier than one after the other (`together`, `apart`, `pays`, `PAIR`). FFS is
+the same without the test (`ANY`).
 
-Reconstructions and additions of ours:
-
-- the search for a sub-batch (`micro_batches`, `step_seconds`, `shrink`): the paper only says that the batch is halved
-  until it fits; the published code has no search. Time of a step in Pollux's form (Qiao et al., OSDI 2021);
-- `split`: sharing by cutting a GPU with MIG, where the slowdown is speed(whole) / speed(slice) and the change costs
-  two reconfigurations and checkpoints;
-- `plan`: the pair test minds two jobs only. It is too shy where a queue waits behind them (the rule refuses equal jobs
-  from a slowdown of 1.5, and throughput grows up to 2), and too bold for gangs (each partner is tested by itself, all
-  are slowed down) and where what is shared would soon be wanted by others. `plan` plays the whole queue to its end
-  under several rules, begins as the best of them does, and then asks of each start by itself whether it is better left.
-
-migbatchd decides on pairs by `decide.lending.pairs`.
+`plan` is an addition, which is not the paper's: the pair test minds two jobs only. It is too shy where a queue waits
+behind them (the rule refuses equal jobs from a slowdown of 1.5, and throughput grows up to 2), and too bold for gangs
+(each partner is tested by itself, all are slowed down) and where what is shared would soon be wanted by others. `plan`
+plays the whole queue to its end under several rules, begins as the best of them does, and then asks of each start by
+itself whether it is better left.
 
 All times are seconds; a slowdown says how many times longer a job takes, at least 1.
 """
@@ -24,164 +17,13 @@ All times are seconds; a slowdown says how many times longer a job takes, at lea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Final, NamedTuple
 
-from slurm_migbatch.decide.lending.sharing import apart, pays, together
-from slurm_migbatch.mig.geometry import Geometry
-from slurm_migbatch.mig.layout import EMPTY, Slot
-
-# -- the sub-batch ---------------------------------------------------------------------------------------------
-
-
-class Shrunk(NamedTuple):
-    """A batch done in `steps` micro-steps of `batch` items each (the last may be smaller), and seconds for all."""
-
-    batch: int
-    steps: int
-    seconds: float
-
-
-def micro_batches(batch: int) -> Iterator[int]:
-    """The batch, its half, and so on down to 1. Raises ValueError for a batch below 1."""
-    if batch < 1:
-        raise ValueError(f"a batch has at least one item, not {batch}")
-    while batch > 1:
-        yield batch
-        batch = -(-batch // 2)
-    yield 1
-
-
-def step_seconds(grad_s: float, sync_s: float, steps: int, overlap: float) -> float:
-    """Seconds of one step of `steps` micro-steps: only the last exchanges gradients, overlapping with its computation.
-
-    `overlap` 1 is none, infinity a perfect one (Pollux's gamma). Raises ValueError for less than 1.
-    """
-    if not overlap >= 1 or steps < 1:
-        raise ValueError(f"overlap ({overlap}) and steps ({steps}) must be at least 1")
-    if math.isinf(overlap):
-        last = max(grad_s, sync_s)
-    else:
-        most = max(grad_s, sync_s)
-        last = most * ((grad_s / most) ** overlap + (sync_s / most) ** overlap) ** (1 / overlap) if most else 0.0
-    return (steps - 1) * grad_s + last
-
-
-def shrink(
-    batch: int,
-    room: float,
-    memory: Callable[[int], float],
-    grad_s: Callable[[int], float],
-    sync_s: float = 0.0,
-    overlap: float = 1.0,
-) -> Shrunk | None:
-    """The fastest way to do a batch in `room` memory: by gradient accumulation, which keeps the convergence.
-
-    `memory` and `grad_s` say what a micro-batch needs and takes. Among those that fit the one with the fewest seconds,
-    which for a fixed slowdown has the least mean finish too, since that grows with the own time. None: not even one
-    item fits.
-    """
-    found: Shrunk | None = None
-    for micro in micro_batches(batch):
-        if memory(micro) <= room:
-            steps = -(-batch // micro)
-            seconds = step_seconds(grad_s(micro), sync_s, steps, overlap)
-            if found is None or seconds < found.seconds:
-                found = Shrunk(micro, steps, seconds)
-    return found
-
-
-# -- cutting a GPU ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Toll:
-    """What changes cost: `save_s` to write a checkpoint, `make_s` to destroy and create instances, `restart_s`."""
-
-    save_s: float = 0.0
-    make_s: float = 0.0
-    restart_s: float = 0.0
-
-    @property
-    def move_s(self) -> float:
-        """A running job that moves stands still for all of it."""
-        return self.save_s + self.make_s + self.restart_s
-
-
-class Split(NamedTuple):
-    """A cut GPU: who gets what, when both end, and whether the survivor grows back to the whole GPU."""
-
-    own: Slot
-    other: Slot
-    own_end: float
-    other_end: float
-    grows: bool
-
-    @property
-    def mean(self) -> float:
-        """Mean finish of the pair."""
-        return (self.own_end + self.other_end) / 2
-
-
-def cut_finishes(
-    own: float, other: float, slow_own: float, slow_other: float, own_toll: Toll, other_toll: Toll
-) -> tuple[float, float, bool]:
-    """Ends of both on slices of a GPU that the other holds whole now, and whether the survivor grows back.
-
-    The other saves its work and restarts on its slice; the newcomer waits for that checkpoint and for the instances.
-    The survivor moves back to the whole GPU, paying once more, where that is earlier than staying.
-    """
-    own_start = other_toll.save_s + own_toll.make_s
-    other_start = other_toll.move_s
-    own_end, other_end = own_start + slow_own * own, other_start + slow_other * other
-    if own_end >= other_end:
-        if other_end <= own_start:
-            left, since = own, other_end
-        else:
-            left, since = (own_end - other_end) / slow_own, other_end + own_toll.move_s
-        return (since + left, other_end, True) if since + left < own_end else (own_end, other_end, False)
-    if own_end <= other_start:
-        left, since = other, own_end + other_toll.make_s + other_toll.restart_s
-    else:
-        left, since = (other_end - own_end) / slow_other, own_end + other_toll.move_s
-    return (own_end, since + left, True) if since + left < other_end else (own_end, other_end, False)
-
-
-def split(
-    geometry: Geometry,
-    own: float,
-    other: float,
-    own_speed: Callable[[Slot], float],
-    other_speed: Callable[[Slot], float],
-    own_toll: Toll = Toll(),
-    other_toll: Toll = Toll(),
-) -> Split | None:
-    """How to cut a GPU that the other job holds whole so that a newcomer starts at once; None: it should wait.
-
-    `..._speed` is the speed on a slot with the whole GPU as 1; 0 where the job does not fit. Every legal pair of plain
-    slots is looked at. Waiting costs nothing: the whole GPU is there already when the other has ended.
-    """
-    slots = [slot for slot in geometry.slots if not slot.profile.suffix]
-    best: Split | None = None
-    for second in slots:
-        theirs = other_speed(second)
-        if theirs <= 0:
-            continue
-        beside = EMPTY.add(second)
-        for first in slots:
-            mine = own_speed(first)
-            if mine <= 0 or not geometry.fits(beside, first):
-                continue
-            found = Split(first, second, *cut_finishes(own, other, 1 / mine, 1 / theirs, own_toll, other_toll))
-            if best is None or found.mean < best.mean:
-                best = found
-    return best if best is not None and best.mean < apart(own, other) else None
-
-
-# -- the queue -------------------------------------------------------------------------------------------------
+from slurm_migbatch.decide.lending.pairs import apart, pays, together
 
 Slowdown = Callable[[str, str], float]
 """How many times longer an application takes beside another one."""

@@ -1,4 +1,4 @@
-"""SJF-BSBF and its far-sighted form on whole GPUs: `decide.lending.sharing` on the simulator's queue.
+"""SJF-BSBF and its far-sighted form on whole GPUs: `lab.papers.bsbf` on the simulator's queue.
 
 The policy keeps a `Board`, told of every start and end; what a job has left follows from what it claims and from how
 fast it went since. Slowdowns are those of the engine's `Speeds`, asked for pairs. Memory is taken to suffice for two
@@ -21,7 +21,7 @@ from slurm_migbatch.lab.sim.run import Run
 
 
 class Sharing(Quiet):
-    """Shortest first, alone or beside one other, by the best of `rules` as `decide.lending.sharing.plan` finds it."""
+    """Shortest first, alone or beside one other, by the best of `rules` as `lab.papers.bsbf.plan` finds it."""
 
     def __init__(self, rules: Sequence[Rule] = (PAIR,), depth: int = 64) -> None:
         self.rules, self.depth = tuple(rules), depth

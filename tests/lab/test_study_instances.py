@@ -1,4 +1,4 @@
-"""The instances experiment on made-up laboratories with ParvaGPU's scenarios: baselines, bounds, replay."""
+"""The study of instances on made-up laboratories with ParvaGPU's scenarios: baselines, bounds, replay."""
 
 import json
 import math
@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.cli.bench import bench
-from slurm_migbatch.lab.experiments import instances
-from slurm_migbatch.lab.experiments.instances import MEASURED, measure
+from slurm_migbatch.lab.studies import instances
+from slurm_migbatch.lab.studies.instances import MEASURED, MIG_OFF, measure
 
 MODELS = {"bert": 3.0, "densenet121": 1.0, "resnet50": 0.8, "vgg16": 2.0}
 SLICES = (1, 2, 3, 4, 7)
@@ -55,7 +55,10 @@ def test_the_rows_are_ordered_as_their_meaning_says(result):
     assert "ParvaGPU" not in rows  # these are not its six scenarios
     divided, whole = rows["bound: slices divided at will"], rows["bound: whole instances, no packing"]
     alone, ours = rows["each service alone, then packed"], rows[MEASURED]
-    dedicated, shared = rows["MIG off, a GPU for each model"], rows["MIG off, ideal sharing in time"]
+    dedicated, shared = rows[MIG_OFF], rows["MIG off, ideal sharing in time"]
+    one_process, five, without = (
+        rows[name] for name in (f"{MIG_OFF}, one process", f"{MEASURED}, up to 5 processes", f"{MEASURED}, without MPS")
+    )
     assert ours["exact"]
     for i in range(2):
         assert divided["gpus"][i] <= whole["gpus"][i] + 0.01 <= ours["gpus"][i] + 0.02
@@ -63,6 +66,8 @@ def test_the_rows_are_ordered_as_their_meaning_says(result):
         assert shared["gpus"][i] <= dedicated["gpus"][i]
         assert dedicated["gpus"][i] >= (3, 4)[i]
         assert math.ceil(whole["gpus"][i] - 0.01) <= ours["gpus"][i]
+        assert five["gpus"][i] <= ours["gpus"][i] <= without["gpus"][i] <= one_process["gpus"][i]
+        assert dedicated["gpus"][i] <= one_process["gpus"][i]
 
 
 def test_predictions_are_replayed_round_by_round_until_all_in_use_is_measured(result):
@@ -77,16 +82,16 @@ def test_predictions_are_replayed_round_by_round_until_all_in_use_is_measured(re
     assert knowing_nothing["cells_share"] == 0
     assert three["cells_share"] == pytest.approx(3 / (5 * 6 * 3), abs=1e-4)
     assert [margin["confidence"] for margin in result["margins"]] == [0.5, 0.9, 0.5, 0.9]
-    assert [bar["target"] for bar in result["bars"]] == [47, 47, 47, 47, 0, 0]
+    assert result["bars"] == []
 
 
 def test_the_command_prints_one_object_or_a_table(parvagpu, result, monkeypatch):
     monkeypatch.setattr(instances, "measure", lambda data, say: result)
     runner = CliRunner()
-    found = runner.invoke(bench, ["instances", "--data", str(parvagpu), "--json"])
+    found = runner.invoke(bench, ["study", "instances", "--data", str(parvagpu), "--json"])
     assert found.exit_code == 0, found.output
-    assert len(json.loads(found.stdout)["bars"]) == 6
-    told = runner.invoke(bench, ["instances", "--data", str(parvagpu)])
+    assert json.loads(found.stdout)["bars"] == []
+    told = runner.invoke(bench, ["study", "instances", "--data", str(parvagpu)])
     assert told.exit_code == 0, told.output
     assert MEASURED in told.stdout
 
@@ -97,6 +102,6 @@ def test_a_table_without_services_on_a_known_gpu_is_told(tmp_path):
     (tmp_path / "table.csv").write_text("\n".join(lines) + "\n")
     with pytest.raises(NotMeasurable, match="name ParvaGPU's folder"):
         measure(tmp_path)
-    found = CliRunner().invoke(bench, ["instances", "--data", str(tmp_path)])
+    found = CliRunner().invoke(bench, ["study", "instances", "--data", str(tmp_path)])
     assert found.exit_code == 1
     assert "name ParvaGPU's folder" in found.output

@@ -1,9 +1,13 @@
-"""GPUs for services with a rate and a latency limit (E2): ours, measured and predicted, beside what others need.
+"""Study: GPUs for services with a rate and a latency limit, by an integer programme (E2), beside what others need.
+
+migbatchd does not run this: it serves Slurm's jobs, and has no services with rates. The programme is
+`lab.papers.instances`, after ElasticBatch and ParvaGPU. So nothing here has a bar of ours.
 
 Each scenario is a set of services that run at the same time. Its baselines: GPUs without MIG for each model, as many
 as its rate needs, one process on each; all models sharing whole GPUs in time without any loss (optimistic: no queueing,
 no interference); ParvaGPU's own answers; and two lower bounds, compute slices divided at will and whole instances
-without packing. MIG off is taken as the full profile, as the table has no other.
+without packing. MIG off is taken as the full profile, as the table has no other. Every row may run up to `PROCS`
+processes on a slice (under MPS), as ParvaGPU's code does, unless its name says otherwise; one row is without MPS.
 
 With predicted figures the planner counts on the slow end of each interval, from a predictor that never saw the model
 but was shown the points that the product's rule measures. Its plan is replayed on the measured table: a limit is broken
@@ -25,7 +29,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.lab.bars import Bar, NotMeasurable
+from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.evaluate.heldout import Fold, folds
 from slurm_migbatch.lab.evaluate.scenarios import GUARD, services
 from slurm_migbatch.lab.evaluate.scenarios import Service as Load
@@ -44,8 +48,11 @@ from slurm_migbatch.profiling.measurement import Measurement
 from slurm_migbatch.profiling.table import read_folder
 
 PARVAGPU: Final = {"S1": 2, "S2": 3, "S3": 5, "S4": 7, "S5": 13, "S6": 17}
-"""GPUs that its published code needs on its own scenarios, run again with its own table; up to 5 processes a slice."""
-TARGET: Final = sum(PARVAGPU.values())
+"""GPUs that its published code needs on its own scenarios, run again with its own table."""
+PROCS: Final = 3
+"""Processes on a slice, at most, of every row that does not say otherwise: as many as ParvaGPU's code uses."""
+MOST_PROCS: Final = 5
+"""As many as were measured."""
 LEVELS: Final = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
 SHARES: Final = (0.05, 0.1, 0.2)
 POINTS: Final = 3
@@ -64,10 +71,15 @@ class Subject:
     fold: Fold
     knowledge: ModelKnowledge
 
+    @property
+    def usable(self) -> tuple[int, ...]:
+        """The cells of at most `PROCS` processes."""
+        return tuple(i for i, setting in enumerate(self.settings) if setting.procs <= PROCS)
+
     def points(self, count: int) -> tuple[int, ...]:
         """The cells that the product's rule measures, in order."""
         done: list[int] = []
-        left = list(range(len(self.settings)))
+        left = list(self.usable)
         while left and len(done) < count:
             rows = self.sample.rows
             chosen = choose([rows[i] for i in done], [rows[i] for i in left], self.knowledge)
@@ -109,7 +121,9 @@ def measure(data: Path, say: Callable[[str], None] = lambda text: None) -> dict[
     bench = _Bench(folder, read_folder(folder), say)
     rows = bench.baselines()
     say("measured figures")
-    rows.append(bench.measured())
+    rows.append(bench.measured(MEASURED, PROCS))
+    rows.append(bench.measured(f"{MEASURED}, up to {MOST_PROCS} processes", MOST_PROCS))
+    rows.append(bench.measured(f"{MEASURED}, without MPS", 1))
     rows.append(bench.composed())
     predicted = []
     for points in (0, POINTS):
@@ -120,27 +134,8 @@ def measure(data: Path, say: Callable[[str], None] = lambda text: None) -> dict[
     shares = []
     for share in SHARES:
         say(f"{share:.0%} of the cells")
-        known = {m: s.points(max(1, round(share * len(s.settings)))) for m, s in bench.subjects.items()}
+        known = {m: s.points(max(1, round(share * len(s.usable)))) for m, s in bench.subjects.items()}
         shares.append(bench.rounds(known, f"{share:.0%} of the cells"))
-    ours = next(row for row in rows if row["name"] == MEASURED)
-    default = predicted[-1]
-    first, last, most = default["rounds"][0], default["rounds"][-1], shares[-1]["rounds"][0]
-    bars = [
-        Bar("GPUs with measured figures", ours["total"], TARGET),
-        Bar(f"GPUs with predicted figures, {POINTS} points, as first placed", first["total"], TARGET),
-        Bar(f"GPUs with predicted figures, {POINTS} points, settings in use measured", last["total"], TARGET),
-        Bar(f"GPUs with predicted figures, {SHARES[-1]:.0%} of the cells, as first placed", most["total"], TARGET),
-        Bar(
-            f"limits broken and rates not reached after {SHARES[-1]:.0%} of the cells, as first placed",
-            most["broken"] + most["short"],
-            0,
-        ),
-        Bar(
-            f"limits broken and rates not reached after {POINTS} points, in all rounds",
-            sum(each["broken"] + each["short"] for each in default["rounds"]),
-            0,
-        ),
-    ]
     return {
         "data": str(data),
         "gpu": bench.gpu,
@@ -152,11 +147,12 @@ def measure(data: Path, say: Callable[[str], None] = lambda text: None) -> dict[
         "predicted": predicted,
         "margins": margins,
         "measured_share": shares,
-        "bars": [bar.to_dict() for bar in bars],
+        "bars": [],
     }
 
 
-MEASURED: Final = "ours, measured figures"
+MEASURED: Final = "integer programme, measured figures"
+MIG_OFF: Final = "MIG off, a GPU for each model"
 
 
 class _Bench:
@@ -184,7 +180,7 @@ class _Bench:
         for load in loads:
             subject = self.subjects.get(load.sample.model)
             if subject is not None and subject.sample is load.sample:
-                if best_settings(subject.settings, load.limit_s):
+                if best_settings([s for s in subject.settings if s.procs == 1], load.limit_s):
                     self.loads.setdefault(load.scenario, []).append(load)
                 else:
                     left_out += 1
@@ -193,39 +189,36 @@ class _Bench:
             "MIG off is taken as the full profile; MIG-off GPUs are 3.4 % faster on average elsewhere",
         ]
         if left_out:
-            self.notes.append(f"{left_out} services have a limit that no measured cell keeps: left out")
+            self.notes.append(f"{left_out} services have a limit that no measured cell of one process keeps: left out")
         self._figures: dict[tuple[str, tuple[int, ...], float], Figures] = {}
 
     # -- measured --------------------------------------------------------------------------------------------------
 
-    def services(self, loads: Sequence[Load]) -> list[Service]:
-        """The services of a scenario with their best measured settings."""
+    def services(self, loads: Sequence[Load], procs: int = PROCS) -> list[Service]:
+        """The services of a scenario with their best measured settings of at most `procs` processes."""
         return [
-            Service(load.sample.model, load.rate, tuple(best_settings(self._all(load), load.limit_s).values()))
+            Service(load.sample.model, load.rate, tuple(best_settings(self._all(load, procs), load.limit_s).values()))
             for load in loads
         ]
 
-    def _all(self, load: Load) -> tuple[Setting, ...]:
-        return self.subjects[load.sample.model].settings
+    def _all(self, load: Load, procs: int = PROCS) -> list[Setting]:
+        return [s for s in self.subjects[load.sample.model].settings if s.procs <= procs]
 
     def baselines(self) -> list[dict[str, Any]]:
         """What others need, and bounds."""
-        full = self.geometry.full.profile
         slices = self.geometry.compute_slices
-        dedicated, shared, divided, whole = [], [], [], []
+        dedicated, several, shared, divided, whole = [], [], [], [], []
         for loads in self.loads.values():
-            ones = [
-                best_settings([s for s in self._all(load) if s.profile == full and s.procs == 1], load.limit_s)
-                for load in loads
-            ]
-            share = [load.rate / one[full].rate if one else math.inf for load, one in zip(loads, ones, strict=True)]
-            dedicated.append(sum(math.ceil(each - 1e-9) if math.isfinite(each) else 1 for each in share))
-            shared.append(sum(each for each in share if math.isfinite(each)))
+            share, more = self._of_whole(loads, 1), self._of_whole(loads, PROCS)
+            dedicated.append(_rounded_up(share))
+            several.append(_rounded_up(more))
+            shared.append(sum(each for each in more if math.isfinite(each)))
             mine = self.services(loads)
             divided.append(fluid(mine, slices))
             whole.append(sum(self._fewest(service) for service in mine) / slices)
         rows = [
-            _row("MIG off, a GPU for each model", dedicated),
+            _row(f"{MIG_OFF}, one process", dedicated),
+            _row(MIG_OFF, several),
             _row("MIG off, ideal sharing in time", shared),
         ]
         if set(self.loads) == set(PARVAGPU):
@@ -234,17 +227,26 @@ class _Bench:
         rows.append(_row("bound: whole instances, no packing", whole))
         return rows
 
+    def _of_whole(self, loads: Sequence[Load], procs: int) -> list[float]:
+        """Whole GPUs that the rate of each service takes; infinite where a whole GPU does not keep its limit."""
+        full = self.geometry.full.profile
+        found = []
+        for load in loads:
+            best = best_settings([s for s in self._all(load, procs) if s.profile == full], load.limit_s)
+            found.append(load.rate / best[full].rate if best else math.inf)
+        return found
+
     @staticmethod
     def _fewest(service: Service) -> int:
         sizes = [setting.profile.compute for setting in service.settings]
         chosen = fewest_slices([setting.rate for setting in service.settings], sizes, service.rate)
         return sum(count * sizes[i] for i, count in chosen.items())
 
-    def measured(self) -> dict[str, Any]:
-        """Ours with everything measured."""
-        found = [allocate(self.geometry, self.services(loads)) for loads in self.loads.values()]
+    def measured(self, name: str, procs: int) -> dict[str, Any]:
+        """The programme with everything measured, at most so many processes on a slice."""
+        found = [allocate(self.geometry, self.services(loads, procs)) for loads in self.loads.values()]
         assert all(each is not None for each in found)
-        row = _row(MEASURED, [each.gpus for each in found if each])
+        row = _row(name, [each.gpus for each in found if each])
         return {**row, "exact": all(each.exact for each in found if each)}
 
     def composed(self) -> dict[str, Any]:
@@ -260,7 +262,7 @@ class _Bench:
         """Plan with what is known, replay, measure the settings in use, plan again, until all in use are measured."""
         runs = [list(self._rounds(loads, known)) for loads in self.loads.values()]
         longest = max(len(run) for run in runs)
-        cells = sum(len(s.settings) for s in self.subjects.values())
+        cells = sum(len(s.usable) for s in self.subjects.values())
         return {
             "known": label,
             "cells_share": round(sum(len(known[m]) for m in self.subjects) / cells, 4),
@@ -313,6 +315,7 @@ class _Bench:
             said = {
                 Setting(s.profile, s.batch, s.procs, float(seconds)): i
                 for i, (s, seconds) in enumerate(zip(subject.settings, counted, strict=True))
+                if s.procs <= PROCS
             }
             kept = [setting for setting in said if setting.seconds <= load.limit_s]
             if not kept:
@@ -346,6 +349,11 @@ def _setting(gpu: Geometry, row: Measurement) -> Setting:
     assert row.seconds is not None
     profile = Profile.parse(row.profile) if row.profile else gpu.full.profile
     return Setting(profile, row.batch, row.procs, row.seconds)
+
+
+def _rounded_up(gpus: Sequence[float]) -> int:
+    """Whole GPUs, at least one for each service."""
+    return sum(math.ceil(each - 1e-9) if math.isfinite(each) else 1 for each in gpus)
 
 
 def _row(name: str, gpus: Sequence[float]) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""Sizes and sessions on one GPU (E5): work done under all deadlines, against a GPU that could be divided at will.
+"""Study of D-STACK: sizes and sessions on one GPU (E5), work done under all deadlines, against a fractional GPU.
+
+migbatchd plans no sessions: what is compared is `lab.papers`, and nothing here has a bar of ours.
 
 Random mixes of 2 to 7 models share one GPU. Each model has a latency objective for its batches (25 to 100 ms, more
 where nothing would fit; a batch may take half of it), and its work comes in windows of half an hour to two hours and is
@@ -39,15 +41,23 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.decide.paris_elsa.assignment import Work
 from slurm_migbatch.decide.paris_elsa.partition import flow, ways
-from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
-from slurm_migbatch.lab.experiments.dispatch import GPU, kinds_of
+from slurm_migbatch.lab.bars import NotMeasurable, mean_with_interval
 from slurm_migbatch.lab.papers.rightsize import GUARD, jain, leanest, rightsize, useful
 from slurm_migbatch.lab.papers.sessionplan import Plan, at_load, best, carried, largest, play
-from slurm_migbatch.lab.papers.sessions import Hosted, Order, Ready, Schedule, at_size, earliest_due, session_s
+from slurm_migbatch.lab.papers.sessions import (
+    Hosted,
+    Order,
+    Ready,
+    Schedule,
+    at_size,
+    demand_of,
+    earliest_due,
+    session_s,
+)
 from slurm_migbatch.lab.papers.settings import Setting, best_settings
 from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.lab.studies.pariselsa import GPU, kinds_of
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.profiling.measurement import Measurement
@@ -65,8 +75,6 @@ SESSIONS: Final = 1
 FILLED_SESSIONS: Final = 2
 OWN_BATCHES: Final = (1, 2, 4, 8, 16)
 BATCHES: Final = ("chosen", "own")
-IDEAL_TARGET: Final = 0.9
-UTILISATION_TARGET: Final = 1.6
 HALF: Final = 0.5
 """The load at which utilisation and fairness are looked at."""
 
@@ -135,10 +143,7 @@ class Mix:
         self.whole: list[Settings] = [{p: s for p, s in guest.best.items() if p == kinds[-1]} for guest in guests]
         sized = [rightsize(guest.settings, guest.slo_s, gpu.compute_slices) for guest in guests]
         self.knee: list[Settings] = [_one(s) if s else {} for s in sized]
-        self.demand = [
-            Work(g.items_per_s, math.inf, tuple(1 / g.best[k].rate if k in g.best else math.inf for k in kinds))
-            for g in guests
-        ]
+        self.demand = demand_of(self.hosted(1.0, self.best))
         self.ideal = sum(guest.items_per_s for guest in guests)
 
     def hosted(self, load: float, settings: Sequence[Settings]) -> list[Hosted]:
@@ -257,7 +262,7 @@ def measure(
             *(_ceiling(result) for result in results),
         ],
         "results": results,
-        "bars": [bar.to_dict() for result in results for bar in _bars(result)],
+        "bars": [],
     }
 
 
@@ -355,16 +360,3 @@ def _ceiling(result: Mapping[str, Any]) -> str:
 
 def _interval(values: Sequence[float]) -> list[float]:
     return [round(value, 4) for value in mean_with_interval(values)]
-
-
-def _bars(result: Mapping[str, Any]) -> list[Bar]:
-    batches, found = f"batches {result['batches']}", result["all"]
-    return [
-        Bar(f"{batches}: items/s over the ideal's", found["load"]["ours"][0], IDEAL_TARGET, at_least=True),
-        Bar(
-            f"{batches}: utilisation over temporal sharing",
-            found["utilisation_over_temporal"][0],
-            UTILISATION_TARGET,
-            at_least=True,
-        ),
-    ]

@@ -1,0 +1,226 @@
+"""`migbatch bench study`: papers' ideas on public data. migbatchd does not run what is compared here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from slurm_migbatch.cli.common import HELP, Failure, print_table
+from slurm_migbatch.lab.cli.common import (
+    data_option,
+    hand_over,
+    json_option,
+    plot_option,
+    print_notes,
+    progress,
+)
+
+
+@click.group(context_settings=HELP)
+def study() -> None:
+    """Study ideas of papers on public data.
+
+    migbatchd does not run what is compared here, so there are no bars; the other commands measure what it runs.
+    """
+
+
+def _say(result: Mapping[str, Any]) -> None:
+    click.echo("study of a paper's idea: migbatchd runs nothing of this, what is called ours included")
+    print_notes(result)
+
+
+@study.command()
+@data_option
+@plot_option
+@json_option
+def instances(data: Path, plot: Path | None, as_json: bool) -> None:
+    """Study of ElasticBatch: GPUs for services with rates and latency limits, on ParvaGPU's scenarios."""
+    from slurm_migbatch.lab.bars import NotMeasurable
+    from slurm_migbatch.lab.studies.instances import measure
+
+    try:
+        result = measure(data, say=progress)
+    except NotMeasurable as error:
+        raise Failure(str(error)) from None
+    if hand_over("instances", result, as_json, plot):
+        return
+    _say(result)
+    names = result["scenarios"]
+    print_table(
+        ("GPUs", *names, "total"),
+        [(row["name"], *(f"{each:g}" for each in row["gpus"]), str(row["total"])) for row in result["rows"]],
+    )
+    click.echo(f"\npredicted, counted on at {result['confidence']:g}; settings in use are measured between rounds")
+    lines = [
+        (
+            each["known"] if number == 0 else "",
+            str(number),
+            *(str(gpus) for gpus in at["gpus"]),
+            str(at["total"]),
+            str(at["broken"]),
+            str(at["short"]),
+        )
+        for each in (*result["predicted"], *result["measured_share"])
+        for number, at in enumerate(each["rounds"])
+    ]
+    print_table(("known", "round", *names, "total", "limits broken", "rates short"), lines)
+    click.echo("\nfirst placement by confidence")
+    lines = [
+        (
+            str(m["points"]),
+            f"{m['confidence']:g}",
+            str(m["total"]),
+            str(m["broken"]),
+            str(m["slo_broken"]),
+            str(m["short"]),
+        )
+        for m in result["margins"]
+    ]
+    print_table(("points", "confidence", "GPUs", "limits broken", "SLOs broken", "rates short"), lines)
+
+
+@study.command()
+@data_option
+@click.option("--seeds", type=click.IntRange(2, 1000), default=10, show_default=True, help="Draws of the arrivals.")
+@plot_option
+@json_option
+def placement(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
+    """Study: jobs that find a place at once, by the rule that places them: pods of the openb trace on 100 GPUs."""
+    from slurm_migbatch.lab.bars import NotMeasurable
+    from slurm_migbatch.lab.studies.placement import measure
+    from slurm_migbatch.workload.csvlines import TraceError
+
+    try:
+        result = measure(data, seeds, say=progress)
+    except (NotMeasurable, TraceError) as error:
+        raise Failure(str(error)) from None
+    if hand_over("placement", result, as_json, plot):
+        return
+    _say(result)
+    classes = ("latency sensitive", "best effort")
+    for title, population in result["populations"].items():
+        click.echo(f"\n{title}: {population['pods']} pods, mean and 95 % interval of {seeds} draws")
+        lines = [
+            (
+                f"{load['load']:g}",
+                row["rule"],
+                f"{row['accepted'][0]:.1%}",
+                "{:+.1%} ({:+.1%} to {:+.1%})".format(*row["gain_jobs"]),
+                "{:+.1%} ({:+.1%} to {:+.1%})".format(*row["gain_slices"]),
+                f"{row['busy'][0]:.1%}",
+                *(f"{row['by_class'][name]:.1%}" if name in row["by_class"] else "-" for name in classes),
+            )
+            for load in population["loads"]
+            for row in load["rules"]
+        ]
+        gains = ("jobs against first fit", "slices against first fit")
+        print_table(("load", "rule", "accepted", *gains, "busy", *classes), lines)
+
+
+@study.command("paris-elsa")
+@data_option
+@click.option("--seeds", type=click.IntRange(2, 1000), default=10, show_default=True, help="Streams of arrivals.")
+@plot_option
+@json_option
+def paris_elsa(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
+    """Study of PARIS and ELSA: work of one model that 8 stocked GPUs carry in time, by cut and dispatch."""
+    from slurm_migbatch.lab.bars import NotMeasurable
+    from slurm_migbatch.lab.studies.pariselsa import measure
+
+    try:
+        result = measure(data, seeds, say=progress)
+    except NotMeasurable as error:
+        raise Failure(str(error)) from None
+    if hand_over("paris-elsa", result, as_json, plot):
+        return
+    _say(result)
+    for found in result["results"]:
+        click.echo(f"\nbatches of variance {found['variance']:g}: pieces of work a second, means of {seeds} streams")
+        names = list(found["models"][0]["rates"])
+        lines = [
+            (
+                row["model"],
+                *(f"{row['rates'][name]:.0f}" for name in names),
+                f"{row['bound']:.0f}",
+                "{:.2f} ({:.2f} to {:.2f})".format(*row["ratio"]),
+                f"{row['best_homogeneous']['cut']}, {row['best_homogeneous']['served']}",
+            )
+            for row in found["models"]
+        ]
+        print_table(("model", *names, "bound", "ours over best homogeneous", "which is"), lines)
+
+
+@study.command()
+@data_option
+@click.option("--mixes", type=click.IntRange(2, 1000), default=10, show_default=True, help="Of each number of models.")
+@plot_option
+@json_option
+def dstack(data: Path, mixes: int, plot: Path | None, as_json: bool) -> None:
+    """Study of D-STACK: work that one GPU does under deadlines, over that of a GPU that could be divided at will."""
+    from slurm_migbatch.lab.bars import NotMeasurable
+    from slurm_migbatch.lab.studies.dstack import measure
+
+    try:
+        result = measure(data, mixes, say=progress)
+    except NotMeasurable as error:
+        raise Failure(str(error)) from None
+    if hand_over("dstack", result, as_json, plot):
+        return
+    _say(result)
+    for found in result["results"]:
+        click.echo(f"\nbatches {found['batches']}: load under all deadlines over the ideal's, means over mixes")
+        lines = [
+            (
+                name,
+                *(f"{each['load'][name][0]:.3f}" for each in found["sizes"].values()),
+                "{:.3f} ({:.3f} to {:.3f})".format(*load),
+                *(
+                    f"{found['all']['filled'][name][figure]:.3f}" if name in found["all"]["filled"] else ""
+                    for figure in ("utilisation", "busy", "jain")
+                ),
+            )
+            for name, load in found["all"]["load"].items()
+        ]
+        sizes = [f"{size} models" for size in found["sizes"]]
+        print_table(("scheduler", *sizes, "all", "utilisation", "busy", "Jain"), lines)
+
+
+@study.command()
+@data_option
+@click.option(
+    "--seeds", type=click.IntRange(2, 1000), default=10, show_default=True, help="Draws of jobs and slowdowns."
+)
+@plot_option
+@json_option
+def bsbf(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
+    """Study of SJF-BSBF: completion times where two jobs may share a whole GPU, by the rule that decides."""
+    from slurm_migbatch.lab.bars import NotMeasurable
+    from slurm_migbatch.lab.studies.bsbf import BASELINES, measure
+    from slurm_migbatch.workload.csvlines import TraceError
+
+    try:
+        result = measure(data, seeds, say=progress)
+    except (NotMeasurable, TraceError) as error:
+        raise Failure(str(error)) from None
+    if hand_over("bsbf", result, as_json, plot):
+        return
+    _say(result)
+    names = list(result["cells"][0]["jct_s"])
+    lines = [
+        (
+            cell["jobs"],
+            cell["slowdown"],
+            str(cell["draws"]),
+            *(f"{cell['jct_s'][name]:.0f}" for name in names),
+            *(_ratio(*cell["ours_over"][name]) for name in BASELINES),
+        )
+        for cell in result["cells"]
+    ]
+    print_table(("jobs", "slowdown", "draws", *names, *(f"over {name}" for name in BASELINES)), lines)
+
+
+def _ratio(mean: float, low: float | None, high: float | None) -> str:
+    return f"{mean:.3f}" if low is None or high is None else f"{mean:.3f} ({low:.3f} to {high:.3f})"

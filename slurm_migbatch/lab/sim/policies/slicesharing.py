@@ -1,0 +1,161 @@
+"""Trainings on slices of one size, of which two may share one: by migbatchd's pair test, always or never.
+
+`decide.lending.pairs.pairs` is what decides, told what `decide.lending.slice_sharing` tells it: a job's time limit and
+what its hints say. Here is what Slurm, supply and the nodes do: a job starts as soon as a slice is free, in the order
+of the queue; one for which there is none may be the second on a slice that one job has.
+
+What is simpler than the real thing: a pair starts at once, and nobody is called back for inference.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Final
+
+from slurm_migbatch.decide.lending.pairs import Host, Rules, Sharer, pairs
+from slurm_migbatch.lab.sim.cluster import Place
+from slurm_migbatch.lab.sim.engine import Simulation
+from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.policy import Quiet
+from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.mig.layout import EMPTY
+from slurm_migbatch.mig.planning import capacity, plan_free
+from slurm_migbatch.mig.profile import Profile
+
+DECIDES: Final = f"{pairs.__module__}.{pairs.__qualname__}"
+"""The function that decides, as results name it."""
+Order = Callable[[Job], tuple[float, int]]
+"""Whose turn it is: the least first."""
+
+
+def by_arrival(job: Job) -> tuple[float, int]:
+    """Slurm's order where nothing else is configured."""
+    return job.arrival, job.id
+
+
+def by_claim(job: Job) -> tuple[float, int]:
+    """The shortest first, as claimed."""
+    return job.claimed, job.id
+
+
+class SliceQueue(Quiet):
+    """Every GPU is cut into slices of one profile, each of which a job has alone.
+
+    Args:
+        profile: of all slices.
+        order: of the queue.
+    """
+
+    def __init__(self, profile: Profile, order: Order = by_arrival) -> None:
+        self.profile, self.order = profile, order
+        self.queue: list[tuple[tuple[float, int], Run]] = []
+        self.free: list[Place] = []
+        self.alone: dict[int, Run] = {}
+        self.joined = 0
+
+    def begin(self, sim: Simulation) -> None:
+        """Cut the GPUs."""
+        for gpu in sim.cluster.gpus:
+            wanted = [self.profile] * capacity(gpu.geometry, EMPTY, self.profile)
+            layout = plan_free(gpu.geometry, EMPTY, wanted)
+            sim.cluster.configure(gpu.index, layout)
+            self.free += [Place(gpu.index, slot) for slot in layout.slots]
+        self.free.sort()
+
+    def arrive(self, _sim: Simulation, run: Run) -> None:
+        """Queue it."""
+        insort(self.queue, (self.order(run.job), run), key=lambda one: one[0])
+
+    def complete(self, sim: Simulation, run: Run) -> None:
+        """Its slice is free, or the other one has it alone."""
+        self.alone.pop(run.job.id, None)
+        assert isinstance(run.note, Place)
+        left = sim.cluster.runs(run.note)
+        for other in left:
+            self.alone[other.job.id] = other
+        if not left:
+            heappush(self.free, run.note)
+
+    def timer(self, sim: Simulation, key: object) -> None:
+        """Another round is due."""
+
+    def decide(self, sim: Simulation) -> None:
+        """Start on free slices, then beside others."""
+        while self.queue and self.free:
+            _, run = self.queue.pop(0)
+            self._start(sim, run, heappop(self.free))
+            self.alone[run.job.id] = run
+        if self.queue and self.alone:
+            self.share(sim)
+
+    def share(self, sim: Simulation) -> None:
+        """Nobody shares."""
+
+    def join(self, sim: Simulation, run: Run, host: Run) -> None:
+        """Start a job beside another one; it is out of the queue already."""
+        del self.alone[host.job.id]
+        self.joined += 1
+        assert isinstance(host.note, Place)
+        self._start(sim, run, host.note)
+
+    @staticmethod
+    def _start(sim: Simulation, run: Run, place: Place) -> None:
+        sim.start(run, (place,))
+        run.note = place
+
+
+class FirstFitSharing(SliceQueue):
+    """FFS: whoever finds no slice shares the first one that one job has."""
+
+    def share(self, sim: Simulation) -> None:
+        """Fill them up."""
+        while self.queue and self.alone:
+            _, run = self.queue.pop(0)
+            self.join(sim, run, min(self.alone.values(), key=lambda host: host.places))
+
+
+class LivePairs(SliceQueue):
+    """Whoever finds no slice shares one where migbatchd's pair test says so.
+
+    Args:
+        rules: of the test.
+        limits: time limits by job, seconds; a job that is not named has none.
+        memory_mib: what every job says that it needs.
+        round_s: seconds until the next round where one has made as many pairs as it may.
+        profile, order: see `SliceQueue`.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        limits: Callable[[Job], float | None],
+        memory_mib: float,
+        round_s: float,
+        profile: Profile,
+        order: Order = by_arrival,
+    ) -> None:
+        super().__init__(profile, order)
+        self.rules, self.limits, self.memory_mib, self.round_s = rules, limits, memory_mib, round_s
+
+    def share(self, sim: Simulation) -> None:
+        """Ask for pairs, and start them."""
+        memory = sim.cluster.gpus[0].geometry.info(self.profile).memory_mib
+        hosts = [Host(self._sharer(run, sim.now), self.profile, memory) for run in self.alone.values()]
+        waiting = [self._sharer(run, sim.now) for _, run in self.queue]
+        speeds = {one.job: {self.profile: 1.0} for one in (*waiting, *(host.sharer for host in hosts))}
+        found = pairs(hosts, waiting, speeds, self.rules)
+        guests = {pair.guest for pair in found}
+        runs = {run.job.id: run for _, run in self.queue if run.job.id in guests}
+        self.queue = [one for one in self.queue if one[1].job.id not in guests]
+        for pair in found:
+            self.join(sim, runs[pair.guest], self.alone[pair.host])
+        if len(found) == self.rules.most and self.queue:
+            sim.wake(sim.now + self.round_s)
+
+    def _sharer(self, run: Run, now: float) -> Sharer:
+        job, limit = run.job, self.limits(run.job)
+        if limit is not None and run.started is not None:
+            limit = max(0.0, run.started + limit - now)
+        return Sharer(job.id, int(job.user or 0), job.app, None, limit, self.memory_mib)

@@ -1,0 +1,327 @@
+"""Study of placement rules of the literature: jobs that find a place at once (E8), by the rule that places them.
+
+migbatchd places by `decide.supply.planner`, which `bench fragmentation` measures. So nothing here has a bar of ours.
+
+100 GPUs; jobs come at random times (Poisson), each a pod of Alibaba's openb trace drawn anew with its share of a GPU,
+its class and its duration. The share becomes the smallest slice that has it. A job that finds no place is turned away;
+none is moved. No rule may turn away what fits somewhere. Arrivals and jobs are the same for all rules of one seed, so
+gains over first fit are told by pairs.
+
+Beside the rules: the best cut of all GPUs into equal slices, chosen with hindsight for each load; and one pool of all
+compute and memory slices, in which nothing ever fragments. The pool is what any rule that turns nothing away could at
+best come near: it takes more of the large jobs, which leaves less for the small ones, so it bounds accepted slices, and
+what is possible in accepted jobs it shows but does not bound.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from slurm_migbatch.lab.bars import NotMeasurable, mean_with_interval
+from slurm_migbatch.lab.papers.placement import BestFit, Fgd, FirstFit, LeastLoss, Mix, Rule, mix
+from slurm_migbatch.lab.papers.settings import plain
+from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.traces.openb import read
+from slurm_migbatch.mig.geometry import Geometry
+from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
+from slurm_migbatch.mig.planning import capacity
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.workload.csvlines import lines
+
+GPU: Final = "a100-80gb"
+GPUS: Final = 100
+LOADS: Final = (0.8, 1.0, 1.2, 1.5, 2.0, 3.0)
+HEAVY: Final = 1.5
+ARRIVALS: Final = 8000
+WARM: Final = 2000
+"""Arrivals that are not counted: the cluster fills up."""
+LONGEST_S: Final = 86400.0
+"""Longer jobs count as this long: otherwise no run would come to a steady state."""
+FIRST, OURS, POOL, EQUAL = "first fit", "least loss", "pool without fragmentation", "best equal slices"
+FILE: Final = "openb_pod_list_default.csv"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A pod to draw: its slice, seconds, and whether it is latency sensitive."""
+
+    profile: Profile
+    seconds: float
+    served: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Counts after warming up: offered and accepted by profile, accepted by class, and the share of compute slices that
+    was busy."""
+
+    offered: Counter[Profile]
+    accepted: Counter[Profile]
+    by_class: Counter[bool]
+    offered_by_class: Counter[bool]
+    busy: float
+
+    @property
+    def jobs(self) -> int:
+        """Accepted jobs."""
+        return self.accepted.total()
+
+    @property
+    def slices(self) -> int:
+        """Compute slices of the accepted jobs."""
+        return sum(profile.compute * count for profile, count in self.accepted.items())
+
+
+Place = Callable[[Kind], Callable[[], None] | None]
+"""Takes a job in and returns what gives its place back; None where it finds none."""
+
+
+def measure(data: Path, seeds: int = 10, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """All rules at all loads for both populations; `data` is openb's folder, or one that holds it. Raises
+    NotMeasurable."""
+    gpu = geometry(GPU)
+    drawn_from, notices = populations(data, gpu)
+    found = {}
+    for name, kinds in drawn_from.items():
+        asked = mix(Counter(kind.profile for kind in kinds))
+        loads = []
+        for load in LOADS:
+            say(f"{name}, load {load:g}")
+            loads.append({"load": load, "rules": _rules(gpu, kinds, asked, load, seeds)})
+        found[name] = {
+            "pods": len(kinds),
+            "mix": {profile.name: round(weight, 4) for profile, weight in asked},
+            "latency_sensitive": round(statistics.fmean(kind.served for kind in kinds), 4),
+            "loads": loads,
+        }
+    return {
+        "data": str(data),
+        "gpu": GPU,
+        "gpus": GPUS,
+        "seeds": seeds,
+        "arrivals": ARRIVALS - WARM,
+        "notes": [
+            *notices,
+            f"jobs longer than {LONGEST_S / 3600:g} h count as that long; pods of several GPUs are left out",
+            *_ceilings(found),
+        ],
+        "populations": found,
+        "bars": [],
+    }
+
+
+def populations(data: Path, gpu: Geometry) -> tuple[dict[str, list[Kind]], tuple[str, ...]]:
+    """The kinds of jobs to draw from, by population, and what was left out. Raises NotMeasurable, TraceError."""
+    folder = data / "alibaba_gpu2023_openb" if (data / "alibaba_gpu2023_openb").is_dir() else data
+    path = next((p for p in (folder / f"{FILE}.gz", folder / FILE) if p.is_file()), None)
+    if path is None:
+        raise NotMeasurable(f"{folder} holds no {FILE}(.gz): name the folder of the openb trace")
+    trace = read(path, gpu)
+    partial = {line.text("name") for line in lines(path, ("name", "gpu_milli")) if line.number_of("gpu_milli") < 1000}
+    ones = [job for job in trace.jobs if job.gpus == 1]
+
+    def kinds(jobs: Sequence[Job]) -> list[Kind]:
+        full = gpu.full.profile
+        return [Kind(job.profile or full, min(job.work, LONGEST_S), job.kind == "infer") for job in jobs]
+
+    found = {
+        "parts of a GPU": kinds([job for job in ones if job.name in partial]),
+        "parts and whole GPUs": kinds(ones),
+    }
+    if not all(found.values()):
+        raise NotMeasurable(f"{path} has no pods that ask for a part of a GPU after the trace's first 105 days")
+    return found, trace.notices
+
+
+def _rules(gpu: Geometry, kinds: Sequence[Kind], asked: Mix, load: float, seeds: int) -> list[dict[str, Any]]:
+    work = statistics.fmean(kind.profile.compute * kind.seconds for kind in kinds)
+    rate = load * GPUS * gpu.compute_slices / work
+    rules: Mapping[str, Callable[[], Place]] = {
+        FIRST: lambda: Cluster(gpu, GPUS, FirstFit()).place,
+        "best fit": lambda: Cluster(gpu, GPUS, BestFit()).place,
+        "best fit, careful place": lambda: Cluster(gpu, GPUS, BestFit(careful=True)).place,
+        "FGD": lambda: Cluster(gpu, GPUS, fgd).place,
+        OURS: lambda: Cluster(gpu, GPUS, ours).place,
+        "least loss, mix unknown": lambda: Cluster(gpu, GPUS, unknown).place,
+        POOL: lambda: Pool(gpu, GPUS).place,
+        **{
+            f"equal {profile}": lambda profile=profile: Equal(gpu, GPUS, profile).place  # type: ignore[misc]
+            for profile, _ in asked
+        },
+    }
+    fgd, ours, unknown = Fgd(asked), LeastLoss(asked), LeastLoss(mix(dict.fromkeys(plain(gpu), 1.0)))
+    outcomes: dict[str, list[Outcome]] = {name: [] for name in rules}
+    for seed in range(seeds):
+        rng = np.random.Generator(np.random.PCG64(seed))
+        drawn = [kinds[i] for i in rng.integers(0, len(kinds), ARRIVALS).tolist()]
+        times = np.cumsum(rng.exponential(1.0 / rate, ARRIVALS)).tolist()
+        for name, make in rules.items():
+            outcomes[name].append(run(make(), times, drawn, GPUS * gpu.compute_slices))
+    equal = [name for name in rules if name.startswith("equal ")]
+    best = max(equal, key=lambda name: sum(outcome.jobs for outcome in outcomes[name]))
+    chosen = {name: found for name, found in outcomes.items() if name not in equal}
+    chosen[f"{EQUAL} ({best.removeprefix('equal ')})"] = outcomes[best]
+    first = outcomes[FIRST]
+    return [_row(name, found, first) for name, found in chosen.items()]
+
+
+def run(place: Place, times: Sequence[float], drawn: Sequence[Kind], slices: int) -> Outcome:
+    """One run over all arrivals; those after the first WARM are counted."""
+    offered: Counter[Profile] = Counter()
+    accepted: Counter[Profile] = Counter()
+    classes: Counter[bool] = Counter()
+    offered_classes: Counter[bool] = Counter()
+    ends: list[tuple[float, int, int, Callable[[], None]]] = []
+    number = itertools.count()
+    busy, area = 0, 0.0
+    warm = times[min(WARM, len(times) - 1)]
+    clock = warm
+    for i, (now, kind) in enumerate(zip(times, drawn, strict=True)):
+        while ends and ends[0][0] <= now:
+            end, _, freed, give_back = heapq.heappop(ends)
+            if end > clock:
+                area += busy * (end - clock)
+                clock = end
+            busy -= freed
+            give_back()
+        if now > clock:
+            area += busy * (now - clock)
+            clock = now
+        give = place(kind)
+        if i >= WARM:
+            offered[kind.profile] += 1
+            offered_classes[kind.served] += 1
+        if give is None:
+            continue
+        busy += kind.profile.compute
+        heapq.heappush(ends, (now + kind.seconds, next(number), kind.profile.compute, give))
+        if i >= WARM:
+            accepted[kind.profile] += 1
+            classes[kind.served] += 1
+    span = times[-1] - warm
+    return Outcome(offered, accepted, classes, offered_classes, area / (span * slices) if span > 0 else 0.0)
+
+
+class Cluster:
+    """GPUs on which a rule places slices."""
+
+    def __init__(self, gpu: Geometry, count: int, rule: Rule) -> None:
+        self.gpu, self.rule = gpu, rule
+        self.layouts = [EMPTY] * count
+        self._having: dict[Layout, set[int]] = {EMPTY: set(range(count))}
+        self._first: dict[Layout, int] = {EMPTY: 0}
+
+    def place(self, kind: Kind) -> Callable[[], None] | None:
+        """See `Place`."""
+        found = self.rule.place(self.gpu, self._first, kind.profile)
+        if found is None:
+            return None
+        layout, slot = found
+        number = self._first[layout]
+        self._change(number, layout.add(slot))
+        return lambda: self._give_back(number, slot)
+
+    def _give_back(self, number: int, slot: Slot) -> None:
+        self._change(number, self.layouts[number].remove(slot))
+
+    def _change(self, number: int, layout: Layout) -> None:
+        before = self.layouts[number]
+        having = self._having[before]
+        having.discard(number)
+        if not having:
+            del self._having[before], self._first[before]
+        elif self._first[before] == number:
+            self._first[before] = min(having)
+        self._having.setdefault(layout, set()).add(number)
+        self._first[layout] = min(number, self._first.get(layout, number))
+        self.layouts[number] = layout
+
+
+class Pool:
+    """All compute and memory slices together, as if places did not matter."""
+
+    def __init__(self, gpu: Geometry, count: int) -> None:
+        self.gpu = gpu
+        self.compute, self.memory = count * gpu.compute_slices, count * gpu.memory_slices
+
+    def place(self, kind: Kind) -> Callable[[], None] | None:
+        """See `Place`."""
+        info = self.gpu.info(kind.profile)
+        if info.compute_slices > self.compute or info.memory_slices > self.memory:
+            return None
+        self._take(info.compute_slices, info.memory_slices)
+        return lambda: self._take(-info.compute_slices, -info.memory_slices)
+
+    def _take(self, compute: int, memory: int) -> None:
+        self.compute -= compute
+        self.memory -= memory
+
+
+class Equal:
+    """Every GPU cut for good into as many slices of one profile as it holds; a job takes one that is large enough."""
+
+    def __init__(self, gpu: Geometry, count: int, profile: Profile) -> None:
+        self.gpu, self.info = gpu, gpu.info(profile)
+        self.free = count * capacity(gpu, EMPTY, profile)
+
+    def place(self, kind: Kind) -> Callable[[], None] | None:
+        """See `Place`."""
+        asked = self.gpu.info(kind.profile)
+        small = asked.compute_slices > self.info.compute_slices or asked.memory_slices > self.info.memory_slices
+        if small or not self.free:
+            return None
+        self.free -= 1
+        return self._give_back
+
+    def _give_back(self) -> None:
+        self.free += 1
+
+
+def _row(name: str, found: Sequence[Outcome], first: Sequence[Outcome]) -> dict[str, Any]:
+    def interval(values: Sequence[float]) -> list[float]:
+        return [round(value, 4) for value in mean_with_interval(values)]
+
+    profiles = sorted({profile for outcome in found for profile in outcome.offered})
+    return {
+        "rule": name,
+        "accepted": interval([each.jobs / each.offered.total() for each in found]),
+        "gain_jobs": interval([each.jobs / of.jobs - 1 for each, of in zip(found, first, strict=True)]),
+        "gain_slices": interval([each.slices / of.slices - 1 for each, of in zip(found, first, strict=True)]),
+        "busy": interval([each.busy for each in found]),
+        "by_profile": {
+            profile.name: round(sum(each.accepted[profile] for each in found) / offered, 4)
+            for profile in profiles
+            if (offered := sum(each.offered[profile] for each in found))
+        },
+        "by_class": {
+            label: round(sum(each.by_class[served] for each in found) / offered, 4)
+            for label, served in (("latency sensitive", True), ("best effort", False))
+            if (offered := sum(each.offered_by_class[served] for each in found))
+        },
+    }
+
+
+def _ceilings(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What a pool without places gains over first fit, how much places cost at all."""
+    told = []
+    for name, population in found.items():
+        pool = {
+            each["load"]: next(row for row in each["rules"] if row["rule"] == POOL)["gain_jobs"][0]
+            for each in population["loads"]
+        }
+        best = max(pool, key=lambda load: pool[load])
+        told.append(
+            f"{name}: without any fragmentation (the pool) {pool[HEAVY]:+.1%} jobs over first fit at load {HEAVY:g}, "
+            f"{pool[best]:+.1%} at most, at load {best:g}"
+        )
+    return told

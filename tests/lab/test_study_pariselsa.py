@@ -1,0 +1,124 @@
+"""The dispatch and D-STACK experiments on a made-up table: what they measure, in what form, always the same."""
+
+import functools
+import json
+import math
+
+import pytest
+from click.testing import CliRunner
+
+from slurm_migbatch.cli.main import cli
+from slurm_migbatch.lab.bars import NotMeasurable
+from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.lab.studies import dstack, pariselsa
+from slurm_migbatch.profiling.table import read_folder
+
+A100 = geometry("a100-80gb")
+KINDS = pariselsa.kinds_of(A100)
+
+
+def write_table(path, models, kinds=KINDS, batches=(1, 2, 4, 8, 16, 32)):
+    """Models with a floor of time and items for each slice that take more."""
+    lines = ["gpu,model,profile,batch,procs,latency_s"]
+    for name, floor, item in models:
+        for kind in kinds:
+            for batch in batches:
+                lines.append(f"a100-80gb,{name},{kind.name},{batch},1,{max(floor, item * batch / kind.compute):.6f}")
+    path.mkdir(exist_ok=True)
+    (path / "table.csv").write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def table(tmp_path):
+    return write_table(tmp_path / "data", [("flat", 0.010, 0.002), ("steep", 0.001, 0.004)])
+
+
+def test_kinds_are_the_leanest_profile_of_each_size():
+    assert [kind.name for kind in KINDS] == ["1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"]
+
+
+def test_curves_are_straight_between_measured_batches_and_end_at_the_last(tmp_path):
+    rows = read_folder(write_table(tmp_path / "d", [("m", 0.0001, 0.007)]))
+    rows = [row for row in rows if not (row.profile == "1g.10gb" and row.batch > 8)]
+    (curve,) = pariselsa.curves(rows, KINDS)
+    assert curve.seconds[2] == pytest.approx([0.021, 0.0105, 0.007, 0.00525, 0.003])
+    assert curve.seconds[8][0] == math.inf
+    assert curve.seconds[31][4] == pytest.approx(0.032)
+
+
+def test_batches_are_log_normal_with_the_median_that_is_said(tmp_path):
+    (curve,) = pariselsa.curves(read_folder(write_table(tmp_path / "d", [("m", 0.01, 0.002)])), KINDS)
+    works = pariselsa.works_of(curve, 0.3)
+    below = sum(work.share for work in works[:6]) - works[5].share / 2
+    assert below == pytest.approx(0.5, abs=0.02)
+    assert [work.limit_s for work in works] == pytest.approx([1.5 * 0.01] * 32)
+    assert all(work.share > 0 for work in works)
+
+
+def test_dispatch_measures_every_way_and_repeats_itself(table):
+    measure = functools.partial(pariselsa.measure, table, seeds=2, pieces=500, variances=(0.9,))
+    result = measure()
+    (found,) = result["results"]
+    assert [row["model"] for row in found["models"]] == ["flat", "steep"]
+    for row in found["models"]:
+        rates = row["rates"]
+        assert rates["best homogeneous"] >= rates["whole GPUs"] * 0.99
+        assert rates["best homogeneous cut, our dispatch"] > 0
+        assert sum(gpu[4] for gpu in row["ours"]["gpus"]) == row["ours"]["stock"][4]
+        assert len(row["ours"]["gpus"]) == pariselsa.GPUS
+        assert row["ours_latency_in_limits"]["p95"] <= 1.02  # the rate is found to two per cent
+        assert 1 < row["ours_latency_in_limits"]["longest"] <= 10
+    assert found["models"][0]["ratio"][0] > 1
+    assert result["bars"] == []
+    again = measure()
+    for one in (result, again):
+        for row in one["results"][0]["models"]:
+            del row["partition_s"]
+    assert result == again
+
+
+def test_dstack_holds_every_scheduler_against_the_ideal(tmp_path):
+    models = [("flat", 0.010, 0.002), ("steep", 0.0005, 0.0007), ("middle", 0.004, 0.003)]
+    data = write_table(tmp_path / "data", models)
+    result = dstack.measure(data, mixes=2, sizes=(2,), batches=("own",))
+    (found,) = result["results"]
+    assert len(found["rows"]) == 2
+    for row in found["rows"]:
+        assert row["bound"] <= 1.000001
+        assert row["load"]["ours"] <= row["bound"] + 1e-6
+        assert row["load"]["ours"] >= max(row["load"]["best static layout"], row["load"]["EDF at the leanest slice"])
+        assert row["load"]["one layout for all mixes"] <= row["load"]["best static layout"]
+        for filled in row["filled"].values():
+            assert 0 < filled["utilisation"] <= filled["busy"] + 1e-6 <= 1 + 1e-6
+            assert 0.5 - 1e-9 <= filled["jain"] <= 1
+    assert result["bars"] == []
+
+
+@pytest.mark.parametrize(("name", "module", "small"), [
+    ("paris-elsa", pariselsa, {"pieces": 300, "variances": (0.9,)}),
+    ("dstack", dstack, {"sizes": (2,), "batches": ("chosen",)}),
+])  # fmt: skip
+def test_the_commands_print_one_object_or_tables(monkeypatch, table, tmp_path, name, module, small):
+    monkeypatch.setattr(module, "measure", functools.partial(module.measure, **small))
+    count = ["--seeds" if name == "paris-elsa" else "--mixes", "2"]
+    plots = ["--plot", str(tmp_path / "plots"), "--json"]
+    done = CliRunner().invoke(
+        cli, ["bench", "study", name, "--data", str(table), *count, *plots], standalone_mode=False
+    )
+    assert done.exception is None, done.exception
+    for path in (drawn := sorted((tmp_path / "plots").glob(f"{name}-*.svg"))):
+        assert "</svg>" in path.read_text(encoding="utf-8")
+    assert len(drawn) >= 2
+    assert json.loads(done.stdout)["bars"] == []
+    done = CliRunner().invoke(cli, ["bench", "study", name, "--data", str(table), *count], standalone_mode=False)
+    assert done.exception is None, done.exception
+    assert "reconstruction" in done.stdout
+    assert "migbatchd runs nothing of this" in done.stdout
+
+
+@pytest.mark.parametrize("measure", [pariselsa.measure, dstack.measure])
+def test_a_table_without_all_slices_is_refused_with_what_is_missing(tmp_path, measure):
+    data = write_table(tmp_path / "d", [("m", 0.01, 0.002)], kinds=KINDS[:3])
+    with pytest.raises(NotMeasurable, match=r"7g\.80gb"):
+        measure(data)

@@ -1,0 +1,110 @@
+"""The study of placement rules on a made-up trace: what it counts, and that it repeats itself."""
+
+import gzip
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from slurm_migbatch.lab.bars import NotMeasurable
+from slurm_migbatch.lab.cli.bench import bench
+from slurm_migbatch.lab.papers.placement import FirstFit, LeastLoss, mix
+from slurm_migbatch.lab.sim.gpus import geometry
+from slurm_migbatch.lab.studies import placement as study
+from slurm_migbatch.lab.studies.placement import Cluster, Equal, Kind, Pool, measure, run
+from slurm_migbatch.mig.profile import Profile
+
+A100 = geometry("a100-80gb")
+THREE, FOUR, ALL = (Profile.parse(p) for p in ("3g.40gb", "4g.40gb", "7g.80gb"))
+HEADER = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time"
+
+
+@pytest.fixture
+def openb(tmp_path):
+    """A folder with 60 pods of a quarter of an hour that ask for a third, a half or all of a GPU."""
+    lines = [HEADER]
+    for i in range(60):
+        milli, qos = (330, 500, 1000)[i % 3], ("LS", "BE")[i % 2]
+        start = 106 * 86400 + 10 * i
+        lines.append(f"openb-pod-{i:04d},1000,1000,1,{milli},,{qos},Succeeded,{start},{start + 900},{start}")
+    folder = tmp_path / "alibaba_gpu2023_openb"
+    folder.mkdir()
+    (folder / "openb_pod_list_default.csv.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(study, "ARRIVALS", 300)
+    monkeypatch.setattr(study, "WARM", 50)
+    monkeypatch.setattr(study, "GPUS", 5)
+
+
+def test_a_run_counts_what_was_accepted_after_warming_up():
+    """One GPU, two slices of 3g and 4g: first fit lays the 3g at 0 and turns every 4g away."""
+    kinds = [Kind(THREE, 1.5, True), Kind(FOUR, 1.5, False)] * 100
+    times = [float(i) for i in range(200)]
+    asked = mix({THREE: 1, FOUR: 1})
+    first = run(Cluster(A100, 1, FirstFit()).place, times, kinds, 7)
+    ours = run(Cluster(A100, 1, LeastLoss(asked)).place, times, kinds, 7)
+    assert first.accepted == {THREE: 75}
+    assert ours.accepted == {THREE: 75, FOUR: 75}
+    assert ours.offered == {THREE: 75, FOUR: 75}
+    assert ours.by_class == {True: 75, False: 75}
+    assert ours.slices == 75 * 7
+    assert ours.busy == pytest.approx(7 * 1.5 / 2 / 7, abs=0.02)
+    assert first.busy == pytest.approx(3 * 1.5 / 2 / 7, abs=0.02)
+
+
+def test_a_pool_has_no_places_and_equal_slices_take_what_is_no_larger():
+    pool = Pool(A100, 2)
+    assert pool.place(Kind(FOUR, 1, True))
+    assert pool.place(Kind(FOUR, 1, True))
+    back = pool.place(Kind(FOUR, 1, True))  # 12 of 14 compute slices, 12 of 16 memory slices
+    assert back is not None
+    assert pool.place(Kind(THREE, 1, True)) is None
+    back()
+    assert pool.place(Kind(THREE, 1, True))
+    equal = Equal(A100, 2, THREE)
+    assert equal.place(Kind(FOUR, 1, True)) is None
+    given = [equal.place(Kind(THREE, 1, True)) for _ in range(5)]
+    assert [each is not None for each in given] == [True] * 4 + [False]
+    given[0]()
+    assert equal.place(Kind(THREE, 1, True))
+
+
+def test_the_experiment_repeats_itself_and_tells_both_populations(openb):
+    result = measure(openb, seeds=2)
+    assert result == measure(openb, seeds=2)
+    parts, whole = result["populations"]["parts of a GPU"], result["populations"]["parts and whole GPUs"]
+    assert parts["mix"] == {"3g.40gb": 0.5, "4g.40gb": 0.5}
+    assert whole["mix"] == {"3g.40gb": 0.3333, "4g.40gb": 0.3333, "7g.80gb": 0.3333}
+    for load in parts["loads"]:
+        rules = {row["rule"]: row for row in load["rules"]}
+        assert rules["first fit"]["gain_jobs"][0] == 0
+        assert all(0 <= row["accepted"][0] <= 1 and 0 <= row["busy"][0] <= 1 for row in load["rules"])
+        assert sum(name.startswith("best equal slices") for name in rules) == 1
+    some = {row["rule"]: row for row in parts["loads"][0]["rules"]}  # below capacity, so that what is lost is places
+    assert some["least loss"]["gain_jobs"][0] > 0.05
+    assert some["pool without fragmentation"]["busy"][0] >= some["least loss"]["busy"][0]
+    assert result["bars"] == []
+
+
+def test_the_command_prints_one_object_or_a_table(openb, tmp_path):
+    runner = CliRunner()
+    plots = ["--plot", str(tmp_path / "plots")]
+    found = runner.invoke(bench, ["study", "placement", "--data", str(openb), "--seeds", "2", "--json", *plots])
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.stdout)["populations"]
+    assert len(list((tmp_path / "plots").glob("placement-*.svg"))) == 4
+    told = runner.invoke(bench, ["study", "placement", "--data", str(openb), "--seeds", "2"])
+    assert told.exit_code == 0, told.output
+    assert "least loss" in told.stdout
+
+
+def test_a_folder_without_the_trace_is_told(tmp_path):
+    with pytest.raises(NotMeasurable, match="openb_pod_list_default"):
+        measure(tmp_path)
+    found = CliRunner().invoke(bench, ["study", "placement", "--data", str(tmp_path)])
+    assert found.exit_code == 1
+    assert "openb_pod_list_default" in found.output
