@@ -16,16 +16,20 @@ from slurm_migbatch.decide.lending.grants import (
     Seat,
     Space,
     Trainee,
-    call_back,
     lend,
     rooms_for,
     usual_speed,
     within,
 )
+from slurm_migbatch.decide.lending.ledger import Loan, Sight, State
+from slurm_migbatch.decide.lending.model import Picture, Rules, Start
+from slurm_migbatch.decide.lending.reclaim import call_back as reclaim_for
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot, layouts
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.workload.loans import LoanHints
 from tests.support.examples import examples
 
 H100, A30 = geometry("h100-80gb"), geometry("a30")
@@ -318,8 +322,6 @@ def test_trainings_own_gpus_come_first_and_keep_nothing_for_inference():
     found = lend(spaces, [waits("a"), waits("b")], {ALL: 1}, NOW, RULES)
     assert [one.seat.gpu for one in found.grants] == [0, 0]
     assert lend(spaces[:1], [waits("a")], {ALL: 1}, NOW, RULES).short == {ALL: 1}
-    mine = gpu(0, own=True, lent=[Lent(slot(ALL, 0), "a")])
-    assert call_back([ONE], [mine], [runs("a", Seat("n0", 0, slot(ALL, 0)))], NOW).unserved == (ONE,)
 
 
 def test_a_reserve_that_has_no_room_is_told_and_the_rest_is_lent():
@@ -377,12 +379,37 @@ def test_nobody_grows_while_somebody_waits_for_room():
 # -- calling back ----------------------------------------------------------------------------------------------------
 
 
+def called_back(starts, spaces, trainees):
+    """The loans that end for inference jobs of these profiles, and the GPUs as they are when those have started."""
+    job_of = {number: one.job for number, one in enumerate(trainees)}
+    number_of = {job: number for number, job in job_of.items()}
+    picture = Picture(
+        now=NOW,
+        spaces=tuple(
+            replace(space, lent=tuple(replace(one, job=number_of[one.job]) for one in space.lent)) for space in spaces
+        ),
+        starts=tuple(
+            Start(1000 + number, (profile,), frozenset(space.node for space in spaces))
+            for number, profile in enumerate(starts)
+        ),
+        trainees=tuple(replace(one, job=number_of[one.job]) for one in trainees),
+        loans={
+            number_of[one.job]: Loan(number_of[one.job], 0, one.since, str(one.seat.slot.profile), State.RUNNING)
+            for one in trainees
+            if one.seat is not None
+        },
+        sights={number: Sight(JobRow(number), LoanHints()) for number in job_of},
+    )
+    orders, ground = reclaim_for(picture, Rules(calm=RULES))
+    return [job_of[order.job] for order in orders], ground
+
+
 def test_three_small_loans_end_for_one_large_start():
     small = [slot(ONE, start) for start in (0, 1, 2)]
     space = gpu(taken=[slot(THREE, 4)], lent=[Lent(one, i) for i, one in enumerate(small)])
     jobs = [runs(i, Seat("n0", 0, one)) for i, one in enumerate(small)]
     assert rooms_for(THREE, [space]) == [frozenset(Seat("n0", 0, one) for one in small)]
-    assert call_back([THREE], [space], jobs, NOW).jobs == (0, 1, 2)
+    assert called_back([THREE], [space], jobs)[0] == [0, 1, 2]
 
 
 def test_the_loan_of_least_loss_ends_and_what_it_leaves_is_used():
@@ -394,17 +421,17 @@ def test_the_loan_of_least_loss_ends_and_what_it_leaves_is_used():
         runs("large", Seat("n0", 0, slot(FOUR, 0)), since=0.0),
         runs("new", Seat("n0", 1, slot(THREE, 0)), since=NOW - 10),
     ]
-    assert call_back([THREE], spaces, jobs, NOW).jobs == ("large",)
-    assert call_back([ONE, TWO], spaces, jobs, NOW).jobs == ("large",)
-    assert call_back([THREE, THREE], spaces, jobs, NOW).jobs == ("large", "new")
-    assert call_back([THREE, THREE, ONE], spaces, jobs, NOW).unserved == (ONE,)
-    assert call_back([ALL], spaces, jobs, NOW).unserved == (ALL,)
+    assert called_back([THREE], spaces, jobs)[0] == ["large"]
+    assert called_back([ONE, TWO], spaces, jobs)[0] == ["large"]
+    assert called_back([THREE, THREE], spaces, jobs)[0] == ["large", "new"]
+    assert called_back([THREE, THREE, ONE], spaces, jobs)[0] == ["large", "new"]
+    assert called_back([ALL], spaces, jobs)[0] == []
 
 
 def test_nobody_ends_where_there_is_room():
     space, job = on(ONE, 0, "j")
     assert rooms_for(THREE, [space]) == []
-    assert call_back([THREE], [space], [job], NOW).jobs == ()
+    assert called_back([THREE], [space], [job])[0] == []
 
 
 def test_a_limit_on_counts_can_ask_for_more_than_covers_the_place():
@@ -437,16 +464,27 @@ def test_rooms_are_minimal_and_complete(layout, marks, profile):
 @given(clusters(), st.lists(st.sampled_from(PLAIN), min_size=1, max_size=4))
 def test_after_the_endings_the_starts_have_room(cluster, starts):
     spaces, trainees, _, _ = cluster
-    found = call_back(starts, spaces, trainees, NOW)
-    running = {one.job: one.seat for one in trainees if one.seat is not None}
-    assert all(running[job] == seat for job, seat in zip(found.jobs, found.seats, strict=True))
-    assert len(set(found.jobs)) == len(found.jobs)
-    left = [replace(one, lent=tuple(lent for lent in one.lent if lent.job not in found.jobs)) for one in spaces]
-    served = Counter(starts)
-    served.subtract(found.unserved)
-    reserve = {profile: count for profile, count in served.items() if count > 0}
-    used = {(one.node, one.gpu): one.used for one in left}
-    assert places(left, used, reserve, sum(reserve.values())) == sum(reserve.values())
+    ended, ground = called_back(starts, spaces, trainees)
+    running = {one.job for one in trainees if one.seat is not None}
+    assert running.issuperset(ended)
+    assert len(set(ended)) == len(ended)
+    for space in spaces:
+        after = ground.spaces[space.node, space.gpu]
+        after.geometry.check(after.used)
+        stays = {one.slot for one in space.lent if one.job not in ended}
+        assert {one.slot for one in after.lent} == stays
+    started = sum(len(ground.spaces[space.node, space.gpu].taken) - len(space.taken) for space in spaces)
+    assert started <= len(starts)
+    if started < len(starts):  # what could not start has no room even if every loan had ended
+        empty = [replace(space, taken=ground.spaces[space.node, space.gpu].taken, lent=()) for space in spaces]
+        assert any(
+            all(
+                profile not in space.geometry or not any(space.geometry.fits(space.used, one) for one in slots)
+                for space in empty
+                for slots in [space.geometry.info(profile).slots if profile in space.geometry else ()]
+            )
+            for profile in starts
+        )
 
 
 # -- small things ----------------------------------------------------------------------------------------------------

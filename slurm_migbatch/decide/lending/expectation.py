@@ -1,4 +1,4 @@
-"""What inference is expected to need, by profile: `decide.lending.forecast.LevelGaps`, fed from the record and then live.
+"""What inference is expected to need, by profile: `decide.lending.forecast.LevelGaps`, fed from the record, then live.
 
 Each profile has its own history and its own reserve. A common bound in compute slices kept less where profiles take
 turns, but the room that was left was of the wrong shape: at high load most reclaims were for want of a place, not of
@@ -34,18 +34,25 @@ class Expectation:
 
     def learn(self, uses: Iterable[tuple[str, float, float | None]], now: float) -> None:
         """Take in the past: profile, beginning and end (None: goes on) of each use of a slice."""
-        changes: list[tuple[float, int, Profile]] = []
+        known: dict[str, Profile | None] = {}
+        changes: dict[Profile, list[tuple[float, int]]] = {}
         for name, since, until in uses:
-            try:
-                profile = Profile.parse(name)
-            except ProfileError:
+            if name not in known:
+                known[name] = _parsed(name)
+            profile = known[name]
+            if profile is None:
                 continue
-            begin = min(since, now)
-            changes.append((begin, 1, profile))
+            begin, of_profile = min(since, now), changes.setdefault(profile, [])
+            of_profile.append((begin, 1))
             if until is not None and until < now:
-                changes.append((max(begin, until), -1, profile))
-        for at, more, profile in sorted(changes):
-            self._demand({profile: self._level[profile] + more}, at)
+                of_profile.append((max(begin, until), -1))
+        for profile, of_profile in changes.items():
+            of_profile.sort()
+            gaps, level = self._gaps.setdefault(profile, self.gaps()), self._level[profile]
+            for at, more in of_profile:
+                level += more
+                gaps.demand(at, level)
+            self._level[profile] = level
 
     def look(
         self, running: Mapping[Profile, frozenset[tuple[int, int]]], waiting: Mapping[Profile, int], now: float
@@ -67,5 +74,14 @@ class Expectation:
     def _demand(self, level: Mapping[Profile, int], now: float) -> None:
         """From now on so many slices of these profiles are needed."""
         for profile, count in level.items():
-            self._gaps.setdefault(profile, self.gaps()).demand(now, count)
+            if profile not in self._gaps:
+                self._gaps[profile] = self.gaps()
+            self._gaps[profile].demand(now, count)
             self._level[profile] = count
+
+
+def _parsed(name: str) -> Profile | None:
+    try:
+        return Profile.parse(name)
+    except ProfileError:
+        return None

@@ -17,7 +17,7 @@ relative to a fair share, restarts that must be paid for, and the loans of least
 Where on a GPU: every GPU's free space is planned as a whole (`mig.planning`), so loans and reserve lie where the
 largest useful space is left. A GPU is chosen by what it loses: of all profiles together the least.
 
-`rooms_for` and `call_back` are the other direction: which loans end so that an inference job of a profile can start.
+The other direction, which loans end so that inference can start, is `decide.lending.reclaim.call_back`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Final
 
 from slurm_migbatch.decide.lending.allocation import Calm
 from slurm_migbatch.decide.lending.capacity import Board, Given, Grown
-from slurm_migbatch.decide.lending.least_loss import CallBack, call_back, rooms_for
+from slurm_migbatch.decide.lending.least_loss import rooms_for
 from slurm_migbatch.decide.lending.values import (
     Grant,
     Grow,
@@ -94,7 +94,6 @@ def lend(
 
 
 __all__ = [
-    "CallBack",
     "Grant",
     "Grow",
     "Lending",
@@ -104,7 +103,6 @@ __all__ = [
     "Seat",
     "Space",
     "Trainee",
-    "call_back",
     "lend",
     "rooms_for",
     "usual_speed",

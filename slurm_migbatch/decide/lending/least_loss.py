@@ -1,18 +1,14 @@
-"""Which loans of slices end so that inference can start: all that cover one place, at least loss."""
+"""Which sets of loans of slices make room for one slice when they end: all that cover one place."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import combinations
 
-from slurm_migbatch.decide.capacity.spare import loss
-from slurm_migbatch.decide.lending.allocation import Loan, reclaim
-from slurm_migbatch.decide.lending.values import Seat, Space, Trainee
+from slurm_migbatch.decide.lending.values import Seat, Space
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot
-from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 
 
@@ -52,69 +48,3 @@ def _rooms(
                 break
     least = [one for one in dict.fromkeys(found) if not any(other < one for other in found)]
     return () if frozenset() in least else tuple(tuple(sorted(one)) for one in least)
-
-
-@dataclass(frozen=True)
-class CallBack:
-    """Loans that must end, in order, and the starts that no ending can make room for."""
-
-    jobs: tuple[Hashable, ...]
-    seats: tuple[Seat, ...]
-    unserved: tuple[Profile, ...]
-
-
-def call_back(
-    starts: Sequence[Profile],
-    spaces: Sequence[Space],
-    trainees: Iterable[Trainee],
-    now: float,
-    *,
-    horizon_s: float = 600.0,
-    protect_s: float = 60.0,
-) -> CallBack:
-    """Which loans end, at least loss, so that inference jobs of these profiles can start, one after the other.
-
-    What is free already, and what an earlier start left over, is used first. Loans that began lately, or were called
-    back often, are ended last.
-    """
-    loans = [_loan(one, horizon_s) for one in trainees if one.seat is not None]
-    owner = {seat: loan.job for loan in loans for seat in loan.slots}
-    rooms = {(space.node, space.gpu): space for space in spaces}
-    jobs: list[Hashable] = []
-    seats: list[Seat] = []
-    unserved: list[Profile] = []
-    for profile in starts:
-        at = _free(profile, rooms.values())
-        if at is None:
-            found = reclaim(loans, rooms_for(profile, rooms.values()), 1, now, protect_s)
-            if not found.served:
-                unserved.append(profile)
-                continue
-            node, gpu = found.slots[0].node, found.slots[0].gpu
-            space = rooms[node, gpu]
-            gone = {seat.slot for seat in found.slots}
-            at = rooms[node, gpu] = replace(space, lent=tuple(one for one in space.lent if one.slot not in gone))
-            seats += found.slots
-            jobs += [owner[seat] for seat in found.slots]
-            loans = [loan for loan in loans if not loan.slots & set(found.slots)]
-        placed = plan_free(at.geometry, at.used, (profile,)).slots
-        rooms[at.node, at.gpu] = replace(at, taken=(*at.taken, *placed))
-    return CallBack(tuple(jobs), tuple(seats), tuple(unserved))
-
-
-def _loan(one: Trainee, horizon_s: float) -> Loan[Seat]:
-    assert one.seat is not None
-    speed = one.speeds.get(one.seat.slot.profile, 0.0)
-    stay = min(horizon_s, one.left_s / speed) if speed > 0 else horizon_s
-    return Loan(one.job, frozenset([one.seat]), 1, 1, (0.0, speed), one.costs, one.since, one.hits, stay)
-
-
-def _free(profile: Profile, spaces: Iterable[Space]) -> Space | None:
-    """The GPU with room for it that loses least."""
-    found: tuple[tuple[int, int], Space] | None = None
-    for space in spaces:
-        if profile in space.geometry and not space.own:
-            lost = loss(space.geometry, space.used, (), profile)
-            if lost is not None and (found is None or lost < found[0]):
-                found = lost, space
-    return None if found is None else found[1]
