@@ -17,17 +17,23 @@ def alternating(end: float) -> list[tuple[str, float, float | None]]:
     return uses
 
 
-def test_profiles_that_take_turns_are_kept_room_for_once() -> None:
+def test_every_profile_has_a_reserve_of_its_own() -> None:
     expected = Expectation()
     expected.learn(alternating(HOUR), HOUR)
     expected.look({}, {}, HOUR)
-    assert expected.reserve(HOUR + 1, 60, 0.9) == {THREE: 1}
+    assert expected.reserve(HOUR + 10, 60, 0.5) == {THREE: 1}, "no 1g was idle for as long as now"
+    expected.look({ONE: frozenset({(1, 0), (2, 0), (3, 0)})}, {}, HOUR + 10)
+    expected.look({THREE: frozenset({(4, 0)})}, {}, HOUR + 50)
+    expected.look({}, {}, HOUR + 60)
+    assert expected.reserve(HOUR + 61, 60, 0.5) == {ONE: 3, THREE: 1}
 
 
 def test_the_surer_the_more_is_kept() -> None:
     expected = Expectation()
     expected.learn([("1g.10gb", at, at + 20.0) for at in range(0, 3600, 300)], HOUR)
-    assert expected.reserve(HOUR, 60, 0.5) == {}
+    expected.look({ONE: frozenset({(1, 0)})}, {}, HOUR)
+    expected.look({}, {}, HOUR + 20)
+    assert expected.reserve(HOUR + 60, 60, 0.5) == {}
     assert expected.reserve(HOUR + 60, 60, 0.95) == {ONE: 1}
 
 

@@ -1,50 +1,97 @@
-"""Rises of demand: what was seen before is expected again, and what was not seen is not counted on."""
+"""Idle windows: what was seen before is expected again, and what was not seen is not counted on."""
 
-from slurm_migbatch.decide.lending.forecast import DAY_S, Rises
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.decide.lending.forecast import DAY_S, LEAST, LevelGaps, age_for
 
 
-def busy(rises, begin, seconds, low, high, every):
+def busy(gaps, begin, seconds, low, high, every):
     """Demand that is `high` for a tenth of every so many seconds, and `low` otherwise."""
     at = begin
     while at < begin + seconds:
-        rises.demand(at, high)
-        rises.demand(at + every / 10, low)
+        gaps.demand(at, high)
+        gaps.demand(at + every / 10, low)
         at += every
     return at
 
 
 def test_a_level_that_is_seldom_exceeded_is_enough():
-    rises = Rises()
-    now = busy(rises, 0.0, 7200, 2, 5, 100)  # every 100 s demand rises above 2, 3 and 4, for 10 s
-    assert rises.enough(now, 80) == 2
-    assert rises.enough(now + 60, 120) == 5
+    for every, enough in ((1000, 1), (50, 3)):
+        gaps = LevelGaps()
+        now = busy(gaps, 0.0, 7200, 1, 3, every)
+        gaps.demand(now, 3)
+        gaps.demand(now + every / 10, 1)
+        assert gaps.enough(now + every / 10 + 30, 100) == enough
 
 
-def test_the_more_often_demand_rises_the_more_is_kept():
-    seldom, often = Rises(), Rises()
-    for rises, every in ((seldom, 1000), (often, 50)):
-        now = busy(rises, 0.0, 7200, 1, 3, every)
-        assert rises.enough(now, 300) == (1 if rises is seldom else 3)
+def test_a_slice_that_was_needed_a_moment_ago_is_kept():
+    gaps = LevelGaps()
+    now = busy(gaps, 0.0, 7200, 1, 3, 1000)
+    gaps.demand(now, 3)
+    gaps.demand(now + 10, 1)
+    assert gaps.enough(now + 10 + LEAST * 300 - 1, 300) == 3
+    assert gaps.enough(now + 10 + LEAST * 300, 300) == 1
+
+
+def test_a_gap_that_has_lasted_is_a_long_one():
+    gaps, at = LevelGaps(), 0.0
+    while at < 7200:  # five requests in a burst, 20 s apart, and then nothing for a quarter of an hour
+        for _ in range(5):
+            gaps.demand(at, 1)
+            gaps.demand(at + 10, 0)
+            at += 20
+        at += 900
+    begin = at - 910
+    assert gaps.enough(begin + 5, 40) == 1
+    assert gaps.enough(begin + 12, 40) == 0
+    assert gaps.enough(begin + 100, 2000) == 1  # of those that last 100 s none lasts 2000 more
 
 
 def test_what_was_long_ago_no_longer_counts_but_the_same_hour_of_yesterday_does():
-    rises = Rises(days=2)
-    busy(rises, 0.0, 3600, 0, 4, 60)
-    assert rises.enough(3 * 3600.0, 600) == 0
-    assert rises.enough(DAY_S + 1800, 600) == 4
-    assert rises.enough(4 * DAY_S, 600) == 0
+    gaps = LevelGaps(days=2)
+    busy(gaps, 0.0, 3600, 0, 4, 60)
+
+    def kept(now):
+        gaps.demand(now - 140.0, 1)
+        gaps.demand(now - 130.0, 0)
+        return gaps.enough(now, 500)
+
+    assert kept(5 * 3600.0) == 0
+    assert kept(DAY_S + 1800) == 0, "it has been idle for longer than any gap of yesterday"
+    gaps.demand(DAY_S + 1900, 4)
+    gaps.demand(DAY_S + 1910, 0)
+    assert gaps.enough(DAY_S + 1910 + 125, 500) == 0
+    assert gaps.enough(DAY_S + 1910 + 40, 120) == 2, "gaps of levels 2 and 3 lasted 54 s yesterday"
+    gaps.demand(4 * DAY_S, 4)
+    gaps.demand(4 * DAY_S + 10, 0)
+    assert gaps.enough(4 * DAY_S + 50, 120) == 0
 
 
 def test_nothing_is_known_at_first_and_what_stays_needed_is_enough():
-    rises = Rises()
-    assert rises.enough(0.0, 60) == 0
-    rises.demand(0.0, 7)
-    assert rises.enough(600.0, 60) == 7
+    gaps = LevelGaps()
+    assert gaps.enough(0.0, 60) == 0
+    gaps.demand(0.0, 7)
+    assert gaps.enough(600.0, 60) == 7
 
 
-def test_rises_in_compressed_days():
-    plain, fast = Rises(), Rises(day_s=864.0)
+def test_gaps_in_compressed_days():
+    plain, fast = LevelGaps(), LevelGaps(day_s=864.0)
     now = busy(plain, 0.0, 7200, 1, 3, 600)
     busy(fast, 0.0, 72, 1, 3, 6)
-    for idle_s in (100, 500, 1000):
+    for idle_s in (100, 500, 1000, 3000):
         assert plain.enough(now, idle_s) == fast.enough(now / 100, idle_s / 100)
+
+
+@given(st.lists(st.floats(0.1, 1e5), min_size=1, max_size=60), st.floats(1, 1e5))
+def test_from_its_age_on_gaps_last_as_long_as_wanted(lengths, idle_s):
+    def rest(age):
+        left = [seconds - age for seconds in lengths if seconds > age]
+        return sum(left) / len(left) if left else math.inf
+
+    age = age_for(lengths, idle_s)
+    assert age == 0 or age in lengths
+    assert rest(age) >= idle_s * (1 - 1e-9)
+    assert all(rest(other) < idle_s * (1 + 1e-9) for other in [0.0, *lengths] if other < age)

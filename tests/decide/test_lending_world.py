@@ -305,7 +305,7 @@ def test_nothing_is_lent_in_blackout_hours_and_jobs_are_told_so(world: MakeWorld
 
 
 def test_a_slice_rests_before_it_is_lent(world: MakeWorld) -> None:
-    w = world(min_idle_s=30.0)
+    w = world(min_idle_s=120.0)
     inference = w.infer("7g.80gb", runs=20)
     w.until(lambda: inference in w.running())
     job = w.train()
@@ -316,7 +316,7 @@ def test_a_slice_rests_before_it_is_lent(world: MakeWorld) -> None:
         w.step()
     assert "idle long enough" in w.why(job) or "expected" in w.why(job)
     w.until(lambda: job in w.loaned())
-    assert w.clock.now - over >= 30
+    assert w.clock.now - over >= 120
 
 
 def test_no_more_are_released_in_a_round_than_allowed(world: MakeWorld) -> None:

@@ -135,20 +135,19 @@ def test_only_slurms_own_delay_is_cut_short() -> None:
 # -- the forecast ------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_needed_at_this_time_of_day_is_expected_again() -> None:
+def test_gaps_at_this_time_of_day_say_how_long_one_lasts() -> None:
     days, day = 5, 86_400.0
-    now = 20_000 * day + 12 * 3600.0
-    uses = [("2g.20gb", now - k * day + n, now - k * day + 1800.0) for k in range(days, 0, -1) for n in range(3)]
+    noon = 20_000 * day + 12 * 3600.0
+    # Every day from eleven to one three slices are needed for a minute, every five minutes.
+    begins = [noon - 3600.0 - k * day + 300.0 * n for k in range(days, 0, -1) for n in range(24)]
     expected = Expectation()
-    expected.learn(uses, now)
-    expected.look({}, {}, now)
-    assert expected.reserve(now, 600.0, 0.95) == {TWO: 3}
-    expected.look({TWO: frozenset({(1, 0), (2, 0)})}, {TWO: 1}, now)
-    assert expected.reserve(now, 600.0, 0.95) == {}, "it has come"
-    night = now + 8 * 3600.0
-    expected.look({}, {}, night - 3600.0)
-    expected.look({}, {}, night)
-    assert expected.reserve(night, 600.0, 0.95) == {}
+    expected.learn([("2g.20gb", begin, begin + 60.0) for begin in begins for _ in range(3)], noon)
+    use = frozenset({(1, 0), (2, 0), (3, 0)})
+    for at, kept in ((noon + 900.0, {TWO: 3}), (noon + 8 * 3600.0, {})):
+        expected.look({TWO: use}, {}, at)
+        assert expected.reserve(at, 600.0, 0.2) == {}, "it has come"
+        expected.look({}, {}, at + 60.0)
+        assert expected.reserve(at + 60.0 + 150.0, 600.0, 0.2) == kept
 
 
 def test_what_ran_before_the_service_did_not_just_start() -> None:

@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,11 +12,16 @@ from hypothesis import strategies as st
 from slurm_migbatch.decide.lending.allocation import Calm, Elastic
 from slurm_migbatch.decide.lending.grants import lend
 from slurm_migbatch.decide.lending.least_loss import rooms_for
+from slurm_migbatch.decide.lending.ledger import Loan, Sight, State
+from slurm_migbatch.decide.lending.model import Picture, Rules, Start
+from slurm_migbatch.decide.lending.reclaim import call_back as reclaim_for
 from slurm_migbatch.decide.lending.values import Lent, Seat, Space, Trainee, usual_speed, within
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot, layouts
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.workload.loans import LoanHints
 from tests.support.examples import examples
 
 H100, A30 = geometry("h100-80gb"), geometry("a30")
@@ -355,15 +361,59 @@ def test_nobody_grows_while_somebody_waits_for_room():
 # -- calling back ----------------------------------------------------------------------------------------------------
 
 
+def called_back(starts, spaces, trainees):
+    """The loans that end for inference jobs of these profiles, and the GPUs as they are when those have started."""
+    job_of = {number: one.job for number, one in enumerate(trainees)}
+    number_of = {job: number for number, job in job_of.items()}
+    picture = Picture(
+        now=NOW,
+        spaces=tuple(
+            replace(space, lent=tuple(replace(one, job=number_of[one.job]) for one in space.lent)) for space in spaces
+        ),
+        starts=tuple(
+            Start(1000 + number, (profile,), frozenset(space.node for space in spaces))
+            for number, profile in enumerate(starts)
+        ),
+        trainees=tuple(replace(one, job=number_of[one.job]) for one in trainees),
+        loans={
+            number_of[one.job]: Loan(number_of[one.job], 0, one.since, str(one.seat.slot.profile), State.RUNNING)
+            for one in trainees
+            if one.seat is not None
+        },
+        sights={number: Sight(JobRow(number), LoanHints()) for number in job_of},
+    )
+    orders, ground = reclaim_for(picture, Rules(calm=RULES))
+    return [job_of[order.job] for order in orders], ground
+
+
 def test_three_small_loans_end_for_one_large_start():
     small = [slot(ONE, start) for start in (0, 1, 2)]
     space = gpu(taken=[slot(THREE, 4)], lent=[Lent(one, i) for i, one in enumerate(small)])
+    jobs = [runs(i, Seat("n0", 0, one)) for i, one in enumerate(small)]
     assert rooms_for(THREE, [space]) == [frozenset(Seat("n0", 0, one) for one in small)]
+    assert called_back([THREE], [space], jobs)[0] == [0, 1, 2]
+
+
+def test_the_loan_of_least_loss_ends_and_what_it_leaves_is_used():
+    spaces = [
+        gpu(0, [slot(THREE, 4)], [Lent(slot(FOUR, 0), "large")]),
+        gpu(1, [slot(THREE, 4)], [Lent(slot(THREE, 0), "new")]),
+    ]
+    jobs = [
+        runs("large", Seat("n0", 0, slot(FOUR, 0)), since=0.0),
+        runs("new", Seat("n0", 1, slot(THREE, 0)), since=NOW - 10),
+    ]
+    assert called_back([THREE], spaces, jobs)[0] == ["large"]
+    assert called_back([ONE, TWO], spaces, jobs)[0] == ["large"]
+    assert called_back([THREE, THREE], spaces, jobs)[0] == ["large", "new"]
+    assert called_back([THREE, THREE, ONE], spaces, jobs)[0] == ["large", "new"]
+    assert called_back([ALL], spaces, jobs)[0] == []
 
 
 def test_nobody_ends_where_there_is_room():
-    space, _ = on(ONE, 0, "j")
+    space, job = on(ONE, 0, "j")
     assert rooms_for(THREE, [space]) == []
+    assert called_back([THREE], [space], [job])[0] == []
 
 
 def test_a_limit_on_counts_can_ask_for_more_than_covers_the_place():
@@ -390,6 +440,33 @@ def test_rooms_are_minimal_and_complete(layout, marks, profile):
     enough = [some for some in sets if room(some)]
     least = {some for some in enough if not any(other < some for other in enough)}
     assert {frozenset(one.slot for one in some) for some in rooms_for(profile, [space])} == least - {frozenset()}
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(clusters(), st.lists(st.sampled_from(PLAIN), min_size=1, max_size=4))
+def test_after_the_endings_the_starts_have_room(cluster, starts):
+    spaces, trainees, _, _ = cluster
+    ended, ground = called_back(starts, spaces, trainees)
+    running = {one.job for one in trainees if one.seat is not None}
+    assert running.issuperset(ended)
+    assert len(set(ended)) == len(ended)
+    for space in spaces:
+        after = ground.spaces[space.node, space.gpu]
+        after.geometry.check(after.used)
+        stays = {one.slot for one in space.lent if one.job not in ended}
+        assert {one.slot for one in after.lent} == stays
+    started = sum(len(ground.spaces[space.node, space.gpu].taken) - len(space.taken) for space in spaces)
+    assert started <= len(starts)
+    if started < len(starts):  # what could not start has no room even if every loan had ended
+        empty = [replace(space, taken=ground.spaces[space.node, space.gpu].taken, lent=()) for space in spaces]
+        assert any(
+            all(
+                profile not in space.geometry or not any(space.geometry.fits(space.used, one) for one in slots)
+                for space in empty
+                for slots in [space.geometry.info(profile).slots if profile in space.geometry else ()]
+            )
+            for profile in starts
+        )
 
 
 # -- small things ----------------------------------------------------------------------------------------------------

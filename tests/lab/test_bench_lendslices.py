@@ -1,6 +1,7 @@
 """Lending of slices as an experiment: MISO's jobs and speeds as they are read, and what a measurement holds."""
 
 import json
+from datetime import datetime, timedelta
 
 import numpy as np
 import pytest
@@ -55,16 +56,17 @@ def test_every_way_is_measured_and_repeats_itself(data):
     found = lendslices.miso(data)
     shape = np.cumsum(np.random.Generator(np.random.PCG64(1)).exponential(1.0, 500))
     arrivals = [[float(n * 30) for n in range(160)], [float(n * 500) for n in range(20)]]
-    (result,) = lendslices.measure(found, arrivals, shape, 1, [TINY])
-    assert [result] == lendslices.measure(found, arrivals, shape, 1, [TINY])
+    moments = lendslices.Moments(arrivals, shape)
+    (result,) = lendslices.measure(found, moments, 1, [TINY])
+    assert [result] == lendslices.measure(found, moments, 1, [TINY])
     ways = result["ways"]
     assert set(ways) == {"half", "idle", "servers", "ours"}
     assert ways["half"]["reclaimed"] == 0
     assert ways["ours"]["jct_s"] < ways["half"]["jct_s"]
     assert ways["servers"]["jct_s"] < ways["half"]["jct_s"]
     assert result["decides"] == "slurm_migbatch.decide.lending.round.decide"
-    assert len(lendslices.bars(result)) == 2
-    assert len(lendslices.bars({**result, "load": "slices, large"})) == 4
+    assert len(lendslices.bars(result)) == 3
+    assert len(lendslices.bars({**result, "load": "slices, large"})) == 5
 
 
 def test_what_is_measured_is_what_ships():
@@ -87,7 +89,7 @@ def test_by_name_the_settings_are_the_shipped_ones_too():
 
 def test_whole_gpus_are_slices_of_the_full_profile(data):
     shape = np.cumsum(np.ones(100))
-    jobs, uses = lendslices.inference(Load("whole", 300, 7, 60.0, whole=True), shape, 2)
+    jobs, uses = lendslices.inference(Load("whole", 300, 7, 60.0, whole=True), lendslices.Moments([], shape), 2)
     assert {str(job.profile) for job in jobs} == {"7g.80gb"} == {name for name, _, _ in uses}
     jobs = lendslices.training(lendslices.miso(data), [0.0, 1.0], 0, whole=True)
     assert {str(job.profile) for job in jobs} == {"7g.80gb"}
@@ -96,8 +98,30 @@ def test_whole_gpus_are_slices_of_the_full_profile(data):
 def test_history_and_run_are_one_stream():
     shape = np.cumsum(np.ones(100))
     for apart in (False, True):
-        jobs, uses = lendslices.inference(Load("many", 3000, 7, 60.0, apart=apart), shape, 2)
+        jobs, uses = lendslices.inference(Load("many", 3000, 7, 60.0, apart=apart), lendslices.Moments([], shape), 2)
         assert {job.profile for job in jobs} == set(lendslices.PROFILES)
         assert all(0 <= job.arrival < lending.SPAN_S for job in jobs)
         assert all(since <= until <= lending.HISTORY_DAYS * DAY_S for _, since, until in uses)
         assert min(since for _, since, _ in uses) < DAY_S
+
+
+def test_a_sites_jobs_are_drawn_from_its_trace(tmp_path):
+    begin = datetime(2017, 10, 1)
+    rows = [f"{begin + timedelta(hours=n)},{(30, 1800, 20_000)[n % 3]},{1 + n % 2},0,a" for n in range(24 * 60)]
+    text = "\n".join(["timestamp,duration,num_gpus,gpu_time,cluster", *rows])
+    (tmp_path / "philly_jobs.csv").write_text(text + "\n")
+    site = lendslices.philly_jobs(tmp_path)
+    assert {(job.gpus, job.work) for job in site} == {(1, 1800.0)}
+    assert len(site) == 24 * 60 / 6
+    load = Load("site", 0, 7, 0.0, site=True)
+    moments = lendslices.Moments([], np.cumsum(np.ones(9)), site)
+    for seed in range(10):
+        jobs, uses = lendslices.inference(load, moments, seed)
+        assert len(jobs) == pytest.approx(lending.SPAN_S / 6 / 3600, abs=1)
+        assert len(uses) == pytest.approx(lending.HISTORY_DAYS * 4, abs=1)
+        assert all(0 <= job.arrival < lending.SPAN_S and job.work == 1800 for job in jobs)
+    assert lendslices.philly_jobs(tmp_path / "none") == ()
+    assert lendslices.measure(None, lendslices.Moments([], moments.shape), 1, [load]) == []
+    with pytest.raises(NotMeasurable, match="no jobs"):
+        lendslices.inference(load, lendslices.Moments([], moments.shape), 0)
+    assert len(lendslices.arrivals_of(load, [[1.0, 2.0], [3.0, 4.0]], 0)) == 4

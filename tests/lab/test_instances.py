@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.decide.capacity.bundles import bundles, plain
+from slurm_migbatch.decide.capacity.bundles import bundles
 from slurm_migbatch.lab.papers.instances import (
     Service,
     Undecided,
@@ -17,7 +17,7 @@ from slurm_migbatch.lab.papers.instances import (
     fluid,
     pack,
 )
-from slurm_migbatch.lab.papers.settings import Setting, best_settings
+from slurm_migbatch.lab.papers.settings import Setting, best_settings, plain
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.layout import layouts
 from slurm_migbatch.mig.profile import Profile

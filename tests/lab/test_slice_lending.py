@@ -66,7 +66,7 @@ def test_without_lending_training_keeps_to_its_own():
 
 def test_what_inference_is_expected_to_need_is_kept_free():
     expected = Expectation()
-    expected.learn([(str(FOUR), at, at + 60.0) for at in range(0, int(2 * DAY_S), 120)], 2 * DAY_S)
+    expected.learn([(str(FOUR), at, at + 199.0) for at in range(200, int(2 * DAY_S), 400)], 2 * DAY_S)
     jobs = [train(0, work=200.0), infer(1, 100.0, profile=FOUR)]
     runs, policy, _ = played(jobs, expected=expected, clock=2 * DAY_S)
     assert policy.reclaims == 0

@@ -1,8 +1,8 @@
-"""What inference is expected to need, by profile: `decide.lending.forecast.Rises`, fed from the record and then live.
+"""What inference is expected to need, by profile: `decide.lending.forecast.LevelGaps`, fed from the record, then live.
 
-Each profile has its own history, and all of them together have one in compute slices. Demand for one profile is often
-high while that for another is low, so less is kept than all profiles would ask for one by one: the largest first, as
-smaller slices fit where a larger one would.
+Each profile has its own history and its own reserve. A common bound in compute slices kept less where profiles take
+turns, but the room that was left was of the wrong shape: at high load most reclaims were for want of a place, not of
+slices.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from slurm_migbatch.decide.lending.forecast import DAY_S, Rises
+from slurm_migbatch.decide.lending.forecast import DAY_S, LevelGaps
 from slurm_migbatch.mig.profile import Profile, ProfileError
 
 
 class Expectation:
-    """Demand of inference by profile and in all.
+    """Demand of inference by profile.
 
     Args:
         days: of history that count.
@@ -25,28 +25,34 @@ class Expectation:
 
     def __init__(self, days: int = 14, day_s: float = DAY_S) -> None:
         self._days, self._day_s = days, day_s
-        self._rises: dict[Profile, Rises] = {}
-        self._all = self.rises()
+        self._gaps: dict[Profile, LevelGaps] = {}
         self._level: Counter[Profile] = Counter()
 
-    def rises(self) -> Rises:
+    def gaps(self) -> LevelGaps:
         """Return an empty history over the same days."""
-        return Rises(self._days, self._day_s)
+        return LevelGaps(self._days, self._day_s)
 
     def learn(self, uses: Iterable[tuple[str, float, float | None]], now: float) -> None:
         """Take in the past: profile, beginning and end (None: goes on) of each use of a slice."""
-        changes: list[tuple[float, int, Profile]] = []
+        known: dict[str, Profile | None] = {}
+        changes: dict[Profile, list[tuple[float, int]]] = {}
         for name, since, until in uses:
-            try:
-                profile = Profile.parse(name)
-            except ProfileError:
+            if name not in known:
+                known[name] = _parsed(name)
+            profile = known[name]
+            if profile is None:
                 continue
-            begin = min(since, now)
-            changes.append((begin, 1, profile))
+            begin, of_profile = min(since, now), changes.setdefault(profile, [])
+            of_profile.append((begin, 1))
             if until is not None and until < now:
-                changes.append((max(begin, until), -1, profile))
-        for at, more, profile in sorted(changes):
-            self._demand({profile: self._level[profile] + more}, at)
+                of_profile.append((max(begin, until), -1))
+        for profile, of_profile in changes.items():
+            of_profile.sort()
+            gaps, level = self._gaps.setdefault(profile, self.gaps()), self._level[profile]
+            for at, more in of_profile:
+                level += more
+                gaps.demand(at, level)
+            self._level[profile] = level
 
     def look(
         self, running: Mapping[Profile, frozenset[tuple[int, int]]], waiting: Mapping[Profile, int], now: float
@@ -58,27 +64,24 @@ class Expectation:
     def reserve(self, now: float, horizon_s: float, sure: float) -> dict[Profile, int]:
         """Slices of each profile to keep free beyond the present demand.
 
-        So many that what is not kept stays idle for `horizon_s` seconds with probability `sure`, where demand rises at
-        the rate that its history shows for its level.
+        So many that what is not kept stays idle for `horizon_s` seconds with probability `sure`, if gaps end at random
+        (with the mean `horizon_s` / -ln `sure`).
         """
         idle_s = horizon_s / -math.log(sure)
-        slices = self._all.enough(now, idle_s) - _slices(self._level)
-        kept: dict[Profile, int] = {}
-        for profile in sorted(self._rises, key=lambda one: (one.compute, one.memory_gb, one.suffix), reverse=True):
-            more = self._rises[profile].enough(now, idle_s) - self._level[profile]
-            count = min(more, slices // profile.compute)
-            if count > 0:
-                kept[profile] = count
-                slices -= count * profile.compute
-        return kept
+        kept = {profile: gaps.enough(now, idle_s) - self._level[profile] for profile, gaps in self._gaps.items()}
+        return {profile: count for profile, count in kept.items() if count > 0}
 
     def _demand(self, level: Mapping[Profile, int], now: float) -> None:
         """From now on so many slices of these profiles are needed."""
         for profile, count in level.items():
-            self._rises.setdefault(profile, self.rises()).demand(now, count)
+            if profile not in self._gaps:
+                self._gaps[profile] = self.gaps()
+            self._gaps[profile].demand(now, count)
             self._level[profile] = count
-        self._all.demand(now, _slices(self._level))
 
 
-def _slices(level: Mapping[Profile, int]) -> int:
-    return sum(count * profile.compute for profile, count in level.items())
+def _parsed(name: str) -> Profile | None:
+    try:
+        return Profile.parse(name)
+    except ProfileError:
+        return None

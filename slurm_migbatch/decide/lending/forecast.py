@@ -1,102 +1,126 @@
-"""How long a slice will stay idle, from what was needed before: who lends idle slices has to know.
+"""What inference will need in the next minutes, from what it needed: who lends idle slices has to know how long.
 
-Simple on purpose, and empirical throughout; nothing is fitted: `Rises` is how often demand rose above each level, and
-how long it stayed at or below it, in the last hour and around this time of day. Their quotient is how long the slice
-above that level stays idle on average before it is needed. Keeping a slice free is worth more the shorter that is, so a
-bound on it divides any load where a reclaim pays.
+Simple on purpose, and empirical throughout; nothing is fitted:
+
+- `LevelGaps`: how long demand stays at or below each level before it rises above it again. A slice that was needed a
+  moment ago is mostly needed again in a moment, one that has been idle for a while stays so: the expected rest of a gap
+  is taken over those gaps, of the last hour and around this time of day, that lasted as long as this one has by now.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 DAY_S: Final = 86_400.0
 BIN_S: Final = 60.0
 AROUND_S: Final = 1800.0
 """Moments of earlier days this close in time of day count as this time of day."""
+PART_S: Final = 600.0
+"""Gaps are kept by the part of the day in which they ended."""
+LEAST: Final = 0.25
+"""A slice has to have been idle for at least this share of the time for which it is to stay idle."""
 _TINY: Final = 1e-6
 
-
-@dataclass(frozen=True)
-class Minute:
-    """`rises`: how often demand rose above each level. `spent`: seconds at each level."""
-
-    rises: Counter[int] = field(default_factory=Counter)
-    spent: dict[int, float] = field(default_factory=dict)
+Part = dict[int, list[float]]
+"""Seconds of the gaps that ended in a part of a day, by level."""
 
 
-class Rises:
+class LevelGaps:
     """How long demand stays at or below each level before it rises above it, of the last `days` days.
 
-    `demand` may be called at any rate; time must not go backwards.
+    The slice above level n is needed while demand is higher than n; a gap of that level is the time between. `demand`
+    may be called at any rate; time must not go backwards.
     """
 
     def __init__(self, days: int = 14, day_s: float = DAY_S) -> None:
-        """`day_s`: how long a day is, where time is compressed; minutes and hours are compressed with it."""
-        self._bin = BIN_S * day_s / DAY_S
-        self._day, self._around = int(DAY_S / BIN_S), int(AROUND_S / BIN_S)
+        """`day_s`: how long a day is, where time is compressed; its parts are compressed with it."""
+        self._part = PART_S * day_s / DAY_S
+        self._day, self._around = int(DAY_S / PART_S), int(AROUND_S / PART_S)
         self._days = days
-        self._minutes: dict[int, Minute] = {}
+        self._parts: dict[int, Part] = {}
+        self._since: list[float] = []
+        self._begin: float | None = None
         self._level = 0
-        self._at: float | None = None
-        self._known: tuple[int, float, int] | None = None
+        self._ages: tuple[int, float, dict[int, float]] = (-1, 0.0, {})
+        self._relevant: list[Part] = []
 
     def demand(self, now: float, level: int) -> None:
         """From now on so much is needed at once."""
-        self._pass(now)
+        if self._begin is None:
+            self._begin = now
         if level > self._level:
-            self._minute(int(now / self._bin + _TINY)).rises.update(range(self._level, level))
+            self._since += [self._begin] * (level - len(self._since))
+            part = self._part_of(now)
+            for above in range(self._level, level):
+                part.setdefault(above, []).append(now - self._since[above])
+        else:
+            self._since[level : self._level] = [now] * (self._level - level)
         self._level = level
 
     def enough(self, now: float, idle_s: float) -> int:
-        """The least level above which demand rises so seldom that `idle_s` seconds pass on average until it does.
+        """Return the present level and how many slices above it are expected to be needed within `idle_s` seconds.
 
-        The higher of what the last hour says and what the same hour of earlier days does; 0 where nothing was needed.
-        It is computed once a minute.
+        A slice is not expected to be needed if of the gaps that lasted as long as it has been idle, at its level and
+        those next to it, the rest was `idle_s` on average. One that has been idle for less than `LEAST` of that is;
+        one that has been idle for longer than any gap that is known is not.
         """
-        self._pass(now)
-        minute = int(now / self._bin + _TINY)
-        if self._known is None or self._known[:2] != (minute, idle_s):
-            recent = self._least(range(minute - 2 * self._around, minute + 1), idle_s)
-            centres = range(minute - self._day, minute - self._days * self._day - 1, -self._day)
-            usual = (each for at in centres for each in range(at - self._around, at + self._around + 1))
-            self._known = minute, idle_s, max(recent, self._least(usual, idle_s))
-        return self._known[2]
+        number = int(now / self._part + _TINY)
+        if self._ages[:2] != (number, idle_s):
+            self._ages, self._relevant = (number, idle_s, {}), self._open(number)
+        ages = self._ages[2]
+        kept = 0
+        for level in range(self._level, len(self._since)):
+            idle = now - self._since[level]
+            if idle < LEAST * idle_s:
+                kept += 1
+                continue
+            age = ages.get(level)
+            if age is None:
+                age = ages[level] = age_for(self._known(level), idle_s)
+            kept += idle < age
+        return self._level + kept
 
-    def _least(self, minutes: Iterable[int], idle_s: float) -> int:
-        rises: Counter[int] = Counter()
-        spent: dict[int, float] = {}
-        for number in minutes:
-            minute = self._minutes.get(number)
-            if minute is not None:
-                rises.update(minute.rises)
-                for level, seconds in minute.spent.items():
-                    spent[level] = spent.get(level, 0.0) + seconds
-        idle = 0.0
-        for level in range(max(spent, default=0) + 1):
-            idle += spent.get(level, 0.0)
-            if idle > 0 and idle >= idle_s * rises[level]:
-                return level
-        return 0
+    def _known(self, level: int) -> list[float]:
+        """The gaps of this level and those next to it, of the last hour and of this time on earlier days."""
+        return [
+            seconds
+            for part in self._relevant
+            for near in (level - 1, level, level + 1)
+            if near in part
+            for seconds in part[near]
+        ]
 
-    def _pass(self, now: float) -> None:
-        """Book the time since the last call; what is needed goes on being needed."""
-        at = now if self._at is None else self._at
-        while True:
-            number = int(at / self._bin + _TINY)
-            until = min(now, (number + 1) * self._bin)
-            spent = self._minute(number).spent
-            spent[self._level] = spent.get(self._level, 0.0) + max(0.0, until - at)
-            at = max(at, until)
-            if at >= now:
-                break
-        self._at = at
+    def _open(self, number: int) -> list[Part]:
+        """The parts of the last hour and of this time on earlier days; not this one, which is not over."""
+        parts = [*range(number - 2 * self._around, number)]
+        for centre in range(number - self._day, number - self._days * self._day - 1, -self._day):
+            parts += range(centre - self._around, centre + self._around + 1)
+        return [self._parts[part] for part in parts if part in self._parts]
 
-    def _minute(self, number: int) -> Minute:
-        if number not in self._minutes:
-            self._minutes[number] = Minute()
-            self._minutes.pop(number - self._days * self._day - self._around - 1, None)
-        return self._minutes[number]
+    def _part_of(self, now: float) -> Part:
+        number = int(now / self._part + _TINY)
+        if number not in self._parts:
+            self._parts[number] = {}
+            oldest = number - self._days * self._day - self._around
+            for old in [part for part in self._parts if part < oldest]:
+                del self._parts[old]
+        return self._parts[number]
+
+
+def age_for(gaps: Iterable[float], idle_s: float) -> float:
+    """Return the least age (s) from which on gaps last `idle_s` more on average; that of the longest if none does.
+
+    The mean of what is left of a gap falls as it ages and jumps where shorter gaps drop out, so only the lengths of
+    gaps, and 0, can be that age.
+    """
+    ordered: Sequence[float] = sorted(gaps)
+    count, total = len(ordered), math.fsum(ordered)
+    age = 0.0
+    for number, seconds in enumerate(ordered):
+        if total - age * (count - number) >= idle_s * (count - number):
+            return age
+        age = seconds
+        total -= seconds
+    return age

@@ -17,7 +17,7 @@ relative to a fair share, restarts that must be paid for, and the loans of least
 Where on a GPU: every GPU's free space is planned as a whole (`mig.planning`), so loans and reserve lie where the
 largest useful space is left. A GPU is chosen by what it loses: of all profiles together the least.
 
-`rooms_for` is the other direction: which loans end so that an inference job of a profile can start.
+The other direction, which loans end so that inference can start, is `decide.lending.reclaim.call_back`.
 """
 
 from __future__ import annotations

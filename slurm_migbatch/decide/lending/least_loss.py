@@ -1,4 +1,4 @@
-"""Which loans of slices end so that inference can start: all that cover one place, at least loss."""
+"""Which sets of loans of slices make room for one slice when they end: all that cover one place."""
 
 from __future__ import annotations
 

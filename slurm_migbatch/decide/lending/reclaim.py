@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 from slurm_migbatch.decide.capacity.spare import loss
@@ -80,8 +81,8 @@ def call_back(picture: Picture, rules: Rules) -> tuple[list[Order], Ground]:
 def make_ready(picture: Picture, rules: Rules, ground: Ground, short: Iterable[tuple[Profile, int]]) -> list[Order]:
     """The loans that end for inference that is expected: only such as have lasted a while."""
     party = _Party(picture, rules, ground, settled=True)
+    pool = frozenset(space.node for space in picture.spaces)
     for profile, count in short:
-        pool = frozenset(space.node for space in picture.spaces)
         for _ in range(count):
             if not party.serve(Start(0, (profile,), pool), Cause.FORECAST, f"inference is expected to need {profile}"):
                 break
@@ -105,17 +106,23 @@ class _Party:
     """The loans that may be called back, and those that are."""
 
     def __init__(self, picture: Picture, rules: Rules, ground: Ground, *, settled: bool = False) -> None:
-        self.picture, self.rules, self.ground = picture, rules, ground
+        self.picture, self.rules, self.ground, self.settled = picture, rules, ground, settled
         self.orders: list[Order] = []
-        self.loans: dict[int, Stake[Seat]] = {}
+
+    @cached_property
+    def loans(self) -> dict[int, Stake[Seat]]:
+        """The loans that may end; most rounds end none and never ask."""
+        picture, rules = self.picture, self.rules
+        found: dict[int, Stake[Seat]] = {}
         for one in picture.trainees:
             job = int(str(one.job))
             held = picture.loans.get(job)
             if not rules.reclaim or one.seat is None or held is None or held.state is not State.RUNNING:
                 continue
-            if settled and not self._settled(one):
+            if self.settled and not self._settled(one):
                 continue
-            self.loans[job] = _loan(one, rules, picture.now)
+            found[job] = _loan(one, rules, picture.now)
+        return found
 
     def _settled(self, one: Trainee) -> bool:
         calm = self.rules.calm

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
 from slurm_migbatch.decide.lending.allocation import Elastic
@@ -58,7 +59,7 @@ class Space:
     reclaimed: float | None = None
     own: bool = False
 
-    @property
+    @cached_property
     def used(self) -> Layout:
         """All slots on it; raises LayoutError where they overlap."""
         return Layout((*self.taken, *(one.slot for one in self.lent)))

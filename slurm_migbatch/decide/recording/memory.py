@@ -17,7 +17,7 @@ from slurm_migbatch.decide.dispatch.retype import Promise, Retype, Turns
 from slurm_migbatch.decide.dispatch.stage import DispatchMemory
 from slurm_migbatch.decide.lending.elastic_jobs import Trainees
 from slurm_migbatch.decide.lending.expectation import Expectation
-from slurm_migbatch.decide.lending.forecast import Minute, Rises
+from slurm_migbatch.decide.lending.forecast import LevelGaps, Part
 from slurm_migbatch.decide.lending.ledger import Ledger, Loan, Past
 from slurm_migbatch.decide.lending.model import Kind
 from slurm_migbatch.decide.lending.pairs import Pair
@@ -87,13 +87,8 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
         "_usual": dict[LoanHints, dict[Profile, float]],
         "_predicted": dict[tuple[LoanHints, str], dict[Profile, float]],
     },
-    Expectation: {"_all": Rises, "_rises": dict[Profile, Rises], "_level": Counter[Profile]},
-    Rises: {
-        "_minutes": dict[int, Minute],
-        "_level": int,
-        "_at": float | None,
-        "_known": tuple[int, float, int] | None,
-    },
+    Expectation: {"_gaps": dict[Profile, LevelGaps], "_level": Counter[Profile]},
+    LevelGaps: {"_parts": dict[int, Part], "_since": list[float], "_begin": float | None, "_level": int},
     Idleness: {"since": dict[str, float], "_taken": dict[str, int]},
     Refusals: {"until": dict[tuple[Kind, int], tuple[float, float]]},
     Company: {
@@ -111,7 +106,7 @@ DERIVED: Final[Mapping[type, frozenset[str]]] = {
     LendingMemory: frozenset({"sights", "round"}),
     Trainees: frozenset({"_predict", "_restart_s", "_checkpoint_s"}),
     Expectation: frozenset({"_days", "_day_s"}),
-    Rises: frozenset({"_bin", "_day", "_around", "_days"}),
+    LevelGaps: frozenset({"_part", "_day", "_around", "_days", "_ages", "_relevant"}),
     Company: frozenset({"_rules", "_enabled"}),
 }
 
@@ -122,8 +117,8 @@ def take(memory: Memory) -> State:
 
 
 def _taken(thing: Any) -> State:
-    if isinstance(thing, Rises):
-        return _taken_rises(thing)
+    if isinstance(thing, LevelGaps):
+        return _taken_gaps(thing)
     return {name: _copied(getattr(thing, name)) for name in REMEMBERED[type(thing)]}
 
 
@@ -138,13 +133,14 @@ def _copied(value: Any) -> Any:
     return value.copy() if isinstance(value, (set, list)) else value
 
 
-def _taken_rises(rises: Rises) -> State:
-    """Minutes that are over do not change any more, and there are many."""
-    state = {name: getattr(rises, name) for name in REMEMBERED[Rises]}
-    minutes = state["_minutes"] = dict(state["_minutes"])
-    if minutes:
-        newest = max(minutes)
-        minutes[newest] = Minute(minutes[newest].rises.copy(), minutes[newest].spent.copy())
+def _taken_gaps(gaps: LevelGaps) -> State:
+    """Parts of a day that are over do not change any more, and there are many."""
+    state = {name: getattr(gaps, name) for name in REMEMBERED[LevelGaps]}
+    state["_since"] = state["_since"].copy()
+    parts = state["_parts"] = dict(state["_parts"])
+    if parts:
+        newest = max(parts)
+        parts[newest] = {level: lengths.copy() for level, lengths in parts[newest].items()}
     return state
 
 
@@ -160,8 +156,8 @@ def _encoded(state: State, kind: type, codec: Codec) -> Json:
 def _encoded_part(value: Any, hint: Any, codec: Codec) -> Json:
     if hint in REMEMBERED:
         return _encoded(value, hint, codec)
-    if hint == dict[Profile, Rises]:
-        return [[profile.name, _encoded(rises, Rises, codec)] for profile, rises in value.items()]
+    if hint == dict[Profile, LevelGaps]:
+        return [[profile.name, _encoded(gaps, LevelGaps, codec)] for profile, gaps in value.items()]
     return codec.encode(value, hint)
 
 
@@ -182,15 +178,15 @@ def _restore(data: Json, thing: Any, codec: Codec) -> None:
             continue
         if hint in REMEMBERED:
             _restore(data[name], getattr(thing, name), codec)
-        elif hint == dict[Profile, Rises]:
-            setattr(thing, name, _restored_rises(data[name], thing, codec))
+        elif hint == dict[Profile, LevelGaps]:
+            setattr(thing, name, _restored_gaps(data[name], thing, codec))
         else:
             setattr(thing, name, codec.decode(data[name], hint))
 
 
-def _restored_rises(data: Json, expected: Expectation, codec: Codec) -> dict[Profile, Rises]:
+def _restored_gaps(data: Json, expected: Expectation, codec: Codec) -> dict[Profile, LevelGaps]:
     found = {}
     for name, row in codec.decode(data, list[tuple[str, Any]]):
-        rises = found[codec.decode(name, Profile)] = expected.rises()
-        _restore(row, rises, codec)
+        gaps = found[codec.decode(name, Profile)] = expected.gaps()
+        _restore(row, gaps, codec)
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,17 @@ from slurm_migbatch.lab.cli.common import (
 @click.command()
 @data_option
 @click.option("--seeds", type=click.IntRange(1, 1000), default=10, show_default=True, help="Workloads and requests.")
+@click.option("--study/--no-study", default=True, show_default=True, help="Measure the study on whole GPUs, too.")
 @plot_option
 @json_option
-def lending(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
+def lending(data: Path, seeds: int, study: bool, plot: Path | None, as_json: bool) -> None:
     """Training jobs on idle GPUs of inference, against training on its own half and other ways to lend (simulated)."""
     from slurm_migbatch.lab.bars import NotMeasurable
     from slurm_migbatch.lab.experiments.lending import measure
     from slurm_migbatch.workload.csvlines import TraceError
 
     try:
-        result = measure(data, seeds, say=progress)
+        result = measure(data, seeds, study=study, say=progress)
     except (NotMeasurable, TraceError) as error:
         raise Failure(str(error)) from None
     if hand_over("lending", result, as_json, plot):
@@ -40,18 +41,29 @@ def lending(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
     print_notes(result)
     for found in result["results"]:
         what = "study" if found.get("study") else f"{found['decides']}, configuration {found['configuration']}"
+        requests = f"{found['ways']['ours']['requests']:.0f}" if not found.get("study") else found["requests"]
         click.echo(
-            f"\n{found['load']} ({what}): {found['requests']} requests of {found['apps']} applications, "
-            "means over seeds"
+            f"\n{found['load']} ({what}): {requests} requests of {found['apps']} applications, "
+            f"means over {found['seeds']} seeds"
         )
         print_table(
-            ("way", "mean JCT", "over half", "restarts", "most", "delay mean", "p95", "max", "called back"),
+            (
+                "way",
+                "mean JCT",
+                "over half (95 %)",
+                "restarts (95 %)",
+                "most",
+                "delay mean",
+                "p95",
+                "max",
+                "called back",
+            ),
             [
                 (
                     name,
                     f"{way['jct_s']:.0f} s",
-                    f"{way['jct_ratio'][0]:.3f}",
-                    f"{way['restarts']:.2f}",
+                    _with_interval(way["jct_ratio"], 3),
+                    _with_interval(way["restarts_interval"], 2),
                     f"{way['restarts_max']:.0f}",
                     *(f"{way[key]:.2f} s" for key in ("delay_mean_s", "delay_p95_s", "delay_max_s")),
                     f"{way['reclaimed']:.0f}",
@@ -60,6 +72,12 @@ def lending(data: Path, seeds: int, plot: Path | None, as_json: bool) -> None:
             ],
         )
     print_bars(result)
+
+
+def _with_interval(values: Sequence[float], digits: int) -> str:
+    """Return a mean, with its interval where there are several seeds."""
+    text = f"{values[0]:.{digits}f}"
+    return text if len(values) < 3 else f"{text} ({values[1]:.{digits}f} to {values[2]:.{digits}f})"
 
 
 @click.command()

@@ -98,6 +98,8 @@ class Load:
         requests: in `SPAN_S`, as far as the measured stream reaches. `mean_s`: mean seconds of one.
         apart: whether each application has bursts of its own; else all have them together.
         whole: whether everybody has whole GPUs, as slices of the full one (`lendslices` only).
+        site: whether inference is jobs of a Slurm site, of minutes to hours (`lendslices` only); then `requests` and
+            `mean_s` say nothing.
     """
 
     name: str
@@ -106,6 +108,7 @@ class Load:
     mean_s: float
     apart: bool = False
     whole: bool = False
+    site: bool = False
 
 
 LOADS: Final = (Load("small", 3200, 6, 5.0), Load("middle", 16_000, 18, 10.0), Load("large", 32_000, 30, 15.0))
@@ -276,12 +279,14 @@ def measure(
     loads: Sequence[Load] = LOADS,
     ways: Mapping[str, Way] = WAYS,
     slices: Sequence[Load] | None = None,
+    study: bool = True,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """The whole experiment on a folder with Pollux's data and a measured request trace.
 
     Seed n takes workload n (in turn) and requests of its own. `slices` are the loads of the part on MIG slices
-    (`bench.lendslices`; its own where not given), which is measured where MISO's data is there.
+    (`lendslices`; its own where not given), which is measured where MISO's data is there. Without `study` the study on
+    whole GPUs is left out.
 
     Raises:
         NotMeasurable: something is missing.
@@ -300,7 +305,7 @@ def measure(
     learning = Learning(models, PER_NODE)
     jobs = [training(path, known, models) for path in workloads[:seeds]]
     results = []
-    for load in loads:
+    for load in loads if study else ():
         of: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
         for seed in range(seeds):
             for name, way in ways.items():
@@ -312,13 +317,17 @@ def measure(
         result["study"] = True
     from slurm_migbatch.lab.experiments import lendslices  # which is made of this module
 
-    notes = [
-        f"study of DeepBoot's policy: {len(jobs)} Pollux workloads of {len(jobs[0])} jobs, elastic on whole GPUs; "
-        "policy.lending.allocate decides, with settings of the study's own; migbatchd does not lend so",
-        f"inference: made up, bursts from {origin}, day pattern, {HISTORY_DAYS} days of history",
-        "restless uses every idle GPU every minute whatever it costs; free does so at no cost, as a bound",
-        "Lyra's loans of whole servers are a reconstruction; all ways of one load share jobs, requests and costs",
-    ]
+    notes = (
+        []
+        if not study
+        else [
+            f"study of DeepBoot's policy: {len(jobs)} Pollux workloads of {len(jobs[0])} jobs, elastic on whole GPUs; "
+            "decide.lending.allocation.allocate decides, with settings of the study's own; migbatchd does not lend so",
+            f"inference: made up, bursts from {origin}, day pattern, {HISTORY_DAYS} days of history",
+            "restless uses every idle GPU every minute whatever it costs; free does so at no cost, as a bound",
+            "Lyra's loans of whole servers are a reconstruction; all ways of one load share jobs, requests and costs",
+        ]
+    )
     miso = lendslices.miso(data)
     shipped: list[dict[str, Any]] = []
     if miso is None:
@@ -326,7 +335,11 @@ def measure(
     else:
         arrivals = [[job.arrival for job in workload] for workload in jobs]
         shipped = lendslices.measure(
-            miso, arrivals, shape, seeds, lendslices.LOADS if slices is None else slices, say=say
+            miso,
+            lendslices.Moments(arrivals, shape, lendslices.philly_jobs(data)),
+            seeds,
+            lendslices.LOADS if slices is None else slices,
+            say=say,
         )
         notes.append(
             f"slices: MISO's jobs on one slice each; promise of inference: 95 of 100 start within "
@@ -372,7 +385,14 @@ def summary(load: Load, figures: Mapping[str, Sequence[Mapping[str, float]]]) ->
             **{key: round(statistics.fmean(run[key] for run in runs), 3) for key in runs[0]},
             "restarts_interval": [round(value, 3) for value in _interval([run["restarts"] for run in runs])],
         }
-    return {"load": load.name, "requests": load.requests, "apps": load.apps, "mean_s": load.mean_s, "ways": ways}
+    return {
+        "load": load.name,
+        "requests": load.requests,
+        "seeds": len(base),
+        "apps": load.apps,
+        "mean_s": load.mean_s,
+        "ways": ways,
+    }
 
 
 def _interval(values: Sequence[float]) -> list[float]:

@@ -9,7 +9,12 @@ Every start, restart and checkpoint is charged.
 
 Inference's promise is that 95 of 100 requests start within `PROMISE_S` of their arrival. At the large load the bursts
 of all applications together broke it without any lending (28 s and more), so there each application has bursts of its
-own. The last load is of whole GPUs: every request and every training job has a slice of the full GPU (7g).
+own. The load of whole GPUs gives every request and every training job a slice of the full GPU (7g).
+
+The load of a Slurm site has no made-up requests: inference is the jobs of one GPU and one minute to four hours of the
+Philly trace, with its arrivals and run times, of which so many are drawn that `SITE_BUSY` slices are in use on average;
+each seed begins on another day. Training comes with twice as many jobs, so that some are queued throughout. (Helios
+tells how many GPUs are in use and not by which jobs, so it cannot stand for them.)
 
 - *half*: training on slices of its own half. *idle*: whatever is idle is lent. *servers*: whole nodes that are free of
   inference are lent, and called back as a whole (Lyra's loans; a reconstruction). *ours*: as shipped.
@@ -38,6 +43,7 @@ from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import Costs, Job
 from slurm_migbatch.lab.sim.policies.slicelending import DECIDES, SliceLending, SliceWay
+from slurm_migbatch.lab.traces import philly
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.profiling.table import read_folder
 
@@ -53,10 +59,20 @@ LOADS: Final = (
     Load("slices, middle", 13_000, 18, 60.0),
     Load("slices, large", 21_000, 30, 60.0, apart=True),
     Load("whole GPUs as 7g, middle", 1700, 18, 60.0, whole=True),
+    Load("slices, Slurm site", 0, 7, 0.0, site=True),
 )
-"""About a tenth, a quarter and four tenths of what inference's half could do, on average over the day."""
+"""The first three: about a tenth, a quarter and four tenths of what inference's half could do, over the day."""
+SITE_BUSY: Final = 9.0
+SITE_SHORTEST_S: Final = 60.0
+SITE_LONGEST_S: Final = 4 * 3600.0
+SITE_FIRST_DAY: Final = 36
+"""Of the trace as it is after its quiet beginning."""
+SITE_DAYS: Final = 3
+"""Between the beginnings of two seeds."""
 TARGETS: Final[Mapping[str, float]] = {"slices, small": 0.55, "slices, middle": 0.62, "slices, large": 0.80}
 """Mean completion time over that without lending."""
+PROMISED: Final = ("slices, large", "slices, Slurm site")
+"""Loads of which it is checked that inference without lending keeps its promise."""
 PROMISE_S: Final = 15.0
 """Within so many seconds 95 of 100 requests are to start, a cold start of six among them."""
 INFER: Final = Costs(cold_start_s=6.0)
@@ -78,6 +94,21 @@ _MISO: Final = {
     "transformer": "miso-transformer",
 }
 """Models by their names in MISO's list of jobs, where the table has another."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """When what comes.
+
+    Attributes:
+        arrivals: of training, by workload, which are taken in turn.
+        shape: moments of a measured request stream.
+        site: the inference jobs of a Slurm site; empty where its trace is not there (then its load is left out).
+    """
+
+    arrivals: Sequence[Sequence[float]]
+    shape: np.ndarray[Any, np.dtype[np.float64]]
+    site: Sequence[Job] = ()
 
 
 @dataclass(frozen=True)
@@ -127,15 +158,45 @@ def training(found: Miso, arrivals: Sequence[float], seed: int, whole: bool = Fa
     return jobs
 
 
-def inference(
-    load: Load, shape: np.ndarray[Any, np.dtype[np.float64]], seed: int
-) -> tuple[list[Job], list[tuple[str, float, float | None]]]:
+def philly_jobs(data: Path) -> tuple[Job, ...]:
+    """Read the jobs of one GPU and one minute to four hours; none where the trace is not below `data`.
+
+    Raises:
+        TraceError, OSError: it cannot be read.
+    """
+    path = next(iter(sorted(data.rglob("philly_jobs.csv*"))), None)
+    if path is None:
+        return ()
+    return tuple(
+        job for job in philly.read(path).jobs if job.gpus == 1 and SITE_SHORTEST_S <= job.work <= SITE_LONGEST_S
+    )
+
+
+def requests(load: Load, moments: Moments, seed: int) -> list[tuple[float, int, float]]:
+    """Inference of the days before and of the run, in order: when, application, seconds."""
+    if not load.site:
+        return lending.requests(load, moments.shape, seed)
+    span = lending.HISTORY_DAYS * DAY_S + lending.SPAN_S
+    end = moments.site[-1].arrival if moments.site else 0.0
+    first = (SITE_FIRST_DAY + SITE_DAYS * seed) * DAY_S % max(DAY_S, end - span)
+    jobs = [job for job in moments.site if first <= job.arrival < first + span]
+    if not jobs:
+        raise NotMeasurable("the site's trace has no jobs of a few minutes to hours on the days of a seed")
+    rng = np.random.Generator(np.random.PCG64([seed, len(jobs)]))
+    kept = rng.random(len(jobs)) < SITE_BUSY * span / sum(job.work for job in jobs)
+    apps = rng.integers(load.apps, size=len(jobs)).tolist()
+    return [
+        (job.arrival - first, app, job.work) for job, app, keep in zip(jobs, apps, kept.tolist(), strict=True) if keep
+    ]
+
+
+def inference(load: Load, moments: Moments, seed: int) -> tuple[list[Job], list[tuple[str, float, float | None]]]:
     """The inference jobs of the run, and the uses of slices in the days before, as migbatchd's record has them."""
     before = lending.HISTORY_DAYS * DAY_S
     jobs: list[Job] = []
     uses: list[tuple[str, float, float | None]] = []
     full = geometry(GPU).full.profile
-    for number, (at, app, seconds) in enumerate(lending.requests(load, shape, seed)):
+    for number, (at, app, seconds) in enumerate(requests(load, moments, seed)):
         profile = full if load.whole else PROFILES[app % len(PROFILES)]
         if at < before:
             uses.append((str(profile), at, min(at + seconds + INFER.cold_start_s, before)))
@@ -151,7 +212,8 @@ def policy(way: SliceWay, uses: Sequence[tuple[str, float, float | None]] = ()) 
     config = LendingConfig()
     before = lending.HISTORY_DAYS * DAY_S
     expected = Expectation(config.forecast_days, config.day_s)
-    expected.learn(uses, before)
+    if way.lend and way.forecast:
+        expected.learn(uses, before)
     half = NODES // 2 * PER_NODE
     return SliceLending(range(half), range(half, 2 * half), config, way, expected, before)
 
@@ -165,10 +227,10 @@ class _Speeds(Curves):
 
 
 def simulate(
-    jobs: Sequence[Job], load: Load, shape: np.ndarray[Any, np.dtype[np.float64]], found: Miso, way: SliceWay, seed: int
+    jobs: Sequence[Job], load: Load, moments: Moments, found: Miso, way: SliceWay, seed: int
 ) -> dict[str, float]:
-    """One simulation and its figures, named as those of `bench.lending`."""
-    requests, uses = inference(load, shape, seed)
+    """One simulation and its figures, named as those of `lending`."""
+    requests, uses = inference(load, moments, seed)
     decides = policy(way, uses)
     cluster = Cluster.of(geometry(GPU), NODES * PER_NODE, PER_NODE)
     speeds = _Speeds(found.speeds.source, found.speeds.geometry)
@@ -178,25 +240,31 @@ def simulate(
 
 def measure(
     found: Miso,
-    arrivals: Sequence[Sequence[float]],
-    shape: np.ndarray[Any, np.dtype[np.float64]],
+    moments: Moments,
     seeds: int,
     loads: Sequence[Load] = LOADS,
     ways: Mapping[str, SliceWay] = WAYS,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[dict[str, Any]]:
-    """Results by load, as those of `bench.lending`; `arrivals` are of whole workloads, taken in turn."""
+    """Results by load, as those of `lending`; a site's load is left out where there are no jobs of one."""
     results = []
     for load in loads:
+        if load.site and not moments.site:
+            continue
         of: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
         for seed in range(seeds):
-            moments = [*arrivals[seed % len(arrivals)], *arrivals[(seed + 1) % len(arrivals)][::2]]
-            jobs = training(found, moments, seed, load.whole)
+            jobs = training(found, arrivals_of(load, moments.arrivals, seed), seed, load.whole)
             for name, way in ways.items():
                 say(f"{load.name}: seed {seed}, {name}")
-                of[name].append(simulate(jobs, load, shape, found, way, seed))
+                of[name].append(simulate(jobs, load, moments, found, way, seed))
         results.append({**lending.summary(load, of), **settings(), "promise_s": PROMISE_S})
     return results
+
+
+def arrivals_of(load: Load, arrivals: Sequence[Sequence[float]], seed: int) -> list[float]:
+    """When training jobs come: of one workload, and of half (for a site's load: all) of the next."""
+    more = arrivals[(seed + 1) % len(arrivals)]
+    return [*arrivals[seed % len(arrivals)], *(more if load.site else more[::2])]
 
 
 def bars(result: Mapping[str, Any]) -> list[Bar]:
@@ -208,8 +276,10 @@ def bars(result: Mapping[str, Any]) -> list[Bar]:
         Bar(f"{load}: p95 start delay beyond a dedicated half [s]", over, lending.TARGET_DELAY_S),
         Bar(f"{load}: restarts per training job", ours["restarts"], lending.TARGET_RESTARTS),
     ]
+    servers = result["ways"]["servers"]
+    found.append(Bar(f"{load}: mean JCT over lending whole free servers", ours["jct_s"] / servers["jct_s"], 1.0))
     if target is not None:
         found.insert(0, Bar(f"{load}: mean JCT over training half only", ours["jct_ratio"][0], target))
-    if load == "slices, large":
+    if load in PROMISED:
         found.append(Bar(f"{load}: p95 start delay without lending [s]", half["delay_p95_s"], PROMISE_S))
     return found

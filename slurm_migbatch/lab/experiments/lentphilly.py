@@ -1,4 +1,7 @@
-"""How fast the simulator is under the full lending policy: the Philly trace, half of the 550 GPUs inference's.
+"""A study of speed: the simulator under DeepBoot's lending policy, the Philly trace, half of the 550 GPUs inference's.
+
+What decides is `decide.lending.allocation.allocate`, which migbatchd does not run; nothing here is a figure of lending
+as it ships (`lendslices` has those, a load of Philly's jobs among them).
 
 Philly is a trace of training that names no models. So that lending really lends, what it lacks is **made up**:
 
@@ -167,7 +170,7 @@ def measure(
     bars = [Bar(f"{whole_run['jobs']} Philly jobs under the full lending policy [s]", whole_run["cpu_s"], TARGET_S)]
     return {
         "notes": [
-            "under lending: Philly names no models, so they are drawn from Pollux's; the inference half is made up",
+            "under lending (a study): Philly names no models, so they are drawn from Pollux's; inference is made up",
         ],
         "whole": whole_run,
         "growth": growth,

@@ -220,6 +220,8 @@ class SliceLending(Quiet):
         }
 
     def _tell(self, sim: Simulation) -> None:
+        if not (self.way.lend and self.way.forecast):  # nobody asks
+            return
         waiting: Counter[Profile] = Counter()
         for run in self.inference:
             waiting[self._profile(sim, run)] += run.job.gpus
