@@ -18,13 +18,16 @@ def recordings_of(cluster: Cluster) -> list[Path]:
 def assert_decided_alike(cluster: Cluster) -> int:
     """Assert that today's code decides what migbatchd decided in every recorded round, and return their number.
 
-    A round that is being written is left out: a segment that was not ended is read as far as it goes.
+    A round that is being written is left out: a segment that was not ended is read as far as it goes. A service that
+    was killed before it wrote one has left none.
     """
     files = recordings_of(cluster)
     if not files:
         return 0
     line = [sys.executable, "-m", "slurm_migbatch.cli", "replay", "--json", *map(str, files)]
     done = subprocess.run(line, capture_output=True, text=True)
+    if "there is no round in this recording" in done.stderr:
+        return 0
     assert done.returncode == 0, done.stdout + done.stderr
     rounds = json.loads(done.stdout.splitlines()[-1])["rounds"]
     assert isinstance(rounds, int)
