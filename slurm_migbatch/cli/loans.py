@@ -18,7 +18,7 @@ import click
 from slurm_migbatch.cli.common import Failure, ask_service, config_option, open_record, print_table, slurm_client
 from slurm_migbatch.cli.show import printable
 from slurm_migbatch.config import Config
-from slurm_migbatch.decide.lending.ledger import Loan, Sight, State
+from slurm_migbatch.decide.lending.ledger import JobView, Loan, State
 from slurm_migbatch.decide.lending.view import sights_of
 from slurm_migbatch.slurm.times import time_formatter
 
@@ -83,7 +83,7 @@ def loans(
 
 
 def view(
-    sights: Mapping[int, Sight],
+    sights: Mapping[int, JobView],
     loans: Iterable[Loan],
     reasons: Mapping[int, str],
     indexes: Mapping[str, int],
@@ -127,7 +127,7 @@ def view(
     return found
 
 
-def _going(loan: Loan, sight: Sight, gpu: str) -> LoanView:
+def _going(loan: Loan, sight: JobView, gpu: str) -> LoanView:
     state, since = loan.state, loan.decided
     moments = {
         State.RUNNING: loan.started,

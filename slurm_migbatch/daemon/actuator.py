@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from slurm_migbatch.decide.lending.ledger import Sight, first_task
-from slurm_migbatch.decide.lending.model import Kind, Order
+from slurm_migbatch.decide.lending.ledger import JobView, first_task
+from slurm_migbatch.decide.lending.model import Kind, LoanOrder
 from slurm_migbatch.slurm.client import JobRow, SlurmError, SlurmRefused
 from slurm_migbatch.workload.loans import GUEST, LOAN, emptied, retyped
 
@@ -20,7 +20,7 @@ KILLED_S = 3.0
 its requeue."""
 
 
-class Hands(Protocol):
+class JobClient(Protocol):
     """What the co-scheduler asks of Slurm (`slurm.client.SlurmClient`)."""
 
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
@@ -37,19 +37,21 @@ class Hands(Protocol):
 class Done:
     """What became of an order: GRES or state before and after, when Slurm was called, what it objected."""
 
-    order: Order
+    order: LoanOrder
     before: str
     after: str
     at: float
     error: str = ""
 
 
-def carry(orders: Sequence[Order], sights: Mapping[int, Sight], hands: Hands, clock: Callable[[], float]) -> list[Done]:
+def carry(
+    orders: Sequence[LoanOrder], sights: Mapping[int, JobView], hands: JobClient, clock: Callable[[], float]
+) -> list[Done]:
     """Carry the orders out."""
     done: list[Done] = []
     names = {order.job: name_of(sights[order.job].row, one=order.kind is Kind.RELEASE) for order in orders}
 
-    def ask(some: Sequence[tuple[Order, str, str]], call: Callable[[], None]) -> None:
+    def ask(some: Sequence[tuple[LoanOrder, str, str]], call: Callable[[], None]) -> None:
         at = clock()
         errors = _tried(call, [names[order.job] for order, _, _ in some])
         done.extend(Done(order, before, after, at, errors.get(names[order.job], "")) for order, before, after in some)
@@ -62,7 +64,7 @@ def carry(orders: Sequence[Order], sights: Mapping[int, Sight], hands: Hands, cl
     if back:
         ask(back, lambda: hands.requeue_all([names[order.job] for order, _, _ in back]))
     updates: dict[str, Mapping[str, str]] = {}
-    changing: list[tuple[Order, str, str]] = []
+    changing: list[tuple[LoanOrder, str, str]] = []
     for order in orders:
         if order.kind in (Kind.RELEASE, Kind.WITHDRAW, Kind.RETYPE, Kind.SHARE):
             row = sights[order.job].row
@@ -75,7 +77,9 @@ def carry(orders: Sequence[Order], sights: Mapping[int, Sight], hands: Hands, cl
     return done
 
 
-def _update(hands: Hands, emptying: Mapping[str, Mapping[str, str]], updates: Mapping[str, Mapping[str, str]]) -> None:
+def _update(
+    hands: JobClient, emptying: Mapping[str, Mapping[str, str]], updates: Mapping[str, Mapping[str, str]]
+) -> None:
     """Two requests each where Slurm does not forget what a job has asked for, else one."""
     refused: Mapping[str, str] = {}
     if emptying:
@@ -103,7 +107,7 @@ def name_of(row: JobRow, *, one: bool = False) -> str:
     return str(row.job_id) if task is None else f"{row.array_job}_{task}"
 
 
-def _fields(order: Order, row: JobRow, now: float) -> dict[str, str]:
+def _fields(order: LoanOrder, row: JobRow, now: float) -> dict[str, str]:
     kind = LOAN if order.profile is None else GUEST if order.kind is Kind.SHARE else order.profile.gres_type
     fields = retyped(row.gres, row.comment, kind)
     if order.kind in (Kind.RELEASE, Kind.SHARE) and row.reason.startswith("BeginTime"):

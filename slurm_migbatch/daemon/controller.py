@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from slurm_migbatch.daemon.actuator import Hands, carry
+from slurm_migbatch.daemon.actuator import JobClient, carry
 from slurm_migbatch.daemon.advertiser import Advertised, Advertiser
 from slurm_migbatch.daemon.dryrun import DryRun
 from slurm_migbatch.daemon.observer import Observer
@@ -26,7 +26,7 @@ from slurm_migbatch.decide.dispatch.stage import DispatchDecision, DispatchOutco
 from slurm_migbatch.decide.explain import why_not_started
 from slurm_migbatch.decide.lending import stage as loans
 from slurm_migbatch.decide.lending.ledger import Loan
-from slurm_migbatch.decide.lending.model import Order
+from slurm_migbatch.decide.lending.model import LoanOrder
 from slurm_migbatch.decide.lending.stage import GIVING, LendingDecision, OrderOutcome, why_not_lent
 from slurm_migbatch.decide.snapshot import Answers, ClusterSnapshot, Predictions, Questions
 from slurm_migbatch.decide.supply.stage import SupplyDecision
@@ -46,7 +46,7 @@ class Clock(Protocol):
         """Seconds that never jump."""
 
 
-class Slurm(SlurmClient, Hands, Protocol):
+class Slurm(SlurmClient, JobClient, Protocol):
     """Slurm, as far as a round looks at it and changes it."""
 
 
@@ -348,7 +348,7 @@ class Controller:
         """What became of the orders, and the loans that could not be recorded."""
         if decided is None:
             return [], ()
-        orders: Sequence[Order] = decided.orders
+        orders: Sequence[LoanOrder] = decided.orders
         if self.settings.lending is not None and self.settings.lending.dry_run:
             self._record.post([loan.row() for loan in decided.changed], ())
             self._record_actions(self.dry_run.orders(orders, decided.sights, self._clock.time))

@@ -11,8 +11,8 @@ from slurm_migbatch.decide.dispatch import stage as dispatching
 from slurm_migbatch.decide.dispatch.arrays import Throttle
 from slurm_migbatch.decide.dispatch.retype import Retype
 from slurm_migbatch.decide.lending import stage as loans
-from slurm_migbatch.decide.lending.ledger import Sight
-from slurm_migbatch.decide.lending.model import Kind, Order
+from slurm_migbatch.decide.lending.ledger import JobView
+from slurm_migbatch.decide.lending.model import Kind, LoanOrder
 from slurm_migbatch.decide.lending.stage import OrderOutcome
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class DryRun:
                 self._orders[row["job_id"], Kind(row["kind"])] = row["after"] or "", row["ts"]
 
     def orders(
-        self, orders: Sequence[Order], sights: Mapping[int, Sight], clock: Callable[[], float]
+        self, orders: Sequence[LoanOrder], sights: Mapping[int, JobView], clock: Callable[[], float]
     ) -> list[dict[str, Any]]:
         """Return rows of orders on training jobs that were not told yet."""
         now, rows = clock(), []

@@ -20,7 +20,7 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.daemon import catalog as catalogs
 from slurm_migbatch.daemon.inventory import Inventory
 from slurm_migbatch.daemon.log import FaultReporter
-from slurm_migbatch.daemon.poll import Snapshot
+from slurm_migbatch.daemon.poll import SlurmView
 from slurm_migbatch.decide.snapshot import Candidate
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
@@ -169,7 +169,7 @@ class SiteFacts(SitePredictions):
         self._config, self._changed = config, changed
         self._inventory: Inventory | None = None
         self._partitions: Mapping[str, tuple[str, ...]] | None = None
-        self._snapshot: Snapshot | None = None
+        self._snapshot: SlurmView | None = None
         self._unwritten = False
         advice = "slurmctld keeps the older one; check the directory and who may write to it"
         self._fault = FaultReporter("cannot write what slurmctld falls back to", advice, log)
@@ -198,7 +198,7 @@ class SiteFacts(SitePredictions):
         self._inventory = inventory
         self._build()
 
-    def snapshot(self, snapshot: Snapshot) -> None:
+    def snapshot(self, snapshot: SlurmView) -> None:
         """Slurm was looked at; partitions of nodes may have changed."""
         partitions = {row.name: row.partitions for row in snapshot.nodes}
         known, self._partitions, self._snapshot = self._partitions, partitions, snapshot

@@ -21,7 +21,7 @@ _CLOSEST_S, _SHARE = 0.2, 4.0
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class SlurmView:
     """The queue and the nodes at one time (`at`: monotonic seconds)."""
 
     at: float
@@ -36,10 +36,10 @@ class Poller:
     busy cluster nor a slow slurmctld is asked more often than it can bear.
     """
 
-    def __init__(self, client: SlurmClient, interval_s: float, act: Callable[[Snapshot], Awaitable[bool]]) -> None:
+    def __init__(self, client: SlurmClient, interval_s: float, act: Callable[[SlurmView], Awaitable[bool]]) -> None:
         self._client, self._interval, self._act = client, interval_s, act
         self._nudged = asyncio.Event()
-        self.latest: Snapshot | None = None
+        self.latest: SlurmView | None = None
         self.fault = FaultReporter("Slurm does not answer", _ADVICE, log, first=interval_s, longest=30.0)
 
     def nudge(self) -> None:
@@ -67,8 +67,8 @@ class Poller:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._nudged.wait(), wait - distance)
 
-    def _look(self) -> Snapshot:
-        return Snapshot(time.monotonic(), tuple(self._client.jobs()), tuple(self._client.nodes()))
+    def _look(self) -> SlurmView:
+        return SlurmView(time.monotonic(), tuple(self._client.jobs()), tuple(self._client.nodes()))
 
 
 class UnsavedJobs:

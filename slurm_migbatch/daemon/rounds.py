@@ -20,7 +20,7 @@ from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.metrics import Age, Labels, Metrics
 from slurm_migbatch.daemon.observer import Observer, ToldView
 from slurm_migbatch.daemon.plans import PlanBoard
-from slurm_migbatch.daemon.poll import Snapshot
+from slurm_migbatch.daemon.poll import SlurmView
 from slurm_migbatch.daemon.record import NodesPast, WriterRecord, lending_past, nodes_past
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.decide.capacity.demand import slices
@@ -29,7 +29,7 @@ from slurm_migbatch.decide.dispatch.arrays import Throttle
 from slurm_migbatch.decide.dispatch.retype import Retype
 from slurm_migbatch.decide.dispatch.stage import DispatchOutcome, DispatchSettings
 from slurm_migbatch.decide.dispatch.stage import action_row as change_row
-from slurm_migbatch.decide.lending.allocation import Calm
+from slurm_migbatch.decide.lending.allocation import Hysteresis
 from slurm_migbatch.decide.lending.model import Rules
 from slurm_migbatch.decide.lending.stage import LendingSettings, OrderOutcome
 from slurm_migbatch.decide.snapshot import Predictions
@@ -85,7 +85,7 @@ def lending_settings(config: LendingConfig) -> LendingSettings:
 
 def rules_of(config: LendingConfig) -> Rules:
     """Return the rules that an admin set."""
-    calm = Calm(loan_s=config.payback_s, idle_s=config.min_idle_s, rest_s=config.rest_s)
+    calm = Hysteresis(loan_s=config.payback_s, idle_s=config.min_idle_s, rest_s=config.rest_s)
     return Rules(
         calm=calm,
         grace_s=config.grace_s,
@@ -252,7 +252,7 @@ class Rounds:
 
     # -- rounds ----------------------------------------------------------------------------------------------------
 
-    async def follow(self, snapshot: Snapshot) -> bool:
+    async def follow(self, snapshot: SlurmView) -> bool:
         """Run one round on what Slurm just said; tells whether another should follow soon."""
         if not self.loaded.is_set():
             return False

@@ -26,13 +26,13 @@ from slurm_migbatch.daemon.inventory import KINDS, InventoryKeeper
 from slurm_migbatch.daemon.learning import Learning
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.metrics import Labels, Metrics
+from slurm_migbatch.daemon.offer_tuner import OfferTuner
 from slurm_migbatch.daemon.plans import PlanBoard
-from slurm_migbatch.daemon.poll import Poller, Snapshot, UnsavedJobs
+from slurm_migbatch.daemon.poll import Poller, SlurmView, UnsavedJobs
 from slurm_migbatch.daemon.ports import Slurm, Store
 from slurm_migbatch.daemon.privacy import Privacy
 from slurm_migbatch.daemon.rounds import Rounds
 from slurm_migbatch.daemon.server import ApiServer, Bounds
-from slurm_migbatch.daemon.stock import StockRoom
 from slurm_migbatch.daemon.submit_supervisor import SubmitSupervisor
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.node.auth import Signer
@@ -68,7 +68,7 @@ class Service:
         self._errands: set[asyncio.Task[None]] = set()
         self.rounds = Rounds(config, client, self.board, self.writer, self.metrics, self.submit.facts)
         learns = config.dispatch.enabled and config.supply.enabled and not config.supply.preference
-        self.stock = StockRoom(self.rounds.observer, self.writer, lambda: self.poller.latest, enabled=learns)
+        self.stock = OfferTuner(self.rounds.observer, self.writer, lambda: self.poller.latest, enabled=learns)
         self.privacy = Privacy(client, slurm_uids(config))
         addresses = NodeAddresses(client.node_addresses)
         by_address = signer.scheme == "munge" and config.node_api.check_addresses
@@ -207,7 +207,7 @@ class Service:
         self.rounds.ingested(node, events, told)
         self.poller.nudge()
 
-    async def _seen(self, snapshot: Snapshot) -> bool:
+    async def _seen(self, snapshot: SlurmView) -> bool:
         """What follows from a look at Slurm; whether to look again at once."""
         self.submit.facts.snapshot(snapshot)
         news, gone = self._unsaved.look(snapshot.jobs)

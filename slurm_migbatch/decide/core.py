@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from slurm_migbatch.decide.dispatch.retype import Turns
+from slurm_migbatch.decide.dispatch.retype import RetypeHistory
 from slurm_migbatch.decide.dispatch.stage import (
     DispatchDecision,
     DispatchMemory,
@@ -57,7 +57,7 @@ class Memory:
 
     def __init__(self, settings: Settings) -> None:
         self.supply = SupplyMemory()
-        self.dispatch = DispatchMemory(Turns((settings.dispatch or DispatchSettings()).hold_s))
+        self.dispatch = DispatchMemory(RetypeHistory((settings.dispatch or DispatchSettings()).hold_s))
         self.lending = LendingMemory(settings.lending or LendingSettings())
 
 

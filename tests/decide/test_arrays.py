@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.decide.capacity.free import Room, Space
+from slurm_migbatch.decide.capacity.free import FreeCapacity, NodeCapacity
 from slurm_migbatch.decide.dispatch.arrays import (
     START_S,
     Bounds,
@@ -36,8 +36,8 @@ def array(number: int = 9, **changes: object) -> Elastic:
     return Elastic(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def room(gpus: int = 2) -> Space:
-    return Space({"h1": Room([(H100, EMPTY)] * gpus, Counter())}, {"h1": frozenset({P("1g.10gb")})})
+def room(gpus: int = 2) -> FreeCapacity:
+    return FreeCapacity({"h1": NodeCapacity([(H100, EMPTY)] * gpus, Counter())}, {"h1": frozenset({P("1g.10gb")})})
 
 
 def told(*arrays: Elastic, bounds: Bounds | None = None, gpus: int = 2, scarce: bool = False) -> dict[int, int]:

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_migbatch.decide.capacity.demand import demands
-from slurm_migbatch.decide.capacity.free import Room, Space, of_counts, of_plan
+from slurm_migbatch.decide.capacity.free import FreeCapacity, NodeCapacity, of_counts, of_plan
 from slurm_migbatch.decide.capacity.model import Demand, Gpu, Lease, Mode, Node
 from slurm_migbatch.decide.dispatch.retype import (
-    Promise,
     Retype,
-    Turns,
+    RetypeHistory,
+    ServiceGuarantee,
     marked,
     mended,
     name_of,
@@ -43,7 +43,7 @@ def one(found: list[Retype]) -> Retype:
     return found[0]
 
 
-def profiles(made: Promise) -> set[str]:
+def profiles(made: ServiceGuarantee) -> set[str]:
     return {option.profile.name for option in made.options}
 
 
@@ -115,26 +115,27 @@ def test_a_record_that_says_too_little_leaves_nothing_open(changes: dict[str, ob
 
 
 def test_a_job_goes_to_the_cheapest_profile_that_is_idle() -> None:
-    found = one(retypes(NOW, [pending(job(1))], lambda p: promise(), space(**A30_FULL), Turns()))
+    found = one(retypes(NOW, [pending(job(1))], lambda p: promise(), space(**A30_FULL), RetypeHistory()))
     assert found.after == P("1g.10gb") and found.targets == ("1",) and found.names == ("1",)
     assert found.why == "no room for 1g.6gb, and 1g.10gb is idle on h1; 50 s at most of deadline=120s"
 
 
 def test_a_job_whose_own_profile_has_room_stays() -> None:
-    assert retypes(NOW, [pending(job(1))], lambda p: promise(), space(), Turns()) == []
+    assert retypes(NOW, [pending(job(1))], lambda p: promise(), space(), RetypeHistory()) == []
 
 
 def test_nothing_is_done_where_nothing_is_idle_or_nothing_is_open() -> None:
-    assert retypes(NOW, [pending(job(1))], lambda p: promise(), space(**FULL), Turns()) == []
-    assert retypes(NOW, [pending(job(1))], lambda p: None, space(**A30_FULL), Turns()) == []
+    assert retypes(NOW, [pending(job(1))], lambda p: promise(), space(**FULL), RetypeHistory()) == []
+    assert retypes(NOW, [pending(job(1))], lambda p: None, space(**A30_FULL), RetypeHistory()) == []
 
 
 def test_a_job_is_sent_only_where_it_may_run() -> None:
     only = frozenset({"a1", "h2"})
-    found = one(retypes(NOW, [pending(job(1), pool=only)], lambda p: promise(), space(**A30_FULL), Turns()))
+    found = one(retypes(NOW, [pending(job(1), pool=only)], lambda p: promise(), space(**A30_FULL), RetypeHistory()))
     assert "idle on h2" in found.why
     assert (
-        retypes(NOW, [pending(job(1), pool=frozenset({"a1"}))], lambda p: promise(), space(**A30_FULL), Turns()) == []
+        retypes(NOW, [pending(job(1), pool=frozenset({"a1"}))], lambda p: promise(), space(**A30_FULL), RetypeHistory())
+        == []
     )
 
 
@@ -142,7 +143,7 @@ def test_those_with_the_least_slack_go_first() -> None:
     late = job(1, submit=NOW - 65.0)  # 60 s of its 120 on its own profile: that is over now
     early = job(2, submit=NOW - 5.0)
     room = space(a1=None, h2=None, h1=plan_free(H100, EMPTY, [P("1g.10gb")] * 6))
-    found = one(retypes(NOW, [pending(early), pending(late)], lambda p: promise(), room, Turns()))
+    found = one(retypes(NOW, [pending(early), pending(late)], lambda p: promise(), room, RetypeHistory()))
     assert found.targets == ("1",)
 
 
@@ -151,14 +152,14 @@ def test_work_that_belongs_to_a_profile_comes_before_work_that_only_may_have_it(
     made = {1: promise(bad=("1g.10gb", "1g.20gb")), 2: promise("2g.12gb", bad=("1g.6gb", "1g.10gb", "1g.20gb"))}
     full = Layout([Slot.of("4g.40gb", 0, 4), Slot.of("1g.10gb", 6, 1)])
     room = space(a1=None, h2=None, h1=full)
-    found = one(retypes(NOW, [pending(stranger), pending(own)], lambda p: made[p.row.job_id], room, Turns()))
+    found = one(retypes(NOW, [pending(stranger), pending(own)], lambda p: made[p.row.job_id], room, RetypeHistory()))
     assert (found.targets, found.after) == (("2",), P("2g.20gb"))
 
 
 def test_several_slices_find_room_together_or_not_at_all() -> None:
     room = space(a1=None, h2=None, h1=plan_free(H100, EMPTY, [P("1g.10gb")] * 6))
-    assert retypes(NOW, [pending(job(1, each=2))], lambda p: promise(), room, Turns()) == []
-    found = one(retypes(NOW, [pending(job(1, each=2))], lambda p: promise(), space(**A30_FULL), Turns()))
+    assert retypes(NOW, [pending(job(1, each=2))], lambda p: promise(), room, RetypeHistory()) == []
+    found = one(retypes(NOW, [pending(job(1, each=2))], lambda p: promise(), space(**A30_FULL), RetypeHistory()))
     assert found.fields() is not None and found.words(found.after) == "1g.10gb:2"
     assert found.fields()["Gres"] == "mig:1g.10gb:2"
 
@@ -179,7 +180,7 @@ def test_what_is_sent_somewhere_has_room_there_and_keeps_its_promise(
         "a1": plan_free(A30, EMPTY, [P("1g.6gb")] * used[2]),
     }
     waiting = [pending(job(n, name, each, submit=NOW - waited)) for n, (name, waited, each) in enumerate(jobs, start=1)]
-    found = retypes(NOW, waiting, lambda p: promise(p.profile.name), space(**layouts), Turns())
+    found = retypes(NOW, waiting, lambda p: promise(p.profile.name), space(**layouts), RetypeHistory())
     assert len({each.targets for each in found}) == len(found)
     for each in found:
         assert each.after in {option.profile for option in promise(each.pending.profile.name).options}
@@ -200,7 +201,7 @@ def test_what_is_sent_somewhere_has_room_there_and_keeps_its_promise(
 
 
 def test_a_job_keeps_what_it_was_given_for_a_while() -> None:
-    turns = Turns(hold_s=30.0)
+    turns = RetypeHistory(hold_s=30.0)
     found = one(retypes(NOW, [pending(job(1))], lambda p: promise(), space(**A30_FULL), turns))
     turns.note(found, NOW)
     there = pending(job(1, "1g.10gb"))
@@ -211,7 +212,7 @@ def test_a_job_keeps_what_it_was_given_for_a_while() -> None:
 
 
 def test_what_was_refused_is_not_tried_again() -> None:
-    turns = Turns(hold_s=0.0)
+    turns = RetypeHistory(hold_s=0.0)
     found = one(retypes(NOW, [pending(job(1))], lambda p: promise(), space(**A30_FULL), turns))
     turns.bar(found)
     other = one(retypes(NOW, [pending(job(1))], lambda p: promise(), space(**A30_FULL), turns))
@@ -221,7 +222,7 @@ def test_what_was_refused_is_not_tried_again() -> None:
 
 
 def test_a_limit_of_the_user_undoes_it() -> None:
-    turns = Turns()
+    turns = RetypeHistory()
     found = one(retypes(NOW, [pending(job(1))], lambda p: promise(), space(**A30_FULL), turns))
     turns.note(found, NOW)
     waits = job(1, "1g.10gb")
@@ -293,13 +294,13 @@ def test_a_comment_that_has_no_room_for_another_marker_stays() -> None:
 def test_tasks_of_an_array_that_have_no_place_go_elsewhere_the_last_first() -> None:
     row = job(9, array_job=9, array_task="2-8:2,11%3", tasks=5)
     room = space(a1=None, h2=None, h1=plan_free(H100, EMPTY, [P("1g.10gb")] * 5))
-    found = one(retypes(NOW, [pending(row, copies=4)], lambda p: promise(), room, Turns()))
+    found = one(retypes(NOW, [pending(row, copies=4)], lambda p: promise(), room, RetypeHistory()))
     assert found.tasks == (8, 11) and found.targets == ("9_8", "9_11") and found.names == ("9_8", "9_11")
 
 
 def test_all_of_an_array_is_named_by_its_pending_tasks() -> None:
     row = job(9, array_job=9, array_task="4-7", tasks=4)
-    found = one(retypes(NOW, [pending(row, copies=4)], lambda p: promise(), space(**A30_FULL), Turns()))
+    found = one(retypes(NOW, [pending(row, copies=4)], lambda p: promise(), space(**A30_FULL), RetypeHistory()))
     assert found.targets == ("9_[4-7]",) and found.names == ("9",)
     single = replace(row, job_id=12, array_task="7", tasks=1)
     assert Retype(pending(single), (), P("1g.10gb"), "").targets == ("9_7",) and name_of(single) == "9_7"
@@ -309,11 +310,11 @@ def test_tasks_that_no_list_can_name_are_named_one_by_one() -> None:
     row = job(9, array_job=9, array_task="1-4000:2", tasks=2000)
     nodes = {f"h{n}": H100 for n in range(400)}
     pool = frozenset(nodes)
-    wide = Space(
-        {name: Room([(gpu, EMPTY)]) for name, gpu in nodes.items()},
+    wide = FreeCapacity(
+        {name: NodeCapacity([(gpu, EMPTY)]) for name, gpu in nodes.items()},
         {name: frozenset(info.profile for info in gpu.profiles) for name, gpu in nodes.items()},
     )
-    found = one(retypes(NOW, [pending(row, copies=2000, pool=pool)], lambda p: promise(), wide, Turns()))
+    found = one(retypes(NOW, [pending(row, copies=2000, pool=pool)], lambda p: promise(), wide, RetypeHistory()))
     assert found.tasks and found.targets == tuple(f"9_{task}" for task in found.tasks)
 
 
@@ -329,7 +330,7 @@ def test_a_task_that_started_while_its_array_was_re_typed_gets_its_own_marker_ba
 def test_an_array_may_go_to_several_profiles_each_task_to_one() -> None:
     row = job(9, array_job=9, array_task="1-6", tasks=6)
     room = space(a1=None, h2=None, h1=Layout([Slot.of("3g.40gb", 0, 4), Slot.of("1g.20gb", 4, 2)]))
-    found = retypes(NOW, [pending(row, copies=6)], lambda p: promise(), room, Turns())
+    found = retypes(NOW, [pending(row, copies=6)], lambda p: promise(), room, RetypeHistory())
     tasks = [task for each in found for task in each.tasks]
     assert len(tasks) == len(set(tasks)) and set(tasks) <= set(range(1, 7)) and tasks
 
@@ -398,7 +399,7 @@ def test_jobs_flow_from_the_full_kind_of_gpu_to_the_idle_one_by_a_real_plan() ->
     placed = {name: p.copies for name, p in plan.placed.items()}
     assert placed == {1: 1}
     waiting = without_place(wanted, {row.job_id: row for row in rows}, placed)
-    found = retypes(NOW, waiting, lambda p: promise(), room, Turns())
+    found = retypes(NOW, waiting, lambda p: promise(), room, RetypeHistory())
     assert [(each.targets, each.after.name) for each in found] == [((str(n),), "1g.10gb") for n in (2, 3, 4, 5)]
     again = [Demand(n, ((P("1g.10gb" if n > 1 else "1g.6gb"), 1),), EVERYWHERE) for n in range(1, 6)]
     assert set(Planner().plan(nodes, again, NOW).placed) == {1, 2, 3, 4, 5}

@@ -8,20 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_migbatch.decide.paris_elsa import trial
-from slurm_migbatch.decide.paris_elsa.assignment import PATIENCE, Board, Central, Waiting, Work, assign
+from slurm_migbatch.decide.paris_elsa.assignment import PATIENCE, Central, StockCosts, Waiting, WorkClass, assign
 from slurm_migbatch.decide.paris_elsa.trial import bounded_rate, stream
 from slurm_migbatch.lab.papers.pariselsa import early, elsa, first_idle
 
 SMALL, LARGE = 0, 1
 #: light work is cheapest on the small slice, heavy work keeps its limit on the large one only
-LIGHT = Work(1, 10.0, (4.0, 2.0))
-HEAVY = Work(1, 10.0, (20.0, 6.0))
-BOARD = Board([LIGHT, HEAVY], [1.0, 7.0], [2, 1])
+LIGHT = WorkClass(1, 10.0, (4.0, 2.0))
+HEAVY = WorkClass(1, 10.0, (20.0, 6.0))
+BOARD = StockCosts([LIGHT, HEAVY], [1.0, 7.0], [2, 1])
 
 
 def test_homes_are_the_cheapest_slices_within_the_limit():
     assert (BOARD.home(0), BOARD.home(1)) == (SMALL, LARGE)
-    assert Board([HEAVY], [1.0, 7.0], [2, 0]).home(0) is None
+    assert StockCosts([HEAVY], [1.0, 7.0], [2, 0]).home(0) is None
 
 
 def test_work_that_comes_takes_the_cheapest_idle_slice_that_is_fast_enough():
@@ -79,11 +79,11 @@ def test_elsa_takes_the_smallest_with_slack_and_else_the_one_that_is_late_least(
     assert elsa(0.0, LIGHT, [[7.0, 9.0], [9.0]])[:2] == (SMALL, 0)
     assert elsa(0.0, LIGHT, [[5.0], [0.0]], alpha=2.0)[:2] == (LARGE, 0)
     assert elsa(0.0, LIGHT, [[5.0], [0.0]], beta=2.0)[:2] == (LARGE, 0)
-    assert elsa(0.0, Work(1, 1.0, (math.inf, math.inf)), [[0.0], [0.0]]) is None
+    assert elsa(0.0, WorkClass(1, 1.0, (math.inf, math.inf)), [[0.0], [0.0]]) is None
 
 
 works = st.builds(
-    lambda limit, seconds: Work(1.0, limit, tuple(seconds)),
+    lambda limit, seconds: WorkClass(1.0, limit, tuple(seconds)),
     st.floats(1, 20),
     st.lists(st.floats(0.5, 25) | st.just(math.inf), min_size=3, max_size=3),
 )
@@ -95,7 +95,7 @@ works = st.builds(
     st.lists(st.tuples(st.floats(0, 30), st.integers(0, 3)), max_size=8),
 )
 def test_one_look_leaves_no_idle_slice_that_could_finish_something_in_time(kinds, idle, pieces):
-    board = Board(kinds, [1.0, 2.0, 4.0], [n + 1 for n in idle])
+    board = StockCosts(kinds, [1.0, 2.0, 4.0], [n + 1 for n in idle])
     waiting = [Waiting(at, number % len(kinds), name) for name, (at, number) in enumerate(pieces)]
     pairs = assign(30.0, waiting, idle, board)
     started = {piece.name for piece, _ in pairs}
@@ -118,11 +118,15 @@ def test_one_look_leaves_no_idle_slice_that_could_finish_something_in_time(kinds
 @given(st.integers(0, 10_000), st.lists(st.integers(0, 2), min_size=3, max_size=3).filter(any), st.floats(0.2, 3))
 def test_every_piece_is_served_once_and_latencies_are_what_a_step_by_step_run_gives(seed, stock, load):
     chance = np.random.Generator(np.random.PCG64(seed))
-    kinds = [Work(1, 8.0, (3.0, 2.0, 1.0)), Work(2, 8.0, (9.0, 5.0, 2.5)), Work(1, 8.0, (math.inf, 7.0, 4.0))]
+    kinds = [
+        WorkClass(1, 8.0, (3.0, 2.0, 1.0)),
+        WorkClass(2, 8.0, (9.0, 5.0, 2.5)),
+        WorkClass(1, 8.0, (math.inf, 7.0, 4.0)),
+    ]
     if not (stock[1] or stock[2]):
         stock[2] = 1
     arrivals = stream(kinds, 40, chance, allowed=1.0)
-    board = Board(kinds, [1.0, 2.0, 4.0], stock)
+    board = StockCosts(kinds, [1.0, 2.0, 4.0], stock)
     found = trial.central(board, arrivals, load)
     expected = stepped(board, arrivals, load)
     if max(expected) <= trial.WORST:
@@ -170,25 +174,28 @@ def stepped(board, arrivals, rate):
 
 def test_the_bounded_rate_of_one_slice_is_that_of_its_service():
     """Work of 1 s, evenly every 1/r s, limit 1 s: in time exactly up to one a second."""
-    work = [Work(1.0, 1.0, (1.0,))]
+    work = [WorkClass(1.0, 1.0, (1.0,))]
     even = trial.Stream(tuple(float(i) for i in range(1, 200)), (0,) * 199, (0,))
     for way in (trial.central, early, first_idle):
-        assert bounded_rate(way, Board(work, [1.0], [1]), even, 0.3) == pytest.approx(1.0, rel=0.006)
-        assert bounded_rate(way, Board(work, [1.0], [3]), even, 5.0) == pytest.approx(3.0, rel=0.006)
+        assert bounded_rate(way, StockCosts(work, [1.0], [1]), even, 0.3) == pytest.approx(1.0, rel=0.006)
+        assert bounded_rate(way, StockCosts(work, [1.0], [3]), even, 5.0) == pytest.approx(3.0, rel=0.006)
 
 
 def test_what_cannot_be_served_in_time_has_no_rate():
     chance = np.random.Generator(np.random.PCG64(1))
-    slow = [Work(1.0, 1.0, (1.5,)), Work(1.0, 1.0, (0.5,))]
-    board = Board(slow, [1.0], [4])
+    slow = [WorkClass(1.0, 1.0, (1.5,)), WorkClass(1.0, 1.0, (0.5,))]
+    board = StockCosts(slow, [1.0], [4])
     assert bounded_rate(trial.central, board, stream(slow, 200, chance), 1.0) == 0.0
     assert (
-        bounded_rate(first_idle, Board([Work(1, 1, (math.inf,))], [1.0], [1]), trial.Stream((1.0,), (0,), (1,)), 1) == 0
+        bounded_rate(
+            first_idle, StockCosts([WorkClass(1, 1, (math.inf,))], [1.0], [1]), trial.Stream((1.0,), (0,), (1,)), 1
+        )
+        == 0
     )
 
 
 def test_exact_streams_have_the_mix_that_shares_say():
-    kinds = [Work(3.0, 1.0, (1.0,)), Work(1.0, 1.0, (1.0,), group=1)]
+    kinds = [WorkClass(3.0, 1.0, (1.0,)), WorkClass(1.0, 1.0, (1.0,), group=1)]
     drawn = stream(kinds, 400, np.random.Generator(np.random.PCG64(3)), exact=True)
     assert (drawn.works.count(0), drawn.works.count(1)) == (300, 100)
     assert drawn.may_be_late == (15, 5)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.decide.lending.allocation import Calm, Elastic, Loan, paid_worth, reclaim
+from slurm_migbatch.decide.lending.allocation import Elastic, Hysteresis, ReclaimCandidate, paid_worth, reclaim
 from slurm_migbatch.lab.papers.deepboot import Choice, Replica, Surge, allocate, ats_worth, displaced, protect_s, serve
 from tests.support.examples import examples
 
@@ -68,7 +68,7 @@ def test_worth_falls_with_restarts_and_with_what_they_cost():
 
 
 def test_the_more_restarts_the_longer_a_job_is_left_alone():
-    calm = Calm(first_s=600, growth=2, most_s=5000)
+    calm = Hysteresis(first_s=600, growth=2, most_s=5000)
     assert not calm.may_change(599, 0, 0)
     assert calm.may_change(600, 0, 0)
     assert not calm.may_change(4799, 0, 3)
@@ -77,7 +77,7 @@ def test_the_more_restarts_the_longer_a_job_is_left_alone():
 
 
 def test_a_slice_is_lent_when_it_was_idle_and_has_rested():
-    calm = Calm(idle_s=120, rest_s=600)
+    calm = Hysteresis(idle_s=120, rest_s=600)
     assert not calm.may_lend(119, 0, None)
     assert calm.may_lend(120, 0, None)
     assert not calm.may_lend(700, 500, 200)
@@ -114,7 +114,7 @@ def test_the_most_hit_replica_serves_and_the_least_hit_sleeper_goes():
 
 def loan(job, slots, own=0, least=1, since=0.0, hits=0, speed=None, full=30.0, resize=3.0):
     count = len(slots) + own
-    return Loan(
+    return ReclaimCandidate(
         job,
         frozenset(slots),
         count,

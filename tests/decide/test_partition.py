@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from slurm_migbatch.decide.paris_elsa.assignment import Board, Work
+from slurm_migbatch.decide.paris_elsa.assignment import StockCosts, WorkClass
 from slurm_migbatch.decide.paris_elsa.partition import MARGIN, PIECES, flow, homogeneous, partition, total, ways
 from slurm_migbatch.decide.paris_elsa.trial import ALLOWED, bounded_rate, central, stream
 from slurm_migbatch.lab.papers.pariselsa import largest_remainder, packed, paris, split
@@ -23,7 +23,9 @@ SIZES = (1, 2, 3, 4, 7)
 
 def model(knee, limit, batches=8, floor=1.0):
     """Batches that take a floor of time, and beyond `knee` items for each slice a time that grows with them."""
-    return [Work(1.0 / b, limit, tuple(max(floor, b / (knee * size)) for size in SIZES)) for b in range(1, batches + 1)]
+    return [
+        WorkClass(1.0 / b, limit, tuple(max(floor, b / (knee * size)) for size in SIZES)) for b in range(1, batches + 1)
+    ]
 
 
 def test_ways_to_fill_one_gpu():
@@ -45,7 +47,9 @@ def test_homogeneous_cuts_hold_as_many_as_fit():
 def test_paris_by_hand():
     """Sizes 1 and 2, batches 1 to 4. The knee of size 1 is batch 2 (rates 1, 2, 2, 2), so batches 3 and 4 are size
     2's: R_1 = (4 * 1 + 3 * 1) / 10 = 0.7, R_2 = (2 * 1 + 1 * 1) / 10 = 0.3; N_1 = 0.7 * 13 / 1.3 = 7, N_2 = 3."""
-    batches = [Work(s, 9.0, (max(1.0, b / 2), 1.0)) for b, s in zip(range(1, 5), (0.4, 0.3, 0.2, 0.1), strict=True)]
+    batches = [
+        WorkClass(s, 9.0, (max(1.0, b / 2), 1.0)) for b, s in zip(range(1, 5), (0.4, 0.3, 0.2, 0.1), strict=True)
+    ]
     assert paris(batches, (1, 2), 13.0) == pytest.approx([7.0, 3.0])
 
 
@@ -69,16 +73,16 @@ def test_flow_by_hand():
     """Half the work takes 1 s anywhere; the other half keeps its limit of 2 s on a 7g only. Two 7g have 2 seconds a
     second for 1/2 + 1 seconds of a piece: 4/3. (With one GPU of 1g the other is full at 1.) In parts of GPUs, n of 7g:
     r = n = 2 (2 - n) * 7, 28/15."""
-    both = [Work(1, 2.0, (1.0,) * 5), Work(1, 2.0, (9.0, 9.0, 9.0, 9.0, 2.0))]
+    both = [WorkClass(1, 2.0, (1.0,) * 5), WorkClass(1, 2.0, (9.0, 9.0, 9.0, 9.0, 2.0))]
     assert flow(both, ways(A100, KINDS), 2, whole=True).rate == pytest.approx(4 / 3)
     assert flow(both, ways(A100, KINDS), 2, whole=False).rate == pytest.approx(28 / 15)
     assert flow(both[1:], ways(A100, KINDS), 2, whole=True).rate == pytest.approx(1.0)
     assert flow(both[:1], ways(A100, KINDS), 2, whole=True).rate == pytest.approx(14.0)
-    assert flow([Work(1, 2.0, (math.inf,) * 5)], ways(A100, KINDS), 2, whole=True).rate == 0
+    assert flow([WorkClass(1, 2.0, (math.inf,) * 5)], ways(A100, KINDS), 2, whole=True).rate == 0
 
 
 def test_late_work_may_go_where_it_is_cheap():
-    heavy = [Work(1, 2.0, (10.0, 9.0, 9.0, 9.0, 2.0))]
+    heavy = [WorkClass(1, 2.0, (10.0, 9.0, 9.0, 9.0, 2.0))]
     possible = ways(A100, KINDS)
     strict, loose = (flow(heavy, possible, 4, whole=False, late=late).rate for late in (0.0, 0.2))
     assert strict == pytest.approx(2.0)
@@ -115,10 +119,10 @@ def fixed(works, stock):
 
 def test_split_gives_each_kind_what_it_does_best():
     """One slice of each of two kinds; class a is twice as fast on the first, b equally fast on both."""
-    a, b = Work(1, 9.0, (1.0, 2.0)), Work(1, 9.0, (1.0, 1.0))
+    a, b = WorkClass(1, 9.0, (1.0, 2.0)), WorkClass(1, 9.0, (1.0, 1.0))
     assert split([a, b], [1, 1]) == [pytest.approx([1, 0]), pytest.approx([0, 1])]
     assert split([a, b], [0, 1]) == [pytest.approx([0, 1]), pytest.approx([0, 1])]
-    assert split([Work(1, 0.5, (1.0, 2.0))], [1, 1]) == [[0, 0]]
+    assert split([WorkClass(1, 0.5, (1.0, 2.0))], [1, 1]) == [[0, 0]]
 
 
 @pytest.mark.parametrize("works", [model(1, 3.0), model(2, 1.5), model(1, 8.0, floor=3.0), model(0.5, 6.0)])
@@ -128,7 +132,7 @@ def test_no_cut_of_two_gpus_is_much_better_and_none_alike_is_better_at_all(works
     judged_by = stream(works, PIECES, chance, allowed=MARGIN * ALLOWED, exact=True)
 
     def rate(stock):
-        return bounded_rate(central, Board(works, SIZES, stock), judged_by, found.rate, 0.002)
+        return bounded_rate(central, StockCosts(works, SIZES, stock), judged_by, found.rate, 0.002)
 
     for layout in found.layouts(A100):
         A100.check(layout)
@@ -140,7 +144,7 @@ def test_no_cut_of_two_gpus_is_much_better_and_none_alike_is_better_at_all(works
 
 
 def test_work_that_nothing_serves_gets_some_cut():
-    found = partition(A100, KINDS, [Work(1, 0.5, (1.0,) * 5)], 1)
+    found = partition(A100, KINDS, [WorkClass(1, 0.5, (1.0,) * 5)], 1)
     assert found.rate == 0
     assert found.gpus == ((7, 0, 0, 0, 0),)
     assert "nothing serves" in found.origin
@@ -148,8 +152,8 @@ def test_work_that_nothing_serves_gets_some_cut():
 
 def test_several_models_each_keep_their_own_share():
     """A model that is one tenth of the work must not be the one that is always late."""
-    common = [Work(0.93, 2.0, (1.0,) * 5)]
-    rare = [Work(0.07, 2.0, (9.0, 9.0, 9.0, 9.0, 1.0), group=1)]
+    common = [WorkClass(0.93, 2.0, (1.0,) * 5)]
+    rare = [WorkClass(0.07, 2.0, (9.0, 9.0, 9.0, 9.0, 1.0), group=1)]
     found = partition(A100, KINDS, [*common, *rare], 2)
     assert found.stock[4] == 1
 

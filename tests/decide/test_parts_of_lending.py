@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from slurm_migbatch.decide.capacity.demand import demands
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.capacity.model import Gpu, Lease, Node
-from slurm_migbatch.decide.lending.elastic_jobs import Trainees, report_of
+from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs, report_of
 from slurm_migbatch.decide.lending.expectation import Expectation
-from slurm_migbatch.decide.lending.ledger import Cause, Ledger, Loan, Sight, State
+from slurm_migbatch.decide.lending.ledger import Cause, JobView, Ledger, Loan, State
 from slurm_migbatch.decide.lending.model import Rules
 from slurm_migbatch.decide.lending.round import decide
-from slurm_migbatch.decide.lending.view import Idleness, Knowledge, Scene, delayed, picture_of, sights_of
+from slurm_migbatch.decide.lending.view import Idleness, LendingInputs, LendingKnowledge, delayed, picture_of, sights_of
 from slurm_migbatch.decide.snapshot import Report
 from slurm_migbatch.decide.supply.planner import Planner
 from slurm_migbatch.mig.profile import Profile
@@ -35,7 +35,7 @@ def elastic(job: int, kind: str = "loan", **more: object) -> JobRow:
     return JobRow(job, gres=f"gres/mig:{kind}:1", **values)  # type: ignore[arg-type]
 
 
-def sight(row: JobRow) -> Sight:
+def sight(row: JobRow) -> JobView:
     return sights_of([row], ["train"])[row.job_id]
 
 
@@ -166,8 +166,8 @@ def test_profiles_of_the_record_that_are_none_are_passed_over() -> None:
 # -- speeds and costs --------------------------------------------------------------------------------------------------
 
 
-def trainees(predicted: dict[Profile, float] | None = None) -> Trainees:
-    made = Trainees(restart_s=30.0, checkpoint_s=10.0)
+def trainees(predicted: dict[Profile, float] | None = None) -> ElasticJobs:
+    made = ElasticJobs(restart_s=30.0, checkpoint_s=10.0)
     made.use(SimpleNamespace(version="1", training_speeds=lambda hints, partition: predicted or {}))
     made.gpus([H100])
     return made
@@ -226,7 +226,7 @@ def test_whatever_a_job_says_of_itself_is_number_or_nothing(event: dict[str, obj
 # -- the picture -------------------------------------------------------------------------------------------------------
 
 
-def scene(rows: list[JobRow], *leases: tuple[str, int, tuple[int, int]]) -> Scene:
+def scene(rows: list[JobRow], *leases: tuple[str, int, tuple[int, int]]) -> LendingInputs:
     """One node, one GPU; leases as profile, start and run."""
     slots = [(slot(f"{name}@{start}"), run) for name, start, run in leases]
     facts = {"n1": NodeFacts((GpuFacts("GPU-0", H100, tuple(sorted(slots))),))}
@@ -234,12 +234,12 @@ def scene(rows: list[JobRow], *leases: tuple[str, int, tuple[int, int]]) -> Scen
     gpu = Gpu("GPU-0", H100, tuple(Lease(one, run[0], NOW + 1000) for one, run in slots))
     wanted = demands(rows, nodes, ["n1"], NOW)
     plan = Planner().plan([Node("n1", (gpu,))], wanted, NOW)
-    return Scene(NOW, rows, nodes, facts, plan, wanted)
+    return LendingInputs(NOW, rows, nodes, facts, plan, wanted)
 
 
-def look(one: Scene, ledger: Ledger | None = None, idle: Idleness | None = None):  # type: ignore[no-untyped-def]
+def look(one: LendingInputs, ledger: Ledger | None = None, idle: Idleness | None = None):  # type: ignore[no-untyped-def]
     sights = sights_of(one.rows, ["train"])
-    knowledge = Knowledge(trainees().speeds)
+    knowledge = LendingKnowledge(trainees().speeds)
     return picture_of(one, sights, ledger or Ledger(), idle or Idleness(), knowledge, {})
 
 

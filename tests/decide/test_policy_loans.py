@@ -9,13 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.decide.lending.allocation import Calm, Elastic
+from slurm_migbatch.decide.lending.allocation import Elastic, Hysteresis
 from slurm_migbatch.decide.lending.grants import lend
 from slurm_migbatch.decide.lending.least_loss import rooms_for
-from slurm_migbatch.decide.lending.ledger import Loan, Sight, State
-from slurm_migbatch.decide.lending.model import Picture, Rules, Start
+from slurm_migbatch.decide.lending.ledger import JobView, Loan, State
+from slurm_migbatch.decide.lending.model import LendingView, Rules, WaitingInference
 from slurm_migbatch.decide.lending.reclaim import call_back as reclaim_for
-from slurm_migbatch.decide.lending.values import Lent, Seat, Space, Trainee, usual_speed, within
+from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, LentSlot, SlotReference, usual_speed, within
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot, layouts
 from slurm_migbatch.mig.planning import plan_free
@@ -32,7 +32,7 @@ PLAIN = (ONE, DOUBLE, TWO, THREE, FOUR, ALL)
 ROOT = {profile: usual_speed(H100, profile) for profile in PLAIN}
 LAYOUTS = {gpu.name: [one for one in layouts(gpu) if all(not p.suffix for p in one.profiles)] for gpu in (H100, A30)}
 NOW = 100_000.0
-RULES = Calm(first_s=300, growth=2, most_s=3600, loan_s=600, idle_s=120, rest_s=900, gain=1.35)
+RULES = Hysteresis(first_s=300, growth=2, most_s=3600, loan_s=600, idle_s=120, rest_s=900, gain=1.35)
 
 
 def slot(profile, start):
@@ -40,15 +40,15 @@ def slot(profile, start):
 
 
 def gpu(number=0, taken=(), lent=(), node="n0", **more):
-    return Space(node, number, H100, tuple(taken), tuple(lent), **more)
+    return GpuCapacity(node, number, H100, tuple(taken), tuple(lent), **more)
 
 
 def waits(job, speeds=ROOT, **more):
-    return Trainee(job, speeds, **more)
+    return ElasticJob(job, speeds, **more)
 
 
 def runs(job, where, speeds=ROOT, **more):
-    return Trainee(job, speeds, seat=where, **more)
+    return ElasticJob(job, speeds, seat=where, **more)
 
 
 # -- any cluster -----------------------------------------------------------------------------------------------------
@@ -69,18 +69,18 @@ def clusters(draw):
                 taken.append(one)
                 continue
             name = next(job)
-            lent.append(Lent(one, name))
+            lent.append(LentSlot(one, name))
             speeds = {**ROOT, **{p: usual_speed(A30, p) for p in within(A30, None, None)}}
             since = draw(st.sampled_from([0.0, NOW - 10]))
             trainees.append(
-                runs(name, Seat(node, number, one), speeds, account=draw(st.sampled_from("ab")), since=since)
+                runs(name, SlotReference(node, number, one), speeds, account=draw(st.sampled_from("ab")), since=since)
             )
         idle = draw(st.sampled_from([0.0, NOW - 10]))
-        spaces.append(Space(node, number, model, tuple(taken), tuple(lent), idle_since=idle))
+        spaces.append(GpuCapacity(node, number, model, tuple(taken), tuple(lent), idle_since=idle))
     speed = st.sampled_from([0.0, 0.2, 0.4, 0.6, 1.0])
     for _ in range(draw(st.integers(0, 8))):
         trainees.append(
-            Trainee(
+            ElasticJob(
                 next(job),
                 draw(st.dictionaries(st.sampled_from(PLAIN), speed, max_size=6)),
                 account=draw(st.sampled_from("ab")),
@@ -270,7 +270,7 @@ def test_two_jobs_take_a_gpu_each_and_the_one_that_gains_more_the_larger_slice()
 def test_loans_lie_where_the_largest_free_space_is_left():
     spaces = [gpu(0), gpu(1, taken=[slot(FOUR, 0)])]
     (grant,) = lend(spaces, [waits("j", {ONE: 1.0})], {}, NOW, RULES).grants
-    assert grant.seat == Seat("n0", 1, slot(ONE, 6))
+    assert grant.seat == SlotReference("n0", 1, slot(ONE, 6))
 
 
 # -- what is not given -----------------------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ def test_trainings_own_gpus_come_first_and_keep_nothing_for_inference():
     found = lend(spaces, [waits("a"), waits("b")], {ALL: 1}, NOW, RULES)
     assert [one.seat.gpu for one in found.grants] == [0, 0]
     assert lend(spaces[:1], [waits("a")], {ALL: 1}, NOW, RULES).short == {ALL: 1}
-    assert rooms_for(ONE, [gpu(0, own=True, lent=[Lent(slot(ALL, 0), "a")])]) == []
+    assert rooms_for(ONE, [gpu(0, own=True, lent=[LentSlot(slot(ALL, 0), "a")])]) == []
 
 
 def test_a_reserve_that_has_no_room_is_told_and_the_rest_is_lent():
@@ -317,7 +317,7 @@ def test_a_reserve_that_has_no_room_is_told_and_the_rest_is_lent():
 
 def on(profile, start, job, **more):
     one = slot(profile, start)
-    return gpu(lent=[Lent(one, job)]), runs(job, Seat("n0", 0, one), **more)
+    return gpu(lent=[LentSlot(one, job)]), runs(job, SlotReference("n0", 0, one), **more)
 
 
 def test_a_job_grows_into_the_place_of_its_own_slice_when_it_pays():
@@ -365,13 +365,13 @@ def called_back(starts, spaces, trainees):
     """The loans that end for inference jobs of these profiles, and the GPUs as they are when those have started."""
     job_of = {number: one.job for number, one in enumerate(trainees)}
     number_of = {job: number for number, job in job_of.items()}
-    picture = Picture(
+    picture = LendingView(
         now=NOW,
         spaces=tuple(
             replace(space, lent=tuple(replace(one, job=number_of[one.job]) for one in space.lent)) for space in spaces
         ),
         starts=tuple(
-            Start(1000 + number, (profile,), frozenset(space.node for space in spaces))
+            WaitingInference(1000 + number, (profile,), frozenset(space.node for space in spaces))
             for number, profile in enumerate(starts)
         ),
         trainees=tuple(replace(one, job=number_of[one.job]) for one in trainees),
@@ -380,7 +380,7 @@ def called_back(starts, spaces, trainees):
             for one in trainees
             if one.seat is not None
         },
-        sights={number: Sight(JobRow(number), LoanHints()) for number in job_of},
+        sights={number: JobView(JobRow(number), LoanHints()) for number in job_of},
     )
     orders, ground = reclaim_for(picture, Rules(calm=RULES))
     return [job_of[order.job] for order in orders], ground
@@ -388,20 +388,20 @@ def called_back(starts, spaces, trainees):
 
 def test_three_small_loans_end_for_one_large_start():
     small = [slot(ONE, start) for start in (0, 1, 2)]
-    space = gpu(taken=[slot(THREE, 4)], lent=[Lent(one, i) for i, one in enumerate(small)])
-    jobs = [runs(i, Seat("n0", 0, one)) for i, one in enumerate(small)]
-    assert rooms_for(THREE, [space]) == [frozenset(Seat("n0", 0, one) for one in small)]
+    space = gpu(taken=[slot(THREE, 4)], lent=[LentSlot(one, i) for i, one in enumerate(small)])
+    jobs = [runs(i, SlotReference("n0", 0, one)) for i, one in enumerate(small)]
+    assert rooms_for(THREE, [space]) == [frozenset(SlotReference("n0", 0, one) for one in small)]
     assert called_back([THREE], [space], jobs)[0] == [0, 1, 2]
 
 
 def test_the_loan_of_least_loss_ends_and_what_it_leaves_is_used():
     spaces = [
-        gpu(0, [slot(THREE, 4)], [Lent(slot(FOUR, 0), "large")]),
-        gpu(1, [slot(THREE, 4)], [Lent(slot(THREE, 0), "new")]),
+        gpu(0, [slot(THREE, 4)], [LentSlot(slot(FOUR, 0), "large")]),
+        gpu(1, [slot(THREE, 4)], [LentSlot(slot(THREE, 0), "new")]),
     ]
     jobs = [
-        runs("large", Seat("n0", 0, slot(FOUR, 0)), since=0.0),
-        runs("new", Seat("n0", 1, slot(THREE, 0)), since=NOW - 10),
+        runs("large", SlotReference("n0", 0, slot(FOUR, 0)), since=0.0),
+        runs("new", SlotReference("n0", 1, slot(THREE, 0)), since=NOW - 10),
     ]
     assert called_back([THREE], spaces, jobs)[0] == ["large"]
     assert called_back([ONE, TWO], spaces, jobs)[0] == ["large"]
@@ -418,7 +418,7 @@ def test_nobody_ends_where_there_is_room():
 
 def test_a_limit_on_counts_can_ask_for_more_than_covers_the_place():
     # 4g + 3g are all seven compute slices, though one memory slice is covered by nobody.
-    space = gpu(lent=[Lent(slot(FOUR, 0), "a"), Lent(slot(TWO, 4), "b"), Lent(slot(ONE, 6), "c")])
+    space = gpu(lent=[LentSlot(slot(FOUR, 0), "a"), LentSlot(slot(TWO, 4), "b"), LentSlot(slot(ONE, 6), "c")])
     found = rooms_for(THREE, [space])
     assert {frozenset(one.slot for one in room) for room in found} == {
         frozenset({slot(TWO, 4), slot(ONE, 6)}),
@@ -430,7 +430,7 @@ def test_a_limit_on_counts_can_ask_for_more_than_covers_the_place():
 def test_rooms_are_minimal_and_complete(layout, marks, profile):
     taken = [one for one, mark in zip(layout.slots, marks, strict=False) if mark]
     lent = [one for one in layout.slots if one not in taken]
-    space = gpu(taken=taken, lent=[Lent(one, i) for i, one in enumerate(lent)])
+    space = gpu(taken=taken, lent=[LentSlot(one, i) for i, one in enumerate(lent)])
 
     def room(gone):
         left = Layout(one for one in layout.slots if one not in gone)

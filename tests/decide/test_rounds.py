@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from slurm_migbatch.decide.capacity.demand import demands
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.capacity.model import Gpu, Lease, Node
-from slurm_migbatch.decide.lending.allocation import Calm
-from slurm_migbatch.decide.lending.elastic_jobs import Trainees
+from slurm_migbatch.decide.lending.allocation import Hysteresis
+from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
 from slurm_migbatch.decide.lending.ledger import Cause, Ledger, Loan, State
-from slurm_migbatch.decide.lending.model import Kind, Picture, Rules
+from slurm_migbatch.decide.lending.model import Kind, LendingView, Rules
 from slurm_migbatch.decide.lending.round import decide
-from slurm_migbatch.decide.lending.view import Idleness, Knowledge, Scene, picture_of, sights_of
+from slurm_migbatch.decide.lending.view import Idleness, LendingInputs, LendingKnowledge, picture_of, sights_of
 from slurm_migbatch.decide.supply.planner import Planner
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot, layouts
@@ -30,7 +30,7 @@ LAYOUTS = {
     geometry.name: [one for one in layouts(geometry) if all(not p.suffix for p in one.profiles)]
     for geometry in (H100, A30)
 }
-RULES = Rules(calm=Calm(loan_s=600, idle_s=0, rest_s=0), most_releases=4, quota={"a": 3})
+RULES = Rules(calm=Hysteresis(loan_s=600, idle_s=0, rest_s=0), most_releases=4, quota={"a": 3})
 STATES = [State.RUNNING, State.RUNNING, State.SIGNALLED, State.REQUEUED]
 
 
@@ -61,15 +61,15 @@ class Site:
         wanted = demands(self.rows, nodes, list(facts), NOW)
         plan = Planner().plan(planned, wanted, NOW)
         self.geometry = {(name, i): gpu.geometry for name, node in facts.items() for i, gpu in enumerate(node.gpus)}
-        scene = Scene(NOW, self.rows, nodes, facts, plan, wanted)
-        trainees = Trainees(30.0, 10.0)
+        scene = LendingInputs(NOW, self.rows, nodes, facts, plan, wanted)
+        trainees = ElasticJobs(30.0, 10.0)
         trainees.gpus(self.geometry.values())
         sights = sights_of(self.rows, ["train"])
-        known = Knowledge(trainees.speeds, lambda sight: trainees.costs(sight, NOW))
+        known = LendingKnowledge(trainees.speeds, lambda sight: trainees.costs(sight, NOW))
         reserve = draw(
             st.dictionaries(st.sampled_from([info.profile for info in H100.profiles[:3]]), st.integers(0, 2))
         )
-        self.picture: Picture = picture_of(scene, sights, self.ledger, Idleness(), known, reserve)
+        self.picture: LendingView = picture_of(scene, sights, self.ledger, Idleness(), known, reserve)
 
     def _holder(self, draw: st.DrawFn, node: str, slot: Slot) -> tuple[int, int]:
         job, self.job = self.job, self.job + 1

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 from slurm_migbatch.daemon.history import open_history
 from slurm_migbatch.daemon.observer import Observer
+from slurm_migbatch.daemon.offer_tuner import HISTORY_S, USUAL_S, OfferTuner, classes_of
 from slurm_migbatch.daemon.plans import PlanBoard
-from slurm_migbatch.daemon.poll import Snapshot
-from slurm_migbatch.daemon.stock import HISTORY_S, USUAL_S, StockRoom, classes_of
+from slurm_migbatch.daemon.poll import SlurmView
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.paris_elsa.preference import HORIZON_S, Class
@@ -36,13 +36,13 @@ def test_history_counts_as_what_comes_and_the_queue_as_it_is() -> None:
     ]  # fmt: skip
 
 
-def room(url: str, *waiting: JobRow) -> tuple[StockRoom, Observer, StoreWriter]:
+def room(url: str, *waiting: JobRow) -> tuple[OfferTuner, Observer, StoreWriter]:
     facts = {"h1": NodeFacts((GpuFacts("GPU-1", H100), GpuFacts("GPU-2", H100)))}
     observer = Observer(SimpleNamespace(facts=lambda: facts), PlanBoard(), lambda row: 0)
     writer = StoreWriter(lambda: open_history(url), 100)
     writer.start()
-    snapshot = Snapshot(0.0, tuple(waiting), ())
-    return StockRoom(observer, writer, lambda: snapshot, clock=lambda: NOW), observer, writer
+    snapshot = SlurmView(0.0, tuple(waiting), ())
+    return OfferTuner(observer, writer, lambda: snapshot, clock=lambda: NOW), observer, writer
 
 
 def test_the_next_snapshots_hold_what_was_found(tmp_path: Path) -> None:

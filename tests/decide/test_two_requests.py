@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from slurm_migbatch.daemon.actuator import carry
-from slurm_migbatch.decide.lending.ledger import Sight
-from slurm_migbatch.decide.lending.model import Kind, Order
+from slurm_migbatch.decide.lending.ledger import JobView
+from slurm_migbatch.decide.lending.model import Kind, LoanOrder
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, SlurmRefused
 from slurm_migbatch.workload.loans import loan_hints
@@ -49,15 +49,15 @@ def row(job: int) -> JobRow:
     return JobRow(job, partition="train", gres="gres:mig:loan:2", comment=COMMENT, reason="ReqNodeNotAvail")
 
 
-def sight(job: int) -> Sight:
+def sight(job: int) -> JobView:
     hints = loan_hints(COMMENT, "train", "gres:mig:loan:2", {"train"})
     assert hints is not None
-    return Sight(row(job), hints)
+    return JobView(row(job), hints)
 
 
 def test_a_release_leaves_only_the_profile() -> None:
     slurm = Adding("8")
-    orders = [Order(Kind.RELEASE, job, 0, "idle", profile=Profile(2, 20)) for job in (7, 8)]
+    orders = [LoanOrder(Kind.RELEASE, job, 0, "idle", profile=Profile(2, 20)) for job in (7, 8)]
     done = carry(orders, {7: sight(7), 8: sight(8)}, slurm, lambda: 0.0)
     assert {kind: n for of in slurm.needs["7"].values() for kind, n in of.items() if n} == {"2g.20gb": 1}
     assert [(one.order.job, bool(one.error)) for one in done] == [(7, False), (8, True)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from slurm_migbatch.decide.capacity.free import Room, Space
-from slurm_migbatch.decide.dispatch.retype import Pending, Promise, marked, promise_of
+from slurm_migbatch.decide.capacity.free import FreeCapacity, NodeCapacity
+from slurm_migbatch.decide.dispatch.retype import Pending, ServiceGuarantee, marked, promise_of
 from slurm_migbatch.decide.snapshot import Candidate
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.mig.grant import Grant
@@ -31,7 +31,7 @@ def candidates(bad: tuple[str, ...] = (), rates: dict[str, float] | None = None)
 
 def promise(
     granted: str = "1g.6gb", items: int | None = 600, deadline_s: int | None = 120, bad: tuple[str, ...] = ()
-) -> Promise:
+) -> ServiceGuarantee:
     made = promise_of(P(granted), candidates(bad), items, deadline_s)
     assert made is not None
     return made
@@ -58,12 +58,12 @@ def pending(row: JobRow, copies: int = 1, pool: frozenset[str] = EVERYWHERE) -> 
     return Pending(row, grant, pool, copies)
 
 
-def space(**used: Layout | None) -> Space:
+def space(**used: Layout | None) -> FreeCapacity:
     """Room on the GPUs beside what is used; None: all of it."""
     rooms = {
-        name: Room([(gpu, used.get(name) or EMPTY)], Counter())
+        name: NodeCapacity([(gpu, used.get(name) or EMPTY)], Counter())
         for name, gpu in GPUS.items()
         if name not in used or used[name] is not None
     }
     kinds = {name: frozenset(info.profile for info in gpu.profiles) for name, gpu in GPUS.items()}
-    return Space(rooms, kinds)
+    return FreeCapacity(rooms, kinds)

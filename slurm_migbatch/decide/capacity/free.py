@@ -27,7 +27,7 @@ def _room(geometry: Geometry, used: Layout, profile: Profile) -> int:
 
 
 @dataclass
-class Room:
+class NodeCapacity:
     """One node: GPUs that may be cut anew, with what is taken on each, and slices that are as they are."""
 
     gpus: list[tuple[Geometry, Layout]] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Room:
         return False
 
 
-class Space:
+class FreeCapacity:
     """Room by node.
 
     Args:
@@ -67,7 +67,7 @@ class Space:
         kinds: which profiles each node could ever give, room or not.
     """
 
-    def __init__(self, rooms: Mapping[str, Room], kinds: Mapping[str, frozenset[Profile]]) -> None:
+    def __init__(self, rooms: Mapping[str, NodeCapacity], kinds: Mapping[str, frozenset[Profile]]) -> None:
         self._rooms = dict(rooms)
         self._kinds = dict(kinds)
 
@@ -101,7 +101,7 @@ class Space:
         return [name for name in self._rooms if name in pool]
 
 
-def of_plan(nodes: Mapping[str, Node], plan: Plan, jobs: Mapping[int, JobRow]) -> Space:
+def of_plan(nodes: Mapping[str, Node], plan: Plan, jobs: Mapping[int, JobRow]) -> FreeCapacity:
     """What a plan of supply leaves.
 
     Args:
@@ -111,7 +111,7 @@ def of_plan(nodes: Mapping[str, Node], plan: Plan, jobs: Mapping[int, JobRow]) -
     """
     meant = _meant(plan, jobs)
     reserved = {(node, gpu) for reservation in plan.reservations for node, gpu, _ in reservation.places}
-    rooms: dict[str, Room] = {}
+    rooms: dict[str, NodeCapacity] = {}
     kinds: dict[str, frozenset[Profile]] = {}
     for name, made in plan.nodes.items():
         node = nodes.get(name)
@@ -121,7 +121,7 @@ def of_plan(nodes: Mapping[str, Node], plan: Plan, jobs: Mapping[int, JobRow]) -
         room = _left(node, made, meant.get(name, Counter()), reserved)
         if room.gpus or room.fixed:
             rooms[name] = room
-    return Space(rooms, kinds)
+    return FreeCapacity(rooms, kinds)
 
 
 def _meant(plan: Plan, jobs: Mapping[int, JobRow]) -> dict[str, Counter[Profile]]:
@@ -135,9 +135,9 @@ def _meant(plan: Plan, jobs: Mapping[int, JobRow]) -> dict[str, Counter[Profile]
     return found
 
 
-def _left(node: Node, made: NodePlan, meant: Counter[Profile], reserved: Collection[tuple[str, str]]) -> Room:
+def _left(node: Node, made: NodePlan, meant: Counter[Profile], reserved: Collection[tuple[str, str]]) -> NodeCapacity:
     taken = meant + node.unmatched()
-    room = Room()
+    room = NodeCapacity()
     frozen = made.fixed or node.mode is not Mode.OPEN
     for gpu in node.gpus:
         used = gpu.occupied
@@ -165,7 +165,7 @@ def _kinds(geometries: tuple[Geometry, ...]) -> frozenset[Profile]:
     return frozenset(info.profile for geometry in geometries for info in geometry.profiles)
 
 
-def of_counts(rows: Iterable[NodeRow], demands: Iterable[Demand]) -> tuple[Space, dict[int, int]]:
+def of_counts(rows: Iterable[NodeRow], demands: Iterable[Demand]) -> tuple[FreeCapacity, dict[int, int]]:
     """What Slurm's own counts leave where supply is not managed.
 
     Args:
@@ -175,7 +175,7 @@ def of_counts(rows: Iterable[NodeRow], demands: Iterable[Demand]) -> tuple[Space
     Returns:
         The space that is left when everything that fits has started, and how many tasks of each job that is.
     """
-    rooms: dict[str, Room] = {}
+    rooms: dict[str, NodeCapacity] = {}
     kinds: dict[str, frozenset[Profile]] = {}
     for row in rows:
         if row.open:
@@ -184,8 +184,8 @@ def of_counts(rows: Iterable[NodeRow], demands: Iterable[Demand]) -> tuple[Space
             used = profiles(row.used)
             free = Counter({profile: n - used.get(profile, 0) for profile, n in offered.items()})
             if +free:
-                rooms[row.name] = Room(fixed=+free)
-    space = Space(rooms, kinds)
+                rooms[row.name] = NodeCapacity(fixed=+free)
+    space = FreeCapacity(rooms, kinds)
     placed: dict[int, int] = {}
     hopeless: set[tuple[frozenset[str], tuple[tuple[Profile, int], ...]]] = set()
     for demand in demands:

@@ -23,7 +23,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from slurm_migbatch.decide.capacity.demand import GRES, slices
-from slurm_migbatch.decide.capacity.free import Space
+from slurm_migbatch.decide.capacity.free import FreeCapacity
 from slurm_migbatch.decide.dispatch.elasticity import Array, at_once
 from slurm_migbatch.mig.grant import strip
 from slurm_migbatch.mig.profile import Profile
@@ -221,7 +221,7 @@ def throttles(
     now: float,
     arrays: Sequence[Elastic],
     bounds: Bounds,
-    space: Space,
+    space: FreeCapacity,
     scarce: Callable[[Elastic], bool],
 ) -> list[Throttle]:
     """The throttles that should change. Arrays of which nobody knows how long a task takes keep theirs.
@@ -281,7 +281,7 @@ def _served(now: float, arrays: Sequence[Elastic]) -> dict[str, float]:
     return spent
 
 
-def _shares(wanted: Sequence[tuple[Elastic, int]], space: Space, served: Mapping[str, float]) -> dict[int, int]:
+def _shares(wanted: Sequence[tuple[Elastic, int]], space: FreeCapacity, served: Mapping[str, float]) -> dict[int, int]:
     """Tasks at once of the arrays that compete, where it is less than they need; nothing for all others."""
     pools: dict[frozenset[str], list[tuple[Elastic, int]]] = {}
     for array, need in wanted:

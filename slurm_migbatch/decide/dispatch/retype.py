@@ -25,9 +25,9 @@ from functools import lru_cache
 from typing import Any, Final
 
 from slurm_migbatch.decide.capacity.demand import GRES, slices
-from slurm_migbatch.decide.capacity.free import Space
+from slurm_migbatch.decide.capacity.free import FreeCapacity
 from slurm_migbatch.decide.capacity.model import Demand
-from slurm_migbatch.decide.paris_elsa.assignment import Board, Waiting, Work, assign
+from slurm_migbatch.decide.paris_elsa.assignment import StockCosts, Waiting, WorkClass, assign
 from slurm_migbatch.decide.snapshot import Candidate
 from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment, strip
 from slurm_migbatch.mig.profile import Profile
@@ -62,7 +62,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Promise:
+class ServiceGuarantee:
     """What a decision leaves open: the profile first granted and all that keep what was promised, it included.
 
     `items` of the whole job (None: not told), `deadline_s` from its start; `terms` says in words what is kept.
@@ -82,7 +82,7 @@ class Promise:
 
 def promise_of(
     granted: Profile, candidates: Iterable[Candidate], items: int | None, deadline_s: int | None, terms: str = ""
-) -> Promise | None:
+) -> ServiceGuarantee | None:
     """What else a job may have that was granted this profile; None where there is nothing."""
     listed = list(candidates)
     own = next((c for c in listed if c.profile == granted), None)
@@ -97,10 +97,10 @@ def promise_of(
         return deadline_s is not None or other.rate >= own.rate
 
     kept = tuple(Option(c.profile, c.rate) for c in listed if keeps(c))
-    return Promise(granted, kept, items, deadline_s, terms) if len(kept) > 1 else None
+    return ServiceGuarantee(granted, kept, items, deadline_s, terms) if len(kept) > 1 else None
 
 
-def promise_from_record(row: Mapping[str, Any]) -> Promise | None:
+def promise_from_record(row: Mapping[str, Any]) -> ServiceGuarantee | None:
     """The promise of a decision as the store keeps it (`Store.decision`); None where it leaves nothing open."""
     facts, hints = row.get("facts"), row.get("hints")
     facts, hints = (each if isinstance(each, dict) else {} for each in (facts, hints))
@@ -249,7 +249,7 @@ class Retype:
 
 
 @dataclass
-class Turns:
+class RetypeHistory:
     """When each job was last re-typed, and what it may not become again: so that nothing flaps.
 
     `hold_s` is how long a job keeps what it was given. What Slurm refused, or what a limit of the user then kept from
@@ -293,9 +293,9 @@ def name_of(row: JobRow) -> str:
 def retypes(
     now: float,
     waiting: Iterable[Pending],
-    promises: Callable[[Pending], Promise | None],
-    space: Space,
-    turns: Turns,
+    promises: Callable[[Pending], ServiceGuarantee | None],
+    space: FreeCapacity,
+    turns: RetypeHistory,
     most: int = MOST,
 ) -> list[Retype]:
     """Which jobs go elsewhere now; takes what they will need from `space`.
@@ -308,7 +308,7 @@ def retypes(
         turns: what was done before.
         most: of the jobs that could go elsewhere this many are weighed.
     """
-    groups: dict[tuple[frozenset[str], int], list[tuple[Pending, Promise]]] = {}
+    groups: dict[tuple[frozenset[str], int], list[tuple[Pending, ServiceGuarantee]]] = {}
     idle: dict[tuple[frozenset[str], int], frozenset[Profile]] = {}
     weighed = 0
     for pending in waiting:
@@ -335,10 +335,14 @@ def retypes(
 
 
 def _of_pool(
-    now: float, pool: frozenset[str], each: int, members: Sequence[tuple[Pending, Promise]], space: Space
+    now: float,
+    pool: frozenset[str],
+    each: int,
+    members: Sequence[tuple[Pending, ServiceGuarantee]],
+    space: FreeCapacity,
 ) -> list[Retype]:
     kinds = sorted({option.profile for _, promise in members for option in promise.options} & space.kinds(pool))
-    works: dict[Work, int] = {}
+    works: dict[WorkClass, int] = {}
     pieces: list[Waiting] = []
     owners: list[int] = []
     for number, (pending, promise) in enumerate(members):
@@ -346,7 +350,7 @@ def _of_pool(
         for _ in range(min(pending.copies, MOST)):
             pieces.append(Waiting(pending.arrived, work, len(owners)))
             owners.append(number)
-    board = Board(list(works), [float(kind.compute) for kind in kinds], [1] * len(kinds))
+    board = StockCosts(list(works), [float(kind.compute) for kind in kinds], [1] * len(kinds))
     idle = [space.count(pool, kind, each, len(pieces)) for kind in kinds]
     chosen: dict[tuple[int, Profile], list[str]] = {}
     for piece, kind in assign(now, pieces, idle, board):
@@ -369,7 +373,7 @@ def _of_pool(
     return found
 
 
-def _work(pending: Pending, promise: Promise, kinds: Sequence[Profile]) -> Work:
+def _work(pending: Pending, promise: ServiceGuarantee, kinds: Sequence[Profile]) -> WorkClass:
     """A job as the policy sees it. Kinds on which it may not run take for ever."""
     own = next(option.rate for option in promise.options if option.profile == promise.granted)
     known = promise.seconds(promise.granted, pending.each)
@@ -381,10 +385,10 @@ def _work(pending: Pending, promise: Promise, kinds: Sequence[Profile]) -> Work:
     ]
     limit = float(promise.deadline_s) if promise.deadline_s is not None else PATIENCE * usual
     # kinds that keep the promise count as in time, whatever rounding makes of them
-    return Work(1.0, limit, tuple(min(t, limit) if t < math.inf else t for t in times))
+    return WorkClass(1.0, limit, tuple(min(t, limit) if t < math.inf else t for t in times))
 
 
-def _why(pending: Pending, promise: Promise, profile: Profile, nodes: Sequence[str]) -> str:
+def _why(pending: Pending, promise: ServiceGuarantee, profile: Profile, nodes: Sequence[str]) -> str:
     where = ", ".join(list(dict.fromkeys(nodes))[:3])
     text = f"no room for {pending.profile}, and {profile} is idle on {where}"
     seconds = promise.seconds(profile, pending.each)
@@ -393,7 +397,7 @@ def _why(pending: Pending, promise: Promise, profile: Profile, nodes: Sequence[s
     return f"{text}; it keeps {promise.terms}" if promise.terms else text
 
 
-def undone(jobs: Iterable[JobRow], turns: Turns) -> list[Retype]:
+def undone(jobs: Iterable[JobRow], turns: RetypeHistory) -> list[Retype]:
     """Jobs that a limit of their user keeps from starting since they were re-typed: what they were before again, and
     never the same once more. (Slurm refuses no update for the sake of such a limit; the job gets QOSMaxGRESPerUser.)"""
     found = []

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from slurm_migbatch.decide.capacity.demand import demands
-from slurm_migbatch.decide.capacity.free import Space, of_counts, of_plan
+from slurm_migbatch.decide.capacity.free import FreeCapacity, of_counts, of_plan
 from slurm_migbatch.decide.capacity.model import Demand
 from slurm_migbatch.decide.dispatch import arrays as elastic
 from slurm_migbatch.decide.dispatch.arrays import Bounds, Elastic, Task, Throttle, elastic_arrays, throttles
 from slurm_migbatch.decide.dispatch.retype import (
     UNNAMED,
     Pending,
-    Promise,
     Retype,
-    Turns,
+    RetypeHistory,
+    ServiceGuarantee,
     mended,
     name_of,
     promise_from_record,
@@ -83,9 +83,9 @@ class DispatchMemory:
         last: when it was last decided.
     """
 
-    turns: Turns
+    turns: RetypeHistory
     bounds: Bounds = field(default_factory=Bounds)
-    promises: OrderedDict[str, Promise | None] = field(default_factory=OrderedDict)
+    promises: OrderedDict[str, ServiceGuarantee | None] = field(default_factory=OrderedDict)
     absent: dict[str, tuple[float, float]] = field(default_factory=dict)
     runs: Mapping[int, Sequence[Task]] = field(default_factory=dict)
     replayed: set[int] = field(default_factory=set)
@@ -150,7 +150,7 @@ class _View:
     jobs: dict[int, JobRow]
     demands: Sequence[Demand]
     placed: Mapping[int, int]
-    space: Space
+    space: FreeCapacity
     snapshot: ClusterSnapshot
     managed: Collection[str]
     crowded: dict[frozenset[str], set[int]] = field(default_factory=dict)
@@ -271,7 +271,7 @@ class _Promises:
         self._memory, self._predictions, self._now = memory, predictions, now
         self.missing: dict[str, None] = {}
 
-    def of(self, pending: Pending) -> Promise | None:
+    def of(self, pending: Pending) -> ServiceGuarantee | None:
         """Return what a job may become; None for nothing, or not known yet."""
         name, known = pending.grant.decision, self._memory.promises
         key = f"{strip(pending.row.comment)}@{pending.row.partition}" if name == UNNAMED else name
@@ -283,7 +283,7 @@ class _Promises:
             return None
         return _keep(self._memory, key, self._chosen_again(pending.row))
 
-    def _chosen_again(self, row: JobRow) -> Promise | None:
+    def _chosen_again(self, row: JobRow) -> ServiceGuarantee | None:
         """What the compiled table's choice left open: the table gives the answers that the service would."""
         hints = _hints(row.comment)
         choice = None if hints is None else self._predictions.candidates(hints, row.partition)
@@ -292,7 +292,7 @@ class _Promises:
         return promise_of(choice[0], choice[1], hints.items, hints.deadline_s)
 
 
-def _keep(memory: DispatchMemory, key: str, promise: Promise | None) -> Promise | None:
+def _keep(memory: DispatchMemory, key: str, promise: ServiceGuarantee | None) -> ServiceGuarantee | None:
     while len(memory.promises) >= _REMEMBERED:
         memory.promises.popitem(last=False)
     memory.promises[key] = promise

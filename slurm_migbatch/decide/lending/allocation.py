@@ -8,8 +8,8 @@ DeepBoot (Chen et al., IEEE TPDS 2023), as its authors' simulator has it:
 - `Elastic`: restarts with warm containers (AFE) cost the less the less changes.
 
 Its weak spot is churn (11 restarts a job in the authors' simulator). Ours against it: `paid_worth` (a change has to
-earn its restart back in the time that the forecast gives it) and `Calm` (the longer between changes of one's own will
-the more of them there were; loans have a least length and slices rest after a reclaim).
+earn its restart back in the time that the forecast gives it) and `Hysteresis` (the longer between changes of one's own
+will the more of them there were; loans have a least length and slices rest after a reclaim).
 
 What migbatchd does not run of DeepBoot is in `lab.papers.deepboot`.
 """
@@ -29,7 +29,7 @@ def paid_worth(speedup: float, fair: float, *, restart_s: float, stay_s: float) 
 
 
 @dataclass(frozen=True)
-class Calm:
+class Hysteresis:
     """When a job may be changed of one's own will, and a slice be lent.
 
     Attributes:
@@ -75,7 +75,7 @@ class Elastic:
 
 
 @dataclass(frozen=True)
-class Loan(Generic[Slot]):
+class ReclaimCandidate(Generic[Slot]):
     """A training job with slices that can be called back.
 
     Attributes:
@@ -125,7 +125,11 @@ class Reclaim(Generic[Slot]):
 
 
 def reclaim(
-    loans: Sequence[Loan[Slot]], rooms: Sequence[frozenset[Slot]], starts: int, now: float, protect: float = 60.0
+    loans: Sequence[ReclaimCandidate[Slot]],
+    rooms: Sequence[frozenset[Slot]],
+    starts: int,
+    now: float,
+    protect: float = 60.0,
 ) -> Reclaim[Slot]:
     """The loans whose end costs least, so that `starts` instances find room.
 
@@ -157,7 +161,7 @@ def reclaim(
 
 def _rank(
     room: frozenset[Slot],
-    owner: Mapping[Slot, Loan[Slot]],
+    owner: Mapping[Slot, ReclaimCandidate[Slot]],
     gone: Mapping[Hashable, int],
     stopped: Mapping[Hashable, None],
     now: float,
@@ -165,7 +169,7 @@ def _rank(
 ) -> tuple[bool, float]:
     """Whether it touches what is protected (and not yet touched), and the loss that it adds."""
     more: dict[Hashable, int] = {}
-    loan_of: dict[Hashable, Loan[Slot]] = {}
+    loan_of: dict[Hashable, ReclaimCandidate[Slot]] = {}
     for slot in room:
         loan = owner[slot]
         more[loan.job] = more.get(loan.job, 0) + 1

@@ -10,8 +10,8 @@ from itertools import combinations, islice
 from typing import Final, NamedTuple, TypeAlias
 
 from slurm_migbatch.decide.capacity.spare import by_size, fits, left, loss, ordered, without
-from slurm_migbatch.decide.lending.allocation import Calm, paid_worth
-from slurm_migbatch.decide.lending.values import Grant, Grow, Reason, Seat, Space, Trainee
+from slurm_migbatch.decide.lending.allocation import Hysteresis, paid_worth
+from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, Grant, Grow, Reason, SlotReference
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.planning import plan_free
@@ -27,7 +27,7 @@ _PAIRS: Final = 1500
 class Given:
     """A waiting job, what each useful profile is worth (from small to large), what it has by now, and on which GPU."""
 
-    one: Trainee
+    one: ElasticJob
     worths: Mapping[Profile, float]
     profile: Profile
     room: int
@@ -36,7 +36,7 @@ class Given:
 class Grown(NamedTuple):
     """A running job, its larger slice, on which GPU, and the figures of `Grow`."""
 
-    one: Trainee
+    one: ElasticJob
     profile: Profile
     room: int
     faster: float
@@ -49,7 +49,7 @@ class _Room:
 
     __slots__ = ("geometry", "group", "held", "lendable", "space", "used", "version", "wishes")
 
-    def __init__(self, space: Space, used: Layout, lendable: bool, group: int) -> None:
+    def __init__(self, space: GpuCapacity, used: Layout, lendable: bool, group: int) -> None:
         self.space, self.geometry, self.used = space, space.geometry, used
         self.lendable, self.group = lendable, group
         self.wishes: tuple[Profile, ...] = ()
@@ -57,10 +57,12 @@ class _Room:
         self.version = 0
 
 
-class Board:
+class LendingCapacity:
     """The cluster during one round. For each profile and group of GPUs a heap knows the GPU that loses least."""
 
-    def __init__(self, spaces: Sequence[Space], trainees: Sequence[Trainee], now: float, calm: Calm) -> None:
+    def __init__(
+        self, spaces: Sequence[GpuCapacity], trainees: Sequence[ElasticJob], now: float, calm: Hysteresis
+    ) -> None:
         self.now, self.calm = now, calm
         self.regions, groups = _groups(spaces, trainees)
         self.reserve_in = {group for group, space in zip(groups, spaces, strict=True) if not space.own}
@@ -106,7 +108,7 @@ class Board:
                 self.put(room, profile)
         return short
 
-    def useful(self, one: Trainee) -> tuple[Profile, ...]:
+    def useful(self, one: ElasticJob) -> tuple[Profile, ...]:
         """Profiles that it runs on and that GPUs within its reach have, from small to large."""
         key = id(one.speeds), one.nodes
         if key not in self._useful:
@@ -118,7 +120,7 @@ class Board:
             self._useful[key] = tuple(sorted(found, key=by_size))
         return self._useful[key]
 
-    def smallest(self, one: Trainee, useful: Sequence[Profile]) -> tuple[int, Profile] | None:
+    def smallest(self, one: ElasticJob, useful: Sequence[Profile]) -> tuple[int, Profile] | None:
         """The smallest profile with room, and the GPU."""
         for profile in useful:
             room = self.best(profile, self.regions[one.nodes], True)
@@ -126,7 +128,7 @@ class Board:
                 return room, profile
         return None
 
-    def reason(self, one: Trainee, useful: Sequence[Profile]) -> Reason:
+    def reason(self, one: ElasticJob, useful: Sequence[Profile]) -> Reason:
         """Why there is no room for it."""
         if not useful:
             return "profile"
@@ -161,7 +163,7 @@ class Board:
 
     # -- sizes -------------------------------------------------------------------------------------------------------
 
-    def fair(self, one: Trainee, useful: Sequence[Profile]) -> float:
+    def fair(self, one: ElasticJob, useful: Sequence[Profile]) -> float:
         """Speed on its fair share: of its profiles the largest that is no more than an even division."""
         fair = useful[0]
         for profile in useful:
@@ -169,7 +171,7 @@ class Board:
                 fair = profile
         return one.speeds[fair]
 
-    def worths(self, one: Trainee, useful: Sequence[Profile]) -> dict[Profile, float]:
+    def worths(self, one: ElasticJob, useful: Sequence[Profile]) -> dict[Profile, float]:
         """Of each profile its speed over that of the fair share."""
         fair = self.fair(one, useful)
         return {profile: one.speeds[profile] / fair for profile in useful}
@@ -256,7 +258,7 @@ class Board:
         a.profile, b.profile, a.room, b.room = b.profile, a.profile, b.room, a.room
         return True
 
-    def grow(self, trainees: Sequence[Trainee], most: int) -> list[Grown]:
+    def grow(self, trainees: Sequence[ElasticJob], most: int) -> list[Grown]:
         """Running jobs that pay for a larger slice, the most gain first."""
         offers: list[tuple[float, int, float, Profile, float]] = []
         for number, one in enumerate(trainees):
@@ -283,7 +285,7 @@ class Board:
                 grown[number] = Grown(one, profile, room, faster, -less, stay)
         return list(grown.values())
 
-    def _grown(self, one: Trainee, profile: Profile) -> int | None:
+    def _grown(self, one: ElasticJob, profile: Profile) -> int | None:
         """Where it can have the larger slice: beside the others, on its own GPU in the place of its slice too."""
         assert one.seat is not None
         own = self.place_of.get((one.seat.node, one.seat.gpu))
@@ -306,13 +308,13 @@ class Board:
         """What was decided, each with the place that it is thought to have."""
         left: dict[int, list[Slot]] = {}
 
-        def seat(index: int, profile: Profile) -> Seat:
+        def seat(index: int, profile: Profile) -> SlotReference:
             room = self.rooms[index]
             if index not in left:
                 left[index] = sorted(plan_free(room.geometry, room.used, room.wishes).slots)
             slot = next(slot for slot in left[index] if slot.profile == profile)
             left[index].remove(slot)
-            return Seat(room.space.node, room.space.gpu, slot)
+            return SlotReference(room.space.node, room.space.gpu, slot)
 
         grants = tuple(
             Grant(each.one.job, each.profile, seat(each.room, each.profile), each.worths[each.profile])
@@ -378,7 +380,7 @@ def _steps(number: int, each: Given) -> Iterable[_Step]:
 
 
 def _groups(
-    spaces: Sequence[Space], trainees: Sequence[Trainee]
+    spaces: Sequence[GpuCapacity], trainees: Sequence[ElasticJob]
 ) -> tuple[dict[frozenset[str] | None, set[int]], list[int]]:
     """GPUs that the same jobs may use, as groups: of each set of nodes those that it has, and of each GPU its own."""
     regions = list(dict.fromkeys(one.nodes for one in trainees if one.nodes is not None))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
-from slurm_migbatch.decide.lending.ledger import Sight
+from slurm_migbatch.decide.lending.ledger import JobView
 from slurm_migbatch.decide.lending.training_speed import Heard, speeds
 from slurm_migbatch.decide.lending.values import usual_speed, within
 from slurm_migbatch.decide.lending.view import Costs, Run
@@ -51,7 +51,7 @@ def report_of(event: Mapping[str, Any], now: float) -> tuple[Run, Report] | None
     return (job, restart), Report(checkpoint, _number(event.get("ckpt_s"), _MOST_S), items, rate)
 
 
-class Trainees:
+class ElasticJobs:
     """Keeps what is known of jobs, for as long as Slurm lists them."""
 
     def __init__(self, restart_s: float, checkpoint_s: float) -> None:
@@ -93,7 +93,7 @@ class Trainees:
         self._reports.setdefault(run, report)
         self._hear(run, profile, report)
 
-    def look(self, sights: Mapping[int, Sight], held: Mapping[Run, Profile]) -> None:
+    def look(self, sights: Mapping[int, JobView], held: Mapping[Run, Profile]) -> None:
         """Slurm's list of now, and the profile of each run; jobs that are gone are forgotten."""
         for run, report in list(self._reports.items()):
             sight = sights.get(run[0])
@@ -119,7 +119,7 @@ class Trainees:
         told = list(self._reports.items())  # reports come in another thread
         return {run: report.checkpoint for run, report in told if report.checkpoint is not None}
 
-    def speeds(self, sight: Sight) -> Mapping[Profile, float]:
+    def speeds(self, sight: JobView) -> Mapping[Profile, float]:
         """Of each profile that the job may have, its speed relative to the whole GPU."""
         expected = self._expected(sight)
         heard = self._heard.get(sight.row.job_id)
@@ -128,14 +128,14 @@ class Trainees:
         by_name = speeds({profile.name: speed for profile, speed in expected.items()}, list(heard.values()))
         return {profile: by_name[profile.name] for profile in expected}
 
-    def costs(self, sight: Sight, now: float) -> Costs:
+    def costs(self, sight: JobView, now: float) -> Costs:
         """What stopping the job now costs it."""
         report = self._reports.get((sight.row.job_id, sight.row.restarts), Report())
         took = report.ckpt_s if report.ckpt_s is not None else self._checkpoint_s
         saved = max(report.checkpoint or 0.0, sight.row.start or now)
         return Costs(self._restart_s + (took if sight.hints.signal else 0.0), max(0.0, now - saved))
 
-    def left_s(self, sight: Sight, now: float) -> float:
+    def left_s(self, sight: JobView, now: float) -> float:
         """Seconds on the whole GPU that its time limit leaves a running job at most; infinite where nothing does."""
         row = sight.row
         if row.time_limit_s is None or row.start is None or sight.hints.slice is None or not row.active:
@@ -143,7 +143,7 @@ class Trainees:
         speed = self.speeds(sight).get(sight.hints.slice, 0.0)
         return max(0.0, row.start + row.time_limit_s - now) * speed
 
-    def _expected(self, sight: Sight) -> Mapping[Profile, float]:
+    def _expected(self, sight: JobView) -> Mapping[Profile, float]:
         hints = replace(sight.hints, slice=None)
         key = hints, sight.row.partition
         if hints.model is not None:

@@ -11,8 +11,8 @@ relative to a fair share, restarts that must be paid for, and the loans of least
 2. In Slurm's order each waiting job gets the smallest of its profiles that has room: so many that nobody who could be
    served goes without for the sake of another's larger slice.
 3. Slices are raised, the most worth gained for each slice first; then pairs on one GPU divide its room anew, and pairs
-   anywhere exchange what they were given, where the sum of worths gains. Of jobs that run only those grow that `Calm`
-   lets, that earn their restart back (`paid_worth`), and only while nobody waits for room.
+   anywhere exchange what they were given, where the sum of worths gains. Of jobs that run only those grow that
+   `Hysteresis` lets, that earn their restart back (`paid_worth`), and only while nobody waits for room.
 
 Where on a GPU: every GPU's free space is planned as a whole (`mig.planning`), so loans and reserve lie where the
 largest useful space is left. A GPU is chosen by what it loses: of all profiles together the least.
@@ -25,23 +25,23 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 
-from slurm_migbatch.decide.lending.allocation import Calm
-from slurm_migbatch.decide.lending.capacity import Board, Given, Grown
+from slurm_migbatch.decide.lending.allocation import Hysteresis
+from slurm_migbatch.decide.lending.capacity import Given, Grown, LendingCapacity
 from slurm_migbatch.decide.lending.values import (
+    ElasticJob,
+    GpuCapacity,
     Lending,
     Reason,
-    Space,
-    Trainee,
 )
 from slurm_migbatch.mig.profile import Profile
 
 
 def lend(
-    spaces: Sequence[Space],
-    trainees: Sequence[Trainee],
+    spaces: Sequence[GpuCapacity],
+    trainees: Sequence[ElasticJob],
     reserve: Mapping[Profile, int],
     now: float,
-    calm: Calm,
+    calm: Hysteresis,
     releases: int | None = None,
 ) -> Lending:
     """Who is released with what, and who grows.
@@ -54,7 +54,7 @@ def lend(
         calm: when a job may be changed and a slice lent.
         releases: at most so many jobs are released or grow; None: any number.
     """
-    board = Board(spaces, trainees, now, calm)
+    board = LendingCapacity(spaces, trainees, now, calm)
     short = board.hold(reserve)
     most = math.inf if releases is None else releases
     given: list[Given] = []

@@ -6,20 +6,20 @@ from collections.abc import Iterable
 from functools import lru_cache
 from itertools import combinations
 
-from slurm_migbatch.decide.lending.values import Seat, Space
+from slurm_migbatch.decide.lending.values import GpuCapacity, SlotReference
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot
 from slurm_migbatch.mig.profile import Profile
 
 
-def rooms_for(profile: Profile, spaces: Iterable[Space]) -> list[frozenset[Seat]]:
+def rooms_for(profile: Profile, spaces: Iterable[GpuCapacity]) -> list[frozenset[SlotReference]]:
     """The smallest sets of loans by whose end a slice of this profile would have room; for `allocation.reclaim`.
 
     One set for each place that only loans and free space cover, beside others where a limit on counts (compute slices,
     engines) asks for more to go. No set holds another of the same GPU. GPUs that have room already offer none.
     """
     return [
-        frozenset(Seat(space.node, space.gpu, slot) for slot in slots)
+        frozenset(SlotReference(space.node, space.gpu, slot) for slot in slots)
         for space in spaces
         if profile in space.geometry and not space.own
         for slots in _rooms(space.geometry, space.taken, tuple(one.slot for one in space.lent), profile)

@@ -131,7 +131,7 @@ class Loan:
 
 
 @dataclass(frozen=True)
-class Sight:
+class JobView:
     """An elastic training job as Slurm shows it now."""
 
     row: JobRow
@@ -139,7 +139,7 @@ class Sight:
 
 
 @dataclass(frozen=True)
-class Past:
+class LoanHistory:
     """What earlier loans of a job say about it.
 
     Attributes:
@@ -161,7 +161,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.open: dict[int, Loan] = {}
-        self.past: dict[int, Past] = {}
+        self.past: dict[int, LoanHistory] = {}
         #: runs (job, restart count) that are or were loans and may still hold a slice
         self.runs: set[tuple[int, int]] = set()
         #: when a loan was last called back from a GPU, by its UUID
@@ -201,7 +201,7 @@ class Ledger:
 
     def follow(
         self,
-        sights: Mapping[int, Sight],
+        sights: Mapping[int, JobView],
         places: Mapping[tuple[int, int], Place],
         checkpoints: Mapping[tuple[int, int], float],
         now: float,
@@ -240,7 +240,7 @@ class Ledger:
             del self.past[job]
         return ended
 
-    def _newly_seen(self, sight: Sight, place: Place | None, now: float) -> None:
+    def _newly_seen(self, sight: JobView, place: Place | None, now: float) -> None:
         profile = place[2].profile if sight.hints.guest and place is not None else sight.hints.slice
         if profile is not None and not self._meet(sight, now) and sight.row.active:
             self._adopt(sight, profile, place, now)
@@ -253,7 +253,7 @@ class Ledger:
             why = "it started and came straight back to the queue; the node's log tells why"
         return self._close(loan, now, Cause.SLURM, why)
 
-    def _still_waits(self, loan: Loan, sight: Sight, now: float) -> list[Loan]:
+    def _still_waits(self, loan: Loan, sight: JobView, now: float) -> list[Loan]:
         if sight.hints.slice == loan.slice or sight.hints.guest:
             if loan.released is None:  # Slurm was told, and we did not live to note it
                 self._put(replace(loan, released=now))
@@ -279,7 +279,7 @@ class Ledger:
         if changes:
             self._put(replace(loan, **changes))
 
-    def _meet(self, sight: Sight, now: float) -> bool:
+    def _meet(self, sight: JobView, now: float) -> bool:
         """Whether this is an array task that was released; its loan begins under its own job id."""
         row, task = sight.row, first_task(sight.row)
         loan = self._expected.pop((row.array_job or 0, task), None) if task is not None else None
@@ -290,7 +290,7 @@ class Ledger:
             self._runs(self.open[row.job_id], row, None, None, now)
         return True
 
-    def _adopt(self, sight: Sight, profile: Profile, place: Place | None, now: float) -> None:
+    def _adopt(self, sight: JobView, profile: Profile, place: Place | None, now: float) -> None:
         row = sight.row
         began = row.start or now
         node, gpu = (place[0], place[1]) if place is not None else (row.nodes[0] if row.nodes else "", "")
@@ -353,10 +353,12 @@ class Ledger:
         return ended
 
     def _remember(self, loan: Loan) -> None:
-        past = self.past.get(loan.job_id, Past())
+        past = self.past.get(loan.job_id, LoanHistory())
         called = loan.cause in (Cause.RECLAIM, Cause.FORECAST, Cause.SLURM) and loan.started is not None
         ended = loan.ended or loan.decided
-        self.past[loan.job_id] = Past(past.hits + called, max(past.restart, loan.restart), max(past.ended, ended))
+        self.past[loan.job_id] = LoanHistory(
+            past.hits + called, max(past.restart, loan.restart), max(past.ended, ended)
+        )
         if called and loan.gpu:
             self.reclaimed[loan.gpu] = max(self.reclaimed.get(loan.gpu, 0.0), ended)
 

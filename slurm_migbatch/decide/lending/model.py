@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from slurm_migbatch.decide.lending.allocation import Calm
-from slurm_migbatch.decide.lending.ledger import Cause, Loan, Sight
-from slurm_migbatch.decide.lending.values import Space, Trainee
+from slurm_migbatch.decide.lending.allocation import Hysteresis
+from slurm_migbatch.decide.lending.ledger import Cause, JobView, Loan
+from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity
 from slurm_migbatch.mig.profile import Profile
 
 
@@ -16,7 +16,7 @@ from slurm_migbatch.mig.profile import Profile
 class Rules:
     """What an admin allows; times in seconds. See `config.schema.LendingConfig`."""
 
-    calm: Calm = field(default_factory=Calm)
+    calm: Hysteresis = field(default_factory=Hysteresis)
     grace_s: float = 60.0
     start_s: float = 60.0
     #: a job that was to be requeued and still runs after so long is requeued again
@@ -34,7 +34,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Start:
+class WaitingInference:
     """Inference that waits for want of room: so many `copies` of a job, each with `slices` on each of `nodes` nodes."""
 
     job: int
@@ -45,7 +45,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Promise:
+class PendingLoan:
     """A loan whose slot is not known yet: it was released, or has just started. `nodes`: where it may be."""
 
     job: int
@@ -54,7 +54,7 @@ class Promise:
 
 
 @dataclass(frozen=True)
-class Picture:
+class LendingView:
     """One look.
 
     Attributes:
@@ -72,13 +72,13 @@ class Picture:
     """
 
     now: float
-    spaces: tuple[Space, ...] = ()
+    spaces: tuple[GpuCapacity, ...] = ()
     passing: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    starts: tuple[Start, ...] = ()
-    trainees: tuple[Trainee, ...] = ()
-    promises: tuple[Promise, ...] = ()
+    starts: tuple[WaitingInference, ...] = ()
+    trainees: tuple[ElasticJob, ...] = ()
+    promises: tuple[PendingLoan, ...] = ()
     loans: Mapping[int, Loan] = field(default_factory=dict)
-    sights: Mapping[int, Sight] = field(default_factory=dict)
+    sights: Mapping[int, JobView] = field(default_factory=dict)
     lent: Mapping[str, int] = field(default_factory=dict)
     reserve: Mapping[Profile, int] = field(default_factory=dict)
     blackout: bool = False
@@ -100,7 +100,7 @@ class Kind(str, Enum):
 
 
 @dataclass(frozen=True)
-class Order:
+class LoanOrder:
     """One thing to do. `profile`: what a release gives, or the host has; `signal`: USR1 or USR2; `node`: the host's."""
 
     kind: Kind
@@ -117,19 +117,19 @@ class Order:
 class Round:
     """What follows from a picture: orders, and why each job that still waits does (a sentence)."""
 
-    orders: tuple[Order, ...] = ()
+    orders: tuple[LoanOrder, ...] = ()
     lacking: Mapping[int, str] = field(default_factory=dict)
     short: Mapping[Profile, int] = field(default_factory=dict)
 
 
-class Ground:
+class RoundCapacity:
     """The GPUs while a round is decided: what is free of them, by and by."""
 
-    def __init__(self, spaces: Mapping[tuple[str, int], Space]) -> None:
+    def __init__(self, spaces: Mapping[tuple[str, int], GpuCapacity]) -> None:
         self.spaces = dict(spaces)
 
     @classmethod
-    def coming(cls, picture: Picture) -> Ground:
+    def coming(cls, picture: LendingView) -> RoundCapacity:
         """As they will be when what is leaving has left."""
         leaving = {job for job, loan in picture.loans.items() if loan.leaving}
         found = {}
@@ -141,10 +141,10 @@ class Ground:
             found[space.node, space.gpu] = space if same else replace(space, taken=taken, lent=lent)
         return cls(found)
 
-    def within(self, nodes: frozenset[str] | None) -> list[Space]:
+    def within(self, nodes: frozenset[str] | None) -> list[GpuCapacity]:
         """Those on these nodes; None: all."""
         return [space for space in self.spaces.values() if nodes is None or space.node in nodes]
 
-    def put(self, space: Space) -> None:
+    def put(self, space: GpuCapacity) -> None:
         """It is so from now on."""
         self.spaces[space.node, space.gpu] = space

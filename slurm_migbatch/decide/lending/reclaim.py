@@ -14,17 +14,16 @@ from functools import cached_property
 from typing import Final
 
 from slurm_migbatch.decide.capacity.spare import loss
-from slurm_migbatch.decide.lending.allocation import Elastic, reclaim
-from slurm_migbatch.decide.lending.allocation import Loan as Stake
+from slurm_migbatch.decide.lending.allocation import Elastic, ReclaimCandidate, reclaim
 from slurm_migbatch.decide.lending.least_loss import rooms_for
 from slurm_migbatch.decide.lending.ledger import Cause, Loan, State
-from slurm_migbatch.decide.lending.model import Ground, Kind, Order, Picture, Rules, Start
-from slurm_migbatch.decide.lending.values import Seat, Space, Trainee
+from slurm_migbatch.decide.lending.model import Kind, LendingView, LoanOrder, RoundCapacity, Rules, WaitingInference
+from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, SlotReference
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.mig.profile import Profile
 
 
-def due(picture: Picture, rules: Rules) -> list[Order]:
+def due(picture: LendingView, rules: Rules) -> list[LoanOrder]:
     """What has to go on, whatever else is decided: grace that is over, orders that have not come to anything."""
     orders = []
     for job, loan in picture.loans.items():
@@ -37,36 +36,36 @@ def due(picture: Picture, rules: Rules) -> list[Order]:
             orders += [] if order is None else [order]
         elif loan.state is State.REQUEUED and running:
             if loan.requeued is None or picture.now - loan.requeued >= rules.again_s:
-                orders.append(Order(Kind.REQUEUE, job, loan.restart, loan.why_ended, loan.cause))
+                orders.append(LoanOrder(Kind.REQUEUE, job, loan.restart, loan.why_ended, loan.cause))
         elif loan.state in (State.RELEASED, State.WITHDRAWN) and sight.row.pending and sight.hints.slice is not None:
             late = loan.released is not None and picture.now - loan.released >= rules.start_s
             if loan.state is State.WITHDRAWN or late:
                 why = loan.why_ended or f"it has not started within {rules.start_s:g} s"
-                orders.append(Order(Kind.WITHDRAW, job, loan.restart, why, loan.cause or Cause.LATE))
+                orders.append(LoanOrder(Kind.WITHDRAW, job, loan.restart, why, loan.cause or Cause.LATE))
     for job, sight in picture.sights.items():
         if job not in picture.loans and sight.row.pending and not sight.hints.guest and sight.hints.slice is not None:
             why = "it is back in the queue and waits for another slice"
-            orders.append(Order(Kind.RETYPE, job, sight.row.restarts, why))
+            orders.append(LoanOrder(Kind.RETYPE, job, sight.row.restarts, why))
     return orders
 
 
-def _signalled(picture: Picture, rules: Rules, loan: Loan) -> Order | None:
+def _signalled(picture: LendingView, rules: Rules, loan: Loan) -> LoanOrder | None:
     """What is due of a job that was to be told to write a checkpoint."""
     signal = _signal(picture, loan.job_id)
     if loan.signalled is None and signal:
-        return Order(Kind.SIGNAL, loan.job_id, loan.restart, loan.why_ended, loan.cause, signal=signal)
+        return LoanOrder(Kind.SIGNAL, loan.job_id, loan.restart, loan.why_ended, loan.cause, signal=signal)
     if loan.signalled is None:  # its hints have changed meanwhile
-        return Order(Kind.REQUEUE, loan.job_id, loan.restart, loan.why_ended, loan.cause)
+        return LoanOrder(Kind.REQUEUE, loan.job_id, loan.restart, loan.why_ended, loan.cause)
     if loan.checkpoint is None and picture.now - loan.signalled < rules.grace_s:
         return None
     why = _after(loan.checkpoint is not None, rules)
-    return Order(Kind.REQUEUE, loan.job_id, loan.restart, why, loan.cause)
+    return LoanOrder(Kind.REQUEUE, loan.job_id, loan.restart, why, loan.cause)
 
 
-def call_back(picture: Picture, rules: Rules) -> tuple[list[Order], Ground]:
+def call_back(picture: LendingView, rules: Rules) -> tuple[list[LoanOrder], RoundCapacity]:
     """The loans that end for inference that waits, and the GPUs as they will be when it has started."""
-    ground = Ground.coming(picture)
-    party = _Party(picture, rules, ground)
+    ground = RoundCapacity.coming(picture)
+    party = _ReclaimPlanner(picture, rules, ground)
     hopeless: set[tuple[frozenset[str], tuple[Profile, ...], int]] = set()
     for start in picture.starts:
         key = start.pool, start.slices, start.nodes
@@ -78,13 +77,17 @@ def call_back(picture: Picture, rules: Rules) -> tuple[list[Order], Ground]:
     return party.orders, ground
 
 
-def make_ready(picture: Picture, rules: Rules, ground: Ground, short: Iterable[tuple[Profile, int]]) -> list[Order]:
+def make_ready(
+    picture: LendingView, rules: Rules, ground: RoundCapacity, short: Iterable[tuple[Profile, int]]
+) -> list[LoanOrder]:
     """The loans that end for inference that is expected: only such as have lasted a while."""
-    party = _Party(picture, rules, ground, settled=True)
+    party = _ReclaimPlanner(picture, rules, ground, settled=True)
     pool = frozenset(space.node for space in picture.spaces)
     for profile, count in short:
         for _ in range(count):
-            if not party.serve(Start(0, (profile,), pool), Cause.FORECAST, f"inference is expected to need {profile}"):
+            if not party.serve(
+                WaitingInference(0, (profile,), pool), Cause.FORECAST, f"inference is expected to need {profile}"
+            ):
                 break
     return party.orders
 
@@ -97,23 +100,23 @@ _SPARED_S: Final = 1e6
 class _Found:
     """Where one node's slices of a start go: the GPUs as they are then, and the loans that end for it."""
 
-    spaces: tuple[Space, ...]
+    spaces: tuple[GpuCapacity, ...]
     ended: tuple[int, ...]
     loss: float
 
 
-class _Party:
+class _ReclaimPlanner:
     """The loans that may be called back, and those that are."""
 
-    def __init__(self, picture: Picture, rules: Rules, ground: Ground, *, settled: bool = False) -> None:
+    def __init__(self, picture: LendingView, rules: Rules, ground: RoundCapacity, *, settled: bool = False) -> None:
         self.picture, self.rules, self.ground, self.settled = picture, rules, ground, settled
-        self.orders: list[Order] = []
+        self.orders: list[LoanOrder] = []
 
     @cached_property
-    def loans(self) -> dict[int, Stake[Seat]]:
+    def loans(self) -> dict[int, ReclaimCandidate[SlotReference]]:
         """The loans that may end; most rounds end none and never ask."""
         picture, rules = self.picture, self.rules
-        found: dict[int, Stake[Seat]] = {}
+        found: dict[int, ReclaimCandidate[SlotReference]] = {}
         for one in picture.trainees:
             job = int(str(one.job))
             held = picture.loans.get(job)
@@ -124,11 +127,11 @@ class _Party:
             found[job] = _loan(one, rules, picture.now)
         return found
 
-    def _settled(self, one: Trainee) -> bool:
+    def _settled(self, one: ElasticJob) -> bool:
         calm = self.rules.calm
         return one.restarts < self.rules.max_restarts and calm.may_change(self.picture.now, one.since, one.hits)
 
-    def serve(self, start: Start, cause: Cause, why: str) -> bool:
+    def serve(self, start: WaitingInference, cause: Cause, why: str) -> bool:
         """Find room for one copy of it, by ending loans where need be; False, and nothing done, where there is none."""
         if start.nodes == 1 and len(start.slices) == 1:
             found = [one for one in [self._place(start.slices, self.ground.within(start.pool))] if one is not None]
@@ -145,11 +148,11 @@ class _Party:
                 self.orders.append(self._order(job, cause, why))
         return True
 
-    def _place(self, slices: Sequence[Profile], spaces: Iterable[Space]) -> _Found | None:
+    def _place(self, slices: Sequence[Profile], spaces: Iterable[GpuCapacity]) -> _Found | None:
         at = {(space.node, space.gpu): space for space in spaces}
         ended: list[int] = []
         lost = 0.0
-        changed: dict[tuple[str, int], Space] = {}
+        changed: dict[tuple[str, int], GpuCapacity] = {}
         for profile in slices:
             space = _free(profile, at.values())
             if space is None:
@@ -171,18 +174,18 @@ class _Party:
             at[space.node, space.gpu] = changed[space.node, space.gpu] = space
         return _Found(tuple(changed.values()), tuple(ended), lost)
 
-    def _order(self, job: int, cause: Cause, why: str) -> Order:
+    def _order(self, job: int, cause: Cause, why: str) -> LoanOrder:
         return stop(self.picture, job, cause, why)
 
 
-def stop(picture: Picture, job: int, cause: Cause, why: str) -> Order:
+def stop(picture: LendingView, job: int, cause: Cause, why: str) -> LoanOrder:
     """How a loan is ended: told first where it knows how to write a checkpoint, else requeued at once."""
     signal = _signal(picture, job)
     kind = Kind.SIGNAL if signal else Kind.REQUEUE
-    return Order(kind, job, picture.loans[job].restart, why, cause, signal=signal)
+    return LoanOrder(kind, job, picture.loans[job].restart, why, cause, signal=signal)
 
 
-def _signal(picture: Picture, job: int) -> str:
+def _signal(picture: LendingView, job: int) -> str:
     return (picture.sights[job].hints.signal or "").upper()
 
 
@@ -190,7 +193,7 @@ def _after(written: bool, rules: Rules) -> str:
     return "its checkpoint is written" if written else f"it wrote no checkpoint within {rules.grace_s:g} s"
 
 
-def _loan(one: Trainee, rules: Rules, now: float) -> Stake[Seat]:
+def _loan(one: ElasticJob, rules: Rules, now: float) -> ReclaimCandidate[SlotReference]:
     assert one.seat is not None
     speed = one.speeds.get(one.seat.slot.profile, 0.0)
     horizon = rules.calm.loan_s
@@ -198,12 +201,12 @@ def _loan(one: Trainee, rules: Rules, now: float) -> Stake[Seat]:
     since, costs = one.since, one.costs
     if one.restarts >= rules.max_restarts:  # only where no other is enough, and of several such the least often hit
         since, costs = now, Elastic(_SPARED_S * (1 + one.restarts), 0.0)
-    return Stake(one.job, frozenset([one.seat]), 1, 1, (0.0, speed), costs, since, one.hits, stay)
+    return ReclaimCandidate(one.job, frozenset([one.seat]), 1, 1, (0.0, speed), costs, since, one.hits, stay)
 
 
-def _free(profile: Profile, spaces: Iterable[Space]) -> Space | None:
+def _free(profile: Profile, spaces: Iterable[GpuCapacity]) -> GpuCapacity | None:
     """The GPU with room for it that loses least."""
-    best: tuple[tuple[int, int], Space] | None = None
+    best: tuple[tuple[int, int], GpuCapacity] | None = None
     for space in spaces:
         if profile in space.geometry:
             lost = loss(space.geometry, space.used, (), profile)

@@ -15,9 +15,9 @@ from typing import Final
 from slurm_migbatch.decide.capacity.spare import loss
 from slurm_migbatch.decide.lending.grants import lend
 from slurm_migbatch.decide.lending.ledger import Cause
-from slurm_migbatch.decide.lending.model import Ground, Kind, Order, Picture, Round, Rules
+from slurm_migbatch.decide.lending.model import Kind, LendingView, LoanOrder, Round, RoundCapacity, Rules
 from slurm_migbatch.decide.lending.reclaim import call_back, due, make_ready, stop
-from slurm_migbatch.decide.lending.values import Grow, Lent, Space, Trainee
+from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, Grow, LentSlot
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.workload.loans import forgets
 
@@ -33,7 +33,7 @@ LACKING: Final[Mapping[str, str]] = {
 }
 
 
-def decide(picture: Picture, rules: Rules) -> Round:
+def decide(picture: LendingView, rules: Rules) -> Round:
     """What to do now. The orders name each job at most once."""
     orders = due(picture, rules)
     ended, ground = call_back(picture, rules)
@@ -74,7 +74,7 @@ def decide(picture: Picture, rules: Rules) -> Round:
             if account in left:
                 left[account] -= slices
             why = f"{grant.profile} is idle, and no inference is expected to need it"
-            orders.append(Order(Kind.RELEASE, job, row.restarts, why, profile=grant.profile))
+            orders.append(LoanOrder(Kind.RELEASE, job, row.restarts, why, profile=grant.profile))
         orders += [_grow(picture, grow) for grow in lending.grows if int(str(grow.job)) not in busy]
     else:
         word = LACKING["blackout"] if picture.blackout else "inference that waits is served first"
@@ -82,7 +82,7 @@ def decide(picture: Picture, rules: Rules) -> Round:
     return Round(tuple(orders), lacking, lending.short)
 
 
-def _may_return(picture: Picture, rules: Rules) -> bool:
+def _may_return(picture: LendingView, rules: Rules) -> bool:
     """Whether a job that has run before may be released where Slurm is one of up to 23.02.
 
     Their slurmd forgets revoked credentials at most every two seconds. Of several jobs that come back within that time
@@ -98,12 +98,12 @@ def _may_return(picture: Picture, rules: Rules) -> bool:
     return True
 
 
-def _lendable(picture: Picture, ground: Ground, busy: set[int]) -> list[Space]:
+def _lendable(picture: LendingView, ground: RoundCapacity, busy: set[int]) -> list[GpuCapacity]:
     """The GPUs for lending: with what inference will have, what is leaving but not gone, and loans without a slot.
 
     A GPU on which something is leaving is not lent from until it has left.
     """
-    found: dict[tuple[str, int], Space] = {}
+    found: dict[tuple[str, int], GpuCapacity] = {}
     for space in picture.spaces:
         key = space.node, space.gpu
         coming = ground.spaces[key]
@@ -120,17 +120,17 @@ def _lendable(picture: Picture, ground: Ground, busy: set[int]) -> list[Space]:
                 continue
             if promise.profile in space.geometry and loss(space.geometry, space.used, (), promise.profile) is not None:
                 (slot,) = plan_free(space.geometry, space.used, (promise.profile,)).slots
-                found[key] = replace(space, lent=(*space.lent, Lent(slot, promise.job)))
+                found[key] = replace(space, lent=(*space.lent, LentSlot(slot, promise.job)))
                 break
     return list(found.values())
 
 
-def _leaves(picture: Picture, space: Space, busy: set[int]) -> bool:
+def _leaves(picture: LendingView, space: GpuCapacity, busy: set[int]) -> bool:
     jobs = [int(str(one.job)) for one in space.lent]
     return any(job in busy or (job in picture.loans and picture.loans[job].leaving) for job in jobs)
 
 
-def _trainees(picture: Picture, rules: Rules, busy: set[int]) -> list[Trainee]:
+def _trainees(picture: LendingView, rules: Rules, busy: set[int]) -> list[ElasticJob]:
     """Waiting jobs with the profiles that their account may have, and running ones; those that leave count as new."""
     barred, left = _without_quota(picture, rules), picture.quota_left(rules)
     found = []
@@ -150,7 +150,7 @@ def _trainees(picture: Picture, rules: Rules, busy: set[int]) -> list[Trainee]:
     return found
 
 
-def _without_quota(picture: Picture, rules: Rules) -> set[int]:
+def _without_quota(picture: LendingView, rules: Rules) -> set[int]:
     """Waiting jobs whose account has room for none of their profiles."""
     left = picture.quota_left(rules)
     return {
@@ -163,6 +163,6 @@ def _without_quota(picture: Picture, rules: Rules) -> set[int]:
     }
 
 
-def _grow(picture: Picture, grow: Grow) -> Order:
+def _grow(picture: LendingView, grow: Grow) -> LoanOrder:
     why = f"{grow.profile} instead of {grow.before} makes it {grow.faster:.1f} times faster"
     return stop(picture, int(str(grow.job)), Cause.GROW, why)

@@ -19,13 +19,13 @@ from dataclasses import replace
 from typing import Final
 
 from slurm_migbatch.decide.capacity.facts import NodeFacts
-from slurm_migbatch.decide.lending.ledger import Cause, Sight, State
-from slurm_migbatch.decide.lending.model import Kind, Order, Picture, Round, Rules
+from slurm_migbatch.decide.lending.ledger import Cause, JobView, State
+from slurm_migbatch.decide.lending.model import Kind, LendingView, LoanOrder, Round, Rules
 from slurm_migbatch.decide.lending.pairs import Host, Pair, Sharer, pairs
 from slurm_migbatch.decide.lending.pairs import Rules as ShareRules
 from slurm_migbatch.decide.lending.reclaim import stop
 from slurm_migbatch.decide.lending.round import LACKING
-from slurm_migbatch.decide.lending.values import Trainee
+from slurm_migbatch.decide.lending.values import ElasticJob
 from slurm_migbatch.decide.lending.view import Run
 from slurm_migbatch.workload.loans import forgets
 
@@ -35,7 +35,7 @@ REST_S: Final = 600.0
 _LACKING: Final = (LACKING["room"], LACKING["reserve"])
 
 
-class Company:
+class SliceSharing:
     """Keeps the pairs that were decided and have not come true, and which runs have had company."""
 
     def __init__(self, rules: ShareRules, *, enabled: bool) -> None:
@@ -53,13 +53,13 @@ class Company:
         """What supply should offer: second job -> first job."""
         return {guest: pair.host for guest, (pair, _) in self._pairs.items()}
 
-    def look(self, facts: Mapping[str, NodeFacts], sights: Mapping[int, Sight]) -> None:
+    def look(self, facts: Mapping[str, NodeFacts], sights: Mapping[int, JobView]) -> None:
         """Who shares with whom now, as the nodes tell."""
         self._beside = dict(_both(facts))
         self._located = {run for node in facts.values() for gpu in node.gpus for _, run in (*gpu.leases, *gpu.guests)}
         self.shared = {run for run in self.shared | self._beside.keys() if run[0] in sights}
 
-    def add(self, picture: Picture, decided: Round, rules: Rules, offered: Mapping[int, str]) -> Round:
+    def add(self, picture: LendingView, decided: Round, rules: Rules, offered: Mapping[int, str]) -> Round:
         """A round's orders with those for pairs.
 
         Args:
@@ -79,7 +79,7 @@ class Company:
 
     # -- the end of both -------------------------------------------------------------------------------------------
 
-    def _together(self, picture: Picture, orders: Sequence[Order]) -> Iterator[Order]:
+    def _together(self, picture: LendingView, orders: Sequence[LoanOrder]) -> Iterator[LoanOrder]:
         """Inference gets a slice when both have left it."""
         named = {order.job for order in orders}
         for order in orders:
@@ -91,7 +91,7 @@ class Company:
 
     # -- pairs that were decided -----------------------------------------------------------------------------------
 
-    def _give_up(self, picture: Picture, rules: Rules, busy: set[int]) -> None:
+    def _give_up(self, picture: LendingView, rules: Rules, busy: set[int]) -> None:
         hosts = {host.sharer.job for host in self._hosts(picture, busy)}
         for guest, (pair, since) in list(self._pairs.items()):
             sight = picture.sights.get(guest)
@@ -104,7 +104,7 @@ class Company:
                     self._rest[guest, pair.host] = picture.now + REST_S
         self._rest = {pair: until for pair, until in self._rest.items() if until > picture.now}
 
-    def _back(self, picture: Picture, busy: set[int]) -> Iterator[Order]:
+    def _back(self, picture: LendingView, busy: set[int]) -> Iterator[LoanOrder]:
         """A job that waits as a guest of nobody waits for a slice again."""
         for job, sight in picture.sights.items():
             if not sight.hints.guest or not sight.row.pending or job in self._pairs or job in busy:
@@ -112,21 +112,21 @@ class Company:
             loan = picture.loans.get(job)
             if loan is None:
                 why = "it is back in the queue and waits for a slice again"
-                yield Order(Kind.RETYPE, job, sight.row.restarts, why)
+                yield LoanOrder(Kind.RETYPE, job, sight.row.restarts, why)
             else:
                 why = loan.why_ended or "the job with which it was to share has left, or it did not start in time"
-                yield Order(Kind.WITHDRAW, job, loan.restart, why, loan.cause or Cause.LATE)
+                yield LoanOrder(Kind.WITHDRAW, job, loan.restart, why, loan.cause or Cause.LATE)
 
-    def _starts(self, picture: Picture, offered: Mapping[int, str], busy: set[int]) -> Iterator[Order]:
+    def _starts(self, picture: LendingView, offered: Mapping[int, str], busy: set[int]) -> Iterator[LoanOrder]:
         for guest, (pair, _) in self._pairs.items():
             sight, loan = picture.sights[guest], picture.loans.get(pair.host)
             if guest in offered and sight.hints.waiting and guest not in busy and loan is not None:
-                words = Order(Kind.SHARE, guest, sight.row.restarts, pair.why)
+                words = LoanOrder(Kind.SHARE, guest, sight.row.restarts, pair.why)
                 yield replace(words, profile=loan.slice, node=offered[guest])
 
     # -- new ones --------------------------------------------------------------------------------------------------
 
-    def _decide(self, picture: Picture, decided: Round, rules: Rules, busy: set[int]) -> None:
+    def _decide(self, picture: LendingView, decided: Round, rules: Rules, busy: set[int]) -> None:
         taken = {pair.host for pair, _ in self._pairs.values()}
         hosts = [host for host in self._hosts(picture, busy) if host.sharer.job not in taken]
         waiting = [one for one in picture.trainees if self._may_share(picture, decided, one, busy)]
@@ -142,14 +142,14 @@ class Company:
                 left[account] -= slices
             self._pairs[pair.guest] = pair, picture.now
 
-    def _may_share(self, picture: Picture, decided: Round, one: Trainee, busy: set[int]) -> bool:
+    def _may_share(self, picture: LendingView, decided: Round, one: ElasticJob, busy: set[int]) -> bool:
         job = int(str(one.job))
         row = picture.sights[job].row
         alone = row.tasks == 1 and row.num_nodes == 1 and not row.requested_nodes and forgets(row.gres)
         lacks = decided.lacking.get(job) in _LACKING
         return one.seat is None and lacks and alone and job not in busy and job not in self._pairs
 
-    def _hosts(self, picture: Picture, busy: set[int]) -> Iterator[Host]:
+    def _hosts(self, picture: LendingView, busy: set[int]) -> Iterator[Host]:
         spaces = {(space.node, space.gpu): space for space in picture.spaces}
         for one in picture.trainees:
             job = int(str(one.job))
@@ -173,7 +173,7 @@ def _both(facts: Mapping[str, NodeFacts]) -> Iterator[tuple[Run, Run]]:
                     yield first[slot], run
 
 
-def _sharer(picture: Picture, job: int) -> Sharer:
+def _sharer(picture: LendingView, job: int) -> Sharer:
     sight = picture.sights[job]
     row, hints = sight.row, sight.hints
     limit = row.time_limit_s if row.end is None else max(0.0, row.end - picture.now)

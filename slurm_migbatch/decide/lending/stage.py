@@ -12,14 +12,21 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from slurm_migbatch.decide.lending.elastic_jobs import Trainees
+from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
 from slurm_migbatch.decide.lending.expectation import Expectation
-from slurm_migbatch.decide.lending.ledger import Ledger, Loan, Place, Sight
-from slurm_migbatch.decide.lending.model import Kind, Order, Round, Rules
+from slurm_migbatch.decide.lending.ledger import JobView, Ledger, Loan, Place
+from slurm_migbatch.decide.lending.model import Kind, LoanOrder, Round, Rules
 from slurm_migbatch.decide.lending.pairs import Rules as ShareRules
 from slurm_migbatch.decide.lending.round import decide
-from slurm_migbatch.decide.lending.slice_sharing import Company
-from slurm_migbatch.decide.lending.view import Idleness, Knowledge, Scene, picture_of, places_of, sights_of
+from slurm_migbatch.decide.lending.slice_sharing import SliceSharing
+from slurm_migbatch.decide.lending.view import (
+    Idleness,
+    LendingInputs,
+    LendingKnowledge,
+    picture_of,
+    places_of,
+    sights_of,
+)
 from slurm_migbatch.decide.snapshot import ClusterSnapshot, LendingPast, Report, Run, RunProgress
 from slurm_migbatch.decide.supply.stage import SupplyDecision
 from slurm_migbatch.mig.profile import Profile, ProfileError
@@ -65,12 +72,12 @@ class Refusals:
 
     until: dict[tuple[Kind, int], tuple[float, float]] = field(default_factory=dict)
 
-    def note(self, order: Order, now: float) -> None:
+    def note(self, order: LoanOrder, now: float) -> None:
         """Note that Slurm has refused it once more."""
         wait = min(_LONGEST_S, 2 * self.until.get((order.kind, order.job), (0.0, _FIRST_S / 2))[1])
         self.until[order.kind, order.job] = now + wait, wait
 
-    def clear(self, order: Order) -> None:
+    def clear(self, order: LoanOrder) -> None:
         """Note that Slurm has taken it."""
         self.until.pop((order.kind, order.job), None)
 
@@ -88,15 +95,15 @@ class LendingMemory:
 
     def __init__(self, settings: LendingSettings) -> None:
         self.ledger = Ledger()
-        self.trainees = Trainees(settings.restart_s, settings.checkpoint_s)
+        self.trainees = ElasticJobs(settings.restart_s, settings.checkpoint_s)
         self.expected = Expectation(settings.forecast_days, settings.day_s)
         self.idle = Idleness()
         self.refusals = Refusals()
-        self.company = Company(ShareRules(measured=settings.slowdowns), enabled=settings.share)
+        self.company = SliceSharing(ShareRules(measured=settings.slowdowns), enabled=settings.share)
         self.loaded = False
         #: jobs of which the record was asked what their runs achieved
         self.asked: set[int] = set()
-        self.sights: Mapping[int, Sight] = {}
+        self.sights: Mapping[int, JobView] = {}
         self.round = Round()
 
     def load(self, past: LendingPast, now: float) -> None:
@@ -128,8 +135,8 @@ class LendingDecision:
         changed: loans to be recorded before the orders are carried out.
     """
 
-    orders: tuple[Order, ...] = ()
-    sights: Mapping[int, Sight] = field(default_factory=dict)
+    orders: tuple[LoanOrder, ...] = ()
+    sights: Mapping[int, JobView] = field(default_factory=dict)
     ended: tuple[Loan, ...] = ()
     changed: tuple[Loan, ...] = ()
 
@@ -149,7 +156,7 @@ def plan_lending(
     absorb(snapshot, memory)
     if not memory.loaded:
         return LendingDecision()
-    scene = Scene(now, snapshot.jobs, snapshot.nodes, snapshot.inventory, supply.plan, supply.demands)
+    scene = LendingInputs(now, snapshot.jobs, snapshot.nodes, snapshot.inventory, supply.plan, supply.demands)
     sights = sights_of(scene.rows, settings.partitions)
     places = places_of(scene.facts)
     memory.trainees.gpus(gpu.geometry for node in scene.facts.values() for gpu in node.gpus)
@@ -184,8 +191,8 @@ def absorb(snapshot: ClusterSnapshot, memory: LendingMemory) -> None:
 
 def _decide(
     snapshot: ClusterSnapshot,
-    scene: Scene,
-    sights: Mapping[int, Sight],
+    scene: LendingInputs,
+    sights: Mapping[int, JobView],
     places: Mapping[Run, Place],
     supply: SupplyDecision,
     memory: LendingMemory,
@@ -195,7 +202,7 @@ def _decide(
     running, waiting = _inference(scene, sights, places, memory.ledger.runs)
     memory.expected.look(running, waiting, now)
     reserve = memory.expected.reserve(now, settings.horizon_s, settings.sure)
-    knowledge = Knowledge(
+    knowledge = LendingKnowledge(
         memory.trainees.speeds,
         lambda sight: memory.trainees.costs(sight, now),
         lambda sight: memory.trainees.left_s(sight, now),
@@ -214,7 +221,7 @@ def _decide(
 
 
 def _inference(
-    scene: Scene, sights: Mapping[int, Sight], places: Mapping[Run, Place], loans: Collection[Run]
+    scene: LendingInputs, sights: Mapping[int, JobView], places: Mapping[Run, Place], loans: Collection[Run]
 ) -> tuple[dict[Profile, frozenset[Run]], dict[Profile, int]]:
     """What jobs that are no loans have (their runs), and wait for, by profile."""
     running: dict[Profile, set[Run]] = {}
@@ -243,7 +250,7 @@ class OrderOutcome:
         applied: whether Slurm was called at all; where it was not, `error` says why not.
     """
 
-    order: Order
+    order: LoanOrder
     before: str
     after: str
     at: float
@@ -267,7 +274,7 @@ def settle_lending(outcomes: Iterable[OrderOutcome], memory: LendingMemory) -> t
     return tuple(memory.ledger.unsaved())
 
 
-def _intend(ledger: Ledger, order: Order, sight: Sight, now: float) -> None:
+def _intend(ledger: Ledger, order: LoanOrder, sight: JobView, now: float) -> None:
     if order.kind in GIVING and order.profile is not None:
         ledger.release(sight.row, order.profile, order.why, now)
     elif order.kind is Kind.WITHDRAW:

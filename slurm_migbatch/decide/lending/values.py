@@ -19,7 +19,7 @@ inference is expected to need the room; free space has not been idle, or at rest
 is no room."""
 
 
-class Seat(NamedTuple):
+class SlotReference(NamedTuple):
     """A slot on a GPU of the cluster."""
 
     node: str
@@ -31,7 +31,7 @@ class Seat(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Lent:
+class LentSlot:
     """A slot that a training job has."""
 
     slot: Slot
@@ -39,7 +39,7 @@ class Lent:
 
 
 @dataclass(frozen=True)
-class Space:
+class GpuCapacity:
     """One GPU of a node that may lend.
 
     Attributes:
@@ -54,7 +54,7 @@ class Space:
     gpu: int
     geometry: Geometry
     taken: tuple[Slot, ...] = ()
-    lent: tuple[Lent, ...] = ()
+    lent: tuple[LentSlot, ...] = ()
     idle_since: float = 0.0
     reclaimed: float | None = None
     own: bool = False
@@ -66,7 +66,7 @@ class Space:
 
 
 @dataclass(frozen=True)
-class Trainee:
+class ElasticJob:
     """A training job.
 
     Attributes:
@@ -82,7 +82,7 @@ class Trainee:
     speeds: Mapping[Profile, float]
     account: str = ""
     nodes: frozenset[str] | None = None
-    seat: Seat | None = None
+    seat: SlotReference | None = None
     since: float = 0.0
     restarts: int = 0
     hits: int = 0
@@ -96,7 +96,7 @@ class Grant:
 
     job: Hashable
     profile: Profile
-    seat: Seat
+    seat: SlotReference
     worth: float
 
 
@@ -111,7 +111,7 @@ class Grow:
     job: Hashable
     before: Profile
     profile: Profile
-    seat: Seat
+    seat: SlotReference
     faster: float
     gain: float
     stay_s: float

@@ -12,9 +12,9 @@ from slurm_migbatch.decide.capacity.demand import demands
 from slurm_migbatch.decide.capacity.facts import GpuFacts, NodeFacts
 from slurm_migbatch.decide.capacity.model import Demand, Plan
 from slurm_migbatch.decide.lending.allocation import Elastic
-from slurm_migbatch.decide.lending.ledger import Ledger, Past, Place, Sight, State
-from slurm_migbatch.decide.lending.model import Picture, Promise, Start
-from slurm_migbatch.decide.lending.values import Lent, Seat, Space, Trainee
+from slurm_migbatch.decide.lending.ledger import JobView, Ledger, LoanHistory, Place, State
+from slurm_migbatch.decide.lending.model import LendingView, PendingLoan, WaitingInference
+from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, LentSlot, SlotReference
 from slurm_migbatch.mig.layout import LayoutError, Slot
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
@@ -29,7 +29,7 @@ Run = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Scene:
+class LendingInputs:
     """What one look shows, before it is interpreted.
 
     Attributes:
@@ -54,7 +54,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Knowledge:
+class LendingKnowledge:
     """What others know of training jobs.
 
     Attributes:
@@ -63,9 +63,9 @@ class Knowledge:
         left_s: seconds that it would still need on the whole GPU; infinite where that is not known.
     """
 
-    speeds: Callable[[Sight], Mapping[Profile, float]]
-    costs: Callable[[Sight], Costs] = lambda sight: Costs()
-    left_s: Callable[[Sight], float] = lambda sight: inf
+    speeds: Callable[[JobView], Mapping[Profile, float]]
+    costs: Callable[[JobView], Costs] = lambda sight: Costs()
+    left_s: Callable[[JobView], float] = lambda sight: inf
 
 
 @dataclass
@@ -83,13 +83,13 @@ class Idleness:
         return self.since.get(uuid, 0.0)
 
 
-def sights_of(rows: Sequence[JobRow], partitions: Collection[str]) -> dict[int, Sight]:
+def sights_of(rows: Sequence[JobRow], partitions: Collection[str]) -> dict[int, JobView]:
     """Every elastic training job, in Slurm's order."""
     found = {}
     for row in rows:
         hints = loan_hints(row.comment, row.partition, row.gres, partitions)
         if hints is not None:
-            found[row.job_id] = Sight(row, hints)
+            found[row.job_id] = JobView(row, hints)
     return found
 
 
@@ -104,16 +104,16 @@ def places_of(facts: Mapping[str, NodeFacts]) -> dict[Run, Place]:
 
 
 def picture_of(
-    scene: Scene,
-    sights: Mapping[int, Sight],
+    scene: LendingInputs,
+    sights: Mapping[int, JobView],
     ledger: Ledger,
     idle: Idleness,
-    knowledge: Knowledge,
+    knowledge: LendingKnowledge,
     reserve: Mapping[Profile, int],
     *,
     blackout: bool = False,
     barred: Collection[int] = (),
-) -> Picture:
+) -> LendingView:
     """The picture of one look.
 
     Args:
@@ -121,7 +121,7 @@ def picture_of(
         barred: jobs that are not to be released now (Slurm refused it a moment ago).
     """
     spaces, passing, seats = _spaces(scene, sights, ledger, idle)
-    return Picture(
+    return LendingView(
         now=scene.now,
         spaces=tuple(spaces),
         passing=passing,
@@ -140,17 +140,17 @@ def picture_of(
 
 
 def _spaces(
-    scene: Scene, sights: Mapping[int, Sight], ledger: Ledger, idle: Idleness
-) -> tuple[list[Space], dict[tuple[str, int], int], dict[int, Seat]]:
+    scene: LendingInputs, sights: Mapping[int, JobView], ledger: Ledger, idle: Idleness
+) -> tuple[list[GpuCapacity], dict[tuple[str, int], int], dict[int, SlotReference]]:
     alive = {(row.job_id, row.restarts) for row in scene.rows if row.active and row.state != "COMPLETING"}
     unread = {row.job_id for row in scene.rows if row.unread}
     open_nodes = {row.name for row in scene.nodes if row.open}
     plan = scene.plan
     promised = _promised(scene, sights)
     shut = {place[1] for one in (plan.reservations if plan is not None else ()) for place in one.places}
-    spaces: list[Space] = []
+    spaces: list[GpuCapacity] = []
     passing: dict[tuple[str, int], int] = {}
-    seats: dict[int, Seat] = {}
+    seats: dict[int, SlotReference] = {}
     for name, node in scene.facts.items():
         held = name not in open_nodes or not node.healthy or plan is None or name not in plan.nodes
         for number, gpu in enumerate(node.gpus):
@@ -162,13 +162,15 @@ def _spaces(
             extra = [slot for slot in promised.get(gpu.uuid, ()) if not any(_touch(slot, each) for each in taken)]
             still = plan.nodes[name].fixed or gpu.uuid in shut
             reclaimed = inf if still else ledger.reclaimed.get(gpu.uuid)
-            space = Space(name, number, gpu.geometry, (*taken, *extra), tuple(lent), since, reclaimed)
+            space = GpuCapacity(name, number, gpu.geometry, (*taken, *extra), tuple(lent), since, reclaimed)
             try:
                 gpu.geometry.check(space.used)
             except LayoutError:  # what the node says and what Slurm shows do not agree yet
                 continue
             spaces.append(space)
-            seats.update({run[0]: Seat(name, number, slot) for slot, run in gpu.leases if _is_open(run, ledger)})
+            seats.update(
+                {run[0]: SlotReference(name, number, slot) for slot, run in gpu.leases if _is_open(run, ledger)}
+            )
             kept = {slot for slot, run in gpu.guests if run in alive or run[0] in unread}
             left = (slot for slot, run in gpu.leases if run not in alive and run[0] not in unread)
             gone = sum(slot.placement.mask for slot in left if slot not in kept)
@@ -177,10 +179,10 @@ def _spaces(
     return spaces, passing, seats
 
 
-def _split(gpu: GpuFacts, ledger: Ledger) -> tuple[list[Slot], list[Lent]]:
+def _split(gpu: GpuFacts, ledger: Ledger) -> tuple[list[Slot], list[LentSlot]]:
     """Slots of others than loans, and those of loans: of ones too that have ended unheard of by the node."""
     taken = [*gpu.zombies, *(slot for slot, run in gpu.leases if run not in ledger.runs)]
-    return taken, [Lent(slot, run[0]) for slot, run in gpu.leases if run in ledger.runs]
+    return taken, [LentSlot(slot, run[0]) for slot, run in gpu.leases if run in ledger.runs]
 
 
 def _is_open(run: Run, ledger: Ledger) -> bool:
@@ -192,7 +194,7 @@ def _touch(one: Slot, other: Slot) -> bool:
     return bool(one.placement.mask & other.placement.mask)
 
 
-def _promised(scene: Scene, sights: Mapping[int, Sight]) -> dict[str, list[Slot]]:
+def _promised(scene: LendingInputs, sights: Mapping[int, JobView]) -> dict[str, list[Slot]]:
     """Free slots of supply's plan, by GPU, that waiting inference is meant to have."""
     if scene.plan is None:
         return {}
@@ -224,7 +226,7 @@ def _promised(scene: Scene, sights: Mapping[int, Sight]) -> dict[str, list[Slot]
 # -- jobs --------------------------------------------------------------------------------------------------------------
 
 
-def _starts(scene: Scene, sights: Mapping[int, Sight]) -> list[Start]:
+def _starts(scene: LendingInputs, sights: Mapping[int, JobView]) -> list[WaitingInference]:
     if scene.plan is None:
         return []
     waiting = frozenset(scene.plan.waiting) - scene.plan.cramped
@@ -233,11 +235,11 @@ def _starts(scene: Scene, sights: Mapping[int, Sight]) -> list[Start]:
         if demand.job in waiting and demand.job not in sights and demand.parts:
             placed = scene.plan.placed.get(demand.job)
             copies = demand.copies - (placed.copies if placed is not None else 0)
-            found.append(Start(demand.job, demand.slices, demand.pool, demand.nodes, max(1, copies)))
+            found.append(WaitingInference(demand.job, demand.slices, demand.pool, demand.nodes, max(1, copies)))
     return found
 
 
-def _pools(scene: Scene, sights: Mapping[int, Sight], ledger: Ledger) -> dict[int, frozenset[str]]:
+def _pools(scene: LendingInputs, sights: Mapping[int, JobView], ledger: Ledger) -> dict[int, frozenset[str]]:
     """Where those that wait for a release could run, as far as Slurm lets them run at all."""
     alike = []
     for row in scene.rows:
@@ -251,7 +253,7 @@ def _pools(scene: Scene, sights: Mapping[int, Sight], ledger: Ledger) -> dict[in
     return {demand.job: demand.pool for demand in found if demand.job in sights}
 
 
-def delayed(row: JobRow, past: Past | None, now: float) -> bool:
+def delayed(row: JobRow, past: LoanHistory | None, now: float) -> bool:
     """Whether nothing but Slurm's delay after a requeue keeps a job from starting, and may be cut short.
 
     Up to 23.02 only that of a job's first return: there slurmd sometimes takes what comes back early for what has had
@@ -265,13 +267,13 @@ def delayed(row: JobRow, past: Past | None, now: float) -> bool:
 
 
 def _trainees(
-    scene: Scene,
-    sights: Mapping[int, Sight],
+    scene: LendingInputs,
+    sights: Mapping[int, JobView],
     ledger: Ledger,
-    knowledge: Knowledge,
-    seats: Mapping[int, Seat],
+    knowledge: LendingKnowledge,
+    seats: Mapping[int, SlotReference],
     barred: Collection[int],
-) -> list[Trainee]:
+) -> list[ElasticJob]:
     pools = _pools(scene, sights, ledger)
     found = []
     for job, sight in sights.items():
@@ -283,7 +285,7 @@ def _trainees(
         costs = knowledge.costs(sight)
         restart = costs.restart_s + (costs.unsaved_s if not sight.hints.signal else 0.0)
         found.append(
-            Trainee(
+            ElasticJob(
                 job,
                 knowledge.speeds(sight),
                 account=sight.row.account,
@@ -291,7 +293,7 @@ def _trainees(
                 seat=seat,
                 since=(loan.started or loan.decided) if loan is not None else 0.0,
                 restarts=sight.row.restarts,
-                hits=ledger.past.get(job, Past()).hits,
+                hits=ledger.past.get(job, LoanHistory()).hits,
                 costs=Elastic(restart, restart),
                 left_s=knowledge.left_s(sight),
             )
@@ -299,7 +301,9 @@ def _trainees(
     return found
 
 
-def _promises(scene: Scene, sights: Mapping[int, Sight], ledger: Ledger, seats: Mapping[int, Seat]) -> list[Promise]:
+def _promises(
+    scene: LendingInputs, sights: Mapping[int, JobView], ledger: Ledger, seats: Mapping[int, SlotReference]
+) -> list[PendingLoan]:
     pools = {demand.job: demand.pool for demand in scene.wanted}
     found = []
     for job, loan in ledger.open.items():
@@ -308,7 +312,7 @@ def _promises(scene: Scene, sights: Mapping[int, Sight], ledger: Ledger, seats: 
         if sights[job].hints.guest:  # it shares another loan's slot
             continue
         nodes = frozenset(sights[job].row.nodes) or pools.get(job)
-        found.append(Promise(job, loan.slice, nodes))
+        found.append(PendingLoan(job, loan.slice, nodes))
     return found
 
 

@@ -41,7 +41,7 @@ more. Own work with nearly no slack so comes before others' that would cost far 
 
 
 @dataclass(frozen=True)
-class Work:
+class WorkClass:
     """A class of work: all its pieces take equally long.
 
     Attributes:
@@ -65,13 +65,13 @@ class Waiting(NamedTuple):
     name: int = 0
 
 
-class Board:
+class StockCosts:
     """What can be known before any work comes: costs and homes, for given stocks of each kind.
 
     `prices` are the worth of one second of each kind of slice, above 0. Kinds without stock are no one's home.
     """
 
-    def __init__(self, works: Sequence[Work], prices: Sequence[float], stock: Sequence[int]) -> None:
+    def __init__(self, works: Sequence[WorkClass], prices: Sequence[float], stock: Sequence[int]) -> None:
         self.works = tuple(works)
         self.stock = tuple(stock)
         kinds = [k for k, count in enumerate(stock) if count]
@@ -101,7 +101,7 @@ class Board:
 class Central:
     """Work that waits and the idle slices; see the module. One instance follows one stream of events in time order."""
 
-    def __init__(self, board: Board, idle: Sequence[int] | None = None) -> None:
+    def __init__(self, board: StockCosts, idle: Sequence[int] | None = None) -> None:
         """`idle` slices of each kind to begin with; all of the stock where not given."""
         self.board = board
         self.idle = list(board.stock if idle is None else idle)
@@ -205,7 +205,7 @@ class Central:
         return None
 
 
-def assign(now: float, waiting: Sequence[Waiting], idle: Sequence[int], board: Board) -> list[tuple[Waiting, int]]:
+def assign(now: float, waiting: Sequence[Waiting], idle: Sequence[int], board: StockCosts) -> list[tuple[Waiting, int]]:
     """Which pieces start on which kinds now: what a live dispatcher asks at each look at its queue.
 
     Args:

@@ -25,7 +25,7 @@ from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from slurm_migbatch.decide.capacity.bundles import bundles, holds
-from slurm_migbatch.decide.paris_elsa.assignment import Board, Work
+from slurm_migbatch.decide.paris_elsa.assignment import StockCosts, WorkClass
 from slurm_migbatch.decide.paris_elsa.trial import ALLOWED, Stream, bounded_rate, central, stream
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout
@@ -108,7 +108,7 @@ class Flow:
     ways: tuple[float, ...]
 
 
-def flow(works: Sequence[Work], ways: Sequence[Counts], gpus: int, *, whole: bool, late: float = 0.0) -> Flow:
+def flow(works: Sequence[WorkClass], ways: Sequence[Counts], gpus: int, *, whole: bool, late: float = 0.0) -> Flow:
     """The best flow over all ways to cut the GPUs.
 
         maximise   r
@@ -179,7 +179,7 @@ def flow(works: Sequence[Work], ways: Sequence[Counts], gpus: int, *, whole: boo
 def partition(
     geometry: Geometry,
     kinds: Sequence[Profile],
-    works: Sequence[Work],
+    works: Sequence[WorkClass],
     gpus: int,
     *,
     seed: int = 0,
@@ -222,12 +222,12 @@ def partition(
 
 
 class _Judge:
-    def __init__(self, works: Sequence[Work], prices: Sequence[float], arrivals: Stream) -> None:
+    def __init__(self, works: Sequence[WorkClass], prices: Sequence[float], arrivals: Stream) -> None:
         self.works, self.prices, self.arrivals = works, prices, arrivals
 
     def rate(self, stock: Counts, guess: float, must_beat: float) -> float:
         """The latency-bounded rate, or 0 where it is clearly no better than `must_beat`."""
-        board = Board(self.works, self.prices, stock)
+        board = StockCosts(self.works, self.prices, stock)
         if must_beat and central(board, self.arrivals, must_beat * GAIN) is None:
             return 0.0
         return bounded_rate(central, board, self.arrivals, guess)

@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from slurm_migbatch.decide.paris_elsa.assignment import Board, Work
+from slurm_migbatch.decide.paris_elsa.assignment import StockCosts, WorkClass
 from slurm_migbatch.decide.paris_elsa.partition import Cut, partition
 from slurm_migbatch.decide.paris_elsa.trial import bounded_rate, central, stream
 from slurm_migbatch.mig.geometry import Geometry
@@ -65,11 +65,11 @@ def preference(gpus: Mapping[Geometry, int], classes: Sequence[Class], *, seed: 
 def _order(geometry: Geometry, gpus: int, classes: Sequence[Class], seed: int) -> tuple[Profile, ...]:
     mine = [each for each in classes if each.profile in geometry and each.count > 0 and each.seconds > 0]
     kinds = _kinds(mine)
-    works: list[Work] = []
+    works: list[WorkClass] = []
     for each in mine:
         if each.profile in kinds:
             seconds = tuple(each.seconds if kind == each.profile else math.inf for kind in kinds)
-            works.append(Work(each.count, PATIENCE * each.seconds, seconds, len(works)))
+            works.append(WorkClass(each.count, PATIENCE * each.seconds, seconds, len(works)))
     if not works:
         return ()
     cut = partition(geometry, kinds, works, gpus, seed=seed, pieces=PIECES, neighbours=NEIGHBOURS)
@@ -79,7 +79,7 @@ def _order(geometry: Geometry, gpus: int, classes: Sequence[Class], seed: int) -
     best_rate = 0.0
     for order in _candidates(cut, works):
         filled = plan_free(geometry, EMPTY, order * geometry.max_slots).counts()
-        board = Board(works, prices, [filled[kind] * gpus for kind in kinds])
+        board = StockCosts(works, prices, [filled[kind] * gpus for kind in kinds])
         rate = bounded_rate(central, board, arrivals, best_rate or cut.rate or 1.0)
         if rate > best_rate or not best:
             best, best_rate = order, rate
@@ -94,7 +94,7 @@ def _kinds(classes: Sequence[Class]) -> list[Profile]:
     return sorted(sorted(load, key=lambda profile: (-load[profile], profile))[:MOST_KINDS])
 
 
-def _candidates(cut: Cut, works: Sequence[Work]) -> list[tuple[Profile, ...]]:
+def _candidates(cut: Cut, works: Sequence[WorkClass]) -> list[tuple[Profile, ...]]:
     """Orders that follow the mix of all GPUs, of one of them (the most frequent first), and of the load itself."""
     ways = sorted(set(cut.gpus), key=lambda way: (-cut.gpus.count(way), way))
     load = [sum(w.share * w.seconds[k] for w in works if w.seconds[k] < math.inf) for k in range(len(cut.kinds))]

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from slurm_migbatch.decide.paris_elsa.assignment import Board, Central, Waiting, Work
+from slurm_migbatch.decide.paris_elsa.assignment import Central, StockCosts, Waiting, WorkClass
 
 ALLOWED: Final = 0.05
 WORST: Final = 10.0
@@ -39,7 +39,12 @@ class Stream:
 
 
 def stream(
-    works: Sequence[Work], pieces: int, chance: np.random.Generator, *, allowed: float = ALLOWED, exact: bool = False
+    works: Sequence[WorkClass],
+    pieces: int,
+    chance: np.random.Generator,
+    *,
+    allowed: float = ALLOWED,
+    exact: bool = False,
 ) -> Stream:
     """Poisson arrivals of classes by their shares.
 
@@ -65,7 +70,7 @@ def stream(
 class Trial(Protocol):
     """One way to dispatch."""
 
-    def __call__(self, board: Board, stream: Stream, rate: float, /) -> list[float] | None:
+    def __call__(self, board: StockCosts, stream: Stream, rate: float, /) -> list[float] | None:
         """Latency over limit of each piece in order of arrival, or None as soon as the bounds cannot hold."""
         ...
 
@@ -78,7 +83,7 @@ class Latencies:
         self.left = list(stream.may_be_late)
         self.lost = False
 
-    def note(self, index: int, work: Work, latency: float) -> None:
+    def note(self, index: int, work: WorkClass, latency: float) -> None:
         """A piece is done, so many seconds after it came."""
         relative = latency / work.limit_s
         self.latencies[index] = relative
@@ -92,7 +97,7 @@ class Latencies:
         return None if self.lost or math.inf in self.latencies else self.latencies
 
 
-def central(board: Board, stream: Stream, rate: float) -> list[float] | None:
+def central(board: StockCosts, stream: Stream, rate: float) -> list[float] | None:
     """`assignment.Central`."""
     works, ledger, queue = board.works, Latencies(stream), Central(board)
     busy: list[tuple[float, int]] = []
@@ -125,7 +130,7 @@ def central(board: Board, stream: Stream, rate: float) -> list[float] | None:
     return ledger.result()
 
 
-def bounded_rate(trial: Trial, board: Board, stream: Stream, guess: float, precision: float = 0.005) -> float:
+def bounded_rate(trial: Trial, board: StockCosts, stream: Stream, guess: float, precision: float = 0.005) -> float:
     """The latency-bounded rate in pieces a second, by bisection from a first guess; 0 where none is found.
 
     Sampled lateness is not quite monotonous in the rate: what is returned is a rate that holds, next to one (larger by

@@ -1,7 +1,7 @@
 """What is remembered between decisions, as plain data: taken out of a `Memory`, written, read, and put into another.
 
-Only what carries meaning from round to round is kept. What settings say (`Turns.hold_s`) comes from the settings of the
-memory that it is put into, so that a recording can be decided on with others.
+Only what carries meaning from round to round is kept. What settings say (`RetypeHistory.hold_s`) comes from the
+settings of the memory that it is put into, so that a recording can be decided on with others.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any, Final
 from slurm_migbatch.decide.capacity.model import Reservation
 from slurm_migbatch.decide.core import Memory
 from slurm_migbatch.decide.dispatch.arrays import Bounds, Task, Throttle
-from slurm_migbatch.decide.dispatch.retype import Promise, Retype, Turns
+from slurm_migbatch.decide.dispatch.retype import Retype, RetypeHistory, ServiceGuarantee
 from slurm_migbatch.decide.dispatch.stage import DispatchMemory
-from slurm_migbatch.decide.lending.elastic_jobs import Trainees
+from slurm_migbatch.decide.lending.elastic_jobs import ElasticJobs
 from slurm_migbatch.decide.lending.expectation import Expectation
 from slurm_migbatch.decide.lending.forecast import LevelGaps, Part
-from slurm_migbatch.decide.lending.ledger import Ledger, Loan, Past
+from slurm_migbatch.decide.lending.ledger import Ledger, Loan, LoanHistory
 from slurm_migbatch.decide.lending.model import Kind
 from slurm_migbatch.decide.lending.pairs import Pair
-from slurm_migbatch.decide.lending.slice_sharing import Company
+from slurm_migbatch.decide.lending.slice_sharing import SliceSharing
 from slurm_migbatch.decide.lending.stage import LendingMemory, Refusals
 from slurm_migbatch.decide.lending.training_speed import Heard
 from slurm_migbatch.decide.lending.view import Idleness
@@ -47,9 +47,9 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
         "preference": tuple[Profile, ...] | None,
     },
     DispatchMemory: {
-        "turns": Turns,
+        "turns": RetypeHistory,
         "bounds": Bounds,
-        "promises": OrderedDict[str, Promise | None],
+        "promises": OrderedDict[str, ServiceGuarantee | None],
         "absent": dict[str, tuple[float, float]],
         "runs": dict[int, tuple[Task, ...]],
         "replayed": set[int],
@@ -59,27 +59,27 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
         "last": float | None,
         "predicted_by": str,
     },
-    Turns: {"last": dict[str, tuple[float, Profile]], "barred": dict[str, frozenset[Profile]]},
+    RetypeHistory: {"last": dict[str, tuple[float, Profile]], "barred": dict[str, frozenset[Profile]]},
     Bounds: {"asked": dict[int, int | None], "ours": dict[int, int]},
     LendingMemory: {
         "ledger": Ledger,
-        "trainees": Trainees,
+        "trainees": ElasticJobs,
         "expected": Expectation,
         "idle": Idleness,
         "refusals": Refusals,
-        "company": Company,
+        "company": SliceSharing,
         "loaded": bool,
         "asked": set[int],
     },
     Ledger: {
         "open": dict[int, Loan],
-        "past": dict[int, Past],
+        "past": dict[int, LoanHistory],
         "runs": set[Run],
         "reclaimed": dict[str, float],
         "_unsaved": dict[tuple[int, int, float], Loan],
         "_expected": dict[tuple[int, int], Loan],
     },
-    Trainees: {
+    ElasticJobs: {
         "_version": str | None,
         "_reports": dict[Run, Report],
         "_heard": dict[int, dict[int, Heard]],
@@ -91,7 +91,7 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
     LevelGaps: {"_parts": dict[int, Part], "_since": list[float], "_begin": float | None, "_level": int},
     Idleness: {"since": dict[str, float], "_taken": dict[str, int]},
     Refusals: {"until": dict[tuple[Kind, int], tuple[float, float]]},
-    Company: {
+    SliceSharing: {
         "_pairs": dict[int, tuple[Pair, float]],
         "_rest": dict[tuple[int, int], float],
         "_beside": dict[Run, Run],
@@ -102,12 +102,12 @@ REMEMBERED: Final[Mapping[type, Mapping[str, Any]]] = {
 #: attributes that are settings, save work, or are made anew by every decision
 DERIVED: Final[Mapping[type, frozenset[str]]] = {
     SupplyMemory: frozenset({"planner", "known"}),
-    Turns: frozenset({"hold_s"}),
+    RetypeHistory: frozenset({"hold_s"}),
     LendingMemory: frozenset({"sights", "round"}),
-    Trainees: frozenset({"_predict", "_restart_s", "_checkpoint_s"}),
+    ElasticJobs: frozenset({"_predict", "_restart_s", "_checkpoint_s"}),
     Expectation: frozenset({"_days", "_day_s"}),
     LevelGaps: frozenset({"_part", "_day", "_around", "_days", "_ages", "_relevant"}),
-    Company: frozenset({"_rules", "_enabled"}),
+    SliceSharing: frozenset({"_rules", "_enabled"}),
 }
 
 

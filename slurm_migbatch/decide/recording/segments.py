@@ -18,7 +18,7 @@ from slurm_migbatch.decide.dispatch.arrays import Throttle
 from slurm_migbatch.decide.dispatch.retype import Retype
 from slurm_migbatch.decide.dispatch.stage import DispatchOutcome
 from slurm_migbatch.decide.lending.ledger import Loan
-from slurm_migbatch.decide.lending.model import Order
+from slurm_migbatch.decide.lending.model import LoanOrder
 from slurm_migbatch.decide.lending.stage import OrderOutcome
 from slurm_migbatch.decide.recording import memory as memory_state
 from slurm_migbatch.decide.recording.codec import Codec, CodecError, Codes, Json, canonical
@@ -119,7 +119,7 @@ class RecordedPredictions:
 # -- decisions ---------------------------------------------------------------------------------------------------------
 
 
-def order_key(order: Order) -> Json:
+def order_key(order: LoanOrder) -> Json:
     """Return what an order asks for, without its reason."""
     profile = order.profile.name if order.profile is not None else ""
     return [order.kind.value, order.job, order.restart, order.cause.value, profile, order.signal, order.node]

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Sequence
 
 from slurm_migbatch.decide.capacity.model import Gpu, Mode, Node
-from slurm_migbatch.decide.supply.gpu_state import Cost, Shape, ShapeBook
+from slurm_migbatch.decide.supply.gpu_state import Cost, GpuState, GpuStates
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.profile import Profile
 
@@ -21,7 +21,7 @@ Claim = tuple[int, int, Profile]
 _MAX_STEPS = 200
 
 
-class Seat:
+class GpuClaims:
     """One GPU: what it holds and what was claimed on it."""
 
     __slots__ = (
@@ -36,7 +36,7 @@ class Seat:
         "until",
     )
 
-    def __init__(self, index: int, node: str, gpu: Gpu, shape: Shape) -> None:
+    def __init__(self, index: int, node: str, gpu: Gpu, shape: GpuState) -> None:
         self.index, self.node, self.gpu, self.shape = index, node, gpu, shape
         self.claims: Sequence[Claim] = ()
         #: claims whose slots can no longer change, because a reservation relies on them
@@ -62,13 +62,13 @@ class Fleet:
     """
 
     def __init__(
-        self, nodes: Sequence[Node], pools: Iterable[frozenset[str]], book: ShapeBook, wary: Container[str] = ()
+        self, nodes: Sequence[Node], pools: Iterable[frozenset[str]], book: GpuStates, wary: Container[str] = ()
     ) -> None:
         self.book = book
         self._wary = wary
         self.nodes = {node.name: node for node in nodes}
-        self.seats: list[Seat] = []
-        self.by_node: dict[str, list[Seat]] = {}
+        self.seats: list[GpuClaims] = []
+        self.by_node: dict[str, list[GpuClaims]] = {}
         self.fixed: dict[str, Counter[Profile]] = {}
         self.unexplained: dict[str, Counter[Profile]] = {}
         self._pools = tuple(dict.fromkeys(pools))
@@ -87,9 +87,9 @@ class Fleet:
                 for number in signature:
                     self._classes_of[self._pools[number]].append(signatures[signature])
             self._class[node.name] = signatures[signature]
-        self._buckets: list[dict[Shape, list[int]]] = [defaultdict(list) for _ in signatures]
-        self._heaps: list[dict[Profile, list[tuple[Cost, int, Shape]]]] = [{} for _ in signatures]
-        self._heaped: list[dict[Profile, set[Shape]]] = [{} for _ in signatures]
+        self._buckets: list[dict[GpuState, list[int]]] = [defaultdict(list) for _ in signatures]
+        self._heaps: list[dict[Profile, list[tuple[Cost, int, GpuState]]]] = [{} for _ in signatures]
+        self._heaped: list[dict[Profile, set[GpuState]]] = [{} for _ in signatures]
         self._fixed_at: list[dict[Profile, list[str]]] = [defaultdict(list) for _ in signatures]
         self._tick = 0
         #: claims on fixed slots, and how to undo what was done since the last commit
@@ -127,7 +127,7 @@ class Fleet:
                 gpu.warm,
                 wary=gpu.uuid in self._wary,
             )
-            seat = Seat(len(self.seats), node.name, gpu, shape)
+            seat = GpuClaims(len(self.seats), node.name, gpu, shape)
             if pinned:
                 seat.until = (*seat.until, *((slot, None) for slot in pinned.slots))
             self.seats.append(seat)
@@ -145,9 +145,9 @@ class Fleet:
 
     # -- single slices -----------------------------------------------------------------------------------------
 
-    def find(self, pool: frozenset[str], profile: Profile) -> str | Seat | None:
+    def find(self, pool: frozenset[str], profile: Profile) -> str | GpuClaims | None:
         """Where one more slice costs least: a node with a fixed slot for it, or a GPU; None where it fits nowhere."""
-        best: tuple[Cost, int, Shape] | None = None
+        best: tuple[Cost, int, GpuState] | None = None
         where = -1
         for kind in self._classes_of[pool]:
             names = self._fixed_at[kind].get(profile)
@@ -163,7 +163,7 @@ class Fleet:
         bucket = self._buckets[where][best[2]]
         return self.seats[bucket[0]]
 
-    def claim(self, at: str | Seat, claim: Claim) -> None:
+    def claim(self, at: str | GpuClaims, claim: Claim) -> None:
         """Put the claim where `find` said."""
         profile = claim[2]
         if isinstance(at, str):
@@ -191,7 +191,7 @@ class Fleet:
                 assert less is not None
                 self.change(seat, less, seat.claims)
 
-    def change(self, seat: Seat, shape: Shape, claims: Sequence[Claim]) -> None:
+    def change(self, seat: GpuClaims, shape: GpuState, claims: Sequence[Claim]) -> None:
         """Change a GPU's condition and its claims, and keep the index right."""
         old_shape, old_claims = seat.shape, seat.claims
         self._trail.append(lambda: self._set(seat, old_shape, old_claims))
@@ -215,7 +215,7 @@ class Fleet:
         self.fixed[node][claim[2]] += 1
         self._fixed_at[self._class[node]][claim[2]].append(node)
 
-    def _set(self, seat: Seat, shape: Shape, claims: Sequence[Claim]) -> None:
+    def _set(self, seat: GpuClaims, shape: GpuState, claims: Sequence[Claim]) -> None:
         kind = self._class[seat.node]
         seat.shape, seat.claims = shape, claims
         bucket = self._buckets[kind][shape]
@@ -224,7 +224,7 @@ class Fleet:
                 self._enter(kind, profile, shape)
         heapq.heappush(bucket, seat.index)
 
-    def _top(self, kind: int, profile: Profile) -> tuple[Cost, int, Shape] | None:
+    def _top(self, kind: int, profile: Profile) -> tuple[Cost, int, GpuState] | None:
         heap = self._heaps[kind].get(profile)
         if heap is None:
             heap = self._heaps[kind][profile] = []
@@ -242,7 +242,7 @@ class Fleet:
             self._heaped[kind][profile].discard(shape)
         return None
 
-    def _enter(self, kind: int, profile: Profile, shape: Shape) -> None:
+    def _enter(self, kind: int, profile: Profile, shape: GpuState) -> None:
         heaped = self._heaped[kind][profile]
         if shape in heaped:
             return
@@ -255,12 +255,12 @@ class Fleet:
 
     # -- several slices on one node ----------------------------------------------------------------------------
 
-    def place_on(self, node: str, slices: Sequence[Profile]) -> list[tuple[Profile, str | Seat]] | None:
+    def place_on(self, node: str, slices: Sequence[Profile]) -> list[tuple[Profile, str | GpuClaims]] | None:
         """Places for all of `slices` (largest first) on one node; None where they do not all fit."""
         fixed = Counter(self.fixed[node])
         seats = self.by_node[node] if self.plannable(node) else []
         shapes = [seat.shape for seat in seats]
-        chosen: list[tuple[Profile, str | Seat]] = []
+        chosen: list[tuple[Profile, str | GpuClaims]] = []
         steps = 0
 
         def search(index: int) -> bool:
@@ -294,9 +294,9 @@ class Fleet:
         return chosen if search(0) else None
 
 
-def _cheapest_first(shapes: Sequence[Shape], profile: Profile) -> list[int]:
+def _cheapest_first(shapes: Sequence[GpuState], profile: Profile) -> list[int]:
     """Of each of the shapes that has space for one more slice, the position of the first, by what the slice costs."""
-    options: dict[Shape, tuple[Cost, int]] = {}
+    options: dict[GpuState, tuple[Cost, int]] = {}
     for i, shape in enumerate(shapes):
         if shape not in options:
             step = shape.add(profile)

@@ -1,8 +1,8 @@
 """One GPU's condition while a plan is being made.
 
-Thousands of GPUs are in few different conditions, so each condition is one shared `Shape` object, and what follows from
-adding a claim to it is computed once. A claim is a slice that a pending job should find; where its slot lies is decided
-anew after every claim, so that claims never stand in each other's way.
+Thousands of GPUs are in few different conditions, so each condition is one shared `GpuState` object, and what follows
+from adding a claim to it is computed once. A claim is a slice that a pending job should find; where its slot lies is
+decided anew after every claim, so that claims never stand in each other's way.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from slurm_migbatch.mig.profile import Profile
 Cost = tuple[int, int, int]
 
 #: a GPU's geometry, used slots, slots offered so far, warm slots, layout of later, claims, and whether it is being
-#: cleared for someone: all that a `Shape` follows from
+#: cleared for someone: all that a `GpuState` follows from
 Condition = tuple[Geometry, Layout, Layout, Layout, Layout | None, tuple[Profile, ...], bool]
 
 _MAX_SHAPES = 200_000
 
 
-class Shape:
+class GpuState:
     """A GPU with `used` slots, the `keep` slots offered so far, and claims laid out as `slots`.
 
     `future` is set where slots are reserved: the layout that the GPU will have when they are free. New slots then must
@@ -50,7 +50,7 @@ class Shape:
         "wary",
     )
 
-    def __init__(self, book: ShapeBook, condition: Condition, slots: Layout) -> None:
+    def __init__(self, book: GpuStates, condition: Condition, slots: Layout) -> None:
         geometry, used, keep, self.warm, self.future, claims, self.wary = condition
         self.book, self.geometry, self.used, self.keep = book, geometry, used, keep
         self.claims, self.slots = claims, slots
@@ -60,9 +60,9 @@ class Shape:
         self.value = book.value(geometry, self.taken)
         #: profiles that may fit as well; all others do not
         self.room = book.room(geometry, used, claims)
-        self._next: dict[Profile, tuple[Cost, Shape] | None] = {}
+        self._next: dict[Profile, tuple[Cost, GpuState] | None] = {}
 
-    def add(self, profile: Profile) -> tuple[Cost, Shape] | None:
+    def add(self, profile: Profile) -> tuple[Cost, GpuState] | None:
         """The condition with one more claim and what it costs; None where it does not fit."""
         try:
             return self._next[profile]
@@ -70,7 +70,7 @@ class Shape:
             found = self._next[profile] = self._add(profile)
             return found
 
-    def _add(self, profile: Profile) -> tuple[Cost, Shape] | None:
+    def _add(self, profile: Profile) -> tuple[Cost, GpuState] | None:
         if profile not in self.room:
             return None
         after = self.book.shape(
@@ -104,11 +104,11 @@ class Final(NamedTuple):
     changed: bool
 
 
-class ShapeBook:
+class GpuStates:
     """All shapes met so far; keep one for as long as the planner lives, so that rounds share what they found."""
 
     def __init__(self) -> None:
-        self._shapes: dict[Condition, Shape | None] = {}
+        self._shapes: dict[Condition, GpuState | None] = {}
         self._values: dict[tuple[Geometry, Layout], int] = {}
         self._finals: dict[tuple[object, ...], Final] = {}
         self._rooms: dict[tuple[Geometry, int, tuple[Profile, ...], tuple[Profile, ...]], frozenset[Profile]] = {}
@@ -129,7 +129,7 @@ class ShapeBook:
         warm: Layout = EMPTY,
         future: Layout | None = None,
         wary: bool = False,
-    ) -> Shape:
+    ) -> GpuState:
         """The shape without claims."""
         shape = self.shape(geometry, used, keep, warm, future, (), wary)
         assert shape is not None
@@ -144,14 +144,14 @@ class ShapeBook:
         future: Layout | None,
         claims: tuple[Profile, ...],
         wary: bool = False,
-    ) -> Shape | None:
+    ) -> GpuState | None:
         """The shape with these claims (sorted); None where they do not fit together."""
         key = (geometry, used, keep, warm, future, claims, wary)
         try:
             return self._shapes[key]
         except KeyError:
             slots = _arrange(geometry, used, keep, warm, future, claims)
-            shape = None if slots is None else Shape(self, key, slots)
+            shape = None if slots is None else GpuState(self, key, slots)
             self._shapes[key] = shape
             return shape
 
@@ -183,7 +183,7 @@ class ShapeBook:
 
     def final(
         self,
-        shape: Shape,
+        shape: GpuState,
         occupied: Layout,
         leased: Layout,
         offered: Layout,
@@ -260,18 +260,18 @@ def default_preference(geometry: Geometry) -> tuple[Profile, ...]:
     return (*sizes.values(), geometry.full.profile)
 
 
-def _leftover(shape: Shape, rest: Layout, cycle: tuple[Profile, ...]) -> Layout:
+def _leftover(shape: GpuState, rest: Layout, cycle: tuple[Profile, ...]) -> Layout:
     geometry = shape.geometry
     taken = shape.taken.union(rest)
     base = taken
     if shape.future is not None:
-        inside = ShapeBook.legal(geometry, shape.future, Layout((*shape.slots.slots, *rest.slots)))
+        inside = GpuStates.legal(geometry, shape.future, Layout((*shape.slots.slots, *rest.slots)))
         base = shape.future.union(inside)
     warm = _clear_of(shape.warm, base.mask)
     added = plan_free(geometry, base, cycle * geometry.max_slots, keep=warm)
     if shape.future is None:
         return added
-    return ShapeBook.legal(geometry, taken, _clear_of(added, taken.mask))
+    return GpuStates.legal(geometry, taken, _clear_of(added, taken.mask))
 
 
 def _arrange(
@@ -294,14 +294,14 @@ def _arrange(
         if wanted[slot.profile] > 0:
             wanted[slot.profile] -= 1
             matched.append(slot)
-    fixed = ShapeBook.legal(geometry, base, Layout(matched))
+    fixed = GpuStates.legal(geometry, base, Layout(matched))
     if len(fixed) == len(claims) and (future is None or _beside(geometry, used, fixed)):
         return fixed
     hints = offers.union(_clear_of(warm, offers.mask))
     if len(fixed) == len(matched):
         left = tuple(sorted(wanted.elements(), reverse=True))
         rest = Layout(s for s in offers.slots if s not in fixed)
-        rest = ShapeBook.legal(geometry, base.union(fixed), rest)
+        rest = GpuStates.legal(geometry, base.union(fixed), rest)
         for besides in (rest, EMPTY):
             more = plan_free(geometry, base.union(fixed).union(besides), left, keep=hints)
             if len(more) == len(left):

@@ -30,8 +30,8 @@ from itertools import islice
 from typing import TypeAlias
 
 from slurm_migbatch.decide.capacity.model import Demand, Mode, Node, NodePlan, Placed, Plan, Reservation
-from slurm_migbatch.decide.supply.fleet import Claim, Fleet, Seat
-from slurm_migbatch.decide.supply.gpu_state import Shape, ShapeBook
+from slurm_migbatch.decide.supply.fleet import Claim, Fleet, GpuClaims
+from slurm_migbatch.decide.supply.gpu_state import GpuState, GpuStates
 from slurm_migbatch.decide.supply.het_jobs import assign
 from slurm_migbatch.decide.supply.reserve import Reserver
 from slurm_migbatch.mig.layout import Layout
@@ -44,7 +44,7 @@ _REPAIR_DEPTH = 3
 
 #: What tells demands apart as far as finding room for them goes: pool, slices of a node, nodes.
 _Kind: TypeAlias = tuple[frozenset[str], tuple[tuple[Profile, int], ...], int]
-_Places: TypeAlias = list[tuple[Profile, str | Seat]]
+_Places: TypeAlias = list[tuple[Profile, str | GpuClaims]]
 
 
 class Planner:
@@ -56,7 +56,7 @@ class Planner:
     """
 
     def __init__(self, reserve_share: float = 0.25, max_reservations: int = 64) -> None:
-        self._book = ShapeBook()
+        self._book = GpuStates()
         self._share = reserve_share
         self._most = max_reservations
 
@@ -92,7 +92,7 @@ class _Round:
 
     def __init__(
         self,
-        book: ShapeBook,
+        book: GpuStates,
         nodes: Sequence[Node],
         demands: Sequence[Demand],
         now: float,
@@ -303,7 +303,7 @@ class _Round:
         return demand.apart is None and demand.nodes == 1 and len(demand.slices) == 1
 
     def _clear(
-        self, seat: Seat, profile: Profile, movable: Sequence[Claim], spared: frozenset[int], depth: int
+        self, seat: GpuClaims, profile: Profile, movable: Sequence[Claim], spared: frozenset[int], depth: int
     ) -> bool:
         """Keep as many of `movable`, in order, as fit beside `profile`, and find other places for the rest."""
         staying = [c for c in seat.claims if not self._movable(c)]
@@ -334,7 +334,7 @@ class _Round:
         self.fleet.change(seat, settled, staying)
         return True
 
-    def _with(self, shape: Shape, claims: Sequence[Profile]) -> Shape | None:
+    def _with(self, shape: GpuState, claims: Sequence[Profile]) -> GpuState | None:
         return self.fleet.book.shape(
             shape.geometry, shape.used, shape.keep, shape.warm, shape.future, tuple(sorted(claims)), shape.wary
         )

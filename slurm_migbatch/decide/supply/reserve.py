@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
 from slurm_migbatch.decide.capacity.model import Demand, Reservation
-from slurm_migbatch.decide.supply.fleet import Claim, Fleet, Seat
+from slurm_migbatch.decide.supply.fleet import Claim, Fleet, GpuClaims
 from slurm_migbatch.decide.supply.het_jobs import assign
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot
@@ -22,7 +22,7 @@ _MAX_NODES = 64
 #: (1 where something without a limit is in the way, when it is free, memory slices in the way)
 _When = tuple[int, float, int]
 _Busy = tuple[Slot, float | None]
-_Places = list[tuple[Seat, Slot]]
+_Places = list[tuple[GpuClaims, Slot]]
 
 
 class Reserver:
@@ -82,7 +82,7 @@ class Reserver:
 
     def _single(
         self, demand: Demand, copy: int, profile: Profile, ends: Callable[[Claim], float | None]
-    ) -> tuple[_When, list[tuple[Seat, Slot]]] | None:
+    ) -> tuple[_When, list[tuple[GpuClaims, Slot]]] | None:
         best = self._first(demand.pool, profile, ends)
         if best is None:
             return None
@@ -95,7 +95,7 @@ class Reserver:
 
     def _first(
         self, pool: frozenset[str], profile: Profile, ends: Callable[[Claim], float | None]
-    ) -> tuple[_When, Seat, Slot] | None:
+    ) -> tuple[_When, GpuClaims, Slot] | None:
         """The GPU that could hold the profile soonest.
 
         GPUs are ranked once per pool and profile. Later claims and reservations only make a GPU worse, so it is enough
@@ -125,7 +125,7 @@ class Reserver:
         return None
 
     def _soonest(
-        self, seat: Seat, profile: Profile, ends: Callable[[Claim], float | None]
+        self, seat: GpuClaims, profile: Profile, ends: Callable[[Claim], float | None]
     ) -> tuple[_When, Slot] | None:
         geometry = seat.gpu.geometry
         if profile not in geometry:
@@ -137,7 +137,7 @@ class Reserver:
                 best = (when, slot)
         return best
 
-    def _when(self, seat: Seat, slot: Slot, ends: Callable[[Claim], float | None]) -> _When | None:
+    def _when(self, seat: GpuClaims, slot: Slot, ends: Callable[[Claim], float | None]) -> _When | None:
         """When the slot should be free; None where a reservation is in the way or the rest of the GPU forbids it."""
         mask = slot.placement.mask
         for other in seat.reserved:
@@ -164,7 +164,7 @@ class Reserver:
         pool: frozenset[str],
         profile: Profile,
         ends: Callable[[Claim], float | None],
-    ) -> tuple[_When, Seat, Slot] | None:
+    ) -> tuple[_When, GpuClaims, Slot] | None:
         """Last round's place, if it can still be had."""
         name, uuid, slot = place
         if name not in pool or name not in self._fleet.nodes or not self._fleet.plannable(name):
@@ -263,13 +263,13 @@ class Reserver:
 
     def _node_soonest(
         self, name: str, slices: tuple[Profile, ...], ends: Callable[[Claim], float | None]
-    ) -> tuple[_When, list[tuple[Seat, Slot]]] | None:
+    ) -> tuple[_When, list[tuple[GpuClaims, Slot]]] | None:
         """The fewest endings, soonest first, after which all slices fit on the node."""
         seats = self._fleet.by_node[name]
         busy = {seat.index: list(self._busy(seat, ends)) for seat in seats}
         times = sorted({_order(until) for one in busy.values() for _, until in one})
         low, high = 0, len(times)
-        answer: tuple[int, list[tuple[Seat, Slot]]] | None = None
+        answer: tuple[int, list[tuple[GpuClaims, Slot]]] | None = None
         while low <= high:
             middle = (low + high) // 2
             ended = times[middle - 1] if middle else -math.inf
@@ -284,8 +284,8 @@ class Reserver:
         return (int(at == math.inf), max(self._now, at) if at != math.inf else self._now, 0), answer[1]
 
     def _fit_after(
-        self, seats: Sequence[Seat], busy: dict[int, list[_Busy]], ended: float, slices: tuple[Profile, ...]
-    ) -> list[tuple[Seat, Slot]] | None:
+        self, seats: Sequence[GpuClaims], busy: dict[int, list[_Busy]], ended: float, slices: tuple[Profile, ...]
+    ) -> list[tuple[GpuClaims, Slot]] | None:
         layouts = [
             Layout((*(s for s, until in busy[seat.index] if _order(until) > ended), *seat.reserved))
             if self._compatible(seat, busy, ended)
@@ -301,14 +301,14 @@ class Reserver:
                     break
             else:
                 return None
-        places: list[tuple[Seat, Slot]] = []
+        places: list[tuple[GpuClaims, Slot]] = []
         for i, seat in enumerate(seats):
             layout = layouts[i]
             if wishes[i] and layout is not None:
                 places.extend((seat, slot) for slot in plan_free(seat.gpu.geometry, layout, wishes[i]).slots)
         return places
 
-    def _compatible(self, seat: Seat, busy: dict[int, list[_Busy]], ended: float) -> bool:
+    def _compatible(self, seat: GpuClaims, busy: dict[int, list[_Busy]], ended: float) -> bool:
         mask = 0
         for slot, until in busy[seat.index]:
             if _order(until) > ended:
@@ -317,7 +317,7 @@ class Reserver:
 
     # -- effect ------------------------------------------------------------------------------------------------
 
-    def _busy(self, seat: Seat, ends: Callable[[Claim], float | None]) -> Sequence[_Busy]:
+    def _busy(self, seat: GpuClaims, ends: Callable[[Claim], float | None]) -> Sequence[_Busy]:
         """Slots in use or claimed, each with its end. Claims of one profile are told apart by their order only."""
         if not seat.claims:
             return seat.until
@@ -326,7 +326,7 @@ class Reserver:
             until.setdefault(claim[2], []).append(ends(claim))
         return [*seat.until, *((slot, until[slot.profile].pop(0)) for slot in seat.shape.slots.slots)]
 
-    def _freeze(self, seat: Seat, ends: Callable[[Claim], float | None]) -> None:
+    def _freeze(self, seat: GpuClaims, ends: Callable[[Claim], float | None]) -> None:
         """From now on the claims on this GPU stay where they are, so that the reserved slots can rely on it."""
         if not seat.claims:
             return
@@ -338,7 +338,7 @@ class Reserver:
         )
         self._fleet.change(seat, frozen, ())
 
-    def _block(self, seat: Seat, slots: list[Slot]) -> None:
+    def _block(self, seat: GpuClaims, slots: list[Slot]) -> None:
         seat.reserved = (*seat.reserved, *slots)
         reserved = Layout(seat.reserved)
         staying = Layout(s for s, _ in seat.until if not s.placement.mask & reserved.mask)

@@ -35,7 +35,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.decide.lending.allocation import Calm, Elastic
+from slurm_migbatch.decide.lending.allocation import Elastic, Hysteresis
 from slurm_migbatch.decide.lending.forecast import DAY_S
 from slurm_migbatch.lab.bars import NotMeasurable, mean_with_interval
 from slurm_migbatch.lab.papers.forecast import Levels
@@ -77,9 +77,9 @@ FREE: Final[Mapping[str, Elastic]] = dict.fromkeys(AFE, Elastic(0.0, 0.0))
 COLD_S: Final = (8.0, 6.0, 6.0, 6.0, 4.0, 4.0)
 """Cold starts of the authors' six inference applications."""
 
-_RESTLESS: Final = Calm(first_s=0.0, growth=1.0, most_s=0.0, idle_s=0.0, rest_s=0.0, gain=1.2)
+_RESTLESS: Final = Hysteresis(first_s=0.0, growth=1.0, most_s=0.0, idle_s=0.0, rest_s=0.0, gain=1.2)
 WAYS: Final[Mapping[str, Way]] = {
-    "half": Way(lend=False, calm=Calm(), protect=1.0),
+    "half": Way(lend=False, calm=Hysteresis(), protect=1.0),
     "half, ATS": Way(lend=False, calm=None, protect=1.0),
     "servers": Way(servers=True, forecast=False),
     "no forecast": Way(forecast=False),

@@ -27,8 +27,8 @@ def told(decides: str, config: Config) -> dict[str, str]:
 def learned(gpus: Mapping[Geometry, int], classes: Sequence[Class]) -> Config:
     """The shipped configuration on a site that has run for a while.
 
-    What free space is best offered as migbatchd finds by itself from its record (`daemon.stock`); a simulation has no
-    record, so the same function's answer stands in [supply] preference, and nothing else differs.
+    What free space is best offered as migbatchd finds by itself from its record (`daemon.offer_tuner`); a simulation
+    has no record, so the same function's answer stands in [supply] preference, and nothing else differs.
     """
     config = Config()
     names = tuple(profile.name for profile in preference(gpus, classes))

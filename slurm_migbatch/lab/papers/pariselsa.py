@@ -20,7 +20,7 @@ import numpy as np
 from scipy.optimize import linprog
 
 from slurm_migbatch.decide.capacity.bundles import holds
-from slurm_migbatch.decide.paris_elsa.assignment import Board, Work
+from slurm_migbatch.decide.paris_elsa.assignment import StockCosts, WorkClass
 from slurm_migbatch.decide.paris_elsa.partition import Cut
 from slurm_migbatch.decide.paris_elsa.trial import Latencies, Stream
 from slurm_migbatch.mig.geometry import Geometry
@@ -39,7 +39,7 @@ class Choice(NamedTuple):
 
 
 def elsa(
-    now: float, work: Work, free_at: Sequence[Sequence[float]], alpha: float = 1.0, beta: float = 1.0
+    now: float, work: WorkClass, free_at: Sequence[Sequence[float]], alpha: float = 1.0, beta: float = 1.0
 ) -> Choice | None:
     """ELSA's choice (reconstruction): the first partition, smallest kinds first, with slack above 0.
 
@@ -69,7 +69,7 @@ def elsa(
     return best
 
 
-def paris(works: Sequence[Work], sizes: Sequence[float], capacity: float) -> list[float]:
+def paris(works: Sequence[WorkClass], sizes: Sequence[float], capacity: float) -> list[float]:
     """PARIS's number of partitions of each size, before rounding (reconstruction).
 
     Args:
@@ -123,7 +123,7 @@ def packed(geometry: Geometry, kinds: Sequence[Profile], gpus: int, counts: Sequ
     return Cut(tuple(kinds), tuple(tuple(gpu.count(kind) for kind in kinds) for gpu in held), origin=origin)
 
 
-def split(works: Sequence[Work], stock: Sequence[float]) -> list[list[float]]:
+def split(works: Sequence[WorkClass], stock: Sequence[float]) -> list[list[float]]:
     """How the work of each class is best split over the kinds of one fixed stock: fractions by class and kind.
 
         minimise u  such that  sum_c share_c seconds_ck f_ck <= u stock_k  for each kind k,  sum_k f_ck = 1
@@ -155,7 +155,7 @@ def split(works: Sequence[Work], stock: Sequence[float]) -> list[list[float]]:
     return fractions
 
 
-def first_idle(board: Board, stream: Stream, rate: float) -> list[float] | None:
+def first_idle(board: StockCosts, stream: Stream, rate: float) -> list[float] | None:
     """First idle, first served: one queue, whose head goes to the partition that has been idle longest."""
     works, ledger = board.works, Latencies(stream)
     free = [(0.0, number, kind) for number, kind in enumerate(_each(board.stock))]
@@ -172,7 +172,7 @@ def first_idle(board: Board, stream: Stream, rate: float) -> list[float] | None:
     return ledger.result()
 
 
-def early(board: Board, stream: Stream, rate: float) -> list[float] | None:
+def early(board: StockCosts, stream: Stream, rate: float) -> list[float] | None:
     """`elsa`: each piece is bound to a partition as it comes."""
     works, ledger = board.works, Latencies(stream)
     free_at = [[0.0] * count for count in board.stock]

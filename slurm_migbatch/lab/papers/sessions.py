@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from slurm_migbatch.decide.paris_elsa.assignment import Work
+from slurm_migbatch.decide.paris_elsa.assignment import WorkClass
 from slurm_migbatch.decide.paris_elsa.partition import Counts, flow, ways
 from slurm_migbatch.lab.papers.pariselsa import split
 from slurm_migbatch.mig.geometry import Geometry
@@ -387,10 +387,11 @@ class _Window:
         return self.due
 
 
-def demand_of(models: Sequence[Hosted]) -> list[Work]:
+def demand_of(models: Sequence[Hosted]) -> list[WorkClass]:
     """One class for each model: its items a second, and seconds for one item on each kind."""
     return [
-        Work(m.items / m.window_s, math.inf, tuple(1 / rate if rate else math.inf for rate in m.rates)) for m in models
+        WorkClass(m.items / m.window_s, math.inf, tuple(1 / rate if rate else math.inf for rate in m.rates))
+        for m in models
     ]
 
 

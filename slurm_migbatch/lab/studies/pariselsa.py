@@ -32,7 +32,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.decide.paris_elsa.assignment import Board, Work
+from slurm_migbatch.decide.paris_elsa.assignment import StockCosts, WorkClass
 from slurm_migbatch.decide.paris_elsa.partition import Cut, flow, homogeneous, partition, ways
 from slurm_migbatch.decide.paris_elsa.trial import ALLOWED, Stream, Trial, bounded_rate, central, stream
 from slurm_migbatch.lab.bars import NotMeasurable, mean_with_interval
@@ -97,7 +97,7 @@ def _line(points: Mapping[int, float]) -> list[float]:
     ]
 
 
-def works_of(curve: Curve, variance: float) -> list[Work]:
+def works_of(curve: Curve, variance: float) -> list[WorkClass]:
     """One class for each batch."""
     limit = LIMIT * curve.seconds[-1][-1]
     spread = math.sqrt(2 * variance)
@@ -106,7 +106,7 @@ def works_of(curve: Curve, variance: float) -> list[Work]:
         return 0.5 * (1 + math.erf(math.log(batch / MEDIAN) / spread))
 
     return [
-        Work(below(b + 0.5) - (below(b - 0.5) if b > 1 else 0.0), limit, seconds)
+        WorkClass(below(b + 0.5) - (below(b - 0.5) if b > 1 else 0.0), limit, seconds)
         for b, seconds in enumerate(curve.seconds, start=1)
     ]
 
@@ -114,7 +114,7 @@ def works_of(curve: Curve, variance: float) -> list[Work]:
 class _Case:
     """One model and one spread of batches: its streams, and rates on them."""
 
-    def __init__(self, works: Sequence[Work], kinds: Sequence[Profile], seeds: int, pieces: int) -> None:
+    def __init__(self, works: Sequence[WorkClass], kinds: Sequence[Profile], seeds: int, pieces: int) -> None:
         self.works = works
         self.prices = [float(kind.compute) for kind in kinds]
         self.streams = [
@@ -123,7 +123,7 @@ class _Case:
 
     def rates(self, cut: Cut, trial: Trial, guess: float, streams: Sequence[Stream] | None = None) -> list[float]:
         """The latency-bounded rate on each stream."""
-        board = Board(self.works, self.prices, cut.stock)
+        board = StockCosts(self.works, self.prices, cut.stock)
         rates: list[float] = []
         for each in self.streams if streams is None else streams:
             rate = bounded_rate(trial, board, each, guess)
@@ -239,7 +239,7 @@ _SERVED: Final[Mapping[Trial, str]] = {first_idle: "first idle", early: "ELSA"}
 
 def _tails(case: _Case, cut: Cut, rates: Sequence[float]) -> dict[str, float]:
     """Latency over limit at the rates found: 95th and 99th percentile (means over seeds), and the longest of all."""
-    board = Board(case.works, case.prices, cut.stock)
+    board = StockCosts(case.works, case.prices, cut.stock)
     runs = [central(board, each, rate) or [] for each, rate in zip(case.streams, rates, strict=True) if rate]
     if not runs:
         return {}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
-from slurm_migbatch.decide.lending.allocation import Calm, Elastic, Loan, paid_worth, reclaim
+from slurm_migbatch.decide.lending.allocation import Elastic, Hysteresis, ReclaimCandidate, paid_worth, reclaim
 from slurm_migbatch.lab.papers.deepboot import Choice, Replica, Surge, allocate, ats_worth, displaced, serve
 from slurm_migbatch.lab.papers.forecast import Levels
 from slurm_migbatch.lab.papers.goodput import Goodput
@@ -29,7 +29,7 @@ PERIOD_S: Final = 60.0
 SIZES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of GPUs that a job is given; changes between neighbours are not worth a restart."""
 _ROUND: Final = "round"
-CALM: Final = Calm(idle_s=0.0, rest_s=300.0)
+CALM: Final = Hysteresis(idle_s=0.0, rest_s=300.0)
 """With a forecast it need not be seen that a GPU is idle."""
 
 
@@ -79,7 +79,7 @@ class Way:
     lend: bool = True
     servers: bool = False
     forecast: bool = True
-    calm: Calm | None = CALM
+    calm: Hysteresis | None = CALM
     sure: float = 0.8
     horizon_s: float = 60.0
     protect: float = 0.0
@@ -242,11 +242,11 @@ class Lending(Quiet):
         size = self.learning.per_node
         return [range(first, first + size) for first in range(self.lent.start, self.lent.stop, size)]
 
-    def _loan(self, sim: Simulation, run: Run, gpus: set[int]) -> Loan[int]:
+    def _loan(self, sim: Simulation, run: Run, gpus: set[int]) -> ReclaimCandidate[int]:
         count = len(run.places)
         memory = self.training[run]
         speeds = [self.learning.of(run.job.app, n) for n in range(count + 1)]
-        return Loan(
+        return ReclaimCandidate(
             run.job.id,
             frozenset(gpus),
             count,

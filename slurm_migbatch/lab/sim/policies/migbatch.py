@@ -5,7 +5,8 @@ are migbatchd's own. What stays an assumption of the simulation: Slurm's own tim
 (`slurm.nodes.Times`), partitions (one for everybody, and one with a lower tier for elastic training), priority by age,
 and time limits that guide backfill and end no job (OverTimeLimit=UNLIMITED), since a trace does not tell what a job
 would have been given on slices. Two loops of migbatchd are left out: the predictor does not learn meanwhile, and empty
-space is offered by `[supply] preference` or one slice of each size, not by the history of requests (`daemon.stock`).
+space is offered by `[supply] preference` or one slice of each size, not by the history of requests
+(`daemon.offer_tuner`).
 """
 
 from __future__ import annotations

@@ -23,10 +23,10 @@ from slurm_migbatch.daemon.rounds import rules_of
 from slurm_migbatch.decide.capacity.spare import loss
 from slurm_migbatch.decide.lending.allocation import Elastic
 from slurm_migbatch.decide.lending.expectation import Expectation
-from slurm_migbatch.decide.lending.ledger import Cause, Loan, Sight, State
-from slurm_migbatch.decide.lending.model import Kind, Order, Picture, Start
+from slurm_migbatch.decide.lending.ledger import Cause, JobView, Loan, State
+from slurm_migbatch.decide.lending.model import Kind, LendingView, LoanOrder, WaitingInference
 from slurm_migbatch.decide.lending.round import decide
-from slurm_migbatch.decide.lending.values import Lent, Seat, Space, Trainee
+from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, LentSlot, SlotReference
 from slurm_migbatch.lab.sim.cluster import Cluster, Part, Place, PlaceError
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.job import Job
@@ -66,10 +66,10 @@ class SliceWay:
 
 
 @lru_cache(maxsize=1 << 12)
-def _sight(job: int, restarts: int, profile: Profile | None) -> Sight:
+def _sight(job: int, restarts: int, profile: Profile | None) -> JobView:
     """How Slurm shows an elastic training job that waits, or runs on a slice."""
     state, kind = ("PENDING", "loan") if profile is None else ("RUNNING", str(profile))
-    return Sight(JobRow(job, state=state, gres=f"mig:{kind}:1", restarts=restarts), LoanHints(slice=profile))
+    return JobView(JobRow(job, state=state, gres=f"mig:{kind}:1", restarts=restarts), LoanHints(slice=profile))
 
 
 @lru_cache(maxsize=1 << 12)
@@ -267,7 +267,7 @@ class SliceLending(Quiet):
             self._wake(sim, _LOOK)  # somebody left, or more would have been released: the next look goes on
         self._full.clear()
 
-    def _requeue(self, sim: Simulation, order: Order) -> None:
+    def _requeue(self, sim: Simulation, order: LoanOrder) -> None:
         run = self.training[order.job]
         (place,) = run.places
         if order.cause is not Cause.GROW:
@@ -276,7 +276,7 @@ class SliceLending(Quiet):
             self.reclaims += 1
         sim.preempt(run)
 
-    def _release(self, sim: Simulation, order: Order) -> None:
+    def _release(self, sim: Simulation, order: LoanOrder) -> None:
         run = self.training[order.job]
         assert order.profile is not None
         place = self._place(sim, order.profile)
@@ -317,10 +317,10 @@ class SliceLending(Quiet):
             return
         node = min(loans, key=lambda name: (len(loans[name]), name))
         for job in loans[node]:
-            self._requeue(sim, Order(Kind.REQUEUE, job, 0, "", Cause.RECLAIM))
+            self._requeue(sim, LoanOrder(Kind.REQUEUE, job, 0, "", Cause.RECLAIM))
         self._news(sim)
 
-    def _picture(self, sim: Simulation) -> Picture:
+    def _picture(self, sim: Simulation) -> LendingView:
         trainees = self._trainees(sim)
         loans, sights = {}, {}
         for one, run in trainees:
@@ -329,12 +329,15 @@ class SliceLending(Quiet):
             if one.seat is not None:
                 loans[job] = _loan(job, one.restarts, one.since, str(one.seat.slot.profile))
         starts = (
-            [Start(run.job.id, (self._profile(sim, run),), self.pool, copies=run.job.gpus) for run in self.inference]
+            [
+                WaitingInference(run.job.id, (self._profile(sim, run),), self.pool, copies=run.job.gpus)
+                for run in self.inference
+            ]
             if self.way.lend
             else []
         )
         spaces = self._spaces(sim, self._lendable())
-        return Picture(
+        return LendingView(
             now=sim.now,
             spaces=tuple(spaces),
             starts=tuple(starts),
@@ -344,7 +347,7 @@ class SliceLending(Quiet):
             reserve=self._reserve,
         )
 
-    def _spaces(self, sim: Simulation, gpus: Iterable[int]) -> list[Space]:
+    def _spaces(self, sim: Simulation, gpus: Iterable[int]) -> list[GpuCapacity]:
         spaces = []
         for index in gpus:
             gpu = sim.cluster.gpus[index]
@@ -352,16 +355,16 @@ class SliceLending(Quiet):
             for slot, cell in sorted(gpu.cells.items()):
                 run = cell.runs[0]
                 if run.job.kind == "train":
-                    lent.append(Lent(slot, run.job.id))
+                    lent.append(LentSlot(slot, run.job.id))
                 else:
                     taken.append(slot)
             mine = index not in self.idle_since
             idle, last = self.idle_since.get(index, 0.0), self.reclaimed.get(index)
             node = self.node_of[index]
-            spaces.append(Space(node, index, gpu.geometry, tuple(taken), tuple(lent), idle, last, own=mine))
+            spaces.append(GpuCapacity(node, index, gpu.geometry, tuple(taken), tuple(lent), idle, last, own=mine))
         return spaces
 
-    def _trainees(self, sim: Simulation) -> list[tuple[Trainee, Run]]:
+    def _trainees(self, sim: Simulation) -> list[tuple[ElasticJob, Run]]:
         """In the order of their arrival; without those that still write their checkpoint."""
         found = []
         for run in self.training.values():
@@ -371,9 +374,9 @@ class SliceLending(Quiet):
             seat = None
             if run.places:
                 (place,) = run.places
-                seat = Seat(self.node_of[place.gpu], place.gpu, place.slot)
+                seat = SlotReference(self.node_of[place.gpu], place.gpu, place.slot)
             full = job.costs.checkpoint_s + job.costs.restart_s  # migbatchd has measured it by then
-            one = Trainee(
+            one = ElasticJob(
                 job.id,
                 self._of(sim, job),
                 job.user,

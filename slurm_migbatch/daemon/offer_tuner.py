@@ -15,7 +15,7 @@ from typing import Final
 
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.observer import Observer
-from slurm_migbatch.daemon.poll import Snapshot
+from slurm_migbatch.daemon.poll import SlurmView
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.decide.capacity.demand import could_run, slices
 from slurm_migbatch.decide.paris_elsa.preference import HORIZON_S, Class, preference
@@ -37,14 +37,14 @@ USUAL_S: Final = 600.0
 """What a job of the queue is taken to last of whose profile none has ended lately."""
 
 
-class StockRoom:
+class OfferTuner:
     """Keeps supply's preference in step with what is asked for."""
 
     def __init__(
         self,
         observer: Observer,
         writer: StoreWriter,
-        latest: Callable[[], Snapshot | None],
+        latest: Callable[[], SlurmView | None],
         *,
         enabled: bool = True,
         clock: Callable[[], float] = time.time,
