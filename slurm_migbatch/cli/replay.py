@@ -16,7 +16,7 @@ import click
 from slurm_migbatch.cli.common import EXIT_FAILED, EXIT_USAGE
 from slurm_migbatch.config import Config, load
 from slurm_migbatch.daemon.flightrecorder import SUFFIX, read_entries, segments
-from slurm_migbatch.daemon.rounds import blackout_of, settings_of
+from slurm_migbatch.daemon.settings import blackout_of, settings_of
 from slurm_migbatch.decide.core import Settings
 from slurm_migbatch.decide.recording.codec import CodecError, canonical
 from slurm_migbatch.decide.recording.pseudonyms import CollectedNames, Pseudonyms, without_names

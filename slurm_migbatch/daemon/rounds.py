@@ -7,12 +7,10 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from slurm_migbatch.config import Config, DispatchConfig, LendingConfig, SupplyConfig
-from slurm_migbatch.config.hours import Hours
+from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.advertiser import Advertiser
 from slurm_migbatch.daemon.controller import Clock, Controller, RoundReport, Slurm, explain
 from slurm_migbatch.daemon.flightrecorder import DIRECTORY, FlightRecorder
@@ -22,86 +20,20 @@ from slurm_migbatch.daemon.observer import Observer, ToldView
 from slurm_migbatch.daemon.plans import PlanBoard
 from slurm_migbatch.daemon.poll import SlurmView
 from slurm_migbatch.daemon.record import NodesPast, WriterRecord, lending_past, nodes_past
+from slurm_migbatch.daemon.settings import blackout_of, settings_of
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.core import Settings
 from slurm_migbatch.decide.dispatch.arrays import Throttle
 from slurm_migbatch.decide.dispatch.retype import Retype
-from slurm_migbatch.decide.dispatch.stage import DispatchOutcome, DispatchSettings
+from slurm_migbatch.decide.dispatch.stage import DispatchOutcome
 from slurm_migbatch.decide.dispatch.stage import action_row as change_row
-from slurm_migbatch.decide.lending.allocation import Hysteresis
-from slurm_migbatch.decide.lending.model import Rules
-from slurm_migbatch.decide.lending.stage import LendingSettings, OrderOutcome
+from slurm_migbatch.decide.lending.stage import OrderOutcome
 from slurm_migbatch.decide.snapshot import Predictions
-from slurm_migbatch.decide.supply.stage import SupplySettings
-from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.workload.csvlines import TraceError
-from slurm_migbatch.workload.pairs import read
 
 log = logging.getLogger(__name__)
 
 _RETRY: Final = "nothing that runs is touched; the next round tries again"
-
-
-# -- what an administrator set -----------------------------------------------------------------------------------------
-
-
-def settings_of(config: Config) -> Settings:
-    """Return what a configuration has the controller decide."""
-    return Settings(
-        supply_settings(config.supply, config.lending) if config.supply.enabled else None,
-        dispatch_settings(config.dispatch) if config.dispatch.enabled else None,
-        lending_settings(config.lending) if config.lending.enabled else None,
-    )
-
-
-def supply_settings(supply: SupplyConfig, lending: LendingConfig) -> SupplySettings:
-    """Return how supply decides."""
-    preference = tuple(Profile.parse(name) for name in supply.preference)
-    return SupplySettings(preference=preference, lending=frozenset(lending.partitions))
-
-
-def dispatch_settings(config: DispatchConfig) -> DispatchSettings:
-    """Return how waiting jobs follow supply."""
-    return DispatchSettings(config.every_s, config.hold_s, config.arrays, config.dry_run)
-
-
-def lending_settings(config: LendingConfig) -> LendingSettings:
-    """Return how slices are lent. Measured slowdowns of pairs are read from a file; a warning where they cannot be."""
-    return LendingSettings(
-        partitions=tuple(config.partitions),
-        rules=rules_of(config),
-        horizon_s=config.horizon_s,
-        sure=config.sure,
-        forecast_days=config.forecast_days,
-        day_s=config.day_s,
-        restart_s=config.restart_s,
-        checkpoint_s=config.checkpoint_s,
-        share=config.share,
-        slowdowns=_measured(config.pairs),
-        dry_run=config.dry_run,
-    )
-
-
-def rules_of(config: LendingConfig) -> Rules:
-    """Return the rules that an admin set."""
-    calm = Hysteresis(loan_s=config.payback_s, idle_s=config.min_idle_s, rest_s=config.rest_s)
-    return Rules(
-        calm=calm,
-        grace_s=config.grace_s,
-        start_s=config.start_s,
-        protect_s=min(60.0, config.payback_s / 10),
-        reclaim=config.reclaim,
-        most_releases=config.most_releases,
-        max_restarts=config.max_restarts,
-        quota=dict(config.quota),
-    )
-
-
-def blackout_of(config: LendingConfig) -> Callable[[float], bool]:
-    """Return whether nothing may be lent at a moment (unix seconds), by this host's time of day."""
-    blackout = tuple(Hours.parse(text) for text in config.blackout)
-    return lambda now: any(hours.covers(datetime.fromtimestamp(now)) for hours in blackout)
 
 
 def _recorder(config: Config, settings: Settings) -> FlightRecorder | None:
@@ -109,16 +41,6 @@ def _recorder(config: Config, settings: Settings) -> FlightRecorder | None:
         return None
     directory = Path(config.daemon.run_dir) / DIRECTORY
     return FlightRecorder(directory, settings, config.daemon.record_hours, config.daemon.record_mb)
-
-
-def _measured(path: str) -> Mapping[tuple[str, str], float]:
-    if not path:
-        return {}
-    try:
-        return read(Path(path))
-    except (OSError, TraceError) as error:
-        log.warning("[lending] pairs cannot be used, the usual slowdown is assumed of every pair: %s", error)
-        return {}
 
 
 # -- rounds ------------------------------------------------------------------------------------------------------------

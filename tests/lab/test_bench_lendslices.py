@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from slurm_migbatch.config import loads, render
-from slurm_migbatch.daemon.rounds import rules_of
+from slurm_migbatch.daemon.settings import rules_of
 from slurm_migbatch.decide.lending.forecast import DAY_S
 from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.experiments import lending, lendslices

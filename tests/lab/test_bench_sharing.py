@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_migbatch.config import Config, LendingConfig, loads, render
-from slurm_migbatch.daemon.rounds import lending_settings
+from slurm_migbatch.daemon.settings import lending_settings
 from slurm_migbatch.decide.lending.pairs import Rules, pairs
 from slurm_migbatch.decide.lending.stage import LendingMemory
 from slurm_migbatch.lab.bars import NotMeasurable

@@ -15,7 +15,7 @@ from slurm_migbatch.daemon.advertiser import Advertiser
 from slurm_migbatch.daemon.controller import Controller, RoundReport
 from slurm_migbatch.daemon.observer import Observer
 from slurm_migbatch.daemon.record import WriterRecord, lending_past
-from slurm_migbatch.daemon.rounds import blackout_of, lending_settings
+from slurm_migbatch.daemon.settings import blackout_of, lending_settings
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.core import Settings

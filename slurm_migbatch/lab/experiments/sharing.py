@@ -30,7 +30,7 @@ from typing import Any, Final
 import numpy as np
 
 from slurm_migbatch.config import Config, LendingConfig
-from slurm_migbatch.daemon.rounds import lending_settings
+from slurm_migbatch.daemon.settings import lending_settings
 from slurm_migbatch.decide.lending.pairs import Rules
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
 from slurm_migbatch.lab.experiments.shipped import told

@@ -10,7 +10,7 @@ from slurm_migbatch.daemon.advertiser import Advertiser
 from slurm_migbatch.daemon.controller import Controller
 from slurm_migbatch.daemon.facts import SitePredictions
 from slurm_migbatch.daemon.observer import Observer
-from slurm_migbatch.daemon.rounds import blackout_of, settings_of
+from slurm_migbatch.daemon.settings import blackout_of, settings_of
 from slurm_migbatch.decide.snapshot import LendingPast, Predictions
 from slurm_migbatch.lab.slurm.filter import SubmitFilter, catalog_of
 from slurm_migbatch.lab.slurm.record import MemoryRecord

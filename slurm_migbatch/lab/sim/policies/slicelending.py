@@ -1,6 +1,6 @@
 """Training lent the idle MIG slices of inference: migbatchd's own decision, driven by the simulation.
 
-`decide.lending.round.decide` is what decides, with the rules that `daemon.rounds.rules_of` makes of a `LendingConfig`
+`decide.lending.round.decide` is what decides, with the rules that `daemon.settings.rules_of` makes of a `LendingConfig`
 and the reserve of `decide.lending.expectation.Expectation`; here is what Slurm, supply and the nodes do. Inference
 starts on its GPUs as soon as there is room. Where there is none, migbatchd's next look ends loans. Training jobs have
 one slice each.
@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from slurm_migbatch.config.schema import ClusterConfig, LendingConfig, between, key
-from slurm_migbatch.daemon.rounds import rules_of
+from slurm_migbatch.daemon.settings import rules_of
 from slurm_migbatch.decide.capacity.spare import loss
 from slurm_migbatch.decide.lending.allocation import Elastic
 from slurm_migbatch.decide.lending.expectation import Expectation

@@ -1,0 +1,90 @@
+"""What an administrator set in migbatch.toml, as the settings of decisions."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+
+from slurm_migbatch.config import Config, DispatchConfig, LendingConfig, SupplyConfig
+from slurm_migbatch.config.hours import Hours
+from slurm_migbatch.decide.core import Settings
+from slurm_migbatch.decide.dispatch.stage import DispatchSettings
+from slurm_migbatch.decide.lending.allocation import Hysteresis
+from slurm_migbatch.decide.lending.model import Rules
+from slurm_migbatch.decide.lending.stage import LendingSettings
+from slurm_migbatch.decide.supply.stage import SupplySettings
+from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.workload.csvlines import TraceError
+from slurm_migbatch.workload.pairs import read
+
+log = logging.getLogger(__name__)
+
+
+def settings_of(config: Config) -> Settings:
+    """Return what a configuration has the controller decide."""
+    return Settings(
+        supply_settings(config.supply, config.lending) if config.supply.enabled else None,
+        dispatch_settings(config.dispatch) if config.dispatch.enabled else None,
+        lending_settings(config.lending) if config.lending.enabled else None,
+    )
+
+
+def supply_settings(supply: SupplyConfig, lending: LendingConfig) -> SupplySettings:
+    """Return how supply decides."""
+    preference = tuple(Profile.parse(name) for name in supply.preference)
+    return SupplySettings(preference=preference, lending=frozenset(lending.partitions))
+
+
+def dispatch_settings(config: DispatchConfig) -> DispatchSettings:
+    """Return how waiting jobs follow supply."""
+    return DispatchSettings(config.every_s, config.hold_s, config.arrays, config.dry_run)
+
+
+def lending_settings(config: LendingConfig) -> LendingSettings:
+    """Return how slices are lent. Measured slowdowns of pairs are read from a file; a warning where they cannot be."""
+    return LendingSettings(
+        partitions=tuple(config.partitions),
+        rules=rules_of(config),
+        horizon_s=config.horizon_s,
+        sure=config.sure,
+        forecast_days=config.forecast_days,
+        day_s=config.day_s,
+        restart_s=config.restart_s,
+        checkpoint_s=config.checkpoint_s,
+        share=config.share,
+        slowdowns=_measured(config.pairs),
+        dry_run=config.dry_run,
+    )
+
+
+def rules_of(config: LendingConfig) -> Rules:
+    """Return the rules that an admin set."""
+    calm = Hysteresis(loan_s=config.payback_s, idle_s=config.min_idle_s, rest_s=config.rest_s)
+    return Rules(
+        calm=calm,
+        grace_s=config.grace_s,
+        start_s=config.start_s,
+        protect_s=min(60.0, config.payback_s / 10),
+        reclaim=config.reclaim,
+        most_releases=config.most_releases,
+        max_restarts=config.max_restarts,
+        quota=dict(config.quota),
+    )
+
+
+def blackout_of(config: LendingConfig) -> Callable[[float], bool]:
+    """Return whether nothing may be lent at a moment (unix seconds), by this host's time of day."""
+    blackout = tuple(Hours.parse(text) for text in config.blackout)
+    return lambda now: any(hours.covers(datetime.fromtimestamp(now)) for hours in blackout)
+
+
+def _measured(path: str) -> Mapping[tuple[str, str], float]:
+    if not path:
+        return {}
+    try:
+        return read(Path(path))
+    except (OSError, TraceError) as error:
+        log.warning("[lending] pairs cannot be used, the usual slowdown is assumed of every pair: %s", error)
+        return {}
