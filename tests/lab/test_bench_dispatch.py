@@ -7,9 +7,10 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_migbatch.config import SupplyConfig, loads, render
+from slurm_migbatch.lab import shipped
 from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.cli.bench import bench
-from slurm_migbatch.lab.experiments import dispatch, shipped
+from slurm_migbatch.lab.experiments import dispatch
 from slurm_migbatch.lab.experiments.dispatch import Auto, MeasuredTable
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.studies.pariselsa import kinds_of

@@ -9,9 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_migbatch.config import SupplyConfig, loads, render
+from slurm_migbatch.lab import shipped
 from slurm_migbatch.lab.bars import NotMeasurable
 from slurm_migbatch.lab.cli.bench import bench
-from slurm_migbatch.lab.experiments import fragmentation, shipped
+from slurm_migbatch.lab.experiments import fragmentation
 from slurm_migbatch.lab.experiments.fragmentation import Draw
 from slurm_migbatch.lab.papers.placement import FirstFit
 from slurm_migbatch.lab.sim.gpus import geometry

@@ -36,7 +36,7 @@ from slurm_migbatch.decide.paris_elsa.partition import ways
 from slurm_migbatch.decide.paris_elsa.preference import HORIZON_S, Class
 from slurm_migbatch.decide.snapshot import Candidate
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
-from slurm_migbatch.lab.experiments.shipped import DECIDES, learned, pace, told
+from slurm_migbatch.lab.shipped import DECIDES, learned, pace, told
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.slurm.controller import ServiceController
 from slurm_migbatch.lab.slurm.run import Simulation, Site, SiteNode, Submission

@@ -33,8 +33,8 @@ import numpy as np
 from slurm_migbatch.config import Config
 from slurm_migbatch.decide.paris_elsa.preference import HORIZON_S, Class
 from slurm_migbatch.lab.bars import Bar, mean_with_interval
-from slurm_migbatch.lab.experiments.shipped import DECIDES, learned, pace, told
 from slurm_migbatch.lab.papers.placement import BestFit, FirstFit
+from slurm_migbatch.lab.shipped import DECIDES, learned, pace, told
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.slurm.controller import ServiceController
 from slurm_migbatch.lab.slurm.run import Simulation, Site, SiteNode, Submission

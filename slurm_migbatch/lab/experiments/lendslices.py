@@ -22,7 +22,6 @@ tells how many GPUs are in use and not by which jobs, so it cannot stand for the
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,12 +30,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from slurm_migbatch.config import Config, LendingConfig, text_of
+from slurm_migbatch.config import Config, LendingConfig
 from slurm_migbatch.decide.lending.expectation import Expectation
 from slurm_migbatch.decide.lending.forecast import DAY_S
 from slurm_migbatch.lab.bars import Bar, NotMeasurable
 from slurm_migbatch.lab.experiments import lending
 from slurm_migbatch.lab.experiments.lending import Load
+from slurm_migbatch.lab.shipped import told
 from slurm_migbatch.lab.sim.cluster import Cluster
 from slurm_migbatch.lab.sim.curves import Curves, Table
 from slurm_migbatch.lab.sim.engine import Simulation
@@ -142,8 +142,7 @@ def miso(data: Path) -> Miso | None:
 
 def settings() -> dict[str, str]:
     """What decides, and the digest of the configuration that it has: the shipped one, as it is rendered."""
-    text = text_of(Config())
-    return {"decides": DECIDES, "configuration": hashlib.sha256(text.encode()).hexdigest()[:16]}
+    return told(DECIDES, Config())
 
 
 def training(found: Miso, arrivals: Sequence[float], seed: int, whole: bool = False) -> list[Job]:

@@ -33,7 +33,7 @@ from slurm_migbatch.config import Config, LendingConfig
 from slurm_migbatch.daemon.settings import lending_settings
 from slurm_migbatch.decide.lending.pairs import Rules
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
-from slurm_migbatch.lab.experiments.shipped import told
+from slurm_migbatch.lab.shipped import told
 from slurm_migbatch.lab.sim.cluster import Cluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import geometry

@@ -11,7 +11,6 @@ space is offered by `[supply] preference` or one slice of each size, not by the 
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,10 +19,10 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from slurm_migbatch.config import Config, ConfigError, Problem, load, text_of
+from slurm_migbatch.config import Config, ConfigError, Problem, load
 from slurm_migbatch.config.schema import between, key, one_of
 from slurm_migbatch.daemon.facts import chooser_of, known_models
-from slurm_migbatch.decide.core import decide
+from slurm_migbatch.lab.shipped import DECIDES, told
 from slurm_migbatch.lab.sim.cluster import PlaceError
 from slurm_migbatch.lab.sim.job import Job
 from slurm_migbatch.lab.sim.registry import Setup
@@ -48,8 +47,6 @@ from slurm_migbatch.predict.state import Learned
 from slurm_migbatch.predict.training import learn
 from slurm_migbatch.profiling.measurement import Measurement
 
-DECIDES: Final = f"{decide.__module__}.{decide.__qualname__}"
-"""The function that decides, as results name it."""
 _TIERS: Final = (10, 1)
 """PriorityTier of ordinary jobs and of elastic training."""
 
@@ -93,9 +90,7 @@ class Migbatch:
 
     def settings(self, params: MigbatchParams) -> Mapping[str, str]:
         """See Kind. Raises ConfigError."""
-        config = _config(params)
-        digest = hashlib.sha256(text_of(config).encode()).hexdigest()[:16]
-        return {"decides": DECIDES, "configuration": digest, "file": params.config or "shipped defaults"}
+        return {**told(DECIDES, _config(params)), "file": params.config or "shipped defaults"}
 
     def play(self, params: MigbatchParams, setup: Setup) -> Result:
         """See Kind. Raises ConfigError, PlaceError, and Stuck where jobs are left that nothing will ever start."""
