@@ -18,7 +18,7 @@ from slurm_migbatch.daemon.flightrecorder import FlightRecorder, read_entries, s
 from slurm_migbatch.daemon.history import open_history
 from slurm_migbatch.daemon.observer import Observer
 from slurm_migbatch.daemon.record import WriterRecord
-from slurm_migbatch.daemon.rounds import dispatch_settings
+from slurm_migbatch.daemon.settings import dispatch_settings
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.decide.capacity.model import Demand, Gpu, Lease, Node
 from slurm_migbatch.decide.core import Decision, Memory, Settings
