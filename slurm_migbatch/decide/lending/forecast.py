@@ -1,10 +1,9 @@
-"""What inference will need in the next minutes, from what it needed: who lends idle slices has to know how long.
+"""How long idle slices will stay idle, from how long they did before: lending has to know.
 
-Simple on purpose, and empirical throughout; nothing is fitted:
-
-- `LevelGaps`: how long demand stays at or below each level before it rises above it again. A slice that was needed a
-  moment ago is mostly needed again in a moment, one that has been idle for a while stays so: the expected rest of a gap
-  is taken over those gaps, of the last hour and around this time of day, that lasted as long as this one has by now.
+Empirical; nothing is fitted. `LevelGaps` keeps how long demand stays at or below each level before it rises above it
+again. A slice that was needed a moment ago is mostly needed again in a moment, one that has been idle for a while stays
+so: the expected rest of a gap is taken over those gaps, of the last hour and around this time of day, that lasted as
+long as this one has by now.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 DAY_S: Final = 86_400.0
-BIN_S: Final = 60.0
 AROUND_S: Final = 1800.0
 """Moments of earlier days this close in time of day count as this time of day."""
 PART_S: Final = 600.0

@@ -4,7 +4,7 @@
 so many were, at this time of day on earlier days, says how long a window the n-th has. What was needed recently is
 expected to be needed again, and a recent rate above that time of day's raises all of it. Empirical; nothing is fitted.
 
-migbatchd lends by `decide.lending.forecast.Rises`.
+migbatchd lends by `decide.lending.forecast.LevelGaps`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from slurm_migbatch.decide.lending.forecast import AROUND_S, BIN_S, DAY_S
+from slurm_migbatch.decide.lending.forecast import AROUND_S, DAY_S
 
+BIN_S: Final = 60.0
 _TINY: Final = 1e-6
 RECENT_S: Final = 600.0
 _MOST_RATIO: Final = 3.0
