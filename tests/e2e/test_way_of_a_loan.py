@@ -59,15 +59,15 @@ def test_three_loans_end_for_one_large_slice_and_lose_nothing(bed: Cluster) -> N
     inference, said = sbatch(bed, "-p", "gpu", "--gres=mig:3g.40gb", wrap="sleep 5", user="mbbob")
     assert inference, said
     assert bed.wait_job(inference, "RUNNING", "COMPLETED", timeout=PATIENCE_S) in ("RUNNING", "COMPLETED")
-    over = [one for one in loans(bed, "--all") if one["state"] == "ended" and one["job"] in jobs]
-    assert sorted(one["job"] for one in over) == jobs
-    assert all(f"inference job {inference} needs 3g.40gb" in one["why"] for one in over)
+    ended = [loan for loan in loans(bed, "--all") if loan["state"] == "ended" and loan["job"] in jobs]
+    reclaimed = [loan["job"] for loan in ended if f"inference job {inference} needs 3g.40gb" in loan["why"]]
+    assert sorted(reclaimed) == jobs, ended
     steps = {job: saved(bed, job) for job in jobs}
     assert all(steps.values()), "each wrote a checkpoint when it was told"
     assert bed.wait_job(inference) == "COMPLETED"
     until("the return of the three", lambda: all(len(begun(bed, job)) == 2 for job in jobs))
     assert {job: begun(bed, job)[1] for job in jobs} == steps
-    assert [row["kind"] for row in actions(bed, jobs[0])] == ["release", "signal", "requeue", "retype", "release"]
+    assert [row["kind"] for row in actions(bed, jobs[0])][-4:] == ["signal", "requeue", "retype", "release"]
     assert bed.job_state(held) == "RUNNING"
 
 
