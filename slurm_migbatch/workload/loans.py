@@ -133,6 +133,7 @@ def waiting_count(gres: str) -> int:
     return 1 if forgets(gres) else 2
 
 
+@lru_cache(maxsize=1 << 14)
 def is_marked(comment: str) -> bool:
     """Return whether the filter, or root, wrote at the end of the comment that the job is elastic."""
     match = _marker(comment)

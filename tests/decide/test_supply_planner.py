@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_migbatch.decide.capacity.model import Demand, Gpu, Lease, Mode, Node, Plan, Reservation
+from slurm_migbatch.decide.supply.fleet import Claim
 from slurm_migbatch.decide.supply.planner import Planner
+from slurm_migbatch.decide.supply.reserve import Reserver
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import EMPTY, Layout, Slot
 from slurm_migbatch.mig.planning import plan_free
@@ -63,6 +66,23 @@ def test_less_important_jobs_do_not_get_what_is_reserved() -> None:
     assert found.nodes["n1"].layouts["a"] == layout("4g.40gb@0")
     assert [r.job for r in found.reservations] == [2]
     assert found.waiting == (2, 3)
+
+
+def test_a_long_queue_of_one_kind_is_given_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    reserve = Reserver.reserve
+
+    def counted(self: Reserver, demands: Sequence[Demand], copy: int, ends: Callable[[Claim], float | None]) -> bool:
+        tried.extend(demand.job for demand in demands)
+        return reserve(self, demands, copy, ends)
+
+    monkeypatch.setattr(Reserver, "reserve", counted)
+    nodes = [node("n1", gpu("a", "4g.40gb@0"))]
+    wants = [demand(1 + i, ("7g.80gb", "2*3g.40gb")[i % 2]) for i in range(200)]
+    found = plan(nodes, [*wants, demand(500, "1g.10gb")])
+    assert [r.job for r in found.reservations] == [1], "one GPU is reserved once"
+    assert tried == [1, 2, 3, 500], "the pool is full: nothing of these kinds is tried again"
+    assert found.waiting == (*range(1, 201), 500)
 
 
 def test_an_offer_stays_where_nothing_gains_by_a_change() -> None:

@@ -41,13 +41,19 @@ def could_run(row: JobRow, now: float) -> bool:
     """Whether a pending job waits for nothing but resources."""
     if not row.pending:
         return False
-    reason = row.reason.replace("_", " ").strip("()")
-    if reason.startswith(_RUNNABLE_PROSE):
-        return True
-    word = row.reason.partition(",")[0].strip()
-    if word == "BeginTime":
+    runnable = _runnable(row.reason)
+    if runnable is None:
         return row.eligible is not None and row.eligible <= now + BEGIN_LEAD_S
-    return word in RUNNABLE
+    return runnable
+
+
+@lru_cache(maxsize=1024)
+def _runnable(reason: str) -> bool | None:
+    """Whether a job with this pending reason waits for nothing but resources; None where its begin time decides."""
+    if reason.replace("_", " ").strip("()").startswith(_RUNNABLE_PROSE):
+        return True
+    word = reason.partition(",")[0].strip()
+    return None if word == "BeginTime" else word in RUNNABLE
 
 
 @lru_cache(maxsize=4096)
@@ -80,7 +86,7 @@ def demands(
     supply: Collection[str],
     now: float,
     avoid: Mapping[int, Collection[str]] | None = None,
-    loan: Callable[[JobRow], bool] = lambda row: False,
+    loan: Callable[[JobRow], bool] | None = None,
 ) -> list[Demand]:
     """The pending work that supply could help, in the order of `jobs` (Slurm's own).
 
@@ -94,7 +100,7 @@ def demands(
         now: unix seconds.
         avoid: job -> nodes on which an offer for it stood and was not taken (too few CPUs there, excluded by the
             user, whatever else Slurm knows and we do not).
-        loan: whether a job may have a slice only where nothing else needs the room.
+        loan: whether a job may have a slice only where nothing else needs the room; None for no job.
     """
     site = _Site(jobs, nodes, supply, avoid or {}, loan)
     missing = Counter(row.het_job for row in jobs if row.het_job is not None and row.pending)
@@ -126,7 +132,7 @@ class _Site:
         nodes: Iterable[NodeRow],
         supply: Collection[str],
         avoid: Mapping[int, Collection[str]],
-        loan: Callable[[JobRow], bool],
+        loan: Callable[[JobRow], bool] | None,
     ) -> None:
         self._avoid, self._loan = avoid, loan
         self._rows: dict[str, NodeRow] = {}
@@ -170,7 +176,7 @@ class _Site:
             copies=copies,
             limit_s=row.time_limit_s,
             apart=apart,
-            loan=apart is None and self._loan(row),
+            loan=apart is None and self._loan is not None and self._loan(row),
         )
 
 

@@ -179,7 +179,7 @@ def without_place(
             continue
         row = jobs.get(demand.job)
         grant = None if row is None else marked(row.comment)
-        if row is None or grant is None or dict(grant.parts) != dict(demand.parts) or not forgets(row.gres):
+        if row is None or grant is None or grant.parts[0] != demand.parts[0] or not forgets(row.gres):
             continue
         yield Pending(row, grant, demand.pool, copies)
 

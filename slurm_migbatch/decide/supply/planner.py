@@ -114,6 +114,8 @@ class _Round:
                 self._components.setdefault(demand.apart, []).append(number)
         #: what failed once fails for the rest of the round, since space only shrinks
         self._hopeless: set[_Kind | tuple[_Kind, ...]] = set()
+        #: of these, for which there may be no reservation either
+        self._done: set[_Kind] = set()
         #: nodes to try for several slices, without those that have failed
         self._order: dict[tuple[frozenset[str], tuple[tuple[Profile, int], ...]], list[str]] = {}
         self._tries = 0
@@ -126,14 +128,7 @@ class _Round:
                 continue
             if demand.loan:
                 continue
-            for copy in range(demand.copies):
-                if self._serve(number, copy, demand):
-                    self.copies[number] += 1
-                else:
-                    self.waiting[demand.job] = None
-                    if not self.reserver.reserve([demand], copy, self._ends):
-                        break
-                self.fleet.commit()
+            self._serve_copies(number, demand)
         for number, demand in enumerate(self.demands):
             if demand.loan and demand.apart is None:
                 self._lend(number, demand)
@@ -167,6 +162,23 @@ class _Round:
         }
 
     # -- one demand --------------------------------------------------------------------------------------------
+
+    def _serve_copies(self, number: int, demand: Demand) -> None:
+        """Find room for each copy, or reserve it."""
+        kind = _kind(demand)
+        if kind in self._done:
+            self.waiting[demand.job] = None
+            return
+        for copy in range(demand.copies):
+            if self._serve(number, copy, demand):
+                self.copies[number] += 1
+            else:
+                self.waiting[demand.job] = None
+                if not self.reserver.reserve([demand], copy, self._ends):
+                    if self.reserver.is_full(demand.pool):
+                        self._done.add(kind)
+                    return
+            self.fleet.commit()
 
     def _lend(self, number: int, demand: Demand) -> None:
         for copy in range(demand.copies):

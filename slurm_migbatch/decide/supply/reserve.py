@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
@@ -23,6 +24,8 @@ _MAX_NODES = 64
 _When = tuple[int, float, int]
 _Busy = tuple[Slot, float | None]
 _Places = list[tuple[GpuClaims, Slot]]
+#: what of each GPU of a node decides when slices fit there; never changed in place
+_Stamp = list[tuple[object, ...]]
 
 
 class Reserver:
@@ -35,7 +38,13 @@ class Reserver:
         self._count: dict[frozenset[str], int] = {}
         self._bound: dict[frozenset[str], int] = {}
         self._ranked: dict[tuple[frozenset[str], Profile], list[tuple[_When, int]]] = {}
+        #: by node and slices: what decided when they fit soonest, and that
+        self._soonest_on: dict[tuple[str, tuple[Profile, ...]], tuple[_Stamp, tuple[_When, _Places] | None]] = {}
         self.made: list[Reservation] = []
+
+    def is_full(self, pool: frozenset[str]) -> bool:
+        """Tell whether there may be no more reservations in the pool; once so, it stays so."""
+        return len(self.made) >= self._most or self._count.get(pool, 0) >= self._limit(pool)
 
     def reserve(self, demands: Sequence[Demand], copy: int, ends: Callable[[Claim], float | None]) -> bool:
         """Reserve for one copy of a demand, or for all of several that have to be apart.
@@ -43,7 +52,7 @@ class Reserver:
         False where there may be no more reservations or no place can ever hold it.
         """
         pools = {demand.pool for demand in demands}
-        if len(self.made) >= self._most or any(self._count.get(pool, 0) >= self._limit(pool) for pool in pools):
+        if any(self.is_full(pool) for pool in pools):
             return False
         first = demands[0]
         if len(demands) == 1 and first.nodes == 1 and len(first.slices) == 1:
@@ -263,9 +272,20 @@ class Reserver:
 
     def _node_soonest(
         self, name: str, slices: tuple[Profile, ...], ends: Callable[[Claim], float | None]
-    ) -> tuple[_When, list[tuple[GpuClaims, Slot]]] | None:
-        """The fewest endings, soonest first, after which all slices fit on the node."""
+    ) -> tuple[_When, _Places] | None:
+        """The fewest endings, soonest first, after which all slices fit on the node; kept while its GPUs stay alike."""
         seats = self._fleet.by_node[name]
+        stamp: _Stamp = [(seat.shape, seat.claims, seat.reserved, seat.until) for seat in seats]
+        known = self._soonest_on.get((name, slices))
+        if known is not None and all(map(_same, known[0], stamp)):
+            return known[1]
+        found = self._node_first(seats, slices, ends)
+        self._soonest_on[name, slices] = stamp, found
+        return found
+
+    def _node_first(
+        self, seats: Sequence[GpuClaims], slices: tuple[Profile, ...], ends: Callable[[Claim], float | None]
+    ) -> tuple[_When, _Places] | None:
         busy = {seat.index: list(self._busy(seat, ends)) for seat in seats}
         times = sorted({_order(until) for one in busy.values() for _, until in one})
         low, high = 0, len(times)
@@ -370,6 +390,10 @@ def _soonest_apart(
         else:
             best, high = (whens[middle], chosen), middle - 1
     return best
+
+
+def _same(before: tuple[object, ...], after: tuple[object, ...]) -> bool:
+    return all(map(operator.is_, before, after))
 
 
 def _order(until: float | None) -> float:

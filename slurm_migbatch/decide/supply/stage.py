@@ -100,9 +100,8 @@ def plan_supply(snapshot: ClusterSnapshot, memory: SupplyMemory, settings: Suppl
     nodes, sharing = _nodes(snapshot, memory, notes)
     avoided = _avoided(memory, snapshot.now)
     lending = settings.lending
-    wanted = demands(
-        snapshot.jobs, snapshot.nodes, nodes.keys(), snapshot.now, avoided, lambda row: is_elastic(row, lending)
-    )
+    elastic = (lambda row: is_elastic(row, lending)) if lending else None
+    wanted = demands(snapshot.jobs, snapshot.nodes, nodes.keys(), snapshot.now, avoided, elastic)
     preference = settings.preference or snapshot.preference
     anew = memory.preference is not None and preference != memory.preference
     memory.preference = preference
