@@ -21,7 +21,7 @@ its requeue."""
 
 
 class JobClient(Protocol):
-    """What the co-scheduler asks of Slurm (`slurm.client.SlurmClient`)."""
+    """What lending asks of Slurm (`slurm.client.SlurmClient`)."""
 
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
         """`scontrol update` of many jobs."""

@@ -1,4 +1,4 @@
-"""The record of the co-scheduler: loans of slices to training jobs, what was done to jobs, and what it forecasts from.
+"""The record of lending and dispatch: loans of slices, what was done to jobs, and what lending forecasts from.
 
 A loan is written before Slurm is told anything (its intention) and again after every change, under the same identity
 (job, restart, moment of the decision), so that a service that was killed in between knows what it was about to do.

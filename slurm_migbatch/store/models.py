@@ -334,7 +334,7 @@ class Loan(Base):
 
 
 class Action(Base):
-    """One thing that the co-scheduler did to a job, or with `dry_run` would have done.
+    """One thing that migbatchd did to a job, or with `dry_run` would have done.
 
     `kind`: release, withdraw, signal, requeue, retype, throttle, share. `outcome` is empty where Slurm did it.
     """

@@ -51,7 +51,7 @@ def hints(client: CliClient, job: int) -> LoanHints | None:
 
 
 def retype(client: CliClient, job: int, kind: str, **more: str) -> None:
-    """What the co-scheduler does to release a job, and to put it back."""
+    """What lending does to release a job, and to put it back."""
     found = row(client, job)
     if first := emptied(found.gres):
         client.update_job(job, **first)

@@ -55,7 +55,7 @@ class Training:
 
 
 class LendingSlurm(SteppedSlurm):
-    """Changes of jobs must be those of a co-scheduler that knows what it does."""
+    """Changes of jobs must be those of a controller that knows what it does."""
 
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
         for name, fields in updates.items():

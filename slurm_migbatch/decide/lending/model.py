@@ -1,4 +1,4 @@
-"""What one round of the co-scheduler looks at, and what it may answer: plain values."""
+"""What one round of lending looks at, and what it may answer: plain values."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Lending beside a real Slurm: the same wave with and without, and what the simulator had said of both.
 
 Two nodes of four simulated H100s. Inference belongs on the first half of the nodes. *half*: training has the other half
-and nothing more, under the same co-scheduler, with the same elastic jobs and sizes. *lending*: it may have what is idle
+and nothing more, under the same migbatchd, with the same elastic jobs and sizes. *lending*: it may have what is idle
 on the first half too.
 
 Every figure is read from the record that migbatchd keeps and from what the training jobs themselves wrote.
