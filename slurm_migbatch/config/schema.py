@@ -223,7 +223,7 @@ class LendingConfig:
         between(1, 7 * 86400),
     )
     sure: float = key(
-        0.8,
+        0.7,
         "Probability with which what is lent is not needed during those seconds: the higher, the more is kept free for "
         "inference and the fewer loans are called back.",
         between(0.01, 0.9999),

@@ -53,8 +53,9 @@ class State(str, Enum):
 
 
 class Cause(str, Enum):
-    """What ends a loan: inference that waits or is expected, a larger slice, a start that did not come, Slurm itself
-    (preemption, a node that died, somebody's requeue), that the job left Slurm's list, or that Slurm refused it."""
+    """What ends a loan: inference that waits, a larger slice, a start that did not come, Slurm itself (preemption, a
+    node that died, somebody's requeue), that the job left Slurm's list, or that Slurm refused it. `FORECAST`, inference
+    that was expected, stands in records of earlier releases only."""
 
     NONE = ""
     RECLAIM = "reclaim"

@@ -119,7 +119,6 @@ class Round:
 
     orders: tuple[LoanOrder, ...] = ()
     lacking: Mapping[int, str] = field(default_factory=dict)
-    short: Mapping[Profile, int] = field(default_factory=dict)
 
 
 class RoundCapacity:

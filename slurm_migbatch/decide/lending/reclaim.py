@@ -3,7 +3,8 @@
 Inference that supply found no room for is looked at in Slurm's order. What is free, and what is about to be (of jobs
 that complete, of loans that were told to stop), serves it first; so a round that follows calls nobody else back for the
 same job. Where that is not enough the loans of least loss end (`decide.lending.allocation.reclaim`): one, or all that
-cover the place of a larger slice. For what is only expected, loans end that have lasted a while and no others.
+cover the place of a larger slice. None ends for inference that is only expected: in `bench lending` that cost training
+more than it saved inference.
 """
 
 from __future__ import annotations
@@ -77,21 +78,6 @@ def call_back(picture: LendingView, rules: Rules) -> tuple[list[LoanOrder], Roun
     return party.orders, ground
 
 
-def make_ready(
-    picture: LendingView, rules: Rules, ground: RoundCapacity, short: Iterable[tuple[Profile, int]]
-) -> list[LoanOrder]:
-    """The loans that end for inference that is expected: only such as have lasted a while."""
-    party = _ReclaimPlanner(picture, rules, ground, settled=True)
-    pool = frozenset(space.node for space in picture.spaces)
-    for profile, count in short:
-        for _ in range(count):
-            if not party.serve(
-                WaitingInference(0, (profile,), pool), Cause.FORECAST, f"inference is expected to need {profile}"
-            ):
-                break
-    return party.orders
-
-
 _SPARED_S: Final = 1e6
 """What a restart counts that an admin would rather not see; no real one takes so long."""
 
@@ -108,8 +94,8 @@ class _Found:
 class _ReclaimPlanner:
     """The loans that may be called back, and those that are."""
 
-    def __init__(self, picture: LendingView, rules: Rules, ground: RoundCapacity, *, settled: bool = False) -> None:
-        self.picture, self.rules, self.ground, self.settled = picture, rules, ground, settled
+    def __init__(self, picture: LendingView, rules: Rules, ground: RoundCapacity) -> None:
+        self.picture, self.rules, self.ground = picture, rules, ground
         self.orders: list[LoanOrder] = []
 
     @cached_property
@@ -122,14 +108,8 @@ class _ReclaimPlanner:
             held = picture.loans.get(job)
             if not rules.reclaim or one.seat is None or held is None or held.state is not State.RUNNING:
                 continue
-            if self.settled and not self._settled(one):
-                continue
             found[job] = _loan(one, rules, picture.now)
         return found
-
-    def _settled(self, one: ElasticJob) -> bool:
-        calm = self.rules.calm
-        return one.restarts < self.rules.max_restarts and calm.may_change(self.picture.now, one.since, one.hits)
 
     def serve(self, start: WaitingInference, cause: Cause, why: str) -> bool:
         """Find room for one copy of it, by ending loans where need be; False, and nothing done, where there is none."""

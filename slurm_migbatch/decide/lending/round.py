@@ -16,7 +16,7 @@ from slurm_migbatch.decide.capacity.spare import loss
 from slurm_migbatch.decide.lending.grants import lend
 from slurm_migbatch.decide.lending.ledger import Cause
 from slurm_migbatch.decide.lending.model import Kind, LendingView, LoanOrder, Round, RoundCapacity, Rules
-from slurm_migbatch.decide.lending.reclaim import call_back, due, make_ready, stop
+from slurm_migbatch.decide.lending.reclaim import call_back, due, stop
 from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, Grow, LentSlot
 from slurm_migbatch.mig.planning import plan_free
 from slurm_migbatch.workload.loans import forgets
@@ -47,9 +47,6 @@ def decide(picture: LendingView, rules: Rules) -> Round:
         rules.calm,
         0 if picture.blackout else rules.most_releases,
     )
-    ready = make_ready(picture, rules, ground, lending.short.items()) if not picture.blackout else []
-    orders += [order for order in ready if order.job not in busy]
-    busy |= {order.job for order in ready}
     lacking = {
         int(str(job)): LACKING["blackout" if picture.blackout else reason] for job, reason in lending.lacking.items()
     }
@@ -79,7 +76,7 @@ def decide(picture: LendingView, rules: Rules) -> Round:
     else:
         word = LACKING["blackout"] if picture.blackout else "inference that waits is served first"
         lacking.update({int(str(grant.job)): word for grant in lending.grants})
-    return Round(tuple(orders), lacking, lending.short)
+    return Round(tuple(orders), lacking)
 
 
 def _may_return(picture: LendingView, rules: Rules) -> bool:
