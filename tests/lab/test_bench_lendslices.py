@@ -60,9 +60,9 @@ def test_every_way_is_measured_and_repeats_itself(data):
     (result,) = lendslices.measure(found, moments, 1, [TINY])
     assert [result] == lendslices.measure(found, moments, 1, [TINY])
     ways = result["ways"]
-    assert set(ways) == {"half", "idle", "servers", "ours"}
+    assert set(ways) == {"half", "idle", "servers", "ours", "free"}
     assert ways["half"]["reclaimed"] == 0
-    assert ways["ours"]["jct_s"] < ways["half"]["jct_s"]
+    assert ways["free"]["jct_s"] <= ways["ours"]["jct_s"] < ways["half"]["jct_s"]
     assert ways["servers"]["jct_s"] < ways["half"]["jct_s"]
     assert result["decides"] == "slurm_migbatch.decide.lending.round.decide"
     assert len(lendslices.bars(result)) == 3

@@ -18,13 +18,15 @@ tells how many GPUs are in use and not by which jobs, so it cannot stand for the
 
 - *half*: training on slices of its own half. *idle*: whatever is idle is lent. *servers*: whole nodes that are free of
   inference are lent, and called back as a whole (Lyra's loans; a reconstruction). *ours*: as shipped.
+- Not a way to run a cluster: *free* lends whatever is idle, and restarts cost nothing. It stands for a bound; sizes,
+  places and loans that end are decided as for the others.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,6 +86,7 @@ WAYS: Final[Mapping[str, SliceWay]] = {
     "idle": SliceWay(forecast=False),
     "servers": SliceWay(forecast=False, servers=True),
     "ours": SliceWay(),
+    "free": SliceWay(forecast=False, restarts_cost=False),
 }
 _MISO: Final = {
     "bert": "bert-base",
@@ -230,6 +233,8 @@ def simulate(
 ) -> dict[str, float]:
     """One simulation and its figures, named as those of `lending`."""
     requests, uses = inference(load, moments, seed)
+    if not way.restarts_cost:
+        jobs = [replace(job, costs=Costs(cold_start_s=job.costs.cold_start_s)) for job in jobs]
     decides = policy(way, uses)
     cluster = Cluster.of(geometry(GPU), NODES * PER_NODE, PER_NODE)
     speeds = _Speeds(found.speeds.source, found.speeds.geometry)

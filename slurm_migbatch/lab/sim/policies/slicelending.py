@@ -54,6 +54,7 @@ class SliceWay:
         forecast: whether what inference is expected to need is kept; without, whatever is free is lent.
         servers: only whole nodes without inference are lent, and called back as a whole (Lyra's loans; a
             reconstruction). Inference starts on other nodes first.
+        restarts_cost: whether training pays for checkpoints and restarts.
         round_s: seconds between looks at what is free. `look_s`: inference that found no room is seen after at most so
             long.
     """
@@ -61,6 +62,7 @@ class SliceWay:
     lend: bool = True
     forecast: bool = True
     servers: bool = False
+    restarts_cost: bool = True
     round_s: float = 10.0
     look_s: float = ClusterConfig().poll_s
 
