@@ -163,7 +163,7 @@ class _Segments:
         self._directory, self._seconds, self._size = directory, seconds, size
         self._file: int | None = None
         self._path = directory
-        self._begun = self._flushed = 0.0
+        self._begun = self._flushed = self._latest = 0.0
         self._written = 0
         self._zip = zlib.compressobj(wbits=31)
         #: whether the segment has its size or age, and another should begin; taken back by who sees to that
@@ -180,7 +180,8 @@ class _Segments:
         self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         self._file, self._path = _created(self._directory, now)
         self._zip = zlib.compressobj(wbits=31)
-        self._begun, self._flushed, self._written, self._told = now, now, 0, False
+        self._begun = self._flushed = self._latest = now
+        self._written, self._told = 0, False
 
     def write(self, entry: Any, now: float) -> None:
         """Append an entry; raises OSError where that is not possible."""
@@ -190,21 +191,23 @@ class _Segments:
             data += self._zip.flush(zlib.Z_SYNC_FLUSH)
             self._flushed = now
         self._append(data)
+        self._latest = now
         self._make_room(now)
         large = self._written >= self._size / _SEGMENTS
         if not self._told and (large or not 0 <= now - self._begun < self._seconds / _SEGMENTS):
             self._told = self.full = True
 
     def close(self) -> None:
-        """End the segment."""
+        """End the segment; what was compressed and not written yet takes room as well."""
         if self._file is None:
             return
-        file, self._file = self._file, None
         try:
-            _write_all(file, self._zip.flush())
+            self._append(self._zip.flush())
+            self._make_room(self._latest)
         except OSError as error:
             log.debug("the end of %s could not be written: %s", self._path, error)
         finally:
+            file, self._file = self._file, None
             os.close(file)
 
     def _append(self, data: bytes) -> None:
