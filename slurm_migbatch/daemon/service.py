@@ -19,9 +19,10 @@ from typing import Any
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon import messages
 from slurm_migbatch.daemon.addresses import NodeAddresses, controller_hosts, is_loopback, resolved
-from slurm_migbatch.daemon.api import ApiLimits, Asking, NodeApi, anywhere
+from slurm_migbatch.daemon.api import Asking, NodeApi, anywhere
 from slurm_migbatch.daemon.audit import Auditor, Excess, OrphanWatch
 from slurm_migbatch.daemon.facts import slurm_uids
+from slurm_migbatch.daemon.gate import ApiLimits
 from slurm_migbatch.daemon.inventory import KINDS, InventoryKeeper
 from slurm_migbatch.daemon.learning import Learning
 from slurm_migbatch.daemon.log import FaultReporter
