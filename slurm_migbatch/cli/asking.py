@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 import click
 
 from slurm_migbatch.cli.common import EXIT_USAGE, F, Failure
+from slurm_migbatch.query.login import CONFIG, LOGIN_CONF, RECORD, Servers, find_servers, uid_of
 from slurm_migbatch.query.reply import Reply, Unanswerable
 
 if TYPE_CHECKING:
     from slurm_migbatch.config import Config
+    from slurm_migbatch.query.protocol import Answer
     from slurm_migbatch.query.questions import Question
     from slurm_migbatch.query.site import Site
     from slurm_migbatch.slurm.rights import Rights
@@ -49,14 +51,42 @@ def tell(
         Failure, click.UsageError: there is no answer.
         ConfigError: the configuration exists and cannot be used.
     """
+    found = _configuration(config, db, named=bool(catalog or submit_socket))
+    if isinstance(found, Servers):
+        return _print_answer(_asked(question, found))
     from slurm_migbatch.query.answers import answer
     from slurm_migbatch.query.site import Site
 
-    site = Site(_configuration(config, db), catalog, submit_socket)
+    site = Site(found, catalog, submit_socket)
     try:
         return _print(answer(question, _rights(site, named=bool(db)), site))
     except Unanswerable as error:
-        raise (click.UsageError if error.code == EXIT_USAGE else Failure)(str(error)) from None
+        raise _failure(str(error), error.code) from None
+
+
+def _failure(sentence: str, code: int) -> click.ClickException:
+    return click.UsageError(sentence) if code == EXIT_USAGE else Failure(sentence)
+
+
+def _asked(question: Question, servers: Servers) -> Answer:
+    from slurm_migbatch.node.auth import AuthError, MungeSigner
+    from slurm_migbatch.query.client import ask
+
+    try:
+        signer = MungeSigner(servers.munge_socket, servers.uids)
+    except AuthError as error:
+        sentence = str(error).partition(":")[0]
+        raise Failure(f"{sentence}: this command proves who asks by munge, which this host lacks") from None
+    return ask(question, servers, signer)
+
+
+def _print_answer(answer: Answer) -> int:
+    if answer.error:
+        raise _failure(answer.error, answer.code)
+    for remark in answer.err:
+        click.echo(remark, err=True)
+    sys.stdout.write(answer.out)
+    return answer.code
 
 
 def _rights(site: Site, *, named: bool) -> Rights:
@@ -77,17 +107,61 @@ def _rights(site: Site, *, named: bool) -> Rights:
     return asyncio.run(Privacy(site.slurm(), trusted).rights(uid))
 
 
-def _configuration(path: str | None, db: str | None) -> Config:
+def _configuration(path: str | None, db: str | None, *, named: bool) -> Config | Servers:
+    """Return the configuration whose record this user may open, else the services to ask.
+
+    With `named`, files of this host are part of what is asked, so it is answered here in any case.
+    """
+    path = path or os.environ.get("MIGBATCH_CONFIG", CONFIG)
+    here = os.path.exists(path) or path != CONFIG  # noqa: PTH110 keeps pathlib out of start-up
+    if not (db or named or here or os.path.exists(RECORD)):  # noqa: PTH110
+        return find_servers()
     from dataclasses import replace
 
-    from slurm_migbatch.config import DEFAULT_PATH, Config, StoreConfig, load
+    from slurm_migbatch.config import Config, ConfigError, StoreConfig, load
 
     if db:
         return replace(Config(), store=StoreConfig(db))
-    path = path or os.environ.get("MIGBATCH_CONFIG", DEFAULT_PATH)
-    if path == DEFAULT_PATH and not os.path.exists(path):  # noqa: PTH110 keeps pathlib out of start-up
-        return Config()
-    return load(path)
+    try:
+        config = load(path) if here else Config()
+    except ConfigError:
+        if os.access(path, os.F_OK) and not os.access(path, os.R_OK):
+            return find_servers()
+        raise
+    return config if named or _may_read(config) else _servers_of(config)
+
+
+def _may_read(config: Config) -> bool:
+    """Whether this user may open the record; of a database server, that one is configured."""
+    scheme, _, rest = config.store.url.partition("://")
+    if not scheme.startswith("sqlite"):
+        return True
+    try:
+        os.close(os.open(rest.removeprefix("/").partition("?")[0], os.O_RDONLY | os.O_CLOEXEC))
+    except PermissionError:
+        return False
+    except FileNotFoundError:
+        # on the controller migbatchd has not run yet; elsewhere /etc may be the controller's
+        return os.geteuid() == 0 and not os.path.exists(LOGIN_CONF)  # noqa: PTH110
+    except OSError:
+        return True
+    return True
+
+
+def _servers_of(config: Config) -> Servers:
+    """Return this host's own service where migbatchd runs here, else the services that any host would ask."""
+    directory = config.daemon.run_dir
+    uids = frozenset({0, *uid_of(config.cluster.slurm_user)})
+    try:
+        here = os.stat(directory).st_uid in uids and os.path.exists(config.daemon.api_socket)  # noqa: PTH110, PTH116
+    except OSError:
+        here = False
+    if not here:
+        return find_servers()
+    listen = config.query.listen
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen, listen)  # noqa: S104
+    url = f"http://{f'[{host}]' if ':' in host else host}:{config.query.port}"
+    return Servers((url,), uids, config.node_api.munge_socket, config.path or CONFIG)
 
 
 def _print(reply: Reply) -> int:

@@ -28,7 +28,7 @@ _NOBODY = 65534
 
 def answer(question: ExplainQuestion, uid: int, site: Site) -> Reply:
     """Answer with what the submit filter would make of the request of that user."""
-    catalog = _catalog(Path(site.catalog or site.config.submit.catalog))
+    catalog = _catalog(site)
     remarks: tuple[str, ...] = ()
     partition = question.partition
     if partition is None:
@@ -43,15 +43,19 @@ def answer(question: ExplainQuestion, uid: int, site: Site) -> Reply:
     return Reply(lines, remarks, EXIT_REFUSED if isinstance(decided, Refuse) else 0)
 
 
-def _catalog(path: Path) -> SiteCatalog:
+def _catalog(site: Site) -> SiteCatalog:
+    path = Path(site.catalog or site.config.submit.catalog)
     try:
         return load(path)
     except FileNotFoundError:
+        if site.quiet:
+            raise Unanswerable("what this site has is not known yet: migbatchd has not seen its nodes") from None
         raise Unanswerable(
             f"there is no catalog at {path}; name one with --catalog, or run this where migbatchd has run once"
         ) from None
-    except CatalogError as error:
-        raise Unanswerable(f"{path}: {error}") from None
+    except (OSError, CatalogError) as error:
+        sentence = "the catalog of this site cannot be read" if site.quiet else f"{path}: {error}"
+        raise Unanswerable(sentence, detail=f"{path}: {error}") from None
 
 
 def _partition(catalog: SiteCatalog, site: Site) -> tuple[str, tuple[str, ...]]:
@@ -63,7 +67,7 @@ def _partition(catalog: SiteCatalog, site: Site) -> tuple[str, tuple[str, ...]]:
     try:
         found = site.slurm().default_partition()
     except SlurmError as error:
-        remarks = (f"migbatch: the default partition is not known, Slurm does not answer: {error}",)
+        remarks = (f"migbatch: the default partition is not known, Slurm does not answer{site.detail(error)}",)
     if not found:
         raise Unanswerable(f"which partition? Name one with --partition: {catalog.names}", 2)
     return found, remarks

@@ -167,8 +167,8 @@ def waiting(site: Site) -> tuple[dict[int, str], tuple[str, ...]]:
         found = json.loads(site.daemon("/v1/waiting"))["waiting"]
         return {int(job): str(why) for job, why in found.items()}, ()
     except (OSError, ValueError, KeyError) as error:
-        where = site.config.daemon.api_socket
-        return {}, (f"migbatch: migbatchd does not say at {where} why jobs wait ({error})",)
+        where = "" if site.quiet else f" at {site.config.daemon.api_socket}"
+        return {}, (f"migbatch: migbatchd does not say{where} why jobs wait{site.detail(error)}",)
 
 
 def _would(actions: Sequence[Mapping[str, Any]]) -> dict[int, str]:

@@ -81,7 +81,7 @@ def answer(question: NodesQuestion, rights: Rights, site: Site) -> Reply:
     try:
         rows: Sequence[NodeRow] | None = site.slurm().nodes()
     except SlurmError as error:
-        rows, remarks = None, (f"migbatch: Slurm does not answer, states and offers are left out: {error}",)
+        rows, remarks = None, (f"migbatch: Slurm does not answer, states and offers are left out{site.detail(error)}",)
     with site.record() as store:
         leases = store.leases()
         shown = _shown(store, rights, {lease.job for lease in leases})

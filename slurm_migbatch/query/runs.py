@@ -38,7 +38,7 @@ def answer(question: RunsQuestion, rights: Rights, site: Site) -> Reply:
         lines = _document(store, rights, wanted, now)
     else:
         lines = _table(store, rights, wanted, columns, context, _style(question))
-    return Reply(_closing(store, lines), remarks)
+    return Reply(_closing(store, lines, site), remarks)
 
 
 def _selection(question: RunsQuestion, now: float, uid: int) -> Selection:
@@ -104,11 +104,12 @@ def _told(
         yield RedactedRun(rights, run), [RedactedRun(rights, row) for row in slices]
 
 
-def _closing(store: Store, lines: Iterator[str]) -> Iterator[str]:
+def _closing(store: Store, lines: Iterator[str], site: Site) -> Iterator[str]:
     """Yield the lines, then let go of the record."""
     try:
         yield from lines
     except SQLAlchemyError as error:
-        raise Unanswerable(f"reading the database failed: {getattr(error, 'orig', error)}") from None
+        cause = getattr(error, "orig", error)
+        raise Unanswerable(f"reading the database failed{site.detail(cause)}", detail=str(cause)) from None
     finally:
         store.close()

@@ -24,11 +24,17 @@ class Site:
         config: the controller's.
         catalog: catalog file instead of the configured one; only a command on this host names one.
         submit_socket: where `explain` asks the submit service too; likewise.
+        quiet: whether who asks is told nothing of paths and errors on this host; they are logged.
     """
 
     config: Config
     catalog: str = ""
     submit_socket: str = ""
+    quiet: bool = False
+
+    def detail(self, error: object) -> str:
+        """Return what follows a sentence: the words of the error, but nothing where who asks is elsewhere."""
+        return "" if self.quiet else f": {error}"
 
     def record(self) -> HistoryStore:
         """Open the record for reading; works while migbatchd is down. Raises StoreError."""

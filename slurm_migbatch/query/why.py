@@ -122,8 +122,8 @@ def ask(site: Site, job: int) -> str:
     try:
         return str(json.loads(site.daemon(f"/v1/why/{job}"))["why"])
     except (OSError, ValueError, KeyError) as error:
-        where = site.config.daemon.api_socket
-        return f"migbatchd does not answer at {where} ({error}); offers stay as they are"
+        where = "" if site.quiet else f" at {site.config.daemon.api_socket} ({error})"
+        return f"migbatchd does not answer{where}; offers stay as they are"
 
 
 def _decision(site: Site, row: JobRow) -> dict[str, Any] | None:
