@@ -41,7 +41,8 @@ def fill(url: str) -> None:
                 "id": f"d{number}", "ts": now, "uid": uid, "user": user, "partition": "gpu",
                 "asked": f"--gres=mig:auto --comment='migbatch: secretcomment{number}'",
                 "hints": {"model": f"secretmodel{number}"}, "bucket": f"secretmodel{number}/infer/b8/128tok",
-                "candidates": [], "chosen": "mig:1g.10gb:1", "message": f"secretmodel{number} fits", "source": "service",
+                "candidates": [], "chosen": "mig:1g.10gb:1", "message": f"secretmodel{number} fits",
+                "source": "service",
             }  # fmt: skip
             store.record_decision(decision)
             piece = {"gpu": "GPU-a", "profile": "1g.10gb", "start": number - 7, "size": 1, "mig_uuid": f"MIG-{number}"}
@@ -104,7 +105,9 @@ class QueryProcess:
 
     def proof(self, body: bytes, uid: int = 0, path: str = PATH) -> tuple[dict[str, str], str]:
         """Headers and credential with which `uid` would send this body."""
-        found = as_user(uid, lambda: headers(MungeSigner(self.munge), "POST", path, "login", body))
+        found: tuple[dict[str, str], str] = as_user(
+            uid, lambda: headers(MungeSigner(self.munge), "POST", path, "login", body)
+        )
         assert digest_of(body) in found[0].values()
         return found
 
