@@ -112,7 +112,7 @@ def _configuration(path: str | None, db: str | None, *, named: bool) -> Config |
 
     With `named`, files of this host are part of what is asked, so it is answered here in any case.
     """
-    path = path or os.environ.get("MIGBATCH_CONFIG", CONFIG)
+    path = path or os.environ.get("MIGBATCH_CONFIG") or CONFIG
     here = os.path.exists(path) or path != CONFIG  # noqa: PTH110 keeps pathlib out of start-up
     if not (db or named or here or os.path.exists(RECORD)):  # noqa: PTH110
         return find_servers()

@@ -144,7 +144,7 @@ def test_a_question_needs_a_credential_of_its_own(service: QueryProcess) -> None
 def test_an_answer_fits_no_question_for_a_node(service: QueryProcess) -> None:
     """The controller's signature under an answer is none under a plan, nor under another answer."""
     body = write(RunsQuestion())
-    fields, credential = service.proof(body, ALICE)
+    fields, _ = service.proof(body, ALICE)
     link = http.client.HTTPConnection("127.0.0.1", service.port, timeout=PATIENCE_S)
     link.request("POST", PATH, body, fields)
     answer = link.getresponse()
