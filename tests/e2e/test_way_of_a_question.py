@@ -17,6 +17,9 @@ HINTS = "migbatch: model=bert-large batch=32 slo=200ms"
 SECRETS = ("bert-large", "secretname", "slo=")
 
 
+Done = subprocess.CompletedProcess[str]
+
+
 class LoginNode:
     """The commands as a user of another host has them: without configuration, but for login.conf."""
 
@@ -31,7 +34,9 @@ class LoginNode:
         url = f"http://127.0.0.1:{bed.ports['query']}"
         self.conf.write_text(f"Servers=http://127.0.0.1:1,{url}\nSlurmUser=root\nMungeSocket={bed.munge_socket}\n")
 
-    def run(self, user: str | None, command: str, *arguments: str, at: str = "login") -> subprocess.CompletedProcess[str]:
+    def run(
+        self, user: str | None, command: str, *arguments: str, at: str = "login"
+    ) -> subprocess.CompletedProcess[str]:
         """Run a command as a user; `at` "controller" is the host of migbatchd, whose configuration he may read."""
         module, words = ("migacct", arguments) if command == "migacct" else ("main", (command, *arguments))
         env = {"PYTHONPATH": str(self._lib), "PYTHONDONTWRITEBYTECODE": "1"}
