@@ -20,4 +20,10 @@ def nodes(config: str | None, names: str | None, reasons: bool, as_json: bool, n
     A bar shows a GPU's memory: profile and job of each slice that is held, zombies as !profile, dots where it is free.
     OFFERED is what Slurm may still give away on the node.
     """
+    from slurm_migbatch.slurm.nodelist import NodeListError, expand
+
+    try:
+        expand(names or "")
+    except NodeListError as error:
+        raise click.BadParameter(str(error), param_hint="--nodes") from None
     return tell(NodesQuestion(names, reasons, as_json, not noheader), config)

@@ -54,6 +54,10 @@ class Answerer:
         self._loop = asyncio.new_event_loop()
         self._seldom = Seldom(log)
 
+    def close(self) -> None:
+        """Answer no more."""
+        self._loop.close()
+
     def answer(self, uid: int, body: bytes) -> Answer:
         """Answer a question as it came over the wire; whatever goes wrong is an answer too."""
         try:
