@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import http.client
 import importlib
 import os
-import re
-import socket
 import sys
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +15,6 @@ if TYPE_CHECKING:
     from slurm_migbatch.config import Config
     from slurm_migbatch.daemon.history import HistoryStore
     from slurm_migbatch.slurm.cli import CliClient
-    from slurm_migbatch.store.queries import JobId
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,29 +43,6 @@ def service_url(config: Config, path: str) -> str:
     host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.node_api.listen, config.node_api.listen)  # noqa: S104
     host = f"[{host}]" if ":" in host else host
     return f"http://{host}:{config.node_api.port}{path}"
-
-
-def ask_service(config: Config, path: str) -> bytes:
-    """Ask migbatchd at `path` ("/v1/why/7") on its unix socket, as this user.
-
-    Raises:
-        OSError: it does not answer, or refuses.
-    """
-    connection = http.client.HTTPConnection("localhost", timeout=5)
-    connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.sock.settimeout(5)
-        connection.sock.connect(config.daemon.api_socket)
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        body = answer.read()
-    except http.client.HTTPException as error:
-        raise OSError(str(error) or type(error).__name__) from error
-    finally:
-        connection.close()
-    if answer.status != 200:
-        raise OSError(f"it answers {answer.status}: {body[:200].decode(errors='replace')}")
-    return body
 
 
 def fetch(url: str) -> bytes:
@@ -222,15 +195,14 @@ def config_option(command: F) -> F:
 
 
 def job_argument(command: F) -> F:
-    """The argument JOB, as Slurm prints it (12, 12_3, 12+1; a step 12.0 means its job); a `store.queries.JobId`."""
+    """The argument JOB, as Slurm prints it (12, 12_3, 12+1; a step 12.0 means its job); the function gets the text."""
 
-    def read(ctx: click.Context, param: click.Parameter, value: str) -> JobId:
-        from slurm_migbatch.store.queries import JobId
+    def read(ctx: click.Context, param: click.Parameter, value: str) -> str:
+        from slurm_migbatch.query.questions import is_job
 
-        match = re.fullmatch(r"(\d{1,18})(?:_(\d{1,9})|\+(\d{1,9}))?(?:\.\w+)?", value, re.ASCII)
-        if match is None:
+        if not is_job(value):
             raise click.BadParameter(f"{value!r} is no job id; write 123, 123_4 or 123+1", ctx, param)
-        return JobId(int(match[1]), match[2], int(match[3]) if match[3] else None)
+        return value
 
     return click.argument("job", callback=read, metavar="JOB")(command)
 
@@ -263,16 +235,15 @@ def default_partition(config: Config) -> str:
 
 def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
     """Print `key: value` lines as seff does; an empty key continues the value above."""
-    rows = list(pairs)
-    width = max((len(key) for key, _ in rows), default=0) + 1
-    for key, value in rows:
-        click.echo(f"{key + ':' if key else '':<{width}} {value}".rstrip())
+    from slurm_migbatch.report.lines import pair_lines
+
+    for line in pair_lines(pairs):
+        click.echo(line)
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, show_header: bool = True) -> None:
     """Print columns as wide as their widest value, two blanks apart; only the header where there are no rows."""
-    lines = [list(header)] if show_header else []
-    lines += [list(row) for row in rows]
-    widths = [max((len(line[i]) for line in lines), default=0) for i in range(len(header))]
-    for line in lines:
-        click.echo("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip())
+    from slurm_migbatch.report.lines import table_lines
+
+    for line in table_lines(header, rows, show_header=show_header):
+        click.echo(line)

@@ -1,48 +1,17 @@
-"""`migbatch loans`: slices that are on loan to training jobs, and the training jobs that wait for one.
-
-Slurm says who waits and who runs, the record why and since when, migbatchd why not yet. Each is asked for what it knows
-best, so this tells the truth also while migbatchd is down: a job that Slurm shows running runs, whatever the record was
-told last.
-"""
+"""`migbatch loans`: slices that are on loan to training jobs, and the training jobs that wait for one."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
 
 import click
 
-from slurm_migbatch.cli.common import Failure, ask_service, config_option, open_record, print_table, slurm_client
-from slurm_migbatch.cli.show import printable
-from slurm_migbatch.config import Config
-from slurm_migbatch.decide.lending.ledger import JobView, Loan, State
-from slurm_migbatch.decide.lending.view import sights_of
-from slurm_migbatch.slurm.times import time_formatter
-
-COLUMNS = ("JOBID", "USER", "ACCOUNT", "PROFILE", "NODE", "GPU", "SINCE", "STATE", "RESTARTS", "WHY")
-
-
-@dataclass(frozen=True)
-class LoanView:
-    """One line. `since` in unix seconds; `gpu` is the GPU's index where the node has told it, else its UUID."""
-
-    job: int
-    user: str
-    account: str
-    profile: str
-    node: str
-    gpu: str
-    since: float
-    state: str
-    restarts: int
-    why: str
+from slurm_migbatch.cli.asking import source_option, tell
+from slurm_migbatch.query.questions import LoansQuestion
 
 
 @click.command()
-@config_option
+@source_option
 @click.option("-j", "--jobs", "ids", metavar="ID,...", help="Of these jobs only.")
 @click.option("-a", "--all", "everything", is_flag=True, help="Loans that are over too.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
@@ -50,142 +19,26 @@ class LoanView:
 @click.option("-P", "--parsable2", is_flag=True, help="Columns separated by '|'.")
 @click.option("-n", "--noheader", is_flag=True, help="No header line.")
 def loans(
-    config: Config, ids: str | None, everything: bool, as_json: bool, parsable: bool, parsable2: bool, noheader: bool
-) -> None:
+    config: str | None,
+    ids: str | None,
+    everything: bool,
+    as_json: bool,
+    parsable: bool,
+    parsable2: bool,
+    noheader: bool,
+) -> int:
     """Show slices on loan to training jobs, and training jobs that wait for one.
 
     STATE is waiting, released (it may start), running, signalled (told to write a checkpoint), requeued, withdrawn, or
     ended. Of other users' jobs those are shown that squeue shows too.
     """
-    wanted = _ids(ids)
-    sights = sights_of(slurm_client(config).jobs(), config.lending.partitions)
-    with open_record(config) as store:
-        rows = store.loans(wanted, active=not everything)
-        would = _would(store.actions(wanted)) if config.lending.dry_run else {}
-        indexes = {
-            gpu["uuid"]: gpu["index"] for gpus in store.inventory().values() for gpu in gpus if gpu["index"] is not None
-        }
-    known = [loan for row in rows if (loan := Loan.from_row(row)) is not None]
-    reasons = waiting(config) if any(sight.row.pending for sight in sights.values()) else {}
-    views = view(sights, known, {**reasons, **would}, indexes, wanted)
-    mine = os.geteuid()
-    if mine:
-        hidden = {loan.job_id for loan in known if loan.uid != mine and loan.job_id not in sights}
-        views = [row for row in views if row.job not in hidden]
-    if as_json:
-        click.echo(json.dumps({"version": 1, "loans": [asdict(row) for row in views]}))
-    elif parsable or parsable2:
-        end = "|" if parsable and not parsable2 else ""
-        for line in ([] if noheader else [COLUMNS]) + [_cells(row) for row in views]:
-            click.echo("|".join(line) + end)
-    else:
-        print_table(COLUMNS, map(_cells, views), show_header=not noheader)
-
-
-def view(
-    sights: Mapping[int, JobView],
-    loans: Iterable[Loan],
-    reasons: Mapping[int, str],
-    indexes: Mapping[str, int],
-    wanted: Collection[int] = (),
-) -> list[LoanView]:
-    """Return the loans that are over first, then those that go on and jobs that wait in Slurm's order.
-
-    Args:
-        sights: elastic training jobs as Slurm shows them now.
-        loans: of the record, by their decision.
-        reasons: why jobs wait.
-        indexes: of GPUs by UUID.
-        wanted: of these jobs (or arrays) only; () for all.
-    """
-    over: list[LoanView] = []
-    going: dict[int, LoanView] = {}
-    for loan in loans:
-        sight = sights.get(loan.job_id)
-        current = sight is not None and loan.ended is None and sight.row.restarts == loan.restart
-        gpu = str(indexes.get(loan.gpu, loan.gpu))
-        if current and sight is not None:
-            going[loan.job_id] = _going(loan, sight, gpu)
-        else:
-            over.append(
-                _line(loan, gpu, loan.ended or loan.decided, "ended", loan.why_ended or "it has left the queue")
-            )
-    found = list(over)
-    for job, sight in sights.items():
-        row = sight.row
-        if wanted and job not in wanted and row.array_job not in wanted:
-            continue
-        if job in going:
-            found.append(going[job])
-            continue
-        held = sight.hints.slice if row.active else None
-        state = "running" if row.active else "waiting"
-        why = "" if row.active else reasons.get(job, f"Slurm: {row.reason}" if row.reason else "")
-        profile, since = held.name if held is not None else "", (row.start or 0.0) if row.active else row.submit
-        node = row.nodes[0] if row.nodes else ""
-        found.append(LoanView(job, row.user, row.account, profile, node, "", since, state, row.restarts, why))
-    return found
-
-
-def _going(loan: Loan, sight: JobView, gpu: str) -> LoanView:
-    state, since = loan.state, loan.decided
-    moments = {
-        State.RUNNING: loan.started,
-        State.SIGNALLED: loan.signalled,
-        State.REQUEUED: loan.requeued,
-    }
-    if sight.row.active and state in (State.RELEASED, State.WITHDRAWN):
-        state, since = State.RUNNING, sight.row.start or loan.decided
-    else:
-        since = moments.get(state) or loan.decided
-    return _line(loan, gpu, since, state.value, loan.why_ended if loan.leaving else loan.why)
-
-
-def _line(loan: Loan, gpu: str, since: float, state: str, why: str) -> LoanView:
-    return LoanView(
-        loan.job_id,
-        loan.user,
-        loan.account,
-        loan.profile,
-        loan.node,
-        gpu,
-        since,
-        state,
-        loan.restart,
-        why,
+    question = LoansQuestion(
+        ids,
+        everything,
+        as_json,
+        "|" if parsable or parsable2 else None,
+        parsable and not parsable2,
+        not noheader,
+        os.environ.get("SLURM_TIME_FORMAT", ""),
     )
-
-
-def waiting(config: Config) -> dict[int, str]:
-    """Ask migbatchd why each job waits; empty, with a line on stderr, where it does not answer."""
-    try:
-        found = json.loads(ask_service(config, "/v1/waiting"))["waiting"]
-        return {int(job): str(why) for job, why in found.items()}
-    except (OSError, ValueError, KeyError) as error:
-        where = config.daemon.api_socket
-        click.echo(f"migbatch: migbatchd does not say at {where} why jobs wait ({error})", err=True)
-        return {}
-
-
-def _would(actions: Sequence[Mapping[str, Any]]) -> dict[int, str]:
-    """Return the last action that a dry run would take on each job."""
-    return {
-        row["job_id"]: f"dry run: would {row['kind']}, {row['before']} -> {row['after']} ({row['why']})"
-        for row in actions
-        if row["dry_run"]
-    }
-
-
-def _ids(text: str | None) -> tuple[int, ...]:
-    if text is None:
-        return ()
-    words = [word.partition("_")[0].partition("+")[0] for word in text.split(",") if word]
-    if not words or not all(word.isdigit() and len(word) < 19 for word in words):
-        raise Failure(f"{text!r} names no jobs; write 123 or 123,124")
-    return tuple(map(int, words))
-
-
-def _cells(row: LoanView) -> tuple[str, ...]:
-    moment = time_formatter(os.environ.get("SLURM_TIME_FORMAT"))
-    texts = (str(row.job), row.user, row.account, row.profile, row.node, row.gpu, moment(row.since), row.state)
-    return (*(printable(text) if text else "-" for text in texts), str(row.restarts), printable(row.why or "-"))
+    return tell(question, config)

@@ -5,37 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import click
 
-from slurm_migbatch.cli.common import F, Failure, run
-
-if TYPE_CHECKING:
-    from slurm_migbatch.report.columns import Column, Context
-    from slurm_migbatch.report.selection import Selection
-    from slurm_migbatch.report.table import Style
-    from slurm_migbatch.store.db import Store
-
-_LINES_AT_ONCE = 2000
-
-
-def database_url(option: str | None) -> str:
-    """Return the database: --db, else MIGBATCH_DB, else [store] url of the configuration, else its default.
-
-    Raises:
-        ConfigError: the configuration exists and cannot be used.
-    """
-    if url := option or os.environ.get("MIGBATCH_DB"):
-        return url
-    from slurm_migbatch.config import DEFAULT_PATH, StoreConfig, load
-
-    path = os.environ.get("MIGBATCH_CONFIG", DEFAULT_PATH)
-    if path == DEFAULT_PATH and not os.path.exists(path):  # noqa: PTH110 keeps pathlib out of start-up
-        return StoreConfig().url
-    return load(path).store.url
+from slurm_migbatch.cli.asking import tell
+from slurm_migbatch.cli.common import F, run
 
 
 class _Command(click.Command):
@@ -163,144 +139,40 @@ def command(**options: Any) -> None:
     Filters, times and output are sacct's. A job that holds several slices has a line for each, 12.s0, 12.s1 ..., below
     its own.
     """  # fmt: skip
-    from slurm_migbatch.report.errors import ReportError
+    from slurm_migbatch.query.questions import RunsQuestion
 
-    try:
-        _report(_Options(**options))
-    except ReportError as error:
-        raise Failure(str(error)) from None
-
-
-class _Options(NamedTuple):
-    """The options as click reads them."""
-
-    jobs: tuple[str, ...]
-    users: tuple[str, ...]
-    allusers: bool
-    accounts: tuple[str, ...]
-    partitions: tuple[str, ...]
-    nodelist: tuple[str, ...]
-    states: tuple[str, ...]
-    starttime: str
-    endtime: str
-    duplicates: bool
-    allocations: bool
-    format: tuple[str, ...]
-    brief: bool
-    long: bool
-    noheader: bool
-    parsable: bool
-    parsable2: bool
-    delimiter: str
-    as_json: bool
-    noconvert: bool
-    units: str | None
-    db: str | None
-
-
-def _report(options: _Options) -> None:
-    from slurm_migbatch.report.columns import BRIEF, DEFAULT, LONG, Context
-    from slurm_migbatch.report.errors import ReportError
-    from slurm_migbatch.report.format import parse_format
-    from slurm_migbatch.report.units import UNITS, size_formatter
-    from slurm_migbatch.slurm.times import time_formatter
-
-    now = time.time()
-    units = options.units and options.units.upper()
-    if units is not None and units not in UNITS:
-        raise ReportError(f"--units {options.units!r} is not one of {', '.join(UNITS)}")
-    selection = _selection(options, now)
-    default = LONG if options.long else BRIEF if options.brief else os.environ.get("MIGACCT_FORMAT") or DEFAULT
-    columns = parse_format(",".join(options.format) or default, default)
-    context = Context(
-        now,
-        time_formatter(os.environ.get("SLURM_TIME_FORMAT"), now),
-        size_formatter(unit=units or None, convert=not options.noconvert),
+    parted = options["parsable"] or options["parsable2"]
+    question = RunsQuestion(
+        jobs=",".join(options["jobs"]),
+        users=_split(options["users"]),
+        allusers=options["allusers"],
+        accounts=_split(options["accounts"]),
+        partitions=_split(options["partitions"]),
+        nodes=",".join(options["nodelist"]),
+        states=",".join(options["states"]),
+        start=options["starttime"],
+        end=options["endtime"],
+        duplicates=options["duplicates"],
+        slices=not options["allocations"],
+        columns=",".join(options["format"]),
+        default_columns=os.environ.get("MIGACCT_FORMAT", ""),
+        brief=options["brief"],
+        long=options["long"],
+        header=not options["noheader"],
+        delimiter=options["delimiter"] if parted else None,
+        closed=options["parsable"] and not options["parsable2"],
+        as_json=options["as_json"],
+        convert=not options["noconvert"],
+        units=options["units"] or "",
+        time_style=os.environ.get("SLURM_TIME_FORMAT", ""),
     )
-    if selection.remark:
-        click.echo(f"migacct: warning: {selection.remark}", err=True)
-    store = _open(database_url(options.db))
-    try:
-        _print(
-            _document(store, selection.wanted, now)
-            if options.as_json
-            else _table(store, selection.wanted, columns, context, _style(options))
-        )
-    except Exception as error:
-        if not type(error).__module__.startswith("sqlalchemy."):
-            raise
-        raise Failure(f"reading the database failed: {getattr(error, 'orig', error)}") from None
-    finally:
-        store.close()
+    tell(question, db=options["db"] or os.environ.get("MIGBATCH_DB"))
 
 
-def _selection(options: _Options, now: float) -> Selection:
-    from slurm_migbatch.report.selection import ReportOptions, make_selection, split
+def _split(texts: tuple[str, ...]) -> tuple[str, ...]:
+    from slurm_migbatch.report.format import split
 
-    asked = ReportOptions(
-        jobs=",".join(options.jobs),
-        users=split(options.users),
-        allusers=options.allusers,
-        accounts=split(options.accounts),
-        partitions=split(options.partitions),
-        nodes=",".join(options.nodelist),
-        states=",".join(options.states),
-        start=options.starttime,
-        end=options.endtime,
-        duplicates=options.duplicates,
-    )
-    return make_selection(asked, now, os.getuid())
-
-
-def _style(options: _Options) -> Style:
-    from slurm_migbatch.report.table import Style
-
-    return Style(
-        header=not options.noheader,
-        delimiter=options.delimiter if options.parsable or options.parsable2 else None,
-        closed=options.parsable and not options.parsable2,
-        slices=not options.allocations,
-    )
-
-
-def _open(url: str) -> Store:
-    from slurm_migbatch.store.db import open_store
-
-    return open_store(url, readonly=True)
-
-
-def _table(store: Store, wanted: Any, columns: tuple[Column, ...], context: Context, style: Style) -> Iterator[str]:
-    from slurm_migbatch.report import table
-    from slurm_migbatch.store.queries import select_runs
-
-    run_fields = {name for column in columns for name in column.run}
-    slice_fields = {name for column in columns for name in column.slice}
-    with store.reading() as connection:
-        yield from table.render(columns, select_runs(connection, wanted, run_fields, slice_fields), context, style)
-
-
-def _document(store: Store, wanted: Any, now: float) -> Iterator[str]:
-    from slurm_migbatch.report import document
-    from slurm_migbatch.store.queries import select_runs
-
-    with store.reading() as connection:
-        found = select_runs(connection, wanted, document.RUN_FIELDS, document.SLICE_FIELDS)
-        yield from document.render(found, wanted, now)
-
-
-def _print(lines: Iterator[str]) -> None:
-    some: list[str] = []
-    for line in lines:
-        some.append(line)
-        if len(some) == _LINES_AT_ONCE:
-            _write(some)
-            some.clear()
-    _write(some)
-
-
-def _write(lines: list[str]) -> None:
-    if lines:
-        sys.stdout.write("\n".join(lines) + "\n")
+    return split(texts)
 
 
 def main() -> None:

@@ -2,129 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
 import click
 
-from slurm_migbatch.cli.common import (
-    Failure,
-    ask_service,
-    config_option,
-    job_argument,
-    open_record,
-    print_pairs,
-    slurm_client,
-)
-from slurm_migbatch.cli.nodes import free_counts
-from slurm_migbatch.cli.show import candidate_lines, name_of, pairs_of, printable
-from slurm_migbatch.config import Config
-from slurm_migbatch.decide.capacity.demand import slices
-from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment
-from slurm_migbatch.slurm.client import JobRow, NodeRow
-from slurm_migbatch.store.errors import StoreError
-from slurm_migbatch.store.queries import JobId
-from slurm_migbatch.workload.loans import LoanHints, loan_hints
+from slurm_migbatch.cli.asking import source_option, tell
+from slurm_migbatch.cli.common import job_argument
+from slurm_migbatch.query.questions import WhyQuestion
 
 
 @click.command()
 @job_argument
-@config_option
-def why(job: JobId, config: Config) -> None:
-    """Say why a job waits and what it would take.
-
-    Runs on the controller host, where it can ask migbatchd.
-    """
-    client = slurm_client(config)
-    queue = client.jobs()
-    row = find(queue, job)
-    if row is None:
-        raise Failure(f"Slurm does not list job {name_of(job)}; `migbatch show {name_of(job)}` tells what became of it")
-    if not row.pending:
-        raise Failure(
-            f"job {name_of(job)} is not pending, it is {row.state.lower()}; see `migbatch show {name_of(job)}`"
-        )
-    elastic = loan_hints(row.comment, row.partition, row.gres, config.lending.partitions)
-    print_pairs(describe(row, queue, client.nodes(), _decision(config, row), ask(config, row.job_id), elastic))
-
-
-def find(queue: Sequence[JobRow], job: JobId) -> JobRow | None:
-    """Return the row of a job, of an array task, or of a component of a heterogeneous job; waiting ones first."""
-    found = [row for row in queue if _is(row, job)]
-    return min(found, key=lambda row: not row.pending, default=None)
-
-
-def _is(row: JobRow, job: JobId) -> bool:
-    if job.task is not None:
-        # tasks that were not started yet share one row
-        return row.array_job == job.job and (row.array_task == job.task or (row.pending and row.tasks > 1))
-    if job.offset is not None:
-        return row.het_job == job.job and row.job_id - job.job == job.offset
-    return job.job in (row.job_id, row.array_job, row.het_job)
-
-
-def describe(
-    row: JobRow,
-    queue: Sequence[JobRow],
-    nodes: Sequence[NodeRow],
-    decision: Mapping[str, Any] | None,
-    supply: str,
-    elastic: LoanHints | None = None,
-) -> Iterator[tuple[str, str]]:
-    """Yield the lines about a waiting job; `elastic` where it is a training job that waits for a slice on loan."""
-    wants = slices(row.gres)
-    yield "Job", f"{row.job_id} of {row.user} in {row.partition}" + (f", {row.tasks} tasks" if row.tasks > 1 else "")
-    if decision:
-        yield "Asked", printable(decision.get("asked"))
-        yield "Bucket", printable(decision.get("bucket") or "none: no known model")
-        yield "Chosen", printable((decision.get("message") or "the job named its profile").removeprefix("migbatch: "))
-    per_node = f" on each of {row.num_nodes} nodes" if row.num_nodes > 1 else ""
-    nothing = "no slice" if elastic is None else f"a slice on loan{_bounds(elastic)}"
-    yield "Wants", (", ".join(f"{n} x {p}" for p, n in sorted(wants.items(), reverse=True)) or nothing) + per_node
-    ahead = sum(1 for other in queue if other.pending and other.priority > row.priority)
-    yield "Slurm", f"{row.reason or 'no reason yet'}; {ahead} waiting jobs have a higher priority"
-    if wants:
-        yield from pairs_of("Offered", offers(wants, nodes))
-    if elastic is not None:
-        yield "Lending", supply
-    elif wants:
-        yield "Supply", supply
-    if decision:
-        yield from pairs_of("Candidates", candidate_lines(decision))
-
-
-def _bounds(elastic: LoanHints) -> str:
-    least = f", at least {elastic.min}" if elastic.min is not None else ""
-    return least + (f", at most {elastic.max}" if elastic.max is not None else "")
-
-
-def offers(wants: Mapping[Any, int], nodes: Sequence[NodeRow]) -> Iterator[str]:
-    """Yield where each wanted profile is offered now."""
-    for profile in sorted(wants, reverse=True):
-        free = [(row.name, n) for row in nodes if row.open and (n := free_counts(row).get(profile.gres_type, 0))]
-        listed = ", ".join(f"{n} on {name}" for name, n in free[:6]) + (" and more" if len(free) > 6 else "")
-        yield f"{profile}: {listed or 'nowhere at the moment'}"
-
-
-def ask(config: Config, job: int) -> str:
-    """Ask the running supply loop about a job; return a sentence in any case."""
-    try:
-        return str(json.loads(ask_service(config, f"/v1/why/{job}"))["why"])
-    except (OSError, ValueError, KeyError) as error:
-        where = config.daemon.api_socket
-        return f"migbatchd does not answer at {where} ({error}); ask on the controller host; offers stay as they are"
-
-
-def _decision(config: Config, row: JobRow) -> dict[str, Any] | None:
-    try:
-        grant: Grant | None = parse_comment(row.comment)
-    except GrantError:
-        grant = None
-    if grant is None or not grant.decision:
-        return None
-    try:
-        with open_record(config) as store:
-            return store.decision(grant.decision)
-    except StoreError:
-        return None
+@source_option
+def why(job: str, config: str | None) -> int:
+    """Say why a job waits and what it would take."""
+    return tell(WhyQuestion(job), config)

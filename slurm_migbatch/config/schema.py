@@ -367,6 +367,19 @@ class NodeApiConfig:
 
 
 @dataclass(frozen=True)
+class QueryConfig:
+    """The service that answers users on any host: migacct, migbatch why, show, nodes, loans, explain; by munge only."""
+
+    enabled: bool = key(True, "Answer users over the network; false: only who may read the database can ask.")
+    listen: str = key("", "Address to listen on, where login nodes are; empty: chosen as for [node_api].")
+    port: int = key(6831, "Port; login nodes name it in login.conf (Servers=http://host:port).", between(0, 65535))
+    workers: int = key(2, "Questions that are worked on at once, each by a process of its own.", between(1, 64))
+    question_s: float = key(20.0, "Seconds after which a question is given up.", between(1, 600))
+    answer_mb: int = key(16, "Megabytes that an answer may have.", between(1, 256))
+    max_connections: int = key(512, "Most connections at once.", between(16, 10**6))
+
+
+@dataclass(frozen=True)
 class DaemonConfig:
     """The service itself."""
 
@@ -428,6 +441,7 @@ class Config:
     learning: LearningConfig = LearningConfig()
     store: StoreConfig = StoreConfig()
     node_api: NodeApiConfig = NodeApiConfig()
+    query: QueryConfig = QueryConfig()
     daemon: DaemonConfig = DaemonConfig()
     gpus: Mapping[str, GpuConfig] = field(default_factory=dict)
     models: Mapping[str, ModelConfig] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from slurm_migbatch.profiling.measurement import COLUMNS, Measurement
 from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.decisions import record_decision
-from slurm_migbatch.store.models import MeasuredPoint, NodeEvent, Run
+from slurm_migbatch.store.models import MeasuredPoint, Node, NodeEvent, Run
 from slurm_migbatch.store.work import PastRuns, TaskRun, array_runs, past_work
 
 #: of the creates and destroys, only the newest matter: what lies idle where is a preference, not a fact to rely on
@@ -82,6 +82,11 @@ class HistoryStore(Store):
                 told = {key: value for key, value in payload.items() if key not in ("gpus", "runs")}
                 found.setdefault(node, []).append({**told, "kind": kind})
         return found
+
+    def last_seen(self) -> dict[str, float]:
+        """When each node was last heard (unix seconds)."""
+        with self.reading() as connection:
+            return {row.node: row.seen for row in connection.execute(select(Node.node, Node.seen))}
 
     def array_runs(self, arrays: Collection[int]) -> dict[int, list[TaskRun]]:
         """How the tasks of these arrays went that have started."""

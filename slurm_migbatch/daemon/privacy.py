@@ -1,7 +1,8 @@
 """Who may be told of whose jobs: what Slurm's PrivateData says, also here.
 
 With `PrivateData=jobs` Slurm shows a job to its owner, to root, to SlurmUser, to operators and administrators, and to
-coordinators of its account. A job that may not be shown is answered for as one that does not exist.
+coordinators of its account. A job that may not be shown is answered for as one that does not exist. What a user wrote
+into a job (its comment, its name) is told to the same people alone, also where jobs are not private.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Protocol
 
 from slurm_migbatch.daemon.ended import Standing
 from slurm_migbatch.slurm.client import JobRow, SlurmError
+from slurm_migbatch.slurm.rights import ALL_PRIVATE, Rights
 
 _SETTINGS_S = 60.0
 _RETRY_S = 5.0
@@ -37,7 +39,7 @@ class Privacy:
     def __init__(self, slurm: Slurm, trusted: Collection[int], clock: Callable[[], float] = time.monotonic) -> None:
         """`trusted`: root, SlurmUser and this process's own user."""
         self._slurm, self._trusted, self._clock = slurm, frozenset(trusted), clock
-        self._private = True
+        self._private = ALL_PRIVATE
         self._accounting = False
         self._due = 0.0
         self._standings: dict[int, tuple[float, Standing]] = {}
@@ -45,22 +47,29 @@ class Privacy:
 
     async def visible(self, uid: int, rows: Collection[JobRow]) -> list[JobRow]:
         """Those of these jobs of which the user may be told."""
-        if uid in self._trusted or not await self._are_private():
+        if uid in self._trusted or "jobs" not in await self._private_words():
             return list(rows)
         others = any(row.uid != uid for row in rows)
-        standing = await self._standing(uid) if others else Standing()
-        return [row for row in rows if row.uid == uid or standing.operator or row.account in standing.accounts]
+        return (await self.rights(uid) if others else Rights(uid)).jobs(rows)
 
-    async def _are_private(self) -> bool:
+    async def rights(self, uid: int) -> Rights:
+        """What the user may be told."""
+        if uid in self._trusted:
+            return Rights(uid, everything=True)
+        private = await self._private_words()
+        standing = await self._standing(uid)
+        return Rights(uid, standing.operator, standing.accounts, private)
+
+    async def _private_words(self) -> frozenset[str]:
         async with self._lock:
             if self._clock() >= self._due:
                 try:
                     settings = await asyncio.to_thread(self._slurm.settings)
                 except SlurmError:
-                    self._private, self._accounting, self._due = True, False, self._clock() + _RETRY_S
+                    self._private, self._accounting, self._due = ALL_PRIVATE, False, self._clock() + _RETRY_S
                 else:
-                    words = settings.get("privatedata", "").lower().split(",")
-                    self._private = bool({"jobs", "all"} & {word.strip() for word in words})
+                    words = {word.strip() for word in settings.get("privatedata", "").lower().split(",")}
+                    self._private = ALL_PRIVATE if "all" in words else ALL_PRIVATE & words
                     self._accounting = settings.get("accountingstoragetype", "").endswith("slurmdbd")
                     self._due = self._clock() + _SETTINGS_S
         return self._private

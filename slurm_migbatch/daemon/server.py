@@ -57,8 +57,8 @@ class Bounds:
 class Connections:
     """The connections that are open, and which of them have not proved anything yet."""
 
-    def __init__(self, bounds: Bounds) -> None:
-        self.bounds = bounds
+    def __init__(self, bounds: Bounds, section: str = "node_api") -> None:
+        self.bounds, self.section = bounds, section
         self.seldom = Seldom(log)
         self.most = min(bounds.connections, _descriptors(bounds.connections + RESERVED) - RESERVED)
         self._all: set[Link] = set()
@@ -68,6 +68,9 @@ class Connections:
     def __len__(self) -> int:
         return len(self._all)
 
+    def __contains__(self, link: object) -> bool:
+        return link in self._all
+
     def admit(self, link: Link) -> bool:
         """Take in a new connection, in place of the oldest that has proved nothing; whether there is room."""
         each = self._each.setdefault(link.source, {})
@@ -76,7 +79,7 @@ class Connections:
         elif len(self._pending) >= self.bounds.pending or (len(self._all) >= self.most and self._pending):
             self._drop(next(iter(self._pending)), "there are too many connections without a credential")
         if len(self._all) >= self.most:
-            self.seldom.warning("", f"{len(self._all)} connections are open; see [node_api] max_connections")
+            self.seldom.warning("", f"{len(self._all)} connections are open; see [{self.section}] max_connections")
             self.forget(link)
             return False
         self._all.add(link)
@@ -140,6 +143,7 @@ class Link(H11Protocol):
         super().__init__(config, state, {}, None)
         self._connections = connections
         self._late: asyncio.TimerHandle | None = None
+        self._closed: list[Callable[[], None]] = []
         self.source = ""
         self.logger = _Quiet(connections)  # type: ignore[assignment]  # uvicorn calls warning and error of it
 
@@ -158,6 +162,9 @@ class Link(H11Protocol):
         """It is over, however that came."""
         self._stop_waiting()
         self._connections.forget(self)
+        closed, self._closed = self._closed, []
+        for then in closed:
+            then()
         with contextlib.suppress(Exception):  # h11 may refuse to note the end of what was never well begun
             super().connection_lost(exc)
 
@@ -181,6 +188,13 @@ class Link(H11Protocol):
     def believe(self) -> None:
         """The credential of the request was verified."""
         self._connections.believe(self)
+
+    def when_closed(self, then: Callable[[], None]) -> None:
+        """Call `then` once this is closed; at once where it is."""
+        if self not in self._connections:
+            then()
+        else:
+            self._closed.append(then)
 
     def abort(self) -> None:
         """Close now, whatever is still to be sent."""
@@ -269,8 +283,10 @@ class _Door:
 class ApiServer:
     """The HTTP server, on any number of TCP addresses with one port and on a unix socket."""
 
-    def __init__(self, app: Starlette, port: int, bounds: Bounds = Bounds()) -> None:
+    def __init__(self, app: Starlette, port: int, bounds: Bounds = Bounds(), section: str = "node_api") -> None:
+        """`section` of the configuration is where port and bounds stand."""
         self._port = port
+        self._section = section
         self._bounds = bounds
         self._config = uvicorn.Config(
             app,
@@ -319,7 +335,7 @@ class ApiServer:
         except OSError as error:
             listener.close()
             raise OSError(
-                error.errno, f"cannot listen on {host} port {self._port}: {error.strerror}; see [node_api]"
+                error.errno, f"cannot listen on {host} port {self._port}: {error.strerror}; see [{self._section}]"
             ) from None
         self._port = listener.getsockname()[1]
         self._open(host, listener)
@@ -362,7 +378,7 @@ class ApiServer:
 
     def _open(self, name: str, listener: socket.socket) -> None:
         if self.connections is None:
-            self.connections = Connections(self._bounds)
+            self.connections = Connections(self._bounds, self._section)
             if not self._config.loaded:
                 self._config.load()
         connections = self.connections

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import time
 from collections import Counter
@@ -18,12 +17,14 @@ from typing import Any
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon import messages
-from slurm_migbatch.daemon.addresses import NodeAddresses, controller_hosts, is_loopback, resolved
-from slurm_migbatch.daemon.api import ApiLimits, Asking, NodeApi, anywhere
+from slurm_migbatch.daemon.addresses import NodeAddresses
+from slurm_migbatch.daemon.api import Asking, NodeApi, anywhere
 from slurm_migbatch.daemon.audit import Auditor, Excess, OrphanWatch
 from slurm_migbatch.daemon.facts import slurm_uids
+from slurm_migbatch.daemon.gate import ApiLimits
 from slurm_migbatch.daemon.inventory import KINDS, InventoryKeeper
 from slurm_migbatch.daemon.learning import Learning
+from slurm_migbatch.daemon.listening import Listening
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.metrics import Labels, Metrics
 from slurm_migbatch.daemon.offer_tuner import OfferTuner
@@ -31,18 +32,16 @@ from slurm_migbatch.daemon.plans import PlanBoard
 from slurm_migbatch.daemon.poll import Poller, SlurmView, UnsavedJobs
 from slurm_migbatch.daemon.ports import Slurm, Store
 from slurm_migbatch.daemon.privacy import Privacy
+from slurm_migbatch.daemon.query_supervisor import QuerySupervisor
 from slurm_migbatch.daemon.rounds import Rounds
 from slurm_migbatch.daemon.server import ApiServer, Bounds
 from slurm_migbatch.daemon.submit_supervisor import SubmitSupervisor
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.node.auth import Signer
-from slurm_migbatch.slurm.client import JobRow, SlurmError
+from slurm_migbatch.slurm.client import JobRow
 
 log = logging.getLogger(__name__)
 _STOP_S = 5.0
-_LOOPBACK = "127.0.0.1"
-#: seconds between two looks whether this host has another of slurmctld's addresses
-_ADDRESSES_S = 30.0
 #: seconds after which slurmctld lists a job whose submission it has just asked us about
 _SUBMISSION_S = 0.1
 
@@ -59,6 +58,7 @@ class Service:
         self.poller = Poller(client, config.cluster.poll_s, self._seen)
         self.inventory = InventoryKeeper(self.writer)
         self.submit = SubmitSupervisor(config, self.writer, self.metrics, self._decided)
+        self.query = QuerySupervisor(config, self.metrics)
         self.learning = Learning(config, self.writer, self.metrics, self.submit.model_changed)
         self._auditor = Auditor()
         self._orphans = OrphanWatch()
@@ -85,6 +85,7 @@ class Service:
         )
         bounds = Bounds(connections=config.node_api.max_connections)
         self.api = ApiServer(self._node_api.app(), config.node_api.port, bounds)
+        self._listening = Listening(self.api, config.node_api.listen, client.settings, "nodes", "node_api")
         self._events = self.metrics.counter("migbatch_node_events_total", "Events taken from nodes, by kind.", "kind")
         self._audited = self.metrics.counter("migbatch_audit_cancelled_total", "Jobs cancelled for holding too much.")
         self._gauges()
@@ -100,12 +101,13 @@ class Service:
         tasks = []
         try:
             self.api.listen_unix(Path(self.config.daemon.api_socket))
-            self._listen(self.config.node_api.listen or _LOOPBACK)
+            self._listening.begin()
             loops = {
-                "addresses": self._find_nodes,
+                "addresses": self._listening.follow,
                 "poll": self.poller.run,
                 "inventory": self.inventory.run,
                 "submit": self.submit.run,
+                "query": self.query.run,
                 "files": self.submit.keep_files,
                 "decisions": self.submit.keep_record,
                 "leases": self.rounds.load_nodes,
@@ -159,34 +161,6 @@ class Service:
 
     def _queue(self) -> Sequence[JobRow]:
         return self.poller.latest.jobs if self.poller.latest else ()
-
-    def _listen(self, host: str) -> None:
-        if self.api.listen(host):
-            log.info("serving nodes", extra={"address": host, "port": self.api.port})
-
-    async def _find_nodes(self) -> None:
-        """Listen where slurmctld does, also on an address that this host gets later; nothing to do if told where."""
-        fault = FaultReporter("where to listen for nodes", "set [node_api] listen, or start slurmctld", log)
-        while not self.config.node_api.listen:
-            wait = _ADDRESSES_S
-            try:
-                hosts = controller_hosts(await asyncio.to_thread(self._client.settings))
-                found = {place for host in hosts for place in await asyncio.to_thread(resolved, host)}
-                for place in sorted(found):
-                    try:
-                        self._listen(place)
-                    except OSError as error:
-                        if error.errno != errno.EADDRNOTAVAIL:  # another slurmctld's host
-                            raise
-                if all(is_loopback(place) for place in self.api.addresses if not place.startswith("/")):
-                    raise OSError(
-                        f"{', '.join(hosts) or 'slurm.conf'} names no address of this host that nodes can reach"
-                    )
-                fault.succeeded()
-            except (SlurmError, OSError) as error:
-                wait = fault.failed(error)
-            await asyncio.sleep(wait)
-        await asyncio.Event().wait()
 
     def _decided(self, gres: str) -> None:
         """A job was let in: look soon where it asks for what is not on offer.

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from slurm_migbatch.report.columns import COLUMNS, Column
 from slurm_migbatch.report.errors import ReportError
 
 _ITEM = re.compile(r"(\+?)([A-Za-z]+)(?:%(-?\d{0,4}))?\Z")
+
+
+def split(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return the comma-separated words of all `texts`."""
+    return tuple(word for text in texts for word in (part.strip() for part in text.split(",")) if word)
 
 
 def find(name: str) -> Column:

@@ -58,11 +58,6 @@ def _tasks(text: str, word: str) -> Iterable[str]:
     return tasks
 
 
-def split(texts: Iterable[str]) -> tuple[str, ...]:
-    """Return the comma-separated words of all `texts`."""
-    return tuple(word for text in texts for word in (part.strip() for part in text.split(",")) if word)
-
-
 @dataclass(frozen=True)
 class ReportOptions:
     """migacct's filters, each as the text that the user gave; "" or () where none was given."""

@@ -71,6 +71,7 @@ class RunFilter:
         start, end: window in unix seconds, both included. Without `states`, runs that existed in it are wanted;
             with `states`, those that were in one of them at some moment of it (as sacct has it).
         duplicates: earlier runs of a job id too (requeues, numbers that Slurm used again).
+        only: (user, accounts): runs of this user id or charged to one of these accounts, whatever else is wanted.
     """
 
     jobs: tuple[JobId, ...] = ()
@@ -83,6 +84,7 @@ class RunFilter:
     start: float | None = None
     end: float | None = None
     duplicates: bool = True
+    only: tuple[int, tuple[str, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,9 @@ def select_runs(
 
 
 def _conditions(wanted: RunFilter) -> Iterator[ColumnElement[bool]]:
+    if wanted.only is not None:
+        uid, accounts = wanted.only
+        yield or_(Run.uid == uid, Run.account.in_(accounts))
     if wanted.jobs:
         yield or_(*(_named(id) for id in wanted.jobs))
     if wanted.users or wanted.uids:

@@ -148,7 +148,13 @@ class Cluster(RunningCluster):
     def _prepare(self) -> None:
         for folder in ("etc", "log", "run/procs", "state", "munge", "bin", "home", "nodes"):
             (self.directory / folder).mkdir(mode=0o755, parents=True, exist_ok=True)
-        for service in ("slurmctld", *self.spec.node_names, "migbatchd", *(["slurmdbd"] if self.spec.dbd else [])):
+        for service in (
+            "slurmctld",
+            *self.spec.node_names,
+            "migbatchd",
+            "query",
+            *(["slurmdbd"] if self.spec.dbd else []),
+        ):
             self.ports[service] = self._book.take()
         for user in self.users:
             home = self.home(user.name)

@@ -215,6 +215,7 @@ class Product:
                 "munge_socket": str(self.cluster.munge_socket),
                 "token_file": str(self.etc / "token"),
             },
+            "query": {"listen": "127.0.0.1", "port": self.cluster.ports["query"]},
             "daemon": {"run_dir": str(self.state)},
         }
         if self.cluster.spec.lends:

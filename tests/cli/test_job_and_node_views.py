@@ -9,10 +9,10 @@ from click.testing import CliRunner
 from slurm_migbatch.cli import checks
 from slurm_migbatch.cli.lendingchecks import check_lending, parse_partitions
 from slurm_migbatch.cli.main import cli
-from slurm_migbatch.cli.nodes import GpuView, OccupiedSlot, bar
 from slurm_migbatch.cli.siteconf import build
-from slurm_migbatch.cli.why import describe, find
 from slurm_migbatch.config import Config, loads
+from slurm_migbatch.query.nodes import GpuView, OccupiedSlot, bar
+from slurm_migbatch.query.why import describe, find
 from slurm_migbatch.site import render as render_site
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.store.db import open_store

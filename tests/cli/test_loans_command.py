@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from slurm_migbatch.cli import loans as command
+from slurm_migbatch.cli import asking
 from slurm_migbatch.cli.main import cli
-from slurm_migbatch.cli.why import describe
+from slurm_migbatch.query import loans as command
+from slurm_migbatch.query.site import Site
+from slurm_migbatch.query.why import describe
 from slurm_migbatch.slurm.client import JobRow
+from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.store.db import open_store
 from slurm_migbatch.workload.loans import loan_hints
 
@@ -48,8 +51,8 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
         )
         with open_store(url) as store:
             store.save_loans(rows, actions)
-        monkeypatch.setattr(command, "slurm_client", lambda config: type("C", (), {"jobs": lambda self: queue})())
-        monkeypatch.setattr(command, "waiting", lambda config: {3: "no GPU has room"})
+        monkeypatch.setattr(Site, "slurm", lambda self: type("C", (), {"jobs": lambda self: queue})())
+        monkeypatch.setattr(command, "waiting", lambda site: ({3: "no GPU has room"}, ()))
         return CliRunner().invoke(cli, ["loans", "-c", str(config), *arguments])
 
     return run
@@ -103,10 +106,22 @@ def test_slurm_is_believed_where_the_record_is_older(call: Call) -> None:
 
 
 def test_others_are_shown_as_squeue_shows_them(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command.os, "geteuid", lambda: 1002)
-    assert "5|" not in call(QUEUE, ROWS, "--all", "-P").output
-    hidden = [row for row in QUEUE if row.job_id == 3]  # PrivateData=jobs
-    assert [one.split("|")[0] for one in call(hidden, ROWS, "-P", "-n").output.splitlines()] == ["3"]
+    def private(words: str) -> None:
+        rights = Rights(1002, private=frozenset(filter(None, words.split(","))))
+        monkeypatch.setattr(asking, "_rights", lambda site, named: rights)
+
+    private("")
+    assert "5|" in call(QUEUE, ROWS, "--all", "-P").output
+    private("usage,accounts")
+    found = json.loads(call(QUEUE, ROWS, "--all", "--json").output)["loans"]
+    assert [(one["job"], one["account"]) for one in found] == [(1, ""), (2, ""), (3, "")], "those in the queue"
+    private("jobs")
+    mine = [*QUEUE, elastic(6, user="bob", uid=1002)]
+    lines = call(mine, [*ROWS, loan(7, "ended", uid=1002, why_ended="job 1 needs it")], "--all", "-P", "-n").output
+    assert [(line.split("|")[0], line.split("|")[-1]) for line in lines.splitlines()] == [
+        ("7", "another user's job needs it"),
+        ("6", "-"),
+    ]
 
 
 def test_a_dry_run_says_what_it_would_do(call: Call) -> None:

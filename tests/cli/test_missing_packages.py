@@ -86,9 +86,29 @@ def one_line(done, program, extra, *packages):
 
 
 @pytest.mark.parametrize("extras", [(), ("node",)], ids=["bare", "node"])
-@pytest.mark.parametrize("program", ["migacct", "migbatchd"])
-def test_programs_of_the_controller(program, extras):
-    one_line(start(extras, program), program, "controller", "sqlalchemy", "numpy", "starlette")
+def test_programs_of_the_controller(extras):
+    one_line(start(extras, "migbatchd"), "migbatchd", "controller", "sqlalchemy", "numpy", "starlette")
+
+
+QUESTIONS = [
+    ("migacct",),
+    ("migacct", "-j", "7", "-o", "all"),
+    *(("migbatch", *words) for words in (("show", "7"), ("why", "7"), ("nodes",), ("loans",), ("explain",))),
+]
+
+
+@pytest.mark.parametrize("asked", QUESTIONS, ids=" ".join)
+def test_users_on_login_nodes_need_no_package(asked):
+    """Nobody answers here; a question is refused where it is not known whom to ask, and by nothing before."""
+    done = start(("login",), *asked)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"{asked[0]}: error: there is no /etc/migbatch/login.conf here, and `scontrol show")
+    assert done.stderr.count("\n") == 1
+    assert start(("login",), *asked[: 2 if asked[0] == "migbatch" else 1], "-h").returncode == 0
+
+
+def test_who_may_open_the_record_needs_what_reads_it(tmp_path):
+    one_line(start(("login",), "migacct", "--db", f"sqlite:///{tmp_path}/x.db"), "migacct", "controller", "sqlalchemy")
 
 
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_migbatch.cli.show import training
 from slurm_migbatch.node import progress
+from slurm_migbatch.query.show import training
 
 
 def report(path: Path | None, *arguments: str, **environ: str) -> tuple[int, str]:

@@ -42,6 +42,7 @@ def config(tmp_path):
             catalog=str(tmp_path / "catalog.json"),
         ),
         node_api=dataclasses.replace(base.node_api, listen="127.0.0.1", port=0, max_body_kb=16),
+        query=dataclasses.replace(base.query, enabled=False),
         learning=dataclasses.replace(base.learning, models=str(tmp_path / "models")),
         daemon=dataclasses.replace(base.daemon, run_dir=str(tmp_path / "run"), queue=20),
     )

@@ -85,7 +85,7 @@ def test_systemd_is_told(daemon):
         process.send_signal(signal.SIGTERM)
         assert systemd.recv(100) == b"STOPPING=1"
         process.wait(PATIENCE_S)
-    assert "<6>daemon.service: serving nodes" in daemon.log
+    assert "<6>daemon.listening: serving nodes" in daemon.log
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,13 @@
 
 import os
 import secrets
-import shutil
-import subprocess
 import time
 
 import pytest
 
 from slurm_migbatch.node import auth
 from slurm_migbatch.node.auth import AuthError, MungeSigner, PeerIdentity, TokenSigner, make_signer
+from tests.support.munge import private_munged
 
 
 def token_file(tmp_path, name="token", text=None, mode=0o600):
@@ -21,25 +20,8 @@ def token_file(tmp_path, name="token", text=None, mode=0o600):
 
 @pytest.fixture(scope="module")
 def munge_socket(tmp_path_factory):
-    if not shutil.which("munged"):
-        pytest.fail("munged is missing: run `make system`")
-    root = tmp_path_factory.mktemp("munge")
-    key = root / "key"
-    key.write_bytes(secrets.token_bytes(128))
-    key.chmod(0o600)
-    paths = {"socket": root / "socket", "pid-file": root / "pid", "log-file": root / "log", "seed-file": root / "seed"}
-    options = [f"--{name}={path}" for name, path in paths.items()]
-    daemon = subprocess.Popen(
-        ["munged", "--foreground", "--force", f"--key-file={key}", "--num-threads=2", *options],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 120
-    while not paths["socket"].exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    yield str(paths["socket"])
-    daemon.terminate()
-    daemon.wait()
+    with private_munged(tmp_path_factory.mktemp("munge")) as socket:
+        yield socket
 
 
 @pytest.fixture(params=["token", "munge"])

@@ -46,6 +46,7 @@ class Daemon:
                 "auth": "token",
                 "token_file": str(self.home / "token"),
             },
+            "query": {"enabled": False},
             "daemon": {"run_dir": str(self.home / "run")},
         }
         for section, keys in more.items():

@@ -1,0 +1,238 @@
+"""What stands between the network and an endpoint: headers that prove who asks, before a byte of a body is read.
+
+Every request carries signed headers that say how long its body is and what its digest is. A body is read where those
+verify, within bounds, and answers are signed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from slurm_migbatch.daemon import messages
+from slurm_migbatch.daemon.log import Seldom
+from slurm_migbatch.daemon.messages import MessageError
+from slurm_migbatch.node.auth import (
+    DIGEST_HEADER,
+    NODE_HEADER,
+    SCHEME,
+    SIGNATURE_HEADER,
+    AuthError,
+    Signer,
+    digest_of,
+    request_payload,
+    response_payload,
+)
+
+#: requests of one caller that are worked on at once; a node needs two
+REQUESTS_EACH = 8
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class Refused(Exception):
+    """A request that is answered with an error: HTTP status and a sentence for the caller's log."""
+
+    def __init__(self, status: int, text: str, retry_after: int | None = None) -> None:
+        super().__init__(text)
+        self.status = status
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True)
+class ApiLimits:
+    """How much a caller may ask for, and how long he may take to say it."""
+
+    body_bytes: int = 4 * 1024 * 1024
+    body_s: float = 30.0
+    store_wait_s: float = 10.0
+
+
+class Connection(Protocol):
+    """The connection that a request came by."""
+
+    def believe(self) -> None:
+        """Its caller has proved who he is."""
+
+    def when_closed(self, then: Callable[[], None]) -> None:
+        """Call `then` once it is closed."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who sent a request: the host that he says, the address that it came from, and his uid by the credential."""
+
+    node: str
+    address: str
+    uid: int
+    link: Connection | None
+
+
+Endpoint = Callable[[Caller, bytes], Awaitable[Response]]
+
+
+@dataclass
+class _Said:
+    """What the headers of a request say; `proved`: by a credential."""
+
+    node: str
+    credential: str
+    digest: str
+    length: int
+    proved: bool = False
+
+
+class Gate:
+    """Believes headers whose credential verifies, then reads the body that they announced, and signs what goes back."""
+
+    def __init__(
+        self,
+        signer: Signer,
+        limits: ApiLimits,
+        pool: ThreadPoolExecutor,
+        believed: Callable[[Caller], Awaitable[str]],
+        seldom: Seldom,
+        advice: tuple[str, str],
+    ) -> None:
+        """Make a gate.
+
+        Args:
+            signer: checks credentials, and signs answers.
+            limits: how much may be asked for.
+            pool: where credentials are checked and made.
+            believed: whether a caller whose credential verified may go on, and under which name his requests are
+                counted; raises Refused.
+            seldom: where refusals are logged.
+            advice: what is logged of a refusal, and what to do about it.
+        """
+        self._signer, self._limits, self._pool, self._may, self._seldom = signer, limits, pool, believed, seldom
+        self._advice = advice
+        self._working: Counter[str] = Counter()
+
+    def guard(
+        self, endpoint: Endpoint, answered: Callable[[str, int], None] = lambda path, status: None
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """The endpoint behind the gate; `answered` is called with path and status of each answer."""
+
+        async def handler(request: Request) -> Response:
+            response = await self._handle(request, endpoint)
+            answered(request.url.path, response.status_code)
+            return response
+
+        return handler
+
+    async def _handle(self, request: Request, endpoint: Endpoint) -> Response:
+        said: _Said | None = None
+        try:
+            said = self._said(request)
+            caller, name = await self._believed(request, said)
+            said.proved = True
+            with self._one_more(name):
+                body = await self._body(request, said)
+                response = await endpoint(caller, body)
+        except MessageError as error:
+            response = as_json({"error": str(error)}, 400)
+        except Refused as refused:
+            response = as_json({"error": str(refused)}, refused.status)
+            # what is left of the body is not read, so nothing else can follow on this connection
+            response.headers["Connection"] = "close"
+            if refused.retry_after is not None:
+                response.headers["Retry-After"] = str(refused.retry_after)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody is there to read it
+        if response.status_code != 200:
+            self._say(request, said, response)
+        if said is not None and said.proved:
+            with contextlib.suppress(AuthError):
+                signed = response_payload(said.credential, bytes(response.body))
+                signature = await self._in_pool(self._signer.sign, signed, said.node)
+                response.headers[SIGNATURE_HEADER] = signature
+        return response
+
+    async def _believed(self, request: Request, said: _Said) -> tuple[Caller, str]:
+        payload = request_payload(request.method, request.url.path, said.node, said.digest)
+        try:
+            identity = await self._in_pool(self._signer.verify, said.credential, payload, said.node)
+        except AuthError as error:
+            raise Refused(401, str(error)) from None
+        link = getattr(request.state, "link", None)
+        caller = Caller(said.node, request.client.host if request.client else "", identity.uid, link)
+        name = await self._may(caller)
+        if link is not None:
+            link.believe()
+        return caller, name
+
+    def _said(self, request: Request) -> _Said:
+        scheme, _, rest = request.headers.get("authorization", "").partition(" ")
+        credential = rest.partition(" ")[2].strip()
+        if scheme != SCHEME or not credential:
+            raise Refused(401, f"no {SCHEME} credential")
+        node, digest = request.headers.get(NODE_HEADER, ""), request.headers.get(DIGEST_HEADER, "")
+        if not messages.is_node(node) or not _DIGEST.fullmatch(digest):
+            raise Refused(
+                401,
+                f"{NODE_HEADER} or {DIGEST_HEADER} is missing or malformed: node and controller must run one release",
+            )
+        length = request.headers.get("content-length", "")
+        if "transfer-encoding" in request.headers or not re.fullmatch(r"[0-9]{1,12}", length):
+            raise Refused(411, "a message says how long it is (Content-Length)")
+        if int(length) > self._limits.body_bytes:
+            raise Refused(413, f"the body is larger than {self._limits.body_bytes} bytes")
+        return _Said(node, credential, digest, int(length))
+
+    async def _body(self, request: Request, said: _Said) -> bytes:
+        try:
+            body = await asyncio.wait_for(_read(request, said.length), self._limits.body_s)
+        except asyncio.TimeoutError:
+            raise Refused(408, f"the body did not arrive within {self._limits.body_s:g} s") from None
+        if not hmac.compare_digest(digest_of(body), said.digest):
+            raise Refused(401, "the body is not the one that was signed")
+        return body
+
+    @contextlib.contextmanager
+    def _one_more(self, name: str) -> Iterator[None]:
+        if self._working[name] >= REQUESTS_EACH:
+            raise Refused(429, f"{REQUESTS_EACH} requests of {name} are being worked on already", 5)
+        self._working[name] += 1
+        try:
+            yield
+        finally:
+            self._working[name] -= 1
+            if not self._working[name]:
+                del self._working[name]
+
+    async def _in_pool(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
+
+    def _say(self, request: Request, said: _Said | None, response: Response) -> None:
+        address = request.client.host if request.client else "?"
+        who = f"{said.node} ({address})" if said is not None and said.proved else address
+        self._seldom.warning(
+            address,
+            f"{self._advice[0]}: {request.url.path} from {who}: {response.status_code} "
+            f"{bytes(response.body)[:300].decode(errors='replace')}; {self._advice[1]}",
+        )
+
+
+async def _read(request: Request, length: int) -> bytes:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > length:
+            raise Refused(400, "the body is longer than announced")
+    return bytes(body)
+
+
+def as_json(value: Any, status: int = 200) -> Response:
+    """An answer in JSON."""
+    return Response(json.dumps(value, separators=(",", ":")), status, media_type="application/json")

@@ -1,0 +1,68 @@
+"""Listens where the configuration says, else where slurmctld does: its addresses that this host has, and 127.0.0.1."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import Callable, Mapping
+
+from slurm_migbatch.daemon.addresses import controller_hosts, is_loopback, resolved
+from slurm_migbatch.daemon.log import FaultReporter
+from slurm_migbatch.daemon.server import ApiServer
+from slurm_migbatch.slurm.client import SlurmError
+
+log = logging.getLogger(__name__)
+
+_LOOPBACK = "127.0.0.1"
+#: seconds between two looks whether this host has another of slurmctld's addresses
+_ADDRESSES_S = 30.0
+
+
+class Listening:
+    """The addresses of one server.
+
+    Attributes:
+        whom: who is served there, for the log.
+    """
+
+    def __init__(
+        self, api: ApiServer, listen: str, settings: Callable[[], Mapping[str, str]], whom: str, section: str
+    ) -> None:
+        """`listen`: the configured address, or ""; `settings` are slurmctld's, and may raise SlurmError."""
+        self._api, self._configured, self._settings = api, listen, settings
+        self.whom, self._section = whom, section
+
+    def begin(self) -> None:
+        """Listen on the configured address, or on loopback. Raises OSError."""
+        self._listen(self._configured or _LOOPBACK)
+
+    async def follow(self) -> None:
+        """Listen where slurmctld does, also on an address that this host gets later; nothing to do if told where."""
+        fault = FaultReporter(
+            f"where to listen for {self.whom}", f"set [{self._section}] listen, or start slurmctld", log
+        )
+        while not self._configured:
+            wait = _ADDRESSES_S
+            try:
+                hosts = controller_hosts(await asyncio.to_thread(self._settings))
+                found = {place for host in hosts for place in await asyncio.to_thread(resolved, host)}
+                for place in sorted(found):
+                    try:
+                        self._listen(place)
+                    except OSError as error:
+                        if error.errno != errno.EADDRNOTAVAIL:  # another slurmctld's host
+                            raise
+                if all(is_loopback(place) for place in self._api.addresses if not place.startswith("/")):
+                    raise OSError(
+                        f"{', '.join(hosts) or 'slurm.conf'} names no address of this host that {self.whom} can reach"
+                    )
+                fault.succeeded()
+            except (SlurmError, OSError) as error:
+                wait = fault.failed(error)
+            await asyncio.sleep(wait)
+        await asyncio.Event().wait()
+
+    def _listen(self, host: str) -> None:
+        if self._api.listen(host):
+            log.info("serving %s", self.whom, extra={"address": host, "port": self._api.port})

@@ -1,0 +1,77 @@
+"""Supervises the process that answers users over the network (`slurm_migbatch.query.server`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Mapping
+
+from slurm_migbatch.config import Config, text_of
+from slurm_migbatch.daemon.metrics import Labels, Metrics
+
+log = logging.getLogger(__name__)
+_STOP_S = 5.0
+#: a program by its name: it stands above the daemon, which imports nothing of it
+_PROGRAM = "slurm_migbatch.query.server"
+
+
+class QuerySupervisor:
+    """Has users answered; `run` starts the process, and is called again whenever it has ended."""
+
+    def __init__(self, config: Config, metrics: Metrics) -> None:
+        self._config = config
+        self._answers: Mapping[str, int] = {}
+        #: the port while users are answered
+        self.port: int | None = None
+        metrics.gauge(
+            "migbatch_query_answers", "Questions of users answered since the last start, by status.", self._by_status,
+            "status",
+        )  # fmt: skip
+
+    async def run(self) -> None:
+        """Serve until cancelled, or for ever do nothing where the service is not enabled.
+
+        Raises:
+            RuntimeError: the child ended by itself.
+        """
+        if not self._config.query.enabled:
+            await asyncio.Event().wait()
+        child = await asyncio.create_subprocess_exec(sys.executable, "-m", _PROGRAM, stdin=PIPE, stdout=PIPE)
+        try:
+            assert child.stdin is not None
+            start = {"config": text_of(self._config), "level": self._config.daemon.log_level}
+            child.stdin.write(json.dumps(start).encode() + b"\n")
+            await self._listen(child)
+            raise RuntimeError(f"the process that answers users ended with {await child.wait()}")
+        finally:
+            self.port = None
+            await asyncio.shield(self._end(child))
+
+    async def _listen(self, child: Process) -> None:
+        assert child.stdout is not None
+        while line := await child.stdout.readline():
+            message = json.loads(line)
+            if "serving" in message:
+                self.port = int(message["serving"])
+            self._answers = message.get("answers", self._answers)
+
+    async def _end(self, child: Process) -> None:
+        """Close the child's stdin, which ends it."""
+        if child.returncode is not None:
+            return
+        assert child.stdin is not None
+        child.stdin.close()
+        try:
+            await asyncio.wait_for(child.wait(), _STOP_S)
+        except asyncio.TimeoutError:
+            log.warning("the process that answers users does not end; it is killed")
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+            await child.wait()
+
+    def _by_status(self) -> Mapping[Labels, float]:
+        return {(status,): float(count) for status, count in self._answers.items()}

@@ -1,0 +1,1 @@
+"""Questions of users: typed values, what may be told to whom, answers, and who serves them."""

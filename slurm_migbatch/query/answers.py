@@ -1,0 +1,49 @@
+"""Answers every question with the functions of its kind; what one kind needs is imported when it is asked."""
+
+from __future__ import annotations
+
+from slurm_migbatch.query.questions import (
+    ExplainQuestion,
+    LoansQuestion,
+    NodesQuestion,
+    Question,
+    RunsQuestion,
+    ShowQuestion,
+    WhyQuestion,
+)
+from slurm_migbatch.query.reply import Reply
+from slurm_migbatch.query.site import Site
+from slurm_migbatch.slurm.rights import Rights
+
+
+def answer(question: Question, rights: Rights, site: Site) -> Reply:
+    """Answer a question of a user as far as his rights go.
+
+    Raises:
+        Unanswerable: it has no answer; the message says why.
+        StoreError, SlurmError: the record cannot be read, Slurm does not answer.
+    """
+    if isinstance(question, RunsQuestion):
+        from slurm_migbatch.query import runs
+
+        return runs.answer(question, rights, site)
+    if isinstance(question, ShowQuestion):
+        from slurm_migbatch.query import show
+
+        return show.answer(question, rights, site)
+    if isinstance(question, WhyQuestion):
+        from slurm_migbatch.query import why
+
+        return why.answer(question, rights, site)
+    if isinstance(question, NodesQuestion):
+        from slurm_migbatch.query import nodes
+
+        return nodes.answer(question, rights, site)
+    if isinstance(question, LoansQuestion):
+        from slurm_migbatch.query import loans
+
+        return loans.answer(question, rights, site)
+    assert isinstance(question, ExplainQuestion)
+    from slurm_migbatch.query import explain
+
+    return explain.answer(question, rights.uid, site)

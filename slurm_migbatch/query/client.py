@@ -1,0 +1,126 @@
+"""Asks a query service: a question signed with this user's munge credential, believed where the answer is signed too.
+
+The standard library only: this runs on login nodes.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+from slurm_migbatch.node.auth import SIGNATURE_HEADER, AuthError, Signer, headers, response_payload
+from slurm_migbatch.query.login import Servers
+from slurm_migbatch.query.protocol import MAX_ANSWER, PATH, Answer, AnswerError
+from slurm_migbatch.query.questions import Question, write
+
+_CONNECT_S = 5.0
+_ANSWER_S = 90.0
+#: seconds for which a service that has no room is asked again
+_PATIENCE_S = 30.0
+_PAUSE_S = 0.5
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,63}")
+
+
+class NoAnswer(RuntimeError):
+    """No service has answered; the message says why and what to ask the administrator for."""
+
+
+class _Unreachable(Exception):
+    """This service cannot be asked; the next may."""
+
+
+class _Busy(Exception):
+    """This service has no room now."""
+
+
+def ask(question: Question, servers: Servers, signer: Signer, pause: Callable[[float], None] = time.sleep) -> Answer:
+    """Ask one service after the other.
+
+    Raises:
+        NoAnswer: none can be asked, one refuses, or its answer is not signed by the controller.
+        QuestionError: the question is out of bounds.
+    """
+    body = write(question)
+    until = time.monotonic() + _PATIENCE_S
+    while True:
+        failed = []
+        for url in servers.urls:
+            try:
+                return _ask(url, body, signer)
+            except (_Unreachable, _Busy) as error:
+                failed.append((url, error))
+        if any(isinstance(error, _Busy) for _, error in failed) and time.monotonic() < until:
+            pause(_PAUSE_S)
+            continue
+        why = "; ".join(f"{url}: {error}" for url, error in failed)
+        raise NoAnswer(
+            f"no query service of migbatch answers ({why}); ask the administrator whether migbatchd runs there with "
+            f"[query] enabled, and whether this host may reach its port (named by {servers.source})"
+        )
+
+
+def _ask(url: str, body: bytes, signer: Signer) -> Answer:
+    host = socket.gethostname().partition(".")[0]
+    node = host if _NAME.fullmatch(host) else "login"
+    try:
+        proof, credential = headers(signer, "POST", PATH, node, body)
+    except AuthError as error:
+        raise NoAnswer(f"{error}; this command proves who asks by munge, which must run on this host") from None
+    status, text, signature = _post(url, body, {**proof, "Content-Type": "application/json"})
+    if status in (429, 503):
+        raise _Busy(_told(text))
+    if status != 200:
+        raise NoAnswer(f"{url} refuses: {status} {_told(text)}")
+    try:
+        signer.verify(signature, response_payload(credential, text), node)
+        return Answer.read(text)
+    except AuthError as error:
+        raise NoAnswer(
+            f"the answer of {url} does not come from the controller ({error}); tell the administrator"
+        ) from None
+    except AnswerError as error:
+        raise NoAnswer(f"{url}: {error}") from None
+
+
+def _post(url: str, body: bytes, fields: dict[str, str]) -> tuple[int, bytes, str]:
+    connection = _connection(url)
+    try:
+        connection.connect()
+        connection.sock.settimeout(_ANSWER_S)
+        # a service that refuses does not read the whole question first; its answer says why
+        with suppress(BrokenPipeError, ConnectionResetError):
+            connection.request("POST", PATH, body, fields)
+        answer = connection.getresponse()
+        text = answer.read(MAX_ANSWER + 1)
+        if len(text) > MAX_ANSWER:
+            raise NoAnswer(f"{url}: the answer is too long")
+        return answer.status, text, answer.getheader(SIGNATURE_HEADER, "")
+    except (OSError, http.client.HTTPException) as error:
+        raise _Unreachable(getattr(error, "strerror", None) or str(error) or type(error).__name__) from None
+    finally:
+        connection.close()
+
+
+def _connection(url: str) -> http.client.HTTPConnection:
+    parts = urlsplit(url)
+    if parts.scheme == "https":
+        context = ssl.create_default_context()
+        return http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=_CONNECT_S, context=context)
+    return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_CONNECT_S)
+
+
+def _told(text: bytes) -> str:
+    """Return the words of an error that nobody has signed, without what could act on a terminal."""
+    import json
+
+    try:
+        said = str(json.loads(text)["error"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        said = text[:200].decode("utf-8", "replace")
+    return "".join(char if char.isprintable() else "?" for char in said[:500])

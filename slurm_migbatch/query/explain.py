@@ -1,0 +1,204 @@
+"""What `migbatch explain` tells: what a request would become and why, without submitting it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from slurm_migbatch.config import Config
+from slurm_migbatch.predict.candidate import Candidate, Interval
+from slurm_migbatch.query.questions import ExplainQuestion
+from slurm_migbatch.query.reply import Reply, Unanswerable
+from slurm_migbatch.query.site import Site
+from slurm_migbatch.report.lines import pair_lines, table_lines
+from slurm_migbatch.slurm.client import SlurmError
+from slurm_migbatch.submit.client import ServiceUnavailable, ask
+from slurm_migbatch.submit.decision import Decision
+from slurm_migbatch.submit.request import OPTIONS, Accept, Answer, JobRequest, Pass, Refuse
+from slurm_migbatch.submit.rewrite import rewrite
+from slurm_migbatch.workload.catalog import CatalogError, SiteCatalog, load
+
+SCHEMA = 1
+EXIT_REFUSED = 3
+_NOBODY = 65534
+
+
+def answer(question: ExplainQuestion, uid: int, site: Site) -> Reply:
+    """Answer with what the submit filter would make of the request of that user."""
+    catalog = _catalog(site)
+    remarks: tuple[str, ...] = ()
+    partition = question.partition
+    if partition is None:
+        partition, remarks = _partition(catalog, site)
+    request = _request(question, uid, partition)
+    decided = _answer(request, catalog, site.config)
+    service_answer = _of_service(Path(site.submit_socket), request) if site.submit_socket else None
+    if question.as_json:
+        lines = [json.dumps(_object(request, decided, service_answer), indent=1)]
+    else:
+        lines = list(_lines(request, decided, service_answer))
+    return Reply(lines, remarks, EXIT_REFUSED if isinstance(decided, Refuse) else 0)
+
+
+def _catalog(site: Site) -> SiteCatalog:
+    path = Path(site.catalog or site.config.submit.catalog)
+    try:
+        return load(path)
+    except FileNotFoundError:
+        if site.quiet:
+            raise Unanswerable("what this site has is not known yet: migbatchd has not seen its nodes") from None
+        raise Unanswerable(
+            f"there is no catalog at {path}; name one with --catalog, or run this where migbatchd has run once"
+        ) from None
+    except (OSError, CatalogError) as error:
+        sentence = "the catalog of this site cannot be read" if site.quiet else f"{path}: {error}"
+        raise Unanswerable(sentence, detail=f"{path}: {error}") from None
+
+
+def _partition(catalog: SiteCatalog, site: Site) -> tuple[str, tuple[str, ...]]:
+    """Return the partition of a request that names none: the only one with MIG, else Slurm's default."""
+    if len(catalog.partitions) == 1:
+        return next(iter(catalog.partitions)), ()
+    remarks: tuple[str, ...] = ()
+    found = ""
+    try:
+        found = site.slurm().default_partition()
+    except SlurmError as error:
+        remarks = (f"migbatch: the default partition is not known, Slurm does not answer{site.detail(error)}",)
+    if not found:
+        raise Unanswerable(f"which partition? Name one with --partition: {catalog.names}", 2)
+    return found, remarks
+
+
+def _request(question: ExplainQuestion, uid: int, partition: str) -> JobRequest:
+    per_node = [part for part in (question.gres, _gpu(question.gpus_per_node)) if part]
+    return JobRequest(
+        uid=uid or _NOBODY,  # root's own jobs are left alone by the filter
+        partition=partition,
+        tres_per_node=",".join(per_node) or None,
+        tres_per_job=_gpu(question.gpus),
+        tres_per_task=_gpu(question.gpus_per_task),
+        tres_per_socket=_gpu(question.gpus_per_socket),
+        comment=question.comment,
+        extra=question.extra,
+        min_nodes=question.nodes,
+        max_nodes=question.nodes,
+        num_tasks=question.ntasks,
+        ntasks_per_node=question.ntasks_per_node,
+        batch=1,
+    )
+
+
+def _gpu(value: str | None) -> str | None:
+    return None if value is None else f"gpu:{value}"
+
+
+def _answer(request: JobRequest, catalog: SiteCatalog, config: Config) -> Answer:
+    from slurm_migbatch.daemon.facts import chooser_of, policy_of
+
+    policy = replace(policy_of(config), trusted_uids=frozenset())
+    return rewrite(request, catalog, chooser_of(config), policy)
+
+
+def _of_service(path: Path, request: JobRequest) -> Answer:
+    try:
+        return ask(path, request)
+    except ServiceUnavailable as error:
+        raise Unanswerable(str(error)) from None
+
+
+def _object(request: JobRequest, answer: Answer, service_answer: Answer | None) -> dict[str, Any]:
+    found: dict[str, Any] = {"schema": SCHEMA, "asked": _asked(request), "partition": request.partition}
+    found |= _verdict(answer)
+    if isinstance(answer, Accept) and answer.decision is not None:
+        row = answer.decision.to_dict()
+        found["decision"] = {
+            key: row[key] for key in ("hints", "bucket", "predictor", "candidates", "granted", "reason", "advice")
+        }
+    if service_answer is not None:
+        found["service"] = _verdict(service_answer)
+    return found
+
+
+def _verdict(answer: Answer) -> dict[str, Any]:
+    if isinstance(answer, Refuse):
+        return {"verdict": "refuse", "message": answer.sentence, "code": answer.code, "changes": {}}
+    if isinstance(answer, Pass):
+        return {"verdict": "pass", "message": answer.message, "changes": {}}
+    return {"verdict": "accept", "message": answer.message, "changes": {k: _text(v) for k, v in answer.changes.items()}}
+
+
+def _asked(request: JobRequest) -> dict[str, str]:
+    names = {**OPTIONS, "comment": "--comment", "extra": "--extra"}
+    given = {name: _text(text) for name in names if (text := getattr(request, name))}
+    return {names[name]: text if name == "tres_per_node" else text.removeprefix("gpu:") for name, text in given.items()}
+
+
+def _text(text: str) -> str:
+    return text.encode("latin-1").decode("utf-8", "replace")
+
+
+def _lines(request: JobRequest, answer: Answer, service_answer: Answer | None) -> Iterator[str]:
+    pairs = [("asked", " ".join(f"{option}={text!r}" for option, text in _asked(request).items()) or "nothing")]
+    pairs.append(("partition", request.partition or ""))
+    if isinstance(answer, Refuse):
+        pairs.append(("refused", answer.sentence))
+    elif isinstance(answer, Pass):
+        pairs.append(("passes", answer.message or "unchanged: the job requests no slice here"))
+    elif answer.decision is not None:
+        pairs += _decision(answer.decision)
+        pairs += [(f"sets {name}", _text(value) or "(cleared)") for name, value in answer.changes.items()]
+        if answer.message:
+            pairs.append(("told", answer.message))
+    if service_answer is not None:
+        verdict = _verdict(service_answer)
+        pairs.append(
+            ("service", f"{verdict['verdict']}: {verdict['changes'].get('tres_per_node', verdict['message'])}")
+        )
+    yield from pair_lines(pairs)
+    if isinstance(answer, Accept) and answer.decision is not None and answer.decision.candidates:
+        yield ""
+        yield from _candidates(answer.decision.candidates)
+
+
+def _decision(decision: Decision) -> list[tuple[str, str]]:
+    hints = " ".join(f"{key}={value}" for key, value in decision.hints.to_dict().items())
+    return [
+        ("hints", hints or "none"),
+        ("bucket", decision.bucket or "none: no known model is named"),
+        ("advice", _advice(decision)),
+        ("predictor", decision.predictor),
+        ("granted", f"{decision.granted} ({decision.reason.replace('_', ' ')})"),
+    ]
+
+
+def _advice(decision: Decision) -> str:
+    advice = decision.advice
+    return "none" if advice is None else f"MIGBATCH_BATCH={advice.batch} MIGBATCH_COPIES={advice.copies}"
+
+
+def _candidates(candidates: tuple[Candidate, ...]) -> Iterator[str]:
+    def shown(interval: Interval | None, scale: float = 1.0) -> str:
+        if interval is None:
+            return "-"
+        return f"{interval.mid * scale:.3g} ({interval.low * scale:.3g}-{interval.high * scale:.3g})"
+
+    rows = []
+    for candidate in candidates:
+        known = candidate.figures
+        rows.append(
+            (
+                candidate.profile.name,
+                str(candidate.offer.compute_slices),
+                f"{candidate.offer.memory_mib / 1024:.3g}",
+                shown(known.memory_mib if known else None, 1 / 1024),
+                shown(known.latency_s if known else None, 1e3),
+                shown(known.throughput_per_s if known else None),
+                "yes" if candidate.ok else "no",
+                candidate.why,
+            )
+        )
+    yield from table_lines(("PROFILE", "SLICES", "GIB", "NEEDS_GIB", "BATCH_MS", "ITEMS/S", "OK", "WHY"), rows)

@@ -1,0 +1,195 @@
+"""What `migbatch loans` tells: slices that are on loan to training jobs, and the training jobs that wait for one.
+
+Slurm says who waits and who runs, the record why and since when, migbatchd why not yet. Each is asked for what it knows
+best, so this tells the truth also while migbatchd is down: a job that Slurm shows running runs, whatever the record was
+told last.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from slurm_migbatch.decide.lending.ledger import JobView, Loan, State
+from slurm_migbatch.decide.lending.view import sights_of
+from slurm_migbatch.query.questions import LoansQuestion
+from slurm_migbatch.query.reply import Reply, Unanswerable
+from slurm_migbatch.query.show import printable
+from slurm_migbatch.query.site import Site
+from slurm_migbatch.report.lines import table_lines
+from slurm_migbatch.slurm.rights import Rights
+from slurm_migbatch.slurm.times import time_formatter
+
+COLUMNS = ("JOBID", "USER", "ACCOUNT", "PROFILE", "NODE", "GPU", "SINCE", "STATE", "RESTARTS", "WHY")
+
+
+@dataclass(frozen=True)
+class LoanView:
+    """One line. `since` in unix seconds; `gpu` is the GPU's index where the node has told it, else its UUID."""
+
+    job: int
+    user: str
+    account: str
+    profile: str
+    node: str
+    gpu: str
+    since: float
+    state: str
+    restarts: int
+    why: str
+
+
+def answer(question: LoansQuestion, rights: Rights, site: Site) -> Reply:
+    """Answer with the loans that are wanted, and who waits for one."""
+    wanted = _ids(question.jobs)
+    config = site.config
+    sights = sights_of(rights.jobs(site.slurm().jobs()), config.lending.partitions)
+    with site.record() as store:
+        rows = store.loans(wanted, active=not question.over)
+        would = _would(store.actions(wanted)) if config.lending.dry_run else {}
+        indexes = {
+            gpu["uuid"]: gpu["index"] for gpus in store.inventory().values() for gpu in gpus if gpu["index"] is not None
+        }
+    known = [loan for row in rows if (loan := Loan.from_row(row)) is not None and _told(rights, loan, sights)]
+    reasons, remarks = waiting(site) if any(sight.row.pending for sight in sights.values()) else ({}, ())
+    views = _redacted(rights, view(sights, known, {**reasons, **would}, indexes, wanted), sights, known)
+    if question.as_json:
+        return Reply([json.dumps({"version": 1, "loans": [asdict(row) for row in views]})], remarks)
+    cells = [_cells(row, question.time_style) for row in views]
+    if question.delimiter is None:
+        return Reply(list(table_lines(COLUMNS, cells, show_header=question.header)), remarks)
+    end = question.delimiter if question.closed else ""
+    lines = ([COLUMNS] if question.header else []) + cells
+    return Reply([question.delimiter.join(line) + end for line in lines], remarks)
+
+
+def _told(rights: Rights, loan: Loan, sights: Mapping[int, JobView]) -> bool:
+    """Whether the user may be told of a loan: by the record's rules, or as that of a job that squeue shows him."""
+    sight = sights.get(loan.job_id)
+    return rights.run(loan.uid, loan.account) or (sight is not None and sight.row.uid == loan.uid)
+
+
+def _redacted(
+    rights: Rights, views: Sequence[LoanView], sights: Mapping[int, JobView], loans: Sequence[Loan]
+) -> list[LoanView]:
+    """Return the lines without accounts and jobs of others that may not be told."""
+    owners = {loan.job_id: (loan.uid, loan.account) for loan in loans}
+    owners |= {job: (sight.row.uid, sight.row.account) for job, sight in sights.items()}
+    return [
+        replace(
+            row,
+            account=row.account if rights.account(*owners[row.job]) else "",
+            why=rights.sentence(row.why, owners),
+        )
+        for row in views
+    ]
+
+
+def view(
+    sights: Mapping[int, JobView],
+    loans: Iterable[Loan],
+    reasons: Mapping[int, str],
+    indexes: Mapping[str, int],
+    wanted: Collection[int] = (),
+) -> list[LoanView]:
+    """Return the loans that are over first, then those that go on and jobs that wait in Slurm's order.
+
+    Args:
+        sights: elastic training jobs as Slurm shows them now.
+        loans: of the record, by their decision.
+        reasons: why jobs wait.
+        indexes: of GPUs by UUID.
+        wanted: of these jobs (or arrays) only; () for all.
+    """
+    over: list[LoanView] = []
+    going: dict[int, LoanView] = {}
+    for loan in loans:
+        sight = sights.get(loan.job_id)
+        current = sight is not None and loan.ended is None and sight.row.restarts == loan.restart
+        gpu = str(indexes.get(loan.gpu, loan.gpu))
+        if current and sight is not None:
+            going[loan.job_id] = _going(loan, sight, gpu)
+        else:
+            over.append(
+                _line(loan, gpu, loan.ended or loan.decided, "ended", loan.why_ended or "it has left the queue")
+            )
+    found = list(over)
+    for job, sight in sights.items():
+        row = sight.row
+        if wanted and job not in wanted and row.array_job not in wanted:
+            continue
+        if job in going:
+            found.append(going[job])
+            continue
+        held = sight.hints.slice if row.active else None
+        state = "running" if row.active else "waiting"
+        why = "" if row.active else reasons.get(job, f"Slurm: {row.reason}" if row.reason else "")
+        profile, since = held.name if held is not None else "", (row.start or 0.0) if row.active else row.submit
+        node = row.nodes[0] if row.nodes else ""
+        found.append(LoanView(job, row.user, row.account, profile, node, "", since, state, row.restarts, why))
+    return found
+
+
+def _going(loan: Loan, sight: JobView, gpu: str) -> LoanView:
+    state, since = loan.state, loan.decided
+    moments = {
+        State.RUNNING: loan.started,
+        State.SIGNALLED: loan.signalled,
+        State.REQUEUED: loan.requeued,
+    }
+    if sight.row.active and state in (State.RELEASED, State.WITHDRAWN):
+        state, since = State.RUNNING, sight.row.start or loan.decided
+    else:
+        since = moments.get(state) or loan.decided
+    return _line(loan, gpu, since, state.value, loan.why_ended if loan.leaving else loan.why)
+
+
+def _line(loan: Loan, gpu: str, since: float, state: str, why: str) -> LoanView:
+    return LoanView(
+        loan.job_id,
+        loan.user,
+        loan.account,
+        loan.profile,
+        loan.node,
+        gpu,
+        since,
+        state,
+        loan.restart,
+        why,
+    )
+
+
+def waiting(site: Site) -> tuple[dict[int, str], tuple[str, ...]]:
+    """Ask migbatchd why each job waits; nothing, and a remark, where it does not answer."""
+    try:
+        found = json.loads(site.daemon("/v1/waiting"))["waiting"]
+        return {int(job): str(why) for job, why in found.items()}, ()
+    except (OSError, ValueError, KeyError) as error:
+        where = "" if site.quiet else f" at {site.config.daemon.api_socket}"
+        return {}, (f"migbatch: migbatchd does not say{where} why jobs wait{site.detail(error)}",)
+
+
+def _would(actions: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+    """Return the last action that a dry run would take on each job."""
+    return {
+        row["job_id"]: f"dry run: would {row['kind']}, {row['before']} -> {row['after']} ({row['why']})"
+        for row in actions
+        if row["dry_run"]
+    }
+
+
+def _ids(text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return ()
+    words = [word.partition("_")[0].partition("+")[0] for word in text.split(",") if word]
+    if not words or not all(word.isdigit() and len(word) < 19 for word in words):
+        raise Unanswerable(f"{text!r} names no jobs; write 123 or 123,124")
+    return tuple(map(int, words))
+
+
+def _cells(row: LoanView, time_style: str) -> tuple[str, ...]:
+    moment = time_formatter(time_style)
+    texts = (str(row.job), row.user, row.account, row.profile, row.node, row.gpu, moment(row.since), row.state)
+    return (*(printable(text) if text else "-" for text in texts), str(row.restarts), printable(row.why or "-"))

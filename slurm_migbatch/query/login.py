@@ -1,0 +1,123 @@
+"""Where a command asks that may not open the record itself: /etc/migbatch/login.conf, else what Slurm says.
+
+The standard library only: this runs on login nodes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from slurm_migbatch.query.protocol import DEFAULT_PORT
+
+LOGIN_CONF = "/etc/migbatch/login.conf"
+#: where the controller has its configuration and its record by default (tests hold these against `config`)
+CONFIG = "/etc/migbatch/migbatch.toml"
+RECORD = "/var/lib/migbatch/migbatch.db"
+_KEYS = ("Servers", "SlurmUser", "MungeSocket")
+_URL = re.compile(r"https?://(?:[A-Za-z0-9_.-]{1,255}|\[[0-9A-Fa-f:.]{2,64}\])(?::\d{1,5})?")
+_SETTING = re.compile(r"\s*([A-Za-z][\w\[\]]*)\s*=\s*(.*?)\s*")
+_SCONTROL_S = 20.0
+
+
+class LoginError(RuntimeError):
+    """It is not known where to ask; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Query services, in the order in which they are tried, and whose answers are believed.
+
+    Attributes:
+        urls: such as http://ctl1:6831.
+        uids: users whose signature an answer must have: root, and SlurmUser.
+        munge_socket: munged's socket; "" for munge's default.
+        source: what named the services, for messages.
+    """
+
+    urls: tuple[str, ...]
+    uids: frozenset[int]
+    munge_socket: str = ""
+    source: str = LOGIN_CONF
+
+
+def find_servers(path: str = "") -> Servers:
+    """Return what login.conf names (or the file at `path`), else slurmctld's hosts. Raises LoginError."""
+    path = path or os.environ.get("MIGBATCH_LOGIN_CONF") or LOGIN_CONF
+    try:
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123 keeps pathlib out of start-up
+            return read_conf(file, path)
+    except FileNotFoundError:
+        if path != LOGIN_CONF:
+            raise LoginError(f"there is no {path}") from None
+        return of_slurm(_scontrol())
+    except (OSError, UnicodeDecodeError) as error:
+        raise LoginError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def read_conf(lines: Iterable[str], path: str) -> Servers:
+    """Read `Key=value` lines: Servers (separated by commas), SlurmUser, MungeSocket. Raises LoginError."""
+    found = {"Servers": "", "SlurmUser": "slurm", "MungeSocket": ""}
+    for number, line in enumerate(lines, 1):
+        line = line.partition("#")[0].strip()
+        key, equals, value = (part.strip() for part in line.partition("="))
+        if not line:
+            continue
+        if not equals or key not in _KEYS:
+            raise LoginError(f"{path}:{number}: write one of {', '.join(f'{key}=' for key in _KEYS)}")
+        found[key] = value
+    urls = tuple(url for word in found["Servers"].split(",") if (url := word.strip().rstrip("/")))
+    wrong = next((url for url in urls if not _URL.fullmatch(url)), None)
+    if wrong is not None or not urls:
+        raise LoginError(f"{path}: Servers={wrong or ''} must name URLs such as http://controller:{DEFAULT_PORT}")
+    uids = frozenset({0, *uid_of(found["SlurmUser"])})
+    return Servers(tuple(map(_with_port, urls)), uids, found["MungeSocket"], path)
+
+
+def of_slurm(config: str) -> Servers:
+    """Return the services on slurmctld's hosts, by the output of `scontrol show config`. Raises LoginError."""
+    settings = {match[1]: match[2] for line in config.splitlines() if (match := _SETTING.fullmatch(line))}
+    hosts: dict[str, None] = {}
+    for key, value in settings.items():
+        if key.lower().startswith("slurmctldhost") and value not in ("", "(null)"):
+            name, _, address = value.partition("(")
+            hosts[address.rstrip(")") or name] = None
+    urls = tuple(f"http://{f'[{host}]' if ':' in host else host}:{DEFAULT_PORT}" for host in hosts)
+    if not urls or not all(map(_URL.fullmatch, urls)):
+        raise LoginError(f"Slurm names no SlurmctldHost; ask the administrator for {LOGIN_CONF} (Servers=http://...)")
+    user = re.fullmatch(r".*\((\d{1,10})\)", settings.get("SlurmUser", ""))
+    info = re.search(r"(?:^|,)socket=([^,]+)", settings.get("AuthInfo", ""))
+    uids = frozenset({0, int(user[1])} if user else {0})
+    return Servers(urls, uids, info[1] if info else "", "SlurmctldHost of slurm.conf")
+
+
+def _scontrol() -> str:
+    try:
+        done = subprocess.run(
+            ["scontrol", "show", "config"], capture_output=True, text=True, timeout=_SCONTROL_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        done = None
+    if done is None or done.returncode:
+        raise LoginError(
+            f"there is no {LOGIN_CONF} here, and `scontrol show config` does not say where slurmctld is; ask the "
+            f"administrator for that file (Servers=http://<controller>:{DEFAULT_PORT})"
+        )
+    return done.stdout
+
+
+def uid_of(user: str) -> tuple[int, ...]:
+    """Return the uid of a user by name or number; nothing where this host does not know it."""
+    import pwd
+
+    try:
+        return (int(user) if user.isdigit() else pwd.getpwnam(user).pw_uid,)
+    except KeyError:
+        return ()
+
+
+def _with_port(url: str) -> str:
+    return url if re.search(r":\d+$", url) else f"{url}:{DEFAULT_PORT}"

@@ -1,0 +1,245 @@
+"""What `migbatch nodes` tells: nodes, GPUs, layouts and what is offered, in sinfo's manner."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from slurm_migbatch.daemon.history import HistoryStore
+from slurm_migbatch.mig.geometry import Geometry, GeometryError
+from slurm_migbatch.query.questions import NodesQuestion
+from slurm_migbatch.query.reply import Reply, Unanswerable
+from slurm_migbatch.query.site import Site
+from slurm_migbatch.report.lines import table_lines
+from slurm_migbatch.slurm.client import NodeRow, SlurmError
+from slurm_migbatch.slurm.nodelist import NodeListError, expand
+from slurm_migbatch.slurm.rights import Rights
+from slurm_migbatch.store.queries import LeaseRow, RunFilter, select_runs
+
+#: characters of a layout bar for one memory slice
+CELL = 6
+#: stands for a job that may not be named; Slurm numbers jobs from 1
+HIDDEN = 0
+
+
+@dataclass(frozen=True)
+class OccupiedSlot:
+    """A slot that is not free.
+
+    `job` is None for a zombie, an instance that could not be destroyed yet, and `HIDDEN` for a job of somebody else of
+    which who asks may not be told.
+    """
+
+    profile: str
+    start: int
+    size: int
+    job: int | None = None
+
+
+@dataclass(frozen=True)
+class GpuView:
+    """One GPU: what lies on it, in memory slices. `slices` is 0 where MIG is off."""
+
+    index: int | None
+    uuid: str
+    name: str
+    slices: int
+    held: tuple[OccupiedSlot, ...]
+
+    @property
+    def state(self) -> str:
+        """A word for the GPU: nomig, idle, mixed, full."""
+        used = sum(s.size for s in self.held)
+        return "nomig" if not self.slices else "idle" if not used else "full" if used >= self.slices else "mixed"
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """One node. `offered` and `used` are Slurm's counts by GRES type; `state` is its word, None where it is silent."""
+
+    name: str
+    gpus: tuple[GpuView, ...]
+    state: str | None
+    offered: Mapping[str, int] = field(default_factory=dict)
+    used: Mapping[str, int] = field(default_factory=dict)
+    seen: float | None = None
+    reasons: tuple[str, ...] = ()
+
+
+def answer(question: NodesQuestion, rights: Rights, site: Site) -> Reply:
+    """Answer with the nodes that are wanted."""
+    try:
+        wanted = set(expand(question.names)) if question.names else None
+    except NodeListError as error:
+        raise Unanswerable(f"--nodes: {error}", 2) from None
+    remarks: tuple[str, ...] = ()
+    if not rights.nodes:
+        raise Unanswerable("nodes are private here (PrivateData=nodes)")
+    try:
+        rows: Sequence[NodeRow] | None = site.slurm().nodes()
+    except SlurmError as error:
+        rows, remarks = None, (f"migbatch: Slurm does not answer, states and offers are left out{site.detail(error)}",)
+    with site.record() as store:
+        leases = store.leases()
+        shown = _shown(store, rights, {lease.job for lease in leases})
+        views = [v for v in view(store, rows, leases, shown) if wanted is None or v.name in wanted]
+    if wanted is not None and (unknown := wanted - {v.name for v in views}):
+        raise Unanswerable(f"no MIG node called {', '.join(sorted(unknown))} has reported yet")
+    if question.as_json:
+        return Reply([json.dumps({"version": 1, "nodes": [asdict(v) for v in views]})], remarks)
+    if question.reasons:
+        header: tuple[str, ...] = ("NODE", "LAST SEEN", "REASON")
+        return Reply(list(table_lines(header, _reason_rows(views), show_header=question.header)), remarks)
+    header = ("NODE", "STATE", "GPU", "MODEL", "LAYOUT", "GPUSTATE", "OFFERED")
+    return Reply(list(table_lines(header, _rows(views), show_header=question.header)), remarks)
+
+
+def _shown(store: HistoryStore, rights: Rights, jobs: Collection[int]) -> Collection[int]:
+    """Return those of these jobs of which the user may be told."""
+    if rights.runs:
+        return jobs
+    wanted = RunFilter(only=(rights.uid, tuple(sorted(rights.coordinates))), states=("RUNNING",), start=time.time())
+    with store.reading() as connection:
+        own = {run.job_id for run, _ in select_runs(connection, wanted, ("job_id",))}
+    return own & set(jobs)
+
+
+def view(
+    store: HistoryStore, rows: Sequence[NodeRow] | None, leases: Sequence[LeaseRow], shown: Collection[int]
+) -> list[NodeView]:
+    """Return every node that has reported, with Slurm's view of it beside the record's.
+
+    Args:
+        store: the record.
+        rows: of Slurm; None where it does not answer.
+        leases: slices that are held.
+        shown: the jobs that may be named.
+    """
+    inventory = store.inventory()
+    zombies, faults = troubles(store.instance_events())
+    seen = store.last_seen()
+    slurm = {row.name: row for row in rows or ()}
+    views = []
+    for name, gpus in sorted(inventory.items()):
+        row = slurm.get(name)
+        held = [*_held((lease for lease in leases if lease.node == name), shown), *zombies.get(name, ())]
+        found = list(faults.get(name, ()))
+        if row is not None and row.reason:
+            found.append(f"Slurm: {row.reason}")
+        views.append(
+            NodeView(
+                name,
+                tuple(_gpu(gpu, [s for uuid, s in held if uuid == gpu.get("uuid")]) for gpu in gpus),
+                None if rows is None else "unknown" if row is None else "+".join(sorted(row.states)).lower(),
+                {} if row is None else free_counts(row),
+                {} if row is None else {k: n for k, n in row.used.items() if n},
+                seen.get(name),
+                tuple(found),
+            )
+        )
+    return views
+
+
+def free_counts(row: NodeRow) -> dict[str, int]:
+    """Return the slices that Slurm may still give away on a node, by GRES type, without the filler."""
+    free = {kind: count - row.used.get(kind, 0) for kind, count in row.gres.items() if kind != "none"}
+    return {kind: count for kind, count in sorted(free.items()) if count > 0}
+
+
+def troubles(
+    history: Mapping[str, Sequence[Mapping[str, Any]]],
+) -> tuple[dict[str, list[tuple[str, OccupiedSlot]]], dict[str, list[str]]]:
+    """Return the faults that nodes reported since they booted: zombies by node (with GPU), sentences by node."""
+    zombies: dict[str, list[tuple[str, OccupiedSlot]]] = {}
+    messages: dict[str, list[str]] = {}
+    for node, events in history.items():
+        parked: dict[tuple[str, int], tuple[OccupiedSlot, str]] = {}
+        faults = []
+        for event in events:
+            place = (str(event.get("gpu")), int(event.get("start") or 0))
+            if event["kind"] == "zombie":
+                parked[place] = _parked(event)
+            elif event["kind"] == "state":
+                parked |= {(row["gpu"], row["start"]): _parked(row) for row in event.get("zombies") or ()}
+            elif event["kind"] == "cleared":
+                parked.pop(place, None)
+            elif event["kind"] == "fault":
+                faults.append(_fault(event))
+        zombies[node] = [(gpu, slot) for (gpu, _), (slot, _) in parked.items()]
+        messages[node] = faults[-3:] + [
+            f"GPU {gpu}: {slot.profile} at {slot.start}:{slot.size} is a zombie: {why}"
+            for (gpu, _), (slot, why) in parked.items()
+        ]
+    return zombies, messages
+
+
+def _parked(row: Mapping[str, Any]) -> tuple[OccupiedSlot, str]:
+    slot = OccupiedSlot(str(row.get("profile")), int(row.get("start") or 0), int(row.get("size") or 1))
+    return slot, str(row.get("reason") or "no reason given")
+
+
+def _fault(event: Mapping[str, Any]) -> str:
+    where = f"GPU {event['gpu']}: " if event.get("gpu") else ""
+    then = f"; {event['action']}" if event.get("action") else ""
+    return f"{where}{event.get('what')}{then}{' (drained)' if event.get('drain') else ''}"
+
+
+def bar(gpu: GpuView) -> str:
+    """Return the layout as text, `CELL` characters for a memory slice."""
+    if not gpu.slices:
+        return "MIG is off"
+    cells = ["." * (CELL - 1) + "|"] * gpu.slices
+    for held in gpu.held:
+        if not 0 <= held.start < held.start + held.size <= gpu.slices:
+            continue
+        width = held.size * CELL - 1
+        label = f"!{held.profile}" if held.job is None else f"{held.profile} {held.job or '-'}"
+        if len(label) > width:
+            label = label.replace(held.profile, held.profile.partition(".")[0], 1)
+        cells[held.start : held.start + held.size] = [f"{label[:width]:<{width}}|", *[""] * (held.size - 1)]
+    return "|" + "".join(cells)
+
+
+def _gpu(gpu: Mapping[str, Any], held: Iterable[OccupiedSlot]) -> GpuView:
+    slices = 0
+    if gpu.get("mig") and isinstance(gpu.get("geometry"), Mapping):
+        try:
+            slices = Geometry.from_dict(gpu["geometry"]).memory_slices
+        except GeometryError:
+            slices = 0
+    ordered = tuple(sorted(held, key=lambda s: s.start))
+    return GpuView(gpu.get("index"), str(gpu.get("uuid")), str(gpu.get("name") or "?"), slices, ordered)
+
+
+def _held(leases: Iterable[LeaseRow], shown: Collection[int]) -> Iterator[tuple[str, OccupiedSlot]]:
+    for lease in leases:
+        job = lease.job if lease.job in shown else HIDDEN
+        yield lease.gpu, OccupiedSlot(lease.profile, lease.start, lease.size, job)
+
+
+def _rows(views: Iterable[NodeView]) -> Iterator[tuple[str, ...]]:
+    for node in views:
+        offered = ",".join(f"{kind}:{count}" for kind, count in node.offered.items())
+        if not offered:
+            offered = "?" if node.state is None else "-"
+        for number, gpu in enumerate(node.gpus):
+            first = number == 0
+            yield (
+                node.name if first else "",
+                (node.state or "?") if first else "",
+                "?" if gpu.index is None else str(gpu.index),
+                gpu.name.removeprefix("NVIDIA "),
+                bar(gpu),
+                gpu.state,
+                offered if first else "",
+            )
+
+
+def _reason_rows(views: Iterable[NodeView]) -> Iterator[tuple[str, ...]]:
+    for node in views:
+        ago = "never" if node.seen is None else f"{max(0, time.time() - node.seen):.0f} s ago"
+        for number, reason in enumerate(node.reasons):
+            yield (node.name if not number else "", ago if not number else "", reason)

@@ -1,0 +1,52 @@
+"""What commands and the query service agree on, beside `questions`: where to ask, and what an answer looks like.
+
+An answer is JSON: `{"version": 1, "code": 0, "out": "...", "err": ["..."]}`, or
+`{"version": 1, "code": 1, "error": "..."}`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+PATH = "/query/v1/ask"
+DEFAULT_PORT = 6831
+VERSION = 1
+#: larger answers are not read; the service's own bound ([query] answer_mb) is at most this
+MAX_ANSWER = 257 << 20
+
+
+class AnswerError(ValueError):
+    """An answer that is none."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command prints and ends with; `error` instead of all else where there is no answer."""
+
+    code: int
+    out: str = ""
+    err: tuple[str, ...] = ()
+    error: str = ""
+
+    def write(self) -> bytes:
+        """Return the answer as it goes over the wire."""
+        fields: dict[str, Any] = {"version": VERSION, "code": self.code}
+        fields |= {"error": self.error} if self.error else {"out": self.out, "err": self.err}
+        return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+    @classmethod
+    def read(cls, body: bytes) -> Answer:
+        """Read what came over the wire. Raises AnswerError."""
+        try:
+            fields = json.loads(body)
+            if fields["version"] != VERSION:
+                raise AnswerError("command and service must be of one release")
+            code, error = fields["code"], fields.get("error", "")
+            out, err = fields.get("out", ""), tuple(fields.get("err", ()))
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+            raise AnswerError("what the service answers is not understood") from None
+        if not (type(code) is int and 0 <= code <= 255 and all(isinstance(text, str) for text in (out, error, *err))):
+            raise AnswerError("what the service answers is not understood")
+        return cls(code, out, err, error)

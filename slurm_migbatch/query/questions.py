@@ -1,0 +1,223 @@
+"""What may be asked, as typed values: no command lines, no names of files, no addresses.
+
+A question comes over the network from any user, so `read` believes nothing: every field has a type and a bound, unknown
+ones are refused, and texts hold no control characters. The standard library only: login nodes import this.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+MAX_QUESTION = 65536
+"""Bytes of a question on the wire."""
+_WORDS = 500
+JOB = re.compile(r"(\d{1,18})(?:_(\d{1,9})|\+(\d{1,9}))?(?:\.\w+)?", re.ASCII)
+#: what a strftime format may hold: letters after "%" without flags and widths, for which a C library may allocate much
+_STYLE = re.compile(r"(?:[^%]|%[a-zA-Z%])*")
+
+
+class QuestionError(ValueError):
+    """A question that means nothing; the message says which field is wrong."""
+
+
+def text(limit: int, *, optional: bool = False) -> Any:
+    """Declare a text of at most `limit` characters; "" by default, None where it is `optional`."""
+    return field(default=None if optional else "", metadata={"limit": limit, "optional": optional})
+
+
+def words(limit: int) -> Any:
+    """Declare a list of texts of at most `limit` characters each."""
+    return field(default=(), metadata={"limit": limit})
+
+
+def number(limit: int) -> Any:
+    """Declare a whole number from 1 to `limit`, None by default."""
+    return field(default=None, metadata={"limit": limit})
+
+
+@dataclass(frozen=True)
+class RunsQuestion:
+    """`migacct`: runs of the record, selected and shown as its options say.
+
+    Attributes:
+        columns: as -o gives them; "" for the default of `brief`, `long` or neither.
+        default_columns: what to show where none of the three says it, and what "+name" adds to; "" for ours.
+        delimiter: what separates columns; None for fixed widths.
+        time_style: SLURM_TIME_FORMAT of who asks.
+    """
+
+    kind: ClassVar[str] = "runs"
+
+    jobs: str = text(32768)
+    users: tuple[str, ...] = words(256)
+    allusers: bool = False
+    accounts: tuple[str, ...] = words(256)
+    partitions: tuple[str, ...] = words(256)
+    nodes: str = text(8192)
+    states: str = text(1024)
+    start: str = text(64)
+    end: str = text(64)
+    duplicates: bool = False
+    slices: bool = True
+    columns: str = text(4096)
+    default_columns: str = text(4096)
+    brief: bool = False
+    long: bool = False
+    header: bool = True
+    delimiter: str | None = text(16, optional=True)
+    closed: bool = False
+    as_json: bool = False
+    convert: bool = True
+    units: str = text(1)
+    time_style: str = text(64)
+
+
+@dataclass(frozen=True)
+class ShowQuestion:
+    """`migbatch show`: one job in depth."""
+
+    kind: ClassVar[str] = "show"
+
+    job: str = text(64)
+    duplicates: bool = False
+    as_json: bool = False
+
+
+@dataclass(frozen=True)
+class WhyQuestion:
+    """`migbatch why`: why a job waits."""
+
+    kind: ClassVar[str] = "why"
+
+    job: str = text(64)
+
+
+@dataclass(frozen=True)
+class NodesQuestion:
+    """`migbatch nodes`: nodes, GPUs, layouts and slices."""
+
+    kind: ClassVar[str] = "nodes"
+
+    names: str | None = text(8192, optional=True)
+    reasons: bool = False
+    as_json: bool = False
+    header: bool = True
+
+
+@dataclass(frozen=True)
+class LoansQuestion:
+    """`migbatch loans`: slices on loan, and training jobs that wait for one."""
+
+    kind: ClassVar[str] = "loans"
+
+    jobs: str | None = text(8192, optional=True)
+    over: bool = False
+    as_json: bool = False
+    delimiter: str | None = text(16, optional=True)
+    closed: bool = False
+    header: bool = True
+    time_style: str = text(64)
+
+
+@dataclass(frozen=True)
+class ExplainQuestion:
+    """`migbatch explain`: what the submit filter would make of a request.
+
+    Its texts are as the filter sees them, one character for each byte.
+    """
+
+    kind: ClassVar[str] = "explain"
+    bytewise: ClassVar[bool] = True
+
+    gres: str | None = text(1024, optional=True)
+    gpus: str | None = text(1024, optional=True)
+    gpus_per_node: str | None = text(1024, optional=True)
+    gpus_per_task: str | None = text(1024, optional=True)
+    gpus_per_socket: str | None = text(1024, optional=True)
+    comment: str | None = text(1024, optional=True)
+    extra: str | None = text(1024, optional=True)
+    partition: str | None = text(1024, optional=True)
+    nodes: int | None = number(100_000)
+    ntasks: int | None = number(1_000_000)
+    ntasks_per_node: int | None = number(100_000)
+    as_json: bool = False
+
+
+Question = RunsQuestion | ShowQuestion | WhyQuestion | NodesQuestion | LoansQuestion | ExplainQuestion
+KINDS: Mapping[str, type[Question]] = {
+    kind.kind: kind for kind in (RunsQuestion, ShowQuestion, WhyQuestion, NodesQuestion, LoansQuestion, ExplainQuestion)
+}
+
+
+def is_job(written: str) -> bool:
+    """Whether a text is a job id as Slurm prints it: 12, 12_3 (array task), 12+1 (component), 12.0 (a step of 12)."""
+    return JOB.fullmatch(written) is not None
+
+
+def checked(question: Question) -> Question:
+    """Return the question if every field keeps its bounds. Raises QuestionError."""
+    for item in dataclasses.fields(question):
+        _check(question, item.name, str(item.type), dict(item.metadata), getattr(question, item.name))
+    return question
+
+
+def write(question: Question) -> bytes:
+    """Return the question as it goes over the wire. Raises QuestionError where a field is out of bounds."""
+    checked(question)
+    given = {item.name: getattr(question, item.name) for item in dataclasses.fields(question)}
+    body = json.dumps({"ask": question.kind, **given}, separators=(",", ":")).encode()
+    if len(body) > MAX_QUESTION:
+        raise QuestionError(f"this asks for too much at once: more than {MAX_QUESTION} bytes")
+    return body
+
+
+def read(body: bytes) -> Question:
+    """Read what came over the wire. Raises QuestionError for everything that `write` does not make."""
+    if len(body) > MAX_QUESTION:
+        raise QuestionError(f"the question is longer than {MAX_QUESTION} bytes")
+    try:
+        given = json.loads(body)
+    except (ValueError, RecursionError):
+        raise QuestionError("the question is not JSON") from None
+    if not isinstance(given, dict):
+        raise QuestionError("the question is not an object")
+    name = given.pop("ask", None)
+    kind = KINDS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise QuestionError(f"ask must be one of {', '.join(KINDS)}")
+    known = {item.name for item in dataclasses.fields(kind)}
+    if given.keys() - known:
+        raise QuestionError("the question has a field that is not known here: command and service must be one release")
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    return checked(kind(**values))
+
+
+def _check(question: Question, name: str, kind: str, bounds: Mapping[str, Any], value: Any) -> None:
+    if kind == "bool":
+        right = isinstance(value, bool)
+    elif kind.startswith("int"):
+        right = value is None or (type(value) is int and 1 <= value <= bounds["limit"])
+    elif kind.startswith("tuple"):
+        right = isinstance(value, tuple) and len(value) <= _WORDS and all(_plain(v, bounds["limit"]) for v in value)
+    elif value is None:
+        right = bounds["optional"]
+    elif getattr(question, "bytewise", False):
+        right = isinstance(value, str) and len(value) <= bounds["limit"] and all(char <= "\xff" for char in value)
+    else:
+        right = _plain(value, bounds["limit"]) and (name != "time_style" or _STYLE.fullmatch(value) is not None)
+    if not right:
+        raise QuestionError(f"{name} is of the wrong kind, too long, or holds what it must not")
+
+
+def _plain(value: Any, limit: int) -> bool:
+    """Whether a value is a text without control characters and halves of characters that no encoding writes."""
+    return (
+        isinstance(value, str)
+        and len(value) <= limit
+        and not any(char < " " or char == "\x7f" or "\ud800" <= char <= "\udfff" for char in value)
+    )

@@ -1,0 +1,53 @@
+"""What of a run is told to somebody who may know that it exists, and no more: nothing that its user wrote.
+
+A job's name and comment are its user's words. What was made of them (the request as it was given, the bucket that its
+hints chose, the decision, doubts about its own figures) repeats them, so it goes with them. The user, the slices,
+times, states and figures stay, as squeue and sacct show them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from slurm_migbatch.slurm.rights import Rights
+from slurm_migbatch.store.queries import RunFilter
+
+#: fields of a run that its user wrote, or that repeat what he wrote
+OWN_WORDS = frozenset({"name", "bucket", "decision", "measured_facts", "retyped_why"})
+_OPTION = re.compile(r"--(?:gres|gpus|gpus-per-node|gpus-per-task|gpus-per-socket)=[\w:,.+/]{1,256}", re.ASCII)
+
+
+def field_for(rights: Rights, run: Any, name: str, value: Any) -> Any:
+    """Return a field of a run as the user may see it; `run` has the attributes uid and account."""
+    if rights.in_full(run.uid, run.account):
+        return value
+    if name in OWN_WORDS:
+        return None
+    if name == "asked":
+        first = str(value or "").split(" ", 1)[0]
+        return first if _OPTION.fullmatch(first) else None
+    if name == "account" and not rights.accounts:
+        return None
+    return value
+
+
+class RedactedRun:
+    """A row of a run whose attributes are what the user may see of it."""
+
+    def __init__(self, rights: Rights, row: Any) -> None:
+        self._rights, self._row = rights, row
+
+    def __getattr__(self, name: str) -> Any:
+        return field_for(self._rights, self._row, name, getattr(self._row, name))
+
+
+def allowed(rights: Rights, wanted: RunFilter) -> RunFilter:
+    """Return the filter that leaves out what the user may not be told of.
+
+    Who may not know others' accounts cannot find out by asking for the runs of one.
+    """
+    if rights.runs and (rights.accounts or not wanted.accounts):
+        return wanted
+    return replace(wanted, only=(rights.uid, tuple(sorted(rights.coordinates))))

@@ -1,0 +1,29 @@
+"""What a question is answered with: lines for stdout, remarks for stderr and an exit code, or a sentence why not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+
+class Unanswerable(Exception):
+    """A question that has no answer; the message is a sentence for who asked.
+
+    Attributes:
+        code: exit code of the command: 1 failed, 2 wrong usage.
+        detail: for the log of the service, never for who asked.
+    """
+
+    def __init__(self, sentence: str, code: int = 1, detail: str = "") -> None:
+        super().__init__(sentence)
+        self.code = code
+        self.detail = detail
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer. `lines` may be made while they are read; they have no line ends."""
+
+    lines: Iterable[str] | Iterator[str]
+    remarks: tuple[str, ...] = ()
+    code: int = field(default=0)

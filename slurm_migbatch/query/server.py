@@ -1,0 +1,285 @@
+"""The query service: a process of its own, so that no question of a user holds up migbatchd.
+
+It is a child of migbatchd, at low priority. stdin brings one line of JSON,
+`{"config": "<migbatch.toml>", "level": ...}`, and ends when the process is to end; lines of JSON go out on stdout:
+`{"serving": <port>}` once, `{"answers": {...}}` about every second while there are any.
+
+Who asks is proved by munge before a byte of the question is read. What one user can take is bounded: one question of
+his is worked on at a time, and the next waits until he has read the answer. Questions are worked on by processes of
+their own (`worker`), which are killed where one takes too long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import pwd
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+
+from slurm_migbatch.config import Config, loads
+from slurm_migbatch.daemon import log as logs
+from slurm_migbatch.daemon.ended import HistoryClient
+from slurm_migbatch.daemon.gate import ApiLimits, Caller, Gate, Refused
+from slurm_migbatch.daemon.listening import Listening
+from slurm_migbatch.daemon.log import Seldom
+from slurm_migbatch.daemon.server import ApiServer, Bounds
+from slurm_migbatch.node.auth import MungeSigner, Signer
+from slurm_migbatch.query.protocol import PATH
+from slurm_migbatch.query.questions import MAX_QUESTION, QuestionError, read
+
+log = logging.getLogger(__name__)
+
+#: connections of one user on which an answer is made or not yet read
+_HELD_EACH: Final = 2
+#: questions that may wait for a worker, one of each user
+_WAITING: Final = 64
+#: questions after which another process takes the place of a worker
+_QUESTIONS: Final = 200
+_BODY_S: Final = 5.0
+_NICE: Final = 10
+_PAUSE_S: Final = 1.0
+_STATISTICS_S: Final = 1.0
+#: libraries for numbers start as many threads as there are processors, each with its own memory
+_ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class Workers:
+    """Processes that answer, each one question at a time."""
+
+    def __init__(self, start: bytes, count: int, patience_s: float, most_bytes: int) -> None:
+        """`start`: the first line of each; `patience_s`: seconds that a question may take."""
+        self._start, self._patience_s = start, patience_s
+        self._most = 2 * most_bytes + (1 << 20)  # JSON writes some characters as two
+        self._room = asyncio.Semaphore(count)
+        self._idle: list[Process] = []
+        self._all: dict[Process, int] = {}  # with the questions that each has answered
+        self.waiting = 0
+
+    async def ask(self, uid: int, body: bytes) -> bytes:
+        """Return the answer to a question. Raises Refused."""
+        if self.waiting >= _WAITING:
+            raise Refused(503, "too many questions wait already; ask again later", 2)
+        self.waiting += 1
+        try:
+            await asyncio.wait_for(self._room.acquire(), self._patience_s)
+        except asyncio.TimeoutError:
+            raise Refused(503, "other questions take their time; ask again later", 2) from None
+        finally:
+            self.waiting -= 1
+        try:
+            return await self._work(uid, body)
+        finally:
+            self._room.release()
+
+    def close(self) -> None:
+        """End all."""
+        for process in list(self._all):
+            self._kill(process)
+
+    async def _work(self, uid: int, body: bytes) -> bytes:
+        process = self._idle.pop() if self._idle else await self._new()
+        try:
+            told = await asyncio.wait_for(self._exchange(process, uid, body), self._patience_s)
+        except asyncio.TimeoutError:
+            self._kill(process)
+            raise Refused(
+                504, f"this takes longer than {self._patience_s:g} s to answer; ask for less at once"
+            ) from None
+        except (asyncio.IncompleteReadError, ConnectionError, ValueError) as error:
+            log.warning("a process that answers questions has ended: %r", error)
+            self._kill(process)
+            await asyncio.sleep(_PAUSE_S)
+            raise Refused(500, "the question could not be answered; migbatchd's log has more") from None
+        except BaseException:  # whoever asked has gone; what is left in the pipes is nobody's answer
+            self._kill(process)
+            raise
+        self._all[process] += 1
+        if self._all[process] < _QUESTIONS:
+            self._idle.append(process)
+        else:  # whatever memory it keeps goes with it
+            self._kill(process)
+        return told
+
+    async def _exchange(self, process: Process, uid: int, body: bytes) -> bytes:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps({"uid": uid, "question": body.decode()}).encode() + b"\n")
+        await process.stdin.drain()
+        size = int(await process.stdout.readexactly(8), 16)
+        if size > self._most:
+            raise ValueError(f"an answer of {size} bytes")
+        return await process.stdout.readexactly(size)
+
+    async def _new(self) -> Process:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "slurm_migbatch.query.worker"),
+            stdin=PIPE,
+            stdout=PIPE,
+            start_new_session=True,
+            env={**os.environ, **_ONE_THREAD},
+        )
+        self._all[process] = 0
+        assert process.stdin is not None
+        process.stdin.write(self._start)
+        return process
+
+    def _kill(self, process: Process) -> None:
+        """End a worker and the commands that it has started."""
+        self._all.pop(process, None)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+class QueryService:
+    """What stands behind the port."""
+
+    def __init__(self, config: Config, start: bytes, signer: Signer) -> None:
+        query = config.query
+        self._trusted = {0, os.geteuid()}
+        self._seldom = Seldom(log)
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="query-auth")
+        self._workers = Workers(start, query.workers, query.question_s, query.answer_mb << 20)
+        self._asking: set[int] = set()
+        self._held: Counter[int] = Counter()
+        #: answers by status
+        self.answers: Counter[int] = Counter()
+        advice = ("a question was refused", "this is the user's or his host's matter unless it goes on")
+        limits = ApiLimits(body_bytes=MAX_QUESTION, body_s=_BODY_S)
+        gate = Gate(signer, limits, self._pool, self._believed, self._seldom, advice)
+        handler = gate.guard(self._answer, lambda _path, status: self.answers.update((status,)))
+        bounds = Bounds(query.max_connections, min(128, query.max_connections // 2), 32, 5.0)
+        self.api = ApiServer(Starlette(routes=[Route(PATH, handler, methods=["POST"])]), query.port, bounds, "query")
+
+    async def stop(self) -> None:
+        """Answer no more."""
+        await self.api.stop()
+        self._workers.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _believed(self, caller: Caller) -> str:
+        """Whether a user may ask. One without an account here is none: a user of a namespace has thousands of uids."""
+        if not await asyncio.to_thread(_has_account, caller.uid):
+            raise Refused(403, f"uid {caller.uid} has no account on the controller host")
+        return f"uid {caller.uid}"
+
+    async def _answer(self, caller: Caller, body: bytes) -> Response:
+        try:
+            read(body)
+        except QuestionError as error:
+            raise Refused(400, str(error)) from None
+        self._hold(caller)
+        if caller.uid in self._asking and caller.uid not in self._trusted:
+            raise Refused(429, f"a question of uid {caller.uid} is being worked on already", 1)
+        self._asking.add(caller.uid)
+        try:
+            told = await self._workers.ask(caller.uid, body)
+        finally:
+            self._asking.discard(caller.uid)
+        return Response(told, headers={"Connection": "close"}, media_type="application/json")
+
+    def _hold(self, caller: Caller) -> None:
+        """Count the connection until it is closed: an answer that is not read takes memory."""
+        uid = caller.uid
+        if self._held[uid] >= _HELD_EACH and uid not in self._trusted:
+            raise Refused(429, f"{_HELD_EACH} answers to uid {uid} are still to be read", 1)
+        if caller.link is None:
+            return
+        self._held[uid] += 1
+
+        def closed() -> None:
+            self._held[uid] -= 1
+            if not self._held[uid]:
+                del self._held[uid]
+
+        caller.link.when_closed(closed)
+
+
+def _has_account(uid: int) -> bool:
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
+
+
+async def serve(config: Config, start: bytes) -> None:
+    """Serve until stdin ends.
+
+    Raises:
+        AuthError: munge cannot be used.
+        OSError: the port cannot be had.
+    """
+    cluster = config.cluster
+    service = QueryService(config, start, MungeSigner(config.node_api.munge_socket, None))
+    slurm = HistoryClient(cluster.slurm_bin or None, cluster.slurm_conf or None, cluster.timeout_s)
+    listening = Listening(service.api, config.query.listen, slurm.settings, "users", "query")
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _when_ended, ended)
+    try:
+        listening.begin()
+        _tell({"serving": service.api.port})
+        follow = asyncio.create_task(listening.follow())
+        tell = asyncio.create_task(_tell_answers(service))
+        await ended.wait()
+        for task in (follow, tell):
+            task.cancel()
+        await asyncio.gather(follow, tell, return_exceptions=True)
+    finally:
+        await service.stop()
+
+
+def _when_ended(ended: asyncio.Event) -> None:
+    if not os.read(sys.stdin.fileno(), 4096):
+        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+        ended.set()
+
+
+async def _tell_answers(service: QueryService) -> None:
+    told: Counter[int] = Counter()
+    while True:
+        await asyncio.sleep(_STATISTICS_S)
+        if service.answers != told:
+            told = service.answers.copy()
+            _tell({"answers": {str(status): count for status, count in told.items()}})
+
+
+def _tell(message: object) -> None:
+    with contextlib.suppress(BrokenPipeError):  # migbatchd is gone, and our stdin will tell
+        os.write(1, json.dumps(message).encode() + b"\n")
+
+
+def main() -> None:
+    """Serve until stdin ends."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # migbatchd gets them too, and closes our stdin in good order
+    first = b""
+    while not first.endswith(b"\n"):
+        part = os.read(0, 1)
+        if not part:
+            return
+        first += part
+    start = json.loads(first)
+    logs.setup(start["level"])
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+    try:
+        asyncio.run(serve(loads(start["config"]), first))
+    except (RuntimeError, OSError) as error:
+        log.error("users are not answered: %s", error)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

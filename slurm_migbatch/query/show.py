@@ -1,0 +1,181 @@
+"""What `migbatch show` tells: one job in depth, as `key: value` lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from slurm_migbatch.query.questions import JOB, ShowQuestion
+from slurm_migbatch.query.redact import allowed, field_for
+from slurm_migbatch.query.reply import Reply, Unanswerable
+from slurm_migbatch.query.site import Site
+from slurm_migbatch.report.columns import measured_by, percentage, prediction_error
+from slurm_migbatch.report.lines import pair_lines
+from slurm_migbatch.slurm.rights import Rights
+from slurm_migbatch.slurm.times import format_duration, time_formatter
+from slurm_migbatch.store.queries import JobId, RunFilter, RunRow
+
+
+def answer(question: ShowQuestion, rights: Rights, site: Site) -> Reply:
+    """Answer with every run of a job that is wanted."""
+    job = job_id(question.job)
+    with site.record() as store:
+        wanted = allowed(rights, RunFilter(jobs=(job,), duplicates=question.duplicates))
+        found = [_told(rights, row) for row in store.runs(wanted)]
+        if not found:
+            raise Unanswerable(
+                f"job {name_of(job)} is not in the record; jobs enter it within seconds of their submission"
+            )
+        decisions = {id: store.decision(id) for id in {row.run["decision"] for row in found} if id}
+    if question.as_json:
+        runs = [{**row.run, "slices": row.slices, "decided": decisions.get(row.run["decision"])} for row in found]
+        return Reply([json.dumps({"version": 1, "runs": runs}, default=str)])
+    lines: list[str] = []
+    for row in found:
+        lines += [""] if lines else []
+        lines += pair_lines(describe(row, decisions.get(row.run["decision"])))
+    return Reply(lines)
+
+
+def _told(rights: Rights, row: RunRow) -> RunRow:
+    run = SimpleNamespace(**row.run)
+    return RunRow({name: field_for(rights, run, name, value) for name, value in row.run.items()}, row.slices)
+
+
+def job_id(written: str) -> JobId:
+    """Read a job id as Slurm prints it; a step (12.0) means its job."""
+    match = JOB.fullmatch(written)
+    if match is None:
+        raise Unanswerable(f"{written!r} is no job id; write 123, 123_4 or 123+1", 2)
+    return JobId(int(match[1]), match[2], int(match[3]) if match[3] else None)
+
+
+def describe(row: RunRow, decision: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+    """Yield the lines about one run."""
+    run, moment = row.run, time_formatter(None)
+    yield "Job", f"{run_name(run)}" + (f" (run {run['restart'] + 1})" if run["restart"] else "")
+    yield "Name", printable(run["name"])
+    yield "User/Account", f"{printable(run['user'] or run['uid'])}/{printable(run['account'])}"
+    yield "Partition", printable(run["partition"])
+    yield "State", _state(run)
+    times = [f"{word} {moment(run[field])}" for word, field in _TIMES if run[field]]
+    yield "Times", ", ".join(times) or "unknown"
+    if run["started"] and run["ended"]:
+        yield "Elapsed", format_duration(run["ended"] - run["started"])
+    yield "Asked", printable(run["asked"])
+    yield "Bucket", printable(run["bucket"] or "none: no known model")
+    yield "Got", _got(run)
+    yield from (("", line) for line in _slices(row.slices))
+    yield "Predicted", figures(run, "predicted_")
+    yield from pairs_of("Measured", measured(run))
+    yield from pairs_of("Training", training(run))
+    if decision:
+        yield "Why", printable((decision["message"] or "the job named its profile").removeprefix("migbatch: "))
+        yield from pairs_of("Candidates", candidate_lines(decision))
+
+
+def measured(run: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the run achieved, by whose word, how far off the prediction was, and what of it was not believed."""
+    facts = run["measured_facts"] if isinstance(run["measured_facts"], dict) else {}
+    items = f"{run['measured_items']:.0f} items" if run["measured_items"] is not None else ""
+    known = [part for part in (figures(run, "measured_"), items) if part and (part != "nothing" or not items)]
+    yield ", ".join(known)
+    words = {"job": "by the job's own words", "driver": "memory as the driver saw it"}
+    whose = [words.get(who, f"by the {printable(who)}") for who in measured_by(facts)]
+    if whose:
+        yield "; ".join(reversed(whose))
+    error = prediction_error(SimpleNamespace(**run))
+    if error is not None:
+        yield f"throughput {percentage(error)} against the prediction"
+    for doubt in facts.get("doubts") or ():
+        yield f"not believed: {printable(doubt)}"
+
+
+def training(run: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how far a training is, and what of it is safe; nothing of other jobs."""
+    facts = run["measured_facts"] if isinstance(run["measured_facts"], dict) else {}
+    safe, moment = facts.get("safe") or {}, time_formatter(None)
+    lines = [f"{safe['steps']} steps done"] if "steps" in safe else []
+    if "restored" in safe:
+        lines.append(f"began from step {safe['restored']}")
+    if "checkpoint" in safe:
+        cost = f" (it took {safe['ckpt_s']:.3g} s)" if "ckpt_s" in safe else ""
+        lines.append(f"last checkpoint {moment(safe['checkpoint'])}{cost}")
+    if lines:
+        yield ", ".join(lines)
+
+
+_TIMES = (("submitted", "submitted"), ("started", "started"), ("ended", "ended"))
+
+
+def candidate_lines(decision: Mapping[str, Any]) -> Iterator[str]:
+    """Yield one line for each profile that was considered."""
+    rows = decision.get("candidates")
+    for row in rows if isinstance(rows, list) else ():
+        if isinstance(row, Mapping):
+            verdict = "ok" if row.get("ok") else f"no: {row.get('why')}"
+            yield f"{row.get('profile', '?'):<12} {figures(row, '')}; {verdict}"
+
+
+def pairs_of(key: str, lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the lines under one key."""
+    for number, line in enumerate(lines):
+        yield "" if number else key, line
+
+
+def figures(row: Mapping[str, Any], prefix: str) -> str:
+    """Return the latency, throughput and memory, as far as they are known."""
+    parts = []
+    if row.get(f"{prefix}latency_ms") is not None:
+        parts.append(f"{row[f'{prefix}latency_ms']:.3g} ms per batch")
+    if row.get(f"{prefix}throughput_per_s") is not None:
+        parts.append(f"{row[f'{prefix}throughput_per_s']:.4g} items/s")
+    if row.get(f"{prefix}memory_mib") is not None:
+        parts.append(f"{row[f'{prefix}memory_mib'] / 1024:.3g} GiB")
+    return ", ".join(parts) or "nothing"
+
+
+def run_name(run: Mapping[str, Any]) -> str:
+    """Return the run's job id as Slurm prints it."""
+    if run["array_job"]:
+        return f"{run['array_job']}_{run['array_task']}"
+    if run["het_job"]:
+        return f"{run['het_job']}+{run['het_offset'] or 0}"
+    return str(run["job_id"])
+
+
+def name_of(job: JobId) -> str:
+    """Return a job id as Slurm prints it."""
+    return (
+        f"{job.job}_{job.task}" if job.task else f"{job.job}+{job.offset}" if job.offset is not None else str(job.job)
+    )
+
+
+def _state(run: Mapping[str, Any]) -> str:
+    text = str(run["state"])
+    if run["exit_code"] is not None:
+        text += f" (exit code {run['exit_code']}:{run['signal'] or 0})"
+    return f"{text}: {run['reason']}" if run["reason"] and run["state"] in ("PENDING", "REQUEUED") else text
+
+
+def _got(run: Mapping[str, Any]) -> str:
+    if not run["profile"]:
+        return "nothing yet" if run["ended"] is None else "nothing"
+    how = "" if run["warm"] is None else ", warm (made by an earlier job)" if run["warm"] else ", made for it"
+    setup = "" if run["setup_ms"] is None else f" in {run['setup_ms']:.0f} ms"
+    return f"{run['profile']}{how}{setup}"
+
+
+def _slices(slices: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    for s in slices:
+        gpu = s["gpu_index"] if s["gpu_index"] is not None else s["gpu"]
+        place = f"{s['slot_start']}:{s['slot_size']} of GPU {gpu} on {s['node']}"
+        yield f"{s['profile']} at {place}, {printable(s['mig_uuid'])}"
+
+
+def printable(value: object) -> str:
+    """Return a value as text that cannot act on a terminal; user names things as he likes."""
+    text = "unknown" if value is None or value == "" else str(value)
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

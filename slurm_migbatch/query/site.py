@@ -1,0 +1,72 @@
+"""What answers rest on: the record, Slurm, and the running migbatchd of one configuration."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from slurm_migbatch.config import Config
+    from slurm_migbatch.daemon.ended import HistoryClient
+    from slurm_migbatch.daemon.history import HistoryStore
+
+_MOST = 16 << 20
+_PATIENCE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where to look, by the configuration of the controller.
+
+    Attributes:
+        config: the controller's.
+        catalog: catalog file instead of the configured one; only a command on this host names one.
+        submit_socket: where `explain` asks the submit service too; likewise.
+        quiet: whether who asks is told nothing of paths and errors on this host; they are logged.
+    """
+
+    config: Config
+    catalog: str = ""
+    submit_socket: str = ""
+    quiet: bool = False
+
+    def detail(self, error: object) -> str:
+        """Return what follows a sentence: the words of the error, but nothing where who asks is elsewhere."""
+        return "" if self.quiet else f": {error}"
+
+    def record(self) -> HistoryStore:
+        """Open the record for reading; works while migbatchd is down. Raises StoreError."""
+        from slurm_migbatch.daemon.history import open_history
+
+        return open_history(self.config.store.url, readonly=True)
+
+    def slurm(self) -> HistoryClient:
+        """Return the client of Slurm's commands, as the configuration finds them."""
+        from slurm_migbatch.daemon.ended import HistoryClient
+
+        cluster = self.config.cluster
+        return HistoryClient(cluster.slurm_bin or None, cluster.slurm_conf or None, cluster.timeout_s)
+
+    def daemon(self, path: str) -> bytes:
+        """Ask migbatchd at `path` ("/v1/why/7") on its unix socket, as this process's user.
+
+        Raises:
+            OSError: it does not answer, or refuses.
+        """
+        connection = http.client.HTTPConnection("localhost", timeout=_PATIENCE_S)
+        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.sock.settimeout(_PATIENCE_S)
+            connection.sock.connect(self.config.daemon.api_socket)
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            body = answer.read(_MOST)
+        except http.client.HTTPException as error:
+            raise OSError(str(error) or type(error).__name__) from error
+        finally:
+            connection.close()
+        if answer.status != 200:
+            raise OSError(f"it answers {answer.status}: {body[:200].decode(errors='replace')}")
+        return body

@@ -1,0 +1,140 @@
+"""What `migbatch why` tells: why a job waits, from Slurm's queue, the record and the running supply loop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from slurm_migbatch.decide.capacity.demand import slices
+from slurm_migbatch.mig.grant import Grant, GrantError, parse_comment
+from slurm_migbatch.query.nodes import free_counts
+from slurm_migbatch.query.questions import WhyQuestion
+from slurm_migbatch.query.reply import Reply, Unanswerable
+from slurm_migbatch.query.show import candidate_lines, job_id, name_of, pairs_of, printable
+from slurm_migbatch.query.site import Site
+from slurm_migbatch.report.lines import pair_lines
+from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.slurm.rights import Rights
+from slurm_migbatch.store.errors import StoreError
+from slurm_migbatch.store.queries import JobId
+from slurm_migbatch.workload.loans import LoanHints, loan_hints
+
+
+def answer(question: WhyQuestion, rights: Rights, site: Site) -> Reply:
+    """Answer with what a waiting job waits for."""
+    job, client = job_id(question.job), site.slurm()
+    queue = rights.jobs(client.jobs())
+    row = find(queue, job)
+    if row is None:
+        name = name_of(job)
+        raise Unanswerable(f"Slurm does not list job {name}; `migbatch show {name}` tells what became of it")
+    if not row.pending:
+        raise Unanswerable(
+            f"job {name_of(job)} is not pending, it is {row.state.lower()}; see `migbatch show {name_of(job)}`"
+        )
+    elastic = loan_hints(row.comment, row.partition, row.gres, site.config.lending.partitions)
+    decision = None
+    if rights.in_full(row.uid, row.account):
+        decision = _decision(site, row)
+    elif elastic is not None:
+        elastic = replace(elastic, min=None, max=None)
+    supply = "nodes are private here"
+    if rights.nodes:
+        supply = rights.sentence(ask(site, row.job_id), {other.job_id for other in queue})
+    nodes = client.nodes() if rights.nodes else None
+    ahead = "waiting jobs" if rights.everything or "jobs" not in rights.private else "waiting jobs that you may see"
+    return Reply(list(pair_lines(describe(row, queue, nodes, decision, supply, elastic, ahead))))
+
+
+def find(queue: Sequence[JobRow], job: JobId) -> JobRow | None:
+    """Return the row of a job, of an array task, or of a component of a heterogeneous job; waiting ones first."""
+    found = [row for row in queue if _is(row, job)]
+    return min(found, key=lambda row: not row.pending, default=None)
+
+
+def _is(row: JobRow, job: JobId) -> bool:
+    if job.task is not None:
+        # tasks that were not started yet share one row
+        return row.array_job == job.job and (row.array_task == job.task or (row.pending and row.tasks > 1))
+    if job.offset is not None:
+        return row.het_job == job.job and row.job_id - job.job == job.offset
+    return job.job in (row.job_id, row.array_job, row.het_job)
+
+
+def describe(
+    row: JobRow,
+    queue: Sequence[JobRow],
+    nodes: Sequence[NodeRow] | None,
+    decision: Mapping[str, Any] | None,
+    supply: str,
+    elastic: LoanHints | None = None,
+    others: str = "waiting jobs",
+) -> Iterator[tuple[str, str]]:
+    """Yield the lines about a waiting job.
+
+    Args:
+        row: Slurm's row of it.
+        queue: Slurm's queue, as far as who asks may see it.
+        nodes: None where who asks may not see them.
+        decision: of the submit filter about it.
+        supply: why it waits, by migbatchd.
+        elastic: where it is a training job that waits for a slice on loan.
+        others: which jobs of the queue those are.
+    """
+    wants = slices(row.gres)
+    yield "Job", f"{row.job_id} of {row.user} in {row.partition}" + (f", {row.tasks} tasks" if row.tasks > 1 else "")
+    if decision:
+        yield "Asked", printable(decision.get("asked"))
+        yield "Bucket", printable(decision.get("bucket") or "none: no known model")
+        yield "Chosen", printable((decision.get("message") or "the job named its profile").removeprefix("migbatch: "))
+    per_node = f" on each of {row.num_nodes} nodes" if row.num_nodes > 1 else ""
+    nothing = "no slice" if elastic is None else f"a slice on loan{_bounds(elastic)}"
+    yield "Wants", (", ".join(f"{n} x {p}" for p, n in sorted(wants.items(), reverse=True)) or nothing) + per_node
+    ahead = sum(1 for other in queue if other.pending and other.priority > row.priority)
+    yield "Slurm", f"{row.reason or 'no reason yet'}; {ahead} {others} have a higher priority"
+    if wants and nodes is not None:
+        yield from pairs_of("Offered", offers(wants, nodes))
+    if elastic is not None:
+        yield "Lending", supply
+    elif wants:
+        yield "Supply", supply
+    if decision:
+        yield from pairs_of("Candidates", candidate_lines(decision))
+
+
+def _bounds(elastic: LoanHints) -> str:
+    least = f", at least {elastic.min}" if elastic.min is not None else ""
+    return least + (f", at most {elastic.max}" if elastic.max is not None else "")
+
+
+def offers(wants: Mapping[Any, int], nodes: Sequence[NodeRow]) -> Iterator[str]:
+    """Yield where each wanted profile is offered now."""
+    for profile in sorted(wants, reverse=True):
+        free = [(row.name, n) for row in nodes if row.open and (n := free_counts(row).get(profile.gres_type, 0))]
+        listed = ", ".join(f"{n} on {name}" for name, n in free[:6]) + (" and more" if len(free) > 6 else "")
+        yield f"{profile}: {listed or 'nowhere at the moment'}"
+
+
+def ask(site: Site, job: int) -> str:
+    """Ask the running supply loop about a job; return a sentence in any case."""
+    try:
+        return str(json.loads(site.daemon(f"/v1/why/{job}"))["why"])
+    except (OSError, ValueError, KeyError) as error:
+        where = "" if site.quiet else f" at {site.config.daemon.api_socket} ({error})"
+        return f"migbatchd does not answer{where}; offers stay as they are"
+
+
+def _decision(site: Site, row: JobRow) -> dict[str, Any] | None:
+    try:
+        grant: Grant | None = parse_comment(row.comment)
+    except GrantError:
+        grant = None
+    if grant is None or not grant.decision:
+        return None
+    try:
+        with site.record() as store:
+            return store.decision(grant.decision)
+    except StoreError:
+        return None

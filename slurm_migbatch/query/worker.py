@@ -1,0 +1,132 @@
+"""A process that answers one question after the other for the query service.
+
+It is a child of `server`, which kills it where a question takes too long and starts another. Lines of JSON come in on
+stdin, first `{"config": "<migbatch.toml>", "level": ...}`, then `{"uid": ..., "question": "..."}` for each question;
+the end of stdin is the end of the process. Each answer goes out on stdout as its length, eight hexadecimal digits, and
+itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import pwd
+import resource
+import signal
+import sys
+from typing import IO, Final
+
+from slurm_migbatch.config import Config, loads
+from slurm_migbatch.daemon import log as logs
+from slurm_migbatch.daemon.log import Seldom
+from slurm_migbatch.daemon.privacy import Privacy
+from slurm_migbatch.query.answers import answer
+from slurm_migbatch.query.protocol import Answer
+from slurm_migbatch.query.questions import Question, QuestionError, read
+from slurm_migbatch.query.reply import Reply, Unanswerable
+from slurm_migbatch.query.site import Site
+from slurm_migbatch.slurm.client import SlurmError
+from slurm_migbatch.slurm.rights import Rights
+from slurm_migbatch.store.errors import StoreError
+
+log = logging.getLogger(__name__)
+
+#: memory of the process; a few hundred megabytes are usual
+_MEMORY_BYTES: Final = 2 << 30
+_NICE: Final = 5
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class Answerer:
+    """Answers questions of users by the configuration of this host."""
+
+    def __init__(self, config: Config) -> None:
+        self._site = Site(config, quiet=True)
+        self._limit = config.query.answer_mb << 20
+        trusted = {0, os.geteuid()}
+        with contextlib.suppress(KeyError):
+            trusted.add(pwd.getpwnam(config.cluster.slurm_user).pw_uid)
+        self._privacy = Privacy(self._site.slurm(), trusted)
+        self._loop = asyncio.new_event_loop()
+        self._seldom = Seldom(log)
+
+    def close(self) -> None:
+        """Answer no more."""
+        self._loop.close()
+
+    def answer(self, uid: int, body: bytes) -> Answer:
+        """Answer a question as it came over the wire; whatever goes wrong is an answer too."""
+        try:
+            question = read(body)
+            rights = self._loop.run_until_complete(self._privacy.rights(uid))
+            return self._answer(question, rights)
+        except QuestionError as error:
+            return Answer(1, error=str(error))
+        except Unanswerable as error:
+            if error.detail:
+                self._seldom.warning(f"{uid}", f"a question of uid {uid} has no answer: {error}: {error.detail}")
+            return Answer(error.code, error=str(error))
+        except StoreError as error:
+            self._seldom.warning("store", f"the record cannot be read for questions of users: {error}")
+            return Answer(1, error="the record cannot be read at the moment; migbatchd's log says why")
+        except SlurmError as error:
+            self._seldom.warning("slurm", f"Slurm does not answer for questions of users: {error}")
+            return Answer(1, error="Slurm does not answer at the moment")
+        except MemoryError:
+            return Answer(1, error="this takes too much memory to answer; ask for less at once")
+        except Exception as error:
+            if self._seldom.warning("internal", f"internal error in an answer to uid {uid}: {error!r}"):
+                log.exception("internal error in an answer")
+            return Answer(1, error="internal error of the query service; migbatchd's log has more")
+
+    def _answer(self, question: Question, rights: Rights) -> Answer:
+        reply = answer(question, rights, self._site)
+        return Answer(reply.code, self._collected(reply), reply.remarks)
+
+    def _collected(self, reply: Reply) -> str:
+        lines, size = [], 0
+        for line in reply.lines:
+            size += len(line.encode("utf-8", "replace")) + 1
+            if size > self._limit:
+                raise Unanswerable(
+                    f"the answer is longer than {self._limit >> 20} MB; ask for less at once (a shorter time, fewer "
+                    "jobs or columns)"
+                )
+            lines.append(line)
+        return "".join(f"{line}\n" for line in lines)
+
+
+def main() -> None:
+    """Answer until stdin ends."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # migbatchd gets them too, and everything ends in good order
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what anything prints by mistake is no answer
+    _serve(sys.stdin.buffer, out)
+
+
+def _serve(questions: IO[bytes], out: IO[bytes]) -> None:
+    first = questions.readline()
+    if not first:
+        return
+    start = json.loads(first)
+    logs.setup(start["level"])
+    answerer = Answerer(loads(start["config"]))
+    for line in questions:
+        asked = json.loads(line)
+        told = answerer.answer(int(asked["uid"]), asked["question"].encode()).write()
+        out.write(b"%08x" % len(told) + told)
+        out.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""What Slurm lets one user know of jobs, accounts and nodes of others, by PrivateData and his standing.
+
+What a user wrote into a job (its comment, its name) is told to those alone who may see private jobs of his, also where
+jobs are not private.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from slurm_migbatch.slurm.client import JobRow
+
+#: words of PrivateData that hide something that is asked for here
+ALL_PRIVATE = frozenset({"jobs", "usage", "accounts", "nodes"})
+_JOB = re.compile(r"\b(job|jobs) (\d{1,18})\b")
+
+
+@dataclass(frozen=True)
+class Rights:
+    """What one user may be told.
+
+    Attributes:
+        uid: the user.
+        everything: he is root, SlurmUser, an operator or an administrator.
+        coordinates: accounts that he is coordinator of.
+        private: words of PrivateData (jobs, usage, accounts, nodes).
+    """
+
+    uid: int
+    everything: bool = False
+    coordinates: frozenset[str] = frozenset()
+    private: frozenset[str] = ALL_PRIVATE
+
+    def in_full(self, uid: int | None, account: str | None) -> bool:
+        """Whether what a job's user wrote into it may be told: its comment, name, and what was made of them."""
+        return self.everything or uid == self.uid or account in self.coordinates
+
+    def job(self, uid: int | None, account: str | None) -> bool:
+        """Whether a job in the queue may be told of."""
+        return self.in_full(uid, account) or "jobs" not in self.private
+
+    def run(self, uid: int | None, account: str | None) -> bool:
+        """Whether a run in the record may be told of; a record is jobs and usage both."""
+        return self.in_full(uid, account) or self.runs
+
+    def account(self, uid: int | None, account: str | None) -> bool:
+        """Whether the name of a job's account may be told."""
+        return self.in_full(uid, account) or self.accounts
+
+    @property
+    def runs(self) -> bool:
+        """Whether runs of others in the record may be told of."""
+        return self.everything or not self.private & {"jobs", "usage"}
+
+    @property
+    def accounts(self) -> bool:
+        """Whether names of others' accounts may be told."""
+        return self.everything or "accounts" not in self.private
+
+    @property
+    def nodes(self) -> bool:
+        """Whether nodes may be told of."""
+        return self.everything or "nodes" not in self.private
+
+    def jobs(self, rows: Iterable[JobRow]) -> list[JobRow]:
+        """Return those of these jobs of which the user may be told."""
+        return [row for row in rows if self.job(row.uid, row.account)]
+
+    def sentence(self, text: str, shown: Collection[int]) -> str:
+        """Return a sentence without the ids of jobs that are not among those `shown` to the user."""
+        if self.everything or "jobs" not in self.private:
+            return text
+        return _JOB.sub(lambda found: found[0] if int(found[2]) in shown else f"another user's {found[1]}", text)

@@ -1,0 +1,102 @@
+"""What a plain user asks on a login node: by the query service, with click and the standard library, no database."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import slurm_migbatch
+from slurm_migbatch.testbed.cluster import Cluster
+from tests.support.end_to_end import PYTHON, account, gate, sbatch
+
+HINTS = "migbatch: model=bert-large batch=32 slo=200ms"
+SECRETS = ("bert-large", "secretname", "slo=")
+
+
+Done = subprocess.CompletedProcess[str]
+
+
+class LoginNode:
+    """The commands as a user of another host has them: without configuration, but for login.conf."""
+
+    def __init__(self, bed: Cluster) -> None:
+        self._bed, self._lib = bed, bed.directory / "login"
+        ignored = shutil.ignore_patterns("lab", "testbed", "__pycache__", "*.c", "*.h")
+        shutil.copytree(Path(slurm_migbatch.__file__).parent, self._lib / "slurm_migbatch", ignore=ignored)
+        click = find_spec("click")
+        assert click is not None and click.origin is not None
+        shutil.copytree(Path(click.origin).parent, self._lib / "click")
+        self.conf = bed.directory / "login.conf"
+        url = f"http://127.0.0.1:{bed.ports['query']}"
+        self.conf.write_text(f"Servers=http://127.0.0.1:1,{url}\nSlurmUser=root\nMungeSocket={bed.munge_socket}\n")
+
+    def run(
+        self, user: str | None, command: str, *arguments: str, at: str = "login"
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command as a user; `at` "controller" is the host of migbatchd, whose configuration he may read."""
+        module, words = ("migacct", arguments) if command == "migacct" else ("main", (command, *arguments))
+        env = {"PYTHONPATH": str(self._lib), "PYTHONDONTWRITEBYTECODE": "1"}
+        if at == "login":
+            env |= {"MIGBATCH_CONFIG": "", "MIGBATCH_LOGIN_CONF": str(self.conf)}
+        start = f"from slurm_migbatch.cli.{module} import main; main()"
+        return self._bed.run([PYTHON, "-c", start, *words], user, check=False, env=env)
+
+    def out(self, user: str | None, command: str, *arguments: str, at: str = "login") -> str:
+        done = self.run(user, command, *arguments, at=at)
+        assert (done.returncode, done.stderr) == (0, ""), done
+        return done.stdout
+
+
+def test_a_user_without_rights_gets_what_the_readme_shows(new_cluster: Callable[..., Cluster]) -> None:
+    bed = new_cluster(migbatch="all", nodes=1, gpus=1, users=2, options={"PrivateData": "jobs"})
+    login = LoginNode(bed)
+    denied = bed.run(["cat", str(bed.product.state / "migbatch.db")], "mbalice", check=False)
+    assert "Permission denied" in denied.stderr, "the user may not read the record"
+    opened, until = gate(bed)
+    holder, _ = sbatch(bed, "--gres=mig:7g.80gb:1", "--job-name=secretname", wrap=until)
+    bed.wait_job(holder, "RUNNING")
+    job, _ = sbatch(bed, "--gres=mig:auto", f"--comment={HINTS}", "--job-name=secretname", wrap="true")
+    bed.wait("the holder in the record", lambda: "7g.80gb" in login.out("mbalice", "migacct", "-n", "-j", str(holder)))
+    bed.wait("a reason", lambda: "not been planned" not in login.out("mbalice", "why", str(job)))
+
+    why = login.out("mbalice", "why", str(job))
+    assert f"{job} of mbalice" in why and "bert-large/infer" in why and "Supply:" in why and "3g.40gb" in why
+    row = login.out("mbalice", "migacct", "-n", "-P", "-j", f"{holder},{job}", "-o", "jobid,jobname,profile,state")
+    assert row.splitlines()[0] == f"{holder}|secretname|7g.80gb|RUNNING"
+    shown = login.out("mbalice", "show", str(holder))
+    assert "mbalice/" in shown and "7g.80gb at 0:8 of GPU 0 on n1" in shown
+    assert f"7g.80gb {holder}" in login.out("mbalice", "nodes")
+    assert login.out("mbalice", "loans").startswith("JOBID")
+    explained = login.out("mbalice", "explain", "--gres=mig:auto", "--comment", HINTS)
+    assert "mig:3g.40gb:1 (fits)" in explained and "PROFILE" in explained
+    assert login.run("mbalice", "explain", "--gres=mig:1g").returncode == 3, "refused"
+    assert login.out("mbalice", "why", str(job), at="controller").splitlines()[:4] == why.splitlines()[:4]
+    assert login.out(None, "migacct", "-n", "-X", "-o", "jobname", "-j", str(holder)).split() == ["secretname"]
+
+    bob = {
+        "migacct": login.run("mbbob", "migacct", "-n", "-a", "-S", "now-1hour"),
+        "of alice": login.run("mbbob", "migacct", "-n", "-u", "mbalice", "-S", "now-1hour"),
+        "show": login.run("mbbob", "show", str(holder)),
+        "why": login.run("mbbob", "why", str(job)),
+        "nodes": login.run("mbbob", "nodes"),
+        "loans": login.run("mbbob", "loans", "--all"),
+    }
+    assert (bob["migacct"].stdout, bob["of alice"].stdout) == ("", "")
+    assert bob["of alice"].stderr == "" and bob["of alice"].returncode == 0
+    assert f"job {holder} is not in the record" in bob["show"].stderr
+    assert f"Slurm does not list job {job}" in bob["why"].stderr
+    assert "|7g.80gb -" in bob["nodes"].stdout and str(holder) not in bob["nodes"].stdout.split("7g.80gb")[1]
+    assert bob["loans"].stdout.split() == bob["loans"].stdout.split()[:10], "the header alone"
+    for done in bob.values():
+        assert not any(word in done.stdout + done.stderr for word in (*SECRETS, "mbalice")), done
+    opened.touch()
+    for each in (holder, job):
+        assert bed.wait_job(each) == "COMPLETED"
+    assert account(bed, job, decided=True)["profile"] == "3g.40gb"
+    found = json.loads(login.out("mbalice", "migacct", "--json", "-j", str(job)))["jobs"]
+    assert [one["state"] for one in found] == ["COMPLETED"]
+    assert "Traceback" not in bed.daemons.log("migbatchd").read_text(errors="replace")

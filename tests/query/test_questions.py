@@ -1,0 +1,194 @@
+"""Questions as they come over the wire, from people who mean ill: each field, and the whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from slurm_migbatch.config import Config, DaemonConfig, QueryConfig, StoreConfig, SubmitConfig
+from slurm_migbatch.query import login
+from slurm_migbatch.query.login import LoginError, of_slurm, read_conf
+from slurm_migbatch.query.protocol import Answer, AnswerError
+from slurm_migbatch.query.questions import KINDS, Question, QuestionError, RunsQuestion, is_job, read, write
+from slurm_migbatch.query.site import Site
+from slurm_migbatch.query.worker import Answerer
+from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.slurm.rights import Rights
+from tests.support.examples import examples
+from tests.support.gpu_kinds import SITE
+from tests.support.query_site import ALICE, BOB, fill
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+#: what might mean something to a part behind the wire: SQL, Slurm's grammars, paths, formats, terminals
+NASTY = st.sampled_from(
+    [
+        "7", "7_1", "7_[1-9999]", "8+1", "1" * 18, "n[1-65536]", "n[1-3,07],m3", "[", "]", "n1,,", "x' OR '1'='1", "%",
+        "'; DROP TABLE runs; --", "/etc/shadow", "../../etc/passwd", "sqlite:////etc/passwd", "http://127.0.0.1/",
+        "mig:auto", "mig:1g.10gb:1", "gpu:1", "gpu:99999999999999999999", "migbatch: model=bert-large batch=32",
+        "migbatch: model=" + "x" * 900, "[mig:7g.80gb:1]", "all", "all,all", "+all", "jobid%9999", "jobid%-0", "%s%n",
+        "%Y", "%1000000000d", "relative", "now-999999999weeks", "uts99999999999", "0000-00-00", "99/99/99", "R,CD",
+        "\x1b[2J", "\0", "\ud800", "\u202e", "ÿ" * 60, "K", "Q", "|", "", "root", "0", "4294967295", "-1",
+    ]
+)  # fmt: skip
+
+
+SENSIBLE = {
+    "runs": {"allusers": True, "start": "now-1hour"},
+    "show": {"job": "8"},
+    "why": {"job": "8"},
+    "explain": {"gres": "mig:auto", "partition": "gpu"},
+}
+
+
+def valued(kind: type[Question]) -> st.SearchStrategy[dict[str, Any]]:
+    """A question that means something but for a few fields, whose values have the right type."""
+    by_type: dict[str, st.SearchStrategy[Any]] = {
+        "bool": st.booleans(),
+        "str": NASTY | st.text(max_size=40),
+        "str | None": st.none() | NASTY | st.text(max_size=40),
+        "int | None": st.none() | st.integers(-2, 10**7),
+        "tuple[str, ...]": st.lists(NASTY | st.text(max_size=20), max_size=3),
+    }
+    fields = {item.name: by_type[str(item.type)] for item in dataclasses.fields(kind)}
+    chosen = st.sets(st.sampled_from(sorted(fields)), max_size=3)
+    some = chosen.flatmap(lambda names: st.fixed_dictionaries({name: fields[name] for name in names}))
+    return some.map(lambda given: {"ask": kind.kind, **SENSIBLE.get(kind.kind, {}), **given})
+
+
+class PlayedSite(Site):
+    """A site with one job of somebody else in the queue."""
+
+    def slurm(self) -> Any:
+        waits = JobRow(8, uid=BOB, user="bin", partition="gpu", gres="gres:mig:1g.10gb:1", comment="secretcomment8")
+        node = NodeRow("n1", frozenset({"MIXED"}), {"1g.10gb": 7}, {"1g.10gb": 2}, ("gpu",))
+        known = {"jobs": lambda _: [waits], "nodes": lambda _: [node], "default_partition": lambda _: "gpu"}
+        return type("Played", (), known)()
+
+
+ASKED = st.one_of([valued(kind) for kind in KINDS.values()])
+
+
+@settings(max_examples=examples(500))
+@given(body=st.binary() | JSON.map(lambda value: json.dumps(value).encode()))
+@example(b"[" * 65536)
+@example(b'{"ask":' + b"9" * 60000 + b"}")
+@example(b'{"ask":"runs","ask":"show"}')
+def test_what_is_no_question_is_refused(body: bytes) -> None:
+    with pytest.raises(QuestionError):
+        read(body)
+        raise QuestionError("the smallest questions are accepted")
+
+
+@settings(max_examples=examples(500))
+@given(given=ASKED, name=st.text(max_size=12), value=JSON)
+def test_every_field_has_its_type_and_bounds(given: dict[str, Any], name: str, value: Any) -> None:
+    try:
+        question = read(json.dumps({**given, name: value}).encode())
+    except QuestionError:
+        return
+    assert name in {item.name for item in dataclasses.fields(question)}
+    assert read(write(question)) == question
+    for item in dataclasses.fields(question):
+        found = getattr(question, item.name)
+        for text in found if isinstance(found, tuple) else (found,) if isinstance(found, str) else ():
+            assert len(text) <= item.metadata["limit"]
+            assert getattr(question, "bytewise", False) or not any(ord(char) < 32 for char in text)
+
+
+@pytest.fixture(scope="module")
+def answerer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answerer]:
+    home = tmp_path_factory.mktemp("questions")
+    fill(f"sqlite:///{home}/db")
+    (home / "catalog.json").write_text(json.dumps(SITE.to_dict()))
+    base = Config()
+    config = dataclasses.replace(
+        base,
+        store=StoreConfig(f"sqlite:///{home}/db"),
+        submit=SubmitConfig(catalog=str(home / "catalog.json")),
+        query=QueryConfig(answer_mb=1),
+        daemon=DaemonConfig(run_dir=str(home)),
+    )
+    found = Answerer(config)
+
+    class Granted:
+        async def rights(self, uid: int) -> Rights:
+            return Rights(uid, private=frozenset())
+
+    found._privacy = Granted()  # type: ignore[assignment]
+    found._site = PlayedSite(config, quiet=True)
+    yield found
+    found.close()
+
+
+@settings(max_examples=examples(500))
+@given(given=ASKED)
+def test_every_question_has_an_answer_and_none_is_an_internal_error(answerer: Answerer, given: dict[str, Any]) -> None:
+    answer = answerer.answer(ALICE, json.dumps(given).encode())
+    assert "internal error" not in answer.error, answer.error
+    assert Answer.read(answer.write()) == answer
+    assert not any(word in answer.out + answer.error for word in ("root:x:0", "secretname8", "secretcomment8"))
+    texts = [value for value in given.values() if isinstance(value, str)]
+    assert not any("\x1b" in line for line in answer.out.splitlines()) or any("\x1b" in text for text in texts)
+
+
+def test_answers_that_are_none() -> None:
+    fields = ("", '"code":"0"', '"code":999', '"code":true', '"code":0,"out":7', '"code":0,"err":[7]')
+    bodies = [b"", b"[]", b"{}", b'{"version":2,"code":0}', b"[" * 99999]
+    bodies += [f'{{"version":1,{text}}}'.encode() for text in fields]
+    for body in bodies:
+        with pytest.raises(AnswerError):
+            Answer.read(body)
+    assert Answer.read(Answer(3, "ü\n", ("a", "b")).write()) == Answer(3, "ü\n", ("a", "b"))
+
+
+def test_job_ids() -> None:
+    assert all(map(is_job, ("7", "7_1", "7+1", "7.0", "7_1.batch")))
+    assert not any(map(is_job, ("", "x", "7_", "7_[1-2]", "-7", "\u0667", "7 ", "7\n", "1" * 19)))
+    with pytest.raises(QuestionError):
+        write(RunsQuestion(jobs="7" * 40000))
+
+
+# -- where to ask ------------------------------------------------------------------------------------------------
+
+
+def test_login_conf() -> None:
+    text = "# ours\nServers = http://ctl1, https://ctl2:7000,http://[::1]  # two\nSlurmUser=root\nMungeSocket=/m\n"
+    found = read_conf(text.splitlines(), "login.conf")
+    assert found.urls == ("http://ctl1:6831", "https://ctl2:7000", "http://[::1]:6831")
+    assert (found.uids, found.munge_socket) == (frozenset({0}), "/m")
+    for wrong in ("", "Servers=", "Servers=ctl", "Servers=file:///etc", "Servers=http://a/b", "Server=http://a", "x"):
+        with pytest.raises(LoginError, match=r"login\.conf"):
+            read_conf(wrong.splitlines(), "login.conf")
+
+
+def test_without_login_conf_slurmctlds_hosts_are_asked() -> None:
+    config = """Configuration data as of 2026-01-01
+AuthInfo                = cred_expire=9,socket=/run/m
+SlurmUser               = slurm(64030)
+SlurmctldHost[0]        = ctl1(10.0.0.1)
+SlurmctldHost[1]        = ctl2
+"""
+    found = of_slurm(config)
+    assert found.urls == ("http://10.0.0.1:6831", "http://ctl2:6831")
+    assert (found.uids, found.munge_socket) == (frozenset({0, 64030}), "/run/m")
+    with pytest.raises(LoginError, match=r"login\.conf"):
+        of_slurm("nothing")
+
+
+def test_what_the_login_node_takes_for_granted_is_what_the_configuration_says() -> None:
+    from slurm_migbatch.config import DEFAULT_PATH
+
+    base = Config()
+    assert login.CONFIG == DEFAULT_PATH
+    assert f"sqlite:///{login.RECORD}" == base.store.url
+    assert base.query.port == login.DEFAULT_PORT

@@ -1,0 +1,187 @@
+"""Whatever is asked and whatever Slurm's PrivateData says: nobody is told what others wrote, or of hidden jobs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurm_migbatch.config import Config, LendingConfig, StoreConfig
+from slurm_migbatch.query.answers import answer
+from slurm_migbatch.query.questions import (
+    LoansQuestion,
+    NodesQuestion,
+    Question,
+    RunsQuestion,
+    ShowQuestion,
+    WhyQuestion,
+)
+from slurm_migbatch.query.reply import Unanswerable
+from slurm_migbatch.query.site import Site
+from slurm_migbatch.report.columns import COLUMNS
+from slurm_migbatch.slurm.client import JobRow, NodeRow
+from slurm_migbatch.slurm.rights import ALL_PRIVATE, Rights
+from slurm_migbatch.store.db import open_store
+from tests.support.daemon_fakes import gpu
+from tests.support.examples import examples
+
+#: user -> uid and the first of his three jobs: one has ended, one runs, one waits
+USERS = {"ann": (1001, 41100), "bob": (1002, 42200)}
+GPU = gpu(0, uuid="GPU-a")
+
+
+def words(user: str) -> list[str]:
+    """What this user wrote into his jobs."""
+    return [f"{user}sjobname", f"{user}scomment", f"{user}smodel"]
+
+
+def queue() -> list[JobRow]:
+    rows = []
+    for user, (uid, first) in USERS.items():
+        mine: dict[str, Any] = {"uid": uid, "user": user, "account": f"{user}sacct", "name": f"{user}sjobname"}
+        comment = f"migbatch: role=train max=3g.40gb {user}scomment [mig:loan:1#{user}d]"
+        rows += [
+            JobRow(first + 1, state="RUNNING", partition="gpu", gres="gres:mig:1g.10gb:1", nodes=("n1",), **mine),
+            JobRow(first + 2, partition="train", gres="gres:mig:loan:1", comment=comment, priority=uid, **mine),
+            JobRow(first + 3, partition="gpu", gres="gres:mig:1g.10gb:1", reason="Resources",
+                   comment=f"{user}scomment [mig:1g.10gb:1#{user}d]", **mine),
+        ]  # fmt: skip
+    return rows
+
+
+class PlayedSite(Site):
+    """A site whose Slurm and migbatchd say what the test wants, each word about everybody."""
+
+    def slurm(self) -> Any:
+        node = NodeRow("n1", frozenset({"MIXED"}), {"1g.10gb": 7}, {"1g.10gb": 2}, ("gpu",))
+        return type("Played", (), {"jobs": lambda self: queue(), "nodes": lambda self: [node]})()
+
+    def daemon(self, path: str) -> bytes:
+        others = ", ".join(f"job {row.job_id}" for row in queue())
+        if path == "/v1/waiting":
+            return json.dumps({"waiting": {str(row.job_id): f"behind {others}" for row in queue()}}).encode()
+        return json.dumps({"why": f"reserved on n1 behind {others}"}).encode()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    url = f"sqlite:///{tmp_path_factory.mktemp('rights')}/db"
+    now = time.time()
+    with open_store(url) as store:
+        store.ingest("n1", "jx", "b1", [{"seq": 1, "ts": now, "kind": "inventory", "gpus": [GPU]}])
+        seq = 1
+        for number, (user, (uid, first)) in enumerate(USERS.items()):
+            store.record_decision(
+                {
+                    "id": f"{user}d", "ts": now, "uid": uid, "user": user, "partition": "gpu",
+                    "asked": f"--gres=mig:auto --comment='{user}scomment'", "hints": {"model": f"{user}smodel"},
+                    "bucket": f"{user}smodel/infer", "chosen": "mig:1g.10gb:1", "message": f"{user}smodel",
+                    "candidates": [{"profile": "1g.10gb", "ok": False, "why": f"{user}smodel"}], "source": "service",
+                }
+            )  # fmt: skip
+            for job, ends in ((first, True), (first + 1, False)):
+                piece = {"gpu": "GPU-a", "profile": "1g.10gb", "start": number, "size": 1, "mig_uuid": f"MIG-{job}"}
+                run = {"job": job, "restart": 0, "uid": uid, "user": user, "decision": f"{user}d", "slices": [piece]}
+                seq += 1
+                events: list[dict[str, Any]] = [{"seq": seq, "ts": now, "kind": "start", **run}]
+                if ends:
+                    seq += 1
+                    events.append({"seq": seq, "ts": now, "kind": "stop", "exit_code": 0, **run})
+                store.ingest("n1", "jx", "b1", events)
+                row = {"job_id": job, "restarts": 0, "uid": uid, "user": user, "account": f"{user}sacct"}
+                state = "COMPLETED" if ends else "RUNNING"
+                store.upsert_jobs([{**row, "name": f"{user}sjobname", "state": state, "submit": now - 9}])
+            lent = {"job_id": first, "restart": 0, "decided": now, "profile": "1g.10gb", "uid": uid, "user": user}
+            why = f"job {first + 1} needs it, and job {min(first for _, first in USERS.values()) + 1} too"
+            store.save_loans([{**lent, "account": f"{user}sacct", "state": "ended", "ended": now, "why_ended": why}])
+    lending = LendingConfig(enabled=True, partitions=("train",))
+    yield PlayedSite(dataclasses.replace(Config(), store=StoreConfig(url), lending=lending), quiet=True)
+
+
+def told(site: Site, rights: Rights, question: Question) -> str:
+    try:
+        reply = answer(question, rights, site)
+        return "\n".join([*reply.lines, *reply.remarks])
+    except Unanswerable as error:
+        return str(error)
+
+
+JOBS = st.sampled_from([first + n for _, first in USERS.values() for n in range(5)])
+SOME_JOBS = st.lists(JOBS, max_size=4).map(lambda jobs: ",".join(map(str, jobs)))
+NAMES = st.lists(st.sampled_from([*USERS, "1001", "1002", "root"]), max_size=2).map(tuple)
+ACCOUNTS = st.lists(st.sampled_from(["annsacct", "bobsacct", "x"]), max_size=2).map(tuple)
+CELLS = st.lists(st.sampled_from([f"{c.name}%80" for c in COLUMNS]), min_size=1).map(",".join)
+QUESTIONS: st.SearchStrategy[Question] = st.one_of(
+    st.builds(
+        RunsQuestion, jobs=SOME_JOBS, users=NAMES, allusers=st.booleans(), accounts=ACCOUNTS, duplicates=st.booleans(),
+        nodes=st.sampled_from(["", "n1"]), states=st.sampled_from(["", "R", "CD", "R,CD"]), start=st.just("now-1hour"),
+        end=st.just("now+1hour"), columns=CELLS, as_json=st.booleans(), delimiter=st.sampled_from([None, "|"]),
+    ),
+    st.builds(ShowQuestion, job=JOBS.map(str), duplicates=st.booleans(), as_json=st.booleans()),
+    st.builds(WhyQuestion, job=JOBS.map(str)),
+    st.builds(NodesQuestion, names=st.sampled_from([None, "n1"]), reasons=st.booleans(), as_json=st.booleans()),
+    st.builds(LoansQuestion, jobs=st.one_of(st.none(), JOBS.map(str)), over=st.booleans(), as_json=st.booleans()),
+)  # fmt: skip
+PRIVATE = st.sets(st.sampled_from(sorted(ALL_PRIVATE))).map(frozenset)
+
+
+@settings(max_examples=examples(300))
+@given(question=QUESTIONS, private=PRIVATE)
+def test_nobody_is_told_what_others_wrote(site: Site, question: Question, private: frozenset[str]) -> None:
+    """Ann asks; Bob's words never come, his jobs' ids and his account only where they are not private."""
+    text = told(site, Rights(1001, private=private), question)
+    assert not [word for word in words("bob") if word in text]
+    asked = json.dumps(dataclasses.asdict(question))
+    first = USERS["bob"][1]
+    if "jobs" in private:
+        assert not [job for job in range(first, first + 4) if str(job) in text and str(job) not in asked]
+    if {"jobs", "usage"} <= private:
+        assert f"MIG-{first}" not in text
+        assert '"user": "bob"' not in text and "bob/" not in text
+    if "accounts" in private:
+        assert "bobsacct" not in text
+    if "nodes" in private and not isinstance(question, RunsQuestion | ShowQuestion | LoansQuestion):
+        assert "n1" not in text
+
+
+@settings(max_examples=examples(60))
+@given(question=QUESTIONS)
+def test_a_hidden_job_is_answered_for_as_one_that_does_not_exist(site: Site, question: Question) -> None:
+    if isinstance(question, ShowQuestion | WhyQuestion) and int(question.job) >= USERS["bob"][1]:
+        none = dataclasses.replace(question, job="99999")
+        rights = Rights(1001, private=ALL_PRIVATE)
+        assert told(site, rights, question).replace(question.job, "99999") == told(site, rights, none)
+
+
+@pytest.mark.parametrize(
+    "rights",
+    [
+        Rights(0, everything=True),
+        Rights(1002, private=ALL_PRIVATE - {"nodes"}),
+        Rights(1005, coordinates=frozenset({"bobsacct"}), private=ALL_PRIVATE - {"nodes"}),
+    ],
+    ids=["root", "owner", "coordinator"],
+)
+def test_who_may_see_a_job_is_told_all_of_it(site: Site, rights: Rights) -> None:
+    first = USERS["bob"][1]
+    runs = told(site, rights, RunsQuestion(jobs=str(first), columns="jobname%20,request%80,bucket%40,account"))
+    assert all(word in runs for word in words("bob")) and "bobsacct" in runs
+    shown = told(site, rights, ShowQuestion(str(first)))
+    assert all(word in shown for word in words("bob"))
+    assert "bobsmodel" in told(site, rights, WhyQuestion(str(first + 3)))
+    assert f'"job": {first + 1}' in told(site, rights, NodesQuestion(as_json=True))
+    assert str(first) in told(site, rights, LoansQuestion(over=True))
+
+
+def test_rights_are_asked_of_nobody_for_a_database_that_was_named(tmp_path: Path) -> None:
+    """--db keeps its meaning: the file's own permissions are what counts."""
+    from slurm_migbatch.cli.asking import _rights
+
+    assert _rights(Site(Config()), named=True).everything
