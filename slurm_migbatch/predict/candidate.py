@@ -128,8 +128,8 @@ class Predictor(Protocol):
         ...
 
     def advice(self, bucket: Bucket, kind: GpuKind, profile: Profile) -> Advice | None:
-        """Return the batch and copies to run on a slice under the bucket's latency limit, whatever its batch.
+        """Return the batch and copies to run on a slice under the bucket's latency limit.
 
-        None where
-        nothing can be said."""
+        Any batch where the bucket's is 0, else only the copies of that one. None where nothing can be said.
+        """
         ...

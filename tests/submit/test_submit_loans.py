@@ -148,7 +148,7 @@ def test_all_others_are_ordinary_jobs(ask, fields: dict[str, Any]) -> None:
         ("reserved", {"gres": "gres/mig:loan:1"}),
         ("reserved", {"gres": "gres/mig:guest:1"}),
         ("reserved", {"gres": "gres/mig:loan:1", "partition": "gpu"}),
-        ("comment_long", {"comment": f"{TRAIN} model={'m' * 90}" + " " * 880}),
+        ("comment_long", {"comment": f"{TRAIN} mem=1gb model={'m' * 90}" + " " * 870}),
         ("forged", {"comment": f"{TRAIN} [mig:loan:1#loan]"}),
     ],
 )
@@ -161,7 +161,7 @@ def test_slurm_that_does_not_forget_is_asked_for_two(ask) -> None:
 
 
 def test_whatever_slice_it_gets_its_comment_fits(ask) -> None:
-    longest = f"{TRAIN} model={'m' * 90}"
+    longest = f"{TRAIN} mem=1gb model={'m' * 90}"
     longest += " " * (1024 - 1 - len("[mig:10g.1000gb.me.all:1#loan01234567]") - len(longest))
     answer = ask(comment=longest)
     comment = retyped("gres/mig:loan:1", answer.changes["comment"], "10g.1000gb.me.all")["Comment"]
