@@ -31,6 +31,8 @@ LARGE_STEP_TOKENS: Final = 8192
 LARGE_MIB: Final = 70 * 1024
 """vLLM passes at most so many tokens at once (max_num_batched_tokens), the more on GPUs of 70 GiB and above."""
 LLAMA_CPP_TOKENS: Final = 512
+SGLANG: Final = ((20, 2048, 8), (35, 2048, 24), (60, 4096, 32), (160, 8192, 256), (10**6, 16384, 512))
+"""SGLang's defaults below so many GiB: tokens of a chunk, sequences of the largest CUDA graph."""
 STATES: Final[Mapping[str, float]] = MappingProxyType(
     {"adamw": 8.0, "adam": 8.0, "adamw_8bit": 2.0, "adafactor": 0.1, "lion": 4.0, "sgd": 0.0, "sgd_momentum": 4.0}
 )
@@ -122,7 +124,19 @@ def _serving(workload: Workload, serving: Serving, slice_mib: int) -> Need:
     wide = 2 * _passed(architecture) + 4 * width + inner + keys
     logits = 0 if architecture.headless else 6 * architecture.vocab * serving.concurrency
     activations = (tokens * wide * bytes_each + logits) / MIB
+    if serving.engine == "sglang":
+        reserve = sglang_reserve_mib(slice_mib) if serving.share == 1.0 else 0.0
+        return Need(weights, cache, 0.0, 0.0, reserve, serving.share)
     return Need(weights, cache, 0.0, activations, CONTEXT_MIB, serving.share)
+
+
+def sglang_reserve_mib(slice_mib: int) -> float:
+    """Return what SGLang keeps back where `mem_fraction_static` is not given: for metadata, the activations of a chunk
+    of a prompt (1.5 MiB a token), CUDA graphs (2 MiB a sequence) and its own process."""
+    gib = slice_mib / 1024
+    tokens, graphs = next((each[1:] for each in SGLANG if gib < each[0]), SGLANG[-1][1:])
+    reserve = 512.0 + 1.5 * tokens + 2.0 * graphs + 128.0
+    return max(reserve, 10240.0) if gib > 60 else reserve
 
 
 def _passed(architecture: Architecture) -> int:

@@ -27,18 +27,20 @@ class Efficiencies:
 
     `compute`: share of the dense 16-bit rate in prefill; `narrow`: how many times faster 8-bit weights with 8-bit
     activations are; `bandwidth`: share of the memory bandwidth in decode; `layer_us`: microseconds of launches and gaps
-    in each layer; `first`, `each`: prefills that a first token waits for, and more of them for each other sequence.
-    `spread_ttft`, `spread_tpot`: standard deviations of logarithms, of models that were left out.
+    in each layer; `first`, `each`: prefills that a first token waits for, and more of them for each other sequence;
+    `turn`: share of the time between two requests' ends that the next one waits besides. `spread_ttft`, `spread_tpot`:
+    standard deviations of logarithms, for a model that was not measured.
     """
 
-    compute: float = 0.6
-    narrow: float = 1.5
-    bandwidth: float = 0.8
-    layer_us: float = 35.0
-    first: float = 3.0
-    each: float = 0.08
-    spread_ttft: float = 0.3
-    spread_tpot: float = 0.15
+    compute: float = 0.766
+    narrow: float = 1.186
+    bandwidth: float = 0.897
+    layer_us: float = 48.7
+    first: float = 2.29
+    each: float = 0.0603
+    turn: float = 0.2
+    spread_ttft: float = 0.567
+    spread_tpot: float = 0.119
 
 
 DEFAULT: Final = Efficiencies()
@@ -185,6 +187,7 @@ def pace_of(workload: Workload, need: Need, machine: Machine, eff: Efficiencies 
     tpot = step + others * prefill / outputs
     begin = 1.0 + others / at_once * (eff.first - 1.0) + eff.each * others
     first = prefill * begin + step
+    first += eff.turn * others / at_once * (first + (outputs - 1) * tpot) / at_once
     whole = first + (outputs - 1) * tpot
     waits = (serving.concurrency / at_once - 1.0) * whole  # what does not fit waits for those that do
     request = whole + waits

@@ -2,9 +2,9 @@
 
 What engines do where nothing is said is their documented default: vLLM keeps 0.9 of the memory it sees and makes sure
 of room for one sequence of `max_model_len`, which is the model's whole context unless told (docs.vllm.ai, "Engine
-Arguments"); SGLang's `mem_fraction_static` is near 0.88; TensorRT-LLM and TGI take 0.9 of what is free; llama.cpp and
-Ollama keep one sequence of 4096 tokens. Transformers and trainers take what they need; 0.95 of a slice is counted on.
-"""
+Arguments"); SGLang keeps back what it expects to need beside weights and cache, by the GPU's memory (server_args.py
+of 0.5; `memory.sglang_reserve_mib`); TensorRT-LLM and TGI take 0.9 of what is free; llama.cpp and Ollama keep one
+sequence of 4096 tokens. Transformers and trainers take what they need; 0.95 of a slice is counted on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from slurm_migbatch.workload.refusal import Refusal, show
 
 SHARES: Final[Mapping[str, float]] = MappingProxyType(
     {
-        "vllm": 0.9, "sglang": 0.88, "trtllm": 0.9, "tgi": 0.9, "llamacpp": 0.95, "ollama": 0.95,
+        "vllm": 0.9, "sglang": 1.0, "trtllm": 0.9, "tgi": 0.9, "llamacpp": 0.95, "ollama": 0.95,
         "transformers": 0.95, "": 0.9,
     }
 )  # fmt: skip
