@@ -1,8 +1,8 @@
 """Requests for language models as users write them, each with an expert's arithmetic beside it, and the answer.
 
 The arithmetic is written out: parameters in billions as published, bytes that each takes, bytes of key-value cache a
-token (2 x layers x key-value heads x head x bytes), tokens in the cache (sequences x length), GiB of everything else, the
-share of a slice that the engine or trainer may fill. Nothing here calls the product.
+token (2 x layers x key-value heads x head x bytes), tokens in the cache (sequences x length), GiB of everything else,
+and the share of a slice that the engine or trainer may fill. Nothing here calls the product.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ LADDER: Final = (9.75, 19.625, 39.5, 79.25)
 
 @dataclass(frozen=True)
 class Asked:
-    """One request. `refused`: words of the sentence where no slice will do; `named`: it tells length and concurrency, so
-    that at most one size more than the smallest is right."""
+    """One request. `refused`: words of the sentence where no slice will do; `named`: it tells length and concurrency,
+    so that at most one size more than the smallest is right."""
 
     hints: str
     params: float = 0.0
@@ -50,15 +50,21 @@ class Asked:
 
 
 SERVED: Final = (
-    Asked("model=meta-llama/Llama-3.1-8B-Instruct engine=vllm max_model_len=8192 max_num_seqs=16", 8.03, 2, 131072, 16 * 8192),
-    Asked("model=Qwen/Qwen2.5-7B-Instruct engine=vllm dtype=bf16 max_model_len=4096 max_num_seqs=8", 7.616, 2, 57344, 8 * 4096),
+    Asked("model=meta-llama/Llama-3.1-8B-Instruct engine=vllm max_model_len=8192 max_num_seqs=16",
+          8.03, 2, 131072, 16 * 8192),
+    Asked("model=Qwen/Qwen2.5-7B-Instruct engine=vllm dtype=bf16 max_model_len=4096 max_num_seqs=8",
+          7.616, 2, 57344, 8 * 4096),
     # 6.53 of 7.62 billion at 4.16 bits, embedding and output at 16
-    Asked("model=Qwen/Qwen2.5-7B-Instruct-AWQ engine=vllm max_model_len=8192 max_num_seqs=4", 7.616, 0.732, 57344, 4 * 8192),
+    Asked("model=Qwen/Qwen2.5-7B-Instruct-AWQ engine=vllm max_model_len=8192 max_num_seqs=4",
+          7.616, 0.732, 57344, 4 * 8192),
     Asked("model=mistralai/Mistral-7B-Instruct-v0.3 max_model_len=4096 max_num_seqs=16", 7.248, 2, 131072, 16 * 4096),
-    Asked("model=mixtral-8x7b max_model_len=4096 max_num_seqs=8", 46.7, 2, 131072, 8 * 4096, refused="quantization=awq"),
-    Asked("model=TheBloke/Mixtral-8x7B-Instruct-v0.1-AWQ max_model_len=4096 max_num_seqs=8", 46.7, 0.528, 131072, 8 * 4096),
+    Asked("model=mixtral-8x7b max_model_len=4096 max_num_seqs=8",
+          46.7, 2, 131072, 8 * 4096, refused="quantization=awq"),
+    Asked("model=TheBloke/Mixtral-8x7B-Instruct-v0.1-AWQ max_model_len=4096 max_num_seqs=8",
+          46.7, 0.528, 131072, 8 * 4096),
     Asked("model=llama-3-70b", 70.55, 2, named=False, refused="whole GPUs"),
-    Asked("model=RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic engine=vllm max_model_len=8192 max_num_seqs=8", 70.55, 1.03,
+    Asked("model=RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic engine=vllm max_model_len=8192 max_num_seqs=8",
+          70.55, 1.03,
           327680, 8 * 8192, refused="quantization=awq"),
     Asked("model=meta-llama/Llama-3.1-70B-Instruct quantization=awq max_model_len=4096 max_num_seqs=4", 70.55, 0.563,
           327680, 4 * 4096, 1.5),
@@ -70,7 +76,8 @@ SERVED: Final = (
     Asked("model=microsoft/Phi-3-mini-4k-instruct max_model_len=4096 max_num_seqs=8", 3.82, 2, 393216, 8 * 4096),
     Asked("model=casperhansen/deepseek-r1-distill-qwen-32b-awq max_model_len=8192 max_num_seqs=4", 32.76, 0.59, 262144,
           4 * 8192, 1.0),
-    Asked("model=deepseek-ai/DeepSeek-R1-Distill-Llama-8B max_model_len=16k max_num_seqs=4", 8.03, 2, 131072, 4 * 16384),
+    Asked("model=deepseek-ai/DeepSeek-R1-Distill-Llama-8B max_model_len=16k max_num_seqs=4",
+          8.03, 2, 131072, 4 * 16384),
     Asked("model=deepseek-ai/DeepSeek-R1 engine=sglang", 671.0, 1, named=False, refused="whole GPUs"),
     Asked("model=Qwen/Qwen3-8B engine=vllm max_model_len=8k max_num_seqs=8", 8.19, 2, 147456, 8 * 8192),
     Asked("model=Qwen/Qwen3-32B-FP8 max_model_len=8192 max_num_seqs=8", 32.76, 1.06, 262144, 8 * 8192, 1.5),
@@ -80,11 +87,13 @@ SERVED: Final = (
           refused="whole GPUs"),
     # 19.1 of 20.9 billion parameters at 4.25 bits; half of the layers see 128 tokens
     Asked("model=openai/gpt-oss-20b engine=vllm max_model_len=8192 max_num_seqs=8", 20.91, 0.657, 24960, 8 * 8192),
-    Asked("model=openai/gpt-oss-120b engine=vllm max_model_len=8192 max_num_seqs=8", 116.8, 0.559, 37440, 8 * 8192, 1.5),
+    Asked("model=openai/gpt-oss-120b engine=vllm max_model_len=8192 max_num_seqs=8",
+          116.8, 0.559, 37440, 8 * 8192, 1.5),
     Asked("model=meta-llama/Llama-3.2-1B-Instruct max_model_len=4096 max_num_seqs=8", 1.236, 2, 32768, 8 * 4096),
     Asked("model=meta-llama/Llama-3.2-3B-Instruct max_model_len=4096 max_num_seqs=8", 3.213, 2, 114688, 8 * 4096),
     Asked("model=meta-llama/Llama-2-7b-chat-hf max_model_len=4096 max_num_seqs=4", 6.738, 2, 524288, 4 * 4096),
-    Asked("model=TheBloke/CodeLlama-34B-Instruct-GPTQ max_model_len=4096 max_num_seqs=4", 33.74, 0.543, 196608, 4 * 4096),
+    Asked("model=TheBloke/CodeLlama-34B-Instruct-GPTQ max_model_len=4096 max_num_seqs=4",
+          33.74, 0.543, 196608, 4 * 4096),
     Asked("model=tiiuae/falcon-7b-instruct max_model_len=2048 max_num_seqs=8", 6.92, 2, 8192, 8 * 2048),
     Asked("model=bigscience/bloom-7b1 max_model_len=2048 max_num_seqs=2", 7.07, 2, 491520, 2 * 2048),
     Asked("model=facebook/opt-30b max_model_len=2048 max_num_seqs=4", 29.97, 2, 1376256, 4 * 2048, 1.0),
@@ -106,7 +115,8 @@ SERVED: Final = (
     # vLLM makes sure of one sequence of the whole context of 131072 tokens
     Asked("model=meta-llama/Llama-3.1-8B-Instruct engine=vllm", 8.03, 2, 131072, 131072, named=False),
     Asked("model=llama-3.1-8b", 8.03, 2, 131072, 8192, named=False),
-    Asked("model=meta-llama/Llama-4-Scout-17B-16E-Instruct max_model_len=8192 max_num_seqs=4", 108.6, 2, 196608, 4 * 8192,
+    Asked("model=meta-llama/Llama-4-Scout-17B-16E-Instruct max_model_len=8192 max_num_seqs=4",
+          108.6, 2, 196608, 4 * 8192,
           refused="quantization=awq"),
     Asked("model=meta-llama/Llama-3.1-8B-Instruct quantization=fp8 kv_cache_dtype=fp8 engine=vllm max_model_len=8192 "
           "max_num_seqs=8", 8.03, 1.14, 65536, 8 * 8192),

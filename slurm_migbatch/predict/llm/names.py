@@ -117,13 +117,14 @@ def resolve(name: str) -> Found | None:
     """Return what a name says; None where it says nothing, not even a size."""
     words = _words(name)
     kept, quantisation = _without_quantisation(words)
-    model = _public([word for word in kept if word not in FILLERS]) or _public(kept)
+    telling = [word for word in kept if word not in FILLERS]
+    model = max(_public(kept), _public(telling), key=lambda found: found[1])[0]
     if model is not None:
         return Found(model.name, _with_context(model, kept), quantisation or native(model))
     size = size_of(kept)
     if size is None:
         return None
-    near = _near_of_size("-".join(kept), size)
+    near = _near_of_size("-".join(telling), size)
     if near is not None:
         return Found(near.name, near.architecture, quantisation or native(near), "near")
     return Found(name.rsplit("/", 1)[-1], of_size(size), quantisation or precision.plain("auto"), "size")
@@ -169,7 +170,7 @@ def of_size(size: Sized) -> Architecture:
 
     Depth and width are those between public models of that size (a width of 128 to a layer); up to 14 billion every
     head has its own keys and values, as in Llama 2 and in Qwen 1.5, beyond there are eight."""
-    layers = min(max(round((size.active / 12 / 128**2) ** (1 / 3)), 8), 128)
+    layers = min(max(round((size.active / 12 / 128**2) ** (1 / 3)), 2), 128)
     width = layers * 128
     heads = layers
     kv_heads = heads if size.total <= 14.5e9 else min(8, heads)
@@ -219,8 +220,8 @@ def _parted(word: str) -> list[str]:
     return [part for part in re.split(r"\.(?=[a-z])", word) if part]
 
 
-def _public(words: Sequence[str]) -> Model | None:
-    """Return the public model whose name is the longest run of the words."""
+def _public(words: Sequence[str]) -> tuple[Model | None, int]:
+    """Return the public model whose name is the longest run of the words, and the length of that name."""
     told = size_of(words)
     for length in range(min(len(words), 8), 0, -1):
         for start in range(len(words) - length + 1):
@@ -229,8 +230,8 @@ def _public(words: Sequence[str]) -> Model | None:
                 continue
             rest = [*words[:start], *words[start + length :]]
             if not SIZES.intersection(rest) - {"base"} and _same_size(model, told):
-                return model
-    return None
+                return model, len("".join(words[start : start + length]))
+    return None, 0
 
 
 def _same_size(model: Model, told: Sized | None) -> bool:
@@ -266,6 +267,13 @@ def _alike(name: str) -> list[str]:
 def _near_of_size(name: str, size: Sized) -> Model | None:
     for each in _alike(name):
         model = known(each)
-        if model is not None and abs(model.architecture.parameters / size.total - 1) <= SAME_SIZE:
+        if model is None or abs(model.architecture.parameters / size.total - 1) > SAME_SIZE:
+            continue
+        if difflib.SequenceMatcher(None, _letters(name), _letters(each)).ratio() >= ALIKE:
             return model
     return None
+
+
+def _letters(name: str) -> str:
+    """Return a name's letters without those of its sizes."""
+    return "".join(word for word in name.split("-") if not any(char.isdigit() for char in word))
