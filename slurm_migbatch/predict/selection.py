@@ -264,8 +264,8 @@ class Chooser:
     ) -> SliceChoice:
         """Choose for a language model: by memory first, exactly, then by what was asked of speed."""
         targets = Targets.of(hints)
-        figures = self.token_figures(workload, targets.rate, partition)
         holding = self.holding(hints, partition, allowed)
+        figures = self.token_figures(workload, targets.rate, partition)
 
         def known(offer: ProfileOffer) -> TokenFigures:
             return figures[offer.profile.gres_type]

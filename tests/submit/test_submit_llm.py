@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from slurm_migbatch.daemon.facts import SitePredictions
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit.request import Accept, JobRequest, Refuse
 from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
-from tests.support.gpu_kinds import SITE
+from slurm_migbatch.workload.catalog import SiteCatalog
+from slurm_migbatch.workload.loans import loan_hints
+from tests.support.gpu_kinds import SITE, P
 from tests.support.llm_requests import LADDER, SIZES, TABLE, Asked
 from tests.support.lua_shim import Shim
 
@@ -131,3 +136,24 @@ def test_words_that_are_not_known_are_refused(chooser: Chooser, hints: str, code
 def test_bert_is_bert_base_and_a_chosen_batch_stays(chooser: Chooser) -> None:
     assert ask(chooser, "model=bert batch=8").decision.bucket.startswith("bert-base/")
     assert ask(chooser, "model=bert-large batch=30", "gres/mig:3g.40gb").advice["batch"] == 30
+
+
+LENDS = SiteCatalog({"train": replace(SITE.partitions["gpu"], name="train", lends=True)})
+
+
+def test_an_elastic_training_waits_for_slices_that_hold_it(chooser: Chooser) -> None:
+    def lent(hints: str) -> Accept | Refuse:
+        asked = replace(request(hints), partition="train", batch=1)
+        answer = rewrite(asked, LENDS, chooser, SubmitPolicy(), decision_id="abc")
+        assert isinstance(answer, Accept | Refuse)
+        return answer
+
+    qlora = lent("role=train model=llama-3.1-8b method=qlora seq=2048 micro_batch=4")
+    assert isinstance(qlora, Accept) and "between 3g.40gb and 7g.80gb" in qlora.message
+    full = lent("role=train model=llama-3.1-8b")
+    assert isinstance(full, Refuse) and full.code == "model_nowhere"
+    speeds = SitePredictions(chooser, LENDS).training_speeds
+    loan = loan_hints(qlora.changes["comment"], "train", "mig:loan:1", {"train"})
+    assert loan is not None and set(speeds(loan, "train")) == {P("3g.40gb"), P("4g.40gb"), P("7g.80gb")}
+    found = [speeds(loan, "train")[P(name)] for name in ("3g.40gb", "4g.40gb", "7g.80gb")]
+    assert found == sorted(found) and found[-1] == 1.0

@@ -187,8 +187,10 @@ def _halves(number: int, least: int = 1) -> Iterator[int]:
 
 
 def _smallest(workload: Workload, offers: Sequence[ProfileOffer]) -> ProfileOffer | None:
-    holding = (offer for offer in offers if need_of(workload, offer.memory_mib).slice_mib <= offer.memory_mib)
-    return next(holding, None)
+    largest = max(offers, key=lambda offer: offer.memory_mib, default=None)
+    if largest is None or need_of(workload, largest.memory_mib).slice_mib > largest.memory_mib:
+        return None
+    return next(o for o in offers if need_of(workload, o.memory_mib).slice_mib <= o.memory_mib)
 
 
 def told(workload: Workload, figures: TokenFigures, offer: ProfileOffer, reason: str, *, mem_mib: int | None) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -54,6 +55,8 @@ ALIKE: Final = 0.75
 """Likeness (`difflib`) from which a name is suggested."""
 LONGEST: Final = 48
 """Characters of a name that is compared with others: what a submission costs stays bounded."""
+COMPARED: Final = 16
+"""Public names that a name is compared with in full."""
 SAME_SIZE: Final = 0.2
 """How far a size in a name may be off a model's own, and it is still that model."""
 _SIZE: Final = re.compile(r"(?:([0-9]{1,3})x)?([0-9]{1,4}(?:\.[0-9]{1,3})?)([bmt])")
@@ -103,8 +106,23 @@ def _index() -> Mapping[str, Model]:
     return found
 
 
+def _groups(name: str) -> set[str]:
+    """Return the groups of three characters in a name, its beginning and its end marked."""
+    marked = f"^{name}$"
+    return {marked[at : at + 3] for at in range(len(marked) - 2)}
+
+
+def _by_group() -> Mapping[str, Sequence[str]]:
+    found: dict[str, list[str]] = {}
+    for model in ALL:
+        for name in (model.name, *model.aliases):
+            for group in sorted(_groups(name)):
+                found.setdefault(group, []).append(name)
+    return found
+
+
 _BY_NAME: Final = _index()
-_NAMES: Final = tuple(name for model in ALL for name in (model.name, *model.aliases))
+_BY_GROUP: Final = _by_group()
 
 
 def known(name: str) -> Model | None:
@@ -257,10 +275,11 @@ def _with_context(model: Model, words: Sequence[str]) -> Architecture:
 
 
 def _alike(name: str) -> list[str]:
+    """Return the public names that a name is most like, of those that share most of its groups of three characters."""
     if len(name) > LONGEST:
         return []
-    # the likeness of two texts is bounded by their lengths, and few public names are about as long
-    near = [each for each in _NAMES if 2 * min(len(each), len(name)) >= ALIKE * (len(each) + len(name))]
+    shared = Counter(each for group in _groups(name) for each in _BY_GROUP.get(group, ()))
+    near = [each for each, _ in shared.most_common(COMPARED)]
     return difflib.get_close_matches(name, near, 3, ALIKE)
 
 

@@ -9,6 +9,7 @@ together wait for each other's prefills: in the time that one makes its tokens, 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -95,6 +96,11 @@ class TokenFigures(Figures):
     tokens_s: Interval
     slice_mib: int
     told: bool = True
+
+    @property
+    def tokens(self) -> Mapping[str, Interval]:
+        """Seconds to the first token and of each further one, and tokens a second."""
+        return {"ttft_s": self.ttft_s, "tpot_s": self.tpot_s, "tokens_per_s": self.tokens_s} if self.told else {}
 
     @property
     def need_mib(self) -> int:
@@ -228,7 +234,9 @@ def pace_at(workload: Workload, need: Need, machine: Machine, rate: float, eff: 
     most = full.at_once / full.request
     low, high = 1.0, float(full.at_once)
     pace = full
-    for _ in range(max(full.at_once, 1).bit_length()):  # the concurrency at which as many requests are served as come
+    for _ in range(
+        min(full.at_once.bit_length(), 5)
+    ):  # about the concurrency at which as many requests are served as come
         middle = (low + high) / 2
         pace = pace_of(
             replace(workload, serving=replace(serving, concurrency=max(round(middle), 1))), need, machine, eff
