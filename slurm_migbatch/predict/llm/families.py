@@ -269,6 +269,12 @@ _QWENS = (
     _m("qwen2-7b", _Q25_7B, "gte-qwen2-7b"),
     _m("qwen2-72b", _Q25_72B),
     _m("qwen2-57b-a14b", _a(28, 3584, 28, 4, 18944, 151936, 32 * _K, experts=_moe(64, 8, 2560, 20480), **_QWEN)),
+    _m(
+        "qwen1.5-moe-a2.7b",
+        _a(24, 2048, 16, 16, 5632, 151936, 8 * _K, experts=_moe(60, 4, 1408, 5632), **_QWEN),
+        "qwen1.5-moe",
+    ),
+    _m("qwen2-audio-7b", _seen(_Q25_7B, 8_397_000_000)),
     _m("qwen2-vl-2b", _seen(_Q25_1B, 2_208_985_600)),
     _m("qwen2-vl-7b", _seen(_Q25_7B, 8_291_375_616)),
     _m("qwen2-vl-72b", _seen(_Q25_72B, 73_405_560_320)),
@@ -307,6 +313,7 @@ _QWENS = (
     ),
     _m("qwen3-235b-a22b", _a(94, 4096, 64, 4, 12288, 151936, 40 * _K, experts=_moe(128, 8, 1536), **_Q3), "qwen3-235b"),
     _m("qwen3-coder-480b-a35b", _a(62, 6144, 96, 8, 8192, 151936, 256 * _K, experts=_moe(160, 8, 2560), **_Q3)),
+    _m("qwen3-vl-30b-a3b", _seen(replace(_Q3_30B, context=256 * _K), 31_070_754_032)),
     _m("qwen3-vl-8b", _seen(replace(_Q3_8B, context=256 * _K), 8_767_123_696)),
     _m(
         "qwen3-next-80b-a3b",
@@ -415,6 +422,9 @@ _OLDER = (
             "175b": (96, 12288, 96),
         }.items()
     ),
+    _m("dolly-v2-12b", _neox(36, 5120, 40, 50688), "", "fp16"),
+    _m("blip2-opt-2.7b", _seen(_opt(32, 2560, 32), 3_744_761_856), "", "fp16"),
+    _m("blip2-opt-6.7b", _seen(_opt(32, 4096, 32), 7_752_000_000), "", "fp16"),
     _m("bloom-560m", _bloom(24, 1024, 16), "bloomz-560m", "fp16"),
     _m("bloom-1b1", _bloom(24, 1536, 16), "bloomz-1b1", "fp16"),
     _m("bloom-1b7", _bloom(24, 2048, 16), "bloomz-1b7", "fp16"),

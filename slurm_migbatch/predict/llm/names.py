@@ -46,9 +46,17 @@ SIZES: Final = frozenset(
         "vl",
         "omni",
         "moe",
+        "audio",
+        "blip2",
+        "instructblip",
+        "llava",
+        "internvl",
+        "minicpm",
     ]
 )
 """Words that name another size, where they stand beside a model's name."""
+ROUNDED: Final = 1.1
+"""What a model may have over the size in its name: a "7b" has up to 7.7 billion parameters."""
 LARGEST: Final = 5e12
 """Parameters beyond which a number in a name is no size."""
 ALIKE: Final = 0.75
@@ -145,7 +153,8 @@ def resolve(name: str) -> Found | None:
     near = _near_of_size("-".join(telling), size)
     if near is not None:
         return Found(near.name, near.architecture, quantisation or native(near), "near")
-    return Found(name.rsplit("/", 1)[-1], of_size(size), quantisation or precision.plain("auto"), "size")
+    upper = Sized(size.total * ROUNDED, size.active * ROUNDED)
+    return Found(name.rsplit("/", 1)[-1], of_size(upper), quantisation or precision.plain("auto"), "size")
 
 
 def native(model: Model) -> Precision:
@@ -174,7 +183,7 @@ def size_of(words: Sequence[str]) -> Sized | None:
         params = float(match[2]) * _MILLIONS[match[3]] * 1e6
         if word.startswith("a"):
             active = active or params
-        elif (not total and match[3] != "m") or (not total and params >= 2e6):
+        elif params * float(match[1] or 1) > total:
             total = params * float(match[1] or 1)
             active = active or (2 * params if match[1] else 0.0)
     if not 1e6 <= total <= LARGEST:
@@ -206,6 +215,11 @@ def of_size(size: Sized) -> Architecture:
     ffn = int(rest / (3.0 * layers * width * (experts.count if experts else 1)))
     full = replace(base, ffn=max(ffn, 1), experts=Experts(experts.count, 1, max(ffn, 1)) if experts else None)
     return replace(full, extra=max(round(size.total) - full.parameters, 0))
+
+
+def mentions_active(name: str) -> bool:
+    """Return whether a name tells what one token visits (`a2.7b`), which is no size of the whole."""
+    return any(word.startswith("a") and _SIZE.fullmatch(word[1:]) for word in _words(name))
 
 
 def _without_quantisation(words: Sequence[str]) -> tuple[list[str], Precision | None]:

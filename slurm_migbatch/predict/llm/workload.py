@@ -34,6 +34,8 @@ ALONE: Final = frozenset({"llamacpp", "ollama", "transformers"})
 """Engines that serve one sequence at a time where nothing is said."""
 CASTING: Final = frozenset({"vllm", "sglang", "trtllm", "tgi"})
 """Engines that load 32-bit weights as 16-bit ones."""
+OLLAMA: Final = "q4-k-m"
+"""What the tags of Ollama's library hold where they say nothing else."""
 SHORT: Final = 4096
 """Context of llama.cpp and Ollama where none is given."""
 USUAL_LENGTH: Final = 8192
@@ -161,7 +163,8 @@ def _refuse_unsized(hints: Hints) -> None:
     near = names.suggestion(hints.model)
     if near is not None:
         raise Refusal("model_near", show(hints.model), near)
-    if asks(hints):
+    # a name with an organisation is one of a public hub: too large a model to be given the site's default unseen
+    if asks(hints) or "/" in hints.model or names.mentions_active(hints.model):
         raise Refusal("model_size", show(hints.model))
 
 
@@ -176,6 +179,10 @@ def _precision(told: LlmHints, found: Found) -> Precision:
         return found.precision
     if told.dtype not in (None, "auto"):
         return precision.plain(told.dtype or "auto")
+    if told.engine == "ollama":
+        usual = precision.quantised(OLLAMA)
+        assert usual is not None
+        return usual
     if found.precision.bits > 16 and told.engine in CASTING:
         return precision.plain("fp16")
     return found.precision
