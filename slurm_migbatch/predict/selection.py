@@ -111,7 +111,7 @@ class Chooser:
         self._figures: dict[tuple[Bucket, tuple[str, ...]], Mapping[str, Figures]] = {}
         self._advice: dict[tuple[Bucket, tuple[str, ...], Profile], Advice | None] = {}
         self._tokens: dict[tuple[Workload, int | None, tuple[str, ...]], Mapping[str, TokenFigures]] = {}
-        self._grids = {name: grid for name, grid in predictor.grids().items() if not _generates(name)}
+        self._grids = {name: grid for name, grid in predictor.grids().items() if not llm_names.generates(name)}
         self._aliases = predictor.aliases()
 
     @property
@@ -320,12 +320,6 @@ class Chooser:
             reason = "no_hints" if hints.model is None else "unknown_model"
             text = REASONS[reason] if hints.model is None else REASONS[reason] % model
         return SliceChoice(offer, reason, text, None, candidates)
-
-
-def _generates(name: str) -> bool:
-    """Return whether a name is that of a public model that makes tokens, whose memory follows by arithmetic."""
-    found = llm_names.known(name)
-    return found is not None and found.architecture.kind in ("decoder", "both")
 
 
 def _judge_tokens(offer: ProfileOffer, figures: TokenFigures, limits: JobLimits, targets: Targets) -> tuple[bool, str]:

@@ -138,6 +138,12 @@ def known(name: str) -> Model | None:
     return _BY_NAME.get(squeeze(name))
 
 
+def generates(name: str) -> bool:
+    """Return whether a name is that of a public model that makes tokens, whose memory follows by arithmetic."""
+    found = known(name)
+    return found is not None and found.architecture.kind in ("decoder", "both")
+
+
 @lru_cache(maxsize=4096)
 def resolve(name: str) -> Found | None:
     """Return what a name says; None where it says nothing, not even a size."""
