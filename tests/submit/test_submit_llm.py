@@ -109,6 +109,7 @@ def test_speed_is_asked_for_in_the_words_of_engines(chooser: Chooser) -> None:
 
 def test_what_was_assumed_is_said(chooser: Chooser) -> None:
     assert "Assumed: max_num_seqs=8 max_model_len=8192" in ask(chooser, "model=llama-3.1-8b").message
+    assert "Assumed: max_model_len=1280" in ask(chooser, "model=llama-3.1-8b batch=128").message
     assert "max_model_len=131072" in ask(chooser, "model=llama-3.1-8b engine=vllm").message
     assert "max_model_len=1280 given to the engine" in ask(
         chooser, "model=llama-3.1-8b engine=vllm max_num_seqs=4 input=1k output=256"

@@ -204,7 +204,7 @@ def _serving(hints: Hints, found: Found) -> Workload:
         if engine in CASTING:
             assumed.append(f"max_model_len={length} given to the engine")
     elif length is None and architecture.kind != "plain":
-        length = _usual_length(engine, architecture)
+        length = _usual_length(engine, architecture, concurrency)
         reserve = architecture.context if engine == "vllm" else 0
         assumed.append(f"max_model_len={max(length, reserve)}")
     length = length or 1
@@ -220,10 +220,14 @@ def _serving(hints: Hints, found: Found) -> Workload:
     return Workload(found, serving, None, tuple(assumed))
 
 
-def _usual_length(engine: str, architecture: Architecture) -> int:
+def _usual_length(engine: str, architecture: Architecture, concurrency: int) -> int:
+    """Return the length that is counted with where none is said: all that are served at once share a cache of as many
+    tokens as the usual number of usual sequences, but each has room for a usual request."""
     if architecture.kind == "encoder":
         return architecture.context
-    return min(architecture.context, SHORT if engine in ALONE else USUAL_LENGTH)
+    usual = SHORT if engine in ALONE else USUAL_LENGTH
+    shared = max(USUAL_LENGTH * USUAL_CONCURRENCY // concurrency, USUAL_INPUT + USUAL_OUTPUT)
+    return min(architecture.context, usual, shared)
 
 
 def _training(hints: Hints, found: Found) -> Workload:
