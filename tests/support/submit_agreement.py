@@ -45,14 +45,19 @@ def agree(request: JobRequest, shim: Shim, chooser: Chooser, policy: SubmitPolic
     service = of_service(request, chooser, policy or SubmitPolicy())
     hints = told(request, policy or SubmitPolicy())
     if isinstance(local, Refuse) and AWAY in local.sentence:
-        assert hints is not None and hints.mem_mib is None
-        assert hints.llm != NO_LLM or canonical(hints.model or "", chooser.grids, chooser.aliases) not in chooser.grids
+        assert hints is not None and unsized(hints, chooser)
     elif hints is not None and of_tokens(hints, chooser):
         if isinstance(local, Accept) and isinstance(service, Accept) and not Targets.of(hints).any:
             assert local.changes == service.changes
     else:
         assert local == service
     return local
+
+
+def unsized(hints: Hints, chooser: Chooser) -> bool:
+    """Whether the shim may refuse these hints: it knows no figures for them, and the user tells no memory."""
+    known = canonical(hints.model or "", chooser.grids, chooser.aliases) in chooser.grids
+    return hints.mem_mib is None and (hints.llm != NO_LLM or not known)
 
 
 def told(request: JobRequest, policy: SubmitPolicy) -> Hints | None:
