@@ -15,6 +15,7 @@ from slurm_migbatch.cli.common import HELP, Failure, config_option, open_record,
 from slurm_migbatch.config import Config
 
 if TYPE_CHECKING:
+    from slurm_migbatch.predict.llm.architecture import Architecture
     from slurm_migbatch.predict.statefile import Index, ModelDirectory, Saved
 
 _DRIFTS = 1.5
@@ -132,6 +133,54 @@ def rollback(config: Config, version: int | None) -> None:
         seen = seen_of(store.learnable(), known_models(config))
     before, now = _directory(config).roll_back(version, time.time(), seen)
     click.echo(f"predictions are made with {_named(now)} instead of {_named(before)}")
+
+
+@model.command()
+@click.argument("what", metavar="DIR|CONFIG|NAME")
+@json_option
+def describe(what: str, as_json: bool) -> None:
+    """The hints of a language model: of a folder with a config.json, of such a file, or by a public name.
+
+    Only config.json is read (and the sizes of weights beside it); nothing of the model is loaded or run.
+    """
+    from pathlib import Path
+
+    from slurm_migbatch.predict.llm.describe import DescribeError
+    from slurm_migbatch.predict.llm.describe import describe as read
+
+    if Path(what).exists():
+        try:
+            found = read(Path(what))
+        except DescribeError as error:
+            raise Failure(str(error)) from None
+        architecture, hints, name = found.architecture, found.hints, found.name
+    else:
+        architecture, hints, name = _public(what)
+    told = {
+        "model": name,
+        "parameters": architecture.parameters,
+        "weights_gib_at_16_bits": round(architecture.parameters / 2**29, 2),
+        "kv_cache_bytes_a_token": 2 * architecture.cache_values(1),
+        "context": architecture.context,
+        "hints": hints,
+    }
+    if as_json:
+        click.echo(json.dumps(told))
+        return
+    print_pairs([(key.replace("_", " "), str(value)) for key, value in told.items()])
+
+
+def _public(name: str) -> tuple[Architecture, str, str]:
+    from slurm_migbatch.predict.llm import names
+
+    found = names.resolve(name.lower())
+    if found is None:
+        near = names.suggestion(name.lower())
+        meant = f"; did you mean {near}?" if near else ""
+        raise Failure(f"{name} is no folder and no public model that is known{meant}")
+    how = f" params={round(found.architecture.parameters / 1e6)}m" if found.how == "size" else ""
+    kept = "" if found.precision.name in ("bf16", "fp16", "fp32") else f" quantization={found.precision.name}"
+    return found.architecture, f"model={found.name}{how}{kept}", found.name
 
 
 def _directory(config: Config) -> ModelDirectory:

@@ -23,6 +23,7 @@ from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.poll import SlurmView
 from slurm_migbatch.decide.snapshot import Candidate
 from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.predict.candidate import Figures
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.learned import LearnedPredictor
 from slurm_migbatch.predict.selection import Chooser
@@ -103,16 +104,22 @@ class SitePredictions:
 
         Nothing where its model is not known.
         """
-        known = {name: getattr(hints, name) for name in ("model", "batch", "input", "input_unit")}
+        known = {name: getattr(hints, name) for name in ("model", "batch", "input", "input_unit", "llm")}
         names = [name for name in partition.split(",") if name in self.catalog]
+        asked = Hints(**known, role="train")
         try:
-            bucket = self._chooser.bucket(Hints(**known, role="train"))
+            workload, bucket = self._chooser.workload(asked), self._chooser.bucket(asked)
         except Refusal:
             return {}
-        if bucket is None or not names:
+        if not names or (bucket is None and workload is None):
             return {}
         place = self.catalog.view(names)
-        figures = self._chooser.figures(bucket, place)
+        figures: Mapping[str, Figures]
+        if workload is not None:
+            figures = self._chooser.token_figures(workload, None, place)
+        else:
+            assert bucket is not None
+            figures = self._chooser.figures(bucket, place)
         rates = {
             offer.profile: found.throughput_per_s.mid
             for offer in place.plain

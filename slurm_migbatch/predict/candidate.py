@@ -57,6 +57,11 @@ class Figures:
         )
 
     @property
+    def tokens(self) -> Mapping[str, Interval]:
+        """What is told of tokens besides, by name; nothing but for language models."""
+        return {}
+
+    @property
     def latency_us(self) -> int:
         """The latency to count on: the upper bound in whole microseconds, up to a preferred number."""
         return preferred(math.ceil(self.latency_s.high * 1e6), ceiling=True)
@@ -98,6 +103,7 @@ class Candidate:
             "latency_s": None if self.figures is None else self.figures.latency_s.to_list(),
             "throughput_per_s": None if self.figures is None else self.figures.throughput_per_s.to_list(),
             "memory_mib": None if self.figures is None else self.figures.memory_mib.to_list(),
+            **({} if self.figures is None else {name: one.to_list() for name, one in self.figures.tokens.items()}),
             "ok": self.ok,
             "why": self.why,
         }
@@ -128,8 +134,8 @@ class Predictor(Protocol):
         ...
 
     def advice(self, bucket: Bucket, kind: GpuKind, profile: Profile) -> Advice | None:
-        """Return the batch and copies to run on a slice under the bucket's latency limit, whatever its batch.
+        """Return the batch and copies to run on a slice under the bucket's latency limit.
 
-        None where
-        nothing can be said."""
+        Any batch where the bucket's is 0, else only the copies of that one. None where nothing can be said.
+        """
         ...

@@ -6,7 +6,7 @@ imported laboratory's, makes the first guess for all others better, and its own 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -20,6 +20,8 @@ from slurm_migbatch.predict.cells import Array, Cells, GpuSpec
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.knee import LARGEST_BATCH, batch_edges, input_edges
 from slurm_migbatch.predict.known import Known, ModelKnowledge
+from slurm_migbatch.predict.llm.memory import training_need_mib
+from slurm_migbatch.predict.llm.names import known as public_model
 from slurm_migbatch.predict.recommend import MOST_COPIES, Advice, advise
 from slurm_migbatch.predict.state import SURFACES, Learned
 from slurm_migbatch.predict.surface import Belief, paces
@@ -34,6 +36,8 @@ LARGEST_PIXELS: Final = 1024
 EDGE_SHARES: Final = ((1, 1), (2, 2), (3, 4), (4, 4), (7, 8))
 """Slices whose knees make the bucket edges: compute slices of 7 and memory slices of 8."""
 EDGE_GPU: Final = "a100-80gb"
+_ARITHMETIC: Final = np.array([[0.8], [0.9], [1.0]])
+"""Ends of the interval around what training takes by arithmetic, which counts attention that keeps its scores."""
 _MOST: Final = 6.0
 """Half of the widest interval, in logarithms."""
 
@@ -76,6 +80,8 @@ class LearnedPredictor:
         cells = Cells.grid(cell.batch, cell.input, infos, gpu, known)
         seconds = _monotone(self.interval("time", cell.model, known, gpu, cell.role, cells), infos)
         mib = self.interval("memory", cell.model, known, gpu, cell.role, cells)
+        least = self._training_mib(cell.model, cell.role, gpu, (cell.batch,), (cell.input,))[0]
+        mib = np.maximum(mib, least * _ARITHMETIC)
         return {
             info.profile: Figures(
                 Interval(*seconds[:, i].tolist()),
@@ -107,26 +113,43 @@ class LearnedPredictor:
         slowest = self.interval("time", model, known, gpu, role, cells)[2].reshape(points, size)
         seconds = _monotone(slowest, infos)
         mib = self.interval("memory", model, known, gpu, role, cells)[2].reshape(points, size)
+        mib = np.maximum(mib, self._training_mib(model, role, gpu, grid.batches, grid.inputs)[:, None])
         return {info.profile: (seconds[:, i], batches / seconds[:, i], mib[:, i]) for i, info in enumerate(infos)}
 
+    def _training_mib(
+        self, model: str, role: str, gpu: GpuSpec, batches: Sequence[int], inputs: Sequence[int]
+    ) -> Array:
+        """Return the MiB that training takes by arithmetic, by batch and within it by input size; 0 where it was
+        measured, and for models whose layers are not known."""
+        size = len(batches) * len(inputs)
+        public = public_model(model) if role == "train" else None
+        fitted = self.learned.fitted.get((model, role, gpu.name))
+        if public is None or public.architecture.kind == "plain" or (fitted and "memory" in fitted.beliefs):
+            return np.zeros(size)
+        return np.array([training_need_mib(public, batch, tokens) for batch in batches for tokens in inputs])
+
     def advice(self, bucket: Bucket, kind: GpuKind, profile: Profile) -> Advice | None:
-        """See `candidate.Predictor`. Only for inference: what a training job's batch means is its own."""
+        """See `candidate.Predictor`. Only for inference: what a training job's batch means is its own.
+
+        A bucket with a batch of its own is advised on copies alone.
+        """
         known, grid = self._known.get(bucket.model), self._grids.get(bucket.model)
         if known is None or grid is None or bucket.role != "infer" or profile not in kind.geometry:
             return None
         info, gpu = kind.geometry.info(profile), GpuSpec.of_kind(kind)
-        count, copies = len(grid.batches), 1 if bucket.slo_us else MOST_COPIES
+        batches = (bucket.batch,) if bucket.batch else grid.batches
+        count, copies = len(batches), 1 if bucket.slo_us else MOST_COPIES
         one = Cells.grid(1, bucket.input, [info] * (count * copies), gpu, known)
         cells = replace(
             one,
-            batch=np.tile(np.array(grid.batches, dtype=np.float64), copies),
+            batch=np.tile(np.array(batches, dtype=np.float64), copies),
             procs=np.repeat(np.arange(1.0, copies + 1.0), count),
         )
         seconds = self.interval("time", bucket.model, known, gpu, bucket.role, cells)
         mib = self.interval("memory", bucket.model, known, gpu, bucket.role, cells)[2].reshape(copies, count)
         if bucket.slo_us:
             mib = np.where(seconds[2] * 1e6 <= bucket.slo_us, mib, np.inf)
-        return advise(grid.batches, seconds[1].reshape(copies, count), mib, info.memory_mib)
+        return advise(batches, seconds[1].reshape(copies, count), mib, info.memory_mib)
 
     def interval(self, figure: str, model: str, known: Known, gpu: GpuSpec, role: str, cells: Cells) -> Array:
         """Return low, mid and high (3 x points) of a figure: seconds of a batch, or MiB in use."""

@@ -31,6 +31,7 @@ from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.predict.cells import Cells, GpuSpec
 from slurm_migbatch.predict.known import TEXT_FAMILIES, Known, ModelKnowledge
+from slurm_migbatch.predict.llm.names import generates, resolve
 from slurm_migbatch.predict.population import pool
 from slurm_migbatch.predict.samples import RUNS, SILENT
 from slurm_migbatch.predict.state import KINDS, SURFACES
@@ -168,6 +169,9 @@ def _observation(run: EndedRun, geometries: Mapping[str, Geometry], knowledge: M
     kind = run.role or "infer"
     model = knowledge.canonical(run.model)
     facts = knowledge.facts.get(model)
+    public = resolve(run.model.lower())
+    if public is not None and public.how != "size" and generates(public.name):
+        return None  # an engine fills its share of any slice: what it takes is not need, nor are its requests batches
     if kind not in KINDS or (facts is not None and run.unit and run.unit != facts.unit):
         return None
     try:

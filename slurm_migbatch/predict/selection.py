@@ -12,6 +12,13 @@ from typing import Final
 
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.candidate import Candidate, Figures, Predictor
+from slurm_migbatch.predict.llm import choice as llm_choice
+from slurm_migbatch.predict.llm import names as llm_names
+from slurm_migbatch.predict.llm import workload as llm_workload
+from slurm_migbatch.predict.llm.choice import Targets, gib
+from slurm_migbatch.predict.llm.memory import need_of
+from slurm_migbatch.predict.llm.speed import TokenFigures
+from slurm_migbatch.predict.llm.workload import Workload
 from slurm_migbatch.predict.recommend import Advice
 from slurm_migbatch.workload.buckets import Bucket, Grid, bucket_of
 from slurm_migbatch.workload.catalog import Partition, ProfileOffer
@@ -35,13 +42,17 @@ REASONS: Final = {
 
 @dataclass(frozen=True)
 class SliceChoice:
-    """The slice chosen for `auto`, how it came about (a key of REASONS), and all candidates for the record."""
+    """The slice chosen for `auto`, how it came about (a key of REASONS), and all candidates for the record.
+
+    `label` names what was weighed: the bucket, or a language model's workload.
+    """
 
     offer: ProfileOffer
     reason: str
     text: str
     bucket: Bucket | None
     candidates: tuple[Candidate, ...]
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,7 +110,8 @@ class Chooser:
         self._remember = remember
         self._figures: dict[tuple[Bucket, tuple[str, ...]], Mapping[str, Figures]] = {}
         self._advice: dict[tuple[Bucket, tuple[str, ...], Profile], Advice | None] = {}
-        self._grids = predictor.grids()
+        self._tokens: dict[tuple[Workload, int | None, tuple[str, ...]], Mapping[str, TokenFigures]] = {}
+        self._grids = {name: grid for name, grid in predictor.grids().items() if not llm_names.generates(name)}
         self._aliases = predictor.aliases()
 
     @property
@@ -150,9 +162,14 @@ class Chooser:
                 merged[offer.profile.gres_type] = worst
         return merged
 
-    def advice(self, workload: Bucket, partition: Partition, offer: ProfileOffer) -> Advice | None:
-        """Return batch and copies for a slice that suit every GPU kind that the job may get; None: unknown."""
-        alike = replace(workload, batch=0, rate=None)
+    def advice(
+        self, workload: Bucket, partition: Partition, offer: ProfileOffer, batch: int | None = None
+    ) -> Advice | None:
+        """Return batch and copies for a slice that suit every GPU kind that the job may get; None: unknown.
+
+        `batch`: what the user has chosen.
+        """
+        alike = replace(workload, batch=workload.batch if batch else 0, rate=None)
         key = (alike, tuple(kind.name for kind in partition.kinds), offer.profile)
         if key not in self._advice:
             if len(self._advice) >= self._remember:
@@ -182,14 +199,89 @@ class Chooser:
         allowed = [offer for offer in partition.plain if limits.within(offer)]
         if not allowed:
             raise Refusal("range_empty", partition.name, partition.profile_list)
+        workload = self.workload(hints)
+        if workload is not None:
+            return self._choose_for_tokens(workload, hints, partition, limits, allowed)
         figures = {} if bucket is None else self.figures(bucket, partition)
         usable = [offer for offer in allowed if offer.profile.gres_type in figures]
         if bucket is None or not usable:
             return self._without_figures(hints, partition, limits, allowed)
         by_type = {offer.profile.gres_type: figures[offer.profile.gres_type] for offer in usable}
         offer, reason = self._pick(usable, by_type, bucket, limits)
-        text = REASONS[reason] % (bucket.cell, *_shown(by_type[offer.profile.gres_type], offer))
-        return SliceChoice(offer, reason, text, bucket, self.rank(bucket, partition, limits))
+        text = REASONS[reason] % (bucket.cell, *_shown(by_type[offer.profile.gres_type], offer, limits))
+        return SliceChoice(offer, reason, text, bucket, self.rank(bucket, partition, limits), bucket.name)
+
+    def workload(self, hints: Hints) -> Workload | None:
+        """Return what the hints ask of a language model; None where they are about anything else.
+
+        Raises:
+            Refusal: they name a model of unknown size, or what is not known.
+        """
+        if hints.model is None or llm_workload.asks(hints) or not self._has_curve(hints.model):
+            return llm_workload.workload_of(hints)
+        return None
+
+    def token_figures(self, workload: Workload, rate: int | None, partition: Partition) -> Mapping[str, TokenFigures]:
+        """Return the figures of a language model on each plain profile by GRES type; `rate` in thousandths of requests
+        a second."""
+        key = (workload, rate, tuple(kind.name for kind in partition.kinds))
+        known = self._tokens.get(key)
+        if known is None:
+            if len(self._tokens) >= self._remember:
+                self._tokens.clear()
+            known = self._tokens[key] = llm_choice.figures_by_profile(workload, partition, rate)
+        return known
+
+    def holding(self, hints: Hints, partition: Partition, allowed: Sequence[ProfileOffer]) -> list[ProfileOffer]:
+        """Return the slices that hold a job; raises Refusal where none does."""
+        if hints.mem_mib is not None:
+            found = [offer for offer in allowed if offer.memory_mib >= hints.mem_mib]
+            if not found:
+                raise _mem_nowhere(hints.mem_mib, allowed)
+            return found
+        workload = self.workload(hints)
+        if workload is None:
+            return list(allowed)
+        found = [o for o in allowed if need_of(workload, o.memory_mib).slice_mib <= o.memory_mib]
+        if not found:
+            raise llm_choice.nowhere(workload, allowed, partition)
+        return found
+
+    def need(self, hints: Hints, offer: ProfileOffer) -> tuple[str, int] | None:
+        """Return a language model's workload in words and the MiB that a slice must have for it; None where the hints
+        tell of none."""
+        try:
+            workload = self.workload(hints)
+        except Refusal:  # the user has named the slice
+            return None
+        return None if workload is None else (workload.label, need_of(workload, offer.memory_mib).slice_mib)
+
+    def _has_curve(self, model: str) -> bool:
+        return canonical(model, self._grids, self._aliases) in self._grids
+
+    def _choose_for_tokens(
+        self, workload: Workload, hints: Hints, partition: Partition, limits: JobLimits, allowed: Sequence[ProfileOffer]
+    ) -> SliceChoice:
+        """Choose for a language model: by memory first, exactly, then by what was asked of speed."""
+        targets = Targets.of(hints)
+        holding = self.holding(hints, partition, allowed)
+        figures = self.token_figures(workload, targets.rate, partition)
+
+        def known(offer: ProfileOffer) -> TokenFigures:
+            return figures[offer.profile.gres_type]
+
+        offer = next((offer for offer in holding if not targets.missed(known(offer))), None)
+        reason = "fits"
+        if offer is None:
+            if self.refuse_misses:
+                raise Refusal("too_slow", workload.label)
+            offer, reason = min(holding, key=lambda each: targets.excess(known(each))), "time_short"
+        text = llm_choice.told(workload, known(offer), offer, reason, mem_mib=hints.mem_mib)
+        judged = [
+            Candidate(each, known(each), *_judge_tokens(each, known(each), limits, targets)) for each in partition.plain
+        ]
+        candidates = tuple(sorted(judged, key=lambda candidate: not candidate.ok))
+        return SliceChoice(offer, reason, text, None, candidates, workload.label)
 
     def _pick(
         self, usable: Sequence[ProfileOffer], figures: Mapping[str, Figures], bucket: Bucket, limits: JobLimits
@@ -230,16 +322,21 @@ class Chooser:
         return SliceChoice(offer, reason, text, None, candidates)
 
 
-def gib(mib: int) -> str:
-    """Return the MiB as GiB for a message, three digits."""
-    return "%.3g" % (mib / 1024)
+def _judge_tokens(offer: ProfileOffer, figures: TokenFigures, limits: JobLimits, targets: Targets) -> tuple[bool, str]:
+    if not limits.within(offer):
+        return False, "outside min and max"
+    need = limits.mem_mib or figures.slice_mib
+    if offer.memory_mib < need:
+        return False, f"needs {gib(need)} GiB, has {gib(offer.memory_mib)}"
+    missed = targets.missed(figures)
+    return not missed, missed
 
 
-def _shown(figures: Figures, offer: ProfileOffer) -> tuple[str, str, str, str]:
+def _shown(figures: Figures, offer: ProfileOffer, limits: JobLimits) -> tuple[str, str, str, str]:
     return (
         "%.3g" % (figures.latency_us / 1000),
         "%.3g" % (figures.rate / 1000),
-        gib(figures.need_mib),
+        gib(limits.mem_mib or figures.need_mib),
         gib(offer.memory_mib),
     )
 

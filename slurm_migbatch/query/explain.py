@@ -24,6 +24,8 @@ from slurm_migbatch.workload.catalog import CatalogError, SiteCatalog, load
 SCHEMA = 1
 EXIT_REFUSED = 3
 _NOBODY = 65534
+_TOKENS = (("TTFT_MS", "ttft_s", 1e3), ("TPOT_MS", "tpot_s", 1e3), ("TOKENS/S", "tokens_per_s", 1.0))
+"""Columns of language models: title, name in `Figures.tokens`, scale."""
 
 
 def answer(question: ExplainQuestion, uid: int, site: Site) -> Reply:
@@ -187,18 +189,24 @@ def _candidates(candidates: tuple[Candidate, ...]) -> Iterator[str]:
         return f"{interval.mid * scale:.3g} ({interval.low * scale:.3g}-{interval.high * scale:.3g})"
 
     rows = []
+    speeds = _TOKENS if any(each.figures and each.figures.tokens for each in candidates) else ()
     for candidate in candidates:
         known = candidate.figures
+        tokens = {} if known is None else known.tokens
+        timed = [(tokens.get(name), scale) for _, name, scale in speeds] or [
+            (known.latency_s if known else None, 1e3),
+            (known.throughput_per_s if known else None, 1.0),
+        ]
         rows.append(
             (
                 candidate.profile.name,
                 str(candidate.offer.compute_slices),
                 f"{candidate.offer.memory_mib / 1024:.3g}",
                 shown(known.memory_mib if known else None, 1 / 1024),
-                shown(known.latency_s if known else None, 1e3),
-                shown(known.throughput_per_s if known else None),
+                *(shown(interval, scale) for interval, scale in timed),
                 "yes" if candidate.ok else "no",
                 candidate.why,
             )
         )
-    yield from table_lines(("PROFILE", "SLICES", "GIB", "NEEDS_GIB", "BATCH_MS", "ITEMS/S", "OK", "WHY"), rows)
+    columns = [title for title, _, _ in speeds] or ["BATCH_MS", "ITEMS/S"]
+    yield from table_lines(("PROFILE", "SLICES", "GIB", "NEEDS_GIB", *columns, "OK", "WHY"), rows)

@@ -15,8 +15,9 @@ from typing import Final
 
 from slurm_migbatch.mig.grant import MARKER_OPEN, MAX_PARTS, Grant, GrantError, parse_comment
 from slurm_migbatch.mig.profile import Profile
+from slurm_migbatch.predict.llm.choice import gib
 from slurm_migbatch.predict.recommend import Advice
-from slurm_migbatch.predict.selection import NO_LIMITS, Chooser, JobLimits, SliceChoice, gib, limits_of
+from slurm_migbatch.predict.selection import NO_LIMITS, Chooser, JobLimits, SliceChoice, limits_of
 from slurm_migbatch.slurm.gres import prefix_of
 from slurm_migbatch.submit.decision import Decision
 from slurm_migbatch.submit.gres_request import (
@@ -334,9 +335,7 @@ class _Job:
         if not allowed:
             raise Refusal("range_empty", partition.name, partition.profile_list)
         bucket = self.chooser.bucket(hints)
-        fitting = [offer for offer in allowed if offer.memory_mib >= (limits.mem_mib or 0)]
-        if not fitting:
-            raise Refusal("mem_nowhere", str(limits.mem_mib), str(max(offer.memory_mib for offer in allowed)))
+        fitting = self.chooser.holding(hints, partition, allowed)
         low, high = fitting[0].profile.gres_type, fitting[-1].profile.gres_type
         old = old_marker.partition("#")[2].removesuffix("]")
         name = old if old.startswith(LOAN) else decision_name(self.decision_id)
@@ -361,7 +360,7 @@ class _Job:
             job_id=request.job_id,
             asked={name: text for name in (*TRES_FIELDS, *TEXT_FIELDS) if (text := getattr(self.request, name))},
             hints=hints,
-            bucket="" if bucket is None else bucket.name,
+            bucket=choice.label if choice is not None else "" if bucket is None else bucket.name,
             predictor=self.chooser.predictor.version,
             candidates=() if choice is None else choice.candidates,
             granted=outcome.granted,
@@ -380,7 +379,9 @@ class _Job:
             return None
         if bucket is None:
             return None
-        return self.chooser.advice(bucket, partition, partition.offers[grant.parts[0][0].gres_type])
+        advice = self.chooser.advice(bucket, partition, partition.offers[grant.parts[0][0].gres_type], hints.batch)
+        # a batch that the user has chosen stays his own, also between the edges of the grid
+        return replace(advice, batch=hints.batch) if advice is not None and hints.batch else advice
 
     def _named(self, grant: Grant, old_marker: str, name: str) -> Grant:
         """Return the grant with its decision's name: the old one where nothing but the comment changes.
@@ -397,13 +398,15 @@ class _Job:
 
     def _warning(self, offer: ProfileOffer, partition: Partition, hints: Hints) -> list[str]:
         bucket = self.chooser.bucket(hints)
-        if bucket is None or hints.mem_mib is not None:
+        if hints.mem_mib is not None:
             return []
-        figures = self.chooser.figures(bucket, partition).get(offer.profile.gres_type)
-        if figures is None or figures.need_mib <= offer.memory_mib:
+        told = self.chooser.need(hints, offer)
+        if told is None and bucket is not None:
+            figures = self.chooser.figures(bucket, partition).get(offer.profile.gres_type)
+            told = None if figures is None else (bucket.cell, figures.need_mib)
+        if told is None or told[1] <= offer.memory_mib:
             return []
-        name = offer.profile.gres_type
-        return [MESSAGES["tight"] % (name, bucket.cell, gib(figures.need_mib), gib(offer.memory_mib))]
+        return [MESSAGES["tight"] % (offer.profile.gres_type, told[0], gib(told[1]), gib(offer.memory_mib))]
 
 
 def _check_lengths(holder: JobRequest | Present) -> None:

@@ -24,6 +24,7 @@ from slurm_migbatch.submit.table import (
 from slurm_migbatch.workload.buckets import R20
 from slurm_migbatch.workload.catalog import SiteCatalog
 from slurm_migbatch.workload.hints import FORMS, MAX_BYTES
+from slurm_migbatch.workload.llmhints import CHOICES
 from slurm_migbatch.workload.loans import LONGEST_MARK
 from slurm_migbatch.workload.refusal import SENTENCES
 
@@ -69,6 +70,7 @@ def render(
         reasons=REASONS,
         hint_forms=FORMS,
         hint_order=list(FORMS),
+        choices=CHOICES,
         options=dict(OPTIONS),
         texts=list(TEXTS.items()),
         decision_bytes=DECISION_BYTES,

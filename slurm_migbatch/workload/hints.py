@@ -17,6 +17,8 @@ of a slice and never more: they reach no shell, no file name and no SQL text.
 | min, max | smallest and largest profile to be chosen | 1g.10gb, 3g.40gb |
 | signal | on this signal the job writes a checkpoint and goes on | usr1, usr2 |
 
+Language models have more, under the names that serving engines and trainers use (`llmhints`).
+
 Of a job array `items` are those of one task, and `deadline` is for all tasks, from the start of the first.
 """
 
@@ -27,12 +29,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Final
 
-from slurm_migbatch.workload import units
+from slurm_migbatch.workload import llmhints, units
+from slurm_migbatch.workload.llmhints import LlmHints
 from slurm_migbatch.workload.refusal import Refusal, lower, show
 
 PREFIX: Final = "migbatch:"
 MAX_BYTES: Final = 999
-MODEL_FORM: Final = "a name of up to 96 letters, digits and . _ - /, for example bert-large"
+MODEL_FORM: Final = "a name of up to 96 letters, digits and . _ - / :, for example bert-large"
 PROFILE_FORM: Final = "a full profile name, for example 1g.10gb"
 
 FORMS: Final = {
@@ -47,12 +50,16 @@ FORMS: Final = {
     "min": PROFILE_FORM,
     "max": PROFILE_FORM,
     "signal": "usr1 or usr2",
+    **llmhints.FORMS,
 }
 """What to write for each key; rendered into the Lua shims too."""
 
 _ALLOWED = re.compile(r"[A-Za-z0-9 =._:/+-]")
-_MODEL = re.compile(r"[a-z0-9][a-z0-9._/-]{0,95}")
+_MODEL = re.compile(r"[a-z0-9][a-z0-9._/:-]{0,95}")
 _PROFILE = re.compile(r"[0-9]{1,2}g\.[0-9]{1,4}gb[a-z.-]{0,8}")
+
+
+NO_LLM: Final = LlmHints()
 
 
 @dataclass(frozen=True)
@@ -75,10 +82,12 @@ class Hints:
     min: str | None = None
     max: str | None = None
     signal: str | None = None
+    llm: LlmHints = NO_LLM
 
     def to_dict(self) -> dict[str, str | int]:
         """Return the hints that were given, JSON-able."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "llm"}
+        values |= {each.name: getattr(self.llm, each.name) for each in fields(self.llm)}
         return {name: value for name, value in values.items() if value not in (None, "")}
 
 
@@ -94,10 +103,12 @@ def parse(*texts: str) -> Hints:
         if is_hint(text):
             _pairs(text, values)
     given: dict[str, str | int] = {}
+    of_llm: dict[str, str | int] = {}
     for key in FORMS:  # a fixed order, so that of several mistakes always the same one is named
         if key in values:
-            given.update(_value(key, values[key]))
-    hints = Hints(**given)  # type: ignore[arg-type]  # _value gives each field its own type
+            (of_llm if key in llmhints.FORMS else given).update(_value(key, values[key]))
+    # _value gives each field its own type
+    hints = Hints(**given, llm=LlmHints(**of_llm) if of_llm else NO_LLM)  # type: ignore[arg-type]
     if hints.deadline_s is not None and hints.items is None:
         raise Refusal("deadline_alone")
     return hints
@@ -198,4 +209,5 @@ _READERS: dict[str, Reader] = {
     "min": _profile("min"),
     "max": _profile("max"),
     "signal": _signal,
+    **llmhints.READERS,
 }

@@ -28,7 +28,8 @@ from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.slurm import gres as gres_list
 from slurm_migbatch.slurm.gres import GresError
 from slurm_migbatch.workload import hints as hinting
-from slurm_migbatch.workload.hints import Hints
+from slurm_migbatch.workload.hints import NO_LLM, Hints
+from slurm_migbatch.workload.llmhints import LlmHints
 from slurm_migbatch.workload.refusal import Refusal
 
 GRES: Final = "mig"
@@ -54,7 +55,7 @@ class LoanHints:
         min, max: the smallest and the largest profile that it may have; the same where Slurm lets it have no other.
         signal: `usr1` or `usr2`, on which it writes a checkpoint and goes on; without one it only knows TERM.
         mem_mib: GPU memory that it needs.
-        model, batch, input, input_unit, items: as in `Hints`.
+        model, batch, input, input_unit, items, llm: as in `Hints`.
     """
 
     slice: Profile | None = None
@@ -68,6 +69,7 @@ class LoanHints:
     input: int | None = None
     input_unit: str = ""
     items: int | None = None
+    llm: LlmHints = NO_LLM
 
     @property
     def waiting(self) -> bool:
@@ -120,6 +122,7 @@ def loan_hints(
         input=told.input,
         input_unit=told.input_unit,
         items=told.items,
+        llm=told.llm,
     )
 
 

@@ -60,7 +60,8 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "hint_form": "'%s' is not a hint: use key=value pairs separated by blanks, for example model=bert-large "
         "batch=32",
         "hint_key": "unknown hint '%s': use one of batch, deadline, input, items, max, mem, min, model, role, "
-        "signal, slo",
+        "signal, slo; of a language model also engine, dtype, quantization, max_model_len, max_num_seqs, output, "
+        "ttft, tpot, rate, method, seq, micro_batch",
         "hint_twice": "hint '%s' is given twice: give it once",
         "hint_value": "invalid hint %s=%s: use %s",
         "deadline_alone": "deadline= needs the amount of work: add items=, for example items=1m deadline=2h",
@@ -74,6 +75,17 @@ SENTENCES: Mapping[str, str] = MappingProxyType(
         "range_empty": "no profile of partition %s lies between min= and max=: the profiles are %s",
         "too_slow": "no slice available to the job is predicted to be fast enough (%s): use a larger slo= or "
         "deadline=, or a smaller batch=",
+        # language models
+        "model_away": "model %s cannot be sized while the submit service is away: add mem=, name a profile, or retry "
+        "in a few minutes",
+        "model_size": "the size of model %s is not known: add params= (for example params=8b), mem=, or the hints that "
+        "migbatch model describe prints",
+        "model_near": "no model %s is known: write model=%s if that is meant, else add params= or mem=",
+        "model_quantization": "quantization=%s is not known: use awq, gptq, fp8, int8, bitsandbytes, mxfp4, nvfp4 or a "
+        "level of GGUF such as q4_k_m",
+        "model_cache": "kv_cache_dtype=%s is not known: use auto, bf16 or fp8",
+        "model_arch": "arch= is not understood (%s): use what migbatch model describe prints",
+        "model_nowhere": "%s needs %s GiB (%s), the largest slice available to the job has %s GiB: use %s",
     }
 )
 

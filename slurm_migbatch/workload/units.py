@@ -49,7 +49,8 @@ _INPUTS = {
 }
 
 
-def _number(text: str) -> float | None:
+def plain_number(text: str) -> float | None:
+    """Return a plain number of at most 16 characters, `20` or `0.5`."""
     if len(text) > 16 or _NUMBER.fullmatch(text) is None:
         return None
     return float(text)
@@ -72,7 +73,7 @@ def duration_us(text: str) -> int | None:
         return None
     total = 0.0
     for digits, unit in _PAIR.findall(text):
-        number, factor = _number(digits), _MICROSECONDS.get(unit)
+        number, factor = plain_number(digits), _MICROSECONDS.get(unit)
         if number is None or factor is None:
             return None
         total = total + number * factor
@@ -84,7 +85,7 @@ def memory_mib(text: str) -> int | None:
     pair = _PAIR.fullmatch(text)
     if pair is None:
         return None
-    number, factor = _number(pair[1]), _BYTES.get(pair[2])
+    number, factor = plain_number(pair[1]), _BYTES.get(pair[2])
     if number is None or factor is None:
         return None
     return math.ceil(number * factor / 1048576.0)
@@ -99,10 +100,10 @@ def items(text: str) -> int | None:
     """Return a number of things: `50000`, `50k`, `1.5m`, `2g`, `1e6`."""
     power = _POWER_OF_TEN.fullmatch(text)
     if power:
-        number = _number(power[1])
+        number = plain_number(power[1])
         return None if number is None or int(power[2]) > 15 else math.floor(number * 10.0 ** int(power[2]) + 0.5)
     digits = text.rstrip("kmgb")
-    number, factor = _number(digits), _THOUSANDS.get(text[len(digits) :])
+    number, factor = plain_number(digits), _THOUSANDS.get(text[len(digits) :])
     if number is None or factor is None:
         return None
     return math.floor(number * factor + 0.5)
@@ -117,7 +118,7 @@ def input_size(text: str) -> tuple[int, str] | None:
     if sides:
         return max(int(sides[1]), int(sides[2])), "px"
     digits = text.rstrip("abcdefghijklmnopqrstuvwxyz")
-    number, unit = _number(digits), _INPUTS.get(text[len(digits) :])
+    number, unit = plain_number(digits), _INPUTS.get(text[len(digits) :])
     if number is None or unit is None:
         return None
     return math.floor(number * unit[0] + 0.5), unit[1]

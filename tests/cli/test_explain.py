@@ -78,3 +78,15 @@ def test_the_partition_is_the_one_that_sbatch_would_take(shown, tmp_path: Path) 
 
 def test_the_service_that_is_not_there(shown) -> None:
     assert "is migbatchd running" in str(shown("--gres=mig:auto", "--service", "/nonexistent").exception)
+
+
+def test_a_language_model_shows_its_tokens(shown) -> None:
+    text = shown(
+        "--gres=mig:auto", "--comment", "migbatch: model=llama-3.1-8b max_model_len=4096 max_num_seqs=8"
+    ).output
+    table = text.split("\n\n")[1].splitlines()
+    assert table[0].split()[4:7] == ["TTFT_MS", "TPOT_MS", "TOKENS/S"]
+    assert table[1].startswith("3g.40gb") and "needs 21.9 GiB" in text
+    assert "llama-3.1-8b/bf16/serve/8x4096tok" in text and "hints: " in text
+    found = json.loads(shown("--gres=mig:auto", "--comment", "migbatch: model=llama-3-70b", "--json").output)
+    assert found["verdict"] == "refuse" and found["code"] == "model_nowhere"

@@ -218,3 +218,11 @@ def test_after_a_few_runs_predictions_are_near_what_was_told() -> None:
     before, after = misses(Learned(), rows, KNOWLEDGE), misses(learn(rows, KNOWLEDGE), rows, KNOWLEDGE)
     assert after["time"].error < 0.25 * before["time"].error
     assert after["memory"].error < 0.1
+
+
+def test_what_an_engine_fills_is_not_learned_as_need() -> None:
+    """A serving engine takes its share of any slice; a model of batches takes what it needs."""
+    assert told(Run(model="meta-llama/Llama-3.1-8B-Instruct", memory_mib=18_000.0)) == []
+    assert told(Run(model="gpt2-xl", memory_mib=9_000.0)) == []
+    assert only(Run(model="resnet50", unit="px", input=224)).row.model == "resnet50"
+    assert only(Run(model="bert-large")).row.model == "bert-large"

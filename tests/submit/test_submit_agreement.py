@@ -46,6 +46,14 @@ pairs = st.one_of(
     st.builds("min={}".format, types),
     st.builds("max={}".format, types),
     st.builds("signal={}".format, words("usr1 usr2 USR1 kill term 10")),
+    st.builds("engine={}".format, words("vllm VLLM tgi mine")),
+    st.builds("quantization={}".format, words("awq q4_k_m none xyz x" + "y" * 30)),
+    st.builds("max_model_len={}".format, words("8192 8k 8ktok 0 224px 1.5k 99999999")),
+    st.builds("gpu_memory_utilization={}".format, words("0.9 0.05 1 0 1.01 .9")),
+    st.builds("rate={}".format, words("2 0.5 0 0.0001 100000 1e3")),
+    st.builds("tpot={}".format, words("40ms 99us 2d x")),
+    st.builds("params={}".format, words("8b 350m 1e9 7 1000000b")),
+    st.builds("arch={}".format, words("layers:2+hidden:64+heads:4 layers:2 layers:+x layers:2++x:1 Layers:2")),
     st.sampled_from(
         ["colour=red", "model", "=x", "batch=", "a==b", "batch=3;rm", "x=$(id)", "batch=3\xff", "batch=3\n"]
     ),
@@ -72,6 +80,10 @@ VALUES = {
     "min": "1g.10gb 2g.20gb 1g.20gb 4g.40gb 2g.10gb",
     "max": "7g.80gb 4g.40gb 3g.40gb 2g.20gb 7g.40gb 1g.10gb+me",
     "signal": "usr1 usr2 USR1",
+    "engine": "vllm tgi transformers",
+    "max_num_seqs": "1 16 200",
+    "method": "full lora qlora",
+    "dtype": "bf16 fp32 auto",
 }
 
 

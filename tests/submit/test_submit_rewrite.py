@@ -220,7 +220,7 @@ def test_a_slow_model_gets_a_larger_slice_and_a_tight_fit_a_warning(ask) -> None
 
 def test_jobs_are_advised_on_batch_and_copies(ask) -> None:
     """The batch of best efficacy; under a latency limit a smaller one and one process; nothing for training."""
-    free = ask("gres:mig:3g.40gb", "migbatch: model=resnet50 batch=8")
+    free = ask("gres:mig:3g.40gb", "migbatch: model=resnet50")
     bound = ask("gres:mig:3g.40gb", "migbatch: model=resnet50 slo=20ms")
     assert free.advice["batch"] >= 1 and free.advice["copies"] >= 1
     assert bound.advice["copies"] == 1 and bound.advice["batch"] <= free.advice["batch"]

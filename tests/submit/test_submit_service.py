@@ -86,9 +86,13 @@ def test_without_the_service_the_shim_goes_on(tmp_path: Path, table: Path) -> No
 
 def test_without_service_and_table_there_is_the_default(tmp_path: Path) -> None:
     with Shim(tmp_path, socket=str(tmp_path / "nobody.sock")) as shim:
-        answer = shim(auto(comment="migbatch: model=bert-large batch=32 slo=200ms"))
+        answer = shim(auto(comment="migbatch: batch=32 slo=200ms"))
         assert answer.changes["comment"].endswith("[mig:1g.10gb:1#auto]")
-        assert "nothing is known about bert-large" in answer.message
+        assert "the job has no hints" in answer.message
+        refused = shim(auto(comment="migbatch: model=bert-large batch=32 slo=200ms"))
+        assert isinstance(refused, Refuse) and "add mem=" in refused.sentence
+        told = shim(auto(comment="migbatch: model=bert-large mem=15gb"))
+        assert told.changes["comment"].endswith("[mig:1g.20gb:1#auto]")
         assert shim(JobRequest(USER, tres_per_node="gres:gpu:1")).changes["tres_per_node"] == "gres:mig:7g.80gb:1"
         for bad in ("mig:1g", "mig:none", "mig:5g.5gb", "MIG:auto"):
             assert isinstance(shim(JobRequest(USER, tres_per_node=f"gres:{bad}")), Refuse)

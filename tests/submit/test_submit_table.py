@@ -121,7 +121,7 @@ def test_a_damaged_table_is_no_obstacle(tmp_path: Path, chooser: Chooser, damage
     table = tmp_path / "table.lua"
     write_table(table, damage(compile_table(SITE, chooser, models=["bert-large", "resnet50"])))  # type: ignore[operator]
     with Shim(tmp_path, table=str(table)) as shim:
-        asked = JobRequest(USER, partition="gpu", tres_per_node="gres/mig:auto", comment="migbatch: model=resnet50")
+        asked = JobRequest(USER, partition="gpu", tres_per_node="gres/mig:auto", comment="migbatch: batch=2")
         assert isinstance(shim(asked), Accept) and shim.errors == []
 
 

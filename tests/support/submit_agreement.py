@@ -6,9 +6,13 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.predict.llm.choice import Targets
+from slurm_migbatch.predict.selection import Chooser, canonical
 from slurm_migbatch.submit.request import Accept, Answer, JobRequest, Pass, Refuse
-from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
+from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite, split_marker
+from slurm_migbatch.workload import hints as hinting
+from slurm_migbatch.workload.hints import NO_LLM, Hints
+from slurm_migbatch.workload.refusal import Refusal
 from tests.support.gpu_kinds import SITE
 from tests.support.lua_shim import Shim
 
@@ -28,11 +32,53 @@ def of_service(request: JobRequest, chooser: Chooser, policy: SubmitPolicy) -> A
     return answer
 
 
+AWAY = "cannot be sized while the submit service is away"
+
+
 def agree(request: JobRequest, shim: Shim, chooser: Chooser, policy: SubmitPolicy | None = None) -> Answer:
+    """Return the shim's answer, which must be the service's; of language models it must be more careful.
+
+    The table does not hold them: without mem= the shim refuses them, and every model that it does not know.
+    """
     local = shim(request)
     assert shim.errors == []
-    assert local == of_service(request, chooser, policy or SubmitPolicy())
+    service = of_service(request, chooser, policy or SubmitPolicy())
+    hints = told(request, policy or SubmitPolicy())
+    if isinstance(local, Refuse) and AWAY in local.sentence:
+        assert hints is not None and unsized(hints, chooser)
+    elif hints is not None and of_tokens(hints, chooser):
+        if isinstance(local, Accept) and isinstance(service, Accept) and not Targets.of(hints).any:
+            assert local.changes == service.changes
+    else:
+        assert local == service
     return local
+
+
+def unsized(hints: Hints, chooser: Chooser) -> bool:
+    """Whether the shim may refuse these hints: it knows no figures for them, and the user tells no memory."""
+    known = canonical(hints.model or "", chooser.grids, chooser.aliases) in chooser.grids
+    return hints.mem_mib is None and (hints.llm != NO_LLM or not known)
+
+
+def told(request: JobRequest, policy: SubmitPolicy) -> Hints | None:
+    """The hints of a submission, or of the job after a change; None where they are refused."""
+    comment, extra = request.comment, request.extra
+    if request.now is not None:
+        present = split_marker(request.now.comment or "")[0]
+        comment = present if comment is None else comment
+        extra = request.now.extra if extra is None else extra
+    try:
+        return hinting.parse(comment or "", (extra or "") if policy.hints_in_extra else "")
+    except Refusal:
+        return None
+
+
+def of_tokens(hints: Hints, chooser: Chooser) -> bool:
+    """Whether the service takes them for those of a language model."""
+    try:
+        return chooser.workload(hints) is not None
+    except Refusal:
+        return True
 
 
 def words(text: str) -> st.SearchStrategy[str]:

@@ -33,6 +33,7 @@ from slurm_migbatch.lab.bars import Bar, Times
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.predict.facts import BUILT_IN, ModelFacts
 from slurm_migbatch.predict.known import from_facts
+from slurm_migbatch.predict.llm.names import generates
 from slurm_migbatch.store.models import Decision, Gpu, Lease, Node, Run
 from slurm_migbatch.testbed.simdriver import SimulatedMachine
 from slurm_migbatch.workload.catalog import GpuKind, Partition
@@ -96,9 +97,9 @@ def _geometry(place: Path) -> Geometry:
 
 
 def _made_up(count: int, chance: random.Random) -> dict[str, ModelConfig]:
-    """Facts of models beside the built-in ones, `count` in all."""
+    """Facts of models beside the built-in ones that have curves, `count` in all."""
     found = {}
-    for number in range(count - len(BUILT_IN)):
+    for number in range(count - sum(not generates(each.name) for each in BUILT_IN)):
         text = chance.random() < 0.5
         found[f"made-up-{number}"] = ModelConfig(
             family="encoder" if text else "cnn",
@@ -130,7 +131,8 @@ def _fill(config: Config, geometry: Geometry, runs: int, chance: random.Random) 
             "geometry": geometry.to_dict(), "facts": {}, "present": True, "seen": _EPOCH,
         }  # fmt: skip
         connection.execute(insert(Gpu).values(**gpu))
-        rows = list(_runs(known_models(config), geometry, runs, chance))
+        curves = [each for each in known_models(config) if not generates(each.name)]
+        rows = list(_runs(curves, geometry, runs, chance))
         for table, part in ((Decision, 0), (Run, 1), (Lease, 2)):
             for start in range(0, runs, _AT_ONCE):
                 connection.execute(insert(table), [row[part] for row in rows[start : start + _AT_ONCE]])

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import click
 
-from slurm_migbatch.cli.common import HELP, print_table
+from slurm_migbatch.cli.common import HELP, Failure, print_table
 from slurm_migbatch.lab.cli.common import print_bars
 
 _folder = click.Path(exists=True, path_type=Path)
@@ -95,6 +95,45 @@ def profiling(data: Path, level: float, leave: Literal["model", "family"], as_js
     ]
     header = ("measured", "cells", "chosen by", "slices", "least", "extra", "limit broken", "short")
     print_table(header, lines)
+    print_bars(result)
+
+
+@eval_.command()
+@data_option
+@json_option
+def llm(data: Path, as_json: bool) -> None:
+    """Time to the first token and of each further one of language models, each left out of the fit in turn.
+
+    Tables have the columns of aiconfigurator's silicon_sample.csv, for one whole GPU. Beside stands a plain roofline.
+    """
+    from slurm_migbatch.lab.evaluate.llm import evaluate, read
+    from slurm_migbatch.workload.csvlines import TraceError
+
+    try:
+        result = {"data": str(data), **evaluate(read(data))}
+    except TraceError as error:
+        raise Failure(str(error)) from None
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    click.echo(f"{result['points']} points of {', '.join(result['models'])}; the fit on all of them:")
+    click.echo("  " + " ".join(f"{name}={value}" for name, value in result["fit"].items()))
+    click.echo("mean error in % of models that were left out of the fit")
+    lines = [
+        (
+            *name.split("/"),
+            f"{one['mape']:.1f}",
+            f"{one['median']:.1f}",
+            *(f"{v:.1f}" for v in one["per_model"].values()),
+        )
+        for name, one in result["scores"].items()
+    ]
+    print_table(("method", "figure", "mean", "median", *result["models"]), lines)
+    for figure, levels in result["coverage"].items():
+        told = ", ".join(f"{level} held {one['share']:.1%} (x{one['width']:.2f})" for level, one in levels.items())
+        click.echo(f"intervals of {figure}: {told}")
+    memory = result["memory"]
+    click.echo(f"memory of Llama-3.1-8B: {memory['weights_gib']} GiB weights, {memory['runtime_gib']} GiB runtime")
     print_bars(result)
 
 

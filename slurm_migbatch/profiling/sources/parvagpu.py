@@ -50,6 +50,10 @@ def _read(_root: Path, files: Sequence[Path], problems: Problems) -> Reading:
     return Reading(rows, notices)
 
 
+_ITS_OWN = {"bert": "bert-large"}
+"""Names that mean another model to everybody else."""
+
+
 def _row(model: str | None, cells: dict[str, str]) -> Measurement:
     cells = {_RAW.get(name, name): text for name, text in cells.items()}
     name = (cells["model"] if model is None else model).strip().lower()
@@ -59,7 +63,7 @@ def _row(model: str | None, cells: dict[str, str]) -> Measurement:
     if gpc not in _BY_SLICES:
         raise LineError(f"gpc must be one of {', '.join(map(str, _BY_SLICES))}, not {gpc}")
     rate = number(cells, "throughput_per_s")
-    facts = known(name)
+    facts = known(_ITS_OWN.get(name, name))
     size = (TOKENS if facts.unit == "tok" else PIXELS) if facts else None
     mig_slice = A100_80[_BY_SLICES[gpc]]
     return Measurement(

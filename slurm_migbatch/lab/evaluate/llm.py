@@ -1,0 +1,246 @@
+"""How well the figures of language models do: efficiencies fitted on all models but one, scored on that one.
+
+A table has a row for each measured point of a serving engine on one whole GPU (`backend, model_path, system, precision,
+isl, osl, batch_size, silicon_ttft_ms, silicon_tpot_ms`, the form of aiconfigurator's silicon_sample.csv). Beside stands
+a plain roofline: the same facts, the data sheet's rates, no fit, no waiting.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from statistics import fmean, median, pstdev
+from typing import Any, Final
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from slurm_migbatch.lab.bars import Bar
+from slurm_migbatch.predict.cells import Array
+from slurm_migbatch.predict.llm import names, precision
+from slurm_migbatch.predict.llm.memory import MIB, need_of, weights_mib
+from slurm_migbatch.predict.llm.names import Found
+from slurm_migbatch.predict.llm.speed import SPAN, Efficiencies, Machine, Pace, pace_of, prefill_s, step_s
+from slurm_migbatch.predict.llm.workload import SHARES, Serving, Workload
+from slurm_migbatch.workload.csvlines import CsvLine, TraceError, lines
+from slurm_migbatch.workload.gpufacts import facts_of
+
+COLUMNS: Final = (
+    "backend", "model_path", "system", "precision", "isl", "osl", "batch_size", "silicon_ttft_ms", "silicon_tpot_ms",
+)  # fmt: skip
+SYSTEMS: Final[Mapping[str, tuple[str, float]]] = {"h100_sxm": ("NVIDIA H100 80GB HBM3", 81559.0)}
+"""What upstream calls a GPU: NVML's name of it and its MiB."""
+PRIOR: Final[Mapping[str, tuple[float, float]]] = {
+    "compute": (0.7, 0.1),
+    "narrow": (1.4, 0.1),
+    "bandwidth": (0.8, 0.1),
+    "layer_us": (30.0, 0.5),
+    "first": (3.0, 0.3),
+    "each": (0.08, 0.5),
+}
+"""Before anything was measured, and the standard deviation of its logarithm: seven tenths of the dense rate
+in large matrix products, 1.4 times that with 8 bits (vLLM's documentation says up to 1.6, users of Megatron 1.35), four
+fifths of the bandwidth (a copy's), some ten launches of 3 microseconds a layer, and a wait that nobody publishes."""
+TURN: Final = (Efficiencies().turn, 1.5)
+"""The same of the share of the time between two ends that the next request waits for its turn. Anything from none to
+all of it was seen; it belongs to a series of measurements (how its generator and its engine follow each other), so
+each series has its own in the fit, and predictions keep the middle."""
+NOISE: Final = {"ttft": 0.3, "tpot": 0.1}
+"""Standard deviations of logarithms that a point may be off its curve."""
+UNSEEN: Final = 0.1
+"""Standard deviation of logarithms that a model beside those of the fit may be off by itself, as the efficiencies may
+before anything was measured."""
+TARGETS: Final = {"ttft": 30.0, "tpot": 15.0}
+MEMORY_TARGET: Final = 8.0
+LEVELS: Final = {0.8: SPAN, 0.9: 1.6449}
+CACHE_FP8: Final = "fp8"
+"""Checkpoints in 8 bits keep their cache in 8 bits (kv_cache_quant_algo of ModelOpt's)."""
+ANCHOR: Final = ("meta-llama/Llama-3.1-8B", 14.96, 0.8)
+"""What vLLM reports of a model in bf16: GiB of weights, GiB beside weights and cache."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measured point. Times in seconds."""
+
+    model: str
+    workload: Workload
+    machine: Machine
+    ttft: float
+    tpot: float
+
+
+def read(folder: Path) -> list[Point]:
+    """Return the points of all tables in a folder (or of one file); raises TraceError."""
+    files = sorted(folder.glob("*.csv")) if folder.is_dir() else [folder]
+    found = [_point(line) for file in files for line in lines(file, COLUMNS)]
+    if not found:
+        raise TraceError(folder, 0, "holds no measured point of a serving engine")
+    return found
+
+
+def _point(line: CsvLine) -> Point:
+    system = SYSTEMS.get(line.text("system"))
+    if system is None:
+        raise line.wrong(f"system must be one of {', '.join(SYSTEMS)}")
+    facts, model = facts_of(system[0]), names.resolve(line.text("model_path"))
+    if facts is None or model is None:
+        raise line.wrong("nothing is known of this model")
+    told = line.text("precision")
+    kept = precision.quantised(told) if told else precision.plain("bf16")
+    if kept is None:
+        raise line.wrong("precision is not known")
+    inputs, outputs = (int(line.number_of(name, 1, 1e7)) for name in ("isl", "osl"))
+    engine = line.text("backend")
+    bits = precision.CACHE["fp8" if kept.name == CACHE_FP8 else "auto"]
+    at_once = int(line.number_of("batch_size", 1, 65536))
+    serving = Serving(inputs + outputs, at_once, inputs, outputs, bits, engine, SHARES.get(engine, 0.9))
+    workload = Workload(Found(model.name, model.architecture, kept), serving, None)
+    machine = Machine(facts.tflops * 1e12, facts.bandwidth_gbs * 1e9, system[1], sliced=False)
+    ttft, tpot = (line.number_of(f"silicon_{name}_ms", 1e-6, 1e9) / 1e3 for name in ("ttft", "tpot"))
+    return Point(model.name, workload, machine, ttft, tpot)
+
+
+def pace(point: Point, eff: Efficiencies) -> Pace:
+    """Return what is predicted of a point."""
+    return pace_of(point.workload, need_of(point.workload, int(point.machine.mib)), point.machine, eff)
+
+
+def roofline(point: Point) -> tuple[float, float]:
+    """Return a plain roofline's times to the first and of each further token: the data sheet's rates, no waiting."""
+    serving, ideal = point.workload.serving, Efficiencies(1.0, 2.0, 1.0, 0.0, 1.0, 0.0)
+    assert serving is not None
+    architecture, kept = point.workload.architecture, point.workload.precision
+    first = prefill_s(architecture, kept, float(serving.input), point.machine, ideal)
+    length = serving.input + serving.output / 2
+    return first, step_s(point.workload, serving.concurrency, length, point.machine, ideal)
+
+
+def fit(points: Sequence[Point]) -> Efficiencies:
+    """Return the efficiencies that fit these points best, each model counting alike, pulled to what is known before.
+
+    The turn is fitted beside them, one for each series (a model by an engine), and left out of the result.
+    """
+    keys = list(PRIOR)
+    series = sorted({_series(point) for point in points})
+    priors = [*(PRIOR[key] for key in keys), *(TURN for _ in series)]
+    centre = np.log([middle for middle, _ in priors])
+    spread = np.array([deviation for _, deviation in priors])
+    share = {model: 1.0 / math.sqrt(sum(p.model == model for p in points)) for model in {p.model for p in points}}
+    strength = math.sqrt(len(points) / len(share))
+
+    def off(theta: Array) -> Array:
+        eff = _of(keys, theta)
+        turns = dict(zip(series, np.exp(theta[len(keys) :]).tolist(), strict=True))
+        found = [(theta - centre) / spread]
+        for point in points:
+            mine = pace(point, replace(eff, turn=turns[_series(point)]))
+            weight = share[point.model] * strength
+            ratios = (math.log(mine.ttft / point.ttft), math.log(mine.tpot / point.tpot))
+            found.append(weight * np.array(ratios) / np.array([NOISE["ttft"], NOISE["tpot"]]))
+        return np.concatenate(found)
+
+    best = least_squares(off, centre, loss="soft_l1")
+    eff = _of(keys, best.x)
+    ttft, tpot = _residuals(points, eff)
+    return replace(eff, spread_ttft=_spread(ttft), spread_tpot=_spread(tpot))
+
+
+def _of(keys: Sequence[str], theta: Array) -> Efficiencies:
+    return Efficiencies(**dict(zip(keys, np.exp(theta[: len(keys)]).tolist(), strict=True)))
+
+
+def _series(point: Point) -> str:
+    assert point.workload.serving is not None
+    return f"{point.model}/{point.workload.precision.name}/{point.workload.serving.engine}"
+
+
+def _residuals(points: Sequence[Point], eff: Efficiencies) -> tuple[list[float], list[float]]:
+    paces = [(point, pace(point, eff)) for point in points]
+    return (
+        [math.log(point.ttft / mine.ttft) for point, mine in paces],
+        [math.log(point.tpot / mine.tpot) for point, mine in paces],
+    )
+
+
+def _spread(residuals: Sequence[float]) -> float:
+    """Return a standard deviation that a few points far off do not set: the mean absolute one, as of a normal."""
+    return math.hypot(1.2533 * fmean(abs(residual) for residual in residuals), UNSEEN)
+
+
+def evaluate(points: Sequence[Point]) -> dict[str, Any]:
+    """Return errors of each model, left out of the fit in turn, beside a plain roofline's, and the fit on all."""
+    models = sorted({point.model for point in points})
+    held = {model: [point for point in points if point.model == model] for model in models}
+    rows = []
+    outside: dict[str, list[tuple[float, float, float]]] = {"ttft": [], "tpot": []}
+    for model in models:
+        others = [point for point in points if point.model != model]
+        eff = fit(others) if others else Efficiencies()
+        for point in held[model]:
+            mine, plain = pace(point, eff), roofline(point)
+            rows.append((model, point, (mine.ttft, mine.tpot), plain))
+            outside["ttft"].append((point.ttft, mine.ttft, eff.spread_ttft))
+            outside["tpot"].append((point.tpot, mine.tpot, eff.spread_tpot))
+    whole = fit(points)
+    scores = {
+        f"{method}/{figure}": _scores(rows, 2 + number, place, figure)
+        for number, method in enumerate(("ours", "roofline"))
+        for place, figure in enumerate(("ttft", "tpot"))
+    }
+    memory = _memory()
+    bars = [Bar(f"{figure} MAPE (%), each model left out", scores[f"ours/{figure}"]["mape"], TARGETS[figure])
+            for figure in ("ttft", "tpot")]  # fmt: skip
+    bars.append(Bar("memory beside vLLM's own report: error (%)", memory["error"], MEMORY_TARGET))
+    return {
+        "points": len(points),
+        "models": models,
+        "scores": scores,
+        "coverage": {figure: _coverage(found) for figure, found in outside.items()},
+        "left_out_spread": {
+            figure: round(pstdev([math.log(real / mid) for real, mid, _ in found]), 4)
+            for figure, found in outside.items()
+        },
+        "memory": memory,
+        "fit": {each.name: round(getattr(whole, each.name), 4) for each in fields(whole)},
+        "bars": [bar.to_dict() for bar in bars],
+    }
+
+
+def _scores(rows: Sequence[Any], method: int, place: int, figure: str) -> dict[str, Any]:
+    errors: dict[str, list[float]] = {}
+    for row in rows:
+        real = getattr(row[1], figure)
+        errors.setdefault(row[0], []).append(100.0 * abs(row[method][place] / real - 1.0))
+    every = [error for found in errors.values() for error in found]
+    return {
+        "mape": round(fmean(every), 2),
+        "median": round(median(every), 2),
+        "per_model": {model: round(fmean(found), 2) for model, found in errors.items()},
+    }
+
+
+def _coverage(found: Sequence[tuple[float, float, float]]) -> dict[str, Any]:
+    held = {}
+    for level, span in LEVELS.items():
+        inside = [abs(math.log(real / mid)) <= span * spread for real, mid, spread in found]
+        held[f"{level:.0%}"] = {"share": round(fmean(inside), 3), "width": round(math.exp(span * found[0][2]), 2)}
+    return held
+
+
+def _memory() -> dict[str, float]:
+    """Return how far weights and runtime are from what an engine reports of a known model."""
+    name, weights, runtime = ANCHOR
+    found = names.resolve(name)
+    assert found is not None
+    serving = Serving(8192, 8, 1024, 256, 16.0, "vllm", 0.9)
+    need = need_of(Workload(found, serving, None), 20096)
+    ours = weights_mib(found.architecture, found.precision), need.activations + need.runtime
+    told = (weights + runtime) * 1024
+    return {
+        "weights_gib": round(ours[0] * MIB / 2**30, 3),
+        "runtime_gib": round(ours[1] / 1024, 3),
+        "error": round(100.0 * abs(sum(ours) / told - 1.0), 2),
+    }

@@ -1,0 +1,163 @@
+"""What a model is made of, and what follows from it by arithmetic: parameters, key-value cache, operations.
+
+Every count is exact for the architectures that the fields describe; what they do not describe (a vision tower, a
+convolution at the input) is `extra`, taken from the published number of parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+Bias = Literal["", "qkv", "mlp", "all"]
+Kind = Literal["decoder", "encoder", "both", "plain"]
+"""A generative model, one without a cache, one of encoder and decoder with cross attention, or parameters alone."""
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): ranks of queries (0: full) and of keys
+    and values, sizes of a head without and with position, and of a value."""
+
+    kv_rank: int
+    query_rank: int = 0
+    head: int = 128
+    rope: int = 64
+    value: int = 128
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts: how many there are, how many a token visits, the width of each, the width of what every
+    token visits beside them, and the layers that are dense instead."""
+
+    count: int
+    active: int
+    ffn: int
+    shared: int = 0
+    dense_layers: int = 0
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One architecture.
+
+    `layers` of the decoder (of the encoder where there is no other), `width` of the residual stream, query `heads` of
+    `head` dimensions, `kv_heads`, `ffn` of a dense feed-forward, of three matrices where `gated`, of two else.
+    `tied`: the output shares the embedding; `headless`: there is no output over the vocabulary. `norms`: vectors of
+    normalisation in a layer, `norm_bias`: each with a bias; `head_norms`: queries and keys are normalised by head.
+    `positions`: learned ones. `context`: tokens that the model was made for; of its layers only `wide_layers` see all
+    of them, the others `window`. `encoder_layers`: of an encoder with the same sizes, whose output each decoder layer
+    attends to. `extra`: other parameters. `item_mib`: working memory of one item of a plain model (an image, a clip).
+    """
+
+    layers: int
+    width: int
+    heads: int = 1
+    kv_heads: int = 1
+    head: int = 64
+    ffn: int = 0
+    vocab: int = 0
+    context: int = 2048
+    gated: bool = True
+    tied: bool = False
+    headless: bool = False
+    bias: Bias = ""
+    norms: int = 2
+    norm_bias: bool = False
+    head_norms: bool = False
+    positions: int = 0
+    window: int = 0
+    wide_layers: int = 0
+    experts: Experts | None = None
+    latent: Latent | None = None
+    encoder_layers: int = 0
+    extra: int = 0
+    kind: Kind = "decoder"
+    item_mib: int = 0
+
+    @cached_property
+    def attention(self) -> int:
+        """Parameters of the attention of one layer."""
+        latent, width, inner = self.latent, self.width, self.heads * self.head
+        if latent is not None:
+            per_head = latent.head + latent.rope
+            if latent.query_rank:
+                query = latent.query_rank * (width + 1 + self.heads * per_head)
+            else:
+                query = width * self.heads * per_head
+            down = width * (latent.kv_rank + latent.rope) + latent.kv_rank
+            up = latent.kv_rank * self.heads * (latent.head + latent.value)
+            return query + down + up + self.heads * latent.value * width
+        keys = 2 * self.kv_heads * self.head
+        biases = (inner + keys if self.bias in ("qkv", "all") else 0) + (width if self.bias == "all" else 0)
+        return width * (inner + keys) + inner * width + biases + (2 * self.head if self.head_norms else 0)
+
+    def feed_forward(self, ffn: int) -> int:
+        """Return the parameters of a feed-forward of this width."""
+        matrices = 3 if self.gated else 2
+        biases = (ffn * (matrices - 1) + self.width) if self.bias in ("mlp", "all") else 0
+        return matrices * self.width * ffn + biases
+
+    @cached_property
+    def routed(self) -> int:
+        """Parameters of all experts that tokens are routed to."""
+        if self.experts is None:
+            return 0
+        return (self.layers - self.experts.dense_layers) * self.experts.count * self.feed_forward(self.experts.ffn)
+
+    @cached_property
+    def embedding(self) -> int:
+        """Parameters of the embedding and of the output, which quantisation leaves as they are."""
+        return self.vocab * self.width * (1 if self.tied or self.headless else 2) + self.positions * self.width
+
+    @cached_property
+    def parameters(self) -> int:
+        """All parameters."""
+        return self.embedding + self.body
+
+    @cached_property
+    def body(self) -> int:
+        """Parameters without the embedding and the output."""
+        if self.kind == "plain":
+            return self.extra
+        norm = self.width * (2 if self.norm_bias else 1)
+        layer = self.attention + self.norms * norm
+        total = self.layers * layer + self.encoder_layers * (layer + self.feed_forward(self.ffn)) + self.extra
+        if self.encoder_layers:  # cross attention and its norm; the encoder's own last norm
+            total += self.layers * (self.attention + norm) + norm
+        experts = self.experts
+        if experts is None:
+            return total + self.layers * self.feed_forward(self.ffn) + norm
+        sparse = self.layers - experts.dense_layers
+        shared = self.feed_forward(experts.shared) if experts.shared else 0
+        router = self.width * experts.count
+        return (
+            total + norm + self.routed + sparse * (shared + router) + experts.dense_layers * self.feed_forward(self.ffn)
+        )
+
+    @cached_property
+    def active(self) -> int:
+        """Parameters of the body and of the output that one token is multiplied with."""
+        used = self.body
+        if self.experts is not None:
+            used -= self.routed * (self.experts.count - self.experts.active) // self.experts.count
+        return used + (0 if self.headless else self.vocab * self.width)
+
+    def cache_values(self, tokens: int) -> int:
+        """Return the numbers that one sequence of so many tokens keeps in the key-value cache."""
+        if self.kind in ("encoder", "plain"):
+            return 0
+        if self.latent is not None:
+            return self.layers * (self.latent.kv_rank + self.latent.rope) * tokens
+        each = 2 * self.kv_heads * self.head
+        wide = self.wide_layers if self.window else self.layers
+        narrow = (self.layers - wide) * min(tokens, self.window) if self.window else 0
+        cross = self.layers * each * min(self.context, tokens) if self.encoder_layers else 0
+        return each * (wide * tokens + narrow) + cross
+
+    def operations(self, tokens: float, before: float = 0.0) -> float:
+        """Return the operations of a pass over `tokens` of a sequence after `before` earlier ones."""
+        seen = tokens * (before + tokens / 2)
+        return 2.0 * self.active * tokens + 4.0 * (self.layers + self.encoder_layers) * self.heads * self.head * seen

@@ -1,0 +1,236 @@
+"""Which slices hold a language model and serve it in time, and what to write where none does.
+
+What does not fit is refused: an engine would fail at its start. The refusal names what would fit: another precision,
+fewer or shorter sequences, another way to tune; else whole GPUs, because no framework shards a model over slices (NCCL
+does not run on MIG instances, and a process sees only one).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from slurm_migbatch.predict.candidate import Interval
+from slurm_migbatch.predict.llm import precision
+from slurm_migbatch.predict.llm.memory import Need, need_of, resized
+from slurm_migbatch.predict.llm.precision import Precision
+from slurm_migbatch.predict.llm.speed import TokenFigures, figures_of, machine_of
+from slurm_migbatch.predict.llm.workload import Serving, Training, Workload
+from slurm_migbatch.workload.buckets import rate_of
+from slurm_migbatch.workload.catalog import Partition, ProfileOffer
+from slurm_migbatch.workload.hints import Hints
+from slurm_migbatch.workload.refusal import Refusal, show
+
+NARROWER: Final = ("fp8", "awq")
+"""Quantisations that are proposed, the widest first."""
+OVERHEAD: Final = 1.05
+"""What tensor parallelism needs beside its share of the model, on each GPU."""
+FITS: Final = "the smallest slice that serves %s"
+HOLDS: Final = "the smallest slice that holds %s"
+SLOW: Final = "no slice is predicted to be fast enough for %s, so the fastest is used"
+HOW: Final = {"near": "taken for %s; ", "size": "only the size of %s is known; ", "public": ""}
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What a request asks of speed, None where nothing: microseconds to the first token, of each further one, of a
+    whole request; thousandths of requests a second."""
+
+    ttft_us: int | None = None
+    tpot_us: int | None = None
+    slo_us: int | None = None
+    rate: int | None = None
+
+    @classmethod
+    def of(cls, hints: Hints) -> Targets:
+        """Return what hints ask for."""
+        rate = hints.llm.rate
+        if hints.items is not None and hints.deadline_s is not None:
+            rate = max(rate or 0, rate_of(hints.items, hints.deadline_s))
+        return cls(hints.llm.ttft_us, hints.llm.tpot_us, hints.slo_us, rate)
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is asked for."""
+        return any(value is not None for value in (self.ttft_us, self.tpot_us, self.slo_us, self.rate))
+
+    def missed(self, figures: TokenFigures) -> str:
+        """Say which target a slice may miss; "" where it keeps all."""
+        if not figures.told:
+            return ""
+        limits = (
+            ("first token", self.ttft_us, figures.ttft_s),
+            ("token", self.tpot_us, figures.tpot_s),
+            ("request", self.slo_us, figures.latency_s),
+        )
+        for name, limit, found in limits:
+            if limit is not None and found.high * 1e6 > limit:
+                return f"a {name} may take {found.high * 1e3:.3g} ms, over {limit / 1e3:.3g} ms"
+        if self.rate is not None and figures.throughput_per_s.low * 1e3 < self.rate:
+            return f"may serve only {figures.throughput_per_s.low:.3g} requests/s, needs {self.rate / 1e3:.3g}"
+        return ""
+
+    def excess(self, figures: TokenFigures) -> float:
+        """Return how far off the targets the worst figure is, as a factor; 1 or less where all are kept."""
+        worst = 0.0
+        for limit, found in (
+            (self.ttft_us, figures.ttft_s),
+            (self.tpot_us, figures.tpot_s),
+            (self.slo_us, figures.latency_s),
+        ):
+            if limit is not None:
+                worst = max(worst, found.high * 1e6 / limit)
+        if self.rate is not None:
+            worst = max(worst, self.rate / max(figures.throughput_per_s.low * 1e3, 1e-9))
+        return worst
+
+
+def figures_by_profile(workload: Workload, partition: Partition, rate: int | None) -> Mapping[str, TokenFigures]:
+    """Return the figures of every plain profile by GRES type, the worst where several kinds of GPUs have it."""
+    found: dict[str, TokenFigures] = {}
+    for kind in partition.kinds:
+        for info in kind.geometry.profiles:
+            if info.profile.suffix:
+                continue
+            machine = machine_of(kind, info)
+            need = need_of(workload, info.memory_mib)
+            here = figures_of(workload, need, machine, (rate or 0) / 1000)
+            seen = found.get(info.profile.gres_type)
+            found[info.profile.gres_type] = here if seen is None else seen.worst(here)
+    return found
+
+
+def nowhere(workload: Workload, allowed: Sequence[ProfileOffer], partition: Partition) -> Refusal:
+    """Return the refusal of what no allowed slice holds."""
+    largest = max(allowed, key=lambda offer: offer.memory_mib)
+    need = need_of(workload, largest.memory_mib)
+    ways = list(_ways(workload, allowed, partition))
+    gpus = whole_gpus(need, max(kind.full.memory_mib for kind in partition.kinds))
+    ways.append(f"{gpus} whole GPU{'s' if gpus > 1 else ''} outside MIG (no framework shards over slices)")
+    told = workload.label if workload.model.how != "near" else f"{workload.label} (near name)"
+    return Refusal(
+        "model_nowhere", show_long(told), gib(need.slice_mib), need.parts, gib(largest.memory_mib), ", or ".join(ways)
+    )
+
+
+def whole_gpus(need: Need, gpu_mib: int) -> int:
+    """Return how many GPUs of this size hold a model by tensor parallelism: a power of two, as heads divide."""
+    least = need.used * OVERHEAD / (gpu_mib * need.share)
+    return 1 << max(math.ceil(math.log2(max(least, 1.0))), 0)
+
+
+def _ways(workload: Workload, allowed: Sequence[ProfileOffer], partition: Partition) -> Iterator[str]:
+    beyond = [offer for offer in partition.plain if offer not in allowed]
+    if (larger := _smallest(workload, beyond)) is not None:
+        yield f"a larger max= ({larger.profile.gres_type})"
+    variants = _of_training(workload) if workload.training is not None else _of_serving(workload)
+    shown = 0
+    for words, variant in variants:
+        offer = _smallest(variant, allowed)
+        if offer is not None:
+            yield f"{words} ({offer.profile.gres_type})"
+            shown += 1
+            if shown == 3:
+                return
+
+
+def _of_serving(workload: Workload) -> Iterator[tuple[str, Workload]]:
+    serving = workload.serving
+    assert serving is not None
+    for concurrency in _halves(serving.concurrency):
+        yield f"max_num_seqs={concurrency}", replace(workload, serving=replace(serving, concurrency=concurrency))
+    for length in _halves(max(serving.length, serving.reserve), 512):
+        shorter = replace(serving, length=length, input=min(serving.input, length), reserve=0)
+        yield f"max_model_len={length}", replace(workload, serving=shorter)
+    for name in NARROWER:
+        kept = precision.quantised(name)
+        if kept is not None and kept.bits < workload.precision.bits:
+            yield f"quantization={name}", resized(workload, kept)
+    if workload.precision.bits > 5:
+        kept = precision.quantised("awq")
+        assert kept is not None
+        short = min(serving.length, 4096)
+        one = replace(serving, concurrency=1, length=short, input=min(serving.input, short), reserve=0)
+        yield "quantization=awq max_num_seqs=1 max_model_len=4096", resized(replace(workload, serving=one), kept)
+
+
+def _of_training(workload: Workload) -> Iterator[tuple[str, Workload]]:
+    training = workload.training
+    assert training is not None
+    for words, changed in _easier(training):
+        kept: Precision | None = workload.precision
+        if changed.method == "qlora":
+            kept = precision.quantised("qlora")
+        assert kept is not None
+        yield words, resized(replace(workload, training=changed), kept)
+
+
+def _easier(training: Training) -> Iterator[tuple[str, Training]]:
+    if not training.checkpointing:
+        yield "checkpointing=on", replace(training, checkpointing=True)
+    for micro_batch in _halves(training.micro_batch):
+        words = f"micro_batch={micro_batch} checkpointing=on"
+        yield words, replace(training, micro_batch=micro_batch, checkpointing=True)
+    for method in ("lora", "qlora"):
+        if training.method == "full" or (training.method, method) == ("lora", "qlora"):
+            yield f"method={method} checkpointing=on", replace(training, method=method, checkpointing=True)
+
+
+def _halves(number: int, least: int = 1) -> Iterator[int]:
+    """Yield a number's half, its half and so on, the largest power of two first."""
+    half = 1 << max(number - 1, 0).bit_length() >> 1
+    while half >= least and half < number:
+        yield half
+        half >>= 1
+
+
+def _smallest(workload: Workload, offers: Sequence[ProfileOffer]) -> ProfileOffer | None:
+    largest = max(offers, key=lambda offer: offer.memory_mib, default=None)
+    if largest is None or need_of(workload, largest.memory_mib).slice_mib > largest.memory_mib:
+        return None
+    return next(o for o in offers if need_of(workload, o.memory_mib).slice_mib <= o.memory_mib)
+
+
+def told(workload: Workload, figures: TokenFigures, offer: ProfileOffer, reason: str, *, mem_mib: int | None) -> str:
+    """Return the sentence of a choice."""
+    names = {"fits": FITS if workload.serving is not None else HOLDS, "time_short": SLOW}
+    text = HOW[workload.model.how].replace("%s", workload.model.name) + names[reason] % workload.label
+    if mem_mib is not None:
+        text += f" in {gib(mem_mib)} of {gib(offer.memory_mib)} GiB, as told"
+    else:
+        need = need_of(workload, offer.memory_mib)
+        text += f": {gib(need.slice_mib)} of {gib(offer.memory_mib)} GiB ({need.parts})"
+    text += f". Predicted: {_speeds(workload, figures)}" if figures.told else ". No prediction of its speed"
+    return text + (f". Assumed: {' '.join(workload.assumed)}" if workload.assumed else "")
+
+
+def _speeds(workload: Workload, figures: TokenFigures) -> str:
+    if workload.training is not None:
+        return f"{_span(figures.latency_s, 1.0)} s a step, {_span(figures.tokens_s, 1.0)} tokens/s"
+    if workload.architecture.kind in ("encoder", "plain"):
+        return f"{_span(figures.latency_s, 1.0)} s for {_served(workload).concurrency} at once"
+    return (
+        f"first token {_span(figures.ttft_s, 1e3)} ms, {_span(figures.tpot_s, 1e3)} ms a token, "
+        f"{_span(figures.tokens_s, 1.0)} tokens/s"
+    )
+
+
+def _served(workload: Workload) -> Serving:
+    assert workload.serving is not None
+    return workload.serving
+
+
+def _span(found: Interval, scale: float) -> str:
+    return f"{found.mid * scale:.3g} ({found.low * scale:.3g}-{found.high * scale:.3g})"
+
+
+def gib(mib: float) -> str:
+    """Return the MiB as GiB for a message, three digits."""
+    return "%.3g" % (mib / 1024)
+
+
+def show_long(text: str) -> str:
+    """Quote a label: names in it come from the user."""
+    return text if len(text) <= 100 else show(text)

@@ -1,0 +1,271 @@
+"""A model on disk, by its `config.json` alone: its architecture, and the hints that tell it.
+
+Nothing of the model is run or loaded. The file is read up to a bound, and every number in it is checked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from slurm_migbatch.predict.llm.architecture import Architecture, Experts, Latent
+from slurm_migbatch.predict.llm.precision import NAMES
+
+MOST_BYTES: Final = 1 << 20
+"""A configuration is some kilobytes."""
+LIMITS: Final[Mapping[str, int]] = {
+    "layers": 1024, "hidden": 1 << 18, "heads": 4096, "kv": 4096, "head": 4096, "ffn": 1 << 21, "vocab": 1 << 24,
+    "context": 10_000_000, "experts": 4096, "active": 4096, "expert_ffn": 1 << 21, "shared_ffn": 1 << 21,
+    "dense_layers": 1024, "window": 10_000_000, "wide_layers": 1024, "kv_rank": 1 << 16, "q_rank": 1 << 16,
+    "nope": 4096, "rope": 4096, "value": 4096, "tied": 1, "plain_ffn": 1, "bias": 1, "encoder": 1,
+    "params": 10**14,
+}  # fmt: skip
+"""Words of `arch=` and the largest number that each takes."""
+NEEDED: Final = ("layers", "hidden", "heads")
+KEYS: Final[Mapping[str, tuple[str, ...]]] = {
+    "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "hidden": ("hidden_size", "n_embd", "d_model", "dim"),
+    "heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
+    "kv": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num"),
+    "head": ("head_dim", "d_kv"),
+    "ffn": ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size", "hidden_dim"),
+    "vocab": ("vocab_size", "padded_vocab_size"),
+    "context": ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "n_ctx"),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "active": ("num_experts_per_tok", "num_experts_per_token", "moe_top_k"),
+    "expert_ffn": ("moe_intermediate_size",),
+    "shared_ffn": ("shared_expert_intermediate_size",),
+    "dense_layers": ("first_k_dense_replace",),
+    "kv_rank": ("kv_lora_rank",),
+    "q_rank": ("q_lora_rank",),
+    "nope": ("qk_nope_head_dim",),
+    "rope": ("qk_rope_head_dim",),
+    "value": ("v_head_dim",),
+}
+"""Where configurations in Hugging Face's form tell each number."""
+ENCODERS: Final = frozenset(
+    ["bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "deberta-v2", "electra", "albert", "modernbert", "esm"]
+)
+UNGATED: Final = ENCODERS | frozenset(
+    ["gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "mpt", "gpt_bigcode", "starcoder2", "phi"]
+)
+BIASED: Final = UNGATED - {"mpt", "falcon"}
+TIED: Final = frozenset(
+    [
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "gemma3_text",
+        "gpt2",
+        "gpt_neo",
+        "opt",
+        "bloom",
+        "falcon",
+        "mpt",
+        "gpt_bigcode",
+        "cohere",
+    ]
+)
+"""Kinds of models by what their configuration does not say."""
+
+
+class ArchError(ValueError):
+    """A description that is none; the message says what of it."""
+
+
+class DescribeError(Exception):
+    """A model on disk that cannot be described; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a configuration says: a name, the numbers of `arch=`, data type and quantisation where it tells them."""
+
+    name: str
+    numbers: Mapping[str, int]
+    dtype: str
+    quantization: str
+
+    @property
+    def architecture(self) -> Architecture:
+        """The architecture. Raises ArchError."""
+        return build(self.numbers)
+
+    @property
+    def hints(self) -> str:
+        """The hints to put into a comment."""
+        told = [f"model={self.name}", "arch=" + "+".join(f"{key}:{value}" for key, value in self.numbers.items())]
+        told += [f"dtype={self.dtype}"] if self.dtype else []
+        return " ".join(told + ([f"quantization={self.quantization}"] if self.quantization else []))
+
+
+def read_arch(text: str) -> Architecture:
+    """Return the architecture that `arch=` tells; raises ArchError."""
+    numbers: dict[str, int] = {}
+    for pair in text.split("+"):
+        name, _, value = pair.partition(":")
+        if name not in LIMITS:
+            raise ArchError(f"{name} is no part of it")
+        if name in numbers:
+            raise ArchError(f"{name} stands twice")
+        numbers[name] = int(value) if len(value) <= 15 else LIMITS[name] + 1
+    return build(numbers)
+
+
+def build(numbers: Mapping[str, int]) -> Architecture:
+    """Return the architecture of these numbers; raises ArchError."""
+    for name in NEEDED:
+        if not numbers.get(name):
+            raise ArchError(f"{name} is missing")
+    for name, value in numbers.items():
+        if not 0 <= value <= LIMITS[name]:
+            raise ArchError(f"{name} is out of range")
+    given = numbers.get
+    heads, hidden, layers = numbers["heads"], numbers["hidden"], numbers["layers"]
+    experts = None
+    if given("experts"):
+        dense = min(given("dense_layers", 0), layers)
+        active = min(max(given("active", 1), 1), numbers["experts"])
+        experts = Experts(
+            numbers["experts"], active, given("expert_ffn", given("ffn", 0)), given("shared_ffn", 0), dense
+        )
+    latent = None
+    if given("kv_rank"):
+        latent = Latent(
+            numbers["kv_rank"], given("q_rank", 0), given("nope", 128), given("rope", 64), given("value", 128)
+        )
+    encoder = bool(given("encoder", 0))
+    made = Architecture(
+        layers,
+        hidden,
+        heads,
+        given("kv", heads),
+        given("head", max(hidden // heads, 1)),
+        given("ffn", 4 * hidden),
+        given("vocab", 0),
+        max(given("context", 2048), 1),
+        gated=not given("plain_ffn", 0),
+        tied=bool(given("tied", 0)),
+        headless=encoder,
+        bias="all" if given("bias") else "",
+        window=given("window", 0),
+        wide_layers=min(given("wide_layers", 0), layers),
+        experts=experts,
+        latent=latent,
+        kind="encoder" if encoder else "decoder",
+    )
+    return replace(made, extra=max(given("params", 0) - made.parameters, 0))
+
+
+def describe(path: Path) -> Described:
+    """Return what the configuration of a model on disk says; `path` is its folder or the file itself.
+
+    Raises:
+        DescribeError: there is none, or it does not describe a language model.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        with file.open("rb") as stream:
+            text = stream.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise DescribeError(f"{file} cannot be read ({error.strerror}): name a folder with a config.json") from None
+    if len(text) > MOST_BYTES:
+        raise DescribeError(f"{file} is larger than {MOST_BYTES} bytes: name a model's config.json")
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError):
+        raise DescribeError(f"{file} is no JSON: name a model's config.json") from None
+    if not isinstance(config, dict):
+        raise DescribeError(f"{file} is no configuration: name a model's config.json")
+    found = of_config(config, _name(file.resolve().parent.name))
+    return _with_files(found, file.parent)
+
+
+def of_config(config: Mapping[str, Any], name: str) -> Described:
+    """Return what a configuration in Hugging Face's form says; raises DescribeError."""
+    inner = config.get("text_config")
+    text = {**config, **inner} if isinstance(inner, dict) else config
+    numbers = {word: value for word, keys in KEYS.items() if (value := _number(text, keys)) is not None}
+    numbers |= _moe(text, numbers) | _windows(text, numbers)
+    kind = str(text.get("model_type", ""))
+    numbers["tied"] = int(text.get("tie_word_embeddings", kind in TIED) is True)
+    numbers["plain_ffn"] = int(kind in UNGATED)
+    numbers["bias"] = int(kind in BIASED)
+    numbers["encoder"] = int(kind in ENCODERS)
+    if text.get("multi_query") is True and "kv" not in numbers:
+        numbers["kv"] = 1
+    found = Described(
+        name,
+        {word: value for word, value in numbers.items() if value or word in NEEDED},
+        _dtype(config, text),
+        _quantization(config.get("quantization_config")),
+    )
+    try:
+        build(found.numbers)
+    except ArchError as error:
+        raise DescribeError(f"the configuration of {name} describes no language model ({error}): add mem=") from None
+    return found
+
+
+def _with_files(found: Described, folder: Path) -> Described:
+    """Add what the weights' files hold beyond the description (a vision tower), by their size alone."""
+    bits = {"fp32": 4, "bf16": 2, "fp16": 2}.get(found.dtype)
+    if bits is None or found.quantization:
+        return found
+    held = sum(file.stat().st_size for file in folder.glob("*.safetensors") if file.is_file())
+    if held // bits <= found.architecture.parameters * 1.001:
+        return found
+    return replace(found, numbers={**found.numbers, "params": min(held // bits, LIMITS["params"])})
+
+
+def _name(text: str) -> str:
+    kept = "".join(char if (char.isalnum() and char.isascii()) or char in "._-" else "-" for char in text.lower())
+    return kept.strip("._-")[:96] or "model"
+
+
+def _number(text: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
+    for key in keys:
+        value = text.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            return value
+    return None
+
+
+def _moe(text: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, int]:
+    shared = _number(text, ("n_shared_experts",))
+    if not numbers.get("experts") or not shared or numbers.get("shared_ffn"):
+        return {}
+    return {"shared_ffn": shared * numbers.get("expert_ffn", numbers.get("ffn", 0))}
+
+
+def _windows(text: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, int]:
+    """Return the window, where some layers see all (only then is it sure that engines make use of it)."""
+    kinds = text.get("layer_types")
+    window = _number(text, ("sliding_window",))
+    if not window or not isinstance(kinds, list) or "sliding_attention" not in kinds:
+        return {}
+    wide = sum(kind != "sliding_attention" for kind in kinds[: numbers.get("layers", 0)])
+    return {"window": window, "wide_layers": wide}
+
+
+def _dtype(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
+    told = str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype") or "")
+    return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(told, "")
+
+
+def _quantization(config: Any) -> str:
+    if not isinstance(config, dict):
+        return ""
+    method = str(config.get("quant_method", "")).replace("_", "-")
+    bits = config.get("bits")
+    if method == "bitsandbytes":
+        return "bnb-4bit" if config.get("load_in_4bit") is True else "bnb-8bit"
+    if method == "compressed-tensors":
+        groups = json.dumps(config.get("config_groups", {}))
+        return "w4a16" if '"num_bits": 4' in groups else "w8a8"
+    if method == "gptq" and bits == 8:
+        return "gptq-int8"
+    return method if method in NAMES else ""

@@ -1,0 +1,202 @@
+"""Memory that a workload needs, by arithmetic: weights, cache, states of the optimizer, activations, runtime.
+
+Training keeps 16 bytes a parameter with AdamW in mixed precision: weights and gradients at 2, a master copy and two
+moments at 4 each (ZeRO, arXiv 1910.02054, section 3.1). Activations are counted by what PyTorch keeps for the backward
+pass of each layer with memory-efficient attention (after arXiv 2205.05198, section 4, for gated feed-forwards and RMS
+norms in 32 bits), or, where they are computed again, one layer's and the input of each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
+
+from slurm_migbatch.predict.llm.architecture import Architecture
+from slurm_migbatch.predict.llm.families import Model
+from slurm_migbatch.predict.llm.names import Found, native
+from slurm_migbatch.predict.llm.precision import Precision
+from slurm_migbatch.predict.llm.workload import Serving, Training, Workload
+
+MIB: Final = 2**20
+CONTEXT_MIB: Final = 600.0
+"""CUDA's context, its libraries and an engine's own buffers: with the activations of Llama-3.1-8B they make the 0.8 GiB
+that vLLM reports beside weights and cache."""
+TRAINER_MIB: Final = 1024.0
+"""The same of a trainer, with the workspaces of matrix products."""
+STEP_TOKENS: Final = 2048
+LARGE_STEP_TOKENS: Final = 8192
+LARGE_MIB: Final = 70 * 1024
+"""vLLM passes at most so many tokens at once (max_num_batched_tokens), the more on GPUs of 70 GiB and above."""
+LLAMA_CPP_TOKENS: Final = 512
+SGLANG: Final = ((20, 2048, 8), (35, 2048, 24), (60, 4096, 32), (160, 8192, 256), (10**6, 16384, 512))
+"""SGLang's defaults below so many GiB: tokens of a chunk, sequences of the largest CUDA graph."""
+STATES: Final[Mapping[str, float]] = MappingProxyType(
+    {"adamw": 8.0, "adam": 8.0, "adamw_8bit": 2.0, "adafactor": 0.1, "lion": 4.0, "sgd": 0.0, "sgd_momentum": 4.0}
+)
+"""Bytes a trained parameter that the optimizer keeps."""
+LORA_RANK: Final = 16
+LOGIT_BYTES: Final = 12
+"""Bytes a logit in training: 16 bits, 32 bits for the loss, and both gradients."""
+TRAINING_ITEMS: Final = 3
+"""Working memory of an item of a plain model in training against inference."""
+DOUBT: Final = 0.25
+"""Half of the interval of what is estimated (activations and runtime), as a share of it."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """MiB that a workload takes on a slice, and the share of the slice that it may fill."""
+
+    weights: float
+    cache: float
+    states: float
+    activations: float
+    runtime: float
+    share: float
+
+    @property
+    def used(self) -> float:
+        """MiB in use."""
+        return self.weights + self.cache + self.states + self.activations + self.runtime
+
+    @property
+    def slice_mib(self) -> int:
+        """The least MiB of a slice that holds it."""
+        return math.ceil(self.used / self.share)
+
+    @property
+    def doubt(self) -> float:
+        """MiB that the need may be off either way."""
+        return DOUBT * (self.activations + self.runtime)
+
+    @property
+    def parts(self) -> str:
+        """The parts in words."""
+        named = {
+            "weights": self.weights, "KV cache": self.cache, "gradients and optimizer": self.states,
+            "activations": self.activations, "runtime": self.runtime,
+        }  # fmt: skip
+        told = ", ".join(f"{mib / 1024:.3g} {name}" for name, mib in named.items() if mib >= 5)
+        return f"{told}; {self.share:.0%} of the slice usable"
+
+
+def weights_mib(architecture: Architecture, kept: Precision) -> float:
+    """Return the MiB of a model's weights; what a quantisation leaves as it is counts 16 bits."""
+    if kept.experts_only:
+        plain = architecture.parameters - architecture.routed
+        return (plain * 16.0 + architecture.routed * kept.bits) / 8 / MIB
+    if architecture.kind == "plain" or kept.bits == kept.embedding_bits:
+        return architecture.parameters * kept.bits / 8 / MIB
+    body = architecture.body - architecture.extra
+    return (body * kept.bits + (architecture.embedding + architecture.extra) * kept.embedding_bits) / 8 / MIB
+
+
+def need_of(workload: Workload, slice_mib: int) -> Need:
+    """Return what a workload needs on a slice of this size."""
+    if workload.training is not None:
+        return _training(workload, workload.training)
+    assert workload.serving is not None
+    return _serving(workload, workload.serving, slice_mib)
+
+
+def _serving(workload: Workload, serving: Serving, slice_mib: int) -> Need:
+    architecture, weights = workload.architecture, weights_mib(workload.architecture, workload.precision)
+    if architecture.kind == "plain":
+        items = float(architecture.item_mib * serving.concurrency)
+        return Need(weights, 0.0, 0.0, items, CONTEXT_MIB, serving.share)
+    values = max(
+        serving.concurrency * architecture.cache_values(serving.length), architecture.cache_values(serving.reserve)
+    )
+    cache = values * serving.cache_bits / 8 / MIB
+    all_tokens = serving.concurrency * (serving.length if architecture.kind == "encoder" else serving.input)
+    if serving.engine in ("llamacpp", "ollama"):
+        tokens = LLAMA_CPP_TOKENS
+    elif serving.engine == "transformers" or architecture.kind in ("encoder", "both"):
+        tokens = all_tokens
+    else:
+        tokens = LARGE_STEP_TOKENS if slice_mib >= LARGE_MIB else STEP_TOKENS
+    width, inner = architecture.width, architecture.heads * architecture.head
+    keys = 2 * architecture.kv_heads * architecture.head
+    bytes_each = workload.precision.bits / 8 if workload.precision.bits > 16 else 2.0
+    wide = 2 * _passed(architecture) + 4 * width + inner + keys
+    logits = 0 if architecture.headless else 6 * architecture.vocab * serving.concurrency
+    activations = (tokens * wide * bytes_each + logits) / MIB
+    if serving.engine == "sglang":
+        reserve = sglang_reserve_mib(slice_mib) if serving.share == 1.0 else 0.0
+        return Need(weights, cache, 0.0, 0.0, reserve, serving.share)
+    return Need(weights, cache, 0.0, activations, CONTEXT_MIB, serving.share)
+
+
+def sglang_reserve_mib(slice_mib: int) -> float:
+    """Return what SGLang keeps back where `mem_fraction_static` is not given: for metadata, the activations of a chunk
+    of a prompt (1.5 MiB a token), CUDA graphs (2 MiB a sequence) and its own process."""
+    gib = slice_mib / 1024
+    tokens, graphs = next((each[1:] for each in SGLANG if gib < each[0]), SGLANG[-1][1:])
+    reserve = 512.0 + 1.5 * tokens + 2.0 * graphs + 128.0
+    return max(reserve, 10240.0) if gib > 60 else reserve
+
+
+def _passed(architecture: Architecture) -> int:
+    """Return the width of the feed-forwards that a token passes in one layer."""
+    experts = architecture.experts
+    if experts is None:
+        return architecture.ffn
+    return max(experts.active * experts.ffn + experts.shared, architecture.ffn if experts.dense_layers else 0)
+
+
+def _training(workload: Workload, training: Training) -> Need:
+    architecture, kept = workload.architecture, workload.precision
+    base = weights_mib(architecture, kept)
+    # weights at 32 bits need no master copy; below them come a gradient of 2 bytes and a master copy of 4
+    beside = 4.0 if kept.bits > 16 else 6.0
+    if training.method == "full":
+        states = architecture.parameters * (beside + STATES[training.optimizer]) / MIB
+    else:
+        states = lora_parameters(architecture) * (8.0 + STATES[training.optimizer]) / MIB
+    activations = activations_mib(architecture, training, 4.0 if kept.bits > 16 else 2.0)
+    return Need(base, 0.0, states, activations, TRAINER_MIB, training.share)
+
+
+def training_need_mib(model: Model, micro_batch: int, seq: int) -> float:
+    """Return the MiB that a full training of a public model with AdamW takes, in the precision it is published in."""
+    kept = Found(model.name, model.architecture, native(model))
+    training = Training("full", "adamw", False, min(seq, model.architecture.context), micro_batch, 1.0)
+    return _training(Workload(kept, None, training), training).used
+
+
+def lora_parameters(architecture: Architecture, rank: int = LORA_RANK) -> int:
+    """Return the parameters of adapters of this rank on all matrices that every token passes (arXiv 2106.09685)."""
+    if architecture.kind == "plain":
+        return architecture.extra // 100
+    width, inner = architecture.width, architecture.heads * architecture.head
+    keys = architecture.kv_heads * architecture.head
+    attention = (width + inner) + 2 * (width + keys) + (inner + width)
+    matrices = 3 if architecture.gated else 2
+    dense = matrices * (width + architecture.ffn) if architecture.experts is None else 0
+    return rank * (architecture.layers + architecture.encoder_layers) * (attention + dense)
+
+
+def activations_mib(architecture: Architecture, training: Training, bytes_each: float) -> float:
+    """Return the MiB of activations that a training keeps for its backward pass."""
+    if architecture.kind == "plain":
+        items = TRAINING_ITEMS if not training.checkpointing else 1
+        return float(items * architecture.item_mib * training.micro_batch)
+    tokens = training.seq * training.micro_batch
+    width, inner = architecture.width, architecture.heads * architecture.head
+    keys = architecture.kv_heads * architecture.head
+    passed = _passed(architecture) * (4 if architecture.gated else 2)
+    layer = (9 * width + 3 * inner + 3 * keys + passed) * bytes_each
+    if architecture.kind != "decoder":  # eager attention keeps the scores, their mask and what is left of them
+        layer += 2.5 * bytes_each * architecture.heads * training.seq
+    layers = architecture.layers + architecture.encoder_layers
+    kept = layers * width * bytes_each + layer if training.checkpointing else layers * layer
+    logits = 0 if architecture.headless else architecture.vocab * LOGIT_BYTES
+    return tokens * (kept + logits) / MIB
+
+
+def resized(workload: Workload, kept: Precision) -> Workload:
+    """Return the workload with its weights in another precision."""
+    return replace(workload, model=replace(workload.model, precision=kept))

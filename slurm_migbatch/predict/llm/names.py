@@ -1,0 +1,318 @@
+"""From a model's name to what it is: every public spelling, the quantisation in it, and sizes where nothing else is
+known.
+
+A name loses its organisation, its letter case and the words that change nothing (instruct, chat, dates); the longest
+run of its words that is a public model is that model. `llama-3-70b`, `Meta-Llama-3-70B-Instruct-AWQ` and
+`hermes-2-theta-llama-3-70b.Q4_K_M.gguf` are one model in three precisions.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final
+
+from slurm_migbatch.predict.llm import precision
+from slurm_migbatch.predict.llm.architecture import Architecture, Experts
+from slurm_migbatch.predict.llm.families import ALL, Model
+from slurm_migbatch.predict.llm.precision import Precision
+
+_IDLE: Final = (
+    "instruct it chat base hf coder math code instruction preview thinking meta mlx exp gguf pt sft dpo rlhf",
+    "uncensored abliterated",
+    "quantized quantised dynamic unsloth nvidia redhatai neuralmagic bartowski thebloke mlc mungert",
+    "fp16 bf16 float16 bfloat16 half vllm onnx ct2 faster turbomind g128 g32 128g sym desc tensorrt trtllm",
+)
+FILLERS: Final = frozenset(" ".join(_IDLE).split())
+"""Words that say nothing of the architecture. `turbo` and `mini` do."""
+SIZES: Final = frozenset(
+    [
+        "tiny",
+        "mini",
+        "small",
+        "medium",
+        "base",
+        "large",
+        "xl",
+        "xxl",
+        "huge",
+        "giant",
+        "turbo",
+        "vision",
+        "vl",
+        "omni",
+        "moe",
+        "audio",
+        "blip2",
+        "instructblip",
+        "llava",
+        "internvl",
+        "minicpm",
+    ]
+)
+"""Words that name another size, where they stand beside a model's name."""
+ROUNDED: Final = 1.1
+"""What a model may have over the size in its name: a "7b" has up to 7.7 billion parameters."""
+LARGEST: Final = 5e12
+"""Parameters beyond which a number in a name is no size."""
+ALIKE: Final = 0.75
+"""Likeness (`difflib`) from which a name is suggested."""
+LONGEST: Final = 48
+"""Characters of a name that is compared with others: what a submission costs stays bounded."""
+COMPARED: Final = 16
+"""Public names that a name is compared with in full."""
+SAME_SIZE: Final = 0.2
+"""How far a size in a name may be off a model's own, and it is still that model."""
+_SIZE: Final = re.compile(r"(?:([0-9]{1,3})x)?([0-9]{1,4}(?:\.[0-9]{1,3})?)([bmt])")
+_MILLIONS: Final = {"m": 1.0, "b": 1e3, "t": 1e6}
+_CONTEXT: Final = re.compile(r"([0-9]{1,4})([km])")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a name says.
+
+    `name`: the canonical one, or the user's where the model is not public. `how`: `public`; `near`, a public model
+    whose name is alike and whose size is the one in the name; `size`, no more than that."""
+
+    name: str
+    architecture: Architecture
+    precision: Precision
+    how: str = "public"
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A number of parameters, in all and those that one token visits."""
+
+    total: float
+    active: float
+
+
+def squeeze(name: str) -> str:
+    """Return a name without its organisation, letter case, `-` and `_`."""
+    return "".join(_words(name))
+
+
+def _words(name: str) -> list[str]:
+    short = name.rsplit("/", 1)[-1].lower().replace("_", "-").removesuffix(".gguf")
+    return [word for word in short.replace(":", "-").split("-") if word]
+
+
+def _index() -> Mapping[str, Model]:
+    """Return the public models by squeezed name, with and without the words that say nothing, and without dots."""
+    found: dict[str, Model] = {}
+    ways = (lambda w: w, lambda w: [x for x in w if x not in FILLERS], lambda w: [x.replace(".", "") for x in w])
+    for way in ways:
+        for model in ALL:
+            for name in (model.name, *model.aliases):
+                found.setdefault("".join(way(_words(name))), model)
+    return found
+
+
+def _groups(name: str) -> set[str]:
+    """Return the groups of three characters in a name, its beginning and its end marked."""
+    marked = f"^{name}$"
+    return {marked[at : at + 3] for at in range(len(marked) - 2)}
+
+
+def _by_group() -> Mapping[str, Sequence[str]]:
+    found: dict[str, list[str]] = {}
+    for model in ALL:
+        for name in (model.name, *model.aliases):
+            for group in sorted(_groups(name)):
+                found.setdefault(group, []).append(name)
+    return found
+
+
+_BY_NAME: Final = _index()
+_BY_GROUP: Final = _by_group()
+
+
+def known(name: str) -> Model | None:
+    """Return the public model of this very name, in any spelling, without words beside it; None: there is none."""
+    return _BY_NAME.get(squeeze(name))
+
+
+def generates(name: str) -> bool:
+    """Return whether a name is that of a public model that makes tokens, whose memory follows by arithmetic."""
+    found = known(name)
+    return found is not None and found.architecture.kind in ("decoder", "both")
+
+
+@lru_cache(maxsize=4096)
+def resolve(name: str) -> Found | None:
+    """Return what a name says; None where it says nothing, not even a size."""
+    words = _words(name)
+    kept, quantisation = _without_quantisation(words)
+    telling = [word for word in kept if word not in FILLERS]
+    model = max(_public(kept), _public(telling), key=lambda found: found[1])[0]
+    if model is not None:
+        return Found(model.name, _with_context(model, kept), quantisation or native(model))
+    size = size_of(kept)
+    if size is None:
+        return None
+    near = _near_of_size("-".join(telling), size)
+    if near is not None:
+        return Found(near.name, near.architecture, quantisation or native(near), "near")
+    upper = Sized(size.total * ROUNDED, size.active * ROUNDED)
+    return Found(name.rsplit("/", 1)[-1], of_size(upper), quantisation or precision.plain("auto"), "size")
+
+
+def native(model: Model) -> Precision:
+    """Return the precision in which a public model is published."""
+    if model.native in precision.DTYPES:
+        return precision.plain(model.native)
+    found = precision.quantised(model.native)
+    assert found is not None
+    return replace(found, experts_only=model.native == "mxfp4")
+
+
+@lru_cache(maxsize=1024)
+def suggestion(name: str) -> str | None:
+    """Return the public name that a name is most like; None where there is none."""
+    kept, _ = _without_quantisation(_words(name))
+    return next(iter(_alike("-".join(word for word in kept if word not in FILLERS))), None)
+
+
+def size_of(words: Sequence[str]) -> Sized | None:
+    """Return the size that a name's words tell: `70b`, `8x7b` (as if nothing were shared), `235b` and `a22b`."""
+    total = active = 0.0
+    for word in words:
+        match = _SIZE.fullmatch(word.removeprefix("a"))
+        if match is None:
+            continue
+        params = float(match[2]) * _MILLIONS[match[3]] * 1e6
+        if word.startswith("a"):
+            active = active or params
+        elif params * float(match[1] or 1) > total:
+            total = params * float(match[1] or 1)
+            active = active or (2 * params if match[1] else 0.0)
+    if not 1e6 <= total <= LARGEST:
+        return None
+    return Sized(total, min(active, total) or total)
+
+
+@lru_cache(maxsize=1024)
+def of_size(size: Sized) -> Architecture:
+    """Return a decoder of so many parameters, of which nothing else is known, on the large side.
+
+    Depth and width are those between public models of that size (a width of 128 to a layer); up to 14 billion every
+    head has its own keys and values, as in Llama 2 and in Qwen 1.5, beyond there are eight."""
+    layers = min(max(round((size.active / 12 / 128**2) ** (1 / 3)), 2), 128)
+    width = layers * 128
+    heads = layers
+    kv_heads = heads if size.total <= 14.5e9 else min(8, heads)
+    vocab = 32_000 if size.total < 1e9 else 128_000
+    base = Architecture(layers, width, heads, kv_heads, 128, 4 * width, vocab, 32768, tied=size.total < 4e9)
+    experts = None
+    if size.active < 0.9 * size.total:
+        # a count of experts that has the share of active parameters; what is left over is `extra`
+        count = max(round(size.total / size.active), 2)
+        experts = Experts(count, 1, 1)
+    made = replace(base, ffn=1, experts=experts)
+    rest = size.total - made.parameters
+    if rest < 0:
+        return replace(base, vocab=0, ffn=1, extra=max(round(size.total) - replace(base, vocab=0, ffn=1).parameters, 0))
+    ffn = int(rest / (3.0 * layers * width * (experts.count if experts else 1)))
+    full = replace(base, ffn=max(ffn, 1), experts=Experts(experts.count, 1, max(ffn, 1)) if experts else None)
+    return replace(full, extra=max(round(size.total) - full.parameters, 0))
+
+
+def mentions_active(name: str) -> bool:
+    """Return whether a name tells what one token visits (`a2.7b`), which is no size of the whole."""
+    return any(word.startswith("a") and _SIZE.fullmatch(word[1:]) for word in _words(name))
+
+
+def _without_quantisation(words: Sequence[str]) -> tuple[list[str], Precision | None]:
+    """Return the words without those that name a precision, and the precision; the narrowest of several."""
+    kept: list[str] = []
+    found: list[Precision] = []
+    place = 0
+    flat = [part for word in words for part in _parted(word)]
+    while place < len(flat):
+        for length in (3, 2, 1):
+            text = "-".join(flat[place : place + length])
+            if place + length <= len(flat) and text != "none" and (text in precision.NAMES or text.endswith("bpw")):
+                each = precision.quantised(text)
+                if each is not None:
+                    found.append(each)
+                    place += length
+                    break
+        else:
+            kept.append(flat[place])
+            place += 1
+    told = [each for each in found if each.name != "gguf"] or found
+    plain = next((word for word in kept if word in ("fp16", "bf16", "fp32")), None)
+    if told:
+        return kept, min(told, key=lambda each: each.bits)
+    return kept, None if plain is None else precision.plain(plain)
+
+
+def _parted(word: str) -> list[str]:
+    """Part `8b.q4` (of a GGUF file) and `quantized.w4a16`: a dot before a letter parts words."""
+    return [part for part in re.split(r"\.(?=[a-z])", word) if part]
+
+
+def _public(words: Sequence[str]) -> tuple[Model | None, int]:
+    """Return the public model whose name is the longest run of the words, and the length of that name."""
+    told = size_of(words)
+    for length in range(min(len(words), 8), 0, -1):
+        for start in range(len(words) - length + 1):
+            model = _BY_NAME.get("".join(words[start : start + length]))
+            if model is None:
+                continue
+            rest = [*words[:start], *words[start + length :]]
+            if not SIZES.intersection(rest) - {"base"} and _same_size(model, told):
+                return model, len("".join(words[start : start + length]))
+    return None, 0
+
+
+def _same_size(model: Model, told: Sized | None) -> bool:
+    """Return whether the size in a name may be the model's; the names of some tell only what one token visits."""
+    if told is None:
+        return True
+    near = (1 - SAME_SIZE, 1 + SAME_SIZE)
+    shapes = (model.architecture.parameters, model.architecture.active, model.architecture.body)
+    if any(near[0] <= told.total / each <= near[1] for each in shapes):
+        return True
+    mentioned = size_of(_words(model.name)) or next(filter(None, map(size_of, map(_words, model.aliases))), None)
+    return mentioned is not None and mentioned.total == told.total
+
+
+def _with_context(model: Model, words: Sequence[str]) -> Architecture:
+    """Return the architecture with the context that the name tells: `phi-3-mini-128k`."""
+    for word in words:
+        match = _CONTEXT.fullmatch(word)
+        if match and (match[2] == "k" or int(match[1]) <= 10):
+            tokens = int(match[1]) * (1024 if match[2] == "k" else 1024 * 1000)
+            return replace(model.architecture, context=max(tokens, 1024))
+    return model.architecture
+
+
+def _alike(name: str) -> list[str]:
+    """Return the public names that a name is most like, of those that share most of its groups of three characters."""
+    if len(name) > LONGEST:
+        return []
+    shared = Counter(each for group in _groups(name) for each in _BY_GROUP.get(group, ()))
+    near = [each for each, _ in shared.most_common(COMPARED)]
+    return difflib.get_close_matches(name, near, 3, ALIKE)
+
+
+def _near_of_size(name: str, size: Sized) -> Model | None:
+    for each in _alike(name):
+        model = known(each)
+        if model is None or abs(model.architecture.parameters / size.total - 1) > SAME_SIZE:
+            continue
+        if difflib.SequenceMatcher(None, _letters(name), _letters(each)).ratio() >= ALIKE:
+            return model
+    return None
+
+
+def _letters(name: str) -> str:
+    """Return a name's letters without those of its sizes."""
+    return "".join(word for word in name.split("-") if not any(char.isdigit() for char in word))

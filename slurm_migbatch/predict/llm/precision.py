@@ -1,0 +1,83 @@
+"""Bits that parameters and cached values take, by the names that engines and file names use.
+
+Bits of a quantised parameter include its scales: 4 bits in groups of 128 with a 16-bit scale and a 4-bit zero point
+(AWQ, GPTQ: 4.16), in blocks of 64 with a 32-bit scale (bitsandbytes NF4: 4.5; with double quantisation 4.127, QLoRA,
+arXiv 2305.14314, section 3), of 32 with an 8-bit scale (MXFP4: 4.25, OCP MX specification 1.0), of 16 with an 8-bit
+scale (NVFP4: 4.5). The bits of GGUF levels are those of llama.cpp's own table (examples/quantize, Llama-3.1-8B).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+DTYPES: Final[Mapping[str, float]] = MappingProxyType(
+    {
+        "auto": 0.0, "bf16": 16.0, "bfloat16": 16.0, "fp16": 16.0, "float16": 16.0, "half": 16.0, "fp32": 32.0,
+        "float32": 32.0, "float": 32.0,
+    }
+)  # fmt: skip
+"""Bits by the name of a data type; 0: as the model is published."""
+CACHE: Final[Mapping[str, float]] = MappingProxyType(
+    {
+        "auto": 16.0, "bf16": 16.0, "bfloat16": 16.0, "fp16": 16.0, "float16": 16.0, "f16": 16.0, "fp32": 32.0,
+        "f32": 32.0, "fp8": 8.0, "fp8-e4m3": 8.0, "fp8-e5m2": 8.0, "int8": 8.0, "q8-0": 8.5, "q5-1": 6.0, "q5-0": 5.5,
+        "q4-1": 5.0, "q4-0": 4.5, "int4": 4.5, "fp4": 4.5, "nvfp4": 4.5,
+    }
+)  # fmt: skip
+"""Bits of a value in the key-value cache."""
+WEIGHTS: Final[Mapping[str, float]] = MappingProxyType(
+    {
+        "awq": 4.16, "awq-marlin": 4.16, "gptq": 4.16, "gptq-marlin": 4.16, "gptq-int4": 4.16, "gptq-int8": 8.16,
+        "int4": 4.16, "w4a16": 4.16, "w4a8": 4.16, "4bit": 4.5, "autoround": 4.16, "compressed-tensors": 8.1,
+        "marlin": 4.16, "hqq": 4.5, "aqlm": 4.16, "quip": 4.16, "bitsandbytes": 4.5, "bnb": 4.5, "bnb-4bit": 4.5,
+        "nf4": 4.5, "fp4": 4.5, "nvfp4": 4.5, "mxfp4": 4.25, "modelopt-fp4": 4.5, "qlora": 4.127,
+        "int8": 8.1, "w8a8": 8.1, "w8a16": 8.1, "8bit": 8.1, "bnb-8bit": 8.1, "llm-int8": 8.1, "smoothquant": 8.1,
+        "fp8": 8.1, "fp8-dynamic": 8.1, "fbgemm-fp8": 8.1, "modelopt": 8.1, "w8a8-fp8": 8.1, "none": 0.0,
+    }
+)  # fmt: skip
+"""Bits of a parameter of the body; embedding and output stay at 16. 0: not quantised."""
+GGUF: Final[Mapping[str, float]] = MappingProxyType(
+    {
+        "q2-k": 3.17, "q3-k-s": 3.65, "q3-k-m": 4.01, "q3-k-l": 4.31, "q3-k": 4.01, "iq2-xs": 2.6, "iq2-m": 2.95,
+        "iq3-xs": 3.51, "iq3-m": 3.78, "iq4-xs": 4.46, "iq4-nl": 4.68, "q4-0": 4.68, "q4-1": 5.13, "q4-k-s": 4.67,
+        "q4-k-m": 4.9, "q4-k": 4.9, "q5-0": 5.6, "q5-1": 6.07, "q5-k-s": 5.57, "q5-k-m": 5.7, "q5-k": 5.7,
+        "q6-k": 6.57, "q8-0": 8.5, "f16": 16.0, "gguf": 8.5,
+    }
+)  # fmt: skip
+"""Bits of every parameter of a GGUF file; where only `gguf` is said, those of the usual largest level, Q8_0."""
+NAMES: Final = frozenset({*WEIGHTS, *GGUF})
+_BPW: Final = re.compile(r"([1-8](?:\.[0-9]{1,2})?)bpw")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How a model's weights are kept: `name` for messages, bits of a parameter of the body and of the embedding.
+
+    `experts_only`: the bits are those of routed experts, the rest is at 16 (gpt-oss).
+    """
+
+    name: str
+    bits: float
+    embedding_bits: float
+    experts_only: bool = False
+
+
+def plain(dtype: str) -> Precision:
+    """Return the precision of unquantised weights."""
+    bits = DTYPES[dtype] or 16.0
+    short = {32.0: "fp32", 16.0: "fp16" if dtype in ("fp16", "float16", "half") else "bf16"}[bits]
+    return Precision(short, bits, bits)
+
+
+def quantised(name: str) -> Precision | None:
+    """Return the precision of a quantisation by its name; None where it is none that is known."""
+    if name in GGUF:
+        return Precision(name, GGUF[name], GGUF[name])
+    if name in WEIGHTS:
+        return Precision(name, WEIGHTS[name], 16.0) if WEIGHTS[name] else plain("bf16")
+    found = _BPW.fullmatch(name)
+    return Precision(name, float(found[1]) + 0.1, 16.0) if found else None

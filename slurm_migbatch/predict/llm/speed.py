@@ -1,0 +1,283 @@
+"""How fast a slice serves a language model: time to the first token, time of each further one, tokens a second.
+
+Reading a prompt (prefill) is bound by the SMs; making a token (decode) by reading all weights and every sequence's
+cache, so by the slice's share of memory bandwidth; each layer costs launches beside. Sequences that are served
+together wait for each other's prefills: in the time that one makes its tokens, each other one begins once
+(`interference`). A roofline with these few efficiencies is what GenZ (arXiv 2406.01698) and LLM-Viewer (arXiv
+2402.16363) do; how the efficiencies are fitted, and how far they are off, `migbatch eval llm` shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from slurm_migbatch.mig.geometry import ProfileInfo
+from slurm_migbatch.predict.candidate import Figures, Interval
+from slurm_migbatch.predict.llm.architecture import Architecture
+from slurm_migbatch.predict.llm.memory import LOGIT_BYTES, MIB, Need, weights_mib
+from slurm_migbatch.predict.llm.precision import Precision
+from slurm_migbatch.predict.llm.workload import Training, Workload
+from slurm_migbatch.workload.catalog import GpuKind
+
+
+@dataclass(frozen=True)
+class Efficiencies:
+    """What of a data sheet's figures is reached.
+
+    `compute`: share of the dense 16-bit rate in prefill; `narrow`: how many times faster 8-bit weights with 8-bit
+    activations are; `bandwidth`: share of the memory bandwidth in decode; `layer_us`: microseconds of launches and gaps
+    in each layer; `first`, `each`: prefills that a first token waits for, and more of them for each other sequence;
+    `turn`: share of the time between two requests' ends that the next one waits besides. `spread_ttft`, `spread_tpot`:
+    standard deviations of logarithms, for a model that was not measured.
+    """
+
+    compute: float = 0.766
+    narrow: float = 1.186
+    bandwidth: float = 0.897
+    layer_us: float = 48.7
+    first: float = 2.29
+    each: float = 0.0603
+    turn: float = 0.2
+    spread_ttft: float = 0.567
+    spread_tpot: float = 0.119
+
+
+DEFAULT: Final = Efficiencies()
+"""Of the fit that `migbatch eval llm` makes on the 92 measurements of TensorRT-LLM, SGLang and vLLM on a whole H100 in
+NVIDIA's aiconfigurator-core 0.12.0 (Apache-2.0, systems/silicon_sample.csv)."""
+EIGHT_BITS: Final = frozenset({"fp8", "fp8-dynamic", "fbgemm-fp8", "modelopt", "w8a8", "w8a8-fp8", "smoothquant"})
+"""Quantisations whose products are computed in 8 bits."""
+SLICE_DOUBT: Final = 0.15
+"""Standard deviation of logarithms of what a slice does against its shares; nobody has published it for these models,
+and other models on MIG scatter so (`lab.evaluate`, ParvaGPU)."""
+STRANGER_DOUBT: Final = 0.2
+"""The same of a model of which only the size is known, and of an engine or a kind of work that was not measured."""
+TRAINING_COMPUTE: Final = 0.4
+"""Share of the dense 16-bit rate in training: the model FLOPs utilisation that PaLM (arXiv 2204.02311, section 4.1) and
+later reports give for large models, 0.35 to 0.55."""
+TRAINING_SPREAD: Final = 0.3
+"""Standard deviation of logarithms of a step of a training: the span of those reports."""
+SPAN: Final = 1.2816
+"""Standard deviations at which one in ten lies beyond: both ends of an interval of 80 %, promises of 90 %."""
+LATE: Final = 0.95
+"""The highest load that waiting is computed for; beyond it the rate is not kept anyway."""
+
+
+class Machine(NamedTuple):
+    """What of a GPU a workload has: operations and bytes a second, MiB, and whether it is a slice of it."""
+
+    flops: float
+    bytes_s: float
+    mib: float
+    sliced: bool = True
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Middle figures in seconds: the first token, each further one, and a request from end to end; tokens a second of
+    all sequences, and how many of them fit at once."""
+
+    ttft: float
+    tpot: float
+    request: float
+    tokens_s: float
+    at_once: int
+
+
+@dataclass(frozen=True)
+class TokenFigures(Figures):
+    """`Figures` whose batch is one request (or step of a training) and whose rate is requests (steps) a second; and
+    those of the tokens. `slice_mib` is what a slice must have for it; `told`: the speeds mean something."""
+
+    ttft_s: Interval
+    tpot_s: Interval
+    tokens_s: Interval
+    slice_mib: int
+    told: bool = True
+
+    @property
+    def tokens(self) -> Mapping[str, Interval]:
+        """Seconds to the first token and of each further one, and tokens a second."""
+        return {"ttft_s": self.ttft_s, "tpot_s": self.tpot_s, "tokens_per_s": self.tokens_s} if self.told else {}
+
+    @property
+    def need_mib(self) -> int:
+        """The memory that a slice must have, in whole MiB: exact, since no table is made of it."""
+        return self.slice_mib
+
+    def worst(self, other: Figures) -> TokenFigures:
+        """Return the figures that hold on two kinds of GPUs."""
+        assert isinstance(other, TokenFigures)
+        base = super().worst(other)
+        tokens = self.tokens_s.hull(other.tokens_s)
+        return TokenFigures(
+            base.latency_s,
+            base.throughput_per_s,
+            base.memory_mib,
+            self.ttft_s.hull(other.ttft_s),
+            self.tpot_s.hull(other.tpot_s),
+            Interval(tokens.low, min(self.tokens_s.mid, other.tokens_s.mid), tokens.high),
+            max(self.slice_mib, other.slice_mib),
+            self.told,
+        )
+
+
+def machine_of(kind: GpuKind, info: ProfileInfo) -> Machine:
+    """Return what a profile has of its GPU: operations by its share of the SMs, bandwidth by its memory slices."""
+    sms = max(kind.sm_count, kind.full.sm_count, 1)
+    compute = max(info.sm_count, 1) / sms
+    memory = info.memory_slices / max(kind.full.memory_slices, 1)
+    whole = info.profile == kind.full.profile
+    return Machine(
+        kind.tflops * 1e12 * compute, kind.bandwidth_gbs * 1e9 * memory, float(info.memory_mib), sliced=not whole
+    )
+
+
+def prefill_s(architecture: Architecture, kept: Precision, tokens: float, machine: Machine, eff: Efficiencies) -> float:
+    """Return the seconds of reading a prompt of so many tokens, alone."""
+    rate = machine.flops * eff.compute * (eff.narrow if kept.name in EIGHT_BITS else 1.0)
+    floor = weights_mib(architecture, kept) * MIB / (machine.bytes_s * eff.bandwidth)
+    return max(architecture.operations(tokens) / rate, floor) + _launches(architecture, eff)
+
+
+def step_s(workload: Workload, sequences: float, tokens: float, machine: Machine, eff: Efficiencies) -> float:
+    """Return the seconds in which each of so many sequences, of so many tokens each, gets one token more."""
+    architecture, kept, serving = workload.architecture, workload.precision, workload.serving
+    assert serving is not None
+    read = weights_read_mib(architecture, kept, sequences) * MIB
+    read += sequences * architecture.cache_values(round(tokens)) * serving.cache_bits / 8
+    rate = machine.flops * eff.compute * (eff.narrow if kept.name in EIGHT_BITS else 1.0)
+    compute = sequences * architecture.operations(1, tokens) / rate
+    return max(read / (machine.bytes_s * eff.bandwidth), compute) + _launches(architecture, eff)
+
+
+def weights_read_mib(architecture: Architecture, kept: Precision, sequences: float) -> float:
+    """Return the MiB of weights that one step reads: of routed experts those that any sequence visits, in the mean."""
+    whole = weights_mib(architecture, kept)
+    lookup = architecture.vocab * architecture.width * kept.embedding_bits / 8 / MIB
+    if not architecture.tied and not architecture.headless:
+        whole -= lookup  # the embedding is looked up, the output is read
+    experts = architecture.experts
+    if experts is None:
+        return whole
+    missed = math.pow(1.0 - experts.active / experts.count, sequences)
+    return whole - architecture.routed * kept.bits / 8 / MIB * missed
+
+
+def _launches(architecture: Architecture, eff: Efficiencies) -> float:
+    return (architecture.layers + architecture.encoder_layers) * eff.layer_us * 1e-6
+
+
+def fitting(workload: Workload, need: Need, machine: Machine) -> float:
+    """Return how many sequences of the usual length the cache has room for, at least one."""
+    serving = workload.serving
+    assert serving is not None
+    each = workload.architecture.cache_values(serving.input + serving.output) * serving.cache_bits / 8 / MIB
+    room = machine.mib * serving.share - (need.used - need.cache)
+    return max(room / each, 1.0) if each > 0 else float(serving.concurrency)
+
+
+def pace_of(workload: Workload, need: Need, machine: Machine, eff: Efficiencies = DEFAULT) -> Pace:
+    """Return how a slice serves so many sequences at once, each followed by another: the closed loop of a benchmark."""
+    serving = workload.serving
+    assert serving is not None
+    inputs, outputs = float(serving.input), float(max(serving.output, 1))
+    at_once = min(float(serving.concurrency), fitting(workload, need, machine))
+    prefill = prefill_s(workload.architecture, workload.precision, inputs, machine, eff)
+    if workload.architecture.kind in ("encoder", "plain"):
+        return Pace(prefill * at_once, 0.0, prefill * at_once, inputs / prefill, round(at_once))
+    step = step_s(workload, at_once, inputs + outputs / 2, machine, eff)
+    others = at_once - 1.0
+    tpot = step + others * prefill / outputs
+    begin = 1.0 + others / at_once * (eff.first - 1.0) + eff.each * others
+    first = prefill * begin + step
+    first += eff.turn * others / at_once * (first + (outputs - 1) * tpot) / at_once
+    whole = first + (outputs - 1) * tpot
+    waits = (serving.concurrency / at_once - 1.0) * whole  # what does not fit waits for those that do
+    request = whole + waits
+    return Pace(first + waits, tpot, request, at_once * outputs / whole, max(int(at_once), 1))
+
+
+def figures_of(
+    workload: Workload, need: Need, machine: Machine, rate: float, eff: Efficiencies = DEFAULT
+) -> TokenFigures:
+    """Return all figures of a workload on a slice; `rate`: requests a second that come, 0 where they follow each
+    other."""
+    memory = Interval(need.used - need.doubt, need.used, need.used + need.doubt)
+    doubt = _doubt(workload, machine)
+    if workload.training is not None:
+        return _training_figures(workload, workload.training, need, machine, memory, doubt)
+    pace = pace_at(workload, need, machine, rate, eff)
+    ttft, tpot = math.hypot(eff.spread_ttft, doubt), math.hypot(eff.spread_tpot, doubt)
+    request = _interval(pace.request, tpot)
+    return TokenFigures(
+        request,
+        _interval(pace.tokens_s / max(workload.serving.output if workload.serving else 1, 1), tpot),
+        memory,
+        _interval(pace.ttft, ttft),
+        _interval(pace.tpot, tpot),
+        _interval(pace.tokens_s, tpot),
+        need.slice_mib,
+        told=workload.architecture.kind != "plain",
+    )
+
+
+def pace_at(workload: Workload, need: Need, machine: Machine, rate: float, eff: Efficiencies) -> Pace:
+    """Return how a slice serves requests that come at a rate, by chance: as many are served at once as the rate fills
+    (Little's law), and a first token waits as in a queue of one server that reads prompts (M/D/1)."""
+    full = pace_of(workload, need, machine, eff)
+    serving = workload.serving
+    if rate <= 0 or serving is None or workload.architecture.kind in ("encoder", "plain"):
+        return full
+    most = full.at_once / full.request
+    low, high = 1.0, float(full.at_once)
+    pace = full
+    for _ in range(
+        min(full.at_once.bit_length(), 5)
+    ):  # about the concurrency at which as many requests are served as come
+        middle = (low + high) / 2
+        pace = pace_of(
+            replace(workload, serving=replace(serving, concurrency=max(round(middle), 1))), need, machine, eff
+        )
+        if pace.at_once / pace.request < rate:
+            low = middle
+        else:
+            high = middle
+    pace = replace(pace, tokens_s=full.tokens_s)  # what is promised is what the slice can do
+    load = min(rate / max(most, 1e-12), LATE)
+    prefill = prefill_s(workload.architecture, workload.precision, float(serving.input), machine, eff)
+    waits = load / (2.0 * (1.0 - load)) * prefill
+    return replace(pace, ttft=pace.ttft + waits, request=pace.request + waits)
+
+
+def _training_figures(
+    workload: Workload, training: Training, need: Need, machine: Machine, memory: Interval, doubt: float
+) -> TokenFigures:
+    architecture = workload.architecture
+    tokens = float(training.seq * training.micro_batch)
+    # backward passes cost twice a forward one; frozen weights need no gradient of theirs
+    passes = (3.0 if training.method == "full" else 2.0) + (1.0 if training.checkpointing else 0.0)
+    each = architecture.operations(float(training.seq)) * training.micro_batch
+    if architecture.kind == "plain":
+        each, tokens = 2.0 * architecture.extra * training.micro_batch, float(training.micro_batch)
+    compute = passes * each / (machine.flops * TRAINING_COMPUTE)
+    states = (need.weights + 2.0 * need.states) * MIB / machine.bytes_s
+    seconds = compute + states + architecture.vocab * tokens * LOGIT_BYTES / machine.bytes_s
+    spread = math.hypot(TRAINING_SPREAD, doubt)
+    step, rate = _interval(seconds, spread), _interval(training.micro_batch / seconds, spread)
+    speed = _interval(tokens / seconds, spread)
+    return TokenFigures(step, rate, memory, step, step, speed, need.slice_mib, told=architecture.kind != "plain")
+
+
+def _doubt(workload: Workload, machine: Machine) -> float:
+    serving = workload.serving
+    measured = serving is not None and serving.engine in ("", "trtllm", "vllm", "sglang")
+    strange = workload.model.how == "size" or not measured or workload.architecture.kind != "decoder"
+    return math.hypot(SLICE_DOUBT if machine.sliced else 0.0, STRANGER_DOUBT if strange else 0.0)
+
+
+def _interval(middle: float, spread: float) -> Interval:
+    factor = math.exp(SPAN * spread)
+    return Interval(middle / factor, middle, middle * factor)

@@ -1,0 +1,261 @@
+"""What is asked of a language model: how it is served or tuned, with what users left out filled in and named.
+
+What engines do where nothing is said is their documented default: vLLM keeps 0.9 of the memory it sees and makes sure
+of room for one sequence of `max_model_len`, which is the model's whole context unless told (docs.vllm.ai, "Engine
+Arguments"); SGLang keeps back what it expects to need beside weights and cache, by the GPU's memory (server_args.py
+of 0.5; `memory.sglang_reserve_mib`); TensorRT-LLM and TGI take 0.9 of what is free; llama.cpp and Ollama keep one
+sequence of 4096 tokens. Transformers and trainers take what they need; 0.95 of a slice is counted on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
+
+from slurm_migbatch.predict.llm import names, precision
+from slurm_migbatch.predict.llm.architecture import Architecture
+from slurm_migbatch.predict.llm.describe import ArchError, read_arch
+from slurm_migbatch.predict.llm.names import Found
+from slurm_migbatch.predict.llm.precision import Precision
+from slurm_migbatch.workload.hints import Hints
+from slurm_migbatch.workload.llmhints import LlmHints
+from slurm_migbatch.workload.refusal import Refusal, show
+
+SHARES: Final[Mapping[str, float]] = MappingProxyType(
+    {
+        "vllm": 0.9, "sglang": 1.0, "trtllm": 0.9, "tgi": 0.9, "llamacpp": 0.95, "ollama": 0.95,
+        "transformers": 0.95, "": 0.9,
+    }
+)  # fmt: skip
+"""Share of a slice that an engine may fill, by engine; empty: not said."""
+TRAINING_SHARE: Final = 0.95
+ALONE: Final = frozenset({"llamacpp", "ollama", "transformers"})
+"""Engines that serve one sequence at a time where nothing is said."""
+CASTING: Final = frozenset({"vllm", "sglang", "trtllm", "tgi"})
+"""Engines that load 32-bit weights as 16-bit ones."""
+OLLAMA: Final = "q4-k-m"
+"""What the tags of Ollama's library hold where they say nothing else."""
+SHORT: Final = 4096
+"""Context of llama.cpp and Ollama where none is given."""
+USUAL_LENGTH: Final = 8192
+USUAL_CONCURRENCY: Final = 8
+USUAL_INPUT: Final = 1024
+USUAL_OUTPUT: Final = 256
+USUAL_SEQ: Final = 2048
+USUAL_MICRO_BATCH: Final = 1
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How a model is served: `concurrency` sequences of at most `length` tokens, of which `input` come with a request
+    and `output` are made; bits of a cached value; the engine (empty: not said) and the share that it may fill.
+    `reserve`: tokens of the one sequence for which the engine makes sure of room (0: no more than that)."""
+
+    length: int
+    concurrency: int
+    input: int
+    output: int
+    cache_bits: float
+    engine: str
+    share: float
+    reserve: int = 0
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a model is tuned: method (full, lora, qlora), optimizer, whether activations are computed again, tokens of a
+    sequence, sequences in one pass."""
+
+    method: str
+    optimizer: str
+    checkpointing: bool
+    seq: int
+    micro_batch: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One model at one kind of work. `assumed`: what was not said, in words; `named`: the user's own name for it."""
+
+    model: Found
+    serving: Serving | None
+    training: Training | None
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def architecture(self) -> Architecture:
+        """What the model is made of."""
+        return self.model.architecture
+
+    @property
+    def precision(self) -> Precision:
+        """How its weights are kept."""
+        return self.model.precision
+
+    @property
+    def label(self) -> str:
+        """A stable name of all that figures depend on, for messages and the record."""
+        head = f"{self.model.name}/{self.precision.name}"
+        if self.training is not None:
+            ours = self.training
+            again = "/checkpointing" if ours.checkpointing else ""
+            return f"{head}/{ours.method}/{ours.optimizer}/{ours.micro_batch}x{ours.seq}tok{again}"
+        ours_ = self.serving
+        assert ours_ is not None
+        if self.architecture.kind == "plain":
+            return f"{head}/infer/{ours_.concurrency} at once"
+        return f"{head}/serve/{ours_.concurrency}x{ours_.length}tok"
+
+
+def asks(hints: Hints) -> bool:
+    """Return whether hints are of a language model, whatever its name."""
+    return hints.llm != LlmHints()
+
+
+def workload_of(hints: Hints) -> Workload | None:
+    """Return what the hints ask for; None where they name no language model.
+
+    Raises:
+        Refusal: they ask for one of unknown size, or in words that are not known.
+    """
+    found = _model(hints)
+    if found is None:
+        return None
+    if hints.input_unit == "px" and found.architecture.kind != "plain":
+        raise Refusal("input_unit", found.name, "tok", "input=1024tok")
+    if hints.role == "train" or hints.llm.method is not None or hints.llm.seq is not None:
+        return _training(hints, found)
+    return _serving(hints, found)
+
+
+def _model(hints: Hints) -> Found | None:
+    told = hints.llm
+    found = None if hints.model is None else names.resolve(hints.model)
+    name = "this model" if hints.model is None else hints.model.rsplit("/", 1)[-1]
+    if told.arch is not None:
+        try:
+            architecture = read_arch(told.arch)
+        except ArchError as error:
+            raise Refusal("model_arch", show(str(error))) from None
+        kept = found.precision if found is not None else precision.plain("auto")
+        found = Found(name, architecture, kept)
+    elif told.params is not None and (found is None or found.how != "public"):
+        size = names.Sized(float(told.params), float(told.params))
+        kept = found.precision if found is not None else precision.plain("auto")
+        found = Found(name, names.of_size(size), kept, "size")
+    if found is None:
+        _refuse_unsized(hints)
+        return None
+    return replace(found, precision=_precision(told, found))
+
+
+def _refuse_unsized(hints: Hints) -> None:
+    """Refuse what cannot be sized; a name of which nothing is known, without any word of a language model, is left to
+    the curves and to the site's default."""
+    if hints.mem_mib is not None:
+        return
+    if hints.model is None:
+        if asks(hints):
+            raise Refusal("model_size", "this job's")
+        return
+    near = names.suggestion(hints.model)
+    if near is not None:
+        raise Refusal("model_near", show(hints.model), near)
+    # a name with an organisation is one of a public hub: too large a model to be given the site's default unseen
+    if asks(hints) or "/" in hints.model or names.mentions_active(hints.model):
+        raise Refusal("model_size", show(hints.model))
+
+
+def _precision(told: LlmHints, found: Found) -> Precision:
+    if told.quantization is not None:
+        name = told.quantization.replace("_", "-")
+        given = precision.quantised(name)
+        if given is None:
+            raise Refusal("model_quantization", show(told.quantization))
+        return given
+    if found.precision.name not in ("bf16", "fp16", "fp32"):
+        return found.precision
+    if told.dtype not in (None, "auto"):
+        return precision.plain(told.dtype or "auto")
+    if told.engine == "ollama":
+        usual = precision.quantised(OLLAMA)
+        assert usual is not None
+        return usual
+    if found.precision.bits > 16 and told.engine in CASTING:
+        return precision.plain("fp16")
+    return found.precision
+
+
+def _serving(hints: Hints, found: Found) -> Workload:
+    told, architecture, assumed = hints.llm, found.architecture, list[str]()
+    engine = told.engine or ""
+    share = SHARES[engine] if told.gpu_memory_utilization is None else told.gpu_memory_utilization / 1000
+    concurrency = told.max_num_seqs or hints.batch
+    if concurrency is None:
+        concurrency = 1 if engine in ALONE or architecture.kind == "plain" else USUAL_CONCURRENCY
+        assumed.append(f"max_num_seqs={concurrency}")
+    length, reserve = told.max_model_len, 0
+    if length is None and (hints.input or told.output):
+        length = min((hints.input or USUAL_INPUT) + (told.output or USUAL_OUTPUT), max(architecture.context, 1))
+        if architecture.kind == "encoder":
+            length = hints.input or USUAL_INPUT
+        if engine in CASTING:
+            assumed.append(f"max_model_len={length} given to the engine")
+    elif length is None and architecture.kind != "plain":
+        length = _usual_length(engine, architecture, concurrency)
+        reserve = architecture.context if engine == "vllm" else 0
+        assumed.append(f"max_model_len={max(length, reserve)}")
+    length = length or 1
+    inputs = min(hints.input or USUAL_INPUT, length)
+    outputs = min(told.output or USUAL_OUTPUT, max(length - inputs, 1))
+    cache = (told.kv_cache_dtype or "auto").replace("_", "-")
+    if cache not in precision.CACHE:
+        raise Refusal("model_cache", show(told.kv_cache_dtype or ""))
+    bits = precision.CACHE[cache]
+    if found.precision.bits == 32 and engine not in CASTING and cache == "auto":
+        bits = 32.0
+    serving = Serving(length, concurrency, inputs, outputs, bits, engine, share, reserve)
+    return Workload(found, serving, None, tuple(assumed))
+
+
+def _usual_length(engine: str, architecture: Architecture, concurrency: int) -> int:
+    """Return the length that is counted with where none is said: all that are served at once share a cache of as many
+    tokens as the usual number of usual sequences, but each has room for a usual request."""
+    if architecture.kind == "encoder":
+        return architecture.context
+    usual = SHORT if engine in ALONE else USUAL_LENGTH
+    shared = max(USUAL_LENGTH * USUAL_CONCURRENCY // concurrency, USUAL_INPUT + USUAL_OUTPUT)
+    return min(architecture.context, usual, shared)
+
+
+def _training(hints: Hints, found: Found) -> Workload:
+    told, assumed = hints.llm, list[str]()
+    method = told.method
+    if method is None:
+        method = "full"
+        assumed.append("method=full")
+    seq = told.seq or told.max_model_len or hints.input
+    if seq is None:
+        seq = min(found.architecture.context, USUAL_SEQ)
+        if found.architecture.kind != "plain":
+            assumed.append(f"seq={seq}")
+    micro_batch = told.micro_batch or hints.batch
+    if micro_batch is None:
+        micro_batch = USUAL_MICRO_BATCH
+        assumed.append(f"micro_batch={micro_batch}")
+    again = told.checkpointing
+    if again is None:
+        again = "on" if method == "qlora" else "off"  # peft's prepare_model_for_kbit_training switches it on
+        assumed.append(f"checkpointing={again}")
+    model = found
+    if method == "qlora":
+        kept = precision.quantised("qlora")
+        assert kept is not None
+        model = replace(found, precision=kept)
+    elif method == "full" and found.precision.bits < 16:
+        model = replace(found, precision=precision.plain("bf16"))
+    share = TRAINING_SHARE if told.gpu_memory_utilization is None else told.gpu_memory_utilization / 1000
+    training = Training(method, told.optimizer or "adamw", again == "on", seq, micro_batch, share)
+    return Workload(model, None, training, tuple(assumed))

@@ -1,0 +1,162 @@
+"""The hints of language models, under the names that serving engines and trainers use.
+
+| key | meaning | forms |
+|---|---|---|
+| engine | what serves the model | vllm, sglang, trtllm, tgi, llamacpp, ollama, transformers |
+| dtype | type of the weights | auto, bf16, fp16, fp32 |
+| quantization | of the weights, where the name does not say | awq, gptq, fp8, int8, bitsandbytes, mxfp4, q4_k_m |
+| max_model_len | longest sequence, input and output together | 8192, 8k |
+| max_num_seqs | sequences at once (`batch` means the same) | 16 |
+| output | tokens that a request makes (`input` those that it comes with) | 256, 1k |
+| kv_cache_dtype | type of the key-value cache | auto, fp8, bf16 |
+| gpu_memory_utilization | share of the slice that the engine may take | 0.9 |
+| ttft, tpot | longest time to the first token, and of each further one | 500ms, 40ms |
+| rate | requests a second | 2, 0.5 |
+| method | how it is tuned; also says that the role is train | full, lora, qlora |
+| optimizer | of the training | adamw, adamw_8bit, adafactor, lion, sgd |
+| checkpointing | whether activations are computed again | on, off |
+| seq, micro_batch | tokens of a sequence, and sequences in one pass of a training | 2k, 4 |
+| params | size of a model that is not public | 8b, 350m |
+| arch | its architecture, as `migbatch model describe` prints it | layers:32+hidden:4096+heads:32+kv:8 |
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from slurm_migbatch.workload import units
+
+Read = dict[str, "str | int"]
+Reader = Callable[[str], "Read | None"]
+CHOICES: Final = {
+    "engine": ("vllm", "sglang", "trtllm", "tgi", "llamacpp", "ollama", "transformers"),
+    "dtype": ("auto", "bf16", "bfloat16", "fp16", "float16", "half", "fp32", "float32", "float"),
+    "method": ("full", "lora", "qlora"),
+    "optimizer": ("adamw", "adam", "adamw_8bit", "adafactor", "lion", "sgd", "sgd_momentum"),
+    "checkpointing": ("on", "off"),
+}
+TOKENS: Final = "a number of tokens, for example 8192 or 8k"
+TIME: Final = "a time with its unit from 100us to 1d, for example 500ms"
+NAME: Final = "a name of up to 24 letters, digits and . _ -, for example %s"
+ARCH: Final = "name:number pairs joined by +, for example layers:32+hidden:4096+heads:32+kv:8 (migbatch model describe)"
+FORMS: Final = {
+    "engine": "one of " + ", ".join(CHOICES["engine"]),
+    "dtype": "auto, bf16, fp16 or fp32",
+    "quantization": NAME % "awq",
+    "max_model_len": TOKENS,
+    "max_num_seqs": "a number from 1 to 65536",
+    "output": TOKENS,
+    "kv_cache_dtype": NAME % "fp8",
+    "gpu_memory_utilization": "a share from 0.05 to 1, for example 0.9",
+    "ttft": TIME,
+    "tpot": TIME,
+    "rate": "requests a second from 0.001 to 100000, for example 2",
+    "method": "full, lora or qlora",
+    "optimizer": "one of " + ", ".join(CHOICES["optimizer"]),
+    "checkpointing": "on or off",
+    "seq": TOKENS,
+    "micro_batch": "a number from 1 to 65536",
+    "params": "a number of parameters, for example 8b or 350m",
+    "arch": ARCH,
+}
+"""What to write for each key; rendered into the Lua shims too."""
+MOST_TOKENS: Final = 10000000
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,23}")
+_ARCH = re.compile(r"[a-z_]+:[0-9]+(?:\+[a-z_]+:[0-9]+)*")
+
+
+@dataclass(frozen=True)
+class LlmHints:
+    """What a user told about a language model. None: not told.
+
+    `gpu_memory_utilization` and `rate` are in thousandths, `ttft_us` and `tpot_us` in microseconds; `params` a number.
+    """
+
+    engine: str | None = None
+    dtype: str | None = None
+    quantization: str | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    output: int | None = None
+    kv_cache_dtype: str | None = None
+    gpu_memory_utilization: int | None = None
+    ttft_us: int | None = None
+    tpot_us: int | None = None
+    rate: int | None = None
+    method: str | None = None
+    optimizer: str | None = None
+    checkpointing: str | None = None
+    seq: int | None = None
+    micro_batch: int | None = None
+    params: int | None = None
+    arch: str | None = None
+
+
+def _within(name: str, number: int | None, low: int, high: int) -> Read | None:
+    return {name: number} if number is not None and low <= number <= high else None
+
+
+def _choice(name: str) -> Reader:
+    return lambda text: {name: text} if text in CHOICES[name] else None
+
+
+def _named(name: str) -> Reader:
+    return lambda text: {name: text} if _NAME.fullmatch(text) else None
+
+
+def _tokens(name: str) -> Reader:
+    def read(text: str) -> Read | None:
+        size = units.input_size(text)
+        return None if size is None or size[1] == "px" else _within(name, size[0], 1, MOST_TOKENS)
+
+    return read
+
+
+def _count(name: str) -> Reader:
+    return lambda text: _within(name, units.small_integer(text), 1, 65536)
+
+
+def _time(name: str) -> Reader:
+    return lambda text: _within(name, units.duration_us(text), 100, 86400000000)
+
+
+def _thousandths(name: str, low: int, high: int) -> Reader:
+    def read(text: str) -> Read | None:
+        number = units.plain_number(text)
+        return None if number is None else _within(name, math.floor(number * 1000.0 + 0.5), low, high)
+
+    return read
+
+
+def _params(text: str) -> Read | None:
+    return _within("params", units.items(text), 1000000, 100000000000000)
+
+
+def _arch(text: str) -> Read | None:
+    return {"arch": text} if len(text) <= 400 and _ARCH.fullmatch(text) else None
+
+
+READERS: Final[dict[str, Reader]] = {
+    "engine": _choice("engine"),
+    "dtype": _choice("dtype"),
+    "quantization": _named("quantization"),
+    "max_model_len": _tokens("max_model_len"),
+    "max_num_seqs": _count("max_num_seqs"),
+    "output": _tokens("output"),
+    "kv_cache_dtype": _named("kv_cache_dtype"),
+    "gpu_memory_utilization": _thousandths("gpu_memory_utilization", 50, 1000),
+    "ttft": _time("ttft_us"),
+    "tpot": _time("tpot_us"),
+    "rate": _thousandths("rate", 1, 100000000),
+    "method": _choice("method"),
+    "optimizer": _choice("optimizer"),
+    "checkpointing": _choice("checkpointing"),
+    "seq": _tokens("seq"),
+    "micro_batch": _count("micro_batch"),
+    "params": _params,
+    "arch": _arch,
+}

@@ -1,0 +1,96 @@
+"""The evaluation of language models: it finds again what a made-up laboratory was made with, and leaves models out."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from slurm_migbatch.lab.evaluate.llm import COLUMNS, evaluate, fit, pace, read, roofline
+from slurm_migbatch.predict.llm.speed import Efficiencies
+from slurm_migbatch.workload.csvlines import TraceError
+
+TRUE = Efficiencies(compute=0.65, narrow=1.4, bandwidth=0.75, layer_us=20.0, first=3.5, each=0.05, turn=0.2)
+MODELS = {"meta-llama/Llama-3.1-8B-Instruct": "", "Qwen/Qwen3-14B": "", "Qwen/Qwen3-8B": "fp8"}
+
+
+def table(folder: Path, rows: list[list[object]]) -> Path:
+    lines = [",".join(COLUMNS), *(",".join(map(str, row)) for row in rows)]
+    (folder / "served.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def grid() -> list[list[object]]:
+    return [
+        ["trtllm", model, "h100_sxm", precision, inputs, outputs, batch, 1.0, 1.0]
+        for model, precision in MODELS.items()
+        for inputs in (512, 2048)
+        for outputs in (64, 256)
+        for batch in (1, 4, 16, 32)
+    ]
+
+
+@pytest.fixture
+def laboratory(tmp_path: Path) -> Path:
+    """A table that is measured exactly as `TRUE` has it."""
+    rows = grid()
+    for row, point in zip(rows, read(table(tmp_path, rows)), strict=True):
+        found = pace(point, TRUE)
+        row[7:] = [1e3 * found.ttft, 1e3 * found.tpot]
+    return table(tmp_path, rows)
+
+
+def test_a_fit_finds_what_the_table_was_made_with(laboratory: Path) -> None:
+    found = fit(read(laboratory))
+    for name in ("compute", "narrow", "bandwidth"):
+        assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.1), name
+
+
+def test_a_model_left_out_is_predicted_from_the_others(laboratory: Path) -> None:
+    result = evaluate(read(laboratory))
+    assert result["points"] == 48 and len(result["models"]) == 3
+    assert result["scores"]["ours/tpot"]["mape"] < 8 and result["scores"]["ours/ttft"]["mape"] < 15
+    assert result["scores"]["roofline/tpot"]["mape"] > 2 * result["scores"]["ours/tpot"]["mape"]
+    assert [bar["ok"] for bar in result["bars"]] == [True, True, True]
+
+
+def test_nothing_of_a_model_teaches_its_own_score(laboratory: Path) -> None:
+    """A model whose times are wrong by a factor is wrong by it, however often it was measured."""
+    text = (laboratory / "served.csv").read_text().split("\n")
+    changed = [
+        ",".join([*line.split(",")[:8], str(10 * float(line.split(",")[8]))]) if "Qwen3-14B" in line else line
+        for line in text
+    ]
+    (laboratory / "served.csv").write_text("\n".join(changed))
+    scores = evaluate(read(laboratory))["scores"]["ours/tpot"]["per_model"]
+    assert scores["qwen3-14b"] > 85
+
+
+def test_a_plain_roofline_is_faster_than_anything_measured(laboratory: Path) -> None:
+    for point in read(laboratory):
+        first, each = roofline(point)
+        assert first < point.ttft and each < point.tpot and math.isfinite(first * each)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({1: "nobody/knows-this"}, "nothing is known"),
+        ({2: "abacus"}, "system must be"),
+        ({3: "magic"}, "precision"),
+        ({7: "soon"}, "silicon_ttft_ms"),
+        ({6: "0"}, "batch_size"),
+    ],
+)
+def test_a_table_that_cannot_be_read_names_its_line(tmp_path: Path, change: dict[int, str], words: str) -> None:
+    row = grid()[0]
+    for column, value in change.items():
+        row[column] = value
+    with pytest.raises(TraceError, match=rf"served\.csv:2: .*{words}"):
+        read(table(tmp_path, [row]))
+
+
+def test_a_folder_without_a_table(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="no measured point"):
+        read(tmp_path)

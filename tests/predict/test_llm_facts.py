@@ -1,0 +1,214 @@
+"""Architectures, names and descriptions of language models: exact where they are public, careful where they are not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.predict.llm import names, precision
+from slurm_migbatch.predict.llm.describe import ArchError, DescribeError, describe, of_config, read_arch
+from slurm_migbatch.predict.llm.families import ALL, BY_NAME
+from slurm_migbatch.predict.llm.memory import weights_mib
+from slurm_migbatch.workload.hints import parse
+
+PUBLISHED = {
+    "llama-2-7b": 6738415616, "llama-2-13b": 13015864320, "llama-2-70b": 68976648192, "llama-3.1-8b": 8030261248,
+    "llama-3.1-70b": 70553706496, "llama-3.1-405b": 405853388800, "llama-3.2-1b": 1235814400,
+    "llama-3.2-3b": 3212749824, "mistral-7b": 7248023552, "mistral-nemo": 12247782400,
+    "mistral-small-24b": 23572403200, "mistral-large": 122610069504, "mixtral-8x7b": 46702792704,
+    "mixtral-8x22b": 140630071296, "qwen1.5-7b": 7721324544, "qwen1.5-72b": 72287920128, "qwen2.5-0.5b": 494032768,
+    "qwen2.5-1.5b": 1543714304, "qwen2.5-3b": 3085938688, "qwen2.5-7b": 7615616512, "qwen2.5-14b": 14770033664,
+    "qwen2.5-32b": 32763876352, "qwen2.5-72b": 72706203648, "qwen3-0.6b": 596049920, "qwen3-1.7b": 1720574976,
+    "qwen3-4b": 4022468096, "qwen3-8b": 8190735360, "qwen3-14b": 14768307200, "qwen3-32b": 32762123264,
+    "qwen3-30b-a3b": 30532122624, "qwen3-235b-a22b": 235093634560, "qwen3-coder-480b-a35b": 480154875392,
+    "gemma-2b": 2506172416, "gemma-7b": 8537680896, "gemma-2-2b": 2614341888, "gemma-2-9b": 9241705984,
+    "gemma-2-27b": 27227128320, "gemma-3-1b": 999885952, "gemma-3-270m": 268098176, "phi-1.5": 1418270720,
+    "phi-2": 2779683840, "phi-3-mini": 3821079552, "phi-3-medium": 13960238080, "phi-4": 14659507200,
+    "phi-4-mini": 3836021760, "deepseek-v3": 671026419200, "deepseek-v2-lite": 15706484224,
+    "deepseek-v2": 235741434880, "deepseek-llm-7b": 6910365696, "deepseek-coder-6.7b": 6740512768,
+    "deepseek-coder-33b": 33342991360, "deepseek-r1-distill-qwen-1.5b": 1777088000, "gpt2": 124439808,
+    "gpt2-medium": 354823168, "gpt2-large": 774030080, "gpt2-xl": 1557611200, "gpt-j-6b": 6050882784,
+    "gpt-neox-20b": 20554567680, "pythia-1b": 1011781632, "pythia-12b": 11846072320, "opt-125m": 125239296,
+    "opt-1.3b": 1315758080, "opt-6.7b": 6658473984, "opt-30b": 29974540288, "bloom-560m": 559214592,
+    "bloom-7b1": 7069016064, "bloom": 176247271424, "falcon-7b": 6921720704, "falcon-40b": 41303293952,
+    "mpt-7b": 6649286656, "starcoder": 15517456384, "starcoder2-3b": 3030371328, "starcoder2-7b": 7173923840,
+    "starcoder2-15b": 15957889024, "gpt-oss-20b": 20914757184, "gpt-oss-120b": 116829156672, "yi-6b": 6061035520,
+    "yi-34b": 34388917248, "smollm2-1.7b": 1711376384, "tinyllama-1.1b": 1100048384, "solar-10.7b": 10731524096,
+    "command-r": 34980831232, "internlm2-7b": 7737708544, "olmo-2-7b": 7298617344, "smollm3-3b": 3075098624,
+    "t5-small": 60506624, "t5-base": 222903552, "t5-3b": 2851598336, "t5-11b": 11307321344,
+    "flan-t5-base": 247577856, "flan-t5-xl": 2849757184, "flan-t5-xxl": 11135332352, "whisper-tiny": 37760640,
+    "whisper-small": 241734912, "whisper-large-v2": 1543304960, "whisper-large-v3": 1543490560,
+    "whisper-large-v3-turbo": 808878080, "bert-base": 109482240, "bert-large": 335141888, "roberta-base": 124645632,
+    "xlm-roberta-large": 559890432, "distilbert": 66362880, "all-minilm-l6-v2": 22713216, "bge-m3": 567754752,
+}  # fmt: skip
+"""Numbers of parameters as the published checkpoints have them."""
+NAMED = {
+    "meta-llama/Llama-3.1-8B-Instruct": ("llama-3.1-8b", "bf16"),
+    "meta-llama/Meta-Llama-3.1-8B-Instruct": ("llama-3.1-8b", "bf16"),
+    "nvidia/Llama-3_1-Nemotron-70B-Instruct": ("llama-3.1-70b", "bf16"),
+    "NousResearch/Hermes-3-Llama-3.1-8B": ("llama-3.1-8b", "bf16"),
+    "neuralmagic/Meta-Llama-3.1-70B-Instruct-quantized.w4a16": ("llama-3.1-70b", "w4a16"),
+    "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF": ("llama-3.1-8b", "gguf"),
+    "Meta-Llama-3.1-8B-Instruct-Q4_K_M.gguf": ("llama-3.1-8b", "q4-k-m"),
+    "unsloth/llama-3-8b-bnb-4bit": ("llama-3-8b", "bnb-4bit"),
+    "llama3:8b": ("llama-3-8b", "bf16"),
+    "Qwen/Qwen2.5-Coder-32B-Instruct-GPTQ-Int4": ("qwen2.5-32b", "gptq-int4"),
+    "Qwen/Qwen2.5-VL-7B-Instruct": ("qwen2.5-vl-7b", "bf16"),
+    "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8": ("qwen3-235b-a22b", "fp8"),
+    "meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8": ("llama-4-maverick", "fp8"),
+    "deepseek-ai/DeepSeek-R1": ("deepseek-r1", "fp8"),
+    "deepseek-r1:14b": ("deepseek-r1-distill-qwen-14b", "bf16"),
+    "google/gemma-3-27b-it-qat-q4_0-gguf": ("gemma-3-27b", "q4-0"),
+    "mistralai/Mistral-7B-Instruct-v0.2": ("mistral-7b", "bf16"),
+    "google/bert_large": ("bert-large", "fp32"),
+    "bert": ("bert-base", "fp32"),
+    "gpt2-xl": ("gpt2-xl", "fp32"),
+    "openai/gpt-oss-20b": ("gpt-oss-20b", "mxfp4"),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_follow_by_arithmetic(name: str) -> None:
+    assert BY_NAME[name].architecture.parameters == PUBLISHED[name]
+
+
+def test_every_public_name_finds_its_model() -> None:
+    seen: dict[str, str] = {}
+    for model in ALL:
+        for name in (model.name, *model.aliases):
+            assert seen.setdefault(names.squeeze(name), model.name) == model.name, name
+            found = names.resolve(name)
+            assert found is not None and found.name == model.name, name
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_names_as_people_write_them(name: str) -> None:
+    found = names.resolve(name.lower())
+    assert found is not None and (found.name, found.precision.name) == NAMED[name] and found.how == "public"
+
+
+def test_a_name_with_another_size_is_another_model() -> None:
+    for name in ("gpt2-xl-large", "deepseek-r1-99b", "t5-large-xxl"):
+        found = names.resolve(name)
+        assert found is None or found.how != "public", name
+
+
+def test_sizes_are_read_where_nothing_else_is_known() -> None:
+    for name, billions in {
+        "acme-7b": 7,
+        "acme-8x7b": 56,
+        "x-235b-a22b": 235,
+        "some-1.5b-chat": 1.5,
+        "y-1b-7b": 7,
+    }.items():
+        found = names.resolve(name)
+        assert found is not None and found.how == "size"
+        assert found.architecture.parameters == pytest.approx(1.1 * billions * 1e9, rel=1e-3), "names are rounded"
+    sparse = names.resolve("x-235b-a22b")
+    assert sparse is not None and sparse.architecture.active < 60e9
+    assert names.resolve("resnet50") is None and names.resolve("our-model") is None
+
+
+@given(st.floats(1e6, 5e12), st.floats(0.02, 1.0))
+def test_a_model_of_a_size_has_that_size(total: float, share: float) -> None:
+    made = names.of_size(names.Sized(total, total * share))
+    assert made.parameters >= total * 0.999 - 1
+    assert made.parameters <= total * 1.01 + 1e6 and made.cache_values(1) > 0
+
+
+def test_near_names() -> None:
+    assert names.suggestion("mixtrall") == "mixtral"
+    assert names.suggestion("something-else-entirely") is None
+    found = names.resolve("lama-3.1-8b")
+    assert found is not None and (found.name, found.how) == ("llama-3.1-8b", "near")
+
+
+@given(st.text(alphabet="abcdefghijklmnopqrstuvwxyz0123456789._-/:", min_size=1, max_size=96))
+def test_any_name_is_read(name: str) -> None:
+    found = names.resolve(name)
+    assert found is None or found.architecture.parameters > 0
+
+
+def test_the_window_and_the_latent_make_the_cache_small() -> None:
+    gemma, deepseek = BY_NAME["gemma-3-27b"].architecture, BY_NAME["deepseek-v3"].architecture
+    assert gemma.cache_values(8192) == 2 * 16 * 128 * (10 * 8192 + 52 * 1024)
+    assert deepseek.cache_values(1) == 61 * (512 + 64)
+    assert BY_NAME["llama-3.1-8b"].architecture.cache_values(1) == 65536
+
+
+def test_weights_by_precision() -> None:
+    llama = BY_NAME["llama-3.1-8b"].architecture
+    assert weights_mib(llama, precision.plain("bf16")) / 1024 == pytest.approx(14.958, abs=0.001)
+    awq, gguf, oss = precision.quantised("awq"), precision.quantised("q4-k-m"), names.resolve("gpt-oss-20b")
+    assert awq is not None and weights_mib(llama, awq) / 1024 == pytest.approx(5.34, abs=0.01)
+    assert gguf is not None and weights_mib(llama, gguf) / 1024 == pytest.approx(4.58, abs=0.01)
+    assert oss is not None and weights_mib(oss.architecture, oss.precision) / 1024 == pytest.approx(12.8, abs=0.1)
+
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 131072,
+    "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "vocab_size": 128256,
+}  # fmt: skip
+CONFIGS = {
+    "llama-3.1-8b": LLAMA,
+    "qwen3-30b-a3b": {
+        "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768,
+        "num_experts": 128, "num_experts_per_tok": 8, "num_attention_heads": 32, "num_key_value_heads": 4,
+        "head_dim": 128, "num_hidden_layers": 48, "vocab_size": 151936, "tie_word_embeddings": False,
+    },
+    "deepseek-v3": {
+        "model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
+        "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3,
+        "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "num_attention_heads": 128, "num_key_value_heads": 128, "num_hidden_layers": 61, "vocab_size": 129280,
+        "quantization_config": {"quant_method": "fp8"},
+    },
+    "gpt2": {
+        "model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257,
+    },
+    "gemma-2-9b": {
+        "model_type": "gemma2", "hidden_size": 3584, "intermediate_size": 14336, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "head_dim": 256, "num_hidden_layers": 42, "vocab_size": 256000,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_configuration_tells_what_the_table_tells(name: str) -> None:
+    found = of_config(CONFIGS[name], name)
+    assert found.architecture.parameters == pytest.approx(BY_NAME[name].architecture.parameters, rel=0.01)
+    told = parse("migbatch: " + found.hints)
+    assert told.llm.arch is not None and read_arch(told.llm.arch) == found.architecture
+
+
+def test_a_model_on_disk(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": LLAMA, "torch_dtype": "bfloat16"}))
+    assert describe(tmp_path).architecture.parameters == PUBLISHED["llama-3.1-8b"]
+    with (tmp_path / "model-00001.safetensors").open("wb") as weights:
+        weights.truncate(20 * 10**9)  # two gigabytes of parameters more: a vision tower
+    seen = describe(tmp_path)
+    assert seen.architecture.parameters == 10**10 and "params:10000000000" in seen.hints
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{", "null", '{"hidden_size": 1e400}', '{"num_hidden_layers": -1}', "{}", "[" * 100_000,
+     '{"hidden_size": 99999999999, "num_attention_heads": 8, "num_hidden_layers": 8}', " " * (2 << 20)],
+)  # fmt: skip
+def test_what_is_no_model_is_refused_with_words(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(DescribeError, match=r"config\.json|add mem="):
+        describe(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["layers:2", "layers:2+layers:2", "wings:1", "layers:0+hidden:1+heads:1", "x:" + "9" * 99]
+)
+def test_arch_that_is_not_understood(text: str) -> None:
+    with pytest.raises(ArchError):
+        read_arch(text)

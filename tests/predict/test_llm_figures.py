@@ -1,0 +1,135 @@
+"""Memory and speed of language models on slices: by arithmetic, monotone, and with the doubt that slices carry."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_migbatch.predict.llm.choice import figures_by_profile, whole_gpus
+from slurm_migbatch.predict.llm.families import ALL
+from slurm_migbatch.predict.llm.memory import need_of, sglang_reserve_mib
+from slurm_migbatch.predict.llm.speed import TokenFigures, machine_of
+from slurm_migbatch.predict.llm.workload import Workload, workload_of
+from slurm_migbatch.workload.hints import parse
+from slurm_migbatch.workload.refusal import Refusal
+from tests.support.gpu_kinds import A100_40, H100, SITE, P
+
+
+def workload(text: str) -> Workload:
+    found = workload_of(parse("migbatch: " + text))
+    assert found is not None
+    return found
+
+
+def figures(text: str, rate: int | None = None) -> dict[str, TokenFigures]:
+    return dict(figures_by_profile(workload(text), SITE.partitions["gpu"], rate))
+
+
+def test_what_vllm_reports_of_a_known_model() -> None:
+    """Of Llama-3.1-8B in bf16: 14.96 GiB of weights, 131072 bytes a token, 0.8 GiB beside."""
+    need = need_of(workload("model=llama-3.1-8b engine=vllm max_model_len=8192 max_num_seqs=8"), 20096)
+    assert need.weights / 1024 == pytest.approx(14.96, abs=0.01)
+    assert need.cache / 1024 == 8.0
+    assert (need.activations + need.runtime) / 1024 == pytest.approx(0.8, rel=0.08)
+
+
+def test_training_takes_sixteen_bytes_a_parameter() -> None:
+    need = need_of(workload("model=llama-3.1-8b method=full checkpointing=on"), 81152)
+    assert need.weights + need.states == pytest.approx(16 * 8030261248 / 2**20)
+    slim = need_of(workload("model=llama-3.1-8b method=full checkpointing=on optimizer=adafactor"), 81152)
+    assert slim.weights + slim.states < need.weights + need.states
+    plain = need_of(workload("model=gpt2 method=full dtype=fp32"), 81152)
+    assert plain.weights + plain.states == pytest.approx(16 * 124439808 / 2**20)
+
+
+def test_adapters_train_a_hundredth() -> None:
+    lora, qlora = (need_of(workload(f"model=llama-3.1-8b method={way}"), 40448) for way in ("lora", "qlora"))
+    assert lora.weights / 1024 == pytest.approx(14.96, abs=0.01) and lora.states < 0.06 * lora.weights
+    assert qlora.weights < 0.4 * lora.weights and qlora.activations < lora.activations
+
+
+serving = st.builds(
+    "model={} max_model_len={} max_num_seqs={} engine={}".format,
+    st.sampled_from([model.name for model in ALL if model.architecture.kind == "decoder"]),
+    st.sampled_from([128, 2048, 8192]),
+    st.sampled_from([1, 8, 64]),
+    st.sampled_from(["vllm", "sglang", "trtllm", "transformers", "llamacpp"]),
+)
+
+
+@given(serving, st.sampled_from([H100, A100_40]))
+def test_no_need_is_below_the_weights_and_more_hardware_is_never_slower(text: str, kind: object) -> None:
+    asked = workload(text)
+    for info in kind.geometry.profiles:
+        need = need_of(asked, info.memory_mib)
+        assert need.slice_mib >= need.used >= asked.architecture.parameters * 4 / 8 / 2**20 * 0.5
+        assert need.used >= need.weights + need.cache
+    found = figures_by_profile(asked, SITE.partitions["gpu" if kind is H100 else "old"], None)
+    small, large = (found[name] for name in (("1g.10gb", "7g.80gb") if kind is H100 else ("1g.5gb", "7g.40gb")))
+    assert large.tpot_s.mid <= small.tpot_s.mid * 1.000001 or large.latency_s.mid <= small.latency_s.mid
+    for each in found.values():
+        for interval in (each.ttft_s, each.tpot_s, each.tokens_s, each.latency_s, each.throughput_per_s):
+            assert 0 < interval.low < interval.mid < interval.high
+
+
+def test_decode_follows_the_memory_slices_and_prefill_the_sms() -> None:
+    found = figures("model=llama-3.1-8b max_model_len=8192 max_num_seqs=1 input=8000 output=64")
+    three, four, seven = (found[name] for name in ("3g.40gb", "4g.40gb", "7g.80gb"))
+    assert three.tpot_s.mid == pytest.approx(four.tpot_s.mid, rel=0.01)  # both have half of the bandwidth
+    assert 1.5 < three.tpot_s.mid / seven.tpot_s.mid < 2.0
+    assert three.ttft_s.mid > four.ttft_s.mid
+    assert three.tpot_s.high / three.tpot_s.mid > seven.tpot_s.high / seven.tpot_s.mid, "a slice carries its doubt"
+
+
+def test_more_at_once_is_more_tokens_and_longer_waits() -> None:
+    one, many = (figures(f"model=llama-3.1-8b max_model_len=2048 max_num_seqs={n}")["7g.80gb"] for n in (1, 32))
+    assert many.tokens_s.mid > 4 * one.tokens_s.mid
+    assert many.ttft_s.mid > one.ttft_s.mid and many.tpot_s.mid > one.tpot_s.mid
+
+
+def test_a_rate_near_what_a_slice_can_do_waits() -> None:
+    text = "model=llama-3.1-8b max_model_len=2048 max_num_seqs=16"
+    most = figures(text)["7g.80gb"].throughput_per_s.mid
+    idle, busy = (figures(text, round(1000 * share * most))["7g.80gb"] for share in (0.05, 0.9))
+    assert busy.ttft_s.mid > idle.ttft_s.mid and busy.latency_s.mid > idle.latency_s.mid
+    assert idle.throughput_per_s.mid == pytest.approx(busy.throughput_per_s.mid), "what the slice can do"
+
+
+def test_of_two_kinds_the_worse_counts() -> None:
+    asked = workload("model=qwen2.5-0.5b max_model_len=2048 max_num_seqs=4")
+    both = figures_by_profile(asked, SITE.partitions["mixed"], None)["1g.10gb"]
+    alone = [figures_by_profile(asked, SITE.partitions[name], None)["1g.10gb"] for name in ("gpu", "old")]
+    assert both.tpot_s.high == max(each.tpot_s.high for each in alone)
+    assert both.tokens_s.low == min(each.tokens_s.low for each in alone)
+
+
+def test_shares_come_from_sms_and_memory_slices() -> None:
+    machine = machine_of(H100, H100.geometry.info(P("1g.20gb")))
+    assert machine.flops == pytest.approx(989e12 * 26 / 132) and machine.bytes_s == pytest.approx(3350e9 / 4)
+
+
+def test_engines_differ_in_what_they_keep() -> None:
+    base = "model=llama-3.2-1b max_model_len=4096 max_num_seqs=4 engine="
+    assert need_of(workload(base + "vllm"), 9984).share == 0.9
+    assert sglang_reserve_mib(81559) == 13440 and sglang_reserve_mib(9984) == 3728
+    assert need_of(workload(base + "sglang"), 9984).runtime == 3728
+    told = need_of(workload(base + "sglang gpu_memory_utilization=0.8"), 9984)
+    assert told.share == 0.8 and told.runtime == 0
+    assert workload("model=gpt2 engine=vllm").precision.name == "fp16"
+    assert workload("model=gpt2 engine=transformers").precision.name == "fp32"
+
+
+def test_whole_gpus_are_a_power_of_two() -> None:
+    need = need_of(workload("model=llama-3.1-70b max_model_len=4096 max_num_seqs=4"), 81152)
+    assert whole_gpus(need, 81152) == 4
+    assert whole_gpus(replace(need, weights=100.0, cache=0.0), 81152) == 1
+
+
+def test_a_model_that_is_none_of_ours_is_left_to_the_curves() -> None:
+    assert workload_of(parse("migbatch: model=our-vision-net batch=8")) is None
+    assert workload_of(parse("migbatch: batch=8")) is None
+    with pytest.raises(Refusal):
+        workload_of(parse("migbatch: max_num_seqs=8"))

@@ -1,0 +1,160 @@
+"""Language models through the submit filter: nothing is granted below its need, by the service or by the shim alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from slurm_migbatch.daemon.facts import SitePredictions
+from slurm_migbatch.predict.selection import Chooser
+from slurm_migbatch.submit.request import Accept, JobRequest, Refuse
+from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
+from slurm_migbatch.workload.catalog import SiteCatalog
+from slurm_migbatch.workload.loans import loan_hints
+from tests.support.gpu_kinds import SITE, P
+from tests.support.llm_requests import LADDER, SIZES, TABLE, Asked
+from tests.support.lua_shim import Shim
+
+USER = 1001
+
+
+def request(hints: str, gres: str = "gres/mig:auto") -> JobRequest:
+    return JobRequest(USER, partition="gpu", tres_per_node=gres, comment=f"migbatch: {hints}")
+
+
+def ask(chooser: Chooser, hints: str, gres: str = "gres/mig:auto") -> Accept | Refuse:
+    answer = rewrite(request(hints, gres), SITE, chooser, SubmitPolicy(), decision_id="abc")
+    assert isinstance(answer, Accept | Refuse)
+    return answer
+
+
+def granted(answer: Accept | Refuse) -> str:
+    assert isinstance(answer, Accept), answer.sentence
+    return answer.changes["tres_per_node"].split(":")[1]
+
+
+@pytest.mark.parametrize("asked", TABLE, ids=lambda asked: asked.hints.split(" ")[0])
+def test_the_table_of_requests(chooser: Chooser, asked: Asked) -> None:
+    answer = ask(chooser, asked.hints)
+    if asked.refused:
+        assert isinstance(answer, Refuse), answer.message
+        assert asked.refused in answer.sentence
+        assert asked.params == 0 or asked.smallest is None, "the expert finds a slice for it"
+        return
+    size = SIZES[granted(answer)]
+    assert size >= asked.need_gib, f"{asked.need_gib:.1f} GiB needed: {answer.message}"
+    if asked.named:
+        assert LADDER.index(size) <= LADDER.index(asked.smallest) + 1, f"{asked.need_gib:.1f} GiB: {answer.message}"
+
+
+def test_the_table_is_long_enough_and_few_get_more_than_they_need(chooser: Chooser) -> None:
+    assert len(TABLE) >= 60 and len({asked.hints for asked in TABLE}) == len(TABLE)
+    held = [asked for asked in TABLE if not asked.refused]
+    exact = [asked for asked in held if SIZES[granted(ask(chooser, asked.hints))] == asked.smallest]
+    assert len(exact) >= 0.8 * len(held)
+
+
+@pytest.mark.parametrize("asked", TABLE, ids=lambda asked: asked.hints.split(" ")[0])
+def test_the_shim_alone_grants_nothing_below_the_need(shim: Shim, asked: Asked) -> None:
+    answer = shim(request(asked.hints))
+    if isinstance(answer, Accept):
+        assert SIZES[granted(answer)] >= asked.need_gib
+    else:
+        assert isinstance(answer, Refuse) and "add mem=" in answer.sentence
+    told = shim(request(f"{asked.hints} mem=30gib"))
+    assert granted(told) == "3g.40gb"
+
+
+def test_a_slice_that_a_user_names_is_his_and_a_tight_one_is_said(chooser: Chooser) -> None:
+    tight = ask(chooser, "model=llama-3.1-8b max_model_len=8192 max_num_seqs=16", "gres/mig:1g.10gb")
+    assert granted(tight) == "1g.10gb" and "is predicted to need 35.3 of its 9.75 GiB" in tight.message
+    assert granted(ask(chooser, "model=mixtrall engine=vllm", "gres/mig:1g.10gb")) == "1g.10gb"
+
+
+def test_what_a_refusal_proposes_is_granted(chooser: Chooser) -> None:
+    base = "model=mixtral-8x7b max_model_len=4096 max_num_seqs=8"
+    refused = ask(chooser, base)
+    assert isinstance(refused, Refuse) and refused.code == "model_nowhere"
+    assert "quantization=awq (3g.40gb)" in refused.sentence
+    assert granted(ask(chooser, f"{base} quantization=awq")) == "3g.40gb"
+    tuned = ask(chooser, "model=llama-3.1-8b method=full seq=2048 micro_batch=4")
+    assert isinstance(tuned, Refuse) and "method=qlora checkpointing=on (3g.40gb)" in tuned.sentence
+    again = "model=llama-3.1-8b method=qlora checkpointing=on seq=2048 micro_batch=4"
+    assert granted(ask(chooser, again)) == "3g.40gb"
+    capped = ask(chooser, "model=llama-3.1-8b max_model_len=8192 max_num_seqs=16 max=2g.20gb")
+    assert isinstance(capped, Refuse) and "a larger max= (3g.40gb)" in capped.sentence
+
+
+def test_memory_as_told_replaces_the_arithmetic(chooser: Chooser) -> None:
+    told = ask(chooser, "model=llama-3.1-8b mem=20gb")
+    assert granted(told) == "1g.20gb" and "18.6 of 19.6 GiB, as told" in told.message
+    curve = ask(chooser, "model=bert-large role=train batch=64 input=512 mem=20gb")
+    assert "18.6 of 19.6 GiB" in curve.message
+
+
+def test_speed_is_asked_for_in_the_words_of_engines(chooser: Chooser) -> None:
+    base = "model=llama-3.1-8b max_model_len=4096 max_num_seqs=4"
+    assert granted(ask(chooser, base)) == "3g.40gb"
+    assert granted(ask(chooser, f"{base} tpot=60ms")) == "3g.40gb"
+    assert granted(ask(chooser, f"{base} tpot=11ms")) == "7g.80gb"
+    assert granted(ask(chooser, f"{base} ttft=400ms")) == "7g.80gb"
+    missed = ask(chooser, f"{base} tpot=1ms")
+    assert granted(missed) == "7g.80gb" and "fast enough" in missed.message
+    strict = Chooser(chooser.predictor, refuse_misses=True)
+    assert isinstance(ask(strict, f"{base} tpot=1ms"), Refuse)
+    few, many = ask(chooser, f"{base} rate=0.1"), ask(chooser, f"{base} rate=1000")
+    assert granted(few) == "3g.40gb" and "fast enough" in many.message
+
+
+def test_what_was_assumed_is_said(chooser: Chooser) -> None:
+    assert "Assumed: max_num_seqs=8 max_model_len=8192" in ask(chooser, "model=llama-3.1-8b").message
+    assert "Assumed: max_model_len=1280" in ask(chooser, "model=llama-3.1-8b batch=128").message
+    assert "max_model_len=131072" in ask(chooser, "model=llama-3.1-8b engine=vllm").message
+    assert "max_model_len=1280 given to the engine" in ask(
+        chooser, "model=llama-3.1-8b engine=vllm max_num_seqs=4 input=1k output=256"
+    ).message  # fmt: skip
+    assert "taken for llama-3.1-8b" in ask(chooser, "model=lama-3.1-8b").message
+    assert "only the size of acme-7b is known" in ask(chooser, "model=acme-7b").message
+
+
+@pytest.mark.parametrize(
+    ("hints", "code"),
+    [
+        ("model=llama-3.1-8b quantization=magic", "model_quantization"),
+        ("model=llama-3.1-8b kv_cache_dtype=magic", "model_cache"),
+        ("model=x arch=layers:2+hidden:64+heads:4+wings:2", "model_arch"),
+        ("model=x arch=layers:999999+hidden:64+heads:4", "model_arch"),
+        ("max_model_len=4096", "model_size"),
+        ("model=llama-3.1-8b input=224px", "input_unit"),
+    ],
+)
+def test_words_that_are_not_known_are_refused(chooser: Chooser, hints: str, code: str) -> None:
+    answer = ask(chooser, hints)
+    assert isinstance(answer, Refuse) and answer.code == code
+
+
+def test_bert_is_bert_base_and_a_chosen_batch_stays(chooser: Chooser) -> None:
+    assert ask(chooser, "model=bert batch=8").decision.bucket.startswith("bert-base/")
+    assert ask(chooser, "model=bert-large batch=30", "gres/mig:3g.40gb").advice["batch"] == 30
+
+
+LENDS = SiteCatalog({"train": replace(SITE.partitions["gpu"], name="train", lends=True)})
+
+
+def test_an_elastic_training_waits_for_slices_that_hold_it(chooser: Chooser) -> None:
+    def lent(hints: str) -> Accept | Refuse:
+        asked = replace(request(hints), partition="train", batch=1)
+        answer = rewrite(asked, LENDS, chooser, SubmitPolicy(), decision_id="abc")
+        assert isinstance(answer, Accept | Refuse)
+        return answer
+
+    qlora = lent("role=train model=llama-3.1-8b method=qlora seq=2048 micro_batch=4")
+    assert isinstance(qlora, Accept) and "between 3g.40gb and 7g.80gb" in qlora.message
+    full = lent("role=train model=llama-3.1-8b")
+    assert isinstance(full, Refuse) and full.code == "model_nowhere"
+    speeds = SitePredictions(chooser, LENDS).training_speeds
+    loan = loan_hints(qlora.changes["comment"], "train", "mig:loan:1", {"train"})
+    assert loan is not None and set(speeds(loan, "train")) == {P("3g.40gb"), P("4g.40gb"), P("7g.80gb")}
+    found = [speeds(loan, "train")[P(name)] for name in ("3g.40gb", "4g.40gb", "7g.80gb")]
+    assert found == sorted(found) and found[-1] == 1.0
