@@ -41,10 +41,9 @@ def check(config: Config) -> None:
     type=click.Choice(("gres", "slurm", "job_submit", "cli_filter", "systemd", "node_systemd", "migbatch", "node")),
 )
 @config_option
-@click.option("--hooks", default="/etc/migbatch/hooks", show_default=True, metavar="DIR", help="Hooks on the nodes.")
 @click.option("--user", default="root", show_default=True, help="User of migbatchd (systemd): root or SlurmUser.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write there instead of stdout.")
-def render(what: str, config: Config, hooks: str, user: str, output: Path | None) -> None:
+def render(what: str, config: Config, user: str, output: Path | None) -> None:
     """Print a configuration file, filled in for this site; `migbatch install` writes them all.
 
     \b
@@ -67,8 +66,8 @@ def render(what: str, config: Config, hooks: str, user: str, output: Path | None
             user=user,
         ),
         "node_systemd": unit,
-        "slurm": lambda: _slurm(config, hooks, INCLUDED),
-        "gres": lambda: _slurm(config, hooks, INCLUDED_GRES),
+        "slurm": lambda: _slurm(config, INCLUDED),
+        "gres": lambda: _slurm(config, INCLUDED_GRES),
         "job_submit": lambda: lua(config, shim.JOB_SUBMIT),
         "cli_filter": lambda: lua(config, shim.CLI_FILTER),
     }
@@ -80,12 +79,12 @@ def render(what: str, config: Config, hooks: str, user: str, output: Path | None
         output.write_text(text)
 
 
-def _slurm(config: Config, hooks: str, name: str) -> str:
+def _slurm(config: Config, name: str) -> str:
     """Return one of our files beside slurm.conf, with the lines of the site's that must change as comments."""
     conf = slurm_conf(config.cluster.slurm_conf, os.environ.get("SLURM_CONF", ""))
     if conf is None:
         raise Failure("slurm.conf is not found; name it in [cluster] slurm_conf")
-    plan = installcontroller.slurm_part(config, hooks, conf)
+    plan = installcontroller.slurm_part(config, conf)
     here = Path(conf.main) if name == INCLUDED else Path(conf.main).with_name("gres.conf")
     lines = [f"# {one}\n" for one in plan.edits if (Path(one.path).name == "gres.conf") == (here.name == "gres.conf")]
     head = [f"# {here} and what it includes must change so:\n"] if lines else []

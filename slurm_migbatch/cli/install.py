@@ -27,7 +27,7 @@ _RECORD = "/var/lib/migbatch/install"
 @click.option("-c", "--config", default="", metavar="FILE", help=f"migbatch.toml [env MIGBATCH_CONFIG; {_CONFIG}].")
 @click.option("--slurm-conf", default="", metavar="FILE", help="[env SLURM_CONF; else where Slurm looks]")
 @click.option("--prefix", default=sys.prefix, metavar="DIR", show_default="this one", help="The virtual environment.")
-@click.option("--hooks", default="/etc/migbatch/hooks", show_default=True, metavar="DIR", help="Hooks on the nodes.")
+@click.option("--hooks", default="/etc/migbatch/hooks", show_default=True, metavar="DIR", help="For hooks on nodes.")
 @click.option("--etc", default="/etc/migbatch", show_default=True, metavar="DIR", help="For node.conf.")
 @click.option("--systemd", default="/etc/systemd/system", show_default=True, metavar="DIR", help="For units.")
 @click.option("--record", default=_RECORD, show_default=True, metavar="DIR", help="For backups and digests.")

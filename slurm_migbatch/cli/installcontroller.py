@@ -15,7 +15,7 @@ from slurm_migbatch.config import load as load_config
 from slurm_migbatch.config import render as render_config
 from slurm_migbatch.install import scripts
 from slurm_migbatch.install.files import Record, Wanted, read
-from slurm_migbatch.install.hosts import HostPlan, Places
+from slurm_migbatch.install.hosts import HostPlan, Places, stub_path
 from slurm_migbatch.install.slurmconf import Conf, apply, load
 from slurm_migbatch.install.slurmedit import INCLUDED, INCLUDED_GRES, SlurmPlan
 from slurm_migbatch.install.slurmedit import plan as plan_slurm
@@ -23,6 +23,7 @@ from slurm_migbatch.submit import shim
 
 UNIT: Final = "migbatchd.service"
 STATE: Final = "/var/lib/migbatch"
+_HOOKS: Final = ("prolog", "epilog", "task_prolog")
 _BESIDE: Final = {shim.JOB_SUBMIT: "migbatch_submit.lua", shim.CLI_FILTER: "migbatch_cli_filter.lua"}
 
 
@@ -49,29 +50,34 @@ def controller(places: Places, conf: Conf, choices: Choices, record: Record) -> 
     slurm_user = conf.value("SlurmUser") or "root"
     config = _service(plan, places, conf, choices, slurm_user)
     try:
-        slurm = slurm_part(config, str(places.hooks), conf, choices.cli_filter)
+        slurm = slurm_part(config, conf, choices.cli_filter)
     except siteconf.NothingReported as error:
         plan.next.append(f"systemctl daemon-reload && systemctl enable --now {UNIT}")
         plan.notes.append(f"slurm.conf comes next, by this command again: {error.message}")
         return plan
     _slurm(plan, slurm, conf, choices.edit)
+    named = {one.value for one in slurm.site.settings} | {token.value for line in conf.lines for token in line.tokens}
+    for name in _HOOKS:
+        if (path := stub_path(conf, name)) in named:
+            plan.wanted.append(Wanted(path, scripts.stub(str(places.hooks / name)), mode=0o755))
     for name in (shim.JOB_SUBMIT, shim.CLI_FILTER):
         _lua(plan, config, Path(conf.main).with_name(name), choices.edit, record)
     return plan
 
 
-def slurm_part(config: Config, hooks: str, conf: Conf, cli_filter: bool | None = None) -> SlurmPlan:
+def slurm_part(config: Config, conf: Conf, cli_filter: bool | None = None) -> SlurmPlan:
     """Return what slurm.conf and gres.conf need by what the nodes reported.
 
     Raises:
         NothingReported: no node has reported GPUs yet.
         Failure: Slurm cannot be asked.
     """
-    found = siteconf.read(config, hooks)
+    found = siteconf.read(config)
     if cli_filter is None:
         cli_filter = "lua" in [word.removeprefix("cli_filter/") for word in conf.value("CliFilterPlugins").split(",")]
     lending = config.lending.partitions if config.lending.enabled else ()
-    return plan_slurm(replace(found, cli_filter=cli_filter), conf, gres_conf(conf), lending)
+    stubs = {name: stub_path(conf, name) for name in _HOOKS}
+    return plan_slurm(replace(found, cli_filter=cli_filter, **stubs), conf, gres_conf(conf), lending)
 
 
 def gres_conf(conf: Conf) -> Conf:

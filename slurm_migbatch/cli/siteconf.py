@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
 
 from slurm_migbatch.cli.common import Failure, open_record, slurm_client
 from slurm_migbatch.config import Config
@@ -22,8 +21,8 @@ class NothingReported(Failure):
     """No node has reported GPUs that are cut by MIG."""
 
 
-def read(config: Config, hooks: str) -> Site:
-    """Return the site from the record and from Slurm; `hooks` is the directory of the hooks on the nodes.
+def read(config: Config) -> Site:
+    """Return the site from the record and from Slurm, without the hooks.
 
     Raises:
         NothingReported: no node has reported GPUs yet.
@@ -40,7 +39,7 @@ def read(config: Config, hooks: str) -> Site:
     except SlurmError as error:
         raise Failure(f"the nodes' partitions are needed from Slurm: {error}") from None
     lending = config.lending.partitions if config.lending.enabled else ()
-    return build(inventory, rows, version, config.cluster.catalog_nodes, hooks, lending)
+    return build(inventory, rows, version, config.cluster.catalog_nodes, lending)
 
 
 def build(
@@ -48,7 +47,6 @@ def build(
     rows: Iterable[NodeRow],
     version: tuple[int, int],
     catalog: str,
-    hooks: str,
     lending: Collection[str] = (),
 ) -> Site:
     """Return the site that fills the templates. Equal nodes share one line. `lending`: partitions that lend."""
@@ -86,9 +84,6 @@ def build(
             PartitionLine(name, fold(nodes), preemption(lending, name)) for name, nodes in sorted(partitions.items())
         ],
         lends=bool(lending),
-        prolog=str(Path(hooks) / "prolog"),
-        epilog=str(Path(hooks) / "epilog"),
-        task_prolog=str(Path(hooks) / "task_prolog"),
         job_submit=True,
         cli_filter=True,
     )

@@ -75,6 +75,9 @@ def node(
         Wanted(str(path), text, mode=0o755)
         for path, text in node_install.programs(places.hooks, places.etc, python, task_python)
     ]
+    users = [str(Path(task_python or python).resolve()), *node_install.package_paths()]
+    for reason in filter(None, map(_closed, users)):
+        plan.problems.append(f"users run TaskProlog, and {reason}")
     settings = node_install.settings(url, shutil.which("scontrol") or "")
     plan.wanted.append(Wanted(str(places.etc / NAME), settings, "once"))
     unit = node_install.unit(str(places.prefix / "bin/migbatch"), str(places.etc))
@@ -84,6 +87,18 @@ def node(
     _cli_filter(plan, conf)
     plan.next.append(f"systemctl daemon-reload && systemctl enable --now {UNIT}")
     return plan
+
+
+def _closed(path: str) -> str:
+    """Return why ordinary users cannot use a program or directory, as the end of a sentence; empty where they can."""
+    for place in (Path(path), *Path(path).parents):
+        needed = 0o001 if place != Path(path) else 0o005
+        if place.stat().st_mode & needed != needed:
+            return (
+                f"{place} is closed to them (mode {place.stat().st_mode & 0o7777:04o}): open it, or have the virtual "
+                "environment made elsewhere or by another Python (--prefix, --task-python)"
+            )
+    return ""
 
 
 def login(conf: Conf) -> HostPlan:
@@ -104,14 +119,13 @@ def _controller(conf: Conf) -> str:
 def _beside(plan: HostPlan, conf: Conf, key: str, hook: str, edit: bool) -> None:
     """Put a hook beside the site's own of that key; nothing where it has none, or where slurm.conf names ours too."""
     values = [token.value for line in conf.lines if not line.record and (token := line.get(key.lower()))]
-    if not values or hook in values:
+    if not values or hook in values or stub_path(conf, hook) in values:
         return
     theirs = values[-1]
     if scripts.is_pattern(theirs):
         place = scripts.name_in(theirs)
         if place:
-            program = next(one.text for one in plan.wanted if one.path == str(Path(hook).resolve()))
-            plan.wanted.append(Wanted(place, program, mode=0o755))
+            plan.wanted.append(Wanted(place, scripts.stub(hook), mode=0o755))
         else:
             plan.problems.append(f"{key}={theirs}: put a link to {hook} where this pattern finds it")
         return
@@ -139,6 +153,11 @@ def _cli_filter(plan: HostPlan, conf: Conf) -> None:
         plan.notes.append(
             f"{path} is missing; copy the controller's there for `srun --gres=mig:auto`, which this one passes by"
         )
+
+
+def stub_path(conf: Conf, hook: str) -> str:
+    """Return where the program lies by which slurm.conf runs a hook: it goes to every node with slurm.conf."""
+    return str(Path(conf.main).with_name(f"migbatch-{Path(hook).name}"))
 
 
 def find_slurm_conf(given: str, environment: str) -> Iterator[str]:

@@ -65,8 +65,18 @@ def is_shell(text: str) -> bool:
 
 
 def hook_line(hook: str) -> str:
-    """Return the line by which a shell script runs one of our hooks."""
-    return f"{hook} || exit $? # by `migbatch install`: the job's MIG slices"
+    """Return the line by which a shell script runs one of our hooks; nodes that have none pass by."""
+    return f"[ ! -e {hook} ] || {hook} || exit $? # by `migbatch install`: the job's MIG slices"
+
+
+def stub(hook: str) -> str:
+    """Return a program that runs one of our hooks, for a path that nodes without GPUs share with others."""
+    return (
+        "#!/bin/sh\n"
+        "# Written by `migbatch install`; not to be edited. Nodes on which migbatch is not installed have no slices to make.\n"
+        f"[ -e {hook} ] || exit 0\n"
+        f"exec {hook}\n"
+    )
 
 
 def calls_hook(text: str, hook: str) -> bool:

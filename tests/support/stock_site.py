@@ -104,16 +104,19 @@ class StockSite(Cluster):
 
     def follow(self, heading: str, *hosts: str, user: str | None = None) -> str:
         """Run the commands below a heading of docs/install.md on machines, one machine after the other."""
-        return "".join(self._carry_out(host, line, user) for host in hosts for line in commands(heading))
+        return "".join(self.carry_out(host, line, user) for host in hosts for line in commands(heading))
 
-    def _carry_out(self, host: str, line: str, user: str | None) -> str:
+    def carry_out(self, host: str, line: str, user: str | None = None) -> str:
+        """Run one command of the document; `pip` and `systemctl` are played, with what they leave behind."""
         words = shlex.split(line)
         if words[0].endswith("/pip"):
             return self._pip(host, Path(words[0]).parents[1])
         if words[0] == "systemctl":
             return self._systemctl(host, *words[1:])
         if words[:3] == ["python3", "-m", "venv"]:
-            words = [sys.executable, "-m", "venv", "--without-pip", *words[3:]]
+            # the controller has compiled packages of the tests' own Python, which users may not be able to run
+            python = sys.executable if host == "ctl" else "/usr/bin/python3"
+            words = [python, "-m", "venv", "--without-pip", *words[3:]]
         shows = words[1:2] == ["install"] and "--apply" not in words
         return self.on(host, words, user, codes=(0, 1) if shows else (0,))
 
@@ -121,10 +124,9 @@ class StockSite(Cluster):
         """Install the wheel of this checkout; what it needs is that of the tests, and nothing is fetched."""
         pip = [sys.executable, "-m", "pip", "-q", "--python", str(environment / "bin/python"), "install"]
         said = self.on(host, [*pip, "--no-deps", "--no-index", str(self._wheel())])
-        version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-        place = environment / "lib" / version / "site-packages"
         packages = sysconfig.get_path("purelib")
-        self.on(host, f"cp {packages}/pynvml.py {place}; echo {packages} > {place}/needed.pth")
+        place = f"cd {environment}/lib/python3*/site-packages"
+        self.on(host, f"{place} && cp {packages}/pynvml.py . && echo {packages} > needed.pth")
         return said
 
     def _wheel(self) -> Path:
@@ -166,6 +168,8 @@ class StockSite(Cluster):
         return state in ("idle", "mixed", "allocated")
 
     def _start_unit(self, host: str, name: str) -> None:
+        if name == "migbatch-node":
+            self._simulate(host)
         unit = self.on(host, f"cat /etc/systemd/system/{name}.service")
         lines = [line.partition("=")[::2] for line in unit.splitlines() if re.match(r"[A-Z]\w*=", line)]
         values = dict(lines)
@@ -236,18 +240,17 @@ class StockSite(Cluster):
         for node in NODES:
             self.wait(node, lambda node=node: self._answers(node, "slurmd"))  # type: ignore[misc]
 
-    def simulate(self, *hosts: str) -> None:
+    def _simulate(self, host: str) -> None:
         """Tell migbatch on a machine where its simulated driver is; a real one is found where NVIDIA puts it."""
-        for host in hosts:
-            driver = self.node_directory(host) / "driver"
-            values = {
-                "NvmlLibrary": driver / "libnvidia-ml.so.1",
-                "ProcRoot": driver / "proc",
-                "DevRoot": driver / "dev",
-                "BootIdFile": driver / "boot_id",
-            }
-            text = "".join(f"{key}={value}\n" for key, value in values.items())
-            self.on(host, f"cat >> /etc/migbatch/node.conf <<'E'\n{text}E\n")
+        driver = self.node_directory(host) / "driver"
+        values = {
+            "NvmlLibrary": driver / "libnvidia-ml.so.1",
+            "ProcRoot": driver / "proc",
+            "DevRoot": driver / "dev",
+            "BootIdFile": driver / "boot_id",
+        }
+        text = "".join(f"{key}={value}\n" for key, value in values.items())
+        self.on(host, f"cat >> /etc/migbatch/node.conf <<'E'\n{text}E\n")
 
 
 def commands(heading: str) -> list[str]:
