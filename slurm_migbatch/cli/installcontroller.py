@@ -76,8 +76,9 @@ def slurm_part(config: Config, conf: Conf, cli_filter: bool | None = None) -> Sl
     if cli_filter is None:
         cli_filter = "lua" in [word.removeprefix("cli_filter/") for word in conf.value("CliFilterPlugins").split(",")]
     lending = config.lending.partitions if config.lending.enabled else ()
-    stubs = {name: stub_path(conf, name) for name in _HOOKS}
-    return plan_slurm(replace(found, cli_filter=cli_filter, **stubs), conf, gres_conf(conf), lending)
+    prolog, epilog, task_prolog = (stub_path(conf, name) for name in _HOOKS)
+    hooked = replace(found, cli_filter=cli_filter, prolog=prolog, epilog=epilog, task_prolog=task_prolog)
+    return plan_slurm(hooked, conf, gres_conf(conf), lending)
 
 
 def gres_conf(conf: Conf) -> Conf:

@@ -73,7 +73,7 @@ def stub(hook: str) -> str:
     """Return a program that runs one of our hooks, for a path that nodes without GPUs share with others."""
     return (
         "#!/bin/sh\n"
-        "# Written by `migbatch install`; not to be edited. Nodes on which migbatch is not installed have no slices to make.\n"
+        "# Written by `migbatch install`; not to be edited. Nodes without migbatch have no slices to make.\n"
         f"[ -e {hook} ] || exit 0\n"
         f"exec {hook}\n"
     )

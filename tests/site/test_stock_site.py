@@ -133,7 +133,7 @@ def test_the_rules_of_the_house_go_on(site: StockSite):
 
 
 def test_whole_gpus_become_slices_of_their_size(site: StockSite):
-    found = ended(site, submit(site, "--gpus=1", "-C", "h100"))
+    found = ended(site, submit(site, "--gpus=h100:1"))
     assert found["CUDA_VISIBLE_DEVICES"].startswith("MIG-")
 
 
