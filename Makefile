@@ -9,7 +9,7 @@ ROOTS ?= /var/tmp/migbatch-roots
 # those on a cluster first (tests/conftest.py).
 PYTEST := $(BIN)/pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder
 APT_PACKAGES := slurmctld slurmd slurm-client slurmdbd munge slurm-wlm-basic-plugins lua5.1 lua-posix \
-	mariadb-server postgresql strace gcc libc6-dev make python3 python3-venv
+	mariadb-server postgresql strace gcc libc6-dev make python3 python3-venv iproute2
 
 .PHONY: help venv system driver demo test test-fast test-all lint bench soak kills test-matrix clean
 

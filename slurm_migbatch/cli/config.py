@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,16 +10,15 @@ from pathlib import Path
 import click
 
 from slurm_migbatch import site
-from slurm_migbatch.cli import siteconf
-from slurm_migbatch.cli.common import HELP, Failure, config_option, default_partition
+from slurm_migbatch.cli import installcontroller
+from slurm_migbatch.cli.common import HELP, Failure, config_option
+from slurm_migbatch.cli.scripts import lua
 from slurm_migbatch.config import DEFAULT_PATH, Config
 from slurm_migbatch.config import render as render_config
-from slurm_migbatch.daemon.facts import policy_of
-from slurm_migbatch.node.install import DEFAULT_CONF, DEFAULT_ETC, DEFAULT_PYTHON
+from slurm_migbatch.install.hosts import slurm_conf
+from slurm_migbatch.install.slurmedit import INCLUDED, INCLUDED_GRES
+from slurm_migbatch.node.install import settings, unit
 from slurm_migbatch.submit import shim
-from slurm_migbatch.submit.service import reserved
-from slurm_migbatch.workload import catalog as catalogs
-from slurm_migbatch.workload.catalog import CatalogError, SiteCatalog
 
 
 @click.group(context_settings=HELP)
@@ -41,36 +41,33 @@ def check(config: Config) -> None:
     type=click.Choice(("gres", "slurm", "job_submit", "cli_filter", "systemd", "node_systemd", "migbatch", "node")),
 )
 @config_option
-@click.option("--hooks", default="/etc/migbatch/hooks", show_default=True, metavar="DIR", help="Hooks on the nodes.")
 @click.option("--user", default="root", show_default=True, help="User of migbatchd (systemd): root or SlurmUser.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write there instead of stdout.")
-def render(what: str, config: Config, hooks: str, user: str, output: Path | None) -> None:
-    """Print a configuration file, filled in for this site.
+def render(what: str, config: Config, user: str, output: Path | None) -> None:
+    """Print a configuration file, filled in for this site; `migbatch install` writes them all.
 
     \b
     migbatch      /etc/migbatch/migbatch.toml, with every key explained
     node          /etc/migbatch/node.conf
     systemd       migbatchd.service
     node_systemd  migbatch-node.service, for the nodes
-    slurm         what to include in slurm.conf (nodes must have reported)
-    gres          gres.conf (nodes must have reported)
+    slurm         migbatch.conf for slurm.conf, and the lines there that must change (nodes must have reported)
+    gres          migbatch-gres.conf for gres.conf (nodes must have reported)
     job_submit    job_submit.lua, beside slurm.conf
     cli_filter    cli_filter.lua, beside slurm.conf (for srun and salloc)
     """
     makers: dict[str, Callable[[], str]] = {
         "migbatch": render_config,
-        "node": lambda: DEFAULT_CONF,
+        "node": settings,
         "systemd": lambda: site.render(
             "migbatchd.service.j2",
             program=Path(sys.executable).with_name("migbatchd"),
             config=config.path or DEFAULT_PATH,
             user=user,
         ),
-        "node_systemd": lambda: site.render(
-            "migbatch-node.service.j2", program=Path(DEFAULT_PYTHON).with_name("migbatch"), etc=DEFAULT_ETC
-        ),
-        "slurm": lambda: site.render("slurm.conf.j2", site=siteconf.read(config, hooks)),
-        "gres": lambda: site.render("gres.conf.j2", site=siteconf.read(config, hooks)),
+        "node_systemd": unit,
+        "slurm": lambda: _slurm(config, INCLUDED),
+        "gres": lambda: _slurm(config, INCLUDED_GRES),
         "job_submit": lambda: lua(config, shim.JOB_SUBMIT),
         "cli_filter": lambda: lua(config, shim.CLI_FILTER),
     }
@@ -82,21 +79,13 @@ def render(what: str, config: Config, hooks: str, user: str, output: Path | None
         output.write_text(text)
 
 
-def lua(config: Config, name: str) -> str:
-    """Render one of the Lua shims with the site as last known."""
-    submit = config.submit
-    try:
-        catalog = catalogs.load(Path(submit.catalog))
-    except FileNotFoundError:
-        catalog = SiteCatalog()
-    except CatalogError as error:
-        raise Failure(f"{error}; start migbatchd, it writes the file anew") from None
-    return shim.render(
-        name,
-        socket=str(reserved(Path(submit.socket))) if name == shim.JOB_SUBMIT else submit.socket,
-        table=submit.table,
-        catalog=catalog,
-        policy=policy_of(config),
-        deadline_ms=submit.deadline_ms,
-        default_partition=default_partition(config) if name == shim.CLI_FILTER else "",
-    )
+def _slurm(config: Config, name: str) -> str:
+    """Return one of our files beside slurm.conf, with the lines of the site's that must change as comments."""
+    conf = slurm_conf(config.cluster.slurm_conf, os.environ.get("SLURM_CONF", ""))
+    if conf is None:
+        raise Failure("slurm.conf is not found; name it in [cluster] slurm_conf")
+    plan = installcontroller.slurm_part(config, conf)
+    here = Path(conf.main) if name == INCLUDED else Path(conf.main).with_name("gres.conf")
+    lines = [f"# {one}\n" for one in plan.edits if (Path(one.path).name == "gres.conf") == (here.name == "gres.conf")]
+    head = [f"# {here} and what it includes must change so:\n"] if lines else []
+    return "".join([*head, *lines, installcontroller.rendered(plan)[name]])

@@ -16,6 +16,7 @@ COMMANDS = {
     "doctor": (f"{_HERE}.doctor:doctor", "Check this installation and say what to do."),
     "eval": (f"{_LAB}.eval:eval_", "Score the predictor on measured tables."),
     "explain": (f"{_HERE}.explain:explain", "Show what a request would become, without submitting."),
+    "install": (f"{_HERE}.install:install", "Install migbatch on a host of the cluster, or show what that changes."),
     "loans": (f"{_HERE}.loans:loans", "Show slices on loan to training jobs, and who waits for one."),
     "model": (f"{_HERE}.model:model", "Show what the predictor has learned; refit, roll back."),
     "node": (f"{_HERE}.node:node", "Everything that runs on a compute node: agent, init, reconcile, status."),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
 
 from slurm_migbatch.cli.common import Failure, open_record, slurm_client
 from slurm_migbatch.config import Config
@@ -13,25 +12,34 @@ from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.site import WAITING, NodeLine, PartitionLine, Site, preemption, spare
 from slurm_migbatch.slurm.client import NodeRow, SlurmError
 from slurm_migbatch.slurm.nodelist import fold
+from slurm_migbatch.store.errors import StoreError
 
 FILLER = "none"
 
 
-def read(config: Config, hooks: str) -> Site:
-    """Return the site from the record and from Slurm; `hooks` is the directory of the hooks on the nodes.
+class NothingReported(Failure):
+    """No node has reported GPUs that are cut by MIG."""
+
+
+def read(config: Config) -> Site:
+    """Return the site from the record and from Slurm, without the hooks.
 
     Raises:
-        Failure: no node has reported GPUs yet, or Slurm cannot be asked.
+        NothingReported: no node has reported GPUs yet.
+        Failure: Slurm cannot be asked.
     """
-    with open_record(config) as store:
-        inventory = store.inventory()
+    try:
+        with open_record(config) as store:
+            inventory = store.inventory()
+    except StoreError as error:
+        raise NothingReported(f"no node can have reported yet: {error}") from None
     client = slurm_client(config)
     try:
         version, rows = client.version(), client.nodes()
     except SlurmError as error:
         raise Failure(f"the nodes' partitions are needed from Slurm: {error}") from None
     lending = config.lending.partitions if config.lending.enabled else ()
-    return build(inventory, rows, version, config.cluster.catalog_nodes, hooks, lending)
+    return build(inventory, rows, version, config.cluster.catalog_nodes, lending)
 
 
 def build(
@@ -39,29 +47,30 @@ def build(
     rows: Iterable[NodeRow],
     version: tuple[int, int],
     catalog: str,
-    hooks: str,
     lending: Collection[str] = (),
 ) -> Site:
     """Return the site that fills the templates. Equal nodes share one line. `lending`: partitions that lend."""
     slurm = {row.name: row for row in rows}
     counts: dict[str, dict[str, int]] = {}
+    most: dict[str, Mapping[str, int]] = {}
     every: dict[str, int] = {}
     for name, gpus in inventory.items():
         geometries = [g for gpu in gpus if (g := geometry_of(gpu)) is not None]
         if not geometries or name not in slurm:
             continue
         counts[name] = base_counts(geometries)
-        for profile, most in most_counts(geometries).items():
-            every[profile] = max(every.get(profile, 0), most)
+        most[name] = most_counts(geometries)
+        for profile, number in most[name].items():
+            every[profile] = max(every.get(profile, 0), number)
     if not counts:
-        raise Failure(
-            "no node that Slurm knows has reported MIG GPUs yet; install migbatch on the nodes first "
-            "(`migbatch node install`, then start `migbatch node agent`) and name this host in Controller="
+        raise NothingReported(
+            "no node that Slurm knows has reported MIG GPUs yet; run `migbatch install --role node` on the nodes "
+            "first, and start migbatch-node there"
         )
-    types = [*every, FILLER]
     alike: dict[tuple[tuple[str, int], ...], list[str]] = {}
     for name, found in counts.items():
-        row = {**{kind: found.get(kind, 0) for kind in types}, **(spare(version) if lending else {})}
+        own = {kind: found.get(kind, 0) for kind in every if kind in most[name]}
+        row = {**own, FILLER: 0, **(spare(version) if lending else {})}
         alike.setdefault(tuple(row.items()), []).append(name)
     partitions: dict[str, list[str]] = {}
     for name in counts:
@@ -75,9 +84,6 @@ def build(
             PartitionLine(name, fold(nodes), preemption(lending, name)) for name, nodes in sorted(partitions.items())
         ],
         lends=bool(lending),
-        prolog=str(Path(hooks) / "prolog"),
-        epilog=str(Path(hooks) / "epilog"),
-        task_prolog=str(Path(hooks) / "task_prolog"),
         job_submit=True,
         cli_filter=True,
     )

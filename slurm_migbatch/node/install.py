@@ -86,6 +86,35 @@ DEFAULT_CONF = """\
 """
 
 
+_UNIT = """\
+# Written by migbatch. `node init` sets MIG mode and clears away what an interrupted hook or a reboot left, before
+# slurmd takes jobs; the agent then keeps the driver's library and the journal open, so that hooks are quick. Hooks do
+# their work without it too: stopping or restarting it harms no job.
+[Unit]
+Description=migbatch node agent (dynamic MIG for Slurm)
+After=network-online.target munge.service nvidia-persistenced.service
+Wants=network-online.target
+Before=slurmd.service
+
+[Service]
+# No PrivateMounts=, PrivateTmp= or ProtectSystem=: jobs must see the tmpfs that is mounted for their reports.
+Type=notify
+ExecStartPre={program} node init --etc {etc}
+ExecStart={program} node agent --etc {etc}
+Restart=always
+RestartSec=1
+# Setting MIG mode resets GPUs, which takes long on a node with many.
+TimeoutStartSec=300
+StateDirectory=migbatch
+UMask=0077
+# Its own processes only: what a hook does on its own must not end with the agent.
+KillMode=process
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
 class InstallError(RuntimeError):
     """Something is not safe to run as root, or cannot be written; the message says what to do."""
 
@@ -109,6 +138,21 @@ def _render(hook: str, paths: str, etc: str, python: str, note: str) -> str:
     return _HOOK.format(python=python, title=title, note=note, paths=paths, etc=etc, module=module, arguments=arguments)
 
 
+def unit(program: str = f"{DEFAULT_HOME}/bin/migbatch", etc: str = DEFAULT_ETC) -> str:
+    """Return migbatch-node.service. `program`: path of the command `migbatch` on the nodes."""
+    return _UNIT.format(program=program, etc=etc)
+
+
+def settings(controller: str = "", scontrol: str = "") -> str:
+    """Return a node.conf in which everything but the controller's URL and scontrol's path is a comment."""
+    text = DEFAULT_CONF
+    if controller:
+        text = text.replace("#Controller=http://controller:6830", f"Controller={controller}")
+    if scontrol and scontrol != "/usr/bin/scontrol":
+        text = text.replace("#ScontrolPath=/usr/bin/scontrol", f"ScontrolPath={scontrol}")
+    return text
+
+
 def package_paths() -> list[str]:
     """Return the directories that hold this package and pynvml, with links resolved."""
     here = Path(__file__).resolve().parents[2]
@@ -120,32 +164,46 @@ def package_paths() -> list[str]:
     return found if nvml in found else [*found, nvml]
 
 
-def install(dest: Path, etc: Path, python: str, task_python: str = "") -> Iterator[tuple[Path, str]]:
-    """Write the hooks to `dest` and a commented node.conf to `etc` where there is none.
+def programs(dest: Path, etc: Path, python: str, task_python: str = "") -> list[tuple[Path, str]]:
+    """Return the three hooks with their places in `dest`. Nothing is written but byte code of the package.
 
-    Yields each file with what was done (`written`, `unchanged`). Raises InstallError, also where the package, the
-    interpreter or one of the directories could be changed by others than root.
+    Raises:
+        InstallError: the package, an interpreter or one of the directories could be changed by others than root.
     """
     paths = package_paths()
     interpreter = _interpreter(python)
     task_interpreter = _interpreter(task_python) if task_python else interpreter
-    for directory in (dest, etc):
-        directory.mkdir(mode=0o755, parents=True, exist_ok=True)
     dest, etc = dest.resolve(), etc.resolve()
-    checked = [*paths, f"{paths[0]}/slurm_migbatch/node", f"{paths[0]}/slurm_migbatch/mig", str(dest), str(etc)]
+    checked = [*paths, f"{paths[0]}/slurm_migbatch/node", f"{paths[0]}/slurm_migbatch/mig"]
+    checked += [str(_present(dest)), str(_present(etc))]
     for path in [*checked, *(str(Path(p).resolve()) for p in (interpreter, task_interpreter))]:
         reason = conf.insecure(path)
         if reason:
             raise InstallError(reason)
     _compile(interpreter, paths)
-    for hook in HOOKS:
-        used = task_interpreter if hook == "task_prolog" else interpreter
-        yield _put(dest / hook, render(hook, paths, str(etc), used), 0o755)
-    settings = etc / conf.NAME
-    if settings.exists():
-        yield settings, "kept"
+    interpreters = {hook: task_interpreter if hook == "task_prolog" else interpreter for hook in HOOKS}
+    return [(dest / hook, render(hook, paths, str(etc), used)) for hook, used in interpreters.items()]
+
+
+def _present(path: Path) -> Path:
+    """Return the path, or the nearest one above it that is there."""
+    return next(place for place in (path, *path.parents) if place.exists())
+
+
+def install(dest: Path, etc: Path, python: str, task_python: str = "") -> Iterator[tuple[Path, str]]:
+    """Write the hooks to `dest` and a commented node.conf to `etc` where there is none.
+
+    Yields each file with what was done (`written`, `unchanged`). Raises InstallError as `programs` does.
+    """
+    for directory in (dest, etc):
+        directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    for place, text in programs(dest, etc, python, task_python):
+        yield _put(place, text, 0o755)
+    file = etc.resolve() / conf.NAME
+    if file.exists():
+        yield file, "kept"
     else:
-        yield _put(settings, DEFAULT_CONF, 0o644)
+        yield _put(file, settings(), 0o644)
 
 
 def _interpreter(python: str) -> str:

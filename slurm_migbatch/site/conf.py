@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from slurm_migbatch.workload.loans import GUEST, LOAN
 
@@ -13,6 +13,39 @@ WAITING: Final = {LOAN: 2, GUEST: 1}
 many as a job that waits asks for, and on a Slurm that does not forget it every node has one less."""
 FORGETS: Final = (23, 11)
 """The first release that surely forgets what a pending job asked for when its GRES is changed."""
+
+
+_CONSTANT = (
+    "GRES mig counts the MIG slices that the supply planner offers; the sum over all types of one node must stay "
+    "constant (the filler mig:none takes the rest), or slurmd's next registration drains the node."
+)
+_ALLOC = (
+    "Alloc: also nodes of a job that run no step make their slices. DeferBatch: the batch script waits for all of them."
+)
+_LENDS = (
+    "Training jobs on idle slices give way by Slurm's own means too, while migbatchd is away: those of a lower "
+    "PriorityTier are requeued for the same type of slice."
+)
+SEVERAL_HOOKS: Final = (24, 11)
+"""The oldest release on which several Prolog= and Epilog= lines were seen to run all of their programs; 22.05 runs the
+last one only."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of the cluster in slurm.conf that migbatch needs.
+
+    Attributes:
+        key, value: as they are written.
+        kind: how it lives with a value that the site has: "words" are added to those that are there, a "hook" is run
+            beside the site's, "at_least" is a number of seconds, a "choice" has to be this one.
+        why: a comment for the file.
+    """
+
+    key: str
+    value: str
+    kind: Literal["words", "hook", "at_least", "choice"]
+    why: str = ""
 
 
 def mig_gres(counts: Mapping[str, int]) -> str:
@@ -80,6 +113,10 @@ class Site:
         lends: whether training jobs of some partitions are requeued for others.
         accounting: whether slurmdbd records the mig TRES.
         cgroup_plugin: CgroupPlugin of cgroup.conf.
+        suspends: whether slurmctld powers idle nodes down, which the catalog must be kept from.
+        devices: lines of gres.conf for GPUs that Slurm detected by itself so far.
+        own: keys, as `Setting` has them, that the site's own lines hold, so that they are not rendered.
+        whole: whether lines of nodes and partitions are rendered; a site has its own, which are edited.
     """
 
     version: tuple[int, int]
@@ -95,6 +132,42 @@ class Site:
     lends: bool = False
     accounting: bool = False
     cgroup_plugin: str = "disabled"
+    suspends: bool = False
+    devices: Sequence[str] = ()
+    own: Collection[str] = ()
+    whole: bool = True
+
+    @property
+    def settings(self) -> list[Setting]:
+        """The settings to render."""
+        return [setting for setting in self.needed() if setting.key not in self.own]
+
+    def needed(self) -> Iterator[Setting]:
+        """Yield every setting of the cluster that migbatch needs."""
+        yield Setting("GresTypes", "gpu,mig", "words", _CONSTANT)
+        if self.prolog:
+            yield Setting("PrologFlags", "Alloc,DeferBatch", "words", _ALLOC)
+            yield Setting("Prolog", self.prolog, "hook")
+            yield Setting("Epilog", self.epilog, "hook")
+            yield Setting("PrologEpilogTimeout", str(self.hook_timeout), "at_least")
+            if self.task_prolog:
+                yield Setting("TaskProlog", self.task_prolog, "hook")
+        if self.job_submit:
+            yield Setting("JobSubmitPlugins", "lua", "words", "slurmctld reads job_submit.lua beside slurm.conf.")
+        if self.cli_filter:
+            yield Setting(
+                "CliFilterPlugins", "cli_filter/lua", "words", "Every host that runs srun has cli_filter.lua."
+            )
+        if self.whole:
+            yield Setting("JobRequeue", "1", "choice")
+        if self.lends:
+            yield Setting("PreemptType", "preempt/partition_prio", "choice", _LENDS)
+            yield Setting("PreemptMode", "REQUEUE", "choice")
+        if self.accounting:
+            typed = ",".join(f"gres/mig:{kind}" for kind in self.types)
+            yield Setting("AccountingStorageTRES", f"gres/mig,{typed}", "words", "Slices count in sacct and sreport.")
+        if self.suspends:
+            yield Setting("SuspendExcNodes", self.catalog.names, "words", "The catalog is no machine to power down.")
 
     @property
     def types(self) -> list[str]:

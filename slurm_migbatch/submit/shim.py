@@ -41,11 +41,13 @@ def render(
     policy: SubmitPolicy,
     deadline_ms: int = 100,
     default_partition: str = "",
+    module: bool = False,
 ) -> str:
     """Return one shim (`JOB_SUBMIT` or `CLI_FILTER`) as Lua source.
 
     `socket` and `table` are the paths that slurmctld sees. `catalog` goes into the file for the day on which neither
-    service nor table can be had. `default_partition` is for the user commands, which do not know it.
+    service nor table can be had. `default_partition` is for the user commands, which do not know it. `module`: as a
+    file that a site's own script loads, instead of the script itself.
     """
     environment = Environment(
         loader=template_loader(),
@@ -80,5 +82,6 @@ def render(
         trusted=dict.fromkeys(sorted(policy.trusted_uids), True),
         r20=R20,
         default_partition=default_partition,
+        module=module,
         built_in=site_source(catalog),  # without the models: it must not grow with the site's knowledge
     )

@@ -39,7 +39,7 @@ unit = {"program": "/opt/migbatch", "config": "/etc/migbatch.toml", "user": "roo
 dbd = {"dbd": {"host": "h", "port": 2, "munge_socket": "/m", "log": "/l", "pid_file": "/p"}}
 names = {
     "cgroup.conf.j2": cluster, "gres.conf.j2": cluster, "slurm.conf.j2": cluster, "testbed.conf.j2": cluster,
-    "migbatch-node.service.j2": unit, "migbatchd.service.j2": unit, "slurmdbd.conf.j2": dbd,
+    "migbatchd.service.j2": unit, "slurmdbd.conf.j2": dbd,
 }
 texts = {template: site.render(template, **values) for template, values in names.items()}
 for name in (shim.JOB_SUBMIT, shim.CLI_FILTER):

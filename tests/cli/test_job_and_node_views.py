@@ -278,7 +278,7 @@ def test_doctor_knows_which_slurm_does_not_forget():
 def test_slurm_conf_of_a_site_that_lends():
     nodes = [NodeRow("n1", frozenset({"IDLE"}), {}, {}, ("gpu", "train"))]
     for version, spare in (((24, 11), 0), ((22, 5), 1)):
-        site = build({"n1": [GPU]}, nodes, version, "migcatalog", "/hooks", ("train",))
+        site = build({"n1": [GPU]}, nodes, version, "migcatalog", ("train",))
         assert site.nodes[0].counts.get("loan", 0) == spare
         text = render_site("slurm.conf.j2", site=site)
         assert "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n" in text
@@ -286,7 +286,7 @@ def test_slurm_conf_of_a_site_that_lends():
         assert "PartitionName=gpu Nodes=n1,migcatalog PriorityTier=10 PreemptMode=OFF\n" in text
         assert "NodeName=migcatalog Name=mig Type=loan Count=2 " in render_site("gres.conf.j2", site=site)
         assert ("NodeName=n1 Name=mig Type=loan" in render_site("gres.conf.j2", site=site)) == bool(spare)
-    site = build({"n1": [GPU]}, nodes, (22, 5), "migcatalog", "/hooks")
+    site = build({"n1": [GPU]}, nodes, (22, 5), "migcatalog")
     assert "Preempt" not in render_site("slurm.conf.j2", site=site) and "loan" not in site.nodes[0].counts
     assert "mig:loan:2,mig:guest:1" in render_site("slurm.conf.j2", site=site)  # ready for the day on which it lends
 
@@ -294,9 +294,8 @@ def test_slurm_conf_of_a_site_that_lends():
 def test_slurm_conf_is_built_from_what_nodes_report():
     nodes = [NodeRow(f"n{i}", frozenset({"IDLE"}), {}, {}, ("gpu",)) for i in (1, 2, 3)]
     inventory = {"n1": [GPU], "n2": [GPU], "n3": [{**GPU, "mig": False}]}
-    site = build(inventory, nodes, (24, 11), "migcatalog", "/hooks")
+    site = build(inventory, nodes, (24, 11), "migcatalog")
     (line,) = site.nodes
     assert line.names == "n[1-2]"
     assert line.counts == {"7g.80gb": 0, "3g.40gb": 0, "1g.10gb": 7, "none": 0}
     assert site.catalog.counts == {"7g.80gb": 1, "3g.40gb": 2, "1g.10gb": 7, "none": 0, "loan": 2, "guest": 1}
-    assert site.prolog == "/hooks/prolog"

@@ -13,6 +13,7 @@ import pytest
 from jinja2 import UndefinedError
 
 from slurm_migbatch import site
+from slurm_migbatch.node.install import unit
 from slurm_migbatch.testbed.debian import mirror
 from slurm_migbatch.testbed.errors import TestbedError
 from slurm_migbatch.testbed.ports import PortBook, listening
@@ -50,7 +51,7 @@ def test_gres_conf_counts_every_type_of_every_node(version: tuple[int, int], fla
 
 
 def test_units_name_programs_and_configuration() -> None:
-    text = site.render("migbatch-node.service.j2", program="/opt/migbatch/bin/migbatch", etc="/etc/migbatch")
+    text = unit("/opt/migbatch/bin/migbatch", "/etc/migbatch")
     assert "ExecStart=/opt/migbatch/bin/migbatch node agent --etc /etc/migbatch" in text.splitlines()
 
 

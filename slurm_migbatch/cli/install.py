@@ -1,0 +1,165 @@
+"""`migbatch install`: writes what a host needs, shows it first, and takes it back."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from slurm_migbatch.cli.common import EXIT_FAILED, HELP, Failure
+from slurm_migbatch.install import files, hosts
+from slurm_migbatch.install.files import Change, Record
+from slurm_migbatch.install.hosts import HostPlan, Places
+
+_CONFIG = "/etc/migbatch/migbatch.toml"
+_RECORD = "/var/lib/migbatch/install"
+
+
+@click.command(context_settings=HELP)
+@click.option("--role", required=True, type=click.Choice(("controller", "node", "login")), help="What this host is.")
+@click.option("--apply/--dry-run", "apply", help="Write; without it only show what would be written.")
+@click.option("--edit", is_flag=True, help="Change lines of the site's own files too, as they are shown.")
+@click.option("--uninstall", is_flag=True, help="Take back what was written on this host.")
+@click.option("--full", is_flag=True, help="Show long new files to their end.")
+@click.option("-c", "--config", default="", metavar="FILE", help=f"migbatch.toml [env MIGBATCH_CONFIG; {_CONFIG}].")
+@click.option("--slurm-conf", default="", metavar="FILE", help="[env SLURM_CONF; else where Slurm looks]")
+@click.option("--prefix", default=sys.prefix, metavar="DIR", show_default="this one", help="The virtual environment.")
+@click.option("--hooks", default="/etc/migbatch/hooks", show_default=True, metavar="DIR", help="For hooks on nodes.")
+@click.option("--etc", default="/etc/migbatch", show_default=True, metavar="DIR", help="For node.conf.")
+@click.option("--systemd", default="/etc/systemd/system", show_default=True, metavar="DIR", help="For units.")
+@click.option("--record", default=_RECORD, show_default=True, metavar="DIR", help="For backups and digests.")
+@click.option(
+    "--user", default="root", show_default=True, help="controller: whom migbatchd runs as, root or SlurmUser."
+)
+@click.option(
+    "--cli-filter/--no-cli-filter",
+    default=None,
+    help="controller: have srun, salloc and sbatch run cli_filter.lua, for srun and salloc with mig:auto or --gpus. "
+    "Every host that runs them needs the file, or they fail.",
+)
+@click.option("--slurm-down", is_flag=True, help="controller --uninstall: slurmctld does not answer; ask it nothing.")
+@click.option("--controller", default="", metavar="URL", help="node: of migbatchd [http://SlurmctldHost:6830].")
+@click.option("--python", default="", help="node: interpreter of root's hooks [that of --prefix].")
+@click.option("--task-python", default="", help="node: interpreter of TaskProlog, if users cannot run the other.")
+@click.pass_context
+def install(
+    ctx: click.Context,
+    /,
+    role: str,
+    *,
+    apply: bool,
+    edit: bool,
+    uninstall: bool,
+    full: bool,
+    cli_filter: bool | None,
+    **options: str,
+) -> None:
+    """Install migbatch on a host of a Slurm cluster, or show what that would change.
+
+    Without --apply nothing is changed: what would be written is shown as a diff, and lines of the site's own files that
+    must read otherwise with their places. --edit makes these a part of the diff. The exit code is 1 where something is
+    to do, 0 where nothing is. Every file is backed up; --uninstall restores.
+    """
+    if os.geteuid() != 0:
+        raise Failure("this writes root's files: run it as root")
+    record = Record(Path(options["record"]))
+    if uninstall:
+        _may_leave(role, options)
+        plan = HostPlan()
+        changes = files.leaving(record)
+    else:
+        plan = _plan(role, options, record, edit=edit, cli_filter=cli_filter)
+        changes = files.differing(plan.wanted, record)
+    _show(plan, changes, full)
+    undone = [*plan.lines, *plan.problems, *(change.conflict for change in changes if change.conflict)]
+    if apply:
+        files.apply(changes, record)
+        if role == "controller":
+            _wake(changes)
+        _say_next(plan, changes, uninstall, role)
+    if undone or (changes and not apply):
+        ctx.exit(EXIT_FAILED)
+
+
+def _plan(role: str, options: dict[str, str], record: Record, *, edit: bool, cli_filter: bool | None) -> HostPlan:
+    conf = hosts.slurm_conf(options["slurm_conf"], os.environ.get("SLURM_CONF", ""))
+    if conf is None:
+        raise Failure("this host has no slurm.conf where Slurm looks for it; name it with --slurm-conf")
+    names = {name: Path(options[name]) for name in ("prefix", "hooks", "etc", "systemd")}
+    places = Places(**names)
+    if role == "node":
+        words = {name: options[name] for name in ("controller", "python", "task_python")}
+        return hosts.node(places, conf, edit=edit, **words)
+    if role == "login":
+        return hosts.login(conf)
+    from slurm_migbatch.cli.installcontroller import Choices, controller
+
+    choices = Choices(_config_path(options), options["user"], cli_filter, edit)
+    return controller(places, conf, choices, record)
+
+
+def _config_path(options: dict[str, str]) -> str:
+    return options["config"] or os.environ.get("MIGBATCH_CONFIG", "") or _CONFIG
+
+
+def _may_leave(role: str, options: dict[str, str]) -> None:
+    """Refuse to take mig out of slurm.conf while jobs ask for it."""
+    if role != "controller" or options["slurm_down"]:
+        return
+    from slurm_migbatch.cli.checks import BAD, check_leaving
+    from slurm_migbatch.cli.common import slurm_client
+    from slurm_migbatch.config import Config, load
+    from slurm_migbatch.slurm.client import SlurmError
+
+    path = _config_path(options)
+    try:
+        jobs = slurm_client(load(path) if Path(path).exists() else Config()).jobs()
+    except SlurmError as error:
+        raise Failure(
+            f"which jobs need slices cannot be asked: {error}; with slurmctld stopped, add --slurm-down"
+        ) from None
+    found = [finding for finding in check_leaving(jobs) if finding.level == BAD]
+    if found:
+        raise Failure("; ".join(f"{finding.text}: {finding.advice}" for finding in found))
+
+
+def _show(plan: HostPlan, changes: Sequence[Change], full: bool) -> None:
+    for line in files.diff(changes, full=full):
+        click.echo(line)
+    for title, lines in (
+        ("must be changed by hand, or by --edit:", plan.lines),
+        ("is in the way:", [*plan.problems, *(change.conflict for change in changes if change.conflict)]),
+        ("to know:", plan.notes),
+    ):
+        if lines:
+            click.echo(title)
+        for line in lines:
+            click.echo(f"  {line}")
+    if not (changes or plan.lines or plan.problems):
+        click.echo("nothing to do")
+
+
+def _wake(changes: Sequence[Change]) -> None:
+    """Have slurmctld read scripts again that load a changed file of ours."""
+    from slurm_migbatch.cli.installcontroller import touched
+
+    for path in touched({change.path for change in changes if not change.conflict}):
+        os.utime(path)
+
+
+def _say_next(plan: HostPlan, changes: Sequence[Change], uninstall: bool, role: str) -> None:
+    made = sum(not change.conflict for change in changes)
+    click.echo(f"{made} files and directories changed")
+    if not made:
+        return
+    if uninstall and role == "controller":
+        click.echo("next: restart slurmctld, and slurmd on every node; systemctl disable --now migbatchd")
+    elif uninstall:
+        click.echo(
+            "next: systemctl disable --now migbatch-node; /var/lib/migbatch holds the journal and may be removed"
+        )
+    for line in plan.next:
+        click.echo(f"next: {line}")

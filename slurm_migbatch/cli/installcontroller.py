@@ -1,0 +1,182 @@
+"""What the controller host needs: migbatchd, and what slurmctld reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from slurm_migbatch import site
+from slurm_migbatch.cli import siteconf
+from slurm_migbatch.cli.scripts import lua
+from slurm_migbatch.config import DEFAULT_PATH, Config
+from slurm_migbatch.config import load as load_config
+from slurm_migbatch.config import render as render_config
+from slurm_migbatch.install import scripts
+from slurm_migbatch.install.files import Record, Wanted, read
+from slurm_migbatch.install.hosts import HostPlan, Places, stub_path
+from slurm_migbatch.install.slurmconf import Conf, apply, load
+from slurm_migbatch.install.slurmedit import INCLUDED, INCLUDED_GRES, SlurmPlan
+from slurm_migbatch.install.slurmedit import plan as plan_slurm
+from slurm_migbatch.submit import shim
+
+UNIT: Final = "migbatchd.service"
+STATE: Final = "/var/lib/migbatch"
+_HOOKS: Final = ("prolog", "epilog", "task_prolog")
+_BESIDE: Final = {shim.JOB_SUBMIT: "migbatch_submit.lua", shim.CLI_FILTER: "migbatch_cli_filter.lua"}
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the administrator chose.
+
+    Attributes:
+        config: path of migbatch.toml.
+        user: whom migbatchd runs as.
+        cli_filter: whether slurm.conf is to name cli_filter/lua; None: as it is.
+        edit: change the site's own lines too.
+    """
+
+    config: str = DEFAULT_PATH
+    user: str = "root"
+    cli_filter: bool | None = None
+    edit: bool = False
+
+
+def controller(places: Places, conf: Conf, choices: Choices, record: Record) -> HostPlan:
+    """Return what the controller host needs as far as that is known: Slurm's part once nodes have reported."""
+    plan = HostPlan()
+    slurm_user = conf.value("SlurmUser") or "root"
+    config = _service(plan, places, conf, choices, slurm_user)
+    try:
+        slurm = slurm_part(config, conf, choices.cli_filter)
+    except siteconf.NothingReported as error:
+        plan.next.append(f"systemctl daemon-reload && systemctl enable --now {UNIT}")
+        plan.notes.append(f"slurm.conf comes next, by this command again: {error.message}")
+        return plan
+    _slurm(plan, slurm, conf, choices.edit)
+    named = {one.value for one in slurm.site.settings} | {token.value for line in conf.lines for token in line.tokens}
+    for name in _HOOKS:
+        if (path := stub_path(conf, name)) in named:
+            plan.wanted.append(Wanted(path, scripts.stub(str(places.hooks / name)), mode=0o755))
+    for name in (shim.JOB_SUBMIT, shim.CLI_FILTER):
+        _lua(plan, config, Path(conf.main).with_name(name), choices.edit, record)
+    return plan
+
+
+def slurm_part(config: Config, conf: Conf, cli_filter: bool | None = None) -> SlurmPlan:
+    """Return what slurm.conf and gres.conf need by what the nodes reported.
+
+    Raises:
+        NothingReported: no node has reported GPUs yet.
+        Failure: Slurm cannot be asked.
+    """
+    found = siteconf.read(config)
+    if cli_filter is None:
+        cli_filter = "lua" in [word.removeprefix("cli_filter/") for word in conf.value("CliFilterPlugins").split(",")]
+    lending = config.lending.partitions if config.lending.enabled else ()
+    prolog, epilog, task_prolog = (stub_path(conf, name) for name in _HOOKS)
+    hooked = replace(found, cli_filter=cli_filter, prolog=prolog, epilog=epilog, task_prolog=task_prolog)
+    return plan_slurm(hooked, conf, gres_conf(conf), lending)
+
+
+def gres_conf(conf: Conf) -> Conf:
+    """Read gres.conf beside slurm.conf; without lines where there is none."""
+    return load(str(Path(conf.main).with_name("gres.conf")), read)
+
+
+def rendered(slurm: SlurmPlan) -> dict[str, str]:
+    """Return our own files beside slurm.conf, by name."""
+    return {
+        INCLUDED: site.render("slurm.conf.j2", site=slurm.site),
+        INCLUDED_GRES: site.render("gres.conf.j2", site=slurm.site),
+    }
+
+
+def _service(plan: HostPlan, places: Places, conf: Conf, choices: Choices, slurm_user: str) -> Config:
+    """Add what migbatchd needs to a plan; its configuration as it is, or will be."""
+    values: dict[str, Mapping[str, str]] = {"cluster": {"slurm_user": slurm_user}}
+    if conf.main != "/etc/slurm/slurm.conf":
+        values["cluster"] = {**values["cluster"], "slurm_conf": conf.main}
+    present = Path(choices.config).exists()
+    config = load_config(choices.config) if present else Config()
+    if present and config.cluster.slurm_user != slurm_user:
+        plan.problems.append(
+            f"{choices.config}: slurm_user is {config.cluster.slurm_user!r}; correct it, {conf.main} has "
+            f"SlurmUser={slurm_user}"
+        )
+    plan.wanted += [
+        Wanted(STATE, kind="directory", mode=0o755, owner=choices.user),
+        Wanted(choices.config, render_config(values), "once"),
+        Wanted(
+            str(places.systemd / UNIT),
+            site.render(
+                "migbatchd.service.j2",
+                program=places.prefix / "bin/migbatchd",
+                config=choices.config,
+                user=choices.user,
+            ),
+        ),
+    ]
+    return config
+
+
+def _slurm(plan: HostPlan, slurm: SlurmPlan, conf: Conf, edit: bool) -> None:
+    """Add files beside slurm.conf, and edits of the site's, to a plan."""
+    directory = Path(conf.main).parent
+    plan.wanted += [Wanted(str(directory / name), text) for name, text in rendered(slurm).items()]
+    texts = {**gres_conf(conf).texts, **conf.texts}
+    if edit:
+        found = apply(texts, slurm.edits)
+        plan.wanted += [Wanted(path, found[path], "site") for path in dict.fromkeys(one.path for one in slurm.edits)]
+    else:
+        plan.lines += [str(one) for one in slurm.edits]
+    plan.notes += slurm.notes
+    plan.problems += [*slurm.problems, *_missing(conf)]
+    plan.next.append(
+        f"bring {directory} to every host as you always do, then restart slurmctld, and slurmd on every node"
+    )
+
+
+def _missing(conf: Conf) -> Iterator[str]:
+    for path, line in conf.missing:
+        if Path(path).name not in (INCLUDED, INCLUDED_GRES):
+            yield f"{line.path}:{line.number}: {path} is included and not there"
+
+
+def _lua(plan: HostPlan, config: Config, path: Path, edit: bool, record: Record) -> None:
+    """Add one of the Lua scripts to a plan: alone where the site has none, else beside the site's."""
+    present = read(str(path))
+    entry = record.entries.get(str(path))
+    ours = present is None or (entry is not None and entry.kind == "own")
+    if ours:
+        plan.wanted.append(Wanted(str(path), lua(config, path.name)))
+        return
+    assert present is not None
+    beside = path.with_name(_BESIDE[path.name])
+    plan.wanted.append(Wanted(str(beside), lua(config, path.name, module=True)))
+    if scripts.calls_lua(present, str(beside)):
+        return
+    text = scripts.call_lua(present, str(beside))
+    if edit:
+        plan.wanted.append(Wanted(str(path), text, "site"))
+    else:
+        number = next(i for i, (a, b) in enumerate(_pairs(present, text), 1) if a != b)
+        lines = text.splitlines()[number - 1 : number + 1]
+        plan.lines.append(f"{path}:{number}: add before this line: {'  and  '.join(lines)}")
+
+
+def _pairs(before: str, after: str) -> Iterator[tuple[str, str]]:
+    old = before.splitlines()
+    for number, line in enumerate(after.splitlines()):
+        yield (old[number] if number < len(old) else ""), line
+
+
+def touched(changed: set[str]) -> Iterator[Path]:
+    """Yield the site's Lua scripts that slurmctld must read again because a file of ours that they load changed."""
+    for name, beside in _BESIDE.items():
+        for path in changed:
+            script = Path(path).with_name(name)
+            if Path(path).name == beside and script.exists() and str(script) not in changed:
+                yield script

@@ -1,0 +1,34 @@
+"""Lua scripts for slurmctld and the user commands, rendered for this site."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slurm_migbatch.cli.common import Failure, default_partition
+from slurm_migbatch.config import Config
+from slurm_migbatch.daemon.facts import policy_of
+from slurm_migbatch.submit import shim
+from slurm_migbatch.submit.service import reserved
+from slurm_migbatch.workload import catalog as catalogs
+from slurm_migbatch.workload.catalog import CatalogError, SiteCatalog
+
+
+def lua(config: Config, name: str, *, module: bool = False) -> str:
+    """Render one of the Lua shims with the site as last known; `module`: for a site that has a script of its own."""
+    submit = config.submit
+    try:
+        catalog = catalogs.load(Path(submit.catalog))
+    except FileNotFoundError:
+        catalog = SiteCatalog()
+    except CatalogError as error:
+        raise Failure(f"{error}; start migbatchd, it writes the file anew") from None
+    return shim.render(
+        name,
+        socket=str(reserved(Path(submit.socket))) if name == shim.JOB_SUBMIT else submit.socket,
+        table=submit.table,
+        catalog=catalog,
+        policy=policy_of(config),
+        deadline_ms=submit.deadline_ms,
+        default_partition=default_partition(config) if name == shim.CLI_FILTER else "",
+        module=module,
+    )

@@ -1,0 +1,317 @@
+"""Files and directories of one host as they are to be: what differs, as a diff; writing it with backups; undoing it.
+
+What was written stands in a record beside the backups, with a digest: a file of ours that somebody edited since is
+never overwritten, and a site's file gets back what it held before. Standard library only.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+import pwd
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from slurm_migbatch.install.undo import undo
+
+Kind = Literal["own", "once", "site", "directory"]
+_LONG: Final = 150
+"""Lines of a new file that a diff shows unless all are asked for."""
+
+
+class InstallConflict(RuntimeError):
+    """A file cannot be written or taken back without losing what somebody else wrote; the text says what to do."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A file or directory as it is to be.
+
+    Attributes:
+        path: where.
+        text: what it holds; of a directory nothing.
+        kind: "own" is ours alone, "once" is written where there is none and then the site's, "site" is the site's and
+            edited, "directory" is made.
+        mode, owner: of what is made; a site's file keeps its own.
+    """
+
+    path: str
+    text: str = ""
+    kind: Kind = "own"
+    mode: int = 0o644
+    owner: str = "root"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the record knows of one path: the text as written by us, and the name of the backup of what was there."""
+
+    path: str
+    kind: Kind
+    digest: str = ""
+    written: str = ""
+    backup: str = ""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A difference between what is and what is to be; `before` or `after` None: there is no such file.
+
+    `conflict` says why it cannot be made, and what to do; `back`: it takes away what was written earlier.
+    """
+
+    path: str
+    before: str | None
+    after: str | None
+    kind: Kind
+    mode: int = 0o644
+    owner: str = "root"
+    conflict: str = ""
+    back: bool = False
+
+
+def read(path: str) -> str | None:
+    """Return the text of a file, bytes that are no UTF-8 kept; None where there is none."""
+    try:
+        return Path(path).read_bytes().decode("utf-8", "surrogateescape")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def digest(text: str) -> str:
+    """Return a digest of a file's bytes."""
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+class Record:
+    """What was written to this host, below one directory of root's."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._path = directory / "record.json"
+        self.entries: dict[str, Entry] = {}
+        text = read(str(self._path))
+        if text is not None:
+            try:
+                self.entries = {data["path"]: Entry(**data) for data in json.loads(text)["entries"]}
+            except (ValueError, KeyError, TypeError):
+                raise InstallConflict(
+                    f"{self._path} cannot be read: put a backup of it there, or move it away"
+                ) from None
+
+    def keep(self, name: str, text: str) -> str:
+        """Store a text beside the record; returns its name."""
+        place = self.directory / f"{name.strip('/').replace('/', '%')}.{digest(text)[:12]}"
+        if not place.exists():
+            self._private(place, text)
+        return place.name
+
+    def kept(self, name: str) -> str:
+        """Return a text that was kept.
+
+        Raises:
+            InstallConflict: it is gone.
+        """
+        text = read(str(self.directory / name))
+        if text is None:
+            raise InstallConflict(f"{self.directory / name} is gone: put that backup back")
+        return text
+
+    def save(self) -> None:
+        """Write the record; where it holds nothing it goes, with all backups."""
+        if self.entries:
+            data = {"version": 1, "entries": [asdict(entry) for entry in self.entries.values()]}
+            self._private(self._path, json.dumps(data, indent=1) + "\n")
+        elif self.directory.exists():
+            for path in self.directory.iterdir():
+                path.unlink()
+            self.directory.rmdir()
+
+    def _private(self, place: Path, text: str) -> None:
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write(str(place), text, 0o600, None)
+
+
+def write(path: str, text: str, mode: int, owner: tuple[int, int] | None) -> None:
+    """Write a file so that a reader sees the old or the new one, never a part; links are followed."""
+    place = Path(path).resolve()
+    fresh = place.with_name(f".{place.name}.migbatch-new")
+    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(handle, "wb") as out:
+        out.write(text.encode("utf-8", "surrogateescape"))
+        out.flush()
+        if owner is not None:
+            os.fchown(out.fileno(), *owner)
+        os.fchmod(out.fileno(), mode)
+        os.fsync(out.fileno())
+    fresh.replace(place)
+
+
+# --- what differs
+
+
+def differing(wanted: Iterable[Wanted], record: Record) -> list[Change]:
+    """Return what must change for `wanted` to be; nothing where all is as it is to be."""
+    return [change for one in wanted if (change := _difference(one, record)) is not None]
+
+
+def _difference(one: Wanted, record: Record) -> Change | None:
+    if one.kind == "directory":
+        return _directory(one)
+    present = read(one.path)
+    if present == one.text or (one.kind == "once" and present is not None):
+        return None
+    conflict = ""
+    entry = record.entries.get(one.path)
+    if one.kind == "own" and present is not None and (entry is None or entry.digest != digest(present)):
+        since = "was edited since migbatch wrote it" if entry else "is there and was not written by `migbatch install`"
+        conflict = f"{one.path} {since}, and is left as it is: move it away and run this again to get ours"
+    return Change(one.path, present, one.text, one.kind, one.mode, one.owner, conflict)
+
+
+def _directory(one: Wanted) -> Change | None:
+    try:
+        status = Path(one.path).stat()
+    except FileNotFoundError:
+        return Change(one.path, None, "", "directory", one.mode, one.owner)
+    if (status.st_uid, status.st_mode & 0o7777) == (_uid(one.owner), one.mode):
+        return None
+    return Change(one.path, "", "", "directory", one.mode, one.owner)
+
+
+def leaving(record: Record) -> list[Change]:
+    """Return what must change for everything that was written to be gone."""
+    found = [_back(entry, record) for entry in reversed(record.entries.values()) if entry.kind != "directory"]
+    folders = sorted((entry for entry in record.entries.values() if entry.kind == "directory"), key=lambda e: e.path)
+    found += [Change(entry.path, "", None, "directory") for entry in reversed(folders)]
+    return [change for change in found if change is not None]
+
+
+def _back(entry: Entry, record: Record) -> Change | None:
+    present = read(entry.path)
+    if entry.kind != "site":
+        if present is None:
+            return None
+        edited = entry.digest != digest(present)
+        text = f"{entry.path} was edited since migbatch wrote it, and stays: remove it by hand" if edited else ""
+        return Change(entry.path, present, None, entry.kind, conflict=text, back=True)
+    original = record.kept(entry.backup) if entry.backup else ""
+    if present is None:
+        return Change(entry.path, None, original, "site", conflict=f"{entry.path} is gone, and is left so", back=True)
+    after = undo(original, record.kept(entry.written), present)
+    if after is None:
+        was = f"; what it was before is {record.directory / entry.backup}" if entry.backup else ""
+        text = f"{entry.path} was edited since, in the lines that migbatch wrote: take them out by hand{was}"
+        return Change(entry.path, present, present, "site", conflict=text, back=True)
+    return Change(entry.path, present, after if after or entry.backup else None, "site", back=True)
+
+
+def diff(changes: Sequence[Change], *, full: bool = False) -> Iterator[str]:
+    """Yield the lines of a unified diff; of long new files the head only, unless `full`."""
+    for change in changes:
+        if change.conflict:
+            continue
+        if change.kind == "directory":
+            yield f"directory {change.path}: " + (
+                "remove if empty" if change.after is None else f"mode {change.mode:04o}, owner {change.owner}"
+            )
+            continue
+        before, after = (_shown(text) for text in (change.before, change.after))
+        names = (
+            ("/dev/null" if change.before is None else change.path),
+            ("/dev/null" if change.after is None else change.path),
+        )
+        lines = [line.rstrip("\n") for line in difflib.unified_diff(before, after, *names)]
+        cut = len(lines) if full or (change.before is not None and change.after is not None) else _LONG
+        yield from lines[:cut]
+        if len(lines) > cut:
+            yield f"... and {len(lines) - cut} more lines of {change.path} (--full shows them)"
+
+
+def _shown(text: str | None) -> list[str]:
+    printable = (text or "").encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return printable.splitlines(keepends=True)
+
+
+# --- making it so
+
+
+def apply(changes: Iterable[Change], record: Record) -> None:
+    """Make changes and note each before it is made; those with a conflict are left out."""
+    for change in changes:
+        if change.conflict:
+            continue
+        if change.kind == "directory":
+            _apply_directory(change, record)
+        else:
+            _apply_file(change, record)
+        record.save()
+
+
+def _apply_directory(change: Change, record: Record) -> None:
+    place = Path(change.path)
+    if change.after is None:
+        if place.is_dir() and not any(place.iterdir()):
+            place.rmdir()
+        record.entries.pop(change.path, None)
+        return
+    for above in [*reversed(place.parents), place]:
+        if not above.exists():
+            above.mkdir(mode=0o755)
+            record.entries[str(above)] = Entry(str(above), "directory")
+    place.chmod(change.mode)
+    os.chown(place, _uid(change.owner), -1)
+
+
+def _apply_file(change: Change, record: Record) -> None:
+    place = Path(change.path)
+    if change.after is None:
+        place.unlink(missing_ok=True)
+        record.entries.pop(change.path, None)
+        return
+    if change.back:
+        _write(change)
+        record.entries.pop(change.path, None)
+        return
+    if change.kind == "site":
+        record.entries[change.path] = _site_entry(change, change.after, record)
+    else:
+        record.entries[change.path] = Entry(change.path, change.kind, digest(change.after))
+    for above in reversed(place.parents):
+        if not above.exists():
+            above.mkdir(mode=0o755)
+            record.entries[str(above)] = Entry(str(above), "directory")
+    record.save()
+    _write(change)
+
+
+def _write(change: Change) -> None:
+    """Write what a file is to hold; one that is there keeps its mode and owner unless it is ours."""
+    assert change.after is not None
+    if change.kind == "site" and change.before is not None:
+        status = Path(change.path).stat()
+        write(change.path, change.after, status.st_mode & 0o7777, (status.st_uid, status.st_gid))
+    else:
+        write(change.path, change.after, change.mode, (_uid(change.owner), 0))
+
+
+def _site_entry(change: Change, after: str, record: Record) -> Entry:
+    """Return what is to be known of a site's file: what it holds without our edits, and with them."""
+    original = change.before
+    entry = record.entries.get(change.path)
+    if entry is not None and entry.kind == "site" and original is not None:
+        before = undo(record.kept(entry.backup) if entry.backup else "", record.kept(entry.written), original)
+        original = None if before == "" and not entry.backup else original if before is None else before
+    backup = "" if original is None else record.keep(change.path, original)
+    return Entry(change.path, "site", digest(after), record.keep(f"{change.path}.written", after), backup)
+
+
+def _uid(owner: str) -> int:
+    try:
+        return pwd.getpwnam(owner).pw_uid
+    except KeyError:
+        raise InstallConflict(f"there is no user {owner!r} on this host") from None

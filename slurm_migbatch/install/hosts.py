@@ -1,0 +1,175 @@
+"""What a compute node and a login node need; read from the host, nothing is written here. Standard library only."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from slurm_migbatch.install import scripts
+from slurm_migbatch.install.files import Wanted, read
+from slurm_migbatch.install.slurmconf import Conf, load
+from slurm_migbatch.node import install as node_install
+from slurm_migbatch.node.conf import NAME
+
+UNIT: Final = "migbatch-node.service"
+CLI_FILTER: Final = "cli_filter.lua"
+_HOOKS: Final = (("Prolog", "prolog"), ("Epilog", "epilog"), ("TaskProlog", "task_prolog"))
+_PORT: Final = 6830
+
+
+@dataclass
+class HostPlan:
+    """What one host needs.
+
+    Attributes:
+        wanted: files and directories, in the order in which they are to be written.
+        lines: changes of the site's own scripts, as sentences; they are part of `wanted` only where edits are allowed.
+        notes, problems: sentences.
+        next: what to do once it is written.
+    """
+
+    wanted: list[Wanted] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    next: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where things are on a host.
+
+    Attributes:
+        prefix: the virtual environment.
+        etc, hooks, systemd: directories of migbatch's settings, of the hook programs, and of units.
+    """
+
+    prefix: Path
+    etc: Path = Path("/etc/migbatch")
+    hooks: Path = Path("/etc/migbatch/hooks")
+    systemd: Path = Path("/etc/systemd/system")
+
+
+def node(
+    places: Places, conf: Conf, *, controller: str = "", python: str = "", task_python: str = "", edit: bool = False
+) -> HostPlan:
+    """Return what a compute node needs.
+
+    Args:
+        places: where.
+        conf: slurm.conf as this node has it.
+        controller: URL of migbatchd; empty: that of slurm.conf's SlurmctldHost.
+        python, task_python: interpreters of the hooks; empty: that of the virtual environment.
+        edit: change the site's own scripts too.
+
+    Raises:
+        InstallError: what root is to run could be changed by others.
+    """
+    plan = HostPlan()
+    url = controller or _controller(conf)
+    python = python or str(places.prefix / "bin/python3")
+    plan.wanted += [
+        Wanted(str(path), text, mode=0o755)
+        for path, text in node_install.programs(places.hooks, places.etc, python, task_python)
+    ]
+    users = [str(Path(task_python or python).resolve()), *node_install.package_paths()]
+    for reason in filter(None, map(_closed, users)):
+        plan.problems.append(f"users run TaskProlog, and {reason}")
+    settings = node_install.settings(url, shutil.which("scontrol") or "")
+    plan.wanted.append(Wanted(str(places.etc / NAME), settings, "once"))
+    unit = node_install.unit(str(places.prefix / "bin/migbatch"), str(places.etc))
+    plan.wanted.append(Wanted(str(places.systemd / UNIT), unit))
+    for key, hook in _HOOKS:
+        _beside(plan, conf, key, str(places.hooks / hook), edit)
+    _cli_filter(plan, conf)
+    plan.next.append(f"systemctl daemon-reload && systemctl enable --now {UNIT}")
+    return plan
+
+
+def _closed(path: str) -> str:
+    """Return why ordinary users cannot use a program or directory, as the end of a sentence; empty where they can."""
+    for place in (Path(path), *Path(path).parents):
+        needed = 0o001 if place != Path(path) else 0o005
+        if place.stat().st_mode & needed != needed:
+            return (
+                f"{place} is closed to them (mode {place.stat().st_mode & 0o7777:04o}): open it, or have the virtual "
+                "environment made elsewhere or by another Python (--prefix, --task-python)"
+            )
+    return ""
+
+
+def login(conf: Conf) -> HostPlan:
+    """Return what a host needs on which users run srun, sbatch and salloc."""
+    plan = HostPlan()
+    _cli_filter(plan, conf)
+    return plan
+
+
+def _controller(conf: Conf) -> str:
+    """Return migbatchd's URL on the first host of slurmctld."""
+    text = conf.value("SlurmctldHost") or conf.value("ControlMachine")
+    name, _, address = text.partition("(")
+    host = conf.value("ControlAddr") or address.rstrip(")") or name
+    return f"http://{f'[{host}]' if ':' in host else host}:{_PORT}" if host else ""
+
+
+def _beside(plan: HostPlan, conf: Conf, key: str, hook: str, edit: bool) -> None:
+    """Put a hook beside the site's own of that key; nothing where it has none, or where slurm.conf names ours too."""
+    values = [token.value for line in conf.lines if not line.record and (token := line.get(key.lower()))]
+    if not values or hook in values or stub_path(conf, hook) in values:
+        return
+    theirs = values[-1]
+    if scripts.is_pattern(theirs):
+        place = scripts.name_in(theirs)
+        if place:
+            plan.wanted.append(Wanted(place, scripts.stub(hook), mode=0o755))
+        else:
+            plan.problems.append(f"{key}={theirs}: put a link to {hook} where this pattern finds it")
+        return
+    text = read(theirs)
+    if text is None:
+        plan.problems.append(f"{key}={theirs} is not on this host; it must run {hook}")
+    elif scripts.calls_hook(text, hook):
+        return
+    elif not scripts.is_shell(text):
+        plan.problems.append(
+            f"{theirs} ({key}) is no shell script: let it run {hook} and end with its exit status unless it is 0"
+        )
+    elif edit:
+        plan.wanted.append(Wanted(theirs, scripts.call_hook(text, hook), "site"))
+    else:
+        plan.lines.append(f"{theirs}:2: add: {scripts.hook_line(hook)}")
+
+
+def _cli_filter(plan: HostPlan, conf: Conf) -> None:
+    """Where slurm.conf names cli_filter/lua, have a script that changes nothing rather than none."""
+    words = [word.removeprefix("cli_filter/") for word in conf.value("CliFilterPlugins").lower().split(",")]
+    path = Path(conf.main).parent / CLI_FILTER
+    if "lua" in words and not path.exists():
+        plan.wanted.append(Wanted(str(path), scripts.DOES_NOTHING))
+        plan.notes.append(
+            f"{path} is missing; copy the controller's there for `srun --gres=mig:auto`, which this one passes by"
+        )
+
+
+def stub_path(conf: Conf, hook: str) -> str:
+    """Return where the program lies by which slurm.conf runs a hook: it goes to every node with slurm.conf."""
+    return str(Path(conf.main).with_name(f"migbatch-{Path(hook).name}"))
+
+
+def find_slurm_conf(given: str, environment: str) -> Iterator[str]:
+    """Yield where slurm.conf may be, the likeliest first."""
+    yield from (path for path in (given, environment) if path)
+    if not given and not environment:
+        yield from ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm-llnl/slurm.conf")
+
+
+def slurm_conf(given: str, environment: str) -> Conf | None:
+    """Read this host's slurm.conf; None where there is none."""
+    for path in find_slurm_conf(given, environment):
+        if read(path) is not None:
+            return load(path, read)
+    return None

@@ -1,0 +1,109 @@
+"""Put a call of ours into a site's own scripts: `job_submit.lua`, `cli_filter.lua`, Prolog, Epilog, TaskProlog.
+
+Standard library only: compute nodes have no more.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from pathlib import PurePosixPath
+from typing import Final
+
+_SHELL: Final = re.compile(r"#!\s*(?:\S*/env\s+)?(?:\S*/)?(?:ba|da|k|z)?sh(?:\s|$)")
+_LAST_RETURN: Final = re.compile(r"^return\b[^\n]*\n?(?=(?:[ \t]*(?:--[^\n]*)?\n)*[ \t]*(?:--[^\n]*)?\Z)", re.MULTILINE)
+_FUNCTIONS: Final = {
+    "migbatch_submit.lua": ("slurm_job_submit", "slurm_job_modify"),
+    "migbatch_cli_filter.lua": ("slurm_cli_setup_defaults", "slurm_cli_pre_submit", "slurm_cli_post_submit"),
+}
+DOES_NOTHING: Final = """\
+-- Written by `migbatch install`: this host has no other cli_filter.lua, and without any every srun, salloc and sbatch
+-- fails. It changes nothing. The controller's cli_filter.lua may stand in its place.
+function slurm_cli_setup_defaults(options, early)
+  return slurm.SUCCESS
+end
+
+function slurm_cli_pre_submit(options, offset)
+  return slurm.SUCCESS
+end
+
+function slurm_cli_post_submit(offset, job_id, step_id)
+  return slurm.SUCCESS
+end
+
+return slurm.SUCCESS
+"""
+
+
+def calls_lua(text: str, ours: str) -> bool:
+    """Return whether a site's Lua script loads our file of that path."""
+    name = re.escape(PurePosixPath(ours).name)
+    return re.search(rf"^[^\n-]*\bdofile\b[^\n]*{name}", text, re.MULTILINE) is not None
+
+
+def call_lua(text: str, ours: str) -> str:
+    """Return a site's Lua script with two lines that put our functions behind its own.
+
+    Args:
+        text: the script, which defines Slurm's functions as globals.
+        ours: full path of `migbatch_submit.lua` or `migbatch_cli_filter.lua`.
+    """
+    if calls_lua(text, ours):
+        return text
+    names = ", ".join(_FUNCTIONS[PurePosixPath(ours).name])
+    quoted = ours.replace("\\", "\\\\").replace('"', '\\"')
+    lines = f'local migbatch = dofile("{quoted}") -- by `migbatch install`\n{names} = migbatch.after({names})\n'
+    found = _LAST_RETURN.search(text)
+    if found:
+        return text[: found.start()] + lines + text[found.start() :]
+    return text + ("" if not text or text.endswith("\n") else "\n") + lines
+
+
+def is_shell(text: str) -> bool:
+    """Return whether a script is run by a shell of the Bourne family."""
+    return _SHELL.match(text) is not None
+
+
+def hook_line(hook: str) -> str:
+    """Return the line by which a shell script runs one of our hooks; nodes that have none pass by."""
+    return f"[ ! -e {hook} ] || {hook} || exit $? # by `migbatch install`: the job's MIG slices"
+
+
+def stub(hook: str) -> str:
+    """Return a program that runs one of our hooks, for a path that nodes without GPUs share with others."""
+    return (
+        "#!/bin/sh\n"
+        "# Written by `migbatch install`; not to be edited. Nodes without migbatch have no slices to make.\n"
+        f"[ -e {hook} ] || exit 0\n"
+        f"exec {hook}\n"
+    )
+
+
+def calls_hook(text: str, hook: str) -> bool:
+    """Return whether a script names our hook in a line that is no comment."""
+    return re.search(rf"^[^#\n]*{re.escape(hook)}(?![\w/.-])", text, re.MULTILINE) is not None
+
+
+def call_hook(text: str, hook: str) -> str:
+    """Return a shell script that runs our hook first, right below its `#!` line."""
+    if calls_hook(text, hook):
+        return text
+    first, newline, rest = text.partition("\n")
+    return f"{first}{newline or chr(10)}{hook_line(hook)}\n{rest}"
+
+
+def is_pattern(path: str) -> bool:
+    """Return whether Slurm expands the value of Prolog= or Epilog= to several programs."""
+    return any(char in path for char in "*?[")
+
+
+def name_in(pattern: str) -> str:
+    """Return the path of our program among those of a pattern; Slurm runs the last of the alphabet first.
+
+    Empty where no fitting name is found.
+    """
+    place = PurePosixPath(pattern)
+    if is_pattern(str(place.parent)):
+        return ""
+    name = re.sub(r"\[[^\]]*\]|\?", "9", place.name).replace("*", "zz-migbatch", 1).replace("*", "")
+    return str(place.parent / name) if fnmatch.fnmatchcase(name, place.name) else ""

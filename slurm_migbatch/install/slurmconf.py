@@ -1,0 +1,256 @@
+"""Read slurm.conf and gres.conf as Slurm does, and know where each value stands in its file.
+
+Source: Slurm's parse_config.c. `#` begins a comment unless it is escaped, also within quotes; a backslash at the end of
+a line continues it; keys are read whatever their case; several `Key=Value` may share a line; `Include FILE` is read in
+its place, relative to the directory of slurm.conf. Of a key that may stand once the latest value counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+RECORDS: Final = ("nodename", "partitionname", "nodeset", "downnodes", "frontendname", "switchname")
+"""Keys that make a line a record of its own, whose other keys are no settings of the cluster."""
+_TOKEN: Final = re.compile(r'([A-Za-z0-9_.]+)\s*([-*+/]?=)\s*("[^"]*"|\S+)(?=\s|$)')
+_INCLUDE: Final = re.compile(r'\s*include\s+("[^"]*"|\S+)\s*$', re.IGNORECASE)
+_DEEPEST: Final = 10
+
+
+@dataclass(frozen=True)
+class Token:
+    """One `Key=Value`.
+
+    Attributes:
+        key: in lower case.
+        value: without quotes.
+        start, end: where the value stands in the file, quotes included.
+    """
+
+    key: str
+    value: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line as Slurm reads it, which may be several of the file.
+
+    Attributes:
+        path: the file.
+        number: of its first line, from 1.
+        start, end: where it stands in the file, without the last line's end.
+        tokens: its values.
+        include: the file that it includes, empty for none.
+    """
+
+    path: str
+    number: int
+    start: int
+    end: int
+    tokens: tuple[Token, ...] = ()
+    include: str = ""
+
+    def get(self, key: str) -> Token | None:
+        """Return the last value of `key`, written in lower case; None where the line has none."""
+        return next((token for token in reversed(self.tokens) if token.key == key), None)
+
+    @property
+    def record(self) -> str:
+        """The key that makes it a record ("nodename"); empty for a line of settings."""
+        return next((token.key for token in self.tokens if token.key in RECORDS), "")
+
+
+@dataclass(frozen=True)
+class Conf:
+    """A configuration file with everything that it includes.
+
+    Attributes:
+        main: path of the file itself.
+        texts: text of each file, by path.
+        lines: all lines in the order in which Slurm reads them.
+        missing: included files that are not there, with the line that includes each.
+    """
+
+    main: str
+    texts: Mapping[str, str]
+    lines: tuple[Line, ...]
+    missing: tuple[tuple[str, Line], ...] = ()
+
+    def setting(self, key: str, without: str = "") -> tuple[Line, Token] | None:
+        """Return the value of a key of the cluster that counts, with its line; lines of the file `without` left out."""
+        for line in reversed(self.lines):
+            token = line.get(key.lower())
+            if token is not None and not line.record and line.path != without:
+                return line, token
+        return None
+
+    def value(self, key: str) -> str:
+        """Return the value of a key of the cluster; empty where there is none."""
+        found = self.setting(key)
+        return found[1].value if found else ""
+
+    def records(self, kind: str) -> Iterator[tuple[Line, dict[str, str]]]:
+        """Yield each record of `kind` ("nodename") with its values, those of the DEFAULT lines above it included."""
+        defaults: dict[str, str] = {}
+        for line in self.lines:
+            if line.record != kind:
+                continue
+            values = {token.key: token.value for token in line.tokens}
+            if values[kind].upper() == "DEFAULT":
+                defaults.update({key: value for key, value in values.items() if key != kind})
+            else:
+                yield line, {**defaults, **values}
+
+
+def parse(path: str, text: str) -> Iterator[Line]:
+    """Yield the lines of one file that hold something."""
+    position, number = 0, 1
+    while position < len(text):
+        kept, end, count = _logical(text, position)
+        line = _line(path, number, position, end, kept)
+        if line is not None:
+            yield line
+        position, number = end + 1, number + count
+
+
+def _logical(text: str, start: int) -> tuple[list[tuple[str, int]], int, int]:
+    """Return the characters of a logical line with their places, its end, and how many lines of the file it is."""
+    kept: list[tuple[str, int]] = []
+    count = 0
+    while True:
+        end = text.find("\n", start)
+        end = len(text) if end < 0 else end
+        count += 1
+        piece = text[start : _comment(text, start, end)]
+        body = piece.rstrip()
+        slashes = len(body) - len(body.rstrip("\\"))
+        if slashes % 2 and end < len(text):
+            kept += [(char, start + i) for i, char in enumerate(body[:-1])]
+            start = end + 1
+            continue
+        kept += [(char, start + i) for i, char in enumerate(piece)]
+        return kept, end, count
+
+
+def _comment(text: str, start: int, end: int) -> int:
+    """Return where the comment begins; `end` where there is none."""
+    slashes = 0
+    for position in range(start, end):
+        if text[position] == "#" and slashes % 2 == 0:
+            return position
+        slashes = slashes + 1 if text[position] == "\\" else 0
+    return end
+
+
+def _line(path: str, number: int, start: int, end: int, kept: list[tuple[str, int]]) -> Line | None:
+    body = "".join(char for char, _ in kept)
+    include = _INCLUDE.match(body)
+    if include:
+        return Line(path, number, start, end, include=include[1].strip('"'))
+    tokens = []
+    for match in _TOKEN.finditer(body):
+        first, last = kept[match.start(3)][1], kept[match.end(3) - 1][1] + 1
+        tokens.append(Token(match[1].lower(), match[3].strip('"'), first, last))
+    return Line(path, number, start, end, tuple(tokens)) if tokens else None
+
+
+def load(main: str, read: Callable[[str], str | None]) -> Conf:
+    """Read a configuration file and what it includes.
+
+    Args:
+        main: its path; other names are relative to its directory.
+        read: returns the text of a file, None where there is none.
+
+    Raises:
+        RecursionError: files include each other.
+    """
+    texts: dict[str, str] = {}
+    lines: list[Line] = []
+    missing: list[tuple[str, Line]] = []
+
+    def descend(path: str, depth: int) -> bool:
+        if depth > _DEEPEST:
+            raise RecursionError(f"{path}: files include each other")
+        text = read(path)
+        if text is None:
+            return False
+        texts[path] = text
+        for line in parse(path, text):
+            lines.append(line)
+            if line.include:
+                where = str(Path(main).parent / line.include)
+                if not descend(where, depth + 1):
+                    missing.append((where, line))
+        return True
+
+    descend(main, 0)
+    return Conf(main, texts, tuple(lines), tuple(missing))
+
+
+@dataclass(frozen=True)
+class LineEdit:
+    """A line of a site's file that is to read otherwise.
+
+    Attributes:
+        path, number: where it stands.
+        start, end: its place in the file's text; equal for a line that is added.
+        old, new: its text before and after; `new` may be several lines, `old` is empty for a line that is added.
+    """
+
+    path: str
+    number: int
+    start: int
+    end: int
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        """`/etc/slurm/slurm.conf:41: OLD  ->  NEW`."""
+        new = "  and  ".join(self.new.strip("\n").split("\n"))
+        return f"{self.path}:{self.number}: {self.old}  ->  {new}" if self.old else f"{self.path}: add: {new}"
+
+
+def edit(conf: Conf, line: Line, change: Mapping[str, str], add: Mapping[str, str] | None = None) -> LineEdit:
+    """Give values of a line (by key in lower case) other texts, and put further `Key=Value` behind its last one."""
+    text = conf.texts[line.path]
+    return LineEdit(
+        line.path, line.number, line.start, line.end, text[line.start : line.end], changed(text, line, change, add)
+    )
+
+
+def changed(text: str, line: Line, change: Mapping[str, str], add: Mapping[str, str] | None = None) -> str:
+    """Return the text of a line with other values; what is not named stays as it was written."""
+    pieces = text[line.start : line.end]
+    if add:
+        at = line.tokens[-1].end - line.start
+        pieces = pieces[:at] + "".join(f" {key}={value}" for key, value in add.items()) + pieces[at:]
+    for token in sorted(line.tokens, key=lambda token: -token.start):
+        if token.key in change and line.get(token.key) is token:
+            old = text[token.start : token.end]
+            new = change[token.key]
+            new = f'"{new}"' if old.startswith('"') else new
+            pieces = pieces[: token.start - line.start] + new + pieces[token.end - line.start :]
+    return pieces
+
+
+def added(conf: Conf, text: str) -> LineEdit:
+    """Put `text` behind the last line of the main file."""
+    present = conf.texts.get(conf.main, "")
+    lead = "" if not present or present.endswith("\n") else "\n"
+    if present.rstrip().endswith("\\"):
+        lead += "\n"  # ends what a backslash continues
+    return LineEdit(conf.main, present.count("\n") + 1, len(present), len(present), "", f"{lead}{text}\n")
+
+
+def apply(texts: Mapping[str, str], edits: Iterator[LineEdit] | list[LineEdit]) -> dict[str, str]:
+    """Return the texts of the files with the edits made."""
+    found = dict(texts)
+    for one in sorted(edits, key=lambda one: (one.path, -one.start)):
+        text = found.get(one.path, "")
+        found[one.path] = text[: one.start] + one.new + text[one.end :]
+    return found

@@ -1,0 +1,384 @@
+"""Decide what slurm.conf and gres.conf must hold for migbatch: in files of our own, and in lines of the site's.
+
+Of most keys Slurm takes the latest line alone, and it refuses a node or partition that is named twice (tried on 22.05
+and 24.11: `GresTypes specified more than once, latest value used`; Prolog and Epilog add up from `site.SEVERAL_HOOKS`
+on). So a key that the site has is changed where it stands, and our own file holds the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from slurm_migbatch.install.slurmconf import Conf, Line, LineEdit, added, changed, edit
+from slurm_migbatch.site import SEVERAL_HOOKS, NodeLine, Setting, Site, preemption
+from slurm_migbatch.slurm import gres
+from slurm_migbatch.slurm.nodelist import NodeListError, expand, fold
+
+INCLUDED: Final = "migbatch.conf"
+INCLUDED_GRES: Final = "migbatch-gres.conf"
+_PER_NODE: Final = ("nodename", "nodeaddr", "nodehostname", "bcastaddr", "port")
+_SHAPE: Final = (
+    ("boards", "Boards"),
+    ("socketsperboard", "SocketsPerBoard"),
+    ("sockets", "Sockets"),
+    ("corespersocket", "CoresPerSocket"),
+    ("threadspercore", "ThreadsPerCore"),
+    ("cpus", "CPUs"),
+    ("procs", "CPUs"),
+)
+
+
+@dataclass
+class SlurmPlan:
+    """What slurm.conf and gres.conf need.
+
+    Attributes:
+        site: what the files of our own are rendered from.
+        edits: lines of the site's that must read otherwise.
+        notes: what remains to be done elsewhere, or cannot be served, as sentences.
+        problems: what keeps it from working, as sentences.
+    """
+
+    site: Site
+    edits: list[LineEdit] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def plan(site: Site, conf: Conf, gres_conf: Conf, lending: Collection[str] = ()) -> SlurmPlan:
+    """Return what a site's files need.
+
+    Args:
+        site: what the nodes reported, see `cli.siteconf`; its partitions and settings are not looked at.
+        conf: slurm.conf.
+        gres_conf: gres.conf, empty where there is none.
+        lending: partitions whose training jobs are lent idle slices.
+    """
+    counts = {name: line.counts for line in site.nodes for name in expand(line.names)}
+    done = SlurmPlan(site)
+    rows = list(_nodes(conf, site.catalog.names, done))
+    known = {name for _, _, names in rows for name in names}
+    if strange := sorted(set(counts) - known):
+        done.problems.append(f"{conf.main} has no NodeName line of {fold(strange)}, which reported MIG GPUs")
+    for line, values, names in rows:
+        done.edits += _node_edit(conf, line, values, names, counts)
+    partitions = _partition_edits(conf, rows, counts, site.catalog.names, lending, done)
+    done.edits += partitions
+    catalog = replace(site.catalog, settings=_catalog_settings(rows, counts))
+    accounting = conf.value("AccountingStorageType").endswith("slurmdbd")
+    needed = replace(
+        site, catalog=catalog, accounting=accounting, suspends=bool(conf.value("SuspendProgram")), own=(), whole=False
+    )
+    own = frozenset(_settings(needed, conf, done))
+    done.site = replace(needed, own=own)
+    done.edits += [*_include(conf, INCLUDED), *_include(gres_conf, INCLUDED_GRES)]
+    _select_type(conf, done)
+    _own_gres(gres_conf, counts, done)
+    if not done.problems:
+        devices = list(_devices(gres_conf, rows, counts, done))
+        done.site = replace(done.site, devices=devices)
+    return done
+
+
+# --- settings of the cluster
+
+
+def _settings(site: Site, conf: Conf, done: SlurmPlan) -> Iterator[str]:
+    """Yield the keys that the site's own lines hold; what must change in them goes into `done`."""
+    ours = str(Path(conf.main).parent / INCLUDED)
+    changes: dict[Line, dict[str, str]] = {}
+    for setting in site.needed():
+        found = conf.setting(setting.key, without=ours)
+        if found is None:
+            continue
+        line, token = found
+        if setting.kind == "hook" and token.value != setting.value:
+            if setting.key != "TaskProlog" and site.version >= SEVERAL_HOOKS:
+                if any(
+                    one.get(setting.key.lower()) and one.path != ours and _holds(one, setting) for one in conf.lines
+                ):
+                    yield setting.key
+                continue
+            done.notes.append(
+                f"{_place(line)}: {setting.key}={token.value} is the site's own and stays; "
+                "`migbatch install --role node` puts ours beside it on each node"
+            )
+        else:
+            new = _merged(setting, token.value)
+            if new != token.value:
+                changes.setdefault(line, {})[token.key] = new
+        yield setting.key
+    done.edits += [edit(conf, line, change) for line, change in changes.items()]
+    if "runinjob" in conf.value("PrologFlags").lower():
+        done.problems.append(
+            "PrologFlags has RunInJob: the Prolog would run inside the job's own device fence and could make no slice; "
+            "take it out"
+        )
+    if conf.value("JobRequeue") == "0":
+        done.notes.append(
+            "JobRequeue=0: jobs whose slice could not be made cannot be put back into the queue by themselves"
+        )
+
+
+def _holds(line: Line, setting: Setting) -> bool:
+    token = line.get(setting.key.lower())
+    return token is not None and token.value == setting.value
+
+
+def _merged(setting: Setting, present: str) -> str:
+    """Return a value that serves the site and us; the present one where it does."""
+    if setting.kind == "words":
+        known = {_word(setting.key, word) for word in present.split(",")}
+        more = [word for word in setting.value.split(",") if _word(setting.key, word) not in known]
+        return ",".join([*([present] if present else []), *more])
+    if setting.kind == "at_least":
+        return present if not present.isdigit() or int(present) >= int(setting.value) else setting.value
+    return present if present.lower() == setting.value.lower() else setting.value
+
+
+def _word(key: str, word: str) -> str:
+    """Return one word of a list in the spelling in which Slurm compares it."""
+    plain = word.strip().lower()
+    return plain.removeprefix("cli_filter/").removeprefix("job_submit/") if key.endswith("Plugins") else plain
+
+
+def _place(line: Line) -> str:
+    return f"{line.path}:{line.number}"
+
+
+def _include(conf: Conf, name: str) -> Iterator[LineEdit]:
+    """Yield the line that includes our file, where it is not included."""
+    ours = str(Path(conf.main).parent / name)
+    if not any(line.include and str(Path(conf.main).parent / line.include) == ours for line in conf.lines):
+        yield added(conf, f"Include {name}")
+
+
+def _select_type(conf: Conf, done: SlurmPlan) -> None:
+    found = conf.setting("SelectType")
+    if found and not found[1].value.lower().endswith("cons_tres"):
+        line, token = found
+        done.problems.append(
+            f"{_place(line)}: SelectType={token.value} knows no GRES of parts of nodes; use select/cons_tres"
+        )
+
+
+# --- nodes
+
+
+def _nodes(conf: Conf, catalog: str, done: SlurmPlan) -> Iterator[tuple[Line, dict[str, str], tuple[str, ...]]]:
+    """Yield the site's lines of nodes, with their values and names; those of the catalog are ours."""
+    ours = str(Path(conf.main).parent / INCLUDED)
+    listed = set(expand(catalog))
+    for line, values in conf.records("nodename"):
+        try:
+            names = expand(values["nodename"])
+        except NodeListError as error:
+            done.problems.append(f"{_place(line)}: {error}")
+            continue
+        if line.path == ours:
+            continue
+        if listed & set(names):
+            done.problems.append(
+                f"{_place(line)}: {fold(listed & set(names))} is the name of migbatch's catalog node; take this "
+                "line out, or name another in [cluster] catalog_nodes of migbatch.toml"
+            )
+            continue
+        yield line, values, names
+
+
+def _node_edit(
+    conf: Conf, line: Line, values: Mapping[str, str], names: tuple[str, ...], counts: Mapping[str, Mapping[str, int]]
+) -> Iterator[LineEdit]:
+    """Yield the change of a line of nodes: mig beside its own GRES, as several lines where its nodes differ."""
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(_gres(values.get("gres", ""), counts.get(name)), []).append(name)
+    if list(alike) == [values.get("gres", "")]:
+        return
+    text = conf.texts[line.path]
+    lines = []
+    for value, members in alike.items():
+        change = _subset(line, names, members) if len(alike) > 1 else {}
+        token = line.get("gres")
+        lines.append(changed(text, line, {**change, "gres": value}, None if token or not value else {"Gres": value}))
+    yield LineEdit(line.path, line.number, line.start, line.end, text[line.start : line.end], "\n".join(lines))
+
+
+def _gres(present: str, counts: Mapping[str, int] | None) -> str:
+    """Return the GRES of a node: what it has beside mig, then its slices."""
+    if counts is None:
+        return present
+    kept = [entry for entry in gres.split(present) if entry and gres.prefix_of(entry)[1].partition(":")[0] != "mig"]
+    return ",".join([*kept, NodeLine("", counts).gres])
+
+
+def _subset(line: Line, names: tuple[str, ...], members: list[str]) -> dict[str, str]:
+    """Return the names, addresses and ports of some nodes of a line."""
+    found = {}
+    for key in _PER_NODE:
+        token = line.get(key)
+        if token is None:
+            continue
+        each = expand(token.value)
+        if len(each) == len(names):
+            chosen = [each[names.index(member)] for member in members]
+            folded = fold(chosen)
+            found[key] = folded if list(expand(folded)) == chosen else ",".join(chosen)
+    return found
+
+
+def _catalog_settings(
+    rows: Iterable[tuple[Line, dict[str, str], tuple[str, ...]]], counts: Mapping[str, Mapping[str, int]]
+) -> str:
+    """Return the words of the catalog's line: as large as the largest MIG node, with the features of all."""
+    mig = [values for _, values, names in rows if any(name in counts for name in names)]
+    words = {"NodeAddr": "127.0.0.1", "Port": "1"}
+    largest = max(mig, key=_cpus, default={})
+    words.update({name: largest[key] for key, name in _SHAPE if key in largest})
+    for key, name in (("realmemory", "RealMemory"), ("tmpdisk", "TmpDisk")):
+        most = max((_number(values.get(key, "")) for values in mig), default=0)
+        if most:
+            words[name] = str(most)
+    features: dict[str, None] = {}
+    for values in mig:
+        listed = values.get("features", values.get("feature", ""))
+        features.update(dict.fromkeys(word for word in listed.split(",") if word))
+    if features:
+        words["Features"] = ",".join(features)
+    return " ".join(f"{name}={value}" for name, value in words.items())
+
+
+def _cpus(values: Mapping[str, str]) -> int:
+    """Return how many CPUs a line of nodes says that each has."""
+    sockets = _number(values.get("sockets", "")) or _number(values.get("socketsperboard", ""), 1) * _number(
+        values.get("boards", ""), 1
+    )
+    product = sockets * _number(values.get("corespersocket", ""), 1) * _number(values.get("threadspercore", ""), 1)
+    return max(_number(values.get("cpus", values.get("procs", ""))), product)
+
+
+def _number(text: str, default: int = 0) -> int:
+    return int(text) if text.isdigit() else default
+
+
+# --- partitions
+
+
+def _partition_edits(
+    conf: Conf,
+    rows: Iterable[tuple[Line, dict[str, str], tuple[str, ...]]],
+    counts: Mapping[str, Mapping[str, int]],
+    catalog: str,
+    lending: Collection[str],
+    done: SlurmPlan,
+) -> Iterator[LineEdit]:
+    """Yield the changes of partitions that have MIG nodes: the catalog is one of their nodes."""
+    sets = dict(_node_sets(conf, list(rows)))
+    for line, values in conf.records("partitionname"):
+        listed = values.get("nodes", "")
+        try:
+            items = expand(listed)
+        except NodeListError as error:
+            done.problems.append(f"{_place(line)}: {error}")
+            continue
+        everything = any(item.upper() == "ALL" for item in items)
+        members = {name for item in items for name in sets.get(item, (item,))}
+        if not (everything or members & set(counts)):
+            continue
+        change, more = {}, {}
+        token = line.get("nodes")
+        if not everything and not set(expand(catalog)) <= members:
+            if token:
+                change["nodes"] = f"{token.value},{catalog}"
+            else:
+                more["Nodes"] = f"{listed},{catalog}"
+        for word in preemption(lending, values["partitionname"]).split():
+            key, _, value = word.partition("=")
+            if key.lower() not in values:
+                more[key] = value
+        if change or more:
+            yield edit(conf, line, change, more)
+
+
+def _node_sets(
+    conf: Conf, rows: Iterable[tuple[Line, dict[str, str], tuple[str, ...]]]
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the nodes of each NodeSet."""
+    rows = list(rows)
+    for _, values in conf.records("nodeset"):
+        members: list[str] = []
+        feature = values.get("feature", "")
+        for _, node, names in rows:
+            if feature and feature in node.get("features", node.get("feature", "")).split(","):
+                members += names
+        if values.get("nodes"):
+            members += expand(values["nodes"])
+        yield values["nodeset"], tuple(members)
+
+
+# --- gres.conf
+
+
+def _own_gres(conf: Conf, counts: Mapping[str, Mapping[str, int]], done: SlurmPlan) -> None:
+    """Name what the site's gres.conf has that cannot stay."""
+    ours = str(Path(conf.main).parent / INCLUDED_GRES)
+    for line in conf.lines:
+        if line.path == ours:
+            continue
+        name = line.get("name")
+        if name is not None and name.value == "mig":
+            done.problems.append(
+                f"{_place(line)}: lines of Name=mig are migbatch's, in {INCLUDED_GRES}; take this one out"
+            )
+        detect = line.get("autodetect")
+        nodes = line.get("nodename")
+        if detect is None or detect.value.lower() == "off" or nodes is None:
+            continue
+        if hit := sorted(set(expand(nodes.value)) & set(counts)):
+            text = f"AutoDetect={detect.value} finds the slices of {fold(hit)} and drains the node when they change"
+            done.problems.append(f"{_place(line)}: {text}; set it to off there, with a File= line for each GPU")
+
+
+def _devices(
+    conf: Conf,
+    rows: Iterable[tuple[Line, dict[str, str], tuple[str, ...]]],
+    counts: Mapping[str, Mapping[str, int]],
+    done: SlurmPlan,
+) -> Iterator[str]:
+    """Yield lines of gres.conf for GPUs of MIG nodes that AutoDetect, which is switched off there, found so far."""
+    ours = str(Path(conf.main).parent / INCLUDED_GRES)
+    told: set[str] = set()
+    detects = False
+    for line in conf.lines:
+        name, nodes, detect = line.get("name"), line.get("nodename"), line.get("autodetect")
+        if line.path == ours:
+            continue
+        if name is not None and name.value == "gpu":
+            if nodes is None:
+                return
+            told |= set(expand(nodes.value))
+        elif detect is not None and detect.value.lower() != "off":
+            detects = True
+    if not detects:
+        return
+    for line, values, names in rows:
+        members = [name for name in names if name in counts and name not in told]
+        gpus = [one for one in gres.parse(values.get("gres", "")) if one.name == "gpu"]
+        if not members or not gpus:
+            continue
+        if len(gpus) > 1:
+            done.problems.append(
+                f"{_place(line)}: AutoDetect is switched off on MIG nodes; add a line for each kind of GPU of "
+                f"{fold(members)} to {conf.main}: NodeName={fold(members)} Name=gpu Type=... File=/dev/nvidia..."
+            )
+            continue
+        (gpu,) = gpus
+        last = f"[0-{gpu.count - 1}]" if gpu.count > 1 else "0"
+        kind = f" Type={gpu.type}" if gpu.type else ""
+        yield f"NodeName={fold(members)} Name=gpu{kind} File=/dev/nvidia{last}"
+
+
+__all__ = ["INCLUDED", "INCLUDED_GRES", "SlurmPlan", "plan"]

@@ -1,0 +1,24 @@
+"""Take edits back out of a file, also where others have changed it since."""
+
+from __future__ import annotations
+
+from difflib import SequenceMatcher
+
+
+def undo(original: str, written: str, present: str) -> str | None:
+    """Return `present` without what turned `original` into `written`; None where that cannot be told.
+
+    Each run of lines that was written must still be there once, as it was written.
+    """
+    if present == written:
+        return original
+    before, after, now = (text.splitlines(keepends=True) for text in (original, written, present))
+    for tag, i1, i2, j1, j2 in reversed(SequenceMatcher(None, before, after, autojunk=False).get_opcodes()):
+        if tag == "equal":
+            continue
+        block = after[j1:j2]
+        places = [k for k in range(len(now) - len(block) + 1) if now[k : k + len(block)] == block]
+        if not block or len(places) != 1:
+            return None
+        now[places[0] : places[0] + len(block)] = before[i1:i2]
+    return "".join(now)

@@ -1,0 +1,151 @@
+"""Writing files with backups, leaving edited ones alone, and taking everything back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_migbatch.install import files, scripts
+from slurm_migbatch.install.files import InstallConflict, Record, Wanted
+
+
+@pytest.fixture
+def record(tmp_path):
+    return Record(tmp_path / "record")
+
+
+def install(record, *wanted):
+    changes = files.differing(wanted, record)
+    files.apply(changes, record)
+    return changes
+
+
+def leave(record):
+    changes = files.leaving(record)
+    files.apply(changes, record)
+    return [change.conflict for change in changes if change.conflict]
+
+
+def test_everything_is_written_once_and_taken_back(record, tmp_path):
+    theirs = tmp_path / "slurm.conf"
+    theirs.write_bytes(b"A=1\r\nB=\xff\n")
+    theirs.chmod(0o640)
+    text = theirs.read_bytes().decode("utf-8", "surrogateescape")
+    wanted = [
+        Wanted(str(tmp_path / "etc/migbatch/hooks/prolog"), "hook\n", mode=0o755),
+        Wanted(str(tmp_path / "var"), kind="directory", mode=0o750),
+        Wanted(str(theirs), text + "C=3\n", "site"),
+        Wanted(str(tmp_path / "gres.conf"), "Include ours\n", "site"),
+    ]
+    assert len(install(record, *wanted)) == 4
+    assert (tmp_path / "etc/migbatch/hooks/prolog").stat().st_mode & 0o777 == 0o755
+    assert (tmp_path / "var").stat().st_mode & 0o777 == 0o750
+    assert theirs.read_bytes() == b"A=1\r\nB=\xff\nC=3\n" and theirs.stat().st_mode & 0o777 == 0o640
+    assert install(Record(record.directory), *wanted) == []
+    assert leave(Record(record.directory)) == []
+    assert theirs.read_bytes() == b"A=1\r\nB=\xff\n" and theirs.stat().st_mode & 0o777 == 0o640
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["slurm.conf"]
+
+
+def test_a_file_of_ours_that_was_edited_stays_as_it_is(record, tmp_path):
+    path = tmp_path / "migbatch.conf"
+    install(record, Wanted(str(path), "one\n"))
+    install(record, Wanted(str(path), "two\n"))
+    assert path.read_text() == "two\n"
+    path.write_text("mine\n")
+    (change,) = install(record, Wanted(str(path), "three\n"))
+    assert "was edited since migbatch wrote it" in change.conflict and path.read_text() == "mine\n"
+    assert list(files.diff([change])) == []
+    assert "was edited" in leave(record)[0] and path.read_text() == "mine\n"
+
+
+def test_a_file_of_somebody_else_is_not_taken(record, tmp_path):
+    path = tmp_path / "migbatch.conf"
+    path.write_text("theirs\n")
+    (change,) = install(record, Wanted(str(path), "ours\n"))
+    assert "was not written by" in change.conflict and path.read_text() == "theirs\n"
+    assert leave(record) == [] and path.read_text() == "theirs\n"
+
+
+def test_what_is_written_once_is_the_sites_then(record, tmp_path):
+    path = tmp_path / "node.conf"
+    install(record, Wanted(str(path), "default\n", "once"))
+    path.write_text("set\n")
+    assert install(record, Wanted(str(path), "other default\n", "once")) == []
+    assert len(leave(record)) == 1 and path.read_text() == "set\n"
+
+
+def test_a_sites_file_is_changed_twice_and_edited_in_between(record, tmp_path):
+    path = tmp_path / "slurm.conf"
+    path.write_text("Nodes=1\nB\n")
+    install(record, Wanted(str(path), "Nodes=1,cat\nB\nInclude x\n", "site"))
+    path.write_text("Nodes=1,cat\nB\nInclude x\nD\n")
+    install(record, Wanted(str(path), "Nodes=1,cat\nB,mig\nInclude x\nD\n", "site"))
+    path.write_text("# top\n" + path.read_text())
+    assert leave(record) == []
+    assert path.read_text() == "# top\nNodes=1\nB\nD\n"
+
+
+def test_an_edit_that_was_edited_is_named_with_the_backup(record, tmp_path):
+    path = tmp_path / "slurm.conf"
+    path.write_text("A\n")
+    install(record, Wanted(str(path), "A,mig\n", "site"))
+    path.write_text("A,mig,more\n")
+    (said,) = leave(record)
+    backup = said.rpartition(" ")[2]
+    assert path.read_text() == "A,mig,more\n" and Path(backup).read_text() == "A\n"
+
+
+def test_a_record_that_cannot_be_read_is_not_taken_for_an_empty_one(record):
+    record.directory.mkdir()
+    (record.directory / "record.json").write_text("{")
+    with pytest.raises(InstallConflict, match="cannot be read"):
+        Record(record.directory)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "then"),
+    [
+        ("function a() end\nreturn slurm.SUCCESS\n", "function a() end\n{}return slurm.SUCCESS\n"),
+        ("x()\nreturn slurm.SUCCESS\n-- end\n\n", "x()\n{}return slurm.SUCCESS\n-- end\n\n"),
+        ("if a then\nreturn 1\nend\nx()", "if a then\nreturn 1\nend\nx()\n{}"),
+        ("", "{}"),
+    ],
+)
+def test_ours_is_loaded_at_the_end_of_theirs(theirs, then):
+    ours = "/etc/slurm/migbatch_submit.lua"
+    text = scripts.call_lua(theirs, ours)
+    lines = text[len(then.partition("{}")[0]) :].splitlines()[:2]
+    assert text == then.format("\n".join(lines) + "\n")
+    assert lines[0].startswith('local migbatch = dofile("/etc/slurm/migbatch_submit.lua")')
+    assert lines[1] == "slurm_job_submit, slurm_job_modify = migbatch.after(slurm_job_submit, slurm_job_modify)"
+    assert scripts.call_lua(text, ours) == text
+    assert not scripts.calls_lua(f"-- {lines[0]}\n", ours)
+
+
+def test_a_shell_script_runs_our_hook_first():
+    text = scripts.call_hook("#!/bin/bash -e\necho theirs\n", "/h/prolog")
+    assert text.splitlines()[0] == "#!/bin/bash -e" and text.splitlines()[2] == "echo theirs"
+    assert scripts.call_hook(text, "/h/prolog") == text
+    assert not scripts.calls_hook("# /h/prolog\n/h/prolog-old\n", "/h/prolog")
+    assert [scripts.is_shell(line) for line in ("#!/usr/bin/env bash\n", "#!/bin/csh\n", "#!/usr/bin/python3\n")] == [
+        True,
+        False,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        ("/p.d/*", "/p.d/zz-migbatch"),
+        ("/p.d/*.sh", "/p.d/zz-migbatch.sh"),
+        ("/p.d/[0-9][0-9]-*", "/p.d/99-zz-migbatch"),
+        ("/p.d/a?b", "/p.d/a9b"),
+        ("/*/p", ""),
+        ("/p.d/[a-c]*", ""),
+    ],
+)
+def test_a_name_that_a_pattern_finds(pattern, name):
+    assert scripts.name_in(pattern) == name

@@ -1,0 +1,120 @@
+"""slurm.conf read as Slurm reads it, and changed only where it must be."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurm_migbatch.install.slurmconf import added, apply, changed, edit, load, parse
+from slurm_migbatch.install.undo import undo
+from tests.support.examples import examples
+
+MAIN = "/etc/slurm/slurm.conf"
+pieces = st.sampled_from(
+    [
+        "GresTypes=gpu",
+        "grestypes = gpu,mps",
+        'Prolog="/a b/*"',
+        "# NodeName=x Gres=no",
+        "NodeName=n[1-2] Gres=gpu:2 # old",
+        "NodeName=n3 \\\n  Gres=gpu:1 \\\n  Feature=a",
+        "PartitionName=p \\",
+        "Nodes=ALL",
+        "Key=a\\#b",
+        "",
+        "   ",
+        "\t# only a comment \\",
+        "Include other.conf",
+        "no sense at all",
+        "Odd=\udcff\r",
+    ]
+)
+texts = st.builds(lambda lines, end: "\n".join(lines) + end, st.lists(pieces, max_size=12), st.sampled_from(["", "\n"]))
+
+
+def conf_of(text, **others):
+    files = {MAIN: text, **{f"/etc/slurm/{name}.conf": value for name, value in others.items()}}
+    return load(MAIN, files.get)
+
+
+@given(texts)
+@settings(max_examples=examples(400))
+def test_every_value_stands_where_it_is_said_to_stand(text):
+    last = 0
+    for line in parse(MAIN, text):
+        assert line.start >= last and text.count("\n", 0, line.start) == line.number - 1
+        last = line.end
+        for token in line.tokens:
+            shown = text[token.start : token.end].strip('"')
+            assert line.start <= token.start < token.end <= line.end
+            assert token.value == shown or "\\\n" in shown
+
+
+@given(texts, st.data())
+@settings(max_examples=examples(400))
+def test_an_edit_changes_its_value_and_nothing_else_and_is_taken_back(text, data):
+    conf = conf_of(text)
+    lines = [line for line in conf.lines if line.tokens]
+    if not lines:
+        return
+    line = data.draw(st.sampled_from(lines))
+    token = data.draw(st.sampled_from(line.tokens))
+    new = apply(conf.texts, [edit(conf, line, {token.key: "new,words"})])[MAIN]
+    value = line.get(token.key)
+    shown = '"new,words"' if text[value.start] == '"' else "new,words"
+    assert new == text[: value.start] + shown + text[value.end :]
+    again = next(one for one in parse(MAIN, new) if one.start == line.start)
+    assert again.get(token.key).value == "new,words"
+    assert [one.key for one in again.tokens] == [one.key for one in line.tokens]
+    assert changed(new, again, {token.key: "new,words"}) == new[again.start : again.end]
+    assert undo(text, new, new) == text
+
+
+@given(texts)
+@settings(max_examples=examples(300))
+def test_a_line_that_is_added_is_read_as_a_line_of_its_own(text):
+    conf = conf_of(text)
+    new = apply(conf.texts, [added(conf, "Include migbatch.conf")])[MAIN]
+    assert new.startswith(text)
+    assert list(parse(MAIN, new))[-1].include == "migbatch.conf"
+    assert [one.tokens for one in parse(MAIN, new)][:-1] == [one.tokens for one in parse(MAIN, text)]
+
+
+@given(texts, texts, texts)
+@settings(max_examples=examples(300))
+def test_what_others_add_stays_when_an_edit_is_taken_back(before, after, more):
+    conf = conf_of(before)
+    new = apply(conf.texts, [added(conf, "Include migbatch.conf")])[MAIN]
+    present = new + "Late=1\n" + more
+    back = undo(before, new, present)
+    lead = new[len(before) :].removesuffix("Include migbatch.conf\n")
+    assert back is None or back == before + "Late=1\n" + more or (lead and back.startswith(before))
+
+
+def test_continuations_comments_and_cases():
+    conf = conf_of("GRESTYPES=gpu,\\\nmps # both\n#GresTypes=none\nPrologFlags=Alloc\\#x # y\n")
+    line, token = conf.setting("GresTypes")
+    assert (line.number, token.value) == (1, "gpu,mps")
+    assert conf.value("prologflags") == "Alloc\\#x"
+    assert str(edit(conf, line, {"grestypes": "gpu,mps,mig"})).startswith(f"{MAIN}:1: ")
+
+
+def test_the_latest_value_counts_and_records_are_no_settings():
+    conf = conf_of("PreemptMode=OFF\nPartitionName=p PreemptMode=REQUEUE\nInclude b.conf\n", b="PreemptMode=GANG\n")
+    line, token = conf.setting("PreemptMode")
+    assert (line.path, line.number, token.value) == ("/etc/slurm/b.conf", 1, "GANG")
+    assert conf.missing == ()
+    assert [where for where, _ in conf_of("Include gone.conf\n").missing] == ["/etc/slurm/gone.conf"]
+
+
+def test_records_inherit_from_default_lines_above_them():
+    conf = conf_of("NodeName=a CPUs=1\nNodeName=DEFAULT CPUs=8 Feature=x\nNodeName=b\nNodeName=c CPUs=2\n")
+    found = {values["nodename"]: values for _, values in conf.records("nodename")}
+    assert found["a"] == {"nodename": "a", "cpus": "1"}
+    assert found["b"]["cpus"] == "8" and found["c"] == {"nodename": "c", "cpus": "2", "feature": "x"}
+
+
+def test_files_that_include_each_other_are_told():
+    with pytest.raises(RecursionError, match="include each other"):
+        conf_of("Include slurm.conf\n")

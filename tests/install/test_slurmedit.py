@@ -1,0 +1,179 @@
+"""Which lines of a site's slurm.conf and gres.conf must change, and what stands in files of our own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from slurm_migbatch import site
+from slurm_migbatch.install.slurmconf import apply, load
+from slurm_migbatch.install.slurmedit import plan
+
+MAIN, GRES = "/etc/slurm/slurm.conf", "/etc/slurm/gres.conf"
+COUNTS = {"7g.80gb": 0, "1g.10gb": 14, "none": 0}
+SMALL = {"2g.12gb": 0, "1g.6gb": 4, "none": 0}
+CATALOG = site.NodeLine("migcatalog", {"7g.80gb": 2, "1g.10gb": 14, "2g.12gb": 2, "1g.6gb": 4, "none": 0})
+SITE = site.Site(
+    (22, 5),
+    [site.NodeLine("h[1-2]", COUNTS), site.NodeLine("m1", SMALL)],
+    CATALOG,
+    [],
+    prolog="/etc/slurm/migbatch-prolog",
+    epilog="/etc/slurm/migbatch-epilog",
+    task_prolog="/etc/slurm/migbatch-task_prolog",
+    job_submit=True,
+)
+H, M = "mig:7g.80gb:0,mig:1g.10gb:14,mig:none:0", "mig:2g.12gb:0,mig:1g.6gb:4,mig:none:0"
+NODES = (
+    "NodeName=h[1-2] CPUs=8 RealMemory=100\nNodeName=m1 CPUs=4 RealMemory=200 Feature=a30\nPartitionName=p Nodes=h1\n"
+)
+
+
+def planned(slurm, gres="", wanted=SITE, lending=()):
+    conf = load(MAIN, {MAIN: slurm}.get)
+    gres_conf = load(GRES, ({GRES: gres} if gres else {}).get)
+    return plan(wanted, conf, gres_conf, lending)
+
+
+def edited(slurm, gres="", wanted=SITE, lending=()):
+    """The texts after the edits, with what is included then."""
+    done = planned(slurm, gres, wanted, lending)
+    texts = apply({MAIN: slurm, GRES: gres}, done.edits)
+    ours = site.render("slurm.conf.j2", site=done.site), site.render("gres.conf.j2", site=done.site)
+    return texts[MAIN], texts[GRES], ours, done
+
+
+def test_what_the_site_lacks_stands_in_our_file():
+    slurm, gres, (included, included_gres), done = edited(NODES)
+    assert slurm.splitlines() == [
+        f"NodeName=h[1-2] CPUs=8 RealMemory=100 Gres={H}",
+        f"NodeName=m1 CPUs=4 RealMemory=200 Feature=a30 Gres={M}",
+        "PartitionName=p Nodes=h1,migcatalog",
+        "Include migbatch.conf",
+    ]
+    assert gres == "Include migbatch-gres.conf\n"
+    for line in (
+        "GresTypes=gpu,mig",
+        "PrologFlags=Alloc,DeferBatch",
+        "Prolog=/etc/slurm/migbatch-prolog",
+        "PrologEpilogTimeout=60",
+        "JobSubmitPlugins=lua",
+    ):
+        assert line in included.splitlines()
+    (catalog,) = [line for line in included.splitlines() if line.startswith("NodeName=")]
+    assert " NodeAddr=127.0.0.1 Port=1 CPUs=8 RealMemory=200 Features=a30 State=DOWN " in catalog
+    assert "PartitionName" not in included and "AccountingStorageTRES" not in included
+    assert "NodeName=h[1-2] AutoDetect=off" in included_gres.splitlines()
+    assert not done.problems and not done.notes
+
+
+@pytest.mark.parametrize(
+    ("theirs", "then"),
+    [
+        ("GresTypes=gpu", "GresTypes=gpu,mig"),
+        ("grestypes = mps", "grestypes = mps,gpu,mig"),
+        ("PrologFlags=Contain,X11", "PrologFlags=Contain,X11,Alloc,DeferBatch"),
+        ("PrologFlags=deferbatch,alloc", "PrologFlags=deferbatch,alloc"),
+        ("JobSubmitPlugins=job_submit/lua", "JobSubmitPlugins=job_submit/lua"),
+        ("JobSubmitPlugins=require_timelimit", "JobSubmitPlugins=require_timelimit,lua"),
+        ("PrologEpilogTimeout=20", "PrologEpilogTimeout=60"),
+        ("PrologEpilogTimeout=300", "PrologEpilogTimeout=300"),
+        ("Prolog=/etc/slurm/p.sh", "Prolog=/etc/slurm/p.sh"),
+        ("TaskProlog=/t", "TaskProlog=/t"),
+    ],
+)
+def test_what_the_site_has_is_changed_where_it_stands(theirs, then):
+    slurm, _, (included, _), _ = edited(f"{theirs}\n{NODES}")
+    assert slurm.splitlines()[0] == then
+    key = theirs.partition("=")[0].strip().lower()
+    assert not any(line.lower().startswith(f"{key}=") for line in included.splitlines())
+
+
+def test_a_second_plan_finds_nothing_to_do():
+    start = f"GresTypes=gpu\nProlog=/p\nAccountingStorageType=accounting_storage/slurmdbd\n{NODES}"
+    slurm, gres, (included, included_gres), _ = edited(start, "AutoDetect=nvml\n")
+    files = {
+        MAIN: slurm,
+        GRES: gres,
+        "/etc/slurm/migbatch.conf": included,
+        "/etc/slurm/migbatch-gres.conf": included_gres,
+    }
+    again = plan(SITE, load(MAIN, files.get), load(GRES, files.get))
+    assert again.edits == []
+    assert site.render("slurm.conf.j2", site=again.site) == included
+    assert site.render("gres.conf.j2", site=again.site) == included_gres
+
+
+def test_several_prologs_where_slurm_runs_them_all():
+    old, new = replace(SITE, version=(22, 5)), replace(SITE, version=(24, 11))
+    theirs = f"Prolog=/p\nTaskProlog=/t\n{NODES}"
+    assert "Prolog=" not in edited(theirs, wanted=old)[2][0].replace("TaskProlog=", "")
+    included = edited(theirs, wanted=new)[2][0].splitlines()
+    assert "Prolog=/etc/slurm/migbatch-prolog" in included
+    assert not any(line.startswith("TaskProlog=") for line in included)
+    assert len(planned(theirs, wanted=old).notes) == 2 and len(planned(theirs, wanted=new).notes) == 1
+
+
+def test_nodes_of_one_line_that_differ_become_two_lines():
+    text = "NodeName=h[1-2],c1,m1 NodeAddr=10.0.0.[1-3],10.0.1.1 Port=[7001-7004] Gres=gpu:2 # all\n"
+    lines = edited(text)[0].splitlines()
+    assert lines[:3] == [
+        f"NodeName=h[1-2] NodeAddr=10.0.0.[1-2] Port=[7001-7002] Gres=gpu:2,{H} # all",
+        "NodeName=c1 NodeAddr=10.0.0.3 Port=7003 Gres=gpu:2 # all",
+        f"NodeName=m1 NodeAddr=10.0.1.1 Port=7004 Gres=gpu:2,{M} # all",
+    ]
+
+
+def test_partitions_by_default_by_set_and_by_all():
+    text = (
+        "NodeName=h[1-2],m1 Feature=big\nNodeName=c1\nNodeSet=bigs Feature=big\n"
+        "PartitionName=DEFAULT Nodes=h1\nPartitionName=a\nPartitionName=b Nodes=bigs\nPartitionName=c Nodes=c1\n"
+        "PartitionName=d Nodes=ALL\n"
+    )
+    lines = edited(text)[0].splitlines()
+    assert "PartitionName=a Nodes=h1,migcatalog" in lines and "PartitionName=b Nodes=bigs,migcatalog" in lines
+    assert "PartitionName=c Nodes=c1" in lines and "PartitionName=d Nodes=ALL" in lines
+
+
+def test_partitions_that_lend():
+    text = f"{NODES}PartitionName=train Nodes=m1 PriorityTier=3\n"
+    slurm = edited(text, wanted=replace(SITE, lends=True), lending=("train",))[0]
+    assert "PartitionName=train Nodes=m1,migcatalog PriorityTier=3 PreemptMode=REQUEUE" in slurm
+    assert "PartitionName=p Nodes=h1,migcatalog PriorityTier=10 PreemptMode=OFF" in slurm
+
+
+def test_accounting_and_power_saving():
+    theirs = (
+        "AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageTRES=gres/gpu\n"
+        f"SuspendProgram=/s\nSuspendExcNodes=c1\n{NODES}"
+    )
+    lines = edited(theirs)[0].splitlines()
+    assert lines[1].startswith("AccountingStorageTRES=gres/gpu,gres/mig,gres/mig:7g.80gb,")
+    assert lines[3] == "SuspendExcNodes=c1,migcatalog"
+
+
+def test_gpus_that_slurm_detected_get_files():
+    theirs = "NodeName=h[1-2] Gres=gpu:h100:2\nNodeName=m1 Gres=gpu:1\n"
+    included = edited(theirs, "AutoDetect=nvml\n")[2][1].splitlines()
+    assert "NodeName=h[1-2] Name=gpu Type=h100 File=/dev/nvidia[0-1]" in included
+    assert "NodeName=m1 Name=gpu File=/dev/nvidia0" in included
+    told = "AutoDetect=nvml\nNodeName=h[1-2],m1 Name=gpu File=/dev/nvidia0\n"
+    assert not any("Name=gpu" in line for line in edited(theirs, told)[2][1].splitlines())
+
+
+@pytest.mark.parametrize(
+    ("slurm", "gres", "said"),
+    [
+        ("NodeName=h1\n", "", "no NodeName line of h2,m1"),
+        (f"{NODES}NodeName=migcatalog\n", "", "slurm.conf:4: migcatalog is the name of migbatch's catalog node"),
+        (f"SelectType=select/linear\n{NODES}", "", "slurm.conf:1: SelectType=select/linear"),
+        (f"PrologFlags=RunInJob\n{NODES}", "", "RunInJob"),
+        (NODES, "NodeName=h1 AutoDetect=nvml\n", "gres.conf:1: AutoDetect=nvml finds the slices of h1"),
+        (NODES, "NodeName=h1 Name=mig Type=a Count=1\n", "gres.conf:1: lines of Name=mig are migbatch's"),
+        ("NodeName=h[1-2],m1 Gres=gpu:a:1,gpu:b:1\n", "AutoDetect=nvml\n", "slurm.conf:1: AutoDetect is switched off"),
+        (f"{NODES}PartitionName=x Nodes=n[1\n", "", "slurm.conf:4: "),
+    ],
+)
+def test_what_cannot_work_is_told_with_its_place(slurm, gres, said):
+    assert any(said in problem for problem in planned(slurm, gres).problems), planned(slurm, gres).problems

@@ -1,0 +1,2 @@
+#!/bin/bash
+/bin/rmdir "/var/tmp/scratch-$SLURM_JOB_ID"

@@ -1,0 +1,2 @@
+#!/bin/sh
+echo "export SCRATCH=/var/tmp/scratch-$SLURM_JOB_ID"
