@@ -61,6 +61,11 @@ COMMENTS: Final[dict[str, Callable[[int], str]]] = {
     "mem": lambda n: "migbatch: mem=" + "1" * n + "g.",
     "min": lambda n: "migbatch: min=1g." + "1" * n + "gb",
     "max": lambda n: "migbatch: max=1g.10gb" + ".me" * (n // 3),
+    "arch": lambda n: "migbatch: arch=" + "+" * n,
+    "quantization": lambda n: "migbatch: model=llama-3.1-8b quantization=" + "q4_" * (n // 3),
+    "params": lambda n: "migbatch: params=" + "8" * n + "b",
+    "utilization": lambda n: "migbatch: gpu_memory_utilization=0." + "9" * n,
+    "a size in a name": lambda n: "migbatch: model=" + "7b-" * (n // 3),
 }
 PARTITIONS: Final[dict[str, Callable[[int], str]]] = {
     "one again and again": lambda n: ",".join(["gpu"] * (n // 4)),
