@@ -128,7 +128,7 @@ def _configuration(path: str | None, db: str | None, *, named: bool) -> Config |
         if os.access(path, os.F_OK) and not os.access(path, os.R_OK):
             return find_servers()
         raise
-    return config if named or _may_read(config) else _servers_of(config)
+    return config if named or not config.query.enabled or _may_read(config) else _servers_of(config)
 
 
 def _may_read(config: Config) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http
+import http.client
 import json
 import re
 import socket
@@ -15,6 +17,7 @@ from slurm_migbatch.cli.common import fetch, service_url
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.audit import orphans
 from slurm_migbatch.node.conf import insecure
+from slurm_migbatch.query.protocol import PATH
 from slurm_migbatch.slurm import gres
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.nodelist import expand
@@ -258,6 +261,7 @@ def check_service(config: Config) -> Iterator[Finding]:
         except OSError as error:
             text = f"{path}: {error.strerror or error}"
             yield Finding(BAD, "submit socket", text, "start migbatchd; until then slurmctld uses the compiled table")
+    yield from check_query(config)
     url = service_url(config, "/healthz")
     try:
         body = fetch(url)
@@ -275,3 +279,30 @@ def check_service(config: Config) -> Iterator[Finding]:
         return
     for part, text in checks.items():
         yield Finding(GOOD if text == "ok" else BAD, f"migbatchd: {part}", text, "" if text == "ok" else "see its log")
+
+
+def check_query(config: Config) -> Iterator[Finding]:
+    """Check that the service for users' questions listens, and that it is this one."""
+    if not config.query.enabled:
+        yield Finding(
+            ODD, "query service", "is off ([query] enabled)", "users on login nodes cannot ask migacct and why"
+        )
+        return
+    listen, port = config.query.listen, config.query.port
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen, listen)  # noqa: S104
+    connection = http.client.HTTPConnection(host, port, timeout=5)
+    try:
+        connection.request("POST", PATH, b"")
+        status = connection.getresponse().status
+    except (OSError, http.client.HTTPException) as error:
+        text = f"nobody answers at {host} port {port}: {getattr(error, 'strerror', None) or error}"
+        advice = "look for query in migbatchd's log: the port may be taken ([query] port), or munge be missing"
+        yield Finding(BAD, "query service", text, advice)
+        return
+    finally:
+        connection.close()
+    if status == http.HTTPStatus.UNAUTHORIZED:
+        yield Finding(GOOD, "query service", f"{host} port {port}")
+    else:
+        text = f"what answers at {host} port {port} is another program"
+        yield Finding(BAD, "query service", text, "end it, or set [query] port and login.conf")

@@ -147,7 +147,7 @@ def _conditions(wanted: RunFilter) -> Iterator[ColumnElement[bool]]:
         uid, accounts = wanted.only
         yield or_(Run.uid == uid, Run.account.in_(accounts))
     if wanted.jobs:
-        yield or_(*(_named(id) for id in wanted.jobs))
+        yield or_(*_named(wanted.jobs))
     if wanted.users or wanted.uids:
         yield or_(Run.user.in_(wanted.users), Run.uid.in_(wanted.uids))
     if wanted.accounts:
@@ -167,12 +167,22 @@ def _conditions(wanted: RunFilter) -> Iterator[ColumnElement[bool]]:
         yield overlapping(wanted.start, wanted.end, narrow=narrow)
 
 
-def _named(id: JobId) -> ColumnElement[bool]:
-    if id.task is not None:
-        return and_(Run.array_job == id.job, Run.array_task == id.task)
-    if id.offset is not None:
-        return and_(Run.het_job == id.job, Run.het_offset == id.offset)
-    return or_(Run.job_id == id.job, Run.array_job == id.job, Run.het_job == id.job)
+def _named(jobs: Collection[JobId]) -> Iterator[ColumnElement[bool]]:
+    """Yield few conditions for many jobs: SQLite takes up to a thousand."""
+    whole = [id.job for id in jobs if id.task is None and id.offset is None]
+    if whole:
+        yield or_(Run.job_id.in_(whole), Run.array_job.in_(whole), Run.het_job.in_(whole))
+    tasks: dict[int, list[str]] = {}
+    parts: dict[int, list[int]] = {}
+    for id in jobs:
+        if id.task is not None:
+            tasks.setdefault(id.job, []).append(id.task)
+        elif id.offset is not None:
+            parts.setdefault(id.job, []).append(id.offset)
+    for job, names in tasks.items():
+        yield and_(Run.array_job == job, Run.array_task.in_(names))
+    for job, offsets in parts.items():
+        yield and_(Run.het_job == job, Run.het_offset.in_(offsets))
 
 
 def overlapping(start: float | None, end: float | None, *, narrow: bool = True) -> ColumnElement[bool]:

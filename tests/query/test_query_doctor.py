@@ -1,0 +1,53 @@
+"""`migbatch doctor` on the query service: off, silent, another program, and in order."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from slurm_migbatch.cli.checks import check_query
+from slurm_migbatch.config import Config, QueryConfig
+from tests.support.query_site import query_process
+
+
+def said(**query: object) -> tuple[str, str]:
+    config = dataclasses.replace(Config(), query=dataclasses.replace(QueryConfig(), **query))
+    (finding,) = check_query(config)
+    assert finding.level == "ok" or finding.advice
+    return finding.level, finding.text
+
+
+@pytest.fixture
+def stranger() -> Iterator[int]:
+    """The port of a program that speaks HTTP and is not ours."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+
+        def serve() -> None:
+            link, _ = listener.accept()
+            with closing(link):
+                link.recv(4096)
+                link.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join()
+
+
+def test_what_is_wrong_is_named(stranger: int) -> None:
+    assert said(enabled=False)[0] == "warn"
+    level, text = said(port=1)
+    assert level == "FAIL" and "nobody answers at 127.0.0.1 port 1" in text
+    level, text = said(port=stranger)
+    assert level == "FAIL" and "another program" in text
+
+
+def test_what_is_in_order_is_not(tmp_path: Path) -> None:
+    with query_process(tmp_path) as service:
+        assert said(port=service.port) == ("ok", f"127.0.0.1 port {service.port}")
