@@ -74,13 +74,13 @@ def install(
         plan = _plan(role, options, record, edit=edit, cli_filter=cli_filter)
         changes = files.differing(plan.wanted, record)
     _show(plan, changes, full)
-    undone = [*plan.lines, *plan.problems, *(change.conflict for change in changes if change.conflict)]
+    undone = [*plan.lines, *plan.problems, *_conflicts(changes)]
     if apply:
         files.apply(changes, record)
         if role == "controller":
             _wake(changes)
         _say_next(plan, changes, uninstall, role)
-    if undone or (changes and not apply):
+    if undone or (not apply and any(not change.conflict for change in changes)):
         ctx.exit(EXIT_FAILED)
 
 
@@ -131,8 +131,8 @@ def _show(plan: HostPlan, changes: Sequence[Change], full: bool) -> None:
         click.echo(line)
     for title, lines in (
         ("must be changed by hand, or by --edit:", plan.lines),
-        ("is in the way:", [*plan.problems, *(change.conflict for change in changes if change.conflict)]),
-        ("to know:", plan.notes),
+        ("is in the way:", [*plan.problems, *_conflicts(changes)]),
+        ("to know:", [*plan.notes, *(change.conflict for change in changes if change.conflict and _is_kept(change))]),
     ):
         if lines:
             click.echo(title)
@@ -140,6 +140,15 @@ def _show(plan: HostPlan, changes: Sequence[Change], full: bool) -> None:
             click.echo(f"  {line}")
     if not (changes or plan.lines or plan.problems):
         click.echo("nothing to do")
+
+
+def _conflicts(changes: Sequence[Change]) -> list[str]:
+    """Return why changes cannot be made; settings that the site made its own are meant to stay."""
+    return [change.conflict for change in changes if change.conflict and not _is_kept(change)]
+
+
+def _is_kept(change: Change) -> bool:
+    return change.kind == "once" and change.back
 
 
 def _wake(changes: Sequence[Change]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.directories import open_to_users
 from tests.support.waiting import eventually
 
 
@@ -22,6 +23,7 @@ def private_munged(root: Path) -> Iterator[str]:
     key = root / "key"
     key.write_bytes(secrets.token_bytes(128))
     key.chmod(0o600)
+    open_to_users(root)
     paths = {"socket": root / "socket", "pid-file": root / "pid", "log-file": root / "log", "seed-file": root / "seed"}
     options = [f"--{name}={path}" for name, path in paths.items()]
     daemon = subprocess.Popen(
