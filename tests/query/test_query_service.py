@@ -59,8 +59,8 @@ def post(service: QueryProcess, body: bytes, fields: dict[str, str], path: str =
     link = http.client.HTTPConnection("127.0.0.1", service.port, timeout=PATIENCE_S)
     with closing(link), suppress(BrokenPipeError, ConnectionResetError):
         link.request("POST", path, body, fields)
-        answer = link.getresponse()
-        return answer.status, answer.read().decode()
+        with closing(link.getresponse()) as answer:
+            return answer.status, answer.read().decode()
     return 0, "closed"
 
 
