@@ -49,6 +49,7 @@ FAMILIES = (
     ("migbatch_healthy", "gauge", "part", "Whether a part works (1) or not (0)."),
     ("migbatch_node_silence_seconds", "gauge", "node", "Seconds since a node was heard."),
     ("migbatch_orphan_runs", "gauge", "node", "Runs that hold slices on a node after Slurm has ended them."),
+    ("migbatch_query_answers", "gauge", "status", "Questions of users answered since the last start, by status."),
     ("migbatch_jobs", "gauge", "state", "Jobs in Slurm's queue, by state."),
 )
 LABELS = {name: set(labels.split()) for name, _, labels, _ in FAMILIES}
