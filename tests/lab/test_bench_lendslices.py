@@ -1,6 +1,7 @@
 """Lending of slices as an experiment: MISO's jobs and speeds as they are read, and what a measurement holds."""
 
 import json
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import numpy as np
@@ -65,7 +66,7 @@ def test_every_way_is_measured_and_repeats_itself(data):
     assert ways["free"]["jct_s"] <= ways["ours"]["jct_s"] < ways["half"]["jct_s"]
     assert ways["servers"]["jct_s"] < ways["half"]["jct_s"]
     assert result["decides"] == "slurm_migbatch.decide.lending.round.decide"
-    assert len(lendslices.bars(result)) == 3
+    assert len(lendslices.bars(result)) == 4
     assert len(lendslices.bars({**result, "load": "slices, large"})) == 5
 
 
@@ -103,6 +104,18 @@ def test_history_and_run_are_one_stream():
         assert all(0 <= job.arrival < lending.SPAN_S for job in jobs)
         assert all(since <= until <= lending.HISTORY_DAYS * DAY_S for _, since, until in uses)
         assert min(since for _, since, _ in uses) < DAY_S
+
+
+def test_a_virtual_cluster_of_a_site_has_few_jobs_at_once():
+    floods = [Job(n, f"job{n}", 60.0 * (n // 40), 3600.0, gpus=1, user=f"vc{n % 2}") for n in range(4000)]
+    site = [*floods, Job(4000, "last", 60 * DAY_S, 3600.0, gpus=1, user="vc1")]
+    moments = lendslices.Moments(
+        [], np.cumsum(np.ones(9)), [replace(job, arrival=job.arrival + 36 * DAY_S) for job in site]
+    )
+    found = lendslices.requests(Load("site", 0, 1, 0.0, site=True), moments, 0)
+    running = [sum(at <= moment < at + seconds for at, _, seconds in found) for moment, _, _ in found]
+    assert max(running) == 2 * lendslices.SITE_LIMIT
+    assert found == sorted(found)
 
 
 def test_a_sites_jobs_are_drawn_from_its_trace(tmp_path):

