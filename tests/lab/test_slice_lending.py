@@ -8,8 +8,6 @@ from slurm_migbatch.config import LendingConfig
 from slurm_migbatch.decide.lending.expectation import Expectation
 from slurm_migbatch.decide.lending.forecast import DAY_S
 from slurm_migbatch.decide.lending.values import usual_speed
-from slurm_migbatch.lab.experiments.wave import Request, Training, Wave, draw
-from slurm_migbatch.lab.experiments.wavesim import Overheads, predict
 from slurm_migbatch.lab.sim import registry
 from slurm_migbatch.lab.sim.cluster import Cluster, PlaceError
 from slurm_migbatch.lab.sim.engine import Simulation
@@ -154,30 +152,3 @@ def test_by_name():
         kind.make(params, Cluster.of(H100, 4, 4))
     with pytest.raises(ValueError, match="inference needs GPUs"):
         SliceLending([], [0], LendingConfig(), SliceWay(lend=False))
-
-
-# -- a wave ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_wave_by_hand():
-    wave = Wave((Request(50.0, "7g.80gb", 20.0),), (Training(0.0, 100, 1.0, "7g.80gb", "7g.80gb"),) * 2, 300.0, 2, 1)
-    costs = Overheads(infer_start_s=2, train_start_s=5, train_restart_s=5, checkpoint_s=3, look_s=1)
-    alone = predict(wave, False, costs)
-    # Released at the first look, one after the other: 1 + 5 + 100, and again.
-    assert alone["jct_s"] == pytest.approx((106 + 212) / 2, abs=2)
-    assert (alone["delay_p95_s"], alone["restarts"]) == (pytest.approx(2.24), 0)  # making the slice takes 0.24 s
-    lent = predict(wave, True, costs)
-    # The second gets 44 s done on inference's GPU, leaves, and takes the 56 s that are left when the first has ended.
-    assert lent["reclaimed"] == 1
-    assert lent["jct_s"] == pytest.approx((106 + 106 + 6 + 56) / 2, abs=16)
-    assert lent["delay_p95_s"] == pytest.approx(2 + 3, abs=1.5)
-
-
-def test_a_drawn_wave_gains_and_repeats_itself():
-    wave = draw(1)
-    alone, lent = predict(wave, False), predict(wave, True)
-    assert lent == predict(wave, True)
-    assert lent["jct_s"] < 0.95 * alone["jct_s"]
-    assert lent["restarts"] <= 3
-    assert (alone["refused"], alone["unfinished"], lent["refused"], lent["unfinished"]) == (0, 0, 0, 0)
-    assert alone["reclaimed"] == 0 < lent["reclaimed"]

@@ -1,10 +1,11 @@
-"""Lending beside a real Slurm: the same wave with and without, and what the simulator had said of both.
+"""Lending on a real Slurm: the same wave with and without, and what `migbatch simulate`'s Slurm had said of both.
 
 Two nodes of four simulated H100s. Inference belongs on the first half of the nodes. *half*: training has the other half
 and nothing more, under the same migbatchd, with the same elastic jobs and sizes. *lending*: it may have what is idle
 on the first half too.
 
-Every figure is read from the record that migbatchd keeps and from what the training jobs themselves wrote.
+Both have migbatchd's decision, with the shipped configuration but for `waves.settings`. Every figure is read from the
+record that migbatchd keeps and from what the training jobs themselves wrote.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import Any, Final
 
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, quantile
 from slurm_migbatch.lab.experiments.wave import Wave, draw
-from slurm_migbatch.lab.experiments.wavesim import LENDING, predict
+from slurm_migbatch.lab.shipped import DECIDES, told
+from slurm_migbatch.lab.slurm import waves
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.testbed.cluster import Cluster
 from slurm_migbatch.testbed.proc import wait_until
@@ -30,10 +32,10 @@ from slurm_migbatch.testbed.running_cluster import FINAL
 TARGET_JCT: Final = 0.70
 TARGET_DELAY_S: Final = 5.0
 TARGET_RESTARTS: Final = 3.0
-TARGET_PREDICTION: Final = 0.15
+TARGET_PREDICTION: Final = 0.10
 END_S: Final = 1500.0
 _TRAINING = Path(__file__).with_name("wave_training.py")
-_PACKAGE = Path(__file__).resolve().parents[1]
+_PACKAGE = Path(__file__).resolve().parents[2]
 _LINE = re.compile(r"^(begin|saved|end) (\d+)", re.MULTILINE)
 
 
@@ -65,7 +67,7 @@ def measure(
     ways: dict[str, dict[str, Any]] = {}
     for name, lending in (("half", False), ("lending", True)):
         say(f"{name}: the simulator")
-        predicted = predict(wave, lending)
+        predicted = waves.predict(wave, lending)
         say(f"{name}: {len(wave.requests)} inference and {len(wave.trainings)} training jobs on a real Slurm")
         ways[name] = {**run(wave, lending, say, slurm_root), "predicted": predicted}
     return {
@@ -76,6 +78,8 @@ def measure(
         "day_s": wave.day_s,
         "nodes": wave.nodes,
         "gpus": wave.gpus,
+        **told(DECIDES, waves.config(wave)),
+        "changed": waves.settings(wave),
         "ways": ways,
         "bars": [bar.to_dict() for bar in _bars(ways["half"], ways["lending"])],
     }
@@ -100,7 +104,6 @@ def run(
     wave: Wave, lending: bool, say: Callable[[str], None] = lambda text: None, slurm_root: str = ""
 ) -> dict[str, Any]:
     """One way, on a test bed of its own (with the Slurm of `slurm_root`, where given); its figures."""
-    config = {"lending": {**LENDING, "day_s": wave.day_s}, "cluster": {"poll_s": 0.5}}
     with Cluster(
         nodes=wave.nodes,
         gpus=wave.gpus,
@@ -109,11 +112,11 @@ def run(
         cpus=256,
         latency="real",
         migbatch="all",
-        config=config,
+        config=waves.settings(wave),
         options={"MaxJobCount": "20000", "KillWait": "5"},
         partition_nodes=_partitions(wave, lending),
     ) as bed:
-        library = _install(bed)
+        library = install(bed.directory / "elastic")
         client = CliClient(bed.bin, bed.slurm_conf)
         before = client.diag()
         begun = time.time()
@@ -148,9 +151,8 @@ def _partitions(wave: Wave, lending: bool) -> dict[str, str]:
     return {"gpu": ",".join(names[:half]), "train": ",".join(names if lending else names[half:])}
 
 
-def _install(bed: Cluster) -> Path:
-    """A library that ordinary users can read: a checkout may lie where they cannot look."""
-    library = bed.directory / "elastic"
+def install(library: Path) -> Path:
+    """Copy the training job and what it imports to `library`: a checkout may lie where ordinary users cannot look."""
     (library / "slurm_migbatch").mkdir(parents=True)
     shutil.copyfile(_PACKAGE / "__init__.py", library / "slurm_migbatch/__init__.py")
     ignore = shutil.ignore_patterns("__pycache__")

@@ -35,6 +35,10 @@ def live(seed: int, slurm_root: str, as_json: bool) -> None:
     click.echo(
         f"{result['requests']} inference and {result['trainings']} training jobs, a day of {result['day_s']:g} s"
     )
+    changed = ", ".join(
+        f"[{section}] {key}={value}" for section, keys in result["changed"].items() for key, value in keys.items()
+    )
+    click.echo(f"{result['decides']} with the configuration {result['configuration']}: as shipped, but {changed}")
     print_table(
         ("WAY", "JCT_S", "PREDICTED", "P95_S", "DELAY_S", "DELAY_P95_S", "PREDICTED", "RESTARTS", "MOST", "RPCS"),
         [_row(name, way) for name, way in result["ways"].items()],
@@ -45,7 +49,7 @@ def live(seed: int, slurm_root: str, as_json: bool) -> None:
 def _row(name: str, way: dict[str, Any]) -> list[str]:
     said = way["predicted"]
     seconds = (
-        way["jct_s"], said["jct_s"], way["jct_p95_s"], way["mean_delay_s"], way["p95_s"], said["delay_p95_s"]
+        way["jct_s"], said["jct_s"], way["jct_p95_s"], way["mean_delay_s"], way["p95_s"], said["p95_s"]
     )  # fmt: skip
     return [
         name,

@@ -1,20 +1,59 @@
-"""The wave of `bench live` as a workload of the simulated Slurm."""
+"""The wave of `bench live` on the simulated Slurm, with migbatchd's own controller: what it should come to."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
+from slurm_migbatch.config import Config
 from slurm_migbatch.decide.lending.values import usual_speed
+from slurm_migbatch.lab.bars import quantile
 from slurm_migbatch.lab.experiments.wave import Request, Wave
 from slurm_migbatch.lab.experiments.wave import Training as WaveTraining
 from slurm_migbatch.lab.sim.gpus import geometry
-from slurm_migbatch.lab.slurm.run import Site, SiteNode, Submission
+from slurm_migbatch.lab.slurm.controller import ServiceController, pace_of
+from slurm_migbatch.lab.slurm.run import Simulation, Site, SiteNode, Submission
 from slurm_migbatch.lab.slurm.work import Fixed, Training
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.profile import Profile
 
-LIMIT_S = 3600
+LIMIT_S: Final = 3600
+_UNTIL_S: Final = 20_000.0
+#: keys of [lending] that are lengths of time of the load, not of what a start or a checkpoint takes
+_SCALED: Final = ("min_idle_s", "rest_s", "horizon_s", "payback_s")
+_LEAST_S: Final = 1.0
+
+
+def settings(wave: Wave) -> dict[str, dict[str, Any]]:
+    """Return what a wave's migbatch.toml has that the shipped one has not, by section.
+
+    Lending is switched on, and what is a length of time of the load is as many times shorter as the wave's day is than
+    a day (horizon_s and payback_s at least their least value, 1 s), and so are the rounds. What starts, checkpoints and
+    grace take is as shipped: a wave does not make them shorter.
+    """
+    shipped = Config()
+    scale = wave.day_s / shipped.lending.day_s
+    lending: dict[str, Any] = {"enabled": True, "partitions": ("train",), "day_s": wave.day_s}
+    for name in _SCALED:
+        length = getattr(shipped.lending, name)
+        lending[name] = max(length * scale, _LEAST_S) if length else length
+    return {"lending": lending, "cluster": {"poll_s": POLL_S}}
+
+
+def config(wave: Wave) -> Config:
+    """Return the configuration of a wave: the shipped one but for `settings`."""
+    shipped, changed = Config(), settings(wave)
+    return replace(
+        shipped,
+        lending=replace(shipped.lending, **changed["lending"]),
+        cluster=replace(shipped.cluster, **changed["cluster"]),
+    )
+
+
+POLL_S: Final = 0.5
+"""Seconds between two rounds."""
 
 
 @dataclass(frozen=True)
@@ -64,3 +103,24 @@ def _training(one: WaveTraining, costs: TrainingCosts, speed: Callable[[Profile]
         name="train",
         fields=fields,
     )
+
+
+def predict(wave: Wave, lending: bool, costs: TrainingCosts = TrainingCosts()) -> dict[str, Any]:
+    """Play the wave with migbatchd's controller and return its figures, named as those of `bench.live.run`.
+
+    Raises:
+        Stuck: jobs are left that nothing will ever start.
+    """
+    simulation = Simulation(site(wave, lending), workload(wave, costs))
+    settled = config(wave)
+    outcome = simulation.run(ServiceController(simulation, settled), pace_of(settled), _UNTIL_S)
+    trained = [job for job in outcome.jobs.values() if job.name == "train"]
+    served = [job for job in outcome.jobs.values() if job.name == "infer"]
+    delays = [job.start - job.submit for job in served if job.start is not None]
+    return {
+        "jct_s": round(statistics.fmean(job.end - job.submit for job in trained), 2),
+        "mean_delay_s": round(statistics.fmean(delays), 2),
+        "p95_s": round(quantile(delays, 0.95), 2),
+        "restarts": round(statistics.fmean(job.restarts for job in trained), 3),
+        "unfinished": len(wave.requests) + len(wave.trainings) - len(trained) - len(delays),
+    }

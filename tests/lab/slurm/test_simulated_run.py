@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import replace
 
 import pytest
 
-from slurm_migbatch.config import ClusterConfig, Config, LendingConfig, loads
+from slurm_migbatch.config import Config, LendingConfig, loads
 from slurm_migbatch.decide.snapshot import NoPredictions
-from slurm_migbatch.lab.bench.live import LENDING
-from slurm_migbatch.lab.experiments.wave import draw
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.slurm.controller import ServiceController, pace_of
 from slurm_migbatch.lab.slurm.run import Look, Outcome, Pace, Simulation, Site, SiteNode, Stuck, Submission
-from slurm_migbatch.lab.slurm.waves import site, workload
 from slurm_migbatch.lab.slurm.work import Fixed, Training
 from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.workload.loans import LoanHints
@@ -114,27 +110,6 @@ def test_a_decision_that_fails_ends_the_simulation() -> None:
     config = Config(lending=LendingConfig(enabled=True, partitions=("train",)))
     with pytest.raises(LookupError, match="no such model"):
         simulation.run(ServiceController(simulation, config, Broken()), Pace(), 300.0)
-
-
-def waved(lending: bool) -> tuple[float, float, float]:
-    """Mean JCT of training, p95 start delay of inference, restarts a training job."""
-    wave = draw(1, requests=45, trainings=24, day_s=180.0)
-    simulation = Simulation(site(wave, lending), workload(wave))
-    config = Config(cluster=ClusterConfig(poll_s=0.5), lending=LendingConfig(**{**LENDING, "day_s": wave.day_s}))
-    outcome = simulation.run(ServiceController(simulation, config), pace_of(config), 3000.0)
-    assert not outcome.misfits and not outcome.unplanned
-    assert len(outcome.jobs) == 69
-    training = [one for one in outcome.jobs.values() if one.name == "train"]
-    delays = sorted((one.start or 0.0) - one.submit for one in outcome.jobs.values() if one.name == "infer")
-    jct = statistics.fmean(one.end - one.submit for one in training)
-    return jct, delays[int(0.95 * len(delays))], statistics.fmean(one.restarts for one in training)
-
-
-def test_lending_gains_on_a_wave_as_it_does_on_a_real_slurm() -> None:
-    half, lent = waved(False), waved(True)
-    assert lent[0] < 0.8 * half[0]
-    assert lent[1] <= half[1] + 8.0
-    assert lent[2] <= 3.0
 
 
 # -- what jobs do with their time --------------------------------------------------------------------------------------
