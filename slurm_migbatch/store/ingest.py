@@ -260,8 +260,8 @@ def _state(session: Session, machine: Node, journal: NodeJournal, ts: float, eve
     held = {
         (job, restart, mig_slice.gpu, mig_slice.start) for job, restart, _, slices in reported for mig_slice in slices
     }
-    open_ones = session.scalars(select(Lease).where(Lease.node == machine.node, Lease.until.is_(None))).all()
-    ended = [lease for lease in open_ones if (lease.job_id, lease.restart, lease.gpu, lease.slot_start) not in held]
+    open_leases = session.scalars(select(Lease).where(Lease.node == machine.node, Lease.until.is_(None))).all()
+    ended = [lease for lease in open_leases if (lease.job_id, lease.restart, lease.gpu, lease.slot_start) not in held]
     end_leases(session, ended, ts)
     for job, restart, facts, slices in sorted(reported, key=lambda row: _beside(row[2]) is not None):
         since = clean.moment(facts.get("since")) or ts

@@ -74,7 +74,7 @@ class MemoryRecord:
                 run = run._replace(ended=event["ts"])
             else:
                 told = {field: event[name] for name, field in _TOLD.items() if name in event}
-                run = run._replace(told=event["ts"], **told)
+                run = run._replace(reported=event["ts"], **told)
             runs[restart] = run
 
     def supply(self, node: str, at: float, version: int, counts: Mapping[str, int], why: str) -> None:
