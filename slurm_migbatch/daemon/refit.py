@@ -132,7 +132,7 @@ def due(index: Index, material: Material, facts: Iterable[ModelFacts], min_new: 
 def watch(saved: Saved, material: Material, facts: Sequence[ModelFacts], confidence: float) -> dict[str, Any]:
     """How the present model does on the runs that it has not learned from: promises kept, ratios by model."""
     since = int(saved.report.get("lesson", 0))
-    fresh = [each for each in material.heard.told if each.number > since]
+    fresh = [each for each in material.heard.used if each.number > since]
     predictor = LearnedPredictor(saved.learned, facts, confidence=confidence)
     kept = promises(predictor, fresh, confidence)
     return {
@@ -163,7 +163,7 @@ def refit(
     began = time.monotonic()
     facts, learning = known_models(config), config.learning
     knowledge = ModelKnowledge(facts)
-    heard, table = material.heard.told, material.table
+    heard, table = material.heard.used, material.table
     seen = seen_of(material.reach, facts)
     result: dict[str, Any] = {"ts": time.time(), "reason": why, "runs": len(heard), "measured": len(table)}
 
@@ -216,7 +216,7 @@ class _Split:
 
 
 def _hold_out(material: Material, present: Saved, salt: str) -> _Split:
-    heard, table = material.heard.told, material.table
+    heard, table = material.heard.used, material.table
     since = int(present.report.get("lesson", 0))
     fresh = [each for each in heard if each.number > since]
     held = _some(fresh, len(heard), lambda each: f"{salt}:{each.run}")
@@ -242,7 +242,7 @@ def _some(fresh: Sequence[T], total: int, name: Callable[[T], str]) -> list[T]:
 def _left_out(heard: LearnableRuns) -> dict[str, Any]:
     """Figures that were not believed, by model and figure; which user it was stays in the record of runs."""
     groups: dict[str, dict[str, list[LeftOut]]] = {}
-    for each in heard.unheard:
+    for each in heard.left_out:
         groups.setdefault("/".join(each.key), {}).setdefault(each.figure, []).append(each)
     return {
         name: {

@@ -103,7 +103,11 @@ class Candidate:
             "latency_s": None if self.figures is None else self.figures.latency_s.to_list(),
             "throughput_per_s": None if self.figures is None else self.figures.throughput_per_s.to_list(),
             "memory_mib": None if self.figures is None else self.figures.memory_mib.to_list(),
-            **({} if self.figures is None else {name: one.to_list() for name, one in self.figures.tokens.items()}),
+            **(
+                {}
+                if self.figures is None
+                else {name: interval.to_list() for name, interval in self.figures.tokens.items()}
+            ),
             "ok": self.ok,
             "why": self.why,
         }
