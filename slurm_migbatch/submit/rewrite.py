@@ -400,13 +400,13 @@ class _Job:
         bucket = self.chooser.bucket(hints)
         if hints.mem_mib is not None:
             return []
-        told = self.chooser.need(hints, offer)
-        if told is None and bucket is not None:
+        need = self.chooser.need(hints, offer)
+        if need is None and bucket is not None:
             figures = self.chooser.figures(bucket, partition).get(offer.profile.gres_type)
-            told = None if figures is None else (bucket.cell, figures.need_mib)
-        if told is None or told[1] <= offer.memory_mib:
+            need = None if figures is None else (bucket.cell, figures.need_mib)
+        if need is None or need[1] <= offer.memory_mib:
             return []
-        return [MESSAGES["tight"] % (offer.profile.gres_type, told[0], gib(told[1]), gib(offer.memory_mib))]
+        return [MESSAGES["tight"] % (offer.profile.gres_type, need[0], gib(need[1]), gib(offer.memory_mib))]
 
 
 def _check_lengths(holder: JobRequest | Present) -> None:
