@@ -189,7 +189,7 @@ def _candidates(candidates: tuple[Candidate, ...]) -> Iterator[str]:
         return f"{interval.mid * scale:.3g} ({interval.low * scale:.3g}-{interval.high * scale:.3g})"
 
     rows = []
-    speeds = _TOKENS if any(each.figures and each.figures.tokens for each in candidates) else ()
+    speeds = _TOKENS if any(candidate.figures and candidate.figures.tokens for candidate in candidates) else ()
     for candidate in candidates:
         known = candidate.figures
         tokens = {} if known is None else known.tokens

@@ -80,17 +80,17 @@ def _table(
     run_fields = {name for column in columns for name in column.run}
     slice_fields = {name for column in columns for name in column.slice}
     with store.reading() as connection:
-        found = _told(rights, connection, wanted, run_fields, slice_fields)
+        found = _visible_runs(rights, connection, wanted, run_fields, slice_fields)
         yield from table.render(columns, found, context, style)
 
 
 def _document(store: Store, rights: Rights, wanted: RunFilter, now: float) -> Iterator[str]:
     with store.reading() as connection:
-        found = _told(rights, connection, wanted, document.RUN_FIELDS, document.SLICE_FIELDS)
+        found = _visible_runs(rights, connection, wanted, document.RUN_FIELDS, document.SLICE_FIELDS)
         yield from document.render(found, wanted, now)
 
 
-def _told(
+def _visible_runs(
     rights: Rights,
     connection: Connection,
     wanted: RunFilter,

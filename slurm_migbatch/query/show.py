@@ -23,7 +23,7 @@ def answer(question: ShowQuestion, rights: Rights, site: Site) -> Reply:
     job = job_id(question.job)
     with site.record() as store:
         wanted = allowed(rights, RunFilter(jobs=(job,), duplicates=question.duplicates))
-        found = [_told(rights, row) for row in store.runs(wanted)]
+        found = [_redacted(rights, row) for row in store.runs(wanted)]
         if not found:
             raise Unanswerable(
                 f"job {name_of(job)} is not in the record; jobs enter it within seconds of their submission"
@@ -39,7 +39,7 @@ def answer(question: ShowQuestion, rights: Rights, site: Site) -> Reply:
     return Reply(lines)
 
 
-def _told(rights: Rights, row: RunRow) -> RunRow:
+def _redacted(rights: Rights, row: RunRow) -> RunRow:
     run = SimpleNamespace(**row.run)
     return RunRow({name: field_for(rights, run, name, value) for name, value in row.run.items()}, row.slices)
 

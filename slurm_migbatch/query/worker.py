@@ -123,8 +123,8 @@ def _serve(questions: IO[bytes], out: IO[bytes]) -> None:
     answerer = Answerer(loads(start["config"]))
     for line in questions:
         asked = json.loads(line)
-        told = answerer.answer(int(asked["uid"]), asked["question"].encode()).write()
-        out.write(b"%08x" % len(told) + told)
+        answer = answerer.answer(int(asked["uid"]), asked["question"].encode()).write()
+        out.write(b"%08x" % len(answer) + answer)
         out.flush()
 
 
