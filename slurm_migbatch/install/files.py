@@ -156,31 +156,31 @@ def write(path: str, text: str, mode: int, owner: tuple[int, int] | None) -> Non
 
 def differing(wanted: Iterable[Wanted], record: Record) -> list[Change]:
     """Return what must change for `wanted` to be; nothing where all is as it is to be."""
-    return [change for one in wanted if (change := _difference(one, record)) is not None]
+    return [change for target in wanted if (change := _difference(target, record)) is not None]
 
 
-def _difference(one: Wanted, record: Record) -> Change | None:
-    if one.kind == "directory":
-        return _directory(one)
-    present = read(one.path)
-    if present == one.text or (one.kind == "once" and present is not None):
+def _difference(target: Wanted, record: Record) -> Change | None:
+    if target.kind == "directory":
+        return _directory(target)
+    present = read(target.path)
+    if present == target.text or (target.kind == "once" and present is not None):
         return None
     conflict = ""
-    entry = record.entries.get(one.path)
-    if one.kind == "own" and present is not None and (entry is None or entry.digest != digest(present)):
+    entry = record.entries.get(target.path)
+    if target.kind == "own" and present is not None and (entry is None or entry.digest != digest(present)):
         since = "was edited since migbatch wrote it" if entry else "is there and was not written by `migbatch install`"
-        conflict = f"{one.path} {since}, and is left as it is: move it away and run this again to get ours"
-    return Change(one.path, present, one.text, one.kind, one.mode, one.owner, conflict)
+        conflict = f"{target.path} {since}, and is left as it is: move it away and run this again to get ours"
+    return Change(target.path, present, target.text, target.kind, target.mode, target.owner, conflict)
 
 
-def _directory(one: Wanted) -> Change | None:
+def _directory(target: Wanted) -> Change | None:
     try:
-        status = Path(one.path).stat()
+        status = Path(target.path).stat()
     except FileNotFoundError:
-        return Change(one.path, None, "", "directory", one.mode, one.owner)
-    if (status.st_uid, status.st_mode & 0o7777) == (_uid(one.owner), one.mode):
+        return Change(target.path, None, "", "directory", target.mode, target.owner)
+    if (status.st_uid, status.st_mode & 0o7777) == (_uid(target.owner), target.mode):
         return None
-    return Change(one.path, "", "", "directory", one.mode, one.owner)
+    return Change(target.path, "", "", "directory", target.mode, target.owner)
 
 
 def leaving(record: Record) -> list[Change]:
