@@ -35,10 +35,10 @@ def source_option(command: F) -> F:
     return option(command)
 
 
-def tell(
+def ask_and_print(
     question: Question, config: str | None = None, *, db: str | None = None, catalog: str = "", submit_socket: str = ""
 ) -> int:
-    """Have a question answered and print what is answered; return the exit code.
+    """Ask a question and print the answer; return the exit code.
 
     Args:
         question: what is asked.

@@ -79,7 +79,7 @@ def install(
         files.apply(changes, record)
         if role == "controller":
             _wake(changes)
-        _say_next(plan, changes, uninstall, role)
+        _print_next_steps(plan, changes, uninstall, role)
     if undone or (not apply and any(not change.conflict for change in changes)):
         ctx.exit(EXIT_FAILED)
 
@@ -159,7 +159,7 @@ def _wake(changes: Sequence[Change]) -> None:
         os.utime(path)
 
 
-def _say_next(plan: HostPlan, changes: Sequence[Change], uninstall: bool, role: str) -> None:
+def _print_next_steps(plan: HostPlan, changes: Sequence[Change], uninstall: bool, role: str) -> None:
     made = sum(not change.conflict for change in changes)
     click.echo(f"{made} files and directories changed")
     if not made:

@@ -56,7 +56,9 @@ def controller(places: Places, conf: Conf, choices: Choices, record: Record) -> 
         plan.notes.append(f"slurm.conf comes next, by this command again: {error.message}")
         return plan
     _slurm(plan, slurm, conf, choices.edit)
-    named = {one.value for one in slurm.site.settings} | {token.value for line in conf.lines for token in line.tokens}
+    named = {setting.value for setting in slurm.site.settings} | {
+        token.value for line in conf.lines for token in line.tokens
+    }
     for name in _HOOKS:
         if (path := stub_path(conf, name)) in named:
             plan.wanted.append(Wanted(path, scripts.stub(str(places.hooks / name)), mode=0o755))
@@ -129,9 +131,11 @@ def _slurm(plan: HostPlan, slurm: SlurmPlan, conf: Conf, edit: bool) -> None:
     texts = {**gres_conf(conf).texts, **conf.texts}
     if edit:
         found = apply(texts, slurm.edits)
-        plan.wanted += [Wanted(path, found[path], "site") for path in dict.fromkeys(one.path for one in slurm.edits)]
+        plan.wanted += [
+            Wanted(path, found[path], "site") for path in dict.fromkeys(line_edit.path for line_edit in slurm.edits)
+        ]
     else:
-        plan.lines += [str(one) for one in slurm.edits]
+        plan.lines += [str(line_edit) for line_edit in slurm.edits]
     plan.notes += slurm.notes
     plan.problems += [*slurm.problems, *_missing(conf)]
     plan.next.append(
