@@ -83,7 +83,7 @@ def show(config: Config, version: int | None, as_json: bool) -> None:
         "report": dict(saved.report),
         "watch": watch(saved, material, facts, config.learning.confidence),
         "waiting": {
-            "runs": sum(observation.number > index.seen.get("lesson", 0) for observation in material.told),
+            "runs": sum(observation.number > index.seen.get("lesson", 0) for observation in material.observations),
             "due": due(index, material, facts, config.learning.min_new),
         },
     }
@@ -106,7 +106,7 @@ def refit(config: Config, as_json: bool) -> int:
     from slurm_migbatch.daemon.refit import run
 
     _may_write(config)
-    result = run(config, force="asked for", say=lambda text: click.echo(f"{text} ...", err=True))["refit"]
+    result = run(config, force="asked for", progress=lambda text: click.echo(f"{text} ...", err=True))["refit"]
     if as_json:
         click.echo(json.dumps(result))
     elif result["outcome"] == "taken":

@@ -44,12 +44,12 @@ class Done:
     error: str = ""
 
 
-def carry(
-    orders: Sequence[LoanOrder], sights: Mapping[int, JobView], hands: JobClient, clock: Callable[[], float]
+def apply_orders(
+    orders: Sequence[LoanOrder], job_views: Mapping[int, JobView], client: JobClient, clock: Callable[[], float]
 ) -> list[Done]:
     """Carry the orders out."""
     done: list[Done] = []
-    names = {order.job: name_of(sights[order.job].row, one=order.kind is Kind.RELEASE) for order in orders}
+    names = {order.job: name_of(job_views[order.job].row, first_only=order.kind is Kind.RELEASE) for order in orders}
 
     def ask(some: Sequence[tuple[LoanOrder, str, str]], call: Callable[[], None]) -> None:
         at = clock()
@@ -57,53 +57,55 @@ def carry(
         done.extend(Done(order, before, after, at, errors.get(names[order.job], "")) for order, before, after in some)
 
     for signal in dict.fromkeys(order.signal for order in orders if order.kind is Kind.SIGNAL):
-        told = [(o, sights[o.job].row.state, o.signal) for o in orders if o.kind is Kind.SIGNAL and o.signal == signal]
-        listed = [names[order.job] for order, _, _ in told]
-        ask(told, lambda listed=listed, signal=signal: hands.signal_all(listed, signal))  # type: ignore[misc]
-    back = [(order, sights[order.job].row.state, "PENDING") for order in orders if order.kind is Kind.REQUEUE]
+        signalled = [
+            (o, job_views[o.job].row.state, o.signal) for o in orders if o.kind is Kind.SIGNAL and o.signal == signal
+        ]
+        listed = [names[order.job] for order, _, _ in signalled]
+        ask(signalled, lambda listed=listed, signal=signal: client.signal_all(listed, signal))  # type: ignore[misc]
+    back = [(order, job_views[order.job].row.state, "PENDING") for order in orders if order.kind is Kind.REQUEUE]
     if back:
-        ask(back, lambda: hands.requeue_all([names[order.job] for order, _, _ in back]))
+        ask(back, lambda: client.requeue_all([names[order.job] for order, _, _ in back]))
     updates: dict[str, Mapping[str, str]] = {}
     changing: list[tuple[LoanOrder, str, str]] = []
     for order in orders:
         if order.kind in (Kind.RELEASE, Kind.WITHDRAW, Kind.RETYPE, Kind.SHARE):
-            row = sights[order.job].row
+            row = job_views[order.job].row
             fields = _fields(order, row, clock())
             updates[names[order.job]] = fields
             changing.append((order, row.gres, fields["Gres"]))
     if changing:
-        emptying = {names[o.job]: fields for o, _, _ in changing if (fields := emptied(sights[o.job].row.gres))}
-        ask(changing, lambda: _update(hands, emptying, updates))
+        emptying = {names[o.job]: fields for o, _, _ in changing if (fields := emptied(job_views[o.job].row.gres))}
+        ask(changing, lambda: _update(client, emptying, updates))
     return done
 
 
 def _update(
-    hands: JobClient, emptying: Mapping[str, Mapping[str, str]], updates: Mapping[str, Mapping[str, str]]
+    client: JobClient, emptying: Mapping[str, Mapping[str, str]], updates: Mapping[str, Mapping[str, str]]
 ) -> None:
     """Two requests each where Slurm does not forget what a job has asked for, else one."""
     refused: Mapping[str, str] = {}
     if emptying:
         try:
-            hands.update_jobs(emptying)
+            client.update_jobs(emptying)
         except SlurmRefused as refusal:
             refused = refusal.refused
     left = {name: fields for name, fields in updates.items() if name not in refused}
     try:
         if left:
-            hands.update_jobs(left)
+            client.update_jobs(left)
     except SlurmRefused as refusal:
         refused = {**refused, **refusal.refused}
     if refused:
         raise SlurmRefused(refused, len(updates))
 
 
-def name_of(row: JobRow, *, one: bool = False) -> str:
+def name_of(row: JobRow, *, first_only: bool = False) -> str:
     """The job as Slurm's commands take it: the id of an array's first task would mean all of them.
 
     Args:
-        one: of array tasks that share the row, the first alone.
+        first_only: of array tasks that share the row, the first alone.
     """
-    task = first_task(row) if one or row.tasks == 1 else None
+    task = first_task(row) if first_only or row.tasks == 1 else None
     return str(row.job_id) if task is None else f"{row.array_job}_{task}"
 
 

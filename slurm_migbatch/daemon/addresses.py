@@ -40,7 +40,7 @@ class NodeAddresses:
             return ""
         async with self._lock:
             if place not in self._known.get(node, ()) and self._clock() >= self._due:
-                await asyncio.to_thread(self._look)
+                await asyncio.to_thread(self._refresh)
                 self._due = self._clock() + _ANEW_S
         if place in self._known.get(node, ()):
             return ""
@@ -54,7 +54,7 @@ class NodeAddresses:
             "auth = 'token' with a key for each node, or set [node_api] check_addresses = false"
         )
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         try:
             named = self._ask()
         except SlurmError as error:

@@ -100,7 +100,7 @@ class Advertiser:
     def __init__(self, client: SlurmClient, plans: Plans, ack_timeout: float = 0.5) -> None:
         self._client, self._plans, self._ack_timeout = client, plans, ack_timeout
         #: the counts that each node was last given, and the sum that they have to have
-        self._told: dict[str, dict[str, int]] = {}
+        self._sent: dict[str, dict[str, int]] = {}
         self._totals: dict[str, int] = {}
         #: the layouts behind a plan's version, to compare with
         self._published: dict[str, tuple[int, Mapping[str, Layout]]] = {}
@@ -108,11 +108,11 @@ class Advertiser:
         self._shrunk: dict[str, dict[str, int]] = {}
         self._sharing: Mapping[str, Sharing] = {}
 
-    def recall(self, told: Mapping[str, Mapping[str, int]]) -> None:
+    def recall(self, sent: Mapping[str, Mapping[str, int]]) -> None:
         """Learn the counts that nodes were given before a restart of the service, filler included."""
-        for node, counts in told.items():
-            if node not in self._told:
-                self._told[node] = _nonzero(counts)
+        for node, counts in sent.items():
+            if node not in self._sent:
+                self._sent[node] = _nonzero(counts)
                 self._totals[node] = sum(counts.values())
 
     def settled(self, node: str) -> bool:
@@ -131,8 +131,8 @@ class Advertiser:
         shown = sum(seen.values())
         known = self._totals.get(row.name, shown)
         if shown != known:
-            told = self._told.get(row.name, {})
-            if shown < known or sum(n for kind, n in seen.items() if told.get(kind) != n) > known:
+            sent = self._sent.get(row.name, {})
+            if shown < known or sum(n for kind, n in seen.items() if sent.get(kind) != n) > known:
                 known = shown
         self._totals[row.name] = known
         return known
@@ -162,7 +162,7 @@ class Advertiser:
             return done
         current = rows
         newcomers: dict[str, set[str]] = {}
-        if self._tell(shrink, rows, done, record=False):
+        if self._send(shrink, rows, done, record=False):
             current = {row.name: row for row in self._client.nodes()}
             newcomers = _newcomers(jobs, self._client.jobs())
             done.calls += 2
@@ -184,7 +184,7 @@ class Advertiser:
                 grow[plan.node] = self._wanted(plan, nodes[plan.node], done)
             else:
                 done.unacknowledged.append(plan.node)
-        self._tell(grow, current, done)
+        self._send(grow, current, done)
         return done
 
     def _correct(
@@ -216,7 +216,7 @@ class Advertiser:
                 risky = self._risky(plan, row)
                 kept = {k: min(row.gres.get(k, 0), n) for k, n in wanted.items() if k not in risky}
                 shrink[plan.node] = _filled(kept, nodes[plan.node].total)
-        self._tell(correct, rows, done, reset=True)
+        self._send(correct, rows, done, reset=True)
         return moving, shrink
 
     def _publish(self, plan: NodePlan) -> int:
@@ -269,7 +269,7 @@ class Advertiser:
             counts[GUEST] = shared.running + max(0, min(shared.waiting, room))
         return _filled(counts, node.total)
 
-    def _tell(
+    def _send(
         self,
         wanted: Mapping[str, dict[str, int]],
         rows: Mapping[str, NodeRow],
@@ -288,12 +288,12 @@ class Advertiser:
         except SlurmError as error:
             done.errors.append(str(error))
             return True
-        told = {name: self._told.get(name) for name in differing}
-        self._told.update(differing)
+        before = {name: self._sent.get(name) for name in differing}
+        self._sent.update(differing)
         if record:
             for name, counts in differing.items():
                 plan = self._plans.current(name)
-                forgotten = reset and told.get(name) != _nonzero(rows[name].gres)
+                forgotten = reset and before.get(name) != _nonzero(rows[name].gres)
                 done.changes.append(Change(name, plan.version if plan else 0, counts, forgotten))
         return True
 

@@ -71,7 +71,7 @@ class NodeApi:
     metrics: Metrics
     #: whether everything works, and the state of each part
     health: Callable[[], Mapping[str, Any]]
-    #: called in the event loop with (node, events, told) after they were stored
+    #: called in the event loop with (node, events, complete) after they were stored
     ingested: Callable[[str, Sequence[Mapping[str, Any]], bool], None]
     asking: Asking = Asking(_no_reason, _nobody_waits)
     #: why a node cannot be speaking from an address; empty: it can
@@ -82,7 +82,7 @@ class NodeApi:
 
     def app(self) -> Starlette:
         """The ASGI application."""
-        gate = Gate(self.signer, self.limits, self._pool, self._believed, self._seldom, _ADVICE)
+        gate = Gate(self.signer, self.limits, self._pool, self._authorise, self._seldom, _ADVICE)
         count = self.metrics.counter(
             "migbatch_node_requests_total", "Requests of nodes by path and status.", "path", "status"
         )
@@ -105,7 +105,7 @@ class NodeApi:
         """End the thread that checks credentials."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _believed(self, caller: Caller) -> str:
+    async def _authorise(self, caller: Caller) -> str:
         """Whether a node may speak from where it does: what its requests are counted under."""
         wrong = await self.address(caller.node, caller.address)
         if wrong:

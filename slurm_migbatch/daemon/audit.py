@@ -81,10 +81,10 @@ def orphans(held: Iterable[tuple[str, int, int]], jobs: Iterable[JobRow]) -> set
     Each run is one for a moment at its end, until its node has told of it. The restart count of a job in COMPLETING is
     the next run's already. A job whose row cannot be read may be anywhere.
     """
-    there: dict[int, JobRow] = {row.job_id: row for row in jobs if row.active or row.unread}
+    listed: dict[int, JobRow] = {row.job_id: row for row in jobs if row.active or row.unread}
     found = set()
     for node, job, restart in held:
-        row = there.get(job)
+        row = listed.get(job)
         later = row is not None and row.state != "COMPLETING" and row.restarts > restart
         if row is None or later or (row.nodes and node not in row.nodes):
             found.add(Orphan(node, job, restart))

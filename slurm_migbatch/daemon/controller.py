@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from slurm_migbatch.daemon.actuator import JobClient, carry
+from slurm_migbatch.daemon.actuator import JobClient, apply_orders
 from slurm_migbatch.daemon.advertiser import Advertised, Advertiser
 from slurm_migbatch.daemon.dryrun import DryRun
 from slurm_migbatch.daemon.observer import Observer
@@ -364,7 +364,7 @@ class Controller:
                 if order.kind in GIVING:
                     outcomes.append(OrderOutcome(order, "", "", now, "it could not be recorded", applied=False))
             orders = [order for order in orders if order.kind not in GIVING]
-        for done in carry(orders, decided.sights, self._slurm, self._clock.time) if orders else ():
+        for done in apply_orders(orders, decided.sights, self._slurm, self._clock.time) if orders else ():
             outcomes.append(OrderOutcome(done.order, done.before, done.after, done.at, done.error))
         return outcomes, unsaved
 
@@ -389,7 +389,7 @@ class Controller:
         if rows:
             self._record.post((), rows)
 
-    # -- what is told ----------------------------------------------------------------------------------------------
+    # -- reports --------------------------------------------------------------------------------------------------
 
     def _report(
         self,

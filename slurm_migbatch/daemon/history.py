@@ -79,8 +79,8 @@ class HistoryStore(Store):
         found: dict[str, list[dict[str, Any]]] = {}
         for _, node, kind, payload in sorted(rows, key=lambda row: row.id):
             if isinstance(payload, dict):
-                told = {key: value for key, value in payload.items() if key not in ("gpus", "runs")}
-                found.setdefault(node, []).append({**told, "kind": kind})
+                facts = {key: value for key, value in payload.items() if key not in ("gpus", "runs")}
+                found.setdefault(node, []).append({**facts, "kind": kind})
         return found
 
     def last_seen(self) -> dict[str, float]:

@@ -27,7 +27,7 @@ class InventoryKeeper:
         self.listeners: list[Callable[[Inventory], None]] = []
         self._fault = FaultReporter("cannot read the inventory", "see the message about the database", log)
 
-    def look_again(self) -> None:
+    def refresh(self) -> None:
         """The inventory may have changed."""
         self._asked.set()
 

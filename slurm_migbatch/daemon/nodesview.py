@@ -135,8 +135,8 @@ class LiveView:
                 self._unhealthy.add(node)
         elif kind in ("start", "stop"):
             run = (int(event.get("job", 0)), int(event.get("restart", 0)))
-            for piece in event.get("slices") or ():
-                self._slice(node, piece, run, kind == "start", _run(event.get("beside")))
+            for mig_slice in event.get("slices") or ():
+                self._slice(node, mig_slice, run, kind == "start", _run(event.get("beside")))
         elif kind in ("create", "destroy", "zombie", "cleared"):
             self._instance(node, event, str(kind))
 
@@ -168,17 +168,22 @@ class LiveView:
                 gpu.held.clear()
                 gpu.guests.clear()
         for run in sorted(event.get("runs") or (), key=lambda run: bool(run.get("beside"))):
-            for piece in run.get("slices") or ():
-                self._slice(node, piece, (run["job"], run["restart"]), True, _run(run.get("beside")))
+            for mig_slice in run.get("slices") or ():
+                self._slice(node, mig_slice, (run["job"], run["restart"]), True, _run(run.get("beside")))
         for name, kind in (("idle", "create"), ("zombies", "zombie")):
             for place in event.get(name) or ():
                 self._instance(node, place, kind)
 
     def _slice(
-        self, node: str, piece: Mapping[str, Any], run: tuple[int, int], starts: bool, beside: tuple[int, int] | None
+        self,
+        node: str,
+        mig_slice: Mapping[str, Any],
+        run: tuple[int, int],
+        starts: bool,
+        beside: tuple[int, int] | None,
     ) -> None:
-        gpu = self._nodes.get(node, {}).get(str(piece.get("gpu")))
-        slot = _slot(piece.get("profile"), piece.get("start"), piece.get("size"))
+        gpu = self._nodes.get(node, {}).get(str(mig_slice.get("gpu")))
+        slot = _slot(mig_slice.get("profile"), mig_slice.get("start"), mig_slice.get("size"))
         if gpu is None or slot is None:
             return
         if starts:

@@ -50,7 +50,7 @@ class Bounds:
 
     connections: int = 4096
     pending: int = 512
-    pending_each: int = 32
+    pending_per_source: int = 32
     header_s: float = 10.0
 
 
@@ -63,7 +63,7 @@ class Connections:
         self.most = min(bounds.connections, _descriptors(bounds.connections + RESERVED) - RESERVED)
         self._all: set[Link] = set()
         self._pending: dict[Link, None] = {}  # in the order in which they came
-        self._each: dict[str, dict[Link, None]] = {}
+        self._by_source: dict[str, dict[Link, None]] = {}
 
     def __len__(self) -> int:
         return len(self._all)
@@ -73,9 +73,9 @@ class Connections:
 
     def admit(self, link: Link) -> bool:
         """Take in a new connection, in place of the oldest that has proved nothing; whether there is room."""
-        each = self._each.setdefault(link.source, {})
-        if len(each) >= self.bounds.pending_each:
-            self._drop(next(iter(each)), "it holds too many connections without a credential")
+        links = self._by_source.setdefault(link.source, {})
+        if len(links) >= self.bounds.pending_per_source:
+            self._drop(next(iter(links)), "it holds too many connections without a credential")
         elif len(self._pending) >= self.bounds.pending or (len(self._all) >= self.most and self._pending):
             self._drop(next(iter(self._pending)), "there are too many connections without a credential")
         if len(self._all) >= self.most:
@@ -84,16 +84,16 @@ class Connections:
             return False
         self._all.add(link)
         self._pending[link] = None
-        self._each.setdefault(link.source, {})[link] = None
+        self._by_source.setdefault(link.source, {})[link] = None
         return True
 
     def believe(self, link: Link) -> None:
         """The connection has proved whose it is: it is not closed for the sake of others any more."""
         self._pending.pop(link, None)
-        each = self._each.get(link.source, {})
-        each.pop(link, None)
-        if not each:
-            self._each.pop(link.source, None)
+        links = self._by_source.get(link.source, {})
+        links.pop(link, None)
+        if not links:
+            self._by_source.pop(link.source, None)
 
     def forget(self, link: Link) -> None:
         """The connection is closed."""

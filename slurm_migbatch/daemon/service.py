@@ -170,24 +170,24 @@ class Service:
         if not self.rounds.offers(gres):
             asyncio.get_running_loop().call_later(_SUBMISSION_S, self.poller.nudge)
 
-    def _ingested(self, node: str, events: Sequence[Mapping[str, Any]], told: bool) -> None:
+    def _ingested(self, node: str, events: Sequence[Mapping[str, Any]], complete: bool) -> None:
         for event in events:
             self._events.labels(kind if (kind := event.get("kind")) in messages.KINDS else "other").inc()
         if any(event.get("kind") in KINDS for event in events):
-            self.inventory.look_again()
+            self.inventory.refresh()
         # a job shorter than the pause between two looks leaves no queue that it was seen in
         stopped = (event.get("job") for event in events if event.get("kind") == "stop")
         self._ended.update(job for job in stopped if isinstance(job, int) and not self._unsaved.lists(job))
-        self.rounds.ingested(node, events, told)
+        self.rounds.ingested(node, events, complete)
         self.poller.nudge()
 
     async def _seen(self, snapshot: SlurmView) -> bool:
         """What follows from a look at Slurm; whether to look again at once."""
         self.submit.facts.snapshot(snapshot)
-        news, gone = self._unsaved.look(snapshot.jobs)
+        news, departed = self._unsaved.update(snapshot.jobs)
         if news:
             self.writer.replace(self._unsaved.save, "jobs")
-        self._ended |= gone
+        self._ended |= departed
         if self._ended and not self._asking:
             self._asking = True
             self._errand(self._ask_ends(frozenset(self._ended)))

@@ -134,7 +134,7 @@ class IdleTasks:
 
     def __init__(self, service: SubmitService, output: Output) -> None:
         self._service, self._output = service, output
-        self._told = 0.0
+        self._reported = 0.0
 
     def __call__(self) -> float | None:
         """Do a little; the seconds after which there is more to do."""
@@ -144,14 +144,14 @@ class IdleTasks:
             return 0.0
         if gc.get_count()[0] > _YOUNG:
             gc.collect(0)
-        wait = self._told + _STATISTICS_S - time.monotonic()
+        wait = self._reported + _STATISTICS_S - time.monotonic()
         if wait > 0:
             return wait
-        self._tell()
+        self._report()
         return _FULL_S if self._output.flush() else None
 
-    def _tell(self) -> None:
-        self._told = time.monotonic()
+    def _report(self) -> None:
+        self._reported = time.monotonic()
         statistics = self._service.statistics
         figures = {
             "answers": dict(statistics.answers),
