@@ -7,11 +7,11 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from slurm_migbatch.submit.decision import Decision
+from slurm_migbatch.submit.decision import SubmitDecision
 from slurm_migbatch.submit.request import OPTIONS, TRES_FIELDS
 
 
-def record_of(decision: Decision) -> dict[str, Any]:
+def record_of(decision: SubmitDecision) -> dict[str, Any]:
     """A row for `Store.record_decision`: `asked` as the options that the user gave, figures as best guesses.
 
     Latencies are milliseconds for one batch, throughput items per second, memory MiB.

@@ -16,7 +16,7 @@ from slurm_migbatch.query.site import Site
 from slurm_migbatch.report.lines import pair_lines, table_lines
 from slurm_migbatch.slurm.client import SlurmError
 from slurm_migbatch.submit.client import ServiceUnavailable, ask
-from slurm_migbatch.submit.decision import Decision
+from slurm_migbatch.submit.decision import SubmitDecision
 from slurm_migbatch.submit.request import OPTIONS, Accept, Answer, JobRequest, Pass, Refuse
 from slurm_migbatch.submit.rewrite import rewrite
 from slurm_migbatch.workload.catalog import CatalogError, SiteCatalog, load
@@ -166,7 +166,7 @@ def _lines(request: JobRequest, answer: Answer, service_answer: Answer | None) -
         yield from _candidates(answer.decision.candidates)
 
 
-def _decision(decision: Decision) -> list[tuple[str, str]]:
+def _decision(decision: SubmitDecision) -> list[tuple[str, str]]:
     hints = " ".join(f"{key}={value}" for key, value in decision.hints.to_dict().items())
     return [
         ("hints", hints or "none"),
@@ -177,7 +177,7 @@ def _decision(decision: Decision) -> list[tuple[str, str]]:
     ]
 
 
-def _advice(decision: Decision) -> str:
+def _advice(decision: SubmitDecision) -> str:
     advice = decision.advice
     return "none" if advice is None else f"MIGBATCH_BATCH={advice.batch} MIGBATCH_COPIES={advice.copies}"
 

@@ -19,7 +19,7 @@ from slurm_migbatch.predict.llm.choice import gib
 from slurm_migbatch.predict.recommend import Advice
 from slurm_migbatch.predict.selection import NO_LIMITS, Chooser, JobLimits, SliceChoice, limits_of
 from slurm_migbatch.slurm.gres import prefix_of
-from slurm_migbatch.submit.decision import Decision
+from slurm_migbatch.submit.decision import SubmitDecision
 from slurm_migbatch.submit.gres_request import (
     AUTO,
     FILLER,
@@ -349,9 +349,9 @@ class _Job:
         decision = self._decision(request, partition, hints, outcome)
         return Accept(changes, message, decision, waits=True)
 
-    def _decision(self, request: JobRequest, partition: Partition, hints: Hints, outcome: _Outcome) -> Decision:
+    def _decision(self, request: JobRequest, partition: Partition, hints: Hints, outcome: _Outcome) -> SubmitDecision:
         bucket, choice = outcome.bucket, outcome.choice
-        return Decision(
+        return SubmitDecision(
             id=outcome.name,
             ts=self.ts,
             uid=request.uid,
