@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from slurm_migbatch.config import Config
     from slurm_migbatch.query.protocol import Answer
     from slurm_migbatch.query.questions import Question
-    from slurm_migbatch.query.site import Site
+    from slurm_migbatch.query.site import QuerySite
     from slurm_migbatch.slurm.rights import Rights
 
 _LINES_AT_ONCE = 2000
@@ -55,9 +55,9 @@ def ask_and_print(
     if isinstance(found, Servers):
         return _print_answer(_asked(question, found))
     from slurm_migbatch.query.answers import answer
-    from slurm_migbatch.query.site import Site
+    from slurm_migbatch.query.site import QuerySite
 
-    site = Site(found, catalog, submit_socket)
+    site = QuerySite(found, catalog, submit_socket)
     try:
         return _print(answer(question, _rights(site, named=bool(db)), site))
     except Unanswerable as error:
@@ -89,7 +89,7 @@ def _print_answer(answer: Answer) -> int:
     return answer.code
 
 
-def _rights(site: Site, *, named: bool) -> Rights:
+def _rights(site: QuerySite, *, named: bool) -> Rights:
     """Return what this user may be told: all of a database that he named and could open, else as the service does."""
     from slurm_migbatch.slurm.rights import Rights
 

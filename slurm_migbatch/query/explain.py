@@ -12,7 +12,7 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.predict.candidate import Candidate, Interval
 from slurm_migbatch.query.questions import ExplainQuestion
 from slurm_migbatch.query.reply import Reply, Unanswerable
-from slurm_migbatch.query.site import Site
+from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report.lines import pair_lines, table_lines
 from slurm_migbatch.slurm.client import SlurmError
 from slurm_migbatch.submit.client import ServiceUnavailable, ask
@@ -28,7 +28,7 @@ _TOKENS = (("TTFT_MS", "ttft_s", 1e3), ("TPOT_MS", "tpot_s", 1e3), ("TOKENS/S", 
 """Columns of language models: title, name in `Figures.tokens`, scale."""
 
 
-def answer(question: ExplainQuestion, uid: int, site: Site) -> Reply:
+def answer(question: ExplainQuestion, uid: int, site: QuerySite) -> Reply:
     """Answer with what the submit filter would make of the request of that user."""
     catalog = _catalog(site)
     remarks: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ def answer(question: ExplainQuestion, uid: int, site: Site) -> Reply:
     return Reply(lines, remarks, EXIT_REFUSED if isinstance(decided, Refuse) else 0)
 
 
-def _catalog(site: Site) -> SiteCatalog:
+def _catalog(site: QuerySite) -> SiteCatalog:
     path = Path(site.catalog or site.config.submit.catalog)
     try:
         return load(path)
@@ -60,7 +60,7 @@ def _catalog(site: Site) -> SiteCatalog:
         raise Unanswerable(sentence, detail=f"{path}: {error}") from None
 
 
-def _partition(catalog: SiteCatalog, site: Site) -> tuple[str, tuple[str, ...]]:
+def _partition(catalog: SiteCatalog, site: QuerySite) -> tuple[str, tuple[str, ...]]:
     """Return the partition of a request that names none: the only one with MIG, else Slurm's default."""
     if len(catalog.partitions) == 1:
         return next(iter(catalog.partitions)), ()

@@ -17,7 +17,7 @@ from slurm_migbatch.decide.lending.view import sights_of
 from slurm_migbatch.query.questions import LoansQuestion
 from slurm_migbatch.query.reply import Reply, Unanswerable
 from slurm_migbatch.query.show import printable
-from slurm_migbatch.query.site import Site
+from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report.lines import table_lines
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.slurm.times import time_formatter
@@ -41,7 +41,7 @@ class LoanView:
     why: str
 
 
-def answer(question: LoansQuestion, rights: Rights, site: Site) -> Reply:
+def answer(question: LoansQuestion, rights: Rights, site: QuerySite) -> Reply:
     """Answer with the loans that are wanted, and who waits for one."""
     wanted = _ids(question.jobs)
     config = site.config
@@ -161,7 +161,7 @@ def _line(loan: Loan, gpu: str, since: float, state: str, why: str) -> LoanView:
     )
 
 
-def waiting(site: Site) -> tuple[dict[int, str], tuple[str, ...]]:
+def waiting(site: QuerySite) -> tuple[dict[int, str], tuple[str, ...]]:
     """Ask migbatchd why each job waits; nothing, and a remark, where it does not answer."""
     try:
         found = json.loads(site.daemon("/v1/waiting"))["waiting"]
