@@ -64,7 +64,7 @@ class Plans(Protocol):
 
 
 @dataclass(frozen=True)
-class Change:
+class OfferChange:
     """A node whose offer was changed: what Slurm is told now, and the plan behind it."""
 
     node: str
@@ -77,7 +77,7 @@ class Change:
 class Advertised:
     """What one call of `advertise` did."""
 
-    changes: list[Change] = field(default_factory=list)
+    changes: list[OfferChange] = field(default_factory=list)
     #: nodes whose new plan is published and not yet acknowledged
     unacknowledged: list[str] = field(default_factory=list)
     #: nodes on which a job started while their offer was being withdrawn; planned again in the next round
@@ -294,7 +294,7 @@ class Advertiser:
             for name, counts in differing.items():
                 plan = self._plans.current(name)
                 forgotten = reset and before.get(name) != _nonzero(rows[name].gres)
-                done.changes.append(Change(name, plan.version if plan else 0, counts, forgotten))
+                done.changes.append(OfferChange(name, plan.version if plan else 0, counts, forgotten))
         return True
 
 

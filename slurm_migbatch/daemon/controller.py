@@ -46,7 +46,7 @@ class Clock(Protocol):
         """Seconds that never jump."""
 
 
-class Slurm(SlurmClient, JobClient, Protocol):
+class RoundClient(SlurmClient, JobClient, Protocol):
     """Slurm, as far as a round looks at it and changes it."""
 
 
@@ -192,7 +192,7 @@ class Controller:
     def __init__(
         self,
         settings: Settings,
-        slurm: Slurm,
+        slurm: RoundClient,
         observer: Observer,
         advertiser: Advertiser,
         record: Record,

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict, dataclass
 
 from slurm_migbatch.daemon.log import FaultReporter
-from slurm_migbatch.daemon.ports import Store
+from slurm_migbatch.daemon.ports import ServiceStore
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient
 
 log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class UnsavedJobs:
         with self._lock:
             return job_id in self._seen
 
-    def save(self, store: Store) -> None:
+    def save(self, store: ServiceStore) -> None:
         """Write what waits; on failure it keeps waiting."""
         with self._lock:
             batch, live, self._left = list(self._rows.values()), frozenset(self._seen), False

@@ -28,7 +28,7 @@ class Slurm(SlurmClient, Protocol):
         """What slurmdbd says of a user."""
 
 
-class Store(Protocol):
+class ServiceStore(Protocol):
     """The record (slurm_migbatch.store)."""
 
     def ingest(

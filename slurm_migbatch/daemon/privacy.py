@@ -23,7 +23,7 @@ _STANDING_S = 60.0
 _MOST_USERS = 1000
 
 
-class Slurm(Protocol):
+class StandingClient(Protocol):
     """What is asked of Slurm, in a thread."""
 
     def settings(self) -> dict[str, str]:
@@ -36,7 +36,9 @@ class Slurm(Protocol):
 class Privacy:
     """Answers whether a user may see jobs. What cannot be found out is taken for private."""
 
-    def __init__(self, slurm: Slurm, trusted: Collection[int], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, slurm: StandingClient, trusted: Collection[int], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """`trusted`: root, SlurmUser and this process's own user."""
         self._slurm, self._trusted, self._clock = slurm, frozenset(trusted), clock
         self._private = ALL_PRIVATE

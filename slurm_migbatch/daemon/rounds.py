@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.advertiser import Advertiser
-from slurm_migbatch.daemon.controller import Clock, Controller, RoundReport, Slurm, explain
+from slurm_migbatch.daemon.controller import Clock, Controller, RoundClient, RoundReport, explain
 from slurm_migbatch.daemon.flightrecorder import DIRECTORY, FlightRecorder
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.metrics import Age, Labels, Metrics
@@ -81,7 +81,7 @@ class Rounds:
     def __init__(
         self,
         config: Config,
-        slurm: Slurm,
+        slurm: RoundClient,
         board: PlanBoard,
         writer: StoreWriter,
         metrics: Metrics,

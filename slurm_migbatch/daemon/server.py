@@ -45,7 +45,7 @@ _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 @dataclass(frozen=True)
-class Bounds:
+class ConnectionBounds:
     """How many connections there may be at once, and how long one may take for its headers."""
 
     connections: int = 4096
@@ -57,7 +57,7 @@ class Bounds:
 class Connections:
     """The connections that are open, and which of them have not proved anything yet."""
 
-    def __init__(self, bounds: Bounds, section: str = "node_api") -> None:
+    def __init__(self, bounds: ConnectionBounds, section: str = "node_api") -> None:
         self.bounds, self.section = bounds, section
         self.seldom = Seldom(log)
         self.most = min(bounds.connections, _descriptors(bounds.connections + RESERVED) - RESERVED)
@@ -283,7 +283,9 @@ class _Door:
 class ApiServer:
     """The HTTP server, on any number of TCP addresses with one port and on a unix socket."""
 
-    def __init__(self, app: Starlette, port: int, bounds: Bounds = Bounds(), section: str = "node_api") -> None:
+    def __init__(
+        self, app: Starlette, port: int, bounds: ConnectionBounds = ConnectionBounds(), section: str = "node_api"
+    ) -> None:
         """`section` of the configuration is where port and bounds stand."""
         self._port = port
         self._section = section

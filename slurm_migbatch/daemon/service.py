@@ -30,11 +30,11 @@ from slurm_migbatch.daemon.metrics import Labels, Metrics
 from slurm_migbatch.daemon.offer_tuner import OfferTuner
 from slurm_migbatch.daemon.plans import PlanBoard
 from slurm_migbatch.daemon.poll import Poller, SlurmView, UnsavedJobs
-from slurm_migbatch.daemon.ports import Slurm, Store
+from slurm_migbatch.daemon.ports import ServiceStore, Slurm
 from slurm_migbatch.daemon.privacy import Privacy
 from slurm_migbatch.daemon.query_supervisor import QuerySupervisor
 from slurm_migbatch.daemon.rounds import Rounds
-from slurm_migbatch.daemon.server import ApiServer, Bounds
+from slurm_migbatch.daemon.server import ApiServer, ConnectionBounds
 from slurm_migbatch.daemon.submit_supervisor import SubmitSupervisor
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.node.auth import Signer
@@ -49,7 +49,9 @@ _SUBMISSION_S = 0.1
 class Service:
     """All parts of migbatchd for one configuration; `run` returns when `stop` is set."""
 
-    def __init__(self, config: Config, *, client: Slurm, open_store: Callable[[], Store], signer: Signer) -> None:
+    def __init__(
+        self, config: Config, *, client: Slurm, open_store: Callable[[], ServiceStore], signer: Signer
+    ) -> None:
         self.config = config
         self._client = client
         self.metrics = Metrics()
@@ -83,7 +85,7 @@ class Service:
             limits=ApiLimits(body_bytes=config.node_api.max_body_kb * 1024),
             address=addresses.wrong if by_address else anywhere,
         )
-        bounds = Bounds(connections=config.node_api.max_connections)
+        bounds = ConnectionBounds(connections=config.node_api.max_connections)
         self.api = ApiServer(self._node_api.app(), config.node_api.port, bounds)
         self._listening = Listening(self.api, config.node_api.listen, client.settings, "nodes", "node_api")
         self._events = self.metrics.counter("migbatch_node_events_total", "Events taken from nodes, by kind.", "kind")

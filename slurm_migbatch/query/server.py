@@ -34,7 +34,7 @@ from slurm_migbatch.daemon.ended import HistoryClient
 from slurm_migbatch.daemon.gate import ApiLimits, Caller, Gate, Refused
 from slurm_migbatch.daemon.listening import Listening
 from slurm_migbatch.daemon.log import Seldom
-from slurm_migbatch.daemon.server import ApiServer, Bounds
+from slurm_migbatch.daemon.server import ApiServer, ConnectionBounds
 from slurm_migbatch.node.auth import MungeSigner, Signer
 from slurm_migbatch.query.protocol import PATH
 from slurm_migbatch.query.questions import MAX_QUESTION, QuestionError, read
@@ -159,7 +159,7 @@ class QueryService:
         limits = ApiLimits(body_bytes=MAX_QUESTION, body_s=_BODY_S)
         gate = Gate(signer, limits, self._pool, self._authorise, self._seldom, advice)
         handler = gate.guard(self._answer, lambda _path, status: self.answers.update((status,)))
-        bounds = Bounds(query.max_connections, min(128, query.max_connections // 2), 32, 5.0)
+        bounds = ConnectionBounds(query.max_connections, min(128, query.max_connections // 2), 32, 5.0)
         self.api = ApiServer(Starlette(routes=[Route(PATH, handler, methods=["POST"])]), query.port, bounds, "query")
 
     async def stop(self) -> None:
