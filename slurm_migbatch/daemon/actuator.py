@@ -24,7 +24,7 @@ class JobClient(Protocol):
     """What lending asks of Slurm (`slurm.client.SlurmClient`)."""
 
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
-        """`scontrol update` of many jobs."""
+        """Change many jobs by `scontrol update`."""
 
     def signal_all(self, job_ids: Iterable[int | str], name: str) -> None:
         """Send a signal ("USR1") to everything that these jobs run, their batch scripts too."""
@@ -100,7 +100,7 @@ def _update(
 
 
 def name_of(row: JobRow, *, first_only: bool = False) -> str:
-    """The job as Slurm's commands take it: the id of an array's first task would mean all of them.
+    """Return the job as Slurm's commands take it: the id of an array's first task would mean all of them.
 
     Args:
         first_only: of array tasks that share the row, the first alone.
@@ -123,7 +123,7 @@ def _fields(order: LoanOrder, row: JobRow, now: float) -> dict[str, str]:
 
 
 def _tried(call: Callable[[], None], names: Iterable[str]) -> Mapping[str, str]:
-    """What Slurm objected to each of these jobs."""
+    """Call, and return what Slurm objected to each of these jobs."""
     try:
         call()
     except SlurmRefused as refusal:

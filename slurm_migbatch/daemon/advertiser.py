@@ -51,13 +51,13 @@ class Plans(Protocol):
     """Where plans are published and acknowledged (the daemon's plan board)."""
 
     def current(self, node: str) -> PublishedPlan | None:
-        """The newest plan of `node`; None until one was published."""
+        """Return the newest plan of `node`; None until one was published."""
 
     def publish(self, node: str, gpus: WirePlan, guests: Mapping[int, Place] | None = None) -> int:
         """Make this the plan of `node` and return its version."""
 
     def acked(self, node: str) -> int:
-        """The newest version that `node` has confirmed; 0 if none."""
+        """Return the newest version that `node` has confirmed; 0 if none."""
 
     def wait_acked(self, node: str, version: int, timeout: float) -> bool:
         """Wait until `node` has confirmed `version` or a later one, at most `timeout` seconds."""
@@ -116,12 +116,12 @@ class Advertiser:
                 self._totals[node] = sum(counts.values())
 
     def settled(self, node: str) -> bool:
-        """Whether the node knows its newest plan (or has none yet)."""
+        """Return whether the node knows its newest plan (or has none yet)."""
         plan = self._plans.current(node)
         return plan is None or self._plans.acked(node) >= plan.version
 
     def total(self, row: NodeRow) -> int:
-        """The constant sum of a node's mig counts, as slurm.conf has it.
+        """Return the constant sum of a node's mig counts, as slurm.conf has it.
 
         What Slurm shows may add up to something else for two reasons: slurm.conf was changed, or a registration brought
         some types back and left the others as they were told. In the second case the types that differ from what was
@@ -240,7 +240,7 @@ class Advertiser:
         return same
 
     def _risky(self, plan: NodePlan, row: NodeRow) -> frozenset[str]:
-        """Types of which a job that starts now might get a slot that the new plan does not have."""
+        """Return types of which a job that starts now might get a slot that the new plan does not have."""
         current = self._plans.current(plan.node)
         if current is None:
             return frozenset(row.gres)  # the node has a plan of an earlier life that nobody here knows
@@ -250,7 +250,7 @@ class Advertiser:
         return risky if kept else risky | {GUEST}
 
     def _wanted(self, plan: NodePlan, node: Node, done: Advertised) -> dict[str, int]:
-        """Counts by GRES type, the filler included, with the registered sum."""
+        """Return counts by GRES type, the filler included, with the registered sum."""
         shared = self._shared(plan.node)
         counts = {p.gres_type: max(node.used.get(p, 0), node.leased[p]) for p in {*node.used, *node.leased}}
         in_use = dict(counts)
@@ -311,7 +311,7 @@ def _newcomers(before: Iterable[JobRow], after: Iterable[JobRow]) -> dict[str, s
 
 
 def gres_string(counts: Mapping[str, int], row: NodeRow) -> str:
-    """A node's whole Gres= value: what it has beside mig, then the mig types in a fixed order, the filler last."""
+    """Return a node's whole Gres= value: other GRES first, then the mig types in a fixed order, the filler last."""
     kinds = sorted(counts, key=lambda kind: (kind == FILLER, kind))
     listed = [f"{GRES}:{kind}:{counts[kind]}" for kind in kinds if counts[kind]]
     if row.gres.get(LOAN):
@@ -329,7 +329,7 @@ def _filled(counts: Mapping[str, int], total: int) -> dict[str, int]:
 
 
 def _backed(wanted: Mapping[str, int], plan: PublishedPlan, total: int) -> dict[str, int]:
-    """No more of a type than the node's plan has slots of it.
+    """Return counts with no more of a type than the node's plan has slots of it.
 
     Where the plan is not made anew, a lease may be beside it: in truth, or because its end was not heard of yet.
     """
@@ -338,7 +338,7 @@ def _backed(wanted: Mapping[str, int], plan: PublishedPlan, total: int) -> dict[
 
 
 def _nonzero(counts: Mapping[str, int]) -> dict[str, int]:
-    """What there is of each type; `loan` is slurm.conf's, and none of our business."""
+    """Return the nonzero counts by type, without `loan`, which slurm.conf alone sets."""
     return {kind: n for kind, n in counts.items() if n and kind != LOAN}
 
 

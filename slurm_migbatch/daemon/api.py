@@ -81,7 +81,7 @@ class NodeApi:
     _seldom: Seldom = field(default_factory=lambda: Seldom(log))
 
     def app(self) -> Starlette:
-        """The ASGI application."""
+        """Return the ASGI application."""
         gate = Gate(self.signer, self.limits, self._pool, self._authorise, self._seldom, _ADVICE)
         count = self.metrics.counter(
             "migbatch_node_requests_total", "Requests of nodes by path and status.", "path", "status"
@@ -106,7 +106,7 @@ class NodeApi:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _authorise(self, caller: Caller) -> str:
-        """Whether a node may speak from where it does: what its requests are counted under."""
+        """Return the name to count a node's requests by; refuse one that cannot speak from its address."""
         wrong = await self.address(caller.node, caller.address)
         if wrong:
             raise Refused(403, wrong)
@@ -165,7 +165,7 @@ class NodeApi:
 
 
 def _uid(request: Request) -> int:
-    """Who asks, by the kernel's word; jobs and their reservations are not for the whole network."""
+    """Return the caller's uid as the kernel knows it; jobs and reservations are not shown to the whole network."""
     uid = getattr(request.state, "uid", None)
     if not isinstance(uid, int):
         raise Refused(403, "ask on the controller host, through migbatchd's unix socket")

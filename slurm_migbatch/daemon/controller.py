@@ -43,7 +43,7 @@ class Clock(Protocol):
         """Unix seconds."""
 
     def monotonic(self) -> float:
-        """Seconds that never jump."""
+        """Return seconds that never jump."""
 
 
 class RoundClient(SlurmClient, JobClient, Protocol):
@@ -345,7 +345,7 @@ class Controller:
         return outcomes
 
     def _apply_lending(self, decided: LendingDecision | None) -> tuple[list[OrderOutcome], Sequence[Loan]]:
-        """What became of the orders, and the loans that could not be recorded."""
+        """Apply the orders; return what became of them, and the loans that could not be recorded."""
         if decided is None:
             return [], ()
         orders: Sequence[LoanOrder] = decided.orders
@@ -431,7 +431,7 @@ class Controller:
         return why_not_started(job, self._jobs.get(job), decided, now)
 
     def waiting_for_loans(self) -> dict[int, str]:
-        """Every elastic training job that waits, and why."""
+        """Return every elastic training job that waits, and why."""
         memory, now = self.memory.lending, self._clock.time()
         found = {job: why_not_lent(job, memory, now) for job in list(memory.sights)}
         return {job: why for job, why in found.items() if why is not None}

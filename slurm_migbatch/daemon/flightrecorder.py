@@ -255,7 +255,7 @@ def segments(directory: Path) -> list[Path]:
 
 
 def _begun(path: Path) -> float:
-    """When a segment began, by its file's name; 0 for a file of another name."""
+    """Return when a segment began, by its file's name; 0 for a file of another name."""
     try:
         moment = datetime.strptime(path.name[: -len(SUFFIX)], _STAMP)
     except ValueError:

@@ -62,7 +62,7 @@ class Connection(Protocol):
     """The connection that a request came by."""
 
     def believe(self) -> None:
-        """Its caller has proved who he is."""
+        """Note that the caller has proved who he is."""
 
     def when_closed(self, then: Callable[[], None]) -> None:
         """Call `then` once it is closed."""
@@ -100,7 +100,7 @@ class Gate:
         signer: Signer,
         limits: ApiLimits,
         pool: ThreadPoolExecutor,
-        believed: Callable[[Caller], Awaitable[str]],
+        authorise: Callable[[Caller], Awaitable[str]],
         seldom: Seldom,
         advice: tuple[str, str],
     ) -> None:
@@ -110,19 +110,19 @@ class Gate:
             signer: checks credentials, and signs answers.
             limits: how much may be asked for.
             pool: where credentials are checked and made.
-            believed: whether a caller whose credential verified may go on, and under which name his requests are
-                counted; raises Refused.
+            authorise: returns the name under which the requests of a caller with a verified credential are counted;
+                raises Refused.
             seldom: where refusals are logged.
             advice: what is logged of a refusal, and what to do about it.
         """
-        self._signer, self._limits, self._pool, self._may, self._seldom = signer, limits, pool, believed, seldom
+        self._signer, self._limits, self._pool, self._may, self._seldom = signer, limits, pool, authorise, seldom
         self._advice = advice
         self._working: Counter[str] = Counter()
 
     def guard(
         self, endpoint: Endpoint, answered: Callable[[str, int], None] = lambda path, status: None
     ) -> Callable[[Request], Awaitable[Response]]:
-        """The endpoint behind the gate; `answered` is called with path and status of each answer."""
+        """Return the endpoint behind the gate; `answered` is called with path and status of each answer."""
 
         async def handler(request: Request) -> Response:
             response = await self._handle(request, endpoint)
@@ -234,5 +234,5 @@ async def _read(request: Request, length: int) -> bytes:
 
 
 def as_json(value: Any, status: int = 200) -> Response:
-    """An answer in JSON."""
+    """Make an answer in JSON."""
     return Response(json.dumps(value, separators=(",", ":")), status, media_type="application/json")

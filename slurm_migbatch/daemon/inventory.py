@@ -28,7 +28,7 @@ class InventoryKeeper:
         self._fault = FaultReporter("cannot read the inventory", "see the message about the database", log)
 
     def refresh(self) -> None:
-        """The inventory may have changed."""
+        """Ask for the inventory to be read again; it may have changed."""
         self._asked.set()
 
     async def run(self) -> None:

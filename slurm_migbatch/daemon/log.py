@@ -24,7 +24,7 @@ class LineFormatter(logging.Formatter):
         self._journal = journal
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line; a traceback follows as an escaped `trace` value."""
+        """Return the record as one line; a traceback follows as an escaped `trace` value."""
         message = _one_line(record.getMessage())
         fields = {k: v for k, v in vars(record).items() if k not in _KNOWN}
         if record.exc_info:
@@ -43,7 +43,7 @@ def _value(value: object) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Whatever a terminal or the journal would act on, escaped; job names and comments come from users."""
+    """Escape whatever a terminal or the journal would act on; job names and comments come from users."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 

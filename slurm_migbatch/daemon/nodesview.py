@@ -20,7 +20,7 @@ class NodesView(Protocol):
     """What the controller asks of the nodes' side."""
 
     def facts(self) -> Mapping[str, NodeFacts]:
-        """Every node that has described its GPUs, as last heard."""
+        """Return every node that has described its GPUs, as last heard."""
 
 
 class LeaseLike(Protocol):
@@ -58,7 +58,7 @@ class _Gpu:
         )
 
     def take(self, slot: Slot, run: tuple[int, int], beside: tuple[int, int] | None) -> None:
-        """A run has the slot now; with `beside`, together with that run."""
+        """Note that a run has the slot now; with `beside`, together with that run."""
         if beside is not None and self.held.get(slot) == beside:
             self.guests[slot] = run
         else:  # of an earlier holder the end was not heard
@@ -67,7 +67,7 @@ class _Gpu:
         self.made.add(slot)
 
     def give(self, slot: Slot, run: tuple[int, int]) -> None:
-        """A run has it no more; who shared it has it alone."""
+        """Note that a run has the slot no more; a run that shared it has it alone."""
         if self.guests.get(slot) == run:
             del self.guests[slot]
         elif self.held.get(slot) == run:
@@ -157,7 +157,7 @@ class LiveView:
         self._facts.pop(node, None)
 
     def _state(self, node: str, event: Mapping[str, Any]) -> None:
-        """All that the node holds. From the record it comes without GPUs and runs, which the record has itself."""
+        """Take in all that the node holds; from the record without GPUs and runs, which the record has itself."""
         if "gpus" in event:
             self._inventory(node, event["gpus"])
             self._unhealthy.discard(node)

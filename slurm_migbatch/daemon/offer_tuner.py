@@ -50,7 +50,7 @@ class OfferTuner:
         clock: Callable[[], float] = time.time,
         every_s: float = EVERY_S,
     ) -> None:
-        """`latest`: the newest look at Slurm. `enabled`: supply is managed, and the administrator left this open."""
+        """Set up. `latest`: the newest view of Slurm; `enabled`: supply is managed, and this is left open."""
         self._observer, self._writer, self._latest, self._enabled = observer, writer, latest, enabled
         self._clock, self._every_s = clock, every_s
         self._fault = FaultReporter("what free space is best offered as", "it stays as it is until then", log)
@@ -113,7 +113,7 @@ def classes_of(past: Sequence[PastRuns], jobs: Iterable[JobRow], now: float) -> 
 
 
 def asked_for(jobs: Iterable[JobRow], now: float) -> Counter[Profile]:
-    """Slices that jobs wait for which could start."""
+    """Count the slices that jobs wait for which could start."""
     waiting: Counter[Profile] = Counter()
     for row in jobs:
         if could_run(row, now) and not is_marked(row.comment):

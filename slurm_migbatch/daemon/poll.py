@@ -95,7 +95,7 @@ class UnsavedJobs:
             return bool(self._rows) or self._left, departed
 
     def lists(self, job_id: int) -> bool:
-        """Whether the job was in the queue at the last look."""
+        """Return whether the job was in the queue at the last update."""
         with self._lock:
             return job_id in self._seen
 

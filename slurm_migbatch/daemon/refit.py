@@ -100,18 +100,18 @@ def _geometries(inventory: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[st
 
 
 def digest(facts: Iterable[ModelFacts]) -> str:
-    """Which facts of models something was learned with."""
+    """Return a digest of the facts of models that something was learned with."""
     text = json.dumps([asdict(fact) for fact in facts], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def seen_of(reach: Learnable, facts: Iterable[ModelFacts]) -> dict[str, Any]:
-    """How far a refit has read, for `Index.seen`."""
+    """Return how far a refit has read, for `Index.seen`."""
     return {"lesson": reach.lesson, "imported": reach.imported, "facts": digest(facts)}
 
 
 def news(index: Index, reach: Learnable, facts: Iterable[ModelFacts]) -> bool:
-    """Whether there is anything since the last refit: runs that ended, an import, or other facts of models."""
+    """Return whether there is anything since the last refit: ended runs, an import, other facts of models."""
     seen = index.seen
     if reach.lesson > seen.get("lesson", 0) or reach.imported > seen.get("imported", 0.0):
         return True
@@ -119,7 +119,7 @@ def news(index: Index, reach: Learnable, facts: Iterable[ModelFacts]) -> bool:
 
 
 def due(index: Index, material: Material, facts: Iterable[ModelFacts], min_new: int) -> str:
-    """Why it is time for a refit; "" where it is not."""
+    """Return why it is time for a refit; "" where it is not."""
     seen = index.seen
     fresh = sum(observation.number > seen.get("lesson", 0) for observation in material.observations)
     if fresh >= min_new:
@@ -132,7 +132,7 @@ def due(index: Index, material: Material, facts: Iterable[ModelFacts], min_new: 
 
 
 def watch(saved: Saved, material: Material, facts: Sequence[ModelFacts], confidence: float) -> dict[str, Any]:
-    """How the present model does on the runs that it has not learned from: promises kept, ratios by model."""
+    """Check the present model on the runs that it has not learned from: promises kept, ratios by model."""
     since = int(saved.report.get("lesson", 0))
     fresh = [observation for observation in material.learnable.used if observation.number > since]
     predictor = LearnedPredictor(saved.learned, facts, confidence=confidence)
@@ -242,7 +242,7 @@ def _some(fresh: Sequence[T], total: int, name: Callable[[T], str]) -> list[T]:
 
 
 def _left_out(learnable: LearnableRuns) -> dict[str, Any]:
-    """Figures that were not believed, by model and figure; which user it was stays in the record of runs."""
+    """Summarise implausible figures by model and figure; their users' names stay in the record of runs."""
     groups: dict[str, dict[str, list[LeftOut]]] = {}
     for entry in learnable.left_out:
         groups.setdefault("/".join(entry.key), {}).setdefault(entry.figure, []).append(entry)

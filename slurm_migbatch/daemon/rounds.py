@@ -54,7 +54,7 @@ class _Time:
         return time.time()
 
     def monotonic(self) -> float:
-        """Seconds that never jump."""
+        """Return seconds that never jump."""
         return time.monotonic()
 
 
@@ -217,7 +217,7 @@ class Rounds:
         return self.controller.why(job)
 
     def waiting(self) -> dict[int, str]:
-        """Every elastic training job that waits for a slice to be lent, and why."""
+        """Return every elastic training job that waits for a slice to be lent, and why."""
         return self.controller.waiting_for_loans()
 
     def offers(self, gres: str) -> bool:

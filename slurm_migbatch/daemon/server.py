@@ -88,7 +88,7 @@ class Connections:
         return True
 
     def believe(self, link: Link) -> None:
-        """The connection has proved whose it is: it is not closed for the sake of others any more."""
+        """Note that the caller of a connection has proved who he is: it is not closed in favour of others any more."""
         self._pending.pop(link, None)
         links = self._by_source.get(link.source, {})
         links.pop(link, None)
@@ -96,7 +96,7 @@ class Connections:
             self._by_source.pop(link.source, None)
 
     def forget(self, link: Link) -> None:
-        """The connection is closed."""
+        """Remove a closed connection."""
         self.believe(link)
         self._all.discard(link)
 
@@ -107,7 +107,7 @@ class Connections:
 
 
 def _descriptors(wanted: int) -> int:
-    """How many descriptors this process may have, raised to `wanted` as far as root allows."""
+    """Return how many descriptors this process may have, raised to `wanted` as far as root allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted
@@ -159,7 +159,7 @@ class Link(H11Protocol):
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is over, however that came."""
+        """Forget the connection, however it ended."""
         self._stop_waiting()
         self._connections.forget(self)
         closed, self._closed = self._closed, []
@@ -181,12 +181,12 @@ class Link(H11Protocol):
             self._stop_waiting()
 
     def on_response_complete(self) -> None:
-        """The next request on this connection has as long for its headers as the first."""
+        """Give the next request on this connection as long for its headers as the first."""
         super().on_response_complete()
         self._wait()  # also where it is closing: whoever does not read its last answer could keep it open
 
     def believe(self) -> None:
-        """The credential of the request was verified."""
+        """Note that the credential of the request was verified."""
         self._connections.believe(self)
 
     def when_closed(self, then: Callable[[], None]) -> None:
@@ -286,7 +286,7 @@ class ApiServer:
     def __init__(
         self, app: Starlette, port: int, bounds: ConnectionBounds = ConnectionBounds(), section: str = "node_api"
     ) -> None:
-        """`section` of the configuration is where port and bounds stand."""
+        """Set up. `section` of the configuration is where port and bounds stand."""
         self._port = port
         self._section = section
         self._bounds = bounds

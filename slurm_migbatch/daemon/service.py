@@ -133,7 +133,7 @@ class Service:
                 log.warning("stopped with %d records unwritten; nodes will send their events again", left)
 
     def health(self) -> dict[str, Any]:
-        """Which parts work, for /healthz; why one does not is in the log, as it may hold words of users."""
+        """Return which parts work, for /healthz; why one does not is in the log, as it may hold text of users."""
         checks = {
             "slurm": self.poller.fault.error,
             "database": self.writer.fault.error,
@@ -149,7 +149,7 @@ class Service:
         return {"ok": not any(checks.values()), "checks": states}
 
     async def why(self, uid: int, job: int) -> str:
-        """Why a job waits, for a user who may see it."""
+        """Return why a job waits, for a user who may see it."""
         rows = [row for row in self._queue() if row.job_id == job] or [JobRow(job)]
         if not await self.privacy.visible(uid, rows):
             return f"Slurm does not list job {job}"
@@ -165,7 +165,7 @@ class Service:
         return self.poller.latest.jobs if self.poller.latest else ()
 
     def _decided(self, gres: str) -> None:
-        """A job was let in: look soon where it asks for what is not on offer.
+        """Query Slurm soon where a job was let in that asks for what is not on offer.
 
         Slurm lists it a moment later. Where a slice of its kind is on offer, Slurm starts it without us.
         """
@@ -184,7 +184,7 @@ class Service:
         self.poller.nudge()
 
     async def _seen(self, snapshot: SlurmView) -> bool:
-        """What follows from a look at Slurm; whether to look again at once."""
+        """Act on a new view of Slurm; return whether to query it again at once."""
         self.submit.facts.snapshot(snapshot)
         news, departed = self._unsaved.update(snapshot.jobs)
         if news:

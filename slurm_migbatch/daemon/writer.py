@@ -124,7 +124,7 @@ class StoreWriter:
             return None
 
     def _do(self, item: _Item) -> bool:
-        """One piece of work to its end: done or refused for good; False where we stop and the database is away."""
+        """Do one piece of work; return False where the service stops and the database is away, else True."""
         while True:
             if item.future is not None and item.future.cancelled():
                 break
@@ -156,7 +156,7 @@ class StoreWriter:
 
 
 def is_passing(error: Exception) -> bool:
-    """Whether the database may accept the same work later: locked, full, away; not malformed records."""
+    """Return whether the database may accept the same work later: locked, full, away; not malformed records."""
     if isinstance(error, (OperationalError, InterfaceError, PoolTimeout, OSError)):
         return True
     return isinstance(error, DBAPIError) and error.connection_invalidated
