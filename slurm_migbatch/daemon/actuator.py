@@ -34,7 +34,7 @@ class JobClient(Protocol):
 
 
 @dataclass(frozen=True)
-class Done:
+class AppliedOrder:
     """What became of an order: GRES or state before and after, when Slurm was called, what it objected."""
 
     order: LoanOrder
@@ -46,15 +46,17 @@ class Done:
 
 def apply_orders(
     orders: Sequence[LoanOrder], job_views: Mapping[int, JobView], client: JobClient, clock: Callable[[], float]
-) -> list[Done]:
-    """Carry the orders out."""
-    done: list[Done] = []
+) -> list[AppliedOrder]:
+    """Apply the orders; return what became of each."""
+    done: list[AppliedOrder] = []
     names = {order.job: name_of(job_views[order.job].row, first_only=order.kind is Kind.RELEASE) for order in orders}
 
     def ask(some: Sequence[tuple[LoanOrder, str, str]], call: Callable[[], None]) -> None:
         at = clock()
         errors = _tried(call, [names[order.job] for order, _, _ in some])
-        done.extend(Done(order, before, after, at, errors.get(names[order.job], "")) for order, before, after in some)
+        done.extend(
+            AppliedOrder(order, before, after, at, errors.get(names[order.job], "")) for order, before, after in some
+        )
 
     for signal in dict.fromkeys(order.signal for order in orders if order.kind is Kind.SIGNAL):
         signalled = [

@@ -240,7 +240,7 @@ class Controller:
         self.recorder.round(snapshot, decision, outcomes)
         self._record_settled(decision, settled, lent)
         self._unanswered = decision.questions
-        touched = any(one.applied for one in dispatched) or any(one.applied for one in lent)
+        touched = any(outcome.applied for outcome in dispatched) or any(outcome.applied for outcome in lent)
         seconds = {
             "observe": observed - begun,
             "plan": decided - observed - sum(stages.values()),
