@@ -42,7 +42,7 @@ def line(request: Request) -> str | None:
 
 
 class Dialog:
-    """The input for some lines, and the reader of what scontrol says to it."""
+    """The input for some lines, and the parser of scontrol's answers to it."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         self._count = len(lines)

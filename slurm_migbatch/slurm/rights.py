@@ -61,11 +61,11 @@ class Rights:
 
     @property
     def nodes(self) -> bool:
-        """Whether nodes may be told of."""
+        """Whether nodes may be shown."""
         return self.everything or "nodes" not in self.private
 
     def jobs(self, rows: Iterable[JobRow]) -> list[JobRow]:
-        """Return those of these jobs of which the user may be told."""
+        """Return those of these jobs that the user may see."""
         return [row for row in rows if self.job(row.uid, row.account)]
 
     def sentence(self, text: str, shown: Collection[int]) -> str:
