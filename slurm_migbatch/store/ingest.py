@@ -95,7 +95,7 @@ def ingest(
 
 
 def _fresh(events: Sequence[Mapping[str, Any]], now: float) -> dict[int, dict[str, Any]]:
-    """Return the rows to keep, by number; without one a row cannot be told from its repetition and is dropped."""
+    """Return the rows to keep, by number; without one a repeated row cannot be recognised, so it is dropped."""
     rows: dict[int, dict[str, Any]] = {}
     for event in events:
         seq = clean.whole(event.get("seq"), 1) if isinstance(event, Mapping) else None
