@@ -15,7 +15,7 @@ from slurm_migbatch.workload.catalog import GpuKind, ProfileOffer
 NEED_BITS: Final = 5
 """Leading bits of a memory need after the first: it is rounded up by at most a thirty-second."""
 MOST_MIB: Final = 2**32
-"""A need beyond this is told as this."""
+"""A need beyond this is reported as this."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Figures:
 
     @property
     def tokens(self) -> Mapping[str, Interval]:
-        """What is told of tokens besides, by name; nothing but for language models."""
+        """Figures of tokens by name; empty but for language models."""
         return {}
 
     @property

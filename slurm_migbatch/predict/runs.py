@@ -101,7 +101,7 @@ class EndedRun(Protocol):
 
 @dataclass(frozen=True)
 class Observation:
-    """What one run says: a row of the neutral table under the site's short name of the GPU, by whom and when.
+    """What one run showed: a row of the neutral table under the site's short name of the GPU, by whom and when.
 
     `short` says that it failed with its slice full, so its memory is less than what is needed.
     """
