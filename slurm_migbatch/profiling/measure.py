@@ -60,7 +60,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class DidNotFit:
-    """A cell for which memory did not suffice; `text` is what was said about it, `software` as in Ran."""
+    """A cell for which memory did not suffice; `text` is the message about it, `software` as in Ran."""
 
     text: str
     software: str = ""
@@ -186,7 +186,7 @@ def _result(results: Sequence[dict[str, Any]], cell: MeasurementCell, device: De
 
 
 def _total(results: Sequence[dict[str, Any]], key: str) -> float | None:
-    """Return the sum over the processes; None where one of them does not tell."""
+    """Return the sum over the processes; None where one of them reports nothing."""
     values = [result.get(key) for result in results]
     return math.fsum(value for value in values if value) if all(values) else None
 

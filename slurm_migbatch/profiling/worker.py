@@ -36,7 +36,7 @@ _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
 class CommandFailed(target.TargetError):
-    """A command that ended with an error of its own; what it wrote may tell that memory ran out."""
+    """A command that ended with an error of its own; its output may show that memory ran out."""
 
 
 class OutOfMemory(MemoryError):
