@@ -27,7 +27,7 @@ COLUMNS = ("JOBID", "USER", "ACCOUNT", "PROFILE", "NODE", "GPU", "SINCE", "STATE
 
 @dataclass(frozen=True)
 class LoanView:
-    """One line. `since` in unix seconds; `gpu` is the GPU's index where the node has told it, else its UUID."""
+    """One line. `since` in unix seconds; `gpu` is the GPU's index where the node has reported it, else its UUID."""
 
     job: int
     user: str

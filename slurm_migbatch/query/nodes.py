@@ -98,7 +98,7 @@ def answer(question: NodesQuestion, rights: Rights, site: QuerySite) -> Reply:
 
 
 def _shown(store: HistoryStore, rights: Rights, jobs: Collection[int]) -> Collection[int]:
-    """Return those of these jobs of which the user may be told."""
+    """Return those of these jobs that the user may see."""
     if rights.runs:
         return jobs
     wanted = RunFilter(only=(rights.uid, tuple(sorted(rights.coordinates))), states=("RUNNING",), start=time.time())
