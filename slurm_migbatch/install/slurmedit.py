@@ -253,7 +253,7 @@ def _catalog_settings(
 
 
 def _cpus(values: Mapping[str, str]) -> int:
-    """Return how many CPUs a line of nodes says that each has."""
+    """Return how many CPUs a line of nodes gives each of them."""
     sockets = _number(values.get("sockets", "")) or _number(values.get("socketsperboard", ""), 1) * _number(
         values.get("boards", ""), 1
     )
