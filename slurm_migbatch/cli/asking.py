@@ -90,7 +90,7 @@ def _print_answer(answer: Answer) -> int:
 
 
 def _rights(site: QuerySite, *, named: bool) -> Rights:
-    """Return what this user may be told: all of a database that he named and could open, else as the service does."""
+    """Return what this user may see: all of a database that he named and could open, else as the service does."""
     from slurm_migbatch.slurm.rights import Rights
 
     uid = os.getuid()
