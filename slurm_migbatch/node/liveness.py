@@ -52,11 +52,11 @@ UNKNOWN = "Invalid job id specified"
 
 
 class LivenessError(RuntimeError):
-    """It cannot be told which runs are over; the message says why."""
+    """Which runs are over cannot be found out; the message says why."""
 
 
 class JobRecord(NamedTuple):
-    """What slurmctld says of a job: how often it was requeued, its state as squeue words it, and its nodes."""
+    """A job as slurmctld shows it: how often it was requeued, its state as squeue prints it, and its nodes."""
 
     restarts: int
     state: str
@@ -93,7 +93,7 @@ class Liveness:
         return is_over(run, self._config.node, self._job(run.job, deadline))
 
     def _job(self, job: int, deadline: Deadline) -> JobRecord | None:
-        """Ask slurmctld about a job; None where it says that there is no such job."""
+        """Ask slurmctld about a job; None where it knows no such job."""
         from slurm_migbatch.node import scontrol
 
         columns = f"JobID:.12,RestartCnt:.12,State:.24,NodeList:.{LONGEST_LIST}"

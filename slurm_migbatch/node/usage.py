@@ -18,7 +18,7 @@ class RunUsage(NamedTuple):
     memory_mib: int | None = None
 
     def spool(self, journal: Journal, run: JournalRun) -> None:
-        """Spool the run's last `progress` event, if it said anything; part of the transaction that is open."""
+        """Spool the run's last `progress` event, if it reported anything; part of the transaction that is open."""
         if self.report is not None:
             journal.event("progress", progress_event(run, self.report, final=True))
 
