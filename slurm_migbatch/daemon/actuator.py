@@ -1,7 +1,7 @@
-"""Does what a round decided, through Slurm: what frees slices first, then all changes of GRES.
+"""Applies what a round decided to jobs, through Slurm: what frees slices first, then all changes of GRES.
 
 One process for each signal, one for requeues, one for updates, however many jobs there are. Every call may be repeated
-without harm, and none is trusted: the next look at Slurm shows what became of it.
+without harm, and none is trusted: the next snapshot shows what became of it.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Plans(Protocol):
 
 @dataclass(frozen=True)
 class OfferChange:
-    """A node whose offer was changed: what Slurm is told now, and the plan behind it."""
+    """A node whose offer was changed: the counts that Slurm has now, and the plan behind them."""
 
     node: str
     version: int
@@ -99,7 +99,7 @@ class Advertiser:
 
     def __init__(self, client: SlurmClient, plans: Plans, ack_timeout: float = 0.5) -> None:
         self._client, self._plans, self._ack_timeout = client, plans, ack_timeout
-        #: the counts that each node was last given, and the sum that they have to have
+        #: the counts last sent for each node, and the sum that they have to have
         self._sent: dict[str, dict[str, int]] = {}
         self._totals: dict[str, int] = {}
         #: the layouts behind a plan's version, to compare with
@@ -124,8 +124,8 @@ class Advertiser:
         """Return the constant sum of a node's mig counts, as slurm.conf has it.
 
         What Slurm shows may add up to something else for two reasons: slurm.conf was changed, or a registration brought
-        some types back and left the others as they were told. In the second case the types that differ from what was
-        told are those of slurm.conf, so they alone add up to no more than the known sum.
+        some types back and left the others as they were set. In the second case the types that differ from what was
+        sent are those of slurm.conf, so they alone add up to no more than the known sum.
         """
         seen = _nonzero(row.gres)
         shown = sum(seen.values())

@@ -61,7 +61,7 @@ class Record(Protocol):
         """Keep what `node` offers from now on."""
 
     def save(self, loans: Rows, actions: Rows) -> bool:
-        """Write loans and actions; tells whether they are written. Waits, but not for long."""
+        """Write loans and actions; return whether they are written. Waits, but not for long."""
 
     def post(self, loans: Rows, actions: Rows) -> None:
         """Write loans and actions when it can be done."""

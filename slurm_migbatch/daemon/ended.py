@@ -29,7 +29,7 @@ class Standing(NamedTuple):
 
 
 class HistoryClient(CliClient):
-    """CliClient that also tells how jobs ended, and what else only the service asks."""
+    """CliClient that also shows how jobs ended, and what else only the service asks."""
 
     def settings(self) -> dict[str, str]:
         """Return slurmctld's configuration, keys in lower case, empty where it says (null); one scontrol call.

@@ -169,7 +169,7 @@ class SitePredictions:
 
 
 class SiteFacts(SitePredictions):
-    """The present catalog. `inventory` and `snapshot` are told what is new; `changed` is called with a new catalog."""
+    """The present catalog. `inventory` and `snapshot` take in what is new; `changed` is called with a new catalog."""
 
     def __init__(self, config: Config, chooser: Chooser, changed: Callable[[SiteCatalog], None]) -> None:
         super().__init__(chooser, SiteCatalog())

@@ -27,7 +27,7 @@ class Learnable(NamedTuple):
 
 
 class HistoryStore(Store):
-    """`Store` that takes decisions in batches and tells how idle instances, zombies and faults came about."""
+    """`Store` that takes decisions in batches and reads back how idle instances, zombies and faults came about."""
 
     def __enter__(self) -> HistoryStore:
         return self

@@ -43,7 +43,7 @@ class RefitFailed(RuntimeError):
 
 
 class Learning:
-    """Refits in the background, and tells `changed` of each new current version."""
+    """Refits in the background, and calls `changed` with each new current version."""
 
     def __init__(self, config: Config, writer: StoreWriter, metrics: Metrics, changed: Callable[[int], None]) -> None:
         self._config, self._writer, self._changed = config, writer, changed

@@ -48,7 +48,7 @@ class MessageError(ValueError):
 
 @dataclass(frozen=True)
 class Event:
-    """One event of a node's journal. `fields` are what the node said beside number, moment and kind."""
+    """One event of a node's journal. `fields` are what the node sent beside number, moment and kind."""
 
     seq: int
     ts: float

@@ -40,7 +40,7 @@ class ServiceStore(Protocol):
         """Keep what the submit filter decided."""
 
     def upsert_jobs(self, rows: Sequence[Mapping[str, Any]], *, live: Collection[int] | None = None) -> None:
-        """Keep what Slurm says of jobs; those of ours that are not `live` have left its list."""
+        """Keep jobs as Slurm shows them; those of ours that are not `live` have left its list."""
 
     def inventory(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
         """Return GPUs by node."""
@@ -52,7 +52,7 @@ class ServiceStore(Protocol):
         """Return slices that are held."""
 
     def record_supply(self, node: str, ts: float, version: int, counts: Mapping[str, int], why: str) -> None:
-        """Keep what Slurm was told about a node."""
+        """Keep the counts that Slurm was given for a node."""
 
     def learnable(self) -> tuple[int, float]:
         """Return the number of the newest lesson, and the moment of the newest import of measurements."""

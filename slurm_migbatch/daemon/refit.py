@@ -65,12 +65,12 @@ class Material:
 
     @property
     def lesson(self) -> int:
-        """The newest run that says something."""
+        """The number of the newest observation."""
         return max((observation.number for observation in self.observations), default=0)
 
 
 def gather(store: HistoryStore, facts: Sequence[ModelFacts], runs: int, present: Saved) -> Material:
-    """Read the record. `present` is the model whose curves tell which figures of different users are alike."""
+    """Read the record. `present`: the model by whose curves figures of different users are compared."""
     knowledge = ModelKnowledge(facts)
     reach = store.learnable()
     geometries = _geometries(store.inventory())

@@ -175,7 +175,7 @@ class Rounds:
     # -- rounds ----------------------------------------------------------------------------------------------------
 
     async def follow(self, snapshot: SlurmView) -> bool:
-        """Run one round on what Slurm just said; tells whether another should follow soon."""
+        """Run one round on a new view of Slurm; return whether another should follow soon."""
         if not self.loaded.is_set():
             return False
         report = await asyncio.to_thread(self.controller.round, snapshot.jobs, snapshot.nodes)

@@ -91,7 +91,7 @@ class StoreWriter:
         return future
 
     def post(self, work: Callable[[ServiceStore], Any], label: str, records: int = 1) -> None:
-        """Queue work that nobody waits for; beyond the limit its `records` are dropped, counted and said."""
+        """Queue work that nobody waits for; beyond the limit its `records` are dropped, counted and logged."""
         with self._news:
             if len(self._queue) < self._limit:
                 self._queue.append(_Item(work, label, None))
