@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from slurm_migbatch.config import Config
     from slurm_migbatch.query.protocol import Answer
     from slurm_migbatch.query.questions import Question
-    from slurm_migbatch.query.site import Site
+    from slurm_migbatch.query.site import QuerySite
     from slurm_migbatch.slurm.rights import Rights
 
 _LINES_AT_ONCE = 2000
@@ -35,10 +35,10 @@ def source_option(command: F) -> F:
     return option(command)
 
 
-def tell(
+def ask_and_print(
     question: Question, config: str | None = None, *, db: str | None = None, catalog: str = "", submit_socket: str = ""
 ) -> int:
-    """Have a question answered and print what is answered; return the exit code.
+    """Ask a question and print the answer; return the exit code.
 
     Args:
         question: what is asked.
@@ -55,9 +55,9 @@ def tell(
     if isinstance(found, Servers):
         return _print_answer(_asked(question, found))
     from slurm_migbatch.query.answers import answer
-    from slurm_migbatch.query.site import Site
+    from slurm_migbatch.query.site import QuerySite
 
-    site = Site(found, catalog, submit_socket)
+    site = QuerySite(found, catalog, submit_socket)
     try:
         return _print(answer(question, _rights(site, named=bool(db)), site))
     except Unanswerable as error:
@@ -89,8 +89,8 @@ def _print_answer(answer: Answer) -> int:
     return answer.code
 
 
-def _rights(site: Site, *, named: bool) -> Rights:
-    """Return what this user may be told: all of a database that he named and could open, else as the service does."""
+def _rights(site: QuerySite, *, named: bool) -> Rights:
+    """Return what this user may see: all of a database that he named and could open, else as the service does."""
     from slurm_migbatch.slurm.rights import Rights
 
     uid = os.getuid()

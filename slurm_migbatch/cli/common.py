@@ -80,10 +80,10 @@ def run(command: click.Command | str, prog: str, args: Sequence[str] | None = No
         return EXIT_USAGE
     except click.UsageError as error:
         hint = f" (try '{error.ctx.command_path} -h')" if error.ctx is not None else ""
-        _say(prog, f"{_usage_text(error)}{hint}")
+        _print_error(prog, f"{_usage_text(error)}{hint}")
         return EXIT_USAGE
     except click.ClickException as error:
-        _say(prog, error.format_message())
+        _print_error(prog, error.format_message())
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
@@ -95,12 +95,12 @@ def run(command: click.Command | str, prog: str, args: Sequence[str] | None = No
         text = _missing(error)
         if not text or "MIGBATCH_DEBUG" in os.environ:
             raise
-        _say(prog, text)
+        _print_error(prog, text)
         return EXIT_FAILED
     except Exception as error:
         if not is_expected(error) or "MIGBATCH_DEBUG" in os.environ:
             raise
-        _say(prog, describe(error))
+        _print_error(prog, describe(error))
         return EXIT_FAILED
     return code if isinstance(code, int) and not isinstance(code, bool) else 0
 
@@ -143,7 +143,7 @@ def _usage_text(error: click.UsageError) -> str:
     return f"{error.message.rstrip('.')}; did you mean {' or '.join(sorted(guesses))}?"
 
 
-def _say(prog: str, text: str) -> None:
+def _print_error(prog: str, text: str) -> None:
     click.echo(f"{prog}: error: {text}", err=True)
 
 

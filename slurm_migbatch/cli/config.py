@@ -86,6 +86,10 @@ def _slurm(config: Config, name: str) -> str:
         raise Failure("slurm.conf is not found; name it in [cluster] slurm_conf")
     plan = installcontroller.slurm_part(config, conf)
     here = Path(conf.main) if name == INCLUDED else Path(conf.main).with_name("gres.conf")
-    lines = [f"# {one}\n" for one in plan.edits if (Path(one.path).name == "gres.conf") == (here.name == "gres.conf")]
+    lines = [
+        f"# {line_edit}\n"
+        for line_edit in plan.edits
+        if (Path(line_edit.path).name == "gres.conf") == (here.name == "gres.conf")
+    ]
     head = [f"# {here} and what it includes must change so:\n"] if lines else []
     return "".join([*head, *lines, installcontroller.rendered(plan)[name]])

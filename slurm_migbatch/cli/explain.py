@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from slurm_migbatch.cli.asking import source_option, tell
+from slurm_migbatch.cli.asking import ask_and_print, source_option
 from slurm_migbatch.query.questions import ExplainQuestion
 
 
@@ -41,7 +41,7 @@ def explain(
     given: dict[str, Any] = {
         name: _bytes(value) if isinstance(value, str) else value for name, value in options.items()
     }
-    return tell(
+    return ask_and_print(
         ExplainQuestion(**given, as_json=as_json),
         config,
         catalog=catalog_file or "",

@@ -11,7 +11,7 @@ import click
 
 from slurm_migbatch.cli.common import EXIT_FAILED, HELP, Failure
 from slurm_migbatch.install import files, hosts
-from slurm_migbatch.install.files import Change, Record
+from slurm_migbatch.install.files import FileChange, InstallRecord
 from slurm_migbatch.install.hosts import HostPlan, Places
 
 _CONFIG = "/etc/migbatch/migbatch.toml"
@@ -65,7 +65,7 @@ def install(
     """
     if os.geteuid() != 0:
         raise Failure("this writes root's files: run it as root")
-    record = Record(Path(options["record"]))
+    record = InstallRecord(Path(options["record"]))
     if uninstall:
         _may_leave(role, options)
         plan = HostPlan()
@@ -79,12 +79,14 @@ def install(
         files.apply(changes, record)
         if role == "controller":
             _wake(changes)
-        _say_next(plan, changes, uninstall, role)
+        _print_next_steps(plan, changes, uninstall, role)
     if undone or (not apply and any(not change.conflict for change in changes)):
         ctx.exit(EXIT_FAILED)
 
 
-def _plan(role: str, options: dict[str, str], record: Record, *, edit: bool, cli_filter: bool | None) -> HostPlan:
+def _plan(
+    role: str, options: dict[str, str], record: InstallRecord, *, edit: bool, cli_filter: bool | None
+) -> HostPlan:
     conf = hosts.slurm_conf(options["slurm_conf"], os.environ.get("SLURM_CONF", ""))
     if conf is None:
         raise Failure("this host has no slurm.conf where Slurm looks for it; name it with --slurm-conf")
@@ -126,7 +128,7 @@ def _may_leave(role: str, options: dict[str, str]) -> None:
         raise Failure("; ".join(f"{finding.text}: {finding.advice}" for finding in found))
 
 
-def _show(plan: HostPlan, changes: Sequence[Change], full: bool) -> None:
+def _show(plan: HostPlan, changes: Sequence[FileChange], full: bool) -> None:
     for line in files.diff(changes, full=full):
         click.echo(line)
     for title, lines in (
@@ -142,16 +144,16 @@ def _show(plan: HostPlan, changes: Sequence[Change], full: bool) -> None:
         click.echo("nothing to do")
 
 
-def _conflicts(changes: Sequence[Change]) -> list[str]:
+def _conflicts(changes: Sequence[FileChange]) -> list[str]:
     """Return why changes cannot be made; settings that the site made its own are meant to stay."""
     return [change.conflict for change in changes if change.conflict and not _is_kept(change)]
 
 
-def _is_kept(change: Change) -> bool:
+def _is_kept(change: FileChange) -> bool:
     return change.kind == "once" and change.back
 
 
-def _wake(changes: Sequence[Change]) -> None:
+def _wake(changes: Sequence[FileChange]) -> None:
     """Have slurmctld read scripts again that load a changed file of ours."""
     from slurm_migbatch.cli.installcontroller import touched
 
@@ -159,7 +161,7 @@ def _wake(changes: Sequence[Change]) -> None:
         os.utime(path)
 
 
-def _say_next(plan: HostPlan, changes: Sequence[Change], uninstall: bool, role: str) -> None:
+def _print_next_steps(plan: HostPlan, changes: Sequence[FileChange], uninstall: bool, role: str) -> None:
     made = sum(not change.conflict for change in changes)
     click.echo(f"{made} files and directories changed")
     if not made:

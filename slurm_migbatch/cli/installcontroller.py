@@ -14,7 +14,7 @@ from slurm_migbatch.config import DEFAULT_PATH, Config
 from slurm_migbatch.config import load as load_config
 from slurm_migbatch.config import render as render_config
 from slurm_migbatch.install import scripts
-from slurm_migbatch.install.files import Record, Wanted, read
+from slurm_migbatch.install.files import InstallRecord, Wanted, read
 from slurm_migbatch.install.hosts import HostPlan, Places, stub_path
 from slurm_migbatch.install.slurmconf import Conf, apply, load
 from slurm_migbatch.install.slurmedit import INCLUDED, INCLUDED_GRES, SlurmPlan
@@ -44,7 +44,7 @@ class Choices:
     edit: bool = False
 
 
-def controller(places: Places, conf: Conf, choices: Choices, record: Record) -> HostPlan:
+def controller(places: Places, conf: Conf, choices: Choices, record: InstallRecord) -> HostPlan:
     """Return what the controller host needs as far as that is known: Slurm's part once nodes have reported."""
     plan = HostPlan()
     slurm_user = conf.value("SlurmUser") or "root"
@@ -56,7 +56,9 @@ def controller(places: Places, conf: Conf, choices: Choices, record: Record) -> 
         plan.notes.append(f"slurm.conf comes next, by this command again: {error.message}")
         return plan
     _slurm(plan, slurm, conf, choices.edit)
-    named = {one.value for one in slurm.site.settings} | {token.value for line in conf.lines for token in line.tokens}
+    named = {setting.value for setting in slurm.site.settings} | {
+        token.value for line in conf.lines for token in line.tokens
+    }
     for name in _HOOKS:
         if (path := stub_path(conf, name)) in named:
             plan.wanted.append(Wanted(path, scripts.stub(str(places.hooks / name)), mode=0o755))
@@ -129,9 +131,11 @@ def _slurm(plan: HostPlan, slurm: SlurmPlan, conf: Conf, edit: bool) -> None:
     texts = {**gres_conf(conf).texts, **conf.texts}
     if edit:
         found = apply(texts, slurm.edits)
-        plan.wanted += [Wanted(path, found[path], "site") for path in dict.fromkeys(one.path for one in slurm.edits)]
+        plan.wanted += [
+            Wanted(path, found[path], "site") for path in dict.fromkeys(line_edit.path for line_edit in slurm.edits)
+        ]
     else:
-        plan.lines += [str(one) for one in slurm.edits]
+        plan.lines += [str(line_edit) for line_edit in slurm.edits]
     plan.notes += slurm.notes
     plan.problems += [*slurm.problems, *_missing(conf)]
     plan.next.append(
@@ -145,7 +149,7 @@ def _missing(conf: Conf) -> Iterator[str]:
             yield f"{line.path}:{line.number}: {path} is included and not there"
 
 
-def _lua(plan: HostPlan, config: Config, path: Path, edit: bool, record: Record) -> None:
+def _lua(plan: HostPlan, config: Config, path: Path, edit: bool, record: InstallRecord) -> None:
     """Add one of the Lua scripts to a plan: alone where the site has none, else beside the site's."""
     present = read(str(path))
     entry = record.entries.get(str(path))

@@ -6,7 +6,7 @@ import os
 
 import click
 
-from slurm_migbatch.cli.asking import source_option, tell
+from slurm_migbatch.cli.asking import ask_and_print, source_option
 from slurm_migbatch.query.questions import LoansQuestion
 
 
@@ -41,4 +41,4 @@ def loans(
         not noheader,
         os.environ.get("SLURM_TIME_FORMAT", ""),
     )
-    return tell(question, config)
+    return ask_and_print(question, config)

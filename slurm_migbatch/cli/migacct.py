@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from slurm_migbatch.cli.asking import tell
+from slurm_migbatch.cli.asking import ask_and_print
 from slurm_migbatch.cli.common import F, run
 
 
@@ -166,7 +166,7 @@ def command(**options: Any) -> None:
         units=options["units"] or "",
         time_style=os.environ.get("SLURM_TIME_FORMAT", ""),
     )
-    tell(question, db=options["db"] or os.environ.get("MIGBATCH_DB"))
+    ask_and_print(question, db=options["db"] or os.environ.get("MIGBATCH_DB"))
 
 
 def _split(texts: tuple[str, ...]) -> tuple[str, ...]:

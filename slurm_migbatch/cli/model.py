@@ -79,11 +79,11 @@ def show(config: Config, version: int | None, as_json: bool) -> None:
         "troubles": list(current.troubles),
         "created": saved.learned.created,
         "rows": saved.learned.rows,
-        "models": len({each.model for each in saved.learned.fitted.values()}),
+        "models": len({fitted.model for fitted in saved.learned.fitted.values()}),
         "report": dict(saved.report),
         "watch": watch(saved, material, facts, config.learning.confidence),
         "waiting": {
-            "runs": sum(each.number > index.seen.get("lesson", 0) for each in material.told),
+            "runs": sum(observation.number > index.seen.get("lesson", 0) for observation in material.observations),
             "due": due(index, material, facts, config.learning.min_new),
         },
     }
@@ -106,7 +106,7 @@ def refit(config: Config, as_json: bool) -> int:
     from slurm_migbatch.daemon.refit import run
 
     _may_write(config)
-    result = run(config, force="asked for", say=lambda text: click.echo(f"{text} ...", err=True))["refit"]
+    result = run(config, force="asked for", progress=lambda text: click.echo(f"{text} ...", err=True))["refit"]
     if as_json:
         click.echo(json.dumps(result))
     elif result["outcome"] == "taken":
@@ -156,7 +156,7 @@ def describe(what: str, as_json: bool) -> None:
         architecture, hints, name = found.architecture, found.hints, found.name
     else:
         architecture, hints, name = _public(what)
-    told = {
+    description = {
         "model": name,
         "parameters": architecture.parameters,
         "weights_gib_at_16_bits": round(architecture.parameters / 2**29, 2),
@@ -165,9 +165,9 @@ def describe(what: str, as_json: bool) -> None:
         "hints": hints,
     }
     if as_json:
-        click.echo(json.dumps(told))
+        click.echo(json.dumps(description))
         return
-    print_pairs([(key.replace("_", " "), str(value)) for key, value in told.items()])
+    print_pairs([(key.replace("_", " "), str(value)) for key, value in description.items()])
 
 
 def _public(name: str) -> tuple[Architecture, str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from slurm_migbatch.cli.asking import source_option, tell
+from slurm_migbatch.cli.asking import ask_and_print, source_option
 from slurm_migbatch.query.questions import NodesQuestion
 
 
@@ -26,4 +26,4 @@ def nodes(config: str | None, names: str | None, reasons: bool, as_json: bool, n
         expand(names or "")
     except NodeListError as error:
         raise click.BadParameter(str(error), param_hint="--nodes") from None
-    return tell(NodesQuestion(names, reasons, as_json, not noheader), config)
+    return ask_and_print(NodesQuestion(names, reasons, as_json, not noheader), config)

@@ -189,7 +189,7 @@ def _run(options: _RunOptions) -> None:
     subject.row(cells[0], DidNotFit(""))  # an option that no table can hold is refused before anything is measured
     program = _program(options, wanted)
     meter = NoMeter() if device.is_cpu else NvmlMeter(device.visible)
-    rule: MeasuringRule = FullGrid() if points is None else AtMost(points, Chosen(partial(_most_telling, subject)))
+    rule: MeasuringRule = FullGrid() if points is None else AtMost(points, Chosen(partial(_most_informative, subject)))
     most = len(cells_.open_cells(cells, filter(subject.owns, earlier)))
     with _progress(subject, most if points is None else min(points, most), options.quiet) as watch:
         try:
@@ -249,7 +249,7 @@ def _program(options: _RunOptions, target: Python | tuple[str, ...]) -> Program:
     )
 
 
-def _most_telling(
+def _most_informative(
     subject: Subject, done: Sequence[Measurement], open_: Sequence[MeasurementCell]
 ) -> MeasurementCell | None:
     """Choose the cell to measure next by the predictor's own rule."""

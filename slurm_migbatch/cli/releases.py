@@ -39,7 +39,7 @@ class SiteTraits:
 
     @property
     def metrics(self) -> bool:
-        """Whether slurmctld tells metrics itself."""
+        """Whether slurmctld exports metrics itself."""
         return self.conf.get("metricstype", "") not in ("", "none", "metrics/none")
 
     @property

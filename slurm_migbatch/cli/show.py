@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from slurm_migbatch.cli.asking import source_option, tell
+from slurm_migbatch.cli.asking import ask_and_print, source_option
 from slurm_migbatch.cli.common import job_argument
 from slurm_migbatch.query.questions import ShowQuestion
 
@@ -19,4 +19,4 @@ def show(job: str, config: str | None, duplicates: bool, as_json: bool) -> int:
 
     JOB is a job id as Slurm prints it: 123, 123_4 (array task) or 123+1 (part of a heterogeneous job).
     """
-    return tell(ShowQuestion(job, duplicates, as_json), config)
+    return ask_and_print(ShowQuestion(job, duplicates, as_json), config)

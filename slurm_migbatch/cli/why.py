@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from slurm_migbatch.cli.asking import source_option, tell
+from slurm_migbatch.cli.asking import ask_and_print, source_option
 from slurm_migbatch.cli.common import job_argument
 from slurm_migbatch.query.questions import WhyQuestion
 
@@ -14,4 +14,4 @@ from slurm_migbatch.query.questions import WhyQuestion
 @source_option
 def why(job: str, config: str | None) -> int:
     """Say why a job waits and what it would take."""
-    return tell(WhyQuestion(job), config)
+    return ask_and_print(WhyQuestion(job), config)

@@ -1,7 +1,7 @@
-"""Does what a round decided, through Slurm: what frees slices first, then all changes of GRES.
+"""Applies what a round decided to jobs, through Slurm: what frees slices first, then all changes of GRES.
 
 One process for each signal, one for requeues, one for updates, however many jobs there are. Every call may be repeated
-without harm, and none is trusted: the next look at Slurm shows what became of it.
+without harm, and none is trusted: the next snapshot shows what became of it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class JobClient(Protocol):
     """What lending asks of Slurm (`slurm.client.SlurmClient`)."""
 
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:
-        """`scontrol update` of many jobs."""
+        """Change many jobs by `scontrol update`."""
 
     def signal_all(self, job_ids: Iterable[int | str], name: str) -> None:
         """Send a signal ("USR1") to everything that these jobs run, their batch scripts too."""
@@ -34,7 +34,7 @@ class JobClient(Protocol):
 
 
 @dataclass(frozen=True)
-class Done:
+class AppliedOrder:
     """What became of an order: GRES or state before and after, when Slurm was called, what it objected."""
 
     order: LoanOrder
@@ -44,66 +44,70 @@ class Done:
     error: str = ""
 
 
-def carry(
-    orders: Sequence[LoanOrder], sights: Mapping[int, JobView], hands: JobClient, clock: Callable[[], float]
-) -> list[Done]:
-    """Carry the orders out."""
-    done: list[Done] = []
-    names = {order.job: name_of(sights[order.job].row, one=order.kind is Kind.RELEASE) for order in orders}
+def apply_orders(
+    orders: Sequence[LoanOrder], job_views: Mapping[int, JobView], client: JobClient, clock: Callable[[], float]
+) -> list[AppliedOrder]:
+    """Apply the orders; return what became of each."""
+    done: list[AppliedOrder] = []
+    names = {order.job: name_of(job_views[order.job].row, first_only=order.kind is Kind.RELEASE) for order in orders}
 
     def ask(some: Sequence[tuple[LoanOrder, str, str]], call: Callable[[], None]) -> None:
         at = clock()
         errors = _tried(call, [names[order.job] for order, _, _ in some])
-        done.extend(Done(order, before, after, at, errors.get(names[order.job], "")) for order, before, after in some)
+        done.extend(
+            AppliedOrder(order, before, after, at, errors.get(names[order.job], "")) for order, before, after in some
+        )
 
     for signal in dict.fromkeys(order.signal for order in orders if order.kind is Kind.SIGNAL):
-        told = [(o, sights[o.job].row.state, o.signal) for o in orders if o.kind is Kind.SIGNAL and o.signal == signal]
-        listed = [names[order.job] for order, _, _ in told]
-        ask(told, lambda listed=listed, signal=signal: hands.signal_all(listed, signal))  # type: ignore[misc]
-    back = [(order, sights[order.job].row.state, "PENDING") for order in orders if order.kind is Kind.REQUEUE]
+        signalled = [
+            (o, job_views[o.job].row.state, o.signal) for o in orders if o.kind is Kind.SIGNAL and o.signal == signal
+        ]
+        listed = [names[order.job] for order, _, _ in signalled]
+        ask(signalled, lambda listed=listed, signal=signal: client.signal_all(listed, signal))  # type: ignore[misc]
+    back = [(order, job_views[order.job].row.state, "PENDING") for order in orders if order.kind is Kind.REQUEUE]
     if back:
-        ask(back, lambda: hands.requeue_all([names[order.job] for order, _, _ in back]))
+        ask(back, lambda: client.requeue_all([names[order.job] for order, _, _ in back]))
     updates: dict[str, Mapping[str, str]] = {}
     changing: list[tuple[LoanOrder, str, str]] = []
     for order in orders:
         if order.kind in (Kind.RELEASE, Kind.WITHDRAW, Kind.RETYPE, Kind.SHARE):
-            row = sights[order.job].row
+            row = job_views[order.job].row
             fields = _fields(order, row, clock())
             updates[names[order.job]] = fields
             changing.append((order, row.gres, fields["Gres"]))
     if changing:
-        emptying = {names[o.job]: fields for o, _, _ in changing if (fields := emptied(sights[o.job].row.gres))}
-        ask(changing, lambda: _update(hands, emptying, updates))
+        emptying = {names[o.job]: fields for o, _, _ in changing if (fields := emptied(job_views[o.job].row.gres))}
+        ask(changing, lambda: _update(client, emptying, updates))
     return done
 
 
 def _update(
-    hands: JobClient, emptying: Mapping[str, Mapping[str, str]], updates: Mapping[str, Mapping[str, str]]
+    client: JobClient, emptying: Mapping[str, Mapping[str, str]], updates: Mapping[str, Mapping[str, str]]
 ) -> None:
     """Two requests each where Slurm does not forget what a job has asked for, else one."""
     refused: Mapping[str, str] = {}
     if emptying:
         try:
-            hands.update_jobs(emptying)
+            client.update_jobs(emptying)
         except SlurmRefused as refusal:
             refused = refusal.refused
     left = {name: fields for name, fields in updates.items() if name not in refused}
     try:
         if left:
-            hands.update_jobs(left)
+            client.update_jobs(left)
     except SlurmRefused as refusal:
         refused = {**refused, **refusal.refused}
     if refused:
         raise SlurmRefused(refused, len(updates))
 
 
-def name_of(row: JobRow, *, one: bool = False) -> str:
-    """The job as Slurm's commands take it: the id of an array's first task would mean all of them.
+def name_of(row: JobRow, *, first_only: bool = False) -> str:
+    """Return the job as Slurm's commands take it: the id of an array's first task would mean all of them.
 
     Args:
-        one: of array tasks that share the row, the first alone.
+        first_only: of array tasks that share the row, the first alone.
     """
-    task = first_task(row) if one or row.tasks == 1 else None
+    task = first_task(row) if first_only or row.tasks == 1 else None
     return str(row.job_id) if task is None else f"{row.array_job}_{task}"
 
 
@@ -121,7 +125,7 @@ def _fields(order: LoanOrder, row: JobRow, now: float) -> dict[str, str]:
 
 
 def _tried(call: Callable[[], None], names: Iterable[str]) -> Mapping[str, str]:
-    """What Slurm objected to each of these jobs."""
+    """Call, and return what Slurm objected to each of these jobs."""
     try:
         call()
     except SlurmRefused as refusal:

@@ -26,7 +26,7 @@ class NodeAddresses:
     def __init__(
         self, ask: Callable[[], Mapping[str, Iterable[str]]], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`ask` may raise SlurmError, and is called in a thread."""
+        """Set up the cache. `ask` may raise SlurmError, and is called in a thread."""
         self._ask, self._clock = ask, clock
         self._known: Mapping[str, frozenset[str]] = {}
         self._due = 0.0
@@ -34,13 +34,13 @@ class NodeAddresses:
         self._lock = asyncio.Lock()
 
     async def wrong(self, node: str, address: str) -> str:
-        """Why `node` cannot be speaking from `address`, as a sentence; empty where it can."""
+        """Return why `node` cannot be speaking from `address`, as a sentence; empty where it can."""
         place = _plain(address)
         if place in self._known.get(node, ()):
             return ""
         async with self._lock:
             if place not in self._known.get(node, ()) and self._clock() >= self._due:
-                await asyncio.to_thread(self._look)
+                await asyncio.to_thread(self._refresh)
                 self._due = self._clock() + _ANEW_S
         if place in self._known.get(node, ()):
             return ""
@@ -54,7 +54,7 @@ class NodeAddresses:
             "auth = 'token' with a key for each node, or set [node_api] check_addresses = false"
         )
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         try:
             named = self._ask()
         except SlurmError as error:
@@ -71,7 +71,7 @@ class NodeAddresses:
 
 
 def resolved(host: str) -> frozenset[str]:
-    """The addresses of a host name, or of an address itself; none where it has none."""
+    """Return the addresses of a host name, or of an address itself; none where it has none."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -80,7 +80,7 @@ def resolved(host: str) -> frozenset[str]:
 
 
 def is_local(address: str) -> bool:
-    """Whether an address is one of this host's."""
+    """Return whether an address is one of this host's."""
     with contextlib.suppress(ValueError, OSError):
         family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
@@ -90,14 +90,14 @@ def is_local(address: str) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address can be reached from its own host only."""
+    """Return whether an address can be reached from its own host only."""
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(address).is_loopback
     return False
 
 
 def _plain(address: str) -> str:
-    """One spelling for each address; IPv4 as such also where it came through an IPv6 socket."""
+    """Return one spelling for each address; IPv4 as such also where it came through an IPv6 socket."""
     with contextlib.suppress(ValueError):
         parsed = ipaddress.ip_address(address.partition("%")[0])
         mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
@@ -106,7 +106,7 @@ def _plain(address: str) -> str:
 
 
 def controller_hosts(settings: Mapping[str, str]) -> tuple[str, ...]:
-    """The names or addresses of slurmctld's hosts by `scontrol show config`; of `name(address)` the address."""
+    """Return the names or addresses of slurmctld's hosts by `scontrol show config`; of `name(address)` the address."""
     found: dict[str, None] = {}
     for key, value in settings.items():
         if (key.startswith("slurmctldhost") or key == "slurmctldaddr") and value:

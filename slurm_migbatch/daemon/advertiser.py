@@ -51,21 +51,21 @@ class Plans(Protocol):
     """Where plans are published and acknowledged (the daemon's plan board)."""
 
     def current(self, node: str) -> PublishedPlan | None:
-        """The newest plan of `node`; None until one was published."""
+        """Return the newest plan of `node`; None until one was published."""
 
     def publish(self, node: str, gpus: WirePlan, guests: Mapping[int, Place] | None = None) -> int:
         """Make this the plan of `node` and return its version."""
 
     def acked(self, node: str) -> int:
-        """The newest version that `node` has confirmed; 0 if none."""
+        """Return the newest version that `node` has confirmed; 0 if none."""
 
     def wait_acked(self, node: str, version: int, timeout: float) -> bool:
         """Wait until `node` has confirmed `version` or a later one, at most `timeout` seconds."""
 
 
 @dataclass(frozen=True)
-class Change:
-    """A node whose offer was changed: what Slurm is told now, and the plan behind it."""
+class OfferChange:
+    """A node whose offer was changed: the counts that Slurm has now, and the plan behind them."""
 
     node: str
     version: int
@@ -77,7 +77,7 @@ class Change:
 class Advertised:
     """What one call of `advertise` did."""
 
-    changes: list[Change] = field(default_factory=list)
+    changes: list[OfferChange] = field(default_factory=list)
     #: nodes whose new plan is published and not yet acknowledged
     unacknowledged: list[str] = field(default_factory=list)
     #: nodes on which a job started while their offer was being withdrawn; planned again in the next round
@@ -99,8 +99,8 @@ class Advertiser:
 
     def __init__(self, client: SlurmClient, plans: Plans, ack_timeout: float = 0.5) -> None:
         self._client, self._plans, self._ack_timeout = client, plans, ack_timeout
-        #: the counts that each node was last given, and the sum that they have to have
-        self._told: dict[str, dict[str, int]] = {}
+        #: the counts last sent for each node, and the sum that they have to have
+        self._sent: dict[str, dict[str, int]] = {}
         self._totals: dict[str, int] = {}
         #: the layouts behind a plan's version, to compare with
         self._published: dict[str, tuple[int, Mapping[str, Layout]]] = {}
@@ -108,31 +108,31 @@ class Advertiser:
         self._shrunk: dict[str, dict[str, int]] = {}
         self._sharing: Mapping[str, Sharing] = {}
 
-    def recall(self, told: Mapping[str, Mapping[str, int]]) -> None:
+    def recall(self, sent: Mapping[str, Mapping[str, int]]) -> None:
         """Learn the counts that nodes were given before a restart of the service, filler included."""
-        for node, counts in told.items():
-            if node not in self._told:
-                self._told[node] = _nonzero(counts)
+        for node, counts in sent.items():
+            if node not in self._sent:
+                self._sent[node] = _nonzero(counts)
                 self._totals[node] = sum(counts.values())
 
     def settled(self, node: str) -> bool:
-        """Whether the node knows its newest plan (or has none yet)."""
+        """Return whether the node knows its newest plan (or has none yet)."""
         plan = self._plans.current(node)
         return plan is None or self._plans.acked(node) >= plan.version
 
     def total(self, row: NodeRow) -> int:
-        """The constant sum of a node's mig counts, as slurm.conf has it.
+        """Return the constant sum of a node's mig counts, as slurm.conf has it.
 
         What Slurm shows may add up to something else for two reasons: slurm.conf was changed, or a registration brought
-        some types back and left the others as they were told. In the second case the types that differ from what was
-        told are those of slurm.conf, so they alone add up to no more than the known sum.
+        some types back and left the others as they were set. In the second case the types that differ from what was
+        sent are those of slurm.conf, so they alone add up to no more than the known sum.
         """
         seen = _nonzero(row.gres)
         shown = sum(seen.values())
         known = self._totals.get(row.name, shown)
         if shown != known:
-            told = self._told.get(row.name, {})
-            if shown < known or sum(n for kind, n in seen.items() if told.get(kind) != n) > known:
+            sent = self._sent.get(row.name, {})
+            if shown < known or sum(n for kind, n in seen.items() if sent.get(kind) != n) > known:
                 known = shown
         self._totals[row.name] = known
         return known
@@ -162,7 +162,7 @@ class Advertiser:
             return done
         current = rows
         newcomers: dict[str, set[str]] = {}
-        if self._tell(shrink, rows, done, record=False):
+        if self._send(shrink, rows, done, record=False):
             current = {row.name: row for row in self._client.nodes()}
             newcomers = _newcomers(jobs, self._client.jobs())
             done.calls += 2
@@ -184,7 +184,7 @@ class Advertiser:
                 grow[plan.node] = self._wanted(plan, nodes[plan.node], done)
             else:
                 done.unacknowledged.append(plan.node)
-        self._tell(grow, current, done)
+        self._send(grow, current, done)
         return done
 
     def _correct(
@@ -216,7 +216,7 @@ class Advertiser:
                 risky = self._risky(plan, row)
                 kept = {k: min(row.gres.get(k, 0), n) for k, n in wanted.items() if k not in risky}
                 shrink[plan.node] = _filled(kept, nodes[plan.node].total)
-        self._tell(correct, rows, done, reset=True)
+        self._send(correct, rows, done, reset=True)
         return moving, shrink
 
     def _publish(self, plan: NodePlan) -> int:
@@ -240,7 +240,7 @@ class Advertiser:
         return same
 
     def _risky(self, plan: NodePlan, row: NodeRow) -> frozenset[str]:
-        """Types of which a job that starts now might get a slot that the new plan does not have."""
+        """Return types of which a job that starts now might get a slot that the new plan does not have."""
         current = self._plans.current(plan.node)
         if current is None:
             return frozenset(row.gres)  # the node has a plan of an earlier life that nobody here knows
@@ -250,7 +250,7 @@ class Advertiser:
         return risky if kept else risky | {GUEST}
 
     def _wanted(self, plan: NodePlan, node: Node, done: Advertised) -> dict[str, int]:
-        """Counts by GRES type, the filler included, with the registered sum."""
+        """Return counts by GRES type, the filler included, with the registered sum."""
         shared = self._shared(plan.node)
         counts = {p.gres_type: max(node.used.get(p, 0), node.leased[p]) for p in {*node.used, *node.leased}}
         in_use = dict(counts)
@@ -269,7 +269,7 @@ class Advertiser:
             counts[GUEST] = shared.running + max(0, min(shared.waiting, room))
         return _filled(counts, node.total)
 
-    def _tell(
+    def _send(
         self,
         wanted: Mapping[str, dict[str, int]],
         rows: Mapping[str, NodeRow],
@@ -288,13 +288,13 @@ class Advertiser:
         except SlurmError as error:
             done.errors.append(str(error))
             return True
-        told = {name: self._told.get(name) for name in differing}
-        self._told.update(differing)
+        before = {name: self._sent.get(name) for name in differing}
+        self._sent.update(differing)
         if record:
             for name, counts in differing.items():
                 plan = self._plans.current(name)
-                forgotten = reset and told.get(name) != _nonzero(rows[name].gres)
-                done.changes.append(Change(name, plan.version if plan else 0, counts, forgotten))
+                forgotten = reset and before.get(name) != _nonzero(rows[name].gres)
+                done.changes.append(OfferChange(name, plan.version if plan else 0, counts, forgotten))
         return True
 
 
@@ -311,7 +311,7 @@ def _newcomers(before: Iterable[JobRow], after: Iterable[JobRow]) -> dict[str, s
 
 
 def gres_string(counts: Mapping[str, int], row: NodeRow) -> str:
-    """A node's whole Gres= value: what it has beside mig, then the mig types in a fixed order, the filler last."""
+    """Return a node's whole Gres= value: other GRES first, then the mig types in a fixed order, the filler last."""
     kinds = sorted(counts, key=lambda kind: (kind == FILLER, kind))
     listed = [f"{GRES}:{kind}:{counts[kind]}" for kind in kinds if counts[kind]]
     if row.gres.get(LOAN):
@@ -329,7 +329,7 @@ def _filled(counts: Mapping[str, int], total: int) -> dict[str, int]:
 
 
 def _backed(wanted: Mapping[str, int], plan: PublishedPlan, total: int) -> dict[str, int]:
-    """No more of a type than the node's plan has slots of it.
+    """Return counts with no more of a type than the node's plan has slots of it.
 
     Where the plan is not made anew, a lease may be beside it: in truth, or because its end was not heard of yet.
     """
@@ -338,7 +338,7 @@ def _backed(wanted: Mapping[str, int], plan: PublishedPlan, total: int) -> dict[
 
 
 def _nonzero(counts: Mapping[str, int]) -> dict[str, int]:
-    """What there is of each type; `loan` is slurm.conf's, and none of our business."""
+    """Return the nonzero counts by type, without `loan`, which slurm.conf alone sets."""
     return {kind: n for kind, n in counts.items() if n and kind != LOAN}
 
 

@@ -71,7 +71,7 @@ class NodeApi:
     metrics: Metrics
     #: whether everything works, and the state of each part
     health: Callable[[], Mapping[str, Any]]
-    #: called in the event loop with (node, events, told) after they were stored
+    #: called in the event loop with (node, events, complete) after they were stored
     ingested: Callable[[str, Sequence[Mapping[str, Any]], bool], None]
     asking: Asking = Asking(_no_reason, _nobody_waits)
     #: why a node cannot be speaking from an address; empty: it can
@@ -81,8 +81,8 @@ class NodeApi:
     _seldom: Seldom = field(default_factory=lambda: Seldom(log))
 
     def app(self) -> Starlette:
-        """The ASGI application."""
-        gate = Gate(self.signer, self.limits, self._pool, self._believed, self._seldom, _ADVICE)
+        """Return the ASGI application."""
+        gate = Gate(self.signer, self.limits, self._pool, self._authorise, self._seldom, _ADVICE)
         count = self.metrics.counter(
             "migbatch_node_requests_total", "Requests of nodes by path and status.", "path", "status"
         )
@@ -105,8 +105,8 @@ class NodeApi:
         """End the thread that checks credentials."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _believed(self, caller: Caller) -> str:
-        """Whether a node may speak from where it does: what its requests are counted under."""
+    async def _authorise(self, caller: Caller) -> str:
+        """Return the name to count a node's requests by; refuse one that cannot speak from its address."""
         wrong = await self.address(caller.node, caller.address)
         if wrong:
             raise Refused(403, wrong)
@@ -165,7 +165,7 @@ class NodeApi:
 
 
 def _uid(request: Request) -> int:
-    """Who asks, by the kernel's word; jobs and their reservations are not for the whole network."""
+    """Return the caller's uid as the kernel knows it; jobs and reservations are not shown to the whole network."""
     uid = getattr(request.state, "uid", None)
     if not isinstance(uid, int):
         raise Refused(403, "ask on the controller host, through migbatchd's unix socket")

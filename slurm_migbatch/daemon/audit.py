@@ -41,7 +41,7 @@ class Excess:
 
 
 def audit(facts: Mapping[str, NodeFacts], jobs: Iterable[JobRow]) -> list[Excess]:
-    """Jobs that are active in Slurm and hold more than their allocation.
+    """Return jobs that are active in Slurm and hold more than their allocation.
 
     Jobs that Slurm no longer lists are none: their Epilog has not been heard of yet. Of a job whose row cannot be read
     nobody knows what it was allocated. A guest may hold one slice of any profile: that of its host.
@@ -76,15 +76,15 @@ class Orphan:
 
 
 def orphans(held: Iterable[tuple[str, int, int]], jobs: Iterable[JobRow]) -> set[Orphan]:
-    """Runs that hold slices (node, job, restart count) where no active job of Slurm's has a node of that name.
+    """Return runs that hold slices (node, job, restart count) where Slurm has no active job on a node of that name.
 
     Each run is one for a moment at its end, until its node has told of it. The restart count of a job in COMPLETING is
     the next run's already. A job whose row cannot be read may be anywhere.
     """
-    there: dict[int, JobRow] = {row.job_id: row for row in jobs if row.active or row.unread}
+    listed: dict[int, JobRow] = {row.job_id: row for row in jobs if row.active or row.unread}
     found = set()
     for node, job, restart in held:
-        row = there.get(job)
+        row = listed.get(job)
         later = row is not None and row.state != "COMPLETING" and row.restarts > restart
         if row is None or later or (row.nodes and node not in row.nodes):
             found.add(Orphan(node, job, restart))
@@ -98,7 +98,7 @@ class Auditor:
         self._suspects: Counter[tuple[int, str]] = Counter()
 
     def check(self, facts: Mapping[str, NodeFacts], jobs: Iterable[JobRow]) -> list[Excess]:
-        """Jobs that `CERTAIN` looks in a row showed to hold too much; each is returned once for as long as it lasts."""
+        """Return jobs whose rows showed `CERTAIN` times that they hold too much, each once for as long as it lasts."""
         found = {(excess.job, excess.node): excess for excess in audit(facts, jobs)}
         for key in [key for key in self._suspects if key not in found]:
             del self._suspects[key]

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def build(inventory: Inventory, nodes: Iterable[NodeRow], config: Config) -> SiteCatalog:
-    """The catalog of the partitions that have MIG GPUs (of those named in the configuration, if any are)."""
+    """Build the catalog of the partitions that have MIG GPUs (of those named in the configuration, if any are)."""
     names: dict[Geometry, str] = {}
     kinds: dict[str, GpuKind] = {}
     members: dict[str, dict[str, GpuKind]] = {}
@@ -46,7 +46,7 @@ def build(inventory: Inventory, nodes: Iterable[NodeRow], config: Config) -> Sit
 
 
 def geometry_of(gpu: Mapping[str, Any]) -> Geometry | None:
-    """The geometry in a GPU's inventory entry; None where MIG is off or the node runs another release."""
+    """Return the geometry of a GPU's inventory entry; None where MIG is off or the node runs another release."""
     if not gpu.get("mig") or not isinstance(gpu.get("geometry"), Mapping):
         return None
     try:
@@ -80,7 +80,7 @@ def _kind(name: str, geometry: Geometry, site: GpuConfig) -> GpuKind:
 
 
 def _free(name: str, taken: Mapping[str, object]) -> str:
-    """`name`, numbered where GPUs of one name differ in geometry (other driver versions)."""
+    """Return `name`, numbered where GPUs of one name differ in geometry (other driver versions)."""
     number, candidate = 2, name
     while candidate in taken:
         candidate, number = f"{name}-v{number}", number + 1

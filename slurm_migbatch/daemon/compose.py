@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def compose(config: Config) -> Service:
-    """The service for `config`.
+    """Make the service for `config`.
 
     Raises:
         AuthError: the means of authentication is missing or not safe.
@@ -35,7 +35,7 @@ def compose(config: Config) -> Service:
 
 
 def client_of(cluster: ClusterConfig) -> HistoryClient:
-    """Who looks at Slurm. Where pyslurm cannot, its commands do, which shows the same and is no reason not to serve."""
+    """Make the client of Slurm: pyslurm where it works here, else Slurm's commands, which show the same."""
     if cluster.backend != "cli":
         client = PyslurmHistoryClient(cluster.slurm_bin or None, cluster.slurm_conf or None, cluster.timeout_s)
         why = client.probe()
@@ -58,7 +58,7 @@ def _check_store(url: str) -> None:
 
 
 def signer_of(config: Config) -> Signer:
-    """Who proves to nodes that it is the controller, and believes root's and SlurmUser's messages."""
+    """Make the signer, which proves to nodes that it is the controller and accepts messages of root and SlurmUser."""
     api = config.node_api
     uids = slurm_uids(config)
     try:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from slurm_migbatch.daemon.actuator import JobClient, carry
+from slurm_migbatch.daemon.actuator import JobClient, apply_orders
 from slurm_migbatch.daemon.advertiser import Advertised, Advertiser
 from slurm_migbatch.daemon.dryrun import DryRun
 from slurm_migbatch.daemon.observer import Observer
@@ -43,10 +43,10 @@ class Clock(Protocol):
         """Unix seconds."""
 
     def monotonic(self) -> float:
-        """Seconds that never jump."""
+        """Return seconds that never jump."""
 
 
-class Slurm(SlurmClient, JobClient, Protocol):
+class RoundClient(SlurmClient, JobClient, Protocol):
     """Slurm, as far as a round looks at it and changes it."""
 
 
@@ -61,7 +61,7 @@ class Record(Protocol):
         """Keep what `node` offers from now on."""
 
     def save(self, loans: Rows, actions: Rows) -> bool:
-        """Write loans and actions; tells whether they are written. Waits, but not for long."""
+        """Write loans and actions; return whether they are written. Waits, but not for long."""
 
     def post(self, loans: Rows, actions: Rows) -> None:
         """Write loans and actions when it can be done."""
@@ -192,7 +192,7 @@ class Controller:
     def __init__(
         self,
         settings: Settings,
-        slurm: Slurm,
+        slurm: RoundClient,
         observer: Observer,
         advertiser: Advertiser,
         record: Record,
@@ -240,7 +240,7 @@ class Controller:
         self.recorder.round(snapshot, decision, outcomes)
         self._record_settled(decision, settled, lent)
         self._unanswered = decision.questions
-        touched = any(one.applied for one in dispatched) or any(one.applied for one in lent)
+        touched = any(outcome.applied for outcome in dispatched) or any(outcome.applied for outcome in lent)
         seconds = {
             "observe": observed - begun,
             "plan": decided - observed - sum(stages.values()),
@@ -345,7 +345,7 @@ class Controller:
         return outcomes
 
     def _apply_lending(self, decided: LendingDecision | None) -> tuple[list[OrderOutcome], Sequence[Loan]]:
-        """What became of the orders, and the loans that could not be recorded."""
+        """Apply the orders; return what became of them, and the loans that could not be recorded."""
         if decided is None:
             return [], ()
         orders: Sequence[LoanOrder] = decided.orders
@@ -364,7 +364,7 @@ class Controller:
                 if order.kind in GIVING:
                     outcomes.append(OrderOutcome(order, "", "", now, "it could not be recorded", applied=False))
             orders = [order for order in orders if order.kind not in GIVING]
-        for done in carry(orders, decided.sights, self._slurm, self._clock.time) if orders else ():
+        for done in apply_orders(orders, decided.sights, self._slurm, self._clock.time) if orders else ():
             outcomes.append(OrderOutcome(done.order, done.before, done.after, done.at, done.error))
         return outcomes, unsaved
 
@@ -389,7 +389,7 @@ class Controller:
         if rows:
             self._record.post((), rows)
 
-    # -- what is told ----------------------------------------------------------------------------------------------
+    # -- reports --------------------------------------------------------------------------------------------------
 
     def _report(
         self,
@@ -431,7 +431,7 @@ class Controller:
         return why_not_started(job, self._jobs.get(job), decided, now)
 
     def waiting_for_loans(self) -> dict[int, str]:
-        """Every elastic training job that waits, and why."""
+        """Return every elastic training job that waits, and why."""
         memory, now = self.memory.lending, self._clock.time()
         found = {job: why_not_lent(job, memory, now) for job in list(memory.sights)}
         return {job: why for job, why in found.items() if why is not None}

@@ -1,4 +1,4 @@
-"""Tell what would be done, each once for as long as it stays the same."""
+"""Log and record what would be done, once for as long as it stays the same."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from slurm_migbatch.daemon.actuator import carry
+from slurm_migbatch.daemon.actuator import apply_orders
 from slurm_migbatch.decide.dispatch import stage as dispatching
 from slurm_migbatch.decide.dispatch.arrays import Throttle
 from slurm_migbatch.decide.dispatch.retype import Retype
@@ -18,29 +18,29 @@ from slurm_migbatch.decide.lending.stage import OrderOutcome
 log = logging.getLogger(__name__)
 
 _AGAIN_S: Final = 3600.0
-"""After so long an order is told once more."""
+"""Seconds after which an unchanged order is logged again."""
 
 
 class DryRun:
-    """Remembers what was told; gives the rows for the record."""
+    """Remembers what was logged; makes the rows for the record."""
 
     def __init__(self) -> None:
         self._orders: dict[tuple[int, Kind], tuple[str, float]] = {}
         self._changes: dict[str, str] = {}
 
     def recall(self, actions: Iterable[Mapping[str, Any]]) -> None:
-        """Learn from the record what was told before a restart."""
+        """Learn from the record what was logged before a restart."""
         kinds = {kind.value for kind in Kind}
         for row in actions:
             if row["dry_run"] and row["kind"] in kinds:  # dispatch keeps its own there too
                 self._orders[row["job_id"], Kind(row["kind"])] = row["after"] or "", row["ts"]
 
     def orders(
-        self, orders: Sequence[LoanOrder], sights: Mapping[int, JobView], clock: Callable[[], float]
+        self, orders: Sequence[LoanOrder], job_views: Mapping[int, JobView], clock: Callable[[], float]
     ) -> list[dict[str, Any]]:
-        """Return rows of orders on training jobs that were not told yet."""
+        """Return rows of orders on training jobs that were not logged yet."""
         now, rows = clock(), []
-        for done in carry(orders, sights, _NoHands(), clock):
+        for done in apply_orders(orders, job_views, _NoClient(), clock):
             key, order = (done.order.job, done.order.kind), done.order
             before = self._orders.get(key)
             if before is None or before[0] != done.after or now - before[1] >= _AGAIN_S:
@@ -48,27 +48,27 @@ class DryRun:
                 outcome = OrderOutcome(order, done.before, done.after, done.at)
                 rows.append(loans.action_row(outcome, dry_run=True))
                 log.info("dry run: would %s", order.kind.value, extra={"job": order.job, "why": order.why})
-        for key in [key for key in self._orders if key[0] not in sights]:
+        for key in [key for key in self._orders if key[0] not in job_views]:
             del self._orders[key]
         return rows
 
     def changes(self, changes: Iterable[Retype | Throttle], now: float) -> list[dict[str, Any]]:
-        """Return rows of changes of waiting jobs that were not told yet."""
-        said: dict[str, str] = {}
+        """Return rows of changes of waiting jobs that were not logged yet."""
+        current: dict[str, str] = {}
         rows = []
         for change in changes:
             row = dispatching.action_row(change, now, dry_run=True)
             tasks = change.tasks if isinstance(change, Retype) else ()
             name = f"{row['job_id']} {tasks} {row['kind']}"
-            said[name] = str(row["after"])
-            if self._changes.get(name) != said[name]:
+            current[name] = str(row["after"])
+            if self._changes.get(name) != current[name]:
                 rows.append(row)
                 log.info("dry run: would %s", row["kind"], extra={"job": row["job_id"], "why": change.why})
-        self._changes = said
+        self._changes = current
         return rows
 
 
-class _NoHands:
+class _NoClient:
     """Hands that do nothing: a dry run goes the same way as a real one up to them."""
 
     def update_jobs(self, updates: Mapping[str, Mapping[str, str]]) -> None:

@@ -29,10 +29,10 @@ class Standing(NamedTuple):
 
 
 class HistoryClient(CliClient):
-    """CliClient that also tells how jobs ended, and what else only the service asks."""
+    """CliClient that also shows how jobs ended, and what else only the service asks."""
 
     def settings(self) -> dict[str, str]:
-        """slurmctld's configuration, keys in lower case, empty where it says (null); one scontrol call.
+        """Return slurmctld's configuration, keys in lower case, empty where it says (null); one scontrol call.
 
         Raises:
             SlurmError: scontrol failed.
@@ -44,7 +44,7 @@ class HistoryClient(CliClient):
         return found
 
     def node_addresses(self) -> dict[str, frozenset[str]]:
-        """The names or addresses by which Slurm knows each node's host (NodeAddr, NodeHostname); one sinfo call.
+        """Return the names or addresses of each node's host (NodeAddr, NodeHostname); one sinfo call.
 
         Raises:
             SlurmError: sinfo failed.
@@ -57,7 +57,7 @@ class HistoryClient(CliClient):
         return found
 
     def standing(self, user: str) -> Standing:
-        """What slurmdbd says of a user; one sacctmgr call, to be made only where there is a slurmdbd.
+        """Return what slurmdbd says of a user; one sacctmgr call, to be made only where there is a slurmdbd.
 
         Raises:
             SlurmError: sacctmgr failed.
@@ -74,7 +74,7 @@ class HistoryClient(CliClient):
         return Standing()
 
     def ended(self, job_ids: Iterable[int]) -> list[dict[str, Any]]:
-        """Rows for `Store.upsert_jobs` about those of `job_ids` that slurmctld still remembers; one squeue call.
+        """Return rows for `Store.upsert_jobs` about those of `job_ids` that slurmctld still remembers; one squeue call.
 
         Raises:
             SlurmError: squeue failed.

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 def known_models(config: Config) -> list[ModelFacts]:
-    """Facts of the built-in models and of the site's own."""
+    """Return facts of the built-in models and of the site's own."""
     keys = [field.name for field in fields(ModelFacts) if field.name != "name"]
     own = [
         # requests are matched without the organisation in front (predict.selection.canonical)
@@ -50,12 +50,12 @@ def known_models(config: Config) -> list[ModelFacts]:
 
 
 def models_of(config: Config) -> ModelDirectory:
-    """Where learned models lie, and whose files are believed there."""
+    """Return the directory of learned models, and whose files are trusted there."""
     return ModelDirectory(Path(config.learning.models), slurm_uids(config))
 
 
 def chooser_of(config: Config) -> Chooser:
-    """The chooser over the built-in models and the site's own, with what was learned last.
+    """Return the chooser over the built-in models and the site's own, with what was learned last.
 
     What is wrong with the files of learned models is logged; older ones do then, or the physical prior.
     """
@@ -69,7 +69,7 @@ def chooser_of(config: Config) -> Chooser:
 
 
 def policy_of(config: Config) -> SubmitPolicy:
-    """The site's choices for the rewrite; root and SlurmUser may do as they like."""
+    """Return the site's choices for the rewrite; root and SlurmUser may do as they like."""
     return SubmitPolicy(trusted_uids=slurm_uids(config), hints_in_extra=config.submit.allow_extra)
 
 
@@ -100,7 +100,7 @@ class SitePredictions:
         return str(self._changes)
 
     def training_speeds(self, hints: LoanHints, partition: str) -> dict[Profile, float]:
-        """Speeds of a training job relative to the whole GPU, on each slice that is predicted to hold it.
+        """Return speeds of a training job relative to the whole GPU, on each slice that is predicted to hold it.
 
         Nothing where its model is not known.
         """
@@ -130,7 +130,7 @@ class SitePredictions:
         return {profile: rate / whole for profile, rate in rates.items()} if whole > 0 else {}
 
     def candidates(self, hints: Hints, partition: str) -> tuple[Profile, Sequence[Candidate]] | None:
-        """The profile that a job with these hints would be given now, and all that were weighed.
+        """Return the profile that a job with these hints would be given now, and all that were considered.
 
         None where it would be refused.
         """
@@ -148,7 +148,7 @@ class SitePredictions:
         return choice.offer.profile, listed
 
     def rates(self, hints: Hints, partition: str) -> dict[Profile, float]:
-        """Items a second that can be counted on of one slice of each profile; nothing where the model is not known."""
+        """Return items a second to count on with one slice of each profile; nothing where the model is not known."""
         place = self._view(partition)
         try:
             bucket = self._chooser.bucket(hints)
@@ -169,7 +169,7 @@ class SitePredictions:
 
 
 class SiteFacts(SitePredictions):
-    """The present catalog. `inventory` and `snapshot` are told what is new; `changed` is called with a new catalog."""
+    """The present catalog. `inventory` and `snapshot` take in what is new; `changed` is called with a new catalog."""
 
     def __init__(self, config: Config, chooser: Chooser, changed: Callable[[SiteCatalog], None]) -> None:
         super().__init__(chooser, SiteCatalog())
@@ -201,12 +201,12 @@ class SiteFacts(SitePredictions):
         self._changes += 1
 
     def inventory(self, inventory: Inventory) -> None:
-        """The nodes' GPUs changed."""
+        """Take in that the nodes' GPUs changed."""
         self._inventory = inventory
         self._build()
 
     def snapshot(self, snapshot: SlurmView) -> None:
-        """Slurm was looked at; partitions of nodes may have changed."""
+        """Take in a new view of Slurm; partitions of nodes may have changed."""
         partitions = {row.name: row.partitions for row in snapshot.nodes}
         known, self._partitions, self._snapshot = self._partitions, partitions, snapshot
         if partitions != known:

@@ -168,7 +168,7 @@ class _Segments:
         self._zip = zlib.compressobj(wbits=31)
         #: whether the segment has its size or age, and another should begin; taken back by who sees to that
         self.full = False
-        self._told = False
+        self._announced = False
 
     @property
     def open(self) -> bool:
@@ -181,7 +181,7 @@ class _Segments:
         self._file, self._path = _created(self._directory, now)
         self._zip = zlib.compressobj(wbits=31)
         self._begun = self._flushed = self._latest = now
-        self._written, self._told = 0, False
+        self._written, self._announced = 0, False
 
     def write(self, entry: Any, now: float) -> None:
         """Append an entry; raises OSError where that is not possible."""
@@ -194,8 +194,8 @@ class _Segments:
         self._latest = now
         self._make_room(now)
         large = self._written >= self._size / _SEGMENTS
-        if not self._told and (large or not 0 <= now - self._begun < self._seconds / _SEGMENTS):
-            self._told = self.full = True
+        if not self._announced and (large or not 0 <= now - self._begun < self._seconds / _SEGMENTS):
+            self._announced = self.full = True
 
     def close(self) -> None:
         """End the segment; what was compressed and not written yet takes room as well."""
@@ -255,7 +255,7 @@ def segments(directory: Path) -> list[Path]:
 
 
 def _begun(path: Path) -> float:
-    """When a segment began, by its file's name; 0 for a file of another name."""
+    """Return when a segment began, by its file's name; 0 for a file of another name."""
     try:
         moment = datetime.strptime(path.name[: -len(SUFFIX)], _STAMP)
     except ValueError:

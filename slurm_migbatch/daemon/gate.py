@@ -36,7 +36,7 @@ from slurm_migbatch.node.auth import (
 )
 
 #: requests of one caller that are worked on at once; a node needs two
-REQUESTS_EACH = 8
+REQUESTS_PER_CALLER = 8
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -62,7 +62,7 @@ class Connection(Protocol):
     """The connection that a request came by."""
 
     def believe(self) -> None:
-        """Its caller has proved who he is."""
+        """Note that the caller has proved who he is."""
 
     def when_closed(self, then: Callable[[], None]) -> None:
         """Call `then` once it is closed."""
@@ -82,7 +82,7 @@ Endpoint = Callable[[Caller, bytes], Awaitable[Response]]
 
 
 @dataclass
-class _Said:
+class _Headers:
     """What the headers of a request say; `proved`: by a credential."""
 
     node: str
@@ -100,7 +100,7 @@ class Gate:
         signer: Signer,
         limits: ApiLimits,
         pool: ThreadPoolExecutor,
-        believed: Callable[[Caller], Awaitable[str]],
+        authorise: Callable[[Caller], Awaitable[str]],
         seldom: Seldom,
         advice: tuple[str, str],
     ) -> None:
@@ -110,19 +110,19 @@ class Gate:
             signer: checks credentials, and signs answers.
             limits: how much may be asked for.
             pool: where credentials are checked and made.
-            believed: whether a caller whose credential verified may go on, and under which name his requests are
-                counted; raises Refused.
+            authorise: returns the name under which the requests of a caller with a verified credential are counted;
+                raises Refused.
             seldom: where refusals are logged.
             advice: what is logged of a refusal, and what to do about it.
         """
-        self._signer, self._limits, self._pool, self._may, self._seldom = signer, limits, pool, believed, seldom
+        self._signer, self._limits, self._pool, self._may, self._seldom = signer, limits, pool, authorise, seldom
         self._advice = advice
         self._working: Counter[str] = Counter()
 
     def guard(
         self, endpoint: Endpoint, answered: Callable[[str, int], None] = lambda path, status: None
     ) -> Callable[[Request], Awaitable[Response]]:
-        """The endpoint behind the gate; `answered` is called with path and status of each answer."""
+        """Return the endpoint behind the gate; `answered` is called with path and status of each answer."""
 
         async def handler(request: Request) -> Response:
             response = await self._handle(request, endpoint)
@@ -132,13 +132,13 @@ class Gate:
         return handler
 
     async def _handle(self, request: Request, endpoint: Endpoint) -> Response:
-        said: _Said | None = None
+        headers: _Headers | None = None
         try:
-            said = self._said(request)
-            caller, name = await self._believed(request, said)
-            said.proved = True
-            with self._one_more(name):
-                body = await self._body(request, said)
+            headers = self._headers(request)
+            caller, name = await self._authenticate(request, headers)
+            headers.proved = True
+            with self._request_slot(name):
+                body = await self._body(request, headers)
                 response = await endpoint(caller, body)
         except MessageError as error:
             response = as_json({"error": str(error)}, 400)
@@ -151,28 +151,28 @@ class Gate:
         except ClientDisconnect:
             return Response(status_code=400)  # nobody is there to read it
         if response.status_code != 200:
-            self._say(request, said, response)
-        if said is not None and said.proved:
+            self._log_refusal(request, headers, response)
+        if headers is not None and headers.proved:
             with contextlib.suppress(AuthError):
-                signed = response_payload(said.credential, bytes(response.body))
-                signature = await self._in_pool(self._signer.sign, signed, said.node)
+                signed = response_payload(headers.credential, bytes(response.body))
+                signature = await self._in_pool(self._signer.sign, signed, headers.node)
                 response.headers[SIGNATURE_HEADER] = signature
         return response
 
-    async def _believed(self, request: Request, said: _Said) -> tuple[Caller, str]:
-        payload = request_payload(request.method, request.url.path, said.node, said.digest)
+    async def _authenticate(self, request: Request, headers: _Headers) -> tuple[Caller, str]:
+        payload = request_payload(request.method, request.url.path, headers.node, headers.digest)
         try:
-            identity = await self._in_pool(self._signer.verify, said.credential, payload, said.node)
+            identity = await self._in_pool(self._signer.verify, headers.credential, payload, headers.node)
         except AuthError as error:
             raise Refused(401, str(error)) from None
         link = getattr(request.state, "link", None)
-        caller = Caller(said.node, request.client.host if request.client else "", identity.uid, link)
+        caller = Caller(headers.node, request.client.host if request.client else "", identity.uid, link)
         name = await self._may(caller)
         if link is not None:
             link.believe()
         return caller, name
 
-    def _said(self, request: Request) -> _Said:
+    def _headers(self, request: Request) -> _Headers:
         scheme, _, rest = request.headers.get("authorization", "").partition(" ")
         credential = rest.partition(" ")[2].strip()
         if scheme != SCHEME or not credential:
@@ -188,21 +188,21 @@ class Gate:
             raise Refused(411, "a message says how long it is (Content-Length)")
         if int(length) > self._limits.body_bytes:
             raise Refused(413, f"the body is larger than {self._limits.body_bytes} bytes")
-        return _Said(node, credential, digest, int(length))
+        return _Headers(node, credential, digest, int(length))
 
-    async def _body(self, request: Request, said: _Said) -> bytes:
+    async def _body(self, request: Request, headers: _Headers) -> bytes:
         try:
-            body = await asyncio.wait_for(_read(request, said.length), self._limits.body_s)
+            body = await asyncio.wait_for(_read(request, headers.length), self._limits.body_s)
         except asyncio.TimeoutError:
             raise Refused(408, f"the body did not arrive within {self._limits.body_s:g} s") from None
-        if not hmac.compare_digest(digest_of(body), said.digest):
+        if not hmac.compare_digest(digest_of(body), headers.digest):
             raise Refused(401, "the body is not the one that was signed")
         return body
 
     @contextlib.contextmanager
-    def _one_more(self, name: str) -> Iterator[None]:
-        if self._working[name] >= REQUESTS_EACH:
-            raise Refused(429, f"{REQUESTS_EACH} requests of {name} are being worked on already", 5)
+    def _request_slot(self, name: str) -> Iterator[None]:
+        if self._working[name] >= REQUESTS_PER_CALLER:
+            raise Refused(429, f"{REQUESTS_PER_CALLER} requests of {name} are being worked on already", 5)
         self._working[name] += 1
         try:
             yield
@@ -214,9 +214,9 @@ class Gate:
     async def _in_pool(self, work: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
 
-    def _say(self, request: Request, said: _Said | None, response: Response) -> None:
+    def _log_refusal(self, request: Request, headers: _Headers | None, response: Response) -> None:
         address = request.client.host if request.client else "?"
-        who = f"{said.node} ({address})" if said is not None and said.proved else address
+        who = f"{headers.node} ({address})" if headers is not None and headers.proved else address
         self._seldom.warning(
             address,
             f"{self._advice[0]}: {request.url.path} from {who}: {response.status_code} "
@@ -234,5 +234,5 @@ async def _read(request: Request, length: int) -> bytes:
 
 
 def as_json(value: Any, status: int = 200) -> Response:
-    """An answer in JSON."""
+    """Make an answer in JSON."""
     return Response(json.dumps(value, separators=(",", ":")), status, media_type="application/json")

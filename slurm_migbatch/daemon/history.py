@@ -27,7 +27,7 @@ class Learnable(NamedTuple):
 
 
 class HistoryStore(Store):
-    """`Store` that takes decisions in batches and tells how idle instances, zombies and faults came about."""
+    """`Store` that takes decisions in batches and reads back how idle instances, zombies and faults came about."""
 
     def __enter__(self) -> HistoryStore:
         return self
@@ -42,7 +42,7 @@ class HistoryStore(Store):
         self._write(work)
 
     def learnable(self) -> Learnable:
-        """How far the record goes."""
+        """Return how far the record goes."""
         with self.reading() as connection:
             lesson = connection.scalar(select(func.max(Run.lesson)))
             imported = connection.scalar(select(func.max(MeasuredPoint.imported)))
@@ -56,7 +56,7 @@ class HistoryStore(Store):
             return [Measurement(*row) for row in connection.execute(statement)]
 
     def instance_events(self) -> dict[str, list[dict[str, Any]]]:
-        """Events about instances by node, in their order, since the node last booted or told its whole state.
+        """Return events about instances by node, in order, since the node last booted or sent its whole state.
 
         Of a `state` only what it says of instances; who holds them is to be asked of `leases`.
         """
@@ -79,28 +79,28 @@ class HistoryStore(Store):
         found: dict[str, list[dict[str, Any]]] = {}
         for _, node, kind, payload in sorted(rows, key=lambda row: row.id):
             if isinstance(payload, dict):
-                told = {key: value for key, value in payload.items() if key not in ("gpus", "runs")}
-                found.setdefault(node, []).append({**told, "kind": kind})
+                facts = {key: value for key, value in payload.items() if key not in ("gpus", "runs")}
+                found.setdefault(node, []).append({**facts, "kind": kind})
         return found
 
     def last_seen(self) -> dict[str, float]:
-        """When each node was last heard (unix seconds)."""
+        """Return when each node was last heard (unix seconds)."""
         with self.reading() as connection:
             return {row.node: row.seen for row in connection.execute(select(Node.node, Node.seen))}
 
     def array_runs(self, arrays: Collection[int]) -> dict[int, list[TaskRun]]:
-        """How the tasks of these arrays went that have started."""
+        """Return how the tasks of these arrays went that have started."""
         with self.reading() as connection:
             return array_runs(connection, arrays)
 
     def past_work(self, since: float) -> list[PastRuns]:
-        """What slices were used for since that moment (unix seconds), loans left out."""
+        """Return what slices were used for since that moment (unix seconds), loans left out."""
         with self.reading() as connection:
             return past_work(connection, since)
 
 
 def open_history(url: str, *, readonly: bool = False) -> HistoryStore:
-    """`open_store`, and its questions.
+    """Open the store as `open_store` does, as a HistoryStore.
 
     Raises:
         StoreError: see `open_store`.

@@ -27,8 +27,8 @@ class InventoryKeeper:
         self.listeners: list[Callable[[Inventory], None]] = []
         self._fault = FaultReporter("cannot read the inventory", "see the message about the database", log)
 
-    def look_again(self) -> None:
-        """The inventory may have changed."""
+    def refresh(self) -> None:
+        """Ask for the inventory to be read again; it may have changed."""
         self._asked.set()
 
     async def run(self) -> None:

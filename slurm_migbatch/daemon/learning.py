@@ -30,7 +30,7 @@ from slurm_migbatch.predict.statefile import Index
 
 log = logging.getLogger(__name__)
 
-_LOOK_S: Final = 1.0
+_CHECK_S: Final = 1.0
 _MOST_SHOWN: Final = 50
 """Models whose drift is a metric: those furthest off."""
 _ENOUGH: Final = 5
@@ -43,7 +43,7 @@ class RefitFailed(RuntimeError):
 
 
 class Learning:
-    """Refits in the background, and tells `changed` of each new current version."""
+    """Refits in the background, and calls `changed` with each new current version."""
 
     def __init__(self, config: Config, writer: StoreWriter, metrics: Metrics, changed: Callable[[int], None]) -> None:
         self._config, self._writer, self._changed = config, writer, changed
@@ -82,7 +82,7 @@ class Learning:
         """Look for ever."""
         wait = 0.0
         while True:
-            self._look_at_index()
+            self._check_index()
             if self._config.learning.enabled and time.monotonic() >= self._asked + wait:
                 try:
                     await self._learn()
@@ -93,10 +93,10 @@ class Learning:
                     self._fault.succeeded()
                     wait = self._config.learning.every_s
                 self._asked = time.monotonic()
-                self._look_at_index()
-            await asyncio.sleep(min(_LOOK_S, self._config.learning.every_s))
+                self._check_index()
+            await asyncio.sleep(min(_CHECK_S, self._config.learning.every_s))
 
-    def _look_at_index(self) -> None:
+    def _check_index(self) -> None:
         index = self._index()
         if index is None or index.current == self._current:
             return
@@ -122,24 +122,26 @@ class Learning:
         found = await self._refit()
         self._done = done
         self._watch = found["watch"]
-        self._tell_kept()
+        self._report_coverage()
         result = found["refit"]
         if result is None:
             return
         self._refits.labels(result["outcome"]).inc()
-        told = {name: result[name] for name in ("reason", "runs", "measured", "seconds", "version") if name in result}
+        fields = {name: result[name] for name in ("reason", "runs", "measured", "seconds", "version") if name in result}
         if result["outcome"] == "taken":
-            log.info("the predictor has learned", extra=told)
+            log.info("the predictor has learned", extra=fields)
         else:
-            log.warning("no new predictor: %s", result["why"], extra=told)
+            log.warning("no new predictor: %s", result["why"], extra=fields)
 
-    def _tell_kept(self) -> None:
-        broken = {name: each for name, each in self._watch["kept"].items() if each["broken"]}
+    def _report_coverage(self) -> None:
+        broken = {name: coverage for name, coverage in self._watch["kept"].items() if coverage["broken"]}
         if not broken:
             self._broken.succeeded()
             return
         promised = f"{self._config.learning.confidence:.0%}"
-        parts = (f"{name}: {each['share']:.0%} of {each['runs']} runs" for name, each in sorted(broken.items()))
+        parts = (
+            f"{name}: {coverage['share']:.0%} of {coverage['runs']} runs" for name, coverage in sorted(broken.items())
+        )
         self._broken.failed(f"{', '.join(parts)}, promised are {promised} (version {self._watch['version']})")
 
     async def _refit(self) -> dict[str, Any]:
@@ -172,17 +174,17 @@ class Learning:
         return {(): float(self._current or 0)}
 
     def _shares(self) -> Mapping[Labels, float]:
-        return {(name,): float(each["share"]) for name, each in self._watch.get("kept", {}).items()}
+        return {(name,): float(coverage["share"]) for name, coverage in self._watch.get("kept", {}).items()}
 
     def _runs(self) -> Mapping[Labels, float]:
-        return {(name,): float(each["runs"]) for name, each in self._watch.get("kept", {}).items()}
+        return {(name,): float(coverage["runs"]) for name, coverage in self._watch.get("kept", {}).items()}
 
     def _drift(self) -> Mapping[Labels, float]:
         found = [
-            (float(each["ratio"]), (figure, name))
+            (float(drift["ratio"]), (figure, name))
             for name, figures in self._watch.get("models", {}).items()
-            for figure, each in figures.items()
-            if each["runs"] >= _ENOUGH
+            for figure, drift in figures.items()
+            if drift["runs"] >= _ENOUGH
         ]
         found.sort(key=lambda pair: -max(pair[0], 1.0 / max(pair[0], 1e-9)))
         return {labels: ratio for ratio, labels in found[:_MOST_SHOWN]}

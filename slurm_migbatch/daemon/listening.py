@@ -29,7 +29,7 @@ class Listening:
     def __init__(
         self, api: ApiServer, listen: str, settings: Callable[[], Mapping[str, str]], whom: str, section: str
     ) -> None:
-        """`listen`: the configured address, or ""; `settings` are slurmctld's, and may raise SlurmError."""
+        """Set up. `listen`: the configured address, or ""; `settings` are slurmctld's, and may raise SlurmError."""
         self._api, self._configured, self._settings = api, listen, settings
         self.whom, self._section = whom, section
 

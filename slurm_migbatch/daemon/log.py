@@ -24,7 +24,7 @@ class LineFormatter(logging.Formatter):
         self._journal = journal
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line; a traceback follows as an escaped `trace` value."""
+        """Return the record as one line; a traceback follows as an escaped `trace` value."""
         message = _one_line(record.getMessage())
         fields = {k: v for k, v in vars(record).items() if k not in _KNOWN}
         if record.exc_info:
@@ -43,7 +43,7 @@ def _value(value: object) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Whatever a terminal or the journal would act on, escaped; job names and comments come from users."""
+    """Escape whatever a terminal or the journal would act on; job names and comments come from users."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
@@ -114,7 +114,7 @@ class FaultReporter:
 class Seldom:
     """Warnings that anybody may cause from outside: a few for each source and minute, so that no log is filled.
 
-    A source is heard `each` times in `every_s` seconds, and all of them together `most` times. The next line that is
+    Each source may write `per_source` lines in `every_s` seconds, all of them together `most`. The next line that is
     written says how many were not.
     """
 
@@ -122,12 +122,12 @@ class Seldom:
         self,
         log: logging.Logger,
         *,
-        each: int = 1,
+        per_source: int = 1,
         most: int = 30,
         every_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._log, self._each, self._most, self._every, self._clock = log, each, most, every_s, clock
+        self._log, self._per_source, self._most, self._every, self._clock = log, per_source, most, every_s, clock
         self._heard: dict[str, int] = {}
         self._begun = clock()
         #: warnings that were not written since the last one that was
@@ -140,7 +140,7 @@ class Seldom:
             self._heard.clear()
             self._begun = now
         heard = self._heard.get(source, 0)
-        if heard >= self._each or sum(self._heard.values()) >= self._most:
+        if heard >= self._per_source or sum(self._heard.values()) >= self._most:
             self.kept_back += 1
             return False
         self._heard[source] = heard + 1

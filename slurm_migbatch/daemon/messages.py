@@ -48,7 +48,7 @@ class MessageError(ValueError):
 
 @dataclass(frozen=True)
 class Event:
-    """One event of a node's journal. `fields` are what the node said beside number, moment and kind."""
+    """One event of a node's journal. `fields` are what the node sent beside number, moment and kind."""
 
     seq: int
     ts: float
@@ -86,12 +86,12 @@ class PlanMessage:
 
 
 def is_node(name: str) -> bool:
-    """Whether this can be the name of a node."""
+    """Return whether this can be the name of a node."""
     return bool(_NODE.fullmatch(name))
 
 
 def read_events(node: str, body: bytes) -> EventsMessage:
-    """A message of `node` to /node/v1/events. Raises MessageError."""
+    """Read a message of `node` to /node/v1/events. Raises MessageError."""
     message = _message(node, body)
     events = message.get("events")
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
@@ -108,7 +108,7 @@ def read_events(node: str, body: bytes) -> EventsMessage:
 
 
 def read_plan(node: str, body: bytes) -> PlanMessage:
-    """A message of `node` to /node/v1/plan. Raises MessageError."""
+    """Read a message of `node` to /node/v1/plan. Raises MessageError."""
     message = _message(node, body)
     have = _whole(message, "have", 0, MAX_NUMBER) if "have" in message else 0
     return PlanMessage(have, _real(message, "wait", 0, 3600) if "wait" in message else 0.0)
@@ -118,7 +118,7 @@ def read_plan(node: str, body: bytes) -> PlanMessage:
 
 
 def parse(body: bytes) -> Any:
-    """`body` as JSON in UTF-8, strictly: no NaN, no key twice, bounded numbers. Raises MessageError."""
+    """Read `body` as JSON in UTF-8, strictly: no NaN, no key twice, bounded numbers. Raises MessageError."""
     try:
         value = json.loads(
             body.decode("utf-8"),
@@ -359,7 +359,7 @@ KINDS = frozenset({*_KINDS, REFUSED})
 
 
 def _event(row: Mapping[str, Any]) -> Event:
-    """One event; raises MessageError only where it has no number and no kind to be told by."""
+    """Read one event; raises MessageError only where it has neither a number nor a kind to name it by."""
     if type(row.get("seq")) is not int or not 0 < row["seq"] <= MAX_NUMBER:
         raise MessageError("each event needs seq (from 1) and kind")
     kind = row.get("kind")
@@ -403,5 +403,5 @@ def _bounded(value: Any) -> None:
 
 
 def holding(events: Iterable[Event]) -> bool:
-    """Whether an event was refused that may have told what is in use on the node."""
+    """Return whether an event was refused that may have reported what is in use on the node."""
     return any(event.kind == REFUSED and event.fields.get("was") in HOLDING for event in events)

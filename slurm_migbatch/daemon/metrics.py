@@ -64,12 +64,12 @@ class Age:
         self._longest = 0.0
 
     def renewed(self, born: float) -> None:
-        """It is replaced by one of the time `born`."""
+        """Start anew with a thing of the time `born`, which replaces the one before."""
         self._longest = self.values().get(("longest",), 0.0)
         self._born = born
 
     def values(self) -> Mapping[Labels, float]:
-        """Seconds; nothing before there is one."""
+        """Return seconds; nothing before there is one."""
         if self._born is None:
             return {}
         now = self._clock() - self._born

@@ -20,7 +20,7 @@ class NodesView(Protocol):
     """What the controller asks of the nodes' side."""
 
     def facts(self) -> Mapping[str, NodeFacts]:
-        """Every node that has described its GPUs, as last heard."""
+        """Return every node that has described its GPUs, as last heard."""
 
 
 class LeaseLike(Protocol):
@@ -58,7 +58,7 @@ class _Gpu:
         )
 
     def take(self, slot: Slot, run: tuple[int, int], beside: tuple[int, int] | None) -> None:
-        """A run has the slot now; with `beside`, together with that run."""
+        """Note that a run has the slot now; with `beside`, together with that run."""
         if beside is not None and self.held.get(slot) == beside:
             self.guests[slot] = run
         else:  # of an earlier holder the end was not heard
@@ -67,7 +67,7 @@ class _Gpu:
         self.made.add(slot)
 
     def give(self, slot: Slot, run: tuple[int, int]) -> None:
-        """A run has it no more; who shared it has it alone."""
+        """Note that a run has the slot no more; a run that shared it has it alone."""
         if self.guests.get(slot) == run:
             del self.guests[slot]
         elif self.held.get(slot) == run:
@@ -135,8 +135,8 @@ class LiveView:
                 self._unhealthy.add(node)
         elif kind in ("start", "stop"):
             run = (int(event.get("job", 0)), int(event.get("restart", 0)))
-            for piece in event.get("slices") or ():
-                self._slice(node, piece, run, kind == "start", _run(event.get("beside")))
+            for mig_slice in event.get("slices") or ():
+                self._slice(node, mig_slice, run, kind == "start", _run(event.get("beside")))
         elif kind in ("create", "destroy", "zombie", "cleared"):
             self._instance(node, event, str(kind))
 
@@ -157,7 +157,7 @@ class LiveView:
         self._facts.pop(node, None)
 
     def _state(self, node: str, event: Mapping[str, Any]) -> None:
-        """All that the node holds. From the record it comes without GPUs and runs, which the record has itself."""
+        """Take in all that the node holds; from the record without GPUs and runs, which the record has itself."""
         if "gpus" in event:
             self._inventory(node, event["gpus"])
             self._unhealthy.discard(node)
@@ -168,17 +168,22 @@ class LiveView:
                 gpu.held.clear()
                 gpu.guests.clear()
         for run in sorted(event.get("runs") or (), key=lambda run: bool(run.get("beside"))):
-            for piece in run.get("slices") or ():
-                self._slice(node, piece, (run["job"], run["restart"]), True, _run(run.get("beside")))
+            for mig_slice in run.get("slices") or ():
+                self._slice(node, mig_slice, (run["job"], run["restart"]), True, _run(run.get("beside")))
         for name, kind in (("idle", "create"), ("zombies", "zombie")):
             for place in event.get(name) or ():
                 self._instance(node, place, kind)
 
     def _slice(
-        self, node: str, piece: Mapping[str, Any], run: tuple[int, int], starts: bool, beside: tuple[int, int] | None
+        self,
+        node: str,
+        mig_slice: Mapping[str, Any],
+        run: tuple[int, int],
+        starts: bool,
+        beside: tuple[int, int] | None,
     ) -> None:
-        gpu = self._nodes.get(node, {}).get(str(piece.get("gpu")))
-        slot = _slot(piece.get("profile"), piece.get("start"), piece.get("size"))
+        gpu = self._nodes.get(node, {}).get(str(mig_slice.get("gpu")))
+        slot = _slot(mig_slice.get("profile"), mig_slice.get("start"), mig_slice.get("size"))
         if gpu is None or slot is None:
             return
         if starts:

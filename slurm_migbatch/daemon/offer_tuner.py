@@ -50,7 +50,7 @@ class OfferTuner:
         clock: Callable[[], float] = time.time,
         every_s: float = EVERY_S,
     ) -> None:
-        """`latest`: the newest look at Slurm. `enabled`: supply is managed, and the administrator left this open."""
+        """Set up. `latest`: the newest view of Slurm; `enabled`: supply is managed, and this is left open."""
         self._observer, self._writer, self._latest, self._enabled = observer, writer, latest, enabled
         self._clock, self._every_s = clock, every_s
         self._fault = FaultReporter("what free space is best offered as", "it stays as it is until then", log)
@@ -64,13 +64,13 @@ class OfferTuner:
             if not self._enabled:
                 continue
             try:
-                await self.look()
+                await self.tune()
             except Exception as error:
                 self._fault.failed(error)
             else:
                 self._fault.succeeded()
 
-    async def look(self) -> tuple[Profile, ...]:
+    async def tune(self) -> tuple[Profile, ...]:
         """Find the preference and hand it to supply; empty where too little is known, and then it stays."""
         now = self._clock()
         past = await asyncio.wrap_future(self._writer.call(lambda store: store.past_work(now - HISTORY_S), "history"))
@@ -80,7 +80,7 @@ class OfferTuner:
         )
         rows = () if snapshot is None else snapshot.jobs
         classes = classes_of(past, rows, now)
-        if sum(each.runs * each.slices for each in past) + sum(asked_for(rows, now).values()) < LEAST:
+        if sum(past_runs.runs * past_runs.slices for past_runs in past) + sum(asked_for(rows, now).values()) < LEAST:
             return ()
         found = await asyncio.to_thread(preference, gpus, classes)
         if found and found != self._observer.preference:
@@ -99,13 +99,13 @@ def classes_of(past: Sequence[PastRuns], jobs: Iterable[JobRow], now: float) -> 
     """
     found: list[Class] = []
     lasted: dict[Profile, tuple[float, int]] = {}
-    for each in past:
-        counts = slices(",".join(f"mig:{part}" for part in each.profile.split(",")))
-        if len(counts) == 1 and each.seconds > 0:
+    for past_runs in past:
+        counts = slices(",".join(f"mig:{part}" for part in past_runs.profile.split(",")))
+        if len(counts) == 1 and past_runs.seconds > 0:
             profile = next(iter(counts))
-            found.append(Class(each.runs * each.slices * HORIZON_S / HISTORY_S, each.seconds, profile))
+            found.append(Class(past_runs.runs * past_runs.slices * HORIZON_S / HISTORY_S, past_runs.seconds, profile))
             seconds, runs = lasted.get(profile, (0.0, 0))
-            lasted[profile] = (seconds + each.seconds * each.runs, runs + each.runs)
+            lasted[profile] = (seconds + past_runs.seconds * past_runs.runs, runs + past_runs.runs)
     for profile, count in sorted(asked_for(jobs, now).items()):
         seconds, runs = lasted.get(profile, (USUAL_S, 1))
         found.append(Class(float(count), seconds / runs, profile))
@@ -113,7 +113,7 @@ def classes_of(past: Sequence[PastRuns], jobs: Iterable[JobRow], now: float) -> 
 
 
 def asked_for(jobs: Iterable[JobRow], now: float) -> Counter[Profile]:
-    """Slices that jobs wait for which could start."""
+    """Count the slices that jobs wait for which could start."""
     waiting: Counter[Profile] = Counter()
     for row in jobs:
         if could_run(row, now) and not is_marked(row.comment):

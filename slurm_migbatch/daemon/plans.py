@@ -27,7 +27,7 @@ class Plan:
     guests: Guests = field(default_factory=dict)
 
     def to_wire(self) -> dict[str, object]:
-        """The JSON form that nodes read."""
+        """Return the JSON form that nodes read."""
         wire = {"version": self.version, "gpus": {uuid: [list(s) for s in slots] for uuid, slots in self.gpus.items()}}
         if self.guests:
             wire["guests"] = {str(job): list(place) for job, place in self.guests.items()}
@@ -76,25 +76,25 @@ class PlanBoard:
         return version
 
     def current(self, node: str) -> Plan | None:
-        """The plan that `node` should have; None until one was published."""
+        """Return the plan that `node` should have; None until one was published."""
         with self._acked:
             entry = self._nodes.get(node)
             return entry.plan if entry else None
 
     def acked(self, node: str) -> int:
-        """The newest version that `node` has confirmed; 0 if none."""
+        """Return the newest version that `node` has confirmed; 0 if none."""
         with self._acked:
             entry = self._nodes.get(node)
             return entry.have if entry else 0
 
     def silence(self, node: str) -> float:
-        """Seconds since `node` last polled or sent events; infinite if never."""
+        """Return seconds since `node` last polled or sent events; infinite if never."""
         with self._acked:
             entry = self._nodes.get(node)
             return self._clock() - entry.heard if entry and entry.heard else float("inf")
 
     def nodes(self) -> tuple[str, ...]:
-        """Every node that was heard or planned for."""
+        """Return every node that was heard or planned for."""
         with self._acked:
             return tuple(sorted(self._nodes))
 
@@ -124,7 +124,7 @@ class PlanBoard:
             return self._acked.wait_for(lambda: node in self._nodes and self._nodes[node].have >= version, timeout)
 
     async def newer(self, node: str, have: int, timeout: float) -> Plan | None:
-        """The plan of `node` once it differs from version `have`; None where `timeout` seconds bring none."""
+        """Return the plan of `node` once it differs from version `have`; None where `timeout` seconds bring none."""
         event = asyncio.Event()
         waiter = (asyncio.get_running_loop(), event)
         with self._acked:

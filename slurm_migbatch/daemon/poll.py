@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict, dataclass
 
 from slurm_migbatch.daemon.log import FaultReporter
-from slurm_migbatch.daemon.ports import Store
+from slurm_migbatch.daemon.ports import ServiceStore
 from slurm_migbatch.slurm.client import JobRow, NodeRow, SlurmClient
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Poller:
             wait, soon = self._interval, False
             began = time.monotonic()
             try:
-                snapshot = await asyncio.to_thread(self._look)
+                snapshot = await asyncio.to_thread(self._query)
             except Exception as error:
                 wait = self.fault.failed(error)
             else:
@@ -67,7 +67,7 @@ class Poller:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._nudged.wait(), wait - distance)
 
-    def _look(self) -> SlurmView:
+    def _query(self) -> SlurmView:
         return SlurmView(time.monotonic(), tuple(self._client.jobs()), tuple(self._client.nodes()))
 
 
@@ -80,7 +80,7 @@ class UnsavedJobs:
         self._left = True  # jobs of a former life may have left the queue unseen
         self._lock = threading.Lock()
 
-    def look(self, queue: Iterable[JobRow]) -> tuple[bool, frozenset[int]]:
+    def update(self, queue: Iterable[JobRow]) -> tuple[bool, frozenset[int]]:
         """Take in the present queue.
 
         Returns:
@@ -89,17 +89,17 @@ class UnsavedJobs:
         now = {row.job_id: row for row in queue}
         with self._lock:
             self._rows.update((job, row) for job, row in now.items() if self._seen.get(job) != row and not row.unread)
-            gone = frozenset(self._seen.keys() - now.keys())
-            self._left = self._left or bool(gone)
+            departed = frozenset(self._seen.keys() - now.keys())
+            self._left = self._left or bool(departed)
             self._seen = now
-            return bool(self._rows) or self._left, gone
+            return bool(self._rows) or self._left, departed
 
     def lists(self, job_id: int) -> bool:
-        """Whether the job was in the queue at the last look."""
+        """Return whether the job was in the queue at the last update."""
         with self._lock:
             return job_id in self._seen
 
-    def save(self, store: Store) -> None:
+    def save(self, store: ServiceStore) -> None:
         """Write what waits; on failure it keeps waiting."""
         with self._lock:
             batch, live, self._left = list(self._rows.values()), frozenset(self._seen), False

@@ -16,19 +16,19 @@ class Slurm(SlurmClient, Protocol):
     """The client of slurm_migbatch.slurm, and how jobs ended."""
 
     def ended(self, job_ids: Collection[int]) -> list[dict[str, Any]]:
-        """Rows about those of `job_ids` that slurmctld still remembers as ended."""
+        """Return rows about those of `job_ids` that slurmctld still remembers as ended."""
 
     def settings(self) -> dict[str, str]:
-        """slurmctld's configuration, keys in lower case."""
+        """Return slurmctld's configuration, keys in lower case."""
 
     def node_addresses(self) -> Mapping[str, frozenset[str]]:
-        """The names or addresses by which Slurm knows each node's host."""
+        """Return the names or addresses by which Slurm knows each node's host."""
 
     def standing(self, user: str) -> Standing:
-        """What slurmdbd says of a user."""
+        """Return what slurmdbd says of a user."""
 
 
-class Store(Protocol):
+class ServiceStore(Protocol):
     """The record (slurm_migbatch.store)."""
 
     def ingest(
@@ -40,22 +40,22 @@ class Store(Protocol):
         """Keep what the submit filter decided."""
 
     def upsert_jobs(self, rows: Sequence[Mapping[str, Any]], *, live: Collection[int] | None = None) -> None:
-        """Keep what Slurm says of jobs; those of ours that are not `live` have left its list."""
+        """Keep jobs as Slurm shows them; those of ours that are not `live` have left its list."""
 
     def inventory(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-        """GPUs by node."""
+        """Return GPUs by node."""
 
     def instance_events(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-        """Events about instances by node since its last boot."""
+        """Return events about instances by node since its last boot."""
 
     def leases(self, active: bool = True) -> Sequence[Any]:
-        """Slices that are held."""
+        """Return slices that are held."""
 
     def record_supply(self, node: str, ts: float, version: int, counts: Mapping[str, int], why: str) -> None:
-        """Keep what Slurm was told about a node."""
+        """Keep the counts that Slurm was given for a node."""
 
     def learnable(self) -> tuple[int, float]:
-        """The number of the newest lesson, and the moment of the newest import of measurements."""
+        """Return the number of the newest lesson, and the moment of the newest import of measurements."""
 
     def save_loans(self, loans: Sequence[Mapping[str, Any]], actions: Sequence[Mapping[str, Any]] = ()) -> None:
         """Keep loans as they are now, and what was done to jobs."""
@@ -63,28 +63,28 @@ class Store(Protocol):
     def loans(
         self, jobs: Collection[int] = (), *, active: bool = False, since: float | None = None
     ) -> Sequence[Mapping[str, Any]]:
-        """Loans by their decision."""
+        """Return loans by their decision."""
 
     def actions(self, jobs: Collection[int] = (), limit: int = 1000) -> Sequence[Mapping[str, Any]]:
-        """What was done to jobs."""
+        """Return what was done to jobs."""
 
     def uses(self, since: float) -> Sequence[tuple[str, float, float | None]]:
         """Profile, beginning and end of what jobs other than loans held."""
 
     def freed(self, since: float) -> Mapping[str, float]:
-        """When a job other than a loan last gave a slice back, by GPU."""
+        """Return when a job other than a loan last gave a slice back, by GPU."""
 
     def job_progress(self, jobs: Collection[int]) -> Sequence[RunProgress]:
-        """The runs of these jobs by what they last told."""
+        """Return the runs of these jobs by their latest reports."""
 
     def decision(self, id: str) -> Mapping[str, Any] | None:
-        """One decision of the submit filter in full."""
+        """Return one decision of the submit filter in full."""
 
     def array_runs(self, arrays: Collection[int]) -> Mapping[int, Sequence[TaskRun]]:
-        """How the tasks of these arrays went that have started."""
+        """Return how the tasks of these arrays went that have started."""
 
     def past_work(self, since: float) -> Sequence[PastRuns]:
-        """What slices were used for since that moment (unix seconds), loans left out."""
+        """Return what slices were used for since that moment (unix seconds), loans left out."""
 
     def close(self) -> None:
         """Let go of the database."""

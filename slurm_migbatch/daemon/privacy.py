@@ -23,21 +23,23 @@ _STANDING_S = 60.0
 _MOST_USERS = 1000
 
 
-class Slurm(Protocol):
+class StandingClient(Protocol):
     """What is asked of Slurm, in a thread."""
 
     def settings(self) -> dict[str, str]:
-        """slurmctld's configuration; raises SlurmError."""
+        """Return slurmctld's configuration; raises SlurmError."""
 
     def standing(self, user: str) -> Standing:
-        """What slurmdbd says of a user; raises SlurmError."""
+        """Return what slurmdbd says of a user; raises SlurmError."""
 
 
 class Privacy:
     """Answers whether a user may see jobs. What cannot be found out is taken for private."""
 
-    def __init__(self, slurm: Slurm, trusted: Collection[int], clock: Callable[[], float] = time.monotonic) -> None:
-        """`trusted`: root, SlurmUser and this process's own user."""
+    def __init__(
+        self, slurm: StandingClient, trusted: Collection[int], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Set up. `trusted`: root, SlurmUser and this process's own user."""
         self._slurm, self._trusted, self._clock = slurm, frozenset(trusted), clock
         self._private = ALL_PRIVATE
         self._accounting = False
@@ -46,14 +48,14 @@ class Privacy:
         self._lock = asyncio.Lock()
 
     async def visible(self, uid: int, rows: Collection[JobRow]) -> list[JobRow]:
-        """Those of these jobs of which the user may be told."""
+        """Return those of these jobs that the user may see."""
         if uid in self._trusted or "jobs" not in await self._private_words():
             return list(rows)
         others = any(row.uid != uid for row in rows)
         return (await self.rights(uid) if others else Rights(uid)).jobs(rows)
 
     async def rights(self, uid: int) -> Rights:
-        """What the user may be told."""
+        """Return what the user may see."""
         if uid in self._trusted:
             return Rights(uid, everything=True)
         private = await self._private_words()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from slurm_migbatch.daemon.log import FaultReporter
-from slurm_migbatch.daemon.ports import Store
+from slurm_migbatch.daemon.ports import ServiceStore
 from slurm_migbatch.daemon.writer import Overloaded, StoreWriter
 from slurm_migbatch.decide.snapshot import Answers, LendingPast, Questions
 
@@ -78,7 +78,7 @@ class WriterRecord:
         return found
 
 
-def _answers(store: Store, questions: Questions) -> Answers:
+def _answers(store: ServiceStore, questions: Questions) -> Answers:
     arrays = store.array_runs(sorted(questions.arrays)) if questions.arrays else None
     throttles = store.actions(sorted(questions.throttled), _ALL) if questions.throttled else ()
     return Answers(
@@ -99,12 +99,12 @@ class NodesPast:
     leases: Sequence[Any]
 
 
-def nodes_past(store: Store) -> NodesPast:
+def nodes_past(store: ServiceStore) -> NodesPast:
     """Read what nodes held."""
     return NodesPast(store.inventory(), store.instance_events(), store.leases())
 
 
-def lending_past(store: Store, now: float, history_s: float) -> LendingPast:
+def lending_past(store: ServiceStore, now: float, history_s: float) -> LendingPast:
     """Read what lending starts from; a forecast looks `history_s` seconds back."""
     rows = store.loans(since=now - max(history_s, _DAY_S))
     going: Collection[int] = [row["job_id"] for row in rows if row["ended"] is None]

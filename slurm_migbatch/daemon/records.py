@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from slurm_migbatch.submit.decision import Decision
+from slurm_migbatch.submit.decision import SubmitDecision
 from slurm_migbatch.submit.request import OPTIONS, TRES_FIELDS
 
 
-def record_of(decision: Decision) -> dict[str, Any]:
-    """A row for `Store.record_decision`: `asked` as the options that the user gave, figures as best guesses.
+def record_of(decision: SubmitDecision) -> dict[str, Any]:
+    """Make a row for `Store.record_decision`: `asked` as the user's options, figures as best guesses.
 
     Latencies are milliseconds for one batch, throughput items per second, memory MiB.
     """
@@ -24,13 +24,13 @@ def record_of(decision: Decision) -> dict[str, Any]:
 
 
 def asked_text(asked: Mapping[str, str]) -> str:
-    """The fields of a request as sbatch options."""
+    """Return the fields of a request as sbatch options."""
     words = {field: _bare(field, text) if field in TRES_FIELDS else text for field, text in asked.items() if text}
     return " ".join(f"{OPTIONS.get(field, f'--{field}')}={shlex.quote(text)}" for field, text in words.items())
 
 
 def _bare(field: str, text: str) -> str:
-    """What the user typed: sbatch itself puts `gres:` (or `gres/`) before every part, and `gpu` before a bare count."""
+    """Return what the user typed: sbatch puts `gres:` (or `gres/`) before every part, and `gpu` before a bare count."""
     bare = re.sub(r"(^|,)gres[:/]", r"\1", text)
     return bare if field == "tres_per_node" else re.sub(r"(^|,)gpu[:=]", r"\1", bare)
 

@@ -38,7 +38,7 @@ from slurm_migbatch.predict.training import learn, settle
 from slurm_migbatch.profiling.measurement import Measurement
 
 T = TypeVar("T")
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 
 MOST_HELD: Final = 5
 """At most one in so many figures is held out."""
@@ -53,38 +53,40 @@ _NICE: Final = 19
 class Material:
     """What there is to learn from.
 
-    `told` are the newest runs that say something, `heard` what of it is believed, `table` the imported points and
-    `fresh` those imported since the present model was learned.
+    `observations`: of the newest runs that have any; `learnable`: what of them is plausible; `table`: the imported
+    points; `fresh`: those imported since the present model was learned.
     """
 
     reach: Learnable
-    told: tuple[Observation, ...]
-    heard: LearnableRuns
+    observations: tuple[Observation, ...]
+    learnable: LearnableRuns
     table: tuple[Measurement, ...]
     fresh: tuple[Measurement, ...]
 
     @property
     def lesson(self) -> int:
-        """The newest run that says something."""
-        return max((each.number for each in self.told), default=0)
+        """The number of the newest observation."""
+        return max((observation.number for observation in self.observations), default=0)
 
 
 def gather(store: HistoryStore, facts: Sequence[ModelFacts], runs: int, present: Saved) -> Material:
-    """Read the record. `present` is the model whose curves tell which figures of different users are alike."""
+    """Read the record. `present`: the model by whose curves figures of different users are compared."""
     knowledge = ModelKnowledge(facts)
     reach = store.learnable()
     geometries = _geometries(store.inventory())
-    told: list[Observation] = []
+    observations: list[Observation] = []
     high = reach.lesson
-    while high > 0 and len(told) < runs and reach.lesson - high < _FURTHEST * runs:
+    while high > 0 and len(observations) < runs and reach.lesson - high < _FURTHEST * runs:
         low = max(high - _PAGE, 0)
         page = [lesson for lesson in store.lessons(low, _PAGE) if lesson.number <= high]
-        told = observations_of(page, geometries, knowledge) + told
+        observations = observations_of(page, geometries, knowledge) + observations
         high = low
-    told = told[-runs:]
-    heard = select_learnable(told, knowledge, expected_by(present.learned))
+    observations = observations[-runs:]
+    learnable = select_learnable(observations, knowledge, expected_by(present.learned))
     since = float(present.report.get("imported", 0.0))
-    return Material(reach, tuple(told), heard, tuple(store.measurements()), tuple(store.measured_since(since)))
+    return Material(
+        reach, tuple(observations), learnable, tuple(store.measurements()), tuple(store.measured_since(since))
+    )
 
 
 def _geometries(inventory: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Geometry]:
@@ -98,18 +100,18 @@ def _geometries(inventory: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[st
 
 
 def digest(facts: Iterable[ModelFacts]) -> str:
-    """Which facts of models something was learned with."""
-    text = json.dumps([asdict(each) for each in facts], sort_keys=True)
+    """Return a digest of the facts of models that something was learned with."""
+    text = json.dumps([asdict(fact) for fact in facts], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def seen_of(reach: Learnable, facts: Iterable[ModelFacts]) -> dict[str, Any]:
-    """How far a refit has read, for `Index.seen`."""
+    """Return how far a refit has read, for `Index.seen`."""
     return {"lesson": reach.lesson, "imported": reach.imported, "facts": digest(facts)}
 
 
 def news(index: Index, reach: Learnable, facts: Iterable[ModelFacts]) -> bool:
-    """Whether there is anything since the last refit: runs that ended, an import, or other facts of models."""
+    """Return whether there is anything since the last refit: ended runs, an import, other facts of models."""
     seen = index.seen
     if reach.lesson > seen.get("lesson", 0) or reach.imported > seen.get("imported", 0.0):
         return True
@@ -117,9 +119,9 @@ def news(index: Index, reach: Learnable, facts: Iterable[ModelFacts]) -> bool:
 
 
 def due(index: Index, material: Material, facts: Iterable[ModelFacts], min_new: int) -> str:
-    """Why it is time for a refit; "" where it is not."""
+    """Return why it is time for a refit; "" where it is not."""
     seen = index.seen
-    fresh = sum(each.number > seen.get("lesson", 0) for each in material.told)
+    fresh = sum(observation.number > seen.get("lesson", 0) for observation in material.observations)
     if fresh >= min_new:
         return f"{fresh} new runs"
     if material.reach.imported > seen.get("imported", 0.0):
@@ -130,17 +132,17 @@ def due(index: Index, material: Material, facts: Iterable[ModelFacts], min_new: 
 
 
 def watch(saved: Saved, material: Material, facts: Sequence[ModelFacts], confidence: float) -> dict[str, Any]:
-    """How the present model does on the runs that it has not learned from: promises kept, ratios by model."""
+    """Check the present model on the runs that it has not learned from: promises kept, ratios by model."""
     since = int(saved.report.get("lesson", 0))
-    fresh = [each for each in material.heard.told if each.number > since]
+    fresh = [observation for observation in material.learnable.used if observation.number > since]
     predictor = LearnedPredictor(saved.learned, facts, confidence=confidence)
     kept = promises(predictor, fresh, confidence)
     return {
         "version": saved.learned.version,
         "since": since,
         "runs": len(fresh),
-        "kept": {figure: each.to_dict() for figure, each in kept.items()},
-        "models": ratios(saved.learned, [each.row for each in fresh], predictor.knowledge),
+        "kept": {figure: coverage.to_dict() for figure, coverage in kept.items()},
+        "models": ratios(saved.learned, [observation.row for observation in fresh], predictor.knowledge),
     }
 
 
@@ -150,7 +152,7 @@ def refit(
     material: Material,
     present: Saved,
     why: str,
-    say: Say = lambda text: None,
+    progress: Progress = lambda text: None,
 ) -> dict[str, Any]:
     """Learn, check, and write the new version or the refusal.
 
@@ -163,18 +165,18 @@ def refit(
     began = time.monotonic()
     facts, learning = known_models(config), config.learning
     knowledge = ModelKnowledge(facts)
-    heard, table = material.heard.told, material.table
+    used, table = material.learnable.used, material.table
     seen = seen_of(material.reach, facts)
-    result: dict[str, Any] = {"ts": time.time(), "reason": why, "runs": len(heard), "measured": len(table)}
+    result: dict[str, Any] = {"ts": time.time(), "reason": why, "runs": len(used), "measured": len(table)}
 
     def none(outcome: str, text: str) -> dict[str, Any]:
         directory.note({**result, "outcome": outcome, "why": text}, seen)
         return {**result, "outcome": outcome, "why": text}
 
-    if not heard and not table:
+    if not used and not table:
         return none("nothing", "no run has told what it achieved yet, and nothing was imported")
     split = _hold_out(material, present, str(directory.index().last))
-    say(f"learning from {len(split.runs)} runs and {len(split.table)} measured points")
+    progress(f"learning from {len(split.runs)} runs and {len(split.table)} measured points")
     candidate = learn([*split.table, *rows_of(split.runs)], knowledge)
     mine, theirs = misses(candidate, split.judge, knowledge), misses(present.learned, split.judge, knowledge)
     result["check"] = {
@@ -186,19 +188,19 @@ def refit(
     if refusal:
         result["seconds"] = round(time.monotonic() - began, 2)
         return none("refused", refusal)
-    say("taking in the figures that were held out")
-    rows = [*table, *rows_of(heard)]
+    progress("taking in the figures that were held out")
+    rows = [*table, *rows_of(used)]
     learned = settle(candidate, rows, knowledge)
     report = {
         **result,
         "lesson": material.lesson,
         "imported": material.reach.imported,
         "rows": len(rows),
-        "users": len({each.user for each in heard}),
+        "users": len({observation.user for observation in used}),
         "predecessor": present.learned.version,
-        "trained": ratios(learned, [each.row for each in heard], knowledge),
-        "left_out": _left_out(material.heard),
-        "before": watch(present, material, facts, learning.confidence) if heard else None,
+        "trained": ratios(learned, [observation.row for observation in used], knowledge),
+        "left_out": _left_out(material.learnable),
+        "before": watch(present, material, facts, learning.confidence) if used else None,
         "seconds": round(time.monotonic() - began, 2),
     }
     version = directory.add(learned, report, seen, learning.keep, result["ts"])
@@ -216,21 +218,21 @@ class _Split:
 
 
 def _hold_out(material: Material, present: Saved, salt: str) -> _Split:
-    heard, table = material.heard.told, material.table
+    used, table = material.learnable.used, material.table
     since = int(present.report.get("lesson", 0))
-    fresh = [each for each in heard if each.number > since]
-    held = _some(fresh, len(heard), lambda each: f"{salt}:{each.run}")
+    fresh = [observation for observation in used if observation.number > since]
+    held = _some(fresh, len(used), lambda observation: f"{salt}:{observation.run}")
     if held:
-        apart = {each.run for each in held}
-        rest = [each for each in heard if each.run not in apart]
-        return _Split(rest, table, [each.row for each in held], "new runs held out")
-    if heard:
-        return _Split(heard, table, [each.row for each in heard], "runs that both have seen")
+        apart = {observation.run for observation in held}
+        rest = [observation for observation in used if observation.run not in apart]
+        return _Split(rest, table, [observation.row for observation in held], "new runs held out")
+    if used:
+        return _Split(used, table, [observation.row for observation in used], "runs that both have seen")
     points = _some(material.fresh, len(table), lambda row: f"{salt}:{row.point}")
     if points:
         outside = {row.point for row in points}
-        return _Split(heard, [row for row in table if row.point not in outside], points, "new points held out")
-    return _Split(heard, table, table, "points that both have seen")
+        return _Split(used, [row for row in table if row.point not in outside], points, "new points held out")
+    return _Split(used, table, table, "points that both have seen")
 
 
 def _some(fresh: Sequence[T], total: int, name: Callable[[T], str]) -> list[T]:
@@ -239,17 +241,17 @@ def _some(fresh: Sequence[T], total: int, name: Callable[[T], str]) -> list[T]:
     return ordered[: min(len(fresh) // 2, max(1, total // MOST_HELD))]
 
 
-def _left_out(heard: LearnableRuns) -> dict[str, Any]:
-    """Figures that were not believed, by model and figure; which user it was stays in the record of runs."""
+def _left_out(learnable: LearnableRuns) -> dict[str, Any]:
+    """Summarise implausible figures by model and figure; their users' names stay in the record of runs."""
     groups: dict[str, dict[str, list[LeftOut]]] = {}
-    for each in heard.unheard:
-        groups.setdefault("/".join(each.key), {}).setdefault(each.figure, []).append(each)
+    for entry in learnable.left_out:
+        groups.setdefault("/".join(entry.key), {}).setdefault(entry.figure, []).append(entry)
     return {
         name: {
             figure: {
-                "runs": sum(each.count for each in group),
-                "users": len({each.user for each in group}),
-                "factor": round(max(each.factor for each in group), 1),
+                "runs": sum(entry.count for entry in group),
+                "users": len({entry.user for entry in group}),
+                "factor": round(max(entry.factor for entry in group), 1),
             }
             for figure, group in figures.items()
         }
@@ -257,7 +259,7 @@ def _left_out(heard: LearnableRuns) -> dict[str, Any]:
     }
 
 
-def run(config: Config, *, force: str = "", say: Say = lambda text: None) -> dict[str, Any]:
+def run(config: Config, *, force: str = "", progress: Progress = lambda text: None) -> dict[str, Any]:
     """Look at the record, see how the present model does, and refit where it is time (or `force` says why).
 
     Returns:
@@ -268,7 +270,7 @@ def run(config: Config, *, force: str = "", say: Say = lambda text: None) -> dic
     """
     directory, facts = models_of(config), known_models(config)
     present = directory.current().saved
-    say("reading the record")
+    progress("reading the record")
     with open_history(config.store.url, readonly=True) as store:
         material = gather(store, facts, config.learning.runs, present)
     found: dict[str, Any] = {
@@ -278,7 +280,7 @@ def run(config: Config, *, force: str = "", say: Say = lambda text: None) -> dic
     }
     why = force or due(directory.index(), material, facts, config.learning.min_new)
     if why:
-        found["refit"] = refit(directory, config, material, present, why, say)
+        found["refit"] = refit(directory, config, material, present, why, progress)
     return found
 
 

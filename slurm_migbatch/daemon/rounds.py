@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon.advertiser import Advertiser
-from slurm_migbatch.daemon.controller import Clock, Controller, RoundReport, Slurm, explain
+from slurm_migbatch.daemon.controller import Clock, Controller, RoundClient, RoundReport, explain
 from slurm_migbatch.daemon.flightrecorder import DIRECTORY, FlightRecorder
 from slurm_migbatch.daemon.log import FaultReporter
 from slurm_migbatch.daemon.metrics import Age, Labels, Metrics
@@ -54,7 +54,7 @@ class _Time:
         return time.time()
 
     def monotonic(self) -> float:
-        """Seconds that never jump."""
+        """Return seconds that never jump."""
         return time.monotonic()
 
 
@@ -81,7 +81,7 @@ class Rounds:
     def __init__(
         self,
         config: Config,
-        slurm: Slurm,
+        slurm: RoundClient,
         board: PlanBoard,
         writer: StoreWriter,
         metrics: Metrics,
@@ -159,8 +159,8 @@ class Rounds:
             fault.succeeded()
             return found
 
-    def ingested(self, node: str, events: Sequence[Mapping[str, Any]], told: bool) -> None:
-        """Take in a node's events, after they were stored; `told`: they leave nothing unknown that it holds."""
+    def ingested(self, node: str, events: Sequence[Mapping[str, Any]], complete: bool) -> None:
+        """Take in a node's events, after they were stored; `complete`: they leave nothing unknown that it holds."""
         for event in events:
             if event.get("kind") == "misfit" and isinstance(event.get("job"), int):
                 log.warning("misfit", extra={"node": node, "job": event["job"], "why": event.get("reason")})
@@ -169,22 +169,22 @@ class Rounds:
             self.view.apply(node, events)
         else:
             self._early.append((node, events))
-        self.view.believe(node, told)
+        self.view.believe(node, complete)
         self.observer.ingested(events, self._clock.time())
 
     # -- rounds ----------------------------------------------------------------------------------------------------
 
     async def follow(self, snapshot: SlurmView) -> bool:
-        """Run one round on what Slurm just said; tells whether another should follow soon."""
+        """Run one round on a new view of Slurm; return whether another should follow soon."""
         if not self.loaded.is_set():
             return False
         report = await asyncio.to_thread(self.controller.round, snapshot.jobs, snapshot.nodes)
         self.report = report
         self._metrics.note(report, snapshot.at)
-        self._tell(report)
+        self._log_report(report)
         return report.again
 
-    def _tell(self, report: RoundReport) -> None:
+    def _log_report(self, report: RoundReport) -> None:
         for name in ("supply", "dispatch", "lending"):
             fault: FaultReporter = getattr(self.faults, name)
             error = report.failed.get(name) or (report.error if name == "supply" else "")
@@ -206,9 +206,9 @@ class Rounds:
         for loan in report.ended:
             log.info("loan over", extra={"job": loan.job_id, "profile": loan.profile, "why": loan.why_ended})
         for changed in report.dispatch:
-            _tell_change(changed)
+            _log_change(changed)
         for order in report.orders:
-            _tell_order(order)
+            _log_order(order)
 
     # -- for users -------------------------------------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class Rounds:
         return self.controller.why(job)
 
     def waiting(self) -> dict[int, str]:
-        """Every elastic training job that waits for a slice to be lent, and why."""
+        """Return every elastic training job that waits for a slice to be lent, and why."""
         return self.controller.waiting_for_loans()
 
     def offers(self, gres: str) -> bool:
@@ -226,7 +226,7 @@ class Rounds:
         return report is not None and all(report.offers.get(p.name, 0) >= n for p, n in slices(gres).items())
 
 
-def _tell_change(outcome: DispatchOutcome) -> None:
+def _log_change(outcome: DispatchOutcome) -> None:
     row = change_row(outcome.change, outcome.at)
     job = outcome.change.targets[0] if isinstance(outcome.change, Retype) else row["job_id"]
     words = {"job": job, "before": row["before"], "after": row["after"], "why": row["why"]}
@@ -238,7 +238,7 @@ def _tell_change(outcome: DispatchOutcome) -> None:
         log.info("%s", row["kind"], extra=words)
 
 
-def _tell_order(outcome: OrderOutcome) -> None:
+def _log_order(outcome: OrderOutcome) -> None:
     order = outcome.order
     words = {"job": order.job, "before": outcome.before, "after": outcome.after, "why": order.why}
     if outcome.error and outcome.applied:
@@ -318,5 +318,5 @@ class _RoundMetrics:
         return {(state,): float(n) for state, n in states}
 
     def _waiting(self) -> Mapping[Labels, float]:
-        sights = list(self._rounds.controller.memory.lending.sights.values())
-        return {(): float(sum(1 for sight in sights if sight.row.pending))}
+        job_views = list(self._rounds.controller.memory.lending.sights.values())
+        return {(): float(sum(1 for job_view in job_views if job_view.row.pending))}

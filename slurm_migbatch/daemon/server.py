@@ -45,25 +45,25 @@ _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 @dataclass(frozen=True)
-class Bounds:
+class ConnectionBounds:
     """How many connections there may be at once, and how long one may take for its headers."""
 
     connections: int = 4096
     pending: int = 512
-    pending_each: int = 32
+    pending_per_source: int = 32
     header_s: float = 10.0
 
 
 class Connections:
     """The connections that are open, and which of them have not proved anything yet."""
 
-    def __init__(self, bounds: Bounds, section: str = "node_api") -> None:
+    def __init__(self, bounds: ConnectionBounds, section: str = "node_api") -> None:
         self.bounds, self.section = bounds, section
         self.seldom = Seldom(log)
         self.most = min(bounds.connections, _descriptors(bounds.connections + RESERVED) - RESERVED)
         self._all: set[Link] = set()
         self._pending: dict[Link, None] = {}  # in the order in which they came
-        self._each: dict[str, dict[Link, None]] = {}
+        self._by_source: dict[str, dict[Link, None]] = {}
 
     def __len__(self) -> int:
         return len(self._all)
@@ -73,9 +73,9 @@ class Connections:
 
     def admit(self, link: Link) -> bool:
         """Take in a new connection, in place of the oldest that has proved nothing; whether there is room."""
-        each = self._each.setdefault(link.source, {})
-        if len(each) >= self.bounds.pending_each:
-            self._drop(next(iter(each)), "it holds too many connections without a credential")
+        links = self._by_source.setdefault(link.source, {})
+        if len(links) >= self.bounds.pending_per_source:
+            self._drop(next(iter(links)), "it holds too many connections without a credential")
         elif len(self._pending) >= self.bounds.pending or (len(self._all) >= self.most and self._pending):
             self._drop(next(iter(self._pending)), "there are too many connections without a credential")
         if len(self._all) >= self.most:
@@ -84,19 +84,19 @@ class Connections:
             return False
         self._all.add(link)
         self._pending[link] = None
-        self._each.setdefault(link.source, {})[link] = None
+        self._by_source.setdefault(link.source, {})[link] = None
         return True
 
     def believe(self, link: Link) -> None:
-        """The connection has proved whose it is: it is not closed for the sake of others any more."""
+        """Note that the caller of a connection has proved who he is: it is not closed in favour of others any more."""
         self._pending.pop(link, None)
-        each = self._each.get(link.source, {})
-        each.pop(link, None)
-        if not each:
-            self._each.pop(link.source, None)
+        links = self._by_source.get(link.source, {})
+        links.pop(link, None)
+        if not links:
+            self._by_source.pop(link.source, None)
 
     def forget(self, link: Link) -> None:
-        """The connection is closed."""
+        """Remove a closed connection."""
         self.believe(link)
         self._all.discard(link)
 
@@ -107,7 +107,7 @@ class Connections:
 
 
 def _descriptors(wanted: int) -> int:
-    """How many descriptors this process may have, raised to `wanted` as far as root allows."""
+    """Return how many descriptors this process may have, raised to `wanted` as far as root allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted
@@ -159,7 +159,7 @@ class Link(H11Protocol):
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is over, however that came."""
+        """Forget the connection, however it ended."""
         self._stop_waiting()
         self._connections.forget(self)
         closed, self._closed = self._closed, []
@@ -181,12 +181,12 @@ class Link(H11Protocol):
             self._stop_waiting()
 
     def on_response_complete(self) -> None:
-        """The next request on this connection has as long for its headers as the first."""
+        """Give the next request on this connection as long for its headers as the first."""
         super().on_response_complete()
         self._wait()  # also where it is closing: whoever does not read its last answer could keep it open
 
     def believe(self) -> None:
-        """The credential of the request was verified."""
+        """Note that the credential of the request was verified."""
         self._connections.believe(self)
 
     def when_closed(self, then: Callable[[], None]) -> None:
@@ -283,8 +283,10 @@ class _Door:
 class ApiServer:
     """The HTTP server, on any number of TCP addresses with one port and on a unix socket."""
 
-    def __init__(self, app: Starlette, port: int, bounds: Bounds = Bounds(), section: str = "node_api") -> None:
-        """`section` of the configuration is where port and bounds stand."""
+    def __init__(
+        self, app: Starlette, port: int, bounds: ConnectionBounds = ConnectionBounds(), section: str = "node_api"
+    ) -> None:
+        """Set up. `section` of the configuration is where port and bounds stand."""
         self._port = port
         self._section = section
         self._bounds = bounds

@@ -30,11 +30,11 @@ from slurm_migbatch.daemon.metrics import Labels, Metrics
 from slurm_migbatch.daemon.offer_tuner import OfferTuner
 from slurm_migbatch.daemon.plans import PlanBoard
 from slurm_migbatch.daemon.poll import Poller, SlurmView, UnsavedJobs
-from slurm_migbatch.daemon.ports import Slurm, Store
+from slurm_migbatch.daemon.ports import ServiceStore, Slurm
 from slurm_migbatch.daemon.privacy import Privacy
 from slurm_migbatch.daemon.query_supervisor import QuerySupervisor
 from slurm_migbatch.daemon.rounds import Rounds
-from slurm_migbatch.daemon.server import ApiServer, Bounds
+from slurm_migbatch.daemon.server import ApiServer, ConnectionBounds
 from slurm_migbatch.daemon.submit_supervisor import SubmitSupervisor
 from slurm_migbatch.daemon.writer import StoreWriter
 from slurm_migbatch.node.auth import Signer
@@ -49,7 +49,9 @@ _SUBMISSION_S = 0.1
 class Service:
     """All parts of migbatchd for one configuration; `run` returns when `stop` is set."""
 
-    def __init__(self, config: Config, *, client: Slurm, open_store: Callable[[], Store], signer: Signer) -> None:
+    def __init__(
+        self, config: Config, *, client: Slurm, open_store: Callable[[], ServiceStore], signer: Signer
+    ) -> None:
         self.config = config
         self._client = client
         self.metrics = Metrics()
@@ -83,7 +85,7 @@ class Service:
             limits=ApiLimits(body_bytes=config.node_api.max_body_kb * 1024),
             address=addresses.wrong if by_address else anywhere,
         )
-        bounds = Bounds(connections=config.node_api.max_connections)
+        bounds = ConnectionBounds(connections=config.node_api.max_connections)
         self.api = ApiServer(self._node_api.app(), config.node_api.port, bounds)
         self._listening = Listening(self.api, config.node_api.listen, client.settings, "nodes", "node_api")
         self._events = self.metrics.counter("migbatch_node_events_total", "Events taken from nodes, by kind.", "kind")
@@ -131,7 +133,7 @@ class Service:
                 log.warning("stopped with %d records unwritten; nodes will send their events again", left)
 
     def health(self) -> dict[str, Any]:
-        """Which parts work, for /healthz; why one does not is in the log, as it may hold words of users."""
+        """Return which parts work, for /healthz; why one does not is in the log, as it may hold text of users."""
         checks = {
             "slurm": self.poller.fault.error,
             "database": self.writer.fault.error,
@@ -147,7 +149,7 @@ class Service:
         return {"ok": not any(checks.values()), "checks": states}
 
     async def why(self, uid: int, job: int) -> str:
-        """Why a job waits, for a user who may see it."""
+        """Return why a job waits, for a user who may see it."""
         rows = [row for row in self._queue() if row.job_id == job] or [JobRow(job)]
         if not await self.privacy.visible(uid, rows):
             return f"Slurm does not list job {job}"
@@ -163,31 +165,31 @@ class Service:
         return self.poller.latest.jobs if self.poller.latest else ()
 
     def _decided(self, gres: str) -> None:
-        """A job was let in: look soon where it asks for what is not on offer.
+        """Query Slurm soon where a job was let in that asks for what is not on offer.
 
         Slurm lists it a moment later. Where a slice of its kind is on offer, Slurm starts it without us.
         """
         if not self.rounds.offers(gres):
             asyncio.get_running_loop().call_later(_SUBMISSION_S, self.poller.nudge)
 
-    def _ingested(self, node: str, events: Sequence[Mapping[str, Any]], told: bool) -> None:
+    def _ingested(self, node: str, events: Sequence[Mapping[str, Any]], complete: bool) -> None:
         for event in events:
             self._events.labels(kind if (kind := event.get("kind")) in messages.KINDS else "other").inc()
         if any(event.get("kind") in KINDS for event in events):
-            self.inventory.look_again()
+            self.inventory.refresh()
         # a job shorter than the pause between two looks leaves no queue that it was seen in
         stopped = (event.get("job") for event in events if event.get("kind") == "stop")
         self._ended.update(job for job in stopped if isinstance(job, int) and not self._unsaved.lists(job))
-        self.rounds.ingested(node, events, told)
+        self.rounds.ingested(node, events, complete)
         self.poller.nudge()
 
     async def _seen(self, snapshot: SlurmView) -> bool:
-        """What follows from a look at Slurm; whether to look again at once."""
+        """Act on a new view of Slurm; return whether to query it again at once."""
         self.submit.facts.snapshot(snapshot)
-        news, gone = self._unsaved.look(snapshot.jobs)
+        news, departed = self._unsaved.update(snapshot.jobs)
         if news:
             self.writer.replace(self._unsaved.save, "jobs")
-        self._ended |= gone
+        self._ended |= departed
         if self._ended and not self._asking:
             self._asking = True
             self._errand(self._ask_ends(frozenset(self._ended)))

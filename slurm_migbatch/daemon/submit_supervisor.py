@@ -34,7 +34,7 @@ class SubmitSupervisor:
     def __init__(
         self, config: Config, writer: StoreWriter, metrics: Metrics, decided: Callable[[str], None] = lambda gres: None
     ) -> None:
-        """`decided` is called with the GRES of each granted submission."""
+        """Set up. `decided` is called with the GRES of each granted submission."""
         self._config, self._writer, self._decided = config, writer, decided
         self._known = asyncio.Event()
         self._child: Process | None = None

@@ -31,7 +31,7 @@ from slurm_migbatch.config import loads
 from slurm_migbatch.daemon import log as logs
 from slurm_migbatch.daemon.facts import chooser_of, policy_of, slurm_uids
 from slurm_migbatch.daemon.records import record_of
-from slurm_migbatch.submit.decision import Decision
+from slurm_migbatch.submit.decision import SubmitDecision
 from slurm_migbatch.submit.server import SubmitServer
 from slurm_migbatch.submit.service import SubmitService
 from slurm_migbatch.workload.catalog import SiteCatalog
@@ -96,11 +96,11 @@ class DecisionRecorder:
     def __init__(self, output: Output) -> None:
         self._output = output
         self._names: dict[int, str] = {}
-        self._unnamed: queue.SimpleQueue[Decision | None] = queue.SimpleQueue()
+        self._unnamed: queue.SimpleQueue[SubmitDecision | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._look_up, name="user-names", daemon=True)
         self._thread.start()
 
-    def take(self, decision: Decision) -> None:
+    def take(self, decision: SubmitDecision) -> None:
         """Write a decision down, with what was granted."""
         name = decision.user or self._names.get(decision.uid)
         if name is None:
@@ -113,7 +113,7 @@ class DecisionRecorder:
         self._unnamed.put(None)
         self._thread.join(patience_s)
 
-    def _write(self, decision: Decision, name: str) -> None:
+    def _write(self, decision: SubmitDecision, name: str) -> None:
         named = decision if decision.user else replace(decision, user=name)
         self._output.send({"decision": {**record_of(named), "granted": decision.granted}})
 
@@ -134,7 +134,7 @@ class IdleTasks:
 
     def __init__(self, service: SubmitService, output: Output) -> None:
         self._service, self._output = service, output
-        self._told = 0.0
+        self._reported = 0.0
 
     def __call__(self) -> float | None:
         """Do a little; the seconds after which there is more to do."""
@@ -144,14 +144,14 @@ class IdleTasks:
             return 0.0
         if gc.get_count()[0] > _YOUNG:
             gc.collect(0)
-        wait = self._told + _STATISTICS_S - time.monotonic()
+        wait = self._reported + _STATISTICS_S - time.monotonic()
         if wait > 0:
             return wait
-        self._tell()
+        self._report()
         return _FULL_S if self._output.flush() else None
 
-    def _tell(self) -> None:
-        self._told = time.monotonic()
+    def _report(self) -> None:
+        self._reported = time.monotonic()
         statistics = self._service.statistics
         figures = {
             "answers": dict(statistics.answers),

@@ -18,10 +18,10 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from slurm_migbatch.daemon.log import FaultReporter
-from slurm_migbatch.daemon.ports import Store
+from slurm_migbatch.daemon.ports import ServiceStore
 
 log = logging.getLogger(__name__)
-S = TypeVar("S", bound=Store)
+S = TypeVar("S", bound=ServiceStore)
 T = TypeVar("T")
 _ADVICE = (
     "records wait in memory until the database answers; look for a locked or full disk, or a database that is down"
@@ -42,7 +42,7 @@ class _Item:
 class StoreWriter:
     """Runs `work(store)` calls in order in its own thread and tries again where the database is not there."""
 
-    def __init__(self, opener: Callable[[], Store], limit: int, *, first_wait: float = 0.1) -> None:
+    def __init__(self, opener: Callable[[], ServiceStore], limit: int, *, first_wait: float = 0.1) -> None:
         self._opener = opener
         self._limit = limit
         self._queue: deque[_Item] = deque()
@@ -50,7 +50,7 @@ class StoreWriter:
         self._news = threading.Condition()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
-        self._store: Store | None = None
+        self._store: ServiceStore | None = None
         self.fault = FaultReporter("the database", _ADVICE, log, first=first_wait, longest=10.0)
         self._full = FaultReporter("records of decisions are lost", "the database has been away too long", log)
         #: records that could not be kept, by label
@@ -76,7 +76,7 @@ class StoreWriter:
         with self._news:
             return len(self._queue) + len(self._latest)
 
-    def call(self, work: Callable[[Store], T], label: str) -> concurrent.futures.Future[T]:
+    def call(self, work: Callable[[ServiceStore], T], label: str) -> concurrent.futures.Future[T]:
         """Queue work whose result somebody waits for; cancelled futures are skipped.
 
         Raises:
@@ -90,8 +90,8 @@ class StoreWriter:
             self._news.notify_all()
         return future
 
-    def post(self, work: Callable[[Store], Any], label: str, records: int = 1) -> None:
-        """Queue work that nobody waits for; beyond the limit its `records` are dropped, counted and said."""
+    def post(self, work: Callable[[ServiceStore], Any], label: str, records: int = 1) -> None:
+        """Queue work that nobody waits for; beyond the limit its `records` are dropped, counted and logged."""
         with self._news:
             if len(self._queue) < self._limit:
                 self._queue.append(_Item(work, label, None))
@@ -101,7 +101,7 @@ class StoreWriter:
                 self._full.failed(f"{label}: more than {self._limit} records wait")
             self._news.notify_all()
 
-    def replace(self, work: Callable[[Store], Any], label: str) -> None:
+    def replace(self, work: Callable[[ServiceStore], Any], label: str) -> None:
         """Queue work that makes older waiting work of the same label pointless."""
         with self._news:
             self._latest[label] = _Item(work, label, None)
@@ -124,7 +124,7 @@ class StoreWriter:
             return None
 
     def _do(self, item: _Item) -> bool:
-        """One piece of work to its end: done or refused for good; False where we stop and the database is away."""
+        """Do one piece of work; return False where the service stops and the database is away, else True."""
         while True:
             if item.future is not None and item.future.cancelled():
                 break
@@ -156,7 +156,7 @@ class StoreWriter:
 
 
 def is_passing(error: Exception) -> bool:
-    """Whether the database may accept the same work later: locked, full, away; not malformed records."""
+    """Return whether the database may accept the same work later: locked, full, away; not malformed records."""
     if isinstance(error, (OperationalError, InterfaceError, PoolTimeout, OSError)):
         return True
     return isinstance(error, DBAPIError) and error.connection_invalidated

@@ -116,7 +116,7 @@ class Trainer:
         self._saved_at = self._tried_at = 0.0
         self._cost_s: float | None = None
         self._failing = ""
-        self._items, self._busy_s, self._told_at = 0, 0.0, -1e9
+        self._items, self._busy_s, self._reported_at = 0, 0.0, -1e9
         self._deaf = False
 
     def __enter__(self) -> Trainer:
@@ -159,14 +159,14 @@ class Trainer:
         own = self._facts()
         other = [key for key in own if found.facts.get(key) != own[key]]
         if other:
-            told = ", ".join(f"{key}={found.facts.get(key)} (now {own[key]})" for key in other)
+            differences = ", ".join(f"{key}={found.facts.get(key)} (now {own[key]})" for key in other)
             raise ElasticError(
-                f"{found.path} was written by a training with {told}. It would not be the same training any more: keep "
-                "these, or name another directory"
+                f"{found.path} was written by a training with {differences}. It would not be the same training any "
+                "more: keep these, or name another directory"
             )
         self.done = self._saved = found.steps
         log.info("%s: going on after step %d, on %s, micro-batch %d", found.path, self.done, self.slice, self.micro)
-        self._tell(steps=self.done, restored=self.done)
+        self._report(steps=self.done, restored=self.done)
         return found.state
 
     def steps(self, total: int, save: Callable[[], Any]) -> Iterator[Step]:
@@ -196,10 +196,10 @@ class Trainer:
                 continue
             self.done += 1
             self._items += step.size
-            if time.monotonic() - self._told_at >= self._care.report_s:
-                self._tell(**self._report_fields())
+            if time.monotonic() - self._reported_at >= self._care.report_s:
+                self._report(**self._report_fields())
         self._checkpoint(save)
-        self._tell(**self._report_fields(), done=1)
+        self._report(**self._report_fields(), done=1)
 
     def _step(self) -> Step:
         epoch, position, size = self.sampler.position_of(self.done)
@@ -242,7 +242,7 @@ class Trainer:
                 log.warning("checkpoints can be written again; step %d is safe", self.done)
             self._failing = ""
             self._saved, self._saved_at = self.done, time.monotonic()
-        self._tell(**self._report_fields(), checkpoint=f"{time.time():.6f}", ckpt_s=self._cost_s)
+        self._report(**self._report_fields(), checkpoint=f"{time.time():.6f}", ckpt_s=self._cost_s)
         return True
 
     def _fail(self, error: OSError) -> None:
@@ -298,9 +298,9 @@ class Trainer:
             return {"steps": self.done}
         return {"items": self._items, "seconds": self._busy_s, "batch": self.micro, "steps": self.done}
 
-    def _tell(self, **values: str | float | int | None) -> None:
+    def _report(self, **values: str | float | int | None) -> None:
         path = self._environ.get(report.VARIABLE)
-        self._told_at = time.monotonic()
+        self._reported_at = time.monotonic()
         if not path:
             return
         try:

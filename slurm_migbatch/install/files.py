@@ -58,7 +58,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Change:
+class FileChange:
     """A difference between what is and what is to be; `before` or `after` None: there is no such file.
 
     `conflict` says why it cannot be made, and what to do; `back`: it takes away what was written earlier.
@@ -87,7 +87,7 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-class Record:
+class InstallRecord:
     """What was written to this host, below one directory of root's."""
 
     def __init__(self, directory: Path) -> None:
@@ -154,63 +154,65 @@ def write(path: str, text: str, mode: int, owner: tuple[int, int] | None) -> Non
 # --- what differs
 
 
-def differing(wanted: Iterable[Wanted], record: Record) -> list[Change]:
+def differing(wanted: Iterable[Wanted], record: InstallRecord) -> list[FileChange]:
     """Return what must change for `wanted` to be; nothing where all is as it is to be."""
-    return [change for one in wanted if (change := _difference(one, record)) is not None]
+    return [change for target in wanted if (change := _difference(target, record)) is not None]
 
 
-def _difference(one: Wanted, record: Record) -> Change | None:
-    if one.kind == "directory":
-        return _directory(one)
-    present = read(one.path)
-    if present == one.text or (one.kind == "once" and present is not None):
+def _difference(target: Wanted, record: InstallRecord) -> FileChange | None:
+    if target.kind == "directory":
+        return _directory(target)
+    present = read(target.path)
+    if present == target.text or (target.kind == "once" and present is not None):
         return None
     conflict = ""
-    entry = record.entries.get(one.path)
-    if one.kind == "own" and present is not None and (entry is None or entry.digest != digest(present)):
+    entry = record.entries.get(target.path)
+    if target.kind == "own" and present is not None and (entry is None or entry.digest != digest(present)):
         since = "was edited since migbatch wrote it" if entry else "is there and was not written by `migbatch install`"
-        conflict = f"{one.path} {since}, and is left as it is: move it away and run this again to get ours"
-    return Change(one.path, present, one.text, one.kind, one.mode, one.owner, conflict)
+        conflict = f"{target.path} {since}, and is left as it is: move it away and run this again to get ours"
+    return FileChange(target.path, present, target.text, target.kind, target.mode, target.owner, conflict)
 
 
-def _directory(one: Wanted) -> Change | None:
+def _directory(target: Wanted) -> FileChange | None:
     try:
-        status = Path(one.path).stat()
+        status = Path(target.path).stat()
     except FileNotFoundError:
-        return Change(one.path, None, "", "directory", one.mode, one.owner)
-    if (status.st_uid, status.st_mode & 0o7777) == (_uid(one.owner), one.mode):
+        return FileChange(target.path, None, "", "directory", target.mode, target.owner)
+    if (status.st_uid, status.st_mode & 0o7777) == (_uid(target.owner), target.mode):
         return None
-    return Change(one.path, "", "", "directory", one.mode, one.owner)
+    return FileChange(target.path, "", "", "directory", target.mode, target.owner)
 
 
-def leaving(record: Record) -> list[Change]:
+def leaving(record: InstallRecord) -> list[FileChange]:
     """Return what must change for everything that was written to be gone."""
     found = [_back(entry, record) for entry in reversed(record.entries.values()) if entry.kind != "directory"]
     folders = sorted((entry for entry in record.entries.values() if entry.kind == "directory"), key=lambda e: e.path)
-    found += [Change(entry.path, "", None, "directory") for entry in reversed(folders)]
+    found += [FileChange(entry.path, "", None, "directory") for entry in reversed(folders)]
     return [change for change in found if change is not None]
 
 
-def _back(entry: Entry, record: Record) -> Change | None:
+def _back(entry: Entry, record: InstallRecord) -> FileChange | None:
     present = read(entry.path)
     if entry.kind != "site":
         if present is None:
             return None
         edited = entry.digest != digest(present)
         text = f"{entry.path} was edited since migbatch wrote it, and stays: remove it by hand" if edited else ""
-        return Change(entry.path, present, None, entry.kind, conflict=text, back=True)
+        return FileChange(entry.path, present, None, entry.kind, conflict=text, back=True)
     original = record.kept(entry.backup) if entry.backup else ""
     if present is None:
-        return Change(entry.path, None, original, "site", conflict=f"{entry.path} is gone, and is left so", back=True)
+        return FileChange(
+            entry.path, None, original, "site", conflict=f"{entry.path} is gone, and is left so", back=True
+        )
     after = undo(original, record.kept(entry.written), present)
     if after is None:
         was = f"; what it was before is {record.directory / entry.backup}" if entry.backup else ""
         text = f"{entry.path} was edited since, in the lines that migbatch wrote: take them out by hand{was}"
-        return Change(entry.path, present, present, "site", conflict=text, back=True)
-    return Change(entry.path, present, after if after or entry.backup else None, "site", back=True)
+        return FileChange(entry.path, present, present, "site", conflict=text, back=True)
+    return FileChange(entry.path, present, after if after or entry.backup else None, "site", back=True)
 
 
-def diff(changes: Sequence[Change], *, full: bool = False) -> Iterator[str]:
+def diff(changes: Sequence[FileChange], *, full: bool = False) -> Iterator[str]:
     """Yield the lines of a unified diff; of long new files the head only, unless `full`."""
     for change in changes:
         if change.conflict:
@@ -240,7 +242,7 @@ def _shown(text: str | None) -> list[str]:
 # --- making it so
 
 
-def apply(changes: Iterable[Change], record: Record) -> None:
+def apply(changes: Iterable[FileChange], record: InstallRecord) -> None:
     """Make changes and note each before it is made; those with a conflict are left out."""
     for change in changes:
         if change.conflict:
@@ -252,7 +254,7 @@ def apply(changes: Iterable[Change], record: Record) -> None:
         record.save()
 
 
-def _apply_directory(change: Change, record: Record) -> None:
+def _apply_directory(change: FileChange, record: InstallRecord) -> None:
     place = Path(change.path)
     if change.after is None:
         if place.is_dir() and not any(place.iterdir()):
@@ -267,7 +269,7 @@ def _apply_directory(change: Change, record: Record) -> None:
     os.chown(place, _uid(change.owner), -1)
 
 
-def _apply_file(change: Change, record: Record) -> None:
+def _apply_file(change: FileChange, record: InstallRecord) -> None:
     place = Path(change.path)
     if change.after is None:
         place.unlink(missing_ok=True)
@@ -289,7 +291,7 @@ def _apply_file(change: Change, record: Record) -> None:
     _write(change)
 
 
-def _write(change: Change) -> None:
+def _write(change: FileChange) -> None:
     """Write what a file is to hold; one that is there keeps its mode and owner unless it is ours."""
     assert change.after is not None
     if change.kind == "site" and change.before is not None:
@@ -299,7 +301,7 @@ def _write(change: Change) -> None:
         write(change.path, change.after, change.mode, (_uid(change.owner), 0))
 
 
-def _site_entry(change: Change, after: str, record: Record) -> Entry:
+def _site_entry(change: FileChange, after: str, record: InstallRecord) -> Entry:
     """Return what is to be known of a site's file: what it holds without our edits, and with them."""
     original = change.before
     entry = record.entries.get(change.path)

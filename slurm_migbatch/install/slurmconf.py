@@ -126,14 +126,14 @@ def _logical(text: str, start: int) -> tuple[list[tuple[str, int]], int, int]:
         end = text.find("\n", start)
         end = len(text) if end < 0 else end
         count += 1
-        piece = text[start : _comment(text, start, end)]
-        body = piece.rstrip()
+        content = text[start : _comment(text, start, end)]
+        body = content.rstrip()
         slashes = len(body) - len(body.rstrip("\\"))
         if slashes % 2 and end < len(text):
             kept += [(char, start + i) for i, char in enumerate(body[:-1])]
             start = end + 1
             continue
-        kept += [(char, start + i) for i, char in enumerate(piece)]
+        kept += [(char, start + i) for i, char in enumerate(content)]
         return kept, end, count
 
 
@@ -225,17 +225,17 @@ def edit(conf: Conf, line: Line, change: Mapping[str, str], add: Mapping[str, st
 
 def changed(text: str, line: Line, change: Mapping[str, str], add: Mapping[str, str] | None = None) -> str:
     """Return the text of a line with other values; what is not named stays as it was written."""
-    pieces = text[line.start : line.end]
+    result = text[line.start : line.end]
     if add:
         at = line.tokens[-1].end - line.start
-        pieces = pieces[:at] + "".join(f" {key}={value}" for key, value in add.items()) + pieces[at:]
+        result = result[:at] + "".join(f" {key}={value}" for key, value in add.items()) + result[at:]
     for token in sorted(line.tokens, key=lambda token: -token.start):
         if token.key in change and line.get(token.key) is token:
             old = text[token.start : token.end]
             new = change[token.key]
             new = f'"{new}"' if old.startswith('"') else new
-            pieces = pieces[: token.start - line.start] + new + pieces[token.end - line.start :]
-    return pieces
+            result = result[: token.start - line.start] + new + result[token.end - line.start :]
+    return result
 
 
 def added(conf: Conf, text: str) -> LineEdit:
@@ -250,7 +250,7 @@ def added(conf: Conf, text: str) -> LineEdit:
 def apply(texts: Mapping[str, str], edits: Iterator[LineEdit] | list[LineEdit]) -> dict[str, str]:
     """Return the texts of the files with the edits made."""
     found = dict(texts)
-    for one in sorted(edits, key=lambda one: (one.path, -one.start)):
-        text = found.get(one.path, "")
-        found[one.path] = text[: one.start] + one.new + text[one.end :]
+    for line_edit in sorted(edits, key=lambda line_edit: (line_edit.path, -line_edit.start)):
+        text = found.get(line_edit.path, "")
+        found[line_edit.path] = text[: line_edit.start] + line_edit.new + text[line_edit.end :]
     return found

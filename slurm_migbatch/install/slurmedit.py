@@ -98,7 +98,8 @@ def _settings(site: Site, conf: Conf, done: SlurmPlan) -> Iterator[str]:
         if setting.kind == "hook" and token.value != setting.value:
             if setting.key != "TaskProlog" and site.version >= SEVERAL_HOOKS:
                 if any(
-                    one.get(setting.key.lower()) and one.path != ours and _holds(one, setting) for one in conf.lines
+                    other.get(setting.key.lower()) and other.path != ours and _holds(other, setting)
+                    for other in conf.lines
                 ):
                     yield setting.key
                 continue
@@ -222,9 +223,9 @@ def _subset(line: Line, names: tuple[str, ...], members: list[str]) -> dict[str,
         token = line.get(key)
         if token is None:
             continue
-        each = expand(token.value)
-        if len(each) == len(names):
-            chosen = [each[names.index(member)] for member in members]
+        values = expand(token.value)
+        if len(values) == len(names):
+            chosen = [values[names.index(member)] for member in members]
             folded = fold(chosen)
             found[key] = folded if list(expand(folded)) == chosen else ",".join(chosen)
     return found
@@ -252,7 +253,7 @@ def _catalog_settings(
 
 
 def _cpus(values: Mapping[str, str]) -> int:
-    """Return how many CPUs a line of nodes says that each has."""
+    """Return how many CPUs a line of nodes gives each of them."""
     sockets = _number(values.get("sockets", "")) or _number(values.get("socketsperboard", ""), 1) * _number(
         values.get("boards", ""), 1
     )
@@ -350,7 +351,7 @@ def _devices(
 ) -> Iterator[str]:
     """Yield lines of gres.conf for GPUs of MIG nodes that AutoDetect, which is switched off there, found so far."""
     ours = str(Path(conf.main).parent / INCLUDED_GRES)
-    told: set[str] = set()
+    described: set[str] = set()
     detects = False
     for line in conf.lines:
         name, nodes, detect = line.get("name"), line.get("nodename"), line.get("autodetect")
@@ -359,14 +360,14 @@ def _devices(
         if name is not None and name.value == "gpu":
             if nodes is None:
                 return
-            told |= set(expand(nodes.value))
+            described |= set(expand(nodes.value))
         elif detect is not None and detect.value.lower() != "off":
             detects = True
     if not detects:
         return
     for line, values, names in rows:
-        members = [name for name in names if name in counts and name not in told]
-        gpus = [one for one in gres.parse(values.get("gres", "")) if one.name == "gpu"]
+        members = [name for name in names if name in counts and name not in described]
+        gpus = [entry for entry in gres.parse(values.get("gres", "")) if entry.name == "gpu"]
         if not members or not gpus:
             continue
         if len(gpus) > 1:

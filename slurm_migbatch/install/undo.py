@@ -6,7 +6,7 @@ from difflib import SequenceMatcher
 
 
 def undo(original: str, written: str, present: str) -> str | None:
-    """Return `present` without what turned `original` into `written`; None where that cannot be told.
+    """Return `present` without what turned `original` into `written`; None where that cannot be determined.
 
     Each run of lines that was written must still be there once, as it was written.
     """

@@ -122,7 +122,7 @@ class Geometry(Frozen):
     _hash: int
 
     def __init__(self, name: str, profiles: Iterable[ProfileInfo]) -> None:
-        """Raises GeometryError where a profile is given twice or none at all."""
+        """Set up a geometry; raises GeometryError where a profile is given twice or none at all."""
         ordered = tuple(sorted(profiles, key=_largest_first))
         by_profile = {info.profile: info for info in ordered}
         if not ordered:
@@ -278,7 +278,7 @@ class Geometry(Frozen):
         name, rows = data.get("name"), data.get("profiles")
         if not isinstance(name, str) or not isinstance(rows, list):
             raise GeometryError("a geometry needs a name and a list of profiles")
-        return _one_of_equals(cls(name, [ProfileInfo.from_dict(row) for row in rows]))
+        return _interned(cls(name, [ProfileInfo.from_dict(row) for row in rows]))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Geometry):
@@ -298,7 +298,7 @@ class Geometry(Frozen):
 
 
 @lru_cache(maxsize=256)
-def _one_of_equals(geometry: Geometry) -> Geometry:
+def _interned(geometry: Geometry) -> Geometry:
     return geometry
 
 

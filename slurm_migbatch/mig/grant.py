@@ -45,7 +45,7 @@ class Grant(Frozen):
     guest: bool
 
     def __init__(self, parts: Iterable[tuple[Profile, int]], decision: str = "", guest: bool = False) -> None:
-        """Raises GrantError where the marker could not be read back."""
+        """Set up a grant; raises GrantError where the marker could not be read back."""
         listed = tuple([(Profile(*profile), count) for profile, count in parts])
         if guest and listed:
             raise GrantError("a guest has no slices of its own")

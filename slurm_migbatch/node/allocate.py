@@ -33,7 +33,7 @@ from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.diagnosis import GpuLabel, explain_misfit
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.hookenv import HookEnv
-from slurm_migbatch.node.journal import IN_FLIGHT, Journal, JournalError, Overlap, Run, Slice
+from slurm_migbatch.node.journal import IN_FLIGHT, Journal, JournalError, JournalRun, JournalSlice, Overlap
 from slurm_migbatch.node.liveness import LivenessError
 from slurm_migbatch.node.paths import Paths
 from slurm_migbatch.node.repair import Repairer, lock_names
@@ -74,7 +74,7 @@ class _Retry(Exception):
 class AllocatedSlices(NamedTuple):
     """The slices a run holds now."""
 
-    slices: tuple[Slice, ...]
+    slices: tuple[JournalSlice, ...]
     elapsed_ms: int
 
     @property
@@ -256,7 +256,7 @@ class Allocator:
             for mig_slice in claim.evict:
                 if mig_slice.state == "idle":  # else another hook has marked it, and we may wait for that one
                     self._journal.put(mig_slice._replace(state="evict", owner=owner_id))
-            base = claim.warm or Slice(claim.gpu, claim.slot, "intent")
+            base = claim.warm or JournalSlice(claim.gpu, claim.slot, "intent")
             if claim.host is not None:
                 base = claim.host._replace(id=None, beside=claim.host.id, shared=True, reason="")
             self._journal.put(
@@ -271,7 +271,7 @@ class Allocator:
                     warm=claim.warm is not None or claim.host is not None,
                 )
             )
-        run = Run(
+        run = JournalRun(
             env.job,
             env.restart or 0,
             env.uid,
@@ -323,7 +323,7 @@ class Allocator:
         rows = self._journal.slices("owner=? AND state='intent'", (owner_id,))
         if len(rows) != len(claims):
             raise _Retry(None, "a slice that was idle when it was chosen proved to be gone")
-        done: list[Slice] = []
+        done: list[JournalSlice] = []
         for row in sorted(rows, key=lambda row: row.ordinal or 0):
             deadline.check(f"making {row.slot}")
             gpu = gpus[row.gpu]
@@ -357,7 +357,7 @@ class Allocator:
         return {instance.slot: instance for instance in instances}
 
     def _evict(
-        self, gpu: Gpu, mig_slice: Slice, owner_id: str, existing: dict[Slot, Instance], deadline: Deadline
+        self, gpu: Gpu, mig_slice: JournalSlice, owner_id: str, existing: dict[Slot, Instance], deadline: Deadline
     ) -> None:
         """Destroy an idle instance, unless another hook that needs its room too has done so."""
         row = self._mark_for_eviction(mig_slice, owner_id)
@@ -375,7 +375,7 @@ class Allocator:
             self._journal.drop(row)
             self._journal.event("destroy", {**row.place, "elapsed_ms": elapsed})
 
-    def _mark_for_eviction(self, mig_slice: Slice, owner_id: str) -> Slice | None:
+    def _mark_for_eviction(self, mig_slice: JournalSlice, owner_id: str) -> JournalSlice | None:
         """Mark an idle instance for destruction; None where it no longer exists. Needs the GPU's lock."""
         row = self._current_row(mig_slice)
         if row is not None and row.state == "idle":  # whoever had marked it gave up
@@ -387,14 +387,14 @@ class Allocator:
             raise _Retry(None, f"{mig_slice} was to be destroyed and is {row.state} now")
         return row
 
-    def _current_row(self, mig_slice: Slice) -> Slice | None:
+    def _current_row(self, mig_slice: JournalSlice) -> JournalSlice | None:
         """Read a row again; its id alone is not enough, since SQLite reuses the ids of deleted rows."""
         rows = self._journal.slices(
             "id=? AND gpu=? AND mig_uuid IS ?", (mig_slice.id, mig_slice.gpu, mig_slice.mig_uuid)
         )
         return rows[0] if rows and rows[0].slot == mig_slice.slot else None
 
-    def _warm(self, gpu: Gpu, row: Slice, existing: dict[Slot, Instance]) -> Instance:
+    def _warm(self, gpu: Gpu, row: JournalSlice, existing: dict[Slot, Instance]) -> Instance:
         instance = existing.get(row.slot)
         if instance is None or instance.mig_uuid is None or instance.mig_uuid != row.mig_uuid:
             raise _Retry(None, f"{row} is not what the journal says")
@@ -404,7 +404,7 @@ class Allocator:
             raise _Retry(None, f"processes still live on {row}")
         return instance
 
-    def _join(self, gpu: Gpu, row: Slice, existing: dict[Slot, Instance]) -> Slice:
+    def _join(self, gpu: Gpu, row: JournalSlice, existing: dict[Slot, Instance]) -> JournalSlice:
         """Check that the slice to share exists; its devices belong to the user already."""
         instance = existing.get(row.slot)
         if instance is None or instance.mig_uuid != row.mig_uuid:
@@ -412,7 +412,7 @@ class Allocator:
             raise _Retry(None, f"{row} is not what the journal says")
         return row
 
-    def _make(self, gpu: Gpu, row: Slice) -> Instance:
+    def _make(self, gpu: Gpu, row: JournalSlice) -> Instance:
         start = time.monotonic()
         effects.point("driver create")
         try:
@@ -424,7 +424,7 @@ class Allocator:
             self._journal.event("create", {**row._replace(gi=instance.gi_id).place, "elapsed_ms": elapsed})
         return instance
 
-    def _open_devices(self, gpu: Gpu, row: Slice, instance: Instance, env: HookEnv) -> Slice:
+    def _open_devices(self, gpu: Gpu, row: JournalSlice, instance: Instance, env: HookEnv) -> JournalSlice:
         """Give the capability devices to the user."""
         ci = instance.ci_id if instance.ci_id is not None else 0
         minors = self._caps.grant(gpu.minor, instance.gi_id, ci, env.uid)
@@ -434,7 +434,7 @@ class Allocator:
         return self._gpus.geometry(gpu).info(profile).memory_mib
 
     def _commit(
-        self, env: HookEnv, owner_id: str, done: Sequence[Slice], planned: bool, elapsed_ms: int
+        self, env: HookEnv, owner_id: str, done: Sequence[JournalSlice], planned: bool, elapsed_ms: int
     ) -> AllocatedSlices:
         restart = env.restart or 0
         now = time.time()
@@ -465,7 +465,7 @@ class Allocator:
             )
         return allocation
 
-    def _current_claim(self, row: Slice, owner_id: str) -> Slice:
+    def _current_claim(self, row: JournalSlice, owner_id: str) -> JournalSlice:
         """Read a guest's claim again: since its host left it may be a claim of the whole slice, or void."""
         if row.beside is None:
             return row
@@ -474,7 +474,7 @@ class Allocator:
             raise _Retry(None, f"{row} was to be shared and is gone")
         return rows[0]
 
-    def _sharing_fields(self, held: Sequence[Slice]) -> dict[str, list[int]]:
+    def _sharing_fields(self, held: Sequence[JournalSlice]) -> dict[str, list[int]]:
         """Return the fields of a guest's `start` event that name its host, and mark the host's row as shared.
 
         It counts as a guest only where its host is still there at the start.

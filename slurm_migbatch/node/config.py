@@ -56,7 +56,7 @@ class NodeConfig(NamedTuple):
 
     @property
     def progress_path(self) -> str:
-        """ProgressDir, in RunDir unless told: a mount point for a tmpfs, no disk that jobs could fill."""
+        """ProgressDir, in RunDir unless configured: a mount point for a tmpfs, no disk that jobs could fill."""
         return self.progress_dir or f"{self.run_dir}/progress"
 
     def manages(self, uuid: str, minor: int) -> bool:

@@ -161,7 +161,7 @@ class ControllerSync:
         return state(found, journal.slices(), {(run.job, run.restart): run for run in journal.runs("state<>'ended'")})
 
     def _inventory(self, journal: Journal) -> None:
-        """Spool the inventory where it is not what was told last (by this process)."""
+        """Spool the inventory where it differs from what this process spooled last."""
         found = self._list_gpus()
         text = json.dumps(found, sort_keys=True)
         if found is not None and text != self._last_inventory:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from slurm_migbatch.mig.grant import Grant
 from slurm_migbatch.mig.layout import Slot
-from slurm_migbatch.node.journal import Run, Slice
+from slurm_migbatch.node.journal import JournalRun, JournalSlice
 from slurm_migbatch.node.plan import CachedPlan
 
 LONGEST = 1500
@@ -33,8 +33,8 @@ def explain_misfit(
     grant: Grant,
     plan: CachedPlan,
     labels: Sequence[GpuLabel],
-    rows: Iterable[Slice],
-    runs: Iterable[Run],
+    rows: Iterable[JournalSlice],
+    runs: Iterable[JournalRun],
     note: str = "",
 ) -> str:
     """Describe plan and use in one paragraph, to follow a colon. `rows` and `runs` are the journal's.
@@ -62,7 +62,7 @@ def explain_misfit(
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
 
-def _describe_plan(grant: Grant, plan: CachedPlan, taken: Mapping[GpuLabel, Sequence[Slice]]) -> str:
+def _describe_plan(grant: Grant, plan: CachedPlan, taken: Mapping[GpuLabel, Sequence[JournalSlice]]) -> str:
     if not plan.version:
         return "the controller has told this node no plan"
     if grant.guest:
@@ -86,7 +86,9 @@ def _describe_plan(grant: Grant, plan: CachedPlan, taken: Mapping[GpuLabel, Sequ
     return text
 
 
-def _describe_row(row: Slice, users: Mapping[tuple[int | None, int | None], str], planned: Sequence[Slot]) -> str:
+def _describe_row(
+    row: JournalSlice, users: Mapping[tuple[int | None, int | None], str], planned: Sequence[Slot]
+) -> str:
     job = f"job {row.job}"
     user = users.get((row.job, row.restart))
     if user:
@@ -102,5 +104,5 @@ def _describe_row(row: Slice, users: Mapping[tuple[int | None, int | None], str]
     return text if not planned or row.slot in planned else text + " beside the plan"
 
 
-def _placement_key(row: Slice) -> tuple[int, int]:
+def _placement_key(row: JournalSlice) -> tuple[int, int]:
     return row.slot.placement.start, row.slot.placement.size

@@ -20,7 +20,7 @@ from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.hookenv import HookEnv
-from slurm_migbatch.node.journal import NAME, Corrupt, Journal, JournalError, Run, move_aside
+from slurm_migbatch.node.journal import NAME, Corrupt, Journal, JournalError, JournalRun, move_aside
 from slurm_migbatch.node.liveness import Liveness, LivenessError
 from slurm_migbatch.node.paths import Paths
 from slurm_migbatch.node.rebuild import rebuild
@@ -164,11 +164,11 @@ class Executor:
         places = ", ".join(str(row) for row in allocation.slices)
         return exits.OK, f"{env.run}: {places} {'warm' if allocation.warm else 'made'} in {allocation.elapsed_ms} ms"
 
-    def _journal_run(self, env: HookEnv) -> Run | None:
+    def _journal_run(self, env: HookEnv) -> JournalRun | None:
         runs = self.journal.runs("job=? AND restart=?", (env.job, env.restart or 0))
         return runs[0] if runs else None
 
-    def _whole(self, run: Run) -> bool:
+    def _whole(self, run: JournalRun) -> bool:
         """Check that a run which the journal calls running has all that a task needs; release it otherwise."""
         given = handoff.load(self.paths.job, run.job, run.restart)
         slices = self.journal.slices("job=? AND restart=?", (run.job, run.restart))
@@ -188,7 +188,7 @@ class Executor:
             for run in runs:
                 self.repairer.finish(run._replace(state="ending"))
 
-    def _begin_release(self, runs: list[Run], exit_code: int | None, owner_id: str) -> list[Run]:
+    def _begin_release(self, runs: list[JournalRun], exit_code: int | None, owner_id: str) -> list[JournalRun]:
         ending = [run._replace(state="ending", owner=owner_id, exit_code=exit_code, since=time.time()) for run in runs]
         with self.journal.write():
             for run in ending:
@@ -235,7 +235,7 @@ class Executor:
 
         full = f"{why[:500]}: {diagnosis or self._explain_misfit(env)}".removesuffix(": ")
         restart = env.restart or 0
-        run = Run(env.job, restart, env.uid, env.user, env.account, env.partition, "", "misfit", owner_id)
+        run = JournalRun(env.job, restart, env.uid, env.user, env.account, env.partition, "", "misfit", owner_id)
         asked = _gres(env.comment)
         with self.journal.write():
             self.journal.put_run(run)

@@ -13,7 +13,7 @@ from slurm_migbatch.node.config import NodeConfig
 
 
 class Survey(NamedTuple):
-    """GPUs with MIG on, those without, and by UUID what those said that do not answer."""
+    """GPUs with MIG on, those without, and by UUID the errors of those that do not answer."""
 
     managed: tuple[Gpu, ...]
     off: tuple[Gpu, ...]

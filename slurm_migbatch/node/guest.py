@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from slurm_migbatch.node.journal import Run, Slice
+from slurm_migbatch.node.journal import JournalRun, JournalSlice
 from slurm_migbatch.node.plan import SharedSlot
 
 FREE = ("idle", "evict", "lost")
@@ -32,11 +32,11 @@ class Verdict(NamedTuple):
 
     action: GuestAction
     why: str = ""
-    host: Slice | None = None
+    host: JournalSlice | None = None
 
 
 def verdict(
-    place: SharedSlot, uid: int, rows: Sequence[Slice], runs: Mapping[tuple[int, int], Run], planned: bool
+    place: SharedSlot, uid: int, rows: Sequence[JournalSlice], runs: Mapping[tuple[int, int], JournalRun], planned: bool
 ) -> Verdict:
     """Decide what a job of `uid` may do with `place`; `planned`: the plan still has that slot."""
     occupied = [row for row in rows if row.gpu == place.gpu and row.state not in FREE]

@@ -97,7 +97,7 @@ class Overlap(AssertionError):
     """A slot would have two owners; a fault in this program, stopped before it is written."""
 
 
-class Slice(NamedTuple):
+class JournalSlice(NamedTuple):
     """One row of `slices`. `uid` of an idle row is its last user; `cap_gi` and `cap_ci` are capability minors.
 
     `beside` is the id of the first holder's row where this is a second holder's; `shared` says that this holder has had
@@ -140,7 +140,7 @@ class Slice(NamedTuple):
         """The slice in `start` and `stop` events."""
         return {**self.place, "ci": self.ci, "mig_uuid": self.mig_uuid}
 
-    def freed(self, state: str, reason: str = "") -> Slice:
+    def freed(self, state: str, reason: str = "") -> JournalSlice:
         """Return the same slot and instance in another state, without a holder; the last user is kept."""
         return self._replace(
             state=state,
@@ -154,7 +154,7 @@ class Slice(NamedTuple):
             since=time.time(),
         )
 
-    def on(self, instance: Instance, minors: tuple[int | None, int | None] = (None, None)) -> Slice:
+    def on(self, instance: Instance, minors: tuple[int | None, int | None] = (None, None)) -> JournalSlice:
         """Return the row with the ids of the instance in its slot, and its capability minors where known."""
         gi, ci = minors
         return self._replace(gi=instance.gi_id, ci=instance.ci_id, mig_uuid=instance.mig_uuid, cap_gi=gi, cap_ci=ci)
@@ -163,7 +163,7 @@ class Slice(NamedTuple):
         return f"{self.slot} on {self.gpu}"
 
 
-class Run(NamedTuple):
+class JournalRun(NamedTuple):
     """One row of `runs`. `marker` is the grant as `mig/grant.py` writes it, empty for a run that never had one."""
 
     job: int
@@ -317,7 +317,7 @@ class Journal:
 
     # -- slices ------------------------------------------------------------------------------------------------
 
-    def slices(self, where: str = "1", values: Iterable[object] = ()) -> list[Slice]:
+    def slices(self, where: str = "1", values: Iterable[object] = ()) -> list[JournalSlice]:
         """Read all slices, or those of an SQL condition with bound values, by GPU and placement."""
         with _errors(self.path):
             rows = self._connection.execute(
@@ -327,7 +327,7 @@ class Journal:
             ).fetchall()
         return [_slice(row) for row in rows]
 
-    def put(self, row: Slice) -> Slice:
+    def put(self, row: JournalSlice) -> JournalSlice:
         """Write a new row, or the row with its id. Raises Overlap rather than give a place two owners.
 
         A second holder is none that way: what holds for him the triggers enforce, with sqlite3.IntegrityError.
@@ -356,17 +356,17 @@ class Journal:
             )
         return row._replace(id=cursor.lastrowid)
 
-    def drop(self, row: Slice) -> None:
+    def drop(self, row: JournalSlice) -> None:
         """Delete a row."""
         with _errors(self.path):
             self._connection.execute("DELETE FROM slices WHERE id=?", (row.id,))
 
-    def guest_of(self, row: Slice) -> Slice | None:
+    def guest_of(self, row: JournalSlice) -> JournalSlice | None:
         """Read the second holder's row of a slice; None where it has one holder."""
         rows = self.slices("beside=?", (row.id,))
         return rows[0] if rows else None
 
-    def leave(self, row: Slice, state: str = "idle", reason: str = "") -> Slice | None:
+    def leave(self, row: JournalSlice, state: str = "idle", reason: str = "") -> JournalSlice | None:
         """Take the holder away from `row`; part of the transaction that is open.
 
         Who is left has the slice from then on, still in flight if that is how far it got. Where nobody is left the
@@ -388,7 +388,7 @@ class Journal:
 
     # -- runs --------------------------------------------------------------------------------------------------
 
-    def runs(self, where: str = "1", values: Iterable[object] = ()) -> list[Run]:
+    def runs(self, where: str = "1", values: Iterable[object] = ()) -> list[JournalRun]:
         """Read all runs, or those of an SQL condition with bound values."""
         with _errors(self.path):
             rows = self._connection.execute(
@@ -396,9 +396,9 @@ class Journal:
                 f"WHERE {where} ORDER BY job,restart",
                 tuple(values),
             ).fetchall()
-        return [Run(*row) for row in rows]
+        return [JournalRun(*row) for row in rows]
 
-    def put_run(self, run: Run) -> None:
+    def put_run(self, run: JournalRun) -> None:
         """Write or replace a run."""
         with _errors(self.path):
             self._connection.execute(
@@ -406,7 +406,7 @@ class Journal:
                 run._replace(since=run.since or time.time()),
             )
 
-    def drop_run(self, run: Run) -> None:
+    def drop_run(self, run: JournalRun) -> None:
         """Forget a run."""
         with _errors(self.path):
             self._connection.execute("DELETE FROM runs WHERE job=? AND restart=?", (run.job, run.restart))
@@ -466,9 +466,9 @@ class Journal:
             self.set_meta("acked", str(seq))
 
 
-def _slice(row: Sequence[Any]) -> Slice:
+def _slice(row: Sequence[Any]) -> JournalSlice:
     slot = Slot(Profile.parse(row[1]), Placement(row[2], row[3]))
-    return Slice._make((row[0], slot, *row[4:14], bool(row[14]), *row[15:19], bool(row[19]), row[20]))
+    return JournalSlice._make((row[0], slot, *row[4:14], bool(row[14]), *row[15:19], bool(row[19]), row[20]))
 
 
 @contextmanager

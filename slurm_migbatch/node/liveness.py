@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.deadline import Deadline
-from slurm_migbatch.node.journal import Run
+from slurm_migbatch.node.journal import JournalRun
 
 SETTLED_S = 10.0
 PAUSE_S = 2.0
@@ -52,11 +52,11 @@ UNKNOWN = "Invalid job id specified"
 
 
 class LivenessError(RuntimeError):
-    """It cannot be told which runs are over; the message says why."""
+    """Which runs are over cannot be found out; the message says why."""
 
 
 class JobRecord(NamedTuple):
-    """What slurmctld says of a job: how often it was requeued, its state as squeue words it, and its nodes."""
+    """A job as slurmctld shows it: how often it was requeued, its state as squeue prints it, and its nodes."""
 
     restarts: int
     state: str
@@ -69,7 +69,7 @@ class Liveness:
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
 
-    def over(self, runs: Iterable[Run], deadline: Deadline, *, pause: float | None = None) -> list[Run]:
+    def over(self, runs: Iterable[JournalRun], deadline: Deadline, *, pause: float | None = None) -> list[JournalRun]:
         """Return the `running` runs that are over by two observations. Raises LivenessError."""
         found = self.once(runs, deadline)
         if not found:
@@ -80,7 +80,7 @@ class Liveness:
         time.sleep(wait)
         return self.once(found, deadline)
 
-    def once(self, runs: Iterable[Run], deadline: Deadline) -> list[Run]:
+    def once(self, runs: Iterable[JournalRun], deadline: Deadline) -> list[JournalRun]:
         """Return the `running` runs that are over by one observation. Raises LivenessError."""
         now = time.time()
         settled = [run for run in runs if run.state == "running" and now - run.since >= SETTLED_S]
@@ -89,11 +89,11 @@ class Liveness:
         alive = steps(self._config.node, self._config.spool_dir)
         return [run for run in settled if run.job not in alive and self._is_over(run, deadline)]
 
-    def _is_over(self, run: Run, deadline: Deadline) -> bool:
+    def _is_over(self, run: JournalRun, deadline: Deadline) -> bool:
         return is_over(run, self._config.node, self._job(run.job, deadline))
 
     def _job(self, job: int, deadline: Deadline) -> JobRecord | None:
-        """Ask slurmctld about a job; None where it says that there is no such job."""
+        """Ask slurmctld about a job; None where it knows no such job."""
         from slurm_migbatch.node import scontrol
 
         columns = f"JobID:.12,RestartCnt:.12,State:.24,NodeList:.{LONGEST_LIST}"
@@ -127,7 +127,7 @@ class Liveness:
         return tuple(text.split())
 
 
-def is_over(run: Run, node: str, job: JobRecord | None) -> bool:
+def is_over(run: JournalRun, node: str, job: JobRecord | None) -> bool:
     """Return whether, by slurmctld's record, the run is over on the node with no Epilog still to come.
 
     A state that is not known here counts as going on. The restart count rises before the Epilog of the run before.
@@ -166,6 +166,6 @@ def _is_roots(path: str) -> bool:
         return False
 
 
-def sentences(runs: Sequence[Run]) -> list[str]:
+def sentences(runs: Sequence[JournalRun]) -> list[str]:
     """Return the lines of `node status` for runs that are over."""
     return [f"{run}: Slurm no longer has it here, and its Epilog has not released its slices" for run in runs]

@@ -14,7 +14,7 @@ from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, LayoutError, Slot
 from slurm_migbatch.mig.planning import choose
 from slurm_migbatch.mig.profile import Profile
-from slurm_migbatch.node.journal import Slice
+from slurm_migbatch.node.journal import JournalSlice
 
 GpuSlot = tuple[str, Slot]
 """A slot on the GPU with this UUID."""
@@ -32,7 +32,7 @@ class GpuOccupancy(NamedTuple):
     order: int
     geometry: Geometry
     used: tuple[Slot, ...]
-    idle: tuple[Slice, ...]
+    idle: tuple[JournalSlice, ...]
     planned: tuple[Slot, ...] = ()
 
 
@@ -44,10 +44,10 @@ class SlotClaim(NamedTuple):
 
     gpu: str
     slot: Slot
-    warm: Slice | None
-    evict: tuple[Slice, ...]
+    warm: JournalSlice | None
+    evict: tuple[JournalSlice, ...]
     planned: bool = False
-    host: Slice | None = None
+    host: JournalSlice | None = None
 
 
 def choose_slots(
@@ -113,14 +113,16 @@ def _options(
             )
 
 
-def _warm(view: GpuOccupancy, slot: Slot, uid: int, reuse: str) -> Slice | None:
+def _warm(view: GpuOccupancy, slot: Slot, uid: int, reuse: str) -> JournalSlice | None:
     for row in view.idle:
         if row.slot == slot and row.gi is not None and row.state == "idle":
             return row if reuse == "any" or (reuse == "same-user" and row.uid == uid) else None
     return None
 
 
-def _evicted(view: GpuOccupancy, used: Layout, slot: Slot, warm: Slice | None) -> tuple[Slice, ...] | None:
+def _evicted(
+    view: GpuOccupancy, used: Layout, slot: Slot, warm: JournalSlice | None
+) -> tuple[JournalSlice, ...] | None:
     """Return the idle instances to destroy before `slot` can be made; None where even that is not enough."""
     if warm is not None:
         return ()

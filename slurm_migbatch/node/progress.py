@@ -116,7 +116,7 @@ class ProgressLine(NamedTuple):
     ckpt_s: float | None = None
     restored: int | None = None
 
-    def tells(self, keys: Iterable[str]) -> bool:
+    def has_any(self, keys: Iterable[str]) -> bool:
         """Return whether the line has one of these keys."""
         return any(getattr(self, key) is not None for key in keys if key != "done") or (
             "done" in keys and self.done > 0
@@ -308,14 +308,14 @@ def _by_task(
     first: Iterable[ProgressLine], last: Sequence[ProgressLine], keys: Sequence[str]
 ) -> tuple[dict[int | None, ProgressLine], dict[int | None, ProgressLine]]:
     """Return each task's first and latest reports of `keys`; the job's own (None) where it reported last."""
-    about = [line for line in last if line.tells(keys)]
+    about = [line for line in last if line.has_any(keys)]
     begins: dict[int | None, ProgressLine] = {}
     ends: dict[int | None, ProgressLine] = {}
     if not about:
         return begins, ends
     together = about[-1].task is not None
     for line in (*first, *about):
-        if (line.task is not None) == together and line.tells(keys):
+        if (line.task is not None) == together and line.has_any(keys):
             begins.setdefault(line.task, line)
     for line in about:
         if (line.task is not None) == together and (line.task in ends or len(ends) < MAX_TASKS):

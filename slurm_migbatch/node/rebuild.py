@@ -14,7 +14,7 @@ from slurm_migbatch.mig.driver import Gpu, Instance
 from slurm_migbatch.node import handoff
 from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.gpus import Gpus
-from slurm_migbatch.node.journal import Journal, Run, Slice
+from slurm_migbatch.node.journal import Journal, JournalRun, JournalSlice
 from slurm_migbatch.node.paths import Paths
 
 
@@ -47,7 +47,7 @@ def rebuild(journal: Journal, paths: Paths, gpus: Gpus, caps: Caps, aside: str) 
                 journal.put(guest._replace(beside=ids[guest.gpu, guest.slot]))
         for found in given:
             state = "running" if found.slices else "misfit"
-            journal.put_run(Run(found.job, found.restart, found.uid, "", "", "", "", state))
+            journal.put_run(JournalRun(found.job, found.restart, found.uid, "", "", "", "", state))
         journal.set_meta("built", "1")
         what = f"the journal was damaged; the old one is kept as {aside}" if aside else "the journal was gone"
         journal.event("fault", {"gpu": None, "what": what, "action": "rebuilt", "drain": False})
@@ -64,10 +64,10 @@ def _owners(given: Sequence[handoff.Handoff]) -> dict[str, list[tuple[handoff.Ha
 
 def _rows(
     gpu: Gpu, instance: Instance, caps: Caps, known: Sequence[tuple[handoff.Handoff, int]]
-) -> tuple[Slice, list[Slice]]:
+) -> tuple[JournalSlice, list[JournalSlice]]:
     """Return an instance's row by the `known` hand-offs, and a second holder's row, whose `beside` is not set yet."""
     minors, uid = _devices(caps, gpu.minor, instance)
-    row = Slice(gpu.uuid, instance.slot, "idle", since=time.time()).on(instance, minors)
+    row = JournalSlice(gpu.uuid, instance.slot, "idle", since=time.time()).on(instance, minors)
     if known and len(known) <= 2 and len({found.uid for found, _ in known}) == 1:
         two = len(known) > 1
         holders = [

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from slurm_migbatch.node import handoff, progress, usage
 from slurm_migbatch.node.caps import Caps, CapsError
-from slurm_migbatch.node.journal import Journal, Run, Slice
+from slurm_migbatch.node.journal import Journal, JournalRun, JournalSlice
 from slurm_migbatch.node.paths import Paths
 
 
@@ -23,7 +23,7 @@ class Releaser:
         self._paths = paths
         self._caps = caps
 
-    def finish(self, run: Run) -> list[str]:
+    def finish(self, run: JournalRun) -> list[str]:
         """Finish a release: devices to root, hand-off void, slices idle, the run ended.
 
         The run must be `ending` in the journal already, so that nobody begins to share its slices any more. A slice
@@ -43,10 +43,10 @@ class Releaser:
         progress.remove(self._paths.progress, run.job, run.restart)
         return problems
 
-    def _slices_of(self, run: Run) -> list[Slice]:
+    def _slices_of(self, run: JournalRun) -> list[JournalSlice]:
         return self._journal.slices("job=? AND restart=?", (run.job, run.restart))
 
-    def _close(self, slices: Iterable[Slice], closed: Mapping[int | None, str]) -> dict[int | None, str]:
+    def _close(self, slices: Iterable[JournalSlice], closed: Mapping[int | None, str]) -> dict[int | None, str]:
         """Take the devices of slices back that nobody else holds; by row what is closed, and what went wrong."""
         done = dict(closed)
         for row in slices:
@@ -61,10 +61,10 @@ class Releaser:
                     done[row.id] = str(error)
         return done
 
-    def _is_sole_holder(self, row: Slice) -> bool:
+    def _is_sole_holder(self, row: JournalSlice) -> bool:
         return row.state == "held" and row.beside is None and self._journal.guest_of(row) is None
 
-    def _end(self, run: Run, run_usage: usage.RunUsage, closed: Mapping[int | None, str]) -> list[str] | None:
+    def _end(self, run: JournalRun, run_usage: usage.RunUsage, closed: Mapping[int | None, str]) -> list[str] | None:
         """Record the end in the journal; None, with nothing done, where a slice to free was not closed."""
         with self._journal.write():
             slices = self._slices_of(run)
@@ -88,6 +88,6 @@ class Releaser:
         return [f"{row}: {closed[row.id]}" for row in failed]
 
 
-def _sharing_fields(slices: Iterable[Slice]) -> dict[str, object]:
+def _sharing_fields(slices: Iterable[JournalSlice]) -> dict[str, object]:
     """Return the `stop` fields of a run that shared a slice: its speed and memory are not its slice's alone."""
     return {"shared": True} if any(row.shared for row in slices) else {}

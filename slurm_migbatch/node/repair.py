@@ -20,7 +20,7 @@ from slurm_migbatch.node import effects, ending, handoff, owner, progress
 from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.deadline import Deadline, TooLate, locked
 from slurm_migbatch.node.gpus import Gpus
-from slurm_migbatch.node.journal import IN_FLIGHT, Journal, Run, Slice
+from slurm_migbatch.node.journal import IN_FLIGHT, Journal, JournalRun, JournalSlice
 from slurm_migbatch.node.liveness import Liveness
 from slurm_migbatch.node.paths import Paths
 from slurm_migbatch.node.release import Releaser
@@ -44,7 +44,7 @@ class Repair(NamedTuple):
 
     # A method of Repairer: undo, leave, forget, lose, regain, adopt, respect, complete, park, clear, release, guard
     action: str
-    row: Slice | None
+    row: JournalSlice | None
     instance: Instance | None
     why: str
 
@@ -64,7 +64,7 @@ def run_lock(job: int) -> str:
 
 
 def diagnose(
-    rows: Sequence[Slice],
+    rows: Sequence[JournalSlice],
     instances: Sequence[Instance],
     processes: Mapping[int, Sequence[int]],
     alive: Callable[[str], bool],
@@ -78,7 +78,7 @@ def diagnose(
     from what becomes of the first one's row.
     """
 
-    def working(row: Slice) -> bool:
+    def working(row: JournalSlice) -> bool:
         return row.state in IN_FLIGHT and alive(row.owner)
 
     joining = [row for row in rows if row.beside is not None and row.state in IN_FLIGHT and not alive(row.owner)]
@@ -113,7 +113,7 @@ def diagnose(
     return found + [_unclaimed(instance, processes.get(instance.gi_id, ())) for instance in unclaimed]
 
 
-def _is_of(row: Slice, instance: Instance, accounted: Collection[int]) -> bool:
+def _is_of(row: JournalSlice, instance: Instance, accounted: Collection[int]) -> bool:
     """Return whether the instance in a row's slot is the row's; `accounted`: ids of other rows' instances."""
     if row.state == "held":
         return row.mig_uuid is None or instance.mig_uuid == row.mig_uuid
@@ -122,7 +122,7 @@ def _is_of(row: Slice, instance: Instance, accounted: Collection[int]) -> bool:
     return instance.gi_id not in accounted
 
 
-def _missing(row: Slice) -> Repair | None:
+def _missing(row: JournalSlice) -> Repair | None:
     """Return the repair for a row whose instance the driver does not have."""
     if row.state == "lost":
         return None
@@ -131,7 +131,7 @@ def _missing(row: Slice) -> Repair | None:
     return Repair("forget", row, None, "the driver has no such instance")
 
 
-def _present(row: Slice, instance: Instance, pids: Sequence[int], exposed: bool) -> Repair | None:
+def _present(row: JournalSlice, instance: Instance, pids: Sequence[int], exposed: bool) -> Repair | None:
     """Return the repair for a row without a living owner whose instance the driver has."""
     if row.state == "lost":
         return Repair("regain", row, instance, "the instance that its job holds is back")
@@ -147,7 +147,7 @@ def _present(row: Slice, instance: Instance, pids: Sequence[int], exposed: bool)
     return Repair("clear" if row.state == "zombie" else "release", row, instance, "nothing lives on it any more")
 
 
-def _idle(row: Slice, instance: Instance, pids: Sequence[int], exposed: bool) -> Repair | None:
+def _idle(row: JournalSlice, instance: Instance, pids: Sequence[int], exposed: bool) -> Repair | None:
     if instance.ci_id is None:
         return Repair("complete", row, instance, "it has no compute instance")
     if pids:
@@ -250,7 +250,7 @@ class Repairer:
                 getattr(self, "_" + repair.action)(gpu, repair.row, repair.instance, repair.why)
         return repairs
 
-    def _exposed(self, gpu: Gpu, rows: Sequence[Slice], instances: Sequence[Instance]) -> set[int]:
+    def _exposed(self, gpu: Gpu, rows: Sequence[JournalSlice], instances: Sequence[Instance]) -> set[int]:
         """Return the managed instances whose capability devices others than their owner may open."""
         found = set()
         by_slot = {i.slot: i for i in instances if i.ci_id is not None}
@@ -268,26 +268,26 @@ class Repairer:
 
     # -- one action each -----------------------------------------------------------------------------------------
 
-    def _undo(self, gpu: Gpu, row: Slice, instance: Instance, _why: str) -> None:
+    def _undo(self, gpu: Gpu, row: JournalSlice, instance: Instance, _why: str) -> None:
         """Undo unfinished work: an existing instance becomes idle, complete and closed to users."""
         self._settle(gpu, row, instance)
 
-    def _leave(self, _gpu: Gpu, row: Slice, _instance: None, _why: str) -> None:
+    def _leave(self, _gpu: Gpu, row: JournalSlice, _instance: None, _why: str) -> None:
         """Drop the claim of a second holder that never started, unless its host's end has changed the row."""
         with self._journal.write():
             for now in self._journal.slices("id=? AND beside=? AND owner=?", (row.id, row.beside, row.owner)):
                 self._journal.leave(now)
 
     def _adopt(self, gpu: Gpu, _row: None, instance: Instance, _why: str) -> None:
-        self._settle(gpu, Slice(gpu.uuid, instance.slot, "idle"), instance, event="create")
+        self._settle(gpu, JournalSlice(gpu.uuid, instance.slot, "idle"), instance, event="create")
 
-    def _release(self, gpu: Gpu, row: Slice, instance: Instance, _why: str) -> None:
+    def _release(self, gpu: Gpu, row: JournalSlice, instance: Instance, _why: str) -> None:
         self._settle(gpu, row, instance, event="create")
 
-    def _complete(self, gpu: Gpu, row: Slice | None, instance: Instance, _why: str) -> None:
-        self._settle(gpu, row or Slice(gpu.uuid, instance.slot, "idle"), instance)
+    def _complete(self, gpu: Gpu, row: JournalSlice | None, instance: Instance, _why: str) -> None:
+        self._settle(gpu, row or JournalSlice(gpu.uuid, instance.slot, "idle"), instance)
 
-    def _settle(self, gpu: Gpu, row: Slice, instance: Instance, event: str = "") -> None:
+    def _settle(self, gpu: Gpu, row: JournalSlice, instance: Instance, event: str = "") -> None:
         """Make the instance whole and closed, then idle in the journal; destroy what cannot be made whole."""
         try:
             if instance.ci_id is None:
@@ -308,7 +308,7 @@ class Repairer:
             if row.state == "foreign":
                 self._journal.event("cleared", {**idle.place, "reason": "nothing lives on it any more"})
 
-    def _discard(self, gpu: Gpu, row: Slice, instance: Instance, why: str) -> None:
+    def _discard(self, gpu: Gpu, row: JournalSlice, instance: Instance, why: str) -> None:
         """Destroy the instance and its row; park it where that does not work."""
         try:
             self.destroy(gpu, instance)
@@ -322,10 +322,10 @@ class Repairer:
                 self._journal.event("cleared", {**row._replace(gi=instance.gi_id).place, "reason": why})
             self._journal.event("destroy", {**row._replace(gi=instance.gi_id).place, "elapsed_ms": 0})
 
-    def _clear(self, gpu: Gpu, row: Slice, instance: Instance, why: str) -> None:
+    def _clear(self, gpu: Gpu, row: JournalSlice, instance: Instance, why: str) -> None:
         self._discard(gpu, row, instance, why)
 
-    def _forget(self, _gpu: Gpu | None, row: Slice, _instance: None, why: str) -> None:
+    def _forget(self, _gpu: Gpu | None, row: JournalSlice, _instance: None, why: str) -> None:
         with self._journal.write():
             self._journal.drop(row)
             if row.state in ("idle", "foreign", "evict") and row.gi is not None:
@@ -333,7 +333,7 @@ class Repairer:
             if row.state in ("zombie", "foreign"):
                 self._journal.event("cleared", {**row.place, "reason": why})
 
-    def _lose(self, _gpu: Gpu | None, row: Slice, _instance: None, why: str) -> None:
+    def _lose(self, _gpu: Gpu | None, row: JournalSlice, _instance: None, why: str) -> None:
         with self._journal.write():
             guest = self._journal.guest_of(row)
             if guest is not None and guest.state in IN_FLIGHT:
@@ -345,7 +345,7 @@ class Repairer:
                 what += f", and with it what job {guest.job} shared"
             self._journal.event("fault", {"gpu": row.gpu, "what": what, "action": "noted", "drain": False})
 
-    def _regain(self, gpu: Gpu, row: Slice, instance: Instance, why: str) -> None:
+    def _regain(self, gpu: Gpu, row: JournalSlice, instance: Instance, why: str) -> None:
         with self._journal.write():
             row = self._journal.put(row.on(instance, (row.cap_gi, row.cap_ci))._replace(state="held", reason=""))
             guest = self._journal.guest_of(row)
@@ -355,14 +355,14 @@ class Repairer:
 
     def _respect(self, gpu: Gpu, _row: None, instance: Instance, why: str) -> None:
         with self._journal.write():
-            foreign = self._journal.put(Slice(gpu.uuid, instance.slot, "foreign", reason=why).on(instance))
+            foreign = self._journal.put(JournalSlice(gpu.uuid, instance.slot, "foreign", reason=why).on(instance))
             # To the controller, which must not offer its place, it is what a zombie is: out of use for now.
             self._journal.event("zombie", {**foreign.place, "reason": why})
 
-    def _park(self, _gpu: Gpu, row: Slice, _instance: Instance, why: str) -> None:
+    def _park(self, _gpu: Gpu, row: JournalSlice, _instance: Instance, why: str) -> None:
         self.park(row, why)
 
-    def _guard(self, gpu: Gpu, row: Slice, instance: Instance, _why: str) -> None:
+    def _guard(self, gpu: Gpu, row: JournalSlice, instance: Instance, _why: str) -> None:
         held = row.state == "held"
         if held and not self._runs_on(row):
             return  # its release has begun, which closes the devices itself
@@ -378,7 +378,7 @@ class Repairer:
                     "fault", {"gpu": gpu.uuid, "what": str(error), "action": "will be tried again", "drain": False}
                 )
 
-    def _runs_on(self, row: Slice) -> bool:
+    def _runs_on(self, row: JournalSlice) -> bool:
         """Return whether the slice is still its user's: held without a break, and no holder's end has begun.
 
         Where two share it and one has gone, the other counts.
@@ -389,7 +389,7 @@ class Repairer:
 
     # -- steps that the hooks use too ------------------------------------------------------------------------------
 
-    def park(self, row: Slice, why: str) -> None:
+    def park(self, row: JournalSlice, why: str) -> None:
         """Take a slot out of use, as a zombie, until nothing lives on it and it can be destroyed.
 
         Claims that were to take its room are void with that; whoever made them finds out under the GPU's lock.
@@ -453,7 +453,7 @@ class Repairer:
                 self._forget_start(run)
         return done
 
-    def _forget_start(self, run: Run) -> None:
+    def _forget_start(self, run: JournalRun) -> None:
         handoff.remove(self._paths.job, run.job, run.restart)
         progress.remove(self._paths.progress, run.job, run.restart)
         with self._journal.write():
@@ -487,7 +487,7 @@ class Repairer:
                     self._end([run], lambda: None)
         return done
 
-    def _end(self, runs: Iterable[Run], exit_code: Callable[[], int | None]) -> None:
+    def _end(self, runs: Iterable[JournalRun], exit_code: Callable[[], int | None]) -> None:
         """End runs that are still as they were found. `exit_code` is called in the transaction that begins it."""
         with owner.working() as owner_id:
             with self._journal.write():
@@ -500,7 +500,7 @@ class Repairer:
             for run in found:
                 self.finish(run)
 
-    def refuse_again(self, run: Run) -> None:
+    def refuse_again(self, run: JournalRun) -> None:
         """Write a refused run's hand-off where whoever refused it did not get that far."""
         if handoff.load(self._paths.job, run.job, run.restart) is None:
             why = "it was sent back to the queue"
@@ -542,7 +542,7 @@ class Repairer:
         return found
 
     def _record(self, refused: handoff.Handoff) -> None:
-        run = Run(refused.job, refused.restart, refused.uid, "", "", "", "", "misfit")
+        run = JournalRun(refused.job, refused.restart, refused.uid, "", "", "", "", "misfit")
         reason = "the node's journal could not be written"
         with self._journal.write():
             self._journal.put_run(run)
@@ -565,7 +565,7 @@ class Repairer:
                 (self._lose if row.state == "held" else self._forget)(None, row, None, "its GPU is gone")
         return done
 
-    def finish(self, run: Run) -> list[str]:
+    def finish(self, run: JournalRun) -> list[str]:
         """Finish a release; see `Releaser.finish`."""
         return self._releaser.finish(run)
 
@@ -613,7 +613,7 @@ def void_all(journal: Journal, paths: Paths) -> None:
         handoff.write(paths.job, handoff.Handoff(run.job, run.restart, run.uid, (), why))
 
 
-def forget_all(journal: Journal, rows: Iterable[Slice]) -> None:
+def forget_all(journal: Journal, rows: Iterable[JournalSlice]) -> None:
     """End every run and drop every slice, in the open transaction."""
     held: dict[tuple[int | None, int | None], list[dict[str, object]]] = {}
     for row in sorted(rows, key=lambda row: row.beside is None):  # second holders first

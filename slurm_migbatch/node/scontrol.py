@@ -22,7 +22,7 @@ _REASON = re.compile(r"[^A-Za-z0-9 _.,:;@/()-]")
 
 
 class ScontrolError(RuntimeError):
-    """scontrol could not be run, failed or took too long. `said` is what it wrote where it failed, else empty."""
+    """scontrol could not be run, failed or took too long. `stderr`: what it wrote where it failed, else empty."""
 
     def __init__(self, text: str, stderr: str = "") -> None:
         super().__init__(text)

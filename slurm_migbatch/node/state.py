@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from slurm_migbatch.node.journal import OCCUPYING, Run, Slice
+from slurm_migbatch.node.journal import OCCUPYING, JournalRun, JournalSlice
 
 
 def state(
-    gpus: Sequence[Mapping[str, object]], rows: Sequence[Slice], runs: Mapping[tuple[int, int], Run]
+    gpus: Sequence[Mapping[str, object]], rows: Sequence[JournalSlice], runs: Mapping[tuple[int, int], JournalRun]
 ) -> dict[str, object]:
     """Return the fields of a `state` event: inventory, runs with their slices, slices out of use, idle slices.
 
@@ -22,23 +22,26 @@ def state(
     }
 
 
-def _runs(rows: Sequence[Slice], runs: Mapping[tuple[int, int], Run]) -> list[dict[str, object]]:
+def _runs(rows: Sequence[JournalSlice], runs: Mapping[tuple[int, int], JournalRun]) -> list[dict[str, object]]:
     by_id = {row.id: row for row in rows}
-    held: dict[tuple[int, int], list[Slice]] = {}
+    held: dict[tuple[int, int], list[JournalSlice]] = {}
     for row in rows:
         if row.job is not None and (row.state == "held" or (row.state == "lost" and not _taken(row, rows))):
             held.setdefault((row.job, row.restart or 0), []).append(row)
     return [_run(key, slices, runs.get(key), by_id) for key, slices in sorted(held.items())]
 
 
-def _taken(lost: Slice, rows: Sequence[Slice]) -> bool:
+def _taken(lost: JournalSlice, rows: Sequence[JournalSlice]) -> bool:
     """Return whether the placement of a lost slice has another use by now."""
     place = lost.slot.placement
     return any(r.gpu == lost.gpu and r.state in OCCUPYING and r.slot.placement.overlaps(place) for r in rows)
 
 
 def _run(
-    key: tuple[int, int], slices: Sequence[Slice], run: Run | None, by_id: Mapping[int | None, Slice]
+    key: tuple[int, int],
+    slices: Sequence[JournalSlice],
+    run: JournalRun | None,
+    by_id: Mapping[int | None, JournalSlice],
 ) -> dict[str, object]:
     fields: dict[str, object] = {
         "job": key[0],

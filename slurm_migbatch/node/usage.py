@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from slurm_migbatch.node import peaks, progress
-from slurm_migbatch.node.journal import Journal, Run, Slice
+from slurm_migbatch.node.journal import Journal, JournalRun, JournalSlice
 from slurm_migbatch.node.paths import Paths
 
 
@@ -17,13 +17,13 @@ class RunUsage(NamedTuple):
     report: progress.ProgressReport | None = None
     memory_mib: int | None = None
 
-    def spool(self, journal: Journal, run: Run) -> None:
-        """Spool the run's last `progress` event, if it said anything; part of the transaction that is open."""
+    def spool(self, journal: Journal, run: JournalRun) -> None:
+        """Spool the run's last `progress` event, if it reported anything; part of the transaction that is open."""
         if self.report is not None:
             journal.event("progress", progress_event(run, self.report, final=True))
 
 
-def gather(paths: Paths, run: Run, slices: Sequence[Slice]) -> RunUsage:
+def gather(paths: Paths, run: JournalRun, slices: Sequence[JournalSlice]) -> RunUsage:
     """Gather the usage of a run whose processes have ended. Never raises: statistics must not keep a slice occupied."""
     slices = [row for row in slices if row.state in ("held", "lost")]
     if not slices:
@@ -43,7 +43,7 @@ def gather(paths: Paths, run: Run, slices: Sequence[Slice]) -> RunUsage:
     return RunUsage(report, memory)
 
 
-def progress_event(run: Run, report: progress.ProgressReport, *, final: bool) -> dict[str, object]:
+def progress_event(run: JournalRun, report: progress.ProgressReport, *, final: bool) -> dict[str, object]:
     """Return the fields of a `progress` event; unknown ones are left out."""
     fields = {name: value for name, value in report._asdict().items() if value is not None}
     return {"job": run.job, "restart": run.restart, **fields, "final": final}

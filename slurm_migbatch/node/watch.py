@@ -25,7 +25,7 @@ from slurm_migbatch.node.caps import Caps, CapsError
 from slurm_migbatch.node.config import NodeConfig
 from slurm_migbatch.node.gpus import Gpus
 from slurm_migbatch.node.inotify import WriteWatch
-from slurm_migbatch.node.journal import NAME, Journal, JournalError, Run, Slice
+from slurm_migbatch.node.journal import NAME, Journal, JournalError, JournalRun, JournalSlice
 from slurm_migbatch.node.paths import Paths, PathsError
 from slurm_migbatch.node.usage import progress_event
 
@@ -146,10 +146,10 @@ class Watcher:
                 self._progress(journal, paths, runs[run], slices, now)
 
     @staticmethod
-    def _holders(journal: Journal) -> tuple[dict[peaks.RunId, Run], dict[peaks.RunId, list[Slice]]]:
+    def _holders(journal: Journal) -> tuple[dict[peaks.RunId, JournalRun], dict[peaks.RunId, list[JournalSlice]]]:
         """Read the running runs and the slices that each of them holds."""
         runs = {(run.job, run.restart): run for run in journal.runs("state='running'")}
-        held: dict[peaks.RunId, list[Slice]] = {}
+        held: dict[peaks.RunId, list[JournalSlice]] = {}
         for row in journal.slices("state='held'"):
             if (row.job or 0, row.restart or 0) in runs:
                 held.setdefault((row.job or 0, row.restart or 0), []).append(row)
@@ -157,7 +157,7 @@ class Watcher:
 
     # -- memory --------------------------------------------------------------------------------------------------
 
-    def _sample(self, held: dict[peaks.RunId, list[Slice]]) -> None:
+    def _sample(self, held: dict[peaks.RunId, list[JournalSlice]]) -> None:
         if not held:
             return
         try:
@@ -179,7 +179,7 @@ class Watcher:
 
     # -- devices -------------------------------------------------------------------------------------------------
 
-    def _report_open_devices(self, journal: Journal, held: Mapping[peaks.RunId, Sequence[Slice]]) -> None:
+    def _report_open_devices(self, journal: Journal, held: Mapping[peaks.RunId, Sequence[JournalSlice]]) -> None:
         """Log, once each, who has the devices of another user's slice open. Raises JournalError."""
         by_minor = {
             minor: row
@@ -207,7 +207,9 @@ class Watcher:
 
     # -- progress ------------------------------------------------------------------------------------------------
 
-    def _progress(self, journal: Journal, paths: Paths, run: Run, slices: Sequence[Slice], now: float) -> None:
+    def _progress(
+        self, journal: Journal, paths: Paths, run: JournalRun, slices: Sequence[JournalSlice], now: float
+    ) -> None:
         try:
             content = progress.read(paths.progress, run.job, run.restart, run.uid)
             if content is None or not content.size:
@@ -223,7 +225,9 @@ class Watcher:
         except progress.ProgressError as error:
             self._warn_once(f"{run}: {error}")
 
-    def _send(self, journal: Journal, run: Run, report: progress.ProgressReport, now: float, *, long: bool) -> None:
+    def _send(
+        self, journal: Journal, run: JournalRun, report: progress.ProgressReport, now: float, *, long: bool
+    ) -> None:
         """Tell it where it is new and its time has come."""
         id = run.job, run.restart
         when, before = self._last_sent.get(id, (0.0, None))
@@ -256,7 +260,7 @@ class Watcher:
         return new
 
 
-def _instance(row: Slice) -> Instance | None:
+def _instance(row: JournalSlice) -> Instance | None:
     if row.gi is None or row.mig_uuid is None:
         return None
     return Instance(row.gi, row.slot.profile, row.slot.placement, row.ci, row.mig_uuid)

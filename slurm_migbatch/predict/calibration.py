@@ -54,11 +54,11 @@ class Calibration:
 
     def factor(self, level: float, points: int, pace: npt.NDArray[np.intp]) -> Array:
         """Return the multiple for two-sided intervals that hold with probability `level`, for each point."""
-        each = np.array([self._one(level, min(points, MOST_POINTS), letters) for letters in _LETTERS])
-        chosen: Array = each[pace]
+        factors = np.array([self._factor(level, min(points, MOST_POINTS), letters) for letters in _LETTERS])
+        chosen: Array = factors[pace]
         return chosen
 
-    def _one(self, level: float, points: int, letters: str) -> float:
+    def _factor(self, level: float, points: int, letters: str) -> float:
         for letter in letters:
             known = self.factors.get(f"{points}{letter}")
             if known is not None:

@@ -15,7 +15,7 @@ from slurm_migbatch.workload.catalog import GpuKind, ProfileOffer
 NEED_BITS: Final = 5
 """Leading bits of a memory need after the first: it is rounded up by at most a thirty-second."""
 MOST_MIB: Final = 2**32
-"""A need beyond this is told as this."""
+"""A need beyond this is reported as this."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Figures:
 
     @property
     def tokens(self) -> Mapping[str, Interval]:
-        """What is told of tokens besides, by name; nothing but for language models."""
+        """Figures of tokens by name; empty but for language models."""
         return {}
 
     @property
@@ -103,7 +103,11 @@ class Candidate:
             "latency_s": None if self.figures is None else self.figures.latency_s.to_list(),
             "throughput_per_s": None if self.figures is None else self.figures.throughput_per_s.to_list(),
             "memory_mib": None if self.figures is None else self.figures.memory_mib.to_list(),
-            **({} if self.figures is None else {name: one.to_list() for name, one in self.figures.tokens.items()}),
+            **(
+                {}
+                if self.figures is None
+                else {name: interval.to_list() for name, interval in self.figures.tokens.items()}
+            ),
             "ok": self.ok,
             "why": self.why,
         }

@@ -88,7 +88,9 @@ def misses(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowle
     for (figure, _), away in distances(learned, rows, knowledge).items():
         found.setdefault(figure, []).append(np.minimum(np.abs(away), LARGEST_MISS))
     return {
-        figure: Miss(fmean(float(np.mean(each)) for each in arrays), len(arrays), sum(len(each) for each in arrays))
+        figure: Miss(
+            fmean(float(np.mean(errors)) for errors in arrays), len(arrays), sum(len(errors) for errors in arrays)
+        )
         for figure, arrays in found.items()
     }
 
@@ -137,11 +139,13 @@ class Coverage:
         return {"runs": self.runs, "share": round(self.share, 4), "broken": self.broken}
 
 
-def promises(predictor: LearnedPredictor, told: Iterable[Observation], confidence: float) -> dict[str, Coverage]:
+def promises(
+    predictor: LearnedPredictor, observations: Iterable[Observation], confidence: float
+) -> dict[str, Coverage]:
     """Return whether runs ended within the upper bounds of their time and memory, by figure."""
     groups: dict[Key, list[Measurement]] = {}
-    for each in told:
-        groups.setdefault(each.key, []).append(each.row)
+    for observation in observations:
+        groups.setdefault(observation.key, []).append(observation.row)
     runs: dict[str, int] = {}
     kept: dict[str, int] = {}
     for key, group in groups.items():
@@ -161,6 +165,6 @@ def ratios(learned: Learned, rows: Iterable[Measurement], knowledge: ModelKnowle
     """Return the measured over predicted by `model/kind/gpu` and figure: the median, and of how many rows."""
     found: dict[str, dict[str, Any]] = {}
     for (figure, key), away in distances(learned, rows, knowledge).items():
-        each = {"ratio": round(math.exp(float(median(away.tolist()))), 4), "runs": len(away)}
-        found.setdefault("/".join(key), {})[figure] = each
+        drift = {"ratio": round(math.exp(float(median(away.tolist()))), 4), "runs": len(away)}
+        found.setdefault("/".join(key), {})[figure] = drift
     return found

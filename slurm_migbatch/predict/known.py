@@ -80,7 +80,7 @@ def from_facts(facts: ModelFacts) -> Known:
 
 
 def guessed(family: str, params: float | None, flops: float | None, input_size: int | None) -> Known:
-    """Return what can be said of a model that nobody has described, from its parameters and operations per item."""
+    """Estimate the facts of a model that nobody has described, from its parameters and operations per item."""
     family = family if family in _families() else _family_of(input_size)
     like = _families()[family]
     unit = "tok" if family in TEXT_FAMILIES else "px"

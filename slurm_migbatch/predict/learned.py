@@ -95,7 +95,7 @@ class LearnedPredictor:
         """Return the figures of every cell of a model at once (`submit.table.Sheets`), equal to those of `figures`."""
         known, grid, gpu = self._known[model], self._grids[model], GpuSpec.of_kind(kind)
         infos = [info for info in kind.geometry.profiles if not info.profile.suffix]
-        one = Cells.grid(1, known.reference, infos, gpu, known)
+        single = Cells.grid(1, known.reference, infos, gpu, known)
         batches = np.repeat(np.array(grid.batches, dtype=np.float64), len(grid.inputs))
         size, points = len(infos), len(batches)
 
@@ -104,8 +104,8 @@ class LearnedPredictor:
 
         cells = Cells(
             np.repeat(batches, size),
-            np.tile(one.sm, points),
-            np.tile(one.memory, points),
+            np.tile(single.sm, points),
+            np.tile(single.memory, points),
             np.ones(points * size),
             over_inputs(known.work(value) for value in grid.inputs),
             over_inputs(known.volume(value) for value in grid.inputs),
@@ -139,9 +139,9 @@ class LearnedPredictor:
         info, gpu = kind.geometry.info(profile), GpuSpec.of_kind(kind)
         batches = (bucket.batch,) if bucket.batch else grid.batches
         count, copies = len(batches), 1 if bucket.slo_us else MOST_COPIES
-        one = Cells.grid(1, bucket.input, [info] * (count * copies), gpu, known)
+        single = Cells.grid(1, bucket.input, [info] * (count * copies), gpu, known)
         cells = replace(
-            one,
+            single,
             batch=np.tile(np.array(batches, dtype=np.float64), copies),
             procs=np.repeat(np.arange(1.0, copies + 1.0), count),
         )
@@ -173,9 +173,11 @@ class LearnedPredictor:
         facts = facts_of(EDGE_GPU)
         assert facts is not None
         gpu = GpuSpec(EDGE_GPU, facts, 80)
-        measured = [each for each in self.learned.fitted.values() if each.model == model and "time" in each.beliefs]
+        measured = [
+            fitted for fitted in self.learned.fitted.values() if fitted.model == model and "time" in fitted.beliefs
+        ]
         if measured:
-            belief = min(measured, key=lambda each: (each.kind, -each.points, each.gpu)).beliefs["time"]
+            belief = min(measured, key=lambda fitted: (fitted.kind, -fitted.points, fitted.gpu)).beliefs["time"]
         else:
             belief = self.learned.population("time", "infer").prior(model, known, gpu)
         batches = np.arange(1, LARGEST_BATCH + 1, dtype=np.float64)
@@ -184,7 +186,7 @@ class LearnedPredictor:
             ones = np.ones(len(batches))
             cells = Cells(batches, 14 * compute / 108 * ones, memory / 8 * ones, ones, ones, ones)
             columns.append(np.exp(SURFACES["time"].value(belief.mean, cells)[0]))
-        anchors = {known.reference, *(size for each in measured for size in each.inputs)}
+        anchors = {known.reference, *(size for fitted in measured for size in fitted.inputs)}
         largest = LARGEST_PIXELS if known.unit == "px" else LARGEST_INPUT.get(known.family, LARGEST_INPUT["decoder"])
         return Grid(
             known.unit,

@@ -187,17 +187,17 @@ def pool(surface: Surface, kind: str, units: Sequence[Unit]) -> Population:
     mean = np.zeros(size)
     covariance = np.diag(spread)
     slopes = np.zeros((size, len(FEATURES)))
-    told = np.array([features(unit.known) for unit in units])
-    centre = np.average(told, axis=0, weights=share)
+    design = np.array([features(unit.known) for unit in units])
+    centre = np.average(design, axis=0, weights=share)
     shifts: dict[str, Array] = {}
     for _ in range(4):
         shifted = np.array([shifts.get(unit.stack, np.zeros(size)) for unit in units])
         rest = distances - shifted
         mean = (weight @ rest) / (weight.sum() + 0.25)
         learned = Ridge(alpha=RIDGE, fit_intercept=False)
-        learned.fit((told - centre), rest - mean, sample_weight=weight)
+        learned.fit((design - centre), rest - mean, sample_weight=weight)
         slopes = np.asarray(learned.coef_, dtype=np.float64)
-        rest = rest - mean - (told - centre) @ slopes.T
+        rest = rest - mean - (design - centre) @ slopes.T
         shifts = _shifts(units, rest + shifted, share)
         left = rest
         far = np.einsum("ij,jk,ik->i", left, np.linalg.inv(covariance), left)

@@ -101,7 +101,7 @@ class EndedRun(Protocol):
 
 @dataclass(frozen=True)
 class Observation:
-    """What one run says: a row of the neutral table under the site's short name of the GPU, by whom and when.
+    """What one run showed: a row of the neutral table under the site's short name of the GPU, by whom and when.
 
     `short` says that it failed with its slice full, so its memory is less than what is needed.
     """
@@ -145,8 +145,8 @@ class LeftOut:
 class LearnableRuns:
     """What is learned from, and what is left out."""
 
-    told: tuple[Observation, ...]
-    unheard: tuple[LeftOut, ...]
+    used: tuple[Observation, ...]
+    left_out: tuple[LeftOut, ...]
 
 
 def observations_of(
@@ -247,12 +247,12 @@ def physics(figure: str, key: Key, rows: Sequence[Measurement], known: Known, gp
 def select_learnable(
     observations: Sequence[Observation], knowledge: ModelKnowledge, expect: Expect = physics
 ) -> LearnableRuns:
-    """Leave out whom one cannot believe. `expect`: the present predictor, whose curves tell which figures are alike."""
+    """Leave out implausible observations. `expect`: the present predictor, by whose curves figures are compared."""
     groups: dict[Key, list[Observation]] = {}
     for observation in observations:
         groups.setdefault(observation.key, []).append(observation)
     kept: list[Observation] = []
-    unheard: list[LeftOut] = []
+    left_out: list[LeftOut] = []
     for key, group in groups.items():
         rows = [observation.row for observation in group]
         known, gpu = knowledge.of(key[0], rows), GpuSpec.of_rows(rows)
@@ -263,7 +263,7 @@ def select_learnable(
             here = [observation.row for observation in left]
             away = dict(zip(map(id, left), physics(figure, key, here, known, gpu), strict=True))
             against = dict(zip(map(id, left), expect(figure, key, here, known, gpu), strict=True))
-            bad = _implausible(figure, key, left, away, against, unheard)
+            bad = _implausible(figure, key, left, away, against, left_out)
             group = [
                 observation if id(observation) not in bad else _without(figure, observation) for observation in group
             ]
@@ -272,7 +272,7 @@ def select_learnable(
             for observation in group
             if observation.value("time") is not None or observation.value("memory") is not None
         ]
-    return LearnableRuns(tuple(sorted(kept, key=lambda observation: observation.number)), tuple(unheard))
+    return LearnableRuns(tuple(sorted(kept, key=lambda observation: observation.number)), tuple(left_out))
 
 
 def _implausible(
@@ -281,7 +281,7 @@ def _implausible(
     observations: Sequence[Observation],
     physical: Mapping[int, float],
     present: Mapping[int, float],
-    unheard: list[LeftOut],
+    left_out: list[LeftOut],
 ) -> set[int]:
     def distance(observation: Observation, expected: Mapping[int, float]) -> float:
         value = observation.value(figure)
@@ -294,7 +294,7 @@ def _implausible(
         bad |= {id(observation) for observation in mine if abs(distance(observation, physical)) > math.log(ABSURD)}
         if absurd:
             factor = math.exp(min(abs(median(absurd)), 50.0))
-            unheard.append(LeftOut(key, user, figure, len(absurd), factor, "physics"))
+            left_out.append(LeftOut(key, user, figure, len(absurd), factor, "physics"))
     users = _by_user([observation for observation in observations if id(observation) not in bad])
     middle = {user: median(distance(observation, present) for observation in mine) for user, mine in users.items()}
     if len(users) < 2:
@@ -308,7 +308,7 @@ def _implausible(
         if abs(middle[user] - agreed) > math.log(APART):
             bad |= {id(observation) for observation in mine}
             factor = math.exp(min(abs(middle[user] - agreed), 50.0))
-            unheard.append(LeftOut(key, user, figure, len(mine), factor, "others"))
+            left_out.append(LeftOut(key, user, figure, len(mine), factor, "others"))
     return bad
 
 
@@ -319,19 +319,19 @@ def _by_user(observations: Iterable[Observation]) -> dict[str, list[Observation]
     return found
 
 
-def _without(figure: str, told: Observation) -> Observation:
+def _without(figure: str, observation: Observation) -> Observation:
     if figure == "memory":
-        return replace(told, row=replace(told.row, memory_mib=None))
-    return replace(told, row=replace(told.row, throughput_per_s=None, latency_s=None, latency_p99_s=None))
+        return replace(observation, row=replace(observation.row, memory_mib=None))
+    return replace(observation, row=replace(observation.row, throughput_per_s=None, latency_s=None, latency_p99_s=None))
 
 
-def rows_of(told: Sequence[Observation]) -> list[Measurement]:
+def rows_of(observations: Sequence[Observation]) -> list[Measurement]:
     """Make a table of runs: each cell once, by medians; the same rows whatever the order of users."""
     cells: dict[tuple[Any, ...], list[Observation]] = {}
-    for each in sorted(told, key=lambda each: each.number):
-        cells.setdefault(each.cell, []).append(each)
+    for observation in sorted(observations, key=lambda observation: observation.number):
+        cells.setdefault(observation.cell, []).append(observation)
     outspoken = {cell[:-1] for cell, group in cells.items() if cell[-1] == RUNS and _any(group, "time")}
-    memory = _memories(told)
+    memory = _memories(observations)
     found: dict[Key, list[tuple[int, Measurement]]] = {}
     for cell, group in cells.items():
         seconds = None if cell[-1] == SILENT and cell[:-1] in outspoken else _agreed(group, "time")
@@ -347,7 +347,7 @@ def rows_of(told: Sequence[Observation]) -> list[Measurement]:
             memory_mib=peak,
         )
         found.setdefault(group[0].key, []).append((len(group), row))
-    return [row for _, rows in sorted(found.items()) for _, row in sorted(rows, key=lambda each: -each[0])[:MOST_CELLS]]
+    return [row for _, rows in sorted(found.items()) for _, row in sorted(rows, key=lambda item: -item[0])[:MOST_CELLS]]
 
 
 def _memories(observations: Sequence[Observation]) -> dict[tuple[Any, ...], float]:
@@ -379,11 +379,11 @@ def _any(group: Iterable[Observation], figure: str) -> bool:
 
 def _agreed(group: Sequence[Observation], figure: str) -> float | None:
     """Return the figure of one cell: the median of each user's newest runs, then the median over users."""
-    users = _by_user(each for each in group if each.value(figure) is not None)
+    users = _by_user(observation for observation in group if observation.value(figure) is not None)
     if not users:
         return None
     mine = [
-        median([v for each in newest[-MOST_RUNS:] if (v := each.value(figure)) is not None])
+        median([v for observation in newest[-MOST_RUNS:] if (v := observation.value(figure)) is not None])
         for newest in users.values()
     ]
     return math.exp(median(mine))

@@ -51,7 +51,7 @@ class Learned:
     calibrations: Mapping[tuple[str, str], Calibration] = field(default_factory=dict)
     fitted: Mapping[tuple[str, str, str], Fitted] = field(default_factory=dict)
     known: Mapping[str, Known] = field(default_factory=dict)
-    """What the measured table says of models that no facts describe."""
+    """What the measured table holds of models that no facts describe."""
 
     def population(self, figure: str, kind: str) -> Population:
         """Return the population of a figure (time, memory) for a kind of work.

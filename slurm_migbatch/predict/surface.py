@@ -206,9 +206,9 @@ def places_of(cells: Cells) -> Array:
     return np.log(np.column_stack([cells.batch, cells.sm, cells.memory, cells.procs, cells.work]))
 
 
-def _near(one: Array, two: Array) -> Array:
+def _near(first: Array, second: Array) -> Array:
     """Return the covariance of the misfit between points."""
-    apart = (one[:, None, :] - two[None, :, :]) / _REACH
+    apart = (first[:, None, :] - second[None, :, :]) / _REACH
     return np.asarray(MISFIT**2 * np.exp(-0.5 * np.sum(apart**2, axis=2)))
 
 

@@ -187,7 +187,7 @@ def _believed(
         found.append((evidence, doubts, belief))
         if cost < len(cells) + SURPRISE:
             break
-    return min(found, key=lambda each: each[:2])[2]
+    return min(found, key=lambda candidate: candidate[:2])[2]
 
 
 def _cost(surface: Surface, prior: Belief, belief: Belief, cells: Cells, logs: Array, noise: Array) -> float:

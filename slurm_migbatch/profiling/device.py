@@ -115,14 +115,14 @@ class NvmlMeter:
                 alone = len(own) == len(usage.processes)
                 peak.note(usage.used - self._idle if alone or not sum(own) else sum(own))
 
-            def look() -> None:
+            def sample() -> None:
                 while not over.wait(_INTERVAL_S):
                     try:
                         note(device.usage())
                     except DriverError:
                         return  # the GPU is lost; the measured program will say so
 
-            thread = threading.Thread(target=look, name="memory", daemon=True)
+            thread = threading.Thread(target=sample, name="memory", daemon=True)
             thread.start()
             try:
                 yield peak

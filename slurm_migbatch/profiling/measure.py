@@ -20,7 +20,7 @@ from typing import IO, Any, Final
 import slurm_migbatch
 from slurm_migbatch.profiling.cells import MeasurementCell
 from slurm_migbatch.profiling.device import Device, Meter
-from slurm_migbatch.profiling.oom import says_oom
+from slurm_migbatch.profiling.oom import reports_oom
 from slurm_migbatch.profiling.target import Python
 from slurm_migbatch.profiling.timing import Effort, Summary
 
@@ -60,7 +60,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class DidNotFit:
-    """A cell for which memory did not suffice; `text` is what was said about it, `software` as in Ran."""
+    """A cell for which memory did not suffice; `text` is the message about it, `software` as in Ran."""
 
     text: str
     software: str = ""
@@ -102,7 +102,7 @@ def measure(program: Program, device: Device, meter: Meter, cell: MeasurementCel
             while waiting:
                 number, event = _next(events, children, waiting, deadline, program.timeout, cell)
                 if event is None and expected == "done" and number not in waiting:
-                    continue  # it has said all
+                    continue  # it has sent everything
                 bad = _bad_end(children[number], cell, event)
                 if bad is not None:
                     return bad
@@ -111,7 +111,7 @@ def measure(program: Program, device: Device, meter: Meter, cell: MeasurementCel
                     waiting.discard(number)
                     results[number] = event
             for child in children:
-                child.tell(answer)
+                child.send(answer)
     return _result(list(results.values()), cell, device, peak.mib)
 
 
@@ -143,16 +143,16 @@ def _bad_end(child: _Child, cell: MeasurementCell, event: dict[str, Any] | None)
         tail = child.tail()
         if code == -signal.SIGKILL:
             return DidNotFit("the process was killed (SIGKILL), most likely for memory")
-        if says_oom(tail):
-            return DidNotFit(_telling(tail))
+        if reports_oom(tail):
+            return DidNotFit(_oom_line(tail))
         how = f"signal {-code} ({_signal_name(-code)})" if code < 0 else f"exit status {code}"
         raise PointFailed(f"{cell}: the process ended with {how}{_quoted(tail)}")
     if event["event"] == "oom":
         return DidNotFit(str(event["text"]), str(event["software"]))
     if event["event"] == "error":
         tail = child.tail()
-        if event.get("of_command") and says_oom(tail):
-            return DidNotFit(_telling(tail))
+        if event.get("of_command") and reports_oom(tail):
+            return DidNotFit(_oom_line(tail))
         raise PointFailed(f"{cell}: {event['text']}{_quoted(tail)}")
     return None
 
@@ -160,8 +160,8 @@ def _bad_end(child: _Child, cell: MeasurementCell, event: dict[str, Any] | None)
 def _result(results: Sequence[dict[str, Any]], cell: MeasurementCell, device: Device, peak_mib: float | None) -> Ran:
     throughput, times = 0.0, []
     for result in results:
-        items = math.fsum(piece[0] for piece in result["pieces"])
-        throughput += items / math.fsum(piece[1] for piece in result["pieces"])
+        items = math.fsum(timing[0] for timing in result["pieces"])
+        throughput += items / math.fsum(timing[1] for timing in result["pieces"])
         times += [seconds * cell.batch / items for items, seconds in result["pieces"]]
     first = results[0]
     if not device.is_cpu and peak_mib is None and "sm_count" not in first:
@@ -186,7 +186,7 @@ def _result(results: Sequence[dict[str, Any]], cell: MeasurementCell, device: De
 
 
 def _total(results: Sequence[dict[str, Any]], key: str) -> float | None:
-    """Return the sum over the processes; None where one of them does not tell."""
+    """Return the sum over the processes; None where one of them reports nothing."""
     values = [result.get(key) for result in results]
     return math.fsum(value for value in values if value) if all(values) else None
 
@@ -222,7 +222,7 @@ class _Child:
             "effort": asdict(program.effort),
         }
         order["python" if isinstance(program.target, Python) else "command"] = list(program.target)
-        self.tell(json.dumps(order))
+        self.send(json.dumps(order))
 
     @property
     def pid(self) -> int:
@@ -234,8 +234,8 @@ class _Child:
         """Whether it runs."""
         return self._process.poll() is None
 
-    def tell(self, line: str) -> None:
-        """Send a line; one that has ended meanwhile does not hear it."""
+    def send(self, line: str) -> None:
+        """Send a line; nothing happens where the child has ended meanwhile."""
         assert self._process.stdin is not None
         try:
             os.write(self._process.stdin.fileno(), line.encode() + b"\n")
@@ -290,8 +290,8 @@ def _quoted(tail: str) -> str:
     return "\nThe last it said:\n" + "\n".join(f"  {line[:300]}" for line in lines) if lines else ""
 
 
-def _telling(tail: str) -> str:
-    return next(line.strip()[:300] for line in tail.splitlines() if says_oom(line))
+def _oom_line(tail: str) -> str:
+    return next(line.strip()[:300] for line in tail.splitlines() if reports_oom(line))
 
 
 def _signal_name(number: int) -> str:

@@ -14,8 +14,8 @@ _WORDS = re.compile(
 )
 
 
-def says_oom(text: str) -> bool:
-    """Return whether a text (of a driver, a framework, the C++ library) tells that memory ran out."""
+def reports_oom(text: str) -> bool:
+    """Return whether a text (of a driver, a framework, the C++ library) reports that memory ran out."""
     return _WORDS.search(text) is not None
 
 
@@ -26,7 +26,7 @@ def is_oom(error: BaseException) -> bool:
     while now is not None and id(now) not in seen:
         seen.add(id(now))
         names = {kind.__name__ for kind in type(now).__mro__}
-        if isinstance(now, MemoryError) or "OutOfMemoryError" in names or says_oom(str(now)):
+        if isinstance(now, MemoryError) or "OutOfMemoryError" in names or reports_oom(str(now)):
             return True
         now = now.__cause__ or now.__context__
     return False

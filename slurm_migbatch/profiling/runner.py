@@ -66,7 +66,7 @@ class Chosen:
 
 
 class RunObserver(Protocol):
-    """Is told how a run goes."""
+    """Receives the progress of a run."""
 
     def starts(self, cell: MeasurementCell) -> None:
         """Report that a cell is about to be measured."""
@@ -77,7 +77,7 @@ class RunObserver(Protocol):
 
 @dataclass(frozen=True)
 class Subject:
-    """What the rows of a run have in common. `params` and `flops_per_item` are None where the program shall tell."""
+    """What the rows of a run have in common. `params` and `flops_per_item` are None where the program reports them."""
 
     device: Device
     model: str

@@ -44,10 +44,10 @@ def merge(rows: Iterable[Measurement]) -> list[Measurement]:
     points: dict[tuple[Any, ...], list[Measurement]] = {}
     for row in rows:
         points.setdefault(row.point, []).append(row)
-    return [group[0] if len(group) == 1 else _one(group) for group in points.values()]
+    return [group[0] if len(group) == 1 else _merged(group) for group in points.values()]
 
 
-def _one(group: Sequence[Measurement]) -> Measurement:
+def _merged(group: Sequence[Measurement]) -> Measurement:
     group = [row for row in group if row.ran] or group
     known: dict[str, Any] = {}
     for name in _FOUND:

@@ -36,7 +36,7 @@ _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
 class CommandFailed(target.TargetError):
-    """A command that ended with an error of its own; what it wrote may tell that memory ran out."""
+    """A command that ended with an error of its own; its output may show that memory ran out."""
 
 
 class OutOfMemory(MemoryError):
@@ -55,7 +55,7 @@ class Parent:
         os.close(null)
         os.dup2(2, 1)
 
-    def say(self, event: str, **more: object) -> None:
+    def send(self, event: str, **more: object) -> None:
         """Send an event."""
         self._out.write(json.dumps({"event": event, **more}) + "\n")
         self._out.flush()
@@ -63,10 +63,10 @@ class Parent:
     def listen(self) -> str:
         """Read the next line; end this process where the parent has ended."""
         while b"\n" not in self._waiting:
-            piece = os.read(self._in, 65536)
-            if not piece:
+            data = os.read(self._in, 65536)
+            if not data:
                 raise SystemExit(1)
-            self._waiting += piece
+            self._waiting += data
         line, _, self._waiting = self._waiting.partition(b"\n")
         return line.decode("utf-8")
 
@@ -87,17 +87,17 @@ def main(ordered_by: int) -> None:
         effort = timing.Effort(**order["effort"])
         result = (_command if "command" in order else _python)(parent, order, effort)
     except target.TargetError as error:
-        parent.say("error", text=str(error), of_command=isinstance(error, CommandFailed))
+        parent.send("error", text=str(error), of_command=isinstance(error, CommandFailed))
     except OutOfMemory as error:
-        parent.say("oom", text=str(error), software="")
+        parent.send("oom", text=str(error), software="")
     except (Exception, SystemExit) as error:
         if oom.is_oom(error):
-            parent.say("oom", text=_last_line(error), software=_software())
+            parent.send("oom", text=_last_line(error), software=_software())
         else:
             _explain(error)
-            parent.say("error", text=_last_line(error))
+            parent.send("error", text=_last_line(error))
     else:
-        parent.say("done", **result)
+        parent.send("done", **result)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # frameworks may hang or crash at their own end, which says nothing about the measurement
@@ -116,14 +116,14 @@ def _python(parent: Parent, order: dict[str, Any], effort: timing.Effort) -> dic
         return time.perf_counter() - start
 
     timing.warm_up(once, effort)
-    parent.say("ready")
+    parent.send("ready")
     parent.listen()
     reported = False
 
     def go_on() -> bool:
         nonlocal reported
         if not reported:
-            parent.say("enough")
+            parent.send("enough")
             reported = True
         return not order["alone"] and parent.is_silent()
 
@@ -232,10 +232,10 @@ def _command(parent: Parent, order: dict[str, Any], effort: timing.Effort) -> di
         "seconds": effort.min_seconds,
     }
     words = target.fill(tuple(order["command"]), values)
-    parent.say("ready")
+    parent.send("ready")
     parent.listen()
-    pieces: list[list[float]] = []
-    said: dict[str, float] = {}
+    timings: list[list[float]] = []
+    figures: dict[str, float] = {}
     try:
         program = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, errors="replace")
     except OSError as error:
@@ -250,8 +250,8 @@ def _command(parent: Parent, order: dict[str, Any], effort: timing.Effort) -> di
                 if numbers is None:
                     sys.stderr.write(line)
                 elif "seconds" in numbers:
-                    pieces.append([numbers.pop("items", float(order["batch"])), numbers.pop("seconds")])
-                said.update(numbers or {})
+                    timings.append([numbers.pop("items", float(order["batch"])), numbers.pop("seconds")])
+                figures.update(numbers or {})
         except target.TargetError:
             program.kill()
             raise
@@ -262,20 +262,20 @@ def _command(parent: Parent, order: dict[str, Any], effort: timing.Effort) -> di
     if program.returncode:
         sys.stderr.flush()
         raise CommandFailed(f"the command ended with {_status(program.returncode)}")
-    if not pieces:
+    if not timings:
         raise target.TargetError(
             "the command wrote no line 'migbatch: items=<number> seconds=<number>': it must print one for each batch "
             "(or group of batches) that it timed"
         )
-    parent.say("enough")
+    parent.send("enough")
     parent.listen()
     return {
-        "pieces": pieces,
+        "pieces": timings,
         "rss_mib": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024,
         "software": "",
-        "memory_mib": said.get("memory_mib"),
-        "params": said.get("params"),
-        "flops_per_item": said.get("flops_per_item"),
+        "memory_mib": figures.get("memory_mib"),
+        "params": figures.get("params"),
+        "flops_per_item": figures.get("flops_per_item"),
     }
 
 

@@ -12,11 +12,11 @@ from slurm_migbatch.query.questions import (
     WhyQuestion,
 )
 from slurm_migbatch.query.reply import Reply
-from slurm_migbatch.query.site import Site
+from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.slurm.rights import Rights
 
 
-def answer(question: Question, rights: Rights, site: Site) -> Reply:
+def answer(question: Question, rights: Rights, site: QuerySite) -> Reply:
     """Answer a question of a user as far as his rights go.
 
     Raises:

@@ -74,9 +74,9 @@ def _ask(url: str, body: bytes, signer: Signer) -> Answer:
         raise NoAnswer(f"{error}; this command proves who asks by munge, which must run on this host") from None
     status, text, signature = _post(url, body, {**proof, "Content-Type": "application/json"})
     if status in (429, 503):
-        raise _Busy(_told(text))
+        raise _Busy(_error_text(text))
     if status != 200:
-        raise NoAnswer(f"{url} refuses: {status} {_told(text)}")
+        raise NoAnswer(f"{url} refuses: {status} {_error_text(text)}")
     try:
         signer.verify(signature, response_payload(credential, text), node)
         return Answer.read(text)
@@ -115,12 +115,12 @@ def _connection(url: str) -> http.client.HTTPConnection:
     return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_CONNECT_S)
 
 
-def _told(text: bytes) -> str:
-    """Return the words of an error that nobody has signed, without what could act on a terminal."""
+def _error_text(text: bytes) -> str:
+    """Return the text of an unsigned error without characters that could act on a terminal."""
     import json
 
     try:
-        said = str(json.loads(text)["error"])
+        message = str(json.loads(text)["error"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        said = text[:200].decode("utf-8", "replace")
-    return "".join(char if char.isprintable() else "?" for char in said[:500])
+        message = text[:200].decode("utf-8", "replace")
+    return "".join(char if char.isprintable() else "?" for char in message[:500])

@@ -12,11 +12,11 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.predict.candidate import Candidate, Interval
 from slurm_migbatch.query.questions import ExplainQuestion
 from slurm_migbatch.query.reply import Reply, Unanswerable
-from slurm_migbatch.query.site import Site
+from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report.lines import pair_lines, table_lines
 from slurm_migbatch.slurm.client import SlurmError
 from slurm_migbatch.submit.client import ServiceUnavailable, ask
-from slurm_migbatch.submit.decision import Decision
+from slurm_migbatch.submit.decision import SubmitDecision
 from slurm_migbatch.submit.request import OPTIONS, Accept, Answer, JobRequest, Pass, Refuse
 from slurm_migbatch.submit.rewrite import rewrite
 from slurm_migbatch.workload.catalog import CatalogError, SiteCatalog, load
@@ -28,7 +28,7 @@ _TOKENS = (("TTFT_MS", "ttft_s", 1e3), ("TPOT_MS", "tpot_s", 1e3), ("TOKENS/S", 
 """Columns of language models: title, name in `Figures.tokens`, scale."""
 
 
-def answer(question: ExplainQuestion, uid: int, site: Site) -> Reply:
+def answer(question: ExplainQuestion, uid: int, site: QuerySite) -> Reply:
     """Answer with what the submit filter would make of the request of that user."""
     catalog = _catalog(site)
     remarks: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ def answer(question: ExplainQuestion, uid: int, site: Site) -> Reply:
     return Reply(lines, remarks, EXIT_REFUSED if isinstance(decided, Refuse) else 0)
 
 
-def _catalog(site: Site) -> SiteCatalog:
+def _catalog(site: QuerySite) -> SiteCatalog:
     path = Path(site.catalog or site.config.submit.catalog)
     try:
         return load(path)
@@ -60,7 +60,7 @@ def _catalog(site: Site) -> SiteCatalog:
         raise Unanswerable(sentence, detail=f"{path}: {error}") from None
 
 
-def _partition(catalog: SiteCatalog, site: Site) -> tuple[str, tuple[str, ...]]:
+def _partition(catalog: SiteCatalog, site: QuerySite) -> tuple[str, tuple[str, ...]]:
     """Return the partition of a request that names none: the only one with MIG, else Slurm's default."""
     if len(catalog.partitions) == 1:
         return next(iter(catalog.partitions)), ()
@@ -166,7 +166,7 @@ def _lines(request: JobRequest, answer: Answer, service_answer: Answer | None) -
         yield from _candidates(answer.decision.candidates)
 
 
-def _decision(decision: Decision) -> list[tuple[str, str]]:
+def _decision(decision: SubmitDecision) -> list[tuple[str, str]]:
     hints = " ".join(f"{key}={value}" for key, value in decision.hints.to_dict().items())
     return [
         ("hints", hints or "none"),
@@ -177,7 +177,7 @@ def _decision(decision: Decision) -> list[tuple[str, str]]:
     ]
 
 
-def _advice(decision: Decision) -> str:
+def _advice(decision: SubmitDecision) -> str:
     advice = decision.advice
     return "none" if advice is None else f"MIGBATCH_BATCH={advice.batch} MIGBATCH_COPIES={advice.copies}"
 
@@ -189,7 +189,7 @@ def _candidates(candidates: tuple[Candidate, ...]) -> Iterator[str]:
         return f"{interval.mid * scale:.3g} ({interval.low * scale:.3g}-{interval.high * scale:.3g})"
 
     rows = []
-    speeds = _TOKENS if any(each.figures and each.figures.tokens for each in candidates) else ()
+    speeds = _TOKENS if any(candidate.figures and candidate.figures.tokens for candidate in candidates) else ()
     for candidate in candidates:
         known = candidate.figures
         tokens = {} if known is None else known.tokens

@@ -17,7 +17,7 @@ from slurm_migbatch.decide.lending.view import sights_of
 from slurm_migbatch.query.questions import LoansQuestion
 from slurm_migbatch.query.reply import Reply, Unanswerable
 from slurm_migbatch.query.show import printable
-from slurm_migbatch.query.site import Site
+from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report.lines import table_lines
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.slurm.times import time_formatter
@@ -27,7 +27,7 @@ COLUMNS = ("JOBID", "USER", "ACCOUNT", "PROFILE", "NODE", "GPU", "SINCE", "STATE
 
 @dataclass(frozen=True)
 class LoanView:
-    """One line. `since` in unix seconds; `gpu` is the GPU's index where the node has told it, else its UUID."""
+    """One line. `since` in unix seconds; `gpu` is the GPU's index where the node has reported it, else its UUID."""
 
     job: int
     user: str
@@ -41,20 +41,20 @@ class LoanView:
     why: str
 
 
-def answer(question: LoansQuestion, rights: Rights, site: Site) -> Reply:
+def answer(question: LoansQuestion, rights: Rights, site: QuerySite) -> Reply:
     """Answer with the loans that are wanted, and who waits for one."""
     wanted = _ids(question.jobs)
     config = site.config
-    sights = sights_of(rights.jobs(site.slurm().jobs()), config.lending.partitions)
+    job_views = sights_of(rights.jobs(site.slurm().jobs()), config.lending.partitions)
     with site.record() as store:
         rows = store.loans(wanted, active=not question.over)
         would = _would(store.actions(wanted)) if config.lending.dry_run else {}
         indexes = {
             gpu["uuid"]: gpu["index"] for gpus in store.inventory().values() for gpu in gpus if gpu["index"] is not None
         }
-    known = [loan for row in rows if (loan := Loan.from_row(row)) is not None and _told(rights, loan, sights)]
-    reasons, remarks = waiting(site) if any(sight.row.pending for sight in sights.values()) else ({}, ())
-    views = _redacted(rights, view(sights, known, {**reasons, **would}, indexes, wanted), sights, known)
+    known = [loan for row in rows if (loan := Loan.from_row(row)) is not None and _may_see(rights, loan, job_views)]
+    reasons, remarks = waiting(site) if any(job_view.row.pending for job_view in job_views.values()) else ({}, ())
+    views = _redacted(rights, view(job_views, known, {**reasons, **would}, indexes, wanted), job_views, known)
     if question.as_json:
         return Reply([json.dumps({"version": 1, "loans": [asdict(row) for row in views]})], remarks)
     cells = [_cells(row, question.time_style) for row in views]
@@ -65,18 +65,18 @@ def answer(question: LoansQuestion, rights: Rights, site: Site) -> Reply:
     return Reply([question.delimiter.join(line) + end for line in lines], remarks)
 
 
-def _told(rights: Rights, loan: Loan, sights: Mapping[int, JobView]) -> bool:
-    """Whether the user may be told of a loan: by the record's rules, or as that of a job that squeue shows him."""
-    sight = sights.get(loan.job_id)
-    return rights.run(loan.uid, loan.account) or (sight is not None and sight.row.uid == loan.uid)
+def _may_see(rights: Rights, loan: Loan, job_views: Mapping[int, JobView]) -> bool:
+    """Return whether the user may see a loan: by the rules of the record, or because squeue shows him its job."""
+    job_view = job_views.get(loan.job_id)
+    return rights.run(loan.uid, loan.account) or (job_view is not None and job_view.row.uid == loan.uid)
 
 
 def _redacted(
-    rights: Rights, views: Sequence[LoanView], sights: Mapping[int, JobView], loans: Sequence[Loan]
+    rights: Rights, views: Sequence[LoanView], job_views: Mapping[int, JobView], loans: Sequence[Loan]
 ) -> list[LoanView]:
-    """Return the lines without accounts and jobs of others that may not be told."""
+    """Return the lines without accounts and jobs of others that the user may not see."""
     owners = {loan.job_id: (loan.uid, loan.account) for loan in loans}
-    owners |= {job: (sight.row.uid, sight.row.account) for job, sight in sights.items()}
+    owners |= {job: (job_view.row.uid, job_view.row.account) for job, job_view in job_views.items()}
     return [
         replace(
             row,
@@ -88,7 +88,7 @@ def _redacted(
 
 
 def view(
-    sights: Mapping[int, JobView],
+    job_views: Mapping[int, JobView],
     loans: Iterable[Loan],
     reasons: Mapping[int, str],
     indexes: Mapping[str, int],
@@ -97,7 +97,7 @@ def view(
     """Return the loans that are over first, then those that go on and jobs that wait in Slurm's order.
 
     Args:
-        sights: elastic training jobs as Slurm shows them now.
+        job_views: elastic training jobs as Slurm shows them now.
         loans: of the record, by their decision.
         reasons: why jobs wait.
         indexes: of GPUs by UUID.
@@ -106,24 +106,24 @@ def view(
     over: list[LoanView] = []
     going: dict[int, LoanView] = {}
     for loan in loans:
-        sight = sights.get(loan.job_id)
-        current = sight is not None and loan.ended is None and sight.row.restarts == loan.restart
+        job_view = job_views.get(loan.job_id)
+        current = job_view is not None and loan.ended is None and job_view.row.restarts == loan.restart
         gpu = str(indexes.get(loan.gpu, loan.gpu))
-        if current and sight is not None:
-            going[loan.job_id] = _going(loan, sight, gpu)
+        if current and job_view is not None:
+            going[loan.job_id] = _going(loan, job_view, gpu)
         else:
             over.append(
                 _line(loan, gpu, loan.ended or loan.decided, "ended", loan.why_ended or "it has left the queue")
             )
     found = list(over)
-    for job, sight in sights.items():
-        row = sight.row
+    for job, job_view in job_views.items():
+        row = job_view.row
         if wanted and job not in wanted and row.array_job not in wanted:
             continue
         if job in going:
             found.append(going[job])
             continue
-        held = sight.hints.slice if row.active else None
+        held = job_view.hints.slice if row.active else None
         state = "running" if row.active else "waiting"
         why = "" if row.active else reasons.get(job, f"Slurm: {row.reason}" if row.reason else "")
         profile, since = held.name if held is not None else "", (row.start or 0.0) if row.active else row.submit
@@ -132,15 +132,15 @@ def view(
     return found
 
 
-def _going(loan: Loan, sight: JobView, gpu: str) -> LoanView:
+def _going(loan: Loan, job_view: JobView, gpu: str) -> LoanView:
     state, since = loan.state, loan.decided
     moments = {
         State.RUNNING: loan.started,
         State.SIGNALLED: loan.signalled,
         State.REQUEUED: loan.requeued,
     }
-    if sight.row.active and state in (State.RELEASED, State.WITHDRAWN):
-        state, since = State.RUNNING, sight.row.start or loan.decided
+    if job_view.row.active and state in (State.RELEASED, State.WITHDRAWN):
+        state, since = State.RUNNING, job_view.row.start or loan.decided
     else:
         since = moments.get(state) or loan.decided
     return _line(loan, gpu, since, state.value, loan.why_ended if loan.leaving else loan.why)
@@ -161,7 +161,7 @@ def _line(loan: Loan, gpu: str, since: float, state: str, why: str) -> LoanView:
     )
 
 
-def waiting(site: Site) -> tuple[dict[int, str], tuple[str, ...]]:
+def waiting(site: QuerySite) -> tuple[dict[int, str], tuple[str, ...]]:
     """Ask migbatchd why each job waits; nothing, and a remark, where it does not answer."""
     try:
         found = json.loads(site.daemon("/v1/waiting"))["waiting"]

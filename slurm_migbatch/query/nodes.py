@@ -12,7 +12,7 @@ from slurm_migbatch.daemon.history import HistoryStore
 from slurm_migbatch.mig.geometry import Geometry, GeometryError
 from slurm_migbatch.query.questions import NodesQuestion
 from slurm_migbatch.query.reply import Reply, Unanswerable
-from slurm_migbatch.query.site import Site
+from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report.lines import table_lines
 from slurm_migbatch.slurm.client import NodeRow, SlurmError
 from slurm_migbatch.slurm.nodelist import NodeListError, expand
@@ -69,7 +69,7 @@ class NodeView:
     reasons: tuple[str, ...] = ()
 
 
-def answer(question: NodesQuestion, rights: Rights, site: Site) -> Reply:
+def answer(question: NodesQuestion, rights: Rights, site: QuerySite) -> Reply:
     """Answer with the nodes that are wanted."""
     try:
         wanted = set(expand(question.names)) if question.names else None
@@ -98,7 +98,7 @@ def answer(question: NodesQuestion, rights: Rights, site: Site) -> Reply:
 
 
 def _shown(store: HistoryStore, rights: Rights, jobs: Collection[int]) -> Collection[int]:
-    """Return those of these jobs of which the user may be told."""
+    """Return those of these jobs that the user may see."""
     if rights.runs:
         return jobs
     wanted = RunFilter(only=(rights.uid, tuple(sorted(rights.coordinates))), states=("RUNNING",), start=time.time())

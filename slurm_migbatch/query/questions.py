@@ -155,7 +155,7 @@ KINDS: Mapping[str, type[Question]] = {
 
 
 def is_job(written: str) -> bool:
-    """Whether a text is a job id as Slurm prints it: 12, 12_3 (array task), 12+1 (component), 12.0 (a step of 12)."""
+    """Return whether a text is a job id as Slurm prints it: 12, 12_3 (array task), 12+1 (component), 12.0 (step)."""
     return JOB.fullmatch(written) is not None
 
 
@@ -215,7 +215,7 @@ def _check(question: Question, name: str, kind: str, bounds: Mapping[str, Any], 
 
 
 def _plain(value: Any, limit: int) -> bool:
-    """Whether a value is a text without control characters and halves of characters that no encoding writes."""
+    """Return whether a value is a text without control characters and halves of characters that no encoding writes."""
     return (
         isinstance(value, str)
         and len(value) <= limit

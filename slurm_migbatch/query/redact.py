@@ -44,7 +44,7 @@ class RedactedRun:
 
 
 def allowed(rights: Rights, wanted: RunFilter) -> RunFilter:
-    """Return the filter that leaves out what the user may not be told of.
+    """Return the filter that leaves out what the user may not see.
 
     Who may not know others' accounts cannot find out by asking for the runs of one.
     """

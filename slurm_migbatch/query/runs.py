@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from slurm_migbatch.query.questions import RunsQuestion
 from slurm_migbatch.query.redact import RedactedRun, allowed
 from slurm_migbatch.query.reply import Reply, Unanswerable
-from slurm_migbatch.query.site import Site
+from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report import document, table
 from slurm_migbatch.report.columns import BRIEF, DEFAULT, LONG, Column, Context
 from slurm_migbatch.report.errors import ReportError
@@ -25,7 +25,7 @@ from slurm_migbatch.store.db import Store, open_store
 from slurm_migbatch.store.queries import RunFilter, select_runs
 
 
-def answer(question: RunsQuestion, rights: Rights, site: Site) -> Reply:
+def answer(question: RunsQuestion, rights: Rights, site: QuerySite) -> Reply:
     """Answer with the runs that the question selects; lines are made while they are read."""
     now = time.time()
     try:
@@ -80,17 +80,17 @@ def _table(
     run_fields = {name for column in columns for name in column.run}
     slice_fields = {name for column in columns for name in column.slice}
     with store.reading() as connection:
-        found = _told(rights, connection, wanted, run_fields, slice_fields)
+        found = _visible_runs(rights, connection, wanted, run_fields, slice_fields)
         yield from table.render(columns, found, context, style)
 
 
 def _document(store: Store, rights: Rights, wanted: RunFilter, now: float) -> Iterator[str]:
     with store.reading() as connection:
-        found = _told(rights, connection, wanted, document.RUN_FIELDS, document.SLICE_FIELDS)
+        found = _visible_runs(rights, connection, wanted, document.RUN_FIELDS, document.SLICE_FIELDS)
         yield from document.render(found, wanted, now)
 
 
-def _told(
+def _visible_runs(
     rights: Rights,
     connection: Connection,
     wanted: RunFilter,
@@ -104,7 +104,7 @@ def _told(
         yield RedactedRun(rights, run), [RedactedRun(rights, row) for row in slices]
 
 
-def _closing(store: Store, lines: Iterator[str], site: Site) -> Iterator[str]:
+def _closing(store: Store, lines: Iterator[str], site: QuerySite) -> Iterator[str]:
     """Yield the lines, then let go of the record."""
     try:
         yield from lines

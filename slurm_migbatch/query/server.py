@@ -34,7 +34,7 @@ from slurm_migbatch.daemon.ended import HistoryClient
 from slurm_migbatch.daemon.gate import ApiLimits, Caller, Gate, Refused
 from slurm_migbatch.daemon.listening import Listening
 from slurm_migbatch.daemon.log import Seldom
-from slurm_migbatch.daemon.server import ApiServer, Bounds
+from slurm_migbatch.daemon.server import ApiServer, ConnectionBounds
 from slurm_migbatch.node.auth import MungeSigner, Signer
 from slurm_migbatch.query.protocol import PATH
 from slurm_migbatch.query.questions import MAX_QUESTION, QuestionError, read
@@ -42,7 +42,7 @@ from slurm_migbatch.query.questions import MAX_QUESTION, QuestionError, read
 log = logging.getLogger(__name__)
 
 #: connections of one user on which an answer is made or not yet read
-_HELD_EACH: Final = 2
+_HELD_PER_USER: Final = 2
 #: questions that may wait for a worker, one of each user
 _WAITING: Final = 64
 #: questions after which another process takes the place of a worker
@@ -91,7 +91,7 @@ class Workers:
     async def _work(self, uid: int, body: bytes) -> bytes:
         process = self._idle.pop() if self._idle else await self._new()
         try:
-            told = await asyncio.wait_for(self._exchange(process, uid, body), self._patience_s)
+            answer = await asyncio.wait_for(self._exchange(process, uid, body), self._patience_s)
         except asyncio.TimeoutError:
             self._kill(process)
             raise Refused(
@@ -110,7 +110,7 @@ class Workers:
             self._idle.append(process)
         else:  # whatever memory it keeps goes with it
             self._kill(process)
-        return told
+        return answer
 
     async def _exchange(self, process: Process, uid: int, body: bytes) -> bytes:
         assert process.stdin is not None
@@ -157,9 +157,9 @@ class QueryService:
         self.answers: Counter[int] = Counter()
         advice = ("a question was refused", "this is the user's or his host's matter unless it goes on")
         limits = ApiLimits(body_bytes=MAX_QUESTION, body_s=_BODY_S)
-        gate = Gate(signer, limits, self._pool, self._believed, self._seldom, advice)
+        gate = Gate(signer, limits, self._pool, self._authorise, self._seldom, advice)
         handler = gate.guard(self._answer, lambda _path, status: self.answers.update((status,)))
-        bounds = Bounds(query.max_connections, min(128, query.max_connections // 2), 32, 5.0)
+        bounds = ConnectionBounds(query.max_connections, min(128, query.max_connections // 2), 32, 5.0)
         self.api = ApiServer(Starlette(routes=[Route(PATH, handler, methods=["POST"])]), query.port, bounds, "query")
 
     async def stop(self) -> None:
@@ -168,8 +168,8 @@ class QueryService:
         self._workers.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _believed(self, caller: Caller) -> str:
-        """Whether a user may ask. One without an account here is none: a user of a namespace has thousands of uids."""
+    async def _authorise(self, caller: Caller) -> str:
+        """Return the name to count a user by; refuse uids without an account: a user namespace has thousands."""
         if not await asyncio.to_thread(_has_account, caller.uid):
             raise Refused(403, f"uid {caller.uid} has no account on the controller host")
         return f"uid {caller.uid}"
@@ -184,16 +184,16 @@ class QueryService:
             raise Refused(429, f"a question of uid {caller.uid} is being worked on already", 1)
         self._asking.add(caller.uid)
         try:
-            told = await self._workers.ask(caller.uid, body)
+            answer = await self._workers.ask(caller.uid, body)
         finally:
             self._asking.discard(caller.uid)
-        return Response(told, headers={"Connection": "close"}, media_type="application/json")
+        return Response(answer, headers={"Connection": "close"}, media_type="application/json")
 
     def _hold(self, caller: Caller) -> None:
         """Count the connection until it is closed: an answer that is not read takes memory."""
         uid = caller.uid
-        if self._held[uid] >= _HELD_EACH and uid not in self._trusted:
-            raise Refused(429, f"{_HELD_EACH} answers to uid {uid} are still to be read", 1)
+        if self._held[uid] >= _HELD_PER_USER and uid not in self._trusted:
+            raise Refused(429, f"{_HELD_PER_USER} answers to uid {uid} are still to be read", 1)
         if caller.link is None:
             return
         self._held[uid] += 1
@@ -229,13 +229,13 @@ async def serve(config: Config, start: bytes) -> None:
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _when_ended, ended)
     try:
         listening.begin()
-        _tell({"serving": service.api.port})
+        _send({"serving": service.api.port})
         follow = asyncio.create_task(listening.follow())
-        tell = asyncio.create_task(_tell_answers(service))
+        reporting = asyncio.create_task(_report_answers(service))
         await ended.wait()
-        for task in (follow, tell):
+        for task in (follow, reporting):
             task.cancel()
-        await asyncio.gather(follow, tell, return_exceptions=True)
+        await asyncio.gather(follow, reporting, return_exceptions=True)
     finally:
         await service.stop()
 
@@ -246,16 +246,16 @@ def _when_ended(ended: asyncio.Event) -> None:
         ended.set()
 
 
-async def _tell_answers(service: QueryService) -> None:
-    told: Counter[int] = Counter()
+async def _report_answers(service: QueryService) -> None:
+    reported: Counter[int] = Counter()
     while True:
         await asyncio.sleep(_STATISTICS_S)
-        if service.answers != told:
-            told = service.answers.copy()
-            _tell({"answers": {str(status): count for status, count in told.items()}})
+        if service.answers != reported:
+            reported = service.answers.copy()
+            _send({"answers": {str(status): count for status, count in reported.items()}})
 
 
-def _tell(message: object) -> None:
+def _send(message: object) -> None:
     with contextlib.suppress(BrokenPipeError):  # migbatchd is gone, and our stdin will tell
         os.write(1, json.dumps(message).encode() + b"\n")
 

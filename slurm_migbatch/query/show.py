@@ -10,7 +10,7 @@ from typing import Any
 from slurm_migbatch.query.questions import JOB, ShowQuestion
 from slurm_migbatch.query.redact import allowed, field_for
 from slurm_migbatch.query.reply import Reply, Unanswerable
-from slurm_migbatch.query.site import Site
+from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report.columns import measured_by, percentage, prediction_error
 from slurm_migbatch.report.lines import pair_lines
 from slurm_migbatch.slurm.rights import Rights
@@ -18,12 +18,12 @@ from slurm_migbatch.slurm.times import format_duration, time_formatter
 from slurm_migbatch.store.queries import JobId, RunFilter, RunRow
 
 
-def answer(question: ShowQuestion, rights: Rights, site: Site) -> Reply:
+def answer(question: ShowQuestion, rights: Rights, site: QuerySite) -> Reply:
     """Answer with every run of a job that is wanted."""
     job = job_id(question.job)
     with site.record() as store:
         wanted = allowed(rights, RunFilter(jobs=(job,), duplicates=question.duplicates))
-        found = [_told(rights, row) for row in store.runs(wanted)]
+        found = [_redacted(rights, row) for row in store.runs(wanted)]
         if not found:
             raise Unanswerable(
                 f"job {name_of(job)} is not in the record; jobs enter it within seconds of their submission"
@@ -39,7 +39,7 @@ def answer(question: ShowQuestion, rights: Rights, site: Site) -> Reply:
     return Reply(lines)
 
 
-def _told(rights: Rights, row: RunRow) -> RunRow:
+def _redacted(rights: Rights, row: RunRow) -> RunRow:
     run = SimpleNamespace(**row.run)
     return RunRow({name: field_for(rights, run, name, value) for name, value in row.run.items()}, row.slices)
 

@@ -17,7 +17,7 @@ _PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True)
-class Site:
+class QuerySite:
     """Where to look, by the configuration of the controller.
 
     Attributes:

@@ -13,7 +13,7 @@ from slurm_migbatch.query.nodes import free_counts
 from slurm_migbatch.query.questions import WhyQuestion
 from slurm_migbatch.query.reply import Reply, Unanswerable
 from slurm_migbatch.query.show import candidate_lines, job_id, name_of, pairs_of, printable
-from slurm_migbatch.query.site import Site
+from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report.lines import pair_lines
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.rights import Rights
@@ -22,7 +22,7 @@ from slurm_migbatch.store.queries import JobId
 from slurm_migbatch.workload.loans import LoanHints, loan_hints
 
 
-def answer(question: WhyQuestion, rights: Rights, site: Site) -> Reply:
+def answer(question: WhyQuestion, rights: Rights, site: QuerySite) -> Reply:
     """Answer with what a waiting job waits for."""
     job, client = job_id(question.job), site.slurm()
     queue = rights.jobs(client.jobs())
@@ -117,7 +117,7 @@ def offers(wants: Mapping[Any, int], nodes: Sequence[NodeRow]) -> Iterator[str]:
         yield f"{profile}: {listed or 'nowhere at the moment'}"
 
 
-def ask(site: Site, job: int) -> str:
+def ask(site: QuerySite, job: int) -> str:
     """Ask the running supply loop about a job; return a sentence in any case."""
     try:
         return str(json.loads(site.daemon(f"/v1/why/{job}"))["why"])
@@ -126,7 +126,7 @@ def ask(site: Site, job: int) -> str:
         return f"migbatchd does not answer{where}; offers stay as they are"
 
 
-def _decision(site: Site, row: JobRow) -> dict[str, Any] | None:
+def _decision(site: QuerySite, row: JobRow) -> dict[str, Any] | None:
     try:
         grant: Grant | None = parse_comment(row.comment)
     except GrantError:

@@ -28,7 +28,7 @@ from slurm_migbatch.query.answers import answer
 from slurm_migbatch.query.protocol import Answer
 from slurm_migbatch.query.questions import Question, QuestionError, read
 from slurm_migbatch.query.reply import Reply, Unanswerable
-from slurm_migbatch.query.site import Site
+from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.slurm.client import SlurmError
 from slurm_migbatch.slurm.rights import Rights
 from slurm_migbatch.store.errors import StoreError
@@ -45,7 +45,7 @@ class Answerer:
     """Answers questions of users by the configuration of this host."""
 
     def __init__(self, config: Config) -> None:
-        self._site = Site(config, quiet=True)
+        self._site = QuerySite(config, quiet=True)
         self._limit = config.query.answer_mb << 20
         trusted = {0, os.geteuid()}
         with contextlib.suppress(KeyError):
@@ -123,8 +123,8 @@ def _serve(questions: IO[bytes], out: IO[bytes]) -> None:
     answerer = Answerer(loads(start["config"]))
     for line in questions:
         asked = json.loads(line)
-        told = answerer.answer(int(asked["uid"]), asked["question"].encode()).write()
-        out.write(b"%08x" % len(told) + told)
+        answer = answerer.answer(int(asked["uid"]), asked["question"].encode()).write()
+        out.write(b"%08x" % len(answer) + answer)
         out.flush()
 
 

@@ -1,4 +1,4 @@
-"""Tasks of a job array that wait, told apart where squeue shows them as one.
+"""Split the waiting tasks of job arrays into their records where squeue shows them as one row.
 
 A task that was requeued or changed alone is a job record of its own, with its own id, GRES and count of restarts.
 squeue shows it as part of the array's row while the rest of the array waits too, and that row loses its throttle. 22.05
@@ -30,19 +30,19 @@ _THROTTLE = re.compile(r"JobId=\d+ ArrayJobId=\d+ ArrayTaskId=\S+ ArrayTaskThrot
 
 
 @dataclass(frozen=True)
-class Apart:
+class WaitingTasks:
     """The waiting tasks of an array: of its own record, and those that have another (record -> task)."""
 
     own: tuple[int, ...]
     others: dict[int, int]
 
 
-def tell_apart(rows: Sequence[JobRow], run: Run, show: Show, listed: List) -> list[JobRow]:
+def split_arrays(rows: Sequence[JobRow], run: Run, show: Show, listed: List) -> list[JobRow]:
     """Split waiting arrays into their records; asks Slurm nothing where no array waits."""
     arrays = [row.job_id for row in rows if row.pending and row.array_job == row.job_id]
     if not arrays:
         return list(rows)
-    parts: dict[int, Apart] = {}
+    parts: dict[int, WaitingTasks] = {}
     for some in _chunks(arrays):
         parts |= parse_tasks(run(*tasks_command(some)))
     mixed = {array: part for array, part in parts.items() if part.others and part.own}
@@ -81,7 +81,7 @@ def tasks_command(arrays: Iterable[int]) -> tuple[str, ...]:
     )
 
 
-def parse_tasks(output: str) -> dict[int, Apart]:
+def parse_tasks(output: str) -> dict[int, WaitingTasks]:
     """Parse the output of `tasks_command` by array; raises SlurmError."""
     found: dict[int, tuple[list[int], dict[int, int]]] = {}
     try:
@@ -94,7 +94,7 @@ def parse_tasks(output: str) -> dict[int, Apart]:
                 others[job] = task
     except ValueError:
         raise SlurmError(f"squeue's list of array tasks is not understood near {line[:80]!r}") from None
-    return {array: Apart(tuple(sorted(own)), others) for array, (own, others) in found.items()}
+    return {array: WaitingTasks(tuple(sorted(own)), others) for array, (own, others) in found.items()}
 
 
 def fold_tasks(tasks: Iterable[int]) -> str:

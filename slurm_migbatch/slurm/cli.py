@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from slurm_migbatch.slurm.arrays import tell_apart
+from slurm_migbatch.slurm.arrays import split_arrays
 from slurm_migbatch.slurm.client import Diag, JobRow, NodeRow, SlurmError, SlurmRefused, merge_partitions
 from slurm_migbatch.slurm.diag import parse_sdiag
 from slurm_migbatch.slurm.dialog import Dialog, Records, Request, line
@@ -39,7 +39,7 @@ _SCANCEL = re.compile(r"job id (\S+?): (.+)")
 #: 123_4 or, on 26.05, 123_[4]
 _ABOUT = re.compile(r"\A\d+_\S+: (?!.* / )")
 #: scancel's words about a job that has ended, or that slurmctld has forgotten
-_GONE = ("Invalid job id specified", "already completing or completed")
+_ENDED = ("Invalid job id specified", "already completing or completed")
 #: scontrol's words where nobody was there to refuse anything
 _NOBODY = ("Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted")
 #: bytes that Linux lets one argument of a command have, with the NUL at its end
@@ -86,7 +86,7 @@ class CliClient:
     def jobs(self) -> list[JobRow]:
         """List jobs by one squeue call, and a few more where arrays wait; see SlurmClient and `arrays.py`."""
         rows = self._listed()
-        return rows if self.version() <= _UNIQUE else tell_apart(rows, self._run, self._shown, self._listed)
+        return rows if self.version() <= _UNIQUE else split_arrays(rows, self._run, self._shown, self._listed)
 
     def _listed(self, jobs: Sequence[str] = ()) -> list[JobRow]:
         mark = new_mark()
@@ -100,7 +100,7 @@ class CliClient:
             return []
         records = Records([_job_id(job) for job in jobs])
         done = self._finish("scontrol", "--oneliner", stdin=records.stdin, more_s=0.02 * len(jobs))
-        found = records.of_each(done.stdout.decode("utf-8", "surrogateescape"))
+        found = records.by_job(done.stdout.decode("utf-8", "surrogateescape"))
         if found is None:
             raise _failed("scontrol", ("--oneliner", "show", "job"), done)
         return found
@@ -220,7 +220,7 @@ class CliClient:
             with ThreadPoolExecutor(8) as pool:
                 for heard in pool.map(lambda some: self._once(*options, *some), _chunks(tasks, 8)):
                     reasons |= _SCANCEL.findall(heard)
-        refused = {job: why.strip() for job, why in reasons.items() if not any(word in why for word in _GONE)}
+        refused = {job: why.strip() for job, why in reasons.items() if not any(word in why for word in _ENDED)}
         if refused:
             raise SlurmRefused(refused, len(named), ("scancel", *options))
 

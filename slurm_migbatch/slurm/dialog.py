@@ -42,7 +42,7 @@ def line(request: Request) -> str | None:
 
 
 class Dialog:
-    """The input for some lines, and the reader of what scontrol says to it."""
+    """The input for some lines, and the parser of scontrol's answers to it."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         self._count = len(lines)
@@ -63,9 +63,9 @@ class Dialog:
 
 
 class Records:
-    """The input that has scontrol show some jobs, and the reader of what it shows of each.
+    """The input that makes scontrol show some jobs, and the parser of what it prints about each of them.
 
-    What stands on stdout is told apart by host names that nobody can guess, which scontrol is asked to show in between.
+    Host names that nobody can guess separate the records on stdout; scontrol is asked to show them in between.
     """
 
     def __init__(self, jobs: Sequence[str]) -> None:
@@ -74,8 +74,8 @@ class Records:
         asked = [f"show hostnames {self._mark}{number}\nshow job {job}\n" for number, job in enumerate(jobs)]
         self.stdin = "".join([*asked, f"show hostnames {self._mark}{self._count}\nexit\n"])
 
-    def of_each(self, stdout: str) -> list[str] | None:
-        """Return the record of each job, from its beginning; "" for one that is not there.
+    def by_job(self, stdout: str) -> list[str] | None:
+        """Return the record of each job, from its beginning; "" for a job that scontrol did not show.
 
         None where scontrol broke off.
         """

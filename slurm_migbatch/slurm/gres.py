@@ -45,7 +45,7 @@ class Gres:
     detail: str = ""
 
     def __str__(self) -> str:
-        """Slurm's own spelling without prefix and details: `mig:1g.10gb:2`, `gpu:4`."""
+        """Return Slurm's own spelling without prefix and details: `mig:1g.10gb:2`, `gpu:4`."""
         return f"{self.name}:{self.count}" if self.type is None else f"{self.name}:{self.type}:{self.count}"
 
 
@@ -84,7 +84,7 @@ def prefix_of(entry: str) -> tuple[str, str]:
     return "", entry
 
 
-def parse_one(entry: str) -> Gres:
+def parse_entry(entry: str) -> Gres:
     """Read one entry; raises GresError."""
     prefix, rest = prefix_of(entry)
     detail = ""
@@ -105,7 +105,7 @@ def parse(text: str | None) -> tuple[Gres, ...]:
     """Read a whole list, in its order; nothing for None, `(null)`, `N/A` and `none`. Raises GresError."""
     if text is None or prefix_of(text.strip())[1].lower() in EMPTY:
         return ()
-    return tuple([parse_one(entry) for entry in split(text.strip())])
+    return tuple([parse_entry(entry) for entry in split(text.strip())])
 
 
 def counts(text: str | None, name: str) -> dict[str, int]:

@@ -105,13 +105,13 @@ def parse_gres(output: str, mark: str) -> dict[int, str]:
 def _records(output: str, mark: str, size: int) -> Iterator[list[str]]:
     """Yield the fields of each row, of which the first is the job id; raises SlurmError where the output breaks off.
 
-    squeue ends a row with a newline; fields may hold newlines too, so rows are told apart by the marks alone.
+    squeue ends a row with a newline; fields may hold newlines too, so the marks alone separate rows.
     """
-    pieces = output.split(mark)
-    tail = pieces.pop()
-    if tail.strip("\n") or len(pieces) % size:
+    fields = output.split(mark)
+    tail = fields.pop()
+    if tail.strip("\n") or len(fields) % size:
         raise SlurmError(f"squeue's output breaks off or is not understood near {tail[-80:]!r}")
-    return (pieces[start : start + size] for start in range(0, len(pieces), size))
+    return (fields[start : start + size] for start in range(0, len(fields), size))
 
 
 def _id(text: str) -> int:

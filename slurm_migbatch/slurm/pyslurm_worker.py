@@ -84,7 +84,7 @@ class WorkerMethods:
             "users": {name: (counter.count, counter.time) for name, counter in found.rpcs_by_user.items()},
         }
 
-    def slurm_said(self, error: Exception) -> bool:
+    def is_slurm_error(self, error: Exception) -> bool:
         """Return whether the error is Slurm's."""
         return isinstance(error, self._pyslurm.PyslurmError)
 
@@ -98,7 +98,7 @@ def answer(answers: WorkerMethods, line: str) -> dict[str, Any]:
         ask: Callable[[], Any] = getattr(answers, json.loads(line)["ask"])
         return {"ok": ask()}
     except Exception as error:
-        return {"error": str(error) or type(error).__name__, "slurm": answers.slurm_said(error)}
+        return {"error": str(error) or type(error).__name__, "slurm": answers.is_slurm_error(error)}
 
 
 def main() -> None:

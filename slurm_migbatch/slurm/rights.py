@@ -19,7 +19,7 @@ _JOB = re.compile(r"\b(job|jobs) (\d{1,18})\b")
 
 @dataclass(frozen=True)
 class Rights:
-    """What one user may be told.
+    """What one user may see.
 
     Attributes:
         uid: the user.
@@ -34,38 +34,38 @@ class Rights:
     private: frozenset[str] = ALL_PRIVATE
 
     def in_full(self, uid: int | None, account: str | None) -> bool:
-        """Whether what a job's user wrote into it may be told: its comment, name, and what was made of them."""
+        """Return whether a job's user text may be shown: its comment, its name, and what was made of them."""
         return self.everything or uid == self.uid or account in self.coordinates
 
     def job(self, uid: int | None, account: str | None) -> bool:
-        """Whether a job in the queue may be told of."""
+        """Return whether a job in the queue may be shown."""
         return self.in_full(uid, account) or "jobs" not in self.private
 
     def run(self, uid: int | None, account: str | None) -> bool:
-        """Whether a run in the record may be told of; a record is jobs and usage both."""
+        """Return whether a run in the record may be shown; a record is jobs and usage both."""
         return self.in_full(uid, account) or self.runs
 
     def account(self, uid: int | None, account: str | None) -> bool:
-        """Whether the name of a job's account may be told."""
+        """Return whether the name of a job's account may be shown."""
         return self.in_full(uid, account) or self.accounts
 
     @property
     def runs(self) -> bool:
-        """Whether runs of others in the record may be told of."""
+        """Whether runs of others in the record may be shown."""
         return self.everything or not self.private & {"jobs", "usage"}
 
     @property
     def accounts(self) -> bool:
-        """Whether names of others' accounts may be told."""
+        """Whether names of others' accounts may be shown."""
         return self.everything or "accounts" not in self.private
 
     @property
     def nodes(self) -> bool:
-        """Whether nodes may be told of."""
+        """Whether nodes may be shown."""
         return self.everything or "nodes" not in self.private
 
     def jobs(self, rows: Iterable[JobRow]) -> list[JobRow]:
-        """Return those of these jobs of which the user may be told."""
+        """Return those of these jobs that the user may see."""
         return [row for row in rows if self.job(row.uid, row.account)]
 
     def sentence(self, text: str, shown: Collection[int]) -> str:

@@ -59,7 +59,7 @@ def parse_time(text: str, now: float | None = None) -> float:
     clock: tuple[int, int, int] | None = None
     rest = words
     while rest:
-        found_date, found_clock, length = _piece(rest, today)
+        found_date, found_clock, length = _date_or_clock(rest, today)
         if not length or (found_date and date) or (found_clock and clock):
             raise TimeFormError(f"{text!r} is not a time; write it as one of: {TIME_FORMS}")
         date, clock, rest = found_date or date, found_clock or clock, rest[length:]
@@ -77,7 +77,7 @@ def parse_time(text: str, now: float | None = None) -> float:
         raise TimeFormError(f"{text!r} names a moment that does not exist ({error})") from None
 
 
-def _piece(text: str, today: datetime) -> tuple[tuple[int, int, int] | None, tuple[int, int, int] | None, int]:
+def _date_or_clock(text: str, today: datetime) -> tuple[tuple[int, int, int] | None, tuple[int, int, int] | None, int]:
     """Return (date, clock, length) of the date or clock time that `text` begins with; length 0 where there is none."""
     if match := _WORD.match(text):
         word = match[1].lower()

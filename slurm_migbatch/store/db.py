@@ -148,7 +148,7 @@ class Store:
         return self._write(lambda session: ingest(session, node, journal, boot_id, events, time.time(), claim))
 
     def record_decision(self, decision: Mapping[str, Any]) -> None:
-        """Keep what the submit filter decided, and tell the runs that carry the decision's id."""
+        """Keep what the submit filter decided, and update the runs that have the decision's id."""
         from slurm_migbatch.store.decisions import record_decision
 
         self._write(lambda session: record_decision(session, decision, time.time()))
@@ -156,7 +156,7 @@ class Store:
     def upsert_jobs(
         self, rows: Sequence[Mapping[str, Any]], *, live: Collection[int] | None = None, now: float | None = None
     ) -> None:
-        """Take in what Slurm says of jobs.
+        """Take in jobs as Slurm shows them.
 
         Args:
             rows: fields as in slurm.client.JobRow, by name, as far as known; of ended jobs also `exit_code`, either
@@ -169,7 +169,7 @@ class Store:
         self._write(lambda session: upsert_jobs(session, rows, live, time.time() if now is None else now))
 
     def record_supply(self, node: str, ts: float, version: int, counts: Mapping[str, int], why: str) -> None:
-        """Keep what Slurm was told about a node's slices."""
+        """Keep the slice counts that Slurm was given for a node."""
         from slurm_migbatch.store.decisions import record_supply
 
         self._write(lambda session: record_supply(session, node, ts, version, counts, why))

@@ -15,7 +15,7 @@ _FIGURES = ("latency_ms", "throughput_per_s", "memory_mib")
 
 
 def record_decision(session: Session, decision: Mapping[str, Any], now: float) -> None:
-    """Keep a decision (again, where it was known) and tell the runs that carry its id."""
+    """Keep a decision (again, where it was known) and update the runs that have its id."""
     id = clean.text(decision.get("id"), 16)
     if id is None:
         raise ValueError("a decision needs an id")
@@ -59,7 +59,7 @@ def _profiles(chosen: str) -> set[str]:
 
 
 def record_supply(session: Session, node: str, ts: float, version: int, counts: Mapping[str, int], why: str) -> None:
-    """Keep what Slurm was told about a node."""
+    """Keep the counts that Slurm was given for a node."""
     session.add(
         SupplyChange(
             node=clean.text(node, 255) or "?", ts=ts, version=version, counts=clean.document(dict(counts)),

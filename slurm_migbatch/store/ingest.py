@@ -95,7 +95,7 @@ def ingest(
 
 
 def _fresh(events: Sequence[Mapping[str, Any]], now: float) -> dict[int, dict[str, Any]]:
-    """Return the rows to keep, by number; without one a row cannot be told from its repetition and is dropped."""
+    """Return the rows to keep, by number; without one a repeated row cannot be recognised, so it is dropped."""
     rows: dict[int, dict[str, Any]] = {}
     for event in events:
         seq = clean.whole(event.get("seq"), 1) if isinstance(event, Mapping) else None
@@ -260,8 +260,8 @@ def _state(session: Session, machine: Node, journal: NodeJournal, ts: float, eve
     held = {
         (job, restart, mig_slice.gpu, mig_slice.start) for job, restart, _, slices in reported for mig_slice in slices
     }
-    open_ones = session.scalars(select(Lease).where(Lease.node == machine.node, Lease.until.is_(None))).all()
-    ended = [lease for lease in open_ones if (lease.job_id, lease.restart, lease.gpu, lease.slot_start) not in held]
+    open_leases = session.scalars(select(Lease).where(Lease.node == machine.node, Lease.until.is_(None))).all()
+    ended = [lease for lease in open_leases if (lease.job_id, lease.restart, lease.gpu, lease.slot_start) not in held]
     end_leases(session, ended, ts)
     for job, restart, facts, slices in sorted(reported, key=lambda row: _beside(row[2]) is not None):
         since = clean.moment(facts.get("since")) or ts

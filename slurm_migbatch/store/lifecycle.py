@@ -217,7 +217,7 @@ def stop_run(
             lease.since, lease.outcome = run.started, "released"
         run.nodes = run.nodes or node
     summarise(session, run)
-    finish_if_free(session, run.id, moment, exit_code, told=True)
+    finish_if_free(session, run.id, moment, exit_code, reported=True)
 
 
 def lose_leases(session: Session, leases: Iterable[Lease], moment: float, *, ends_runs: bool) -> None:
@@ -247,23 +247,29 @@ def lose_run(session: Session, run: Run, node: str) -> None:
 
 
 def finish_if_free(
-    session: Session, run_id: int, moment: float, exit_code: int | None, *, told: bool = False, state: str | None = None
+    session: Session,
+    run_id: int,
+    moment: float,
+    exit_code: int | None,
+    *,
+    reported: bool = False,
+    state: str | None = None,
 ) -> None:
     """End a run where no node holds a slice for it any more.
 
     Args:
         exit_code: of its script, 128 + n after signal n; None where nobody knows.
-        told: the node itself reports the end, which corrects an end that was only concluded.
+        reported: the node itself reports the end, which corrects an end that was only concluded.
         state: what to call the end; from exit code and time limit where not given.
     """
     session.flush()
     run = session.get_one(Run, run_id)
     if exit_code is not None:
         run.exit_code, run.signal = (0, exit_code - 128) if 128 < exit_code < 193 else (exit_code, 0)
-    open_ones = select(Lease.id).where(Lease.run_id == run_id, Lease.until.is_(None)).limit(1)
-    if session.scalar(open_ones) is not None:
+    open_leases = select(Lease.id).where(Lease.run_id == run_id, Lease.until.is_(None)).limit(1)
+    if session.scalar(open_leases) is not None:
         return
-    concluded = run.state == "UNKNOWN" or run.state_from == "poll" or (run.state == "NODE_FAIL" and told)
+    concluded = run.state == "UNKNOWN" or run.state_from == "poll" or (run.state == "NODE_FAIL" and reported)
     if run.state in FINAL_STATES and (run.state_from == "slurm" or not concluded):
         run.ended = moment if run.ended is None else run.ended
         return

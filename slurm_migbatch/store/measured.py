@@ -47,7 +47,7 @@ def keep(run: Run, figures: Mapping[str, float | None], by: str) -> None:
 
 
 def keep_report(run: Run, node: str, ts: float, event: Mapping[str, Any]) -> None:
-    """Take in what a job said on one node; its last word there counts, however often and late it comes."""
+    """Take in what a job reported on one node; its last report there counts, however often and late it comes."""
     facts = _facts(run)
     nodes = dict(facts.get("nodes") or {})
     before = nodes.get(node) or {}

@@ -267,7 +267,7 @@ class Gpu(Base):
 
 
 class SupplyChange(Base):
-    """What Slurm was told about a node's slices, when and why."""
+    """The slice counts that Slurm was given for a node, when and why."""
 
     __tablename__ = "supply_changes"
     __table_args__ = (Index("ix_supply_changes_node", "node", "ts"), TABLE_OPTIONS)
@@ -281,7 +281,7 @@ class SupplyChange(Base):
 
 
 class Job(Base):
-    """The last that Slurm said about a job id."""
+    """The latest state of a job id in Slurm."""
 
     __tablename__ = "jobs"
     __table_args__ = (Index("ix_jobs_live", "live"), TABLE_OPTIONS)

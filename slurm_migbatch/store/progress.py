@@ -32,14 +32,14 @@ _LARGEST = {"steps": 1e15, "checkpoint": 1e11, "ckpt_s": 1e6, "restored": 1e15}
 
 
 class RunProgress(NamedTuple):
-    """A run by its latest report: what `decide.lending.training_speed` and a reclaim go by. None: not told."""
+    """A run by its latest report: what `decide.lending.training_speed` and a reclaim go by. None: not reported."""
 
     job: int
     restart: int
     profile: str | None
     started: float | None
     ended: float | None
-    told: float | None
+    reported: float | None
     items: float | None
     items_per_s: float | None
     batch: float | None

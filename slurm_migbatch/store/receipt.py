@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class NodeReceipt(NamedTuple):
-    """What a node believes: its events up to `acked` are in the database of this id. Empty: it has told none yet.
+    """What a node believes: its events up to `acked` are in the database of this id. Empty: it has sent none yet.
 
     With `incomplete` something that it said of what it holds could not be taken.
     """
@@ -16,14 +16,14 @@ class NodeReceipt(NamedTuple):
     incomplete: bool = False
 
 
-#: what a node claims that has told nothing yet
+#: the claim of a node that has sent nothing yet
 NOTHING = NodeReceipt()
 
 
 class Receipt(NamedTuple):
     """`acked`: the highest number up to which nothing is missing, which the node may forget. `database`: its id.
 
-    Without `told` the database does not know what the node holds, and the node has to tell all of it (`state`).
+    Without `told` the database does not know what the node holds, and the node has to send all of it (`state`).
     """
 
     acked: int

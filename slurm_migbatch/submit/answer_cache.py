@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from slurm_migbatch.submit.decision import Decision
+from slurm_migbatch.submit.decision import SubmitDecision
 
 MOST: Final = 4096
 LONGEST: Final = 4096
@@ -21,7 +21,7 @@ class CachedAnswer(NamedTuple):
     verdict: str
     before: bytes
     after: bytes
-    decision: Decision | None
+    decision: SubmitDecision | None
 
     def named(self, id: str) -> bytes:
         """Return the answer under another decision name."""
@@ -39,7 +39,7 @@ class AnswerCache:
         """Return the answer to the very same request."""
         return self._given.get(request)
 
-    def keep(self, request: bytes, verdict: str, answer: bytes, decision: Decision | None, name: str) -> None:
+    def keep(self, request: bytes, verdict: str, answer: bytes, decision: SubmitDecision | None, name: str) -> None:
         """Keep an answer made under `name`, unless its decision keeps an older name or shows it twice."""
         if len(request) > LONGEST:
             return

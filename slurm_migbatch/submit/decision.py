@@ -12,7 +12,7 @@ from slurm_migbatch.workload.hints import Hints
 
 
 @dataclass(frozen=True)
-class Decision:
+class SubmitDecision:
     """One decision. `id` is also in the job's marker; `ts` is unix seconds.
 
     `asked` holds the user's own words (GRES fields, comment, extra) as far as given; `bucket` is its stable name, empty

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from slurm_migbatch.submit.decision import Decision
+    from slurm_migbatch.submit.decision import SubmitDecision
 
 TRES_FIELDS: Final = ("tres_per_node", "tres_per_job", "tres_per_socket", "tres_per_task")
 TEXT_FIELDS: Final = ("comment", "extra")
@@ -169,7 +169,7 @@ class Accept:
 
     changes: Mapping[str, str]
     message: str
-    decision: Decision | None = field(default=None, compare=False)
+    decision: SubmitDecision | None = field(default=None, compare=False)
     advice: Mapping[str, int] = field(default_factory=dict, compare=False)
     waits: bool = field(default=False, compare=False)
 

@@ -19,7 +19,7 @@ from slurm_migbatch.predict.llm.choice import gib
 from slurm_migbatch.predict.recommend import Advice
 from slurm_migbatch.predict.selection import NO_LIMITS, Chooser, JobLimits, SliceChoice, limits_of
 from slurm_migbatch.slurm.gres import prefix_of
-from slurm_migbatch.submit.decision import Decision
+from slurm_migbatch.submit.decision import SubmitDecision
 from slurm_migbatch.submit.gres_request import (
     AUTO,
     FILLER,
@@ -349,9 +349,9 @@ class _Job:
         decision = self._decision(request, partition, hints, outcome)
         return Accept(changes, message, decision, waits=True)
 
-    def _decision(self, request: JobRequest, partition: Partition, hints: Hints, outcome: _Outcome) -> Decision:
+    def _decision(self, request: JobRequest, partition: Partition, hints: Hints, outcome: _Outcome) -> SubmitDecision:
         bucket, choice = outcome.bucket, outcome.choice
-        return Decision(
+        return SubmitDecision(
             id=outcome.name,
             ts=self.ts,
             uid=request.uid,
@@ -400,13 +400,13 @@ class _Job:
         bucket = self.chooser.bucket(hints)
         if hints.mem_mib is not None:
             return []
-        told = self.chooser.need(hints, offer)
-        if told is None and bucket is not None:
+        need = self.chooser.need(hints, offer)
+        if need is None and bucket is not None:
             figures = self.chooser.figures(bucket, partition).get(offer.profile.gres_type)
-            told = None if figures is None else (bucket.cell, figures.need_mib)
-        if told is None or told[1] <= offer.memory_mib:
+            need = None if figures is None else (bucket.cell, figures.need_mib)
+        if need is None or need[1] <= offer.memory_mib:
             return []
-        return [MESSAGES["tight"] % (offer.profile.gres_type, told[0], gib(told[1]), gib(offer.memory_mib))]
+        return [MESSAGES["tight"] % (offer.profile.gres_type, need[0], gib(need[1]), gib(offer.memory_mib))]
 
 
 def _check_lengths(holder: JobRequest | Present) -> None:

@@ -18,7 +18,7 @@ from typing import Final
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.answer_cache import AnswerCache
-from slurm_migbatch.submit.decision import Decision
+from slurm_migbatch.submit.decision import SubmitDecision
 from slurm_migbatch.submit.request import Accept, JobRequest, Pass, Refuse, RequestError
 from slurm_migbatch.submit.rewrite import SubmitPolicy, rewrite
 from slurm_migbatch.workload.catalog import SiteCatalog
@@ -86,7 +86,7 @@ class SubmitService:
         self,
         catalog: SiteCatalog,
         chooser: Chooser,
-        recorder: Callable[[Decision], None] | None = None,
+        recorder: Callable[[SubmitDecision], None] | None = None,
         *,
         policy: SubmitPolicy | None = None,
         slurm_uids: Iterable[int] = (),
@@ -96,7 +96,7 @@ class SubmitService:
         self._site = SubmitState(catalog, chooser, policy or SubmitPolicy())
         self._clock = clock
         self._recorder = recorder
-        self._unrecorded: deque[tuple[Decision, str, float]] = deque(maxlen=MOST_UNRECORDED)
+        self._unrecorded: deque[tuple[SubmitDecision, str, float]] = deque(maxlen=MOST_UNRECORDED)
         #: who may ask on behalf of others
         self.speakers = frozenset({0, *slurm_uids})
         self.statistics = Statistics()
@@ -147,7 +147,7 @@ class SubmitService:
                 self._remember(decision, decision.id, now)
         return verdict, message
 
-    def _remember(self, decision: Decision, name: str, ts: float) -> None:
+    def _remember(self, decision: SubmitDecision, name: str, ts: float) -> None:
         if self._recorder is None:
             return
         if len(self._unrecorded) == MOST_UNRECORDED:

@@ -50,7 +50,7 @@ Array = npt.NDArray[Any]
 
 @runtime_checkable
 class Sheets(Protocol):
-    """A predictor that tells all cells of a model at once, which may be far quicker than one after the other."""
+    """A predictor that predicts all cells of a model at once, which may be far quicker than one after the other."""
 
     def sheet(self, model: str, role: str, kind: GpuKind) -> Mapping[Profile, tuple[Array, Array, Array]]:
         """Return the numbers of `figures` for each plain profile and cell, by batch and within it by input size.
@@ -83,7 +83,7 @@ def _escaped(byte: int) -> str:
 
 
 def site_source(catalog: SiteCatalog, *, refuse_misses: bool = False, records: Mapping[str, Any] | None = None) -> str:
-    """Return the site as a Lua expression; `records`: what of it tells where the records are."""
+    """Return the site as a Lua expression; `records`: the part of it that locates the records."""
     parts = {
         "version": TABLE_VERSION,
         "refuse_misses": refuse_misses,

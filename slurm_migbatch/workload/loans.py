@@ -108,21 +108,21 @@ def loan_hints(
         profile = _profile(kind)
         if profile is None or count != 1 or not is_marked(comment):
             return None
-    told = _user_hints(comment, extra)
+    hints = _user_hints(comment, extra)
     bound = None if forgets(gres) else profile or next(filter(None, map(_profile, counts)), None)
     return LoanHints(
         slice=profile,
         guest=kind == GUEST,
-        min=bound or _profile(told.min),
-        max=bound or _profile(told.max),
-        signal=told.signal,
-        mem_mib=told.mem_mib,
-        model=told.model,
-        batch=told.batch,
-        input=told.input,
-        input_unit=told.input_unit,
-        items=told.items,
-        llm=told.llm,
+        min=bound or _profile(hints.min),
+        max=bound or _profile(hints.max),
+        signal=hints.signal,
+        mem_mib=hints.mem_mib,
+        model=hints.model,
+        batch=hints.batch,
+        input=hints.input,
+        input_unit=hints.input_unit,
+        items=hints.items,
+        llm=hints.llm,
     )
 
 

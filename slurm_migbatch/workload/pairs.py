@@ -45,5 +45,7 @@ def gavel(path: Path, gpu: str = "v100") -> Pairs:
     if not alone:
         raise TraceError(path, 0, f"holds nothing that was measured alone on a {gpu}")
     return {
-        (one, other): max(1.0, alone[one] / rate) for (one, other), rate in beside.items() if alone.get(one, 0.0) > 0
+        (model, other): max(1.0, alone[model] / rate)
+        for (model, other), rate in beside.items()
+        if alone.get(model, 0.0) > 0
     }

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from slurm_migbatch.cli import asking
 from slurm_migbatch.cli.main import cli
 from slurm_migbatch.query import loans as command
-from slurm_migbatch.query.site import Site
+from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.query.why import describe
 from slurm_migbatch.slurm.client import JobRow
 from slurm_migbatch.slurm.rights import Rights
@@ -51,7 +51,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
         )
         with open_store(url) as store:
             store.save_loans(rows, actions)
-        monkeypatch.setattr(Site, "slurm", lambda self: type("C", (), {"jobs": lambda self: queue})())
+        monkeypatch.setattr(QuerySite, "slurm", lambda self: type("C", (), {"jobs": lambda self: queue})())
         monkeypatch.setattr(command, "waiting", lambda site: ({3: "no GPU has room"}, ()))
         return CliRunner().invoke(cli, ["loans", "-c", str(config), *arguments])
 

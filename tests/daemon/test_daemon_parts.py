@@ -106,15 +106,15 @@ def test_a_job_whose_row_cannot_be_read_has_not_left_and_overwrites_nothing() ->
 
     jobs, store = UnsavedJobs(), Kept()
     running, unread = JobRow(7, state="RUNNING", name="x"), JobRow(7, state=UNREAD, reason="odd")
-    jobs.look([running])
+    jobs.update([running])
     jobs.save(store)
-    assert jobs.look([unread]) == (False, frozenset())
+    assert jobs.update([unread]) == (False, frozenset())
     assert jobs.lists(7)
     jobs.save(store)
     assert [(row["job_id"], row["state"]) for row in store.rows] == [(7, "RUNNING")]
     assert store.live == {7}
-    assert jobs.look([replace(running, state="COMPLETING")]) == (True, frozenset())
-    assert jobs.look([]) == (True, frozenset({7}))
+    assert jobs.update([replace(running, state="COMPLETING")]) == (True, frozenset())
+    assert jobs.update([]) == (True, frozenset({7}))
 
 
 def test_the_age_of_supply_is_told_now_and_at_most():

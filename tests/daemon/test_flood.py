@@ -165,7 +165,7 @@ def test_clients_that_go_away_leave_one_line(daemon: Daemon) -> None:
 
 OUT_OF_DESCRIPTORS = """
 import asyncio, logging, os, resource, socket, sys
-from slurm_migbatch.daemon.server import ApiServer, Bounds
+from slurm_migbatch.daemon.server import ApiServer, ConnectionBounds
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route

@@ -7,7 +7,7 @@ import pytest
 
 from slurm_migbatch.daemon.history import open_history
 from slurm_migbatch.daemon.service import Service
-from slurm_migbatch.query.site import Site
+from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.store.queries import JobId, RunFilter
 from tests.support.daemon_fakes import FakeSigner, Node, gpu, state
@@ -205,7 +205,7 @@ def test_why(make, slurm, config):
             agent.node.events(state(gpu(0)), start(1, "GPU-0", "7g.80gb", 0, 8, 2))
 
             def why():
-                return json.loads(Site(config).daemon("/v1/why/2"))["why"]
+                return json.loads(QuerySite(config).daemon("/v1/why/2"))["why"]
 
             eventually(lambda: why().startswith("reserved: 7g.80gb"))
             assert "GPU-0 on n1" in why()

@@ -50,7 +50,7 @@ def test_the_next_snapshots_hold_what_was_found(tmp_path: Path) -> None:
         f"sqlite:///{tmp_path}/db", job(1, "3g.40gb", array_job=1, array_task="1-20", tasks=20)
     )
     try:
-        assert asyncio.run(stock.look()) == (P("3g.40gb"),)
+        assert asyncio.run(stock.tune()) == (P("3g.40gb"),)
         assert observer.snapshot(NOW, (), (), Answers(), True).preference == (P("3g.40gb"),)
     finally:
         writer.stop(30)
@@ -60,7 +60,7 @@ def test_where_too_little_is_known_it_stays_as_it_was(tmp_path: Path) -> None:
     stock, observer, writer = room(f"sqlite:///{tmp_path}/db", *(job(n, "3g.40gb") for n in range(19)))
     try:
         observer.preference = (P("1g.10gb"),)
-        assert asyncio.run(stock.look()) == () and observer.preference == (P("1g.10gb"),)
+        assert asyncio.run(stock.tune()) == () and observer.preference == (P("1g.10gb"),)
     finally:
         writer.stop(30)
 

@@ -16,7 +16,7 @@ from slurm_migbatch.decide.supply.stage import SupplySettings
 from slurm_migbatch.lab.slurm.clock import VirtualClock
 from slurm_migbatch.lab.slurm.nodes import SimulatedNodes
 from slurm_migbatch.lab.slurm.slurmctld import Slurmctld
-from slurm_migbatch.node.journal import Slice
+from slurm_migbatch.node.journal import JournalSlice
 from slurm_migbatch.slurm.cli import CliClient
 from slurm_migbatch.testbed.cluster import Cluster
 from tests.support.controllers import SupplyController
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slurm
 class Followers(SimulatedNodes):
     """Nodes beside a real Slurm, of which they hear in every round: what they hold then is no ended job's."""
 
-    def _ending(self, row: Slice) -> bool:
+    def _ending(self, row: JournalSlice) -> bool:
         return False
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from slurm_migbatch.daemon.actuator import carry
+from slurm_migbatch.daemon.actuator import apply_orders
 from slurm_migbatch.decide.lending.ledger import JobView
 from slurm_migbatch.decide.lending.model import Kind, LoanOrder
 from slurm_migbatch.mig.profile import Profile
@@ -58,6 +58,6 @@ def sight(job: int) -> JobView:
 def test_a_release_leaves_only_the_profile() -> None:
     slurm = Adding("8")
     orders = [LoanOrder(Kind.RELEASE, job, 0, "idle", profile=Profile(2, 20)) for job in (7, 8)]
-    done = carry(orders, {7: sight(7), 8: sight(8)}, slurm, lambda: 0.0)
+    done = apply_orders(orders, {7: sight(7), 8: sight(8)}, slurm, lambda: 0.0)
     assert {kind: n for of in slurm.needs["7"].values() for kind, n in of.items() if n} == {"2g.20gb": 1}
     assert [(one.order.job, bool(one.error)) for one in done] == [(7, False), (8, True)]

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from slurm_migbatch.install import files, scripts
-from slurm_migbatch.install.files import InstallConflict, Record, Wanted
+from slurm_migbatch.install.files import InstallConflict, InstallRecord, Wanted
 
 
 @pytest.fixture
 def record(tmp_path):
-    return Record(tmp_path / "record")
+    return InstallRecord(tmp_path / "record")
 
 
 def install(record, *wanted):
@@ -42,8 +42,8 @@ def test_everything_is_written_once_and_taken_back(record, tmp_path):
     assert (tmp_path / "etc/migbatch/hooks/prolog").stat().st_mode & 0o777 == 0o755
     assert (tmp_path / "var").stat().st_mode & 0o777 == 0o750
     assert theirs.read_bytes() == b"A=1\r\nB=\xff\nC=3\n" and theirs.stat().st_mode & 0o777 == 0o640
-    assert install(Record(record.directory), *wanted) == []
-    assert leave(Record(record.directory)) == []
+    assert install(InstallRecord(record.directory), *wanted) == []
+    assert leave(InstallRecord(record.directory)) == []
     assert theirs.read_bytes() == b"A=1\r\nB=\xff\n" and theirs.stat().st_mode & 0o777 == 0o640
     assert sorted(path.name for path in tmp_path.iterdir()) == ["slurm.conf"]
 
@@ -101,7 +101,7 @@ def test_a_record_that_cannot_be_read_is_not_taken_for_an_empty_one(record):
     record.directory.mkdir()
     (record.directory / "record.json").write_text("{")
     with pytest.raises(InstallConflict, match="cannot be read"):
-        Record(record.directory)
+        InstallRecord(record.directory)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from slurm_migbatch.mig.grant import Grant, parse_comment
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.node import exits, plan
 from slurm_migbatch.node.diagnosis import LONGEST, GpuLabel, explain_misfit
-from slurm_migbatch.node.journal import Run, Slice
+from slurm_migbatch.node.journal import JournalRun, JournalSlice
 from tests.support.nodes import ALICE, BOB
 from tests.support.promises import TWO, publish, uuids
 
@@ -26,11 +26,11 @@ def planned(*layouts, version=5):
 
 
 def row(site, text, state="held", job=None, **more):
-    return Slice(LABELS[site].uuid, slot(text), state, job=job, restart=0 if job else None, **more)
+    return JournalSlice(LABELS[site].uuid, slot(text), state, job=job, restart=0 if job else None, **more)
 
 
 def run(job, user):
-    return Run(job, 0, 1000, user, "physics", "gpu", "", "running")
+    return JournalRun(job, 0, 1000, user, "physics", "gpu", "", "running")
 
 
 def grant(marker) -> Grant:

@@ -16,7 +16,7 @@ from slurm_migbatch.node import effects, exits, guest, owner, plan
 from slurm_migbatch.node import journal as journal_module
 from slurm_migbatch.node.executor import Executor
 from slurm_migbatch.node.guest import GuestAction, verdict
-from slurm_migbatch.node.journal import NAME, Journal, Overlap, Run, Slice
+from slurm_migbatch.node.journal import NAME, Journal, JournalRun, JournalSlice, Overlap
 from slurm_migbatch.node.plan import SharedSlot
 from tests.support.examples import examples
 from tests.support.nodes import ALICE, BOB
@@ -559,7 +559,7 @@ PLACE = SharedSlot("GPU-0", SLOT, (1, 0))
 slots = st.sampled_from([SLOT, Slot.of("1g.10gb", 0, 1), Slot.of("2g.20gb", 2, 2), Slot.of("3g.40gb", 0, 4)])
 rows = st.lists(
     st.builds(
-        Slice,
+        JournalSlice,
         gpu=st.sampled_from(["GPU-0", "GPU-1"]),
         slot=slots,
         state=st.sampled_from(["held", "intent", "idle", "evict", "zombie", "foreign", "lost"]),
@@ -579,7 +579,7 @@ run_states = st.dictionaries(
 @settings(max_examples=examples(500))
 @given(rows, run_states, st.sampled_from([ALICE, BOB]), st.booleans())
 def test_a_verdict_lets_nobody_in_who_must_not(found, states, uid, planned):
-    runs = {key: Run(*key, ALICE, "", "", "", "", state) for key, state in states.items()}
+    runs = {key: JournalRun(*key, ALICE, "", "", "", "", state) for key, state in states.items()}
     answer = verdict(PLACE, uid, found, runs, planned)
     if answer.action is GuestAction.JOIN:
         host = answer.host
@@ -610,7 +610,7 @@ def journal(tmp_path):
 
 def piece(job, *, uid=ALICE, state="held", slot=SLOT, gpu="GPU-0", **values):
     values = {"restart": 0, "ordinal": 0, "mig_uuid": "MIG-1", "gi": 3, "ci": 0, "cap_gi": 30, "cap_ci": 31} | values
-    return Slice(gpu, slot, state, job=job, uid=uid, **values)
+    return JournalSlice(gpu, slot, state, job=job, uid=uid, **values)
 
 
 def test_the_triggers_hold_whoever_writes(journal):

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from slurm_migbatch.mig.driver import Instance
 from slurm_migbatch.mig.layout import Slot
 from slurm_migbatch.node import exits
-from slurm_migbatch.node.journal import IN_FLIGHT, NAME, Corrupt, Journal, JournalError, Overlap, Slice, move_aside
+from slurm_migbatch.node.journal import (
+    IN_FLIGHT,
+    NAME,
+    Corrupt,
+    Journal,
+    JournalError,
+    JournalSlice,
+    Overlap,
+    move_aside,
+)
 from slurm_migbatch.node.repair import diagnose
 from tests.support.examples import examples
 from tests.support.journals import damage
@@ -26,7 +35,7 @@ def journal(tmp_path):
 
 def piece(start, size=1, state="idle", **values):
     profile = {1: "1g.10gb", 2: "2g.20gb", 4: "3g.40gb", 8: "7g.80gb"}[size]
-    return Slice("GPU-0", Slot.of(profile, start, size), state, **values)
+    return JournalSlice("GPU-0", Slot.of(profile, start, size), state, **values)
 
 
 def test_a_place_never_has_two_owners(journal):
@@ -203,7 +212,7 @@ def applied(repairs, rows, instances):
             instance = there[instance.gi_id] = instance._replace(ci_id=0, mig_uuid=f"MIG-new{instance.gi_id}")
         if repair.action in ("undo", "complete", "release", "adopt"):
             key = row.id if row else (fresh := fresh + 1)
-            base = row or Slice("GPU-0", instance.slot, "idle")
+            base = row or JournalSlice("GPU-0", instance.slot, "idle")
             rows[key] = base.on(instance).freed("idle")._replace(id=key)
             for other in list(rows.values()):
                 overlap = other.slot.placement.overlaps(instance.placement)
@@ -211,7 +220,7 @@ def applied(repairs, rows, instances):
                     del rows[other.id]
         elif repair.action == "respect":
             fresh += 1
-            rows[fresh] = Slice("GPU-0", instance.slot, "foreign", id=fresh).on(instance)
+            rows[fresh] = JournalSlice("GPU-0", instance.slot, "foreign", id=fresh).on(instance)
         elif repair.action == "forget":
             rows.pop(row.id, None)
         elif repair.action in ("lose", "park", "regain"):

@@ -115,9 +115,9 @@ def test_a_job_of_another_node_in_completing_is_over_here():
 
 
 def run(job, restart=0):
-    from slurm_migbatch.node.journal import Run
+    from slurm_migbatch.node.journal import JournalRun
 
-    return Run(job, restart, ALICE, "", "", "", "", "running")
+    return JournalRun(job, restart, ALICE, "", "", "", "", "running")
 
 
 def test_where_slurm_does_not_answer_nothing_is_ended(node):

@@ -40,7 +40,7 @@ def choices(facts: ModelFacts, slo_ms: int, host_ms: float, full_ms: float, jobs
         place = {"gpu": H100.geometry.name, "slices": 1, "elapsed_s": 60.0, "state": "COMPLETED", "user": "ann"}
         runs.append(SimpleNamespace(number=number, run=number, latency_s=took, **fields, **place, **SILENT))
         heard = select_learnable(observations_of(runs, {H100.geometry.name: H100.geometry}, knowledge), knowledge)
-        learned = learn(rows_of(heard.told), knowledge)
+        learned = learn(rows_of(heard.used), knowledge)
     return found
 
 

@@ -73,7 +73,7 @@ def only(*runs: Run) -> Observation:
 
 def seconds(runs: Sequence[Run]) -> dict[tuple[str, int], float]:
     heard = select_learnable(told(*runs), KNOWLEDGE)
-    rows = rows_of(heard.told)
+    rows = rows_of(heard.used)
     return {(row.profile, row.batch): row.seconds for row in rows if row.seconds is not None}
 
 
@@ -148,9 +148,9 @@ def test_one_users_absurd_report_moves_nothing(lie: float, cell: int) -> None:
     honest = [Run(n, user, latency_s=0.02) for n, user in enumerate(("ann", "bob", "cat"))]
     lies = [Run(100 + n, "eve", batch=cell, latency_s=0.02 * lie) for n in range(50)]
     heard = select_learnable(told(*honest, *lies), KNOWLEDGE)
-    assert {each.user for each in heard.told} == {"ann", "bob", "cat"}
-    (unheard,) = heard.unheard
-    assert (unheard.user, unheard.count, unheard.figure) == ("eve", 50, "time")
+    assert {each.user for each in heard.used} == {"ann", "bob", "cat"}
+    (left_out,) = heard.left_out
+    assert (left_out.user, left_out.count, left_out.figure) == ("eve", 50, "time")
     assert seconds([*honest, *lies]) == {("7g.80gb", 8): pytest.approx(0.02)}
 
 
@@ -163,7 +163,7 @@ def test_of_two_the_one_nearer_to_physics_is_heard() -> None:
 def test_alone_one_is_heard_up_to_what_cannot_be() -> None:
     assert seconds([Run(1, latency_s=0.4)]) == {("7g.80gb", 8): pytest.approx(0.4)}
     heard = select_learnable(told(Run(1), Run(2, latency_s=0.009 * ABSURD * 3)), KNOWLEDGE)
-    assert len(heard.told) == 1 and heard.unheard[0].why == "physics"
+    assert len(heard.used) == 1 and heard.left_out[0].why == "physics"
 
 
 def test_users_who_agree_are_heard_against_physics() -> None:
@@ -214,7 +214,7 @@ def test_after_a_few_runs_predictions_are_near_what_was_told() -> None:
         )
     ]
     heard = select_learnable(told(*runs), KNOWLEDGE)
-    rows = rows_of(heard.told)
+    rows = rows_of(heard.used)
     before, after = misses(Learned(), rows, KNOWLEDGE), misses(learn(rows, KNOWLEDGE), rows, KNOWLEDGE)
     assert after["time"].error < 0.25 * before["time"].error
     assert after["memory"].error < 0.1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slurm_migbatch.profiling.oom import is_oom, says_oom
+from slurm_migbatch.profiling.oom import is_oom, reports_oom
 from slurm_migbatch.profiling.target import Python, TargetError, fill, parse_command, parse_line, parse_python, prepare
 
 
@@ -92,5 +92,5 @@ def test_running_out_of_memory_has_many_names(error):
 def test_other_errors_are_not_memory():
     assert not is_oom(ValueError("mat1 and mat2 shapes cannot be multiplied"))
     assert not is_oom(RuntimeError("CUDA error: an illegal memory access was encountered"))
-    assert says_oom("terminate called after throwing an instance of 'std::bad_alloc'")
-    assert not says_oom("killed by the operator")
+    assert reports_oom("terminate called after throwing an instance of 'std::bad_alloc'")
+    assert not reports_oom("killed by the operator")

@@ -16,7 +16,7 @@ from slurm_migbatch.query import login
 from slurm_migbatch.query.login import LoginError, of_slurm, read_conf
 from slurm_migbatch.query.protocol import Answer, AnswerError
 from slurm_migbatch.query.questions import KINDS, Question, QuestionError, RunsQuestion, is_job, read, write
-from slurm_migbatch.query.site import Site
+from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.query.worker import Answerer
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.rights import Rights
@@ -65,7 +65,7 @@ def valued(kind: type[Question]) -> st.SearchStrategy[dict[str, Any]]:
     return some.map(lambda given: {"ask": kind.kind, **SENSIBLE.get(kind.kind, {}), **given})
 
 
-class PlayedSite(Site):
+class PlayedSite(QuerySite):
     """A site with one job of somebody else in the queue."""
 
     def slurm(self) -> Any:

@@ -24,7 +24,7 @@ from slurm_migbatch.query.questions import (
     WhyQuestion,
 )
 from slurm_migbatch.query.reply import Unanswerable
-from slurm_migbatch.query.site import Site
+from slurm_migbatch.query.site import QuerySite
 from slurm_migbatch.report.columns import COLUMNS
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 from slurm_migbatch.slurm.rights import ALL_PRIVATE, Rights
@@ -56,7 +56,7 @@ def queue() -> list[JobRow]:
     return rows
 
 
-class PlayedSite(Site):
+class PlayedSite(QuerySite):
     """A site whose Slurm and migbatchd say what the test wants, each word about everybody."""
 
     def slurm(self) -> Any:
@@ -71,7 +71,7 @@ class PlayedSite(Site):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuerySite]:
     url = f"sqlite:///{tmp_path_factory.mktemp('rights')}/db"
     now = time.time()
     with open_store(url) as store:
@@ -105,7 +105,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     yield PlayedSite(dataclasses.replace(Config(), store=StoreConfig(url), lending=lending), quiet=True)
 
 
-def told(site: Site, rights: Rights, question: Question) -> str:
+def told(site: QuerySite, rights: Rights, question: Question) -> str:
     try:
         reply = answer(question, rights, site)
         return "\n".join([*reply.lines, *reply.remarks])
@@ -134,7 +134,7 @@ PRIVATE = st.sets(st.sampled_from(sorted(ALL_PRIVATE))).map(frozenset)
 
 @settings(max_examples=examples(300))
 @given(question=QUESTIONS, private=PRIVATE)
-def test_nobody_is_told_what_others_wrote(site: Site, question: Question, private: frozenset[str]) -> None:
+def test_nobody_is_told_what_others_wrote(site: QuerySite, question: Question, private: frozenset[str]) -> None:
     """Ann asks; Bob's words never come, his jobs' ids and his account only where they are not private."""
     text = told(site, Rights(1001, private=private), question)
     assert not [word for word in words("bob") if word in text]
@@ -153,7 +153,7 @@ def test_nobody_is_told_what_others_wrote(site: Site, question: Question, privat
 
 @settings(max_examples=examples(60))
 @given(question=QUESTIONS)
-def test_a_hidden_job_is_answered_for_as_one_that_does_not_exist(site: Site, question: Question) -> None:
+def test_a_hidden_job_is_answered_for_as_one_that_does_not_exist(site: QuerySite, question: Question) -> None:
     if isinstance(question, ShowQuestion | WhyQuestion) and int(question.job) >= USERS["bob"][1]:
         none = dataclasses.replace(question, job="99999")
         rights = Rights(1001, private=ALL_PRIVATE)
@@ -169,7 +169,7 @@ def test_a_hidden_job_is_answered_for_as_one_that_does_not_exist(site: Site, que
     ],
     ids=["root", "owner", "coordinator"],
 )
-def test_who_may_see_a_job_is_told_all_of_it(site: Site, rights: Rights) -> None:
+def test_who_may_see_a_job_is_told_all_of_it(site: QuerySite, rights: Rights) -> None:
     first = USERS["bob"][1]
     runs = told(site, rights, RunsQuestion(jobs=str(first), columns="jobname%20,request%80,bucket%40,account"))
     assert all(word in runs for word in words("bob")) and "bobsacct" in runs
@@ -184,4 +184,4 @@ def test_rights_are_asked_of_nobody_for_a_database_that_was_named(tmp_path: Path
     """--db keeps its meaning: the file's own permissions are what counts."""
     from slurm_migbatch.cli.asking import _rights
 
-    assert _rights(Site(Config()), named=True).everything
+    assert _rights(QuerySite(Config()), named=True).everything

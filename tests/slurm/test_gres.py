@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.slurm.gres import Gres, GresError, counts, parse, parse_one, readable_counts, split
+from slurm_migbatch.slurm.gres import Gres, GresError, counts, parse, parse_entry, readable_counts, split
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_what_is_no_gres(text: str) -> None:
 
 
 def test_details_and_prefix_are_kept() -> None:
-    assert parse_one("gres/gpu:h100:2(IDX:0,3)") == Gres("gpu", "h100", 2, "2", "gres/", "IDX:0,3")
+    assert parse_entry("gres/gpu:h100:2(IDX:0,3)") == Gres("gpu", "h100", 2, "2", "gres/", "IDX:0,3")
 
 
 def test_counts_add_up_typed_entries() -> None:

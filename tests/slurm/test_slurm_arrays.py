@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_migbatch.slurm.arrays import fold_tasks, parse_tasks, tell_apart, throttle
+from slurm_migbatch.slurm.arrays import fold_tasks, parse_tasks, split_arrays, throttle
 from slurm_migbatch.slurm.client import Diag, JobRow, RpcCount, SlurmError
 from slurm_migbatch.slurm.diag import parse_sdiag
 from slurm_migbatch.slurm.dialog import Records
@@ -46,7 +46,7 @@ NARROW = "".join(f"{35 if task == 4 else 32}|32|{task}\n" for task in range(1, 1
 
 def test_a_task_of_its_own_record_has_its_own_row_before_the_rest() -> None:
     commands = Commands(NARROW)
-    rows = tell_apart(
+    rows = split_arrays(
         [replace(META, reason="Resources,BeginTime"), PLAIN], commands.run, commands.show, commands.listed
     )
     rest = replace(META, array_task="1-3,5-9%3", tasks=8, throttle=3, reason="Resources")
@@ -55,9 +55,9 @@ def test_a_task_of_its_own_record_has_its_own_row_before_the_rest() -> None:
 
 def test_without_arrays_nothing_is_asked_and_without_such_tasks_nothing_more() -> None:
     commands = Commands(NARROW.replace("35|", "32|"))
-    assert tell_apart([PLAIN], commands.run, commands.show, commands.listed) == [PLAIN]
+    assert split_arrays([PLAIN], commands.run, commands.show, commands.listed) == [PLAIN]
     assert commands.asked == []
-    assert tell_apart([META, PLAIN], commands.run, commands.show, commands.listed) == [META, PLAIN]
+    assert split_arrays([META, PLAIN], commands.run, commands.show, commands.listed) == [META, PLAIN]
     assert commands.asked == ["squeue"]
 
 
@@ -76,7 +76,7 @@ def test_more_arrays_than_one_argument_can_hold() -> None:
         longest = max(longest, len(",".join(jobs)))
         return [JobRow(int(job)) for job in jobs if "_" not in job]
 
-    rows = tell_apart(arrays, run, lambda jobs: [""] * len(jobs), listed)
+    rows = split_arrays(arrays, run, lambda jobs: [""] * len(jobs), listed)
     assert sum(row.array_job is None for row in rows) == len(arrays)
     assert longest < 1 << 17
 
@@ -85,7 +85,7 @@ def test_a_requeued_task_stands_where_its_priority_puts_it() -> None:
     commands = Commands(NARROW)
     high = JobRow(20, partition="gpu", priority=9)
     other = JobRow(21, partition="train", priority=1)
-    rows = tell_apart([other, high, META, PLAIN], commands.run, commands.show, commands.listed)
+    rows = split_arrays([other, high, META, PLAIN], commands.run, commands.show, commands.listed)
     assert [row.job_id for row in rows] == [21, 20, 35, 32, 40]
 
 
@@ -105,11 +105,11 @@ def test_what_scontrol_shows_of_each_job(names: list[str | None], echo: bool) ->
         stdout += f"scontrol: {line}\n" if echo else "scontrol: "
         stdout += f"{line.split()[2]}\n" if "hostnames" in line else shown.get(line.split()[-1], "")
         stdout += "\n" if "show job" in line else ""
-    found = records.of_each(stdout)
+    found = records.by_job(stdout)
     assert found is not None
     for number, name in enumerate(names):
         assert found[number].startswith(f"JobId={number} JobName={name} x") if name is not None else not found[number]
-    assert records.of_each(stdout.rpartition("after-")[0]) is None
+    assert records.by_job(stdout.rpartition("after-")[0]) is None
 
 
 @given(st.sets(st.integers(0, 2000), min_size=1))

@@ -169,7 +169,7 @@ def test_what_a_training_has_safe_is_kept(store: Store) -> None:
     node.send(report(node, 130, items=320, throughput_per_s=16.0, batch=8, steps=70, checkpoint=129.5, ckpt_s=0.5))
     (told,) = store.job_progress([7])
     assert told == RunProgress(
-        job=7, restart=0, profile="1g.10gb", started=100, ended=None, told=130, items=320, items_per_s=16, batch=8,
+        job=7, restart=0, profile="1g.10gb", started=100, ended=None, reported=130, items=320, items_per_s=16, batch=8,
         steps=70, checkpoint=129.5, ckpt_s=0.5, restored=30,
     )  # fmt: skip
     node.send(report(node, 150, items=400, throughput_per_s=16.0), stop(node, 151))

@@ -54,7 +54,7 @@ def test_what_is_rewritten_asks_for_no_gpus_any_more(shim: Shim, chooser: Choose
     written = {entry for name in TRES_FIELDS for entry in gpus(asdict(wanted)[name])}
     for name in TRES_FIELDS:
         left = gpus(after[name])
-        assert all(gres.parse_one(entry).count == 0 for entry in left), after
+        assert all(gres.parse_entry(entry).count == 0 for entry in left), after
         assert set(left) <= written, "nothing is added"
 
 

@@ -8,7 +8,7 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.answer_cache import AnswerCache
-from slurm_migbatch.submit.decision import Decision
+from slurm_migbatch.submit.decision import SubmitDecision
 from slurm_migbatch.submit.request import Accept, JobRequest, Present
 from slurm_migbatch.submit.service import SubmitService
 from slurm_migbatch.workload.catalog import Partition, SiteCatalog
@@ -16,12 +16,12 @@ from tests.support.gpu_kinds import H100, SITE
 
 
 @pytest.fixture
-def decisions() -> list[Decision]:
+def decisions() -> list[SubmitDecision]:
     return []
 
 
 @pytest.fixture
-def service(chooser: Chooser, decisions: list[Decision]) -> SubmitService:
+def service(chooser: Chooser, decisions: list[SubmitDecision]) -> SubmitService:
     return SubmitService(SITE, chooser, decisions.append)
 
 
@@ -37,7 +37,7 @@ def changes(answer: bytes) -> dict[str, str]:
 
 
 def test_the_same_request_gets_the_same_answer_under_a_new_name(
-    service: SubmitService, decisions: list[Decision]
+    service: SubmitService, decisions: list[SubmitDecision]
 ) -> None:
     answers = [service.handle(asked(comment="migbatch: mem=15gb")) for _ in range(3)]
     service.close()
@@ -48,7 +48,7 @@ def test_the_same_request_gets_the_same_answer_under_a_new_name(
     assert service.statistics.answers["accept"] == 3
 
 
-def test_refusals_and_passes_are_given_again(service: SubmitService, decisions: list[Decision]) -> None:
+def test_refusals_and_passes_are_given_again(service: SubmitService, decisions: list[SubmitDecision]) -> None:
     for fields in ({"tres_per_node": "gres/mig:1g"}, {"tres_per_node": "gres/fpga:1"}):
         assert service.handle(asked(**fields)) == service.handle(asked(**fields))
     service.close()
@@ -63,7 +63,7 @@ def test_a_changed_site_changes_answers(service: SubmitService) -> None:
 
 
 def test_an_ordinary_user_may_not_ask_for_another_whatever_was_asked_before(
-    service: SubmitService, decisions: list[Decision]
+    service: SubmitService, decisions: list[SubmitDecision]
 ) -> None:
     assert b"verdict=accept" in service.handle(asked(), 0)
     assert b"verdict=error" in service.handle(asked(), 1002)

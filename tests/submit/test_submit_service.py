@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
 from slurm_migbatch.submit.client import ServiceUnavailable, ask
-from slurm_migbatch.submit.decision import Decision
+from slurm_migbatch.submit.decision import SubmitDecision
 from slurm_migbatch.submit.request import Accept, JobRequest, Pass, Present, Refuse, RequestError
 from slurm_migbatch.submit.service import PER_USER, SubmitService, new_id
 from tests.support.gpu_kinds import SITE
@@ -29,12 +29,12 @@ USER = 1001
 
 
 @pytest.fixture
-def decisions() -> list[Decision]:
+def decisions() -> list[SubmitDecision]:
     return []
 
 
 @pytest.fixture
-def service(chooser: Chooser, decisions: list[Decision]) -> Iterator[SubmitService]:
+def service(chooser: Chooser, decisions: list[SubmitDecision]) -> Iterator[SubmitService]:
     made = SubmitService(SITE, chooser, decisions.append, clock=lambda: 1700000000.0)
     yield made
     made.close()
@@ -51,7 +51,9 @@ def auto(uid: int = USER, **fields: object) -> JobRequest:
     return JobRequest(uid, partition="gpu", tres_per_node="gres/mig:auto", **fields)
 
 
-def test_a_decision_is_answered_and_recorded(address: Path, service: SubmitService, decisions: list[Decision]) -> None:
+def test_a_decision_is_answered_and_recorded(
+    address: Path, service: SubmitService, decisions: list[SubmitDecision]
+) -> None:
     answer = ask(address, auto(comment="migbatch: model=bert-large slo=1s"))
     assert isinstance(answer, Accept)
     service.close()
@@ -64,7 +66,7 @@ def test_a_decision_is_answered_and_recorded(address: Path, service: SubmitServi
     assert row["candidates"][0]["ok"] and row["predictor"] == "prior"
 
 
-def test_the_shim_takes_the_services_word(tmp_path: Path, address: Path, decisions: list[Decision]) -> None:
+def test_the_shim_takes_the_services_word(tmp_path: Path, address: Path, decisions: list[SubmitDecision]) -> None:
     with Shim(tmp_path, socket=str(address)) as shim:
         answer = shim(auto(comment="migbatch: model=bert-large batch=32 slo=200ms"))
         assert isinstance(answer, Accept) and "3g.40gb" in answer.changes["tres_per_node"]
@@ -205,7 +207,7 @@ def test_a_peer_that_hangs_up_does_not_kill_the_shim(tmp_path: Path, table: Path
             thread.join(5)
 
 
-def test_only_root_asks_for_others(service: SubmitService, decisions: list[Decision]) -> None:
+def test_only_root_asks_for_others(service: SubmitService, decisions: list[SubmitDecision]) -> None:
     def verdict(uid: int, peer: int) -> str:
         return protocol.decode(service.handle(protocol.encode(auto(uid).to_fields()), peer))["verdict"]
 
@@ -265,7 +267,7 @@ def test_a_broken_chooser_is_an_error_not_an_end(chooser: Chooser, caplog: pytes
 def test_the_record_comes_after_the_answers(chooser: Chooser, caplog: pytest.LogCaptureFixture) -> None:
     seen = []
 
-    def record(decision: Decision) -> None:
+    def record(decision: SubmitDecision) -> None:
         seen.append(decision)
         raise OSError("disk full")
 
@@ -282,7 +284,7 @@ def test_of_a_record_that_falls_behind_the_oldest_are_given_up(
     chooser: Chooser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slurm_migbatch.submit.service.MOST_UNRECORDED", 5)
-    seen: list[Decision] = []
+    seen: list[SubmitDecision] = []
     service = SubmitService(SITE, chooser, seen.append)
     answers = [service.handle(protocol.encode(auto().to_fields())) for _ in range(8)]
     service.close()

@@ -15,7 +15,7 @@ import pytest
 from slurm_migbatch.daemon.submit_worker import DecisionRecorder, IdleTasks, Output
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.submit import protocol
-from slurm_migbatch.submit.decision import Decision
+from slurm_migbatch.submit.decision import SubmitDecision
 from slurm_migbatch.submit.request import JobRequest
 from slurm_migbatch.submit.service import SubmitService
 from tests.support.gpu_kinds import SITE
@@ -51,9 +51,9 @@ def pipe() -> Iterator[Pipe]:
 
 
 @pytest.fixture
-def decide(chooser: Chooser) -> Callable[..., Decision]:
-    def make(uid: int, user: str = "") -> Decision:
-        seen: list[Decision] = []
+def decide(chooser: Chooser) -> Callable[..., SubmitDecision]:
+    def make(uid: int, user: str = "") -> SubmitDecision:
+        seen: list[SubmitDecision] = []
         service = SubmitService(SITE, chooser, seen.append)
         asked = JobRequest(uid, user=user, partition="gpu", tres_per_node="gres/mig:auto")
         service.handle(protocol.encode(asked.to_fields()))
@@ -90,7 +90,7 @@ def test_a_migbatchd_that_is_gone_is_no_error() -> None:
     os.close(writing)
 
 
-def test_users_get_their_names(pipe: Pipe, decide: Callable[..., Decision]) -> None:
+def test_users_get_their_names(pipe: Pipe, decide: Callable[..., SubmitDecision]) -> None:
     recorder = DecisionRecorder(pipe.output)
     for decision in (decide(1001, "ann"), replace(decide(1001), uid=0), replace(decide(1001), uid=4_000_000_000)):
         recorder.take(decision)
@@ -99,7 +99,7 @@ def test_users_get_their_names(pipe: Pipe, decide: Callable[..., Decision]) -> N
 
 
 def test_a_slow_directory_service_delays_only_whom_it_names(
-    pipe: Pipe, decide: Callable[..., Decision], monkeypatch: pytest.MonkeyPatch
+    pipe: Pipe, decide: Callable[..., SubmitDecision], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release, asked = threading.Event(), []
 
@@ -136,7 +136,7 @@ def test_chores_hand_over_decisions_and_figures(pipe: Pipe, chooser: Chooser) ->
 
 
 def test_decisions_wait_while_migbatchd_does_not_read(pipe: Pipe, chooser: Chooser) -> None:
-    recorded: list[Decision] = []
+    recorded: list[SubmitDecision] = []
     service = SubmitService(SITE, chooser, recorded.append)
     pipe.output.send({"line": "x" * (3 << 20)})
     service.handle(protocol.encode(JobRequest(1001, partition="gpu", tres_per_node="gres/mig:auto").to_fields()))

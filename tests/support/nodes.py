@@ -17,7 +17,7 @@ from slurm_migbatch.node import config, effects, handoff
 from slurm_migbatch.node.deadline import Deadline
 from slurm_migbatch.node.executor import Executor, Outcome
 from slurm_migbatch.node.hookenv import HookEnv
-from slurm_migbatch.node.journal import Journal, Slice
+from slurm_migbatch.node.journal import Journal, JournalSlice
 from slurm_migbatch.testbed.simdriver import SimulatedMachine
 
 ALICE, BOB = 64001, 64002
@@ -154,7 +154,7 @@ class Node:
     def journal(self) -> Journal:
         return self.executor.journal
 
-    def slices(self, state: str | None = None) -> list[Slice]:
+    def slices(self, state: str | None = None) -> list[JournalSlice]:
         return [row for row in self.journal.slices() if state in (None, row.state)]
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:

@@ -175,7 +175,7 @@ def _runs(
 
 def _refit(config: Config, progress: Callable[[str], None]) -> dict[str, Any]:
     wall, cpu = time.perf_counter(), time.process_time()
-    found = run(config, force="a benchmark", say=progress)["refit"]
+    found = run(config, force="a benchmark", progress=progress)["refit"]
     return {
         "wall_s": round(time.perf_counter() - wall, 2),
         "own_s": round(time.process_time() - cpu, 2),

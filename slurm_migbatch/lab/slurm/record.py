@@ -15,7 +15,7 @@ from slurm_migbatch.decide.snapshot import Answers, Questions
 from slurm_migbatch.lab.slurm.slurmctld import Slurmctld
 from slurm_migbatch.store.progress import RunProgress
 from slurm_migbatch.store.work import TaskRun
-from slurm_migbatch.submit.decision import Decision
+from slurm_migbatch.submit.decision import SubmitDecision
 from slurm_migbatch.workload.loans import LOAN
 
 Rows = Sequence[Mapping[str, Any]]
@@ -53,7 +53,7 @@ class MemoryRecord:
 
     # -- what comes in ---------------------------------------------------------------------------------------------
 
-    def decided(self, decision: Decision) -> None:
+    def decided(self, decision: SubmitDecision) -> None:
         """Keep what the submit filter decided."""
         row = record_of(decision)
         self._decisions[decision.id] = {**row, "facts": {"reason": row["reason"], "predictor": row["predictor"]}}
@@ -74,7 +74,7 @@ class MemoryRecord:
                 run = run._replace(ended=event["ts"])
             else:
                 told = {field: event[name] for name, field in _TOLD.items() if name in event}
-                run = run._replace(told=event["ts"], **told)
+                run = run._replace(reported=event["ts"], **told)
             runs[restart] = run
 
     def supply(self, node: str, at: float, version: int, counts: Mapping[str, int], why: str) -> None:

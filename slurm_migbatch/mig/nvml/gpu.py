@@ -321,15 +321,15 @@ class NvmlGpu:
         for ci_profile_id in ci_profile_ids:
             yield from self._call("listing compute instances", query.compute_instances, gi, ci_profile_id)
 
-    def _tolerate_gone(self, what: str, call: Callable[[Any], Any], handle: Any) -> None:
+    def _call_if_present(self, what: str, call: Callable[[Any], Any], handle: Any) -> None:
         with suppress(NotFound):
             self._call(what, call, handle)
 
     def _remove(self, gi: Any, profile_id: int, what: str) -> None:
         """Destroy all compute instances of a GPU instance and then itself; what is gone already is fine."""
         for ci in list(self._list_compute(gi, self._compute_profiles(gi, profile_id)[1])):
-            self._tolerate_gone(f"destroying the compute instance of {what}", pynvml.nvmlComputeInstanceDestroy, ci)
-        self._tolerate_gone(f"destroying {what}", pynvml.nvmlGpuInstanceDestroy, gi)
+            self._call_if_present(f"destroying the compute instance of {what}", pynvml.nvmlComputeInstanceDestroy, ci)
+        self._call_if_present(f"destroying {what}", pynvml.nvmlGpuInstanceDestroy, gi)
 
     def _take_back(self, gi: Any, profile_id: int, slot: Slot, cause: DriverError) -> None:
         """Remove a GPU instance that did not become a whole slice."""

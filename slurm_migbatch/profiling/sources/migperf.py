@@ -82,15 +82,15 @@ def _read(root: Path, files: Sequence[Path], problems: Problems) -> Reading:
         if isinstance(place, str):
             unplaced.setdefault(place, []).append(str(path.relative_to(root)))
             continue
-        taken += [one for _, one in read(path, problems, partial(_row, place))]
+        taken += [point for _, point in read(path, problems, partial(_row, place))]
     notices = [
         f"{len(names)} files of MIGPerf are left out ({', '.join(names[:3])}{', ...' if names[3:] else ''}): {why}"
         for why, names in unplaced.items()
     ]
-    varying = {_measured(one) for one in taken if not one.steady}
+    varying = {_measured(point) for point in taken if not point.steady}
     if varying:
         notices.append(f"{len(varying)} points of MIGPerf are left out: their texts were shorter than the column says")
-    return Reading(_copies_joined(one for one in taken if one.steady), notices)
+    return Reading(_copies_joined(point for point in taken if point.steady), notices)
 
 
 def _place(path: Path) -> _Place | str:
@@ -121,8 +121,8 @@ def _profile_in(name: str, card: str) -> str | None:
 
 def _by(profiles: dict[str, LaboratorySlice], *, slices: int | None = None, gigabytes: int | None = None) -> str | None:
     """Return the first profile with so many slices or so much memory: of 3g and 4g, MIGPerf used 3g alone."""
-    for name, piece in profiles.items():
-        if piece.compute == slices or name.endswith(f".{gigabytes}gb"):
+    for name, mig_slice in profiles.items():
+        if mig_slice.compute == slices or name.endswith(f".{gigabytes}gb"):
             return name
     return None
 
@@ -179,18 +179,18 @@ def _profile(place: _Place, cells: dict[str, str]) -> str:
     return profile
 
 
-def _measured(one: _Taken) -> tuple[object, ...]:
+def _measured(point: _Taken) -> tuple[object, ...]:
     """Return what two copies of one measurement have in common."""
-    row = one.row
-    return row.gpu, row.model, row.kind, row.profile, row.batch, row.input_size, row.source, one.start
+    row = point.row
+    return row.gpu, row.model, row.kind, row.profile, row.batch, row.input_size, row.source, point.start
 
 
 def _copies_joined(taken: Iterable[_Taken]) -> list[Measurement]:
     joined: dict[tuple[object, ...], Measurement] = {}
-    for one in taken:
-        copy = joined.setdefault(_measured(one), one.row)
-        if copy.memory_mib is None and one.row.memory_mib is not None:
-            joined[_measured(one)] = replace(copy, memory_mib=one.row.memory_mib)
+    for point in taken:
+        copy = joined.setdefault(_measured(point), point.row)
+        if copy.memory_mib is None and point.row.memory_mib is not None:
+            joined[_measured(point)] = replace(copy, memory_mib=point.row.memory_mib)
     return list(joined.values())
 
 
