@@ -22,7 +22,7 @@ from slurm_migbatch.mig.profile import Profile
 from slurm_migbatch.slurm.client import JobRow, NodeRow
 
 
-class _Site:
+class _LargeSite:
     """Slurm, the nodes' events and their plans, all of them perfect: nothing takes time here."""
 
     def __init__(self, geometry: Geometry, nodes: int, gpus: int, pending: int, load: float, seed: int) -> None:
@@ -150,7 +150,7 @@ def measure(
     Slurm and the nodes answer at once, so what is measured is ours: demands, plan, and the advertiser's own work.
     `updates` is the number of node updates in the round.
     """
-    site = _Site(geometry, nodes, gpus, pending, load, seed)
+    site = _LargeSite(geometry, nodes, gpus, pending, load, seed)
     advertiser = Advertiser(site, site, ack_timeout=10.0)  # type: ignore[arg-type]
     observer = Observer(site.view, site, advertiser.total)
     loop = Controller(Settings(), site, observer, advertiser, NoRecord(), time)  # type: ignore[arg-type]

@@ -40,7 +40,7 @@ _LINE = re.compile(r"^(begin|saved|end) (\d+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Ended:
+class WaveJobResult:
     """One job of the wave: when it was submitted, first started and ended (unix s), its runs, and how it ended."""
 
     job: int
@@ -256,12 +256,12 @@ def _records(bed: Cluster) -> dict[int, list[Any]]:
     return read()
 
 
-def _ended(records: Mapping[int, Sequence[Any]], job: int) -> Ended:
+def _ended(records: Mapping[int, Sequence[Any]], job: int) -> WaveJobResult:
     runs = [run for run in records.get(job, ()) if run.started is not None]
     if not runs:
         raise NotMeasurable(f"job {job} never started, or was not recorded")
     submitted = min(run.submitted for run in records[job] if run.submitted is not None)
-    return Ended(job, submitted, runs[0].started, runs[-1].ended, len(runs), runs[-1].state)
+    return WaveJobResult(job, submitted, runs[0].started, runs[-1].ended, len(runs), runs[-1].state)
 
 
 def _lost(bed: Cluster, job: int) -> int:

@@ -16,8 +16,8 @@ import click
 from slurm_migbatch.cli.common import print_table
 
 if TYPE_CHECKING:
-    from slurm_migbatch.lab.sim.play import Workload
-    from slurm_migbatch.lab.sim.result import Result
+    from slurm_migbatch.lab.sim.play import ScenarioData
+    from slurm_migbatch.lab.sim.result import SimulationResult
     from slurm_migbatch.lab.sim.scenario import Scenario
 
 _out = click.Path(dir_okay=False, path_type=Path)
@@ -129,7 +129,7 @@ def _under(scenario: Scenario, name: str, config: Path | None) -> Scenario:
 
 
 @dataclass(frozen=True)
-class _Outcome:
+class _PolicyFigures:
     """A policy's figures.
 
     Attributes:
@@ -141,7 +141,7 @@ class _Outcome:
 
     policy: str
     settings: Mapping[str, str]
-    first: Result
+    first: SimulationResult
     merged: Mapping[str, Any]
     each: Sequence[Mapping[str, Any]]
     notices: Sequence[str]
@@ -154,10 +154,10 @@ class _Outcome:
 
 def _simulate(chosen: Sequence[Scenario], as_json: bool, html: Path | None, log: Path | None) -> None:
     from slurm_migbatch.lab.sim.log import write
-    from slurm_migbatch.lab.sim.play import Workload
+    from slurm_migbatch.lab.sim.play import ScenarioData
 
     scenario = chosen[0]
-    workload = Workload(scenario)
+    workload = ScenarioData(scenario)
     outcomes = [_play(one, workload, wanted=html is not None or log is not None) for one in chosen]
     if log is not None:
         with log.open("w", encoding="utf-8") as file:
@@ -177,14 +177,14 @@ def _simulate(chosen: Sequence[Scenario], as_json: bool, html: Path | None, log:
     print_table((f"on {scenario.workload.trace}", *(one.policy for one in outcomes)), _rows(outcomes))
 
 
-def _play(scenario: Scenario, workload: Workload, *, wanted: bool) -> _Outcome:
+def _play(scenario: Scenario, workload: ScenarioData, *, wanted: bool) -> _PolicyFigures:
     from slurm_migbatch.lab.sim import registry
     from slurm_migbatch.lab.sim.metrics import over_seeds, summarise
     from slurm_migbatch.lab.sim.play import play
 
     settings = registry.find(scenario.policy).settings(scenario.params)
     figures: list[dict[str, Any]] = []
-    first: Result | None = None
+    first: SimulationResult | None = None
     for seed in scenario.seeds():
         with _progress(f"{scenario.policy}, seed {seed}") as progress:
             result = play(scenario, workload, seed, log=wanted and first is None, progress=progress)
@@ -192,7 +192,7 @@ def _play(scenario: Scenario, workload: Workload, *, wanted: bool) -> _Outcome:
         first = first or result
     assert first is not None
     notices = [*first.notices, *_unfinished(figures[0])]
-    return _Outcome(scenario.policy, settings, first, over_seeds(figures), figures, notices)
+    return _PolicyFigures(scenario.policy, settings, first, over_seeds(figures), figures, notices)
 
 
 def _unfinished(figures: Mapping[str, Any]) -> Iterator[str]:
@@ -201,17 +201,17 @@ def _unfinished(figures: Mapping[str, Any]) -> Iterator[str]:
         yield f"{left} jobs were not done at the end: they ask for more than there is, or the time was up"
 
 
-def _notes(trace: Iterable[str], outcomes: Sequence[_Outcome]) -> list[str]:
+def _notes(trace: Iterable[str], outcomes: Sequence[_PolicyFigures]) -> list[str]:
     return [*trace, *(f"{one.policy}: {note}" for one in outcomes for note in one.notices)]
 
 
-def _decider(one: _Outcome) -> str:
+def _decider(one: _PolicyFigures) -> str:
     """What decided, in one line."""
     told = one.settings
     return f"{one.policy}: {told['decides']} with configuration {told['configuration']} ({told['file']})"
 
 
-def _rows(outcomes: Sequence[_Outcome]) -> Iterator[tuple[str, ...]]:
+def _rows(outcomes: Sequence[_PolicyFigures]) -> Iterator[tuple[str, ...]]:
     for name, path, unit in _FIGURES:
         cells = [_cell(one.merged, path, unit) for one in outcomes]
         if any(cells):
@@ -243,9 +243,9 @@ def _shown(value: float, unit: str) -> str:
     return f"{value:.3g} s"
 
 
-def _page(scenario: Scenario, trace: Sequence[str], outcomes: Sequence[_Outcome]) -> str:
+def _page(scenario: Scenario, trace: Sequence[str], outcomes: Sequence[_PolicyFigures]) -> str:
     from slurm_migbatch.lab.sim import plots, registry
-    from slurm_migbatch.lab.sim.cluster import Cluster
+    from slurm_migbatch.lab.sim.cluster import SimulatedCluster
     from slurm_migbatch.lab.sim.page import page
     from slurm_migbatch.lab.sim.spans import levels, spans
 
@@ -256,7 +256,7 @@ def _page(scenario: Scenario, trace: Sequence[str], outcomes: Sequence[_Outcome]
         times[f"completion{which}"] = [run.ended - run.job.arrival for run in runs if run.ended is not None]
         times[f"wait{which}"] = [run.started - run.job.arrival for run in runs if run.started is not None]
     part = scenario.cluster
-    cluster = Cluster.of(scenario.geometry, part.nodes * part.gpus, part.gpus)
+    cluster = SimulatedCluster.of(scenario.geometry, part.nodes * part.gpus, part.gpus)
     drawn = [plots.cdf(times, "Jobs that took at most so long")]
     for one in outcomes:
         which, result = "" if len(outcomes) == 1 else f": {one.policy}", one.first

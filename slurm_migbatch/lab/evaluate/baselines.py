@@ -22,8 +22,8 @@ from typing import Final
 
 import numpy as np
 
-from slurm_migbatch.lab.evaluate.curves import Curves
-from slurm_migbatch.lab.evaluate.heldout import Guess, Outcome
+from slurm_migbatch.lab.evaluate.curves import MeasuredCurves
+from slurm_migbatch.lab.evaluate.heldout import Guess, HeldOutPrediction
 from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.samples import Sample
 
@@ -38,12 +38,17 @@ ENOUGH: Final = 3
 
 
 def guesses(
-    samples: Iterable[Sample], others: Sequence[Curves], ours: Sequence[Outcome], most: int = 3, *, trees: bool = True
+    samples: Iterable[Sample],
+    others: Sequence[MeasuredCurves],
+    ours: Sequence[HeldOutPrediction],
+    most: int = 3,
+    *,
+    trees: bool = True,
 ) -> Iterator[Guess]:
     """What the rules say of the samples, learning from `others`; `ours` are the predictor's outcomes, for the points
     that it chose. Without `trees` only the rules that learn nothing."""
     for sample in samples:
-        curves = Curves.of(sample)
+        curves = MeasuredCurves.of(sample)
         if not len(curves):
             continue
         teachers = _teachers(curves, others)
@@ -62,7 +67,10 @@ def guesses(
 
 
 def _fitted(
-    curves: Curves, teachers: Sequence[Curves], done: Sequence[int], wishes: Sequence[tuple[float, float]]
+    curves: MeasuredCurves,
+    teachers: Sequence[MeasuredCurves],
+    done: Sequence[int],
+    wishes: Sequence[tuple[float, float]],
 ) -> Iterator[Guess]:
     points = len(done)
     yield _guess("physics", curves, points, done, np.log(_Form.fit(curves, done).seconds(curves)))
@@ -74,7 +82,9 @@ def _fitted(
         yield _guess("gbm ratio", curves, points, done, _ratio(curves, done, taught))
 
 
-def _at_our_points(curves: Curves, teachers: Sequence[Curves], outcome: Outcome) -> Iterator[Guess]:
+def _at_our_points(
+    curves: MeasuredCurves, teachers: Sequence[MeasuredCurves], outcome: HeldOutPrediction
+) -> Iterator[Guess]:
     place = {int(cell): i for i, cell in enumerate(curves.index)}
     if not all(cell in place for cell in outcome.done):
         return
@@ -89,7 +99,7 @@ def _at_our_points(curves: Curves, teachers: Sequence[Curves], outcome: Outcome)
         yield _guess("residual gbm, our points", curves, len(done), done, value)
 
 
-def _guess(method: str, curves: Curves, points: int, done: Iterable[int], value: Array) -> Guess:
+def _guess(method: str, curves: MeasuredCurves, points: int, done: Iterable[int], value: Array) -> Guess:
     """The guess over all of the sample's cells: nothing is said of more than one process."""
     sample = curves.sample
     whole = np.full(len(sample.cells), np.nan)
@@ -98,26 +108,26 @@ def _guess(method: str, curves: Curves, points: int, done: Iterable[int], value:
     return Guess(method, sample, "time", points, given, whole, sample.logs, sample.cells.procs)
 
 
-def _teachers(curves: Curves, others: Iterable[Curves]) -> list[Curves]:
+def _teachers(curves: MeasuredCurves, others: Iterable[MeasuredCurves]) -> list[MeasuredCurves]:
     kind = [one for one in others if one.sample.kind == curves.sample.kind and len(one)]
     same = [one for one in kind if one.sample.gpu.name == curves.sample.gpu.name]
     return same if len({one.sample.model for one in same}) >= ENOUGH else kind
 
 
-def _wishes(curves: Curves, points: int) -> list[tuple[float, float]]:
+def _wishes(curves: MeasuredCurves, points: int) -> list[tuple[float, float]]:
     largest, smallest = float(curves.share.max()), float(curves.share.min())
     if points == 1:
         return [(largest, 8.0)]
     return [(largest, float(curves.batch.min())), (largest, 32.0), (smallest, 8.0)][:points]
 
 
-def _linear(curves: Curves) -> Array:
+def _linear(curves: MeasuredCurves) -> Array:
     at = curves.on_full()
     scaled = curves.logs[at] + np.log(curves.share.max() / curves.share)
     return np.asarray(np.where(at >= 0, scaled, np.nan), dtype=np.float64)
 
 
-def _roofline(curves: Curves) -> Array:
+def _roofline(curves: MeasuredCurves) -> Array:
     value = np.full(len(curves), np.nan)
     for size in np.unique(curves.size):
         here = np.flatnonzero(curves.full & (curves.size == size))
@@ -141,7 +151,7 @@ class _Form:
     c: float
 
     @classmethod
-    def fit(cls, curves: Curves, done: Sequence[int]) -> _Form:
+    def fit(cls, curves: MeasuredCurves, done: Sequence[int]) -> _Form:
         from scipy.optimize import nnls
 
         load, seconds = curves.load[list(done)], curves.seconds[list(done)]
@@ -151,35 +161,35 @@ class _Form:
         (t0, c), _ = nnls(np.column_stack([1.0 / seconds, load / seconds]), np.ones(len(done)))
         return cls(float(t0), max(float(c), 1e-9))
 
-    def seconds(self, curves: Curves) -> Array:
+    def seconds(self, curves: MeasuredCurves) -> Array:
         return np.asarray(self.t0 + self.c * curves.load, dtype=np.float64)
 
 
-_Features = Callable[[Curves, _Form], Array]
+_Features = Callable[[MeasuredCurves, _Form], Array]
 
 
-def _shape(curves: Curves) -> Array:
+def _shape(curves: MeasuredCurves) -> Array:
     return np.column_stack([np.log(curves.share), np.log(curves.batch * curves.work)])
 
 
-def _facts(curves: Curves) -> Array:
+def _facts(curves: MeasuredCurves) -> Array:
     known = curves.sample.known
     ones = np.ones(len(curves))
     return np.column_stack([np.log(known.flops * curves.sample.cells.work[curves.index]), np.log(known.params) * ones])
 
 
-def _form_features(curves: Curves, form: _Form) -> Array:
+def _form_features(curves: MeasuredCurves, form: _Form) -> Array:
     host = np.log((form.t0 + 1e-6) / form.c) * np.ones(len(curves))
     return np.column_stack([_shape(curves), np.log(curves.load), host])
 
 
-def _told_features(curves: Curves, form: _Form) -> Array:
+def _told_features(curves: MeasuredCurves, form: _Form) -> Array:
     ones = np.ones(len(curves))
     return np.column_stack([_shape(curves), _facts(curves), np.log(form.t0 + 1e-6) * ones, np.log(form.c) * ones])
 
 
-def _plain(curves: Curves, teachers: Sequence[Curves]) -> Array:
-    def features(one: Curves) -> Array:
+def _plain(curves: MeasuredCurves, teachers: Sequence[MeasuredCurves]) -> Array:
+    def features(one: MeasuredCurves) -> Array:
         return np.column_stack([_shape(one), _facts(one)])
 
     rates = [np.log(one.batch) - one.logs for one in teachers]
@@ -188,7 +198,10 @@ def _plain(curves: Curves, teachers: Sequence[Curves]) -> Array:
 
 
 def _residual(
-    curves: Curves, done: Sequence[int], taught: Sequence[tuple[Curves, Sequence[int]]], features: _Features
+    curves: MeasuredCurves,
+    done: Sequence[int],
+    taught: Sequence[tuple[MeasuredCurves, Sequence[int]]],
+    features: _Features,
 ) -> Array:
     forms = [_Form.fit(one, given) for one, given in taught]
     told = [features(one, form) for (one, _), form in zip(taught, forms, strict=True)]
@@ -197,11 +210,13 @@ def _residual(
     return np.asarray(np.log(own.seconds(curves)) + _boosted(told, wrong, features(curves, own)), dtype=np.float64)
 
 
-def _ratio(curves: Curves, done: Sequence[int], taught: Sequence[tuple[Curves, Sequence[int]]]) -> Array:
-    def rates(one: Curves) -> Array:
+def _ratio(
+    curves: MeasuredCurves, done: Sequence[int], taught: Sequence[tuple[MeasuredCurves, Sequence[int]]]
+) -> Array:
+    def rates(one: MeasuredCurves) -> Array:
         return np.asarray(np.log(one.batch) - one.logs, dtype=np.float64)
 
-    def features(one: Curves, given: Sequence[int]) -> Array:
+    def features(one: MeasuredCurves, given: Sequence[int]) -> Array:
         at = rates(one)[list(given)]
         told = [np.full(len(one), value) for value in (at[0], *(at[1:] - at[0]))]
         return np.column_stack([_shape(one), *told])

@@ -9,8 +9,18 @@ from typing import Any, Final
 from slurm_migbatch.lab.bars import Bar
 from slurm_migbatch.lab.evaluate import choice, relative
 from slurm_migbatch.lab.evaluate.baselines import CURVE, guesses
-from slurm_migbatch.lab.evaluate.curves import Curves
-from slurm_migbatch.lab.evaluate.heldout import OURS, Guess, Leave, Mask, Outcome, by_points, folds, identity, outcomes
+from slurm_migbatch.lab.evaluate.curves import MeasuredCurves
+from slurm_migbatch.lab.evaluate.heldout import (
+    OURS,
+    Guess,
+    HeldOutPrediction,
+    Leave,
+    Mask,
+    by_points,
+    folds,
+    identity,
+    outcomes,
+)
 from slurm_migbatch.lab.evaluate.scores import LEVELS, collect, coverage, scored, scored_all
 from slurm_migbatch.predict.known import ModelKnowledge
 from slurm_migbatch.predict.points import FIRST_BATCH, MIDDLE_BATCH, SMALL_BATCH
@@ -43,13 +53,13 @@ Say = Callable[[str], None]
 
 
 @dataclass
-class _Found:
+class _KindPredictions:
     """All that was said of one kind of work, and for each sample the curves of the models that were learned from."""
 
-    time: list[Outcome] = field(default_factory=list)
-    memory: list[Outcome] = field(default_factory=list)
+    time: list[HeldOutPrediction] = field(default_factory=list)
+    memory: list[HeldOutPrediction] = field(default_factory=list)
     rules: list[Guess] = field(default_factory=list)
-    taught: dict[int, Sequence[Curves]] = field(default_factory=dict)
+    taught: dict[int, Sequence[MeasuredCurves]] = field(default_factory=dict)
 
 
 def evaluate(
@@ -60,11 +70,11 @@ def evaluate(
 ) -> dict[str, Any]:
     """Everything that can be computed from the rows; what cannot is named under `notes`."""
     knowledge = ModelKnowledge(blind=options.blind)
-    kinds = {kind: _Found() for kind in KINDS}
+    kinds = {kind: _KindPredictions() for kind in KINDS}
     for fold in folds(rows, knowledge, train=train, leave=options.leave):
         say(", ".join(sorted({sample.model for sample in fold.samples})))
         time = list(outcomes(fold, "time", options.points))
-        taught = [Curves.of(sample) for sample in samples_of(fold.rows, knowledge)]
+        taught = [MeasuredCurves.of(sample) for sample in samples_of(fold.rows, knowledge)]
         for sample in fold.samples:
             kinds[sample.kind].taught[id(sample)] = taught
         for outcome in time:
@@ -84,10 +94,10 @@ def evaluate(
     }
 
 
-def _kind(found: _Found, options: Options) -> dict[str, Any]:
+def _kind(found: _KindPredictions, options: Options) -> dict[str, Any]:
     last = {id(outcome.sample): outcome.done for outcome in sorted(found.time, key=lambda outcome: outcome.points)}
 
-    def common(outcome: Outcome) -> Mask:
+    def common(outcome: HeldOutPrediction) -> Mask:
         mask = scored(outcome)
         mask[list(last[id(outcome.sample)])] = False
         return mask
@@ -126,7 +136,7 @@ def _by_method(found: Iterable[Guess]) -> dict[tuple[str, int], list[Guess]]:
     return dict(sorted(groups.items(), key=lambda item: (item[0][0] != OURS, item[0][1], item[0][0])))
 
 
-def _beside(found: _Found, methods: Mapping[tuple[str, int], Sequence[Guess]]) -> list[dict[str, Any]]:
+def _beside(found: _KindPredictions, methods: Mapping[tuple[str, int], Sequence[Guess]]) -> list[dict[str, Any]]:
     """Each rule's errors, and beside them the predictor's with as many points, both on what neither was shown."""
     most = max(outcome.points for outcome in found.time)
     ours = {(id(outcome.sample), outcome.points): outcome for outcome in found.time}
@@ -138,7 +148,7 @@ def _beside(found: _Found, methods: Mapping[tuple[str, int], Sequence[Guess]]) -
         # a small table may have no room for as many points as elsewhere
         pairs = {id(g.sample): (g, ours[id(g.sample), same]) for g in group if (id(g.sample), same) in ours}
 
-        def neither(guess: Guess, pairs: Mapping[int, tuple[Guess, Outcome]] = pairs) -> Mask:
+        def neither(guess: Guess, pairs: Mapping[int, tuple[Guess, HeldOutPrediction]] = pairs) -> Mask:
             theirs, own = pairs[id(guess.sample)]
             mask: Mask = scored(theirs) & scored(own)
             return mask
@@ -163,7 +173,7 @@ def _beside(found: _Found, methods: Mapping[tuple[str, int], Sequence[Guess]]) -
     return result
 
 
-def _figures(found: Sequence[Outcome], mask: Callable[[Outcome], Mask]) -> dict[str, Any]:
+def _figures(found: Sequence[HeldOutPrediction], mask: Callable[[HeldOutPrediction], Mask]) -> dict[str, Any]:
     result = collect(found, lambda outcome: outcome.errors, mask).to_dict()
     result["coverage"] = [coverage(found, level, mask) for level in LEVELS]
     if any(outcome.seen for outcome in found):
@@ -172,7 +182,7 @@ def _figures(found: Sequence[Outcome], mask: Callable[[Outcome], Mask]) -> dict[
     return result
 
 
-def _short(found: Sequence[Outcome], mask: Callable[[Outcome], Mask]) -> dict[str, Any]:
+def _short(found: Sequence[HeldOutPrediction], mask: Callable[[HeldOutPrediction], Mask]) -> dict[str, Any]:
     whole = collect(found, lambda outcome: outcome.errors, mask).to_dict()
     return {name: whole[name] for name in ("models", "points", "mape", "median") if name in whole}
 
@@ -230,7 +240,10 @@ def _coverage_bars(found: Iterable[Mapping[str, Any]]) -> list[Bar]:
 
 
 def _notes(
-    rows: Sequence[Measurement], train: Sequence[Measurement] | None, found: Sequence[Outcome], options: Options
+    rows: Sequence[Measurement],
+    train: Sequence[Measurement] | None,
+    found: Sequence[HeldOutPrediction],
+    options: Options,
 ) -> list[str]:
     notes = []
     if train is None:

@@ -20,7 +20,7 @@ from slurm_migbatch.lab.bars import Bar
 from slurm_migbatch.lab.evaluate import placing
 from slurm_migbatch.lab.evaluate.curves import compute_slices
 from slurm_migbatch.lab.evaluate.heldout import Fold, Leave, folds
-from slurm_migbatch.lab.evaluate.scenarios import Service, models_of, services
+from slurm_migbatch.lab.evaluate.scenarios import ServiceLoad, models_of, services
 from slurm_migbatch.predict.calibration import Calibration
 from slurm_migbatch.predict.cells import Array
 from slurm_migbatch.predict.fewshot import adapt
@@ -51,7 +51,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Result:
+class PlacedService:
     """One service as it was placed: slices after topping up, with everything measured, and what went wrong."""
 
     scenario: str
@@ -73,7 +73,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Slices, broken limits and short services by stage, for each way of choosing, in total and by scenario."""
     knowledge = ModelKnowledge()
-    found: dict[tuple[str, str], list[Result]] = {}
+    found: dict[tuple[str, str], list[PlacedService]] = {}
     measured: dict[str, list[float]] = {}
     impossible = 0
     everything: list[Fold] = []
@@ -153,7 +153,7 @@ def _stage(
     return Stage(label, tuple(done), value, half)
 
 
-def _place(service: Service, stage: Stage, way: str) -> Result | None:
+def _place(service: ServiceLoad, stage: Stage, way: str) -> PlacedService | None:
     sample = service.sample
     whole = 4.0 if sample.gpu.facts.memory_slices == 4 else 7.0
     slices = np.array([compute_slices(row, whole) for row in sample.rows])
@@ -174,7 +174,7 @@ def _place(service: Service, stage: Stage, way: str) -> Result | None:
     made = placing.plan(items / said, slices, allowed, service.rate)
     assert best is not None and made is not None
     used = list(made.instances)
-    return Result(
+    return PlacedService(
         service.scenario,
         sample.model,
         placing.topped_up(made, items / truth, slices, service.rate),
@@ -185,14 +185,14 @@ def _place(service: Service, stage: Stage, way: str) -> Result | None:
     )
 
 
-def _summary(results: Sequence[Result]) -> dict[str, Any]:
-    groups: dict[str, list[Result]] = {}
+def _summary(results: Sequence[PlacedService]) -> dict[str, Any]:
+    groups: dict[str, list[PlacedService]] = {}
     for result in results:
         groups.setdefault(result.scenario, []).append(result)
     return {**_total(results), "scenarios": {name: _total(group) for name, group in sorted(groups.items())}}
 
 
-def _total(results: Sequence[Result]) -> dict[str, Any]:
+def _total(results: Sequence[PlacedService]) -> dict[str, Any]:
     kept = [result for result in results if not result.broken]
     best = sum(result.best for result in kept)
     return {

@@ -39,7 +39,7 @@ from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
 from slurm_migbatch.lab.shipped import DECIDES, learned, pace, told
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.slurm.controller import ServiceController
-from slurm_migbatch.lab.slurm.run import Simulation, Site, SiteNode, Submission
+from slurm_migbatch.lab.slurm.run import SimulatedSite, SiteNode, SlurmSimulation, Submission
 from slurm_migbatch.lab.slurm.work import Fixed
 from slurm_migbatch.lab.studies.dstack import settings_of
 from slurm_migbatch.lab.studies.pariselsa import GPU, kinds_of
@@ -178,8 +178,8 @@ Ends = list[float]
 def shipped(jobs: Sequence[Auto], config: Config, seconds: Seconds) -> Ends:
     """migbatchd's decisions on the simulated Slurm."""
     gpu = geometry(GPU)
-    site = Site(tuple(SiteNode(f"n{n + 1}", (gpu,) * PER_NODE) for n in range(NODES)))
-    simulation = Simulation(site, [_submission(job) for job in jobs])
+    site = SimulatedSite(tuple(SiteNode(f"n{n + 1}", (gpu,) * PER_NODE) for n in range(NODES)))
+    simulation = SlurmSimulation(site, [_submission(job) for job in jobs])
     controller = ServiceController(simulation, config, MeasuredTable(seconds))
     outcome = simulation.run(controller, pace(config))
     ends = []

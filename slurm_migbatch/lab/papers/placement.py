@@ -46,7 +46,7 @@ def mix(asked: Mapping[Profile, float]) -> Mix:
     return tuple(sorted((profile, weight / total) for profile, weight in asked.items() if weight))
 
 
-class Rule(Protocol):
+class PlacementRule(Protocol):
     """A way to choose a place."""
 
     def place(self, geometry: Geometry, layouts: Mapping[Layout, int], profile: Profile) -> tuple[Layout, Slot] | None:
@@ -61,7 +61,7 @@ class FirstFit:
     """The first GPU with room, and there the place with the lowest start."""
 
     def place(self, geometry: Geometry, layouts: Mapping[Layout, int], profile: Profile) -> tuple[Layout, Slot] | None:
-        """See `Rule`."""
+        """See `PlacementRule`."""
         for layout in sorted(layouts, key=lambda each: layouts[each]):
             found = places(geometry, layout, profile)
             if found:
@@ -79,7 +79,7 @@ class BestFit:
     careful: bool = False
 
     def place(self, geometry: Geometry, layouts: Mapping[Layout, int], profile: Profile) -> tuple[Layout, Slot] | None:
-        """See `Rule`."""
+        """See `PlacementRule`."""
         for layout in sorted(layouts, key=lambda each: (free_slices(geometry, each), layouts[each])):
             found = places(geometry, layout, profile)
             if found:
@@ -99,7 +99,7 @@ class _Least:
         self._known: dict[tuple[Geometry, Layout, Profile], tuple[float, int, Slot] | None] = {}
 
     def place(self, geometry: Geometry, layouts: Mapping[Layout, int], profile: Profile) -> tuple[Layout, Slot] | None:
-        """See `Rule`."""
+        """See `PlacementRule`."""
         best: tuple[tuple[float, int, int], Layout, Slot] | None = None
         for layout, gpu in layouts.items():
             found = self._on(geometry, layout, profile)

@@ -9,13 +9,13 @@ from typing import Any, Final
 import numpy as np
 
 from slurm_migbatch.lab.bars import mean_with_interval
-from slurm_migbatch.lab.sim.engine import Result
-from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.engine import SimulationResult
+from slurm_migbatch.lab.sim.run import SimulatedRun
 
 QUANTILES: Final = (50, 95, 99)
 
 
-def summarise(result: Result) -> dict[str, Any]:
+def summarise(result: SimulationResult) -> dict[str, Any]:
     """All figures of one simulation, as plain values.
 
     `all`, `train` and `infer` hold those of jobs (`of_jobs`), where there are any. Of the cluster:
@@ -51,7 +51,7 @@ def summarise(result: Result) -> dict[str, Any]:
     return figures
 
 
-def of_jobs(runs: Sequence[Run], end: float) -> dict[str, Any]:
+def of_jobs(runs: Sequence[SimulatedRun], end: float) -> dict[str, Any]:
     """Figures of some jobs; None where there is nothing to take them of.
 
     - `jct_s`: from arrival to completion, of those that were done by `end`;
@@ -126,7 +126,7 @@ def _spread(values: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float | 
     }
 
 
-def _slo(runs: Sequence[Run], end: float) -> dict[str, Any]:
+def _slo(runs: Sequence[SimulatedRun], end: float) -> dict[str, Any]:
     limited = broken = 0
     for run in runs:
         judged = [
@@ -139,7 +139,7 @@ def _slo(runs: Sequence[Run], end: float) -> dict[str, Any]:
     return {"jobs": limited, "broken": broken, "share": broken / limited if limited else None}
 
 
-def _by_user(done: Iterable[Run]) -> list[float]:
+def _by_user(done: Iterable[SimulatedRun]) -> list[float]:
     users: dict[str, list[float]] = {}
     for run in done:
         assert run.ended is not None

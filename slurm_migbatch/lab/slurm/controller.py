@@ -14,7 +14,7 @@ from slurm_migbatch.daemon.settings import blackout_of, settings_of
 from slurm_migbatch.decide.snapshot import LendingPast, Predictions
 from slurm_migbatch.lab.slurm.filter import SubmitFilter, catalog_of
 from slurm_migbatch.lab.slurm.record import MemoryRecord
-from slurm_migbatch.lab.slurm.run import Look, Pace, Simulation
+from slurm_migbatch.lab.slurm.run import Look, RoundTiming, SlurmSimulation
 from slurm_migbatch.predict.selection import Chooser
 
 
@@ -34,7 +34,7 @@ class ServiceController:
 
     def __init__(
         self,
-        simulation: Simulation,
+        simulation: SlurmSimulation,
         config: Config | None = None,
         predictions: Predictions | None = None,
         chooser: Chooser | None = None,
@@ -73,6 +73,6 @@ class ServiceController:
         return report.again
 
 
-def pace_of(config: Config) -> Pace:
+def pace_of(config: Config) -> RoundTiming:
     """Return when the service runs rounds, which does not depend on whether anything happens."""
-    return Pace(every_s=config.cluster.poll_s, idle_s=config.cluster.poll_s)
+    return RoundTiming(every_s=config.cluster.poll_s, idle_s=config.cluster.poll_s)

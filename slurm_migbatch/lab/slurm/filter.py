@@ -10,7 +10,7 @@ from typing import Final
 from slurm_migbatch.config import Config
 from slurm_migbatch.daemon import catalog as catalogs
 from slurm_migbatch.lab.slurm.record import MemoryRecord
-from slurm_migbatch.lab.slurm.run import Simulation, Submission
+from slurm_migbatch.lab.slurm.run import SlurmSimulation, Submission
 from slurm_migbatch.predict.selection import Chooser
 from slurm_migbatch.slurm.client import SlurmError
 from slurm_migbatch.submit.request import Accept, JobRequest, Refuse
@@ -21,7 +21,7 @@ FIRST_UID: Final = 10_000
 """Users of a simulation have this uid or a higher one: what is below may be trusted, and is then left alone."""
 
 
-def catalog_of(simulation: Simulation, config: Config) -> SiteCatalog:
+def catalog_of(simulation: SlurmSimulation, config: Config) -> SiteCatalog:
     """Return the catalog that migbatchd would build of the simulated nodes."""
     inventory = {
         name: [{"uuid": uuid, "mig": True, "geometry": geometry.to_dict()} for uuid, geometry in gpus.items()]

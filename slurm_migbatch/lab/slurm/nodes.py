@@ -4,7 +4,7 @@ Which slots a job gets is `node.placement.claim`, whether it may share one `node
 run, over rows that stand for the journal's. Events are those of `docs/protocol` and go to a `LiveView` as migbatchd's
 do.
 
-With `auto` everything happens by itself, each after its time (`Times`). Without, the phases are called one by one:
+With `auto` everything happens by itself, each after its time (`NodeDelays`). Without, the phases are called one by one:
 `poll`, `prolog`, `epilog`, `report`.
 """
 
@@ -22,7 +22,7 @@ from slurm_migbatch.decide.capacity.demand import slices
 from slurm_migbatch.decide.capacity.facts import NodeFacts
 from slurm_migbatch.decide.capacity.sharing import is_guest
 from slurm_migbatch.lab.sim.gpus import CREATE_S, DESTROY_S
-from slurm_migbatch.lab.slurm.clock import Event, VirtualClock
+from slurm_migbatch.lab.slurm.clock import TimedEvent, VirtualClock
 from slurm_migbatch.lab.slurm.slurmctld import Slurmctld
 from slurm_migbatch.lab.slurm.work import Fixed, Work
 from slurm_migbatch.mig.geometry import Geometry
@@ -39,7 +39,7 @@ _REUSE: Final = "same-user"  # the default of WarmReuse
 
 
 @dataclass(frozen=True)
-class Times:
+class NodeDelays:
     """How long things take on a node, seconds.
 
     Attributes:
@@ -60,7 +60,7 @@ class Times:
     kill_wait_s: float = 30.0
 
 
-INSTANT: Final = Times(0.0, 0.0, 0.0, 0.0, {}, {})
+INSTANT: Final = NodeDelays(0.0, 0.0, 0.0, 0.0, {}, {})
 """Nothing takes any time."""
 
 
@@ -89,7 +89,7 @@ class Halved:
 
 
 @dataclass
-class _Node:
+class _SimulatedNode:
     geometries: dict[str, Geometry]
     plan: dict[str, tuple[Slot, ...]]
     guests: Mapping[int, tuple[str, str, int, int, int, int]] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class _Process:
 
     row: JobRow
     work: Work | None = None
-    event: Event | None = None
+    event: TimedEvent | None = None
     share: float = 1.0
 
 
@@ -116,7 +116,7 @@ class SimulatedNodes:
     Args:
         clock: the time.
         slurm: whose jobs run here.
-        times: see `Times`.
+        times: see `NodeDelays`.
         work: what a job does with its time, asked once for each job.
         strict: a job that finds no free slot of the plan is a misfit, also where the node has room for it; and which
             of several planned slots it gets is drawn at random.
@@ -129,7 +129,7 @@ class SimulatedNodes:
         clock: VirtualClock,
         slurm: Slurmctld,
         *,
-        times: Times | None = None,
+        times: NodeDelays | None = None,
         work: Callable[[JobRow], Work] = lambda row: Fixed(100.0),
         strict: bool = False,
         neighbourhood: Neighbourhood = Halved(),
@@ -138,7 +138,7 @@ class SimulatedNodes:
     ) -> None:
         self.clock, self.slurm, self.auto = clock, slurm, auto
         self.view = LiveView()
-        self.times = times or (Times() if auto else INSTANT)
+        self.times = times or (NodeDelays() if auto else INSTANT)
         self.board = PlanBoard(wall=clock.time, clock=clock.monotonic)
         self.random = random.Random(seed)  # noqa: S311 - reproducible, no secret
         #: jobs that found no slice, in their order; and starts outside the plan
@@ -153,7 +153,7 @@ class SimulatedNodes:
         self.neighbourhood = neighbourhood
         self._node_of: dict[str, str] = {}
         self._works: dict[int, Work] = {}
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: dict[str, _SimulatedNode] = {}
         self._processes: dict[int, _Process] = {}
         self._where: dict[int, tuple[str, ...]] = {}
         self._ids = 0
@@ -164,7 +164,7 @@ class SimulatedNodes:
         """A node with these GPUs, which tells of them at once."""
         gpus = {f"GPU-{name}-{number}": geometry for number, geometry in enumerate(geometries)}
         self._node_of.update(dict.fromkeys(gpus, name))
-        self._nodes[name] = _Node(gpus, dict.fromkeys(gpus, ()), heard=self.clock.now)
+        self._nodes[name] = _SimulatedNode(gpus, dict.fromkeys(gpus, ()), heard=self.clock.now)
         told = [
             {"uuid": uuid, "minor": number, "index": number, "name": geometry.name, "mig": True}
             | {"geometry": geometry.to_dict()}
@@ -343,7 +343,7 @@ class SimulatedNodes:
             self.unplanned.append(row.job_id)
         return self._carry_out(row, name, node, claims)
 
-    def _views(self, node: _Node) -> list[placement.GpuOccupancy]:
+    def _views(self, node: _SimulatedNode) -> list[placement.GpuOccupancy]:
         found = []
         for order, (uuid, geometry) in enumerate(node.geometries.items()):
             here = [row for row in node.rows.values() if row.gpu == uuid]
@@ -370,7 +370,7 @@ class SimulatedNodes:
         every = {(v.uuid, s) for v in views for p in wishes if p in v.geometry for s in v.geometry.info(p).slots}
         return every - allowed
 
-    def _carry_out(self, row: JobRow, name: str, node: _Node, claims: Sequence[placement.SlotClaim]) -> float:
+    def _carry_out(self, row: JobRow, name: str, node: _SimulatedNode, claims: Sequence[placement.SlotClaim]) -> float:
         took = 0.0
         rows = []
         for claim in claims:
@@ -389,7 +389,7 @@ class SimulatedNodes:
         self._tell(name, "start", self._started(row, rows, took, all(claim.planned for claim in claims)))
         return took
 
-    def _join(self, row: JobRow, name: str, node: _Node) -> float | None:
+    def _join(self, row: JobRow, name: str, node: _SimulatedNode) -> float | None:
         """A guest's place: beside its host or, where that has left, alone."""
         place = node.guests.get(row.job_id)
         if place is None:
@@ -480,7 +480,7 @@ class SimulatedNodes:
         if self.auto and len(untold) == 1:
             self.clock.after(self.times.report_s, lambda: self.report(name))
 
-    def _put(self, node: _Node, row: Slice) -> Slice:
+    def _put(self, node: _SimulatedNode, row: Slice) -> Slice:
         self._ids += 1
         node.rows[self._ids] = row = row._replace(id=self._ids)
         return row

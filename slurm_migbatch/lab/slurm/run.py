@@ -13,8 +13,8 @@ from typing import Any
 
 from slurm_migbatch.lab.slurm.client import SimulatedSlurm
 from slurm_migbatch.lab.slurm.clock import START, VirtualClock
-from slurm_migbatch.lab.slurm.nodes import SimulatedNodes, Times
-from slurm_migbatch.lab.slurm.records import Ended, Partition, Settings
+from slurm_migbatch.lab.slurm.nodes import NodeDelays, SimulatedNodes
+from slurm_migbatch.lab.slurm.records import EndedJob, SimulatedPartition, SlurmSettings
 from slurm_migbatch.lab.slurm.slurmctld import PRIORITY
 from slurm_migbatch.lab.slurm.work import Fixed, Work
 from slurm_migbatch.mig.geometry import Geometry
@@ -70,13 +70,13 @@ class SiteNode:
 
 
 @dataclass(frozen=True)
-class Site:
+class SimulatedSite:
     """A cluster, and how fast everything is in it."""
 
     nodes: tuple[SiteNode, ...]
-    partitions: tuple[Partition, ...] = (Partition("gpu", 10), Partition("train", 1))
-    slurm: Settings = field(default_factory=lambda: Settings(look_s=0.02, update_s=0.004))
-    times: Times = field(default_factory=Times)
+    partitions: tuple[SimulatedPartition, ...] = (SimulatedPartition("gpu", 10), SimulatedPartition("train", 1))
+    slurm: SlurmSettings = field(default_factory=lambda: SlurmSettings(look_s=0.02, update_s=0.004))
+    times: NodeDelays = field(default_factory=NodeDelays)
 
     def catalog(self) -> dict[str, int]:
         """What the DOWN catalog nodes list: of every profile as many as one node could have, and the waiting types."""
@@ -93,7 +93,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Pace:
+class RoundTiming:
     """When the controller is called; seconds.
 
     Attributes:
@@ -128,7 +128,7 @@ Controller = Callable[[Look], "bool | None"]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class WorkloadOutcome:
     """What became of a workload.
 
     Attributes:
@@ -140,7 +140,7 @@ class Outcome:
         rounds: calls of the controller; `calls`: of Slurm, by method.
     """
 
-    jobs: Mapping[int, Ended]
+    jobs: Mapping[int, EndedJob]
     submissions: tuple[int | None, ...]
     refusals: Mapping[int, str]
     begin: float
@@ -154,7 +154,7 @@ class Stuck(RuntimeError):
     """Jobs are left that nothing will ever start; the message names some of them."""
 
 
-class Simulation:
+class SlurmSimulation:
     """A site with a workload.
 
     Args:
@@ -163,7 +163,7 @@ class Simulation:
         begin: unix seconds of the submission time 0.
     """
 
-    def __init__(self, site: Site, workload: Sequence[Submission], begin: float = START) -> None:
+    def __init__(self, site: SimulatedSite, workload: Sequence[Submission], begin: float = START) -> None:
         self.clock = VirtualClock(begin)
         self.begin = begin
         self.slurm = SimulatedSlurm(self.clock, site.slurm, site.partitions, auto=True)
@@ -191,7 +191,9 @@ class Simulation:
         for number, one in enumerate(workload):
             self.clock.at(begin + one.at, lambda number=number, one=one: self._submit(number, one))  # type: ignore[misc]
 
-    def run(self, controller: Controller, pace: Pace = Pace(), until: float = math.inf) -> Outcome:
+    def run(
+        self, controller: Controller, pace: RoundTiming = RoundTiming(), until: float = math.inf
+    ) -> WorkloadOutcome:
         """Run until all jobs have ended, at most so many seconds. Raises Stuck."""
         rounds = 0
         last, idle = self.clock.now, pace.every_s
@@ -207,7 +209,7 @@ class Simulation:
             if self._wait(pace, last, idle):
                 idle = pace.every_s
             self._check(rounds)
-        return Outcome(
+        return WorkloadOutcome(
             self.slurm.ended_jobs,
             tuple(self._submissions),
             dict(self._refusals),
@@ -218,7 +220,7 @@ class Simulation:
             dict(self.slurm.calls),
         )
 
-    def _wait(self, pace: Pace, last: float, idle: float) -> bool:
+    def _wait(self, pace: RoundTiming, last: float, idle: float) -> bool:
         """Let time pass until the next round is due; tells whether anything happened."""
         while True:
             due = last + (pace.soon_s if self._soon else pace.every_s if self._news else idle)

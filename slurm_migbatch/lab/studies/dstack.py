@@ -55,7 +55,7 @@ from slurm_migbatch.lab.papers.sessions import (
     earliest_due,
     session_s,
 )
-from slurm_migbatch.lab.papers.settings import Setting, best_settings
+from slurm_migbatch.lab.papers.settings import InstanceSetting, best_settings
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.studies.pariselsa import GPU, kinds_of
 from slurm_migbatch.mig.geometry import Geometry
@@ -78,7 +78,7 @@ BATCHES: Final = ("chosen", "own")
 HALF: Final = 0.5
 """The load at which utilisation and fairness are looked at."""
 
-Settings = Mapping[Profile, Setting]
+Settings = Mapping[Profile, InstanceSetting]
 
 
 @dataclass(frozen=True)
@@ -87,20 +87,20 @@ class Guest:
     ideal load."""
 
     name: str
-    settings: tuple[Setting, ...]
-    best: Mapping[Profile, Setting]
+    settings: tuple[InstanceSetting, ...]
+    best: Mapping[Profile, InstanceSetting]
     slo_s: float
     window_s: float
     items_per_s: float
 
 
-def settings_of(rows: Sequence[Measurement], kinds: Sequence[Profile]) -> dict[str, tuple[Setting, ...]]:
+def settings_of(rows: Sequence[Measurement], kinds: Sequence[Profile]) -> dict[str, tuple[InstanceSetting, ...]]:
     """What was measured of each model with one process; models that were measured on all kinds."""
     names = {kind.name: kind for kind in kinds}
-    found: dict[str, dict[tuple[Profile, int], Setting]] = {}
+    found: dict[str, dict[tuple[Profile, int], InstanceSetting]] = {}
     for row in rows:
         if row.kind == "infer" and row.procs == 1 and row.gpu == GPU and row.profile in names and row.seconds:
-            setting = Setting(names[row.profile], row.batch, 1, row.seconds)
+            setting = InstanceSetting(names[row.profile], row.batch, 1, row.seconds)
             found.setdefault(row.model, {}).setdefault((setting.profile, setting.batch), setting)
     return {
         model: tuple(points.values())
@@ -110,7 +110,7 @@ def settings_of(rows: Sequence[Measurement], kinds: Sequence[Profile]) -> dict[s
 
 
 def draw(
-    models: Mapping[str, tuple[Setting, ...]], size: int, slices: int, batches: str, chance: np.random.Generator
+    models: Mapping[str, tuple[InstanceSetting, ...]], size: int, slices: int, batches: str, chance: np.random.Generator
 ) -> list[Guest]:
     """A random mix whose demand is just what the ideal GPU carries; `batches` is one of BATCHES."""
     guests = []
@@ -127,7 +127,7 @@ def draw(
     return [replace(g, items_per_s=g.items_per_s / together * slices * per_slice(g.best)) for g in guests]
 
 
-def per_slice(settings: Mapping[Profile, Setting]) -> float:
+def per_slice(settings: Mapping[Profile, InstanceSetting]) -> float:
     """The most items a second for one compute slice."""
     best = leanest(settings)
     return best.rate / best.profile.compute
@@ -172,7 +172,7 @@ def _sessions(fill: bool) -> int:
     return FILLED_SESSIONS if fill else SESSIONS
 
 
-def _one(setting: Setting) -> Settings:
+def _one(setting: InstanceSetting) -> Settings:
     return {setting.profile: setting}
 
 

@@ -23,7 +23,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.traces.trace import Trace
 from slurm_migbatch.mig.profile import Profile, ProfileError
 from slurm_migbatch.slurm import gres
@@ -64,7 +64,7 @@ def read(path: Path, infer: Collection[str] = ()) -> Trace:
     for number, (submit, line, profile, count, work) in enumerate(found):
         partition = line.text("Partition") if line.has("Partition") else ""
         jobs.append(
-            Job(
+            SimulatedJob(
                 number,
                 line.text("JobID"),
                 submit - begin,

@@ -14,7 +14,7 @@ from slurm_migbatch.lab.sim.cluster import Place, each
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.placing import whole_gpus
 from slurm_migbatch.lab.sim.policies.queued import Sjf
-from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.run import SimulatedRun
 
 
 class SjfFfs(Sjf):
@@ -35,13 +35,13 @@ class SjfFfs(Sjf):
                 places += [sim.cluster.gpus[gpu].whole for gpu in more]
             self.launch(sim, self.queue.pop(need), places)
 
-    def launch(self, sim: Simulation, run: Run, places: Sequence[Place]) -> None:
+    def launch(self, sim: Simulation, run: SimulatedRun, places: Sequence[Place]) -> None:
         """Start one and note who is alone."""
         sim.start(run, places)
         run.note = tuple(places)
         self._look(sim, places)
 
-    def complete(self, sim: Simulation, run: Run) -> None:
+    def complete(self, sim: Simulation, run: SimulatedRun) -> None:
         """Note who is alone now."""
         assert isinstance(run.note, tuple)
         self._look(sim, run.note)

@@ -2,10 +2,10 @@
 
 Slurm is `lab.slurm`: it orders the queue, backfills, starts and requeues. The rounds, the submit filter and the record
 are migbatchd's own. What stays an assumption of the simulation: Slurm's own times and those of Prolog and Epilog
-(`slurm.nodes.Times`), partitions (one for everybody, and one with a lower tier for elastic training), priority by age,
-and time limits that guide backfill and end no job (OverTimeLimit=UNLIMITED), since a trace does not tell what a job
-would have been given on slices. Two loops of migbatchd are left out: the predictor does not learn meanwhile, and empty
-space is offered by `[supply] preference` or one slice of each size, not by the history of requests
+(`slurm.nodes.NodeDelays`), partitions (one for everybody, and one with a lower tier for elastic training), priority by
+age, and time limits that guide backfill and end no job (OverTimeLimit=UNLIMITED), since a trace does not tell what a
+job would have been given on slices. Two loops of migbatchd are left out: the predictor does not learn meanwhile, and
+empty space is offered by `[supply] preference` or one slice of each size, not by the history of requests
 (`daemon.offer_tuner`).
 """
 
@@ -24,14 +24,14 @@ from slurm_migbatch.config.schema import between, key, one_of
 from slurm_migbatch.daemon.facts import chooser_of, known_models
 from slurm_migbatch.lab.shipped import DECIDES, told
 from slurm_migbatch.lab.sim.cluster import PlaceError
-from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.sim.registry import Setup
-from slurm_migbatch.lab.sim.result import Result
-from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.result import SimulationResult
+from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.lab.slurm.booking import Booking, Played
 from slurm_migbatch.lab.slurm.controller import ServiceController, pace_of
-from slurm_migbatch.lab.slurm.records import Partition, Settings
-from slurm_migbatch.lab.slurm.run import Look, Simulation, Site, SiteNode
+from slurm_migbatch.lab.slurm.records import SimulatedPartition, SlurmSettings
+from slurm_migbatch.lab.slurm.run import Look, SimulatedSite, SiteNode, SlurmSimulation
 from slurm_migbatch.lab.slurm.tracejobs import (
     Auto,
     Hindrances,
@@ -83,17 +83,17 @@ class MigbatchParams:
 
 
 class Migbatch:
-    """A `registry.Kind`: plays jobs on a simulated Slurm with migbatchd's controller."""
+    """A `registry.NamedPolicy`: plays jobs on a simulated Slurm with migbatchd's controller."""
 
     about = "what migbatchd runs, on a simulated Slurm: decide.core.decide with a site's migbatch.toml"
     params = MigbatchParams
 
     def settings(self, params: MigbatchParams) -> Mapping[str, str]:
-        """See Kind. Raises ConfigError."""
+        """See NamedPolicy. Raises ConfigError."""
         return {**told(DECIDES, _config(params)), "file": params.config or "shipped defaults"}
 
-    def play(self, params: MigbatchParams, setup: Setup) -> Result:
-        """See Kind. Raises ConfigError, PlaceError, and Stuck where jobs are left that nothing will ever start."""
+    def play(self, params: MigbatchParams, setup: Setup) -> SimulationResult:
+        """See NamedPolicy. Raises ConfigError, PlaceError, and Stuck where jobs are left that nothing can start."""
         config = _config(params)
         if len(setup.geometry.profiles) < 2:
             raise PlaceError("policy migbatch cuts GPUs into slices: set cluster.mig = true, or choose another policy")
@@ -122,7 +122,7 @@ class _Play:
         self.origin = self.jobs[0].arrival if self.jobs else 0.0
         courses = [course_of(job, setup.speeds, setup.geometry) for job in self.jobs]
         self.played = [
-            Played(Run(job, sensitivity), course)
+            Played(SimulatedRun(job, sensitivity), course)
             for job, sensitivity, course in zip(self.jobs, self._sensitivities(), courses, strict=True)
         ]
         users = users_of(self.jobs)
@@ -130,7 +130,7 @@ class _Play:
             submission_of(job, job.arrival - self.origin, users[job.user], course, self.manner)
             for job, course in zip(self.jobs, courses, strict=True)
         ]
-        self.simulation = Simulation(self._site(), workload)
+        self.simulation = SlurmSimulation(self._site(), workload)
         self.simulation.nodes.neighbourhood = self._hindrances()
         self.service = ServiceController(self.simulation, config, chooser=_chooser(config, setup.measured, params))
         self.told: list[Mapping[str, Any]] = []
@@ -143,7 +143,7 @@ class _Play:
 
         self.simulation.nodes.on_events = tell
 
-    def run(self) -> Result:
+    def run(self) -> SimulationResult:
         """Play it."""
         pace = pace_of(self.config)
         if self.params.idle_s > pace.every_s:
@@ -177,7 +177,7 @@ class _Play:
 
     # -- the site --------------------------------------------------------------------------------------------------
 
-    def _site(self) -> Site:
+    def _site(self) -> SimulatedSite:
         part, setup = self.manner, self.setup
         apart = round(setup.nodes * self.params.train_share) if part.elastic else 0
         if apart == setup.nodes:
@@ -187,11 +187,11 @@ class _Play:
             names = [] if number >= setup.nodes - apart else [part.serving]
             names += [part.lending] if part.elastic else []
             nodes.append(SiteNode(f"n{number + 1}", (setup.geometry,) * setup.per_node, tuple(names)))
-        partitions = [Partition(part.serving, _TIERS[0])]
+        partitions = [SimulatedPartition(part.serving, _TIERS[0])]
         if part.elastic:
-            partitions.append(Partition(part.lending, _TIERS[1], preempted=True))
-        slurm = Settings(look_s=0.02, update_s=0.004, over_limit_s=math.inf)
-        return Site(tuple(nodes), tuple(partitions), slurm)
+            partitions.append(SimulatedPartition(part.lending, _TIERS[1], preempted=True))
+        slurm = SlurmSettings(look_s=0.02, update_s=0.004, over_limit_s=math.inf)
+        return SimulatedSite(tuple(nodes), tuple(partitions), slurm)
 
     def _places(self) -> dict[str, int]:
         uuids = (uuid for gpus in self.simulation.nodes.gpus.values() for uuid in gpus)
@@ -229,7 +229,7 @@ class _Play:
         return found
 
 
-def _named(job: Job) -> str:
+def _named(job: SimulatedJob) -> str:
     asks = f"{job.gpus} x {job.profile}" if job.profile is not None else f"{job.gpus} GPUs"
     return f"{job.name} ({asks})"
 

@@ -27,13 +27,13 @@ from slurm_migbatch.decide.lending.ledger import Cause, JobView, Loan, State
 from slurm_migbatch.decide.lending.model import Kind, LendingView, LoanOrder, WaitingInference
 from slurm_migbatch.decide.lending.round import decide
 from slurm_migbatch.decide.lending.values import ElasticJob, GpuCapacity, LentSlot, SlotReference
-from slurm_migbatch.lab.sim.cluster import Cluster, Part, Place, PlaceError
+from slurm_migbatch.lab.sim.cluster import Part, Place, PlaceError, SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
-from slurm_migbatch.lab.sim.job import Job
+from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.sim.placing import slices
 from slurm_migbatch.lab.sim.policy import Policy, Quiet
 from slurm_migbatch.lab.sim.registry import PolicyKind
-from slurm_migbatch.lab.sim.run import Run
+from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.mig.layout import EMPTY
 from slurm_migbatch.mig.planning import capacity, choose
 from slurm_migbatch.mig.profile import Profile
@@ -100,8 +100,8 @@ class SliceLending(Quiet):
             raise ValueError("inference needs GPUs, and training its own ones or loans")
         self.rules = rules_of(config)
         self.expected = Expectation(config.forecast_days, config.day_s) if expected is None else expected
-        self.inference: list[Run] = []
-        self.training: dict[int, Run] = {}
+        self.inference: list[SimulatedRun] = []
+        self.training: dict[int, SimulatedRun] = {}
         self.since: dict[int, float] = {}
         self.hits: Counter[int] = Counter()
         self.running: dict[Profile, set[tuple[int, int]]] = {}
@@ -125,7 +125,7 @@ class SliceLending(Quiet):
         self.node_of = {gpu: f"n{number}" for number, node in enumerate(sim.cluster.nodes) for gpu in node}
         self.pool = frozenset(self.node_of[gpu] for gpu in self.lent)
 
-    def arrive(self, sim: Simulation, run: Run) -> None:
+    def arrive(self, sim: Simulation, run: SimulatedRun) -> None:
         """Inference waits for room, training for a release; what can never fit waits for ever."""
         if run.job.kind == "train":
             if not self._of(sim, run.job):
@@ -136,7 +136,7 @@ class SliceLending(Quiet):
             self.inference.append(run)
         self._wake(sim, _ROUND)
 
-    def complete(self, sim: Simulation, run: Run) -> None:
+    def complete(self, sim: Simulation, run: SimulatedRun) -> None:
         """Its slices are free."""
         self._news(sim)
         if run.job.kind == "train":
@@ -190,7 +190,7 @@ class SliceLending(Quiet):
     # -- inference -------------------------------------------------------------------------------------------------
 
     def _serve(self, sim: Simulation) -> None:
-        left: list[Run] = []
+        left: list[SimulatedRun] = []
         part = self._part()
         for run in self.inference:
             profile = self._profile(sim, run)
@@ -230,7 +230,7 @@ class SliceLending(Quiet):
         running = {profile: frozenset(runs) for profile, runs in self.running.items()}
         self.expected.look(running, waiting, self.clock + sim.now)
 
-    def _profile(self, sim: Simulation, run: Run) -> Profile:
+    def _profile(self, sim: Simulation, run: SimulatedRun) -> Profile:
         """What it asks for; the whole of a GPU where it names no profile."""
         return run.job.profile or sim.cluster.gpus[self.lent[0]].geometry.full.profile
 
@@ -366,7 +366,7 @@ class SliceLending(Quiet):
             spaces.append(GpuCapacity(node, index, gpu.geometry, tuple(taken), tuple(lent), idle, last, own=mine))
         return spaces
 
-    def _trainees(self, sim: Simulation) -> list[tuple[ElasticJob, Run]]:
+    def _trainees(self, sim: Simulation) -> list[tuple[ElasticJob, SimulatedRun]]:
         """In the order of their arrival; without those that still write their checkpoint."""
         found = []
         for run in self.training.values():
@@ -393,7 +393,7 @@ class SliceLending(Quiet):
             found.append((one, run))
         return found
 
-    def _of(self, sim: Simulation, job: Job) -> dict[Profile, float]:
+    def _of(self, sim: Simulation, job: SimulatedJob) -> dict[Profile, float]:
         """Speed of a job on each profile between its least and its largest."""
         like = job.app, job.batch, job.gpus, job.profile, job.largest
         known = self._speeds.get(like)
@@ -436,7 +436,7 @@ class SliceParams:
     max_restarts: int = key(_SHIPPED.max_restarts, "See [lending] max_restarts.", between(0, 1000))
 
 
-def _make(params: SliceParams, cluster: Cluster) -> Policy:
+def _make(params: SliceParams, cluster: SimulatedCluster) -> Policy:
     nodes = len(cluster.nodes)
     split = round(nodes * params.share)
     if split >= nodes or (not split and (params.share > 0 or not params.lend)):
