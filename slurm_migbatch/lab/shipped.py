@@ -19,7 +19,7 @@ IDLE_S: Final = 600.0
 """Seconds between two rounds while nothing happens; the service's own are more frequent and find nothing new."""
 
 
-def told(decides: str, config: Config) -> dict[str, str]:
+def provenance(decides: str, config: Config) -> dict[str, str]:
     """Name what decides, and the digest of the configuration that it has, as it is rendered."""
     return {"decides": decides, "configuration": hashlib.sha256(text_of(config).encode()).hexdigest()[:16]}
 

@@ -37,7 +37,7 @@ def test_the_configuration_is_what_ships_but_for_what_a_site_learns():
     pace = shipped.pace(config)
     assert pace.every_s == pace.soon_s == default.cluster.poll_s
     assert shipped.DECIDES == "slurm_migbatch.decide.core.decide"
-    assert len(shipped.told(shipped.DECIDES, config)["configuration"]) == 16
+    assert len(shipped.provenance(shipped.DECIDES, config)["configuration"]) == 16
 
 
 def test_jobs_wait_for_room_in_their_order_or_go_away():

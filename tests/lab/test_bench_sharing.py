@@ -50,7 +50,7 @@ def test_the_rules_are_those_that_migbatchd_makes_of_what_ships():
     assert memory.company._enabled
     assert f"{pairs.__module__}.{pairs.__qualname__}" == DECIDES == sharing.settings()["decides"]
     other = Config(lending=LendingConfig(share=True, sure=0.9))
-    assert sharing.told(DECIDES, other)["configuration"] != sharing.settings()["configuration"]
+    assert sharing.provenance(DECIDES, other)["configuration"] != sharing.settings()["configuration"]
 
 
 def test_jobs_have_one_slice_the_load_that_is_said_and_claims_that_may_be_wrong(data):

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_migbatch.lab.sim.cluster import Place, SimulatedCluster, each
+from slurm_migbatch.lab.sim.cluster import Place, SimulatedCluster, bit_indexes
 from slurm_migbatch.lab.sim.engine import Simulation, SimulationResult
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.sim.job import JobCosts, SimulatedJob
@@ -93,7 +93,7 @@ def check(sim: Simulation) -> None:
     assert sum(bits.bit_count() for bits in cluster.alike.values()) == len(cluster.gpus)
     assert abs(cluster.fragmentation - sum(fragmentation(g.geometry, g.used) for g in cluster.gpus)) < 1e-9
     for free, nodes in enumerate(cluster.by_empty):
-        for node in each(nodes):
+        for node in bit_indexes(nodes):
             assert sum(not cluster.gpus[gpu].cells for gpu in cluster.nodes[node]) == free
 
 

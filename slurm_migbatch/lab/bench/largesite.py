@@ -116,8 +116,8 @@ class _LargeSite:
     def churn(self, share: float) -> None:
         """Some running jobs end and some pending ones are gone: what happens between two rounds."""
         ended = {row.job_id for row in self.queue if row.active and self.random.random() < share}
-        gone = {row.job_id for row in self.queue if row.pending and self.random.random() < share}
-        self.queue = [row for row in self.queue if row.job_id not in ended and row.job_id not in gone]
+        cancelled = {row.job_id for row in self.queue if row.pending and self.random.random() < share}
+        self.queue = [row for row in self.queue if row.job_id not in ended and row.job_id not in cancelled]
         for node, gpus in self.held.items():
             gone_now = [(u, s, run) for u, held in gpus.items() for s, run in held.items() if run[0] in ended]
             for uuid, slot, _ in gone_now:
@@ -128,8 +128,8 @@ class _LargeSite:
         events = []
         for uuid, slot, (job, restart) in slices:
             place = {"start": slot.placement.start, "size": slot.placement.size}
-            piece = {"gpu": uuid, "profile": slot.profile.name, **place}
-            events.append({"kind": kind, "job": job, "restart": restart, "slices": [piece]})
+            slice_fields = {"gpu": uuid, "profile": slot.profile.name, **place}
+            events.append({"kind": kind, "job": job, "restart": restart, "slices": [slice_fields]})
         if events:
             self.view.apply(node, events)
 

@@ -74,8 +74,8 @@ def _fitted(
 ) -> Iterator[Guess]:
     points = len(done)
     yield _guess("physics", curves, points, done, np.log(_Form.fit(curves, done).seconds(curves)))
-    taught = [(one, one.nearest(wishes)) for one in teachers]
-    taught = [(one, given) for one, given in taught if len(given) == points]
+    taught = [(teacher, teacher.nearest(wishes)) for teacher in teachers]
+    taught = [(teacher, given) for teacher, given in taught if len(given) == points]
     if taught:
         yield _guess("residual gbm", curves, points, done, _residual(curves, done, taught, _form_features))
         yield _guess("residual gbm with facts", curves, points, done, _residual(curves, done, taught, _told_features))
@@ -92,8 +92,8 @@ def _at_our_points(
     form = _Form.fit(curves, done)
     yield _guess("physics, our points", curves, len(done), done, np.log(form.seconds(curves)))
     wishes = [(float(curves.share[i]), float(curves.batch[i])) for i in done]
-    taught = [(one, one.nearest(wishes)) for one in teachers]
-    taught = [(one, given) for one, given in taught if len(given) == len(done)]
+    taught = [(teacher, teacher.nearest(wishes)) for teacher in teachers]
+    taught = [(teacher, given) for teacher, given in taught if len(given) == len(done)]
     if taught:
         value = _residual(curves, done, taught, _form_features)
         yield _guess("residual gbm, our points", curves, len(done), done, value)
@@ -109,9 +109,9 @@ def _guess(method: str, curves: MeasuredCurves, points: int, done: Iterable[int]
 
 
 def _teachers(curves: MeasuredCurves, others: Iterable[MeasuredCurves]) -> list[MeasuredCurves]:
-    kind = [one for one in others if one.sample.kind == curves.sample.kind and len(one)]
-    same = [one for one in kind if one.sample.gpu.name == curves.sample.gpu.name]
-    return same if len({one.sample.model for one in same}) >= ENOUGH else kind
+    kind = [other for other in others if other.sample.kind == curves.sample.kind and len(other)]
+    same = [other for other in kind if other.sample.gpu.name == curves.sample.gpu.name]
+    return same if len({other.sample.model for other in same}) >= ENOUGH else kind
 
 
 def _wishes(curves: MeasuredCurves, points: int) -> list[tuple[float, float]]:
@@ -189,12 +189,12 @@ def _told_features(curves: MeasuredCurves, form: _Form) -> Array:
 
 
 def _plain(curves: MeasuredCurves, teachers: Sequence[MeasuredCurves]) -> Array:
-    def features(one: MeasuredCurves) -> Array:
-        return np.column_stack([_shape(one), _facts(one)])
+    def features(measured: MeasuredCurves) -> Array:
+        return np.column_stack([_shape(measured), _facts(measured)])
 
-    rates = [np.log(one.batch) - one.logs for one in teachers]
-    said = _boosted([features(one) for one in teachers], rates, features(curves))
-    return np.asarray(np.log(curves.batch) - said, dtype=np.float64)
+    rates = [np.log(teacher.batch) - teacher.logs for teacher in teachers]
+    predicted = _boosted([features(teacher) for teacher in teachers], rates, features(curves))
+    return np.asarray(np.log(curves.batch) - predicted, dtype=np.float64)
 
 
 def _residual(
@@ -203,39 +203,39 @@ def _residual(
     taught: Sequence[tuple[MeasuredCurves, Sequence[int]]],
     features: _Features,
 ) -> Array:
-    forms = [_Form.fit(one, given) for one, given in taught]
-    told = [features(one, form) for (one, _), form in zip(taught, forms, strict=True)]
-    wrong = [one.logs - np.log(form.seconds(one)) for (one, _), form in zip(taught, forms, strict=True)]
+    forms = [_Form.fit(teacher, given) for teacher, given in taught]
+    inputs = [features(teacher, form) for (teacher, _), form in zip(taught, forms, strict=True)]
+    wrong = [teacher.logs - np.log(form.seconds(teacher)) for (teacher, _), form in zip(taught, forms, strict=True)]
     own = _Form.fit(curves, done)
-    return np.asarray(np.log(own.seconds(curves)) + _boosted(told, wrong, features(curves, own)), dtype=np.float64)
+    return np.asarray(np.log(own.seconds(curves)) + _boosted(inputs, wrong, features(curves, own)), dtype=np.float64)
 
 
 def _ratio(
     curves: MeasuredCurves, done: Sequence[int], taught: Sequence[tuple[MeasuredCurves, Sequence[int]]]
 ) -> Array:
-    def rates(one: MeasuredCurves) -> Array:
-        return np.asarray(np.log(one.batch) - one.logs, dtype=np.float64)
+    def rates(measured: MeasuredCurves) -> Array:
+        return np.asarray(np.log(measured.batch) - measured.logs, dtype=np.float64)
 
-    def features(one: MeasuredCurves, given: Sequence[int]) -> Array:
-        at = rates(one)[list(given)]
-        told = [np.full(len(one), value) for value in (at[0], *(at[1:] - at[0]))]
-        return np.column_stack([_shape(one), *told])
+    def features(measured: MeasuredCurves, given: Sequence[int]) -> Array:
+        at = rates(measured)[list(given)]
+        inputs = [np.full(len(measured), value) for value in (at[0], *(at[1:] - at[0]))]
+        return np.column_stack([_shape(measured), *inputs])
 
-    said = _boosted(
-        [features(one, given) for one, given in taught],
-        [rates(one) - rates(one)[given[0]] for one, given in taught],
+    predicted = _boosted(
+        [features(teacher, given) for teacher, given in taught],
+        [rates(teacher) - rates(teacher)[given[0]] for teacher, given in taught],
         features(curves, done),
     )
-    return np.asarray(np.log(curves.batch) - said - rates(curves)[done[0]], dtype=np.float64)
+    return np.asarray(np.log(curves.batch) - predicted - rates(curves)[done[0]], dtype=np.float64)
 
 
 def _boosted(features: Sequence[Array], targets: Sequence[Array], asked: Array) -> Array:
     from sklearn.ensemble import GradientBoostingRegressor
 
-    told, wanted = np.vstack(features), np.concatenate(targets)
-    if len(told) > MOST_ROWS:
-        some = np.linspace(0, len(told) - 1, MOST_ROWS).astype(int)
-        told, wanted = told[some], wanted[some]
+    inputs, wanted = np.vstack(features), np.concatenate(targets)
+    if len(inputs) > MOST_ROWS:
+        some = np.linspace(0, len(inputs) - 1, MOST_ROWS).astype(int)
+        inputs, wanted = inputs[some], wanted[some]
     trees = GradientBoostingRegressor(n_estimators=TREES, max_depth=3, random_state=0)
-    trees.fit(told, wanted)
+    trees.fit(inputs, wanted)
     return np.asarray(trees.predict(asked), dtype=np.float64)

@@ -64,8 +64,8 @@ def cases(guess: Guess, level: float | None) -> list[ChoiceOutcome]:
         if not allowed.any():
             found.append(ChoiceOutcome(guess.sample.model, limit, False, False, 0.0))
             continue
-        said = np.where(allowed, np.log(curves.batch / curves.slices) - value, -np.inf)
-        pick = int(np.argmax(said))
+        predicted = np.where(allowed, np.log(curves.batch / curves.slices) - value, -np.inf)
+        pick = int(np.argmax(predicted))
         broken = not kept[pick]
         best = float(worth[kept].max())
         found.append(
@@ -90,18 +90,18 @@ def choices(guesses: Mapping[tuple[str, int], Sequence[Guess]], level: float) ->
     found = []
     for (method, points), group in guesses.items():
         ours = all(isinstance(guess, HeldOutPrediction) for guess in group)
-        for each in [None, *(sorted({*LEVELS, level}) if ours else ())]:
-            held = [case for guess in group for case in cases(guess, each)]
+        for margin in [None, *(sorted({*LEVELS, level}) if ours else ())]:
+            held = [case for guess in group for case in cases(guess, margin)]
             if held:
-                found.append({"method": method, "k": points, "level": each, **summary(held)})
+                found.append({"method": method, "k": points, "level": margin, **summary(held)})
     return found
 
 
 def best_level(found: Sequence[Mapping[str, Any]], points: int) -> Mapping[str, Any] | None:
     """The margin with the best quality among those that break few enough limits, after `points` points."""
-    fit = [each for each in found if each["level"] is not None and each["k"] == points]
-    fit = [each for each in fit if each["broken"] <= BROKEN_TARGET]
-    return max(fit, key=lambda each: (each["quality"], each["level"]), default=None)
+    fit = [row for row in found if row["level"] is not None and row["k"] == points]
+    fit = [row for row in fit if row["broken"] <= BROKEN_TARGET]
+    return max(fit, key=lambda row: (row["quality"], row["level"]), default=None)
 
 
 def _usual(curves: MeasuredCurves) -> MeasuredCurves | None:

@@ -194,7 +194,7 @@ def _bars(kinds: Mapping[str, Mapping[str, Any]], options: Options) -> list[Bar]
     elif "train" in kinds:
         bars += _coverage_bars(kinds["train"]["time"])
     if "train" in kinds:
-        found = {(each["method"], each["k"]): each["mae"] for each in kinds["train"]["relative"]}
+        found = {(row["method"], row["k"]): row["mae"] for row in kinds["train"]["relative"]}
         if (OURS, 0) in found:
             name = "relative speed of a slice in training, at submission: mean absolute error"
             bars.append(Bar(name, found[OURS, 0], relative.TARGET))
@@ -203,39 +203,39 @@ def _bars(kinds: Mapping[str, Mapping[str, Any]], options: Options) -> list[Bar]
 
 def _inference_bars(found: Mapping[str, Any], options: Options) -> list[Bar]:
     bars = [
-        Bar(f"mean error of throughput (%) at k={each['k']}", each["mape"], MAPE_TARGETS[each["k"]])
-        for each in found["time"]
-        if each["k"] < len(MAPE_TARGETS)
+        Bar(f"mean error of throughput (%) at k={row['k']}", row["mape"], MAPE_TARGETS[row["k"]])
+        for row in found["time"]
+        if row["k"] < len(MAPE_TARGETS)
     ]
     bars += _coverage_bars(found["time"])
-    most = max((each["k"] for each in found["time"]), default=0)
-    for each in found["rules"]:
-        same = each["same_points"]
-        if same and (each["method"] == "physics, our points" or (each["method"] == "roofline" and most == 3)):
-            name = f"mean error (%) at k={same['predictor_k']} against {each['method']} on the same cells"
+    most = max((row["k"] for row in found["time"]), default=0)
+    for row in found["rules"]:
+        same = row["same_points"]
+        if same and (row["method"] == "physics, our points" or (row["method"] == "roofline" and most == 3)):
+            name = f"mean error (%) at k={same['predictor_k']} against {row['method']} on the same cells"
             bars.append(Bar(name, same["predictor"], same["rule"]))
-    for each in found["choice"]:
-        if each["method"] != OURS or each["k"] != most:
+    for row in found["choice"]:
+        if row["method"] != OURS or row["k"] != most:
             continue
-        if each["level"] is None:
+        if row["level"] is None:
             name = f"choice at k={most} by middle figures"
-            bars.append(Bar(f"{name}: share of limits broken", each["broken"], choice.BROKEN_TARGET))
-            bars.append(Bar(f"{name}: throughput per slice lost", 1 - each["quality"], 1 - choice.QUALITY_TARGET))
-        elif each["level"] == options.level:
+            bars.append(Bar(f"{name}: share of limits broken", row["broken"], choice.BROKEN_TARGET))
+            bars.append(Bar(f"{name}: throughput per slice lost", 1 - row["quality"], 1 - choice.QUALITY_TARGET))
+        elif row["level"] == options.level:
             name = f"choice at k={most} with a margin of {options.level:.0%}"
-            bars.append(Bar(f"{name}: share of limits broken", each["broken"], choice.BROKEN_TARGET))
+            bars.append(Bar(f"{name}: share of limits broken", row["broken"], choice.BROKEN_TARGET))
     return bars
 
 
 def _coverage_bars(found: Iterable[Mapping[str, Any]]) -> list[Bar]:
     return [
         Bar(
-            f"coverage of {cover['level']:.0%} intervals at k={each['k']}: distance from nominal",
+            f"coverage of {cover['level']:.0%} intervals at k={row['k']}: distance from nominal",
             abs(cover["mean"] - cover["level"]),
             COVERAGE_TARGET,
         )
-        for each in found
-        for cover in each["coverage"]
+        for row in found
+        for cover in row["coverage"]
     ]
 
 

@@ -93,7 +93,7 @@ def evaluate(
                 measured.setdefault(stage.label, []).append(len(stage.done) / len(sample.cells))
                 for way in (PREDICTED, MARGIN, MEASURED):
                     results = [_place(service, stage, way) for service in possible]
-                    found.setdefault((stage.label, way), []).extend(each for each in results if each is not None)
+                    found.setdefault((stage.label, way), []).extend(result for result in results if result is not None)
     notes = [origin, f"each {leave} is left out of the training; cells that did not run are no part of a model's grid"]
     if impossible:
         notes.append(f"{impossible} services have a limit that no measured cell keeps: left out")
@@ -160,18 +160,18 @@ def _place(service: ServiceLoad, stage: Stage, way: str) -> PlacedService | None
     items = sample.cells.batch * sample.cells.procs
     truth = np.exp(sample.logs)
     best = placing.plan(items / truth, slices, truth <= service.limit_s, service.rate)
-    said = np.exp(stage.value + (stage.half if way == MARGIN else 0.0))
-    usable = np.ones(len(said), dtype=bool)
+    predicted_s = np.exp(stage.value + (stage.half if way == MARGIN else 0.0))
+    usable = np.ones(len(predicted_s), dtype=bool)
     if way == MEASURED:
         usable[:] = False
         usable[list(stage.done)] = True
         if not usable.any():
             return None
-    allowed = usable & (said <= service.limit_s)
+    allowed = usable & (predicted_s <= service.limit_s)
     unsure = not allowed.any()
     if unsure:
-        allowed = usable & (said <= said[usable].min())
-    made = placing.plan(items / said, slices, allowed, service.rate)
+        allowed = usable & (predicted_s <= predicted_s[usable].min())
+    made = placing.plan(items / predicted_s, slices, allowed, service.rate)
     assert best is not None and made is not None
     used = list(made.instances)
     return PlacedService(
@@ -208,9 +208,9 @@ def _total(results: Sequence[PlacedService]) -> dict[str, Any]:
 
 def _bars(totals: Sequence[Mapping[str, Any]]) -> list[Bar]:
     bars = []
-    for each in totals:
-        if each["measured"] == f"{BAR_SHARE:.0%}" and each["way"] == MARGIN and each["extra"] is not None:
+    for total in totals:
+        if total["measured"] == f"{BAR_SHARE:.0%}" and total["way"] == MARGIN and total["extra"] is not None:
             name = f"{BAR_SHARE:.0%} of the cells measured"
-            bars.append(Bar(f"{name}: extra slices where the limit is kept", each["extra"], EXTRA_TARGET))
-            bars.append(Bar(f"{name}: share of limits broken", each["broken"] / each["services"], BROKEN_TARGET))
+            bars.append(Bar(f"{name}: extra slices where the limit is kept", total["extra"], EXTRA_TARGET))
+            bars.append(Bar(f"{name}: share of limits broken", total["broken"] / total["services"], BROKEN_TARGET))
     return bars

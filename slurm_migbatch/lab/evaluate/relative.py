@@ -33,7 +33,7 @@ def score(groups: Sequence[tuple[str, int, Sequence[tuple[Guess, Sequence[Measur
     """For each method and number of points the mean absolute error; of each guess with the curves of other models."""
     found = []
     for method, points, pairs in groups:
-        errors = _errors((guess, _said(guess)) for guess, _ in pairs)
+        errors = _errors((guess, _expected(guess)) for guess, _ in pairs)
         if errors:
             found.append({"method": method, "k": points, **_summary(errors)})
         if all(isinstance(guess, HeldOutPrediction) for guess, _ in pairs):
@@ -50,17 +50,19 @@ def score(groups: Sequence[tuple[str, int, Sequence[tuple[Guess, Sequence[Measur
     return found
 
 
-def _said(guess: Guess) -> Array:
+def _expected(guess: Guess) -> Array:
     """The predictor's expectation over its belief; other methods have one figure."""
     if not isinstance(guess, HeldOutPrediction):
         return _middle(guess)
     curves = MeasuredCurves.of(guess.sample)
-    said = np.full(len(curves), np.nan)
+    expected = np.full(len(curves), np.nan)
     at = curves.on_full()
     some = np.flatnonzero(at >= 0)
     cells = guess.sample.cells
-    said[some] = relative_speed(TIME, guess.belief, cells.take(curves.index[some]), cells.take(curves.index[at[some]]))
-    return said
+    expected[some] = relative_speed(
+        TIME, guess.belief, cells.take(curves.index[some]), cells.take(curves.index[at[some]])
+    )
+    return expected
 
 
 def _middle(guess: Guess) -> Array:
@@ -76,19 +78,19 @@ def _share(guess: Guess) -> Array:
 def _mean(guess: Guess, others: Iterable[MeasuredCurves]) -> Array:
     curves = MeasuredCurves.of(guess.sample)
     seen: dict[float, list[Array]] = {}
-    for one in others:
-        if one.sample.kind == guess.sample.kind and len(one):
-            real, mask = speeds(one, one.logs)
-            for share in np.unique(one.slices[mask]):
-                seen.setdefault(float(share), []).append(real[mask & (one.slices == share)])
+    for other in others:
+        if other.sample.kind == guess.sample.kind and len(other):
+            real, mask = speeds(other, other.logs)
+            for share in np.unique(other.slices[mask]):
+                seen.setdefault(float(share), []).append(real[mask & (other.slices == share)])
     means = {slices: float(np.concatenate(values).mean()) for slices, values in seen.items()}
     return np.array([means.get(float(slices), np.nan) for slices in curves.slices])
 
 
-def _errors(said: Iterable[tuple[Guess, Array]]) -> Errors:
+def _errors(predictions: Iterable[tuple[Guess, Array]]) -> Errors:
     found: dict[str, list[Array]] = {}
     family = {}
-    for guess, values in said:
+    for guess, values in predictions:
         curves = MeasuredCurves.of(guess.sample)
         if not len(curves):
             continue

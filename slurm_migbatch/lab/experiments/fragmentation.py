@@ -34,7 +34,7 @@ from slurm_migbatch.config import Config
 from slurm_migbatch.decide.paris_elsa.preference import HORIZON_S, Class
 from slurm_migbatch.lab.bars import Bar, mean_with_interval
 from slurm_migbatch.lab.papers.placement import BestFit, FirstFit
-from slurm_migbatch.lab.shipped import DECIDES, learned, pace, told
+from slurm_migbatch.lab.shipped import DECIDES, learned, pace, provenance
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.slurm.controller import ServiceController
 from slurm_migbatch.lab.slurm.run import SimulatedSite, SiteNode, SlurmSimulation, Submission
@@ -214,7 +214,7 @@ def _population(
     return {
         "jobs": len(kinds),
         "mix": {profile.name: round(count / len(kinds), 4) for profile, count in sorted(asked.items())},
-        **told(DECIDES, config),
+        **provenance(DECIDES, config),
         "preference": list(config.supply.preference),
         "loads": loads,
     }
@@ -260,9 +260,9 @@ def bars(results: Mapping[str, Mapping[str, Any]]) -> list[Bar]:
     """The planner against the better of the simple rules, by means over seeds."""
     found = []
     for name, population in results.items():
-        for each in population["loads"]:
-            rows, label = each["ways"], f"{name}, load {each['load']:g}"
-            if each["queued"]:
+        for entry in population["loads"]:
+            rows, label = entry["ways"], f"{name}, load {entry['load']:g}"
+            if entry["queued"]:
                 least = min(rows[way]["wait_s"] for way in SIMPLE)
                 ratio = _ratio(rows[OURS]["wait_s"], least)
                 found.append(Bar(f"{label}: mean wait over the better of first and best fit", ratio, WAIT_TARGET))

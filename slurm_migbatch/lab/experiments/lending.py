@@ -152,13 +152,13 @@ def training(
     jobs = []
     for job in pollux.read(path, known).jobs:
         model = models[job.app]
-        one = model.best(1)
-        if one is None or job.app not in AFE:
+        best = model.best(1)
+        if best is None or job.app not in AFE:
             raise NotMeasurable(f"{path}: {job.app} cannot be trained on one GPU, or its restarts are not known")
         items = known[job.app].iterations_of(model.first_batch) * model.first_batch
         most = max(size for size in SIZES if size <= MOST and model.speedup(size, -(-size // PER_NODE)) > 0)
         costs = JobCosts(AFE[job.app].full, AFE[job.app].full, AFE[job.app].resize)
-        jobs.append(replace(job, work=items / one.goodput, gpus=1, least=1, most=most, costs=costs))
+        jobs.append(replace(job, work=items / best.goodput, gpus=1, least=1, most=most, costs=costs))
     return jobs
 
 
@@ -377,7 +377,7 @@ def _shape(data: Path) -> tuple[str, np.ndarray[Any, np.dtype[np.float64]]]:
 
 def summary(load: Load, figures: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
     """Means over seeds of each way, and its ratio to *half* seed by seed."""
-    base = [one["jct_s"] for one in figures["half"]]
+    base = [row["jct_s"] for row in figures["half"]]
     ways = {}
     for name, runs in figures.items():
         ratio = [run["jct_s"] / half for run, half in zip(runs, base, strict=True)]

@@ -42,7 +42,7 @@ from slurm_migbatch.decide.lending.forecast import DAY_S
 from slurm_migbatch.lab.bars import Bar, NotMeasurable
 from slurm_migbatch.lab.experiments import lending
 from slurm_migbatch.lab.experiments.lending import Load
-from slurm_migbatch.lab.shipped import told
+from slurm_migbatch.lab.shipped import provenance
 from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.curves import Curves, Table
 from slurm_migbatch.lab.sim.engine import Simulation
@@ -149,7 +149,7 @@ def miso(data: Path) -> Miso | None:
 
 def settings() -> dict[str, str]:
     """What decides, and the digest of the configuration that it has: the shipped one, as it is rendered."""
-    return told(DECIDES, Config())
+    return provenance(DECIDES, Config())
 
 
 def training(found: Miso, arrivals: Sequence[float], seed: int, whole: bool = False) -> list[SimulatedJob]:

@@ -108,17 +108,17 @@ def _by_day(rng: np.random.Generator, count: int, end: float) -> list[float]:
     return found
 
 
-def play(one: Case, learning: GoodputSpeeds, scale: int = 1) -> dict[str, Any]:
+def play(case: Case, learning: GoodputSpeeds, scale: int = 1) -> dict[str, Any]:
     """One simulation with so many copies of all, timed."""
     own, lent = scale * OWN, scale * LENT
-    train, infer = (Trace("", jobs).copies(scale).jobs if scale > 1 else jobs for jobs in (one.train, one.infer))
+    train, infer = (Trace("", jobs).copies(scale).jobs if scale > 1 else jobs for jobs in (case.train, case.infer))
     infer = tuple(replace(job, id=job.id % 10_000_000 + 10_000_000) for job in infer)
     policy = WholeGpuLending(range(own), range(own, own + lent), learning, AFE, Way(), Levels())
     cluster = SimulatedCluster.of(whole("a100-80gb"), own + lent, learning.per_node)
     simulation = Simulation(cluster, [*train, *infer], policy, learning)
     gc.collect()
     cpu, wall = time.process_time(), time.perf_counter()
-    result = simulation.run(one.until_s)
+    result = simulation.run(case.until_s)
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     trained = [run for run in result.runs if run.job.kind == "train"]
     span, slices = result.end - result.begin, result.slices / (own + lent)

@@ -20,14 +20,14 @@ Plots = dict[str, str]
 def instances(result: Result) -> Plots:
     """GPUs for all scenarios, by who places them and what is known."""
     measured = [PlottedBar(row["name"], row["total"]) for row in result["rows"]]
-    known = {each["known"]: each["rounds"] for each in (*result["predicted"], *result["measured_share"])}
+    known = {entry["known"]: entry["rounds"] for entry in (*result["predicted"], *result["measured_share"])}
     rounds = {
         f"known: {name}": [PlottedBar(f"round {number}", at["total"]) for number, at in enumerate(found)]
         for name, found in known.items()
     }
     margins = [
-        PlottedBar(f"{each['points']} points, confidence {each['confidence']:g}", each["total"])
-        for each in result["margins"]
+        PlottedBar(f"{margin['points']} points, confidence {margin['confidence']:g}", margin["total"])
+        for margin in result["margins"]
     ]
     target = next((row["total"] for row in result["rows"] if row["name"] == "ParvaGPU"), None)
     return {
@@ -58,8 +58,8 @@ def dispatch(result: Result) -> Plots:
     found = {}
     for key, what in (("over_equal", "the best equal slices"), ("over_static", "the best static cut")):
         groups = {
-            f"load {each['load']:g}": [PlottedBar(name, *row[key]) for name, row in each["ways"].items()]
-            for each in result["results"]
+            f"load {entry['load']:g}": [PlottedBar(name, *row[key]) for name, row in entry["ways"].items()]
+            for entry in result["results"]
         }
         found[key.replace("_", "-")] = bars(groups, f"Mean completion time over {what}", "times as long", 1.0)
     return found
@@ -111,34 +111,34 @@ def paris_elsa(result: Result) -> Plots:
     """Rates over the best homogeneous layout, and the cuts that were chosen."""
     ours, found = {}, {}
     gpu = geometry(result["gpu"])
-    for each in result["results"]:
-        spread = f"batches of variance {each['variance']:g}"
-        ours[spread] = [PlottedBar(row["model"], *row["ratio"]) for row in each["models"]]
-        means = [PlottedBar(name, value) for name, value in each["mean_over_best_homogeneous"].items()]
-        found[f"ways-{each['variance']:g}"] = bars(
+    for entry in result["results"]:
+        spread = f"batches of variance {entry['variance']:g}"
+        ours[spread] = [PlottedBar(row["model"], *row["ratio"]) for row in entry["models"]]
+        means = [PlottedBar(name, value) for name, value in entry["mean_over_best_homogeneous"].items()]
+        found[f"ways-{entry['variance']:g}"] = bars(
             {spread: means}, "Latency-bounded rate over the best homogeneous layout, mean of models", "times", 1.0
         )
         rows = [
             (f"{row['model']}, GPU {number}", _layout(gpu, result["kinds"], counts))
-            for row in each["models"]
+            for row in entry["models"]
             for number, counts in enumerate(row["ours"]["gpus"])
         ]
-        found[f"layouts-{each['variance']:g}"] = layouts(rows, gpu, f"Our cuts: {spread}")
+        found[f"layouts-{entry['variance']:g}"] = layouts(rows, gpu, f"Our cuts: {spread}")
     return {"ours": bars(ours, "Our rate over the best homogeneous layout's", "times", 1.0), **found}
 
 
 def dstack(result: Result) -> Plots:
     """Load without a missed deadline over the ideal's: means with intervals, and its distribution over mixes."""
     groups = {
-        f"batches {each['batches']}": [PlottedBar(name, *load) for name, load in each["all"]["load"].items()]
-        for each in result["results"]
+        f"batches {entry['batches']}": [PlottedBar(name, *load) for name, load in entry["all"]["load"].items()]
+        for entry in result["results"]
     }
     found = {"load": bars(groups, "Load under all deadlines over the ideal's", "of the ideal", 0.9)}
-    for each in result["results"]:
-        names = list(each["all"]["load"])
-        series = {name: [row["load"][name] for row in each["rows"] if name in row["load"]] for name in names}
-        title = f"Mixes that carry at most so much: batches {each['batches']}"
-        found[f"mixes-{each['batches']}"] = cdf(series, title, "of the ideal", linear=True)
+    for entry in result["results"]:
+        names = list(entry["all"]["load"])
+        series = {name: [row["load"][name] for row in entry["rows"] if name in row["load"]] for name in names}
+        title = f"Mixes that carry at most so much: batches {entry['batches']}"
+        found[f"mixes-{entry['batches']}"] = cdf(series, title, "of the ideal", linear=True)
     return found
 
 
@@ -162,14 +162,14 @@ def bsbf(result: Result) -> Plots:
 def lending(result: Result) -> Plots:
     """Completion times over those on training's own half, restarts, and delays of inference."""
     times, restarts, delays = {}, {}, {}
-    for each in result["results"]:
-        ways = each["ways"]
-        times[each["load"]] = [PlottedBar(name, *_interval(way["jct_ratio"])) for name, way in ways.items()]
-        restarts[each["load"]] = [
+    for entry in result["results"]:
+        ways = entry["ways"]
+        times[entry["load"]] = [PlottedBar(name, *_interval(way["jct_ratio"])) for name, way in ways.items()]
+        restarts[entry["load"]] = [
             PlottedBar(name, *_interval(way.get("restarts_interval") or [way["restarts"]]))
             for name, way in ways.items()
         ]
-        delays[each["load"]] = [PlottedBar(name, way["delay_p95_s"]) for name, way in ways.items()]
+        delays[entry["load"]] = [PlottedBar(name, way["delay_p95_s"]) for name, way in ways.items()]
     return {
         "jct": bars(times, "Mean completion time over training on its own half", "times as long", 1.0),
         "restarts": bars(restarts, "Restarts of a training job", "restarts"),

@@ -33,7 +33,7 @@ from slurm_migbatch.config import Config, LendingConfig
 from slurm_migbatch.daemon.settings import lending_settings
 from slurm_migbatch.decide.lending.pairs import Rules
 from slurm_migbatch.lab.bars import Bar, NotMeasurable, mean_with_interval
-from slurm_migbatch.lab.shipped import told
+from slurm_migbatch.lab.shipped import provenance
 from slurm_migbatch.lab.sim.cluster import SimulatedCluster
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.gpus import geometry
@@ -87,7 +87,7 @@ def rules(slowdowns: Slowdowns | None = None) -> Rules:
 
 def settings() -> dict[str, str]:
     """What decides, and the digest of the configuration that it has."""
-    return told(DECIDES, config())
+    return provenance(DECIDES, config())
 
 
 @dataclass(frozen=True)

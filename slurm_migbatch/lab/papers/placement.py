@@ -62,7 +62,7 @@ class FirstFit:
 
     def place(self, geometry: Geometry, layouts: Mapping[Layout, int], profile: Profile) -> tuple[Layout, Slot] | None:
         """See `PlacementRule`."""
-        for layout in sorted(layouts, key=lambda each: layouts[each]):
+        for layout in sorted(layouts, key=lambda layout: layouts[layout]):
             found = places(geometry, layout, profile)
             if found:
                 return layout, found[0]
@@ -80,7 +80,7 @@ class BestFit:
 
     def place(self, geometry: Geometry, layouts: Mapping[Layout, int], profile: Profile) -> tuple[Layout, Slot] | None:
         """See `PlacementRule`."""
-        for layout in sorted(layouts, key=lambda each: (free_slices(geometry, each), layouts[each])):
+        for layout in sorted(layouts, key=lambda layout: (free_slices(geometry, layout), layouts[layout])):
             found = places(geometry, layout, profile)
             if found:
                 slot = choose(geometry, layout, profile) if self.careful else found[0]

@@ -98,7 +98,7 @@ def place(
                 room[node] = room.get(node, 0) + count
     spread = {node for nodes in kept.values() if len(nodes) > 1 for node in nodes}
     found = {job: nodes for job, nodes in kept.items() if nodes}
-    for job, most in sorted(wanted.items(), key=lambda one: -one[1]):
+    for job, most in sorted(wanted.items(), key=lambda item: -item[1]):
         if job in kept:
             continue
         mine = had.get(job, {})

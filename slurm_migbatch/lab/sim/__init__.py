@@ -12,7 +12,7 @@ How it fits together, from the inside out:
 - `gpus`: `geometry("a100-80gb")` with MIG, `whole("a100-80gb")` without.
 - `cluster`: `SimulatedCluster.of(geometry, gpus)`; `Place(gpu, slot)`; `SimulatedGpu.used` (held slots),
   `SimulatedGpu.layout` (idle instances too); `cluster.empty` and `cluster.alike[geometry, used]` are sets of GPUs as
-  bits (`lowest`, `each`).
+  bits (`lowest`, `bit_indexes`).
 - `placing`: first fit, best fit and packed whole GPUs over `mig.planning`.
 - `speeds`: `Speeds` (a Protocol: `speed(job, places, steps)` and `slowdown(run, others)`) with `Whole`, `Linear` and
   `Paired` (measured slowdowns of pairs, read by `pairs`, on top of another); `Neighbours` is what busy slices beside a

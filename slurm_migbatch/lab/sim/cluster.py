@@ -195,14 +195,14 @@ class SimulatedCluster:
         Raises:
             PlaceError: something on it is held, or the layout is not legal there.
         """
-        one = self.gpus[gpu]
-        if one.cells:
-            raise PlaceError(f"GPU {gpu} is in use ({one.used})")
+        target = self.gpus[gpu]
+        if target.cells:
+            raise PlaceError(f"GPU {gpu} is in use ({target.used})")
         try:
-            one.geometry.check(layout)
+            target.geometry.check(layout)
         except LayoutError as error:
             raise PlaceError(f"GPU {gpu}: {error}") from None
-        one.layout = layout
+        target.layout = layout
 
     def take(self, place: Place, run: SimulatedRun, now: float) -> Reconfiguration | None:
         """Let `run` hold a place; None where its instance was there already.
@@ -270,7 +270,7 @@ def lowest(bits: int) -> int:
     return (bits & -bits).bit_length() - 1
 
 
-def each(bits: int) -> Iterator[int]:
+def bit_indexes(bits: int) -> Iterator[int]:
     """The indexes among `bits`, ascending."""
     while bits:
         low = bits & -bits
@@ -304,16 +304,16 @@ def reconfigured(geometry: Geometry, layout: Layout, used: Layout, slot: Slot) -
     if len(geometry.profiles) == 1:
         return Reconfiguration(layout.add(slot), 0.0, 0, 0)
     idle = layout.minus(used)
-    gone = [other for other in idle.slots if other.placement.overlaps(slot.placement)]
-    kept = layout.minus(Layout(gone))
+    destroyed = [other for other in idle.slots if other.placement.overlaps(slot.placement)]
+    kept = layout.minus(Layout(destroyed))
     for other in idle.slots:
         if geometry.fits(kept, slot):
             break
         if kept.contains(other):
             kept = kept.remove(other)
-            gone.append(other)
-    seconds = sum(_seconds(DESTROY_S, geometry, other) for other in gone) + _seconds(CREATE_S, geometry, slot)
-    return Reconfiguration(kept.add(slot), seconds, len(gone), 1)
+            destroyed.append(other)
+    seconds = sum(_seconds(DESTROY_S, geometry, other) for other in destroyed) + _seconds(CREATE_S, geometry, slot)
+    return Reconfiguration(kept.add(slot), seconds, len(destroyed), 1)
 
 
 def _seconds(table: dict[int, float], geometry: Geometry, slot: Slot) -> float:

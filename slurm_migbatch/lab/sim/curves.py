@@ -56,10 +56,10 @@ class Curves:
         """See `Speeds`."""
         total = 0.0
         for place in places:
-            one = self.relative(job, place.slot.profile, steps)
-            if not one:
+            speed = self.relative(job, place.slot.profile, steps)
+            if not speed:
                 return 0.0
-            total += one
+            total += speed
         return total / job.gpus
 
     def slowdown(self, _run: SimulatedRun, others: Sequence[SimulatedRun]) -> float:
@@ -130,7 +130,7 @@ class Table:
 
     def apps(self, kind: Kind) -> Sequence[str]:
         """See `RateSource`."""
-        return sorted(app for app, one in self._found if one == kind)
+        return sorted(app for app, measured_kind in self._found if measured_kind == kind)
 
     def batches(self, app: str, kind: Kind) -> Sequence[int]:
         """The batches at which an application was measured on the whole GPU."""

@@ -77,8 +77,8 @@ class Simulation:
         self._neighbourly = any(sensitivities) and cluster.fragments
         self._count = 0
         self._heap: list[tuple[float, int, int, Any, int]] = []
-        for one in demands:
-            self._push(one.time, _DEMAND, one)
+        for demand in demands:
+            self._push(demand.time, _DEMAND, demand)
         self._log: list[LoggedEvent] | None = [] if log else None
         self._meter = UtilizationMeter()
         self._fragmentation = self._waiting = 0.0
@@ -139,14 +139,14 @@ class Simulation:
         save = self._saving(run) if save is None else save
         pause = costs.restart_s if pause is None else pause
         kept = tuple(place for place in run.places if place in places)
-        gone = tuple(place for place in run.places if place not in places)
-        for place in gone:
+        released = tuple(place for place in run.places if place not in places)
+        for place in released:
             self._leave(run, place, self.now + save)
         run.moves += 1
         run.progress_clock = 0.0
         created, destroyed = self._created, self._destroyed
         self._settle_down(run, tuple(places), kept, save, pause, run.steps if steps is None else steps)
-        self._touch([place for place in gone if place not in run.places], run)
+        self._touch([place for place in released if place not in run.places], run)
         if self._log is not None:
             self._note("move", run, self._destroyed - destroyed, self._created - created)
 

@@ -98,11 +98,11 @@ def over_seeds(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     merged: dict[str, Any] = {}
     for name, value in figures[0].items():
-        column = [one.get(name) for one in figures]
+        column = [row.get(name) for row in figures]
         if isinstance(value, Mapping):
-            merged[name] = over_seeds([one if isinstance(one, Mapping) else {} for one in column])
+            merged[name] = over_seeds([entry if isinstance(entry, Mapping) else {} for entry in column])
             continue
-        numbers = [float(one) for one in column if isinstance(one, int | float)]
+        numbers = [float(entry) for entry in column if isinstance(entry, int | float)]
         if len(numbers) < len(column):
             merged[name] = None
             continue

@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Literal, TypeAlias
 
-from slurm_migbatch.lab.sim.cluster import Part, Place, SimulatedCluster, each, lowest
+from slurm_migbatch.lab.sim.cluster import Part, Place, SimulatedCluster, bit_indexes, lowest
 from slurm_migbatch.mig import planning
 from slurm_migbatch.mig.geometry import Geometry
 from slurm_migbatch.mig.layout import Layout, Slot
@@ -35,7 +35,7 @@ def whole_gpus(cluster: SimulatedCluster, count: int, part: Part) -> list[Place]
             return _of_node(cluster, lowest(nodes), count)
     places: list[Place] = []
     for free in range(len(by_empty) - 1, 0, -1):
-        for node in each(by_empty[free] & part.nodes):
+        for node in bit_indexes(by_empty[free] & part.nodes):
             places += _of_node(cluster, node, count - len(places))
             if len(places) == count:
                 return places
@@ -45,7 +45,7 @@ def whole_gpus(cluster: SimulatedCluster, count: int, part: Part) -> list[Place]
 def _of_node(cluster: SimulatedCluster, node: int, count: int) -> list[Place]:
     of_node = cluster.nodes[node]
     empty = (cluster.empty >> of_node.start) & ((1 << len(of_node)) - 1)
-    return [cluster.gpus[of_node.start + index].whole for index in islice(each(empty), count)]
+    return [cluster.gpus[of_node.start + index].whole for index in islice(bit_indexes(empty), count)]
 
 
 def slices(
@@ -95,7 +95,7 @@ def _among(
 
 
 def _warm(cluster: SimulatedCluster, gpus: int, slot: Slot, first: int) -> int:
-    return next((gpu for gpu in islice(each(gpus), _WARM) if slot in cluster.gpus[gpu].layout.slots), first)
+    return next((gpu for gpu in islice(bit_indexes(gpus), _WARM) if slot in cluster.gpus[gpu].layout.slots), first)
 
 
 def _left(geometry: Geometry, used: Layout) -> int:

@@ -119,9 +119,9 @@ class SimulatedRun:
         """
         every = self.job.costs.checkpoint_every_s
         seconds = self.progress_clock if math.isinf(every) else self.progress_clock % every
-        gone = min(seconds * self.rate, self.job.work - self.left)
-        self.left += gone
-        self.lost += gone
+        lost = min(seconds * self.rate, self.job.work - self.left)
+        self.left += lost
+        self.lost += lost
 
     def __repr__(self) -> str:
         return f"SimulatedRun({self.job.name!r}, left={self.left:.6g}, places={[str(place) for place in self.places]})"

@@ -76,7 +76,7 @@ class Paired:
 
     def slowdown(self, run: SimulatedRun, others: Sequence[SimulatedRun]) -> float:
         """The excesses of all pairs added up."""
-        return 1.0 + sum(self.xi.get((run.job.app, one.job.app), self.default) - 1.0 for one in others)
+        return 1.0 + sum(self.xi.get((run.job.app, other.job.app), self.default) - 1.0 for other in others)
 
 
 class Whole:

@@ -66,7 +66,7 @@ class Booking:
     def book(
         self,
         runs: Sequence[SimulatedRun],
-        told: Iterable[Mapping[str, Any]],
+        events: Iterable[Mapping[str, Any]],
         end: float,
         steps: int,
         actions: Mapping[str, int],
@@ -81,7 +81,7 @@ class Booking:
             actions: what was done to jobs, by kind.
         """
         begin = self._now = min((run.job.arrival for run in runs), default=0.0)
-        for event in _merged(told):
+        for event in _merged(events):
             self._advance(self._moment(event["ts"]))
             kind = event["kind"]
             if kind in self._counts:
@@ -126,8 +126,11 @@ class Booking:
         resumes = played.course.resumes.get(restart)
         played.run.resumes = math.inf if resumes is None else self._moment(resumes)
         held = self._holding[job, restart] = []
-        for one in event["slices"]:
-            place = Place(self._places[one["gpu"]], Slot.of(one["profile"], one["start"], one["size"]))
+        for slice_fields in event["slices"]:
+            place = Place(
+                self._places[slice_fields["gpu"]],
+                Slot.of(slice_fields["profile"], slice_fields["start"], slice_fields["size"]),
+            )
             gpu = self._cluster.gpus[place.gpu]
             if place.slot in gpu.cells:
                 self._meter.mark(gpu.cells[place.slot], self._now)
@@ -188,11 +191,11 @@ class Booking:
         return tuple(sorted([*arrivals, *done], key=lambda event: event.time))
 
 
-def _merged(told: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _merged(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Events by their time; a run that started on several nodes has one start, with the slices of all."""
     found: list[Mapping[str, Any]] = []
     starts: dict[tuple[int, int], int] = {}
-    for event in sorted(told, key=lambda event: float(event["ts"])):
+    for event in sorted(events, key=lambda event: float(event["ts"])):
         if event["kind"] == "start":
             run = event["job"], event["restart"]
             if run in starts:

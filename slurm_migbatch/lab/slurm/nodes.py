@@ -165,12 +165,12 @@ class SimulatedNodes:
         gpus = {f"GPU-{name}-{number}": geometry for number, geometry in enumerate(geometries)}
         self._node_of.update(dict.fromkeys(gpus, name))
         self._nodes[name] = _SimulatedNode(gpus, dict.fromkeys(gpus, ()), heard=self.clock.now)
-        told = [
+        gpu_states = [
             {"uuid": uuid, "minor": number, "index": number, "name": geometry.name, "mig": True}
             | {"geometry": geometry.to_dict()}
             for number, (uuid, geometry) in enumerate(gpus.items())
         ]
-        self.view.apply(name, [{"kind": "state", "ts": self.clock.now, "gpus": told, "runs": [], "idle": []}])
+        self.view.apply(name, [{"kind": "state", "ts": self.clock.now, "gpus": gpu_states, "runs": [], "idle": []}])
         self.board.confirm(name, 0)
 
     # -- what the nodes hold, for reports and tests ----------------------------------------------------------------
@@ -374,18 +374,20 @@ class SimulatedNodes:
         took = 0.0
         rows = []
         for claim in claims:
-            for piece in claim.evict:
-                if node.rows.pop(piece.id or 0, None) is not None:
-                    took += self.times.destroy_s.get(_compute(piece.slot.profile), 0.0)
-                    self._tell(name, "destroy", piece.place)
+            for slice_row in claim.evict:
+                if node.rows.pop(slice_row.id or 0, None) is not None:
+                    took += self.times.destroy_s.get(_compute(slice_row.slot.profile), 0.0)
+                    self._tell(name, "destroy", slice_row.place)
             if claim.warm is not None:
                 node.rows.pop(claim.warm.id or 0, None)
-            piece = Slice(claim.gpu, claim.slot, "held", gi=self._ids, job=row.job_id, restart=row.restarts)
-            piece = self._put(node, piece._replace(uid=row.uid, since=self.clock.now, warm=claim.warm is not None))
+            slice_row = Slice(claim.gpu, claim.slot, "held", gi=self._ids, job=row.job_id, restart=row.restarts)
+            slice_row = self._put(
+                node, slice_row._replace(uid=row.uid, since=self.clock.now, warm=claim.warm is not None)
+            )
             if claim.warm is None:
-                took += self.times.create_s.get(_compute(piece.slot.profile), 0.0)
-                self._tell(name, "create", piece.place)
-            rows.append(piece)
+                took += self.times.create_s.get(_compute(slice_row.slot.profile), 0.0)
+                self._tell(name, "create", slice_row.place)
+            rows.append(slice_row)
         self._tell(name, "start", self._started(row, rows, took, all(claim.planned for claim in claims)))
         return took
 
@@ -397,18 +399,20 @@ class SimulatedNodes:
         shared = SharedSlot(place[0], Slot.of(*place[1:4]), (place[4], place[5]))
         rows = list(node.rows.values())
         runs = {
-            _run_of(one): Run(one.job or 0, one.restart or 0, one.uid or 0, "", "", "", "", "running")
-            for one in rows
-            if one.state == "held"
+            _run_of(slice_row): Run(
+                slice_row.job or 0, slice_row.restart or 0, slice_row.uid or 0, "", "", "", "", "running"
+            )
+            for slice_row in rows
+            if slice_row.state == "held"
         }
         found = guest.verdict(shared, row.uid, rows, runs, shared.slot in node.plan[shared.gpu])
         if found.action is guest.GuestAction.JOIN and found.host is not None:
             host = found.host
-            piece = host._replace(
+            slice_row = host._replace(
                 job=row.job_id, restart=row.restarts, uid=row.uid, beside=host.id, shared=True, since=self.clock.now
             )
-            piece = self._put(node, piece)
-            fields = self._started(row, [piece], 0.0, True)
+            slice_row = self._put(node, slice_row)
+            fields = self._started(row, [slice_row], 0.0, True)
             self._tell(name, "start", fields | {"beside": [host.job or 0, host.restart or 0]})
             return 0.0
         if found.action is guest.GuestAction.ALONE:
@@ -431,10 +435,10 @@ class SimulatedNodes:
             "user": row.user,
             "account": row.account,
             "partition": row.partition,
-            "warm": all(one.warm for one in rows),
+            "warm": all(slice_row.warm for slice_row in rows),
             "planned": planned,
             "elapsed_ms": round(took * 1000),
-            "slices": [one.event_fields for one in rows],
+            "slices": [slice_row.event_fields for slice_row in rows],
         }
 
     def epilog(self, job: int) -> None:
@@ -445,7 +449,7 @@ class SimulatedNodes:
                 continue
             mine = [row for row in node.rows.values() if row.job == job and row.state == "held"]
             for row in mine:
-                other = next((one for one in node.rows.values() if one.beside == row.id), None)
+                other = next((slice_row for slice_row in node.rows.values() if slice_row.beside == row.id), None)
                 if row.beside is not None:
                     del node.rows[row.id or 0]
                 elif other is not None:
@@ -467,12 +471,12 @@ class SimulatedNodes:
 
     def report(self, name: str | None = None, most: int | None = None) -> None:
         """What the nodes have to tell arrives: of one node or of all, everything or the first `most` events."""
-        for each in [name] if name is not None else list(self._nodes):
-            node = self._nodes[each]
+        for node_name in [name] if name is not None else list(self._nodes):
+            node = self._nodes[node_name]
             events, node.untold = node.untold[:most], node.untold[len(node.untold[:most]) :]
             if events:
-                self.view.apply(each, events)
-                self.on_events(each, events)
+                self.view.apply(node_name, events)
+                self.on_events(node_name, events)
 
     def _tell(self, name: str, kind: str, fields: Mapping[str, Any]) -> None:
         untold = self._nodes[name].untold
@@ -507,19 +511,24 @@ class SimulatedNodes:
             work = self._works[row.job_id] = self._work(row)
         held = self._of(row.job_id)
         process.work = work
-        work.begin(self.clock.now, [piece.slot.profile for piece in held], row.restarts)
+        work.begin(self.clock.now, [slice_row.slot.profile for slice_row in held], row.restarts)
         self._paced(held)
         self._follow(process)
 
     def _of(self, job: int) -> list[Slice]:
         row = self.slurm.queue.get(job)
         nodes = [self._nodes[name] for name in row.nodes if name in self._nodes] if row is not None else []
-        return [piece for node in nodes for piece in node.rows.values() if piece.job == job and piece.state == "held"]
+        return [
+            slice_row
+            for node in nodes
+            for slice_row in node.rows.values()
+            if slice_row.job == job and slice_row.state == "held"
+        ]
 
-    def _paced(self, pieces: Iterable[Slice]) -> None:
+    def _paced(self, slice_rows: Iterable[Slice]) -> None:
         """Whoever is on these slots, or with a wide neighbourhood on these GPUs, has its speed as things are now."""
         wide = self.neighbourhood.wide
-        slots = {(piece.gpu, piece.slot) for piece in pieces if wide or piece.shared}
+        slots = {(slice_row.gpu, slice_row.slot) for slice_row in slice_rows if wide or slice_row.shared}
         gpus = {gpu for gpu, _ in slots}
         jobs = {
             row.job: None
@@ -539,7 +548,7 @@ class SimulatedNodes:
 
     def _around(self, job: int) -> list[Slice]:
         """All held slices of the GPUs that a job is on."""
-        gpus = {piece.gpu for piece in self._of(job)}
+        gpus = {slice_row.gpu for slice_row in self._of(job)}
         nodes = {self._node_of[gpu]: None for gpu in sorted(gpus)}
         rows = (row for name in nodes for row in self._nodes[name].rows.values())
         return [row for row in rows if row.state == "held" and row.gpu in gpus]
@@ -560,9 +569,9 @@ class SimulatedNodes:
         self.clock.after(self.times.epilog_s, lambda: self._left(job))
 
     def _left(self, job: int) -> None:
-        pieces = self._of(job)
+        slice_rows = self._of(job)
         self.epilog(job)
-        self._paced(pieces)
+        self._paced(slice_rows)
         self.slurm.released(job)
 
     def signal(self, row: JobRow, _name: str) -> None:

@@ -73,8 +73,8 @@ class MemoryRecord:
             elif kind == "stop":
                 run = run._replace(ended=event["ts"])
             else:
-                told = {field: event[name] for name, field in _TOLD.items() if name in event}
-                run = run._replace(told=event["ts"], **told)
+                fields = {field: event[name] for name, field in _TOLD.items() if name in event}
+                run = run._replace(told=event["ts"], **fields)
             runs[restart] = run
 
     def supply(self, node: str, at: float, version: int, counts: Mapping[str, int], why: str) -> None:

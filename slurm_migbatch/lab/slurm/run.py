@@ -1,7 +1,7 @@
 """Runs a workload on the simulated Slurm and nodes, with a controller that is called as migbatchd's loop is.
 
-The controller is one function: it gets a `Look` and does what it decides through the simulation's `slurm` and `nodes`.
-Time that its calls of Slurm cost passes meanwhile, and jobs start and end in it.
+The controller is one function: it gets a `ControllerInput` and does what it decides through the simulation's `slurm`
+and `nodes`. Time that its calls of Slurm cost passes meanwhile, and jobs start and end in it.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class RoundTiming:
 
 
 @dataclass(frozen=True)
-class Look:
+class ControllerInput:
     """What the controller is told: queue and nodes at one moment, and the nodes' events since the last round."""
 
     now: float
@@ -123,7 +123,7 @@ class Look:
     events: Sequence[Mapping[str, Any]]
 
 
-Controller = Callable[[Look], "bool | None"]
+Controller = Callable[[ControllerInput], "bool | None"]
 """One round; true where another should follow soon."""
 
 
@@ -177,7 +177,7 @@ class SlurmSimulation:
             names = dict.fromkeys(name for node in site.nodes for name in node.partitions)
             self.slurm.add_node(f"migcatalog{number}", site.catalog(), partitions=names, states=("DOWN",), cpus=256)
         #: what becomes of a submission before Slurm gets it; raises SlurmError where it is refused
-        self.submit_filter: Callable[[Submission], Submission] = lambda one: one
+        self.submit_filter: Callable[[Submission], Submission] = lambda submission: submission
         #: the place of each job's submission in the workload, by job id; of an array's tasks that of the array
         self.numbers: dict[int, int] = {}
         self._submissions: list[int | None] = [None] * len(workload)
@@ -188,8 +188,11 @@ class SlurmSimulation:
         self._news = self._soon = True
         self.nodes.on_events = self._told
         self.slurm.on_change = self._changed
-        for number, one in enumerate(workload):
-            self.clock.at(begin + one.at, lambda number=number, one=one: self._submit(number, one))  # type: ignore[misc]
+        for number, submission in enumerate(workload):
+            self.clock.at(
+                begin + submission.at,
+                lambda number=number, submission=submission: self._submit(number, submission),  # type: ignore[misc]
+            )
 
     def run(
         self, controller: Controller, pace: RoundTiming = RoundTiming(), until: float = math.inf
@@ -199,7 +202,7 @@ class SlurmSimulation:
         last, idle = self.clock.now, pace.every_s
         while (self._left or self.slurm.queue) and self.clock.now - self.begin < until:
             self._news = self._soon = False
-            again = controller(self._look())
+            again = controller(self._observe())
             rounds += 1
             if pace.round_s:
                 self.clock.sleep(pace.round_s)
@@ -235,11 +238,11 @@ class SlurmSimulation:
                 break
         return self._news or self._soon
 
-    def _look(self) -> Look:
+    def _observe(self) -> ControllerInput:
         rows = self.slurm.nodes()
         jobs = self.slurm.jobs()
         events, self._events = self._events, []
-        return Look(self.clock.now, jobs, rows, events)
+        return ControllerInput(self.clock.now, jobs, rows, events)
 
     def _check(self, rounds: int) -> None:
         if rounds % 1000 == 0 and self.clock.following is None and not self._left:
@@ -248,26 +251,26 @@ class SlurmSimulation:
 
     # -- what happens ----------------------------------------------------------------------------------------------
 
-    def _submit(self, number: int, one: Submission) -> None:
+    def _submit(self, number: int, submission: Submission) -> None:
         self._left -= 1
         try:
-            one = self.submit_filter(one)
+            submission = self.submit_filter(submission)
             job = self.slurm.submit(
-                one.gres,
-                limit=one.limit_s,
-                priority=one.priority,
-                tasks=one.tasks,
-                array=one.array,
-                partition=one.partition,
-                name=one.name,
-                **one.fields,
+                submission.gres,
+                limit=submission.limit_s,
+                priority=submission.priority,
+                tasks=submission.tasks,
+                array=submission.array,
+                partition=submission.partition,
+                name=submission.name,
+                **submission.fields,
             )
         except SlurmError as error:
             self._refusals[number] = error.stderr or str(error)
             return
         self._submissions[number] = job
         self.numbers[job] = number
-        self._of[job] = one
+        self._of[job] = submission
 
     def _work(self, row: JobRow) -> Work:
         return self._of[row.array_job or row.job_id].work()

@@ -162,19 +162,19 @@ class Hindrances:
     def share(self, job: int, held: Sequence[Slice]) -> float:
         """See Neighbourhood: a gang is as slow as its slowest part."""
         run, worst = self.run_of(job), 1.0
-        for piece in held:
-            if piece.job != job:
+        for slice_row in held:
+            if slice_row.job != job:
                 continue
-            here = [row for row in held if row.gpu == piece.gpu]
+            here = [row for row in held if row.gpu == slice_row.gpu]
             factor = 1.0
-            others = [self.run_of(row.job or 0) for row in here if row.slot == piece.slot and row.job != job]
+            others = [self.run_of(row.job or 0) for row in here if row.slot == slice_row.slot and row.job != job]
             if others:
                 factor = self.speeds.slowdown(run, others)
             slots = {row.slot for row in here}
             if run.sensitivity and len(slots) > 1:
                 used = sum(slot.placement.size for slot in slots)
-                mine = piece.slot.placement.size
-                factor *= 1.0 + run.sensitivity * (used - mine) / (self.geometries[piece.gpu].memory_slices - mine)
+                mine = slice_row.slot.placement.size
+                factor *= 1.0 + run.sensitivity * (used - mine) / (self.geometries[slice_row.gpu].memory_slices - mine)
             worst = max(worst, factor)
         return 1.0 / worst
 
@@ -191,11 +191,11 @@ def submission_of(job: SimulatedJob, at: float, uid: int, course: Course, manner
         course: its work.
     """
     on_node = min(MAX_COUNT, manner.per_node * _on_one(manner.geometry, job.profile))
-    nodes, each = spread(job.gpus, manner.nodes, on_node)
+    nodes, on_each = spread(job.gpus, manner.nodes, on_node)
     if manner.open(job):
         gres = "mig:auto"
     else:
-        gres = f"gpu:{each}" if job.profile is None else f"mig:{job.profile.gres_type}:{each}"
+        gres = f"gpu:{on_each}" if job.profile is None else f"mig:{job.profile.gres_type}:{on_each}"
     fields = {"user": _USER.sub("_", job.user) or "user", "uid": uid, "num_nodes": nodes}
     slowest = 1.0
     if manner.open(job):
@@ -249,14 +249,14 @@ def _least(job: SimulatedJob, course: Course, manner: Manner) -> Profile | None:
 
 def _hints(job: SimulatedJob, least: Profile | None, manner: Manner) -> str:
     model = job.app.lower()
-    told = {"model": model if _MODEL.fullmatch(model) else "", "role": job.kind}
-    if told["model"] and 0 < job.batch <= _MOST_BATCH:
-        told["batch"] = str(job.batch)
+    hints = {"model": model if _MODEL.fullmatch(model) else "", "role": job.kind}
+    if hints["model"] and 0 < job.batch <= _MOST_BATCH:
+        hints["batch"] = str(job.batch)
     if manner.lent(job):
-        told |= {"min": least.gres_type if least else "", "max": job.largest.gres_type if job.largest else ""}
-        told["signal"] = "usr1"
+        hints |= {"min": least.gres_type if least else "", "max": job.largest.gres_type if job.largest else ""}
+        hints["signal"] = "usr1"
     elif 0 < job.tasks <= _MOST_ITEMS:
-        told["items"] = str(job.tasks)
+        hints["items"] = str(job.tasks)
         if job.slo_s is not None and job.slo_s >= 1:
-            told["deadline"] = f"{int(job.slo_s)}s"
-    return "migbatch: " + " ".join(f"{key}={value}" for key, value in told.items() if value)
+            hints["deadline"] = f"{int(job.slo_s)}s"
+    return "migbatch: " + " ".join(f"{key}={value}" for key, value in hints.items() if value)

@@ -80,25 +80,33 @@ def workload(
     """Every job of the wave, named infer or train, as the submit filter leaves it."""
     gpu = geometry(wave.gpu_type)
     return [
-        *(_inference(one) for one in wave.requests),
-        *(_training(one, costs, lambda profile: speed(gpu, profile)) for one in wave.trainings),
+        *(_inference(request) for request in wave.requests),
+        *(_training(training, costs, lambda profile: speed(gpu, profile)) for training in wave.trainings),
     ]
 
 
-def _inference(one: WaveRequest) -> Submission:
+def _inference(request: WaveRequest) -> Submission:
     fields = {"user": "mbalice", "uid": 1001}
     return Submission(
-        one.at, f"mig:{one.profile}:1", lambda: Fixed(one.seconds), "gpu", LIMIT_S, name="infer", fields=fields
+        request.at,
+        f"mig:{request.profile}:1",
+        lambda: Fixed(request.seconds),
+        "gpu",
+        LIMIT_S,
+        name="infer",
+        fields=fields,
     )
 
 
-def _training(one: WaveTraining, costs: TrainingCosts, speed: Callable[[Profile], float]) -> Submission:
-    comment = f"migbatch: role=train min={one.least} max={one.most} signal=usr1 [mig:loan:1#loan0001]"
+def _training(training: WaveTraining, costs: TrainingCosts, speed: Callable[[Profile], float]) -> Submission:
+    comment = f"migbatch: role=train min={training.least} max={training.most} signal=usr1 [mig:loan:1#loan0001]"
     fields = {"user": "mbbob", "uid": 1002, "comment": comment}
     return Submission(
-        one.at,
+        training.at,
         "mig:loan:1",
-        lambda: SimulatedTraining(one.work_s, speed, costs.start_s, costs.restart_s, costs.every_s, costs.checkpoint_s),
+        lambda: SimulatedTraining(
+            training.work_s, speed, costs.start_s, costs.restart_s, costs.every_s, costs.checkpoint_s
+        ),
         "train",
         LIMIT_S,
         name="train",

@@ -268,26 +268,26 @@ def measure(
 
 def _row(mix: Mix) -> dict[str, Any]:
     found = schedulers(mix)
-    loads = {name: largest(each.misses) for name, each in found.items()}
+    loads = {name: largest(schedule.misses) for name, schedule in found.items()}
     tried = carried(mix.gpu, mix.kinds, mix.hosted(1.0, mix.best))
-    alone = [each for each in tried if len(each.plan.held) == 1]
-    turns = [each for each in tried if len(each.plan.held) > 1]
+    alone = [carried_plan for carried_plan in tried if len(carried_plan.plan.held) == 1]
+    turns = [carried_plan for carried_plan in tried if len(carried_plan.plan.held) > 1]
     kept = {
-        "EDF at the leanest slice": next(each for each in tried if not each.plan.held),
+        "EDF at the leanest slice": next(carried_plan for carried_plan in tried if not carried_plan.plan.held),
         "best static layout": best(alone),
         "frames of layouts": best(turns or alone),
     }
     ours = best(tried)
-    for name, one in (*kept.items(), ("ours", ours)):
-        found[name], loads[name] = by_plan(mix, one.plan), one.load
+    for name, carried_plan in (*kept.items(), ("ours", ours)):
+        found[name], loads[name] = by_plan(mix, carried_plan.plan), carried_plan.load
     return {
         "models": [guest.name for guest in mix.guests],
         "ideal_items_per_s": round(mix.ideal, 1),
         "bound": round(flow(mix.demand, ways(mix.gpu, mix.kinds), 1, whole=False).rate / mix.ideal, 4),
         "load": {name: round(load, 4) for name, load in loads.items()},
-        "ours": next(name for name, one in kept.items() if one.plan == ours.plan),
+        "ours": next(name for name, carried_plan in kept.items() if carried_plan.plan == ours.plan),
         "frames": [[list(way), round(share, 3)] for way, share in kept["frames of layouts"].plan.held],
-        "static": [[list(each.plan.held[0][0]), round(each.load, 4)] for each in alone],
+        "static": [[list(carried_plan.plan.held[0][0]), round(carried_plan.load, 4)] for carried_plan in alone],
         "filled": {name: _filled(mix, scheduler) for name, scheduler in found.items()},
     }
 

@@ -294,34 +294,34 @@ def _row(name: str, found: Sequence[PlacementOutcome], first: Sequence[Placement
     profiles = sorted({profile for outcome in found for profile in outcome.offered})
     return {
         "rule": name,
-        "accepted": interval([each.jobs / each.offered.total() for each in found]),
-        "gain_jobs": interval([each.jobs / of.jobs - 1 for each, of in zip(found, first, strict=True)]),
-        "gain_slices": interval([each.slices / of.slices - 1 for each, of in zip(found, first, strict=True)]),
-        "busy": interval([each.busy for each in found]),
+        "accepted": interval([outcome.jobs / outcome.offered.total() for outcome in found]),
+        "gain_jobs": interval([outcome.jobs / of.jobs - 1 for outcome, of in zip(found, first, strict=True)]),
+        "gain_slices": interval([outcome.slices / of.slices - 1 for outcome, of in zip(found, first, strict=True)]),
+        "busy": interval([outcome.busy for outcome in found]),
         "by_profile": {
-            profile.name: round(sum(each.accepted[profile] for each in found) / offered, 4)
+            profile.name: round(sum(outcome.accepted[profile] for outcome in found) / offered, 4)
             for profile in profiles
-            if (offered := sum(each.offered[profile] for each in found))
+            if (offered := sum(outcome.offered[profile] for outcome in found))
         },
         "by_class": {
-            label: round(sum(each.by_class[served] for each in found) / offered, 4)
+            label: round(sum(outcome.by_class[served] for outcome in found) / offered, 4)
             for label, served in (("latency sensitive", True), ("best effort", False))
-            if (offered := sum(each.offered_by_class[served] for each in found))
+            if (offered := sum(outcome.offered_by_class[served] for outcome in found))
         },
     }
 
 
 def _ceilings(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """What a pool without places gains over first fit, how much places cost at all."""
-    told = []
+    notes = []
     for name, population in found.items():
         pool = {
-            each["load"]: next(row for row in each["rules"] if row["rule"] == POOL)["gain_jobs"][0]
-            for each in population["loads"]
+            entry["load"]: next(row for row in entry["rules"] if row["rule"] == POOL)["gain_jobs"][0]
+            for entry in population["loads"]
         }
         best = max(pool, key=lambda load: pool[load])
-        told.append(
+        notes.append(
             f"{name}: without any fragmentation (the pool) {pool[HEAVY]:+.1%} jobs over first fit at load {HEAVY:g}, "
             f"{pool[best]:+.1%} at most, at load {best:g}"
         )
-    return told
+    return notes

@@ -92,15 +92,15 @@ def _held(line: CsvLine) -> tuple[Profile | None, int] | None:
         raise line.wrong(f"AllocTRES is not understood: {error}") from None
     slices: Counter[Profile] = Counter()
     gpus: Counter[bool] = Counter()
-    for one in parsed:
-        match = _IN_TYPE.fullmatch(one.type or "")
-        if match is not None and one.count:
+    for tres in parsed:
+        match = _IN_TYPE.fullmatch(tres.type or "")
+        if match is not None and tres.count:
             try:
-                slices[Profile.parse(match[1])] += one.count
+                slices[Profile.parse(match[1])] += tres.count
             except ProfileError as error:
                 raise line.wrong(f"AllocTRES: {error}") from None
-        elif one.name == "gpu":
-            gpus[one.type is not None] += one.count
+        elif tres.name == "gpu":
+            gpus[tres.type is not None] += tres.count
     if slices:
         return max(slices), sum(slices.values())
     count = max(gpus.values(), default=0)

@@ -11,7 +11,7 @@ from slurm_migbatch.decide.snapshot import NoPredictions
 from slurm_migbatch.lab.sim.gpus import geometry
 from slurm_migbatch.lab.slurm.controller import ServiceController, pace_of
 from slurm_migbatch.lab.slurm.run import (
-    Look,
+    ControllerInput,
     RoundTiming,
     SimulatedSite,
     SiteNode,
@@ -65,7 +65,7 @@ def test_a_submission_that_slurm_refuses_has_no_job() -> None:
 
 
 def test_a_run_in_which_nothing_can_happen_any_more_says_so() -> None:
-    def nobody(look: Look) -> bool:
+    def nobody(look: ControllerInput) -> bool:
         return False
 
     simulation = SlurmSimulation(SITE, [Submission(0.0, "mig:7g.80gb:1")])

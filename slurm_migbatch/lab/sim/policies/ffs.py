@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from slurm_migbatch.lab.sim.cluster import Place, each
+from slurm_migbatch.lab.sim.cluster import Place, bit_indexes
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.placing import whole_gpus
 from slurm_migbatch.lab.sim.policies.queued import Sjf
@@ -31,7 +31,7 @@ class SjfFfs(Sjf):
             places = whole_gpus(sim.cluster, need, self.part)
             if places is None:
                 places = whole_gpus(sim.cluster, self.free(sim), self.part) or []
-                more = islice(each(self.single), need - len(places))
+                more = islice(bit_indexes(self.single), need - len(places))
                 places += [sim.cluster.gpus[gpu].whole for gpu in more]
             self.launch(sim, self.queue.pop(need), places)
 

@@ -224,18 +224,18 @@ class WholeGpuLending(Quiet):
         found = reclaim(loans, rooms, starts, sim.now)
         stopped = set(found.stopped)
         for loan in loans:
-            gone = loan.slots.intersection(found.slots)
-            if not gone:
+            reclaimed = loan.slots.intersection(found.slots)
+            if not reclaimed:
                 continue
             (run,) = (run for run in lent if run.job.id == loan.job)
-            self.reclaims += len(gone)
+            self.reclaims += len(reclaimed)
             self.training[run].hits += 1
-            for gpu in gone:
+            for gpu in reclaimed:
                 self.reclaimed[gpu] = sim.now
             if loan.job in stopped:
                 self._stop(sim, run)
             else:
-                self._resize(sim, run, [place.gpu for place in run.places if place.gpu not in gone])
+                self._resize(sim, run, [place.gpu for place in run.places if place.gpu not in reclaimed])
         return True
 
     def _nodes(self) -> list[range]:

@@ -22,7 +22,7 @@ import numpy as np
 from slurm_migbatch.config import Config, ConfigError, Problem, load
 from slurm_migbatch.config.schema import between, key, one_of
 from slurm_migbatch.daemon.facts import chooser_of, known_models
-from slurm_migbatch.lab.shipped import DECIDES, told
+from slurm_migbatch.lab.shipped import DECIDES, provenance
 from slurm_migbatch.lab.sim.cluster import PlaceError
 from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.sim.registry import Setup
@@ -31,7 +31,7 @@ from slurm_migbatch.lab.sim.run import SimulatedRun
 from slurm_migbatch.lab.slurm.booking import Booking, Played
 from slurm_migbatch.lab.slurm.controller import ServiceController, pace_of
 from slurm_migbatch.lab.slurm.records import SimulatedPartition, SlurmSettings
-from slurm_migbatch.lab.slurm.run import Look, SimulatedSite, SiteNode, SlurmSimulation
+from slurm_migbatch.lab.slurm.run import ControllerInput, SimulatedSite, SiteNode, SlurmSimulation
 from slurm_migbatch.lab.slurm.tracejobs import (
     Auto,
     Hindrances,
@@ -90,7 +90,7 @@ class Migbatch:
 
     def settings(self, params: MigbatchParams) -> Mapping[str, str]:
         """See NamedPolicy. Raises ConfigError."""
-        return {**told(DECIDES, _config(params)), "file": params.config or "shipped defaults"}
+        return {**provenance(DECIDES, _config(params)), "file": params.config or "shipped defaults"}
 
     def play(self, params: MigbatchParams, setup: Setup) -> SimulationResult:
         """See NamedPolicy. Raises ConfigError, PlaceError, and Stuck where jobs are left that nothing can start."""
@@ -133,12 +133,12 @@ class _Play:
         self.simulation = SlurmSimulation(self._site(), workload)
         self.simulation.nodes.neighbourhood = self._hindrances()
         self.service = ServiceController(self.simulation, config, chooser=_chooser(config, setup.measured, params))
-        self.told: list[Mapping[str, Any]] = []
+        self.events: list[Mapping[str, Any]] = []
         self.rounds = 0
         ingest = self.simulation.nodes.on_events
 
         def tell(node: str, events: Sequence[Mapping[str, Any]]) -> None:
-            self.told += events
+            self.events += events
             ingest(node, events)
 
         self.simulation.nodes.on_events = tell
@@ -158,14 +158,14 @@ class _Play:
                 by_job[job] = played
                 played.ended = outcome.jobs.get(job)
         end = self.setup.until if self.setup.until < math.inf else self.origin
-        present = [one.run for one in self.played if one.run.job.arrival <= self.setup.until]
+        present = [job.run for job in self.played if job.run.job.arrival <= self.setup.until]
         booking = Booking(self.setup.cluster(), self._places(), by_job, self._moment, log=self.setup.log)
         runs = sorted(present, key=lambda run: run.job.id)
-        result = booking.book(runs, self.told, end, outcome.rounds, self.service.record.actions)
+        result = booking.book(runs, self.events, end, outcome.rounds, self.service.record.actions)
         return replace(result, notices=tuple(self._notices(outcome.refusals, outcome.misfits)))
 
-    def _round(self, look: Look) -> bool:
-        again = self.service(look)
+    def _round(self, observation: ControllerInput) -> bool:
+        again = self.service(observation)
         self.rounds += 1
         if self.setup.progress is not None and self.rounds % 64 == 0:
             self.setup.progress(len(self.simulation.slurm.ended_jobs), len(self.jobs))
@@ -209,7 +209,7 @@ class _Play:
             self.setup.speeds,
             lambda job: self.played[numbers[job]].run,
             dict.fromkeys(self._places(), self.setup.geometry),
-            any(one.run.sensitivity for one in self.played),
+            any(job.run.sensitivity for job in self.played),
         )
 
     # -- what people should know -----------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ class _Play:
         if refusals:
             number, why = min(refusals.items())
             found.append(f"{len(refusals)} jobs were refused; the first, {_named(self.jobs[number])}: {why}")
-        failed = [one.run.job for one in self.played if one.course.failed]
+        failed = [job.run.job for job in self.played if job.course.failed]
         if failed:
             found.append(
                 f"{len(failed)} jobs did not fit on the slices that they got; the first is {_named(failed[0])}"

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from slurm_migbatch.config.schema import between, key
 from slurm_migbatch.lab.papers.pollux import DELAY_S, PERIOD_S, PolluxJob, divide, place
-from slurm_migbatch.lab.sim.cluster import Part, SimulatedCluster, each
+from slurm_migbatch.lab.sim.cluster import Part, SimulatedCluster, bit_indexes
 from slurm_migbatch.lab.sim.engine import Simulation
 from slurm_migbatch.lab.sim.job import SimulatedJob
 from slurm_migbatch.lab.sim.policy import Quiet
@@ -78,7 +78,7 @@ class Pollux(Quiet):
         had = {run: self._by_node(sim, run) for run in runs if run.places}
         free = {
             node: (sim.cluster.empty & self.part.gpus & _bits(sim.cluster.nodes[node])).bit_count()
-            for node in each(self.part.nodes)
+            for node in bit_indexes(self.part.nodes)
         }
         least = {run: self._least(run.job) for run in runs}
         found = place(dict(zip(runs, counts, strict=True)), had, least, free)
@@ -117,13 +117,13 @@ class Pollux(Quiet):
 
     def _by_node(self, sim: Simulation, run: SimulatedRun) -> dict[int, int]:
         found: dict[int, int] = {}
-        for one in run.places:
-            node = sim.cluster.gpus[one.gpu].node
+        for held in run.places:
+            node = sim.cluster.gpus[held.gpu].node
             found[node] = found.get(node, 0) + 1
         return found
 
     def _empty(self, sim: Simulation, node: int, count: int) -> list[int]:
-        return list(islice(each(sim.cluster.empty & self.part.gpus & _bits(sim.cluster.nodes[node])), count))
+        return list(islice(bit_indexes(sim.cluster.empty & self.part.gpus & _bits(sim.cluster.nodes[node])), count))
 
 
 def _bits(gpus: range) -> int:

@@ -68,7 +68,7 @@ class SliceWay:
 
 
 @lru_cache(maxsize=1 << 12)
-def _sight(job: int, restarts: int, profile: Profile | None) -> JobView:
+def _job_view(job: int, restarts: int, profile: Profile | None) -> JobView:
     """How Slurm shows an elastic training job that waits, or runs on a slice."""
     state, kind = ("PENDING", "loan") if profile is None else ("RUNNING", str(profile))
     return JobView(JobRow(job, state=state, gres=f"mig:{kind}:1", restarts=restarts), LoanHints(slice=profile))
@@ -254,7 +254,7 @@ class SliceLending(Quiet):
             self._call_server(sim)
             return
         self._reserve = self._expect(sim)
-        round_ = decide(self._picture(sim), self.rules)
+        round_ = decide(self._view(sim), self.rules)
         granted = []
         for order in round_.orders:
             if order.kind is Kind.REQUEUE:
@@ -322,14 +322,14 @@ class SliceLending(Quiet):
             self._requeue(sim, LoanOrder(Kind.REQUEUE, job, 0, "", Cause.RECLAIM))
         self._news(sim)
 
-    def _picture(self, sim: Simulation) -> LendingView:
-        trainees = self._trainees(sim)
-        loans, sights = {}, {}
-        for one, run in trainees:
+    def _view(self, sim: Simulation) -> LendingView:
+        elastic_jobs = self._elastic_jobs(sim)
+        loans, views = {}, {}
+        for elastic, run in elastic_jobs:
             job = run.job.id
-            sights[job] = _sight(job, one.restarts, None if one.seat is None else one.seat.slot.profile)
-            if one.seat is not None:
-                loans[job] = _loan(job, one.restarts, one.since, str(one.seat.slot.profile))
+            views[job] = _job_view(job, elastic.restarts, None if elastic.seat is None else elastic.seat.slot.profile)
+            if elastic.seat is not None:
+                loans[job] = _loan(job, elastic.restarts, elastic.since, str(elastic.seat.slot.profile))
         starts = (
             [
                 WaitingInference(run.job.id, (self._profile(sim, run),), self.pool, copies=run.job.gpus)
@@ -343,9 +343,9 @@ class SliceLending(Quiet):
             now=sim.now,
             spaces=tuple(spaces),
             starts=tuple(starts),
-            trainees=tuple(one for one, _ in trainees),
+            trainees=tuple(elastic for elastic, _ in elastic_jobs),
             loans=loans,
-            sights=sights,
+            sights=views,
             reserve=self._reserve,
         )
 
@@ -366,7 +366,7 @@ class SliceLending(Quiet):
             spaces.append(GpuCapacity(node, index, gpu.geometry, tuple(taken), tuple(lent), idle, last, own=mine))
         return spaces
 
-    def _trainees(self, sim: Simulation) -> list[tuple[ElasticJob, SimulatedRun]]:
+    def _elastic_jobs(self, sim: Simulation) -> list[tuple[ElasticJob, SimulatedRun]]:
         """In the order of their arrival; without those that still write their checkpoint."""
         found = []
         for run in self.training.values():
@@ -378,7 +378,7 @@ class SliceLending(Quiet):
                 (place,) = run.places
                 seat = SlotReference(self.node_of[place.gpu], place.gpu, place.slot)
             full = job.costs.checkpoint_s + job.costs.restart_s  # migbatchd has measured it by then
-            one = ElasticJob(
+            elastic = ElasticJob(
                 job.id,
                 self._of(sim, job),
                 job.user,
@@ -390,7 +390,7 @@ class SliceLending(Quiet):
                 Elastic(full, full),
                 run.remaining(sim.now),
             )
-            found.append((one, run))
+            found.append((elastic, run))
         return found
 
     def _of(self, sim: Simulation, job: SimulatedJob) -> dict[Profile, float]:

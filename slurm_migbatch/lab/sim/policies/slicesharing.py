@@ -66,7 +66,7 @@ class SliceQueue(Quiet):
 
     def arrive(self, _sim: Simulation, run: SimulatedRun) -> None:
         """Queue it."""
-        insort(self.queue, (self.order(run.job), run), key=lambda one: one[0])
+        insort(self.queue, (self.order(run.job), run), key=lambda entry: entry[0])
 
     def complete(self, sim: Simulation, run: SimulatedRun) -> None:
         """Its slice is free, or the other one has it alone."""
@@ -144,11 +144,11 @@ class LivePairs(SliceQueue):
         memory = sim.cluster.gpus[0].geometry.info(self.profile).memory_mib
         hosts = [Host(self._sharer(run, sim.now), self.profile, memory) for run in self.alone.values()]
         waiting = [self._sharer(run, sim.now) for _, run in self.queue]
-        speeds = {one.job: {self.profile: 1.0} for one in (*waiting, *(host.sharer for host in hosts))}
+        speeds = {sharer.job: {self.profile: 1.0} for sharer in (*waiting, *(host.sharer for host in hosts))}
         found = pairs(hosts, waiting, speeds, self.rules)
         guests = {pair.guest for pair in found}
         runs = {run.job.id: run for _, run in self.queue if run.job.id in guests}
-        self.queue = [one for one in self.queue if one[1].job.id not in guests]
+        self.queue = [entry for entry in self.queue if entry[1].job.id not in guests]
         for pair in found:
             self.join(sim, runs[pair.guest], self.alone[pair.host])
         if len(found) == self.rules.most and self.queue:
