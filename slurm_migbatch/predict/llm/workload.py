@@ -1,7 +1,7 @@
 """What is asked of a language model: how it is served or tuned, with what users left out filled in and named.
 
-What engines do where nothing is said is their documented default: vLLM keeps 0.9 of the memory it sees and makes sure
-of room for one sequence of `max_model_len`, which is the model's whole context unless told (docs.vllm.ai, "Engine
+Where nothing is specified engines have their documented default: vLLM keeps 0.9 of the memory it sees and makes sure
+of room for one sequence of `max_model_len`, which is the model's whole context unless specified (docs.vllm.ai, "Engine
 Arguments"); SGLang keeps back what it expects to need beside weights and cache, by the GPU's memory (server_args.py
 of 0.5; `memory.sglang_reserve_mib`); TensorRT-LLM and TGI take 0.9 of what is free; llama.cpp and Ollama keep one
 sequence of 4096 tokens. Transformers and trainers take what they need; 0.95 of a slice is counted on."""
@@ -28,10 +28,10 @@ SHARES: Final[Mapping[str, float]] = MappingProxyType(
         "transformers": 0.95, "": 0.9,
     }
 )  # fmt: skip
-"""Share of a slice that an engine may fill, by engine; empty: not said."""
+"""Share of a slice that an engine may fill, by engine; empty: not specified."""
 TRAINING_SHARE: Final = 0.95
 ALONE: Final = frozenset({"llamacpp", "ollama", "transformers"})
-"""Engines that serve one sequence at a time where nothing is said."""
+"""Engines that serve one sequence at a time where nothing is specified."""
 CASTING: Final = frozenset({"vllm", "sglang", "trtllm", "tgi"})
 """Engines that load 32-bit weights as 16-bit ones."""
 OLLAMA: Final = "q4-k-m"
@@ -49,7 +49,7 @@ USUAL_MICRO_BATCH: Final = 1
 @dataclass(frozen=True)
 class Serving:
     """How a model is served: `concurrency` sequences of at most `length` tokens, of which `input` come with a request
-    and `output` are made; bits of a cached value; the engine (empty: not said) and the share that it may fill.
+    and `output` are made; bits of a cached value; the engine (empty: not specified) and the share that it may fill.
     `reserve`: tokens of the one sequence for which the engine makes sure of room (0: no more than that)."""
 
     length: int
@@ -77,7 +77,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Workload:
-    """One model at one kind of work. `assumed`: what was not said, in words; `named`: the user's own name for it."""
+    """One model at one kind of work. `assumed`: what was left out, in words; `named`: the user's own name for it."""
 
     model: Found
     serving: Serving | None
@@ -221,7 +221,7 @@ def _serving(hints: Hints, found: Found) -> Workload:
 
 
 def _usual_length(engine: str, architecture: Architecture, concurrency: int) -> int:
-    """Return the length that is counted with where none is said: all that are served at once share a cache of as many
+    """Return the length that is assumed where none is specified: all that are served at once share a cache of as many
     tokens as the usual number of usual sequences, but each has room for a usual request."""
     if architecture.kind == "encoder":
         return architecture.context
