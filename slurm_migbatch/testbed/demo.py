@@ -71,7 +71,7 @@ class Demo:
         self.cluster = cluster
         self.jobs: list[DemoJob] = []
         self.checks = Checks()
-        # A checkout may lie where ordinary users cannot look.
+        # A checkout may lie where ordinary users cannot read.
         self.examples = cluster.directory / "examples"
         self.examples.mkdir()
         self.examples.chmod(0o755)
@@ -149,7 +149,7 @@ class Demo:
         click.echo(self.cluster.product.migbatch("nodes"))
 
     def _offered(self) -> dict[str, int]:
-        """Return the free slices that Slurm is told of: the most on any one node, by GRES type."""
+        """Return the free slices that Slurm knows of: the most on any one node, by GRES type."""
         nodes = json.loads(self.cluster.product.migbatch("nodes", "--json"))["nodes"]
         best: dict[str, int] = {}
         for node in nodes:
