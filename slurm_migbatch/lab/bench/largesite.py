@@ -114,7 +114,7 @@ class _LargeSite:
         return 0.0
 
     def churn(self, share: float) -> None:
-        """Some running jobs end and some pending ones are gone: what happens between two rounds."""
+        """End some running jobs and cancel some pending ones, as happens between two rounds."""
         ended = {row.job_id for row in self.queue if row.active and self.random.random() < share}
         cancelled = {row.job_id for row in self.queue if row.pending and self.random.random() < share}
         self.queue = [row for row in self.queue if row.job_id not in ended and row.job_id not in cancelled]

@@ -1,4 +1,4 @@
-"""Lending on a real Slurm: the same wave with and without, and what `migbatch simulate`'s Slurm had said of both.
+"""Lending on a real Slurm: the same wave with and without, and what `migbatch simulate`'s Slurm had predicted of both.
 
 Two nodes of four simulated H100s. Inference belongs on the first half of the nodes. *half*: training has the other half
 and nothing more, under the same migbatchd, with the same elastic jobs and sizes. *lending*: it may have what is idle
@@ -152,7 +152,7 @@ def _partitions(wave: Wave, lending: bool) -> dict[str, str]:
 
 
 def install(library: Path) -> Path:
-    """Copy the training job and what it imports to `library`: a checkout may lie where ordinary users cannot look."""
+    """Copy the training job and what it imports to `library`: a checkout may lie where ordinary users cannot read."""
     (library / "slurm_migbatch").mkdir(parents=True)
     shutil.copyfile(_PACKAGE / "__init__.py", library / "slurm_migbatch/__init__.py")
     ignore = shutil.ignore_patterns("__pycache__")
@@ -265,7 +265,7 @@ def _ended(records: Mapping[int, Sequence[Any]], job: int) -> WaveJobResult:
 
 
 def _lost(bed: Cluster, job: int) -> int:
-    """Steps of which the job had said that they were saved, and from which it did not go on."""
+    """Return the steps that the job reported as saved and did not resume from."""
     lost = 0
     saved = 0
     for what, number in _LINE.findall(bed.output(job, "mbbob")):

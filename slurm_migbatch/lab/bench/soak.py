@@ -2,7 +2,7 @@
 
 Run by `make soak`. Exit status 0 only if every bar is met: all jobs end well, none is sent back as a misfit or takes a
 slot beside its node's plan (which another job may miss later), no node is drained, nothing is left over, and what is
-offered never follows a look at Slurm that is older than `STALE_S`.
+offered never follows an observation of Slurm that is older than `STALE_S`.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def bars_of(figures: Mapping[str, Any]) -> list[Bar]:
 
 
 class ClusterWatch:
-    """A thread that looks at the nodes' states and at migbatchd again and again."""
+    """Observe the nodes' states and migbatchd's health periodically, in a thread."""
 
     def __init__(self, bed: Cluster, every: float = 2.0) -> None:
         self._bed = bed
@@ -151,7 +151,7 @@ class ClusterWatch:
         self._started = 0.0
         #: nodes that were drained or down -> the reason that Slurm has
         self.drained: dict[str, str] = {}
-        #: what migbatchd said was wrong -> how often it was seen
+        #: problem that migbatchd reported -> how often it was seen
         self.complaints: Counter[str] = Counter()
         self.behind_s = 0.0
         self.unanswered = 0
@@ -205,7 +205,7 @@ def run_jobs(bed: Cluster, jobs: int, seed: int, timeout: float, enemies: Hostil
             submitted = {user: _submit(bed, user, texts) for user, texts in _scripts(honest, jobs, seed)}
             submission_s = time.monotonic() - began
             ids = [job for found in submitted.values() for job in found]
-            with suppress(TestbedError):  # told as jobs that did not end well
+            with suppress(TestbedError):  # reported as jobs that did not end well
                 wait_until(lambda: not _open(bed, honest), timeout, "the end of all jobs", every=2.0)
             wall = time.monotonic() - began
             states = {job: state for job, state in _states(bed, honest).items() if job in ids}
@@ -339,7 +339,7 @@ def _events(bed: Cluster) -> dict[str, int]:
 
 @contextmanager
 def _disks(nodes: int) -> Iterator[Path]:
-    """A directory with a small file system for each node, n1 and so on; gone with this process, however it ends.
+    """A directory with a small file system for each node, n1 and so on; removed with this process, however it ends.
 
     Each has a directory in which every user may write, as a disk with /var/lib and /var/tmp has.
     """

@@ -133,7 +133,7 @@ class _PolicyFigures:
     """A policy's figures.
 
     Attributes:
-        settings: what decides and with which configuration, where that is to be told.
+        settings: what decides and with which configuration, where that is to be shown.
         first: the first seed's result.
         merged: figures over all seeds; `by_seed`: of each seed.
         notices: what people should know.

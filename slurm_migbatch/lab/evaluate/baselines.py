@@ -100,7 +100,7 @@ def _at_our_points(
 
 
 def _guess(method: str, curves: MeasuredCurves, points: int, done: Iterable[int], value: Array) -> Guess:
-    """The guess over all of the sample's cells: nothing is said of more than one process."""
+    """Return the guess over all of the sample's cells; cells of more than one process are not predicted."""
     sample = curves.sample
     whole = np.full(len(sample.cells), np.nan)
     whole[curves.index] = value

@@ -2,7 +2,7 @@
 
 A case is a model on one GPU with a limit of 1, 1.5, 2, 4 or 8 times its measured latency at batch 8 on the largest
 slice. Picked is, of the measured cells of one process, the one with the most predicted throughput for each compute
-slice among those that are said to keep the limit: by the middle figure, or by the upper end of the interval of a level
+slice among those predicted to keep the limit: by the middle figure, or by the upper end of the interval of a level
 (the margin). A prediction keeps a limit that it exceeds by less than a careful measurement's noise (2 %): a limit is
 itself a measured figure here, and whole slices must not hang on its last digit. Of cells that the method was shown it
 knows the measured figure. A limit is broken where the measured latency is over it, by however little. Quality is the

@@ -60,7 +60,7 @@ class Guess:
 
     @property
     def open(self) -> Mask:
-        """True for each cell that was not profiled and of which something is said: only these are scored."""
+        """Return True for each cell that is predicted and was not profiled: only these are scored."""
         mask: Mask = np.isfinite(self.value)
         mask[list(self.done)] = False
         return mask

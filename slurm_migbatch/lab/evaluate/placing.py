@@ -1,4 +1,4 @@
-"""The fewest compute slices that serve a rate: instances of (slice, batch, processes), by what is said of each."""
+"""The fewest compute slices that serve a rate: instances of (slice, batch, processes), by what is predicted of each."""
 
 from __future__ import annotations
 

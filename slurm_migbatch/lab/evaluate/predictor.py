@@ -54,7 +54,7 @@ Say = Callable[[str], None]
 
 @dataclass
 class _KindPredictions:
-    """All that was said of one kind of work, and for each sample the curves of the models that were learned from."""
+    """All predictions of one kind of work and, for each sample, the curves of the models that were learned from."""
 
     time: list[HeldOutPrediction] = field(default_factory=list)
     memory: list[HeldOutPrediction] = field(default_factory=list)

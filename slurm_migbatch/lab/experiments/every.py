@@ -1,4 +1,4 @@
-"""All experiments in one run, each in a process of its own: what fails is told, and the others go on.
+"""All experiments in one run, each in a process of its own: a failure is reported, and the others go on.
 
 Two run at a time where the machine has the processors; what measures time by the clock runs alone, after the others
 (the simulator counts processor seconds of its own). Every process has one thread for linear algebra, so that two of
@@ -85,7 +85,7 @@ SHOWN: Final = (
 )
 
 Run = Callable[[Sequence[str]], Mapping[str, Any]]
-"""A command line after `migbatch bench` -> its JSON; raises RuntimeError with what it said where it fails."""
+"""Run a command line after `migbatch bench`; return its JSON. Raises RuntimeError with its output where it fails."""
 
 
 def child(words: Sequence[str]) -> Mapping[str, Any]:

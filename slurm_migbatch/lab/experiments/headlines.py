@@ -67,7 +67,7 @@ def fragmentation(result: Result) -> Headline:
 
 
 def dispatch(result: Result) -> Headline:
-    """PARIS and ELSA name no ratio that could be found: what ships is told against static cuts."""
+    """PARIS and ELSA name no ratio that could be found: what ships is compared with static cuts."""
     found = [
         f"load {row['load']:g}: mean JCT {row['ways']['migbatchd']['over_equal'][0]:.2f} of the best equal slices', "
         f"{row['ways']['migbatchd']['over_static'][0]:.2f} of the best static cut's"
@@ -103,7 +103,7 @@ def placement(result: Result) -> Headline:
 
 
 def paris_elsa(result: Result) -> Headline:
-    """PARIS and ELSA name no ratio that could be found: ours is told against their reconstruction."""
+    """PARIS and ELSA name no ratio that could be found: ours is compared with their reconstruction."""
     found = []
     for entry in result["results"]:
         means = entry["mean_over_best_homogeneous"]
@@ -126,7 +126,7 @@ def dstack(result: Result) -> Headline:
 
 
 def bsbf(result: Result) -> Headline:
-    """The largest gain over sharing always on the large trace; mean gains are told beside it.
+    """The largest gain over sharing always on the large trace; mean gains stand beside it.
 
     Without the measured pairs of Gavel: some of them slow each other down so much that to share always is absurd, which
     the paper's pairs do not.

@@ -173,7 +173,7 @@ def first_idle(board: StockCosts, stream: Stream, rate: float) -> list[float] | 
 
 
 def early(board: StockCosts, stream: Stream, rate: float) -> list[float] | None:
-    """`elsa`: each piece is bound to a partition as it comes."""
+    """`elsa`: bind each query to a partition as it comes."""
     works, ledger = board.works, Latencies(stream)
     free_at = [[0.0] * count for count in board.stock]
     for index, (now, number) in enumerate(zip(stream.at(rate), stream.works, strict=True)):

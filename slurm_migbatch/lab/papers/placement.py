@@ -7,7 +7,7 @@ descent, Weng et al., USENIX ATC'23), which descends on the free share of GPUs t
 on MIG the places themselves fragment, not only the amounts, so capacities come from the geometry. `Fgd` is that
 original measure over compute slices. `FirstFit` and `BestFit` are the usual baselines.
 
-All are pure: GPUs are told apart by their layout alone, so what must be looked at are the different layouts in a
+All are pure: GPUs are distinguished by their layout alone, so what must be looked at are the different layouts in a
 cluster, of which there are few, with the first GPU that has each.
 
 `divide` answers the other question: as what the free space of many GPUs should be offered, before it is known who asks

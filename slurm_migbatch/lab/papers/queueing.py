@@ -84,7 +84,7 @@ class Lanes(Generic[Need, T]):
 
 
 class _Lane(Generic[T]):
-    """Entries by key from `start` on; those before it are gone."""
+    """Entries by key from `start` on; those before it were removed."""
 
     __slots__ = ("entries", "start")
 

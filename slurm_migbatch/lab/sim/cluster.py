@@ -2,7 +2,7 @@
 
 A `Place` is a slot of one GPU. Every place that is held belongs to the GPU's `used` layout; `layout` holds the idle
 instances too, which stay until their room is needed (warm reuse). Nothing here knows time except through the moments
-that it is told, and nothing decides: which place is taken is the policy's business.
+that it is given, and nothing decides: which place is taken is the policy's business.
 
 GPUs that hold the same slices are kept together as bits of one number (`alike`), so that a policy looks at each
 arrangement once and not at each GPU, and finds the first GPU of an arrangement in constant time.

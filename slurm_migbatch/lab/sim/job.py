@@ -22,7 +22,7 @@ class JobCosts:
     Attributes:
         cold_start_s: from a slice that is there to the first progress, at the first start.
         restart_s: the same after an interruption or a move.
-        checkpoint_s: to save the work when told to stop; whoever gets its slices waits that long for them.
+        checkpoint_s: to save the work when signalled to stop; whoever gets its slices waits that long for them.
         checkpoint_every_s: seconds of progress between the checkpoints that it writes by itself; only work up to the
             last of them survives where it is stopped without saving. Infinite: it writes none.
     """
@@ -97,7 +97,7 @@ class SimulatedJob:
 
     @property
     def claimed(self) -> float:
-        """Seconds that the job is said to take."""
+        """Seconds that the job is claimed to take."""
         return self.work if self.estimate is None else self.estimate
 
 

@@ -39,7 +39,7 @@ class Policy(Protocol):
         """A moment that the policy asked for with `sim.wake` has come."""
 
     def decide(self, sim: Simulation) -> None:
-        """Everything of this instant was told: act."""
+        """Act: all events of this instant were delivered."""
 
 
 class Quiet:

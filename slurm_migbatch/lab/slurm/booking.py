@@ -1,4 +1,4 @@
-"""From what simulated nodes told to the figures of `sim.metrics`: who held what, who made progress, what was made."""
+"""Turn events of simulated nodes into the figures of `sim.metrics`: who held what and made progress, what was made."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ class Booking:
         steps: int,
         actions: Mapping[str, int],
     ) -> SimulationResult:
-        """Book everything that was told and return the result.
+        """Book all events and return the result.
 
         Args:
             runs: every job that arrived, in the order of their ids.
-            told: events of the nodes.
+            events: of the nodes.
             end: the last moment, on the trace's clock.
             steps: rounds of the controller.
             actions: what was done to jobs, by kind.

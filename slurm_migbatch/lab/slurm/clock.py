@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from typing import Final
 
 START: Final = 1_000_000.0
-"""Unix time at which a simulation begins unless said otherwise."""
+"""Unix time at which a simulation begins unless specified otherwise."""
 
 
 class TimedEvent:

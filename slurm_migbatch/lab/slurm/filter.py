@@ -58,7 +58,7 @@ class SubmitFilter:
         self._numbers = itertools.count(1)
 
     def __call__(self, submission: Submission) -> Submission:
-        """Return the submission as Slurm gets it. Raises SlurmError with the sentence that its user would be told."""
+        """Return the submission as Slurm gets it. Raises SlurmError with the message that its user would get."""
         nodes = submission.fields.get("num_nodes", 1)
         request = JobRequest(
             uid=submission.fields.get("uid", FIRST_UID),

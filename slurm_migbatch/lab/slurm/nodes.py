@@ -146,7 +146,7 @@ class SimulatedNodes:
         self.unplanned: list[int] = []
         #: nodes that take no plans and tell nothing
         self.deaf: set[str] = set()
-        #: called when a node has told something: (node, events)
+        #: called when a node has reported events: (node, events)
         self.on_events: Callable[[str, Sequence[Mapping[str, Any]]], object] = lambda node, events: None
         self._work, self._strict = work, strict
         #: what jobs on one GPU cost each other

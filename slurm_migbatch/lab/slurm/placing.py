@@ -143,7 +143,7 @@ class Reservations:
         self._times: dict[Shape, list[tuple[float, int, str]]] = {}
 
     def allows(self, name: str, limit_s: int | None) -> bool:
-        """Whether a job of that limit that starts now has ended on the node when it must be gone."""
+        """Whether a job of that limit that starts now has ended on the node when it must be free."""
         return self._now + (inf if limit_s is None else limit_s) <= self._first.get(name, inf)
 
     def longest_s(self, shape: Shape) -> float:

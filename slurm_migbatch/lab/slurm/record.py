@@ -59,7 +59,7 @@ class MemoryRecord:
         self._decisions[decision.id] = {**row, "facts": {"reason": row["reason"], "predictor": row["predictor"]}}
 
     def ingested(self, events: Rows) -> None:
-        """Keep what nodes told of runs."""
+        """Keep what nodes reported of runs."""
         for event in events:
             kind = event["kind"]
             if kind not in ("start", "progress", "stop"):

@@ -140,7 +140,7 @@ class Machines(Protocol):
 
 
 class NoMachines:
-    """Jobs run until they are ended from outside; what is killed has gone after `kill_s`."""
+    """Jobs run until they are ended from outside; what is killed has ended after `kill_s`."""
 
     def __init__(self, kill_s: float, after: Callable[[float, Callable[[], object]], object]) -> None:
         self._kill_s, self._after = kill_s, after

@@ -115,7 +115,7 @@ class RoundTiming:
 
 @dataclass(frozen=True)
 class ControllerInput:
-    """What the controller is told: queue and nodes at one moment, and the nodes' events since the last round."""
+    """What the controller is called with: queue and nodes at one moment, and the nodes' events since the last round."""
 
     now: float
     jobs: Sequence[JobRow]

@@ -75,7 +75,7 @@ class Facts:
             not forget, types stay with 0 and then need a free one.
         after: what becomes of it when its Epilogs have run: "PENDING" or an end state.
         epilogs: nodes on which it is completing.
-        killed: when it was last told to end.
+        killed: when it was last signalled to end.
         limit: the timer of its time limit.
     """
 

@@ -5,7 +5,7 @@ migbatchd places by `decide.supply.planner`, which `bench fragmentation` measure
 100 GPUs; jobs come at random times (Poisson), each a pod of Alibaba's openb trace drawn anew with its share of a GPU,
 its class and its duration. The share becomes the smallest slice that has it. A job that finds no place is turned away;
 none is moved. No rule may turn away what fits somewhere. Arrivals and jobs are the same for all rules of one seed, so
-gains over first fit are told by pairs.
+gains over first fit are given by pairs.
 
 Beside the rules: the best cut of all GPUs into equal slices, chosen with hindsight for each load; and one pool of all
 compute and memory slices, in which nothing ever fragments. The pool is what any rule that turns nothing away could at

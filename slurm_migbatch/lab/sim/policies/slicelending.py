@@ -2,11 +2,11 @@
 
 `decide.lending.round.decide` is what decides, with the rules that `daemon.settings.rules_of` makes of a `LendingConfig`
 and the reserve of `decide.lending.expectation.Expectation`; here is what Slurm, supply and the nodes do. Inference
-starts on its GPUs as soon as there is room. Where there is none, migbatchd's next look ends loans. Training jobs have
+starts on its GPUs as soon as there is room. Where there is none, migbatchd's next round ends loans. Training jobs have
 one slice each.
 
 What is simpler than the real thing: a requeued job may be released again as soon as its checkpoint is written; what is
-free is looked at every `round_s` seconds, and at the next look only where the last one left something over; supply
+free is considered every `round_s` seconds, and in the next round only where the last one left something over; supply
 gives a released job the place that costs the least free space.
 """
 
@@ -42,7 +42,7 @@ from slurm_migbatch.workload.loans import LoanHints
 
 DECIDES: Final = f"{decide.__module__}.{decide.__qualname__}"
 """The function that decides, as results name it."""
-_LOOK, _ROUND = "look", "round"
+_EARLY, _ROUND = "look", "round"
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class SliceWay:
         servers: only whole nodes without inference are lent, and called back as a whole (Lyra's loans; a
             reconstruction). Inference starts on other nodes first.
         restarts_cost: whether training pays for checkpoints and restarts.
-        round_s: seconds between looks at what is free. `look_s`: inference that found no room is seen after at most so
+        round_s: seconds between rounds. `look_s`: inference that found no room is seen after at most so
             long.
     """
 
@@ -149,7 +149,7 @@ class SliceLending(Quiet):
         self._tell(sim)
 
     def timer(self, _sim: Simulation, key: Any) -> None:
-        """A look is due."""
+        """Note that a round is due."""
         self._due.add(key)
 
     def decide(self, sim: Simulation) -> None:
@@ -157,31 +157,31 @@ class SliceLending(Quiet):
         if self.inference:
             self._serve(sim)
             if self.inference:
-                self._wake(sim, _LOOK)
+                self._wake(sim, _EARLY)
         if not self._due:
             return
         due, self._due = self._due, set()
         self._woken -= due
         if self.training and (self.inference or self._may_differ(sim)):
-            self._look(sim)
+            self._run_round(sim)
             if self.inference:
                 self._serve(sim)
         if self.training or self.inference:
             self._wake(sim, _ROUND)
 
     def _news(self, sim: Simulation) -> None:
-        """Room may have come, so that it is worth while to look for some again."""
+        """Note that room may have become free, so that jobs are tried again."""
         self._changed = sim.now
         self._full.clear()
 
     def _wake(self, sim: Simulation, what: str) -> None:
         if what not in self._woken:
             self._woken.add(what)
-            period = self.way.look_s if what == _LOOK else self.way.round_s
+            period = self.way.look_s if what == _EARLY else self.way.round_s
             sim.wake((sim.now // period + 1) * period, what)
 
     def _may_differ(self, sim: Simulation) -> bool:
-        """Whether a look can decide anything: something was freed lately, or another reserve is kept."""
+        """Return whether a round can decide anything: something was freed lately, or another reserve is kept."""
         calm = self.rules.calm
         if sim.now - self._changed <= max(calm.idle_s, calm.rest_s) + 2 * self.way.round_s:
             return True
@@ -241,15 +241,15 @@ class SliceLending(Quiet):
             self._room[profile] = sum(capacity(geometry, EMPTY, profile) for geometry in gpus if profile in geometry)
         return self._room[profile]
 
-    # -- looks -----------------------------------------------------------------------------------------------------
+    # -- rounds ----------------------------------------------------------------------------------------------------
 
     def _expect(self, sim: Simulation) -> dict[Profile, int]:
         if not (self.way.lend and self.way.forecast):
             return {}
         return self.expected.reserve(self.clock + sim.now, self.config.horizon_s, self.config.sure)
 
-    def _look(self, sim: Simulation) -> None:
-        """One round of migbatchd, and what follows from its orders."""
+    def _run_round(self, sim: Simulation) -> None:
+        """Run one round of migbatchd, and apply its orders."""
         if self.way.servers and self.inference:
             self._call_server(sim)
             return
@@ -266,7 +266,7 @@ class SliceLending(Quiet):
         if round_.orders:
             self._changed = sim.now
         if len(granted) < len(round_.orders) or len(granted) >= self.rules.most_releases:
-            self._wake(sim, _LOOK)  # somebody left, or more would have been released: the next look goes on
+            self._wake(sim, _EARLY)  # a job left, or more would have been released: the next round goes on
         self._full.clear()
 
     def _requeue(self, sim: Simulation, order: LoanOrder) -> None:

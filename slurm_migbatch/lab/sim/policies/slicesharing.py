@@ -1,6 +1,6 @@
 """Trainings on slices of one size, of which two may share one: by migbatchd's pair test, always or never.
 
-`decide.lending.pairs.pairs` is what decides, told what `decide.lending.slice_sharing` tells it: a job's time limit and
+`decide.lending.pairs.pairs` is what decides, given what `decide.lending.slice_sharing` gives it: a job's time limit and
 what its hints say. Here is what Slurm, supply and the nodes do: a job starts as soon as a slice is free, in the order
 of the queue; one for which there is none may be the second on a slice that one job has.
 
