@@ -146,7 +146,7 @@ class ClusterWatch:
         self._bed = bed
         self._every = every
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sights")
+        self._thread = threading.Thread(target=self._run, name="cluster-watch")
         self._began = time.monotonic()
         self._started = 0.0
         #: nodes that were drained or down -> the reason that Slurm has

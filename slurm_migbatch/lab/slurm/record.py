@@ -19,7 +19,7 @@ from slurm_migbatch.submit.decision import Decision
 from slurm_migbatch.workload.loans import LOAN
 
 Rows = Sequence[Mapping[str, Any]]
-_TOLD = {
+_REPORTED = {
     "checkpoint": "checkpoint",
     "ckpt_s": "ckpt_s",
     "items": "items",
@@ -73,7 +73,7 @@ class MemoryRecord:
             elif kind == "stop":
                 run = run._replace(ended=event["ts"])
             else:
-                fields = {field: event[name] for name, field in _TOLD.items() if name in event}
+                fields = {field: event[name] for name, field in _REPORTED.items() if name in event}
                 run = run._replace(told=event["ts"], **fields)
             runs[restart] = run
 
